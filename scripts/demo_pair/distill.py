@@ -1,0 +1,96 @@
+"""Distillation of the draft: the target's own samples, its cached top probabilities, the loss."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+NUM_TEACHER_TOKENS = 32
+
+
+@torch.inference_mode()
+def sample_continuations(
+    target: nn.Module, prompts: NDArray[np.int64], length: int, top_k: int, seed: int
+) -> NDArray[np.int64]:
+    """Sample from the target (temperature 1, top-k) until every row has ``length`` tokens.
+
+    prompts: (num_prompts, prompt_length) int64. Returns (num_prompts, length) int64. The
+    end-of-sequence token does not stop a row: what follows it is a new document.
+    """
+    torch.manual_seed(seed)
+    ids = torch.from_numpy(prompts)
+    past, pieces = None, [ids]
+    for _ in range(length - prompts.shape[1]):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            out = target(input_ids=pieces[-1], past_key_values=past, use_cache=True)
+        past = out.past_key_values
+        top = out.logits[:, -1].float().topk(top_k)
+        choice = torch.multinomial(top.values.softmax(-1), 1)
+        pieces.append(top.indices.gather(-1, choice))
+    return torch.cat(pieces, dim=1).numpy()
+
+
+@torch.inference_mode()
+def teacher_probabilities(
+    target: nn.Module, sequences: NDArray[np.int64], folder: Path, batch_size: int
+) -> None:
+    """Write tokens and the target's most probable next tokens of every position to ``folder``.
+
+    sequences: (num_sequences, length) int64. Files: tokens.npy (num_sequences, length) uint16;
+    ids.npy and log_probs.npy (num_sequences, length, NUM_TEACHER_TOKENS) uint16 and float16.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    shape = (*sequences.shape, NUM_TEACHER_TOKENS)
+    ids = np.lib.format.open_memmap(folder / "ids.npy", "w+", np.uint16, shape)
+    log_probs = np.lib.format.open_memmap(folder / "log_probs.npy", "w+", np.float16, shape)
+    for start in range(0, len(sequences), batch_size):
+        batch = torch.from_numpy(sequences[start : start + batch_size])
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            logits = target(input_ids=batch, use_cache=False).logits
+        logits = logits.float()
+        top = logits.topk(NUM_TEACHER_TOKENS)
+        values = top.values - logits.logsumexp(-1, keepdim=True)
+        ids[start : start + batch_size] = top.indices.numpy().astype(np.uint16)
+        log_probs[start : start + batch_size] = values.numpy().astype(np.float16)
+    np.save(folder / "tokens.npy", sequences.astype(np.uint16))  # last: marks the set as whole
+
+
+class TeacherSet:
+    """What ``teacher_probabilities`` wrote, memory-mapped."""
+
+    def __init__(self, folder: Path) -> None:
+        self.tokens = np.load(folder / "tokens.npy", mmap_mode="r")
+        self.ids = np.load(folder / "ids.npy", mmap_mode="r")
+        self.log_probs = np.load(folder / "log_probs.npy", mmap_mode="r")
+
+    def batch(self, rows: NDArray[np.int64]) -> tuple[Tensor, Tensor, Tensor]:
+        """Return tokens (B, length), ids and log-probabilities (B, length, K) of ``rows``."""
+        return (
+            torch.from_numpy(self.tokens[rows].astype(np.int64)),
+            torch.from_numpy(self.ids[rows].astype(np.int64)),
+            torch.from_numpy(self.log_probs[rows].astype(np.float32)),
+        )
+
+
+def distillation_loss(draft: nn.Module, batch: tuple[Tensor, ...], tv_weight: Tensor) -> Tensor:
+    """Return KL(p || q) mixed with the total variation of p and q, mean over positions.
+
+    p: target, q: draft, over the target's top tokens and one bucket for all others. One minus
+    the total variation is the speculative acceptance rate (Leviathan et al. 2023, 3.2), hence
+    the second term; it starts weak, because its gradient vanishes where p and q are disjoint.
+    """
+    tokens, ids, target_log_probs = batch
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        logits = draft(input_ids=tokens, use_cache=False).logits
+    log_q = logits.float().log_softmax(-1).gather(-1, ids)
+    p = target_log_probs.exp()
+    rest_p = (1 - p.sum(-1)).clamp_min(1e-6)
+    q = log_q.exp()
+    rest_q = (1 - q.sum(-1)).clamp_min(1e-6)
+    kl = (p * (target_log_probs - log_q)).sum(-1) + rest_p * (rest_p.log() - rest_q.log())
+    tv = 0.5 * ((p - q).abs().sum(-1) + (rest_p - rest_q).abs())
+    return ((1 - tv_weight) * kl + tv_weight * tv).mean()
