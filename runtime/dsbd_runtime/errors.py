@@ -1,0 +1,25 @@
+"""What can go wrong when a bundle is opened or run.
+
+    DsbdError            every error that a user of the runtime can mend
+    ├── BundleError      the bundle on disk is absent, damaged, foreign or contradictory
+    ├── ProviderError    the asked execution provider or its package is not here
+    └── CapacityError    a request does not fit the model's context or the cache
+
+Every message says what is wrong, the value seen, the value wanted and how to mend it.
+"""
+
+
+class DsbdError(Exception):
+    """Base of all errors that a user of the runtime can mend."""
+
+
+class BundleError(DsbdError):
+    """The bundle on disk is absent, damaged, foreign or contradictory."""
+
+
+class ProviderError(DsbdError):
+    """The asked execution provider or its package is not on this machine."""
+
+
+class CapacityError(DsbdError):
+    """A request does not fit the model's context or the cache."""

@@ -1,0 +1,55 @@
+"""The seam between the model logic and an inference engine: what every backend offers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class StepInputs:
+    """The inputs of one engine call besides the caches.
+
+    Attributes:
+        token_ids: (S,) int64.
+        positions: (S,) int64.
+        masks: by input name of the graph, (S, C) bool each; C is the capacity of the caches.
+        first_row: cache row of the first of the S new rows.
+        logit_rows: (R,) int64. Which of the S rows need logits.
+    """
+
+    token_ids: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    masks: dict[str, NDArray[np.bool_]]
+    first_row: int
+    logit_rows: NDArray[np.int64]
+
+
+class Session(Protocol):
+    """One engine together with the key/value caches that it updates in place."""
+
+    @property
+    def capacity(self) -> int:
+        """Rows that the caches hold now."""
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes that the caches take now."""
+
+    def reserve(self, num_rows: int, num_used: int) -> None:
+        """Grow the caches to at least ``num_rows`` rows; keep the first ``num_used``."""
+
+    def run(self, inputs: StepInputs) -> NDArray[np.float32]:
+        """Append S rows at ``first_row``; return the logits (R, vocab_size).
+
+        The result is the caller's own array: the next call does not change it.
+        """
+
+    def move_rows(self, src_rows: NDArray[np.int64], first_row: int) -> None:
+        """Copy the rows ``src_rows`` (K,) to ``first_row .. first_row + K - 1``, as if at once."""
+
+    def close(self) -> None:
+        """Release the engine and the caches; calling it again does nothing."""
