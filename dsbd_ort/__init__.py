@@ -1,0 +1,1 @@
+"""Dynamic-width speculative beam decoding: beam quality at speculative-decoding speed."""

@@ -1,0 +1,30 @@
+"""The algorithm: speculative beam decoding over any StepModel, in numpy alone."""
+
+from dsbd_ort.decoding.config import STRATEGIES, DecodingConfig
+from dsbd_ort.decoding.decode import (
+    DecodedSequence,
+    DecodeResult,
+    DecodeStep,
+    decode,
+    decode_steps,
+)
+from dsbd_ort.decoding.errors import ConfigError, DecodingError, ModelError
+from dsbd_ort.decoding.stats import DecodingStats
+from dsbd_ort.decoding.step_model import StepModel
+from dsbd_ort.decoding.table_model import TableModel
+
+__all__ = [
+    "STRATEGIES",
+    "ConfigError",
+    "DecodeResult",
+    "DecodeStep",
+    "DecodedSequence",
+    "DecodingConfig",
+    "DecodingError",
+    "DecodingStats",
+    "ModelError",
+    "StepModel",
+    "TableModel",
+    "decode",
+    "decode_steps",
+]

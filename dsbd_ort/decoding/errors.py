@@ -1,0 +1,18 @@
+"""What can go wrong in the algorithm: a senseless request, or a model that breaks its word.
+
+DecodingError        every error of this package (a ValueError)
+├── ConfigError      a field of DecodingConfig, or a combination, that makes no sense
+└── ModelError       a StepModel returned what the protocol does not allow
+"""
+
+
+class DecodingError(ValueError):
+    """Base of the errors of the decoding package."""
+
+
+class ConfigError(DecodingError):
+    """A field of DecodingConfig, or a combination of fields, that makes no sense."""
+
+
+class ModelError(DecodingError):
+    """A StepModel returned what the protocol does not allow."""

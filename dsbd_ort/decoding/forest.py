@@ -1,0 +1,93 @@
+"""The forest: one trie of the drafted and accepted nodes below the prompt, each node once.
+
+Beams of a request share the prompt, so their trees hang in one trie, and equal (path, token) pairs
+are one node. The forest holds only what can still matter: the current beams, their descendants,
+and ancestors that an engine has yet to compute. What lies above is committed; it lives on as rows
+in the caches and as the beams' hypotheses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsbd_ort.decoding.beams import STAY, JointLaw
+from dsbd_ort.decoding.noise import child_keys, root_key
+
+NO_NODE = -1
+
+
+class Forest:
+    """The nodes by number, parents before children.
+
+    Attributes:
+        tokens, parents, positions: per node. The parent of an oldest node is ``NO_NODE``.
+        path_keys: per node, uint64 as int; chained from the root's, see ``noise``.
+        is_absorbing: per node, whether its token ends the sequence: it never costs a row.
+    """
+
+    def __init__(self, last_prompt_token: int, position: int, seed: int, eos_ids: frozenset[int]):
+        """Start with one node, the last token of the prompt."""
+        self.tokens = [last_prompt_token]
+        self.parents = [NO_NODE]
+        self.positions = [position]
+        self.path_keys = [root_key(seed)]
+        self.is_absorbing = [False]
+        self._eos_ids = eos_ids
+        self._children: dict[tuple[int, int], int] = {}
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def candidate_keys(self, nodes: list[int], law: JointLaw) -> NDArray[np.uint64]:
+        """Return the path keys of a law's candidates, (num_candidates,) uint64."""
+        keys = np.array([self.path_keys[node] for node in nodes], dtype=np.uint64)
+        return child_keys(keys[law.parents], law.tokens)
+
+    def descend(self, nodes: list[int], law: JointLaw, chosen: NDArray[np.int64]) -> list[int]:
+        """Return the node of every chosen candidate, made where it is not there yet.
+
+        An absorbing beam stays the node it is.
+        """
+        keys = self.candidate_keys(nodes, law.subset(chosen)).tolist()
+        return [
+            nodes[parent] if token == STAY else self._child(nodes[parent], token, key)
+            for parent, token, key in zip(
+                law.parents[chosen].tolist(), law.tokens[chosen].tolist(), keys, strict=True
+            )
+        ]
+
+    def _child(self, parent: int, token: int, key: int) -> int:
+        child = self._children.setdefault((parent, token), len(self.tokens))
+        if child == len(self.tokens):
+            self.tokens.append(token)
+            self.parents.append(parent)
+            self.positions.append(self.positions[parent] + 1)
+            self.path_keys.append(key)
+            self.is_absorbing.append(token in self._eos_ids)
+        return child
+
+    def subtree(self, roots: Iterable[int]) -> set[int]:
+        """Return ``roots`` and all their descendants."""
+        found = set(roots)
+        for node, parent in enumerate(self.parents):  # parents come before children
+            if parent in found:
+                found.add(node)
+        return found
+
+    def prune(self, kept: list[int]) -> dict[int, int]:
+        """Keep the nodes ``kept`` (increasing), renumbered from 0; return new number by old."""
+        renumbered = {old: new for new, old in enumerate(kept)}
+        self.parents = [renumbered.get(self.parents[old], NO_NODE) for old in kept]
+        self.tokens = [self.tokens[old] for old in kept]
+        self.positions = [self.positions[old] for old in kept]
+        self.path_keys = [self.path_keys[old] for old in kept]
+        self.is_absorbing = [self.is_absorbing[old] for old in kept]
+        self._children = {
+            (parent, token): node
+            for node, (parent, token) in enumerate(zip(self.parents, self.tokens, strict=True))
+            if parent != NO_NODE
+        }
+        return renumbered

@@ -1,0 +1,157 @@
+"""What a request cost and how well its drafts did (DESIGN.md section 8)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsbd_ort.decoding.step_model import StepModel
+
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodingStats:
+    """Statistics of one request. "Accepted" counts committed layers, nodes are counted apart.
+
+    Attributes:
+        num_spec_steps: iterations of draft, verify, select, prune.
+        num_draft_tokens: drafted layers, summed over iterations.
+        num_accepted_draft_tokens: layers committed beyond the one that every iteration gives.
+        mean_acceptance_length: layers committed per iteration, 1 + accepted / steps.
+        draft_acceptance_rate: accepted / drafted layers, None if nothing was drafted.
+        acceptance_histogram: [j] iterations that accepted j layers; sum j * [j] is accepted.
+        mean_beam_width: beams kept per committed layer, mean.
+        num_prompt_tokens, num_output_tokens: of the prompt, of the best sequence.
+        target_rows, draft_rows: rows computed, the prompt's included.
+        target_calls, draft_calls: engine calls.
+        time_to_first_token_s: from the request to the first committed layer.
+        time_per_output_token_s: per further token of the best sequence, None without one.
+        tokens_per_s: tokens of the best sequence per second of the whole request.
+        draft_s, target_s: inside engine calls; host_s: everything that is not.
+        kv_bytes_peak: bytes allocated for both caches, None for models that do not tell.
+        energy_joules: None where nothing can measure it.
+    """
+
+    num_spec_steps: int
+    num_draft_tokens: int
+    num_accepted_draft_tokens: int
+    mean_acceptance_length: float
+    draft_acceptance_rate: float | None
+    acceptance_histogram: list[int]
+    mean_beam_width: float
+    num_prompt_tokens: int
+    num_output_tokens: int
+    target_rows: int
+    draft_rows: int
+    target_calls: int
+    draft_calls: int
+    time_to_first_token_s: float
+    time_per_output_token_s: float | None
+    tokens_per_s: float
+    draft_s: float
+    target_s: float
+    host_s: float
+    kv_bytes_peak: int | None = None
+    energy_joules: float | None = None
+
+
+class MeteredModel:
+    """A StepModel that counts its calls and rows and times them; cache moves count as time too."""
+
+    def __init__(self, model: StepModel, clock: Clock) -> None:
+        self._model = model
+        self._clock = clock
+        self.calls = 0
+        self.rows = 0
+        self.seconds = 0.0
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens."""
+        return self._model.vocab_size
+
+    @property
+    def num_rows(self) -> int:
+        """Rows now in the cache."""
+        return self._model.num_rows
+
+    def step(
+        self,
+        token_ids: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        mask: NDArray[np.bool_],
+        logit_rows: NDArray[np.int64],
+    ) -> NDArray[np.float32]:
+        """See StepModel.step."""
+        began = self._clock()
+        logits = self._model.step(token_ids, positions, mask, logit_rows)
+        self.seconds += self._clock() - began
+        self.calls += 1
+        self.rows += len(token_ids)
+        return logits
+
+    def keep(self, rows: NDArray[np.int64]) -> None:
+        """See StepModel.keep."""
+        began = self._clock()
+        self._model.keep(rows)
+        self.seconds += self._clock() - began
+
+
+@dataclass
+class Recorder:
+    """Collects the statistics while a request runs."""
+
+    target: MeteredModel
+    draft: MeteredModel | None
+    clock: Clock = time.perf_counter
+    began: float = 0.0
+    first_token_at: float | None = None
+    num_drafted: int = 0
+    accepted: list[int] = field(default_factory=list)
+    widths: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.began = self.clock()
+
+    def record(self, num_drafted: int, layer_widths: list[int]) -> None:
+        """Note one iteration: layers drafted, and the width of every layer committed."""
+        if self.first_token_at is None:
+            self.first_token_at = self.clock()
+        self.num_drafted += num_drafted
+        self.accepted.append(len(layer_widths) - 1)
+        self.widths.extend(layer_widths)
+
+    def stats(self, num_prompt_tokens: int, num_output_tokens: int) -> DecodingStats:
+        """Return the statistics of the finished request."""
+        now = self.clock()
+        total, steps, accepted = now - self.began, len(self.accepted), sum(self.accepted)
+        first = (self.first_token_at or now) - self.began
+        target, draft = self.target, self.draft
+        draft_s = draft.seconds if draft else 0.0
+        more = num_output_tokens - 1
+        return DecodingStats(
+            num_spec_steps=steps,
+            num_draft_tokens=self.num_drafted,
+            num_accepted_draft_tokens=accepted,
+            mean_acceptance_length=1 + accepted / steps,
+            draft_acceptance_rate=accepted / self.num_drafted if self.num_drafted else None,
+            acceptance_histogram=np.bincount(self.accepted).tolist(),
+            mean_beam_width=float(np.mean(self.widths)),
+            num_prompt_tokens=num_prompt_tokens,
+            num_output_tokens=num_output_tokens,
+            target_rows=target.rows,
+            draft_rows=draft.rows if draft else 0,
+            target_calls=target.calls,
+            draft_calls=draft.calls if draft else 0,
+            time_to_first_token_s=first,
+            time_per_output_token_s=(total - first) / more if more > 0 else None,
+            tokens_per_s=num_output_tokens / total if total > 0 else 0.0,
+            draft_s=draft_s,
+            target_s=target.seconds,
+            host_s=total - target.seconds - draft_s,
+        )
