@@ -1,1 +1,1 @@
-"""Training of the demo pair: corpus, models, distillation and the figures that the README quotes."""
+"""Training of the demo pair: corpus, models, distillation, and the figures in the README."""

@@ -1,0 +1,68 @@
+"""Every field of DecodingConfig as a command-line option."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from dsbd_ort.decoding import STRATEGIES, DecodingConfig
+
+
+class IntList(click.ParamType[int | tuple[int, ...]]):
+    """One whole number, or several with commas between: 4 or 4,4,2."""
+
+    name = "INT[,INT...]"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int | tuple[int, ...]:
+        """Parse the option's text."""
+        if not isinstance(value, str):
+            return value  # type: ignore[no-any-return]
+        try:
+            numbers = tuple(int(part) for part in value.split(","))
+        except ValueError:
+            self.fail(f"{value!r} is not a whole number or a list such as 4,4,2", param, ctx)
+        return numbers[0] if len(numbers) == 1 else numbers
+
+
+@dataclasses.dataclass(frozen=True)
+class Option:
+    """Type and help of one option."""
+
+    kind: Any
+    help: str
+
+
+OPTIONS = {
+    "strategy": Option(str, f"one of {', '.join(STRATEGIES)}"),
+    "num_beams": Option(int, "W, beams of the output law [4; 1 for single-beam strategies]"),
+    "width_policy": Option(str, "fixed or threshold [threshold for dsbd]"),
+    "min_beams": Option(int, "fewest beams that threshold keeps [half of num_beams]"),
+    "accept_threshold": Option(float, "probability of acceptance that threshold wants"),
+    "draft_length": Option(int, "layers of a drafted forest [4]"),
+    "draft_beams": Option(IntList(), "candidates of a drafted layer, or of each [num_beams]"),
+    "temperature": Option(float, "of both models"),
+    "top_k": Option(int, "draw from the k most probable tokens; 0: from all"),
+    "top_p": Option(float, "draw from the smallest set of this probability; 1: from all"),
+    "max_new_tokens": Option(int, "longest continuation"),
+    "seed": Option(int, "same seed, same output"),
+    "num_return_sequences": Option(int, "how many of the final beams to print, best first"),
+    "length_penalty": Option(float, "rank by logprob / tokens ** length_penalty"),
+    "eos_token_id": Option(IntList(), "what ends a sequence [the model's own]"),
+}
+
+
+def decoding_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add one ``--kebab-case`` option per field of DecodingConfig; not given means None."""
+    for field in reversed(dataclasses.fields(DecodingConfig)):
+        option = OPTIONS[field.name]
+        shown = "" if field.default is None else f" [{field.default}]"
+        flag = "--" + field.name.replace("_", "-")
+        command = click.option(flag, field.name, type=option.kind, help=option.help + shown)(
+            command
+        )
+    return command

@@ -1,0 +1,187 @@
+"""Text in, text out: a bundle, its tokenizer and the decoding loop."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from dsbd_ort.decoding import (
+    DecodedSequence,
+    DecodeResult,
+    DecodingConfig,
+    DecodingStats,
+    decode_steps,
+)
+from dsbd_runtime.bundle import Bundle, open_bundle
+from dsbd_runtime.causal_lm import CausalLM
+from dsbd_runtime.errors import CapacityError
+from dsbd_runtime.loading import load_causal_lm
+from dsbd_runtime.stream_decoder import StreamDecoder
+from dsbd_runtime.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeneratedSequence(DecodedSequence):
+    """A decoded sequence and its text, special tokens left out."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class GenerationResult:
+    """The sequences, best first, and the statistics of a request."""
+
+    sequences: list[GeneratedSequence]
+    stats: DecodingStats
+
+
+@dataclass(frozen=True)
+class StreamStep:
+    """New tokens that all live beams agree on, and their text; nothing is ever taken back."""
+
+    token_ids: list[int]
+    text: str
+
+
+class Pipeline:
+    """An opened bundle, ready to generate. One request at a time."""
+
+    def __init__(self, bundle: Bundle, target: CausalLM, draft: CausalLM) -> None:
+        """Take the opened parts; ``from_bundle`` is the usual way."""
+        self.bundle = bundle
+        self.tokenizer = Tokenizer.from_bundle(bundle)
+        self._target = target
+        self._draft = draft
+
+    @classmethod
+    def from_bundle(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        provider: str = "cpu",
+        num_threads: int | None = None,
+        verify: bool = False,
+    ) -> Pipeline:
+        """Open the bundle at ``path`` on an execution provider.
+
+        Args:
+            path: the folder that dsbd-export wrote.
+            provider: "cpu".
+            num_threads: of each engine; None lets ONNX Runtime choose.
+            verify: also check the hash of every file.
+
+        Raises:
+            BundleError: the bundle is absent, damaged or contradictory.
+            ProviderError: the provider is unknown or not on this machine.
+        """
+        bundle = open_bundle(path, verify=verify)
+        target = load_causal_lm(bundle, "target", provider=provider, num_threads=num_threads)
+        try:
+            draft = load_causal_lm(bundle, "draft", provider=provider, num_threads=num_threads)
+        except BaseException:
+            target.close()
+            raise
+        return cls(bundle, target, draft)
+
+    def close(self) -> None:
+        """Release both engines and their caches."""
+        self._target.close()
+        self._draft.close()
+
+    def __enter__(self) -> Pipeline:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def generate(self, prompt: str | Sequence[int], **options: Any) -> GenerationResult:
+        """Continue a prompt; the keyword arguments are the fields of ``DecodingConfig``.
+
+        Args:
+            prompt: text, or token ids.
+            options: see DecodingConfig. ``eos_token_id`` None means the model's own.
+
+        Raises:
+            DecodingError: the options or the prompt make no sense.
+            CapacityError: prompt and new tokens do not fit the model's context.
+        """
+        steps = self.stream(prompt, **options)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as stop:
+                result: GenerationResult = stop.value
+                return result
+
+    def stream(
+        self, prompt: str | Sequence[int], **options: Any
+    ) -> Generator[StreamStep, None, GenerationResult]:
+        """Continue a prompt step by step; yield what is final, return the whole result.
+
+        A step comes whenever the live beams agree on further tokens; the last one brings the
+        rest of the best sequence. See ``generate`` for arguments and errors.
+        """
+        config = self._config(options)
+        prompt_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        self._check_context(prompt_ids, config)
+        for model in (self._target, self._draft):
+            model.reset_peak()
+        decoder = StreamDecoder(self.tokenizer)
+        num_shown = 0
+        steps = decode_steps(
+            self._target,
+            self._draft if config.row.has_draft else None,
+            prompt_ids,
+            config,
+            np.random.default_rng(config.seed),
+        )
+        while True:
+            try:
+                agreed = next(steps).agreed_tokens
+            except StopIteration as stop:
+                result = self._with_text(stop.value)
+                rest = result.sequences[0].token_ids[num_shown:]
+                yield StreamStep(rest, decoder.push(rest) + decoder.finish())
+                return result
+            if new := agreed[num_shown:]:
+                num_shown = len(agreed)
+                yield StreamStep(new, decoder.push(new))
+
+    def _config(self, options: dict[str, Any]) -> DecodingConfig:
+        if options.get("eos_token_id") is None:
+            options = {**options, "eos_token_id": tuple(self.bundle.manifest.target.eos_token_ids)}
+        return DecodingConfig.from_options(options)
+
+    def _check_context(self, prompt_ids: list[int], config: DecodingConfig) -> None:
+        limit = min(self.bundle.entry(role).context_length for role in ("target", "draft"))
+        if len(prompt_ids) >= limit:
+            raise CapacityError(
+                f"the prompt has {len(prompt_ids)} tokens, the context of this bundle holds "
+                f"{limit}; shorten the prompt"
+            )
+        if len(prompt_ids) + config.max_new_tokens > limit:
+            raise CapacityError(
+                f"the prompt's {len(prompt_ids)} tokens and max_new_tokens "
+                f"{config.max_new_tokens} exceed the context of {limit}; use max_new_tokens "
+                f"{limit - len(prompt_ids)} or less, or a shorter prompt"
+            )
+
+    def _with_text(self, result: DecodeResult) -> GenerationResult:
+        sequences = [
+            GeneratedSequence(**vars(sequence), text=self.tokenizer.decode(sequence.token_ids))
+            for sequence in result.sequences
+        ]
+        kv_bytes_peak = self._target.kv_bytes_peak + self._draft.kv_bytes_peak
+        stats = dataclasses.replace(result.stats, kv_bytes_peak=kv_bytes_peak)
+        return GenerationResult(sequences, stats)

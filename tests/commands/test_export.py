@@ -1,0 +1,62 @@
+"""dsbd-export as a person meets it."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+from click.testing import CliRunner
+
+from dsbd_export.demo import demo_pair
+from dsbd_ort.cli import export
+
+
+def dsbd_export(*arguments):
+    return CliRunner().invoke(export, [str(argument) for argument in arguments])
+
+
+def test_demo_makes_a_bundle_and_prints_what_is_in_it(tmp_path):
+    done = dsbd_export("--demo", "-o", tmp_path / "bundle")
+    assert done.exit_code == 0, done.stderr
+    assert "target/model.onnx" in done.stdout and "e-0" in done.stdout
+    assert (tmp_path / "bundle" / "dsbd.json").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
+
+
+def checkpoint_with_other_vocabulary(tmp_path):
+    folder = tmp_path / "draft"
+    shutil.copytree(demo_pair()[1], folder)
+    tokenizer = folder / "tokenizer.json"
+    tokenizer.write_text(tokenizer.read_text().replace('"return"', '"returned"'))
+    return folder
+
+
+def test_different_vocabularies_are_refused_and_leave_nothing(tmp_path):
+    draft = checkpoint_with_other_vocabulary(tmp_path)
+    output = tmp_path / "out" / "bundle"
+    done = dsbd_export("--target", demo_pair()[0], "--draft", draft, "-o", output)
+    assert_one_line_error(done, "token 'return' is")
+    assert not output.parent.exists() or not list(output.parent.iterdir())
+
+
+USER_ERRORS = [  # (arguments, words of the message)
+    ([], "--demo or both --target and --draft"),
+    (["--demo", "--target", "x"], "--demo or both"),
+    (["--target", "x"], "--draft is missing"),
+    (["--target", "/no/such", "--draft", "/no/such"], "/no/such"),
+    (["--demo", "--dtype", "fp8"], "fp8"),
+    (["--demo", "--quantize", "int3"], "int3"),
+    (["--demo", "--atol", "0"], "atol"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "words"), USER_ERRORS)
+def test_user_errors_end_in_one_line_and_leave_nothing(tmp_path, arguments, words):
+    assert_one_line_error(dsbd_export("-o", tmp_path / "bundle", *arguments), words)
+    assert not list(tmp_path.iterdir())
+
+
+def assert_one_line_error(done, words):
+    assert done.exit_code == 2, (done.exit_code, done.output, done.exception)
+    assert done.stderr.count("Error:") == 1 and "Traceback" not in done.stderr
+    assert words in done.stderr

@@ -1,0 +1,113 @@
+"""dsbd-run as a person meets it: output, streams, one-line errors, exit codes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+from click.testing import CliRunner
+
+from dsbd_ort.cli import run
+from dsbd_ort.commands.decoding_options import OPTIONS
+from dsbd_ort.decoding import DecodingConfig
+
+SHORT = ["--max-new-tokens", "8", "--top-k", "20"]
+
+
+def dsbd_run(*arguments, text=None):
+    return CliRunner().invoke(run, [str(argument) for argument in arguments], input=text)
+
+
+def test_text_goes_to_stdout_and_statistics_to_stderr(demo_bundle):
+    done = dsbd_run(demo_bundle, "--prompt", "def f(x):", "--num-beams", 4, "--stats", *SHORT)
+    assert done.exit_code == 0, done.stderr
+    assert done.stdout.startswith("def f(x):") and "num_spec_steps" not in done.stdout
+    for name in ("num_spec_steps", "draft_acceptance_rate", "host_s", "kv_bytes_peak"):
+        assert name in done.stderr
+
+
+def test_prompt_from_file_and_stdin_and_stream_print_the_same(demo_bundle, tmp_path):
+    file = tmp_path / "prompt.txt"
+    file.write_text("def f(x):")
+    outputs = {
+        dsbd_run(demo_bundle, "--prompt", "def f(x):", *SHORT).stdout,
+        dsbd_run(demo_bundle, "--prompt-file", file, *SHORT).stdout,
+        dsbd_run(demo_bundle, *SHORT, text="def f(x):").stdout,
+        dsbd_run(demo_bundle, "--prompt", "def f(x):", "--stream", *SHORT).stdout,
+    }
+    assert len(outputs) == 1
+
+
+def test_json_is_one_object_with_sequences_and_statistics(demo_bundle):
+    arguments = ["--num-beams", "4", "--min-beams", "2", "--num-return-sequences", "2", "--json"]
+    done = dsbd_run(demo_bundle, "--prompt", "def f(x):", *arguments, *SHORT)
+    data = json.loads(done.stdout)
+    assert len(data["sequences"]) == 2 and data["stats"]["num_prompt_tokens"] > 0
+    assert set(data["sequences"][0]) == {"text", "token_ids", "token_logprobs", "logprob", "score", "finish_reason"}  # fmt: skip # noqa: E501
+
+
+def test_every_decoding_option_is_an_option_of_the_command():
+    flags = {parameter.name for parameter in run.params}
+    assert set(OPTIONS) == set(DecodingConfig.__dataclass_fields__) <= flags
+
+
+USER_ERRORS = [  # (arguments after the bundle, words of the message)
+    (["--prompt", ""], "prompt is empty"),
+    ([], "prompt is empty"),
+    (["--prompt", "x", "--num-beams", "0"], "num_beams is 0; expected at least 1"),
+    (["--prompt", "x", "--num-beams", "many"], "'many'"),
+    (["--prompt", "x", "--strategy", "magic"], "strategy is 'magic'; expected one of dsbd"),
+    (["--prompt", "x", "--draft-beams", "4;4"], "'4;4'"),
+    (["--prompt", "x", "--provider", "tpu"], "tpu"),
+    (["--prompt", "x " * 3000], "the context of this bundle holds 2048"),
+    (["--prompt", "x", "--max-new-tokens", "4000"], "use max_new_tokens 2046 or less"),
+    (["--prompt", "x", "--prompt-file", "y"], "not both"),
+    (["--prompt-file", "/no/such/file"], "/no/such/file"),
+    (["--prompt", "x", "--stream", "--json"], "--stream"),
+    (["--prompt", "x", "--colour"], "--colour"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "words"), USER_ERRORS)
+def test_user_errors_end_in_one_line_and_exit_code_2(demo_bundle, arguments, words):
+    assert_one_line_error(dsbd_run(demo_bundle, *arguments), words)
+
+
+def test_no_such_bundle(tmp_path):
+    assert_one_line_error(dsbd_run(tmp_path / "nothing", "--prompt", "x"), "no bundle at")
+
+
+def test_truncated_model_file(demo_bundle, tmp_path):
+    broken = tmp_path / "bundle"
+    shutil.copytree(demo_bundle, broken)
+    weights = broken / "target" / "model.onnx.data"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    assert_one_line_error(dsbd_run(broken, "--prompt", "x"), "model.onnx.data has")
+
+
+MANIFEST_DAMAGE = [  # (path in the manifest, value, words of the message)
+    (["schema_version"], 99, "schema_version 99, this version reads 1"),
+    (["draft", "vocab_size"], 17, "differ in vocab_size: 4096 and 17"),
+    (["draft", "eos_token_ids"], [2], "differ in eos_token_ids"),
+]
+
+
+@pytest.mark.parametrize(("place", "value", "words"), MANIFEST_DAMAGE)
+def test_damaged_manifest(demo_bundle, tmp_path, place, value, words):
+    broken = tmp_path / "bundle"
+    shutil.copytree(demo_bundle, broken)
+    manifest = json.loads((broken / "dsbd.json").read_text())
+    entry = manifest
+    for key in place[:-1]:
+        entry = entry[key]
+    entry[place[-1]] = value
+    (broken / "dsbd.json").write_text(json.dumps(manifest))
+    assert_one_line_error(dsbd_run(broken, "--prompt", "x"), words)
+
+
+def assert_one_line_error(done, words):
+    assert done.exit_code == 2, (done.exit_code, done.output, done.exception)
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1 and "Traceback" not in done.stderr
+    assert words in done.stderr

@@ -1,0 +1,61 @@
+"""The exact law of beam sampling (ALGORITHM.md section 2) by recursion, written on its own."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+
+import numpy as np
+
+from tests.decoding.tables import LogitsOf
+
+Path = tuple[int, ...]
+BeamSet = tuple[tuple[Path, float], ...]  # (new tokens, log weight) in the order drawn
+
+
+def token_probs(table: LogitsOf, path: Path) -> list[float]:
+    logits = np.asarray(table(path), dtype=np.float32).astype(np.float64)
+    weights = np.exp(logits - logits.max())
+    return list(weights / weights.sum())
+
+
+def next_beam_sets(table: LogitsOf, prompt: Path, beams: BeamSet, width: int, eos: int) -> dict[BeamSet, float]:  # fmt: skip # noqa: E501
+    """All ordered outcomes of one step and their probabilities."""
+    candidates: list[tuple[Path, float]] = []
+    for tokens, log_weight in beams:
+        if tokens and tokens[-1] == eos:
+            candidates.append((tokens, log_weight))
+            continue
+        for token, p in enumerate(token_probs(table, prompt + tokens)):
+            if p > 0:
+                candidates.append(((*tokens, token), log_weight + math.log(p)))
+    outcomes: dict[BeamSet, float] = {}
+
+    def draw(chosen: BeamSet, rest: list[tuple[Path, float]], probability: float) -> None:
+        if len(chosen) == width or not rest:
+            outcomes[chosen] = outcomes.get(chosen, 0.0) + probability
+            return
+        total = sum(math.exp(weight) for _, weight in rest)
+        for i, candidate in enumerate(rest):
+            share = math.exp(candidate[1]) / total
+            draw((*chosen, candidate), rest[:i] + rest[i + 1 :], probability * share)
+
+    draw((), candidates, 1.0)
+    return outcomes
+
+
+def beam_sampling_law(
+    table: LogitsOf, prompt: Path, width: int, num_steps: int, eos: int = -1
+) -> dict[frozenset[Path], float]:
+    """Probability of every final set of beams (as new tokens) after ``num_steps`` layers."""
+    law: dict[BeamSet, float] = {(((), 0.0),): 1.0}
+    for _ in range(num_steps):
+        following: dict[BeamSet, float] = defaultdict(float)
+        for beams, probability in law.items():
+            for outcome, share in next_beam_sets(table, prompt, beams, width, eos).items():
+                following[outcome] += probability * share
+        law = following
+    merged: dict[frozenset[Path], float] = defaultdict(float)
+    for beams, probability in law.items():
+        merged[frozenset(tokens for tokens, _ in beams)] += probability
+    return dict(merged)

@@ -1,0 +1,54 @@
+"""Random table models: next-token logits that depend on the whole path, made by a seed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsbd_ort.decoding import DecodeResult, DecodingConfig, TableModel, decode
+
+LogitsOf = Callable[[tuple[int, ...]], NDArray[np.floating]]
+
+
+def random_table(seed: int, vocab_size: int, spread: float = 1.5) -> LogitsOf:
+    """Normal logits of standard deviation ``spread``, independent for every path."""
+    cache: dict[tuple[int, ...], NDArray[np.float64]] = {}
+
+    def logits_of(path: tuple[int, ...]) -> NDArray[np.floating]:
+        if path not in cache:
+            rng = np.random.default_rng([seed, len(path), *path])
+            cache[path] = rng.normal(size=vocab_size) * spread
+        return cache[path]
+
+    return logits_of
+
+
+def mixed_table(first: LogitsOf, second: LogitsOf, share: float) -> LogitsOf:
+    """``share`` of the first table's logits, the rest of the second's: a draft of some quality."""
+    return lambda path: share * first(path) + (1 - share) * second(path)
+
+
+def run(
+    config: DecodingConfig,
+    target: LogitsOf,
+    draft: LogitsOf | None,
+    vocab_size: int,
+    seed: int,
+    prompt: tuple[int, ...] = (1, 0, 1),
+) -> DecodeResult:
+    """Decode on tables; also check that no engine computed a node twice."""
+    target_model = TableModel(vocab_size, target)
+    draft_model = TableModel(vocab_size, draft) if draft else None
+    result = decode(target_model, draft_model, prompt, config, np.random.default_rng(seed))
+    for model in (target_model, draft_model):
+        if model:
+            paths = [path for path in model.computed_paths if len(path) >= len(prompt)]
+            assert len(set(paths)) == len(paths), "a node was computed twice"
+    return result
+
+
+def all_tokens(result: DecodeResult) -> list[tuple[list[int], float]]:
+    """What must be equal for two results to be the same: tokens and log-probabilities."""
+    return [(s.token_ids, round(s.logprob, 6)) for s in result.sequences]

@@ -1,0 +1,53 @@
+"""Options: what is resolved, what is refused and how the refusal reads."""
+
+from __future__ import annotations
+
+import pytest
+
+from dsbd_ort.decoding import ConfigError, DecodingConfig
+
+
+def test_defaults_are_resolved_by_strategy():
+    dsbd = DecodingConfig()
+    assert (dsbd.num_beams, dsbd.width_policy, dsbd.min_beams) == (4, "threshold", 2)
+    assert dsbd.layer_widths == (4, 4, 4, 4)
+    sample = DecodingConfig(strategy="sample")
+    assert (sample.num_beams, sample.width_policy, sample.layer_widths) == (1, "fixed", ())
+    assert DecodingConfig(strategy="speculative").layer_widths == (1, 1, 1, 1)
+
+
+REFUSED = [  # (options, words of the message)
+    ({"strategy": "beam"}, "strategy is 'beam'; expected one of dsbd"),
+    ({"num_beams": 0}, "num_beams is 0; expected at least 1"),
+    ({"num_beams": 2.5}, "num_beams is 2.5; expected a whole number"),
+    ({"num_beams": True}, "num_beams is True"),
+    ({"strategy": "sample", "num_beams": 2}, "num_beams is 2, but strategy sample has one beam"),
+    ({"strategy": "beam-sample", "draft_length": 3}, "draft_length is 3"),
+    ({"strategy": "beam-sample", "width_policy": "threshold"}, "width_policy is 'threshold'"),
+    ({"strategy": "speculative", "draft_beams": 2}, "draft_beams is 2, but strategy speculative"),
+    ({"width_policy": "wide"}, "width_policy is 'wide'; expected one of"),
+    ({"num_beams": 2, "min_beams": 3}, "min_beams is 3, more than num_beams 2"),
+    ({"draft_beams": (4, 4), "draft_length": 3}, "draft_beams (4, 4) has 2 layers"),
+    ({"draft_beams": (4, 1, 4, 4)}, "narrower than 2"),
+    ({"draft_beams": 3, "width_policy": "fixed"}, "narrower than 4"),
+    ({"temperature": 0.0}, "temperature is 0, but strategy dsbd samples"),
+    ({"temperature": float("nan")}, "temperature is nan"),
+    ({"temperature": -1}, "temperature is -1"),
+    ({"top_k": -1}, "top_k is -1"),
+    ({"top_p": 0.0}, "top_p is 0"),
+    ({"top_p": 1.5}, "top_p is 1.5"),
+    ({"max_new_tokens": 0}, "max_new_tokens is 0"),
+    ({"num_return_sequences": 3}, "num_return_sequences is 3, but as few as 2"),
+    ({"accept_threshold": 1.2}, "accept_threshold is 1.2"),
+    ({"eos_token_id": -2}, "eos_token_id is -2"),
+    ({"eos_token_id": "x"}, "eos_token_id is 'x'"),
+    ({"seed": -1}, "seed is -1"),
+    ({"beams": 3}, "unknown option 'beams'"),
+]
+
+
+@pytest.mark.parametrize(("options", "words"), REFUSED)
+def test_senseless_options_are_refused_with_field_and_value(options, words):
+    with pytest.raises(ConfigError) as caught:
+        DecodingConfig.from_options(options)
+    assert words in str(caught.value)

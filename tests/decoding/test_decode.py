@@ -1,0 +1,115 @@
+"""The loop's border: what it refuses, streaming, several ends, determinism."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dsbd_ort.decoding import DecodingConfig, DecodingError, TableModel, decode, decode_steps
+from tests.decoding.tables import all_tokens, mixed_table, random_table, run
+
+VOCAB = 6
+TARGET = random_table(3, VOCAB)
+DRAFT = mixed_table(TARGET, random_table(4, VOCAB), 0.7)
+
+
+def models(draft_vocab=VOCAB):
+    return TableModel(VOCAB, TARGET), TableModel(draft_vocab, random_table(4, draft_vocab))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "words"),
+    [([], "no token"), ([1, 6], "token id 6; expected 0 to 5"), ([-1], "token id -1")],
+)
+def test_bad_prompts(prompt, words):
+    with pytest.raises(DecodingError, match=words):
+        decode(*models(), prompt, DecodingConfig(), np.random.default_rng(0))
+
+
+def test_missing_superfluous_and_foreign_draft():
+    target, draft = models()
+    rng = np.random.default_rng(0)
+    with pytest.raises(DecodingError, match="needs a draft"):
+        decode(target, None, [1], DecodingConfig(), rng)
+    with pytest.raises(DecodingError, match="takes no draft"):
+        decode(target, draft, [1], DecodingConfig(strategy="sample"), rng)
+    with pytest.raises(DecodingError, match="draft has 5 tokens, target 6"):
+        decode(*models(draft_vocab=5), [1], DecodingConfig(), rng)
+
+
+def test_one_token_prompt_and_long_prompt_in_chunks():
+    config = DecodingConfig(num_beams=2, width_policy="fixed", max_new_tokens=6)
+    plain = DecodingConfig(strategy="beam-sample", num_beams=2, max_new_tokens=6)
+    for prompt in ((2,), tuple(np.random.default_rng(0).integers(0, VOCAB, 600).tolist())):
+        expected = run(plain, TARGET, None, VOCAB, 1, prompt)
+        assert all_tokens(run(config, TARGET, DRAFT, VOCAB, 1, prompt)) == all_tokens(expected)
+
+
+def test_same_seed_same_output_and_models_can_be_used_again():
+    target, draft = TableModel(VOCAB, TARGET), TableModel(VOCAB, DRAFT)
+    config = DecodingConfig(max_new_tokens=9, eos_token_id=(4, 5))
+    first, again, other = (
+        decode(target, draft, [1, 2], config, np.random.default_rng(seed)) for seed in (3, 3, 4)
+    )
+    assert all_tokens(first) == all_tokens(again) != all_tokens(other)
+
+
+def test_sequences_end_at_any_eos_and_say_why():
+    config = DecodingConfig(
+        strategy="beam-sample", num_return_sequences=4, max_new_tokens=5, eos_token_id=(4, 5)
+    )
+    reasons = set()
+    for seed in range(20):
+        for sequence in run(config, TARGET, None, VOCAB, seed).sequences:
+            ends = [token in (4, 5) for token in sequence.token_ids]
+            assert not any(ends[:-1])
+            assert sequence.finish_reason == ("eos" if ends[-1] else "length")
+            assert ends[-1] or len(ends) == 5
+            reasons.add(sequence.finish_reason)
+    assert reasons == {"eos", "length"}
+
+
+def test_all_mass_on_eos_ends_at_once_without_a_row_for_it():
+    logits = np.full(VOCAB, -np.inf)
+    logits[5] = 0.0
+    model = TableModel(VOCAB, lambda path: logits)
+    config = DecodingConfig(strategy="beam-sample", eos_token_id=5)
+    result = decode(model, None, [1, 2, 3], config, np.random.default_rng(0))
+    assert [s.token_ids for s in result.sequences] == [[5]]
+    assert result.sequences[0].logprob == 0.0 and result.stats.target_rows == 3
+
+
+def test_agreed_tokens_are_never_taken_back():
+    config = DecodingConfig(num_beams=4, max_new_tokens=24)
+    for seed in range(10):
+        steps = decode_steps(
+            TableModel(VOCAB, TARGET),
+            TableModel(VOCAB, DRAFT),
+            [1, 2],
+            config,
+            np.random.default_rng(seed),
+        )
+        agreed: list[int] = []
+        while True:
+            try:
+                step = next(steps)
+            except StopIteration as stop:
+                best = stop.value.sequences[0].token_ids
+                break
+            assert step.agreed_tokens[: len(agreed)] == agreed
+            agreed = step.agreed_tokens
+        assert best[: len(agreed)] == agreed
+
+
+def test_sequences_come_best_first_by_score():
+    config = DecodingConfig(
+        strategy="beam-sample",
+        num_return_sequences=4,
+        max_new_tokens=8,
+        length_penalty=0.3,
+        eos_token_id=5,
+    )
+    for sequence_scores in (
+        [s.score for s in run(config, TARGET, None, VOCAB, seed).sequences] for seed in range(10)
+    ):
+        assert sequence_scores == sorted(sequence_scores, reverse=True)

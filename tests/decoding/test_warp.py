@@ -1,0 +1,65 @@
+"""Warping: sparse equals dense, edges, refusal of broken logits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dsbd_ort.decoding import ModelError
+from dsbd_ort.decoding.warp import TokenLaw, Warp
+
+LOGITS = np.array([[1.0, 3.0, 2.0, -1.0, 0.0]], dtype=np.float32)
+
+
+def dense(law: TokenLaw, vocab_size: int = 5) -> np.ndarray:
+    probs = np.zeros(vocab_size)
+    probs[law.tokens] = np.exp(law.log_probs)
+    return probs
+
+
+def softmax(x):
+    e = np.exp(x - np.max(x))
+    return e / e.sum()
+
+
+EXPECTED = [  # (temperature, top_k, top_p, kept tokens)
+    (1.0, 0, 1.0, [0, 1, 2, 3, 4]),
+    (0.5, 0, 1.0, [0, 1, 2, 3, 4]),
+    (1.0, 2, 1.0, [1, 2]),
+    (1.0, 9, 1.0, [0, 1, 2, 3, 4]),
+    (1.0, 0, 0.60, [1]),  # probabilities 0.64, 0.23, 0.09, 0.03, 0.01
+    (1.0, 0, 0.65, [1, 2]),
+    (1.0, 2, 0.70, [1]),  # top-k first: 0.73, 0.27
+    (2.0, 3, 0.9, [0, 1, 2]),
+    (1.0, 0, 1e-9, [1]),
+]
+
+
+@pytest.mark.parametrize(("temperature", "top_k", "top_p", "kept"), EXPECTED)
+def test_warped_law(temperature, top_k, top_p, kept):
+    law = Warp(temperature, top_k, top_p).laws(LOGITS)[0]
+    cut = np.full(5, -np.inf)
+    cut[kept] = LOGITS[0, kept] / temperature
+    np.testing.assert_allclose(dense(law), softmax(cut), atol=1e-12)
+    raw = np.log(softmax(LOGITS[0].astype(np.float64)))
+    np.testing.assert_allclose(law.raw_log_probs, raw[law.tokens], atol=1e-6)
+
+
+@pytest.mark.parametrize("temperature", [1e-3, 1e3])
+def test_extreme_temperatures_stay_finite(temperature):
+    law = Warp(temperature, 0, 1.0).laws(LOGITS)[0]
+    assert dense(law).sum() == pytest.approx(1.0)
+
+
+def test_minus_infinity_means_probability_zero():
+    logits = np.array([[0.0, -np.inf, 0.0]], dtype=np.float32)
+    for top_k in (0, 2):
+        assert dense(Warp(1.0, top_k, 1.0).laws(logits)[0], 3).tolist() == [0.5, 0.0, 0.5]
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_broken_logits_are_refused(bad):
+    with pytest.raises(ModelError, match="finite"):
+        Warp(1.0, 0, 1.0).laws(np.array([[0.0, bad]], dtype=np.float32))
+    with pytest.raises(ModelError, match="finite"):
+        Warp(1.0, 0, 1.0).laws(np.full((1, 2), -np.inf, dtype=np.float32))

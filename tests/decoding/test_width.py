@@ -1,0 +1,78 @@
+"""The threshold policy's estimate, against a simulation of the scheme it describes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dsbd_ort.decoding.beams import joint_law
+from dsbd_ort.decoding.draft import DraftLayer
+from dsbd_ort.decoding.warp import TokenLaw
+from dsbd_ort.decoding.width import acceptance_counts, aligned, threshold_width
+
+P = np.array([0.5, 0.2, 0.2, 0.1])
+Q = np.array([0.2, 0.4, 0.1, 0.1])  # the missing 0.2 lies outside the target's candidates
+
+
+def simulated_counts(p, q, num_drafts, num_runs, rng):
+    """Accept i.i.d. drafts by rejection with a residual that an acceptance resets."""
+    outside = np.append(q, 1 - q.sum())
+    counts = np.zeros(num_drafts + 1)
+    for _ in range(num_runs):
+        residual, accepted = p, 0
+        for s in rng.choice(len(outside), size=num_drafts, p=outside):
+            r = residual[s] if s < len(p) else 0.0
+            if rng.random() < r / outside[s]:
+                accepted, residual = accepted + 1, p
+            else:
+                residual = np.maximum(residual - q, 0)
+                residual = residual / residual.sum()
+        counts[accepted] += 1
+    return counts / num_runs
+
+
+@pytest.mark.parametrize("num_drafts", [1, 2, 4])
+def test_acceptance_counts_match_a_simulation(num_drafts):
+    rng = np.random.default_rng(0)
+    simulated = simulated_counts(P, Q, num_drafts, 20_000, rng)
+    np.testing.assert_allclose(acceptance_counts(P, Q, num_drafts), simulated, atol=0.015)
+
+
+def test_acceptance_counts_are_a_distribution_and_one_draft_is_the_overlap():
+    assert acceptance_counts(P, Q, 5).sum() == pytest.approx(1.0)
+    assert acceptance_counts(P, Q, 1)[1] == pytest.approx(np.minimum(P, Q).sum())
+
+
+def test_equal_laws_accept_every_draft():
+    np.testing.assert_allclose(acceptance_counts(P, P, 3), [0, 0, 0, 1], atol=1e-12)
+
+
+COUNTS = np.array([0.1, 0.2, 0.4, 0.3])  # at least 1: 0.9, 2: 0.7, 3: 0.3
+
+
+@pytest.mark.parametrize(
+    ("most", "least", "threshold", "width"),
+    [
+        (3, 1, 0.95, 1),
+        (3, 1, 0.9, 1),
+        (3, 1, 0.7, 2),
+        (3, 1, 0.3, 3),
+        (2, 1, 0.3, 2),
+        (3, 2, 0.95, 2),
+        (8, 1, 0.2, 3),
+    ],
+)
+def test_threshold_width(most, least, threshold, width):
+    assert threshold_width(COUNTS, most, least, threshold) == width
+
+
+def law(tokens, probs):
+    return TokenLaw(np.array(tokens), np.log(probs), np.log(probs))
+
+
+def test_aligned_matches_candidates_by_node_and_token():
+    draft_law = joint_law(np.log([0.5, 0.5]), [law([3, 1], [0.75, 0.25]), None])
+    layer = DraftLayer([10, 11], draft_law, 2)
+    target_law = joint_law(np.log([0.2, 0.8]), [None, law([1, 2, 3], [0.1, 0.2, 0.7])])
+    # target beams: node 11 (absorbing: stays), node 10 with tokens 1, 2, 3
+    np.testing.assert_allclose(aligned(layer, [11, 10], target_law), [0.5, 0.125, 0.0, 0.375])

@@ -1,0 +1,160 @@
+"""The promise on the shipped pair and its real engines."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import cache
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from dsbd_ort import Pipeline
+from dsbd_ort.decoding import DecodingConfig, TableModel, decode
+from dsbd_runtime.bundle import open_bundle
+from dsbd_runtime.loading import load_causal_lm
+from tests.decoding.beam_sampling_law import beam_sampling_law
+from tests.decoding.chi_square import chi_square_p_value
+
+NAMES = "read write load parse open close get set find make".split()
+THINGS = "json(path)", "lines(file)", "config(name, default)", "tree(node)", "url(self, value)"
+PROMPTS = [f"def {name}_{thing}:\n" for name in NAMES for thing in THINGS]
+DRAFT_SHAPES = [("wide", 2, 4), ("tapered", 1.5, 3), ("long", 1, 6)]  # name, W_S / W, gamma
+
+
+@pytest.fixture(scope="module")
+def pipeline(demo_bundle):
+    with Pipeline.from_bundle(demo_bundle, num_threads=2) as pipeline:
+        yield pipeline
+
+
+def outputs(pipeline, prompt, **options):
+    result = pipeline.generate(prompt, top_k=20, max_new_tokens=16, **options)
+    return [sequence.token_ids for sequence in result.sequences]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_beams", [2, 4])
+def test_fixed_width_dsbd_equals_beam_sample_on_50_prompts(pipeline, num_beams):
+    assert len(set(PROMPTS)) == 50
+    common = {"num_beams": num_beams, "num_return_sequences": num_beams}
+    for seed, prompt in enumerate(PROMPTS):
+        expected = outputs(pipeline, prompt, strategy="beam-sample", seed=seed, **common)
+        for name, ratio, length in DRAFT_SHAPES:
+            widths = [int(num_beams * ratio)] * length
+            if name == "tapered":
+                widths[-1] = num_beams
+            shape = {"draft_beams": widths, "draft_length": length, "width_policy": "fixed"}
+            assert outputs(pipeline, prompt, seed=seed, **shape, **common) == expected, prompt
+
+
+@pytest.mark.slow
+def test_speculative_equals_sample_on_50_prompts(pipeline):
+    for seed, prompt in enumerate(PROMPTS):
+        expected = outputs(pipeline, prompt, strategy="sample", seed=seed)
+        for length in (1, 3, 5):
+            speculative = {"strategy": "speculative", "draft_length": length, "seed": seed}
+            assert outputs(pipeline, prompt, **speculative) == expected, prompt
+
+
+@pytest.mark.parametrize("num_beams", [1, 2, 4])
+def test_the_target_as_its_own_draft_is_always_accepted(demo_bundle, num_beams):
+    bundle = open_bundle(demo_bundle)
+    config = DecodingConfig(
+        num_beams=num_beams, width_policy="fixed", draft_length=3, max_new_tokens=16, top_k=20
+    )
+    with load_causal_lm(bundle, "target") as target, load_causal_lm(bundle, "target") as draft:
+        for seed in range(3):
+            rng = np.random.default_rng(seed)
+            stats = decode(target, draft, [0, 300, 301 + seed], config, rng).stats
+            assert stats.acceptance_histogram == [0, 0, 0, 4]  # 16 tokens = 4 x (3 + 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["beam-sample", "dsbd"])
+def test_first_layers_follow_the_exact_law(demo_bundle, strategy):
+    """Two layers at W=2, top-k 4, on the engines' own logits: 20,000 runs against recursion."""
+    prompt, num_runs = (0, 300, 301), 20_000
+    bundle = open_bundle(demo_bundle)
+    with load_causal_lm(bundle, "target") as target, load_causal_lm(bundle, "draft") as draft:
+        tables = [remembered(target, top_k=4), remembered(draft, top_k=4)]
+        models = [TableModel(target.vocab_size, table) for table in tables]
+        config = DecodingConfig(
+            strategy=strategy,
+            num_beams=2,
+            width_policy="fixed",
+            top_k=4,
+            max_new_tokens=2,
+            num_return_sequences=2,
+        )
+        counts: Counter[frozenset[tuple[int, ...]]] = Counter()
+        for seed in range(num_runs):
+            drafts = models[1] if strategy == "dsbd" else None
+            result = decode(models[0], drafts, prompt, config, np.random.default_rng(seed))
+            counts[frozenset(tuple(s.token_ids) for s in result.sequences)] += 1
+        law = beam_sampling_law(tables[0], prompt, width=2, num_steps=2)
+    assert set(counts) <= set(law)
+    assert chi_square_p_value(counts, law, num_runs) > 1e-4
+
+
+def remembered(model, top_k):
+    """The engine as a table: logits after a path, all but the best ``top_k`` at -inf."""
+
+    @cache
+    def logits_of(path: tuple[int, ...]) -> NDArray[np.float32]:
+        model.keep(np.arange(0))
+        length = len(path)
+        mask = np.tri(length, dtype=np.bool_)
+        last = np.array([length - 1])
+        logits = model.step(np.array(path), np.arange(length), mask, last)[0]
+        cut = np.full_like(logits, -np.inf)
+        best = np.argsort(-logits)[:top_k]
+        cut[best] = logits[best]
+        return cut
+
+    return logits_of
+
+
+def test_text_logprobs_and_statistics(pipeline):
+    result = pipeline.generate(PROMPTS[0], num_beams=4, top_k=20, max_new_tokens=24, seed=1)
+    best, stats = result.sequences[0], result.stats
+    assert best.text == pipeline.tokenizer.decode(best.token_ids)
+    assert best.logprob == pytest.approx(sum(best.token_logprobs))
+    assert stats.kv_bytes_peak > 0 and stats.target_s > 0 and stats.draft_s > 0
+    assert stats.host_s > 0
+
+
+def test_logprobs_equal_a_teacher_forced_pass(pipeline, demo_bundle):
+    prompt = pipeline.tokenizer.encode(PROMPTS[1])
+    best = pipeline.generate(prompt, num_beams=2, top_k=20, max_new_tokens=20).sequences[0]
+    tokens = np.array(prompt + best.token_ids)
+    with load_causal_lm(open_bundle(demo_bundle), "target") as model:
+        size = len(tokens)
+        rows = np.arange(len(prompt) - 1, size - 1)
+        logits = model.step(tokens, np.arange(size), np.tri(size, dtype=np.bool_), rows)
+    logits = logits.astype(np.float64)
+    log_probs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    expected = log_probs[np.arange(len(rows)), best.token_ids]
+    np.testing.assert_allclose(best.token_logprobs, expected, atol=1e-4)
+
+
+def test_stream_gives_the_same_text_as_generate(pipeline):
+    for seed in range(3):
+        options = {"num_beams": 4, "top_k": 20, "max_new_tokens": 24, "seed": seed}
+        steps = list(pipeline.stream(PROMPTS[seed], **options))
+        best = pipeline.generate(PROMPTS[seed], **options).sequences[0]
+        assert [token for step in steps for token in step.token_ids] == best.token_ids
+        assert "".join(step.text for step in steps) == best.text
+
+
+def test_a_stream_left_early_does_not_spoil_the_next_request(pipeline):
+    expected = outputs(pipeline, PROMPTS[0], seed=5)
+    next(pipeline.stream(PROMPTS[1], top_k=20, seed=5))
+    assert outputs(pipeline, PROMPTS[0], seed=5) == expected
+
+
+def test_a_prompt_of_1500_tokens(pipeline):
+    prompt = np.random.default_rng(0).integers(2, 4096, 1500).tolist()
+    plain = outputs(pipeline, prompt, strategy="beam-sample", num_beams=2)
+    fixed = {"num_beams": 2, "width_policy": "fixed", "draft_length": 2}
+    assert outputs(pipeline, prompt, **fixed) == plain

@@ -1,0 +1,52 @@
+"""What an import pulls in: never a training framework, and no more than is used."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("torch", "transformers", "optimum", "onnx", "onnxscript")
+
+
+def loaded_by(statement: str) -> set[str]:
+    code = f"import sys\n{statement}\nprint(*{{name.partition('.')[0] for name in sys.modules}})"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import dsbd_ort, dsbd_runtime",
+        "from dsbd_ort import Pipeline, DecodingConfig",
+        "import dsbd_ort.cli",
+        "import dsbd_runtime.loading",
+    ],
+)
+def test_no_training_framework(statement):
+    assert not loaded_by(statement) & set(HEAVY)
+
+
+def test_the_algorithm_needs_numpy_alone():
+    loaded = loaded_by("import dsbd_ort.decoding")
+    assert "numpy" in loaded
+    assert not loaded & {*HEAVY, "onnxruntime", "tokenizers", "click", "rich", "dsbd_runtime"}
+
+
+def test_opening_a_manifest_needs_no_engine():
+    assert "onnxruntime" not in loaded_by("import dsbd_runtime.bundle")
+
+
+def test_generating_loads_no_training_framework(demo_bundle):
+    statement = (
+        "from dsbd_ort.cli import run\n"
+        f"try: run([{str(demo_bundle)!r}, '--prompt', 'def f(', '--max-new-tokens', '4', "
+        "'--stats'])\n"
+        "except SystemExit as done: assert done.code == 0, done.code\n"
+    )
+    loaded = loaded_by(statement)
+    assert "onnxruntime" in loaded and not loaded & set(HEAVY)
