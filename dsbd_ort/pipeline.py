@@ -136,6 +136,7 @@ class Pipeline:
         prompt_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         self._check_context(prompt_ids, config)
         for model in (self._target, self._draft):
+            model.keep(np.arange(0))  # gives the last request's memory back
             model.reset_peak()
         decoder = StreamDecoder(self.tokenizer)
         num_shown = 0

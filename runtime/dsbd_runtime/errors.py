@@ -3,7 +3,8 @@
     DsbdError            every error that a user of the runtime can mend
     ├── BundleError      the bundle on disk is absent, damaged, foreign or contradictory
     ├── ProviderError    the asked execution provider or its package is not here
-    └── CapacityError    a request does not fit the model's context or the cache
+    ├── CapacityError    a request does not fit the model's context or the memory
+    └── InputError       an argument that no model could take (also a ValueError)
 
 Every message says what is wrong, the value seen, the value wanted and how to mend it.
 """
@@ -22,4 +23,8 @@ class ProviderError(DsbdError):
 
 
 class CapacityError(DsbdError):
-    """A request does not fit the model's context or the cache."""
+    """A request does not fit the model's context or the memory."""
+
+
+class InputError(DsbdError, ValueError):
+    """An argument of a wrong shape, type or value."""

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 class StepInputs:
     """The inputs of one engine call besides the caches.
 
+    The masks may be views of a buffer that the next call reuses: a session must not keep them.
+
     Attributes:
         token_ids: (S,) int64.
         positions: (S,) int64.
@@ -40,7 +42,11 @@ class Session(Protocol):
         """Bytes that the caches take now."""
 
     def reserve(self, num_rows: int, num_used: int) -> None:
-        """Grow the caches to at least ``num_rows`` rows; keep the first ``num_used``."""
+        """Give the caches room for at least ``num_rows`` rows and keep the first ``num_used``.
+
+        With ``num_used`` 0 they start afresh: all zero, in the smallest capacity that will do.
+        Otherwise they only grow. When it raises, the used rows are as before.
+        """
 
     def run(self, inputs: StepInputs) -> NDArray[np.float32]:
         """Append S rows at ``first_row``; return the logits (R, vocab_size).

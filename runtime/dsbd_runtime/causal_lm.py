@@ -1,0 +1,180 @@
+"""A language model that steps over a forest: rows in, logits out, rows kept or dropped."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsbd_runtime.manifest import ModelEntry
+from dsbd_runtime.session import Session, StepInputs
+from dsbd_runtime.step_checks import check_keep, check_step
+from dsbd_runtime.step_masks import StepMasks
+
+MAX_STEP_ROWS = 256
+
+
+class CausalLM:
+    """One engine as the algorithm sees it; a context manager that closes its session.
+
+    The cache is a list of rows. ``step`` appends rows, ``keep`` drops some; whichever raises
+    leaves rows that are right, and ``num_rows`` says how many.
+    """
+
+    def __init__(self, session: Session, entry: ModelEntry) -> None:
+        self._session = session
+        self._vocab_size = entry.vocab_size
+        self._context_length = entry.context_length
+        self._masks = StepMasks(entry.masks, entry.sliding_window, MAX_STEP_ROWS)
+        self._num_rows = 0
+        self._row_positions = np.empty(0, np.int64)  # (capacity,); the first num_rows are valid
+        self._kv_bytes_peak = session.kv_bytes
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens, and of logits a row."""
+        return self._vocab_size
+
+    @property
+    def context_length(self) -> int:
+        """Number of positions; the highest position is one less."""
+        return self._context_length
+
+    @property
+    def num_rows(self) -> int:
+        """Rows now in the cache."""
+        return self._num_rows
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes that the key/value caches take now."""
+        return self._session.kv_bytes
+
+    @property
+    def kv_bytes_peak(self) -> int:
+        """Highest ``kv_bytes`` since the start or ``reset_peak``."""
+        return self._kv_bytes_peak
+
+    def reset_peak(self) -> None:
+        """Let ``kv_bytes_peak`` start again at ``kv_bytes``."""
+        self._kv_bytes_peak = self._session.kv_bytes
+
+    def step(
+        self,
+        token_ids: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        mask: NDArray[np.bool_],
+        logit_rows: NDArray[np.int64],
+    ) -> NDArray[np.float32]:
+        """Append S rows (parents before children) and return the logits of some of them.
+
+        More than ``MAX_STEP_ROWS`` rows go in several calls: no mask of S x capacity is built.
+
+        Args:
+            token_ids: (S,) int64, S >= 1.
+            positions: (S,) int64. Siblings share a position.
+            mask: (S, num_rows + S) bool. Row s sees cache row c; its own column is included.
+            logit_rows: (R,) int64. Which of the S rows need logits, in any order; may be empty.
+
+        Returns:
+            (R, vocab_size) float32, the caller's own array.
+
+        Raises InputError for a wrong shape, type or value, CapacityError for a position beyond
+        the context or caches beyond the memory.
+        """
+        check_step(
+            token_ids,
+            positions,
+            mask,
+            logit_rows,
+            num_rows=self._num_rows,
+            vocab_size=self._vocab_size,
+            context_length=self._context_length,
+        )
+        num_new = token_ids.shape[0]
+        self._reserve(self._num_rows + num_new)
+        self._row_positions[self._num_rows : self._num_rows + num_new] = positions
+        if num_new <= MAX_STEP_ROWS:
+            logits = self._run(self._num_rows, token_ids, positions, mask, logit_rows)
+        else:
+            logits = self._run_in_chunks(token_ids, positions, mask, logit_rows)
+        self._num_rows += num_new
+        return logits
+
+    def keep(self, rows: NDArray[np.int64]) -> None:
+        """Keep the cache rows ``rows``, (K,) int64 strictly increasing; drop all others.
+
+        Rows before the first gap stay where they are: of the rows [0, 1, 4, 6] the last two move,
+        to 2 and 3. Keeping nothing also shrinks the caches to their smallest size.
+        """
+        check_keep(rows, self._num_rows)
+        num_kept = rows.shape[0]
+        num_in_place = int(np.count_nonzero(rows == np.arange(num_kept)))
+        self._num_rows = num_in_place  # what is right should the move fail
+        if num_in_place < num_kept:
+            moved = rows[num_in_place:]
+            self._session.move_rows(moved, num_in_place)
+            self._row_positions[num_in_place:num_kept] = self._row_positions[moved]
+            self._num_rows = num_kept
+        if num_kept == 0:
+            self._reserve(0)
+
+    def close(self) -> None:
+        """Release the engine and the caches; calling it again does nothing."""
+        self._num_rows = 0
+        self._session.close()
+
+    def __enter__(self) -> CausalLM:
+        """Return the model itself."""
+        return self
+
+    def __exit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close the model."""
+        self.close()
+
+    def _reserve(self, num_rows: int) -> None:
+        self._session.reserve(num_rows, self._num_rows)
+        capacity = self._session.capacity
+        if capacity != self._row_positions.shape[0]:
+            row_positions = np.zeros(capacity, np.int64)
+            row_positions[: self._num_rows] = self._row_positions[: self._num_rows]
+            self._row_positions = row_positions
+        self._kv_bytes_peak = max(self._kv_bytes_peak, self._session.kv_bytes)
+
+    def _run_in_chunks(
+        self,
+        token_ids: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        mask: NDArray[np.bool_],
+        logit_rows: NDArray[np.int64],
+    ) -> NDArray[np.float32]:
+        logits = np.empty((logit_rows.shape[0], self._vocab_size), np.float32)
+        for start in range(0, token_ids.shape[0], MAX_STEP_ROWS):
+            stop = min(start + MAX_STEP_ROWS, token_ids.shape[0])
+            is_in_chunk = (start <= logit_rows) & (logit_rows < stop)  # (R,)
+            logits[is_in_chunk] = self._run(
+                self._num_rows + start,
+                token_ids[start:stop],
+                positions[start:stop],
+                mask[start:stop, : self._num_rows + stop],
+                logit_rows[is_in_chunk] - start,
+            )
+        return logits
+
+    def _run(
+        self,
+        first_row: int,
+        token_ids: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        mask: NDArray[np.bool_],
+        logit_rows: NDArray[np.int64],
+    ) -> NDArray[np.float32]:
+        row_positions = self._row_positions[: mask.shape[1]]
+        masks = self._masks.padded(mask, positions, row_positions, self._session.capacity)
+        return self._session.run(StepInputs(token_ids, positions, masks, first_row, logit_rows))

@@ -1,0 +1,96 @@
+"""The key/value caches of one engine in host memory: one buffer a layer and part."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsbd_runtime.errors import CapacityError
+from dsbd_runtime.graph import CACHE_PARTS
+from dsbd_runtime.manifest import KVGeometry
+
+NUMPY_DTYPES: dict[str, type[np.generic]] = {"fp32": np.float32, "fp16": np.float16}
+_SMALL_BUCKETS = (128, 256)
+
+
+def bucket_capacity(num_rows: int) -> int:
+    """Return the capacity for ``num_rows`` rows: 128, 256, 512, 768, 1024, 1536, 2048, 3072, ...
+
+    Attention takes time in proportion to the capacity and growth copies the cache, so there are
+    few buckets, but none is more than 1.5 times the one before it from 512 rows on: a long cache
+    has at most a third of its rows free.
+    """
+    for bucket in _SMALL_BUCKETS:
+        if num_rows <= bucket:
+            return bucket
+    power = 1 << (num_rows - 1).bit_length()  # smallest power of two >= num_rows
+    three_quarters = power // 4 * 3
+    return three_quarters if power > 512 and num_rows <= three_quarters else power
+
+
+class KVCache:
+    """Key/value buffers [1, num_heads, capacity, head_dim] that an engine updates in place.
+
+    Rows that nobody wrote are zero: masked rows still enter a product with weight 0, so they
+    must be finite.
+
+    Attributes:
+        buffers: by (layer, part); replaced when the capacity changes, so do not hold on to them.
+    """
+
+    def __init__(self, geometry: KVGeometry) -> None:
+        self._geometry = geometry
+        self.capacity = bucket_capacity(0)
+        self.buffers: dict[tuple[int, str], NDArray[np.generic]] = {
+            (layer, part): self._new_buffer(self.capacity)
+            for layer in range(geometry.num_layers)
+            for part in CACHE_PARTS
+        }
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that all buffers take now."""
+        return sum(buffer.nbytes for buffer in self.buffers.values())
+
+    def resize(self, capacity: int, num_used: int) -> None:
+        """Give every buffer ``capacity`` rows and keep the first ``num_used``; the rest is zero.
+
+        One buffer after the other, so that the peak is the new size and one old buffer: nobody
+        else may hold the old ones.
+
+        Raises:
+            CapacityError: without memory for it; the caches are then as before.
+        """
+        old_capacity = self.capacity
+        try:
+            self._resize_buffers(capacity, num_used)
+        except MemoryError as error:
+            self._resize_buffers(old_capacity, num_used)
+            raise CapacityError(
+                f"no memory for a key/value cache of {capacity} rows, "
+                f"{self.num_bytes // old_capacity * capacity} bytes (it has {old_capacity} rows); "
+                "shorten the prompt, ask for fewer new tokens or fewer beams"
+            ) from error
+        self.capacity = capacity
+
+    def move_rows(self, src_rows: NDArray[np.int64], first_row: int) -> None:
+        """Copy the rows ``src_rows`` (K,) to ``first_row .. first_row + K - 1``, as if at once."""
+        stop = first_row + src_rows.shape[0]
+        for buffer in self.buffers.values():
+            buffer[:, :, first_row:stop] = buffer.take(src_rows, axis=2)
+
+    def _resize_buffers(self, capacity: int, num_used: int) -> None:
+        for key in self.buffers:
+            if num_used == 0 or self.buffers[key].shape[2] != capacity:
+                self.buffers[key] = self._resized(self.buffers[key], capacity, num_used)
+
+    def _resized(
+        self, old: NDArray[np.generic], capacity: int, num_used: int
+    ) -> NDArray[np.generic]:
+        new = self._new_buffer(capacity)
+        new[:, :, :num_used] = old[:, :, :num_used]
+        return new
+
+    def _new_buffer(self, capacity: int) -> NDArray[np.generic]:
+        kv = self._geometry
+        return np.zeros((1, kv.num_heads, capacity, kv.head_dim), NUMPY_DTYPES[kv.dtype])

@@ -1,0 +1,202 @@
+"""The content of dsbd.json: typed entries, and the reading of JSON into them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import types
+import typing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dsbd_runtime.errors import BundleError
+from dsbd_runtime.graph import ATTENTION_MASK, ATTENTION_MASK_SLIDING
+
+SCHEMA_VERSION = 1
+MANIFEST_NAME = "dsbd.json"
+DTYPES = ("fp32", "fp16", "bf16")
+LOGITS_KINDS = ("full",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KVGeometry:
+    """Shape of the key/value cache: ``num_layers`` pairs of [1, num_heads, C, head_dim].
+
+    Attributes:
+        dtype: one of ``DTYPES``.
+    """
+
+    num_layers: int
+    num_heads: int
+    head_dim: int
+    dtype: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParityCase:
+    """One comparison with the checkpoint: its kind, prompt length and largest logit error."""
+
+    name: str
+    prompt_length: int
+    max_abs_error: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParityReport:
+    """What the export measured against the checkpoint in fp32, and the limit it had to meet."""
+
+    max_abs_error: float
+    tolerance: float
+    cases: list[ParityCase]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelEntry:
+    """What a host must know of one engine.
+
+    Attributes:
+        family: ``model_type`` of the checkpoint, for people; nothing depends on it.
+        context_length: highest number of positions the model was made for.
+        dtype: one of ``DTYPES``, the type of what is not quantized.
+        logits: one of ``LOGITS_KINDS``.
+        masks: the mask inputs of the graph, a subset of the two names in ``graph``.
+        sliding_window: positions a sliding-window layer sees, None without such layers.
+    """
+
+    family: str
+    vocab_size: int
+    bos_token_id: int | None
+    eos_token_ids: list[int]
+    context_length: int
+    kv: KVGeometry
+    dtype: str
+    quantization: str
+    logits: str
+    masks: list[str]
+    sliding_window: int | None
+    parity: ParityReport
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileEntry:
+    """Size in bytes and sha256 (hex) of one file of the bundle."""
+
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """The content of dsbd.json. ``files`` is keyed by path relative to the bundle."""
+
+    schema_version: int
+    versions: dict[str, str]
+    target: ModelEntry
+    draft: ModelEntry
+    files: dict[str, FileEntry]
+
+
+def manifest_from_file(file: Path) -> Manifest:
+    """Read and check dsbd.json; raise BundleError naming the place of the first mismatch."""
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, OSError, RecursionError) as error:
+        raise BundleError(f"{file} cannot be read as JSON ({error}); export again") from error
+    found = data.get("schema_version") if isinstance(data, dict) else None
+    if type(found) is not int or found != SCHEMA_VERSION:
+        raise BundleError(
+            f"{file} has schema_version {_short(found)}, this version reads {SCHEMA_VERSION}; "
+            "export the bundle again with this version of dsbd-ort"
+        )
+    manifest: Manifest = _parsed(Manifest, data, str(file))
+    check_entry(manifest.target, f"{file}: target")
+    check_entry(manifest.draft, f"{file}: draft")
+    return manifest
+
+
+def check_entry(entry: ModelEntry, where: str) -> None:
+    """Raise BundleError unless the values of a well-typed entry make sense together."""
+    counts = {
+        "vocab_size": entry.vocab_size,
+        "context_length": entry.context_length,
+        "kv: num_layers": entry.kv.num_layers,
+        "kv: num_heads": entry.kv.num_heads,
+        "kv: head_dim": entry.kv.head_dim,
+        "sliding_window": 1 if entry.sliding_window is None else entry.sliding_window,
+    }
+    for name, count in counts.items():
+        if count < 1:
+            raise _mismatch("a number above 0", count, f"{where}: {name}")
+    choices = (
+        ("dtype", entry.dtype, DTYPES),
+        ("kv: dtype", entry.kv.dtype, DTYPES),
+        ("logits", entry.logits, LOGITS_KINDS),
+    )
+    for name, value, known in choices:
+        if value not in known:
+            raise _mismatch(f"one of {', '.join(known)}", value, f"{where}: {name}")
+    special_ids = [
+        *entry.eos_token_ids,
+        *([] if entry.bos_token_id is None else [entry.bos_token_id]),
+    ]
+    for token_id in special_ids:
+        if not 0 <= token_id < entry.vocab_size:
+            raise _mismatch(
+                f"0 to {entry.vocab_size - 1}", token_id, f"{where}: a special token id"
+            )
+    _check_masks(entry, where)
+
+
+def _check_masks(entry: ModelEntry, where: str) -> None:
+    names = sorted(entry.masks)
+    known = ([ATTENTION_MASK], [ATTENTION_MASK_SLIDING], [ATTENTION_MASK, ATTENTION_MASK_SLIDING])
+    if names not in known:
+        raise _mismatch(f"one of {known}", entry.masks, f"{where}: masks")
+    if (ATTENTION_MASK_SLIDING in names) != (entry.sliding_window is not None):
+        wanted = "a number exactly when masks has attention_mask_sliding"
+        raise _mismatch(wanted, entry.sliding_window, f"{where}: sliding_window")
+
+
+def _parsed(kind: Any, value: Any, where: str) -> Any:
+    """Build ``kind`` from parsed JSON; every mismatch names its place."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if dataclasses.is_dataclass(kind) and isinstance(value, dict):
+        return _parsed_dataclass(kind, value, where)
+    if origin is list and isinstance(value, list):
+        return [_parsed(arguments[0], v, f"{where}[{i}]") for i, v in enumerate(value)]
+    if origin is dict and isinstance(value, dict):
+        return {k: _parsed(arguments[1], v, f"{where}: {k}") for k, v in value.items()}
+    if origin is types.UnionType:  # only "X | None"
+        return None if value is None else _parsed(arguments[0], value, where)
+    if kind is float and type(value) in (int, float) and math.isfinite(_as_float(value)):
+        return float(value)
+    if origin is None and type(value) is kind and kind is not float:
+        return value
+    raise _mismatch(getattr(kind, "__name__", str(kind)), value, where)
+
+
+def _parsed_dataclass(kind: Any, value: dict[str, Any], where: str) -> Any:
+    hints = typing.get_type_hints(kind)
+    if odd := sorted(set(value) ^ set(hints)):
+        raise BundleError(
+            f"{where}: missing or unknown entries {_short(odd)}; export the bundle again"
+        )
+    return kind(**{k: _parsed(t, value[k], f"{where}: {k}") for k, t in hints.items()})
+
+
+def _as_float(value: int | float) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+
+
+def _mismatch(wanted: str, value: object, where: str) -> BundleError:
+    return BundleError(f"{where} is {_short(value)}, expected {wanted}; export the bundle again")
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 100 else f"{text[:97]}..."

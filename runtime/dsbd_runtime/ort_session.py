@@ -1,0 +1,161 @@
+"""A Session over ONNX Runtime: caches in host memory, bound in place by IO binding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsbd_runtime import graph
+from dsbd_runtime.errors import BundleError, DsbdError, InputError
+from dsbd_runtime.graph_check import check_graph
+from dsbd_runtime.kv_cache import KVCache, bucket_capacity
+from dsbd_runtime.manifest import ModelEntry
+from dsbd_runtime.providers import (
+    Provider,
+    check_dtype,
+    check_offered,
+    find_provider,
+    import_onnxruntime,
+)
+from dsbd_runtime.session import StepInputs
+
+LOG_ERRORS = 3
+LOG_WARNINGS = 2
+
+
+class OrtSession:
+    """One engine on ONNX Runtime together with its caches.
+
+    Each cache is one OrtValue bound to both ``past`` and ``present``, so that TensorScatter
+    writes in place; the OrtValues share the memory of the numpy buffers, so that ``move_rows``
+    needs no engine call. The bindings of the caches last until their capacity changes. Nothing is
+    copied on the way in (C-contiguous inputs) nor on the way out.
+    """
+
+    def __init__(
+        self,
+        model_path: Path,
+        entry: ModelEntry,
+        *,
+        provider: str = "cpu",
+        num_threads: int | None = None,
+        log_severity: int = LOG_ERRORS,
+    ) -> None:
+        """Open the engine at ``model_path``; its weights are memory-mapped where they lie.
+
+        Args:
+            model_path: the ONNX file; external data beside it.
+            entry: what the manifest says of the engine; a contradiction is a BundleError.
+            provider: a name of the table in ``providers``.
+            num_threads: threads of one call; None leaves the choice to ONNX Runtime.
+            log_severity: what ONNX Runtime writes to stderr. ``LOG_WARNINGS`` shows when a cache
+                is not updated in place.
+        """
+        row = find_provider(provider)
+        check_dtype(row, entry, model_path)
+        self._model_path = model_path
+        self._vocab_size = entry.vocab_size
+        self._ort = import_onnxruntime(row)
+        self._engine = _open_engine(self._ort, model_path, row, num_threads, log_severity)
+        check_graph(model_path, entry, self._engine.get_inputs(), self._engine.get_outputs())
+        self._cache: KVCache | None = KVCache(entry.kv)
+        self._binding: Any = self._engine.io_binding()
+        self._bind_caches(self._cache)
+
+    @property
+    def capacity(self) -> int:
+        """Rows that the caches hold now; 0 after ``close``."""
+        return 0 if self._cache is None else self._cache.capacity
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes that the caches take now."""
+        return 0 if self._cache is None else self._cache.num_bytes
+
+    def reserve(self, num_rows: int, num_used: int) -> None:
+        """Give the caches room for ``num_rows`` rows; keep the first ``num_used``."""
+        cache = self._open_cache()
+        capacity = bucket_capacity(num_rows)
+        if num_used > 0 and capacity <= cache.capacity:
+            return
+        # The binding holds the buffers: let go first, so that each can be freed once replaced.
+        self._binding.clear_binding_inputs()
+        self._binding.clear_binding_outputs()
+        try:
+            cache.resize(capacity, num_used)
+        finally:
+            self._bind_caches(cache)
+
+    def run(self, inputs: StepInputs) -> NDArray[np.float32]:
+        """Append S rows at ``first_row``; return the logits (R, vocab_size)."""
+        self._open_cache()
+        for name, array in _engine_inputs(inputs):
+            self._binding.bind_ortvalue_input(name, self._ort_value(array))
+        logits = np.empty((inputs.logit_rows.shape[0], self._vocab_size), np.float32)
+        self._binding.bind_ortvalue_output(graph.LOGITS, self._ort_value(logits))
+        self._engine.run_with_iobinding(self._binding)
+        return logits
+
+    def move_rows(self, src_rows: NDArray[np.int64], first_row: int) -> None:
+        """Copy the rows ``src_rows`` (K,) to ``first_row .. first_row + K - 1``, as if at once."""
+        self._open_cache().move_rows(src_rows, first_row)
+
+    def close(self) -> None:
+        """Release the engine and the caches; calling it again does nothing."""
+        self._binding = None
+        self._engine = None
+        self._cache = None
+
+    def _open_cache(self) -> KVCache:
+        if self._cache is None:
+            raise DsbdError(f"the engine {self._model_path} is closed; load it again")
+        return self._cache
+
+    def _bind_caches(self, cache: KVCache) -> None:
+        for (layer, part), buffer in cache.buffers.items():
+            value = self._ort_value(buffer)
+            self._binding.bind_ortvalue_input(graph.past_name(layer, part), value)
+            self._binding.bind_ortvalue_output(graph.present_name(layer, part), value)
+
+    def _ort_value(self, array: NDArray[Any]) -> Any:
+        """Return an OrtValue on the memory of ``array``, which the value keeps alive."""
+        return self._ort.OrtValue.ortvalue_from_numpy(array)
+
+
+def _engine_inputs(inputs: StepInputs) -> Iterator[tuple[str, NDArray[Any]]]:
+    """Yield name and array of each input besides the caches, in the engine's shapes."""
+    yield graph.INPUT_IDS, np.ascontiguousarray(inputs.token_ids)[None]  # (1, S)
+    yield graph.POSITION_IDS, np.ascontiguousarray(inputs.positions)[None]  # (1, S)
+    yield graph.WRITE_INDICES, np.array([inputs.first_row], np.int64)  # (1,)
+    yield graph.LOGIT_ROWS, np.ascontiguousarray(inputs.logit_rows)  # (R,)
+    for name, mask in inputs.masks.items():
+        yield name, np.ascontiguousarray(mask)[None, None]  # (1, 1, S, C)
+
+
+def _open_engine(
+    ort: ModuleType,
+    model_path: Path,
+    provider: Provider,
+    num_threads: int | None,
+    log_severity: int,
+) -> Any:
+    options = ort.SessionOptions()
+    options.log_severity_level = log_severity
+    if num_threads is not None:
+        if num_threads < 1:
+            raise InputError(f"num_threads is {num_threads}, expected 1 or more")
+        options.intra_op_num_threads = num_threads
+    try:
+        engine = ort.InferenceSession(str(model_path), options, providers=[provider.ort_name])
+    except Exception as error:  # its exceptions share no base but this one
+        reason = " ".join(str(error).split())
+        raise BundleError(
+            f"ONNX Runtime cannot load {model_path} ({reason}); copy the bundle or export again"
+        ) from error
+    check_offered(provider, engine.get_providers(), f"the session of {model_path} runs on")
+    return engine

@@ -1,0 +1,76 @@
+"""Text to token ids and back, from the bundle's tokenizer.json."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import tokenizers
+
+from dsbd_runtime.bundle import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, Bundle
+from dsbd_runtime.errors import BundleError, InputError
+
+
+class Tokenizer:
+    """The tokenizer of a bundle, for target and draft alike."""
+
+    def __init__(self, folder: Path, *, bos_token_id: int | None) -> None:
+        """Read tokenizer.json and, where there is one, tokenizer_config.json in ``folder``.
+
+        ``bos_token_id`` is the manifest's. ``encode`` puts it first when the tokenizer's own
+        post-processor adds none and tokenizer_config.json says ``"add_bos_token": true``.
+        """
+        self._backend = _read_backend(folder / TOKENIZER_FILE)
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        self._added_first: list[int] = []
+        if bos_token_id is not None and _says_add_bos_token(folder / TOKENIZER_CONFIG_FILE):
+            if bos_token_id not in self._backend.encode("").ids:
+                self._added_first = [bos_token_id]
+
+    @classmethod
+    def from_bundle(cls, bundle: Bundle) -> Tokenizer:
+        """Return the tokenizer of an opened bundle."""
+        return cls(bundle.path, bos_token_id=bundle.manifest.target.bos_token_id)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Return the token ids of ``text``, with the special tokens that belong around it.
+
+        A text that already spells them, as a filled chat template does, wants
+        ``add_special_tokens=False``.
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InputError(
+                f"the text has a lone surrogate U+{ord(text[error.start]):04X} at index "
+                f"{error.start}, which is no character; decode the input as UTF-8 before"
+            ) from error
+        ids = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return [*self._added_first, *ids] if add_special_tokens else list(ids)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text of ``token_ids`` without special tokens.
+
+        Bytes that are no UTF-8 become U+FFFD.
+        """
+        return self._backend.decode([int(i) for i in token_ids], skip_special_tokens=True)
+
+
+def _read_backend(file: Path) -> tokenizers.Tokenizer:
+    try:
+        return tokenizers.Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises plain Exception
+        reason = " ".join(str(error).split())
+        raise BundleError(f"{file} is no tokenizer ({reason}); export the bundle again") from error
+
+
+def _says_add_bos_token(file: Path) -> bool:
+    if not file.exists():
+        return False
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, OSError, RecursionError) as error:
+        raise BundleError(f"{file} cannot be read as JSON ({error}); export again") from error
+    return isinstance(config, dict) and config.get("add_bos_token") is True

@@ -1,0 +1,75 @@
+"""A Session without an engine: its caches hold token ids, a function makes the logits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsbd_runtime.errors import DsbdError
+from dsbd_runtime.session import StepInputs
+
+BYTES_PER_ROW = 100
+
+
+class FakeSession:
+    """Records what it is asked; capacities are multiples of 64.
+
+    Attributes:
+        rows: (capacity,) int64. The token id in each cache row; -1 where nothing was written.
+        calls: for each run a copy of its inputs.
+        moves: for each move its source rows and first row.
+    """
+
+    def __init__(
+        self, vocab_size: int, answer: Callable[[StepInputs], None] = lambda inputs: None
+    ) -> None:
+        """``answer`` sees every call's inputs and may raise."""
+        self._vocab_size = vocab_size
+        self._answer = answer
+        self.rows = np.full(64, -1, np.int64)
+        self.calls: list[StepInputs] = []
+        self.moves: list[tuple[list[int], int]] = []
+        self.is_closed = False
+
+    @property
+    def capacity(self) -> int:
+        return len(self.rows)
+
+    @property
+    def kv_bytes(self) -> int:
+        return BYTES_PER_ROW * len(self.rows)
+
+    def reserve(self, num_rows: int, num_used: int) -> None:
+        if self.is_closed:
+            raise DsbdError("closed")
+        capacity = max(64, -(-num_rows // 64) * 64)
+        if num_used > 0 and capacity <= self.capacity:
+            return
+        used = self.rows[:num_used]
+        self.rows = np.full(capacity, -1, np.int64)
+        self.rows[:num_used] = used
+
+    def run(self, inputs: StepInputs) -> NDArray[np.float32]:
+        """Return logits that name the row: logits[r, v] = token id of row r + v / 1000."""
+        masks = {name: mask.copy() for name, mask in inputs.masks.items()}
+        for mask in masks.values():
+            assert mask.shape == (len(inputs.token_ids), self.capacity)
+        self.calls.append(
+            StepInputs(
+                inputs.token_ids, inputs.positions, masks, inputs.first_row, inputs.logit_rows
+            )
+        )
+        self._answer(inputs)
+        stop = inputs.first_row + len(inputs.token_ids)
+        self.rows[inputs.first_row : stop] = inputs.token_ids
+        tokens = inputs.token_ids[inputs.logit_rows].astype(np.float32)
+        return tokens[:, None] + np.arange(self._vocab_size, dtype=np.float32) / 1000
+
+    def move_rows(self, src_rows: NDArray[np.int64], first_row: int) -> None:
+        self.moves.append((src_rows.tolist(), first_row))
+        self.rows[first_row : first_row + len(src_rows)] = self.rows[src_rows]
+
+    def close(self) -> None:
+        self.is_closed = True

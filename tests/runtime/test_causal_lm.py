@@ -1,0 +1,250 @@
+"""CausalLM over a fake session: rows, chunks, masks, peaks, and what it refuses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dsbd_runtime.causal_lm import MAX_STEP_ROWS, CausalLM
+from dsbd_runtime.errors import CapacityError, DsbdError, InputError
+from dsbd_runtime.graph import ATTENTION_MASK, ATTENTION_MASK_SLIDING
+from dsbd_runtime.session import StepInputs
+from tests.runtime.fakes import BYTES_PER_ROW, FakeSession
+from tests.runtime.tiny_graph import TinyModel
+
+VOCAB_SIZE = 2000
+ENTRY = TinyModel(vocab_size=VOCAB_SIZE).entry()
+SLIDING_ENTRY = TinyModel(vocab_size=VOCAB_SIZE, sliding_window=2).entry()
+
+
+def new_model(**changes: Any) -> tuple[FakeSession, CausalLM]:
+    session = FakeSession(VOCAB_SIZE)
+    return session, CausalLM(session, replace(ENTRY, **changes))
+
+
+def append_chain(model: CausalLM, num_new: int, logit_rows: list[int] | None = None) -> Any:
+    """Append rows whose token id and position are their row number."""
+    rows = np.arange(model.num_rows, model.num_rows + num_new)
+    mask = np.arange(rows[-1] + 1) <= rows[:, None]
+    return model.step(rows, rows, mask, np.array(logit_rows or [], np.int64))
+
+
+def test_rows_are_appended_one_step_after_the_other() -> None:
+    session, model = new_model()
+    append_chain(model, 3)
+    logits = append_chain(model, 2, [1, 0])
+    assert (model.num_rows, model.vocab_size, model.context_length) == (5, VOCAB_SIZE, 2048)
+    assert [call.first_row for call in session.calls] == [0, 3]
+    assert logits[:, 0].tolist() == [4, 3]
+
+
+def test_masks_are_padded_to_the_capacity_with_false() -> None:
+    session, model = new_model()
+    append_chain(model, 4)
+    append_chain(model, 1)
+    model.keep(np.array([0, 1]))
+    mask = np.array([[True, False, True, False], [True, True, True, True]])
+    model.step(np.array([7, 8]), np.array([2, 3]), mask, np.array([0]))
+    found = session.calls[-1].masks
+    assert list(found) == [ATTENTION_MASK]
+    np.testing.assert_array_equal(found[ATTENTION_MASK][:, :4], mask)
+    assert not found[ATTENTION_MASK][:, 4:].any()
+
+
+def test_the_sliding_mask_cuts_by_position_also_after_keep() -> None:
+    session = FakeSession(VOCAB_SIZE)
+    model = CausalLM(session, SLIDING_ENTRY)
+    append_chain(model, 3)  # positions 0, 1, 2
+    siblings = np.array([[1, 1, 1, 1, 0], [1, 1, 1, 0, 1]], np.bool_)
+    model.step(np.array([5, 6]), np.array([3, 3]), siblings, np.array([], np.int64))
+    assert session.calls[-1].masks[ATTENTION_MASK_SLIDING][:, :5].tolist() == [
+        [False, False, True, True, False],
+        [False, False, True, False, True],
+    ]
+    model.keep(np.array([0, 2, 4]))  # positions 0, 2, 3
+    model.step(np.array([9]), np.array([4]), np.ones((1, 4), np.bool_), np.array([0]))
+    masks = session.calls[-1].masks
+    assert masks[ATTENTION_MASK][0, :4].tolist() == [True, True, True, True]
+    assert masks[ATTENTION_MASK_SLIDING][0, :4].tolist() == [False, False, True, True]
+    assert not masks[ATTENTION_MASK_SLIDING][0, 4:].any()
+
+
+def test_a_long_step_goes_in_chunks_into_caches_reserved_at_once() -> None:
+    session, model = new_model()
+    append_chain(model, 10)
+    logits = append_chain(model, 1500, [1499, 0, 255, 256, 256])
+    chunks = session.calls[1:]
+    assert [len(call.token_ids) for call in chunks] == [256] * 5 + [220]
+    assert [call.first_row for call in chunks] == [10 + 256 * i for i in range(6)]
+    assert {mask.shape[1] for call in chunks for mask in call.masks.values()} == {1536}
+    assert max(len(mask) for call in chunks for mask in call.masks.values()) == MAX_STEP_ROWS
+    assert logits.shape == (5, VOCAB_SIZE)
+    assert logits[:, 0].tolist() == [1509, 10, 265, 266, 266]
+    assert session.rows[: model.num_rows].tolist() == list(range(1510))
+    for call in chunks:
+        rows = call.first_row + np.arange(len(call.token_ids))
+        np.testing.assert_array_equal(call.masks[ATTENTION_MASK], np.arange(1536) <= rows[:, None])
+
+
+KEEPS = [
+    # rows kept of 8, moves asked of the session
+    ([0, 1, 2], []),
+    ([0, 1, 2, 3, 4, 5, 6, 7], []),
+    ([], []),
+    ([3], [([3], 0)]),
+    ([0, 1, 4, 6], [([4, 6], 2)]),
+    ([0, 2, 3, 7], [([2, 3, 7], 1)]),
+]
+
+
+@pytest.mark.parametrize(("rows", "moves"), KEEPS)
+def test_keep_moves_only_the_rows_after_the_first_gap(
+    rows: list[int], moves: list[tuple[list[int], int]]
+) -> None:
+    session, model = new_model()
+    append_chain(model, 8)
+    model.keep(np.array(rows, np.int64))
+    assert session.moves == moves
+    assert model.num_rows == len(rows)
+    assert session.rows[: len(rows)].tolist() == rows
+
+
+def test_bytes_and_their_peak() -> None:
+    _, model = new_model()
+    assert model.kv_bytes == model.kv_bytes_peak == 64 * BYTES_PER_ROW
+    append_chain(model, 65)
+    model.keep(np.array([0]))
+    assert model.kv_bytes == 128 * BYTES_PER_ROW  # dropping rows keeps the memory
+    model.keep(np.array([], np.int64))
+    assert model.kv_bytes == 64 * BYTES_PER_ROW  # dropping all gives it back
+    assert model.kv_bytes_peak == 128 * BYTES_PER_ROW
+    model.reset_peak()
+    assert model.kv_bytes_peak == 64 * BYTES_PER_ROW
+
+
+@pytest.mark.parametrize("num_new", [2, 1000])
+def test_a_failing_engine_leaves_the_rows_as_they_were(num_new: int) -> None:
+    fail = [False]
+
+    def answer(inputs: StepInputs) -> None:
+        if fail[0] and inputs.first_row + len(inputs.token_ids) == num_new + 4:
+            raise RuntimeError("engine")
+
+    session = FakeSession(VOCAB_SIZE, answer)
+    model = CausalLM(session, ENTRY)
+    append_chain(model, 4)
+    fail[0] = True
+    with pytest.raises(RuntimeError, match="engine"):
+        append_chain(model, num_new)
+    assert model.num_rows == 4
+    assert session.rows[:4].tolist() == [0, 1, 2, 3]
+    fail[0] = False
+    append_chain(model, num_new)
+    assert model.num_rows == num_new + 4
+
+
+def test_a_failing_move_leaves_the_rows_before_the_gap() -> None:
+    class FailingMoves(FakeSession):
+        def move_rows(self, src_rows: Any, first_row: int) -> None:
+            raise RuntimeError("move")
+
+    model = CausalLM(FailingMoves(VOCAB_SIZE), ENTRY)
+    append_chain(model, 8)
+    with pytest.raises(RuntimeError, match="move"):
+        model.keep(np.array([0, 1, 5]))
+    assert model.num_rows == 2
+
+
+def test_a_context_manager_closes_the_session() -> None:
+    session, model = new_model()
+    with model as same:
+        assert same is model
+        append_chain(model, 1)
+    assert session.is_closed
+    assert model.num_rows == 0
+    with pytest.raises(DsbdError, match="closed"):
+        append_chain(model, 1)
+
+
+ONE = {
+    "token_ids": np.array([1]),
+    "positions": np.array([4]),
+    "mask": np.ones((1, 5), np.bool_),
+    "logit_rows": np.array([0]),
+}
+TWO = {
+    "token_ids": np.array([1, 2]),
+    "positions": np.array([4, 5]),
+    "mask": np.tri(2, 6, 4, dtype=np.bool_),
+    "logit_rows": np.array([0]),
+}
+BAD_STEPS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    (ONE, {"token_ids": [1]}, "token_ids is a list, expected a numpy array"),
+    (ONE, {"token_ids": np.array([1], np.int32)}, "token_ids has shape .1,. and type int32"),
+    (ONE, {"token_ids": np.array([[1]])}, "token_ids has shape .1, 1."),
+    (ONE, {"token_ids": np.array([], np.int64)}, "token_ids is empty"),
+    (ONE, {"token_ids": np.array([-1])}, r"token_ids\[0\] is -1, expected 0 to 1999"),
+    (TWO, {"token_ids": np.array([0, 2000])}, r"token_ids\[1\] is 2000, expected 0 to 1999"),
+    (ONE, {"positions": np.array([1, 2])}, r"positions has shape \(2,\), expected \(1,\)"),
+    (ONE, {"positions": np.array([-1])}, r"positions\[0\] is -1"),
+    (ONE, {"mask": np.ones((1, 5), np.int64)}, "mask has shape .1, 5. and type int64"),
+    (ONE, {"mask": np.ones((1, 4), np.bool_)}, r"mask has shape \(1, 4\), expected \(1, 5\)"),
+    (TWO, {"mask": np.ones((2, 6), np.bool_)}, "mask lets a row see a later row"),
+    (ONE, {"logit_rows": np.array([1])}, r"logit_rows\[0\] is 1, expected 0 to 0"),
+    (ONE, {"logit_rows": np.array([0.0])}, "logit_rows has shape .1,. and type float64"),
+]
+
+
+@pytest.mark.parametrize(("good", "changes", "message"), BAD_STEPS)
+def test_a_bad_step_is_refused_and_changes_nothing(
+    good: dict[str, Any], changes: dict[str, Any], message: str
+) -> None:
+    session, model = new_model()
+    append_chain(model, 4)
+    with pytest.raises(InputError, match=message):
+        model.step(**{**good, **changes})
+    assert model.num_rows == 4
+    assert len(session.calls) == 1
+    model.step(**good)
+
+
+def test_a_long_step_may_not_look_ahead_across_chunks() -> None:
+    _, model = new_model()
+    mask = np.tri(600, dtype=np.bool_)
+    mask[3, 599] = True
+    rows = np.arange(600)
+    with pytest.raises(InputError, match="mask lets a row see a later row"):
+        model.step(rows, rows, mask, rows[:1])
+
+
+def test_a_position_beyond_the_context_is_a_capacity_error() -> None:
+    _, model = new_model(context_length=10)
+    append_chain(model, 10)
+    with pytest.raises(CapacityError, match=r"position 10 does not fit.* 10 positions \(0 to 9\)"):
+        append_chain(model, 1)
+    sibling = np.tri(1, 11, 10, dtype=np.bool_)
+    model.step(np.array([3]), np.array([9]), sibling, np.array([0]))
+    assert model.num_rows == 11  # rows may outnumber positions
+
+
+BAD_KEEPS: list[tuple[Any, str]] = [
+    ([0, 1], "rows is a list"),
+    (np.array([0, 1], np.int32), "type int32"),
+    (np.array([[0, 1]]), "has shape .1, 2."),
+    (np.array([1, 1]), r"rows\[1\] is 1 after 1, expected strictly increasing"),
+    (np.array([2, 1]), r"rows\[1\] is 1 after 2, expected strictly increasing"),
+    (np.array([0, 4]), r"rows\[1\] is 4, expected 0 to 3"),
+    (np.array([-1, 2]), r"rows\[0\] is -1"),
+]
+
+
+@pytest.mark.parametrize(("rows", "message"), BAD_KEEPS)
+def test_a_bad_keep_is_refused_and_changes_nothing(rows: Any, message: str) -> None:
+    _, model = new_model()
+    append_chain(model, 4)
+    with pytest.raises(InputError, match=message):
+        model.keep(rows)
+    assert model.num_rows == 4

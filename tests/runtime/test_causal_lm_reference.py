@@ -1,0 +1,164 @@
+"""Logits through ONNX Runtime and the cache equal the plain numpy model, whatever the forest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from dsbd_runtime.causal_lm import CausalLM
+from dsbd_runtime.ort_session import OrtSession
+from tests.runtime.reference import ancestor_mask, reference_logits
+from tests.runtime.tiny_graph import TinyModel, write_engine
+
+TOLERANCE = {"fp32": 2e-5, "fp16": 3e-2}
+
+
+class Forest:
+    """Steps a model over a growing tree and keeps what the reference needs to say the same."""
+
+    def __init__(self, tiny: TinyModel, model: CausalLM) -> None:
+        self.tiny, self.model = tiny, model
+        self.token_ids: list[int] = []
+        self.parents: list[int] = []
+
+    def grow(self, token_ids: list[int], parents: list[int], logit_rows: list[int]) -> None:
+        """Append rows whose parents are rows of the cache, then compare their logits."""
+        first = len(self.token_ids)
+        self.token_ids += token_ids
+        self.parents += parents
+        tokens, positions, mask = self._arrays()
+        found = self.model.step(
+            tokens[first:], positions[first:], mask[first:], np.array(logit_rows, np.int64)
+        )
+        wanted = reference_logits(self.tiny, tokens, positions, mask)[first:][logit_rows]
+        assert found.dtype == np.float32
+        np.testing.assert_allclose(found, wanted, atol=TOLERANCE[self.tiny.dtype])
+        assert self.model.num_rows == len(self.token_ids)
+
+    def keep(self, rows: list[int]) -> None:
+        """Keep rows that hold their ancestors."""
+        self.model.keep(np.array(rows, np.int64))
+        self.token_ids = [self.token_ids[row] for row in rows]
+        self.parents = [
+            rows.index(self.parents[row]) if self.parents[row] >= 0 else -1 for row in rows
+        ]
+        assert self.model.num_rows == len(rows)
+
+    def with_ancestors(self, rows: list[int]) -> list[int]:
+        mask = self._arrays()[2]
+        return [int(row) for row in np.flatnonzero(mask[rows].any(axis=0))]
+
+    def _arrays(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
+        mask = ancestor_mask(self.parents)
+        positions = mask.sum(axis=1).astype(np.int64) - 1
+        return np.array(self.token_ids, np.int64), positions, mask
+
+
+@contextmanager
+def opened(tiny: TinyModel, folder: Path) -> Iterator[CausalLM]:
+    write_engine(tiny, folder / "model.onnx")
+    session = OrtSession(folder / "model.onnx", tiny.entry(), num_threads=1)
+    with CausalLM(session, tiny.entry()) as model:
+        yield model
+
+
+def chain(num_rows: int, *, first: int = 0, seed: int = 0) -> tuple[list[int], list[int]]:
+    """Return random tokens and parents, each row's parent the row before."""
+    tokens = np.random.default_rng(seed).integers(0, 256, num_rows)
+    return tokens.tolist(), [first + row - 1 for row in range(num_rows)]
+
+
+MODELS = {
+    "fp32": TinyModel(),
+    "fp16": TinyModel(dtype="fp16"),
+    "sliding": TinyModel(sliding_window=5),
+    "one head": TinyModel(num_layers=1, num_heads=1, num_kv_heads=1),
+}
+
+
+@pytest.mark.parametrize("tiny", MODELS.values(), ids=MODELS.keys())
+def test_prefill_tree_and_keep_give_the_reference_logits(tiny: TinyModel, tmp_path: Path) -> None:
+    with opened(tiny, tmp_path) as model:
+        forest = Forest(tiny, model)
+        forest.grow(*chain(9), logit_rows=[8])
+        # 8 has the children 9 and 10; 9 has 11 and 12; 10 has 13; 13 has 14.
+        forest.grow([1, 2, 3, 4, 5, 6], [8, 8, 9, 9, 10, 13], logit_rows=[0, 1, 2, 3, 4, 5])
+        forest.keep([*range(9), 10, 13, 14])
+        forest.grow([7, 8], [11, 11], logit_rows=[1, 0])
+        forest.keep(list(range(4)))
+        forest.grow([9], [3], logit_rows=[0])
+        forest.keep([])
+        forest.grow(*chain(3, seed=1), logit_rows=[0, 1, 2])
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("window", [None, 3])
+def test_random_forests_give_the_reference_logits(
+    seed: int, window: int | None, tmp_path: Path
+) -> None:
+    tiny = TinyModel(sliding_window=window)
+    rng = np.random.default_rng(seed)
+    with opened(tiny, tmp_path) as model:
+        forest = Forest(tiny, model)
+        forest.grow(*chain(20, seed=seed), logit_rows=[19])
+        for _ in range(12):
+            first, num_new = len(forest.token_ids), int(rng.integers(1, 30))
+            parents = [int(rng.integers(max(0, first - 4), first + row)) for row in range(num_new)]
+            logit_rows = rng.permutation(num_new)[: rng.integers(0, num_new + 1)].tolist()
+            forest.grow(rng.integers(0, 256, num_new).tolist(), parents, logit_rows)
+            leaves = rng.integers(0, len(forest.token_ids), 6).tolist()
+            forest.keep(forest.with_ancestors(leaves))
+
+
+def test_values_survive_the_growth_of_the_caches(tmp_path: Path) -> None:
+    tiny = TinyModel()
+    with opened(tiny, tmp_path) as model:
+        forest = Forest(tiny, model)
+        forest.grow(*chain(100), logit_rows=[99])
+        sizes = [model.kv_bytes]
+        for step in range(4):
+            forest.grow(*chain(150, first=100 + 150 * step, seed=step), logit_rows=[0, 149])
+            sizes.append(model.kv_bytes)
+        rows_of = {size: size // (sizes[0] // 128) for size in sizes}
+        assert [rows_of[size] for size in sizes] == [128, 256, 512, 768, 768]
+        assert model.kv_bytes_peak == sizes[-1]
+        forest.keep([])
+        assert rows_of[model.kv_bytes] == 128
+        model.reset_peak()
+        assert model.kv_bytes_peak == sizes[0]
+        forest.grow(*chain(3), logit_rows=[2])
+
+
+def test_a_long_prompt_in_chunks_gives_the_reference_logits(tmp_path: Path) -> None:
+    tiny = TinyModel(num_layers=2, sliding_window=300)
+    with opened(tiny, tmp_path) as model:
+        forest = Forest(tiny, model)
+        forest.grow(*chain(3), logit_rows=[2])
+        forest.grow(*chain(1500, first=3), logit_rows=[1499, 0, 255, 256, 700])
+        forest.grow(*chain(2, first=1503), logit_rows=[0, 1])
+
+
+def test_no_logit_rows_give_no_logits_but_append_rows(tmp_path: Path) -> None:
+    tiny = TinyModel()
+    with opened(tiny, tmp_path) as model:
+        forest = Forest(tiny, model)
+        forest.grow(*chain(5), logit_rows=[])
+        forest.grow(*chain(300, first=5), logit_rows=[])
+        forest.grow(*chain(1, first=305), logit_rows=[0])
+
+
+def test_logits_are_the_callers_own(tmp_path: Path) -> None:
+    tiny = TinyModel()
+    with opened(tiny, tmp_path) as model:
+        row = (np.array([1]), np.array([0]), np.ones((1, 1), np.bool_), np.array([0]))
+        first = model.step(*row)
+        copy = first.copy()
+        model.keep(np.array([], np.int64))
+        model.step(np.array([2]), *row[1:])
+        np.testing.assert_array_equal(first, copy)
+        assert first.flags.owndata

@@ -1,0 +1,120 @@
+"""Cache buffers: buckets, growth, moves, and memory that runs out."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from dsbd_runtime.bundle import KVGeometry
+from dsbd_runtime.errors import CapacityError
+from dsbd_runtime.kv_cache import KVCache, bucket_capacity
+
+GEOMETRY = KVGeometry(num_layers=3, num_heads=2, head_dim=4, dtype="fp32")
+
+BUCKETS = [
+    # rows wanted, capacity
+    (0, 128),
+    (128, 128),
+    (129, 256),
+    (257, 512),
+    (512, 512),
+    (513, 768),
+    (769, 1024),
+    (1024, 1024),
+    (1025, 1536),
+    (1537, 2048),
+    (32_769, 49_152),
+]
+
+
+@pytest.mark.parametrize(("num_rows", "capacity"), BUCKETS)
+def test_buckets(num_rows: int, capacity: int) -> None:
+    assert bucket_capacity(num_rows) == capacity
+
+
+def test_long_caches_have_at_most_a_third_free_and_always_fit() -> None:
+    for num_rows in range(513, 9000):
+        assert num_rows <= bucket_capacity(num_rows) < 1.5 * num_rows
+
+
+def filled_cache(num_used: int, geometry: KVGeometry = GEOMETRY) -> KVCache:
+    cache = KVCache(geometry)
+    rng = np.random.default_rng(0)
+    for buffer in cache.buffers.values():
+        buffer[:, :, :num_used] = rng.standard_normal(buffer[:, :, :num_used].shape)
+    return cache
+
+
+def test_growth_keeps_the_used_rows_and_zeroes_the_rest() -> None:
+    cache = filled_cache(128)
+    before = {key: buffer.copy() for key, buffer in cache.buffers.items()}
+    cache.resize(256, 100)
+    assert cache.capacity == 256
+    assert cache.num_bytes == 6 * 2 * 256 * 4 * 4
+    for key, buffer in cache.buffers.items():
+        assert buffer.shape == (1, 2, 256, 4)
+        assert buffer.flags.c_contiguous
+        np.testing.assert_array_equal(buffer[:, :, :100], before[key][:, :, :100])
+        assert not buffer[:, :, 100:].any()
+
+
+def test_growth_holds_one_old_buffer_at_a_time() -> None:
+    geometry = KVGeometry(num_layers=8, num_heads=2, head_dim=64, dtype="fp16")
+    cache = filled_cache(128, geometry)
+    tracemalloc.start()
+    try:
+        cache.resize(256, 128)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    one_buffer = cache.num_bytes // 16
+    assert cache.num_bytes == 8 * 2 * 2 * 256 * 64 * 2
+    assert peak < cache.num_bytes + one_buffer
+
+
+def test_moved_rows_overlap_as_if_copied_at_once() -> None:
+    cache = filled_cache(128)
+    before = {key: buffer.copy() for key, buffer in cache.buffers.items()}
+    cache.move_rows(np.array([3, 4, 6, 9]), 2)
+    for key, buffer in cache.buffers.items():
+        np.testing.assert_array_equal(buffer[:, :, 2:6], before[key][:, :, [3, 4, 6, 9]])
+        np.testing.assert_array_equal(buffer[:, :, :2], before[key][:, :, :2])
+        np.testing.assert_array_equal(buffer[:, :, 6:], before[key][:, :, 6:])
+
+
+def test_caches_may_be_fp16() -> None:
+    cache = KVCache(KVGeometry(num_layers=1, num_heads=1, head_dim=4, dtype="fp16"))
+    assert {buffer.dtype for buffer in cache.buffers.values()} == {np.dtype(np.float16)}
+
+
+def test_too_little_memory_leaves_the_caches_as_they_were() -> None:
+    class ScarceCache(KVCache):
+        """Has memory for three buffers of 256 rows."""
+
+        num_large = 0
+
+        def _new_buffer(self, capacity: int) -> np.ndarray:
+            if capacity == 256:
+                self.num_large += 1
+                if self.num_large > 3:
+                    raise MemoryError
+            return super()._new_buffer(capacity)
+
+    cache = ScarceCache(GEOMETRY)
+    for index, buffer in enumerate(cache.buffers.values()):
+        buffer[:] = index + 1
+    with pytest.raises(CapacityError, match=r"no memory for .* 256 rows, 49152 bytes"):
+        cache.resize(256, 50)
+    assert cache.capacity == 128
+    for index, buffer in enumerate(cache.buffers.values()):
+        assert buffer.shape[2] == 128
+        assert (buffer[:, :, :50] == index + 1).all()
+
+
+def test_a_refused_allocation_is_a_capacity_error() -> None:
+    cache = KVCache(GEOMETRY)
+    with pytest.raises(CapacityError, match="shorten the prompt"):
+        cache.resize(1 << 50, 10)  # beyond the address space of any machine
+    assert cache.capacity == 128

@@ -1,0 +1,83 @@
+"""From a bundle on disk to logits, and engines that contradict their manifest."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dsbd_runtime.bundle import Bundle, ModelEntry, open_bundle, write_manifest
+from dsbd_runtime.errors import BundleError, InputError
+from dsbd_runtime.graph import ATTENTION_MASK, ATTENTION_MASK_SLIDING
+from dsbd_runtime.loading import load_causal_lm
+from tests.runtime.reference import reference_logits
+from tests.runtime.tiny_graph import TinyModel
+
+
+@pytest.mark.parametrize(("role", "seed"), [("target", 0), ("draft", 1)])
+def test_target_and_draft_load_and_step(tiny_bundle: Bundle, role: str, seed: int) -> None:
+    tokens = np.array([10, 20, 30])
+    rows, mask = np.arange(3), np.tri(3, dtype=np.bool_)
+    with load_causal_lm(tiny_bundle, role, num_threads=1) as model:
+        found = model.step(tokens, rows, mask, rows)
+    wanted = reference_logits(TinyModel(seed=seed), tokens, rows, mask)
+    np.testing.assert_allclose(found, wanted, atol=2e-5)
+
+
+def test_an_unknown_role_is_refused(tiny_bundle: Bundle) -> None:
+    with pytest.raises(InputError, match="no model 'teacher'"):
+        load_causal_lm(tiny_bundle, "teacher")
+
+
+def test_a_truncated_engine_of_the_right_size_on_paper(bundle_copy: Path) -> None:
+    engine = bundle_copy / "draft" / "model.onnx"
+    engine.write_bytes(engine.read_bytes()[:500])
+    entry = TinyModel().entry()
+    write_manifest(bundle_copy, versions={}, target=entry, draft=entry)
+    bundle = open_bundle(bundle_copy, verify=True)
+    with pytest.raises(BundleError, match=r"cannot load .*draft.model\.onnx") as caught:
+        load_causal_lm(bundle, "draft")
+    assert "\n" not in str(caught.value)
+
+
+ENTRY = TinyModel().entry()
+MORE_LAYERS = replace(ENTRY, kv=replace(ENTRY.kv, num_layers=3))
+FEWER_LAYERS = replace(ENTRY, kv=replace(ENTRY.kv, num_layers=1))
+MORE_HEADS = replace(ENTRY, kv=replace(ENTRY.kv, num_heads=4))
+OTHER_HEAD_DIM = replace(ENTRY, kv=replace(ENTRY.kv, head_dim=16))
+OTHER_DTYPE = replace(ENTRY, kv=replace(ENTRY.kv, dtype="fp16"))
+MORE_MASKS = replace(ENTRY, masks=[ATTENTION_MASK, ATTENTION_MASK_SLIDING], sliding_window=4)
+OTHER_MASK = replace(ENTRY, masks=[ATTENTION_MASK_SLIDING], sliding_window=4)
+CONTRADICTIONS = [
+    (MORE_LAYERS, "lacks the input past_key_values.2.key"),
+    (FEWER_LAYERS, "has an input past_key_values.1.key that the manifest excludes"),
+    (MORE_HEADS, r"past_key_values.0.key of shape \[1, 2, 'C', 8\], expected \[1, 4, None, 8\]"),
+    (OTHER_HEAD_DIM, r"of shape \[1, 2, 'C', 8\], expected \[1, 2, None, 16\]"),
+    (OTHER_DTYPE, r"past_key_values.0.key of tensor\(float\), the manifest says tensor\(float16\)"),
+    (MORE_MASKS, "lacks the input attention_mask_sliding"),
+    (OTHER_MASK, "lacks the input attention_mask_sliding"),
+    (
+        replace(ENTRY, vocab_size=300),
+        r"output logits of shape \['R', 258\], expected \[None, 300\]",
+    ),
+]
+
+
+@pytest.mark.parametrize(("entry", "said"), CONTRADICTIONS)
+def test_an_engine_that_contradicts_the_manifest(
+    bundle_copy: Path, entry: ModelEntry, said: str
+) -> None:
+    write_manifest(bundle_copy, versions={}, target=entry, draft=entry)
+    with pytest.raises(BundleError, match=said) as caught:
+        load_causal_lm(open_bundle(bundle_copy), "target")
+    assert "export the bundle again" in str(caught.value)
+
+
+def test_the_prune_graph_is_no_engine(bundle_copy: Path) -> None:
+    (bundle_copy / "target" / "prune.onnx").replace(bundle_copy / "target" / "model.onnx")
+    (bundle_copy / "target" / "prune.onnx").write_bytes(b"")
+    write_manifest(bundle_copy, versions={}, target=ENTRY, draft=ENTRY)
+    with pytest.raises(BundleError, match="lacks the input input_ids"):
+        load_causal_lm(open_bundle(bundle_copy), "target")

@@ -1,0 +1,189 @@
+"""ONNX Runtime session: in place, on shared memory, and clear about what it cannot open."""
+
+from __future__ import annotations
+
+import tracemalloc
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+
+from dsbd_runtime import graph
+from dsbd_runtime.bundle import Bundle
+from dsbd_runtime.errors import BundleError, DsbdError, InputError, ProviderError
+from dsbd_runtime.kv_cache import KVCache
+from dsbd_runtime.ort_session import LOG_WARNINGS, OrtSession
+from dsbd_runtime.session import StepInputs
+from tests.runtime.tiny_graph import TinyModel, write_engine
+
+IN_PLACE_WARNING = "in-place optimization not activated"
+
+
+def step_inputs(capacity: int, num_new: int, first_row: int = 0) -> StepInputs:
+    rows = np.arange(num_new)
+    mask = np.arange(capacity) <= (first_row + rows)[:, None]
+    return StepInputs(rows, first_row + rows, {graph.ATTENTION_MASK: mask}, first_row, rows[-1:])
+
+
+def buffers_of(session: OrtSession) -> list[Any]:
+    """The caches' memory, which no public name gives away."""
+    assert session._cache is not None
+    return list(session._cache.buffers.values())
+
+
+def engine_with_warnings(path: Path) -> Any:
+    options = ort.SessionOptions()
+    options.log_severity_level = LOG_WARNINGS
+    return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+def test_caches_are_updated_in_place_and_nothing_is_copied(
+    tiny_bundle: Bundle, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path, entry = tiny_bundle.model_path("target"), tiny_bundle.entry("target")
+    session = OrtSession(path, entry, num_threads=1, log_severity=LOG_WARNINGS)
+    for num_rows, first_row in ((5, 0), (7, 5), (200, 12)):
+        session.reserve(first_row + num_rows, first_row)
+        addresses = [buffer.ctypes.data for buffer in buffers_of(session)]
+        session.run(step_inputs(session.capacity, num_rows, first_row))
+        for buffer, address in zip(buffers_of(session), addresses, strict=True):
+            assert buffer.ctypes.data == address
+            written = buffer[0, :, :, 0] != 0
+            assert written[:, : first_row + num_rows].all()
+            assert not written[:, first_row + num_rows :].any()
+    assert IN_PLACE_WARNING not in capfd.readouterr().err
+
+
+def test_the_warning_appears_when_past_and_present_differ(
+    tiny_bundle: Bundle, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Proves that the absence of the warning, above and below, says something."""
+    engine = engine_with_warnings(tiny_bundle.prune_path("target"))
+    cache = KVCache(tiny_bundle.entry("target").kv)
+    feeds = {graph.past_name(layer, part): b for (layer, part), b in cache.buffers.items()}
+    engine.run(None, {graph.SRC_ROWS: np.array([1]), graph.WRITE_INDICES: np.array([0]), **feeds})
+    assert IN_PLACE_WARNING in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("src_rows", "first_row"), [([3], 0), ([1, 2, 3, 4], 0), ([5, 7, 8, 20, 127], 4), ([], 2)]
+)
+def test_prune_graph_and_move_rows_give_the_same_caches_in_place(
+    tiny_bundle: Bundle,
+    capfd: pytest.CaptureFixture[str],
+    src_rows: list[int],
+    first_row: int,
+) -> None:
+    engine = engine_with_warnings(tiny_bundle.prune_path("target"))
+    by_numpy, by_graph = (KVCache(tiny_bundle.entry("target").kv) for _ in range(2))
+    rng = np.random.default_rng(0)
+    binding = engine.io_binding()
+    for key, buffer in by_numpy.buffers.items():
+        buffer[:] = rng.standard_normal(buffer.shape)
+        by_graph.buffers[key][:] = buffer
+        value = ort.OrtValue.ortvalue_from_numpy(by_graph.buffers[key])
+        binding.bind_ortvalue_input(graph.past_name(*key), value)
+        binding.bind_ortvalue_output(graph.present_name(*key), value)
+    binding.bind_cpu_input(graph.SRC_ROWS, np.array(src_rows, np.int64))
+    binding.bind_cpu_input(graph.WRITE_INDICES, np.array([first_row]))
+    engine.run_with_iobinding(binding)
+    by_numpy.move_rows(np.array(src_rows, np.int64), first_row)
+    for key, buffer in by_numpy.buffers.items():
+        np.testing.assert_array_equal(by_graph.buffers[key], buffer)
+    assert IN_PLACE_WARNING not in capfd.readouterr().err
+
+
+def test_a_fresh_start_shrinks_the_caches_and_forgets(tiny_bundle: Bundle) -> None:
+    session = OrtSession(tiny_bundle.model_path("target"), tiny_bundle.entry("target"))
+    session.reserve(300, 0)
+    session.run(step_inputs(session.capacity, 256))
+    session.reserve(10, 256)
+    assert session.capacity == 512
+    session.reserve(10, 0)
+    assert session.capacity == 128
+    assert session.kv_bytes == sum(buffer.nbytes for buffer in buffers_of(session))
+    assert not any(buffer.any() for buffer in buffers_of(session))
+
+
+def test_growth_lets_go_of_each_old_buffer_before_the_next(tmp_path: Path) -> None:
+    tiny = TinyModel(num_layers=4, num_kv_heads=4, head_dim=32, vocab_size=300)
+    write_engine(tiny, tmp_path / "model.onnx")
+    session = OrtSession(tmp_path / "model.onnx", tiny.entry(), num_threads=1)
+    tracemalloc.start()
+    try:
+        session.reserve(100, 0)
+        session.run(step_inputs(session.capacity, 100))
+        before, _ = tracemalloc.get_traced_memory()
+        tracemalloc.reset_peak()
+        old_bytes, one_buffer = session.kv_bytes, session.kv_bytes // 8
+        session.reserve(200, 100)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert session.kv_bytes == 2 * old_bytes
+    assert peak - before < session.kv_bytes - old_bytes + 2 * one_buffer
+
+
+def test_a_closed_session_says_so(tiny_bundle: Bundle) -> None:
+    session = OrtSession(tiny_bundle.model_path("target"), tiny_bundle.entry("target"))
+    inputs = step_inputs(session.capacity, 1)
+    session.close()
+    session.close()
+    assert (session.capacity, session.kv_bytes) == (0, 0)
+    for call in (
+        lambda: session.run(inputs),
+        lambda: session.reserve(1, 0),
+        lambda: session.move_rows(np.array([1]), 0),
+    ):
+        with pytest.raises(DsbdError, match=r"model\.onnx is closed"):
+            call()
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", b"\xff" * 4096, None])
+def test_a_damaged_engine_is_one_line(
+    tiny_bundle: Bundle, tmp_path: Path, content: bytes | None
+) -> None:
+    good = tiny_bundle.model_path("target").read_bytes()
+    path = tmp_path / "model.onnx"
+    path.write_bytes(good[: len(good) // 2] if content is None else content)
+    with pytest.raises(BundleError, match=r"cannot load .*model\.onnx") as caught:
+        OrtSession(path, tiny_bundle.entry("target"))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("num_bytes", [None, 3000])
+def test_missing_or_short_weights_are_one_line(bundle_copy: Path, num_bytes: int | None) -> None:
+    weights = bundle_copy / "target" / "model.onnx.data"
+    if num_bytes is None:
+        weights.unlink()
+    else:
+        weights.write_bytes(weights.read_bytes()[:num_bytes])
+    with pytest.raises(BundleError, match=r"cannot load .*model\.onnx") as caught:
+        OrtSession(bundle_copy / "target" / "model.onnx", TinyModel().entry())
+    assert "\n" not in str(caught.value)
+
+
+def test_weights_are_memory_mapped(tiny_bundle: Bundle) -> None:
+    session = OrtSession(tiny_bundle.model_path("target"), tiny_bundle.entry("target"))
+    maps = Path("/proc/self/maps")
+    if not maps.exists():
+        pytest.skip("needs /proc")
+    assert f"{tiny_bundle.model_path('target')}.data" in maps.read_text()
+    session.close()
+
+
+@pytest.mark.parametrize("num_threads", [0, -1])
+def test_threads_must_be_positive(tiny_bundle: Bundle, num_threads: int) -> None:
+    with pytest.raises(InputError, match=f"num_threads is {num_threads}"):
+        OrtSession(
+            tiny_bundle.model_path("target"), tiny_bundle.entry("target"), num_threads=num_threads
+        )
+
+
+def test_a_type_that_the_provider_lacks_is_refused(tiny_bundle: Bundle) -> None:
+    entry = replace(tiny_bundle.entry("target"), dtype="bf16")
+    with pytest.raises(ProviderError, match=r"is in bf16, provider 'cpu' runs fp32, fp16"):
+        OrtSession(tiny_bundle.model_path("target"), entry)

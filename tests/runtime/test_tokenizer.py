@@ -1,0 +1,124 @@
+"""Tokenizer: text to ids and back, special tokens, and damaged files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import processors
+
+from dsbd_runtime.bundle import Bundle
+from dsbd_runtime.errors import BundleError, InputError
+from dsbd_runtime.tokenizer import Tokenizer
+from tests.runtime.tiny_tokenizer import BOS, EOS, tiny_tokenizer
+
+BOS_ID, EOS_ID = 256, 257
+TEXTS = [
+    "",
+    "def f():\n    return 1\n",
+    "naïve café",
+    "日本語テキスト",
+    "👩‍👩‍👧 ok 🏳️‍🌈",
+    "\x00\x7f\r\n\t",
+]
+
+
+def saved_tokenizer(
+    folder: Path, *, has_template: bool = False, config: Any = None, truncates: bool = False
+) -> Path:
+    backend = tiny_tokenizer()
+    if has_template:
+        backend.post_processor = processors.TemplateProcessing(
+            single=f"{BOS} $A", special_tokens=[(BOS, BOS_ID)]
+        )
+    if truncates:
+        backend.enable_truncation(4)
+        backend.enable_padding(length=8)
+    backend.save(str(folder / "tokenizer.json"))
+    if config is not None:
+        (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_text_survives_the_round_trip(tiny_bundle: Bundle, text: str) -> None:
+    tokenizer = Tokenizer.from_bundle(tiny_bundle)
+    ids = tokenizer.encode(text)
+    assert len(ids) == len(text.encode())
+    assert tokenizer.decode(ids) == text
+
+
+ADD_BOS = [
+    # template adds it, tokenizer_config.json, the manifest's id, what stands first
+    (False, None, BOS_ID, []),
+    (False, {}, BOS_ID, []),
+    (False, {"add_bos_token": False}, BOS_ID, []),
+    (False, {"add_bos_token": True}, BOS_ID, [BOS_ID]),
+    (False, {"add_bos_token": True}, None, []),
+    (True, {"add_bos_token": True}, BOS_ID, [BOS_ID]),
+    (True, None, None, [BOS_ID]),
+]
+
+
+@pytest.mark.parametrize(("has_template", "config", "bos_token_id", "first"), ADD_BOS)
+def test_a_bos_is_added_once_or_not_at_all(
+    tmp_path: Path, has_template: bool, config: Any, bos_token_id: int | None, first: list[int]
+) -> None:
+    saved_tokenizer(tmp_path, has_template=has_template, config=config)
+    tokenizer = Tokenizer(tmp_path, bos_token_id=bos_token_id)
+    plain = tokenizer.encode("ab", add_special_tokens=False)
+    assert len(plain) == 2
+    assert tokenizer.encode("ab") == [*first, *plain]
+
+
+def test_special_tokens_are_read_but_not_written(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(saved_tokenizer(tmp_path), bos_token_id=BOS_ID)
+    ids = tokenizer.encode(f"{BOS}a{EOS}")
+    assert ids[0] == BOS_ID
+    assert ids[-1] == EOS_ID
+    assert tokenizer.decode(ids) == "a"
+
+
+def test_truncation_and_padding_of_the_file_are_ignored(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(saved_tokenizer(tmp_path, truncates=True), bos_token_id=None)
+    assert len(tokenizer.encode("a" * 100)) == 100
+    assert len(tokenizer.encode("a")) == 1
+
+
+def test_a_lone_surrogate_is_named(tiny_bundle: Bundle) -> None:
+    tokenizer = Tokenizer.from_bundle(tiny_bundle)
+    with pytest.raises(InputError, match=r"lone surrogate U\+D83D at index 2"):
+        tokenizer.encode("ab\ud83d")
+
+
+DAMAGED = [b"", b"{", b"hello", b"{}", b"\xff", b'{"model": {"type": "BPE"}}', b"[" * 100_000]
+
+
+@pytest.mark.parametrize("content", DAMAGED, ids=lambda content: repr(content[:8]))
+def test_a_damaged_tokenizer_is_one_line(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(content)
+    with pytest.raises(BundleError, match=r"tokenizer\.json is no tokenizer") as caught:
+        Tokenizer(tmp_path, bos_token_id=None)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("num_bytes", [100, 1000, 3000])
+def test_a_truncated_tokenizer_is_one_line(tmp_path: Path, num_bytes: int) -> None:
+    file = saved_tokenizer(tmp_path) / "tokenizer.json"
+    file.write_bytes(file.read_bytes()[:num_bytes])
+    with pytest.raises(BundleError, match=r"tokenizer\.json is no tokenizer"):
+        Tokenizer(tmp_path, bos_token_id=None)
+
+
+def test_a_missing_tokenizer_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match=r"tokenizer\.json is no tokenizer"):
+        Tokenizer(tmp_path, bos_token_id=None)
+
+
+def test_a_damaged_tokenizer_config_is_one_line(tmp_path: Path) -> None:
+    saved_tokenizer(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text("{")
+    with pytest.raises(BundleError, match=r"tokenizer_config\.json cannot be read as JSON"):
+        Tokenizer(tmp_path, bos_token_id=BOS_ID)

@@ -1,0 +1,238 @@
+"""A tiny attention model as a forest-contract ONNX graph made by hand, and a bundle around it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from dsbd_runtime import graph
+from dsbd_runtime.bundle import (
+    MODEL_FILE,
+    PRUNE_FILE,
+    ROLES,
+    TOKENIZER_FILE,
+    KVGeometry,
+    ModelEntry,
+    ParityReport,
+    new_bundle,
+    write_manifest,
+)
+from tests.runtime.tiny_tokenizer import VOCAB_SIZE, tiny_tokenizer
+
+ONNX_TYPES = {"fp32": TensorProto.FLOAT, "fp16": TensorProto.FLOAT16}
+NUMPY_TYPES = {"fp32": np.float32, "fp16": np.float16}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TinyModel:
+    """Sizes and seed of a tiny model: embeddings, attention layers, a head; no MLP, no norm.
+
+    With a sliding window the odd layers are sliding.
+    """
+
+    seed: int = 0
+    num_layers: int = 2
+    num_heads: int = 4
+    num_kv_heads: int = 2
+    head_dim: int = 8
+    context_length: int = 2048
+    vocab_size: int = VOCAB_SIZE
+    sliding_window: int | None = None
+    dtype: str = "fp32"
+
+    @property
+    def width(self) -> int:
+        return self.num_heads * self.head_dim
+
+    def is_sliding(self, layer: int) -> bool:
+        return self.sliding_window is not None and layer % 2 == 1
+
+    def weights(self) -> dict[str, NDArray[np.float32]]:
+        kv_width = self.num_kv_heads * self.head_dim
+        shapes = {
+            "tokens": (self.vocab_size, self.width),
+            "positions": (self.context_length, self.width),
+            "head": (self.width, self.vocab_size),
+        }
+        for layer in range(self.num_layers):
+            shapes[f"query.{layer}"] = (self.width, self.width)
+            shapes[f"key.{layer}"] = (self.width, kv_width)
+            shapes[f"value.{layer}"] = (self.width, kv_width)
+            shapes[f"out.{layer}"] = (self.width, self.width)
+        rng = np.random.default_rng(self.seed)
+        return {
+            name: (rng.standard_normal(shape) * 1.3 / np.sqrt(self.width)).astype(np.float32)
+            for name, shape in shapes.items()
+        }
+
+    def entry(self) -> ModelEntry:
+        sliding = [] if self.sliding_window is None else [graph.ATTENTION_MASK_SLIDING]
+        return ModelEntry(
+            family="tiny",
+            vocab_size=self.vocab_size,
+            bos_token_id=256,
+            eos_token_ids=[257],
+            context_length=self.context_length,
+            kv=KVGeometry(
+                num_layers=self.num_layers,
+                num_heads=self.num_kv_heads,
+                head_dim=self.head_dim,
+                dtype=self.dtype,
+            ),
+            dtype=self.dtype,
+            quantization="none",
+            logits="full",
+            masks=[graph.ATTENTION_MASK, *sliding],
+            sliding_window=self.sliding_window,
+            parity=ParityReport(max_abs_error=0.0, tolerance=1e-4, cases=[]),
+        )
+
+
+def write_engine(model: TinyModel, path: Path) -> None:
+    """Write the model's ONNX file, its weights beside it as ``<name>.data``."""
+    constants = {
+        "query_shape": [1, -1, model.num_heads, model.head_dim],
+        "kv_shape": [1, -1, model.num_kv_heads, model.head_dim],
+        "flat_shape": [1, -1, model.width],
+        "rows_shape": [-1, model.width],
+    }
+    nodes = [
+        helper.make_node("Gather", ["tokens", graph.INPUT_IDS], ["x_tokens"]),
+        helper.make_node("Gather", ["positions", graph.POSITION_IDS], ["x_positions"]),
+        helper.make_node("Add", ["x_tokens", "x_positions"], ["x.0"]),
+    ]
+    for layer in range(model.num_layers):
+        nodes += _layer_nodes(model, layer)
+    nodes += [
+        helper.make_node("Gather", [f"x.{model.num_layers}", graph.LOGIT_ROWS], ["x_r"], axis=1),
+        helper.make_node("Reshape", ["x_r", "rows_shape"], ["x_rows"]),
+        helper.make_node("MatMul", ["x_rows", "head"], ["raw_logits"]),
+        helper.make_node("Cast", ["raw_logits"], [graph.LOGITS], to=TensorProto.FLOAT),
+    ]
+    inputs = [
+        _info(graph.INPUT_IDS, TensorProto.INT64, [1, "S"]),
+        _info(graph.POSITION_IDS, TensorProto.INT64, [1, "S"]),
+        *(_info(mask, TensorProto.BOOL, [1, 1, "S", "C"]) for mask in model.entry().masks),
+        _info(graph.WRITE_INDICES, TensorProto.INT64, [1]),
+        _info(graph.LOGIT_ROWS, TensorProto.INT64, ["R"]),
+    ]
+    logits = _info(graph.LOGITS, TensorProto.FLOAT, ["R", model.vocab_size])
+    initializers = [
+        numpy_helper.from_array(weight.astype(NUMPY_TYPES[model.dtype]), name)
+        for name, weight in model.weights().items()
+    ] + [numpy_helper.from_array(np.array(v, np.int64), name) for name, v in constants.items()]
+    past, present = _cache_infos(model)
+    _save(nodes, [*inputs, *past], [logits, *present], initializers, path)
+
+
+def write_prune_graph(model: TinyModel, path: Path) -> None:
+    """Write the graph that moves rows ``src_rows`` of every cache to ``write_indices``."""
+    nodes = []
+    for layer in range(model.num_layers):
+        for part in graph.CACHE_PARTS:
+            past, present = graph.past_name(layer, part), graph.present_name(layer, part)
+            moved = f"moved.{layer}.{part}"
+            nodes += [
+                helper.make_node("Gather", [past, graph.SRC_ROWS], [moved], axis=2),
+                helper.make_node(
+                    "TensorScatter", [past, moved, graph.WRITE_INDICES], [present], axis=2
+                ),
+            ]
+    inputs = [
+        _info(graph.SRC_ROWS, TensorProto.INT64, ["K"]),
+        _info(graph.WRITE_INDICES, TensorProto.INT64, [1]),
+    ]
+    past_infos, present_infos = _cache_infos(model)
+    _save(nodes, [*inputs, *past_infos], present_infos, [], path)
+
+
+def write_tiny_bundle(
+    path: Path, *, target: TinyModel | None = None, draft: TinyModel | None = None
+) -> None:
+    """Write a complete bundle at ``path``."""
+    models_by_role = {"target": target or TinyModel(), "draft": draft or TinyModel(seed=1)}
+    with new_bundle(path) as folder:
+        for role in ROLES:
+            (folder / role).mkdir()
+            write_engine(models_by_role[role], folder / role / MODEL_FILE)
+            write_prune_graph(models_by_role[role], folder / role / PRUNE_FILE)
+        tiny_tokenizer().save(str(folder / TOKENIZER_FILE))
+        write_manifest(
+            folder,
+            versions={"onnx": onnx.__version__},
+            target=models_by_role["target"].entry(),
+            draft=models_by_role["draft"].entry(),
+        )
+
+
+def _layer_nodes(model: TinyModel, layer: int) -> list[onnx.NodeProto]:
+    x, nodes = f"x.{layer}", []
+    for part, shape in (("query", "query_shape"), ("key", "kv_shape"), ("value", "kv_shape")):
+        name = f"{part}.{layer}"
+        nodes += [
+            helper.make_node("MatMul", [x, name], [f"{name}.flat"]),
+            helper.make_node("Reshape", [f"{name}.flat", shape], [f"{name}.split"]),
+            helper.make_node("Transpose", [f"{name}.split"], [f"{name}.heads"], perm=[0, 2, 1, 3]),
+        ]
+    for part in graph.CACHE_PARTS:
+        past, present = graph.past_name(layer, part), graph.present_name(layer, part)
+        new = f"{part}.{layer}.heads"
+        nodes.append(
+            helper.make_node("TensorScatter", [past, new, graph.WRITE_INDICES], [present], axis=2)
+        )
+    sliding = model.is_sliding(layer)
+    mask = graph.ATTENTION_MASK_SLIDING if sliding else graph.ATTENTION_MASK
+    caches = [graph.present_name(layer, part) for part in graph.CACHE_PARTS]
+    seen = f"seen.{layer}"
+    return [
+        *nodes,
+        helper.make_node("Attention", [f"query.{layer}.heads", *caches, mask], [seen]),
+        helper.make_node("Transpose", [seen], [f"{seen}.split"], perm=[0, 2, 1, 3]),
+        helper.make_node("Reshape", [f"{seen}.split", "flat_shape"], [f"{seen}.flat"]),
+        helper.make_node("MatMul", [f"{seen}.flat", f"out.{layer}"], [f"{seen}.out"]),
+        helper.make_node("Add", [x, f"{seen}.out"], [f"x.{layer + 1}"]),
+    ]
+
+
+def _cache_infos(
+    model: TinyModel,
+) -> tuple[list[onnx.ValueInfoProto], list[onnx.ValueInfoProto]]:
+    shape = [1, model.num_kv_heads, "C", model.head_dim]
+    layers_and_parts = [(i, p) for i in range(model.num_layers) for p in graph.CACHE_PARTS]
+    dtype = ONNX_TYPES[model.dtype]
+    return (
+        [_info(graph.past_name(i, p), dtype, shape) for i, p in layers_and_parts],
+        [_info(graph.present_name(i, p), dtype, shape) for i, p in layers_and_parts],
+    )
+
+
+def _info(name: str, dtype: int, shape: list[int | str]) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, dtype, shape)
+
+
+def _save(
+    nodes: list[onnx.NodeProto],
+    inputs: list[onnx.ValueInfoProto],
+    outputs: list[onnx.ValueInfoProto],
+    initializers: list[onnx.TensorProto],
+    path: Path,
+) -> None:
+    proto = helper.make_model(
+        helper.make_graph(nodes, "tiny", inputs, outputs, initializers),
+        opset_imports=[helper.make_opsetid("", 24)],
+        ir_version=11,
+    )
+    onnx.checker.check_model(proto)
+    # ONNX Runtime wants the constants of Reshape inside the file: only weights go beside it.
+    onnx.save_model(
+        proto,
+        path,
+        save_as_external_data=bool(initializers),
+        location=f"{path.name}.data",
+        size_threshold=1024,
+    )
