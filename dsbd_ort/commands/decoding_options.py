@@ -29,6 +29,21 @@ class IntList(click.ParamType[int | tuple[int, ...]]):
         return numbers[0] if len(numbers) == 1 else numbers
 
 
+class EarlyStopping(click.ParamType[bool | str]):
+    """The three values of transformers' early_stopping."""
+
+    name = "true|false|never"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> bool | str:
+        """Parse the option's text."""
+        values: dict[Any, bool | str] = {"true": True, "false": False, "never": "never"}
+        if value in values:
+            return values[value]
+        self.fail(f"{value!r} is none of true, false, never", param, ctx)
+
+
 @dataclasses.dataclass(frozen=True)
 class Option:
     """Type and help of one option."""
@@ -40,11 +55,14 @@ class Option:
 OPTIONS = {
     "strategy": Option(str, f"one of {', '.join(STRATEGIES)}"),
     "num_beams": Option(int, "W, beams of the output law [4; 1 for single-beam strategies]"),
+    "coupling": Option(str, "gumbel or rejection [gumbel for sampling strategies]"),
     "width_policy": Option(str, "fixed or threshold [threshold for dsbd]"),
     "min_beams": Option(int, "fewest beams that threshold keeps [half of num_beams]"),
     "accept_threshold": Option(float, "probability of acceptance that threshold wants"),
     "draft_length": Option(int, "layers of a drafted forest [4]"),
-    "draft_beams": Option(IntList(), "candidates of a drafted layer, or of each [num_beams]"),
+    "draft_beams": Option(IntList(), "candidates of every drafted layer, or of each [num_beams]"),
+    "memory": Option(str, "forest or single"),
+    "replacement": Option(bool, "draw beams with replacement"),
     "temperature": Option(float, "of both models"),
     "top_k": Option(int, "draw from the k most probable tokens; 0: from all"),
     "top_p": Option(float, "draw from the smallest set of this probability; 1: from all"),
@@ -52,6 +70,10 @@ OPTIONS = {
     "seed": Option(int, "same seed, same output"),
     "num_return_sequences": Option(int, "how many of the final beams to print, best first"),
     "length_penalty": Option(float, "rank by logprob / tokens ** length_penalty"),
+    "early_stopping": Option(EarlyStopping(), "of beam search: true, false or never"),
+    "joint_threshold": Option(float, "of mjsd: likelihood ratio to exceed [0.1]"),
+    "joint_tokens": Option(int, "of mjgd: tokens decided jointly [4]"),
+    "joint_beams": Option(int, "of mjgd: beams that search them [4]"),
     "eos_token_id": Option(IntList(), "what ends a sequence [the model's own]"),
 }
 

@@ -1,6 +1,6 @@
 """The algorithm: speculative beam decoding over any StepModel, in numpy alone."""
 
-from dsbd_ort.decoding.config import STRATEGIES, DecodingConfig
+from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.decode import (
     DecodedSequence,
     DecodeResult,
@@ -11,6 +11,7 @@ from dsbd_ort.decoding.decode import (
 from dsbd_ort.decoding.errors import ConfigError, DecodingError, ModelError
 from dsbd_ort.decoding.stats import DecodingStats
 from dsbd_ort.decoding.step_model import StepModel
+from dsbd_ort.decoding.strategies import STRATEGIES
 from dsbd_ort.decoding.table_model import TableModel
 
 __all__ = [

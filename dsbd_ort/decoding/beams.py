@@ -1,18 +1,13 @@
-"""Beams, their hypotheses, and the joint law over (beam, token) candidates (ALGORITHM.md 1)."""
+"""Beams and their hypotheses: what a request has committed to so far."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-
-from dsbd_ort.decoding.warp import TokenLaw
-
-STAY = -1
-"""The "token" by which an absorbing beam continues: it stays what it is, with probability 1."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,69 +49,38 @@ class Hypothesis:
 
 @dataclass(frozen=True)
 class Beams:
-    """The beam set between two layers.
+    """The beam set between two layers. Draws with replacement make it a multiset.
 
     Attributes:
-        nodes: (num_beams,) node of the forest of every beam.
-        log_weights: (num_beams,) float64. Log-probability under the warped target laws.
-        hypotheses: (num_beams,) the new tokens of every beam.
+        nodes: (num_distinct,) node of the forest of every distinct beam.
+        log_weights: (num_distinct,) float64. Log-probability under the warped target laws.
+        hypotheses: (num_distinct,) the new tokens of every beam.
+        copies: (num_distinct,) int64. How often the beam was drawn; all 1 without replacement.
     """
 
     nodes: list[int]
     log_weights: NDArray[np.float64]
     hypotheses: list[Hypothesis]
+    copies: NDArray[np.int64]
+
+    @classmethod
+    def single(cls, node: int, hypothesis: Hypothesis, log_weight: float = 0.0) -> Beams:
+        """Return the set of one beam."""
+        return cls([node], np.array([log_weight]), [hypothesis], np.ones(1, dtype=np.int64))
+
+    @property
+    def width(self) -> int:
+        """Number of beams, copies counted."""
+        return int(self.copies.sum())
+
+    def only(self, index: int) -> Beams:
+        """Return the set of beam ``index`` alone, with weight 1."""
+        return Beams.single(self.nodes[index], self.hypotheses[index])
 
 
-@dataclass(frozen=True)
-class JointLaw:
-    """The joint law w_i * p~(v | x_i) over candidates (beam i, token v), unnormalised, in logs.
-
-    Attributes:
-        parents: (num_candidates,) int64. Index of the candidate's beam.
-        tokens: (num_candidates,) int64. STAY for an absorbing beam.
-        log_probs: (num_candidates,) float64. log w_i + log p~(v | x_i): the child's weight.
-        raw_log_probs: (num_candidates,) float64. Unwarped log-probability of the token alone.
-    """
-
-    parents: NDArray[np.int64]
-    tokens: NDArray[np.int64]
-    log_probs: NDArray[np.float64]
-    raw_log_probs: NDArray[np.float64]
-
-    def subset(self, candidates: NDArray[np.int64]) -> JointLaw:
-        """Return the law's entries at ``candidates``, in that order, not renormalised."""
-        return JointLaw(
-            self.parents[candidates],
-            self.tokens[candidates],
-            self.log_probs[candidates],
-            self.raw_log_probs[candidates],
-        )
-
-    def probabilities(self) -> NDArray[np.float64]:
-        """Return the normalised law, (num_candidates,) float64."""
-        weights = np.exp(self.log_probs - self.log_probs.max())
-        normalised: NDArray[np.float64] = weights / weights.sum()
-        return normalised
-
-
-_STAY_LAW = TokenLaw(np.array([STAY]), np.zeros(1), np.zeros(1))
-
-
-def joint_law(log_weights: NDArray[np.float64], laws: Sequence[TokenLaw | None]) -> JointLaw:
-    """Combine beam weights and token laws; None stands for an absorbing beam."""
-    full = [law or _STAY_LAW for law in laws]
-    parents = np.repeat(np.arange(len(full)), [len(law.tokens) for law in full])
-    return JointLaw(
-        parents,
-        np.concatenate([law.tokens for law in full]),
-        np.concatenate([law.log_probs for law in full]) + log_weights[parents],
-        np.concatenate([law.raw_log_probs for law in full]),
-    )
-
-
-def common_tokens(hypotheses: Sequence[Hypothesis]) -> list[int]:
+def common_tokens(hypotheses: Iterable[Hypothesis]) -> list[int]:
     """Return the longest run of first tokens that all hypotheses share."""
-    chains = [[link.token for link in hypothesis.chain()] for hypothesis in hypotheses]
+    chains: Sequence[list[int]] = [[link.token for link in h.chain()] for h in hypotheses]
     shared: list[int] = []
     for tokens in zip(*chains, strict=False):
         if len(set(tokens)) > 1:

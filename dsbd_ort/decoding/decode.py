@@ -1,11 +1,12 @@
 """The loop: draft a forest, verify it in one target call, select layer by layer, prune.
 
 The page to read first. Every strategy is this loop (ALGORITHM.md section 3); what differs lies in
-the config's row of the strategy table.
+the selection rule that its row of the strategy table names.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
@@ -13,17 +14,17 @@ from functools import cached_property
 
 import numpy as np
 
-from dsbd_ort.decoding.beams import Beams, Hypothesis, common_tokens, joint_law
+from dsbd_ort.decoding.beams import Beams, Hypothesis, common_tokens
+from dsbd_ort.decoding.chance import Chance, RandomChance
 from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.draft import DraftLayer, draft_forest
 from dsbd_ort.decoding.errors import DecodingError
 from dsbd_ort.decoding.forest import Forest
 from dsbd_ort.decoding.forest_cache import ForestCache
-from dsbd_ort.decoding.sample_gumbel import draw_gumbel
+from dsbd_ort.decoding.rule import Finished
+from dsbd_ort.decoding.rules import rule_of
 from dsbd_ort.decoding.stats import Clock, DecodingStats, MeteredModel, Recorder
 from dsbd_ort.decoding.step_model import StepModel
-from dsbd_ort.decoding.warp import Warp
-from dsbd_ort.decoding.width import layer_width
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,14 +56,14 @@ class DecodeResult:
 
 @dataclass(frozen=True)
 class DecodeStep:
-    """The beams after one iteration of the loop."""
+    """What is alive after one iteration of the loop."""
 
-    beams: Beams
+    hypotheses: list[Hypothesis]
 
     @cached_property
     def agreed_tokens(self) -> list[int]:
-        """New tokens, from the first on, that all live beams share: they are final."""
-        return common_tokens(self.beams.hypotheses)
+        """New tokens, from the first on, that all live hypotheses share: they are final."""
+        return common_tokens(self.hypotheses)
 
 
 def decode(
@@ -88,6 +89,8 @@ def decode_steps(
     prompt_ids: Sequence[int],
     config: DecodingConfig,
     rng: np.random.Generator,
+    *,
+    chance: Chance | None = None,
     clock: Clock = time.perf_counter,
 ) -> Generator[DecodeStep, None, DecodeResult]:
     """Continue a prompt; yield the beams after every iteration, return the result.
@@ -97,7 +100,8 @@ def decode_steps(
         draft: the model that proposes; must be None exactly if the strategy has no draft.
         prompt_ids: at least one token id.
         config: the request. ``eos_token_id`` None means that nothing ends a sequence.
-        rng: its first 63-bit draw is the noise key; nothing else is taken from it.
+        rng: its first 63-bit draw is the noise key; only the rejection coupling takes more.
+        chance: what the rejection coupling draws by, instead of ``rng``.
         clock: seconds, for the statistics.
 
     Raises:
@@ -111,95 +115,65 @@ def decode_steps(
     prompt = np.array(prompt_ids, dtype=np.int64)
     seed = int(rng.integers(2**63))
     forest = Forest(int(prompt[-1]), len(prompt) - 1, seed, config.eos_ids)
-    warp = Warp(config.temperature, config.top_k, config.top_p)
-    target_cache = ForestCache(metered_target, forest, warp)
-    draft_cache = ForestCache(metered_draft, forest, warp) if metered_draft else None
+    rule = rule_of(config, forest, chance or RandomChance(rng))
+    target_cache = ForestCache(metered_target, forest, rule.warp)
+    draft_cache = ForestCache(metered_draft, forest, rule.warp) if metered_draft else None
     caches = [target_cache, draft_cache] if draft_cache else [target_cache]
     for cache in caches:
         cache.prefill(prompt[:-1])
 
-    beams, num_layers = Beams([0], np.zeros(1), [Hypothesis()]), 0
-    while num_layers < config.max_new_tokens and not _all_absorbing(forest, beams):
+    beams, num_layers = Beams.single(0, Hypothesis()), 0
+    while not rule.is_finished(beams, num_layers):
         layers: list[DraftLayer] = []
         if draft_cache:
-            layer_widths = config.layer_widths[: config.max_new_tokens - num_layers - 1]
-            layers = draft_forest(forest, draft_cache, beams, layer_widths, draw_gumbel, num_layers)
+            widths = config.layer_widths[: config.max_new_tokens - num_layers - 1]
+            layers = draft_forest(forest, draft_cache, beams, widths, rule.propose, num_layers)
         target_cache.compute(list(range(len(forest))))
-        widths: list[int] = []
-        while all(map(target_cache.is_computed, beams.nodes)):
-            layer = layers[len(widths)] if len(widths) < len(layers) else None
-            beams = select_layer(forest, target_cache, beams, layer, config, num_layers)
-            widths.append(len(beams.nodes))
-            num_layers += 1
-            if num_layers == config.max_new_tokens or _all_absorbing(forest, beams):
+        committed: list[int] = []
+        for selected in rule.select(target_cache, beams, layers, num_layers):
+            beams = selected
+            committed.append(beams.width)
+            if rule.is_finished(beams, num_layers + len(committed)):
                 break
-        beams = _prune(forest, caches, beams)
-        recorder.record(len(layers), widths)
-        yield DecodeStep(beams)
-    return _result(forest, beams, config, recorder, len(prompt))
+        num_layers += len(committed)
+        if config.memory == "single":
+            beams = _most_likely(beams)
+        beams = _prune(forest, caches, beams, rule.keeps_descendants)
+        recorder.record(len(layers), committed)
+        yield DecodeStep(rule.live(beams))
+
+    sequences = [_sequence(f, config) for f in rule.results(beams)[: config.num_return_sequences]]
+    return DecodeResult(sequences, recorder.stats(len(prompt), len(sequences[0].token_ids)))
 
 
-def select_layer(
-    forest: Forest,
-    target: ForestCache,
-    beams: Beams,
-    layer: DraftLayer | None,
-    config: DecodingConfig,
-    step: int,
+def _most_likely(beams: Beams) -> Beams:
+    """Keep the beam of highest log-probability per token (DSBD paper, memory reduction)."""
+    per_token = [hypothesis.score(1.0) for hypothesis in beams.hypotheses]
+    return beams.only(int(np.argmax(per_token)))
+
+
+def _prune(
+    forest: Forest, caches: list[ForestCache], beams: Beams, keeps_descendants: bool
 ) -> Beams:
-    """Return the next beams: draws from the target's joint law, whatever was drafted."""
-    law = joint_law(beams.log_weights, [target.law(node) for node in beams.nodes])
-    width = layer_width(config, beams.nodes, law, layer)
-    drawn = draw_gumbel(forest, beams.nodes, law, width, step)
-    chosen = law.subset(drawn)
-    hypotheses = [
-        beams.hypotheses[parent]
-        if forest.is_absorbing[beams.nodes[parent]]
-        else beams.hypotheses[parent].extended(token, logprob)
-        for parent, token, logprob in zip(
-            chosen.parents.tolist(),
-            chosen.tokens.tolist(),
-            chosen.raw_log_probs.tolist(),
-            strict=True,
-        )
-    ]
-    return Beams(forest.descend(beams.nodes, law, drawn), chosen.log_probs, hypotheses)
-
-
-def _all_absorbing(forest: Forest, beams: Beams) -> bool:
-    return all(forest.is_absorbing[node] for node in beams.nodes)
-
-
-def _prune(forest: Forest, caches: list[ForestCache], beams: Beams) -> Beams:
-    """Keep the beams, their descendants and what these still need; drop the rest everywhere."""
-    live = forest.subtree(beams.nodes)
+    """Keep the beams, what they still need and their descendants; drop the rest everywhere."""
+    live = forest.subtree(beams.nodes) if keeps_descendants else set(beams.nodes)
     for cache in caches:
         live |= cache.parents_of_pending(live)
     renumbered = forest.prune(sorted(live))
     for cache in caches:
         cache.prune(renumbered)
-    nodes = [renumbered[node] for node in beams.nodes]
-    return Beams(nodes, beams.log_weights, beams.hypotheses)
+    return dataclasses.replace(beams, nodes=[renumbered[node] for node in beams.nodes])
 
 
-def _result(
-    forest: Forest, beams: Beams, config: DecodingConfig, recorder: Recorder, num_prompt: int
-) -> DecodeResult:
-    sequences = []
-    for node, hypothesis in zip(beams.nodes, beams.hypotheses, strict=True):
-        chain = hypothesis.chain()
-        sequences.append(
-            DecodedSequence(
-                token_ids=[link.token for link in chain],
-                token_logprobs=[link.token_logprob for link in chain],
-                logprob=hypothesis.logprob,
-                score=hypothesis.score(config.length_penalty),
-                finish_reason="eos" if forest.is_absorbing[node] else "length",
-            )
-        )
-    sequences.sort(key=lambda sequence: -sequence.score)
-    stats = recorder.stats(num_prompt, len(sequences[0].token_ids))
-    return DecodeResult(sequences[: config.num_return_sequences], stats)
+def _sequence(finished: Finished, config: DecodingConfig) -> DecodedSequence:
+    chain = finished.hypothesis.chain()
+    return DecodedSequence(
+        token_ids=[link.token for link in chain],
+        token_logprobs=[link.token_logprob for link in chain],
+        logprob=finished.hypothesis.logprob,
+        score=finished.score,
+        finish_reason="eos" if finished.hypothesis.token in config.eos_ids else "length",
+    )
 
 
 def _check_request(

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_ort.decoding.beams import Beams, JointLaw, joint_law
+from dsbd_ort.decoding.beams import Beams
 from dsbd_ort.decoding.forest import Forest
 from dsbd_ort.decoding.forest_cache import ForestCache
+from dsbd_ort.decoding.joint_law import JointLaw, joint_law
 
-Draw = Callable[[Forest, list[int], JointLaw, int, int], NDArray[np.int64]]
-"""How candidates are drawn: (forest, nodes, law, num_draws, step) -> candidates in order."""
+Propose = Callable[[JointLaw, int, int], NDArray[np.int64]]
+"""(law, num_draws, step) -> the draft's candidates in the order drawn."""
 
 
 @dataclass(frozen=True)
@@ -21,14 +22,14 @@ class DraftLayer:
     """One drafted layer.
 
     Attributes:
-        nodes: (num_draft_beams,) the nodes whose continuations the layer drafts.
-        law: Q_t, the draft's joint law over those nodes.
-        num_drawn: candidates drawn, W_S at most.
+        law: Q_t, the draft's joint law.
+        drawn: (<= W_S,) int64 candidates of ``law`` in the order drawn.
+        children: (<= W_S,) the node of every drawn candidate.
     """
 
-    nodes: list[int]
     law: JointLaw
-    num_drawn: int
+    drawn: NDArray[np.int64]
+    children: list[int]
 
 
 def draft_forest(
@@ -36,7 +37,7 @@ def draft_forest(
     draft: ForestCache,
     beams: Beams,
     layer_widths: tuple[int, ...],
-    draw: Draw,
+    propose: Propose,
     step: int,
 ) -> list[DraftLayer]:
     """Add the draft's candidates to the forest: one engine call a layer.
@@ -49,20 +50,30 @@ def draft_forest(
         draft: the draft's side of the forest.
         beams: the input beams.
         layer_widths: W_S of every layer.
-        draw: how to draw from the draft's law.
+        propose: the rule's choice from the draft's law.
         step: number of the first layer, counted from the prompt.
 
     Returns:
         The layers; fewer than asked when all draft beams have ended.
     """
     layers: list[DraftLayer] = []
-    nodes, log_u = beams.nodes, beams.log_weights
+    nodes, log_u, copies = beams.nodes, beams.log_weights, beams.copies
     for t, width in enumerate(layer_widths):
         if all(forest.is_absorbing[node] for node in nodes):
             break
         draft.compute(nodes)
-        law = joint_law(log_u, [draft.law(node) for node in nodes])
-        drawn = draw(forest, nodes, law, width, step + t)
-        layers.append(DraftLayer(nodes, law, len(drawn)))
-        nodes, log_u = forest.descend(nodes, law, drawn), law.log_probs[drawn]
+        law = joint_law(nodes, log_u, copies, [draft.law(node) for node in nodes])
+        drawn = propose(law, width, step + t)
+        layers.append(DraftLayer(law, drawn, forest.descend(law, drawn)))
+        distinct, copies = distinct_in_order(drawn)
+        nodes, log_u = forest.descend(law, distinct), law.log_weights[distinct]
     return layers
+
+
+def distinct_in_order(
+    drawn: NDArray[np.int64],
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the distinct candidates in the order first drawn, and how often each was drawn."""
+    values, first, counts = np.unique(drawn, return_index=True, return_counts=True)
+    order = np.argsort(first)
+    return values[order], counts[order]

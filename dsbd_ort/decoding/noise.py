@@ -10,11 +10,13 @@ constants of its reference implementation).
     root key   = mix64(seed, 0)
     child key  = mix64(parent key, token)
     noise bits = mix64(child key XOR NOISE_DOMAIN, step)
+                 (draw j with replacement: mix64(noise bits, j))
     u          = (top 52 bits + 1/2) / 2**52, strictly inside (0, 1)
     G          = -log(-log u)
 
 ``NOISE_DOMAIN`` separates the numbers of a path from the keys of its children. An absorbing beam
-continues by the reserved token ``beams.STAY``; while it stays its key is the same, the step is not.
+continues by the reserved token ``joint_law.STAY``; while it stays its key is the same, the step
+is not.
 """
 
 from __future__ import annotations
@@ -53,9 +55,19 @@ def child_keys(parent_keys: Keys, tokens: NDArray[np.int64]) -> Keys:
     return mix64(parent_keys, tokens)
 
 
-def gumbel_noise(keys: Keys, step: int) -> NDArray[np.float64]:
-    """Return the standard Gumbel numbers of the candidates with these (child) path keys."""
+def child_key(parent_key: int, token: int) -> int:
+    """Return the path key of one child."""
+    return int(child_keys(np.array([parent_key], np.uint64), np.array([token]))[0])
+
+
+def gumbel_noise(keys: Keys, step: int, draw: int | None = None) -> NDArray[np.float64]:
+    """Return the standard Gumbel numbers of the candidates with these (child) path keys.
+
+    With ``draw``, those that belong to one of several draws with replacement.
+    """
     bits = mix64(keys ^ NOISE_DOMAIN, np.array([step]))
+    if draw is not None:
+        bits = mix64(bits, np.array([draw]))
     uniform = ((bits >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
     noise: NDArray[np.float64] = -np.log(-np.log(uniform))
     return noise

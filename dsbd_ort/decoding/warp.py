@@ -29,11 +29,16 @@ class TokenLaw:
 
 @dataclass(frozen=True)
 class Warp:
-    """The warping of a request: ``top_k`` 0 and ``top_p`` 1 switch a stage off."""
+    """The warping of a request: ``top_k`` 0 and ``top_p`` 1 switch a stage off.
+
+    With ``is_raw`` the laws' ``log_probs`` are the raw ones: top-k then only bounds how many
+    tokens are looked at.
+    """
 
     temperature: float
     top_k: int
     top_p: float
+    is_raw: bool = False
 
     def laws(self, logits: NDArray[np.float32]) -> list[TokenLaw]:
         """Return the law of every row of (num_rows, vocab_size) logits.
@@ -57,11 +62,15 @@ class Warp:
         else:
             tokens = np.broadcast_to(np.arange(vocab_size), logits.shape)
         centred = logits.astype(np.float64) - largest
+        raw = centred - np.log(normalizer)
+        log_probs = raw if self.is_raw else self._warped(centred)
+        return [TokenLaw(*row) for row in zip(tokens, log_probs, raw, strict=True)]
+
+    def _warped(self, centred: Floats) -> Floats:
         log_probs = _log_normalise(centred / self.temperature)
         if self.top_p < 1.0:
             log_probs = _log_normalise(_cut_top_p(log_probs, self.top_p))
-        raw = centred - np.log(normalizer)
-        return [TokenLaw(*row) for row in zip(tokens, log_probs, raw, strict=True)]
+        return log_probs
 
 
 def _log_normalise(scores: Floats) -> Floats:

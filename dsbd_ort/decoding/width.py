@@ -5,17 +5,15 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_ort.decoding.beams import JointLaw
 from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.draft import DraftLayer
+from dsbd_ort.decoding.joint_law import JointLaw
 
 Floats = NDArray[np.float64]
 
 
-def layer_width(
-    config: DecodingConfig, nodes: list[int], law: JointLaw, layer: DraftLayer | None
-) -> int:
-    """Return n_t, the width of a layer whose target law is ``law`` over the beams ``nodes``.
+def layer_width(config: DecodingConfig, law: JointLaw, layer: DraftLayer | None) -> int:
+    """Return n_t, the width of a layer whose target law is ``law``.
 
     It looks at the laws of draft and target alone, never at what was drawn in this layer:
     otherwise width and content would be correlated and the output law wrong. A layer behind the
@@ -23,10 +21,10 @@ def layer_width(
     """
     if config.width_policy == "fixed" or layer is None:
         return config.width
-    p = law.probabilities()
-    q = aligned(layer, nodes, law)
+    index = layer.law.aligned_to(law)
+    q = np.where(index >= 0, layer.law.probabilities()[index], 0.0)
     return threshold_width(
-        acceptance_counts(p, q, layer.num_drawn),
+        acceptance_counts(law.probabilities(), q, len(layer.drawn)),
         config.width,
         config.smallest_width,
         config.accept_threshold,
@@ -69,24 +67,3 @@ def acceptance_counts(p: Floats, q: Floats, num_drafts: int) -> Floats:
             counts[m, n] = beta[:m] @ counts[m - 1 :: -1, n - 1][:m]
     result: Floats = counts[num_drafts]
     return result
-
-
-def aligned(layer: DraftLayer, nodes: list[int], law: JointLaw) -> Floats:
-    """Return the draft's probabilities of the target's candidates, 0 where it has none.
-
-    A candidate is the same for both if its node and its token are.
-    """
-    ours = _candidate_ids(nodes, law)
-    theirs = _candidate_ids(layer.nodes, layer.law)
-    order = np.argsort(theirs)
-    place = np.minimum(np.searchsorted(theirs, ours, sorter=order), len(theirs) - 1)
-    match = order[place]
-    q: Floats = np.where(theirs[match] == ours, layer.law.probabilities()[match], 0.0)
-    return q
-
-
-def _candidate_ids(nodes: list[int], law: JointLaw) -> NDArray[np.int64]:
-    """Return one number per candidate: the node in the upper half, the token in the lower."""
-    node_ids = np.array(nodes, dtype=np.int64)
-    numbers: NDArray[np.int64] = (node_ids[law.parents] << 32) + law.tokens + 1  # STAY is -1
-    return numbers

@@ -5,10 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dsbd_ort.decoding.beams import joint_law
-from dsbd_ort.decoding.draft import DraftLayer
-from dsbd_ort.decoding.warp import TokenLaw
-from dsbd_ort.decoding.width import acceptance_counts, aligned, threshold_width
+from dsbd_ort.decoding.width import acceptance_counts, threshold_width
 
 P = np.array([0.5, 0.2, 0.2, 0.1])
 Q = np.array([0.2, 0.4, 0.1, 0.1])  # the missing 0.2 lies outside the target's candidates
@@ -64,15 +61,3 @@ COUNTS = np.array([0.1, 0.2, 0.4, 0.3])  # at least 1: 0.9, 2: 0.7, 3: 0.3
 )
 def test_threshold_width(most, least, threshold, width):
     assert threshold_width(COUNTS, most, least, threshold) == width
-
-
-def law(tokens, probs):
-    return TokenLaw(np.array(tokens), np.log(probs), np.log(probs))
-
-
-def test_aligned_matches_candidates_by_node_and_token():
-    draft_law = joint_law(np.log([0.5, 0.5]), [law([3, 1], [0.75, 0.25]), None])
-    layer = DraftLayer([10, 11], draft_law, 2)
-    target_law = joint_law(np.log([0.2, 0.8]), [None, law([1, 2, 3], [0.1, 0.2, 0.7])])
-    # target beams: node 11 (absorbing: stays), node 10 with tokens 1, 2, 3
-    np.testing.assert_allclose(aligned(layer, [11, 10], target_law), [0.5, 0.125, 0.0, 0.375])

@@ -1,0 +1,154 @@
+"""What a request may not ask for: every refusal names the field, the value and the mend."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from dsbd_ort.decoding.errors import ConfigError
+
+if TYPE_CHECKING:
+    from dsbd_ort.decoding.config import DecodingConfig
+
+_LEAST = {
+    "min_beams": 1,
+    "top_k": 0,
+    "max_new_tokens": 1,
+    "seed": 0,
+    "num_return_sequences": 1,
+    "joint_tokens": 1,
+    "joint_beams": 1,
+}
+_RANGES = {  # name: (lowest, highest, whether the lowest itself is excluded)
+    "accept_threshold": (0.0, 1.0, False),
+    "temperature": (0.0, math.inf, False),
+    "top_p": (0.0, 1.0, True),
+    "length_penalty": (-math.inf, math.inf, True),
+    "joint_threshold": (0.0, math.inf, True),
+}
+_CHOICES = {
+    "coupling": ("gumbel", "rejection", None),
+    "width_policy": ("fixed", "threshold"),
+    "memory": ("forest", "single"),
+    "replacement": (False, True),
+    "early_stopping": (False, True, "never"),
+}
+
+
+def check_whole(config: DecodingConfig, name: str, least: int) -> None:
+    """Refuse a field that is not a whole number of at least ``least``."""
+    value = getattr(config, name)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigError(f"{name} is {value!r}; expected a whole number")
+    if value < least:
+        raise ConfigError(f"{name} is {value}; expected at least {least}")
+
+
+def check_ranges(config: DecodingConfig) -> None:
+    """Refuse values that no strategy takes."""
+    for name, least in _LEAST.items():
+        if getattr(config, name) is not None:
+            check_whole(config, name, least)
+    for name, (low, high, is_open) in _RANGES.items():
+        value = getattr(config, name)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ConfigError(f"{name} is {value!r}; expected a number")
+        if not low <= value <= high or math.isinf(value) or (is_open and value == low):
+            above = "more than" if is_open else "at least"
+            raise ConfigError(f"{name} is {value}; expected a number {above} {low}, up to {high}")
+    for name, choices in _CHOICES.items():
+        value = getattr(config, name)
+        if value not in choices:
+            names = ", ".join(repr(choice) for choice in choices if choice is not None)
+            raise ConfigError(f"{name} is {value!r}; expected one of {names}")
+    if any(isinstance(i, bool) or not isinstance(i, int) or i < 0 for i in config.eos_ids):
+        raise ConfigError(f"eos_token_id is {config.eos_token_id!r}; expected token ids >= 0")
+
+
+def check_combinations(config: DecodingConfig) -> None:
+    """Refuse fields that contradict each other or mean nothing to the strategy."""
+    name, row = config.strategy, config.row
+    if not row.has_beams and config.width != 1:
+        raise ConfigError(
+            f"num_beams is {config.width}, but strategy {name} has one beam; use num_beams 1 or "
+            "a beam strategy such as beam-sample"
+        )
+    if not row.has_draft and config.draft_length:
+        raise ConfigError(
+            f"draft_length is {config.draft_length}, but strategy {name} drafts nothing; leave "
+            "it out or use dsbd"
+        )
+    if config.min_beams > config.width:  # type: ignore[operator]
+        raise ConfigError(
+            f"min_beams is {config.min_beams}, more than num_beams {config.width}; lower it"
+        )
+    if config.num_return_sequences > config.smallest_width:
+        raise ConfigError(
+            f"num_return_sequences is {config.num_return_sequences}, but as few as "
+            f"{config.smallest_width} beams may be kept; lower it, or raise num_beams or min_beams"
+        )
+    if config.width_policy == "threshold" and not (row.rule == "sample" and row.has_draft):
+        raise ConfigError(
+            f"width_policy is 'threshold', but strategy {name} accepts no drawn beams of a "
+            "draft; use 'fixed' or strategy dsbd"
+        )
+    if config.memory == "single" and name != "dsbd":
+        raise ConfigError(f"memory is 'single', but strategy {name} is not dsbd; use 'forest'")
+    if config.memory == "single" and config.num_return_sequences > 1:
+        raise ConfigError(
+            f"num_return_sequences is {config.num_return_sequences}, but memory 'single' ends "
+            "with one beam; use 1 or memory 'forest'"
+        )
+    _check_rule_fields(config)
+    _check_draft_beams(config)
+
+
+def _check_rule_fields(config: DecodingConfig) -> None:
+    """Refuse a field that was given but belongs to another rule."""
+    rule = config.row.rule
+    samples = rule == "sample"
+    if samples and config.temperature == 0.0:
+        raise ConfigError(
+            f"temperature is 0, but strategy {config.strategy} samples; use more than 0, or "
+            "beam-search, speculative-beam-search or greedy"
+        )
+    is_search = rule == "search"
+    misplaced = {  # field: (is given where it means nothing, the mend)
+        "coupling": (not samples and config.coupling is not None, "leave it out"),
+        "replacement": (not samples and config.replacement, "use False"),
+        "temperature": (is_search and config.temperature not in (0.0, 1.0), "use 1 or 0"),
+        "top_k": (is_search and config.top_k != 0, "use 0"),
+        "top_p": (is_search and config.top_p != 1.0, "use 1"),
+        "early_stopping": (not is_search and config.early_stopping is not False, "use False"),
+        "joint_threshold": (rule != "joint" and config.joint_threshold is not None, "use mjsd"),
+        "joint_tokens": (rule != "joint-greedy" and config.joint_tokens is not None, "use mjgd"),
+        "joint_beams": (rule != "joint-greedy" and config.joint_beams is not None, "use mjgd"),
+    }
+    for field, (is_misplaced, mend) in misplaced.items():
+        if is_misplaced:
+            raise ConfigError(
+                f"{field} is {getattr(config, field)!r}, which means nothing to strategy "
+                f"{config.strategy}; {mend}"
+            )
+
+
+def _check_draft_beams(config: DecodingConfig) -> None:
+    widths = config.layer_widths
+    if len(widths) != config.draft_length:
+        raise ConfigError(
+            f"draft_beams {widths} has {len(widths)} layers, draft_length is "
+            f"{config.draft_length}; give one number per layer or one for all"
+        )
+    for width in widths:
+        if isinstance(width, bool) or not isinstance(width, int) or width < config.smallest_width:
+            raise ConfigError(
+                f"draft_beams has a layer of {width!r}, narrower than {config.smallest_width}, "
+                "the fewest beams that are kept: it could never be accepted; widen it, or "
+                "lower min_beams with width_policy 'threshold'"
+            )
+        if width != 1 and not config.row.has_draft_tree:
+            raise ConfigError(
+                f"draft_beams is {width}, but strategy {config.strategy} drafts one path; use 1"
+            )

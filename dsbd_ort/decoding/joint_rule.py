@@ -1,0 +1,149 @@
+"""Rule "joint": multi-token joint decoding, MJSD and its costly reference MJGD (ALGORITHM.md 3.4).
+
+Approximate by design: MJSD trades the target's exact law for a better joint likelihood of the
+accepted tokens (Qin et al. 2024, arXiv 2407.09722). Temperature 0 takes the best next token where
+otherwise one is drawn; the joint likelihoods are then those of temperature 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsbd_ort.decoding.beams import Beams, Hypothesis
+from dsbd_ort.decoding.config import DecodingConfig
+from dsbd_ort.decoding.draft import DraftLayer
+from dsbd_ort.decoding.forest import Forest
+from dsbd_ort.decoding.gumbel_coupling import GumbelCoupling, best_candidates
+from dsbd_ort.decoding.joint_law import JointLaw, joint_law
+from dsbd_ort.decoding.rule import Finished, TargetLaws, extended, ranked
+from dsbd_ort.decoding.warp import Warp
+
+
+class _JointDecoding:
+    """What MJSD and MJGD share: their law, their end, their single output."""
+
+    keeps_descendants = True
+
+    def __init__(self, config: DecodingConfig, forest: Forest) -> None:
+        self.warp = Warp(config.temperature or 1.0, config.top_k, config.top_p)
+        self._config = config
+        self._forest = forest
+
+    def propose(self, law: JointLaw, num_draws: int, step: int) -> NDArray[np.int64]:
+        """Return the candidates of largest joint likelihood: beam decoding by the draft."""
+        return best_candidates(law.log_masses, num_draws)
+
+    def is_finished(self, beams: Beams, num_layers: int) -> bool:
+        """See SelectionRule.is_finished."""
+        return num_layers == self._config.max_new_tokens or all(
+            self._forest.is_absorbing[node] for node in beams.nodes
+        )
+
+    def live(self, beams: Beams) -> list[Hypothesis]:
+        """See SelectionRule.live."""
+        return beams.hypotheses
+
+    def results(self, beams: Beams) -> list[Finished]:
+        """See SelectionRule.results."""
+        return ranked(beams, self._config.length_penalty)
+
+    def _next_beams(self, target: TargetLaws, beams: Beams, width: int) -> Beams:
+        """Return the ``width`` continuations of largest joint target likelihood."""
+        law = _target_law(target, beams)
+        return self._taken(beams, law, best_candidates(law.log_masses, width))
+
+    def _taken(self, beams: Beams, law: JointLaw, chosen: NDArray[np.int64]) -> Beams:
+        return Beams(
+            self._forest.descend(law, chosen),
+            law.log_weights[chosen],
+            extended(beams, law, chosen),
+            np.ones(len(chosen), dtype=np.int64),
+        )
+
+
+class JointSpeculativeRule(_JointDecoding):
+    """MJSD: accept the deepest drafted beam whose joint likelihood under the target holds up.
+
+    At each depth a beam passes when its joint target probability over the largest joint draft
+    probability of that depth exceeds ``joint_threshold``; a failing shallower depth does not stop
+    a deeper one. Of the deepest passing depth the beam of highest joint target probability is
+    taken, then one more token from the target. With one draft beam this is MJSD's rule for a
+    single sequence, r_i > joint_threshold.
+    """
+
+    def __init__(self, config: DecodingConfig, forest: Forest) -> None:
+        super().__init__(config, forest)
+        self._gumbel = GumbelCoupling(forest, replacement=False)
+
+    def select(
+        self, target: TargetLaws, beams: Beams, layers: list[DraftLayer], step: int
+    ) -> Iterator[Beams]:
+        """See SelectionRule.select."""
+        for node in self._accepted_path(target, beams, layers):
+            law = _target_law(target, beams)
+            tokens = law.tokens == self._forest.tokens[node]
+            beams = self._taken(beams, law, np.flatnonzero(tokens))
+            step += 1
+            yield beams
+        if self._forest.is_absorbing[beams.nodes[0]]:
+            return
+        if self._config.temperature == 0.0:
+            yield self._next_beams(target, beams, 1)
+        else:
+            law = _target_law(target, beams)
+            yield self._taken(beams, law, self._gumbel.draw(law, 1, step))
+
+    def _accepted_path(
+        self, target: TargetLaws, beams: Beams, layers: list[DraftLayer]
+    ) -> list[int]:
+        """Return the nodes from below the input beam to the accepted one; none if none passes."""
+        root = beams.nodes[0]
+        log_p = {root: 0.0}
+        accepted = root
+        for layer in layers:
+            for child in layer.children:
+                if child not in log_p:
+                    log_p[child] = self._log_p_of_child(target, log_p, child)
+            best = max(layer.children, key=log_p.__getitem__)
+            largest_log_q = layer.law.log_weights[layer.drawn].max() - beams.log_weights[0]
+            if log_p[best] - largest_log_q > math.log(self._config.joint_limit):
+                accepted = best
+        path = []
+        while accepted != root:
+            path.append(accepted)
+            accepted = self._forest.parents[accepted]
+        return path[::-1]
+
+    def _log_p_of_child(self, target: TargetLaws, log_p: dict[int, float], child: int) -> float:
+        parent = self._forest.parents[child]
+        law = target.law(parent)
+        assert law is not None  # an absorbing node has no child
+        place = np.flatnonzero(law.tokens == self._forest.tokens[child])
+        return log_p[parent] + float(law.log_probs[place[0]]) if len(place) else -math.inf
+
+
+class JointGreedyRule(_JointDecoding):
+    """MJGD: the ``joint_tokens`` tokens of highest joint target likelihood, then the next ones.
+
+    A beam of width ``joint_beams`` finds them; exact when that covers the tree.
+    """
+
+    def select(
+        self, target: TargetLaws, beams: Beams, layers: list[DraftLayer], step: int
+    ) -> Iterator[Beams]:
+        """See SelectionRule.select."""
+        while all(map(target.is_computed, beams.nodes)):
+            beams = self._next_beams(target, beams, self._config.search_width)
+            step += 1
+            if step % self._config.block_length == 0 or self.is_finished(beams, step):
+                beams = beams.only(int(np.argmax(beams.log_weights)))
+            yield beams
+
+
+def _target_law(target: TargetLaws, beams: Beams) -> JointLaw:
+    laws = [target.law(node) for node in beams.nodes]
+    return joint_law(beams.nodes, beams.log_weights, beams.copies, laws)

@@ -1,0 +1,92 @@
+"""What differs between decoders: how the draft proposes, how layers are selected, what is returned.
+
+A rule sees laws and beams, never an engine; the loop that calls it is ``decode``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsbd_ort.decoding.beams import Beams, Hypothesis
+from dsbd_ort.decoding.draft import DraftLayer
+from dsbd_ort.decoding.joint_law import JointLaw
+from dsbd_ort.decoding.warp import TokenLaw, Warp
+
+
+class TargetLaws(Protocol):
+    """What the target has computed of the forest."""
+
+    def is_computed(self, node: int) -> bool:
+        """Tell whether the law after ``node`` is known; of an absorbing node it always is."""
+
+    def law(self, node: int) -> TokenLaw | None:
+        """Return the law after a computed node, None for an absorbing one."""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A hypothesis to return, and its rank."""
+
+    hypothesis: Hypothesis
+    score: float
+
+
+class SelectionRule(Protocol):
+    """One rule of ALGORITHM.md section 3, with the state of one request.
+
+    Attributes:
+        warp: how logits of both models become token laws.
+        keeps_descendants: whether computed descendants of the beams may be kept.
+    """
+
+    warp: Warp
+    keeps_descendants: bool
+
+    def propose(self, law: JointLaw, num_draws: int, step: int) -> NDArray[np.int64]:
+        """Return the draft's candidates of layer ``step``, in order, (<= num_draws,) int64."""
+
+    def select(
+        self, target: TargetLaws, beams: Beams, layers: list[DraftLayer], step: int
+    ) -> Iterator[Beams]:
+        """Yield the beams of layer ``step``, ``step`` + 1, ... as far as the target's laws reach.
+
+        At least one layer; the laws of ``beams`` are known. ``layers`` are the drafted ones.
+        """
+
+    def is_finished(self, beams: Beams, num_layers: int) -> bool:
+        """Tell whether nothing is left to select after ``num_layers`` layers."""
+
+    def live(self, beams: Beams) -> list[Hypothesis]:
+        """Return the hypotheses one of which will begin the best sequence."""
+
+    def results(self, beams: Beams) -> list[Finished]:
+        """Return the final hypotheses, best first."""
+
+
+def extended(beams: Beams, law: JointLaw, chosen: NDArray[np.int64]) -> list[Hypothesis]:
+    """Return the hypotheses of the chosen candidates; an absorbing beam's stays what it is."""
+    taken = zip(
+        law.parents[chosen].tolist(),
+        law.tokens[chosen].tolist(),
+        law.raw_log_probs[chosen].tolist(),
+        strict=True,
+    )
+    return [
+        beams.hypotheses[parent] if token < 0 else beams.hypotheses[parent].extended(token, logprob)
+        for parent, token, logprob in taken
+    ]
+
+
+def ranked(beams: Beams, length_penalty: float) -> list[Finished]:
+    """Return the beams' hypotheses, copies repeated, by score."""
+    finished = [
+        Finished(hypothesis, hypothesis.score(length_penalty))
+        for hypothesis, copies in zip(beams.hypotheses, beams.copies.tolist(), strict=True)
+        for _ in range(copies)
+    ]
+    return sorted(finished, key=lambda f: -f.score)

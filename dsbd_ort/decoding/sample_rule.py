@@ -1,0 +1,78 @@
+"""Rule "sample": every layer is a draw from the target's joint law (ALGORITHM.md 3.1, 3.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsbd_ort.decoding.beams import Beams, Hypothesis
+from dsbd_ort.decoding.config import DecodingConfig
+from dsbd_ort.decoding.draft import DraftLayer, distinct_in_order
+from dsbd_ort.decoding.forest import Forest
+from dsbd_ort.decoding.joint_law import JointLaw, joint_law
+from dsbd_ort.decoding.rule import Finished, TargetLaws, extended, ranked
+from dsbd_ort.decoding.warp import Warp
+from dsbd_ort.decoding.width import layer_width
+
+
+class Coupling(Protocol):
+    """How the draws of draft and target hang together."""
+
+    @property
+    def keeps_descendants(self) -> bool:
+        """Whether computed descendants of the beams may be kept for the next iteration."""
+
+    def propose(self, law: JointLaw, num_draws: int, step: int) -> NDArray[np.int64]:
+        """Draw the draft's candidates of one layer, in order."""
+
+    def choose(
+        self, law: JointLaw, layer: DraftLayer | None, num_draws: int, step: int
+    ) -> tuple[NDArray[np.int64], bool]:
+        """Return the target's candidates of one layer and whether the next may be selected."""
+
+
+class SampleRule:
+    """Beam sampling: draws with or without replacement; all beams absorbing is the end."""
+
+    def __init__(self, config: DecodingConfig, forest: Forest, coupling: Coupling) -> None:
+        self.warp = Warp(config.temperature, config.top_k, config.top_p)
+        self.keeps_descendants = coupling.keeps_descendants
+        self.propose = coupling.propose
+        self._config = config
+        self._forest = forest
+        self._coupling = coupling
+
+    def select(
+        self, target: TargetLaws, beams: Beams, layers: list[DraftLayer], step: int
+    ) -> Iterator[Beams]:
+        """See SelectionRule.select."""
+        may_go_on, depth = True, 0
+        while may_go_on and all(map(target.is_computed, beams.nodes)):
+            laws = [target.law(node) for node in beams.nodes]
+            law = joint_law(beams.nodes, beams.log_weights, beams.copies, laws)
+            layer = layers[depth] if depth < len(layers) else None
+            width = layer_width(self._config, law, layer)
+            drawn, may_go_on = self._coupling.choose(law, layer, width, step + depth)
+            chosen, copies = distinct_in_order(drawn)
+            hypotheses = extended(beams, law, chosen)
+            nodes = self._forest.descend(law, chosen)
+            beams = Beams(nodes, law.log_weights[chosen], hypotheses, copies)
+            depth += 1
+            yield beams
+
+    def is_finished(self, beams: Beams, num_layers: int) -> bool:
+        """See SelectionRule.is_finished."""
+        return num_layers == self._config.max_new_tokens or all(
+            self._forest.is_absorbing[node] for node in beams.nodes
+        )
+
+    def live(self, beams: Beams) -> list[Hypothesis]:
+        """See SelectionRule.live."""
+        return beams.hypotheses
+
+    def results(self, beams: Beams) -> list[Finished]:
+        """See SelectionRule.results."""
+        return ranked(beams, self._config.length_penalty)

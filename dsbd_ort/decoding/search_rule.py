@@ -1,0 +1,92 @@
+"""Rule "search": beam search, token for token what transformers' generate(num_beams=W) returns.
+
+ALGORITHM.md 3.3. A layer looks at the K best candidates of the joint law, K = W * (1 + number of
+end-of-sequence ids), at least 2 W. The best W that go on are the next beams; those among the first
+W that end enter the pool of at most W finished hypotheses, ranked by logprob / length **
+length_penalty. With one beam this is greedy decoding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsbd_ort.decoding.beams import Beams, Hypothesis
+from dsbd_ort.decoding.config import DecodingConfig
+from dsbd_ort.decoding.draft import DraftLayer
+from dsbd_ort.decoding.forest import Forest
+from dsbd_ort.decoding.gumbel_coupling import best_candidates
+from dsbd_ort.decoding.joint_law import JointLaw, joint_law
+from dsbd_ort.decoding.rule import Finished, TargetLaws, extended
+from dsbd_ort.decoding.warp import Warp
+
+
+class SearchRule:
+    """Deterministic beam search by the target, with the pool of finished hypotheses."""
+
+    keeps_descendants = True
+
+    def __init__(self, config: DecodingConfig, forest: Forest) -> None:
+        self._config = config
+        self._forest = forest
+        self._eos = np.array(sorted(config.eos_ids), dtype=np.int64)
+        self._num_candidates = config.width * max(2, 1 + len(self._eos))
+        self._pool: list[Finished] = []
+        # A layer never takes more candidates than this from one beam, so no more are kept.
+        most = max((self._num_candidates, *(w + len(self._eos) for w in config.layer_widths)))
+        self.warp = Warp(1.0, most, 1.0, is_raw=True)
+
+    def propose(self, law: JointLaw, num_draws: int, step: int) -> NDArray[np.int64]:
+        """Return the draft's best candidates that go on: an ended one is never a beam."""
+        scores = np.where(np.isin(law.tokens, self._eos), -np.inf, law.log_weights)
+        return best_candidates(scores, num_draws)
+
+    def select(
+        self, target: TargetLaws, beams: Beams, layers: list[DraftLayer], step: int
+    ) -> Iterator[Beams]:
+        """See SelectionRule.select."""
+        while beams.nodes and all(map(target.is_computed, beams.nodes)):
+            laws = [target.law(node) for node in beams.nodes]
+            law = joint_law(beams.nodes, beams.log_weights, beams.copies, laws)
+            best = best_candidates(law.log_weights, self._num_candidates)
+            step += 1
+            ends = np.isin(law.tokens[best], self._eos) | (step == self._config.max_new_tokens)
+            is_first = np.arange(len(best)) < self._config.width
+            self._add_to_pool(extended(beams, law, best[ends & is_first]))
+            going_on = best[~ends][: self._config.width]
+            beams = Beams(
+                self._forest.descend(law, going_on),
+                law.log_weights[going_on],
+                extended(beams, law, going_on),
+                np.ones(len(going_on), dtype=np.int64),
+            )
+            yield beams
+
+    def is_finished(self, beams: Beams, num_layers: int) -> bool:
+        """See SelectionRule.is_finished; the heuristics are those of transformers."""
+        if num_layers == self._config.max_new_tokens or not beams.nodes:
+            return True
+        if len(self._pool) < self._config.width:
+            return False
+        if self._config.early_stopping is True or self._config.width == 1:
+            return True
+        length_penalty = self._config.length_penalty
+        is_hopeful = self._config.early_stopping == "never" and length_penalty > 0.0
+        length = self._config.max_new_tokens if is_hopeful else num_layers
+        best_possible = beams.log_weights[0] / length**length_penalty
+        return bool(best_possible <= self._pool[-1].score)
+
+    def live(self, beams: Beams) -> list[Hypothesis]:
+        """See SelectionRule.live."""
+        return [*beams.hypotheses, *(finished.hypothesis for finished in self._pool)]
+
+    def results(self, beams: Beams) -> list[Finished]:
+        """See SelectionRule.results."""
+        return self._pool
+
+    def _add_to_pool(self, hypotheses: list[Hypothesis]) -> None:
+        penalty = self._config.length_penalty
+        added = [Finished(hypothesis, hypothesis.score(penalty)) for hypothesis in hypotheses]
+        self._pool = sorted([*self._pool, *added], key=lambda f: -f.score)[: self._config.width]
