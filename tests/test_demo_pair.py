@@ -15,6 +15,7 @@ from dsbd_runtime.bundle import open_bundle
 from dsbd_runtime.loading import load_causal_lm
 from tests.decoding.beam_sampling_law import beam_sampling_law
 from tests.decoding.chi_square import chi_square_p_value
+from tests.decoding.tables import final_beams
 
 NAMES = "read write load parse open close get set find make".split()
 THINGS = "json(path)", "lines(file)", "config(name, default)", "tree(node)", "url(self, value)"
@@ -87,11 +88,11 @@ def test_first_layers_follow_the_exact_law(demo_bundle, strategy):
             max_new_tokens=2,
             num_return_sequences=2,
         )
-        counts: Counter[frozenset[tuple[int, ...]]] = Counter()
+        counts: Counter[tuple[tuple[int, ...], ...]] = Counter()
         for seed in range(num_runs):
             drafts = models[1] if strategy == "dsbd" else None
             result = decode(models[0], drafts, prompt, config, np.random.default_rng(seed))
-            counts[frozenset(tuple(s.token_ids) for s in result.sequences)] += 1
+            counts[final_beams(result)] += 1
         law = beam_sampling_law(tables[0], prompt, width=2, num_steps=2)
     assert set(counts) <= set(law)
     assert chi_square_p_value(counts, law, num_runs) > 1e-4

@@ -19,7 +19,9 @@ def token_probs(table: LogitsOf, path: Path) -> list[float]:
     return list(weights / weights.sum())
 
 
-def next_beam_sets(table: LogitsOf, prompt: Path, beams: BeamSet, width: int, eos: int) -> dict[BeamSet, float]:  # fmt: skip # noqa: E501
+def next_beam_sets(
+    table: LogitsOf, prompt: Path, beams: BeamSet, width: int, eos: int, replacement: bool
+) -> dict[BeamSet, float]:
     """All ordered outcomes of one step and their probabilities."""
     candidates: list[tuple[Path, float]] = []
     for tokens, log_weight in beams:
@@ -38,24 +40,32 @@ def next_beam_sets(table: LogitsOf, prompt: Path, beams: BeamSet, width: int, eo
         total = sum(math.exp(weight) for _, weight in rest)
         for i, candidate in enumerate(rest):
             share = math.exp(candidate[1]) / total
-            draw((*chosen, candidate), rest[:i] + rest[i + 1 :], probability * share)
+            left = rest if replacement else rest[:i] + rest[i + 1 :]
+            draw((*chosen, candidate), left, probability * share)
 
     draw((), candidates, 1.0)
     return outcomes
 
 
 def beam_sampling_law(
-    table: LogitsOf, prompt: Path, width: int, num_steps: int, eos: int = -1
-) -> dict[frozenset[Path], float]:
-    """Probability of every final set of beams (as new tokens) after ``num_steps`` layers."""
+    table: LogitsOf,
+    prompt: Path,
+    width: int,
+    num_steps: int,
+    eos: int = -1,
+    replacement: bool = False,
+) -> dict[tuple[Path, ...], float]:
+    """Probability of every final multiset of beams (new tokens, sorted) after ``num_steps``."""
     law: dict[BeamSet, float] = {(((), 0.0),): 1.0}
     for _ in range(num_steps):
         following: dict[BeamSet, float] = defaultdict(float)
         for beams, probability in law.items():
-            for outcome, share in next_beam_sets(table, prompt, beams, width, eos).items():
+            for outcome, share in next_beam_sets(
+                table, prompt, beams, width, eos, replacement
+            ).items():
                 following[outcome] += probability * share
         law = following
-    merged: dict[frozenset[Path], float] = defaultdict(float)
+    merged: dict[tuple[Path, ...], float] = defaultdict(float)
     for beams, probability in law.items():
-        merged[frozenset(tokens for tokens, _ in beams)] += probability
+        merged[tuple(sorted(tokens for tokens, _ in beams))] += probability
     return dict(merged)

@@ -38,12 +38,15 @@ def run(
     seed: int,
     prompt: tuple[int, ...] = (1, 0, 1),
 ) -> DecodeResult:
-    """Decode on tables; also check that no engine computed a node twice."""
+    """Decode on tables; also check that no engine computed a node twice while it was live.
+
+    The rejection coupling drops the descendants of its beams, so there a node may come again.
+    """
     target_model = TableModel(vocab_size, target)
     draft_model = TableModel(vocab_size, draft) if draft else None
     result = decode(target_model, draft_model, prompt, config, np.random.default_rng(seed))
     for model in (target_model, draft_model):
-        if model:
+        if model and config.coupling != "rejection":
             paths = [path for path in model.computed_paths if len(path) >= len(prompt)]
             assert len(set(paths)) == len(paths), "a node was computed twice"
     return result
@@ -52,3 +55,8 @@ def run(
 def all_tokens(result: DecodeResult) -> list[tuple[list[int], float]]:
     """What must be equal for two results to be the same: tokens and log-probabilities."""
     return [(s.token_ids, round(s.logprob, 6)) for s in result.sequences]
+
+
+def final_beams(result: DecodeResult) -> tuple[tuple[int, ...], ...]:
+    """The returned token sequences as a sorted multiset, the outcomes of ``beam_sampling_law``."""
+    return tuple(sorted(tuple(sequence.token_ids) for sequence in result.sequences))

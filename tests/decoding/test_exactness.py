@@ -10,7 +10,7 @@ import pytest
 from dsbd_ort.decoding import DecodingConfig
 from tests.decoding.beam_sampling_law import beam_sampling_law
 from tests.decoding.chi_square import chi_square_p_value
-from tests.decoding.tables import all_tokens, mixed_table, random_table, run
+from tests.decoding.tables import all_tokens, final_beams, mixed_table, random_table, run
 
 VOCAB = 5
 TARGET = random_table(1, VOCAB)
@@ -74,6 +74,33 @@ LAW_CASES = [  # (strategy options, width, steps, eos)
     ({"strategy": "beam-sample", "num_beams": 2}, 2, 3, 0),
     ({"strategy": "dsbd", "num_beams": 2, "width_policy": "fixed", "draft_length": 2}, 2, 3, 0),
     ({"strategy": "dsbd", "num_beams": 3, "width_policy": "fixed", "draft_length": 1}, 3, 2, -1),
+    ({"strategy": "beam-sample", "num_beams": 2, "replacement": True}, 2, 3, 0),
+    ({"strategy": "beam-sample", "num_beams": 2, "coupling": "rejection"}, 2, 2, 0),
+    (
+        {
+            "strategy": "dsbd",
+            "num_beams": 2,
+            "width_policy": "fixed",
+            "coupling": "rejection",
+            "draft_length": 2,
+        },
+        2,
+        3,
+        0,
+    ),
+    (
+        {
+            "strategy": "dsbd",
+            "num_beams": 2,
+            "width_policy": "fixed",
+            "coupling": "rejection",
+            "draft_length": 2,
+            "replacement": True,
+        },
+        2,
+        3,
+        0,
+    ),
 ]
 
 
@@ -90,20 +117,17 @@ def test_final_beam_sets_follow_the_exact_law(options, width, steps, eos):
     )
     uses_draft = draft if config.row.has_draft else None
     counts = Counter(
-        frozenset(
-            tuple(s.token_ids)
-            for s in run(config, target, uses_draft, vocab_size, seed, prompt).sequences
-        )
+        final_beams(run(config, target, uses_draft, vocab_size, seed, prompt))
         for seed in range(num_runs)
     )
-    law = beam_sampling_law(target, prompt, width, steps, eos)
+    law = beam_sampling_law(target, prompt, width, steps, eos, config.replacement)
     assert set(counts) <= set(law)
     assert chi_square_p_value(counts, law, num_runs) > 1e-4
 
 
 def test_the_law_test_can_fail():
-    law = {frozenset({(0,)}): 0.5, frozenset({(1,)}): 0.5}
-    counts = Counter({frozenset({(0,)}): 2200, frozenset({(1,)}): 1800})
+    law = {"heads": 0.5, "tails": 0.5}
+    counts = Counter({"heads": 2200, "tails": 1800})
     assert chi_square_p_value(counts, law, 4000) < 1e-4
 
 

@@ -14,7 +14,7 @@ from dsbd_ort.decoding.rejection_coupling import RejectionCoupling
 from dsbd_ort.decoding.warp import TokenLaw
 from tests.decoding.beam_sampling_law import beam_sampling_law
 from tests.decoding.every_outcome import ScriptedChance, law_of, total_variation
-from tests.decoding.tables import mixed_table, random_table
+from tests.decoding.tables import final_beams, mixed_table, random_table
 
 VOCAB = 3
 
@@ -90,6 +90,7 @@ COMPOSED = [  # (options, steps, eos)
     ({"strategy": "tree-speculative", "draft_length": 1, "draft_beams": 2}, 3, 0),
     ({"strategy": "dsbd", "num_beams": 2, "draft_length": 1, "draft_beams": 2}, 2, 0),
     ({"strategy": "dsbd", "num_beams": 2, "draft_length": 1, "draft_beams": 3}, 2, -1),
+    ({"strategy": "dsbd", "num_beams": 2, "draft_length": 1, "replacement": True}, 2, 0),
 ]
 
 
@@ -106,14 +107,14 @@ def test_whole_requests_have_the_law_of_beam_sampling(options, steps, eos):
     )
     target, draft = cache(TARGET), cache(DRAFT)
 
-    def run(chance: ScriptedChance) -> frozenset:
+    def run(chance: ScriptedChance) -> tuple:
         models = TableModel(VOCAB, target), TableModel(VOCAB, draft)
         steps = decode_steps(*models, prompt, config, np.random.default_rng(0), chance=chance)
         while True:
             try:
                 next(steps)
             except StopIteration as stop:
-                return frozenset(tuple(s.token_ids) for s in stop.value.sequences)
+                return final_beams(stop.value)
 
-    expected = beam_sampling_law(TARGET, prompt, config.width, steps, eos)
+    expected = beam_sampling_law(TARGET, prompt, config.width, steps, eos, config.replacement)
     assert total_variation(law_of(run), expected) < 1e-12
