@@ -1,0 +1,1 @@
+"""From a checkpoint to a bundle: the only package that may import torch and transformers."""

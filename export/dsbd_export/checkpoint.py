@@ -1,0 +1,188 @@
+"""A checkpoint: where it lies, what its config says, and its weights in fp32."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import snapshot_download
+from optimum.exporters.tasks import TasksManager
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+
+from dsbd_export.config import MIN_CONTEXT, ExportConfig
+from dsbd_export.errors import ExportError, reason_of
+from dsbd_export.families import kv_geometry, layer_masks, refusal_of
+from dsbd_export.quiet import quiet_libraries
+from dsbd_runtime.bundle import KVGeometry
+from dsbd_runtime.graph import ATTENTION_MASK_SLIDING
+
+_HUB_FILES = ["*.json", "*.jinja", "*.safetensors"]
+_HUB_CODE = ["*.py"]
+_HUB_OLD_WEIGHTS = ["pytorch_model*.bin"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """What the export must know of a checkpoint before its weights are read.
+
+    Attributes:
+        role: "target" or "draft".
+        folder: where config.json, the weights and tokenizer.json lie.
+        config: the transformers config.
+        context_length: that of the checkpoint, or the shorter one that was asked for.
+        layer_masks: by layer, the name of its mask input.
+        sliding_window: positions that a sliding-window layer sees, None without such layers.
+        trust_remote_code: whether modelling code in the folder may run.
+    """
+
+    role: str
+    folder: Path
+    config: PreTrainedConfig
+    vocab_size: int
+    bos_token_id: int | None
+    eos_token_ids: list[int]
+    context_length: int
+    kv: KVGeometry
+    layer_masks: tuple[str, ...]
+    sliding_window: int | None
+    trust_remote_code: bool
+
+    @property
+    def family(self) -> str:
+        """Return the ``model_type`` of the checkpoint."""
+        return str(self.config.model_type)
+
+    @property
+    def masks(self) -> list[str]:
+        """Return the mask inputs that at least one layer reads."""
+        return sorted(set(self.layer_masks))
+
+
+def open_pair(options: ExportConfig) -> tuple[Checkpoint, Checkpoint]:
+    """Find both checkpoints and read their configs; no weights are read."""
+    sources = (options.target, options.draft)
+    if options.revision is not None and all(Path(source).is_dir() for source in sources):
+        raise ExportError(
+            f"revision={options.revision!r} has no meaning: target and draft are both folders; "
+            "leave it out or give a hub id"
+        )
+    target, draft = (_locate(source, options) for source in sources)
+    return _open("target", target, options), _open("draft", draft, options)
+
+
+def load_model(checkpoint: Checkpoint) -> PreTrainedModel:
+    """Return the unmodified transformers model in fp32, in evaluation mode."""
+    with quiet_libraries():
+        try:
+            model, info = TasksManager.get_model_from_task(
+                "text-generation",
+                str(checkpoint.folder),
+                framework="pt",
+                library_name="transformers",
+                torch_dtype=torch.float32,
+                trust_remote_code=checkpoint.trust_remote_code,
+                local_files_only=True,
+                output_loading_info=True,
+            )
+        except Exception as error:
+            raise ExportError(
+                f"the {checkpoint.role} at {checkpoint.folder} cannot be loaded: "
+                f"{reason_of(error)}; check its files"
+            ) from error
+    if missing := sorted(info["missing_keys"]):
+        raise ExportError(
+            f"the {checkpoint.role} at {checkpoint.folder} lacks {len(missing)} weights, the first "
+            f"is {missing[0]}; the checkpoint is incomplete, copy or download it again"
+        )
+    return model.eval()
+
+
+def _locate(source: str, options: ExportConfig) -> Path:
+    """Return the folder of a checkpoint, downloaded from the hub if it is no local folder."""
+    folder = Path(source).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.is_absolute() or source.startswith((".", "~")) or source.count("/") > 1:
+        raise ExportError(
+            f"no checkpoint at {source}: no such folder; give a folder with config.json or a hub id"
+        )
+    wanted = [*_HUB_FILES, *(_HUB_CODE if options.trust_remote_code else [])]
+    try:
+        folder = Path(snapshot_download(source, revision=options.revision, allow_patterns=wanted))
+        if not any(folder.glob("*.safetensors")):
+            snapshot_download(source, revision=options.revision, allow_patterns=_HUB_OLD_WEIGHTS)
+    except Exception as error:
+        raise ExportError(
+            f"{source} is no local folder and cannot be had from the hub: {reason_of(error)}; "
+            "check the name and the network, or give a folder"
+        ) from error
+    return folder
+
+
+def _open(role: str, folder: Path, options: ExportConfig) -> Checkpoint:
+    if not (folder / "config.json").is_file():
+        raise ExportError(f"the {role} at {folder} has no config.json; give a checkpoint folder")
+    config, generation = _read_configs(role, folder, options.trust_remote_code)
+    if reason := refusal_of(config):
+        raise ExportError(
+            f"the {role} at {folder} (family {config.model_type}) cannot be exported: {reason}; "
+            "choose another checkpoint"
+        )
+    masks = layer_masks(config)
+    eos = _special_token(generation, config, "eos_token_id")
+    return Checkpoint(
+        role=role,
+        folder=folder,
+        config=config,
+        vocab_size=config.vocab_size,
+        bos_token_id=_special_token(generation, config, "bos_token_id"),
+        eos_token_ids=[] if eos is None else [eos] if isinstance(eos, int) else list(eos),
+        context_length=_context_length(role, config, options.max_context),
+        kv=kv_geometry(config),
+        layer_masks=masks,
+        sliding_window=config.sliding_window if ATTENTION_MASK_SLIDING in masks else None,
+        trust_remote_code=options.trust_remote_code,
+    )
+
+
+def _read_configs(
+    role: str, folder: Path, trust_remote_code: bool
+) -> tuple[PreTrainedConfig, dict[str, Any]]:
+    """Return the config and the content of generation_config.json, {} where there is none."""
+    generation_file = folder / "generation_config.json"
+    try:
+        with quiet_libraries():
+            config = AutoConfig.from_pretrained(
+                folder, trust_remote_code=trust_remote_code, local_files_only=True
+            )
+        if not generation_file.is_file():
+            return config, {}
+        return config, json.loads(generation_file.read_text(encoding="utf-8"))
+    except Exception as error:
+        raise ExportError(
+            f"the config of the {role} at {folder} cannot be read: {reason_of(error)}; check "
+            "config.json, or allow its own code with trust_remote_code if you trust it"
+        ) from error
+
+
+def _special_token(generation: dict[str, Any], config: PreTrainedConfig, name: str) -> Any:
+    """Return a token id (or list of ids): generation_config.json first, as transformers does."""
+    found = generation.get(name)
+    return found if found is not None else getattr(config, name, None)
+
+
+def _context_length(role: str, config: PreTrainedConfig, max_context: int | None) -> int:
+    of_checkpoint: int | None = getattr(config, "max_position_embeddings", None)
+    if of_checkpoint is None and max_context is None:
+        raise ExportError(
+            f"the config of the {role} names no max_position_embeddings; give max_context"
+        )
+    lengths = [length for length in (of_checkpoint, max_context) if length is not None]
+    if min(lengths) < MIN_CONTEXT:
+        raise ExportError(
+            f"the {role} has a context of {min(lengths)} tokens, at least {MIN_CONTEXT} are needed"
+        )
+    return min(lengths)

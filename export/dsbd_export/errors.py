@@ -1,0 +1,36 @@
+"""What can go wrong when a checkpoint is exported.
+
+    DsbdError            every error that a user can mend (dsbd_runtime.errors)
+    └── ExportError      an option, a checkpoint, a pair or an exported graph is not usable
+
+Every message says what is wrong, the value seen, the value wanted and how to mend it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dsbd_runtime.errors import DsbdError
+
+
+class ExportError(DsbdError):
+    """An option, a checkpoint, a pair or an exported graph is not usable."""
+
+
+def reason_of(error: BaseException) -> str:
+    """Return in one line what a library failed for: the first line of the innermost cause."""
+    innermost = list(_causes(error))[-1]
+    lines = [line.strip() for line in str(innermost).splitlines() if line.strip()]
+    return f"{type(innermost).__name__}: {lines[0]}" if lines else type(innermost).__name__
+
+
+def own_error_in(error: BaseException) -> ExportError | None:
+    """Return the ExportError that a hook raised below ``error``, None if there is none."""
+    return next((cause for cause in _causes(error) if isinstance(cause, ExportError)), None)
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    seen: BaseException | None = error
+    while seen is not None:
+        yield seen
+        seen = seen.__cause__

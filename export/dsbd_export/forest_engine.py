@@ -1,0 +1,161 @@
+"""The exported files on ONNX Runtime's CPU provider with caches updated in place, for parity.
+
+Independent of the runtime package on purpose: a mistake there must not hide one here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from dsbd_export.checkpoint import Checkpoint
+from dsbd_export.errors import ExportError, reason_of
+from dsbd_export.forest_cases import ForestCase
+from dsbd_runtime.graph import (
+    ATTENTION_MASK,
+    ATTENTION_MASK_SLIDING,
+    CACHE_PARTS,
+    INPUT_IDS,
+    LOGIT_ROWS,
+    LOGITS,
+    POSITION_IDS,
+    SRC_ROWS,
+    WRITE_INDICES,
+    past_name,
+    present_name,
+)
+
+_PREFIX_CHUNK = 256  # rows a call; the mask of a long prefix stays small
+_ERROR_LOG_LEVEL = 3
+
+
+class ForestEngine:
+    """Two sessions and their caches.
+
+    Attributes:
+        capacity: rows of the caches (C).
+        caches: key and value of each layer, (1, Hkv, C, D) float32, full of noise at first: a
+            graph that looks at rows its mask hides cannot pass.
+    """
+
+    def __init__(
+        self, model_file: Path, prune_file: Path, checkpoint: Checkpoint, *, capacity: int
+    ) -> None:
+        kv = checkpoint.kv
+        rng = np.random.default_rng(0)
+        shape = (1, kv.num_heads, capacity, kv.head_dim)
+        names = [(layer, part) for layer in range(kv.num_layers) for part in CACHE_PARTS]
+        self.capacity = capacity
+        self.caches = [rng.standard_normal(shape, dtype=np.float32) for _ in names]
+        self._past_names = [past_name(*name) for name in names]
+        self._present_names = [present_name(*name) for name in names]
+        # These values share the memory of ``caches``.
+        self._cache_values = [ort.OrtValue.ortvalue_from_numpy(cache) for cache in self.caches]
+        self._model = _session(model_file)
+        self._prune = _session(prune_file)
+        self._masks = checkpoint.masks
+        self._window = checkpoint.sliding_window
+
+    def logits(self, case: ForestCase) -> NDArray[np.float32]:
+        """Return (R, V) float32: fill the cache with the prefix, then run the nodes."""
+        num_prefix = len(case.prefix_ids)
+        no_rows = np.zeros(0, np.int64)
+        for start in range(0, num_prefix, _PREFIX_CHUNK):
+            chunk = case.prefix_ids[start : start + _PREFIX_CHUNK]
+            self._step(chunk, np.arange(-1, len(chunk) - 1), start, no_rows)
+        return self._step(case.node_ids, case.parents, num_prefix, case.rows)
+
+    def move_rows(self, src_rows: NDArray[np.int64], first_row: int) -> None:
+        """Move cache rows with the prune graph, in place."""
+        inputs = {SRC_ROWS: src_rows, WRITE_INDICES: np.array([first_row], np.int64)}
+        self._run(self._prune, inputs, [])
+
+    def _step(
+        self,
+        token_ids: NDArray[np.int64],
+        parents: NDArray[np.int64],
+        first_row: int,
+        logit_rows: NDArray[np.int64],
+    ) -> NDArray[np.float32]:
+        visible, positions = see_rows(parents, first_row, self.capacity)
+        near = visible
+        if self._window is not None:
+            row_positions = np.arange(self.capacity)
+            row_positions[first_row : first_row + len(positions)] = positions
+            near = visible & (positions[:, None] - row_positions < self._window)
+        mask_by_name = {ATTENTION_MASK: visible, ATTENTION_MASK_SLIDING: near}
+        inputs = {
+            INPUT_IDS: token_ids[None],
+            POSITION_IDS: positions[None],
+            WRITE_INDICES: np.array([first_row], np.int64),
+            LOGIT_ROWS: logit_rows,
+            **{name: mask_by_name[name][None, None] for name in self._masks},
+        }
+        return self._run(self._model, inputs, [LOGITS])[0]
+
+    def _run(
+        self,
+        session: ort.InferenceSession,
+        inputs: Mapping[str, NDArray[Any]],
+        outputs: list[str],
+    ) -> list[NDArray[np.float32]]:
+        """Run with every cache bound to both its input and its output."""
+        binding = session.io_binding()
+        for name, array in inputs.items():
+            binding.bind_cpu_input(name, np.ascontiguousarray(array))
+        for name in outputs:
+            binding.bind_output(name)
+        for past, present, value in zip(
+            self._past_names, self._present_names, self._cache_values, strict=True
+        ):
+            binding.bind_ortvalue_input(past, value)
+            binding.bind_ortvalue_output(present, value)
+        with _as_export_errors():
+            session.run_with_iobinding(binding)
+        return [binding.get_outputs()[index].numpy() for index in range(len(outputs))]
+
+
+def see_rows(
+    parents: NDArray[np.int64], first_row: int, capacity: int
+) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+    """Return what nodes at ``first_row`` and on see, (S, C) bool, and their positions, (S,) int64.
+
+    A node sees the rows before ``first_row``, its ancestors and itself. With parents
+    [-1, -1, 0] and first_row 1, node 2 sees rows 0, 1, 3 and stands at position 2.
+    """
+    visible = np.zeros((len(parents), capacity), np.bool_)
+    positions = np.zeros(len(parents), np.int64)
+    for node, parent in enumerate(parents):
+        visible[node, :first_row] = True
+        if parent >= 0:
+            visible[node] |= visible[parent]
+        visible[node, first_row + node] = True
+        positions[node] = first_row if parent < 0 else positions[parent] + 1
+    return visible, positions
+
+
+def _session(file: Path) -> ort.InferenceSession:
+    options = ort.SessionOptions()
+    options.log_severity_level = _ERROR_LOG_LEVEL
+    # Prepacked weights would be a second copy of them for a few calls.
+    options.add_session_config_entry("session.disable_prepacking", "1")
+    with _as_export_errors():
+        return ort.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+
+
+@contextlib.contextmanager
+def _as_export_errors() -> Iterator[None]:
+    """Turn any failure of ONNX Runtime, whose exceptions share no base, into ExportError."""
+    try:
+        yield
+    except Exception as error:
+        raise ExportError(
+            f"parity failed: onnxruntime cannot run the graph: {reason_of(error)}; "
+            "this family is not supported"
+        ) from error

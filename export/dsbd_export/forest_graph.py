@@ -1,0 +1,160 @@
+"""A Hugging Face decoder as the forest graph: its code runs unchanged behind two hooks.
+
+Names and shapes are those of ``dsbd_runtime.graph``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from dsbd_export.checkpoint import Checkpoint
+from dsbd_export.errors import ExportError, own_error_in, reason_of
+from dsbd_export.families import MASK_BY_LAYER_TYPE
+from dsbd_export.forest_hooks import (
+    OPSET,
+    CachePair,
+    ForestCache,
+    forest_attention,
+    refuse_own_mask,
+)
+from dsbd_export.quiet import quiet_libraries
+from dsbd_runtime.graph import (
+    CACHE_PARTS,
+    INPUT_IDS,
+    LOGIT_ROWS,
+    LOGITS,
+    POSITION_IDS,
+    WRITE_INDICES,
+    past_name,
+    present_name,
+)
+
+ATTENTION_NAME = "forest"
+
+
+class ForestGraph(nn.Module):
+    """The module that is captured: the model behind the inputs and outputs of the contract."""
+
+    def __init__(self, model: PreTrainedModel, masks: Sequence[str]) -> None:
+        super().__init__()
+        self.model = model
+        self._masks = masks
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        masks: list[Tensor],
+        write_indices: Tensor,
+        logit_rows: Tensor,
+        past: list[CachePair],
+    ) -> tuple[Tensor, list[CachePair]]:
+        """Return the logits (R, V) in float32 and the caches with the S new rows."""
+        cache = ForestCache(past, write_indices)
+        output = self.model(
+            input_ids=input_ids,
+            position_ids=position_ids,
+            attention_mask=self._mask_argument(masks),
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=logit_rows,
+        )
+        return output.logits.squeeze(0).float(), cache.present()
+
+    def _mask_argument(self, masks: list[Tensor]) -> Tensor | dict[str, Tensor]:
+        """Return the masks as ``generate`` hands ready-made ones to a model.
+
+        One tensor where all layers share it, else a dict by layer type. Four-dimensional masks
+        reach the attention function untouched.
+        """
+        if len(masks) == 1:
+            return masks[0]
+        mask_by_name = dict(zip(self._masks, masks, strict=True))
+        return {kind: mask_by_name[name] for kind, name in MASK_BY_LAYER_TYPE.items()}
+
+
+def input_names(checkpoint: Checkpoint) -> list[str]:
+    """Return the inputs of the forest graph in their order."""
+    head = [INPUT_IDS, POSITION_IDS, *checkpoint.masks, WRITE_INDICES, LOGIT_ROWS]
+    layers = range(checkpoint.kv.num_layers)
+    return head + [past_name(layer, part) for layer in layers for part in CACHE_PARTS]
+
+
+def output_names(checkpoint: Checkpoint) -> list[str]:
+    """Return the outputs of the forest graph in their order."""
+    layers = range(checkpoint.kv.num_layers)
+    return [LOGITS, *(present_name(layer, part) for layer in layers for part in CACHE_PARTS)]
+
+
+def capture_forest_graph(model: PreTrainedModel, checkpoint: Checkpoint) -> ir.Model:
+    """Return the forest graph of ``model``; from here on the model has the forest attention."""
+    _switch_attention(model, checkpoint)
+    arguments, dynamic_shapes = _example(checkpoint)
+    with quiet_libraries(), torch.no_grad():
+        try:
+            program = torch.onnx.export(
+                ForestGraph(model, checkpoint.masks).eval(),
+                arguments,
+                input_names=input_names(checkpoint),
+                output_names=output_names(checkpoint),
+                dynamic_shapes=dynamic_shapes,
+                opset_version=OPSET,
+                dynamo=True,
+                verbose=False,
+            )
+        except Exception as error:
+            reason = own_error_in(error) or reason_of(error)
+            raise ExportError(
+                f"the {checkpoint.role} (family {checkpoint.family}) cannot be captured: {reason}"
+            ) from error
+    if program is None:
+        raise ExportError(f"torch.onnx.export gave no graph for family {checkpoint.family}")
+    return program.model
+
+
+def _switch_attention(model: PreTrainedModel, checkpoint: Checkpoint) -> None:
+    ALL_ATTENTION_FUNCTIONS.register(ATTENTION_NAME, forest_attention)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(ATTENTION_NAME, refuse_own_mask)
+    with quiet_libraries():
+        model.set_attn_implementation(ATTENTION_NAME)
+    if model.config._attn_implementation != ATTENTION_NAME:
+        raise ExportError(
+            f"family {checkpoint.family} cannot be exported: its attention does not go through "
+            "transformers' attention interface; choose another checkpoint"
+        )
+
+
+def _example(checkpoint: Checkpoint) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Return example arguments of ``ForestGraph.forward`` and which of their axes are dynamic."""
+    kv, num_masks = checkpoint.kv, len(checkpoint.masks)
+    num_nodes, capacity, num_logits = 5, 13, 3
+    cache = torch.zeros(1, kv.num_heads, capacity, kv.head_dim)
+    nodes, rows, logits = (
+        torch.export.Dim(name, min=low) for name, low in (("S", 1), ("C", 1), ("R", 0))
+    )
+    mask = torch.ones(1, 1, num_nodes, capacity, dtype=torch.bool)
+    arguments = (
+        torch.zeros(1, num_nodes, dtype=torch.int64),
+        torch.arange(num_nodes)[None],
+        [mask.clone() for _ in range(num_masks)],
+        torch.tensor([3]),
+        torch.arange(num_logits),
+        [(cache.clone(), cache.clone()) for _ in range(kv.num_layers)],
+    )
+    dynamic_shapes = (
+        {1: nodes},
+        {1: nodes},
+        [{2: nodes, 3: rows}] * num_masks,
+        None,
+        {0: logits},
+        [({2: rows}, {2: rows})] * kv.num_layers,
+    )
+    return arguments, dynamic_shapes

@@ -1,0 +1,174 @@
+"""Fuse what the capture leaves in pieces; what matches no rule stays as it is.
+
+Every rule keeps the meaning for any model, so none is tied to a family: RMSNormalization and
+RotaryEmbedding become the single nodes that ONNX has for them, the logit rows are taken by one
+Gather, and an output head that shares the embedding's weight reads it untransposed, which keeps
+the weight once on disk and once in memory.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx_ir as ir
+from onnx_ir.passes import PassManager, common
+from onnxscript.rewriter import MatchResult, RewriteRuleClassBase, RewriteRuleSet
+
+
+class FuseRMSNormalization(RewriteRuleClassBase):  # type: ignore[misc]  # untyped library
+    """``scale * (x / sqrt(mean(x^2) + epsilon))`` -> RMSNormalization."""
+
+    def pattern(self, op: Any, x: ir.Value, scale: ir.Value, epsilon: ir.Value) -> Any:
+        """Return the pieces that torch makes of an RMS norm over the last axis."""
+        mean_square = op.ReduceMean(op.Pow(x, 2.0), [-1], keepdims=1)
+        return scale * (x * op.Reciprocal(op.Sqrt(mean_square + epsilon)))
+
+    def check(self, context: Any, x: ir.Value, scale: ir.Value, epsilon: ir.Value) -> MatchResult:
+        """Accept a vector of scales and a constant epsilon."""
+        result = MatchResult()
+        if _scalar(epsilon) is None:
+            return result.fail("epsilon is no constant", epsilon)
+        if scale.shape is None or len(scale.shape) != 1:
+            return result.fail("the scale is no vector", scale)
+        return result
+
+    def rewrite(self, op: Any, x: ir.Value, scale: ir.Value, epsilon: ir.Value) -> Any:
+        """Return the single node."""
+        return op.RMSNormalization(x, scale, axis=-1, epsilon=_scalar(epsilon), stash_type=1)
+
+
+class FuseRotaryEmbedding(RewriteRuleClassBase):  # type: ignore[misc]  # untyped library
+    """``x * cos + rotate_half(x) * sin`` with equal halves of cos and sin -> RotaryEmbedding.
+
+    ``is_scaled``: cos and sin are multiplied by a constant, as with yarn.
+    """
+
+    def __init__(self, is_scaled: bool) -> None:
+        super().__init__(remove_nodes=False)  # all layers share cos and sin
+        self._is_scaled = is_scaled
+
+    def pattern(
+        self,
+        op: Any,
+        x: ir.Value,
+        angles: ir.Value,
+        scaling: ir.Value,
+        axis: ir.Value,
+        first_start: ir.Value,
+        first_end: ir.Value,
+        second_start: ir.Value,
+        second_end: ir.Value,
+    ) -> Any:
+        """Return what transformers' rotary modules become, angles: (1, S, D/2)."""
+        both = op.Concat(angles, angles, axis=-1)
+        cos, sin = op.Cos(both), op.Sin(both)
+        if self._is_scaled:
+            cos, sin = cos * scaling, sin * scaling
+        first_half = op.Slice(x, first_start, first_end, [3], [1])
+        second_half = op.Slice(x, second_start, second_end, [3], [1])
+        rotated = op.Concat(op.Neg(second_half), first_half, axis=-1)
+        return x * op.Unsqueeze(cos, axis) + rotated * op.Unsqueeze(sin, axis)
+
+    def check(self, context: Any, x: ir.Value, axis: ir.Value, **others: ir.Value) -> MatchResult:
+        """Accept x: (1, H, S, D) with known D, cut in the middle."""
+        result = MatchResult()
+        if x.shape is None or len(x.shape) != 4 or not isinstance(x.shape[3], int):
+            return result.fail("x is not known as (1, H, S, D)", x)
+        half = x.shape[3] // 2
+        cuts = [
+            _scalar(others[f"{part}_{end}"])
+            for part in ("first", "second")
+            for end in ("start", "end")
+        ]
+        if cuts[:3] != [0, half, half] or cuts[3] is None or cuts[3] < 2 * half:
+            return result.fail("x is not cut in the middle", x)
+        if _scalar(axis) != 1:
+            return result.fail("cos and sin are not spread over the heads", axis)
+        if self._is_scaled and _scalar(others["scaling"]) is None:
+            return result.fail("the scaling is no constant", others["scaling"])
+        return result
+
+    def rewrite(self, op: Any, x: ir.Value, angles: ir.Value, **others: ir.Value) -> Any:
+        """Return the node with its cos and sin, (1, S, D/2)."""
+        cos, sin = op.Cos(angles), op.Sin(angles)
+        if self._is_scaled:
+            cos, sin = op.Mul(cos, others["scaling"]), op.Mul(sin, others["scaling"])
+        return op.RotaryEmbedding(x, cos, sin)
+
+
+class GatherLogitRows(RewriteRuleClassBase):  # type: ignore[misc]  # untyped library
+    """``hidden[:, rows]``, which torch writes as GatherND between transposes -> Gather."""
+
+    def pattern(self, op: Any, hidden: ir.Value, rows: ir.Value, axis: ir.Value) -> Any:
+        """Return the pieces, hidden: (1, S, H), rows: (R,)."""
+        by_row = op.GatherND(op.Transpose(hidden, perm=[1, 0, 2]), op.Unsqueeze(rows, axis))
+        return op.Transpose(by_row, perm=[1, 0, 2])
+
+    def rewrite(self, op: Any, hidden: ir.Value, rows: ir.Value, axis: ir.Value) -> Any:
+        """Return one Gather."""
+        return op.Gather(hidden, rows, axis=1)
+
+
+class ReadTiedWeight(RewriteRuleClassBase):  # type: ignore[misc]  # untyped library
+    """MatMul with a transposed weight, left only where another node reads it too -> Gemm."""
+
+    def pattern(self, op: Any, x: ir.Value, weight: ir.Value) -> Any:
+        """Return the matrix product, x: (1, R, H), weight: (V, H)."""
+        return op.MatMul(x, op.Transpose(weight, perm=[1, 0]))
+
+    def check(self, context: Any, x: ir.Value, weight: ir.Value) -> MatchResult:
+        """Accept a weight that is an initializer and an x with one batch."""
+        result = MatchResult()
+        if weight.const_value is None:
+            return result.fail("no weight", weight)
+        if x.shape is None or len(x.shape) != 3 or x.shape[0] != 1:
+            return result.fail("x is not known as (1, R, H)", x)
+        return result
+
+    def rewrite(self, op: Any, x: ir.Value, weight: ir.Value) -> Any:
+        """Return the product by rows."""
+        batch = op.Constant(value=ir.tensor([0]))
+        return op.Unsqueeze(op.Gemm(op.Squeeze(x, batch), weight, transB=1), batch)
+
+
+class DropUnsqueezedSqueeze(RewriteRuleClassBase):  # type: ignore[misc]  # untyped library
+    """``Squeeze(Unsqueeze(x, 0), 0)`` -> x."""
+
+    def pattern(self, op: Any, x: ir.Value) -> Any:
+        """Return the pair."""
+        return op.Squeeze(op.Unsqueeze(x, [0]), [0])
+
+    def rewrite(self, op: Any, x: ir.Value) -> Any:
+        """Return x."""
+        return op.Identity(x)
+
+
+def optimize_graph(model: ir.Model) -> None:
+    """Apply the rules in place, remove what they leave over, and the traces of this machine."""
+    RewriteRuleSet(
+        [
+            FuseRMSNormalization.rule(),
+            FuseRotaryEmbedding.rule(is_scaled=False),
+            FuseRotaryEmbedding.rule(is_scaled=True),
+        ],
+        commute=True,
+    ).apply_to_model(model)
+    RewriteRuleSet([GatherLogitRows.rule(), ReadTiedWeight.rule()]).apply_to_model(model)
+    RewriteRuleSet([DropUnsqueezedSqueeze.rule()]).apply_to_model(model)
+    PassManager(
+        [
+            common.InlinePass(),
+            common.IdentityEliminationPass(),
+            common.CommonSubexpressionEliminationPass(),
+            common.LiftConstantsToInitializersPass(size_limit=0),
+            common.RemoveUnusedNodesPass(),
+            common.RemoveUnusedOpsetsPass(),
+            common.ClearMetadataAndDocStringPass(),
+        ]
+    )(model)
+
+
+def _scalar(value: ir.Value) -> Any:
+    """Return the one number that a constant holds, None if it is no constant or holds more."""
+    constant = ir.convenience.get_const_tensor(value)
+    return None if constant is None or constant.size != 1 else constant.numpy().item()

@@ -1,0 +1,150 @@
+"""From a pair of checkpoints to a bundle, top to bottom."""
+
+from __future__ import annotations
+
+import gc
+import importlib.metadata
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx_ir as ir
+import torch
+from transformers import PreTrainedModel
+
+from dsbd_export.checkpoint import Checkpoint, load_model, open_pair
+from dsbd_export.config import ExportConfig
+from dsbd_export.contract import check_contract
+from dsbd_export.errors import ExportError
+from dsbd_export.forest_cases import Reference, references
+from dsbd_export.forest_graph import capture_forest_graph
+from dsbd_export.optimize import optimize_graph
+from dsbd_export.pair import check_agreement, copy_tokenizer_files
+from dsbd_export.parity import check_parity
+from dsbd_export.prune_graph import write_prune_graph
+from dsbd_runtime.bundle import (
+    MODEL_FILE,
+    PRUNE_FILE,
+    Manifest,
+    ModelEntry,
+    ParityReport,
+    new_bundle,
+    write_manifest,
+)
+
+Report = Callable[[str], None]
+
+WEIGHTS_FILE = f"{MODEL_FILE}.data"
+_TOOLS = ("dsbd-ort", "torch", "transformers", "optimum", "onnx", "onnxscript", "onnxruntime")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportResult:
+    """What was written.
+
+    Attributes:
+        manifest: the content of dsbd.json: files, sizes, parity errors.
+        output: the folder of the bundle.
+    """
+
+    manifest: Manifest
+    output: Path
+
+
+def export_bundle(config: ExportConfig, *, report: Report) -> ExportResult:
+    """Export both checkpoints to ``config.output``; ``report`` gets a short line a stage.
+
+    A bundle is whole or absent: after any error ``config.output`` is as it was before.
+
+    Raises:
+        ExportError: an option, a checkpoint, the pair or the result is not usable.
+        BundleError: the output cannot be written.
+    """
+    report("reading the checkpoints")
+    target, draft = open_pair(config)
+    check_agreement(target, draft)
+    try:
+        with new_bundle(config.output) as folder:
+            target_entry = _export_model(target, folder, config, report)
+            draft_entry = _export_model(draft, folder, config, report)
+            copy_tokenizer_files(target, folder)
+            report("writing the manifest")
+            manifest = write_manifest(
+                folder, versions=_tool_versions(), target=target_entry, draft=draft_entry
+            )
+    except OSError as error:
+        raise ExportError(
+            f"cannot write {config.output}: {error}; free some space or choose another output"
+        ) from error
+    return ExportResult(manifest=manifest, output=config.output)
+
+
+def _export_model(
+    checkpoint: Checkpoint, bundle: Path, config: ExportConfig, report: Report
+) -> ModelEntry:
+    """Write and check the folder of one model, and return its manifest entry."""
+    role, folder = checkpoint.role, bundle / checkpoint.role
+    folder.mkdir()
+    wanted = _write_model(checkpoint, folder, report)
+    gc.collect()  # the capture leaves cycles that hold the weights; parity needs that memory
+    report(f"{role}: writing the prune graph")
+    write_prune_graph(checkpoint.kv, folder / PRUNE_FILE)
+    report(f"{role}: comparing with the checkpoint")
+    parity = check_parity(folder, checkpoint, wanted, config.atol)
+    return _manifest_entry(checkpoint, config, parity)
+
+
+def _write_model(checkpoint: Checkpoint, folder: Path, report: Report) -> list[Reference]:
+    """Write model.onnx and its weights; return the checkpoint's own logits, for parity."""
+    role = checkpoint.role
+    report(f"{role}: loading the checkpoint")
+    model = load_model(checkpoint)
+    report(f"{role}: computing reference logits")
+    wanted = references(model, checkpoint)
+    report(f"{role}: capturing the graph")
+    graph = capture_forest_graph(model, checkpoint)
+    report(f"{role}: optimizing the graph")
+    optimize_graph(graph)
+    check_contract(graph, checkpoint)
+    report(f"{role}: saving the graph and its weights")
+    ir.save(graph, folder / MODEL_FILE, external_data=WEIGHTS_FILE)
+    _release_weights(model, graph)
+    return wanted
+
+
+def _release_weights(model: PreTrainedModel, graph: ir.Model) -> None:
+    """Free the weights now: onnxscript's rules are global and keep the last graph they saw."""
+    for value in graph.graph.initializers.values():
+        value.const_value = None
+    for parameter in model.parameters():
+        parameter.data = torch.empty(0)
+
+
+def _manifest_entry(
+    checkpoint: Checkpoint, config: ExportConfig, parity: ParityReport
+) -> ModelEntry:
+    return ModelEntry(
+        family=checkpoint.family,
+        vocab_size=checkpoint.vocab_size,
+        bos_token_id=checkpoint.bos_token_id,
+        eos_token_ids=checkpoint.eos_token_ids,
+        context_length=checkpoint.context_length,
+        kv=checkpoint.kv,
+        dtype=config.dtype,
+        quantization=config.quantize,
+        logits=config.logits,
+        masks=checkpoint.masks,
+        sliding_window=checkpoint.sliding_window,
+        parity=parity,
+    )
+
+
+def _tool_versions() -> dict[str, str]:
+    return {tool: _version_of(tool) for tool in _TOOLS}
+
+
+def _version_of(distribution: str) -> str:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"  # not installed but on the path, or under another name as onnxruntime-gpu

@@ -1,0 +1,154 @@
+"""Checkpoints that are not there, not whole, or of a family that cannot come out right."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+from transformers import (
+    BloomConfig,
+    FalconConfig,
+    Gemma3TextConfig,
+    GPT2Config,
+    LlamaConfig,
+    MambaConfig,
+    MistralConfig,
+    Phi3Config,
+    T5Config,
+)
+
+from dsbd_export.checkpoint import load_model, open_pair
+from dsbd_export.config import ExportConfig
+from dsbd_export.errors import ExportError
+from dsbd_export.families import kv_geometry, layer_masks, refusal_of
+from dsbd_export.forest_graph import capture_forest_graph
+from tests.export.conftest import write_checkpoint
+
+FULL, SLIDING = "attention_mask", "attention_mask_sliding"
+
+
+def pair_of(folder, **options):
+    config = ExportConfig(target=str(folder), draft=str(folder), output=Path("out"), **options)
+    return open_pair(config)
+
+
+@pytest.mark.parametrize("source", ["/no/such/folder", "./no-such", "~/no/such", "a/b/c"])
+def test_a_folder_that_is_not_there(source):
+    with pytest.raises(ExportError, match="no such folder; give a folder with config"):
+        pair_of(source)
+
+
+def test_a_folder_without_config(tmp_path):
+    with pytest.raises(ExportError, match=r"the target at .* has no config\.json"):
+        pair_of(tmp_path)
+
+
+def test_a_config_that_is_no_json(tmp_path):
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ExportError, match=r"config of the target at .* cannot be read"):
+        pair_of(tmp_path)
+
+
+def test_a_revision_of_a_folder_has_no_meaning(llama_folder):
+    with pytest.raises(ExportError, match="revision='main' has no meaning"):
+        pair_of(llama_folder, revision="main")
+
+
+def test_max_context_limits_the_context(llama_folder):
+    assert pair_of(llama_folder)[0].context_length == 256
+    assert pair_of(llama_folder, max_context=100)[0].context_length == 100
+    assert pair_of(llama_folder, max_context=1000)[0].context_length == 256
+
+
+EOS = [  # (in config.json, in generation_config.json, what counts)
+    (1, None, [1]),
+    (1, 2, [2]),
+    (1, [3, 4], [3, 4]),
+    ([5, 6], None, [5, 6]),
+    (None, None, []),
+    (None, 7, [7]),
+]
+
+
+@pytest.mark.parametrize(("in_config", "in_generation", "wanted"), EOS)
+def test_end_tokens(llama_folder, tmp_path, in_config, in_generation, wanted):
+    shutil.copytree(llama_folder, tmp_path / "checkpoint")
+    for name, value in (("config", in_config), ("generation_config", in_generation)):
+        file = tmp_path / "checkpoint" / f"{name}.json"
+        content = json.loads(file.read_text())
+        file.write_text(json.dumps(content | {"eos_token_id": value}))
+    assert pair_of(tmp_path / "checkpoint")[0].eos_token_ids == wanted
+
+
+def test_a_missing_weight_is_not_made_up(llama_folder, tmp_path):
+    shutil.copytree(llama_folder, tmp_path / "checkpoint")
+    file = tmp_path / "checkpoint" / "model.safetensors"
+    weights = load_file(file)
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, file, metadata={"format": "pt"})
+    target, _ = pair_of(tmp_path / "checkpoint")
+    with pytest.raises(ExportError, match=r"lacks 1 weights, the first is .*up_proj"):
+        load_model(target)
+
+
+def test_a_family_outside_the_attention_interface(tmp_path):
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = FalconConfig(vocab_size=300, **sizes, max_position_embeddings=64)
+    target, _ = pair_of(write_checkpoint(tmp_path, config))
+    with pytest.raises(ExportError, match=r"family falcon .* attention interface"):
+        capture_forest_graph(load_model(target), target)
+
+
+SCALED = {"rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 64}
+REFUSED = [
+    (T5Config(), "encoder-decoder"),
+    (BloomConfig(), "ALiBi"),
+    (MambaConfig(), "linear_attention"),
+    (LlamaConfig(rope_parameters={**SCALED, "rope_type": "dynamic"}), "rope type 'dynamic'"),
+    (
+        Phi3Config(
+            pad_token_id=0,
+            original_max_position_embeddings=64,
+            rope_parameters={
+                **SCALED,
+                "rope_type": "longrope",
+                "short_factor": [1.0] * 48,
+                "long_factor": [2.0] * 48,
+            },
+        ),
+        "rope type 'longrope'",
+    ),
+    (LlamaConfig(quantization_config={"quant_method": "gptq", "bits": 4}), "already quantized"),
+]
+
+
+@pytest.mark.parametrize(("config", "words"), REFUSED, ids=lambda value: str(value)[:12])
+def test_refused_configs(config, words):
+    assert words in str(refusal_of(config))
+
+
+MASKS = [
+    (LlamaConfig(num_hidden_layers=2), (FULL, FULL)),
+    (MistralConfig(num_hidden_layers=2, sliding_window=8), (SLIDING, SLIDING)),
+    (MistralConfig(num_hidden_layers=2, sliding_window=None), (FULL, FULL)),
+    (
+        Gemma3TextConfig(num_hidden_layers=2, layer_types=["sliding_attention", "full_attention"]),
+        (SLIDING, FULL),
+    ),
+]
+
+
+@pytest.mark.parametrize(("config", "wanted"), MASKS)
+def test_the_mask_of_each_layer(config, wanted):
+    assert refusal_of(config) is None
+    assert layer_masks(config) == wanted
+
+
+def test_cache_shapes_of_configs_with_other_names():
+    kv = kv_geometry(GPT2Config(n_layer=3, n_head=4, n_embd=64))
+    assert (kv.num_layers, kv.num_heads, kv.head_dim) == (3, 4, 16)
+    kv = kv_geometry(Gemma3TextConfig(num_hidden_layers=2, head_dim=40, num_key_value_heads=2))
+    assert (kv.num_layers, kv.num_heads, kv.head_dim) == (2, 2, 40)

@@ -1,0 +1,73 @@
+"""Graphs that break the contract are named before they are written."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+import pytest
+
+from dsbd_export.checkpoint import open_pair
+from dsbd_export.contract import check_contract
+from dsbd_export.errors import ExportError
+
+
+def node_of(model, op_type):
+    return next(node for node in model.graph if node.op_type == op_type)
+
+
+def rename_an_input(model):
+    model.graph.inputs[0].name = "tokens"
+
+
+def reverse_the_outputs(model):
+    model.graph.outputs.reverse()
+
+
+def take_a_foreign_operator(model):
+    node_of(model, "Gemm").domain = "com.microsoft"
+
+
+def import_a_foreign_domain(model):
+    model.opset_imports["com.microsoft"] = 1
+
+
+def scatter_into_another_cache(model):
+    node_of(model, "TensorScatter").replace_input_with(0, model.graph.inputs[6])
+
+
+def return_a_cache_as_it_came_in(model):
+    model.graph.outputs[1] = model.graph.inputs[5]
+    model.graph.outputs[1].name = "present.0.key"
+    model.graph.inputs[5] = ir.Value(name="past_key_values.0.key")
+
+
+def attend_without_mask(model):
+    node_of(model, "Attention").replace_input_with(3, None)
+
+
+BROKEN = [
+    (rename_an_input, "its inputs are .*'tokens'"),
+    (reverse_the_outputs, "its outputs are .*expected .*'logits', 'present.0.key'"),
+    (take_a_foreign_operator, "operators .*com.microsoft::Gemm"),
+    (import_a_foreign_domain, "its operator sets are .*com.microsoft"),
+    (scatter_into_another_cache, "present.0.key is written from past_key_values.0.value"),
+    (return_a_cache_as_it_came_in, "present.0.key comes from None, no TensorScatter"),
+    (attend_without_mask, "attend with .*None: 1.* expected .*'attention_mask': 2"),
+]
+
+
+@pytest.mark.parametrize(("damage", "words"), BROKEN)
+def test_a_broken_contract_is_named(exported, damage, words):
+    target, _ = open_pair(exported.config)
+    model = ir.load(exported.config.output / "target" / "model.onnx")
+    check_contract(model, target)
+    damage(model)
+    with pytest.raises(ExportError, match=words):
+        check_contract(model, target)
+
+
+def test_a_layer_with_the_wrong_mask_is_named(exported_others):
+    target, _ = open_pair(exported_others.config)
+    model = ir.load(exported_others.config.output / "target" / "model.onnx")
+    node_of(model, "Attention").replace_input_with(3, model.graph.inputs[3])
+    with pytest.raises(ExportError, match="attend with .*'attention_mask_sliding': 2"):
+        check_contract(model, target)

@@ -1,0 +1,167 @@
+"""The parity gate lets right graphs pass and stops wrong ones."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from dsbd_export.checkpoint import load_model, open_pair
+from dsbd_export.errors import ExportError
+from dsbd_export.forest_cases import (
+    TREE_PARENTS,
+    ForestCase,
+    Reference,
+    forest_cases,
+    reference_logits,
+    references,
+)
+from dsbd_export.forest_engine import see_rows
+from dsbd_export.parity import check_parity
+
+ATOL = 1e-4
+
+
+@pytest.fixture(scope="module")
+def checkpoint(exported):
+    return open_pair(exported.config)[0]
+
+
+@pytest.fixture(scope="module")
+def wanted(checkpoint) -> list[Reference]:
+    return references(load_model(checkpoint), checkpoint)
+
+
+@pytest.fixture
+def folder(exported, tmp_path):
+    """A copy of the exported target, to be damaged."""
+    shutil.copytree(exported.config.output / "target", tmp_path / "target")
+    return tmp_path / "target"
+
+
+def test_a_right_graph_passes_with_rounding_errors_only(exported, exported_others):
+    for bundle in (exported, exported_others):
+        for entry in (bundle.result.manifest.target, bundle.result.manifest.draft):
+            assert entry.parity.max_abs_error < 2e-5
+            assert entry.parity.tolerance == ATOL
+            cases = [(case.name, case.prompt_length) for case in entry.parity.cases]
+            kinds = ("prefill", "decode", "tree")
+            lengths = (1, 17, 128) if entry.sliding_window is None else (1, 17, 25, 128)
+            assert cases == [(kind, length) for length in lengths for kind in kinds]
+
+
+def test_cases_fit_the_context(checkpoint):
+    lengths = {case.prompt_length for case in forest_cases(replace(checkpoint, context_length=20))}
+    assert lengths == {1, 17}
+
+
+def test_the_logits_of_a_tree_are_those_of_its_paths(checkpoint):
+    model = load_model(checkpoint)
+    tree = next(case for case in forest_cases(checkpoint) if case.name == "tree")
+    path = [0, 2, 6]
+    chain = ForestCase(
+        name="chain",
+        prefix_ids=tree.prefix_ids,
+        node_ids=tree.node_ids[path],
+        parents=np.array([-1, 0, 1]),
+        rows=np.arange(3),
+    )
+    found = reference_logits(model, tree)
+    assert found.shape == (len(TREE_PARENTS), 300) and np.isfinite(found).all()
+    np.testing.assert_allclose(found[path], reference_logits(model, chain), atol=1e-5)
+
+
+def test_what_nodes_see():
+    visible, positions = see_rows(np.array([-1, -1, 0]), first_row=1, capacity=5)
+    assert positions.tolist() == [1, 1, 2]
+    assert visible.astype(int).tolist() == [[1, 1, 0, 0, 0], [1, 0, 1, 0, 0], [1, 1, 0, 1, 0]]
+
+
+def test_a_damaged_weight_fails(folder, checkpoint, wanted):
+    damage(folder, lambda graph: scale_one_weight(graph, 1.01))
+    with pytest.raises(ExportError, match=r"parity failed.*llama.*prefill.*limit is 0.0001.*atol"):
+        check_parity(folder, checkpoint, wanted, ATOL)
+
+
+def test_weights_written_as_zeros_fail(folder, checkpoint, wanted):
+    damage(folder, lambda graph: scale_one_weight(graph, 0.0))
+    with pytest.raises(ExportError, match="parity failed"):
+        check_parity(folder, checkpoint, wanted, ATOL)
+
+
+def test_a_missing_mask_fails(folder, checkpoint, wanted):
+    def drop_mask(graph: onnx.GraphProto) -> None:
+        next(node for node in graph.node if node.op_type == "Attention").input.pop()
+
+    damage(folder, drop_mask)
+    with pytest.raises(ExportError, match="parity failed"):
+        check_parity(folder, checkpoint, wanted, ATOL)
+
+
+def test_positions_that_count_rows_fail_in_the_tree(folder, checkpoint, wanted):
+    """Siblings share a position; a graph that takes rows for positions is right for any chain."""
+
+    def count_rows(graph: onnx.GraphProto) -> None:
+        cast = next(node for node in graph.node if node.op_type == "Cast")
+        one_by_one = [
+            onnx.helper.make_node("Shape", ["input_ids"], ["num_nodes"], start=1),
+            onnx.helper.make_node("Squeeze", ["num_nodes"], ["limit"]),
+            onnx.helper.make_node("Range", ["zero", "limit", "one"], ["steps"]),
+            onnx.helper.make_node("Add", ["steps", "write_indices"], ["rows"]),
+            onnx.helper.make_node("Reshape", ["rows", "column"], ["row_positions"]),
+        ]
+        cast.input[0] = "row_positions"
+        for node in reversed(one_by_one):
+            graph.node.insert(0, node)
+        for name, value in (("zero", 0), ("one", 1), ("column", [1, -1, 1])):
+            graph.initializer.append(numpy_helper.from_array(np.array(value, np.int64), name))
+
+    damage(folder, count_rows)
+    with pytest.raises(ExportError, match="case tree after 1 tokens"):
+        check_parity(folder, checkpoint, wanted, ATOL)
+
+
+def test_no_number_fails(exported, checkpoint, wanted):
+    nothing = [replace(reference, logits=reference.logits * np.nan) for reference in wanted]
+    with pytest.raises(ExportError, match="differs from the checkpoint by nan"):
+        check_parity(exported.config.output / "target", checkpoint, nothing, ATOL)
+
+
+def test_another_shape_fails(exported, checkpoint, wanted):
+    narrow = [replace(reference, logits=reference.logits[:, :-1]) for reference in wanted]
+    with pytest.raises(ExportError, match="by inf"):
+        check_parity(exported.config.output / "target", checkpoint, narrow, ATOL)
+
+
+def test_a_prune_graph_that_misses_a_cache_fails(folder, checkpoint, wanted):
+    model = onnx.load(folder / "prune.onnx")
+    gather = next(node for node in model.graph.node if node.op_type == "Gather")
+    gather.input[0] = "past_key_values.1.value"
+    onnx.save(model, folder / "prune.onnx")
+    with pytest.raises(ExportError, match=r"prune\.onnx.*moves cache rows wrongly"):
+        check_parity(folder, checkpoint, wanted, ATOL)
+
+
+def test_a_graph_that_onnxruntime_refuses_fails(folder, checkpoint, wanted):
+    (folder / "model.onnx").write_bytes(b"no graph")
+    with pytest.raises(ExportError, match="parity failed: onnxruntime cannot run the graph"):
+        check_parity(folder, checkpoint, wanted, ATOL)
+
+
+def damage(folder, edit):
+    model = onnx.load(folder / "model.onnx")
+    (folder / "model.onnx.data").unlink()
+    edit(model.graph)
+    onnx.save(model, folder / "model.onnx")
+
+
+def scale_one_weight(graph: onnx.GraphProto, factor: float) -> None:
+    matmul = [node for node in graph.node if node.op_type == "MatMul"][-1]
+    weight = next(tensor for tensor in graph.initializer if tensor.name == matmul.input[1])
+    weight.CopyFrom(
+        numpy_helper.from_array(numpy_helper.to_array(weight) * np.float32(factor), weight.name)
+    )
