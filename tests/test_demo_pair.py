@@ -72,8 +72,11 @@ def test_the_target_as_its_own_draft_is_always_accepted(demo_bundle, num_beams):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["beam-sample", "dsbd"])
-def test_first_layers_follow_the_exact_law(demo_bundle, strategy):
+@pytest.mark.parametrize(
+    ("strategy", "coupling"),
+    [("beam-sample", "gumbel"), ("dsbd", "gumbel"), ("dsbd", "rejection")],
+)
+def test_first_layers_follow_the_exact_law(demo_bundle, strategy, coupling):
     """Two layers at W=2, top-k 4, on the engines' own logits: 20,000 runs against recursion."""
     prompt, num_runs = (0, 300, 301), 20_000
     bundle = open_bundle(demo_bundle)
@@ -82,6 +85,7 @@ def test_first_layers_follow_the_exact_law(demo_bundle, strategy):
         models = [TableModel(target.vocab_size, table) for table in tables]
         config = DecodingConfig(
             strategy=strategy,
+            coupling=coupling,
             num_beams=2,
             width_policy="fixed",
             top_k=4,

@@ -59,6 +59,7 @@ OPTIONS = {
     "width_policy": Option(str, "fixed or threshold [threshold for dsbd]"),
     "min_beams": Option(int, "fewest beams that threshold keeps [half of num_beams]"),
     "accept_threshold": Option(float, "probability of acceptance that threshold wants"),
+    "draft_policy": Option(str, "fixed"),
     "draft_length": Option(int, "layers of a drafted forest [4]"),
     "draft_beams": Option(IntList(), "candidates of every drafted layer, or of each [num_beams]"),
     "memory": Option(str, "forest or single"),

@@ -25,6 +25,7 @@ class DecodingConfig:
             Default "threshold" for dsbd, "fixed" for all others.
         min_beams: fewest beams that "threshold" keeps. Default half of ``num_beams``.
         accept_threshold: probability with which "threshold" wants a layer accepted.
+        draft_policy: "fixed" drafts ``draft_length`` layers of ``draft_beams`` candidates.
         draft_length: gamma, layers of a drafted forest. Default 4, or 0 without a draft.
         draft_beams: W_S, candidates of a drafted layer: one number or one per layer. Default
             ``num_beams``; 4 for single-beam strategies that draft a tree.
@@ -51,6 +52,7 @@ class DecodingConfig:
     width_policy: Literal["fixed", "threshold"] | None = None
     min_beams: int | None = None
     accept_threshold: float = 0.7
+    draft_policy: Literal["fixed"] = "fixed"
     draft_length: int | None = None
     draft_beams: int | Sequence[int] | None = None
     memory: Literal["forest", "single"] = "forest"

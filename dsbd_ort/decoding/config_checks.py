@@ -29,6 +29,7 @@ _RANGES = {  # name: (lowest, highest, whether the lowest itself is excluded)
 _CHOICES = {
     "coupling": ("gumbel", "rejection", None),
     "width_policy": ("fixed", "threshold"),
+    "draft_policy": ("fixed",),
     "memory": ("forest", "single"),
     "replacement": (False, True),
     "early_stopping": (False, True, "never"),

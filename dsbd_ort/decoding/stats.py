@@ -141,7 +141,7 @@ class Recorder:
             mean_acceptance_length=1 + accepted / steps,
             draft_acceptance_rate=accepted / self.num_drafted if self.num_drafted else None,
             acceptance_histogram=np.bincount(self.accepted).tolist(),
-            mean_beam_width=float(np.mean(self.widths)),
+            mean_beam_width=float(np.mean(np.maximum(self.widths, 1))),  # a search's last is 0
             num_prompt_tokens=num_prompt_tokens,
             num_output_tokens=num_output_tokens,
             target_rows=target.rows,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,21 +49,14 @@ class Warp:
         """
         if not len(logits):
             return []
-        largest = logits.max(axis=1, keepdims=True)
-        if not np.isfinite(largest).all():
-            raise ModelError(
-                "the model returned logits without a finite largest value (NaN or infinite); "
-                "check the engine's precision and the export's parity report"
-            )
-        vocab_size = logits.shape[1]
-        normalizer = np.exp(logits - largest).sum(axis=1, keepdims=True, dtype=np.float64)
-        if 0 < self.top_k < vocab_size:
-            tokens = np.argpartition(logits, vocab_size - self.top_k, axis=1)[:, -self.top_k :]
-            logits = np.take_along_axis(logits, tokens, axis=1)
+        if 0 < self.top_k < logits.shape[1]:
+            tokens, centred, log_normalizers = _top(logits, self.top_k)
         else:
-            tokens = np.broadcast_to(np.arange(vocab_size), logits.shape)
-        centred = logits.astype(np.float64) - largest
-        raw = centred - np.log(normalizer)
+            largest = _finite(logits.max(axis=1, keepdims=True))
+            tokens = np.broadcast_to(np.arange(logits.shape[1]), logits.shape)
+            centred = logits.astype(np.float64) - largest
+            log_normalizers = np.log(np.exp(centred).sum(axis=1, keepdims=True))
+        raw = centred - log_normalizers
         log_probs = raw if self.is_raw else self._warped(centred)
         return [TokenLaw(*row) for row in zip(tokens, log_probs, raw, strict=True)]
 
@@ -71,6 +65,39 @@ class Warp:
         if self.top_p < 1.0:
             log_probs = _log_normalise(_cut_top_p(log_probs, self.top_p))
         return log_probs
+
+
+def _top(
+    logits: NDArray[np.float32], top_k: int
+) -> tuple[NDArray[np.int64], Floats, NDArray[np.float64]]:
+    """Return the most probable tokens of every row without a second (num_rows, vocab) array.
+
+    Returns:
+        tokens (num_rows, top_k) int64, their logits less the row's largest (num_rows, top_k), and
+        the log of the row's sum of exponentials of such differences (num_rows, 1).
+    """
+    num_rows, vocab_size = logits.shape
+    tokens = np.empty((num_rows, top_k), dtype=np.int64)
+    centred = np.empty((num_rows, top_k))
+    sums = np.empty((num_rows, 1))
+    scratch = np.empty(vocab_size, dtype=np.float32)
+    for i, row in enumerate(logits):  # row by row: a row fits the processor's cache, all do not
+        tokens[i] = np.argpartition(row, vocab_size - top_k)[vocab_size - top_k :]
+        largest = _finite(row.max())
+        centred[i] = row[tokens[i]].astype(np.float64) - largest
+        np.exp(np.subtract(row, largest, out=scratch), out=scratch)
+        sums[i] = scratch.sum(dtype=np.float64)
+    return tokens, centred, np.log(sums)
+
+
+def _finite(largest: Any) -> Any:
+    """Return the largest logits if they are finite."""
+    if not np.isfinite(largest).all():
+        raise ModelError(
+            "the model returned logits without a finite largest value (NaN or infinite); "
+            "check the engine's precision and the export's parity report"
+        )
+    return largest
 
 
 def _log_normalise(scores: Floats) -> Floats:

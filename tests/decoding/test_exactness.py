@@ -17,6 +17,11 @@ TARGET = random_table(1, VOCAB)
 OTHER = random_table(2, VOCAB)
 DRAFTS = {"decent": mixed_table(TARGET, OTHER, 0.7), "hostile": OTHER, "itself": TARGET}
 
+PROMPTS = [  # 200 different ones
+    tuple(np.random.default_rng(seed).integers(0, VOCAB, 3 + seed % 5).tolist() + [seed % VOCAB])
+    for seed in range(200)
+]
+
 SHAPES = [  # (num_beams, draft_beams per layer)
     (1, (1, 1, 1, 1)),
     (1, (3, 2)),
@@ -41,9 +46,24 @@ def test_fixed_width_dsbd_equals_beam_sample_token_for_token(draft, num_beams, d
         draft_beams=draft_beams,
         **common,
     )
-    for seed in range(20):
-        expected = run(plain, TARGET, None, VOCAB, seed)
-        result = run(speculative, TARGET, DRAFTS[draft], VOCAB, seed)
+    for seed, prompt in enumerate(PROMPTS[:20]):
+        expected = run(plain, TARGET, None, VOCAB, seed, prompt)
+        result = run(speculative, TARGET, DRAFTS[draft], VOCAB, seed, prompt)
+        assert all_tokens(result) == all_tokens(expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("draft", DRAFTS)
+@pytest.mark.parametrize(("num_beams", "draft_beams"), [(2, (4, 2, 2)), (4, (6, 4))])
+def test_fixed_width_dsbd_equals_beam_sample_on_200_prompts(draft, num_beams, draft_beams):
+    common = {"num_beams": num_beams, "num_return_sequences": num_beams, "eos_token_id": 4}
+    common |= {"max_new_tokens": 16}
+    plain = DecodingConfig(strategy="beam-sample", **common)
+    shape = {"draft_length": len(draft_beams), "draft_beams": draft_beams}
+    speculative = DecodingConfig(width_policy="fixed", **shape, **common)
+    for seed, prompt in enumerate(PROMPTS):
+        expected = run(plain, TARGET, None, VOCAB, seed, prompt)
+        result = run(speculative, TARGET, DRAFTS[draft], VOCAB, seed, prompt)
         assert all_tokens(result) == all_tokens(expected)
 
 
@@ -51,11 +71,10 @@ def test_fixed_width_dsbd_equals_beam_sample_token_for_token(draft, num_beams, d
 def test_speculative_equals_sample(draft):
     plain = DecodingConfig(strategy="sample", max_new_tokens=20, eos_token_id=4)
     speculative = DecodingConfig(strategy="speculative", max_new_tokens=20, eos_token_id=4)
-    for seed in range(100):
-        expected = run(plain, TARGET, None, VOCAB, seed)
-        assert all_tokens(run(speculative, TARGET, DRAFTS[draft], VOCAB, seed)) == all_tokens(
-            expected
-        )
+    for seed, prompt in enumerate(PROMPTS):
+        expected = run(plain, TARGET, None, VOCAB, seed, prompt)
+        result = run(speculative, TARGET, DRAFTS[draft], VOCAB, seed, prompt)
+        assert all_tokens(result) == all_tokens(expected)
 
 
 @pytest.mark.parametrize("num_beams", [1, 2, 4])
@@ -106,7 +125,17 @@ LAW_CASES = [  # (strategy options, width, steps, eos)
 
 @pytest.mark.parametrize(("options", "width", "steps", "eos"), LAW_CASES)
 def test_final_beam_sets_follow_the_exact_law(options, width, steps, eos):
-    vocab_size, num_runs, prompt = 3, 4000, (1, 2)
+    check_law(options, width, steps, eos, num_runs=4000)
+
+
+@pytest.mark.slow
+def test_100000_runs_follow_the_exact_law():
+    options = {"strategy": "dsbd", "num_beams": 2, "width_policy": "fixed", "draft_length": 1}
+    check_law(options, width=2, steps=2, eos=0, num_runs=100_000)
+
+
+def check_law(options, width, steps, eos, num_runs):
+    vocab_size, prompt = 3, (1, 2)
     target = random_table(7, vocab_size, spread=1.0)
     draft = mixed_table(target, random_table(8, vocab_size), 0.5)
     config = DecodingConfig(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
@@ -63,3 +65,13 @@ def test_broken_logits_are_refused(bad):
         Warp(1.0, 0, 1.0).laws(np.array([[0.0, bad]], dtype=np.float32))
     with pytest.raises(ModelError, match="finite"):
         Warp(1.0, 0, 1.0).laws(np.full((1, 2), -np.inf, dtype=np.float32))
+
+
+def test_top_k_makes_no_second_dense_array():
+    logits = np.random.default_rng(0).normal(size=(16, 100_000)).astype(np.float32)
+    tracemalloc.start()
+    laws = Warp(0.7, 20, 0.9).laws(logits)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert all(law.tokens.shape == (20,) for law in laws)
+    assert peak < logits.nbytes / 2  # float32; one row's scratch and index are an eighth

@@ -69,5 +69,5 @@ def test_a_layer_with_the_wrong_mask_is_named(exported_others):
     target, _ = open_pair(exported_others.config)
     model = ir.load(exported_others.config.output / "target" / "model.onnx")
     node_of(model, "Attention").replace_input_with(3, model.graph.inputs[3])
-    with pytest.raises(ExportError, match="attend with .*'attention_mask_sliding': 2"):
+    with pytest.raises(ExportError, match=r"attend with .*'attention_mask_sliding': 2"):
         check_contract(model, target)
