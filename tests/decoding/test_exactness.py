@@ -18,7 +18,7 @@ OTHER = random_table(2, VOCAB)
 DRAFTS = {"decent": mixed_table(TARGET, OTHER, 0.7), "hostile": OTHER, "itself": TARGET}
 
 PROMPTS = [  # 200 different ones
-    tuple(np.random.default_rng(seed).integers(0, VOCAB, 3 + seed % 5).tolist() + [seed % VOCAB])
+    tuple(np.random.default_rng(seed).integers(0, VOCAB, 6 + seed % 5).tolist())
     for seed in range(200)
 ]
 
