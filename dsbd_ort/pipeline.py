@@ -14,6 +14,7 @@ import numpy as np
 from dsbd_ort.decoding import (
     DecodedSequence,
     DecodeResult,
+    DecodeStep,
     DecodingConfig,
     DecodingStats,
     decode_steps,
@@ -116,13 +117,12 @@ class Pipeline:
             DecodingError: the options or the prompt make no sense.
             CapacityError: prompt and new tokens do not fit the model's context.
         """
-        steps = self.stream(prompt, **options)
+        steps = self._decode_steps(prompt, options)
         while True:
             try:
                 next(steps)
             except StopIteration as stop:
-                result: GenerationResult = stop.value
-                return result
+                return self._with_text(stop.value)
 
     def stream(
         self, prompt: str | Sequence[int], **options: Any
@@ -132,21 +132,9 @@ class Pipeline:
         A step comes whenever the live beams agree on further tokens; the last one brings the
         rest of the best sequence. See ``generate`` for arguments and errors.
         """
-        config = self._config(options)
-        prompt_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        self._check_context(prompt_ids, config)
-        for model in (self._target, self._draft):
-            model.keep(np.arange(0))  # gives the last request's memory back
-            model.reset_peak()
         decoder = StreamDecoder(self.tokenizer)
         num_shown = 0
-        steps = decode_steps(
-            self._target,
-            self._draft if config.row.has_draft else None,
-            prompt_ids,
-            config,
-            np.random.default_rng(config.seed),
-        )
+        steps = self._decode_steps(prompt, options)
         while True:
             try:
                 agreed = next(steps).agreed_tokens
@@ -158,6 +146,19 @@ class Pipeline:
             if new := agreed[num_shown:]:
                 num_shown = len(agreed)
                 yield StreamStep(new, decoder.push(new))
+
+    def _decode_steps(
+        self, prompt: str | Sequence[int], options: dict[str, Any]
+    ) -> Generator[DecodeStep, None, DecodeResult]:
+        config = self._config(options)
+        prompt_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        self._check_context(prompt_ids, config)
+        for model in (self._target, self._draft):
+            model.keep(np.arange(0))  # gives the last request's memory back
+            model.reset_peak()
+        draft = self._draft if config.row.has_draft else None
+        rng = np.random.default_rng(config.seed)
+        return decode_steps(self._target, draft, prompt_ids, config, rng)
 
     def _config(self, options: dict[str, Any]) -> DecodingConfig:
         if options.get("eos_token_id") is None:

@@ -24,7 +24,7 @@ class DraftLayer:
     Attributes:
         law: Q_t, the draft's joint law.
         drawn: (<= W_S,) int64 candidates of ``law`` in the order drawn.
-        children: (<= W_S,) the node of every drawn candidate.
+        children: the nodes of the distinct drawn candidates, in the order first drawn.
     """
 
     law: JointLaw
@@ -64,9 +64,9 @@ def draft_forest(
         draft.compute(nodes)
         law = joint_law(nodes, log_u, copies, [draft.law(node) for node in nodes])
         drawn = propose(law, width, step + t)
-        layers.append(DraftLayer(law, drawn, forest.descend(law, drawn)))
         distinct, copies = distinct_in_order(drawn)
         nodes, log_u = forest.descend(law, distinct), law.log_weights[distinct]
+        layers.append(DraftLayer(law, drawn, nodes))
     return layers
 
 
@@ -74,6 +74,8 @@ def distinct_in_order(
     drawn: NDArray[np.int64],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the distinct candidates in the order first drawn, and how often each was drawn."""
+    if len(set(drawn.tolist())) == len(drawn):  # always so without replacement
+        return drawn, np.ones(len(drawn), dtype=np.int64)
     values, first, counts = np.unique(drawn, return_index=True, return_counts=True)
     order = np.argsort(first)
     return values[order], counts[order]

@@ -55,11 +55,6 @@ def child_keys(parent_keys: Keys, tokens: NDArray[np.int64]) -> Keys:
     return mix64(parent_keys, tokens)
 
 
-def child_key(parent_key: int, token: int) -> int:
-    """Return the path key of one child."""
-    return int(child_keys(np.array([parent_key], np.uint64), np.array([token]))[0])
-
-
 def gumbel_noise(keys: Keys, step: int, draw: int | None = None) -> NDArray[np.float64]:
     """Return the standard Gumbel numbers of the candidates with these (child) path keys.
 
