@@ -156,9 +156,8 @@ class Pipeline:
         for model in (self._target, self._draft):
             model.keep(np.arange(0))  # gives the last request's memory back
             model.reset_peak()
-        draft = self._draft if config.row.has_draft else None
         rng = np.random.default_rng(config.seed)
-        return decode_steps(self._target, draft, prompt_ids, config, rng)
+        return decode_steps(self._target, self._draft, prompt_ids, config, rng)
 
     def _config(self, options: dict[str, Any]) -> DecodingConfig:
         if options.get("eos_token_id") is None:

@@ -97,7 +97,7 @@ def decode_steps(
 
     Args:
         target: the model whose law the output follows. What its cache holds is dropped.
-        draft: the model that proposes; must be None exactly if the strategy has no draft.
+        draft: the model that proposes; strategies without a draft do not touch it.
         prompt_ids: at least one token id.
         config: the request. ``eos_token_id`` None means that nothing ends a sequence.
         rng: its first 63-bit draw is the noise key; only the rejection coupling takes more.
@@ -109,7 +109,7 @@ def decode_steps(
     """
     _check_request(target, draft, prompt_ids, config)
     metered_target = MeteredModel(target, clock)
-    metered_draft = MeteredModel(draft, clock) if draft else None
+    metered_draft = MeteredModel(draft, clock) if draft and config.row.has_draft else None
     recorder = Recorder(metered_target, metered_draft, clock)
 
     prompt = np.array(prompt_ids, dtype=np.int64)
@@ -188,10 +188,14 @@ def _check_request(
             f"prompt has token id {wrong}; expected 0 to {target.vocab_size - 1}, the target's "
             "vocabulary"
         )
-    if (draft is None) == config.row.has_draft:
-        state = "needs a draft model, none was given" if draft is None else "takes no draft model"
-        raise DecodingError(f"strategy {config.strategy} {state}")
-    if draft is not None and draft.vocab_size != target.vocab_size:
+    if not config.row.has_draft:
+        return
+    if draft is None:
+        raise DecodingError(
+            f"draft is None, but strategy {config.strategy} drafts; give a draft model or use a "
+            "strategy without one, such as beam-sample"
+        )
+    if draft.vocab_size != target.vocab_size:
         raise DecodingError(
             f"draft has {draft.vocab_size} tokens, target {target.vocab_size}; use a pair that "
             "shares its vocabulary"

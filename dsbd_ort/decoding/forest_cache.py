@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from dsbd_ort.decoding.errors import ModelError
 from dsbd_ort.decoding.forest import NO_NODE, Forest
 from dsbd_ort.decoding.step_model import StepModel
 from dsbd_ort.decoding.warp import TokenLaw, Warp
@@ -77,6 +78,11 @@ class ForestCache:
             mask,
             np.arange(len(nodes)),
         )
+        if logits.shape != (len(nodes), self._model.vocab_size):
+            raise ModelError(
+                f"the model returned logits of shape {logits.shape}, expected "
+                f"{(len(nodes), self._model.vocab_size)}: one row per entry of logit_rows"
+            )
         self._laws.update(zip(nodes, self._warp.laws(logits), strict=True))
 
     def parents_of_pending(self, nodes: set[int]) -> set[int]:

@@ -13,43 +13,28 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_ort.decoding.beams import Beams, Hypothesis
+from dsbd_ort.decoding.beams import Beams
 from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.draft import DraftLayer
 from dsbd_ort.decoding.forest import Forest
 from dsbd_ort.decoding.gumbel_coupling import GumbelCoupling, best_candidates
 from dsbd_ort.decoding.joint_law import JointLaw, joint_law
-from dsbd_ort.decoding.rule import Finished, TargetLaws, extended, ranked
+from dsbd_ort.decoding.rule import BeamSetRule, TargetLaws, extended
 from dsbd_ort.decoding.warp import Warp
 
 
-class _JointDecoding:
-    """What MJSD and MJGD share: their law, their end, their single output."""
+class _JointDecoding(BeamSetRule):
+    """What MJSD and MJGD share: their law, and beam decoding by joint likelihood."""
 
     keeps_descendants = True
 
     def __init__(self, config: DecodingConfig, forest: Forest) -> None:
+        super().__init__(config, forest)
         self.warp = Warp(config.temperature or 1.0, config.top_k, config.top_p)
-        self._config = config
-        self._forest = forest
 
     def propose(self, law: JointLaw, num_draws: int, step: int) -> NDArray[np.int64]:
         """Return the candidates of largest joint likelihood: beam decoding by the draft."""
         return best_candidates(law.log_masses, num_draws)
-
-    def is_finished(self, beams: Beams, num_layers: int) -> bool:
-        """See SelectionRule.is_finished."""
-        return num_layers == self._config.max_new_tokens or all(
-            self._forest.is_absorbing[node] for node in beams.nodes
-        )
-
-    def live(self, beams: Beams) -> list[Hypothesis]:
-        """See SelectionRule.live."""
-        return beams.hypotheses
-
-    def results(self, beams: Beams) -> list[Finished]:
-        """See SelectionRule.results."""
-        return ranked(beams, self._config.length_penalty)
 
     def _next_beams(self, target: TargetLaws, beams: Beams, width: int) -> Beams:
         """Return the ``width`` continuations of largest joint target likelihood."""

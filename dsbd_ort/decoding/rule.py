@@ -13,7 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_ort.decoding.beams import Beams, Hypothesis
+from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.draft import DraftLayer
+from dsbd_ort.decoding.forest import Forest
 from dsbd_ort.decoding.joint_law import JointLaw
 from dsbd_ort.decoding.warp import TokenLaw, Warp
 
@@ -82,11 +84,29 @@ def extended(beams: Beams, law: JointLaw, chosen: NDArray[np.int64]) -> list[Hyp
     ]
 
 
-def ranked(beams: Beams, length_penalty: float) -> list[Finished]:
-    """Return the beams' hypotheses, copies repeated, by score."""
-    finished = [
-        Finished(hypothesis, hypothesis.score(length_penalty))
-        for hypothesis, copies in zip(beams.hypotheses, beams.copies.tolist(), strict=True)
-        for _ in range(copies)
-    ]
-    return sorted(finished, key=lambda f: -f.score)
+class BeamSetRule:
+    """What rules share whose beams are their results: ended beams stay in the set."""
+
+    def __init__(self, config: DecodingConfig, forest: Forest) -> None:
+        self._config = config
+        self._forest = forest
+
+    def is_finished(self, beams: Beams, num_layers: int) -> bool:
+        """Tell whether all beams have ended or are as long as they may be."""
+        return num_layers == self._config.max_new_tokens or all(
+            self._forest.is_absorbing[node] for node in beams.nodes
+        )
+
+    def live(self, beams: Beams) -> list[Hypothesis]:
+        """See SelectionRule.live."""
+        return beams.hypotheses
+
+    def results(self, beams: Beams) -> list[Finished]:
+        """Return the beams' hypotheses, copies repeated, by score."""
+        penalty = self._config.length_penalty
+        finished = [
+            Finished(hypothesis, hypothesis.score(penalty))
+            for hypothesis, copies in zip(beams.hypotheses, beams.copies.tolist(), strict=True)
+            for _ in range(copies)
+        ]
+        return sorted(finished, key=lambda f: -f.score)

@@ -8,12 +8,12 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_ort.decoding.beams import Beams, Hypothesis
+from dsbd_ort.decoding.beams import Beams
 from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.draft import DraftLayer, distinct_in_order
 from dsbd_ort.decoding.forest import Forest
 from dsbd_ort.decoding.joint_law import JointLaw, joint_law
-from dsbd_ort.decoding.rule import Finished, TargetLaws, extended, ranked
+from dsbd_ort.decoding.rule import BeamSetRule, TargetLaws, extended
 from dsbd_ort.decoding.warp import Warp
 from dsbd_ort.decoding.width import layer_width
 
@@ -34,15 +34,14 @@ class Coupling(Protocol):
         """Return the target's candidates of one layer and whether the next may be selected."""
 
 
-class SampleRule:
+class SampleRule(BeamSetRule):
     """Beam sampling: draws with or without replacement; all beams absorbing is the end."""
 
     def __init__(self, config: DecodingConfig, forest: Forest, coupling: Coupling) -> None:
+        super().__init__(config, forest)
         self.warp = Warp(config.temperature, config.top_k, config.top_p)
         self.keeps_descendants = coupling.keeps_descendants
         self.propose = coupling.propose
-        self._config = config
-        self._forest = forest
         self._coupling = coupling
 
     def select(
@@ -62,17 +61,3 @@ class SampleRule:
             beams = Beams(nodes, law.log_weights[chosen], hypotheses, copies)
             depth += 1
             yield beams
-
-    def is_finished(self, beams: Beams, num_layers: int) -> bool:
-        """See SelectionRule.is_finished."""
-        return num_layers == self._config.max_new_tokens or all(
-            self._forest.is_absorbing[node] for node in beams.nodes
-        )
-
-    def live(self, beams: Beams) -> list[Hypothesis]:
-        """See SelectionRule.live."""
-        return beams.hypotheses
-
-    def results(self, beams: Beams) -> list[Finished]:
-        """See SelectionRule.results."""
-        return ranked(beams, self._config.length_penalty)

@@ -5,7 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dsbd_ort.decoding import DecodingConfig, DecodingError, TableModel, decode, decode_steps
+from dsbd_ort.decoding import (
+    DecodingConfig,
+    DecodingError,
+    ModelError,
+    TableModel,
+    decode,
+    decode_steps,
+)
 from tests.decoding.tables import all_tokens, mixed_table, random_table, run
 
 VOCAB = 6
@@ -26,13 +33,13 @@ def test_bad_prompts(prompt, words):
         decode(*models(), prompt, DecodingConfig(), np.random.default_rng(0))
 
 
-def test_missing_superfluous_and_foreign_draft():
+def test_missing_unneeded_and_foreign_draft():
     target, draft = models()
     rng = np.random.default_rng(0)
-    with pytest.raises(DecodingError, match="needs a draft"):
+    with pytest.raises(DecodingError, match="draft is None, but strategy dsbd drafts"):
         decode(target, None, [1], DecodingConfig(), rng)
-    with pytest.raises(DecodingError, match="takes no draft"):
-        decode(target, draft, [1], DecodingConfig(strategy="sample"), rng)
+    decode(target, draft, [1], DecodingConfig(strategy="sample"), rng)
+    assert not draft.computed_paths
     with pytest.raises(DecodingError, match="draft has 5 tokens, target 6"):
         decode(*models(draft_vocab=5), [1], DecodingConfig(), rng)
 
@@ -113,3 +120,14 @@ def test_sequences_come_best_first_by_score():
         [s.score for s in run(config, TARGET, None, VOCAB, seed).sequences] for seed in range(10)
     ):
         assert sequence_scores == sorted(sequence_scores, reverse=True)
+
+
+class WrongShape(TableModel):
+    def step(self, token_ids, positions, mask, logit_rows):
+        return super().step(token_ids, positions, mask, logit_rows)[:, :-1]
+
+
+def test_a_model_that_breaks_its_word_is_named():
+    config = DecodingConfig(strategy="sample")
+    with pytest.raises(ModelError, match=r"shape \(1, 5\), expected \(1, 6\)"):
+        decode(WrongShape(VOCAB, TARGET), None, [1, 2], config, np.random.default_rng(0))
