@@ -25,7 +25,7 @@ DRAFT_SHAPES = [("wide", 2, 4), ("tapered", 1.5, 3), ("long", 1, 6)]  # name, W_
 
 @pytest.fixture(scope="module")
 def pipeline(demo_bundle):
-    with Pipeline.from_bundle(demo_bundle, num_threads=2) as pipeline:
+    with Pipeline.from_bundle(demo_bundle, num_threads=1) as pipeline:
         yield pipeline
 
 

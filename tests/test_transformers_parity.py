@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from dsbd_ort.decoding import DecodingConfig, TableModel, decode
 
 VOCAB, EOS = 24, (3, 5)
-NUM_PROMPTS, NEW_TOKENS = 200, 12
+NUM_PROMPTS, NEW_TOKENS = 200, 10
 
 
 def tiny_llama(seed: int) -> LlamaForCausalLM:
@@ -32,6 +32,7 @@ def tiny_llama(seed: int) -> LlamaForCausalLM:
 
 @pytest.fixture(scope="module")
 def target():
+    torch.set_num_threads(1)  # the model is too small to share
     return tiny_llama(0)
 
 
@@ -140,10 +141,13 @@ def test_speculation_saves_target_calls(tables):
     for prompt in PROMPTS[:5]:
         models = [TableModel(VOCAB, table) for table in tables]
         config = DecodingConfig(
-            strategy="speculative-beam-search", num_beams=2, draft_beams=4, max_new_tokens=12
+            strategy="speculative-beam-search",
+            num_beams=2,
+            draft_beams=4,
+            max_new_tokens=NEW_TOKENS,
         )
         stats = decode(*models, prompt, config, np.random.default_rng(0)).stats
-        assert stats.num_spec_steps < 12
+        assert stats.num_spec_steps < NEW_TOKENS
 
 
 def test_greedy_is_generate_with_one_beam(target, tables):
