@@ -7,8 +7,11 @@ from functools import cache
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
+from transformers import LlamaForCausalLM
 
+from dsbd_export.demo import demo_pair
 from dsbd_ort import Pipeline
 from dsbd_ort.decoding import DecodingConfig, TableModel, decode
 from dsbd_runtime.bundle import open_bundle
@@ -163,3 +166,24 @@ def test_a_prompt_of_1500_tokens(pipeline):
     plain = outputs(pipeline, prompt, strategy="beam-sample", num_beams=2)
     fixed = {"num_beams": 2, "width_policy": "fixed", "draft_length": 2}
     assert outputs(pipeline, prompt, **fixed) == plain
+
+
+@pytest.mark.slow
+def test_beam_search_equals_transformers_on_the_checkpoint(pipeline):
+    target = LlamaForCausalLM.from_pretrained(demo_pair()[0], dtype=torch.float32).eval()
+    for prompt in PROMPTS[::5]:
+        ids = pipeline.tokenizer.encode(prompt)
+        with torch.inference_mode():
+            tokens = torch.tensor([ids])
+            expected = target.generate(
+                tokens,
+                attention_mask=torch.ones_like(tokens),
+                num_beams=4,
+                do_sample=False,
+                max_new_tokens=16,
+                pad_token_id=0,
+            )[0, len(ids) :].tolist()
+        for strategy in ("beam-search", "speculative-beam-search"):
+            found = pipeline.generate(ids, strategy=strategy, num_beams=4, max_new_tokens=16)
+            best = found.sequences[0].token_ids
+            assert best == expected[: len(best)] and not any(expected[len(best) :]), prompt
