@@ -9,7 +9,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from dsbd_runtime.bundle import MANIFEST_NAME, Manifest
+from dsbd_runtime.bundle import MANIFEST_NAME, MODEL_FILE, ROLES, Manifest
 
 
 def run(options: dict[str, Any], *, demo: bool) -> None:
@@ -33,7 +33,7 @@ def run(options: dict[str, Any], *, demo: bool) -> None:
     if demo:
         target, draft = demo_pair()
         options = {**options, "target": str(target), "draft": str(draft)}
-    for role in ("target", "draft"):
+    for role in ROLES:
         if not options[role]:
             raise click.UsageError(f"--{role} is missing; give a checkpoint folder or hub id")
     console = Console(stderr=True)
@@ -50,9 +50,8 @@ def print_bundle(folder: Path, manifest: Manifest) -> None:
         table.add_column(column, justify="left" if column == "file" else "right")
     for name, entry in manifest.files.items():
         role, _, file = name.partition("/")
-        model = {"target": manifest.target, "draft": manifest.draft}.get(role)
-        is_engine = model is not None and file == "model.onnx"
-        error = f"{model.parity.max_abs_error:.1e}" if model and is_engine else ""
+        is_engine = role in ROLES and file == MODEL_FILE
+        error = f"{getattr(manifest, role).parity.max_abs_error:.1e}" if is_engine else ""
         table.add_row(name, f"{entry.size:,}", error)
     table.add_row(MANIFEST_NAME, "", "")
     Console().print(table)

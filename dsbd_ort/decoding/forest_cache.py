@@ -69,7 +69,8 @@ class ForestCache:
         mask[:, : self._num_shared] = True
         nothing = np.arange(0)
         for s, node in enumerate(nodes):
-            above = self._seen.get(forest.parents[node], nothing)
+            parent = forest.parents[node]
+            above = nothing if parent == NO_NODE else self._seen[parent]
             self._seen[node] = seen = np.append(above, first_row + s)
             mask[s, seen] = True
         logits = self._model.step(

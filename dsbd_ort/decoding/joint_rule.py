@@ -18,8 +18,8 @@ from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.draft import DraftLayer
 from dsbd_ort.decoding.forest import Forest
 from dsbd_ort.decoding.gumbel_coupling import GumbelCoupling, best_candidates
-from dsbd_ort.decoding.joint_law import JointLaw, joint_law
-from dsbd_ort.decoding.rule import BeamSetRule, TargetLaws, extended
+from dsbd_ort.decoding.joint_law import JointLaw
+from dsbd_ort.decoding.rule import BeamSetRule, TargetLaws, descended, target_law
 from dsbd_ort.decoding.warp import Warp
 
 
@@ -38,16 +38,8 @@ class _JointDecoding(BeamSetRule):
 
     def _next_beams(self, target: TargetLaws, beams: Beams, width: int) -> Beams:
         """Return the ``width`` continuations of largest joint target likelihood."""
-        law = _target_law(target, beams)
-        return self._taken(beams, law, best_candidates(law.log_masses, width))
-
-    def _taken(self, beams: Beams, law: JointLaw, chosen: NDArray[np.int64]) -> Beams:
-        return Beams(
-            self._forest.descend(law, chosen),
-            law.log_weights[chosen],
-            extended(beams, law, chosen),
-            np.ones(len(chosen), dtype=np.int64),
-        )
+        law = target_law(target, beams)
+        return descended(self._forest, beams, law, best_candidates(law.log_masses, width))
 
 
 class JointSpeculativeRule(_JointDecoding):
@@ -69,9 +61,9 @@ class JointSpeculativeRule(_JointDecoding):
     ) -> Iterator[Beams]:
         """See SelectionRule.select."""
         for node in self._accepted_path(target, beams, layers):
-            law = _target_law(target, beams)
+            law = target_law(target, beams)
             tokens = law.tokens == self._forest.tokens[node]
-            beams = self._taken(beams, law, np.flatnonzero(tokens))
+            beams = descended(self._forest, beams, law, np.flatnonzero(tokens))
             step += 1
             yield beams
         if self._forest.is_absorbing[beams.nodes[0]]:
@@ -79,8 +71,8 @@ class JointSpeculativeRule(_JointDecoding):
         if self._config.temperature == 0.0:
             yield self._next_beams(target, beams, 1)
         else:
-            law = _target_law(target, beams)
-            yield self._taken(beams, law, self._gumbel.draw(law, 1, step))
+            law = target_law(target, beams)
+            yield descended(self._forest, beams, law, self._gumbel.draw(law, 1, step))
 
     def _accepted_path(
         self, target: TargetLaws, beams: Beams, layers: list[DraftLayer]
@@ -127,8 +119,3 @@ class JointGreedyRule(_JointDecoding):
             if step % self._config.block_length == 0 or self.is_finished(beams, step):
                 beams = beams.only(int(np.argmax(beams.log_weights)))
             yield beams
-
-
-def _target_law(target: TargetLaws, beams: Beams) -> JointLaw:
-    laws = [target.law(node) for node in beams.nodes]
-    return joint_law(beams.nodes, beams.log_weights, beams.copies, laws)

@@ -34,7 +34,8 @@ class RejectionCoupling:
 
     def propose(self, law: JointLaw, num_draws: int, step: int) -> NDArray[np.int64]:
         """Draw the draft's candidates of one layer, in order, (<= num_draws,) int64."""
-        return self._fill([], law.probabilities(), law.probabilities(), num_draws)
+        q = law.probabilities()
+        return self._fill([], q, q, num_draws)
 
     def choose(
         self, law: JointLaw, layer: DraftLayer | None, num_draws: int, step: int

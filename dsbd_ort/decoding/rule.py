@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from dsbd_ort.decoding.beams import Beams, Hypothesis
 from dsbd_ort.decoding.config import DecodingConfig
-from dsbd_ort.decoding.draft import DraftLayer
+from dsbd_ort.decoding.draft import DraftLayer, distinct_in_order
 from dsbd_ort.decoding.forest import Forest
-from dsbd_ort.decoding.joint_law import JointLaw
+from dsbd_ort.decoding.joint_law import JointLaw, joint_law
 from dsbd_ort.decoding.warp import TokenLaw, Warp
 
 
@@ -68,6 +68,19 @@ class SelectionRule(Protocol):
 
     def results(self, beams: Beams) -> list[Finished]:
         """Return the final hypotheses, best first."""
+
+
+def target_law(target: TargetLaws, beams: Beams) -> JointLaw:
+    """Return the target's joint law over the continuations of computed beams."""
+    laws = [target.law(node) for node in beams.nodes]
+    return joint_law(beams.nodes, beams.log_weights, beams.copies, laws)
+
+
+def descended(forest: Forest, beams: Beams, law: JointLaw, drawn: NDArray[np.int64]) -> Beams:
+    """Return the beams that the drawn candidates of ``law`` make of ``beams``."""
+    chosen, copies = distinct_in_order(drawn)
+    hypotheses = extended(beams, law, chosen)
+    return Beams(forest.descend(law, chosen), law.log_weights[chosen], hypotheses, copies)
 
 
 def extended(beams: Beams, law: JointLaw, chosen: NDArray[np.int64]) -> list[Hypothesis]:

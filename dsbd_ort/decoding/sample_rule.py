@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from dsbd_ort.decoding.beams import Beams
 from dsbd_ort.decoding.config import DecodingConfig
-from dsbd_ort.decoding.draft import DraftLayer, distinct_in_order
+from dsbd_ort.decoding.draft import DraftLayer
 from dsbd_ort.decoding.forest import Forest
-from dsbd_ort.decoding.joint_law import JointLaw, joint_law
-from dsbd_ort.decoding.rule import BeamSetRule, TargetLaws, extended
+from dsbd_ort.decoding.joint_law import JointLaw
+from dsbd_ort.decoding.rule import BeamSetRule, TargetLaws, descended, target_law
 from dsbd_ort.decoding.warp import Warp
 from dsbd_ort.decoding.width import layer_width
 
@@ -50,14 +50,10 @@ class SampleRule(BeamSetRule):
         """See SelectionRule.select."""
         may_go_on, depth = True, 0
         while may_go_on and all(map(target.is_computed, beams.nodes)):
-            laws = [target.law(node) for node in beams.nodes]
-            law = joint_law(beams.nodes, beams.log_weights, beams.copies, laws)
+            law = target_law(target, beams)
             layer = layers[depth] if depth < len(layers) else None
             width = layer_width(self._config, law, layer)
             drawn, may_go_on = self._coupling.choose(law, layer, width, step + depth)
-            chosen, copies = distinct_in_order(drawn)
-            hypotheses = extended(beams, law, chosen)
-            nodes = self._forest.descend(law, chosen)
-            beams = Beams(nodes, law.log_weights[chosen], hypotheses, copies)
+            beams = descended(self._forest, beams, law, drawn)
             depth += 1
             yield beams

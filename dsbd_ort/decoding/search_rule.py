@@ -18,8 +18,8 @@ from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.draft import DraftLayer
 from dsbd_ort.decoding.forest import Forest
 from dsbd_ort.decoding.gumbel_coupling import best_candidates
-from dsbd_ort.decoding.joint_law import JointLaw, joint_law
-from dsbd_ort.decoding.rule import Finished, TargetLaws, extended
+from dsbd_ort.decoding.joint_law import JointLaw
+from dsbd_ort.decoding.rule import Finished, TargetLaws, descended, extended, target_law
 from dsbd_ort.decoding.warp import Warp
 
 
@@ -48,20 +48,13 @@ class SearchRule:
     ) -> Iterator[Beams]:
         """See SelectionRule.select."""
         while beams.nodes and all(map(target.is_computed, beams.nodes)):
-            laws = [target.law(node) for node in beams.nodes]
-            law = joint_law(beams.nodes, beams.log_weights, beams.copies, laws)
+            law = target_law(target, beams)
             best = best_candidates(law.log_weights, self._num_candidates)
             step += 1
             ends = np.isin(law.tokens[best], self._eos) | (step == self._config.max_new_tokens)
             is_first = np.arange(len(best)) < self._config.width
             self._add_to_pool(extended(beams, law, best[ends & is_first]))
-            going_on = best[~ends][: self._config.width]
-            beams = Beams(
-                self._forest.descend(law, going_on),
-                law.log_weights[going_on],
-                extended(beams, law, going_on),
-                np.ones(len(going_on), dtype=np.int64),
-            )
+            beams = descended(self._forest, beams, law, best[~ends][: self._config.width])
             yield beams
 
     def is_finished(self, beams: Beams, num_layers: int) -> bool:

@@ -21,10 +21,10 @@ class Schedule:
     """Length and pace of a training run.
 
     Attributes:
-        num_steps: optimizer steps in all; the learning rate decays to a tenth at the last.
+        num_steps: optimizer steps in all; the learning rate has decayed to nearly zero at the last.
         learning_rate: peak; Muon's update is scaled to the root mean square of AdamW's.
         warmup_steps: linear ramp at the start.
-        decay_fraction: last share of the steps, over which the rate falls to zero.
+        decay_fraction: last share of the steps, over which the rate falls.
     """
 
     num_steps: int
@@ -59,7 +59,7 @@ def train(
     model: nn.Module,
     schedule: Schedule,
     batch_at: Callable[[int], Batch],
-    loss_of: Callable[[nn.Module, Batch, int], Tensor],
+    loss_of: Callable[[nn.Module, Batch], Tensor],
     checkpoint: Path,
 ) -> None:
     """Train ``model`` in place; resume from ``checkpoint`` if it exists.
@@ -80,7 +80,7 @@ def train(
         for optim in optims:
             for group in optim.param_groups:
                 group["lr"] = schedule.rate(step)
-        loss = step_loss(model, batch_at(step), step)
+        loss = step_loss(model, batch_at(step))
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optim in optims:
