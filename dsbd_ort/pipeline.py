@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
-from collections.abc import Generator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 
+from dsbd_ort.cost_cache import engine_costs
 from dsbd_ort.decoding import (
     DecodedSequence,
     DecodeResult,
@@ -19,6 +22,9 @@ from dsbd_ort.decoding import (
     DecodingStats,
     decode_steps,
 )
+from dsbd_ort.decoding.cached_prefix import CachedPrefix
+from dsbd_ort.decoding.cost_curve import EngineCosts
+from dsbd_ort.decoding.throughput import Experience
 from dsbd_runtime.bundle import Bundle, open_bundle
 from dsbd_runtime.causal_lm import CausalLM
 from dsbd_runtime.errors import CapacityError
@@ -53,12 +59,28 @@ class StreamStep:
 class Pipeline:
     """An opened bundle, ready to generate. One request at a time."""
 
-    def __init__(self, bundle: Bundle, target: CausalLM, draft: CausalLM) -> None:
-        """Take the opened parts; ``from_bundle`` is the usual way."""
+    def __init__(
+        self,
+        bundle: Bundle,
+        target: CausalLM,
+        draft: CausalLM,
+        measure: Callable[[], EngineCosts],
+        *,
+        prefix_cache: bool = True,
+    ) -> None:
+        """Take the opened parts; ``from_bundle`` is the usual way.
+
+        ``measure`` returns the costs of both engines; it is called when they are first needed.
+        """
         self.bundle = bundle
         self.tokenizer = Tokenizer.from_bundle(bundle)
         self._target = target
         self._draft = draft
+        self._measure = measure
+        self._costs: EngineCosts | None = None
+        self._reuses_prefix = prefix_cache
+        self._prefixes = (CachedPrefix(), CachedPrefix())
+        self._experience: defaultdict[object, Experience] = defaultdict(Experience.initial)
 
     @classmethod
     def from_bundle(
@@ -68,6 +90,7 @@ class Pipeline:
         provider: str = "cpu",
         num_threads: int | None = None,
         verify: bool = False,
+        prefix_cache: bool = True,
     ) -> Pipeline:
         """Open the bundle at ``path`` on an execution provider.
 
@@ -76,6 +99,8 @@ class Pipeline:
             provider: "cpu".
             num_threads: of each engine; None lets ONNX Runtime choose.
             verify: also check the hash of every file.
+            prefix_cache: keep the rows of a request for the next one, which computes only what
+                its prompt does not share with them.
 
         Raises:
             BundleError: the bundle is absent, damaged or contradictory.
@@ -88,7 +113,10 @@ class Pipeline:
         except BaseException:
             target.close()
             raise
-        return cls(bundle, target, draft)
+        measure = functools.partial(
+            engine_costs, bundle, target, draft, provider=provider, num_threads=num_threads
+        )
+        return cls(bundle, target, draft, measure, prefix_cache=prefix_cache)
 
     def close(self) -> None:
         """Release both engines and their caches."""
@@ -153,11 +181,36 @@ class Pipeline:
         config = self._config(options)
         prompt_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         self._check_context(prompt_ids, config)
-        for model in (self._target, self._draft):
-            model.keep(np.arange(0))  # gives the last request's memory back
+        is_planned = config.draft_policy == "throughput"
+        costs = self._engine_costs() if is_planned else None
+        self._drop_rows_but_for(prompt_ids[:-1])
+        laws = (config.strategy, config.width, config.temperature, config.top_k, config.top_p)
+        return decode_steps(
+            self._target,
+            self._draft,
+            prompt_ids,
+            config,
+            np.random.default_rng(config.seed),
+            costs=costs,
+            experience=self._experience[laws] if is_planned else None,
+            prefixes=self._prefixes,
+        )
+
+    def _engine_costs(self) -> EngineCosts:
+        if self._costs is None:
+            self._prefixes = (CachedPrefix(), CachedPrefix())  # measuring empties the caches
+            self._costs = self._measure()
+        return self._costs
+
+    def _drop_rows_but_for(self, prompt_ids: list[int]) -> None:
+        """Give the last request's memory back, but for the rows that begin ``prompt_ids``."""
+        if not self._reuses_prefix:
+            self._prefixes = (CachedPrefix(), CachedPrefix())
+        for model, prefix in zip((self._target, self._draft), self._prefixes, strict=True):
+            prefix.tokens = prompt_ids[: prefix.num_common(prompt_ids)]
+            model.keep(np.arange(len(prefix.tokens)))
+            model.shrink()
             model.reset_peak()
-        rng = np.random.default_rng(config.seed)
-        return decode_steps(self._target, self._draft, prompt_ids, config, rng)
 
     def _config(self, options: dict[str, Any]) -> DecodingConfig:
         if options.get("eos_token_id") is None:

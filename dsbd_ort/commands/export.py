@@ -9,7 +9,8 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from dsbd_runtime.bundle import MANIFEST_NAME, MODEL_FILE, ROLES, Manifest
+from dsbd_ort.commands.termination import orderly_termination
+from dsbd_runtime.bundle import MANIFEST_NAME, ROLES, Manifest, ParityReport
 
 
 def run(options: dict[str, Any], *, demo: bool) -> None:
@@ -37,21 +38,37 @@ def run(options: dict[str, Any], *, demo: bool) -> None:
         if not options[role]:
             raise click.UsageError(f"--{role} is missing; give a checkpoint folder or hub id")
     console = Console(stderr=True)
-    result = export_bundle(
-        ExportConfig(**options), report=lambda line: console.print(line, highlight=False)
-    )
+    with orderly_termination():
+        result = export_bundle(
+            ExportConfig(**options), report=lambda line: console.print(line, highlight=False)
+        )
     print_bundle(result.output, result.manifest)
 
 
 def print_bundle(folder: Path, manifest: Manifest) -> None:
-    """Print files, sizes and parity errors of a bundle on stdout."""
-    table = Table(title=str(folder))
-    for column in ("file", "bytes", "parity (max abs logit error)"):
-        table.add_column(column, justify="left" if column == "file" else "right")
+    """Print on stdout the files with their sizes, and what parity measured."""
+    files = Table(title=str(folder))
+    files.add_column("file")
+    files.add_column("bytes", justify="right")
     for name, entry in manifest.files.items():
-        role, _, file = name.partition("/")
-        is_engine = role in ROLES and file == MODEL_FILE
-        error = f"{getattr(manifest, role).parity.max_abs_error:.1e}" if is_engine else ""
-        table.add_row(name, f"{entry.size:,}", error)
-    table.add_row(MANIFEST_NAME, "", "")
-    Console().print(table)
+        files.add_row(name, f"{entry.size:,}")
+    files.add_row(MANIFEST_NAME)
+    parity = Table(title="compared with the checkpoint in fp32")
+    for column in ("model", "max abs logit error", "mean KL", "top-1", "limit"):
+        parity.add_column(column, justify="left" if column == "model" else "right")
+    for role in ROLES:
+        parity.add_row(role, *_parity_cells(getattr(manifest, role).parity))
+    console = Console()
+    console.print(files)
+    console.print(parity)
+
+
+def _parity_cells(parity: ParityReport) -> tuple[str, ...]:
+    """Return the cells of one model: what was measured, and the limit of its measure."""
+    name = {"max_abs_error": "error", "mean_kl": "KL"}[parity.measure]
+    return (
+        f"{parity.max_abs_error:.1e}",
+        f"{parity.mean_kl:.1e}",
+        f"{parity.top1_agreement:.1%}",
+        f"{name} {parity.limit:.0e}",
+    )

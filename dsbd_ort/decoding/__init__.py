@@ -10,12 +10,14 @@ from dsbd_ort.decoding.decode import (
 )
 from dsbd_ort.decoding.errors import ConfigError, DecodingError, ModelError
 from dsbd_ort.decoding.stats import DecodingStats
-from dsbd_ort.decoding.step_model import StepModel
+from dsbd_ort.decoding.step_model import CandidateModel, Candidates, StepModel
 from dsbd_ort.decoding.strategies import STRATEGIES
 from dsbd_ort.decoding.table_model import TableModel
 
 __all__ = [
     "STRATEGIES",
+    "CandidateModel",
+    "Candidates",
     "ConfigError",
     "DecodeResult",
     "DecodeStep",

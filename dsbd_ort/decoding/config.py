@@ -22,13 +22,18 @@ class DecodingConfig:
             depend on the draft) or "rejection" (the paper's). Sampling strategies only.
         width_policy: "fixed" keeps W beams in every layer, which is beam sampling's exact law;
             "threshold" (the paper's dynamic width) keeps as many as are likely to be accepted.
-            Default "threshold" for dsbd, "fixed" for all others.
+            Default "threshold" for dsbd with fixed drafting, "fixed" for all others.
         min_beams: fewest beams that "threshold" keeps. Default half of ``num_beams``.
         accept_threshold: probability with which "threshold" wants a layer accepted.
-        draft_policy: "fixed" drafts ``draft_length`` layers of ``draft_beams`` candidates.
-        draft_length: gamma, layers of a drafted forest. Default 4, or 0 without a draft.
+        draft_policy: "fixed" drafts ``draft_length`` layers of ``draft_beams`` candidates;
+            "throughput" as much as is expected to pay, with both numbers as upper limits. It
+            needs an output that does not depend on the draft: gumbel coupling or search, fixed
+            width, memory "forest".
+        draft_length: gamma, layers of a drafted forest. Default 4 (a limit of 8 for
+            "throughput"), or 0 without a draft.
         draft_beams: W_S, candidates of a drafted layer: one number or one per layer. Default
-            ``num_beams``; 4 for single-beam strategies that draft a tree.
+            ``num_beams``; 4 for single-beam strategies that draft a tree; four times as many as
+            a limit for "throughput".
         memory: "forest" goes on with all beams; "single" (the paper's memory reduction) with the
             one of highest log-probability per token after each iteration.
         replacement: draw beams i.i.d. (the paper's theorem) instead of distinct ones.
@@ -52,7 +57,7 @@ class DecodingConfig:
     width_policy: Literal["fixed", "threshold"] | None = None
     min_beams: int | None = None
     accept_threshold: float = 0.7
-    draft_policy: Literal["fixed"] = "fixed"
+    draft_policy: Literal["fixed", "throughput"] = "fixed"
     draft_length: int | None = None
     draft_beams: int | Sequence[int] | None = None
     memory: Literal["forest", "single"] = "forest"
@@ -111,6 +116,11 @@ class DecodingConfig:
         return self.draft_beams
 
     @property
+    def most_draft_beams(self) -> int:
+        """Most candidates of any drafted layer, 0 without a draft."""
+        return max(self.layer_widths, default=0)
+
+    @property
     def joint_limit(self) -> float:
         """The resolved ``joint_threshold``."""
         return 0.1 if self.joint_threshold is None else self.joint_threshold
@@ -142,11 +152,14 @@ class DecodingConfig:
         default("num_beams", 4 if row.has_beams else 1)
         check_whole(self, "num_beams", 1)
         default("coupling", "gumbel" if row.rule == "sample" else None)
-        default("width_policy", "threshold" if self.strategy == "dsbd" else "fixed")
+        is_planned = self.draft_policy == "throughput"
+        is_dynamic = self.strategy == "dsbd" and not is_planned
+        default("width_policy", "threshold" if is_dynamic else "fixed")
         default("min_beams", max(1, self.width // 2))
-        default("draft_length", 4 if row.has_draft else 0)
+        default("draft_length", 0 if not row.has_draft else 8 if is_planned else 4)
         check_whole(self, "draft_length", 0)
-        default("draft_beams", 4 if row.has_draft_tree and not row.has_beams else self.width)
+        usual = 4 if row.has_draft_tree and not row.has_beams else self.width
+        default("draft_beams", 4 * usual if is_planned and row.has_draft_tree else usual)
         per_layer = self.draft_beams
         if isinstance(per_layer, int):
             per_layer = (per_layer,) * self.draft_length  # type: ignore[operator]

@@ -29,7 +29,7 @@ _RANGES = {  # name: (lowest, highest, whether the lowest itself is excluded)
 _CHOICES = {
     "coupling": ("gumbel", "rejection", None),
     "width_policy": ("fixed", "threshold"),
-    "draft_policy": ("fixed",),
+    "draft_policy": ("fixed", "throughput"),
     "memory": ("forest", "single"),
     "replacement": (False, True),
     "early_stopping": (False, True, "never"),
@@ -103,6 +103,8 @@ def check_combinations(config: DecodingConfig) -> None:
             "with one beam; use 1 or memory 'forest'"
         )
     _check_rule_fields(config)
+    if config.draft_policy == "throughput":
+        _check_throughput(config)
     _check_draft_beams(config)
 
 
@@ -132,6 +134,25 @@ def _check_rule_fields(config: DecodingConfig) -> None:
             raise ConfigError(
                 f"{field} is {getattr(config, field)!r}, which means nothing to strategy "
                 f"{config.strategy}; {mend}"
+            )
+
+
+def _check_throughput(config: DecodingConfig) -> None:
+    """Refuse what would let the output depend on how much was drafted."""
+    row = config.row
+    needed = {  # field: (what it must be, whether it is)
+        "strategy": ("one with a draft, such as dsbd", row.has_draft and row.rule != "joint"),
+        "coupling": ("'gumbel'", config.coupling in ("gumbel", None)),
+        "width_policy": ("'fixed'", config.width_policy == "fixed"),
+        "memory": ("'forest'", config.memory == "forest"),
+        "replacement": ("False", not config.replacement),
+    }
+    for field, (wanted, is_met) in needed.items():
+        if not is_met:
+            raise ConfigError(
+                f"{field} is {getattr(config, field)!r}, but draft_policy 'throughput' needs an "
+                f"output that does not depend on the draft: expected {wanted}; or use "
+                "draft_policy 'fixed'"
             )
 
 

@@ -15,16 +15,21 @@ from functools import cached_property
 import numpy as np
 
 from dsbd_ort.decoding.beams import Beams, Hypothesis, common_tokens
+from dsbd_ort.decoding.cached_prefix import CachedPrefix
 from dsbd_ort.decoding.chance import Chance, RandomChance
 from dsbd_ort.decoding.config import DecodingConfig
+from dsbd_ort.decoding.cost_curve import EngineCosts, measure_costs
 from dsbd_ort.decoding.draft import DraftLayer, draft_forest
+from dsbd_ort.decoding.drafting import Drafting, FixedDrafting
 from dsbd_ort.decoding.errors import DecodingError
 from dsbd_ort.decoding.forest import Forest
 from dsbd_ort.decoding.forest_cache import ForestCache
-from dsbd_ort.decoding.rule import Finished
+from dsbd_ort.decoding.law_source import check_top_k
+from dsbd_ort.decoding.rule import Finished, SelectionRule
 from dsbd_ort.decoding.rules import rule_of
 from dsbd_ort.decoding.stats import Clock, DecodingStats, MeteredModel, Recorder
 from dsbd_ort.decoding.step_model import StepModel
+from dsbd_ort.decoding.throughput import Experience, ThroughputDrafting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,20 +97,29 @@ def decode_steps(
     *,
     chance: Chance | None = None,
     clock: Clock = time.perf_counter,
+    costs: EngineCosts | None = None,
+    experience: Experience | None = None,
+    prefixes: tuple[CachedPrefix, CachedPrefix] | None = None,
 ) -> Generator[DecodeStep, None, DecodeResult]:
     """Continue a prompt; yield the beams after every iteration, return the result.
 
     Args:
-        target: the model whose law the output follows. What its cache holds is dropped.
+        target: the model whose law the output follows. Of what its cache holds, no more than a
+            prefix of the prompt is kept.
         draft: the model that proposes; strategies without a draft do not touch it.
         prompt_ids: at least one token id.
         config: the request. ``eos_token_id`` None means that nothing ends a sequence.
         rng: its first 63-bit draw is the noise key; only the rejection coupling takes more.
         chance: what the rejection coupling draws by, instead of ``rng``.
         clock: seconds, for the statistics.
+        costs: of both engines, for draft_policy "throughput"; None measures them first.
+        experience: of earlier requests with the same widths, for the same policy; is added to.
+        prefixes: what the caches of target and draft hold already, updated for the next request;
+            None drops it.
 
     Raises:
-        DecodingError: an empty prompt, ids outside the vocabulary, or a missing draft.
+        DecodingError: an empty prompt, ids outside the vocabulary, a missing draft, or more
+            tokens to look at than an engine returns.
     """
     _check_request(target, draft, prompt_ids, config)
     metered_target = MeteredModel(target, clock)
@@ -116,9 +130,16 @@ def decode_steps(
     seed = int(rng.integers(2**63))
     forest = Forest(int(prompt[-1]), len(prompt) - 1, seed, config.eos_ids)
     rule = rule_of(config, forest, chance or RandomChance(rng))
-    target_cache = ForestCache(metered_target, forest, rule.warp)
-    draft_cache = ForestCache(metered_draft, forest, rule.warp) if metered_draft else None
+    check_top_k("target", metered_target, config, rule.warp.top_k)
+    if metered_draft:
+        check_top_k("draft", metered_draft, config, rule.warp.top_k)
+    if config.draft_policy == "throughput" and draft and costs is None:
+        costs, prefixes = measure_costs(target, draft, clock), None
+    of_target, of_draft = prefixes or (CachedPrefix(), CachedPrefix())
+    target_cache = ForestCache(metered_target, forest, rule.warp, of_target)
+    draft_cache = ForestCache(metered_draft, forest, rule.warp, of_draft) if metered_draft else None
     caches = [target_cache, draft_cache] if draft_cache else [target_cache]
+    drafting = _drafting(config, rule, costs, experience)
     for cache in caches:
         cache.prefill(prompt[:-1])
 
@@ -126,24 +147,47 @@ def decode_steps(
     while not rule.is_finished(beams, num_layers):
         layers: list[DraftLayer] = []
         if draft_cache:
-            widths = config.layer_widths[: config.max_new_tokens - num_layers - 1]
-            layers = draft_forest(forest, draft_cache, beams, widths, rule.propose, num_layers)
+            num_pending = len(target_cache.pending(beams.nodes))
+            drafting.begin(num_pending, config.max_new_tokens - num_layers - 1)
+            layers = draft_forest(forest, draft_cache, beams, drafting, num_layers)
         target_cache.compute(list(range(len(forest))))
-        committed: list[int] = []
+        committed: list[Beams] = []
         for selected in rule.select(target_cache, beams, layers, num_layers):
+            committed.append(selected)
             beams = selected
-            committed.append(beams.width)
             if rule.is_finished(beams, num_layers + len(committed)):
                 break
         num_layers += len(committed)
+        drafting.observe(forest, [layer.nodes for layer in committed])
         if config.memory == "single":
             beams = _most_likely(beams)
         beams = _prune(forest, caches, beams, rule.keeps_descendants)
-        recorder.record(len(layers), committed)
+        recorder.record(len(layers), [layer.width for layer in committed])
         yield DecodeStep(rule.live(beams))
 
+    for cache in caches:
+        cache.finish([*prompt_ids, *common_tokens(beams.hypotheses)])
     sequences = [_sequence(f, config) for f in rule.results(beams)[: config.num_return_sequences]]
     return DecodeResult(sequences, recorder.stats(len(prompt), len(sequences[0].token_ids)))
+
+
+def _drafting(
+    config: DecodingConfig,
+    rule: SelectionRule,
+    costs: EngineCosts | None,
+    experience: Experience | None,
+) -> Drafting:
+    """Return the drafting policy of a request."""
+    if costs is None or rule.draft_scores is None or config.draft_policy == "fixed":
+        return FixedDrafting(config.layer_widths, rule.propose)
+    return ThroughputDrafting(
+        costs,
+        experience or Experience.initial(),
+        rule.draft_scores,
+        num_beams=config.width,
+        most_layers=config.draft_length or 0,
+        most_beams=config.most_draft_beams,
+    )
 
 
 def _most_likely(beams: Beams) -> Beams:

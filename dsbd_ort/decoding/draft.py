@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_ort.decoding.beams import Beams
+from dsbd_ort.decoding.drafting import Drafting
 from dsbd_ort.decoding.forest import Forest
 from dsbd_ort.decoding.forest_cache import ForestCache
 from dsbd_ort.decoding.joint_law import JointLaw, joint_law
-
-Propose = Callable[[JointLaw, int, int], NDArray[np.int64]]
-"""(law, num_draws, step) -> the draft's candidates in the order drawn."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +33,7 @@ def draft_forest(
     forest: Forest,
     draft: ForestCache,
     beams: Beams,
-    layer_widths: tuple[int, ...],
-    propose: Propose,
+    drafting: Drafting,
     step: int,
 ) -> list[DraftLayer]:
     """Add the draft's candidates to the forest: one engine call a layer.
@@ -49,21 +45,20 @@ def draft_forest(
         forest: grows.
         draft: the draft's side of the forest.
         beams: the input beams.
-        layer_widths: W_S of every layer.
-        propose: the rule's choice from the draft's law.
+        drafting: the policy, which has begun its iteration.
         step: number of the first layer, counted from the prompt.
 
     Returns:
-        The layers; fewer than asked when all draft beams have ended.
+        The layers; none are added once all draft beams have ended.
     """
     layers: list[DraftLayer] = []
     nodes, log_u, copies = beams.nodes, beams.log_weights, beams.copies
-    for t, width in enumerate(layer_widths):
-        if all(forest.is_absorbing[node] for node in nodes):
-            break
+    while not all(forest.is_absorbing[node] for node in nodes) and drafting.wants_layer(len(nodes)):
         draft.compute(nodes)
         law = joint_law(nodes, log_u, copies, [draft.law(node) for node in nodes])
-        drawn = propose(law, width, step + t)
+        drawn = drafting.choose(law, step + len(layers))
+        if not len(drawn):
+            break
         distinct, copies = distinct_in_order(drawn)
         nodes, log_u = forest.descend(law, distinct), law.log_weights[distinct]
         layers.append(DraftLayer(law, drawn, nodes))

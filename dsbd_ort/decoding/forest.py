@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_ort.decoding.joint_law import STAY, JointLaw
-from dsbd_ort.decoding.noise import child_keys, root_key
+from dsbd_ort.decoding.noise import child_key, child_keys, root_key
 
 NO_NODE = -1
 
@@ -41,32 +41,30 @@ class Forest:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def candidate_keys(
-        self, law: JointLaw, chosen: NDArray[np.int64] | slice = slice(None)
-    ) -> NDArray[np.uint64]:
-        """Return the path keys of a law's candidates, or the chosen ones, (n,) uint64."""
+    def candidate_keys(self, law: JointLaw) -> NDArray[np.uint64]:
+        """Return the path keys of a law's candidates, (num_candidates,) uint64."""
         keys = np.array([self.path_keys[node] for node in law.nodes], dtype=np.uint64)
-        return child_keys(keys[law.parents[chosen]], law.tokens[chosen])
+        return child_keys(keys[law.parents], law.tokens)
 
     def descend(self, law: JointLaw, chosen: NDArray[np.int64]) -> list[int]:
         """Return the node of every chosen candidate, made where it is not there yet.
 
         An absorbing beam stays the node it is.
         """
-        parents, tokens = law.parents[chosen].tolist(), law.tokens[chosen].tolist()
-        keys = self.candidate_keys(law, chosen).tolist()
-        return [
-            law.nodes[parent] if token == STAY else self._child(law.nodes[parent], token, key)
-            for parent, token, key in zip(parents, tokens, keys, strict=True)
-        ]
+        nodes = []
+        for parent, token in zip(law.parents[chosen].tolist(), law.tokens[chosen].tolist()):  # noqa: B905
+            beam = law.nodes[parent]
+            nodes.append(beam if token == STAY else self._child(beam, token))
+        return nodes
 
-    def _child(self, parent: int, token: int, key: int) -> int:
-        child = self._children.setdefault((parent, token), len(self.tokens))
-        if child == len(self.tokens):
+    def _child(self, parent: int, token: int) -> int:
+        child = self._children.get((parent, token))
+        if child is None:
+            child = self._children[parent, token] = len(self.tokens)
             self.tokens.append(token)
             self.parents.append(parent)
             self.positions.append(self.positions[parent] + 1)
-            self.path_keys.append(key)
+            self.path_keys.append(child_key(self.path_keys[parent], token))
             self.is_absorbing.append(token in self._eos_ids)
         return child
 

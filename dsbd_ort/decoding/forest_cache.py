@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_ort.decoding.errors import ModelError
+from dsbd_ort.decoding.cached_prefix import CachedPrefix
 from dsbd_ort.decoding.forest import NO_NODE, Forest
+from dsbd_ort.decoding.law_source import law_source
 from dsbd_ort.decoding.step_model import StepModel
 from dsbd_ort.decoding.warp import TokenLaw, Warp
 
@@ -19,27 +20,40 @@ class ForestCache:
 
     The cache's first ``num_shared`` rows are seen by every live node (the prompt and the beams'
     common path); only the rows behind them are told apart, so that the work of masks and pruning
-    does not grow with the context.
+    does not grow with the context. Who sees which of those is one integer a node, bit by bit.
     """
 
-    def __init__(self, model: StepModel, forest: Forest, warp: Warp) -> None:
+    def __init__(self, model: StepModel, forest: Forest, warp: Warp, prefix: CachedPrefix) -> None:
+        """Take an engine whose cache begins with the rows of ``prefix``, which is kept true."""
         self._model = model
+        self._prefix = prefix
         self._forest = forest
-        self._warp = warp
+        self._source = law_source(model, warp)
         self._num_shared = 0
         self._laws: dict[int, TokenLaw] = {}
-        self._seen: dict[int, NDArray[np.int64]] = {}  # unshared rows a node sees, its own last
+        self._seen: dict[int, int] = {}  # bit r: the node sees row num_shared + r
 
     def prefill(self, token_ids: NDArray[np.int64]) -> None:
         """Compute the prompt but for its last token, which is the forest's root. No logits."""
-        self._model.keep(np.arange(0))
+        tokens, prefix = token_ids.tolist(), self._prefix
+        num_cached = prefix.num_common(tokens)
+        prefix.tokens = tokens[:num_cached]
+        self._model.keep(np.arange(num_cached))
         nothing = np.arange(0)
-        for start in range(0, len(token_ids), PREFILL_CHUNK):
+        for start in range(num_cached, len(token_ids), PREFILL_CHUNK):
             chunk = token_ids[start : start + PREFILL_CHUNK]
             positions = np.arange(start, start + len(chunk))
             mask = np.tri(len(chunk), start + len(chunk), start, dtype=np.bool_)
-            self._model.step(chunk, positions, mask, nothing)
+            self._source.step(chunk, positions, mask, nothing)
         self._num_shared = len(token_ids)
+        prefix.tokens = tokens
+
+    def finish(self, agreed_tokens: list[int]) -> None:
+        """Note for the next request which tokens the shared rows hold.
+
+        agreed_tokens: the prompt and the new tokens that all live beams share.
+        """
+        self._prefix.tokens = agreed_tokens[: self._num_shared]
 
     def is_computed(self, node: int) -> bool:
         """Tell whether the engine holds the node's row and law; an absorbing node needs neither."""
@@ -64,27 +78,20 @@ class ForestCache:
         nodes = self.pending(nodes)
         if not nodes:
             return
-        forest, first_row = self._forest, self._model.num_rows
-        mask = np.zeros((len(nodes), first_row + len(nodes)), dtype=np.bool_)
-        mask[:, : self._num_shared] = True
-        nothing = np.arange(0)
-        for s, node in enumerate(nodes):
+        forest, seen, num_shared = self._forest, self._seen, self._num_shared
+        first_row = self._model.num_rows
+        for bit, node in enumerate(nodes, start=first_row - num_shared):
             parent = forest.parents[node]
-            above = nothing if parent == NO_NODE else self._seen[parent]
-            self._seen[node] = seen = np.append(above, first_row + s)
-            mask[s, seen] = True
-        logits = self._model.step(
+            seen[node] = (0 if parent == NO_NODE else seen[parent]) | 1 << bit
+        mask = np.ones((len(nodes), first_row + len(nodes)), dtype=np.bool_)
+        mask[:, num_shared:] = _bits([seen[node] for node in nodes], mask.shape[1] - num_shared)
+        laws = self._source.step(
             np.array([forest.tokens[node] for node in nodes]),
             np.array([forest.positions[node] for node in nodes]),
             mask,
             np.arange(len(nodes)),
         )
-        if logits.shape != (len(nodes), self._model.vocab_size):
-            raise ModelError(
-                f"the model returned logits of shape {logits.shape}, expected "
-                f"{(len(nodes), self._model.vocab_size)}: one row per entry of logit_rows"
-            )
-        self._laws.update(zip(nodes, self._warp.laws(logits), strict=True))
+        self._laws.update(zip(nodes, laws, strict=True))
 
     def parents_of_pending(self, nodes: set[int]) -> set[int]:
         """Return the ancestors of ``nodes`` without which these could not be computed later."""
@@ -96,21 +103,35 @@ class ForestCache:
 
     def prune(self, renumbered: dict[int, int]) -> None:
         """Drop all rows that no kept node sees; ``renumbered`` gives new number by old."""
-        laws = {new: self._laws[old] for old, new in renumbered.items() if old in self._laws}
-        seen = {new: self._seen[old] for old, new in renumbered.items() if old in self._seen}
-        self._laws, self._seen = laws, seen
-        if not seen:  # every beam is absorbing
-            return
-        num_rows = self._model.num_rows
-        num_viewers = np.zeros(num_rows - self._num_shared, dtype=np.int64)
-        for rows in seen.values():
-            num_viewers[rows - self._num_shared] += 1
-        kept = np.flatnonzero(num_viewers)
-        if len(kept) < len(num_viewers):
-            self._model.keep(np.concatenate([np.arange(self._num_shared), kept + self._num_shared]))
-        new_row = np.cumsum(num_viewers > 0) - 1 + self._num_shared
-        is_common = num_viewers[kept] == len(seen)
-        num_common = len(kept) if is_common.all() else int(np.argmin(is_common))
-        for node, rows in seen.items():
-            seen[node] = new_row[rows - self._num_shared][num_common:]
+        laws, seen = self._laws, self._seen
+        self._laws = {new: laws[old] for old, new in renumbered.items() if old in laws}
+        self._seen = {new: seen[old] for old, new in renumbered.items() if old in seen}
+        if self._seen:  # else every beam is absorbing
+            self._drop_unseen_rows()
+
+    def _drop_unseen_rows(self) -> None:
+        """Keep the rows that a node sees; the first ones that all see are shared from now on."""
+        num_shared, num_rows = self._num_shared, self._model.num_rows
+        is_seen = _bits(list(self._seen.values()), num_rows - num_shared)  # (num_nodes, num_bits)
+        kept = np.flatnonzero(is_seen.any(axis=0))
+        if len(kept) < num_rows - num_shared:
+            self._model.keep(np.concatenate([np.arange(num_shared), kept + num_shared]))
+            is_seen = is_seen[:, kept]
+        is_own = np.append(~is_seen.all(axis=0), True)
+        num_common = int(np.argmax(is_own))
+        self._seen = dict(zip(self._seen, _integers(is_seen[:, num_common:]), strict=True))
         self._num_shared += num_common
+
+
+def _bits(integers: list[int], num_bits: int) -> NDArray[np.bool_]:
+    """Return the lowest bits of each integer, lowest first: (num_integers, num_bits) bool."""
+    num_bytes = (num_bits + 7) // 8
+    joined = b"".join([integer.to_bytes(num_bytes, "little") for integer in integers])
+    rows = np.frombuffer(joined, np.uint8).reshape(len(integers), num_bytes)
+    return np.unpackbits(rows, axis=1, count=num_bits, bitorder="little").view(np.bool_)
+
+
+def _integers(bits: NDArray[np.bool_]) -> list[int]:
+    """Return the integers of which ``_bits`` gives ``bits``, (num_integers, num_bits) bool."""
+    rows = np.packbits(bits, axis=1, bitorder="little")
+    return [int.from_bytes(row.tobytes(), "little") for row in rows]

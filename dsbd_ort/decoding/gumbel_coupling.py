@@ -16,6 +16,8 @@ from dsbd_ort.decoding.forest import Forest
 from dsbd_ort.decoding.joint_law import JointLaw
 from dsbd_ort.decoding.noise import gumbel_noise
 
+_SORTED_WHOLE = 256  # up to here sorting all candidates is faster than finding the best first
+
 
 class GumbelCoupling:
     """Draws candidates by the noise that belongs to them.
@@ -28,6 +30,7 @@ class GumbelCoupling:
     def __init__(self, forest: Forest, replacement: bool) -> None:
         self._forest = forest
         self._replacement = replacement
+        self.draft_scores = self._scores
 
     def propose(self, law: JointLaw, num_draws: int, step: int) -> NDArray[np.int64]:
         """Draw the draft's candidates of one layer, as ``draw``."""
@@ -45,19 +48,26 @@ class GumbelCoupling:
         Fewer than ``num_draws`` come back if fewer have positive probability. With replacement,
         draw j has a noise of its own and takes the single best.
         """
-        keys = self._forest.candidate_keys(law)
         if self._replacement:
+            keys = self._forest.candidate_keys(law)
             scores = [law.log_masses + gumbel_noise(keys, step, j) for j in range(num_draws)]
             return np.array([np.argmax(score) for score in scores])
-        return best_candidates(law.log_masses + gumbel_noise(keys, step), num_draws)
+        return best_candidates(self._scores(law, step), num_draws)
+
+    def _scores(self, law: JointLaw, step: int) -> NDArray[np.float64]:
+        """Return log P + G of every candidate, (num_candidates,) float64."""
+        return law.log_masses + gumbel_noise(self._forest.candidate_keys(law), step)
 
 
 def best_candidates(scores: NDArray[np.float64], num_wanted: int) -> NDArray[np.int64]:
     """Return the candidates of largest finite score, best first, (<= num_wanted,) int64."""
-    if num_wanted < len(scores):
+    if len(scores) <= _SORTED_WHOLE:
+        best = np.argsort(-scores, kind="stable")[:num_wanted]
+    elif num_wanted < len(scores):
         best = np.argpartition(scores, len(scores) - num_wanted)[-num_wanted:]
+        best = best[np.argsort(-scores[best], kind="stable")]
     else:
-        best = np.arange(len(scores))
-    best = best[np.argsort(-scores[best], kind="stable")]
-    wanted: NDArray[np.int64] = best[np.isfinite(scores[best])]
-    return wanted
+        best = np.argsort(-scores, kind="stable")
+    if len(best) and scores[best[-1]] == -np.inf:
+        best = best[scores[best] > -np.inf]
+    return best

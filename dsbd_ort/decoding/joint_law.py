@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,20 +21,25 @@ class JointLaw:
 
     Attributes:
         nodes: (num_beams,) the nodes that ``parents`` counts.
+        laws: (num_beams,) their token laws.
         parents: (num_candidates,) int64. Index of the candidate's beam.
         tokens: (num_candidates,) int64. STAY for an absorbing beam.
         log_weights: (num_candidates,) float64. log w_i + log p~(v | x_i): the child's weight.
         log_masses: (num_candidates,) float64. The same times the copies of the beam: what draws
             go by.
-        raw_log_probs: (num_candidates,) float64. Unwarped log-probability of the token alone.
     """
 
     nodes: list[int]
+    laws: list[TokenLaw]
     parents: NDArray[np.int64]
     tokens: NDArray[np.int64]
     log_weights: NDArray[np.float64]
     log_masses: NDArray[np.float64]
-    raw_log_probs: NDArray[np.float64]
+
+    @cached_property
+    def raw_log_probs(self) -> NDArray[np.float64]:
+        """Unwarped log-probability of the token alone, (num_candidates,) float64."""
+        return np.concatenate([law.raw_log_probs for law in self.laws])
 
     def probabilities(self) -> NDArray[np.float64]:
         """Return the normalised law, (num_candidates,) float64."""
@@ -60,6 +66,7 @@ class JointLaw:
         return index
 
 
+_FEW_CANDIDATES = 4096
 _STAY_LAW = TokenLaw(np.array([STAY]), np.zeros(1), np.zeros(1))
 
 
@@ -70,14 +77,25 @@ def joint_law(
     laws: Sequence[TokenLaw | None],
 ) -> JointLaw:
     """Combine beam weights and token laws; None stands for an absorbing beam."""
-    full = [law or _STAY_LAW for law in laws]
-    parents = np.repeat(np.arange(len(full)), [len(law.tokens) for law in full])
-    weights = np.concatenate([law.log_probs for law in full]) + log_weights[parents]
+    full = [_STAY_LAW if law is None else law for law in laws]
+    num_tokens = tuple([len(law.tokens) for law in full])
+    few = sum(num_tokens) <= _FEW_CANDIDATES
+    parents = _parents(num_tokens) if few else np.repeat(np.arange(len(full)), num_tokens)
+    weights = np.concatenate([law.log_probs for law in full])
+    weights += log_weights[parents]
     return JointLaw(
         nodes=nodes,
+        laws=full,
         parents=parents,
         tokens=np.concatenate([law.tokens for law in full]),
         log_weights=weights,
-        log_masses=weights if (copies == 1).all() else weights + np.log(copies)[parents],
-        raw_log_probs=np.concatenate([law.raw_log_probs for law in full]),
+        log_masses=weights if copies.max() == 1 else weights + np.log(copies)[parents],
     )
+
+
+@lru_cache(maxsize=64)  # the same few shapes come in every layer
+def _parents(num_tokens: tuple[int, ...]) -> NDArray[np.int64]:
+    """Return the beam of every candidate: (2, 3) gives [0, 0, 1, 1, 1]."""
+    parents = np.repeat(np.arange(len(num_tokens)), num_tokens)
+    parents.flags.writeable = False
+    return parents

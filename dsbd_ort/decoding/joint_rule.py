@@ -27,6 +27,7 @@ class _JointDecoding(BeamSetRule):
     """What MJSD and MJGD share: their law, and beam decoding by joint likelihood."""
 
     keeps_descendants = True
+    draft_scores = None
 
     def __init__(self, config: DecodingConfig, forest: Forest) -> None:
         super().__init__(config, forest)

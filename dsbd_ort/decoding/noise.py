@@ -27,27 +27,47 @@ from numpy.typing import NDArray
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MULTIPLIER_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MULTIPLIER_2 = np.uint64(0x94D049BB133111EB)
+_SHIFT_1, _SHIFT_2, _SHIFT_3 = np.uint64(30), np.uint64(27), np.uint64(31)
+_PLAIN_GOLDEN, _PLAIN_MASK = int(_GOLDEN), 2**64 - 1
+_PLAIN_MULTIPLIER_1, _PLAIN_MULTIPLIER_2 = int(_MULTIPLIER_1), int(_MULTIPLIER_2)
+_DROPPED_BITS = np.uint64(12)
 NOISE_DOMAIN = np.uint64(0xD1B54A32D192ED03)
 
 Keys = NDArray[np.uint64]
 
 
-def mix64(key: Keys, index: NDArray[np.int64]) -> Keys:
+def mix64(key: Keys, index: NDArray[np.int64] | int) -> Keys:
     """Return output ``index`` (0, 1, ...; -1 wraps) of SplitMix64 seeded with ``key``.
 
     key, index: arrays of any broadcastable shapes. The known answer mix64(0, 0) is
     0xE220A8397B1DCDAF, the first output of SplitMix64 seeded with 0.
     """
-    z = key + _GOLDEN * (index.astype(np.uint64) + np.uint64(1))
-    z = (z ^ (z >> np.uint64(30))) * _MULTIPLIER_1
-    z = (z ^ (z >> np.uint64(27))) * _MULTIPLIER_2
-    mixed: Keys = z ^ (z >> np.uint64(31))
-    return mixed
+    if isinstance(index, int):
+        z: Keys = key + np.uint64((index + 1) * int(_GOLDEN) % 2**64)
+    else:
+        z = (index + 1).view(np.uint64) * _GOLDEN + key
+    shifted = z >> _SHIFT_1
+    z ^= shifted
+    z *= _MULTIPLIER_1
+    np.right_shift(z, _SHIFT_2, out=shifted)
+    z ^= shifted
+    z *= _MULTIPLIER_2
+    np.right_shift(z, _SHIFT_3, out=shifted)
+    z ^= shifted
+    return z
 
 
 def root_key(seed: int) -> int:
     """Return the path key of the prompt for a 63-bit ``seed``."""
-    return int(mix64(np.array([seed], np.uint64), np.array([0]))[0])
+    return int(mix64(np.array([seed], np.uint64), 0)[0])
+
+
+def child_key(parent_key: int, token: int) -> int:
+    """Return ``child_keys`` of one parent and token, in plain integers: no array is worth it."""
+    z = (parent_key + _PLAIN_GOLDEN * (token + 1)) & _PLAIN_MASK
+    z = ((z ^ (z >> 30)) * _PLAIN_MULTIPLIER_1) & _PLAIN_MASK
+    z = ((z ^ (z >> 27)) * _PLAIN_MULTIPLIER_2) & _PLAIN_MASK
+    return z ^ (z >> 31)
 
 
 def child_keys(parent_keys: Keys, tokens: NDArray[np.int64]) -> Keys:
@@ -60,9 +80,14 @@ def gumbel_noise(keys: Keys, step: int, draw: int | None = None) -> NDArray[np.f
 
     With ``draw``, those that belong to one of several draws with replacement.
     """
-    bits = mix64(keys ^ NOISE_DOMAIN, np.array([step]))
+    bits = mix64(keys ^ NOISE_DOMAIN, step)
     if draw is not None:
-        bits = mix64(bits, np.array([draw]))
-    uniform = ((bits >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
-    noise: NDArray[np.float64] = -np.log(-np.log(uniform))
+        bits = mix64(bits, draw)
+    bits >>= _DROPPED_BITS
+    noise = bits.astype(np.float64)
+    noise += 0.5
+    noise *= 2.0**-52  # u
+    for _ in range(2):
+        np.log(noise, out=noise)
+        np.negative(noise, out=noise)
     return noise

@@ -27,6 +27,7 @@ class RejectionCoupling:
     """
 
     keeps_descendants = False
+    draft_scores = None
 
     def __init__(self, chance: Chance, replacement: bool) -> None:
         self._chance = chance

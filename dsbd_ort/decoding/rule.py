@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from dsbd_ort.decoding.beams import Beams, Hypothesis
 from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.draft import DraftLayer, distinct_in_order
+from dsbd_ort.decoding.drafting import Scores
 from dsbd_ort.decoding.forest import Forest
 from dsbd_ort.decoding.joint_law import JointLaw, joint_law
 from dsbd_ort.decoding.warp import TokenLaw, Warp
@@ -44,10 +45,16 @@ class SelectionRule(Protocol):
     Attributes:
         warp: how logits of both models become token laws.
         keeps_descendants: whether computed descendants of the beams may be kept.
+        draft_scores: by these the draft's candidates are ranked; None where more than a ranking
+            decides what may be drafted.
     """
 
     warp: Warp
     keeps_descendants: bool
+
+    @property
+    def draft_scores(self) -> Scores | None:
+        """See the class."""
 
     def propose(self, law: JointLaw, num_draws: int, step: int) -> NDArray[np.int64]:
         """Return the draft's candidates of layer ``step``, in order, (<= num_draws,) int64."""

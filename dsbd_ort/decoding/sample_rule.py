@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from dsbd_ort.decoding.beams import Beams
 from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.draft import DraftLayer
+from dsbd_ort.decoding.drafting import Scores
 from dsbd_ort.decoding.forest import Forest
 from dsbd_ort.decoding.joint_law import JointLaw
 from dsbd_ort.decoding.rule import BeamSetRule, TargetLaws, descended, target_law
@@ -24,6 +25,10 @@ class Coupling(Protocol):
     @property
     def keeps_descendants(self) -> bool:
         """Whether computed descendants of the beams may be kept for the next iteration."""
+
+    @property
+    def draft_scores(self) -> Scores | None:
+        """See SelectionRule.draft_scores."""
 
     def propose(self, law: JointLaw, num_draws: int, step: int) -> NDArray[np.int64]:
         """Draw the draft's candidates of one layer, in order."""
@@ -42,6 +47,7 @@ class SampleRule(BeamSetRule):
         self.warp = Warp(config.temperature, config.top_k, config.top_p)
         self.keeps_descendants = coupling.keeps_descendants
         self.propose = coupling.propose
+        self.draft_scores = coupling.draft_scores
         self._coupling = coupling
 
     def select(

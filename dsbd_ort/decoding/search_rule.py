@@ -35,13 +35,19 @@ class SearchRule:
         self._num_candidates = config.width * max(2, 1 + len(self._eos))
         self._pool: list[Finished] = []
         # A layer never takes more candidates than this from one beam, so no more are kept.
-        most = max((self._num_candidates, *(w + len(self._eos) for w in config.layer_widths)))
+        most = max((self._num_candidates, config.most_draft_beams + len(self._eos)))
         self.warp = Warp(1.0, most, 1.0, is_raw=True)
 
     def propose(self, law: JointLaw, num_draws: int, step: int) -> NDArray[np.int64]:
         """Return the draft's best candidates that go on: an ended one is never a beam."""
-        scores = np.where(np.isin(law.tokens, self._eos), -np.inf, law.log_weights)
-        return best_candidates(scores, num_draws)
+        return best_candidates(self.draft_scores(law, step), num_draws)
+
+    def draft_scores(self, law: JointLaw, step: int) -> NDArray[np.float64]:
+        """Return the log-weight of every candidate, -inf where it ends: (num_candidates,)."""
+        scores: NDArray[np.float64] = np.where(
+            np.isin(law.tokens, self._eos), -np.inf, law.log_weights
+        )
+        return scores
 
     def select(
         self, target: TargetLaws, beams: Beams, layers: list[DraftLayer], step: int

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_ort.decoding.step_model import StepModel
+from dsbd_ort.decoding.step_model import Candidates, StepModel, candidate_model
 
 Clock = Callable[[], float]
 
@@ -65,6 +65,7 @@ class MeteredModel:
 
     def __init__(self, model: StepModel, clock: Clock) -> None:
         self._model = model
+        self._candidate_model = candidate_model(model)
         self._clock = clock
         self.calls = 0
         self.rows = 0
@@ -80,6 +81,11 @@ class MeteredModel:
         """Rows now in the cache."""
         return self._model.num_rows
 
+    @property
+    def num_candidates(self) -> int:
+        """See CandidateModel.num_candidates; 0 for a model that returns all logits."""
+        return self._candidate_model.num_candidates if self._candidate_model else 0
+
     def step(
         self,
         token_ids: NDArray[np.int64],
@@ -90,16 +96,33 @@ class MeteredModel:
         """See StepModel.step."""
         began = self._clock()
         logits = self._model.step(token_ids, positions, mask, logit_rows)
-        self.seconds += self._clock() - began
-        self.calls += 1
-        self.rows += len(token_ids)
+        self._count(began, len(token_ids))
         return logits
+
+    def step_candidates(
+        self,
+        token_ids: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        mask: NDArray[np.bool_],
+        logit_rows: NDArray[np.int64],
+    ) -> Candidates:
+        """See CandidateModel.step_candidates; only where ``num_candidates`` is not 0."""
+        assert self._candidate_model is not None
+        began = self._clock()
+        candidates = self._candidate_model.step_candidates(token_ids, positions, mask, logit_rows)
+        self._count(began, len(token_ids))
+        return candidates
 
     def keep(self, rows: NDArray[np.int64]) -> None:
         """See StepModel.keep."""
         began = self._clock()
         self._model.keep(rows)
         self.seconds += self._clock() - began
+
+    def _count(self, began: float, num_rows: int) -> None:
+        self.seconds += self._clock() - began
+        self.calls += 1
+        self.rows += num_rows
 
 
 @dataclass

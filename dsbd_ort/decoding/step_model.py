@@ -1,8 +1,12 @@
-"""The algorithm's only view of a model: append rows to a cache, get logits, keep some rows."""
+"""The algorithm's only view of a model: append rows to a cache, get logits, keep some rows.
+
+A model may return the largest logits of a row instead of all: the second method, for engines that
+keep the vocabulary off the host. Dense logits stay the meaning.
+"""
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,3 +44,42 @@ class StepModel(Protocol):
 
     def keep(self, rows: NDArray[np.int64]) -> None:
         """Keep these cache rows, (K,) int64 increasing, in this order; drop all others."""
+
+
+class Candidates(Protocol):
+    """The K largest logits of each of R rows, by decreasing logit, ties by increasing id."""
+
+    @property
+    def top_ids(self) -> NDArray[np.int64]:
+        """(R, K) int64. Their tokens."""
+
+    @property
+    def top_logits(self) -> NDArray[np.float32]:
+        """(R, K) float32."""
+
+    @property
+    def logsumexp(self) -> NDArray[np.float32]:
+        """(R,) float32. Log of the sum of exp(logit) over the whole vocabulary."""
+
+
+@runtime_checkable
+class CandidateModel(StepModel, Protocol):
+    """A model that may return candidates; where ``num_candidates`` is not 0, only those."""
+
+    @property
+    def num_candidates(self) -> int:
+        """K, or 0 where ``step`` returns all logits."""
+
+    def step_candidates(
+        self,
+        token_ids: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        mask: NDArray[np.bool_],
+        logit_rows: NDArray[np.int64],
+    ) -> Candidates:
+        """Append S rows as ``step`` does; return the K largest logits of the R asked ones."""
+
+
+def candidate_model(model: StepModel) -> CandidateModel | None:
+    """Return the model as one that returns candidates, None if it returns all logits."""
+    return model if isinstance(model, CandidateModel) and model.num_candidates else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,12 +13,12 @@ from dsbd_ort.decoding.errors import ModelError
 Floats = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class TokenLaw:
+class TokenLaw(NamedTuple):
     """The next-token law of one position.
 
     Attributes:
-        tokens: (num_tokens,) int64. The tokens that may be drawn: top_k of them, or all.
+        tokens: (num_tokens,) int64. The tokens that may be drawn: top_k of them by decreasing
+            logit, ties by increasing id, or all by id.
         log_probs: (num_tokens,) float64. Warped; -inf where top-p has cut.
         raw_log_probs: (num_tokens,) float64. Unwarped, over the whole vocabulary.
     """
@@ -49,19 +49,55 @@ class Warp:
         """
         if not len(logits):
             return []
-        if 0 < self.top_k < logits.shape[1]:
-            tokens, centred, log_normalizers = _top(logits, self.top_k)
+        if self.top_k:
+            tokens, centred, log_normalizers = _top(logits, min(self.top_k, logits.shape[1]))
         else:
             largest = _finite(logits.max(axis=1, keepdims=True))
             tokens = np.broadcast_to(np.arange(logits.shape[1]), logits.shape)
             centred = logits.astype(np.float64) - largest
             log_normalizers = np.log(np.exp(centred).sum(axis=1, keepdims=True))
+        return self._laws(tokens, centred, log_normalizers)
+
+    def laws_of_candidates(
+        self,
+        top_ids: NDArray[np.int64],
+        top_logits: NDArray[np.float32],
+        logsumexp: NDArray[np.float32],
+    ) -> list[TokenLaw]:
+        """Return the laws that ``laws`` returns, from the K largest logits of every row.
+
+        Args:
+            top_ids: (num_rows, K) int64, see step_model.Candidates; 1 <= top_k <= K.
+            top_logits: (num_rows, K) float32.
+            logsumexp: (num_rows,) float32.
+
+        Raises:
+            ModelError: a row without a finite largest logit or logsumexp.
+        """
+        if not len(top_ids):
+            return []
+        top = top_logits[:, : self.top_k].astype(np.float64)
+        largest = top[:, :1].copy()
+        log_normalizers = _finite(logsumexp[:, None] - largest)
+        top -= largest
+        return self._laws(top_ids[:, : self.top_k], top, log_normalizers)
+
+    def _laws(
+        self, tokens: NDArray[np.int64], centred: Floats, log_normalizers: Floats
+    ) -> list[TokenLaw]:
+        """Return the laws by row: tokens and centred (num_rows, n), log_normalizers (num_rows, 1).
+
+        centred: logits less the row's largest. log_normalizers: the log of the sum of
+        exponentials of such differences over the whole vocabulary.
+        """
         raw = centred - log_normalizers
         log_probs = raw if self.is_raw else self._warped(centred)
         return [TokenLaw(*row) for row in zip(tokens, log_probs, raw, strict=True)]
 
     def _warped(self, centred: Floats) -> Floats:
-        log_probs = _log_normalise(centred / self.temperature)
+        log_probs = _log_normalise(
+            centred if self.temperature == 1.0 else centred / self.temperature
+        )
         if self.top_p < 1.0:
             log_probs = _log_normalise(_cut_top_p(log_probs, self.top_p))
         return log_probs
@@ -73,21 +109,35 @@ def _top(
     """Return the most probable tokens of every row without a second (num_rows, vocab) array.
 
     Returns:
-        tokens (num_rows, top_k) int64, their logits less the row's largest (num_rows, top_k), and
-        the log of the row's sum of exponentials of such differences (num_rows, 1).
+        tokens (num_rows, top_k) int64 by decreasing logit, ties by increasing id (the order of
+        ONNX's TopK), their logits less the row's largest (num_rows, top_k), and the log of the
+        row's sum of exponentials of such differences (num_rows, 1).
     """
     num_rows, vocab_size = logits.shape
     tokens = np.empty((num_rows, top_k), dtype=np.int64)
-    centred = np.empty((num_rows, top_k))
     sums = np.empty((num_rows, 1))
     scratch = np.empty(vocab_size, dtype=np.float32)
     for i, row in enumerate(logits):  # row by row: a row fits the processor's cache, all do not
-        tokens[i] = np.argpartition(row, vocab_size - top_k)[vocab_size - top_k :]
         largest = _finite(row.max())
-        centred[i] = row[tokens[i]].astype(np.float64) - largest
+        scratch[:] = row
+        scratch.partition(vocab_size - top_k)
+        chosen = np.flatnonzero(row >= scratch[vocab_size - top_k])
+        tokens[i] = chosen if len(chosen) == top_k else _lowest_of_ties(row, chosen, top_k)
         np.exp(np.subtract(row, largest, out=scratch), out=scratch)
         sums[i] = scratch.sum(dtype=np.float64)
-    return tokens, centred, np.log(sums)
+    chosen_logits = np.take_along_axis(logits, tokens, axis=1)
+    order = np.argsort(-chosen_logits, axis=1, kind="stable")  # tokens are increasing: ties too
+    centred = np.take_along_axis(chosen_logits, order, axis=1).astype(np.float64)
+    centred -= centred[:, :1].copy()
+    return np.take_along_axis(tokens, order, axis=1), centred, np.log(sums)
+
+
+def _lowest_of_ties(
+    row: NDArray[np.float32], chosen: NDArray[np.int64], top_k: int
+) -> NDArray[np.int64]:
+    """Return the ``top_k`` best of ``chosen`` (increasing ids), increasing; ties by lowest id."""
+    best = np.argsort(-row[chosen], kind="stable")[:top_k]
+    return np.sort(chosen[best])
 
 
 def _finite(largest: Any) -> Any:
@@ -101,8 +151,11 @@ def _finite(largest: Any) -> Any:
 
 
 def _log_normalise(scores: Floats) -> Floats:
-    """Return ``scores`` (num_rows, n), whose largest is finite, as log-probabilities by row."""
-    scores = scores - scores.max(axis=1, keepdims=True)
+    """Return ``scores`` (num_rows, n) as log-probabilities by row.
+
+    The largest of a row is 0, or the log of what was the largest probability: no exp can overflow,
+    nor all of a row underflow.
+    """
     normalised: Floats = scores - np.log(np.exp(scores).sum(axis=1, keepdims=True))
     return normalised
 

@@ -1,8 +1,10 @@
-"""A checkpoint: where it lies, what its config says, and its weights in fp32."""
+"""A checkpoint: where it lies, what its config says, and the model with its weights."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,16 +12,25 @@ from typing import Any
 import torch
 from huggingface_hub import snapshot_download
 from optimum.exporters.tasks import TasksManager
-from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 
 from dsbd_export.config import MIN_CONTEXT, ExportConfig
 from dsbd_export.errors import ExportError, reason_of
-from dsbd_export.families import kv_geometry, layer_masks, refusal_of
+from dsbd_export.layers import kv_geometry, layer_masks
 from dsbd_export.quiet import quiet_libraries
+from dsbd_export.refusals import refusal_of
+from dsbd_export.rope import constant_rope_length
+from dsbd_export.stored_weights import open_weights, safetensors_files, stored_dtype
+from dsbd_export.weights import TORCH_DTYPES, widen_constants
 from dsbd_runtime.bundle import KVGeometry
 from dsbd_runtime.graph import ATTENTION_MASK_SLIDING
 
-_HUB_FILES = ["*.json", "*.jinja", "*.safetensors"]
+_HUB_FILES = ["*.json", "*.jinja", "*.safetensors", "vocab.txt", "merges.txt", "*.model"]
 _HUB_CODE = ["*.py"]
 _HUB_OLD_WEIGHTS = ["pytorch_model*.bin"]
 
@@ -70,34 +81,98 @@ def open_pair(options: ExportConfig) -> tuple[Checkpoint, Checkpoint]:
             "leave it out or give a hub id"
         )
     target, draft = (_locate(source, options) for source in sources)
-    return _open("target", target, options), _open("draft", draft, options)
+    return open_checkpoint("target", target, options), open_checkpoint("draft", draft, options)
 
 
-def load_model(checkpoint: Checkpoint) -> PreTrainedModel:
-    """Return the unmodified transformers model in fp32, in evaluation mode."""
-    with quiet_libraries():
-        try:
-            model, info = TasksManager.get_model_from_task(
-                "text-generation",
-                str(checkpoint.folder),
-                framework="pt",
-                library_name="transformers",
-                torch_dtype=torch.float32,
-                trust_remote_code=checkpoint.trust_remote_code,
-                local_files_only=True,
-                output_loading_info=True,
-            )
-        except Exception as error:
-            raise ExportError(
-                f"the {checkpoint.role} at {checkpoint.folder} cannot be loaded: "
-                f"{reason_of(error)}; check its files"
-            ) from error
+def open_checkpoint(role: str, folder: Path, options: ExportConfig) -> Checkpoint:
+    """Return what the config files in ``folder`` say; ``role`` is "target" or "draft"."""
+    if not (folder / "config.json").is_file():
+        raise ExportError(f"the {role} at {folder} has no config.json; give a checkpoint folder")
+    config, generation = _read_configs(role, folder, options.trust_remote_code)
+    if reason := refusal_of(config):
+        raise ExportError(
+            f"the {role} at {folder} (family {config.model_type}) cannot be exported: {reason}; "
+            "choose another checkpoint"
+        )
+    masks = layer_masks(config)
+    eos = _special_token(generation, config, "eos_token_id")
+    return Checkpoint(
+        role=role,
+        folder=folder,
+        config=config,
+        vocab_size=config.vocab_size,
+        bos_token_id=_special_token(generation, config, "bos_token_id"),
+        eos_token_ids=[] if eos is None else [eos] if isinstance(eos, int) else list(eos),
+        context_length=_context_length(role, config, options.max_context),
+        kv=kv_geometry(config, options.dtype),
+        layer_masks=masks,
+        sliding_window=config.sliding_window if ATTENTION_MASK_SLIDING in masks else None,
+        trust_remote_code=options.trust_remote_code,
+    )
+
+
+def load_model(checkpoint: Checkpoint, dtype: str = "fp32") -> PreTrainedModel:
+    """Return the unmodified transformers model in evaluation mode, its weights in ``dtype``.
+
+    ``dtype`` is "fp32", "fp16" or "bf16". Constants that follow from the config stay in fp32.
+    """
+    with quiet_libraries(), _as_loading_errors(checkpoint):
+        model, info = _load(checkpoint, TORCH_DTYPES[dtype])
     if missing := sorted(info["missing_keys"]):
         raise ExportError(
             f"the {checkpoint.role} at {checkpoint.folder} lacks {len(missing)} weights, the first "
             f"is {missing[0]}; the checkpoint is incomplete, copy or download it again"
         )
+    widen_constants(model)
     return model.eval()
+
+
+def reference_dtype(checkpoint: Checkpoint, wanted: str) -> str:
+    """Return the precision to load a checkpoint in so that its stored values are all there.
+
+    ``wanted`` is what the export writes. fp32 holds every stored value; a narrower one may not,
+    so the reference logits then come from the weights as stored, before they are rounded. Where
+    those are wider than ``wanted``, they set the peak of the memory.
+    """
+    if wanted == "fp32":
+        return wanted
+    with _as_loading_errors(checkpoint):
+        return stored_dtype(checkpoint.folder) or "fp32"
+
+
+@contextlib.contextmanager
+def _as_loading_errors(checkpoint: Checkpoint) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise ExportError(
+            f"the {checkpoint.role} at {checkpoint.folder} cannot be loaded: "
+            f"{reason_of(error)}; check its files"
+        ) from error
+
+
+def _load(checkpoint: Checkpoint, dtype: torch.dtype) -> tuple[PreTrainedModel, dict[str, Any]]:
+    """Return the model and what transformers says of missing weights."""
+    options = {"output_loading_info": True, "local_files_only": True}
+    model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(checkpoint.config), None)
+    has_own_code = checkpoint.trust_remote_code and hasattr(checkpoint.config, "auto_map")
+    if model_class and not has_own_code and safetensors_files(checkpoint.folder):
+        with open_weights(checkpoint.folder) as weights:
+            loaded: tuple[PreTrainedModel, dict[str, Any]] = model_class.from_pretrained(
+                None, config=checkpoint.config, state_dict=weights, dtype=dtype, **options
+            )
+        return loaded
+    # A model class of the checkpoint's own, or weights in another format: takes more memory.
+    loaded = TasksManager.get_model_from_task(
+        "text-generation",
+        str(checkpoint.folder),
+        framework="pt",
+        library_name="transformers",
+        torch_dtype=dtype,
+        trust_remote_code=checkpoint.trust_remote_code,
+        **options,
+    )
+    return loaded
 
 
 def _locate(source: str, options: ExportConfig) -> Path:
@@ -120,32 +195,6 @@ def _locate(source: str, options: ExportConfig) -> Path:
             "check the name and the network, or give a folder"
         ) from error
     return folder
-
-
-def _open(role: str, folder: Path, options: ExportConfig) -> Checkpoint:
-    if not (folder / "config.json").is_file():
-        raise ExportError(f"the {role} at {folder} has no config.json; give a checkpoint folder")
-    config, generation = _read_configs(role, folder, options.trust_remote_code)
-    if reason := refusal_of(config):
-        raise ExportError(
-            f"the {role} at {folder} (family {config.model_type}) cannot be exported: {reason}; "
-            "choose another checkpoint"
-        )
-    masks = layer_masks(config)
-    eos = _special_token(generation, config, "eos_token_id")
-    return Checkpoint(
-        role=role,
-        folder=folder,
-        config=config,
-        vocab_size=config.vocab_size,
-        bos_token_id=_special_token(generation, config, "bos_token_id"),
-        eos_token_ids=[] if eos is None else [eos] if isinstance(eos, int) else list(eos),
-        context_length=_context_length(role, config, options.max_context),
-        kv=kv_geometry(config),
-        layer_masks=masks,
-        sliding_window=config.sliding_window if ATTENTION_MASK_SLIDING in masks else None,
-        trust_remote_code=options.trust_remote_code,
-    )
 
 
 def _read_configs(
@@ -184,5 +233,11 @@ def _context_length(role: str, config: PreTrainedConfig, max_context: int | None
     if min(lengths) < MIN_CONTEXT:
         raise ExportError(
             f"the {role} has a context of {min(lengths)} tokens, at least {MIN_CONTEXT} are needed"
+        )
+    limit = constant_rope_length(config)
+    if limit is not None and min(lengths) > limit:
+        raise ExportError(
+            f"the {role} (family {config.model_type}) has a context of {min(lengths)} tokens, but "
+            f"its rotary frequencies change beyond {limit}; export it with --max-context {limit}"
         )
     return min(lengths)

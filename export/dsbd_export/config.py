@@ -7,10 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dsbd_export.errors import ExportError
+from dsbd_runtime.bundle import DTYPES, QUANTIZATIONS
+from dsbd_runtime.head import parse_num_candidates
 
 MIN_CONTEXT = 16  # the parity gate needs a prompt and a tree of three levels
 
-_ONLY_VALUES = {"dtype": "fp32", "quantize": "none", "logits": "full", "engine": "onnx"}
+_ONLY_VALUES = {"engine": "onnx"}
+_QUANTIZED_DTYPES = {  # what onnxruntime's CPU provider computes with, on which parity runs
+    "none": DTYPES,
+    "int8-dynamic": ("fp32",),
+    "int8": ("fp32", "fp16"),
+    "int4": ("fp32", "fp16"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,11 +29,13 @@ class ExportConfig:
         target: folder or Hugging Face hub id of the target checkpoint.
         draft: the same for the draft.
         output: folder of the bundle; an existing bundle there is replaced at the end.
-        dtype: precision of weights and caches: "fp32".
-        quantize: weight compression: "none".
-        logits: what the engines return: "full".
+        dtype: precision of weights and caches: "fp32", "fp16" or "bf16".
+        quantize: weight compression: "none", "int8-dynamic", "int8" or "int4"; see ``quantize``.
+        logits: what the engines return: "full", or "topk:K" for the K largest of a row.
         engine: "onnx".
-        atol: largest absolute logit error that the parity gate lets pass.
+        atol: largest absolute logit error that the parity gate lets pass, for fp32 without
+            quantization; None for that of ``parity_limits``.
+        max_kl: largest mean KL divergence that it lets pass, for all else; None for the same.
         max_context: upper limit of the context length, None for that of the checkpoint.
         revision: branch, tag or commit of the checkpoints that come from the hub.
         trust_remote_code: run modelling code that a checkpoint brings along.
@@ -38,7 +48,8 @@ class ExportConfig:
     quantize: str = "none"
     logits: str = "full"
     engine: str = "onnx"
-    atol: float = 1e-4
+    atol: float | None = None
+    max_kl: float | None = None
     max_context: int | None = None
     revision: str | None = None
     trust_remote_code: bool = False
@@ -47,9 +58,53 @@ class ExportConfig:
         for field, only in _ONLY_VALUES.items():
             if (value := getattr(self, field)) != only:
                 raise ExportError(f"{field}={value!r} is not supported yet; use {field}={only!r}")
-        if not (self.atol > 0 and math.isfinite(self.atol)):
-            raise ExportError(f"atol={self.atol} is no error limit; use a number above 0, as 1e-4")
+        self._check_precision()
+        self._check_logits()
+        self._check_limits()
         if self.max_context is not None and self.max_context < MIN_CONTEXT:
             raise ExportError(
                 f"max_context={self.max_context} is too short; use at least {MIN_CONTEXT}"
+            )
+
+    @property
+    def num_candidates(self) -> int:
+        """Return K of "topk:K", 0 of "full"."""
+        return parse_num_candidates(self.logits)
+
+    @property
+    def is_exact(self) -> bool:
+        """Return whether the export may differ from the checkpoint by rounding in fp32 only."""
+        return (self.dtype, self.quantize) == ("fp32", "none")
+
+    def _check_precision(self) -> None:
+        for field, known in (("dtype", DTYPES), ("quantize", QUANTIZATIONS)):
+            if (value := getattr(self, field)) not in known:
+                raise ExportError(f"{field}={value!r} is not known; use one of {', '.join(known)}")
+        if self.dtype not in (dtypes := _QUANTIZED_DTYPES[self.quantize]):
+            raise ExportError(
+                f"quantize={self.quantize!r} has no form in dtype={self.dtype!r}; use dtype="
+                f"{' or '.join(map(repr, dtypes))}, or quantize='none'"
+            )
+
+    def _check_logits(self) -> None:
+        try:
+            parse_num_candidates(self.logits)
+        except ValueError as error:
+            raise ExportError(
+                f"logits={self.logits!r} is no kind of output; use full, or topk:K with K from 1 "
+                "to the vocabulary's size, as topk:64"
+            ) from error
+
+    def _check_limits(self) -> None:
+        for field, example in (("atol", 1e-4), ("max_kl", 0.01)):
+            value = getattr(self, field)
+            if value is not None and not (value > 0 and math.isfinite(value)):
+                raise ExportError(
+                    f"{field}={value} is no error limit; use a number above 0, as {example:g}"
+                )
+        meaningless, mend = ("max_kl", "atol") if self.is_exact else ("atol", "max_kl")
+        if (value := getattr(self, meaningless)) is not None:
+            raise ExportError(
+                f"{meaningless}={value} has no meaning for dtype={self.dtype!r} with "
+                f"quantize={self.quantize!r}; use {mend}"
             )

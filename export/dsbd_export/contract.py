@@ -9,18 +9,21 @@ import onnx_ir as ir
 
 from dsbd_export.checkpoint import Checkpoint
 from dsbd_export.errors import ExportError
+from dsbd_export.families import AttentionForm
 from dsbd_export.forest_graph import input_names, output_names
 from dsbd_export.forest_hooks import OPSET
 from dsbd_runtime.graph import CACHE_PARTS, WRITE_INDICES, past_name, present_name
 
 
-def check_contract(model: ir.Model, checkpoint: Checkpoint) -> None:
+def check_contract(
+    model: ir.Model, checkpoint: Checkpoint, form: AttentionForm = AttentionForm.NODE
+) -> None:
     """Raise when names, operators, caches or masks of the graph are not those of the contract."""
     _check_names("inputs", model.graph.inputs, input_names(checkpoint))
     _check_names("outputs", model.graph.outputs, output_names(checkpoint))
     _check_operators(model)
     _check_caches(model.graph, checkpoint)
-    _check_masks(model.graph, checkpoint)
+    _check_masks(model.graph, checkpoint, form)
 
 
 def _check_names(kind: str, values: Sequence[ir.Value], wanted: list[str]) -> None:
@@ -52,16 +55,27 @@ def _check_caches(graph: ir.Graph, checkpoint: Checkpoint) -> None:
                 raise _broken(f"{present_name(layer, part)} is written from {past} at {index}")
 
 
-def _check_masks(graph: ir.Graph, checkpoint: Checkpoint) -> None:
-    """Every layer must attend once, with the mask that its config asks for."""
+def _check_masks(graph: ir.Graph, checkpoint: Checkpoint, form: AttentionForm) -> None:
+    """Every layer must attend once, with the mask that its config asks for.
+
+    A model that attends by its own arithmetic shows no layers to count: that it reads its masks
+    at all is checked here, all else by the parity gate.
+    """
     wanted = Counter(checkpoint.layer_masks)
-    found = Counter(
-        node.inputs[3].name if len(node.inputs) == 4 and node.inputs[3] else None
-        for node in graph
-        if node.op_type == "Attention"
-    )
+    if form is AttentionForm.NODE:
+        found = Counter(_input_name(node, 3) for node in graph if node.op_type == "Attention")
+    else:
+        chosen_by = (_input_name(node, 0) for node in graph if node.op_type == "Where")
+        found = Counter(name for name in chosen_by if name in wanted)
+    if form is AttentionForm.OWN:
+        wanted = Counter(set(wanted))
     if found != wanted:
         raise _broken(f"its layers attend with {dict(found)}, expected {dict(wanted)}")
+
+
+def _input_name(node: ir.Node, index: int) -> str | None:
+    value = node.inputs[index] if index < len(node.inputs) else None
+    return value.name if value else None
 
 
 def _broken(what: str) -> ExportError:

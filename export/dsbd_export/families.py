@@ -1,34 +1,28 @@
-"""What differs between model families: one table, and the reasons to refuse a checkpoint.
+"""What is known of model families: one table.
 
-A family that is not in the table is tried as it is: the hooks of ``forest_graph`` know no
-family, and the parity gate judges the result.
+A family that is not in the table is tried in the same way, and the parity gate judges the
+result; the table says what was tried before, how it comes out, and what cannot come out right.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
-from optimum.utils.normalized_config import (
-    NormalizedConfig,
-    NormalizedConfigManager,
-    NormalizedTextConfigWithGQA,
-)
-from transformers import PreTrainedConfig
 
-from dsbd_runtime.bundle import KVGeometry
-from dsbd_runtime.graph import ATTENTION_MASK, ATTENTION_MASK_SLIDING
+class AttentionForm(Enum):
+    """How attention stands in the graph; the value is what people read.
 
-MASK_BY_LAYER_TYPE = {
-    "full_attention": ATTENTION_MASK,
-    "sliding_attention": ATTENTION_MASK_SLIDING,
-}
+    NODE: one Attention node a layer.
+    CAPPED: MatMul, Tanh, Where, Softmax, MatMul; TensorRT's Attention takes no softcap.
+    OWN: the model's own arithmetic with an additive mask; it calls nothing that can be replaced.
+    """
 
-_LENGTH_DEPENDENT_ROPE = {
-    "dynamic": "its frequencies change with the length of the sequence",
-    "longrope": "its frequencies switch at the original context length",
-}
+    NODE = "Attention node"
+    CAPPED = "decomposed"
+    OWN = "the model's own"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,92 +30,78 @@ class Family:
     """One row of the table.
 
     Attributes:
+        attention: how attention comes out; meaningless for a refused family.
+        has_experts: whether layers route to experts; all of them are computed for every row.
+        num_cache_heads: heads of the caches, where the config's names do not say it.
+        note: what of the family is special, for people.
         refusal: why the family cannot be exported, None when it can.
     """
 
+    attention: AttentionForm = AttentionForm.NODE
+    has_experts: bool = False
+    num_cache_heads: Callable[[Any], int] | None = None
+    note: str = ""
     refusal: str | None = None
 
 
-_ALIBI = "its attention adds a bias by distance (ALiBi), which a boolean mask cannot carry"
+def _falcon_cache_heads(config: Any) -> int:
+    """Return what Falcon caches: the new form repeats grouped heads before it stores them."""
+    if config.new_decoder_architecture or not config.multi_query:
+        return int(config.num_attention_heads)
+    return 1
+
+
+_ALIBI = "its attention adds a bias by distance (ALiBi), but the graph has no positions of keys"
 _LATENT = "its keys and values have different shapes (latent attention)"
-_EXPERTS = "its routing to experts has no ONNX form yet"
+_RECURRENT = "it keeps a recurrent state, which a tree of tokens cannot share"
+_ENCODER = "it is an encoder-decoder, a decoder-only model is needed"
 _SINKS = "its attention sinks have no ONNX form yet"
+_BY_ROW = "its local attention counts cache rows (GPTNeoSelfAttention.bias), not positions"
 
 DEFAULT_FAMILY = Family()
 FAMILIES: dict[str, Family] = {
     "bloom": Family(refusal=_ALIBI),
+    "codegen": Family(attention=AttentionForm.OWN, note="rotary angles from a table"),
+    "cohere": Family(note="scaled logits"),
+    "cohere2": Family(note="window, layers without rotary positions"),
     "deepseek_v2": Family(refusal=_LATENT),
     "deepseek_v3": Family(refusal=_LATENT),
+    "exaone4": Family(note="window, normalised queries and keys"),
+    "falcon": Family(num_cache_heads=_falcon_cache_heads, note="with ALiBi (alibi=true) refused"),
+    "gemma": Family(note="scaled embeddings"),
+    "gemma2": Family(attention=AttentionForm.CAPPED, note="softcap, alternating window"),
+    "gemma3_text": Family(note="window and rotary base by layer"),
+    "glm4": Family(note="partial rotary positions"),
+    "gpt2": Family(note="learned positions"),
+    "gpt_bigcode": Family(note="learned positions, one key head"),
+    "gpt_neo": Family(refusal=_BY_ROW),
+    "gpt_neox": Family(note="Pythia; partial rotary positions"),
     "gpt_oss": Family(refusal=_SINKS),
-    "mixtral": Family(refusal=_EXPERTS),
+    "gptj": Family(attention=AttentionForm.OWN, note="rotary angles from a table"),
+    "granite": Family(note="scaled residuals and logits"),
+    "granitemoe": Family(has_experts=True, note="scaled residuals and logits"),
+    "jamba": Family(refusal=_RECURRENT),
+    "llama": Family(note="also rope linear, dynamic, llama3, yarn"),
+    "mamba": Family(refusal=_RECURRENT),
+    "mamba2": Family(refusal=_RECURRENT),
+    "mistral": Family(note="window"),
+    "mixtral": Family(has_experts=True, note="window"),
     "mpt": Family(refusal=_ALIBI),
-    "qwen2_moe": Family(refusal=_EXPERTS),
-    "qwen3_moe": Family(refusal=_EXPERTS),
+    "nemotron": Family(note="partial rotary positions, shifted norms"),
+    "olmo2": Family(note="norms behind the blocks"),
+    "olmo3": Family(note="window, norms behind the blocks"),
+    "olmoe": Family(has_experts=True, note="normalised queries and keys"),
+    "opt": Family(note="learned positions"),
+    "phi": Family(note="partial rotary positions"),
+    "phi3": Family(note="window; rope longrope up to the original context"),
+    "qwen2": Family(note="window on some layers"),
+    "qwen2_moe": Family(has_experts=True, note="shared expert"),
+    "qwen3": Family(note="normalised queries and keys"),
+    "qwen3_moe": Family(has_experts=True, note="normalised queries and keys"),
+    "recurrent_gemma": Family(refusal=_RECURRENT),
+    "rwkv": Family(refusal=_RECURRENT),
+    "smollm3": Family(note="layers without rotary positions"),
+    "stablelm": Family(note="partial rotary positions"),
+    "starcoder2": Family(note="window"),
+    "t5": Family(refusal=_ENCODER),
 }
-
-
-def refusal_of(config: PreTrainedConfig) -> str | None:
-    """Return why a checkpoint with this config cannot come out right, None when it may."""
-    return next(_refusals(config), None)
-
-
-def kv_geometry(config: PreTrainedConfig) -> KVGeometry:
-    """Return the shape of the caches, in fp32."""
-    normalized = _normalized(config)
-    num_heads: int = normalized.num_attention_heads
-    head_dim: int | None = getattr(config, "head_dim", None)
-    return KVGeometry(
-        num_layers=normalized.num_layers,
-        num_heads=getattr(config, "num_key_value_heads", None) or num_heads,
-        head_dim=head_dim or normalized.hidden_size // num_heads,
-        dtype="fp32",
-    )
-
-
-def layer_masks(config: PreTrainedConfig) -> tuple[str, ...]:
-    """Return for each layer the mask input that it attends with."""
-    num_layers: int = _normalized(config).num_layers
-    layer_types: list[str] | None = getattr(config, "layer_types", None)
-    if layer_types is not None:
-        return tuple(MASK_BY_LAYER_TYPE[layer_type] for layer_type in layer_types)
-    if getattr(config, "sliding_window", None) is not None:
-        return (ATTENTION_MASK_SLIDING,) * num_layers
-    return (ATTENTION_MASK,) * num_layers
-
-
-def _normalized(config: PreTrainedConfig) -> NormalizedConfig:
-    """Return optimum's view of a config, which names layers and heads alike in all families."""
-    try:
-        kind = NormalizedConfigManager.get_normalized_config_class(config.model_type)
-    except KeyError:
-        kind = NormalizedTextConfigWithGQA  # the names that Llama and most others use
-    return kind(config)
-
-
-def _refusals(config: PreTrainedConfig) -> Iterator[str]:
-    if refusal := FAMILIES.get(config.model_type, DEFAULT_FAMILY).refusal:
-        yield refusal
-    if config.is_encoder_decoder:
-        yield "it is an encoder-decoder, a decoder-only model is needed"
-    if config.get_text_config() is not config:
-        yield "it is a composite of several models, a text-only causal model is needed"
-    if getattr(config, "quantization_config", None) is not None:
-        yield "its weights are already quantized, a checkpoint in fp32, fp16 or bf16 is needed"
-    for rope_type in _rope_types(getattr(config, "rope_parameters", None)):
-        if rope_type in _LENGTH_DEPENDENT_ROPE:
-            yield f"rope type {rope_type!r}: {_LENGTH_DEPENDENT_ROPE[rope_type]}"
-    for layer_type in getattr(config, "layer_types", None) or []:
-        if layer_type not in MASK_BY_LAYER_TYPE:
-            yield f"layer type {layer_type!r}, only {sorted(MASK_BY_LAYER_TYPE)} are known"
-    for name in ("num_layers", "num_attention_heads", "hidden_size", "vocab_size"):
-        if not _normalized(config).has_attribute(name):
-            yield f"its config has no {name} under any known name"
-
-
-def _rope_types(rope_parameters: dict[str, Any] | None) -> Iterator[str]:
-    """Yield the rope types of a config: one dict, or one dict for each layer type."""
-    for key, value in (rope_parameters or {}).items():
-        if key == "rope_type":
-            yield value
-        elif isinstance(value, dict):
-            yield from _rope_types(value)

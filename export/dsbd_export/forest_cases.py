@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from dsbd_export.checkpoint import Checkpoint
+from dsbd_export.fp32_reference import ComputeInFP32
 
 PROMPT_LENGTHS = (1, 17, 128)
 TREE_PARENTS = (-1, -1, 0, 0, 1, 2, 2)  # pairs of siblings, three levels deep
@@ -77,20 +78,25 @@ def forest_cases(checkpoint: Checkpoint) -> list[ForestCase]:
 
 
 def reference_logits(model: PreTrainedModel, case: ForestCase) -> NDArray[np.float32]:
-    """Return (R, V) float32: each node's logits after a plain causal pass over its path."""
+    """Return (R, V) float32: each node's logits after a plain causal pass over its path.
+
+    Computed in fp32 from the weights as they are, whatever their precision.
+    """
     row_of_node = {int(node): row for row, node in enumerate(case.rows)}
     logits = np.full((len(case.rows), model.config.vocab_size), np.nan, np.float32)
-    for leaf in set(range(len(case.parents))) - set(case.parents.tolist()):
-        path = case.path_to(leaf)
-        compared = [step for step, node in enumerate(path) if node in row_of_node]
-        ids = np.concatenate([case.prefix_ids, case.node_ids[path]])
-        with torch.no_grad():
+    for paths in _paths_by_length(case):
+        ids = [np.concatenate([case.prefix_ids, case.node_ids[path]]) for path in paths]
+        steps = [i for i, nodes in enumerate(paths.T) if row_of_node.keys() & nodes.tolist()]
+        with torch.no_grad(), ComputeInFP32():
             output = model(
-                input_ids=torch.from_numpy(ids)[None],
+                input_ids=torch.from_numpy(np.stack(ids)),
                 use_cache=False,
-                logits_to_keep=torch.tensor(compared) + len(case.prefix_ids),
+                logits_to_keep=torch.tensor(steps) + len(case.prefix_ids),
             )
-        logits[[row_of_node[path[step]] for step in compared]] = output.logits[0].numpy()
+        for found, nodes in zip(output.logits.numpy(), paths[:, steps].tolist(), strict=True):
+            for values, node in zip(found, nodes, strict=True):
+                if node in row_of_node:
+                    logits[row_of_node[node]] = values
     return logits
 
 
@@ -100,6 +106,17 @@ def references(model: PreTrainedModel, checkpoint: Checkpoint) -> list[Reference
         Reference(case=case, logits=reference_logits(model, case))
         for case in forest_cases(checkpoint)
     ]
+
+
+def _paths_by_length(case: ForestCase) -> list[NDArray[np.int64]]:
+    """Return the paths to all leaves, those of equal length as one (paths, length) array.
+
+    One pass for several paths reads the weights once, which is what a pass of few tokens costs.
+    """
+    leaves = set(range(len(case.parents))) - set(case.parents.tolist())
+    paths = [case.path_to(leaf) for leaf in sorted(leaves)]
+    lengths = sorted({len(path) for path in paths})
+    return [np.array([path for path in paths if len(path) == length]) for length in lengths]
 
 
 def _case(

@@ -11,12 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
 
 from dsbd_export.checkpoint import Checkpoint
 from dsbd_export.errors import ExportError, reason_of
 from dsbd_export.forest_cases import ForestCase
+from dsbd_export.fp32_twin import fp32_twin
+from dsbd_export.mapped_pages import dropped_pages
+from dsbd_runtime.bundle import WEIGHTS_FILE
 from dsbd_runtime.graph import (
     ATTENTION_MASK,
     ATTENTION_MASK_SLIDING,
@@ -33,6 +37,9 @@ from dsbd_runtime.graph import (
 
 _PREFIX_CHUNK = 256  # rows a call; the mask of a long prefix stays small
 _ERROR_LOG_LEVEL = 3
+_WEIGHTS_FOLDER_OPTION = "session.model_external_initializers_file_folder_path"
+# bf16 runs as a twin in fp32, see fp32_twin.
+_CACHE_DTYPES = {"fp32": np.float32, "fp16": np.float16, "bf16": np.float32}
 
 
 class ForestEngine:
@@ -40,8 +47,9 @@ class ForestEngine:
 
     Attributes:
         capacity: rows of the caches (C).
-        caches: key and value of each layer, (1, Hkv, C, D) float32, full of noise at first: a
-            graph that looks at rows its mask hides cannot pass.
+        caches: key and value of each layer, (1, Hkv, C, D) in the precision of the checkpoint's
+            ``kv`` (fp32 for bf16), full of noise at first: a graph that looks at rows its mask
+            hides cannot pass.
     """
 
     def __init__(
@@ -52,24 +60,32 @@ class ForestEngine:
         shape = (1, kv.num_heads, capacity, kv.head_dim)
         names = [(layer, part) for layer in range(kv.num_layers) for part in CACHE_PARTS]
         self.capacity = capacity
-        self.caches = [rng.standard_normal(shape, dtype=np.float32) for _ in names]
+        self.caches = [
+            rng.standard_normal(shape, dtype=np.float32).astype(_CACHE_DTYPES[kv.dtype])
+            for _ in names
+        ]
         self._past_names = [past_name(*name) for name in names]
         self._present_names = [present_name(*name) for name in names]
         # These values share the memory of ``caches``.
         self._cache_values = [ort.OrtValue.ortvalue_from_numpy(cache) for cache in self.caches]
-        self._model = _session(model_file)
-        self._prune = _session(prune_file)
+        self._weights_file = model_file.with_name(WEIGHTS_FILE)
+        self._model = _session(model_file, kv.dtype)
+        self._prune = _session(prune_file, kv.dtype)
         self._masks = checkpoint.masks
         self._window = checkpoint.sliding_window
 
     def logits(self, case: ForestCase) -> NDArray[np.float32]:
         """Return (R, V) float32: fill the cache with the prefix, then run the nodes."""
+        return self.outputs(case, [LOGITS])[0]
+
+    def outputs(self, case: ForestCase, names: list[str]) -> list[NDArray[Any]]:
+        """Return the named outputs, a row for each of the R compared nodes."""
         num_prefix = len(case.prefix_ids)
         no_rows = np.zeros(0, np.int64)
         for start in range(0, num_prefix, _PREFIX_CHUNK):
             chunk = case.prefix_ids[start : start + _PREFIX_CHUNK]
-            self._step(chunk, np.arange(-1, len(chunk) - 1), start, no_rows)
-        return self._step(case.node_ids, case.parents, num_prefix, case.rows)
+            self._step(chunk, np.arange(-1, len(chunk) - 1), start, no_rows, names)
+        return self._step(case.node_ids, case.parents, num_prefix, case.rows, names)
 
     def move_rows(self, src_rows: NDArray[np.int64], first_row: int) -> None:
         """Move cache rows with the prune graph, in place."""
@@ -82,7 +98,8 @@ class ForestEngine:
         parents: NDArray[np.int64],
         first_row: int,
         logit_rows: NDArray[np.int64],
-    ) -> NDArray[np.float32]:
+        outputs: list[str],
+    ) -> list[NDArray[Any]]:
         visible, positions = see_rows(parents, first_row, self.capacity)
         near = visible
         if self._window is not None:
@@ -97,14 +114,14 @@ class ForestEngine:
             LOGIT_ROWS: logit_rows,
             **{name: mask_by_name[name][None, None] for name in self._masks},
         }
-        return self._run(self._model, inputs, [LOGITS])[0]
+        return self._run(self._model, inputs, outputs)
 
     def _run(
         self,
         session: ort.InferenceSession,
         inputs: Mapping[str, NDArray[Any]],
         outputs: list[str],
-    ) -> list[NDArray[np.float32]]:
+    ) -> list[NDArray[Any]]:
         """Run with every cache bound to both its input and its output."""
         binding = session.io_binding()
         for name, array in inputs.items():
@@ -116,7 +133,7 @@ class ForestEngine:
         ):
             binding.bind_ortvalue_input(past, value)
             binding.bind_ortvalue_output(present, value)
-        with _as_export_errors():
+        with _as_export_errors(), dropped_pages(self._weights_file):
             session.run_with_iobinding(binding)
         return [binding.get_outputs()[index].numpy() for index in range(len(outputs))]
 
@@ -140,13 +157,37 @@ def see_rows(
     return visible, positions
 
 
-def _session(file: Path) -> ort.InferenceSession:
-    options = ort.SessionOptions()
+def _session(file: Path, dtype: str) -> ort.InferenceSession:
+    """Open a graph of ``dtype``: in bf16 its twin in fp32."""
+    options = ort.SessionOptions() if dtype == "fp32" else _widening_one_by_one()
     options.log_severity_level = _ERROR_LOG_LEVEL
-    # Prepacked weights would be a second copy of them for a few calls.
-    options.add_session_config_entry("session.disable_prepacking", "1")
+    options.add_session_config_entry(_WEIGHTS_FOLDER_OPTION, str(file.parent))
     with _as_export_errors():
-        return ort.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+        if not _has_blocks(file):
+            # Prepacked weights would be a second copy of them for a few calls.
+            options.add_session_config_entry("session.disable_prepacking", "1")
+        graph = fp32_twin(file) if dtype == "bf16" else str(file)
+        return ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+
+
+def _widening_one_by_one() -> ort.SessionOptions:
+    """Return options with which a weight is widened to fp32 when it is used, then dropped.
+
+    The CPU provider computes in fp32. By default it widens all weights when it opens a graph,
+    which takes twice their size; and it would widen many ahead of their use, and keep the memory.
+    """
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
+    options.enable_cpu_mem_arena = False
+    options.enable_mem_pattern = False
+    return options
+
+
+def _has_blocks(file: Path) -> bool:
+    """Return whether weights are in blocks, which compute in another precision when not packed."""
+    nodes = onnx.load(file, load_external_data=False).graph.node
+    return any(node.op_type == "MatMulNBits" for node in nodes)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""A Hugging Face decoder as the forest graph: its code runs unchanged behind two hooks.
+"""A Hugging Face decoder as the forest graph: its code runs unchanged behind hooks.
 
 Names and shapes are those of ``dsbd_runtime.graph``.
 """
@@ -12,20 +12,21 @@ import onnx_ir as ir
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from dsbd_export.checkpoint import Checkpoint
+from dsbd_export.dense_experts import use_dense_experts
 from dsbd_export.errors import ExportError, own_error_in, reason_of
-from dsbd_export.families import MASK_BY_LAYER_TYPE
-from dsbd_export.forest_hooks import (
-    OPSET,
-    CachePair,
-    ForestCache,
-    forest_attention,
-    refuse_own_mask,
+from dsbd_export.families import AttentionForm
+from dsbd_export.forest_attention import (
+    ReplaceTorchAttention,
+    additive_mask,
+    take_over_attention,
 )
+from dsbd_export.forest_hooks import OPSET, CachePair, ForestCache
+from dsbd_export.layers import MASK_BY_LAYER_TYPE
 from dsbd_export.quiet import quiet_libraries
+from dsbd_export.rope import fix_rope
+from dsbd_export.weights import TORCH_DTYPES
 from dsbd_runtime.graph import (
     CACHE_PARTS,
     INPUT_IDS,
@@ -37,16 +38,15 @@ from dsbd_runtime.graph import (
     present_name,
 )
 
-ATTENTION_NAME = "forest"
-
 
 class ForestGraph(nn.Module):
     """The module that is captured: the model behind the inputs and outputs of the contract."""
 
-    def __init__(self, model: PreTrainedModel, masks: Sequence[str]) -> None:
+    def __init__(self, model: PreTrainedModel, masks: Sequence[str], form: AttentionForm) -> None:
         super().__init__()
         self.model = model
         self._masks = masks
+        self._form = form
 
     def forward(
         self,
@@ -58,15 +58,18 @@ class ForestGraph(nn.Module):
         past: list[CachePair],
     ) -> tuple[Tensor, list[CachePair]]:
         """Return the logits (R, V) in float32 and the caches with the S new rows."""
+        if self._form is AttentionForm.OWN:
+            masks = [additive_mask(mask, self.model.dtype) for mask in masks]
         cache = ForestCache(past, write_indices)
-        output = self.model(
-            input_ids=input_ids,
-            position_ids=position_ids,
-            attention_mask=self._mask_argument(masks),
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=logit_rows,
-        )
+        with ReplaceTorchAttention():
+            output = self.model(
+                input_ids=input_ids,
+                position_ids=position_ids,
+                attention_mask=self._mask_argument(masks),
+                past_key_values=cache,
+                use_cache=True,
+                logits_to_keep=logit_rows,
+            )
         return output.logits.squeeze(0).float(), cache.present()
 
     def _mask_argument(self, masks: list[Tensor]) -> Tensor | dict[str, Tensor]:
@@ -94,14 +97,22 @@ def output_names(checkpoint: Checkpoint) -> list[str]:
     return [LOGITS, *(present_name(layer, part) for layer in layers for part in CACHE_PARTS)]
 
 
-def capture_forest_graph(model: PreTrainedModel, checkpoint: Checkpoint) -> ir.Model:
-    """Return the forest graph of ``model``; from here on the model has the forest attention."""
-    _switch_attention(model, checkpoint)
+def prepare_for_capture(model: PreTrainedModel) -> AttentionForm:
+    """Give ``model`` the parts that a graph can hold, in place; return how it attends then."""
+    fix_rope(model)
+    use_dense_experts(model)
+    return take_over_attention(model)
+
+
+def capture_forest_graph(
+    model: PreTrainedModel, checkpoint: Checkpoint, form: AttentionForm
+) -> ir.Model:
+    """Return the forest graph of a model that was prepared, attending by ``form``."""
     arguments, dynamic_shapes = _example(checkpoint)
     with quiet_libraries(), torch.no_grad():
         try:
             program = torch.onnx.export(
-                ForestGraph(model, checkpoint.masks).eval(),
+                ForestGraph(model, checkpoint.masks, form).eval(),
                 arguments,
                 input_names=input_names(checkpoint),
                 output_names=output_names(checkpoint),
@@ -120,23 +131,11 @@ def capture_forest_graph(model: PreTrainedModel, checkpoint: Checkpoint) -> ir.M
     return program.model
 
 
-def _switch_attention(model: PreTrainedModel, checkpoint: Checkpoint) -> None:
-    ALL_ATTENTION_FUNCTIONS.register(ATTENTION_NAME, forest_attention)
-    ALL_MASK_ATTENTION_FUNCTIONS.register(ATTENTION_NAME, refuse_own_mask)
-    with quiet_libraries():
-        model.set_attn_implementation(ATTENTION_NAME)
-    if model.config._attn_implementation != ATTENTION_NAME:
-        raise ExportError(
-            f"family {checkpoint.family} cannot be exported: its attention does not go through "
-            "transformers' attention interface; choose another checkpoint"
-        )
-
-
 def _example(checkpoint: Checkpoint) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """Return example arguments of ``ForestGraph.forward`` and which of their axes are dynamic."""
     kv, num_masks = checkpoint.kv, len(checkpoint.masks)
     num_nodes, capacity, num_logits = 5, 13, 3
-    cache = torch.zeros(1, kv.num_heads, capacity, kv.head_dim)
+    cache = torch.zeros(1, kv.num_heads, capacity, kv.head_dim, dtype=TORCH_DTYPES[kv.dtype])
     nodes, rows, logits = (
         torch.export.Dim(name, min=low) for name, low in (("S", 1), ("C", 1), ("R", 0))
     )

@@ -1,17 +1,14 @@
-"""The two hooks through which a Hugging Face decoder becomes a forest graph.
+"""The cache of the forest graph: every update becomes TensorScatter nodes.
 
-The attention hook turns every attention call into one Attention node that sees the given mask
-and nothing else. The cache hook turns every cache update into TensorScatter nodes that go from a
-graph input straight to a graph output.
+They go from a graph input straight to a graph output.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.cache_utils import Cache
 
 from dsbd_export.errors import ExportError
@@ -73,43 +70,3 @@ class ForestCache(Cache):  # type: ignore[misc]  # transformers has no types
             shape=past.shape,
             version=OPSET,
         )
-
-
-def forest_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    softcap: float | None = None,
-    s_aux: Tensor | None = None,
-    **_: object,
-) -> tuple[Tensor, None]:
-    """Attend with one Attention node; the interface is that of transformers' attention functions.
-
-    query: (1, H, S, D). key, value: (1, Hkv, C, D). attention_mask: (1, 1, S, C) bool.
-    Returns (1, S, H, D).
-    """
-    if attention_mask is None:
-        raise ExportError(f"{type(module).__name__} attends without a mask; it cannot be exported")
-    if s_aux is not None:
-        raise ExportError(f"{type(module).__name__} uses attention sinks, which are not supported")
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    attributes: dict[str, Any] = {"is_causal": 0, "scale": float(scale)}
-    if softcap is not None:
-        attributes["softcap"] = float(softcap)
-    attended = torch.onnx.ops.symbolic(
-        "Attention",
-        [query, key, value, attention_mask],
-        attributes,
-        dtype=query.dtype,
-        shape=(*query.shape[:-1], value.shape[-1]),
-        version=OPSET,
-    )
-    return attended.transpose(1, 2).contiguous(), None
-
-
-def refuse_own_mask(**_: object) -> Tensor:
-    """Stand where transformers would build a mask: ours is complete, so nothing may ask for one."""
-    raise ExportError("the model builds a mask of its own, which the forest mask cannot replace")

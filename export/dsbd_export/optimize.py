@@ -4,6 +4,9 @@ Every rule keeps the meaning for any model, so none is tied to a family: RMSNorm
 RotaryEmbedding become the single nodes that ONNX has for them, the logit rows are taken by one
 Gather, and an output head that shares the embedding's weight reads it untransposed, which keeps
 the weight once on disk and once in memory.
+
+In fp16 and bf16 transformers computes norms and angles in fp32 between casts. RMSNormalization
+does the same inside (``stash_type=1``: normalised in fp32, rounded, then scaled), so the casts go.
 """
 
 from __future__ import annotations
@@ -37,15 +40,53 @@ class FuseRMSNormalization(RewriteRuleClassBase):  # type: ignore[misc]  # untyp
         return op.RMSNormalization(x, scale, axis=-1, epsilon=_scalar(epsilon), stash_type=1)
 
 
+class FuseLowRMSNormalization(RewriteRuleClassBase):  # type: ignore[misc]  # untyped library
+    """``scale * cast(x32 / sqrt(mean(x32^2) + epsilon))``, x32 = cast(x) -> RMSNormalization of x.
+
+    A scale that is multiplied before the cast back (Gemma, OLMo2) is another rounding: those
+    norms become a RMSNormalization in fp32 between casts, by the rule above.
+    """
+
+    def pattern(self, op: Any, x32: ir.Value, scale: ir.Value, epsilon: ir.Value) -> Any:
+        """Return the pieces that torch makes of an RMS norm in fp16 or bf16."""
+        mean_square = op.ReduceMean(op.Pow(x32, 2.0), [-1], keepdims=1)
+        return scale * op.Cast(x32 * op.Reciprocal(op.Sqrt(mean_square + epsilon)))
+
+    def check(self, context: Any, x32: ir.Value, scale: ir.Value, epsilon: ir.Value) -> MatchResult:
+        """Accept a vector of scales of the type that x was cast from, and a constant epsilon."""
+        result = MatchResult()
+        cast = x32.producer()
+        x = None if cast is None or cast.op_type != "Cast" else cast.inputs[0]
+        if x is None or x32.dtype != ir.DataType.FLOAT:
+            return result.fail("x is not cast to fp32", x32)
+        if scale.dtype is None or x.dtype != scale.dtype:
+            return result.fail("x and the scale differ in type", scale)
+        if _scalar(epsilon) is None:
+            return result.fail("epsilon is no constant", epsilon)
+        if scale.shape is None or len(scale.shape) != 1:
+            return result.fail("the scale is no vector", scale)
+        return result
+
+    def rewrite(self, op: Any, x32: ir.Value, scale: ir.Value, epsilon: ir.Value) -> Any:
+        """Return the single node."""
+        cast = x32.producer()
+        assert cast is not None  # as checked
+        return op.RMSNormalization(
+            cast.inputs[0], scale, axis=-1, epsilon=_scalar(epsilon), stash_type=1
+        )
+
+
 class FuseRotaryEmbedding(RewriteRuleClassBase):  # type: ignore[misc]  # untyped library
     """``x * cos + rotate_half(x) * sin`` with equal halves of cos and sin -> RotaryEmbedding.
 
-    ``is_scaled``: cos and sin are multiplied by a constant, as with yarn.
+    ``is_scaled``: cos and sin are multiplied by a constant, as with yarn. ``is_cast``: they are
+    computed in fp32 and cast to the type of x.
     """
 
-    def __init__(self, is_scaled: bool) -> None:
+    def __init__(self, *, is_scaled: bool, is_cast: bool) -> None:
         super().__init__(remove_nodes=False)  # all layers share cos and sin
         self._is_scaled = is_scaled
+        self._is_cast = is_cast
 
     def pattern(
         self,
@@ -64,6 +105,8 @@ class FuseRotaryEmbedding(RewriteRuleClassBase):  # type: ignore[misc]  # untype
         cos, sin = op.Cos(both), op.Sin(both)
         if self._is_scaled:
             cos, sin = cos * scaling, sin * scaling
+        if self._is_cast:
+            cos, sin = op.Cast(cos), op.Cast(sin)
         first_half = op.Slice(x, first_start, first_end, [3], [1])
         second_half = op.Slice(x, second_start, second_end, [3], [1])
         rotated = op.Concat(op.Neg(second_half), first_half, axis=-1)
@@ -93,6 +136,8 @@ class FuseRotaryEmbedding(RewriteRuleClassBase):  # type: ignore[misc]  # untype
         cos, sin = op.Cos(angles), op.Sin(angles)
         if self._is_scaled:
             cos, sin = op.Mul(cos, others["scaling"]), op.Mul(sin, others["scaling"])
+        if self._is_cast:
+            cos, sin = op.Cast(cos, to=x.dtype), op.Cast(sin, to=x.dtype)
         return op.RotaryEmbedding(x, cos, sin)
 
 
@@ -148,8 +193,12 @@ def optimize_graph(model: ir.Model) -> None:
     RewriteRuleSet(
         [
             FuseRMSNormalization.rule(),
-            FuseRotaryEmbedding.rule(is_scaled=False),
-            FuseRotaryEmbedding.rule(is_scaled=True),
+            FuseLowRMSNormalization.rule(),
+            *(
+                FuseRotaryEmbedding.rule(is_scaled=is_scaled, is_cast=is_cast)
+                for is_scaled in (False, True)
+                for is_cast in (False, True)
+            ),
         ],
         commute=True,
     ).apply_to_model(model)

@@ -1,75 +1,98 @@
-"""Do target and draft speak the same tokens, and the tokenizer files that go into the bundle."""
+"""Do target and draft speak the same tokens? What must agree is checked, what may differ is set.
+
+Tokens must agree: vocabulary, merges and added tokens of the two tokenizers. Three things may
+differ between checkpoints that were trained with one tokenizer, and are then made the same:
+
+* The size of the vocabulary, which some families pad by model size. Rows behind the smaller size
+  belong to no token; they are cut.
+* The tokens that end a sequence: a base draft knows its end of text, an instruct target its end
+  of turn as well. A sequence ends where the target ends it, so the target's list holds for both.
+* The token that begins a sequence. The prompt is tokenized once, as the target wants it.
+
+The last two change how well the draft guesses, never what is generated.
+"""
 
 from __future__ import annotations
 
-import json
-import shutil
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
+
+from transformers import PreTrainedModel
 
 from dsbd_export.checkpoint import Checkpoint
 from dsbd_export.errors import ExportError
+from dsbd_export.tokenizer_file import highest_token_id, id_by_token, read_tokenizer
 from dsbd_runtime.bundle import TOKENIZER_FILE
 
-_OPTIONAL_FILES = ("tokenizer_config.json", "generation_config.json", "chat_template.jinja")
 _MEND = "choose a pair that was trained with the same tokenizer"
 
 
-def check_agreement(target: Checkpoint, draft: Checkpoint) -> None:
-    """Raise unless both have the same tokenizer, vocabulary size and special tokens."""
-    for field in ("vocab_size", "bos_token_id", "eos_token_ids"):
-        of_target, of_draft = getattr(target, field), getattr(draft, field)
-        if of_target != of_draft:
-            raise ExportError(
-                f"{field} is {of_target} in the target and {of_draft} in the draft; {_MEND}"
-            )
-    of_target, of_draft = _read_tokenizer(target), _read_tokenizer(draft)
-    _check_vocabulary(_id_by_token(of_target), _id_by_token(of_draft))
+def agreed_pair(
+    target: Checkpoint, draft: Checkpoint, report: Callable[[str], None]
+) -> tuple[Checkpoint, Checkpoint]:
+    """Return both with one vocabulary size and the target's special tokens; report each change.
+
+    Raises:
+        ExportError: the tokenizers differ, or a model has no logits for some of their tokens.
+    """
+    of_target, of_draft = read_tokenizer(target), read_tokenizer(draft)
+    _check_tokenizers(target, of_target, draft, of_draft)
+    vocab_size = min(target.vocab_size, draft.vocab_size)
+    if target.vocab_size != draft.vocab_size:
+        _check_size(vocab_size, target, draft, highest_token_id(of_target))
+    agreed_target = replace(target, vocab_size=vocab_size)
+    agreed_draft = replace(
+        draft,
+        vocab_size=vocab_size,
+        bos_token_id=target.bos_token_id,
+        eos_token_ids=target.eos_token_ids,
+    )
+    for checkpoint, agreed in ((target, agreed_target), (draft, agreed_draft)):
+        for field in ("vocab_size", "bos_token_id", "eos_token_ids"):
+            own, now = getattr(checkpoint, field), getattr(agreed, field)
+            if own != now:
+                report(f"{checkpoint.role}: {field} is {own} in the checkpoint, {now} here")
+    return agreed_target, agreed_draft
+
+
+def cut_vocabulary(model: PreTrainedModel, checkpoint: Checkpoint) -> None:
+    """Cut embedding and output head to the vocabulary that was agreed on, in place."""
+    if model.config.vocab_size != checkpoint.vocab_size:
+        model.resize_token_embeddings(checkpoint.vocab_size)
+
+
+def _check_size(vocab_size: int, target: Checkpoint, draft: Checkpoint, highest_id: int) -> None:
+    if vocab_size <= highest_id:
+        raise ExportError(
+            f"vocab_size is {target.vocab_size} in the target and {draft.vocab_size} in the draft, "
+            f"but their tokenizer has ids up to {highest_id}; {_MEND}"
+        )
+
+
+def _check_tokenizers(
+    target: Checkpoint, of_target: dict[str, Any], draft: Checkpoint, of_draft: dict[str, Any]
+) -> None:
+    _check_vocabulary(id_by_token(of_target), id_by_token(of_draft))
     _check_merges(_merges(of_target), _merges(of_draft))
     for section in ("model", "added_tokens"):
-        if of_target.get(section) != of_draft.get(section):
+        if _without_merges(of_target.get(section)) != _without_merges(of_draft.get(section)):
             raise ExportError(
                 f"the tokenizers of target ({target.folder}) and draft ({draft.folder}) differ in "
                 f"section {section!r} of {TOKENIZER_FILE}; {_MEND}"
             )
 
 
-def copy_tokenizer_files(checkpoint: Checkpoint, folder: Path) -> None:
-    """Copy what turns text into tokens and back, as far as the checkpoint has it."""
-    shutil.copyfile(checkpoint.folder / TOKENIZER_FILE, folder / TOKENIZER_FILE)
-    for name in _OPTIONAL_FILES:
-        if (checkpoint.folder / name).is_file():
-            shutil.copyfile(checkpoint.folder / name, folder / name)
-
-
-def _read_tokenizer(checkpoint: Checkpoint) -> dict[str, Any]:
-    file = checkpoint.folder / TOKENIZER_FILE
-    if not file.is_file():
-        raise ExportError(
-            f"the {checkpoint.role} has no {file}; make it with "
-            f"AutoTokenizer.from_pretrained({str(checkpoint.folder)!r}).save_pretrained(...)"
-        )
-    try:
-        tokenizer = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ExportError(f"{file} is no JSON ({error}); copy or make it again") from error
-    if not isinstance(tokenizer, dict) or not isinstance(tokenizer.get("model"), dict):
-        raise ExportError(f"{file} has no section 'model'; copy or make it again")
-    return tokenizer
-
-
-def _id_by_token(tokenizer: dict[str, Any]) -> dict[str, int]:
-    """Return token -> id: a dict in BPE and WordPiece, a list of (token, score) in Unigram."""
-    vocabulary = tokenizer["model"].get("vocab", {})
-    if isinstance(vocabulary, dict):
-        return vocabulary
-    return {entry[0]: index for index, entry in enumerate(vocabulary)}
-
-
 def _merges(tokenizer: dict[str, Any]) -> list[Any]:
     merges: list[Any] = tokenizer["model"].get("merges", [])
     # Older files write a merge as "a b", newer ones as ["a", "b"].
     return [merge.split(" ") if isinstance(merge, str) else merge for merge in merges]
+
+
+def _without_merges(section: Any) -> Any:
+    if not isinstance(section, dict):
+        return section
+    return {name: content for name, content in section.items() if name != "merges"}
 
 
 def _check_vocabulary(target: dict[str, int], draft: dict[str, int]) -> None:

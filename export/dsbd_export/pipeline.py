@@ -12,29 +12,37 @@ import onnx_ir as ir
 import torch
 from transformers import PreTrainedModel
 
-from dsbd_export.checkpoint import Checkpoint, load_model, open_pair
+from dsbd_export.checkpoint import Checkpoint, load_model, open_pair, reference_dtype
 from dsbd_export.config import ExportConfig
 from dsbd_export.contract import check_contract
 from dsbd_export.errors import ExportError
 from dsbd_export.forest_cases import Reference, references
-from dsbd_export.forest_graph import capture_forest_graph
+from dsbd_export.forest_graph import capture_forest_graph, prepare_for_capture
 from dsbd_export.optimize import optimize_graph
-from dsbd_export.pair import check_agreement, copy_tokenizer_files
+from dsbd_export.pair import agreed_pair, cut_vocabulary
 from dsbd_export.parity import check_parity
+from dsbd_export.parity_limits import parity_limit
 from dsbd_export.prune_graph import write_prune_graph
+from dsbd_export.quantize import quantize_graph
+from dsbd_export.tensorrt_lint import check_for_tensorrt
+from dsbd_export.text_case import text_reference
+from dsbd_export.tokenizer_file import write_tokenizer_files
+from dsbd_export.topk_head import check_num_candidates
+from dsbd_export.topk_parity import add_topk_head
+from dsbd_export.weights import convert_weights
 from dsbd_runtime.bundle import (
     MODEL_FILE,
     PRUNE_FILE,
+    WEIGHTS_FILE,
     Manifest,
     ModelEntry,
     ParityReport,
-    new_bundle,
     write_manifest,
 )
+from dsbd_runtime.staging import new_bundle
 
 Report = Callable[[str], None]
 
-WEIGHTS_FILE = f"{MODEL_FILE}.data"
 _TOOLS = ("dsbd-ort", "torch", "transformers", "optimum", "onnx", "onnxscript", "onnxruntime")
 
 
@@ -61,51 +69,66 @@ def export_bundle(config: ExportConfig, *, report: Report) -> ExportResult:
         BundleError: the output cannot be written.
     """
     report("reading the checkpoints")
-    target, draft = open_pair(config)
-    check_agreement(target, draft)
+    target, draft = agreed_pair(*open_pair(config), report)
+    check_num_candidates(config.num_candidates, target.vocab_size)
     try:
         with new_bundle(config.output) as folder:
-            target_entry = _export_model(target, folder, config, report)
-            draft_entry = _export_model(draft, folder, config, report)
-            copy_tokenizer_files(target, folder)
+            target_entry = export_model(target, folder, config, report)
+            draft_entry = export_model(draft, folder, config, report)
+            write_tokenizer_files(target, folder)
             report("writing the manifest")
             manifest = write_manifest(
                 folder, versions=_tool_versions(), target=target_entry, draft=draft_entry
             )
     except OSError as error:
+        # numpy, which writes the weights, tells no errno.
+        reason = str(error) if error.errno else f"the disk may be full ({error})"
         raise ExportError(
-            f"cannot write {config.output}: {error}; free some space or choose another output"
+            f"cannot write {config.output}: {reason}; free some space or choose another output"
         ) from error
     return ExportResult(manifest=manifest, output=config.output)
 
 
-def _export_model(
+def export_model(
     checkpoint: Checkpoint, bundle: Path, config: ExportConfig, report: Report
 ) -> ModelEntry:
     """Write and check the folder of one model, and return its manifest entry."""
     role, folder = checkpoint.role, bundle / checkpoint.role
     folder.mkdir()
-    wanted = _write_model(checkpoint, folder, report)
+    wanted = _write_model(checkpoint, folder, config, report)
     gc.collect()  # the capture leaves cycles that hold the weights; parity needs that memory
     report(f"{role}: writing the prune graph")
     write_prune_graph(checkpoint.kv, folder / PRUNE_FILE)
     report(f"{role}: comparing with the checkpoint")
-    parity = check_parity(folder, checkpoint, wanted, config.atol)
+    parity = check_parity(folder, checkpoint, wanted, parity_limit(config))
+    if config.num_candidates:
+        report(f"{role}: adding the top-k head and comparing it with the logits")
+        cases = [reference.case for reference in wanted]
+        add_topk_head(folder, checkpoint, cases, config.num_candidates)
     return _manifest_entry(checkpoint, config, parity)
 
 
-def _write_model(checkpoint: Checkpoint, folder: Path, report: Report) -> list[Reference]:
+def _write_model(
+    checkpoint: Checkpoint, folder: Path, config: ExportConfig, report: Report
+) -> list[Reference]:
     """Write model.onnx and its weights; return the checkpoint's own logits, for parity."""
     role = checkpoint.role
     report(f"{role}: loading the checkpoint")
-    model = load_model(checkpoint)
+    model = load_model(checkpoint, reference_dtype(checkpoint, config.dtype))
+    cut_vocabulary(model, checkpoint)
     report(f"{role}: computing reference logits")
-    wanted = references(model, checkpoint)
+    wanted = [*references(model, checkpoint), text_reference(model, checkpoint)]
+    convert_weights(model, config.dtype)
     report(f"{role}: capturing the graph")
-    graph = capture_forest_graph(model, checkpoint)
+    form = prepare_for_capture(model)
+    graph = capture_forest_graph(model, checkpoint, form)
     report(f"{role}: optimizing the graph")
     optimize_graph(graph)
-    check_contract(graph, checkpoint)
+    check_contract(graph, checkpoint, form)
+    if config.quantize != "none":
+        report(f"{role}: {quantize_graph(graph, config.quantize)}")
+    elif config.dtype != "fp32":
+        check_for_tensorrt(graph, checkpoint)
     report(f"{role}: saving the graph and its weights")
     ir.save(graph, folder / MODEL_FILE, external_data=WEIGHTS_FILE)
     _release_weights(model, graph)

@@ -13,7 +13,11 @@ from dsbd_runtime.graph import CACHE_PARTS, SRC_ROWS, WRITE_INDICES, past_name, 
 
 _ROW_AXIS = 2
 _IR_VERSION = 10  # the one that torch.onnx writes; onnxruntime refuses the newest
-_ELEMENT_TYPES = {"fp32": TensorProto.FLOAT}
+_ELEMENT_TYPES = {
+    "fp32": TensorProto.FLOAT,
+    "fp16": TensorProto.FLOAT16,
+    "bf16": TensorProto.BFLOAT16,
+}
 
 
 def write_prune_graph(kv: KVGeometry, file: Path) -> None:

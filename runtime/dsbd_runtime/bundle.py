@@ -1,15 +1,11 @@
-"""The bundle on disk: opened and checked here, written here, its manifest in ``manifest``."""
+"""The bundle on disk: opened and checked, its manifest written; ``staging`` puts it in place."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import json
 import os
-import shutil
-import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -17,6 +13,7 @@ from dsbd_runtime.errors import BundleError, InputError
 from dsbd_runtime.manifest import (
     DTYPES,
     MANIFEST_NAME,
+    QUANTIZATIONS,
     SCHEMA_VERSION,
     FileEntry,
     KVGeometry,
@@ -33,10 +30,12 @@ __all__ = [
     "MANIFEST_NAME",
     "MODEL_FILE",
     "PRUNE_FILE",
+    "QUANTIZATIONS",
     "ROLES",
     "SCHEMA_VERSION",
     "TOKENIZER_CONFIG_FILE",
     "TOKENIZER_FILE",
+    "WEIGHTS_FILE",
     "Bundle",
     "FileEntry",
     "KVGeometry",
@@ -44,7 +43,6 @@ __all__ = [
     "ModelEntry",
     "ParityCase",
     "ParityReport",
-    "new_bundle",
     "open_bundle",
     "sha256_of",
     "write_manifest",
@@ -52,6 +50,7 @@ __all__ = [
 
 ROLES = ("target", "draft")
 MODEL_FILE = "model.onnx"
+WEIGHTS_FILE = f"{MODEL_FILE}.data"
 PRUNE_FILE = "prune.onnx"
 TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
@@ -114,33 +113,6 @@ def open_bundle(path: str | os.PathLike[str], *, verify: bool = False) -> Bundle
     return Bundle(folder, manifest)
 
 
-@contextlib.contextmanager
-def new_bundle(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield an empty temporary sibling of ``path``, renamed to ``path`` if the block succeeds.
-
-    A bundle is whole or absent: when the block raises, the sibling is removed. An existing
-    bundle at ``path`` is replaced at the end; an existing folder that is not a bundle (nor
-    empty) is refused at the start.
-    """
-    final = Path(os.path.realpath(path))
-    if final.exists() and not (final / MANIFEST_NAME).exists():
-        if not final.is_dir() or any(final.iterdir()):
-            raise BundleError(
-                f"{final} exists and is no bundle; remove it or choose another output"
-            )
-    try:
-        final.parent.mkdir(parents=True, exist_ok=True)
-        staging = Path(tempfile.mkdtemp(prefix=f".{final.name}.partial-", dir=final.parent))
-    except OSError as error:
-        raise BundleError(f"cannot write next to {final}: {error.strerror or error}") from error
-    try:
-        yield staging
-        os.chmod(staging, 0o755)  # mkdtemp makes it private
-        _replace_folder(staging, final)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
-
-
 def write_manifest(
     folder: Path, *, versions: dict[str, str], target: ModelEntry, draft: ModelEntry
 ) -> Manifest:
@@ -171,21 +143,6 @@ def sha256_of(path: Path) -> str:
 def _check_role(role: str) -> None:
     if role not in ROLES:
         raise InputError(f"a bundle has no model {role!r}; ask for one of {', '.join(ROLES)}")
-
-
-def _replace_folder(staging: Path, final: Path) -> None:
-    if not final.exists():
-        staging.rename(final)
-        return
-    old = Path(tempfile.mkdtemp(prefix=f".{final.name}.old-", dir=final.parent))
-    final.rename(old / "bundle")
-    try:
-        staging.rename(final)
-    except OSError:
-        (old / "bundle").rename(final)
-        old.rmdir()
-        raise
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def _check_name(manifest_file: Path, name: str) -> None:

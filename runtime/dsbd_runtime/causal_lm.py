@@ -1,4 +1,4 @@
-"""A language model that steps over a forest: rows in, logits out, rows kept or dropped."""
+"""A language model that steps over a forest: rows in, logits or candidates out, rows kept."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from types import TracebackType
 import numpy as np
 from numpy.typing import NDArray
 
+from dsbd_runtime.errors import InputError
+from dsbd_runtime.graph import LOGITS, LOGSUMEXP, TOP_IDS, TOP_LOGITS
+from dsbd_runtime.head import Candidates, empty_outputs, head_outputs, parse_num_candidates
 from dsbd_runtime.manifest import ModelEntry
-from dsbd_runtime.session import Session, StepInputs
+from dsbd_runtime.session import Session, StepInputs, StepOutputs
 from dsbd_runtime.step_checks import check_keep, check_step
 from dsbd_runtime.step_masks import StepMasks
 
@@ -18,13 +21,16 @@ MAX_STEP_ROWS = 256
 class CausalLM:
     """One engine as the algorithm sees it; a context manager that closes its session.
 
-    The cache is a list of rows. ``step`` appends rows, ``keep`` drops some; whichever raises
-    leaves rows that are right, and ``num_rows`` says how many.
+    The cache is a list of rows. ``step`` appends rows (``step_candidates`` where the engine has a
+    top-k head), ``keep`` drops some; whichever raises leaves rows that are right, and
+    ``num_rows`` says how many.
     """
 
     def __init__(self, session: Session, entry: ModelEntry) -> None:
         self._session = session
         self._vocab_size = entry.vocab_size
+        self._num_candidates = parse_num_candidates(entry.logits)
+        self._head = head_outputs(entry.logits, entry.vocab_size)
         self._context_length = entry.context_length
         self._masks = StepMasks(entry.masks, entry.sliding_window, MAX_STEP_ROWS)
         self._num_rows = 0
@@ -35,6 +41,11 @@ class CausalLM:
     def vocab_size(self) -> int:
         """Number of tokens, and of logits a row."""
         return self._vocab_size
+
+    @property
+    def num_candidates(self) -> int:
+        """Candidates of each row by ``step_candidates``; 0 where ``step`` returns all logits."""
+        return self._num_candidates
 
     @property
     def context_length(self) -> int:
@@ -80,27 +91,35 @@ class CausalLM:
         Returns:
             (R, vocab_size) float32, the caller's own array.
 
-        Raises InputError for a wrong shape, type or value, CapacityError for a position beyond
-        the context or caches beyond the memory.
+        Raises InputError for a wrong shape, type or value, or an engine with a top-k head,
+        CapacityError for a position beyond the context or caches beyond the memory.
         """
-        check_step(
-            token_ids,
-            positions,
-            mask,
-            logit_rows,
-            num_rows=self._num_rows,
-            vocab_size=self._vocab_size,
-            context_length=self._context_length,
-        )
-        num_new = token_ids.shape[0]
-        self._reserve(self._num_rows + num_new)
-        self._row_positions[self._num_rows : self._num_rows + num_new] = positions
-        if num_new <= MAX_STEP_ROWS:
-            logits = self._run(self._num_rows, token_ids, positions, mask, logit_rows)
-        else:
-            logits = self._run_in_chunks(token_ids, positions, mask, logit_rows)
-        self._num_rows += num_new
+        if self._num_candidates:
+            raise InputError(
+                f"step returns all logits, this engine only the {self._num_candidates} largest "
+                "of a row; call step_candidates, or export with --logits full"
+            )
+        logits: NDArray[np.float32] = self._step(token_ids, positions, mask, logit_rows)[LOGITS]
         return logits
+
+    def step_candidates(
+        self,
+        token_ids: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        mask: NDArray[np.bool_],
+        logit_rows: NDArray[np.int64],
+    ) -> Candidates:
+        """Append S rows as ``step`` does and return the ``num_candidates`` largest logits of some.
+
+        Raises InputError also for an engine without a top-k head.
+        """
+        if not self._num_candidates:
+            raise InputError(
+                "step_candidates needs an engine with a top-k head, this one returns all logits; "
+                f"call step, or export with --logits topk:K, K up to {self._vocab_size}"
+            )
+        outputs = self._step(token_ids, positions, mask, logit_rows)
+        return Candidates(outputs[TOP_IDS], outputs[TOP_LOGITS], outputs[LOGSUMEXP])
 
     def keep(self, rows: NDArray[np.int64]) -> None:
         """Keep the cache rows ``rows``, (K,) int64 strictly increasing; drop all others.
@@ -120,6 +139,11 @@ class CausalLM:
         if num_kept == 0:
             self._reserve(0)
 
+    def shrink(self) -> None:
+        """Give back the memory that the rows in use do not need."""
+        self._session.shrink(self._num_rows)
+        self._fit_positions()
+
     def close(self) -> None:
         """Release the engine and the caches; calling it again does nothing."""
         self._num_rows = 0
@@ -138,8 +162,37 @@ class CausalLM:
         """Close the model."""
         self.close()
 
+    def _step(
+        self,
+        token_ids: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        mask: NDArray[np.bool_],
+        logit_rows: NDArray[np.int64],
+    ) -> StepOutputs:
+        check_step(
+            token_ids,
+            positions,
+            mask,
+            logit_rows,
+            num_rows=self._num_rows,
+            vocab_size=self._vocab_size,
+            context_length=self._context_length,
+        )
+        num_new = token_ids.shape[0]
+        self._reserve(self._num_rows + num_new)
+        self._row_positions[self._num_rows : self._num_rows + num_new] = positions
+        if num_new <= MAX_STEP_ROWS:
+            outputs = self._run(self._num_rows, token_ids, positions, mask, logit_rows)
+        else:
+            outputs = self._run_in_chunks(token_ids, positions, mask, logit_rows)
+        self._num_rows += num_new
+        return outputs
+
     def _reserve(self, num_rows: int) -> None:
         self._session.reserve(num_rows, self._num_rows)
+        self._fit_positions()
+
+    def _fit_positions(self) -> None:
         capacity = self._session.capacity
         if capacity != self._row_positions.shape[0]:
             row_positions = np.zeros(capacity, np.int64)
@@ -153,19 +206,21 @@ class CausalLM:
         positions: NDArray[np.int64],
         mask: NDArray[np.bool_],
         logit_rows: NDArray[np.int64],
-    ) -> NDArray[np.float32]:
-        logits = np.empty((logit_rows.shape[0], self._vocab_size), np.float32)
+    ) -> StepOutputs:
+        outputs = empty_outputs(self._head, logit_rows.shape[0])
         for start in range(0, token_ids.shape[0], MAX_STEP_ROWS):
             stop = min(start + MAX_STEP_ROWS, token_ids.shape[0])
             is_in_chunk = (start <= logit_rows) & (logit_rows < stop)  # (R,)
-            logits[is_in_chunk] = self._run(
+            of_chunk = self._run(
                 self._num_rows + start,
                 token_ids[start:stop],
                 positions[start:stop],
                 mask[start:stop, : self._num_rows + stop],
                 logit_rows[is_in_chunk] - start,
             )
-        return logits
+            for name, array in of_chunk.items():
+                outputs[name][is_in_chunk] = array
+        return outputs
 
     def _run(
         self,
@@ -174,7 +229,7 @@ class CausalLM:
         positions: NDArray[np.int64],
         mask: NDArray[np.bool_],
         logit_rows: NDArray[np.int64],
-    ) -> NDArray[np.float32]:
+    ) -> StepOutputs:
         row_positions = self._row_positions[: mask.shape[1]]
         masks = self._masks.padded(mask, positions, row_positions, self._session.capacity)
         return self._session.run(StepInputs(token_ids, positions, masks, first_row, logit_rows))

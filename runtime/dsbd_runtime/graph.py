@@ -14,6 +14,10 @@ logits are asked for, V: vocabulary, Hkv: key/value heads, D: head dimension, K:
 | present.{i}.key, .value | [1,Hkv,C,D] | the same buffer, updated in place |
 | logits | [R,V] float32 | |
 
+An engine with a top-k head returns of each row, instead of logits, its K largest by decreasing
+logit, and the log of the sum of exp(logit) over all V tokens: top_logits [R,K] float32,
+top_ids [R,K] int64 and logsumexp [R] float32.
+
 The prune graph takes src_rows [K] int64, write_indices [1] int64 and the caches; row
 write_indices + k becomes the old row src_rows[k].
 """
@@ -25,6 +29,9 @@ ATTENTION_MASK_SLIDING = "attention_mask_sliding"
 WRITE_INDICES = "write_indices"
 LOGIT_ROWS = "logit_rows"
 LOGITS = "logits"
+TOP_LOGITS = "top_logits"
+TOP_IDS = "top_ids"
+LOGSUMEXP = "logsumexp"
 SRC_ROWS = "src_rows"
 
 CACHE_PARTS = ("key", "value")

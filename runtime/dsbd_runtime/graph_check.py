@@ -7,13 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
+
 from dsbd_runtime import graph
 from dsbd_runtime.errors import BundleError
+from dsbd_runtime.head import head_outputs
 from dsbd_runtime.manifest import ModelEntry
 
 INT64 = "tensor(int64)"
 BOOL = "tensor(bool)"
-FLOAT_TYPES = {"fp32": "tensor(float)", "fp16": "tensor(float16)", "bf16": "tensor(bfloat16)"}
+FLOAT32 = "tensor(float)"
+_HEAD_TYPES: dict[type[np.generic], str] = {np.float32: FLOAT32, np.int64: INT64}
+FLOAT_TYPES = {"fp32": FLOAT32, "fp16": "tensor(float16)", "bf16": "tensor(bfloat16)"}
 
 
 class TensorInfo(Protocol):
@@ -58,7 +63,10 @@ def check_graph(
         **{graph.past_name(layer, part): caches for layer, part in layers_and_parts},
     }
     wanted_outputs = {
-        graph.LOGITS: Wanted(FLOAT_TYPES["fp32"], (None, entry.vocab_size)),
+        **{
+            output.name: Wanted(_HEAD_TYPES[output.dtype], (None, *output.row_shape))
+            for output in head_outputs(entry.logits, entry.vocab_size)
+        },
         **{graph.present_name(layer, part): caches for layer, part in layers_and_parts},
     }
     _check_tensors(model_path, "input", wanted_inputs, inputs)

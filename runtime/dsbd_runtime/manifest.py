@@ -13,11 +13,13 @@ from typing import Any
 
 from dsbd_runtime.errors import BundleError
 from dsbd_runtime.graph import ATTENTION_MASK, ATTENTION_MASK_SLIDING
+from dsbd_runtime.head import parse_num_candidates
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 MANIFEST_NAME = "dsbd.json"
 DTYPES = ("fp32", "fp16", "bf16")
-LOGITS_KINDS = ("full",)
+QUANTIZATIONS = ("none", "int8-dynamic", "int8", "int4")
+PARITY_MEASURES = ("max_abs_error", "mean_kl")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,19 +38,39 @@ class KVGeometry:
 
 @dataclass(frozen=True, kw_only=True)
 class ParityCase:
-    """One comparison with the checkpoint: its kind, prompt length and largest logit error."""
+    """One comparison with the checkpoint: its kind, its prompt length and what was measured.
+
+    Attributes:
+        max_abs_error: largest difference of a logit.
+        mean_kl: mean over the compared rows of KL(checkpoint || engine), in nats.
+        top1_agreement: share of the rows whose most probable token is the same.
+    """
 
     name: str
     prompt_length: int
     max_abs_error: float
+    mean_kl: float
+    top1_agreement: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParityReport:
-    """What the export measured against the checkpoint in fp32, and the limit it had to meet."""
+    """What the export measured against the checkpoint in fp32, and the limit it had to meet.
 
+    Attributes:
+        measure: the one of ``PARITY_MEASURES`` that the limit is for.
+        limit: the text may not exceed it; of "max_abs_error" no case may, of "mean_kl" the forests
+            of random tokens have a looser one.
+        max_abs_error: the largest of all cases.
+        mean_kl: the mean over the rows of real text, which is a case of its own.
+        top1_agreement: the share of the same rows.
+    """
+
+    measure: str
+    limit: float
     max_abs_error: float
-    tolerance: float
+    mean_kl: float
+    top1_agreement: float
     cases: list[ParityCase]
 
 
@@ -60,7 +82,8 @@ class ModelEntry:
         family: ``model_type`` of the checkpoint, for people; nothing depends on it.
         context_length: highest number of positions the model was made for.
         dtype: one of ``DTYPES``, the type of what is not quantized.
-        logits: one of ``LOGITS_KINDS``.
+        quantization: one of ``QUANTIZATIONS``.
+        logits: "full", or "topk:K" with K up to the vocabulary; see ``head``.
         masks: the mask inputs of the graph, a subset of the two names in ``graph``.
         sliding_window: positions a sliding-window layer sees, None without such layers.
     """
@@ -132,7 +155,8 @@ def check_entry(entry: ModelEntry, where: str) -> None:
     choices = (
         ("dtype", entry.dtype, DTYPES),
         ("kv: dtype", entry.kv.dtype, DTYPES),
-        ("logits", entry.logits, LOGITS_KINDS),
+        ("quantization", entry.quantization, QUANTIZATIONS),
+        ("parity: measure", entry.parity.measure, PARITY_MEASURES),
     )
     for name, value, known in choices:
         if value not in known:
@@ -146,7 +170,18 @@ def check_entry(entry: ModelEntry, where: str) -> None:
             raise _mismatch(
                 f"0 to {entry.vocab_size - 1}", token_id, f"{where}: a special token id"
             )
+    _check_logits(entry, where)
     _check_masks(entry, where)
+
+
+def _check_logits(entry: ModelEntry, where: str) -> None:
+    try:
+        is_known = parse_num_candidates(entry.logits) <= entry.vocab_size
+    except ValueError:
+        is_known = False
+    if not is_known:
+        wanted = f"full or topk:K with K from 1 to {entry.vocab_size}"
+        raise _mismatch(wanted, entry.logits, f"{where}: logits")
 
 
 def _check_masks(entry: ModelEntry, where: str) -> None:

@@ -11,8 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_runtime import graph
+from dsbd_runtime.cpu_features import saturates_int8_products
 from dsbd_runtime.errors import BundleError, DsbdError, InputError
 from dsbd_runtime.graph_check import check_graph
+from dsbd_runtime.head import empty_outputs, head_outputs
 from dsbd_runtime.kv_cache import KVCache, bucket_capacity
 from dsbd_runtime.manifest import ModelEntry
 from dsbd_runtime.providers import (
@@ -22,7 +24,7 @@ from dsbd_runtime.providers import (
     find_provider,
     import_onnxruntime,
 )
-from dsbd_runtime.session import StepInputs
+from dsbd_runtime.session import StepInputs, StepOutputs
 
 LOG_ERRORS = 3
 LOG_WARNINGS = 2
@@ -46,7 +48,7 @@ class OrtSession:
         num_threads: int | None = None,
         log_severity: int = LOG_ERRORS,
     ) -> None:
-        """Open the engine at ``model_path``; its weights are memory-mapped where they lie.
+        """Open the engine at ``model_path``; the weight file is mapped, matrices are packed anew.
 
         Args:
             model_path: the ONNX file; external data beside it.
@@ -59,9 +61,10 @@ class OrtSession:
         row = find_provider(provider)
         check_dtype(row, entry, model_path)
         self._model_path = model_path
-        self._vocab_size = entry.vocab_size
+        self._head = head_outputs(entry.logits, entry.vocab_size)
         self._ort = import_onnxruntime(row)
-        self._engine = _open_engine(self._ort, model_path, row, num_threads, log_severity)
+        options = _session_options(self._ort, entry, num_threads, log_severity)
+        self._engine = _open_engine(self._ort, model_path, row, options)
         check_graph(model_path, entry, self._engine.get_inputs(), self._engine.get_outputs())
         self._cache: KVCache | None = KVCache(entry.kv)
         self._binding: Any = self._engine.io_binding()
@@ -81,8 +84,16 @@ class OrtSession:
         """Give the caches room for ``num_rows`` rows; keep the first ``num_used``."""
         cache = self._open_cache()
         capacity = bucket_capacity(num_rows)
-        if num_used > 0 and capacity <= cache.capacity:
-            return
+        if num_used == 0 or capacity > cache.capacity:
+            self._resize(cache, capacity, num_used)
+
+    def shrink(self, num_used: int) -> None:
+        """Give the caches the smallest capacity for their first ``num_used`` rows, which stay."""
+        cache = self._open_cache()
+        if (capacity := bucket_capacity(num_used)) < cache.capacity:
+            self._resize(cache, capacity, num_used)
+
+    def _resize(self, cache: KVCache, capacity: int, num_used: int) -> None:
         # The binding holds the buffers: let go first, so that each can be freed once replaced.
         self._binding.clear_binding_inputs()
         self._binding.clear_binding_outputs()
@@ -91,15 +102,16 @@ class OrtSession:
         finally:
             self._bind_caches(cache)
 
-    def run(self, inputs: StepInputs) -> NDArray[np.float32]:
-        """Append S rows at ``first_row``; return the logits (R, vocab_size)."""
+    def run(self, inputs: StepInputs) -> StepOutputs:
+        """Append S rows at ``first_row``; return what the head makes of the R asked ones."""
         self._open_cache()
         for name, array in _engine_inputs(inputs):
             self._binding.bind_ortvalue_input(name, self._ort_value(array))
-        logits = np.empty((inputs.logit_rows.shape[0], self._vocab_size), np.float32)
-        self._binding.bind_ortvalue_output(graph.LOGITS, self._ort_value(logits))
+        outputs = empty_outputs(self._head, inputs.logit_rows.shape[0])
+        for name, array in outputs.items():
+            self._binding.bind_ortvalue_output(name, self._ort_value(array))
         self._engine.run_with_iobinding(self._binding)
-        return logits
+        return outputs
 
     def move_rows(self, src_rows: NDArray[np.int64], first_row: int) -> None:
         """Copy the rows ``src_rows`` (K,) to ``first_row .. first_row + K - 1``, as if at once."""
@@ -137,12 +149,8 @@ def _engine_inputs(inputs: StepInputs) -> Iterator[tuple[str, NDArray[Any]]]:
         yield name, np.ascontiguousarray(mask)[None, None]  # (1, 1, S, C)
 
 
-def _open_engine(
-    ort: ModuleType,
-    model_path: Path,
-    provider: Provider,
-    num_threads: int | None,
-    log_severity: int,
+def _session_options(
+    ort: ModuleType, entry: ModelEntry, num_threads: int | None, log_severity: int
 ) -> Any:
     options = ort.SessionOptions()
     options.log_severity_level = log_severity
@@ -150,6 +158,12 @@ def _open_engine(
         if num_threads < 1:
             raise InputError(f"num_threads is {num_threads}, expected 1 or more")
         options.intra_op_num_threads = num_threads
+    if entry.quantization == "int8-dynamic" and saturates_int8_products():
+        options.add_session_config_entry("session.x64quantprecision", "1")
+    return options
+
+
+def _open_engine(ort: ModuleType, model_path: Path, provider: Provider, options: Any) -> Any:
     try:
         engine = ort.InferenceSession(str(model_path), options, providers=[provider.ort_name])
     except Exception as error:  # its exceptions share no base but this one

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,10 @@ class StepInputs:
     logit_rows: NDArray[np.int64]
 
 
+StepOutputs = dict[str, NDArray[Any]]
+"""The outputs of one engine call besides the caches, by name; ``head.head_outputs`` lists them."""
+
+
 class Session(Protocol):
     """One engine together with the key/value caches that it updates in place."""
 
@@ -48,10 +52,13 @@ class Session(Protocol):
         Otherwise they only grow. When it raises, the used rows are as before.
         """
 
-    def run(self, inputs: StepInputs) -> NDArray[np.float32]:
-        """Append S rows at ``first_row``; return the logits (R, vocab_size).
+    def shrink(self, num_used: int) -> None:
+        """Give the caches the smallest capacity for their first ``num_used`` rows, which stay."""
 
-        The result is the caller's own array: the next call does not change it.
+    def run(self, inputs: StepInputs) -> StepOutputs:
+        """Append S rows at ``first_row``; return logits (R, vocab_size), or what the head makes.
+
+        The arrays are the caller's own: the next call does not change them.
         """
 
     def move_rows(self, src_rows: NDArray[np.int64], first_row: int) -> None:

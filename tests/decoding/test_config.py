@@ -61,7 +61,31 @@ REFUSED = [  # (options, words of the message)
     ({"memory": "single", "num_return_sequences": 2}, "but memory 'single' ends with one beam"),
     ({"memory": "none"}, "memory is 'none'; expected one of 'forest', 'single'"),
     ({"coupling": "tight"}, "coupling is 'tight'; expected one of 'gumbel', 'rejection'"),
-    ({"draft_policy": "throughput"}, "draft_policy is 'throughput'; expected one of 'fixed'"),
+    (
+        {"draft_policy": "throughput", "coupling": "rejection"},
+        "coupling is 'rejection', but draft_policy 'throughput' needs",
+    ),
+    (
+        {"draft_policy": "throughput", "width_policy": "threshold"},
+        "width_policy is 'threshold', but draft_policy 'throughput'",
+    ),
+    (
+        {"draft_policy": "throughput", "memory": "single"},
+        "memory is 'single', but draft_policy 'throughput'",
+    ),
+    (
+        {"draft_policy": "throughput", "replacement": True},
+        "replacement is True, but draft_policy 'throughput'",
+    ),
+    (
+        {"draft_policy": "throughput", "strategy": "beam-sample"},
+        "strategy is 'beam-sample', but draft_policy 'throughput'",
+    ),
+    (
+        {"draft_policy": "throughput", "strategy": "mjsd"},
+        "strategy is 'mjsd', but draft_policy 'throughput'",
+    ),
+    ({"draft_policy": "often"}, "draft_policy is 'often'; expected one of 'fixed', 'throughput'"),
 ]
 
 

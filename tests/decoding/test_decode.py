@@ -129,5 +129,5 @@ class WrongShape(TableModel):
 
 def test_a_model_that_breaks_its_word_is_named():
     config = DecodingConfig(strategy="sample")
-    with pytest.raises(ModelError, match=r"shape \(1, 5\), expected \(1, 6\)"):
+    with pytest.raises(ModelError, match=r"shape \(0, 5\), expected \(0, 6\)"):
         decode(WrongShape(VOCAB, TARGET), None, [1, 2], config, np.random.default_rng(0))

@@ -53,7 +53,7 @@ FAULTS = {
         REJECTION,
     ),
     "noise that repeats across steps for an absorbing beam": Fault(
-        "noise.py", "np.array([step])", "np.array([0])", LAW
+        "noise.py", "keys ^ NOISE_DOMAIN, step", "keys ^ NOISE_DOMAIN, 0", LAW
     ),
     "noise keyed by row instead of path": Fault(
         "forest.py",

@@ -9,6 +9,7 @@ import pytest
 
 from dsbd_ort.decoding import ModelError
 from dsbd_ort.decoding.warp import TokenLaw, Warp
+from tests.decoding.candidate_table import candidates_of
 
 LOGITS = np.array([[1.0, 3.0, 2.0, -1.0, 0.0]], dtype=np.float32)
 
@@ -75,3 +76,65 @@ def test_top_k_makes_no_second_dense_array():
     tracemalloc.stop()
     assert all(law.tokens.shape == (20,) for law in laws)
     assert peak < logits.nbytes / 2  # float32; one row's scratch and index are an eighth
+
+
+def law_of_candidates(warp, logits, num_candidates):
+    found = candidates_of(logits, num_candidates)
+    return warp.laws_of_candidates(found.top_ids, found.top_logits, found.logsumexp)
+
+
+ORDERED = [  # (logits, top_k, tokens of the law): decreasing logit, ties by increasing id
+    ([1.0, 3.0, 2.0, -1.0, 0.0], 3, [1, 2, 0]),
+    ([1.0, 3.0, 2.0, -1.0, 0.0], 5, [1, 2, 0, 4, 3]),
+    ([1.0, 3.0, 2.0, -1.0, 0.0], 9, [1, 2, 0, 4, 3]),
+    ([0.0, 1.0, 0.0, 1.0, 0.0], 2, [1, 3]),
+    ([0.0, 1.0, 0.0, 1.0, 0.0], 4, [1, 3, 0, 2]),
+    ([0.0, 0.0, 0.0, 0.0, 0.0], 3, [0, 1, 2]),
+    ([-np.inf, 2.0, -np.inf, -np.inf, 3.0], 3, [4, 1, 0]),
+]
+
+
+@pytest.mark.parametrize(("logits", "top_k", "tokens"), ORDERED)
+def test_top_k_lists_tokens_in_the_order_of_a_top_k_head(logits, top_k, tokens):
+    rows = np.array([logits, logits[::-1]], dtype=np.float32)
+    laws = Warp(1.0, top_k, 1.0).laws(rows)
+    assert laws[0].tokens.tolist() == tokens
+    for law, row in zip(laws, rows, strict=True):
+        assert law.tokens.tolist() == np.argsort(-row, kind="stable")[:top_k].tolist()
+
+
+WARPS = [
+    Warp(1.0, 20, 1.0),
+    Warp(0.7, 20, 0.9),
+    Warp(1.3, 7, 0.5),
+    Warp(1.0, 12, 1.0, is_raw=True),
+    Warp(1.0, 1, 1.0),
+]
+
+
+@pytest.mark.parametrize("warp", WARPS)
+def test_laws_of_candidates_are_those_of_all_logits(warp):
+    rng = np.random.default_rng(0)
+    for logits in (rng.normal(size=(9, 500)) * 3, rng.integers(-3, 3, (9, 500))):
+        logits = logits.astype(np.float32)
+        from_candidates = law_of_candidates(warp, logits, 20)
+        for found, expected in zip(from_candidates, warp.laws(logits), strict=True):
+            np.testing.assert_array_equal(found.tokens, expected.tokens)
+            np.testing.assert_allclose(found.log_probs, expected.log_probs, rtol=0, atol=1e-6)
+            np.testing.assert_allclose(
+                found.raw_log_probs, expected.raw_log_probs, rtol=0, atol=1e-6
+            )
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("place", ["top_logits", "logsumexp"])
+def test_broken_candidates_are_refused(bad, place):
+    arrays = {"top_logits": np.array([[1.0, 0.0]]), "logsumexp": np.array([1.4])}
+    arrays[place].flat[0] = bad
+    top_logits, logsumexp = (array.astype(np.float32) for array in arrays.values())
+    with pytest.raises(ModelError, match="finite"):
+        Warp(1.0, 2, 1.0).laws_of_candidates(np.array([[1, 0]]), top_logits, logsumexp)
+
+
+def test_laws_of_no_candidates():
+    assert law_of_candidates(Warp(1.0, 2, 1.0), np.zeros((0, 5), np.float32), 3) == []

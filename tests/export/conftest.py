@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
 import pytest
-import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import (
-    AutoModelForCausalLM,
-    LlamaConfig,
-    MistralConfig,
-    PreTrainedConfig,
-    Qwen2Config,
-)
+from transformers import LlamaConfig, MistralConfig, Qwen2Config
 
 from dsbd_export.config import ExportConfig
 from dsbd_export.pipeline import ExportResult, export_bundle
-from dsbd_export.quiet import quiet_libraries
+from scripts.family_checkpoints import VOCAB_SIZE, write_checkpoint
 
-VOCAB_SIZE = 300
 SIZES = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 48,
@@ -49,38 +39,6 @@ class Exported:
 
     def model(self, role: str, file: str = "model.onnx") -> onnx.ModelProto:
         return onnx.load(self.config.output / role / file, load_external_data=False)
-
-
-def tiny_tokenizer(texts: tuple[str, ...] = ("def read(path): return path",)) -> Tokenizer:
-    """A byte-level BPE of at most VOCAB_SIZE tokens."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB_SIZE,
-        special_tokens=["<|begin|>", "<|end|>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts * 3, trainer)
-    return tokenizer
-
-
-def write_checkpoint(folder: Path, config: PreTrainedConfig) -> Path:
-    """A checkpoint with random weights, large enough that every part of the model matters."""
-    torch.manual_seed(0)
-    with quiet_libraries():
-        model = AutoModelForCausalLM.from_config(config)
-        with torch.no_grad():
-            for parameter in model.parameters():
-                if parameter.ndim > 1:
-                    parameter.normal_(0, 0.2)
-                else:
-                    parameter.add_(torch.randn_like(parameter) * 0.2)
-        model.half().save_pretrained(folder)
-    tiny_tokenizer().save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|end|>"}))
-    return folder
 
 
 @pytest.fixture(scope="session")

@@ -8,24 +8,12 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
-from transformers import (
-    BloomConfig,
-    FalconConfig,
-    Gemma3TextConfig,
-    GPT2Config,
-    LlamaConfig,
-    MambaConfig,
-    MistralConfig,
-    Phi3Config,
-    T5Config,
-)
+from transformers import FalconConfig, Gemma3TextConfig, GPT2Config, LlamaConfig, MistralConfig
 
 from dsbd_export.checkpoint import load_model, open_pair
 from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
-from dsbd_export.families import kv_geometry, layer_masks, refusal_of
-from dsbd_export.forest_graph import capture_forest_graph
-from tests.export.conftest import write_checkpoint
+from dsbd_export.layers import kv_geometry, layer_masks
 
 FULL, SLIDING = "attention_mask", "attention_mask_sliding"
 
@@ -94,42 +82,6 @@ def test_a_missing_weight_is_not_made_up(llama_folder, tmp_path):
         load_model(target)
 
 
-def test_a_family_outside_the_attention_interface(tmp_path):
-    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = FalconConfig(vocab_size=300, **sizes, max_position_embeddings=64)
-    target, _ = pair_of(write_checkpoint(tmp_path, config))
-    with pytest.raises(ExportError, match=r"family falcon .* attention interface"):
-        capture_forest_graph(load_model(target), target)
-
-
-SCALED = {"rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 64}
-REFUSED = [
-    (T5Config(), "encoder-decoder"),
-    (BloomConfig(), "ALiBi"),
-    (MambaConfig(), "linear_attention"),
-    (LlamaConfig(rope_parameters={**SCALED, "rope_type": "dynamic"}), "rope type 'dynamic'"),
-    (
-        Phi3Config(
-            pad_token_id=0,
-            original_max_position_embeddings=64,
-            rope_parameters={
-                **SCALED,
-                "rope_type": "longrope",
-                "short_factor": [1.0] * 48,
-                "long_factor": [2.0] * 48,
-            },
-        ),
-        "rope type 'longrope'",
-    ),
-    (LlamaConfig(quantization_config={"quant_method": "gptq", "bits": 4}), "already quantized"),
-]
-
-
-@pytest.mark.parametrize(("config", "words"), REFUSED, ids=lambda value: str(value)[:12])
-def test_refused_configs(config, words):
-    assert words in str(refusal_of(config))
-
-
 MASKS = [
     (LlamaConfig(num_hidden_layers=2), (FULL, FULL)),
     (MistralConfig(num_hidden_layers=2, sliding_window=8), (SLIDING, SLIDING)),
@@ -143,12 +95,26 @@ MASKS = [
 
 @pytest.mark.parametrize(("config", "wanted"), MASKS)
 def test_the_mask_of_each_layer(config, wanted):
-    assert refusal_of(config) is None
     assert layer_masks(config) == wanted
 
 
 def test_cache_shapes_of_configs_with_other_names():
-    kv = kv_geometry(GPT2Config(n_layer=3, n_head=4, n_embd=64))
+    kv = kv_geometry(GPT2Config(n_layer=3, n_head=4, n_embd=64), "fp32")
     assert (kv.num_layers, kv.num_heads, kv.head_dim) == (3, 4, 16)
-    kv = kv_geometry(Gemma3TextConfig(num_hidden_layers=2, head_dim=40, num_key_value_heads=2))
+    kv = kv_geometry(
+        Gemma3TextConfig(num_hidden_layers=2, head_dim=40, num_key_value_heads=2), "fp32"
+    )
     assert (kv.num_layers, kv.num_heads, kv.head_dim) == (2, 2, 40)
+
+
+FALCONS = [  # (arguments, heads of the caches)
+    ({}, 1),
+    ({"multi_query": False}, 4),
+    ({"new_decoder_architecture": True, "num_kv_heads": 2}, 4),
+]
+
+
+@pytest.mark.parametrize(("arguments", "num_heads"), FALCONS)
+def test_cache_heads_that_the_config_does_not_name(arguments, num_heads):
+    kv = kv_geometry(FalconConfig(num_attention_heads=4, hidden_size=64, **arguments), "fp32")
+    assert (kv.num_heads, kv.head_dim) == (num_heads, 16)

@@ -12,9 +12,11 @@ from dsbd_export.errors import ExportError
 from dsbd_runtime.errors import DsbdError
 
 REFUSED = [  # (option, value, words of the message)
-    ("dtype", "fp16", "dtype='fp16' is not supported yet; use dtype='fp32'"),
-    ("quantize", "int8", "use quantize='none'"),
-    ("logits", "topk:8", "use logits='full'"),
+    ("dtype", "fp8", "dtype='fp8' is not known; use one of fp32, fp16, bf16"),
+    ("quantize", "int3", "use one of none, int8-dynamic, int8, int4"),
+    ("max_kl", 0.5, "max_kl=0.5 has no meaning for dtype='fp32' with quantize='none'; use atol"),
+    ("max_kl", -1.0, "max_kl=-1.0 is no error limit"),
+    ("logits", "topk:0", "logits='topk:0' is no kind of output; use full, or topk:K"),
     ("engine", "tensorrt", "use engine='onnx'"),
     ("atol", 0.0, "atol=0.0 is no error limit"),
     ("atol", float("nan"), "atol=nan"),
@@ -29,6 +31,21 @@ def test_refused_options(option, value, words):
         ExportConfig(target="t", draft="d", output=Path("b"), **{option: value})
     assert words in str(caught.value) and "\n" not in str(caught.value)
     assert isinstance(caught.value, DsbdError)
+
+
+MEANINGLESS = [  # (options, words of the message)
+    ({"quantize": "int8-dynamic", "dtype": "fp16"}, "no form in dtype='fp16'; use dtype='fp32'"),
+    ({"quantize": "int4", "dtype": "bf16"}, "use dtype='fp32' or 'fp16', or quantize='none'"),
+    ({"quantize": "int8", "atol": 0.1}, "atol=0.1 has no meaning"),
+    ({"dtype": "fp16", "atol": 0.1}, "use max_kl"),
+]
+
+
+@pytest.mark.parametrize(("options", "words"), MEANINGLESS)
+def test_refused_combinations(options, words):
+    with pytest.raises(ExportError) as caught:
+        ExportConfig(target="t", draft="d", output=Path("b"), **options)
+    assert words in str(caught.value)
 
 
 def test_the_config_does_not_change():

@@ -8,6 +8,7 @@ import pytest
 from dsbd_export.checkpoint import open_pair
 from dsbd_export.contract import check_contract
 from dsbd_export.errors import ExportError
+from dsbd_export.families import AttentionForm
 
 
 def node_of(model, op_type):
@@ -71,3 +72,11 @@ def test_a_layer_with_the_wrong_mask_is_named(exported_others):
     node_of(model, "Attention").replace_input_with(3, model.graph.inputs[3])
     with pytest.raises(ExportError, match=r"attend with .*'attention_mask_sliding': 2"):
         check_contract(model, target)
+
+
+@pytest.mark.parametrize("form", [AttentionForm.CAPPED, AttentionForm.OWN])
+def test_attention_of_another_form_is_not_counted(exported, form):
+    target, _ = open_pair(exported.config)
+    model = ir.load(exported.config.output / "target" / "model.onnx")
+    with pytest.raises(ExportError, match=r"attend with {}, expected {'attention_mask'"):
+        check_contract(model, target, form)

@@ -22,8 +22,10 @@ from dsbd_export.forest_cases import (
 )
 from dsbd_export.forest_engine import see_rows
 from dsbd_export.parity import check_parity
+from dsbd_export.parity_limits import ParityLimit
 
 ATOL = 1e-4
+LIMIT = ParityLimit("max_abs_error", ATOL)
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +49,10 @@ def test_a_right_graph_passes_with_rounding_errors_only(exported, exported_other
     for bundle in (exported, exported_others):
         for entry in (bundle.result.manifest.target, bundle.result.manifest.draft):
             assert entry.parity.max_abs_error < 2e-5
-            assert entry.parity.tolerance == ATOL
-            cases = [(case.name, case.prompt_length) for case in entry.parity.cases]
+            assert (entry.parity.measure, entry.parity.limit) == ("max_abs_error", ATOL)
+            assert entry.parity.mean_kl < 1e-8 and entry.parity.top1_agreement == 1
+            *cases, text = [(case.name, case.prompt_length) for case in entry.parity.cases]
+            assert text == ("text", 256)  # the whole context
             kinds = ("prefill", "decode", "tree")
             lengths = (1, 17, 128) if entry.sliding_window is None else (1, 17, 25, 128)
             assert cases == [(kind, length) for length in lengths for kind in kinds]
@@ -84,13 +88,13 @@ def test_what_nodes_see():
 def test_a_damaged_weight_fails(folder, checkpoint, wanted):
     damage(folder, lambda graph: scale_one_weight(graph, 1.01))
     with pytest.raises(ExportError, match=r"parity failed.*llama.*prefill.*limit is 0.0001.*atol"):
-        check_parity(folder, checkpoint, wanted, ATOL)
+        check_parity(folder, checkpoint, wanted, LIMIT)
 
 
 def test_weights_written_as_zeros_fail(folder, checkpoint, wanted):
     damage(folder, lambda graph: scale_one_weight(graph, 0.0))
     with pytest.raises(ExportError, match="parity failed"):
-        check_parity(folder, checkpoint, wanted, ATOL)
+        check_parity(folder, checkpoint, wanted, LIMIT)
 
 
 def test_a_missing_mask_fails(folder, checkpoint, wanted):
@@ -99,7 +103,7 @@ def test_a_missing_mask_fails(folder, checkpoint, wanted):
 
     damage(folder, drop_mask)
     with pytest.raises(ExportError, match="parity failed"):
-        check_parity(folder, checkpoint, wanted, ATOL)
+        check_parity(folder, checkpoint, wanted, LIMIT)
 
 
 def test_positions_that_count_rows_fail_in_the_tree(folder, checkpoint, wanted):
@@ -122,19 +126,19 @@ def test_positions_that_count_rows_fail_in_the_tree(folder, checkpoint, wanted):
 
     damage(folder, count_rows)
     with pytest.raises(ExportError, match="case tree after 1 tokens"):
-        check_parity(folder, checkpoint, wanted, ATOL)
+        check_parity(folder, checkpoint, wanted, LIMIT)
 
 
 def test_no_number_fails(exported, checkpoint, wanted):
     nothing = [replace(reference, logits=reference.logits * np.nan) for reference in wanted]
     with pytest.raises(ExportError, match="differs from the checkpoint by nan"):
-        check_parity(exported.config.output / "target", checkpoint, nothing, ATOL)
+        check_parity(exported.config.output / "target", checkpoint, nothing, LIMIT)
 
 
 def test_another_shape_fails(exported, checkpoint, wanted):
     narrow = [replace(reference, logits=reference.logits[:, :-1]) for reference in wanted]
     with pytest.raises(ExportError, match="by inf"):
-        check_parity(exported.config.output / "target", checkpoint, narrow, ATOL)
+        check_parity(exported.config.output / "target", checkpoint, narrow, LIMIT)
 
 
 def test_a_prune_graph_that_misses_a_cache_fails(folder, checkpoint, wanted):
@@ -143,13 +147,13 @@ def test_a_prune_graph_that_misses_a_cache_fails(folder, checkpoint, wanted):
     gather.input[0] = "past_key_values.1.value"
     onnx.save(model, folder / "prune.onnx")
     with pytest.raises(ExportError, match=r"prune\.onnx.*moves cache rows wrongly"):
-        check_parity(folder, checkpoint, wanted, ATOL)
+        check_parity(folder, checkpoint, wanted, LIMIT)
 
 
 def test_a_graph_that_onnxruntime_refuses_fails(folder, checkpoint, wanted):
     (folder / "model.onnx").write_bytes(b"no graph")
     with pytest.raises(ExportError, match="parity failed: onnxruntime cannot run the graph"):
-        check_parity(folder, checkpoint, wanted, ATOL)
+        check_parity(folder, checkpoint, wanted, LIMIT)
 
 
 def damage(folder, edit):

@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_runtime.errors import DsbdError
-from dsbd_runtime.session import StepInputs
+from dsbd_runtime.graph import LOGITS
+from dsbd_runtime.session import StepInputs, StepOutputs
 
 BYTES_PER_ROW = 100
 
@@ -51,7 +52,10 @@ class FakeSession:
         self.rows = np.full(capacity, -1, np.int64)
         self.rows[:num_used] = used
 
-    def run(self, inputs: StepInputs) -> NDArray[np.float32]:
+    def shrink(self, num_used: int) -> None:
+        self.rows = self.rows[: max(64, -(-num_used // 64) * 64)]
+
+    def run(self, inputs: StepInputs) -> StepOutputs:
         """Return logits that name the row: logits[r, v] = token id of row r + v / 1000."""
         masks = {name: mask.copy() for name, mask in inputs.masks.items()}
         for mask in masks.values():
@@ -65,7 +69,8 @@ class FakeSession:
         stop = inputs.first_row + len(inputs.token_ids)
         self.rows[inputs.first_row : stop] = inputs.token_ids
         tokens = inputs.token_ids[inputs.logit_rows].astype(np.float32)
-        return tokens[:, None] + np.arange(self._vocab_size, dtype=np.float32) / 1000
+        logits = tokens[:, None] + np.arange(self._vocab_size, dtype=np.float32) / 1000
+        return {LOGITS: logits}
 
     def move_rows(self, src_rows: NDArray[np.int64], first_row: int) -> None:
         self.moves.append((src_rows.tolist(), first_row))

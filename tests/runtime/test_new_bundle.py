@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from dsbd_runtime.bundle import ROLES, new_bundle, open_bundle, sha256_of, write_manifest
+from dsbd_runtime.bundle import ROLES, open_bundle, sha256_of, write_manifest
 from dsbd_runtime.errors import BundleError
+from dsbd_runtime.staging import new_bundle
 from tests.runtime.tiny_graph import TinyModel
 
 ENTRY = TinyModel().entry()

@@ -78,12 +78,12 @@ def test_a_manifest_that_is_no_json(bundle_copy: Path, content: bytes) -> None:
     assert "dsbd.json cannot be read as JSON" in refusal(bundle_copy)
 
 
-@pytest.mark.parametrize("version", [2, 0, None, "1", 1.0, True, [1], {"a": "b" * 1000}])
+@pytest.mark.parametrize("version", [3, 1, None, "2", 2.0, True, [1], {"a": "b" * 1000}])
 def test_another_schema_version(bundle_copy: Path, version: Any) -> None:
     edited(bundle_copy, lambda data: data.update(schema_version=version))
     message = refusal(bundle_copy)
     assert f"has schema_version {version!r}"[:60] in message
-    assert "this version reads 1; export the bundle again" in message
+    assert "this version reads 2; export the bundle again" in message
 
 
 @pytest.mark.parametrize("content", ["[]", "3", "null", '"text"', "{}"])
@@ -109,15 +109,27 @@ WRONG_VALUES: list[tuple[list[str | int], Any, str]] = [
     (["target", "kv", "num_layers"], 0, "kv: num_layers is 0, expected a number above 0"),
     (["target", "kv", "dtype"], "float32", "kv: dtype is 'float32', expected one of fp32"),
     (["target", "dtype"], "int4", "dtype is 'int4', expected one of fp32, fp16, bf16"),
-    (["target", "logits"], "topk:8", "logits is 'topk:8', expected one of full"),
+    (["target", "logits"], "topk:0", "logits is 'topk:0', expected full or topk:K with K from 1"),
+    (["target", "logits"], "topk:259", "'topk:259', expected full or topk:K with K from 1 to 258"),
+    (["target", "logits"], "top", "logits is 'top', expected full or topk:K"),
     (["target", "masks"], [], "masks is [], expected one of"),
     (["target", "masks"], ["attention_mask"] * 2, "expected one of"),
     (["target", "masks"], ["other"], "masks is ['other'], expected one of"),
     (["target", "sliding_window"], 4, "sliding_window is 4, expected a number exactly when"),
     (["target", "masks"], ["attention_mask_sliding"], "sliding_window is None, expected"),
-    (["target", "parity", "tolerance"], "1", "tolerance is '1', expected float"),
-    (["target", "parity", "tolerance"], float("nan"), "tolerance is nan, expected float"),
-    (["target", "parity", "tolerance"], 10**400, "expected float"),
+    (
+        ["draft", "quantization"],
+        "int3",
+        "quantization is 'int3', expected one of none, int8-dynamic",
+    ),
+    (
+        ["draft", "parity", "measure"],
+        "kl",
+        "measure is 'kl', expected one of max_abs_error, mean_kl",
+    ),
+    (["target", "parity", "limit"], "1", "limit is '1', expected float"),
+    (["target", "parity", "limit"], float("nan"), "limit is nan, expected float"),
+    (["target", "parity", "limit"], 10**400, "expected float"),
     (["target", "parity", "cases"], [{}], "cases[0]: missing or unknown entries ['max_abs_err"),
     (["versions"], [1], "versions is [1], expected dict"),
     (["versions"], {"a": 1}, "versions: a is 1, expected str"),

@@ -10,6 +10,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from dsbd_export.topk_head import append_topk_head
 from dsbd_runtime import graph
 from dsbd_runtime.bundle import (
     MODEL_FILE,
@@ -19,9 +20,10 @@ from dsbd_runtime.bundle import (
     KVGeometry,
     ModelEntry,
     ParityReport,
-    new_bundle,
     write_manifest,
 )
+from dsbd_runtime.head import parse_num_candidates
+from dsbd_runtime.staging import new_bundle
 from tests.runtime.tiny_tokenizer import VOCAB_SIZE, tiny_tokenizer
 
 ONNX_TYPES = {"fp32": TensorProto.FLOAT, "fp16": TensorProto.FLOAT16}
@@ -44,6 +46,7 @@ class TinyModel:
     vocab_size: int = VOCAB_SIZE
     sliding_window: int | None = None
     dtype: str = "fp32"
+    logits: str = "full"
 
     @property
     def width(self) -> int:
@@ -86,10 +89,17 @@ class TinyModel:
             ),
             dtype=self.dtype,
             quantization="none",
-            logits="full",
+            logits=self.logits,
             masks=[graph.ATTENTION_MASK, *sliding],
             sliding_window=self.sliding_window,
-            parity=ParityReport(max_abs_error=0.0, tolerance=1e-4, cases=[]),
+            parity=ParityReport(
+                measure="max_abs_error",
+                limit=1e-4,
+                max_abs_error=0.0,
+                mean_kl=0.0,
+                top1_agreement=1.0,
+                cases=[],
+            ),
         )
 
 
@@ -128,6 +138,8 @@ def write_engine(model: TinyModel, path: Path) -> None:
     ] + [numpy_helper.from_array(np.array(v, np.int64), name) for name, v in constants.items()]
     past, present = _cache_infos(model)
     _save(nodes, [*inputs, *past], [logits, *present], initializers, path)
+    if num_candidates := parse_num_candidates(model.logits):
+        append_topk_head(path, num_candidates)
 
 
 def write_prune_graph(model: TinyModel, path: Path) -> None:

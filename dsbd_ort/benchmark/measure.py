@@ -1,0 +1,103 @@
+"""Timing: every run on every prompt, side by side, again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from dsbd_ort.benchmark.bench_run import BenchRun
+from dsbd_ort.benchmark.energy import EnergyMeter
+from dsbd_ort.decoding import DecodingStats
+from dsbd_ort.pipeline import GenerationResult
+
+Clock = Callable[[], float]
+
+
+class Generates(Protocol):
+    """What is measured: a Pipeline, or a stand-in."""
+
+    def generate(self, prompt: str, **options: Any) -> GenerationResult:
+        """See Pipeline.generate."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """One request.
+
+    Attributes:
+        run: name of the run.
+        prompt_index, repetition: what it is paired by: all runs have measured the same two.
+        seed: of the request, the same for all runs of a pair.
+        seconds: wall time of the whole request, tokenizer included.
+        token_ids: new tokens of the best sequence; logprob: their sum under the target.
+        energy_joules: of the machine while the request ran, None where nothing can measure it.
+    """
+
+    run: str
+    prompt_index: int
+    repetition: int
+    seed: int
+    seconds: float
+    token_ids: list[int]
+    logprob: float
+    energy_joules: float | None
+    stats: DecodingStats
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens of the best sequence per second of the request."""
+        return len(self.token_ids) / self.seconds
+
+    @property
+    def logprob_per_token(self) -> float:
+        """Mean target log-probability of the best sequence's tokens."""
+        return self.logprob / len(self.token_ids)
+
+
+def warm_up(pipeline: Generates, runs: Sequence[BenchRun], prompts: Sequence[str]) -> None:
+    """Run everything once on the longest prompt; first calls allocate and plan."""
+    longest = max(prompts, key=len)
+    for run in runs:
+        pipeline.generate(longest, seed=0, **run.options)
+
+
+def measure(
+    pipeline: Generates,
+    runs: Sequence[BenchRun],
+    prompts: Sequence[str],
+    *,
+    repetitions: int,
+    seed: int,
+    clock: Clock,
+    energy: EnergyMeter,
+) -> Iterator[Measurement]:
+    """Yield a measurement for every repetition, prompt and run.
+
+    All runs continue a prompt before the next prompt comes, in turn forwards and backwards from
+    one repetition to the next, so that a machine that slows down slows all of them. Every
+    prompt and repetition has a seed of its own: 3 prompts from seed 10 have 10, 11, 12 and, in
+    the second repetition, 13, 14, 15.
+    """
+    for repetition in range(repetitions):
+        order = runs if repetition % 2 == 0 else runs[::-1]
+        for index, prompt in enumerate(prompts):
+            request_seed = seed + repetition * len(prompts) + index
+            for run in order:
+                joules_before = energy.joules()
+                began = clock()
+                result = pipeline.generate(prompt, seed=request_seed, **run.options)
+                seconds = clock() - began
+                joules_used = energy.joules_since(joules_before)
+                best = result.sequences[0]
+                yield Measurement(
+                    run=run.name,
+                    prompt_index=index,
+                    repetition=repetition,
+                    seed=request_seed,
+                    seconds=seconds,
+                    token_ids=best.token_ids,
+                    logprob=best.logprob,
+                    energy_joules=joules_used,
+                    stats=result.stats,
+                )

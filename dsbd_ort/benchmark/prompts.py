@@ -1,0 +1,45 @@
+"""The prompts that a benchmark continues."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from dsbd_ort.benchmark.errors import BenchmarkError
+
+# Signatures end where a token ends: a cut inside a word or an indent would leave the model half a
+# token, which it never saw.
+PROMPTS = (
+    "def read_json(path):",
+    "def find_files(root, pattern):",
+    "class Connection:\n    def __init__(self, host, port):",
+    "def merge_sorted(left, right):",
+    "import os\nimport sys\n\ndef main(argv=None):",
+    "def parse_header(line):",
+    "async def fetch(self, url, timeout=None):",
+    "def test_empty_string(self):",
+)
+
+
+def read_prompts(file: Path) -> list[str]:
+    """Return the prompts of a file: ``*.jsonl`` has objects with "prompt", others one a line."""
+    try:
+        lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise BenchmarkError(f"{file} cannot be read as UTF-8 text: {error}") from error
+    if not lines:
+        raise BenchmarkError(f"{file} has no prompt; write one a line")
+    if file.suffix != ".jsonl":
+        return lines
+    return [_prompt_of(line, f"{file}, line {number}") for number, line in enumerate(lines, 1)]
+
+
+def _prompt_of(line: str, where: str) -> str:
+    try:
+        entry = json.loads(line)
+    except ValueError as error:
+        raise BenchmarkError(f"{where} is no JSON ({error}); write one object a line") from error
+    prompt = entry.get("prompt") if isinstance(entry, dict) else None
+    if not isinstance(prompt, str) or not prompt:
+        raise BenchmarkError(f'{where} has no text under "prompt"; write {{"prompt": "..."}}')
+    return prompt

@@ -1,0 +1,77 @@
+"""The tables that dsbd-bench prints: what a run is worth, and where its time goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from rich.table import Table
+
+from dsbd_ort.benchmark.summary import RunSummary
+
+Cell = Callable[[RunSummary], str]
+NOTHING = "-"  # does not apply, or nothing can measure it
+
+
+def _quartiles(run: RunSummary) -> str:
+    return f"{run.tokens_per_s.quartile_1:.1f} to {run.tokens_per_s.quartile_3:.1f}"
+
+
+def _speedup(run: RunSummary) -> str:
+    return f"{run.comparison.speedup.value:.2f}" if run.comparison else NOTHING
+
+
+def _speedup_interval(run: RunSummary) -> str:
+    if run.comparison is None:
+        return NOTHING
+    return f"{run.comparison.speedup.low:.2f} to {run.comparison.speedup.high:.2f}"
+
+
+def _same_tokens(run: RunSummary) -> str:
+    if run.comparison is None:
+        return NOTHING
+    return f"{run.comparison.num_identical}/{run.comparison.num_pairs}"
+
+
+def _time_split(run: RunSummary) -> str:
+    split = run.seconds_per_token
+    parts = (split.draft, split.target, split.host)
+    return " / ".join(f"{100 * part / sum(parts):.0f}" for part in parts)
+
+
+def _kv_megabytes(run: RunSummary) -> str:
+    return NOTHING if run.kv_bytes_peak is None else f"{run.kv_bytes_peak / 1e6:.1f}"
+
+
+def _number(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:.2f}"
+
+
+VALUE_COLUMNS: dict[str, Cell] = {
+    "tokens/s": lambda run: f"{run.tokens_per_s.median:.1f}",
+    "quartiles": _quartiles,
+    "speed-up": _speedup,
+    "95 %": _speedup_interval,
+    "same tokens": _same_tokens,
+    "logprob/token": lambda run: f"{run.logprob_per_token:.3f}",
+}
+WORK_COLUMNS: dict[str, Cell] = {
+    "draft / target / host %": _time_split,
+    "host us/iteration": lambda run: f"{run.host_us_per_iteration:.0f}",
+    "tokens/iteration": lambda run: _number(run.mean_acceptance_length),
+    "accepted": lambda run: _number(run.draft_acceptance_rate),
+    "width": lambda run: _number(run.mean_beam_width),
+    "rows/iteration": lambda run: f"{run.target_rows_per_iteration:.1f}",
+    "KV MB": _kv_megabytes,
+    "J/token": lambda run: _number(run.energy_joules_per_token),
+}
+
+
+def bench_table(runs: Sequence[RunSummary], title: str, columns: dict[str, Cell]) -> Table:
+    """Return one row per run: its name and a cell per column."""
+    table = Table(title=title)
+    table.add_column("run", no_wrap=True)
+    for column in columns:
+        table.add_column(column, justify="right")
+    for run in runs:
+        table.add_row(run.name, *(cell(run) for cell in columns.values()))
+    return table

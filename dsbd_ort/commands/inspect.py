@@ -1,0 +1,97 @@
+"""dsbd-inspect: what is in a bundle, what it needs, and will it run here."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from dsbd_ort.commands.bundle_summary import BundleSummary, ModelSummary, summarize_bundle
+from dsbd_runtime.bundle import open_bundle
+
+JSON_FIELDS = """\b
+The object that --json prints has these fields:
+  bundle, schema_version, verified, versions {tool: version}
+  vocab_size, context_length, kv_bytes_per_token, kv_bytes_full_context (of both models)
+  target, draft:
+    family, dtype, quantization, logits, weight_bytes, vocab_size, context_length,
+    kv {num_layers, num_heads, head_dim, dtype}, kv_bytes_per_token,
+    kv_bytes_full_context, masks, sliding_window, parity {measure, value, limit}
+  total_bytes, files {name: bytes}
+  providers [{name, can_run, problems}]
+"""
+"""The end of the command's help; \\b keeps click from wrapping the lines."""
+
+_PRINTED_WIDTH = 100  # where stdout is no terminal: lines are not cut to 80 columns
+
+
+def run(bundle: Path, *, verify: bool, as_json: bool) -> None:
+    """Print the summary of a bundle: tables, or with ``as_json`` one object.
+
+    Raises:
+        BundleError: the bundle is absent, damaged or contradictory.
+    """
+    summary = summarize_bundle(open_bundle(bundle, verify=verify), verified=verify)
+    if as_json:
+        click.echo(json.dumps(dataclasses.asdict(summary), indent=2, ensure_ascii=False))
+    else:
+        print_summary(summary)
+
+
+def print_summary(summary: BundleSummary) -> None:
+    """Print models, files and providers on stdout."""
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=_PRINTED_WIDTH)
+    console.print(_models_table(summary))
+    console.print(
+        f"keys and values of both: {summary.kv_bytes_per_token:,} bytes a token, "
+        f"{summary.kv_bytes_full_context:,} in a context of {summary.context_length:,}",
+        highlight=False,
+    )
+    console.print(_files_table(summary))
+    versions = ", ".join(f"{tool} {version}" for tool, version in summary.versions.items())
+    console.print(f"made with {versions}", highlight=False, markup=False)
+    for provider in summary.providers:
+        verdict = "runs this bundle here" if provider.can_run else "cannot run this bundle here"
+        lines = [f"provider {provider.name}: {verdict}", *provider.problems]
+        console.print("\n  ".join(lines), highlight=False, markup=False, soft_wrap=True)
+
+
+def _models_table(summary: BundleSummary) -> Table:
+    table = Table("", "target", "draft", title=summary.bundle)
+    target, draft = _model_cells(summary.target), _model_cells(summary.draft)
+    for name in dict.fromkeys([*target, *draft]):  # the parity row is named by its measure
+        table.add_row(name, target.get(name, ""), draft.get(name, ""))
+    return table
+
+
+def _model_cells(model: ModelSummary) -> dict[str, str]:
+    kv, parity = model.kv, model.parity
+    return {
+        "family": model.family,
+        "dtype, quantization": f"{model.dtype}, {model.quantization}",
+        "weights": f"{model.weight_bytes:,} bytes",
+        "logits": model.logits,
+        "vocabulary": f"{model.vocab_size:,}",
+        "context": f"{model.context_length:,}",
+        "masks": "\n".join(model.masks),
+        "sliding window": "none" if model.sliding_window is None else f"{model.sliding_window:,}",
+        "key/value cache": f"{kv.num_layers} x {kv.num_heads} heads x {kv.head_dim}, {kv.dtype}",
+        "key/value bytes a token": f"{model.kv_bytes_per_token:,}",
+        "in a full context": f"{model.kv_bytes_full_context:,}",
+        f"parity: {parity.measure}": f"{parity.value:.1e} (limit {parity.limit:.0e})",
+    }
+
+
+def _files_table(summary: BundleSummary) -> Table:
+    checked = "sizes and hashes checked" if summary.verified else "sizes checked"
+    table = Table("file", "bytes", title=f"{summary.total_bytes:,} bytes, {checked}")
+    table.columns[1].justify = "right"
+    for name, size in summary.files.items():
+        table.add_row(name, f"{size:,}")
+    return table

@@ -1,0 +1,114 @@
+"""Token laws from an engine call: from all logits, or from the candidates that it returns."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsbd_ort.decoding.config import DecodingConfig
+from dsbd_ort.decoding.errors import ConfigError, ModelError
+from dsbd_ort.decoding.step_model import CandidateModel, StepModel, candidate_model
+from dsbd_ort.decoding.warp import TokenLaw, Warp
+
+
+class LawSource(Protocol):
+    """A model whose steps end in token laws."""
+
+    def step(
+        self,
+        token_ids: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        mask: NDArray[np.bool_],
+        logit_rows: NDArray[np.int64],
+    ) -> list[TokenLaw]:
+        """Append S rows as StepModel.step does; return the laws after the R asked ones."""
+
+
+def law_source(model: StepModel, warp: Warp) -> LawSource:
+    """Return the laws of a model: by its candidates where it offers them, else by its logits."""
+    with_candidates = candidate_model(model)
+    return CandidateLaws(with_candidates, warp) if with_candidates else LogitLaws(model, warp)
+
+
+class LogitLaws:
+    """Laws from all logits of a row."""
+
+    def __init__(self, model: StepModel, warp: Warp) -> None:
+        self._model = model
+        self._warp = warp
+
+    def step(
+        self,
+        token_ids: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        mask: NDArray[np.bool_],
+        logit_rows: NDArray[np.int64],
+    ) -> list[TokenLaw]:
+        """See LawSource.step."""
+        logits = self._model.step(token_ids, positions, mask, logit_rows)
+        _check_shape("logits", logits, (len(logit_rows), self._model.vocab_size))
+        return self._warp.laws(logits)
+
+
+class CandidateLaws:
+    """Laws from the largest logits of a row; no array of the vocabulary's size is made."""
+
+    def __init__(self, model: CandidateModel, warp: Warp) -> None:
+        self._model = model
+        self._warp = warp
+
+    def step(
+        self,
+        token_ids: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        mask: NDArray[np.bool_],
+        logit_rows: NDArray[np.int64],
+    ) -> list[TokenLaw]:
+        """See LawSource.step."""
+        found = self._model.step_candidates(token_ids, positions, mask, logit_rows)
+        num_rows = len(logit_rows)
+        _check_shape("top_ids", found.top_ids, (num_rows, self._model.num_candidates))
+        _check_shape("top_logits", found.top_logits, (num_rows, self._model.num_candidates))
+        _check_shape("logsumexp", found.logsumexp, (num_rows,))
+        return self._warp.laws_of_candidates(found.top_ids, found.top_logits, found.logsumexp)
+
+
+def check_top_k(role: str, model: StepModel, config: DecodingConfig, top_k: int) -> None:
+    """Refuse a request that looks at more tokens of a position than the model returns.
+
+    Args:
+        role: "target" or "draft".
+        model: any; one that returns all logits takes every request.
+        config: the request.
+        top_k: most tokens of a position that its rule looks at (``Warp.top_k``), 0 for all.
+
+    Raises:
+        ConfigError: naming what to change.
+    """
+    with_candidates = candidate_model(model)
+    if with_candidates is None or 1 <= top_k <= with_candidates.num_candidates:
+        return
+    most = with_candidates.num_candidates
+    returns = f"but the {role}'s engine returns {most} candidates of a position"
+    if config.row.rule == "search":
+        raise ConfigError(
+            f"num_beams is {config.width}, for which strategy {config.strategy} looks at the "
+            f"{top_k} best tokens of a position (top_k {top_k}), {returns}; lower num_beams, or "
+            f"export with --logits full or --logits topk:{top_k}"
+        )
+    of_all = "" if top_k else " (all tokens)"
+    larger = f" or --logits topk:{top_k}" if most < top_k <= model.vocab_size else ""
+    raise ConfigError(
+        f"top_k is {top_k}{of_all}, {returns}; use top_k 1 to {most}, or export with --logits "
+        f"full{larger}"
+    )
+
+
+def _check_shape(name: str, found: NDArray[np.generic], wanted: tuple[int, ...]) -> None:
+    if found.shape != wanted:
+        raise ModelError(
+            f"the model returned {name} of shape {found.shape}, expected {wanted}: one row per "
+            "entry of logit_rows"
+        )

@@ -1,0 +1,266 @@
+"""Drafting policy "throughput" (ALGORITHM.md 3.5): as much as pays, from costs and experience.
+
+Lawful only where the output does not depend on the draft (gumbel coupling or search, fixed
+width): it looks at the noise of a layer before the layer is selected.
+
+A layer of n candidates is accepted when all beams that the target selects are among them. The
+draft's scores (log mass plus noise) say how sure that is. A candidate's *deficit* is what it lacks
+to be among the best ``num_beams``, plus what its parent lacked: a draft that is always right
+selects exactly the candidates without one. A layer takes candidates by increasing deficit, and the
+deficit of the best one left out is its *gap*. How often a gap was enough is counted as it goes.
+
+With lambda, the tokens committed per second so far, an accepted layer is worth 1 / lambda seconds
+(the ratio of two expectations is largest where gain - lambda * cost is, Dinkelbach 1967). So a
+layer takes the n that maximises
+
+    reach * accepted(gap(n)) / lambda - (seconds of n more target rows) + (what may follow),
+
+reach being the probability that all layers before it are accepted, and the draft ends where
+nothing is gained.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsbd_ort.decoding.cost_curve import EngineCosts
+from dsbd_ort.decoding.drafting import Scores
+from dsbd_ort.decoding.forest import Forest
+from dsbd_ort.decoding.gumbel_coupling import best_candidates
+from dsbd_ort.decoding.joint_law import STAY, JointLaw
+
+Floats = NDArray[np.float64]
+_GAP_EDGES = np.array([0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.8, 1.0, 1.3, 1.6, 2.0, 2.5, 3.0, 4.0, 6.0])
+_PRIOR_WEIGHT = 2.0  # observations that the first guess counts for
+_MEMORY = 0.985  # weight that a layer's observations keep when another comes
+_RATE_MEMORY = 0.9
+_HOST_SECONDS = 1e-4  # of the loop itself, a layer
+_LOOK_AHEAD = 6
+_FIRST_PROBE, _LAST_PROBE = 8, 64  # iterations without a draft after which one layer is tried
+
+
+@dataclass
+class Experience:
+    """How often a gap was enough, and how fast tokens come; kept from request to request.
+
+    Attributes:
+        enough, seen: (num_bins,) float64. Weighted layers, by gap, that were accepted, and all.
+        layers_per_second: lambda, None before the first iteration.
+        acceptance, rows: running means of what chosen layers promised and held.
+    """
+
+    enough: Floats
+    seen: Floats
+    tokens: float = 0.0
+    seconds: float = 0.0
+    acceptance: float = 0.7
+    rows: float = 0.0
+    num_without: int = 0
+    probe_after: int = _FIRST_PROBE
+
+    @classmethod
+    def initial(cls) -> Experience:
+        """Return the first guess: half of the layers without a gap, more the wider the gap."""
+        centres = np.concatenate([_GAP_EDGES - 0.5 * np.diff(_GAP_EDGES, prepend=0.0), [8.0]])
+        seen = np.full(len(centres), _PRIOR_WEIGHT)
+        return cls(enough=seen * (1.0 - 0.5 * np.exp(-centres)), seen=seen)
+
+    def accepted(self, gaps: Floats) -> Floats:
+        """Return the estimated probability that a layer with this gap is accepted."""
+        bins = np.searchsorted(_GAP_EDGES, gaps)
+        rates: Floats = (self.enough / self.seen)[bins]
+        return rates
+
+    def learn(self, gaps: Floats, was_enough: NDArray[np.bool_]) -> None:
+        """Count one layer: for every width it might have had, the gap and whether it was enough."""
+        bins, size = np.searchsorted(_GAP_EDGES, gaps), len(self.seen)
+        self.enough *= _MEMORY
+        self.seen *= _MEMORY
+        self.enough += np.bincount(bins, was_enough, minlength=size)
+        self.seen += np.bincount(bins, minlength=size)
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """A drafted layer as it is needed to learn from it.
+
+    Attributes:
+        law: the draft's.
+        deficits: (num_candidates,) float64.
+        gaps: (num_widths,) float64, by width from ``num_beams`` on.
+        included: (num_widths,) float64. Largest deficit among the candidates of each width.
+    """
+
+    law: JointLaw
+    deficits: Floats
+    gaps: Floats
+    included: Floats
+
+
+class ThroughputDrafting:
+    """Drafts what is expected to pay.
+
+    Args:
+        costs: of both engines.
+        experience: is learned from and added to.
+        scores: the rule's ranking.
+        num_beams: beams that the rule selects in a layer.
+        most_layers, most_beams: upper limits.
+    """
+
+    def __init__(
+        self,
+        costs: EngineCosts,
+        experience: Experience,
+        scores: Scores,
+        *,
+        num_beams: int,
+        most_layers: int,
+        most_beams: int,
+    ) -> None:
+        self._costs = costs
+        self._experience = experience
+        self._scores = scores
+        self._num_beams = num_beams
+        self._most_layers = most_layers
+        self._most_beams = most_beams
+        self._layers: list[_Layer] = []
+        self._num_rows = self._limit = 0
+        self._reach = self._seconds = self._token_seconds = 0.0
+        self._is_probe = False
+        self._parent_deficits: Floats | None = None
+
+    def begin(self, num_pending: int, most_layers: int) -> None:
+        """See Drafting.begin."""
+        self._layers = []
+        self._num_rows = num_pending
+        self._limit = min(self._most_layers, most_layers)
+        self._reach = 1.0
+        self._parent_deficits = None
+        self._seconds = float(self._costs.target.at(num_pending)) + _HOST_SECONDS
+        experience = self._experience
+        if not experience.seconds:
+            experience.seconds, experience.tokens = self._seconds, 1.0
+        self._token_seconds = experience.seconds / experience.tokens
+        self._is_probe = experience.num_without >= experience.probe_after
+
+    def wants_layer(self, num_rows: int) -> bool:
+        """See Drafting.wants_layer."""
+        if len(self._layers) >= self._limit or self._reach == 0.0:
+            return False
+        call = float(self._costs.draft.at(num_rows)) + _HOST_SECONDS
+        width = max(self._experience.rows, self._num_beams)
+        worth = self._worth(np.array([self._reach * self._experience.acceptance]), width, call)
+        if worth[0] <= self._more_rows(width) + call and not self._is_probe:
+            return False
+        self._seconds += call
+        return True
+
+    def choose(self, law: JointLaw, step: int) -> NDArray[np.int64]:
+        """See Drafting.choose."""
+        deficits = self._deficits_of(law, step)
+        best = best_candidates(-deficits, self._most_beams + 1)
+        least = min(self._num_beams, len(best))
+        widths = np.arange(least, max(least, min(self._most_beams, len(best))) + 1)
+        ordered = np.append(deficits[best], np.inf)
+        gaps = ordered[widths]
+        self._layers.append(_Layer(law, deficits, gaps, ordered[widths - 1]))
+        reach = self._reach * self._experience.accepted(gaps)
+        width = max(self._experience.rows, self._num_beams)
+        call = float(self._costs.draft.at(least)) + _HOST_SECONDS
+        target = self._costs.target
+        more = target.at(self._num_rows + widths) - target.at(self._num_rows)
+        gain = self._worth(reach, width, call) - more
+        chosen = int(np.argmax(gain))
+        self._note(reach[chosen] / self._reach, int(widths[chosen]))
+        if gain[chosen] <= 0.0 and not self._is_probe:
+            self._reach = 0.0
+            return best[:0]
+        self._is_probe = False
+        self._reach = float(reach[chosen])
+        self._num_rows += int(widths[chosen])
+        self._seconds += float(more[chosen])
+        taken = best[: widths[chosen]]
+        self._parent_deficits = deficits[taken]
+        return taken
+
+    def observe(self, forest: Forest, committed: list[list[int]]) -> None:
+        """See Drafting.observe."""
+        experience = self._experience
+        for layer, nodes in zip(self._layers, committed, strict=False):
+            taken = _candidate_ids(forest, layer.law, nodes)
+            is_taken = layer.law.candidate_ids() == taken[:, None]  # (num_taken, num_candidates)
+            if is_taken.any(axis=1).all():
+                needed = layer.deficits[is_taken.argmax(axis=1)].max()
+            else:
+                needed = np.inf
+            experience.learn(layer.gaps, needed <= layer.included)
+        experience.tokens = _RATE_MEMORY * experience.tokens + len(committed)
+        experience.seconds = _RATE_MEMORY * experience.seconds + self._seconds
+        self._count_probes()
+
+    def _deficits_of(self, law: JointLaw, step: int) -> Floats:
+        """Return the deficit of every candidate, (num_candidates,) float64."""
+        scores = self._scores(law, step)
+        parents = self._parent_deficits
+        if parents is None:  # the beams themselves are certain
+            parents = np.zeros(len(law.nodes))
+        inherited = parents[law.parents]
+        certain = scores[inherited == 0.0]
+        last = max(len(certain) - self._num_beams, 0)
+        bar = np.partition(certain, last)[last]
+        deficits: Floats = inherited + np.maximum(bar - scores, 0.0)
+        return deficits
+
+    def _worth(self, reach: Floats, width: float, call: float) -> Floats:
+        """Return seconds that layers accepted with probability ``reach`` are worth, (n,) float64.
+
+        What may follow counts as layers of the usual width and acceptance, as far as they pay.
+        """
+        depth = max(min(self._limit - len(self._layers), _LOOK_AHEAD), 0)
+        powers = self._experience.acceptance ** np.arange(1, depth + 1)
+        usual = self._more_rows(width) + call
+        follow = np.maximum(np.outer(reach, powers) * self._token_seconds - usual, 0.0).sum(axis=1)
+        worth: Floats = reach * self._token_seconds + follow
+        return worth
+
+    def _more_rows(self, width: float) -> float:
+        target = self._costs.target
+        return float(target.at(self._num_rows + round(width)) - target.at(self._num_rows))
+
+    def _note(self, acceptance: float, width: int) -> None:
+        experience = self._experience
+        experience.acceptance += 0.1 * (acceptance - experience.acceptance)
+        experience.rows = 0.9 * experience.rows + 0.1 * width if experience.rows else float(width)
+
+    def _count_probes(self) -> None:
+        """Try one layer after 8 iterations without a draft, then after 16, 32 and 64."""
+        experience = self._experience
+        if not self._layers:
+            experience.num_without += 1
+            return
+        if experience.num_without >= experience.probe_after:
+            experience.probe_after = min(2 * experience.probe_after, _LAST_PROBE)
+        else:
+            experience.probe_after = _FIRST_PROBE
+        experience.num_without = 0
+
+
+def _candidate_ids(forest: Forest, law: JointLaw, nodes: list[int]) -> NDArray[np.int64]:
+    """Return the numbers of ``JointLaw.candidate_ids`` that became ``nodes``, (num_nodes,) int64.
+
+    A node that is a beam of ``law`` itself has ended before and stayed.
+    """
+    beams = set(law.nodes)
+    return np.array(
+        [
+            (node << 32) + STAY + 1
+            if node in beams
+            else (forest.parents[node] << 32) + forest.tokens[node] + 1
+            for node in nodes
+        ],
+        dtype=np.int64,
+    )

@@ -1,0 +1,153 @@
+"""Attention as the graph has it: it sees the given mask and nothing else.
+
+Three ways lead there, tried in this order: transformers' attention interface, a call of torch's
+``scaled_dot_product_attention``, and the model's own arithmetic with an additive mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from transformers import PreTrainedModel
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from dsbd_export.errors import ExportError
+from dsbd_export.families import AttentionForm
+from dsbd_export.forest_hooks import OPSET
+from dsbd_export.quiet import quiet_libraries
+
+ATTENTION_NAME = "forest"
+HIDDEN = -3e4  # exp(HIDDEN) is 0, finite in float16 as well: a row that sees nothing is no NaN
+
+
+def take_over_attention(model: PreTrainedModel) -> AttentionForm:
+    """Make ``model`` attend by the forest mask alone; return how it does.
+
+    Raises:
+        ExportError: its attention can neither be replaced nor takes an additive mask.
+    """
+    ALL_ATTENTION_FUNCTIONS.register(ATTENTION_NAME, forest_attention)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(ATTENTION_NAME, refuse_own_mask)
+    with quiet_libraries():
+        model.set_attn_implementation(ATTENTION_NAME)
+    implementation = model.config._attn_implementation
+    if implementation == "eager":
+        return AttentionForm.OWN
+    if implementation not in (ATTENTION_NAME, "sdpa"):
+        raise ExportError(
+            f"{type(model).__name__} attends by {implementation!r}, which cannot be captured; "
+            "choose another checkpoint"
+        )
+    is_capped = getattr(model.config, "attn_logit_softcapping", None) is not None
+    return AttentionForm.CAPPED if is_capped else AttentionForm.NODE
+
+
+def forest_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **_: object,
+) -> tuple[Tensor, None]:
+    """Attend; the interface is that of transformers' attention functions.
+
+    query: (1, H, S, D). key, value: (1, Hkv, C, D). attention_mask: (1, 1, S, C) bool.
+    Returns (1, S, H, D).
+    """
+    if attention_mask is None:
+        raise ExportError(f"{type(module).__name__} attends without a mask; it cannot be exported")
+    if s_aux is not None:
+        raise ExportError(f"{type(module).__name__} uses attention sinks, which are not supported")
+    scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
+    if softcap is None:
+        attended = attention_node(query, key, value, attention_mask, scale)
+    else:
+        attended = capped_attention(query, key, value, attention_mask, scale, float(softcap))
+    return attended.transpose(1, 2).contiguous(), None
+
+
+def attention_node(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """Return (1, H, S, D) by one Attention node."""
+    return torch.onnx.ops.symbolic(
+        "Attention",
+        [query, key, value, mask],
+        {"is_causal": 0, "scale": scale},
+        dtype=query.dtype,
+        shape=(*query.shape[:-1], value.shape[-1]),
+        version=OPSET,
+    )
+
+
+def capped_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float, softcap: float
+) -> Tensor:
+    """Return (1, H, S, D) with scores capped at ``softcap * tanh(scores / softcap)``.
+
+    Heads that share a key head are rows of one product: (1, Hkv, G*S, D) x (1, Hkv, D, C).
+    """
+    _, num_heads, num_nodes, head_dim = query.shape
+    num_key_heads = key.shape[1]
+    rows = num_heads // num_key_heads * num_nodes
+    grouped = query.reshape(1, num_key_heads, rows, head_dim)
+    scores = torch.matmul(grouped * scale, key.transpose(2, 3))
+    scores = softcap * torch.tanh(scores / softcap)
+    scores = scores.reshape(1, num_heads, num_nodes, -1)
+    weights = torch.where(mask, scores, HIDDEN).softmax(-1, dtype=torch.float32).to(value.dtype)
+    attended = torch.matmul(weights.reshape(1, num_key_heads, rows, -1), value)
+    return attended.reshape(1, num_heads, num_nodes, head_dim)
+
+
+def additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return what a model adds to its scores: 0 where ``mask`` is true."""
+    return torch.where(mask, torch.zeros((), dtype=dtype), torch.full((), HIDDEN, dtype=dtype))
+
+
+class ReplaceTorchAttention(TorchFunctionMode):
+    """Inside this context ``scaled_dot_product_attention`` is ``attention_node``."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Call ``func``, or what stands in its place."""
+        if func is F.scaled_dot_product_attention:
+            return _replaced(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def refuse_own_mask(**_: object) -> Tensor:
+    """Stand where transformers would build a mask: ours is complete, so nothing may ask for one."""
+    raise ExportError("the model builds a mask of its own, which the forest mask cannot replace")
+
+
+def _replaced(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Attend; the arguments are those of torch's function, which the node needs no hint for."""
+    if attn_mask is None or attn_mask.dtype != torch.bool or is_causal or dropout_p:
+        raise ExportError(
+            "scaled_dot_product_attention is called with another mask than the forest's; "
+            "the family is not known"
+        )
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    return attention_node(query, key, value, attn_mask, scale)

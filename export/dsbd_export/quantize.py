@@ -1,0 +1,108 @@
+"""Compress the weights of a captured graph, one after the other while it is saved.
+
+| | int8-dynamic | int8 | int4 |
+|---|---|---|---|
+| products with a matrix | W8A8 | blocks of 8 bits | blocks of 4 bits |
+| the head | W8A8 | blocks of 8 bits | blocks of 8 bits |
+| embedding of tokens | int8 by row | blocks of 8 bits | blocks of 8 bits |
+| experts (batched products) | W8A8 | as they are | as they are |
+| routers to experts, other embeddings, norms, biases, attention, caches | as they are | | |
+
+A head that shares the embedding's weight shares its integers: they are stored once. The head and
+the embedding touch every token, and 4 bits there cost more than they save; a router chooses
+between experts by small differences. MatMulNBits knows no batch of matrices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import onnx_ir as ir
+from onnx_ir.passes import PassManager, common
+
+from dsbd_export.quantize_blockwise import MICROSOFT_DOMAIN, BlockwiseQuantizer
+from dsbd_export.quantize_dynamic import DynamicQuantizer
+from dsbd_export.weighted_layers import Linear, find_embeddings, find_linears
+
+_HEAD_BITS = 8
+_MICROSOFT_OPSET = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantized:
+    """What was done: products and embeddings that were quantized, and products that were not."""
+
+    num_linears: int
+    num_embeddings: int
+    num_routers: int
+    num_expert_products: int
+
+    def __str__(self) -> str:
+        """Return one line for people."""
+        done = f"{self.num_linears} products and {self.num_embeddings} embeddings quantized"
+        kept = [
+            f"{count} {name}"
+            for count, name in (
+                (self.num_routers, "routers"),
+                (self.num_expert_products, "expert products"),
+            )
+            if count
+        ]
+        return f"{done}, {' and '.join(kept)} left as they are" if kept else done
+
+
+def quantize_graph(model: ir.Model, kind: str) -> Quantized:
+    """Quantize ``model`` in place; ``kind`` is "int8-dynamic", "int8" or "int4"."""
+    linears = find_linears(model.graph)
+    routers = [linear for linear in linears if linear.is_router]
+    others = [linear for linear in linears if not linear.is_router]
+    embeddings = find_embeddings(model.graph)
+    num_left = _QUANTIZERS[kind](model, others, embeddings)
+    PassManager([common.RemoveUnusedNodesPass(), common.RemoveUnusedOpsetsPass()])(model)
+    _release(
+        model.graph, [*(linear.weight for linear in others), *(n.inputs[0] for n in embeddings)]
+    )
+    return Quantized(
+        num_linears=len(others) - num_left,
+        num_embeddings=len(embeddings),
+        num_routers=len(routers),
+        num_expert_products=num_left,
+    )
+
+
+def _release(graph: ir.Graph, weights: list[ir.Value | None]) -> None:
+    """Let go of the weights that left the graph: now only the tensors made of them hold them."""
+    for weight in weights:
+        if weight is not None and weight.name not in graph.initializers:
+            weight.const_value = None
+
+
+def _dynamic(model: ir.Model, linears: list[Linear], embeddings: list[ir.Node]) -> int:
+    """Quantize everything; return how many products were left as they are."""
+    looked_up = {node.inputs[0] for node in embeddings}
+    quantizer = DynamicQuantizer(model.graph)
+    for linear in linears:
+        quantizer.quantize_linear(linear, is_shared=linear.weight in looked_up)
+    for node in embeddings:
+        quantizer.quantize_embedding(node)
+    return 0
+
+
+def _blockwise(model: ir.Model, linears: list[Linear], embeddings: list[ir.Node], bits: int) -> int:
+    """Quantize all but experts; return how many products were left as they are."""
+    model.graph.opset_imports[MICROSOFT_DOMAIN] = _MICROSOFT_OPSET
+    matrices = [linear for linear in linears if not linear.num_experts]
+    quantizer = BlockwiseQuantizer(model.graph)
+    for linear in matrices:
+        quantizer.quantize_linear(linear, _HEAD_BITS if linear.is_head else bits)
+    for node in embeddings:
+        quantizer.quantize_embedding(node)
+    return len(linears) - len(matrices)
+
+
+_QUANTIZERS: dict[str, Callable[[ir.Model, list[Linear], list[ir.Node]], int]] = {
+    "int8-dynamic": _dynamic,
+    "int8": lambda model, linears, embeddings: _blockwise(model, linears, embeddings, 8),
+    "int4": lambda model, linears, embeddings: _blockwise(model, linears, embeddings, 4),
+}

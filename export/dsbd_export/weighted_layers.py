@@ -1,0 +1,147 @@
+"""Find where a graph multiplies by a weight or looks one up by token: what can be quantized."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from dsbd_runtime.graph import INPUT_IDS
+
+MIN_IN_FEATURES = 32  # one block; a smaller product is no layer, as the one of rotary frequencies
+_KEEPS_VALUES = ("Cast", "Reshape", "Squeeze", "Unsqueeze", "Identity")
+_ROUTES = ("Softmax", "TopK")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linear:
+    """One product of rows with a weight, plus a bias.
+
+    Attributes:
+        node: the MatMul or Gemm.
+        weight: the initializer, (in, out), or (E, in, out) for E experts.
+        is_stored_by_output: the initializer is (out, in) or (E, out, in) instead.
+        bias: (out,), None without one.
+        is_head: it is the last of the graph, the one that makes the logits.
+        is_router: its result chooses experts.
+    """
+
+    node: ir.Node
+    weight: ir.Value
+    is_stored_by_output: bool
+    bias: ir.Value | None
+    is_head: bool
+    is_router: bool
+
+    @property
+    def rows(self) -> ir.Value:
+        """Return what the weight is multiplied with, (..., in)."""
+        rows = self.node.inputs[0]
+        assert rows is not None  # a product has two operands
+        return rows
+
+    @property
+    def num_experts(self) -> int:
+        """Return E, 0 for a plain matrix."""
+        return shape_of(self.weight)[0] if len(shape_of(self.weight)) == 3 else 0
+
+
+def find_linears(graph: ir.Graph) -> list[Linear]:
+    """Return the products with a weight of at least ``MIN_IN_FEATURES`` inputs, in their order."""
+    found = [
+        (node, weight)
+        for node in graph
+        if (weight := _weight_of(node)) is not None and _in_features(*weight) >= MIN_IN_FEATURES
+    ]
+    return [
+        Linear(
+            node=node,
+            weight=value,
+            is_stored_by_output=is_stored_by_output,
+            bias=node.inputs[2] if len(node.inputs) > 2 else None,
+            is_head=node is found[-1][0],
+            is_router=node is not found[-1][0] and _routes(node),
+        )
+        for node, (value, is_stored_by_output) in found
+    ]
+
+
+def find_embeddings(graph: ir.Graph) -> list[ir.Node]:
+    """Return the Gather nodes that look up the tokens: (V, H) by ``input_ids``."""
+    return [
+        node
+        for node in graph
+        if node.op_type == "Gather"
+        and _is_weight(node.inputs[0])
+        and _is_token_ids(node.inputs[1])
+        and len(shape_of(node.inputs[0])) == 2
+    ]
+
+
+def shape_of(value: ir.Value | None) -> tuple[int, ...]:
+    """Return the shape of an initializer."""
+    assert value is not None and value.const_value is not None  # callers ask for weights only
+    return tuple(value.const_value.shape.numpy())
+
+
+def _weight_of(node: ir.Node) -> tuple[ir.Value, bool] | None:
+    """Return the weight of a product and whether it is stored by output, None for other nodes."""
+    if node.op_type == "Gemm" and _is_weight(node.inputs[1]) and _is_plain_gemm(node):
+        return _found(node.inputs[1], is_stored_by_output=node.attributes.get_int("transB", 0) == 1)
+    if node.op_type != "MatMul" or node.inputs[1] is None:
+        return None
+    if _is_weight(node.inputs[1]):
+        return _found(node.inputs[1], is_stored_by_output=False)
+    transpose = node.inputs[1].producer()
+    if transpose is None or transpose.op_type != "Transpose" or not _is_weight(transpose.inputs[0]):
+        return None
+    num_axes = len(shape_of(transpose.inputs[0]))
+    swapped = [*range(num_axes - 2), num_axes - 1, num_axes - 2]
+    if list(transpose.attributes.get_ints("perm", ())) != swapped:
+        return None
+    return _found(transpose.inputs[0], is_stored_by_output=True)
+
+
+def _found(value: ir.Value | None, *, is_stored_by_output: bool) -> tuple[ir.Value, bool] | None:
+    return (
+        None
+        if value is None or len(shape_of(value)) not in (2, 3)
+        else (value, is_stored_by_output)
+    )
+
+
+def _is_token_ids(value: ir.Value | None) -> bool:
+    """Return whether a value is ``input_ids``, whatever its shape and integer type."""
+    producer = None if value is None else value.producer()
+    if producer is not None and producer.op_type in _KEEPS_VALUES:
+        return _is_token_ids(producer.inputs[0])
+    return value is not None and value.name == INPUT_IDS
+
+
+def _is_plain_gemm(node: ir.Node) -> bool:
+    attributes = node.attributes
+    return (
+        attributes.get_float("alpha", 1.0) == attributes.get_float("beta", 1.0) == 1.0
+        and attributes.get_int("transA", 0) == 0
+    )
+
+
+def _is_weight(value: ir.Value | None) -> bool:
+    return value is not None and value.is_initializer() and value.const_value is not None
+
+
+def _in_features(weight: ir.Value, is_stored_by_output: bool) -> int:
+    return shape_of(weight)[-1 if is_stored_by_output else -2]
+
+
+def _routes(node: ir.Node) -> bool:
+    """Return whether the result of ``node`` goes to a Softmax or TopK, as a router's does."""
+    return any(
+        user.op_type in _ROUTES or (user.op_type in _KEEPS_VALUES and _routes(user))
+        for user in _users(node)
+    )
+
+
+def _users(node: ir.Node) -> Iterator[ir.Node]:
+    return (usage.node for usage in node.outputs[0].uses())

@@ -1,0 +1,191 @@
+"""A tiny random checkpoint of every family that the export knows, written in seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import AutoModelForCausalLM, PreTrainedConfig
+
+from dsbd_export.quiet import quiet_libraries
+
+VOCAB_SIZE = 300
+WINDOW = 8
+_COMMON: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+}
+_SIZES: dict[str, Any] = {
+    **_COMMON,
+    "hidden_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 256,
+}
+_GROUPED: dict[str, Any] = {**_SIZES, "intermediate_size": 80, "num_key_value_heads": 2}
+_GPT2_SIZES = {**_COMMON, "n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 256}
+_EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2}
+_GRANITE: dict[str, Any] = {
+    "attention_multiplier": 0.25,
+    "residual_multiplier": 0.5,
+    "logits_scaling": 2.0,
+}
+_MIXED: dict[str, Any] = {
+    "sliding_window": WINDOW,
+    "layer_types": ["sliding_attention", "full_attention"],
+}
+_LONGROPE: dict[str, Any] = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": [1.1] * 6,
+    "long_factor": [4.0] * 6,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FamilyCheckpoint:
+    """One row: the family that it stands for and its config.
+
+    Attributes:
+        family: row of dsbd_export's table, the ``model_type`` of the config.
+        config: name of the config class in transformers.
+        arguments: of that class.
+        max_context: to be given to the export, None where the checkpoint's own will do.
+    """
+
+    family: str
+    config: str
+    arguments: dict[str, Any]
+    max_context: int | None = None
+
+
+def _row(
+    family: str, config: str, sizes: dict[str, Any], max_context: int | None = None, **more: Any
+) -> FamilyCheckpoint:
+    return FamilyCheckpoint(
+        family=family, config=config, arguments={**sizes, **more}, max_context=max_context
+    )
+
+
+def _rope(kind: str, **more: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 1e4, **more}}
+
+
+_LLAMA3: dict[str, Any] = {
+    "factor": 2.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+FAMILY_CHECKPOINTS: dict[str, FamilyCheckpoint] = {
+    "llama": _row("llama", "LlamaConfig", _GROUPED),
+    "llama-linear": _row("llama", "LlamaConfig", _GROUPED, **_rope("linear", factor=2.0)),
+    "llama-llama3": _row("llama", "LlamaConfig", _GROUPED, **_rope("llama3", **_LLAMA3)),
+    "llama-yarn": _row("llama", "LlamaConfig", _GROUPED, **_rope("yarn", factor=2.0)),
+    "llama-dynamic": _row("llama", "LlamaConfig", _GROUPED, **_rope("dynamic", factor=2.0)),
+    "mistral": _row("mistral", "MistralConfig", _GROUPED, sliding_window=WINDOW),
+    "mixtral": _row("mixtral", "MixtralConfig", _GROUPED, num_local_experts=4),
+    "mixtral-window": _row(
+        "mixtral", "MixtralConfig", _GROUPED, num_local_experts=4, sliding_window=WINDOW
+    ),
+    "qwen2": _row("qwen2", "Qwen2Config", _GROUPED, use_sliding_window=True, **_MIXED),
+    "qwen2_moe": _row(
+        "qwen2_moe",
+        "Qwen2MoeConfig",
+        _GROUPED,
+        **_EXPERTS,
+        moe_intermediate_size=32,
+        shared_expert_intermediate_size=40,
+    ),
+    "qwen3": _row("qwen3", "Qwen3Config", _GROUPED, head_dim=16),
+    "qwen3_moe": _row(
+        "qwen3_moe", "Qwen3MoeConfig", _GROUPED, **_EXPERTS, head_dim=16, moe_intermediate_size=32
+    ),
+    "gemma": _row("gemma", "GemmaConfig", _GROUPED, head_dim=16),
+    "gemma2": _row("gemma2", "Gemma2Config", _GROUPED, **_MIXED, head_dim=16),
+    "gemma3": _row("gemma3_text", "Gemma3TextConfig", _GROUPED, **_MIXED, head_dim=16),
+    "phi": _row("phi", "PhiConfig", {**_SIZES, "intermediate_size": 80}),
+    "phi3": _row("phi3", "Phi3Config", _GROUPED, sliding_window=WINDOW),
+    "phi3-longrope": _row(
+        "phi3",
+        "Phi3Config",
+        _GROUPED,
+        max_context=192,
+        original_max_position_embeddings=192,
+        rope_parameters=_LONGROPE,
+    ),
+    "opt": _row("opt", "OPTConfig", _SIZES, ffn_dim=80, word_embed_proj_dim=48),
+    "gpt2": _row("gpt2", "GPT2Config", _GPT2_SIZES),
+    "gpt_neox": _row("gpt_neox", "GPTNeoXConfig", {**_SIZES, "intermediate_size": 80}),
+    "gpt_bigcode": _row("gpt_bigcode", "GPTBigCodeConfig", _GPT2_SIZES),
+    "gptj": _row("gptj", "GPTJConfig", _GPT2_SIZES, rotary_dim=8),
+    "codegen": _row("codegen", "CodeGenConfig", _GPT2_SIZES, rotary_dim=8, n_ctx=256),
+    "stablelm": _row(
+        "stablelm", "StableLmConfig", _GROUPED, **_rope("default", partial_rotary_factor=0.5)
+    ),
+    "starcoder2": _row("starcoder2", "Starcoder2Config", _GROUPED, sliding_window=WINDOW),
+    "olmo2": _row("olmo2", "Olmo2Config", _GROUPED),
+    "olmo3": _row("olmo3", "Olmo3Config", _GROUPED, **_MIXED),
+    "olmoe": _row("olmoe", "OlmoeConfig", _GROUPED, **_EXPERTS),
+    "smollm3": _row("smollm3", "SmolLM3Config", _GROUPED, no_rope_layers=[1, 0]),
+    "granite": _row("granite", "GraniteConfig", _GROUPED, **_GRANITE),
+    "granitemoe": _row("granitemoe", "GraniteMoeConfig", _GROUPED, **_GRANITE, num_local_experts=4),
+    "cohere": _row("cohere", "CohereConfig", _GROUPED),
+    "cohere2": _row("cohere2", "Cohere2Config", _GROUPED, **_MIXED),
+    "exaone4": _row("exaone4", "Exaone4Config", _GROUPED, **_MIXED),
+    "glm4": _row("glm4", "Glm4Config", _GROUPED, head_dim=16),
+    "nemotron": _row("nemotron", "NemotronConfig", _GROUPED),
+    "falcon-old": _row("falcon", "FalconConfig", _SIZES, bias=True, parallel_attn=True),
+    "falcon-new": _row(
+        "falcon", "FalconConfig", _SIZES, new_decoder_architecture=True, num_kv_heads=2
+    ),
+}
+
+
+def write_family_checkpoint(name: str, folder: Path) -> Path:
+    """Write the checkpoint of one row of the table; return its folder."""
+    row = FAMILY_CHECKPOINTS[name]
+    make_config: Callable[..., PreTrainedConfig] = getattr(transformers, row.config)
+    with quiet_libraries():
+        config = make_config(**row.arguments)
+    return write_checkpoint(folder, config)
+
+
+def write_checkpoint(folder: Path, config: PreTrainedConfig) -> Path:
+    """Write a seeded random model, large enough that every part of it matters, with tokenizer."""
+    torch.manual_seed(0)
+    with quiet_libraries():
+        model = AutoModelForCausalLM.from_config(config)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.ndim > 1:
+                    parameter.normal_(0, 0.2)
+                else:
+                    parameter.add_(torch.randn_like(parameter) * 0.2)
+        model.half().save_pretrained(folder)
+    tiny_tokenizer().save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text('{"eos_token": "<|end|>"}')
+    return folder
+
+
+def tiny_tokenizer(texts: tuple[str, ...] = ("def read(path): return path",)) -> Tokenizer:
+    """Return a byte-level BPE of at most VOCAB_SIZE tokens."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE,
+        special_tokens=["<|begin|>", "<|end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts * 3, trainer)
+    return tokenizer

@@ -1,0 +1,130 @@
+"""dsbd-bench as a person meets it: table, JSON, plots, one-line errors."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from dsbd_ort.cli import bench
+
+SHORT = ["--max-new-tokens", "6", "--threads", "1"]
+SPECULATIVE = ["--run", "speculative draft_length=3 name=mine"]
+
+REPORT_KEYS = {
+    "schema_version", "created", "bundle", "machine", "versions", "provider", "threads",
+    "energy_counters", "repetitions", "seed", "prompts", "runs", "measurements",
+}  # fmt: skip
+RUN_KEYS = {
+    "name", "settings", "tokens_per_s", "time_to_first_token_s", "logprob_per_token",
+    "seconds_per_token", "host_us_per_iteration", "mean_acceptance_length",
+    "draft_acceptance_rate", "acceptance_histogram", "mean_beam_width",
+    "target_rows_per_iteration", "draft_rows_per_iteration", "kv_bytes_peak",
+    "energy_joules_per_token", "comparison",
+}  # fmt: skip
+COMPARISON_KEYS = {
+    "baseline", "speedup", "logprob_difference", "num_pairs", "num_identical", "is_identical",
+}  # fmt: skip
+MEASUREMENT_KEYS = {
+    "run", "prompt_index", "repetition", "seed", "seconds", "token_ids", "logprob",
+    "energy_joules", "stats",
+}  # fmt: skip
+
+
+def dsbd_bench(*arguments):
+    return CliRunner().invoke(bench, [str(argument) for argument in arguments])
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory):
+    file = tmp_path_factory.mktemp("prompts") / "prompts.txt"
+    file.write_text("def f(x):\nclass A:\n")
+    return file
+
+
+@pytest.fixture(scope="module")
+def measured(demo_bundle, prompts, tmp_path_factory):
+    """One run of the command, its JSON and its picture."""
+    folder = tmp_path_factory.mktemp("bench")
+    done = dsbd_bench(
+        demo_bundle, "--prompts", prompts, "--strategies", "dsbd", "--num-beams", 2,
+        "--repetitions", 2, "--seed", 5, "--json", folder / "bench.json",
+        "--plot", folder / "bench.svg", *SPECULATIVE, *SHORT,
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    return done, json.loads((folder / "bench.json").read_text()), folder / "bench.svg"
+
+
+def test_tables_go_to_stdout_and_progress_to_stderr(measured):
+    done, _, _ = measured
+    for name in ("beam-sample W=2", "dsbd W=2 fixed 4x2", "dsbd W=2 threshold 4x2", "mine"):
+        assert done.stdout.count(name) == 2
+    assert "speed-up" in done.stdout and "measuring" not in done.stdout
+    assert "measuring" in done.stderr
+
+
+def test_json_has_the_documented_names(measured):
+    _, report, _ = measured
+    assert set(report) == REPORT_KEYS and report["schema_version"] == 1
+    assert all(set(run) == RUN_KEYS for run in report["runs"])
+    compared = [run["comparison"] for run in report["runs"] if run["comparison"]]
+    assert len(compared) == 3 and all(set(c) == COMPARISON_KEYS for c in compared)
+    assert all(set(m) == MEASUREMENT_KEYS for m in report["measurements"])
+    assert report["bundle"]["target"]["dtype"] == "fp32" and report["threads"] == 1
+    assert {"python", "numpy", "onnxruntime", "dsbd-ort"} <= set(report["versions"])
+
+
+def test_every_run_is_measured_on_every_prompt_in_every_repetition(measured):
+    _, report, _ = measured
+    names = [run["name"] for run in report["runs"]]
+    found = [(m["repetition"], m["prompt_index"], m["run"]) for m in report["measurements"]]
+    order = {0: names, 1: names[::-1]}
+    assert found == [(r, p, name) for r in (0, 1) for p in (0, 1) for name in order[r]]
+    assert [m["seed"] for m in report["measurements"][:: len(names)]] == [5, 6, 7, 8]
+
+
+def test_strategies_that_promise_it_give_the_baseline_s_tokens(measured):
+    _, report, _ = measured
+    runs = {run["name"]: run for run in report["runs"]}
+    for name in ("dsbd W=2 fixed 4x2", "mine"):
+        comparison = runs[name]["comparison"]
+        assert comparison["is_identical"] and comparison["num_pairs"] == 4
+        assert comparison["logprob_difference"]["value"] == pytest.approx(0.0, abs=1e-4)
+        assert comparison["speedup"]["low"] <= comparison["speedup"]["value"]
+    assert runs["mine"]["comparison"]["baseline"] == "sample"
+
+
+def test_the_picture_is_drawn(measured):
+    _, _, picture = measured
+    text = picture.read_text()
+    for title in ("speed-up over the baseline", "time split", "accepted layers", "quality over"):
+        assert title in text
+
+
+USER_ERRORS = [  # (arguments after the bundle, words of the message)
+    (["--strategies", "magic"], "strategy is 'magic'; expected one of dsbd"),
+    (["--run", "magic"], "strategy is 'magic'; expected one of dsbd"),
+    (["--run", ""], "names no strategy"),
+    (["--run", "dsbd 'num"], "names no strategy"),
+    (["--run", "dsbd colour=3"], "has 'colour=3'; expected key=value"),
+    (["--run", "dsbd num_beams"], "has 'num_beams'; expected key=value"),
+    (["--run", "dsbd num_beams=many"], "num_beams=many: 'many'"),
+    (["--run", "sample num_beams=2"], "num_beams is 2, but strategy sample has one beam"),
+    (["--run", "sample seed=2"], "seed is set to 2"),
+    (["--run", "dsbd baseline=x"], "baseline 'x', which is no run"),
+    (["--run", "sample", "--run", "sample"], "2 runs are called 'sample'"),
+    (["--prompts", "/no/such/file"], "/no/such/file cannot be read"),
+    (["--json", "/no/such/folder/a.json"], "no folder /no/such/folder"),
+    (["--plot", "a.doc"], "end its name in one of"),
+    (["--repetitions", "0"], "0"),
+    (["--provider", "tpu"], "tpu"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "words"), USER_ERRORS)
+def test_user_errors_end_in_one_line_and_exit_code_2(demo_bundle, arguments, words):
+    done = dsbd_bench(demo_bundle, *arguments)
+    assert done.exit_code == 2, (done.exit_code, done.output, done.exception)
+    assert len(done.stderr.splitlines()) == 1 and words in done.stderr
+    assert done.stdout == ""

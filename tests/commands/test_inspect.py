@@ -1,0 +1,127 @@
+"""dsbd-inspect as a person and as a script meet it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+from click.testing import CliRunner
+
+from dsbd_ort.cli import inspect
+from dsbd_ort.commands.bundle_summary import summarize_bundle
+from dsbd_runtime.bundle import open_bundle
+from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle
+
+TARGET = TinyModel(num_layers=3, num_kv_heads=2, head_dim=8, context_length=512, sliding_window=16)
+DRAFT = TinyModel(seed=1, num_layers=1, context_length=300, dtype="fp16", logits="topk:8")
+TARGET_KV, DRAFT_KV = 2 * 3 * 2 * 8 * 4, 2 * 1 * 2 * 8 * 2  # parts, layers, heads, dims, bytes
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("inspect") / "bundle"
+    write_tiny_bundle(folder, target=TARGET, draft=DRAFT)
+    return folder
+
+
+def dsbd_inspect(*arguments):
+    return CliRunner().invoke(inspect, [str(argument) for argument in arguments])
+
+
+def inspected(*arguments):
+    done = dsbd_inspect(*arguments, "--json")
+    assert done.exit_code == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_json_tells_both_models_and_their_caches(bundle):
+    summary = inspected(bundle)
+    target, draft = summary["target"], summary["draft"]
+    assert (target["dtype"], target["quantization"], target["logits"]) == ("fp32", "none", "full")
+    assert (draft["dtype"], draft["logits"], draft["context_length"]) == ("fp16", "topk:8", 300)
+    assert target["kv"] == {"num_layers": 3, "num_heads": 2, "head_dim": 8, "dtype": "fp32"}
+    assert (target["kv_bytes_per_token"], draft["kv_bytes_per_token"]) == (TARGET_KV, DRAFT_KV)
+    assert target["kv_bytes_full_context"] == TARGET_KV * 512
+    assert summary["context_length"] == 300 and summary["vocab_size"] == 258
+    assert summary["kv_bytes_per_token"] == TARGET_KV + DRAFT_KV
+    assert summary["kv_bytes_full_context"] == (TARGET_KV + DRAFT_KV) * 300
+    assert target["masks"] == ["attention_mask", "attention_mask_sliding"]
+    assert (target["sliding_window"], draft["sliding_window"]) == (16, None)
+    assert set(target["parity"]) == {"measure", "value", "limit"}
+
+
+def test_json_tells_the_files_on_disk(bundle):
+    summary = inspected(bundle)
+    sizes = {name: (bundle / name).stat().st_size for name in summary["files"]}
+    assert summary["files"] == sizes and summary["total_bytes"] == sum(sizes.values())
+    weights = sizes["target/model.onnx"] + sizes["target/model.onnx.data"]
+    assert summary["target"]["weight_bytes"] == weights
+    assert summary["versions"] and summary["verified"] is False
+    assert inspected(bundle, "--verify")["verified"] is True
+
+
+def test_help_names_every_field_of_the_json(bundle):
+    text = dsbd_inspect("--help").stdout
+    summary = inspected(bundle)
+    for level in (summary, summary["target"], summary["target"]["kv"], summary["providers"][0]):
+        assert not [name for name in level if name not in text]
+
+
+def test_the_tables_say_it_in_words(bundle):
+    done = dsbd_inspect(bundle)
+    assert done.exit_code == 0
+    for words in (
+        "topk:8",
+        "fp16, none",
+        "attention_mask_sliding",
+        "max_abs_error",
+        f"{TARGET_KV + DRAFT_KV:,} bytes a token, {(TARGET_KV + DRAFT_KV) * 300:,} in a context",
+        f"{TARGET_KV * 512:,}",
+        "target/model.onnx.data",
+        "sizes checked",
+        "provider cpu: runs this bundle here",
+    ):
+        assert words in done.stdout, words
+
+
+def test_a_type_that_the_provider_lacks_is_a_problem(bundle):
+    opened = open_bundle(bundle)
+    manifest = replace(opened.manifest, draft=replace(opened.manifest.draft, dtype="bf16"))
+    summary = summarize_bundle(replace(opened, manifest=manifest), verified=False)
+    cpu = next(provider for provider in summary.providers if provider.name == "cpu")
+    assert not cpu.can_run and len(cpu.problems) == 1
+    assert "is in bf16" in cpu.problems[0] and "export with --dtype fp32" in cpu.problems[0]
+
+
+def test_without_onnxruntime_it_says_so(bundle):
+    code = (
+        "import sys; sys.modules['onnxruntime'] = None; from dsbd_ort.cli import inspect; inspect()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(bundle), "--json"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    cpu = json.loads(done.stdout)["providers"][0]
+    assert cpu["name"] == "cpu" and not cpu["can_run"]
+    assert 'pip install "dsbd-ort[cpu]"' in cpu["problems"][0]
+
+
+def test_user_errors_end_in_one_line(bundle, tmp_path):
+    damaged = tmp_path / "bundle"
+    write_tiny_bundle(damaged)
+    weights = damaged / "draft" / "model.onnx.data"
+    content = bytearray(weights.read_bytes())
+    content[7] ^= 1
+    weights.write_bytes(content)
+    assert dsbd_inspect(damaged).exit_code == 0  # sizes are right
+    for arguments, words in (
+        ((tmp_path / "nothing",), "no bundle at"),
+        ((damaged, "--verify"), "has sha256"),
+        ((bundle, "--colour"), "--colour"),
+    ):
+        done = dsbd_inspect(*arguments)
+        assert done.exit_code == 2 and done.stdout == ""
+        assert len(done.stderr.splitlines()) == 1 and words in done.stderr

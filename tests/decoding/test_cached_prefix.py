@@ -1,0 +1,97 @@
+"""Rows kept from one request to the next: the same output with fewer rows, whatever came before."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dsbd_ort.decoding import DecodeResult, DecodingConfig, TableModel, decode_steps
+from dsbd_ort.decoding.cached_prefix import CachedPrefix
+from tests.decoding.tables import all_tokens, mixed_table, random_table, run
+
+VOCAB = 6
+TARGET = random_table(1, VOCAB)
+DRAFT = mixed_table(TARGET, random_table(2, VOCAB), 0.7)
+EOS = 5
+
+REQUESTS = [  # (strategy, further options)
+    ("dsbd", {"num_beams": 3, "width_policy": "fixed"}),
+    ("dsbd", {"num_beams": 4}),
+    ("dsbd", {"num_beams": 3, "coupling": "rejection"}),
+    ("speculative-beam-search", {"num_beams": 3}),
+    ("beam-sample", {"num_beams": 2}),
+    ("mjsd", {}),
+]
+
+
+class Conversation:
+    """Two table models whose caches live on from request to request."""
+
+    def __init__(self) -> None:
+        self.target, self.draft = TableModel(VOCAB, TARGET), TableModel(VOCAB, DRAFT)
+        self.prefixes = (CachedPrefix(), CachedPrefix())
+
+    def steps(self, prompt: tuple[int, ...], config: DecodingConfig, seed: int):
+        rng = np.random.default_rng(seed)
+        return decode_steps(self.target, self.draft, prompt, config, rng, prefixes=self.prefixes)
+
+    def ask(self, prompt: tuple[int, ...], config: DecodingConfig, seed: int) -> DecodeResult:
+        steps = self.steps(prompt, config, seed)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as stop:
+                result: DecodeResult = stop.value
+                return result
+
+
+@pytest.mark.parametrize(("strategy", "options"), REQUESTS)
+def test_a_request_that_goes_on_from_the_last_gives_the_same_with_fewer_rows(strategy, options):
+    config = DecodingConfig(strategy=strategy, max_new_tokens=8, eos_token_id=EOS, **options)
+    for seed in range(10):
+        talk = Conversation()
+        first_prompt = tuple(np.random.default_rng(seed).integers(0, EOS, 30).tolist())
+        first = talk.ask(first_prompt, config, seed)
+        said = [token for token in first.sequences[0].token_ids if token != EOS]
+        prompt = (*first_prompt, *said, 1, 2)
+        second = talk.ask(prompt, config, seed + 100)
+        alone = run(config, TARGET, DRAFT, VOCAB, seed + 100, prompt)
+        assert all_tokens(second) == all_tokens(alone)
+        assert second.stats.target_rows <= alone.stats.target_rows - len(first_prompt) + 1
+
+
+@pytest.mark.parametrize(("strategy", "options"), REQUESTS)
+def test_the_noted_tokens_are_those_of_the_rows(strategy, options):
+    config = DecodingConfig(strategy=strategy, max_new_tokens=12, eos_token_id=EOS, **options)
+    for seed in range(10):
+        talk = Conversation()
+        talk.ask((1, 2, 3, 4), config, seed)
+        for model, prefix in zip((talk.target, talk.draft), talk.prefixes, strict=True):
+            num_cached = len(prefix.tokens)
+            assert num_cached <= model.num_rows
+            model.keep(np.arange(num_cached))
+            before = len(model.computed_paths)
+            mask = np.ones((1, num_cached + 1), dtype=np.bool_)
+            model.step(np.array([0]), np.array([num_cached]), mask, np.array([0]))
+            assert model.computed_paths[before] == (*prefix.tokens, 0)
+
+
+def test_a_request_given_up_half_way_leaves_the_prefix_true():
+    config = DecodingConfig(num_beams=3, max_new_tokens=20)
+    talk = Conversation()
+    steps = talk.steps((1, 2, 3, 4, 1), config, 0)
+    next(steps)
+    next(steps)
+    steps.close()
+    prompt = (1, 2, 3, 4, 0, 2)
+    result = talk.ask(prompt, config, 1)
+    assert all_tokens(result) == all_tokens(run(config, TARGET, DRAFT, VOCAB, 1, prompt))
+
+
+def test_another_prompt_shares_nothing():
+    config = DecodingConfig(num_beams=2, max_new_tokens=6)
+    talk = Conversation()
+    talk.ask((1, 2, 3, 4, 1), config, 0)
+    prompt = (2, 2, 3, 4, 1)
+    result = talk.ask(prompt, config, 1)
+    assert all_tokens(result) == all_tokens(run(config, TARGET, DRAFT, VOCAB, 1, prompt))

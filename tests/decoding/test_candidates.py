@@ -1,0 +1,122 @@
+"""Engines with a top-k head: every strategy gives the tokens of the dense engine, or refuses."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dsbd_ort.decoding import ConfigError, DecodingConfig, ModelError, TableModel, decode
+from tests.decoding.candidate_table import CandidateTable, TableCandidates
+from tests.decoding.tables import mixed_table, random_table
+
+VOCAB, NUM_CANDIDATES, EOS = 24, 10, 5
+PROMPT = (1, 0, 1)
+SMOOTH = random_table(7, VOCAB)
+
+
+def target(path):
+    """Logits in halves: many ties, also at the cut of top-k."""
+    return np.round(SMOOTH(path) * 2) / 2
+
+
+DRAFT = mixed_table(target, random_table(8, VOCAB), 0.7)
+
+SAMPLING = [
+    {"strategy": "dsbd"},
+    {"strategy": "dsbd", "width_policy": "fixed", "coupling": "rejection"},
+    {"strategy": "dsbd", "coupling": "rejection", "replacement": True},
+    {"strategy": "dsbd", "replacement": True},
+    {"strategy": "dsbd", "memory": "single"},
+    {"strategy": "dsbd", "width_policy": "fixed", "draft_policy": "throughput"},
+    {"strategy": "beam-sample"},
+    {"strategy": "beam-sample", "coupling": "rejection"},
+    {"strategy": "speculative"},
+    {"strategy": "speculative", "coupling": "rejection"},
+    {"strategy": "tree-speculative", "coupling": "rejection"},
+    {"strategy": "sample", "top_p": 0.7, "temperature": 1.4},
+    {"strategy": "dsbd", "coupling": "rejection", "top_p": 0.8, "temperature": 0.6},
+    {"strategy": "mjsd"},
+    {"strategy": "mjsd", "temperature": 0.0},
+    {"strategy": "mjgd"},
+]
+SEARCHES = [
+    {"strategy": "beam-search"},
+    {"strategy": "speculative-beam-search", "early_stopping": "never"},
+    {"strategy": "greedy"},
+]
+CASES = [{"top_k": k, **options} for options in SAMPLING for k in (4, NUM_CANDIDATES)] + SEARCHES
+
+
+def decoded(target_model, draft_model, seed, **options):
+    config = DecodingConfig(**({"max_new_tokens": 8, "eos_token_id": EOS} | options))
+    uses_draft = draft_model if config.row.has_draft else None
+    return decode(target_model, uses_draft, PROMPT, config, np.random.default_rng(seed))
+
+
+def dense(table):
+    return TableModel(VOCAB, table)
+
+
+def topk(table, num_candidates=NUM_CANDIDATES):
+    return CandidateTable(VOCAB, table, num_candidates)
+
+
+@pytest.mark.parametrize("options", CASES, ids=lambda o: "-".join(map(str, o.values())))
+def test_same_tokens_as_the_dense_engine(options):
+    for seed in range(6):
+        expected = decoded(dense(target), dense(DRAFT), seed, **options).sequences
+        for models in ((topk(target), topk(DRAFT)), (topk(target), dense(DRAFT))):
+            found = decoded(*models, seed, **options).sequences
+            assert [s.token_ids for s in found] == [s.token_ids for s in expected]
+            for of_topk, of_dense in zip(found, expected, strict=True):
+                # float32 of the log-sum is all that differs
+                assert of_topk.token_logprobs == pytest.approx(of_dense.token_logprobs, abs=2e-6)
+
+
+def test_only_the_draft_has_a_top_k_head():
+    options = {"strategy": "dsbd", "coupling": "rejection", "top_k": 6}
+    for seed in range(6):
+        expected = decoded(dense(target), dense(DRAFT), seed, **options).sequences
+        found = decoded(dense(target), topk(DRAFT), seed, **options).sequences
+        assert [s.token_ids for s in found] == [s.token_ids for s in expected]
+
+
+def test_calls_and_rows_are_counted():
+    options = {"strategy": "dsbd", "top_k": 4}
+    expected = decoded(dense(target), dense(DRAFT), 0, **options).stats
+    found = decoded(topk(target), topk(DRAFT), 0, **options).stats
+    for name in ("target_calls", "draft_calls", "target_rows", "draft_rows"):
+        assert getattr(found, name) == getattr(expected, name) > 0
+
+
+ALL_OF_THEM = r"top_k is 0 \(all tokens\), but the target's engine returns 10 .*use top_k 1 to 10"
+REFUSED = [  # (options, K of the target, K of the draft, words of the message)
+    ({"strategy": "sample"}, 10, 10, ALL_OF_THEM + ", or export with --logits full$"),
+    ({"strategy": "mjsd"}, 10, 10, ALL_OF_THEM),
+    ({"strategy": "dsbd", "top_k": 11}, 10, 10, r"top_k is 11, .* full or --logits topk:11$"),
+    ({"strategy": "dsbd", "top_k": 8}, 10, 6, r"top_k is 8, but the draft's .*use top_k 1 to 6"),
+    ({"strategy": "sample", "top_k": 99}, 10, 10, r"top_k is 99.*export with --logits full$"),
+    ({"strategy": "beam-search", "num_beams": 6}, 10, 10, r"num_beams is 6, .*12 best .*topk:12"),
+]
+
+
+@pytest.mark.parametrize(("options", "of_target", "of_draft", "words"), REFUSED)
+def test_more_tokens_than_the_engine_returns_are_refused(options, of_target, of_draft, words):
+    with pytest.raises(ConfigError, match=words):
+        decoded(topk(target, of_target), topk(DRAFT, of_draft), 0, **options)
+
+
+def test_a_draft_that_the_strategy_does_not_touch_may_have_any_head():
+    decoded(topk(target), topk(DRAFT, 1), 0, strategy="beam-sample", top_k=4)
+
+
+class ShortRows(CandidateTable):
+    def step_candidates(self, *step):
+        found = super().step_candidates(*step)
+        return TableCandidates(found.top_ids, found.top_logits[:, 1:], found.logsumexp)
+
+
+def test_candidates_of_a_wrong_shape_are_named():
+    model = ShortRows(VOCAB, target, NUM_CANDIDATES)
+    with pytest.raises(ModelError, match=r"top_logits of shape \(0, 9\), expected \(0, 10\)"):
+        decoded(model, None, 0, strategy="sample", top_k=4)

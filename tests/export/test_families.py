@@ -1,0 +1,130 @@
+"""Every family of the table: one tiny random checkpoint, the whole parity gate."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+import pytest
+from transformers import HeliumConfig
+
+from dsbd_export.checkpoint import load_model, open_checkpoint
+from dsbd_export.config import ExportConfig
+from dsbd_export.contract import check_contract
+from dsbd_export.errors import ExportError
+from dsbd_export.families import FAMILIES, AttentionForm
+from dsbd_export.forest_cases import references
+from dsbd_export.parity import check_parity
+from dsbd_export.parity_limits import MAX_ABS_ERROR, ParityLimit
+from dsbd_export.pipeline import export_model
+from scripts.family_checkpoints import (
+    FAMILY_CHECKPOINTS,
+    VOCAB_SIZE,
+    WINDOW,
+    write_checkpoint,
+    write_family_checkpoint,
+)
+
+KINDS = ["prefill", "decode", "tree"]
+NEAR = "attention_mask_sliding"
+
+
+def export_alone(checkpoint_folder: Path, folder: Path, max_context: int | None = None):
+    """The checkpoint, its manifest entry and its graph."""
+    options = ExportConfig(target="", draft="", output=folder, max_context=max_context)
+    checkpoint = open_checkpoint("target", checkpoint_folder, options)
+    entry = export_model(checkpoint, folder, options, lambda _line: None)
+    return checkpoint, entry, onnx.load(folder / "target" / "model.onnx", load_external_data=False)
+
+
+def form_of(graph: onnx.GraphProto) -> AttentionForm:
+    if any(node.op_type == "Attention" for node in graph.node):
+        return AttentionForm.NODE
+    chosen = {node.output[0] for node in graph.node if node.op_type == "Where"}
+    softmaxes = [node for node in graph.node if node.op_type == "Softmax"]
+    is_capped = all(node.input[0] in chosen for node in softmaxes)
+    return AttentionForm.CAPPED if is_capped else AttentionForm.OWN
+
+
+@pytest.mark.parametrize("name", FAMILY_CHECKPOINTS)
+def test_a_family_passes_the_whole_gate(name, tmp_path):
+    row = FAMILY_CHECKPOINTS[name]
+    folder = write_family_checkpoint(name, tmp_path / "checkpoint")
+    checkpoint, entry, model = export_alone(folder, tmp_path, row.max_context)
+    family = FAMILIES[row.family]
+    assert entry.family == row.family
+    assert entry.parity.max_abs_error < 5e-5  # half of what the gate lets pass
+    window = [] if entry.sliding_window is None else [WINDOW + 17]
+    lengths = sorted([1, 17, *window, 128])
+    cases = [(case.prompt_length, case.name) for case in entry.parity.cases]
+    forests = [(length, kind) for length in lengths for kind in KINDS]
+    assert cases == [*forests, (checkpoint.context_length, "text")]
+    assert form_of(model.graph) is family.attention
+    operators = Counter(node.op_type for node in model.graph.node)
+    assert operators["TopK"] == (entry.kv.num_layers if family.has_experts else 0)
+    assert ("window" in family.note) >= (entry.sliding_window is not None)
+
+
+def test_a_family_that_is_not_in_the_table_is_tried(tmp_path):
+    sizes = {"hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 1, "head_dim": 12}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    config = HeliumConfig(
+        vocab_size=VOCAB_SIZE, max_position_embeddings=64, pad_token_id=0, **sizes, **heads
+    )
+    folder = write_checkpoint(tmp_path / "checkpoint", config)
+    _, entry, model = export_alone(folder, tmp_path)
+    assert "helium" not in FAMILIES
+    assert (entry.family, form_of(model.graph)) == ("helium", AttentionForm.NODE)
+    assert entry.parity.max_abs_error < 5e-5
+
+
+def test_the_table_and_the_checkpoints_are_about_the_same_families():
+    supported = {name for name, family in FAMILIES.items() if family.refusal is None}
+    assert {row.family for row in FAMILY_CHECKPOINTS.values()} == supported
+    assert list(FAMILIES) == sorted(FAMILIES)
+
+
+def see_everything(graph: onnx.GraphProto) -> None:
+    """Let every sliding layer read the full mask."""
+    for node in graph.node:
+        node.input[:] = ["attention_mask" if name == NEAR else name for name in node.input]
+
+
+def see_the_window_everywhere(graph: onnx.GraphProto) -> None:
+    for node in graph.node:
+        node.input[:] = [NEAR if name == "attention_mask" else name for name in node.input]
+
+
+def count_positions_from_the_first_new_row(graph: onnx.GraphProto) -> None:
+    """Positions 0, 1, ... in every call: right for a prefill, wrong behind a prefix."""
+    for node in graph.node:
+        node.input[:] = ["own" if name == "position_ids" else name for name in node.input]
+    graph.node.insert(0, onnx.helper.make_node("Sub", ["position_ids", "write_indices"], ["own"]))
+
+
+WRONG_MASKS = [see_everything, see_the_window_everywhere]
+MUTATIONS = [  # (mutation, the first case that must fail)
+    (see_everything, "prefill after 17 tokens"),
+    (see_the_window_everywhere, "prefill after 17 tokens"),
+    (count_positions_from_the_first_new_row, "decode after 1 tokens"),
+]
+
+
+@pytest.mark.parametrize("name", ["qwen2", "gemma2"])
+def test_wrong_masks_and_positions_fail_with_a_sliding_window(name, tmp_path):
+    folder = write_family_checkpoint(name, tmp_path / "checkpoint")
+    checkpoint, _, model = export_alone(folder, tmp_path)
+    wanted = references(load_model(checkpoint), checkpoint)
+    limit = ParityLimit(MAX_ABS_ERROR, 1e-4)
+    for mutate, words in MUTATIONS:
+        mutated = onnx.ModelProto()
+        mutated.CopyFrom(model)
+        mutate(mutated.graph)
+        if mutate in WRONG_MASKS:
+            with pytest.raises(ExportError, match="its layers attend with"):
+                check_contract(ir.from_proto(mutated), checkpoint, form_of(model.graph))
+        onnx.save(mutated, tmp_path / "target" / "model.onnx")
+        with pytest.raises(ExportError, match=f"case {words}"):
+            check_parity(tmp_path / "target", checkpoint, wanted, limit)

@@ -1,0 +1,81 @@
+"""Attention in the graph: what it computes where it is decomposed, and what it refuses."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from dsbd_export.errors import ExportError
+from dsbd_export.forest_attention import (
+    ReplaceTorchAttention,
+    additive_mask,
+    capped_attention,
+    forest_attention,
+    refuse_own_mask,
+)
+
+QUERY = torch.zeros(1, 4, 3, 8)  # four heads of eight, three rows
+KEY = torch.zeros(1, 2, 16, 8)
+MASK = torch.ones(1, 1, 3, 16, dtype=torch.bool)
+
+
+def test_capped_attention_is_the_formula():
+    """Written out head by head: softmax(cap * tanh(scale * q k / cap)) v."""
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (
+        torch.randn(1, heads, rows, 8, generator=generator) * 3
+        for heads, rows in ((4, 3), (2, 16), (2, 16))
+    )
+    mask = torch.rand(1, 1, 3, 16, generator=generator) < 0.5
+    found = capped_attention(query, key, value, mask, 0.3, 5.0)
+    for head in range(4):
+        scores = 0.3 * query[0, head] @ key[0, head // 2].T
+        assert scores.abs().max() > 5  # the cap matters
+        scores = (5.0 * torch.tanh(scores / 5.0)).masked_fill(~mask[0, 0], -torch.inf)
+        wanted = scores.softmax(-1) @ value[0, head // 2]
+        torch.testing.assert_close(found[0, head], wanted, atol=1e-5, rtol=0)
+
+
+def test_a_row_that_sees_nothing_is_no_nan():
+    nothing = torch.zeros_like(MASK)
+    value = torch.ones(1, 2, 16, 8)
+    assert torch.isfinite(capped_attention(QUERY, KEY, value, nothing, 1.0, 5.0)).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_an_additive_mask_hides_and_stays_finite(dtype):
+    mask = torch.tensor([[[[True, False]]]])
+    added = additive_mask(mask, dtype)
+    assert added.dtype == dtype and torch.isfinite(added).all()
+    assert (added + torch.tensor([1.0, 9.0], dtype=dtype)).softmax(-1).tolist() == [[[[1.0, 0.0]]]]
+
+
+def test_attention_without_a_mask():
+    with pytest.raises(ExportError, match="Identity attends without a mask"):
+        forest_attention(nn.Identity(), QUERY, KEY, KEY, None)
+
+
+def test_attention_sinks():
+    with pytest.raises(ExportError, match="attention sinks"):
+        forest_attention(nn.Identity(), QUERY, KEY, KEY, MASK, s_aux=torch.zeros(2))
+
+
+def test_a_mask_of_the_model_itself():
+    with pytest.raises(ExportError, match="builds a mask of its own"):
+        refuse_own_mask(batch_size=1)
+
+
+FOREIGN = [
+    {},
+    {"is_causal": True},
+    {"attn_mask": MASK.float()},
+    {"attn_mask": MASK, "dropout_p": 0.1},
+]
+
+
+@pytest.mark.parametrize("arguments", FOREIGN)
+def test_a_call_of_torch_with_another_mask(arguments):
+    with ReplaceTorchAttention(), pytest.raises(ExportError, match="another mask"):
+        F.scaled_dot_product_attention(QUERY, KEY, KEY, **arguments)

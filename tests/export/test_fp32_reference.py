@@ -1,0 +1,84 @@
+"""References of a model in low precision: fp32 arithmetic on the rounded weights."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3TextConfig,
+    GPT2Config,
+    LlamaConfig,
+    MixtralConfig,
+    PreTrainedConfig,
+)
+
+from dsbd_export.checkpoint import load_model, open_pair
+from dsbd_export.config import ExportConfig
+from dsbd_export.forest_cases import forest_cases, reference_logits
+from dsbd_export.fp32_reference import ComputeInFP32
+from tests.export.conftest import SIZES, write_checkpoint
+
+FAMILIES: list[PreTrainedConfig] = [
+    LlamaConfig(**SIZES, num_hidden_layers=2, tie_word_embeddings=True),
+    GPT2Config(vocab_size=300, n_embd=48, n_layer=2, n_head=4, n_positions=256, bos_token_id=0),
+    Gemma3TextConfig(**SIZES, num_hidden_layers=2, head_dim=12),
+    MixtralConfig(**SIZES, num_hidden_layers=2, num_local_experts=4),
+]
+
+
+def family_of(config: PreTrainedConfig) -> str:
+    return config.model_type
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("config", FAMILIES, ids=family_of)
+def test_a_model_in_low_precision_computes_in_fp32(config, dtype):
+    torch.manual_seed(0)
+    low = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    for parameter in low.parameters():
+        parameter.data = parameter.data.to(dtype)
+    ids = torch.arange(40)[None]
+    with torch.no_grad(), ComputeInFP32():
+        found = low(input_ids=ids, use_cache=False).logits
+        assert low.dtype == torch.float32  # what the code of a model is told
+    rounded = low.float()
+    with torch.no_grad():
+        wanted = rounded(input_ids=ids, use_cache=False).logits
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("config", FAMILIES[:3], ids=family_of)
+def test_references_of_a_loaded_checkpoint(config, tmp_path):
+    """The checkpoint holds fp16, so loading it in fp32 gives the same weights."""
+    folder = write_checkpoint(tmp_path, config)
+    checkpoint, _ = open_pair(ExportConfig(target=str(folder), draft=str(folder), output=tmp_path))
+    low, full = load_model(checkpoint, "fp16"), load_model(checkpoint, "fp32")
+    assert {parameter.dtype for parameter in low.parameters()} == {torch.float16}
+    for case in forest_cases(checkpoint)[:6]:
+        found, wanted = reference_logits(low, case), reference_logits(full, case)
+        np.testing.assert_allclose(found, wanted, atol=2e-5 * np.abs(wanted).max())
+    assert {parameter.dtype for parameter in low.parameters()} == {torch.float16}
+
+
+def test_a_linear_layer_in_pieces():
+    torch.manual_seed(0)
+    inputs, weight, bias = torch.randn(2, 3, 10), torch.randn(7, 10).half(), torch.randn(7).half()
+    with ComputeInFP32(chunk_elements=20):  # two rows of ten
+        found = F.linear(inputs, weight, bias)
+        without_bias = F.linear(inputs.half(), weight)
+    torch.testing.assert_close(found, F.linear(inputs, weight.float(), bias.float()))
+    torch.testing.assert_close(without_bias, F.linear(inputs.half().float(), weight.float()))
+
+
+def test_results_are_fp32_and_weights_stay():
+    weight = torch.ones(4, 4, dtype=torch.bfloat16)
+    with ComputeInFP32():
+        assert (weight @ weight).dtype == torch.float32
+        assert torch.zeros(2, dtype=torch.float16).dtype == torch.float32
+        assert weight.to(torch.float16).dtype == torch.float32
+        assert weight[0].dtype == weight.dtype == torch.float32
+    assert weight.dtype == torch.bfloat16

@@ -1,0 +1,156 @@
+"""What target and draft must agree on, and what is made the same when it differs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import GPT2Config, PhiConfig
+
+from dsbd_export.checkpoint import load_model, open_pair
+from dsbd_export.config import ExportConfig
+from dsbd_export.errors import ExportError
+from dsbd_export.pair import agreed_pair, cut_vocabulary
+from scripts.family_checkpoints import VOCAB_SIZE, write_checkpoint
+
+SIZES = {"num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 16, "n_inner": 24}
+SPECIAL = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}
+
+
+def pair_of(target, draft):
+    """The pair as agreed, and the lines that were reported."""
+    lines: list[str] = []
+    config = ExportConfig(target=str(target), draft=str(draft), output=Path("out"))
+    return *agreed_pair(*open_pair(config), lines.append), lines
+
+
+def changed_copy(source, folder, **fields):
+    """A copy of a checkpoint with other fields in config.json, which then counts alone."""
+    shutil.copytree(source, folder)
+    (folder / "generation_config.json").unlink()
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+    return folder
+
+
+def test_equal_checkpoints_stay_as_they_are(llama_folder):
+    target, draft, lines = pair_of(llama_folder, llama_folder)
+    assert (target.vocab_size, draft.vocab_size, lines) == (VOCAB_SIZE, VOCAB_SIZE, [])
+
+
+SPECIAL_TOKENS = [  # (fields of the draft, what is reported)
+    ({"eos_token_id": [1, 2]}, "draft: eos_token_ids is [1, 2] in the checkpoint, [1] here"),
+    ({"eos_token_id": None}, "draft: eos_token_ids is [] in the checkpoint, [1] here"),
+    ({"bos_token_id": 3}, "draft: bos_token_id is 3 in the checkpoint, 0 here"),
+]
+
+
+@pytest.mark.parametrize(("fields", "line"), SPECIAL_TOKENS)
+def test_a_sequence_begins_and_ends_as_the_target_has_it(llama_folder, tmp_path, fields, line):
+    target, draft, lines = pair_of(
+        llama_folder, changed_copy(llama_folder, tmp_path / "draft", **fields)
+    )
+    assert (draft.bos_token_id, draft.eos_token_ids) == (0, [1])
+    assert (target.bos_token_id, target.eos_token_ids) == (0, [1])
+    assert lines == [line]
+
+
+@pytest.mark.parametrize("padded", ["target", "draft"])
+def test_padding_of_the_vocabulary_is_cut(llama_folder, tmp_path, padded):
+    wide = changed_copy(llama_folder, tmp_path / "wide", vocab_size=VOCAB_SIZE + 20)
+    folders = {"target": llama_folder, "draft": llama_folder, padded: wide}
+    target, draft, lines = pair_of(folders["target"], folders["draft"])
+    assert target.vocab_size == draft.vocab_size == VOCAB_SIZE
+    assert lines == [f"{padded}: vocab_size is 320 in the checkpoint, 300 here"]
+
+
+def test_a_vocabulary_without_room_for_all_tokens(llama_folder, tmp_path):
+    narrow = changed_copy(llama_folder, tmp_path / "narrow", vocab_size=260)
+    with pytest.raises(
+        ExportError, match=r"300 in the target and 260 in the draft.*ids up to 2\d\d"
+    ):
+        pair_of(llama_folder, narrow)
+
+
+WIDE = {  # ties and a bias of the output head both have to be cut
+    "tied": GPT2Config(vocab_size=320, **SPECIAL, **SIZES),
+    "biased": PhiConfig(vocab_size=320, **SPECIAL, **SIZES),
+}
+
+
+@pytest.mark.parametrize("kind", WIDE)
+def test_a_cut_model_has_the_logits_of_the_tokens_that_are_left(llama_folder, tmp_path, kind):
+    wide = write_checkpoint(tmp_path / kind, WIDE[kind])
+    target, _, _ = pair_of(wide, llama_folder)
+    model = load_model(target)
+    tokens = torch.arange(12)[None]
+    with torch.no_grad():
+        wanted = model(tokens).logits[..., :VOCAB_SIZE]
+        cut_vocabulary(model, target)
+        torch.testing.assert_close(model(tokens).logits, wanted)
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    assert model.config.vocab_size == VOCAB_SIZE
+    assert (head.weight is embedding.weight) is (kind == "tied")
+
+
+def test_an_uncut_model_is_left_alone(llama_folder):
+    target, _, _ = pair_of(llama_folder, llama_folder)
+    model = load_model(target)
+    weight = model.get_input_embeddings().weight
+    cut_vocabulary(model, target)
+    assert model.get_input_embeddings().weight is weight
+
+
+def other_vocabulary(content):
+    vocab = content["model"]["vocab"]
+    vocab["def"], vocab["path"] = vocab["path"], vocab["def"]
+
+
+def shorter_vocabulary(content):
+    del content["model"]["vocab"]["path"]
+
+
+def other_merges(content):
+    content["model"]["merges"].reverse()
+
+
+def other_special_token(content):
+    content["added_tokens"][1]["normalized"] = True
+
+
+def other_dropout(content):
+    content["model"]["dropout"] = 0.1
+
+
+DIFFERENT = [
+    (other_vocabulary, r"vocabularies differ: token '\w+' is"),
+    (shorter_vocabulary, r"vocabularies differ: \d+ tokens in the target's tokenizer, \d+"),
+    (other_merges, "merge 0 is"),
+    (other_special_token, "differ in section 'added_tokens'"),
+    (other_dropout, "differ in section 'model'"),
+]
+
+
+@pytest.mark.parametrize(("change", "words"), DIFFERENT)
+def test_tokenizers_that_do_not_agree(llama_folder, tmp_path, change, words):
+    with pytest.raises(ExportError, match=words):
+        pair_of(llama_folder, with_tokenizer(llama_folder, tmp_path / "draft", change))
+
+
+def old_merges(content):
+    content["model"]["merges"] = [" ".join(merge) for merge in content["model"]["merges"]]
+
+
+def test_merges_as_older_files_write_them_are_the_same(llama_folder, tmp_path):
+    pair_of(llama_folder, with_tokenizer(llama_folder, tmp_path / "draft", old_merges))
+
+
+def with_tokenizer(source, folder, change):
+    shutil.copytree(source, folder)
+    content = json.loads((folder / "tokenizer.json").read_text())
+    change(content)
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    return folder

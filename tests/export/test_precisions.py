@@ -1,0 +1,216 @@
+"""Bundles in every precision: what is in the graph, and what a row's result depends on."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto
+
+from dsbd_export.checkpoint import load_model, open_pair
+from dsbd_export.config import ExportConfig
+from dsbd_export.errors import ExportError
+from dsbd_export.forest_cases import references
+from dsbd_export.forest_engine import ForestEngine
+from dsbd_export.parity import check_parity
+from dsbd_export.parity_limits import parity_limit
+from dsbd_export.pipeline import export_bundle
+from dsbd_runtime.bundle import open_bundle
+from dsbd_runtime.errors import ProviderError
+from dsbd_runtime.loading import load_causal_lm
+
+LAYERS, LINEARS = 2, 15  # of the target: seven products a layer and the head
+LOOSE = 10.0  # random weights of this size make distributions that no quantization keeps
+FLOAT_TYPES = {
+    "fp32": TensorProto.FLOAT,
+    "fp16": TensorProto.FLOAT16,
+    "bf16": TensorProto.BFLOAT16,
+}
+
+
+def config_of(llama_folder, small_llama_folder, output, **options) -> ExportConfig:
+    return ExportConfig(
+        target=str(llama_folder), draft=str(small_llama_folder), output=output, **options
+    )
+
+
+@pytest.fixture(scope="module")
+def bundles(llama_folder, small_llama_folder, tmp_path_factory):
+    """Bundles by options, each exported once."""
+    made = {}
+
+    def bundle(**options):
+        key = tuple(sorted(options.items()))
+        if key not in made:
+            folder = tmp_path_factory.mktemp("precision") / "bundle"
+            if options != {"dtype": "fp16"} and options != {"dtype": "bf16"}:
+                options["max_kl"] = LOOSE
+            config = config_of(llama_folder, small_llama_folder, folder, **options)
+            report: list[str] = []
+            export_bundle(config, report=report.append)
+            made[key] = (folder, config, report)
+        return made[key]
+
+    return bundle
+
+
+def graph_of(folder, role="target", file="model.onnx") -> onnx.GraphProto:
+    return onnx.load(folder / role / file, load_external_data=False).graph
+
+
+def operators(graph) -> Counter:
+    return Counter(node.op_type for node in graph.node)
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+def test_caches_and_weights_have_the_precision_and_logits_are_fp32(bundles, dtype):
+    folder, _, _ = bundles(dtype=dtype)
+    wanted = FLOAT_TYPES[dtype]
+    for file in ("model.onnx", "prune.onnx"):
+        graph = graph_of(folder, file=file)
+        caches = [v for v in (*graph.input, *graph.output) if "." in v.name]
+        assert {value.type.tensor_type.elem_type for value in caches} == {wanted}
+    graph = graph_of(folder)
+    assert graph.output[0].name == "logits"
+    assert graph.output[0].type.tensor_type.elem_type == TensorProto.FLOAT
+    assert {t.data_type for t in graph.initializer if len(t.dims) == 2} == {wanted}
+    entry = open_bundle(folder).manifest.target
+    assert (entry.dtype, entry.kv.dtype, entry.quantization) == (dtype, dtype, "none")
+    assert entry.parity.measure == "mean_kl" and 0 < entry.parity.mean_kl < entry.parity.limit
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+def test_norms_and_rotations_are_fused_in_low_precision_too(bundles, exported, dtype):
+    counts = operators(graph_of(bundles(dtype=dtype)[0]))
+    assert counts["RMSNormalization"] == 5 and counts["RotaryEmbedding"] == 4
+    assert not {"Pow", "ReduceMean", "Slice", "Neg"} & set(counts)
+    counts["Cast"] -= 3  # cos, sin and logits
+    assert +counts == operators(exported.graph("target"))
+
+
+def test_the_cpu_runs_fp16_and_refuses_bf16(bundles):
+    with load_causal_lm(open_bundle(bundles(dtype="fp16")[0]), "target", num_threads=1) as model:
+        tokens = np.arange(3)
+        logits = model.step(tokens, tokens, np.tri(3, dtype=np.bool_), np.array([2]))
+        assert np.isfinite(logits).all()
+    with pytest.raises(ProviderError, match=r"is in bf16.*runs fp32, fp16; export with --dtype"):
+        load_causal_lm(open_bundle(bundles(dtype="bf16")[0]), "target", num_threads=1)
+
+
+def test_the_prune_graph_of_bf16_moves_rows(bundles):
+    """On the real file: ONNX Runtime's CPU provider can gather and scatter in bf16."""
+    session = ort.InferenceSession(
+        bundles(dtype="bf16")[0] / "target" / "prune.onnx", providers=["CPUExecutionProvider"]
+    )
+    rng = np.random.default_rng(0)
+    binding, caches = session.io_binding(), {}
+    for layer in range(LAYERS):
+        for part in ("key", "value"):
+            cache = rng.integers(0, 30000, (1, 2, 8, 12)).astype(np.uint16)
+            value = ort.OrtValue.ortvalue_from_numpy_with_onnx_type(cache, TensorProto.BFLOAT16)
+            binding.bind_ortvalue_input(f"past_key_values.{layer}.{part}", value)
+            binding.bind_ortvalue_output(f"present.{layer}.{part}", value)
+            caches[layer, part] = (cache, cache.copy())
+    binding.bind_cpu_input("src_rows", np.array([6, 3]))
+    binding.bind_cpu_input("write_indices", np.array([1]))
+    session.run_with_iobinding(binding)
+    for found, before in caches.values():
+        np.testing.assert_array_equal(found[:, :, 1:3], before[:, :, [6, 3]])
+        np.testing.assert_array_equal(found[:, :, 3:], before[:, :, 3:])
+
+
+QUANTIZED = [  # (options, product operator, how many)
+    ({"quantize": "int8-dynamic"}, "MatMulInteger", LINEARS),
+    ({"quantize": "int8"}, "MatMulNBits", LINEARS),
+    ({"quantize": "int4"}, "MatMulNBits", LINEARS),
+    ({"quantize": "int4", "dtype": "fp16"}, "MatMulNBits", LINEARS),
+]
+
+
+@pytest.mark.parametrize(("options", "operator", "count"), QUANTIZED)
+def test_every_product_is_quantized(bundles, options, operator, count):
+    folder, _, report = bundles(**options)
+    graph = graph_of(folder)
+    counts = operators(graph)
+    assert counts[operator] == count and not counts["MatMul"] and not counts["Gemm"]
+    floats = [t for t in graph.initializer if t.data_type in FLOAT_TYPES.values()]
+    scales = [t.name for t in floats if len(t.dims) == 2]
+    assert all(name.endswith(".scales") for name in scales)
+    assert "target: 15 products and 1 embeddings quantized" in report
+    assert open_bundle(folder).manifest.target.quantization == options["quantize"]
+
+
+def test_products_with_the_same_rows_share_their_integers(bundles):
+    counts = operators(graph_of(bundles(quantize="int8-dynamic")[0]))
+    # per layer: attention input, attention output, MLP input, MLP inside; and the head's
+    assert counts["QuantizeLinear"] == 4 * LAYERS + 1
+
+
+@pytest.mark.parametrize("quantize", ["int8-dynamic", "int8", "int4"])
+def test_tied_weights_are_stored_once_in_8_bits(bundles, quantize):
+    graph = graph_of(bundles(quantize=quantize)[0])
+    of_vocabulary = [
+        tensor for tensor in graph.initializer if 300 in tensor.dims and len(tensor.dims) > 1
+    ]
+    integers = [t for t in of_vocabulary if t.data_type in (TensorProto.INT8, TensorProto.UINT8)]
+    assert len(integers) == 1
+    readers = [node.op_type for node in graph.node if integers[0].name in node.input]
+    head = "Transpose" if quantize == "int8-dynamic" else "MatMulNBits"
+    assert sorted(readers) == ["Gather", head]
+    bits = {
+        onnx.helper.get_attribute_value(attribute)
+        for node in graph.node
+        for attribute in node.attribute
+        if attribute.name == "bits" and integers[0].name in node.input
+    }
+    assert bits <= {8}
+
+
+def logits_beside_others(folder, num_rows, seed):
+    """Logits of the same first nodes, two at most, behind the same prefix, others after them."""
+    with load_causal_lm(open_bundle(folder), "target", num_threads=1) as model:
+        prefix = np.arange(5)
+        model.step(prefix, prefix, np.tri(5, dtype=np.bool_), np.array([], np.int64))
+        tokens = np.random.default_rng(seed).integers(0, 300, num_rows)
+        compared = np.arange(min(2, num_rows))
+        tokens[compared] = [7, 11][:num_rows]
+        mask = np.concatenate([np.ones((num_rows, 5)), np.eye(num_rows)], axis=1).astype(np.bool_)
+        return model.step(tokens, np.full(num_rows, 5), mask, compared)
+
+
+def test_a_row_does_not_depend_on_its_neighbours_bit_for_bit(bundles):
+    """W8A8 by row: alone, beside others, and beside other others."""
+    folder = bundles(quantize="int8-dynamic")[0]
+    wanted = logits_beside_others(folder, 2, seed=0)
+    for num_rows in (1, 6, 20, 33):
+        for seed in (1, 2):
+            found = logits_beside_others(folder, num_rows, seed)
+            np.testing.assert_array_equal(found, wanted[:num_rows])
+
+
+@pytest.mark.parametrize("quantize", ["int8-dynamic", "int8", "int4"])
+def test_a_missing_mask_is_found_in_every_precision(bundles, tmp_path, quantize):
+    folder, config, _ = bundles(quantize=quantize)
+    checkpoint, _ = open_pair(config)
+    wanted = references(load_model(checkpoint), checkpoint)
+    limit = parity_limit(config_of(config.target, config.draft, tmp_path, quantize=quantize))
+    model = onnx.load(folder / "target" / "model.onnx")
+    next(node for node in model.graph.node if node.op_type == "Attention").input.pop()
+    onnx.save(model, tmp_path / "model.onnx")
+    onnx.save(onnx.load(folder / "target" / "prune.onnx"), tmp_path / "prune.onnx")
+    with pytest.raises(ExportError, match=r"mean_kl\) in case .*max_kl"):
+        check_parity(tmp_path, checkpoint, wanted, limit)
+
+
+def test_the_engine_of_parity_takes_no_rows(bundles):
+    """A prefix is filled without asking for logits."""
+    folder, config, _ = bundles(quantize="int8-dynamic")
+    checkpoint, _ = open_pair(config)
+    files = (folder / "target" / name for name in ("model.onnx", "prune.onnx"))
+    engine = ForestEngine(*files, checkpoint, capacity=16)
+    no_rows = references(load_model(checkpoint), checkpoint)[0].case
+    logits = engine._step(no_rows.node_ids, no_rows.parents, 0, np.zeros(0, np.int64), ["logits"])
+    assert logits[0].shape == (0, 300)

@@ -1,0 +1,55 @@
+"""Checkpoints that cannot come out right are refused with the reason."""
+
+from __future__ import annotations
+
+import pytest
+import transformers
+from transformers import PreTrainedConfig
+
+from dsbd_export.families import FAMILIES
+from dsbd_export.refusals import refusal_of
+
+REFUSED = [  # (config class, its arguments, words of the reason)
+    ("T5Config", {}, "encoder-decoder"),
+    ("WhisperConfig", {}, "encoder-decoder"),
+    ("LlavaConfig", {}, "composite of several models"),
+    ("Gemma3Config", {}, "composite of several models"),
+    ("MambaConfig", {}, "recurrent state"),
+    ("Mamba2Config", {}, "recurrent state"),
+    ("RwkvConfig", {}, "recurrent state"),
+    ("RecurrentGemmaConfig", {}, "recurrent state"),
+    ("JambaConfig", {}, "recurrent state"),
+    ("Qwen3NextConfig", {}, "'linear_attention' keeps a recurrent state"),
+    ("FalconH1Config", {}, "'hybrid' keeps a recurrent state"),
+    (
+        "Lfm2Config",
+        {"num_hidden_layers": 1, "layer_types": ["conv"]},
+        "'conv' keeps the last inputs of a convolution",
+    ),
+    ("Llama4TextConfig", {}, "'chunked_attention' needs a mask of chunks"),
+    ("BloomConfig", {}, "ALiBi"),
+    ("MptConfig", {}, "ALiBi"),
+    ("FalconConfig", {"alibi": True}, "ALiBi"),
+    ("DeepseekV2Config", {}, "latent attention"),
+    ("DeepseekV3Config", {}, "latent attention"),
+    ("MiniCPM3Config", {}, "latent attention"),
+    ("GptOssConfig", {}, "attention sinks"),
+    ("GPTNeoConfig", {}, "counts cache rows"),
+    ("LlamaConfig", {"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantized"),
+    ("LlamaConfig", {"quantization_config": {"quant_method": "awq", "bits": 4}}, "quantized"),
+]
+
+
+@pytest.mark.parametrize(("name", "arguments", "words"), REFUSED)
+def test_refused_configs(name, arguments, words):
+    assert words in str(refusal_of(getattr(transformers, name)(**arguments)))
+
+
+def test_every_refusal_of_the_table_is_tried():
+    tried = {getattr(transformers, name)().model_type for name, arguments, _ in REFUSED}
+    assert {name for name, family in FAMILIES.items() if family.refusal is not None} <= tried
+
+
+def test_a_config_without_the_sizes_of_a_decoder():
+    config = PreTrainedConfig(vocab_size=8, hidden_size=8)
+    assert refusal_of(config) == "its config has no num_layers under any known name"

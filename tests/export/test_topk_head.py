@@ -1,0 +1,152 @@
+"""The top-k head: what it puts on the graph, and that a wrong one is caught."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dsbd_export.config import ExportConfig
+from dsbd_export.errors import ExportError
+from dsbd_export.pipeline import export_bundle
+from dsbd_export.topk_parity import HeadRows, head_problem
+from dsbd_runtime.bundle import open_bundle
+from dsbd_runtime.loading import load_causal_lm
+from tests.export.conftest import Exported
+
+NUM_CANDIDATES = 8
+
+
+def export_topk(exported: Exported, output, **options) -> Exported:
+    config = replace(exported.config, output=output, logits=f"topk:{NUM_CANDIDATES}", **options)
+    report: list[str] = []
+    return Exported(config, export_bundle(config, report=report.append), report)
+
+
+@pytest.fixture(scope="module")
+def exported_topk(exported, tmp_path_factory):
+    return export_topk(exported, tmp_path_factory.mktemp("topk") / "bundle")
+
+
+def test_the_outputs_and_operators(exported_topk, exported):
+    for role in ("target", "draft"):
+        topk, dense = exported_topk.graph(role), exported.graph(role)
+        shapes = {
+            value.name: [dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim]
+            for value in topk.output[:3]
+        }
+        assert shapes == {"top_logits": ["R", 8], "top_ids": ["R", 8], "logsumexp": ["R"]}
+        assert [o.name for o in topk.output[3:]] == [o.name for o in dense.output[1:]]
+        assert topk.input == dense.input
+        assert not any(node.domain for node in topk.node)
+        head = [node.op_type for node in topk.node[len(dense.node) :]]
+        assert head == ["TopK", "LogSoftmax", "Slice", "Slice", "GatherElements", "Sub", "Squeeze"]
+
+
+def test_manifest_and_report_name_the_head(exported_topk):
+    manifest = open_bundle(exported_topk.config.output, verify=True).manifest
+    assert manifest.target.logits == manifest.draft.logits == "topk:8"
+    assert sum("top-k head" in line for line in exported_topk.report) == 2
+
+
+def test_candidates_are_those_of_the_dense_export(exported_topk, exported):
+    step = (np.array([5, 6, 7]), np.arange(3), np.tri(3, dtype=np.bool_), np.array([2, 0]))
+    for role in ("target", "draft"):
+        with load_causal_lm(open_bundle(exported.config.output), role) as dense:
+            logits = dense.step(*step)
+        with load_causal_lm(open_bundle(exported_topk.config.output), role) as topk:
+            found = topk.step_candidates(*step)
+        assert_candidates_of(found, logits)
+
+
+def assert_candidates_of(found, logits):
+    ids = np.argsort(-logits, axis=1, kind="stable")[:, :NUM_CANDIDATES]
+    np.testing.assert_array_equal(found.top_ids, ids)
+    np.testing.assert_allclose(found.top_logits, np.take_along_axis(logits, ids, 1), rtol=1e-6)
+    sums = np.log(np.exp(logits.astype(np.float64)).sum(axis=1))
+    np.testing.assert_allclose(found.logsumexp, sums, rtol=1e-6)
+
+
+PRECISIONS = [{"dtype": "fp16"}, {"dtype": "bf16"}, {"quantize": "int8-dynamic"}]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", PRECISIONS, ids=lambda p: "-".join(p.values()))
+def test_the_head_on_other_precisions_passes_its_gate(small_llama_folder, tmp_path, precision):
+    folder = str(small_llama_folder)
+    config = ExportConfig(
+        target=folder, draft=folder, output=tmp_path / "b", logits="topk:300", **precision
+    )
+    manifest = export_bundle(config, report=lambda _: None).manifest
+    assert (manifest.target.logits, manifest.draft.logits) == ("topk:300", "topk:300")
+
+
+def test_more_candidates_than_tokens_are_refused_before_anything_is_written(exported, tmp_path):
+    config = replace(exported.config, output=tmp_path / "bundle", logits="topk:301")
+    with pytest.raises(ExportError, match=r"'topk:301' asks for more .* tokens, 300; use topk:300"):
+        export_bundle(config, report=lambda _: None)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kind", ["topk", "topk:0", "topk:-3", "topk:x", "TOPK:4", "none", ""])
+def test_other_kinds_are_refused(tmp_path, kind):
+    with pytest.raises(ExportError, match=rf"logits='{kind}' is no kind .*use full, or topk:K"):
+        ExportConfig(target="t", draft="d", output=tmp_path, logits=kind)
+
+
+LOGITS = np.random.default_rng(0).normal(size=(3, 300)).astype(np.float32) * 3
+
+
+def right_rows():
+    ids = np.argsort(-LOGITS, axis=1)[:, :NUM_CANDIDATES]
+    sums = np.log(np.exp(LOGITS.astype(np.float64)).sum(axis=1)).astype(np.float32)
+    return HeadRows(ids, np.take_along_axis(LOGITS, ids, axis=1), sums)
+
+
+def test_right_rows_pass():
+    assert head_problem(right_rows(), LOGITS, NUM_CANDIDATES) is None
+
+
+def damaged(rows, place):
+    if place == "width":
+        return HeadRows(rows.top_ids[:, 1:], rows.top_logits[:, 1:], rows.logsumexp)
+    if place == "order":
+        return HeadRows(rows.top_ids[:, ::-1], rows.top_logits[:, ::-1], rows.logsumexp)
+    if place == "next best":
+        ids = np.argsort(-LOGITS, axis=1)[:, 1 : NUM_CANDIDATES + 1]
+        return HeadRows(ids, np.take_along_axis(LOGITS, ids, axis=1), rows.logsumexp)
+    if place == "id":
+        rows.top_ids[2, 3] = (rows.top_ids[2, 3] + 1) % 300
+    if place == "logit":
+        rows.top_logits[1, 5] += 1e-3
+    if place == "sum":
+        rows.logsumexp[0] += 1e-3
+    if place == "NaN":
+        rows.logsumexp[0] = np.nan
+    return rows
+
+
+DAMAGE = [
+    ("width", r"shape \(3, 7\), expected \(3, 8\)"),
+    ("order", "top_logits differs"),
+    ("next best", "top_logits differs"),
+    ("id", "top_ids differs"),
+    ("logit", "top_logits differs by 0.001"),
+    ("sum", "logsumexp differs by 0.001"),
+    ("NaN", "logsumexp differs by nan"),
+]
+
+
+@pytest.mark.parametrize(("place", "words"), DAMAGE)
+def test_a_wrong_head_is_named(place, words):
+    problem = head_problem(damaged(right_rows(), place), LOGITS, NUM_CANDIDATES)
+    assert problem is not None
+    assert re.search(words, problem), problem
+
+
+def test_a_token_named_twice_is_caught():
+    logits = np.zeros((1, 10), np.float32)
+    rows = HeadRows(np.array([[0, 0]]), np.zeros((1, 2), np.float32), np.log([10.0]).astype("f"))
+    assert head_problem(rows, logits, 2) == "top_ids names a token twice"

@@ -1,0 +1,35 @@
+"""The kinds of output that a manifest may name."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dsbd_runtime.head import empty_outputs, head_outputs, parse_num_candidates
+
+KINDS = [("full", 0), ("topk:1", 1), ("topk:64", 64), ("topk:128256", 128256)]
+NO_KINDS = ["", "Full", "topk", "topk:", "topk:0", "topk:-1", "topk:08", "topk:4.0", "topk: 4", "4"]
+
+
+@pytest.mark.parametrize(("kind", "num_candidates"), KINDS)
+def test_kinds(kind: str, num_candidates: int) -> None:
+    assert parse_num_candidates(kind) == num_candidates
+
+
+@pytest.mark.parametrize("kind", [*NO_KINDS, "topk:²"])
+def test_what_is_no_kind(kind: str) -> None:
+    with pytest.raises(ValueError, match="neither 'full' nor topk:K"):
+        parse_num_candidates(kind)
+
+
+def test_outputs_and_their_arrays() -> None:
+    dense = empty_outputs(head_outputs("full", 300), 3)
+    assert {name: (a.shape, a.dtype) for name, a in dense.items()} == {
+        "logits": ((3, 300), np.float32)
+    }
+    largest = empty_outputs(head_outputs("topk:8", 300), 3)
+    assert {name: (a.shape, a.dtype) for name, a in largest.items()} == {
+        "top_logits": ((3, 8), np.float32),
+        "top_ids": ((3, 8), np.int64),
+        "logsumexp": ((3,), np.float32),
+    }

@@ -1,0 +1,102 @@
+"""Drafting policy "throughput" over a bundle: measured once, kept, invisible in the text."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dsbd_ort.cost_cache import engine_costs
+from dsbd_ort.decoding import TableModel
+from dsbd_ort.pipeline import Pipeline
+from dsbd_runtime.bundle import open_bundle
+
+PROMPT = "def read_json(path):"
+
+
+class CountedModel(TableModel):
+    def __init__(self) -> None:
+        super().__init__(2, lambda path: np.zeros(2))
+        self.num_calls = 0
+
+    def step(self, token_ids, positions, mask, logit_rows):
+        self.num_calls += 1
+        return super().step(token_ids, positions, mask, logit_rows)
+
+
+@pytest.fixture
+def costs_of(demo_bundle: Path, tmp_path: Path):
+    """Ask for the costs of the demo bundle; return them and whether they were measured."""
+    bundle = open_bundle(demo_bundle)
+
+    def ask(num_threads: int | None = None, cache: Path = tmp_path):
+        models = CountedModel(), CountedModel()
+        costs = engine_costs(
+            bundle,
+            *models,
+            provider="cpu",
+            num_threads=num_threads,
+            environment={"XDG_CACHE_HOME": str(cache)},
+        )
+        return costs, models[0].num_calls > 0
+
+    return ask
+
+
+def test_costs_are_measured_once_and_read_afterwards(costs_of):
+    measured, was_measured = costs_of()
+    again, was_measured_again = costs_of()
+    assert was_measured and not was_measured_again
+    assert again == measured
+
+
+def test_other_threads_have_costs_of_their_own(costs_of):
+    costs_of()
+    assert costs_of(num_threads=1)[1]
+
+
+@pytest.mark.parametrize("damage", ["", "{}", '{"target": {"rows": [1], "seconds": [1.0]}}'])
+def test_a_damaged_file_is_named_and_measured_again(costs_of, damage, tmp_path, caplog):
+    costs_of()
+    (file,) = (tmp_path / "dsbd-ort").glob("costs-*.json")
+    file.write_text(damage)
+    with caplog.at_level(logging.WARNING):
+        assert costs_of()[1]
+    assert f"{file} cannot be used" in caplog.text
+    assert not costs_of()[1]
+
+
+def test_a_cache_that_cannot_be_written_is_named(costs_of, tmp_path, caplog):
+    blocked = tmp_path / "file"
+    blocked.write_text("no folder")
+    with caplog.at_level(logging.WARNING):
+        assert costs_of(cache=blocked)[1]
+    assert "cannot be written" in caplog.text
+
+
+def test_throughput_gives_the_tokens_of_beam_sampling(demo_bundle, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    common = {"num_beams": 2, "top_k": 20, "max_new_tokens": 40}
+    with Pipeline.from_bundle(demo_bundle) as pipeline:
+        for seed in range(3):
+            plain = pipeline.generate(PROMPT, strategy="beam-sample", seed=seed, **common)
+            planned = pipeline.generate(PROMPT, draft_policy="throughput", seed=seed, **common)
+            assert planned.sequences[0].token_ids == plain.sequences[0].token_ids
+            assert planned.stats.num_draft_tokens > 0
+    assert len(list((tmp_path / "dsbd-ort").glob("costs-*.json"))) == 1
+
+
+def test_a_prompt_that_goes_on_from_the_last_computes_only_what_is_new(demo_bundle):
+    options = {"num_beams": 2, "width_policy": "fixed", "top_k": 20, "max_new_tokens": 16}
+    with Pipeline.from_bundle(demo_bundle) as pipeline:
+        first = pipeline.generate(PROMPT, **options)
+        longer = PROMPT + first.sequences[0].text + "\n    return"
+        again = pipeline.generate(longer, **options)
+    with Pipeline.from_bundle(demo_bundle, prefix_cache=False) as pipeline:
+        pipeline.generate(PROMPT, **options)
+        alone = pipeline.generate(longer, **options)
+    assert again.sequences[0].token_ids == alone.sequences[0].token_ids
+    assert again.stats.target_rows < alone.stats.target_rows
+    assert again.stats.kv_bytes_peak == alone.stats.kv_bytes_peak

@@ -1,0 +1,76 @@
+"""The shipped pair with a top-k head: the text of the dense engines, whatever the strategy."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+
+import pytest
+from click.testing import CliRunner
+
+from dsbd_export.topk_head import append_topk_head
+from dsbd_ort import Pipeline
+from dsbd_ort.cli import run
+from dsbd_ort.decoding import ConfigError
+from dsbd_runtime.bundle import MODEL_FILE, ROLES, open_bundle, write_manifest
+
+NUM_CANDIDATES = 24
+PROMPT = "def read_json(path):\n"
+
+
+@pytest.fixture(scope="module")
+def topk_bundle(demo_bundle, tmp_path_factory):
+    """The demo bundle with the head put on: what the export makes, without another export."""
+    folder = tmp_path_factory.mktemp("topk") / "bundle"
+    shutil.copytree(demo_bundle, folder)
+    manifest = open_bundle(folder).manifest
+    for role in ROLES:
+        append_topk_head(folder / role / MODEL_FILE, NUM_CANDIDATES)
+    entries = {
+        role: replace(getattr(manifest, role), logits=f"topk:{NUM_CANDIDATES}") for role in ROLES
+    }
+    write_manifest(folder, versions=manifest.versions, **entries)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pipelines(demo_bundle, topk_bundle):
+    with (
+        Pipeline.from_bundle(demo_bundle, num_threads=1) as dense,
+        Pipeline.from_bundle(topk_bundle, num_threads=1) as topk,
+    ):
+        yield dense, topk
+
+
+REQUESTS = [
+    {"strategy": "dsbd", "top_k": 20},
+    {"strategy": "dsbd", "top_k": 24, "coupling": "rejection", "top_p": 0.9, "temperature": 0.8},
+    {"strategy": "beam-sample", "top_k": 20},
+    {"strategy": "speculative", "top_k": 24},
+    {"strategy": "speculative", "top_k": 8, "coupling": "rejection"},
+    {"strategy": "mjsd", "top_k": 20},
+    {"strategy": "beam-search", "num_beams": 4},
+    {"strategy": "speculative-beam-search", "num_beams": 4},
+]
+
+
+@pytest.mark.parametrize("options", REQUESTS, ids=lambda o: "-".join(map(str, o.values())))
+def test_same_tokens_as_the_dense_engines(pipelines, options):
+    dense, topk = pipelines
+    for seed in range(3):
+        request = {"max_new_tokens": 16, "seed": seed, **options}
+        expected, found = (p.generate(PROMPT, **request).sequences[0] for p in (dense, topk))
+        assert found.token_ids == expected.token_ids
+        assert found.token_logprobs == pytest.approx(expected.token_logprobs, abs=5e-6)
+
+
+@pytest.mark.parametrize(("top_k", "words"), [(0, "top_k is 0"), (25, "use top_k 1 to 24")])
+def test_more_than_the_engines_return_is_refused(pipelines, top_k, words):
+    with pytest.raises(ConfigError, match=words):
+        pipelines[1].generate(PROMPT, top_k=top_k)
+
+
+def test_the_command_says_so_in_one_line(topk_bundle):
+    done = CliRunner().invoke(run, [str(topk_bundle), "--prompt", PROMPT])
+    assert done.exit_code == 2 and len(done.stderr.splitlines()) == 1
+    assert "returns 24 candidates" in done.stderr
