@@ -28,7 +28,7 @@ from dsbd_ort.decoding.throughput import Experience
 from dsbd_runtime.bundle import Bundle, open_bundle
 from dsbd_runtime.causal_lm import CausalLM
 from dsbd_runtime.errors import CapacityError
-from dsbd_runtime.loading import load_causal_lm
+from dsbd_runtime.loading import load_pair
 from dsbd_runtime.stream_decoder import StreamDecoder
 from dsbd_runtime.tokenizer import Tokenizer
 
@@ -97,7 +97,8 @@ class Pipeline:
         Args:
             path: the folder that dsbd-export wrote.
             provider: "cpu".
-            num_threads: of each engine; None lets ONNX Runtime choose.
+            num_threads: of the target, and of a draft that is not small; None lets ONNX Runtime
+                choose. See load_pair.
             verify: also check the hash of every file.
             prefix_cache: keep the rows of a request for the next one, which computes only what
                 its prompt does not share with them.
@@ -107,12 +108,7 @@ class Pipeline:
             ProviderError: the provider is unknown or not on this machine.
         """
         bundle = open_bundle(path, verify=verify)
-        target = load_causal_lm(bundle, "target", provider=provider, num_threads=num_threads)
-        try:
-            draft = load_causal_lm(bundle, "draft", provider=provider, num_threads=num_threads)
-        except BaseException:
-            target.close()
-            raise
+        target, draft = load_pair(bundle, provider=provider, num_threads=num_threads)
         measure = functools.partial(
             engine_costs, bundle, target, draft, provider=provider, num_threads=num_threads
         )

@@ -62,7 +62,7 @@ class GumbelCoupling:
 def best_candidates(scores: NDArray[np.float64], num_wanted: int) -> NDArray[np.int64]:
     """Return the candidates of largest finite score, best first, (<= num_wanted,) int64."""
     if len(scores) <= _SORTED_WHOLE:
-        best = np.argsort(-scores, kind="stable")[:num_wanted]
+        best = (-scores).argsort(kind="stable")[:num_wanted]
     elif num_wanted < len(scores):
         best = np.argpartition(scores, len(scores) - num_wanted)[-num_wanted:]
         best = best[np.argsort(-scores[best], kind="stable")]

@@ -47,13 +47,17 @@ class Experience:
     """How often a gap was enough, and how fast tokens come; kept from request to request.
 
     Attributes:
-        enough, seen: (num_bins,) float64. Weighted layers, by gap, that were accepted, and all.
-        layers_per_second: lambda, None before the first iteration.
+        enough, seen: (2, num_bins) float64. Weighted layers, by gap, that were accepted, and all:
+            first layers of a draft, and those behind an accepted one, which are harder.
+        rates: (2, num_bins) float64. What follows from them: a wider gap is never worse.
+        tokens, seconds: committed and spent, the latest counting most; their ratio is lambda.
         acceptance, rows: running means of what chosen layers promised and held.
+        num_without, probe_after: iterations without a draft, and after how many to try one.
     """
 
     enough: Floats
     seen: Floats
+    rates: Floats
     tokens: float = 0.0
     seconds: float = 0.0
     acceptance: float = 0.7
@@ -65,22 +69,43 @@ class Experience:
     def initial(cls) -> Experience:
         """Return the first guess: half of the layers without a gap, more the wider the gap."""
         centres = np.concatenate([_GAP_EDGES - 0.5 * np.diff(_GAP_EDGES, prepend=0.0), [8.0]])
-        seen = np.full(len(centres), _PRIOR_WEIGHT)
-        return cls(enough=seen * (1.0 - 0.5 * np.exp(-centres)), seen=seen)
+        rates = np.tile(1.0 - 0.5 * np.exp(-centres), (2, 1))
+        seen = np.full(rates.shape, _PRIOR_WEIGHT)
+        return cls(enough=seen * rates, seen=seen, rates=rates)
 
-    def accepted(self, gaps: Floats) -> Floats:
-        """Return the estimated probability that a layer with this gap is accepted."""
-        bins = np.searchsorted(_GAP_EDGES, gaps)
-        rates: Floats = (self.enough / self.seen)[bins]
+    def accepted(self, gaps: Floats, depth: int) -> Floats:
+        """Return the estimated probability that a layer with this gap is accepted.
+
+        depth: drafted layers before it.
+        """
+        rates: Floats = self.rates[min(depth, 1)][np.searchsorted(_GAP_EDGES, gaps)]
         return rates
 
-    def learn(self, gaps: Floats, was_enough: NDArray[np.bool_]) -> None:
+    def learn(self, gaps: Floats, was_enough: NDArray[np.bool_], depth: int) -> None:
         """Count one layer: for every width it might have had, the gap and whether it was enough."""
-        bins, size = np.searchsorted(_GAP_EDGES, gaps), len(self.seen)
-        self.enough *= _MEMORY
-        self.seen *= _MEMORY
-        self.enough += np.bincount(bins, was_enough, minlength=size)
-        self.seen += np.bincount(bins, minlength=size)
+        kind, size = min(depth, 1), self.seen.shape[1]
+        bins = np.searchsorted(_GAP_EDGES, gaps)
+        enough, seen = self.enough[kind], self.seen[kind]
+        enough *= _MEMORY
+        seen *= _MEMORY
+        enough += np.bincount(bins, was_enough, minlength=size)
+        seen += np.bincount(bins, minlength=size)
+        self.rates[kind] = _never_falling(enough, seen)
+
+
+def _never_falling(enough: Floats, seen: Floats) -> Floats:
+    """Return the rates enough / seen, pooled over neighbours until none is below the one before.
+
+    Isotonic regression (pool adjacent violators): [1/2, 3/4, 1/4] becomes [1/2, 4/8, 4/8]. Without
+    it the best of many noisy rates would be believed.
+    """
+    pools: list[tuple[float, float, int]] = []
+    for pool in zip(enough.tolist(), seen.tolist(), [1] * len(seen), strict=True):
+        while pools and pools[-1][0] * pool[1] > pool[0] * pools[-1][1]:
+            last = pools.pop()
+            pool = (last[0] + pool[0], last[1] + pool[1], last[2] + pool[2])
+        pools.append(pool)
+    return np.repeat([pool[0] / pool[1] for pool in pools], [pool[2] for pool in pools])
 
 
 @dataclass(frozen=True)
@@ -168,7 +193,7 @@ class ThroughputDrafting:
         ordered = np.append(deficits[best], np.inf)
         gaps = ordered[widths]
         self._layers.append(_Layer(law, deficits, gaps, ordered[widths - 1]))
-        reach = self._reach * self._experience.accepted(gaps)
+        reach = self._reach * self._experience.accepted(gaps, len(self._layers) - 1)
         width = max(self._experience.rows, self._num_beams)
         call = float(self._costs.draft.at(least)) + _HOST_SECONDS
         target = self._costs.target
@@ -190,14 +215,14 @@ class ThroughputDrafting:
     def observe(self, forest: Forest, committed: list[list[int]]) -> None:
         """See Drafting.observe."""
         experience = self._experience
-        for layer, nodes in zip(self._layers, committed, strict=False):
+        for depth, (layer, nodes) in enumerate(zip(self._layers, committed, strict=False)):
             taken = _candidate_ids(forest, layer.law, nodes)
             is_taken = layer.law.candidate_ids() == taken[:, None]  # (num_taken, num_candidates)
             if is_taken.any(axis=1).all():
                 needed = layer.deficits[is_taken.argmax(axis=1)].max()
             else:
                 needed = np.inf
-            experience.learn(layer.gaps, needed <= layer.included)
+            experience.learn(layer.gaps, needed <= layer.included, depth)
         experience.tokens = _RATE_MEMORY * experience.tokens + len(committed)
         experience.seconds = _RATE_MEMORY * experience.seconds + self._seconds
         self._count_probes()

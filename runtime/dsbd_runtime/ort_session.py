@@ -46,6 +46,7 @@ class OrtSession:
         *,
         provider: str = "cpu",
         num_threads: int | None = None,
+        spins: bool = True,
         log_severity: int = LOG_ERRORS,
     ) -> None:
         """Open the engine at ``model_path``; the weight file is mapped, matrices are packed anew.
@@ -55,6 +56,7 @@ class OrtSession:
             entry: what the manifest says of the engine; a contradiction is a BundleError.
             provider: a name of the table in ``providers``.
             num_threads: threads of one call; None leaves the choice to ONNX Runtime.
+            spins: whether idle threads wait busily for the next call.
             log_severity: what ONNX Runtime writes to stderr. ``LOG_WARNINGS`` shows when a cache
                 is not updated in place.
         """
@@ -63,7 +65,8 @@ class OrtSession:
         self._model_path = model_path
         self._head = head_outputs(entry.logits, entry.vocab_size)
         self._ort = import_onnxruntime(row)
-        options = _session_options(self._ort, entry, num_threads, log_severity)
+        options = _session_options(self._ort, entry, num_threads, spins)
+        options.log_severity_level = log_severity
         self._engine = _open_engine(self._ort, model_path, row, options)
         check_graph(model_path, entry, self._engine.get_inputs(), self._engine.get_outputs())
         self._cache: KVCache | None = KVCache(entry.kv)
@@ -150,10 +153,11 @@ def _engine_inputs(inputs: StepInputs) -> Iterator[tuple[str, NDArray[Any]]]:
 
 
 def _session_options(
-    ort: ModuleType, entry: ModelEntry, num_threads: int | None, log_severity: int
+    ort: ModuleType, entry: ModelEntry, num_threads: int | None, spins: bool
 ) -> Any:
     options = ort.SessionOptions()
-    options.log_severity_level = log_severity
+    if not spins:
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     if num_threads is not None:
         if num_threads < 1:
             raise InputError(f"num_threads is {num_threads}, expected 1 or more")

@@ -94,3 +94,36 @@ def distillation_loss(draft: nn.Module, batch: tuple[Tensor, ...], tv_weight: Te
     kl = (p * (target_log_probs - log_q)).sum(-1) + rest_p * (rest_p.log() - rest_q.log())
     tv = 0.5 * ((p - q).abs().sum(-1) + (rest_p - rest_q).abs())
     return ((1 - tv_weight) * kl + tv_weight * tv).mean()
+
+
+class Pair(nn.Module):
+    """Target and draft as one module, to be trained together."""
+
+    def __init__(self, target: nn.Module, draft: nn.Module) -> None:
+        super().__init__()
+        self.target = target
+        self.draft = draft
+
+
+def mutual_loss(pair: nn.Module, tokens: Tensor, num_corpus: Tensor, agreement: Tensor) -> Tensor:
+    """Return the target's cross entropy plus ``agreement`` times the distance of the two laws.
+
+    The distance is KL(p || q) and the total variation, 0.4 and 0.6, and both models follow its
+    gradient (deep mutual learning, Zhang et al. 2018): the draft learns the target's law, and of
+    laws that explain the corpus nearly as well the target learns one that a draft can follow.
+
+    tokens: (B, length) int64, of which the rows before ``num_corpus`` are from the corpus; the
+    others, the target's own samples, teach agreement only.
+    """
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        target_logits = pair.target(input_ids=tokens, use_cache=False).logits
+        draft_logits = pair.draft(input_ids=tokens, use_cache=False).logits
+    log_p = target_logits.float().log_softmax(-1)
+    log_q = draft_logits.float().log_softmax(-1)
+    nll = -log_p[:, :-1].gather(-1, tokens[:, 1:, None]).squeeze(-1).mean(-1)  # (B,)
+    is_corpus = (torch.arange(len(tokens)) < num_corpus).float()
+    cross_entropy = (nll * is_corpus).sum() / num_corpus
+    p = log_p.exp()
+    kl = (p * (log_p - log_q)).sum(-1).mean()
+    tv = 0.5 * (p - log_q.exp()).abs().sum(-1).mean()
+    return cross_entropy + agreement * (0.4 * kl + 0.6 * tv)

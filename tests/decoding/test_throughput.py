@@ -7,7 +7,7 @@ import pytest
 
 from dsbd_ort.decoding import DecodeResult, DecodingConfig, TableModel, decode_steps
 from dsbd_ort.decoding.cost_curve import CostCurve, EngineCosts
-from dsbd_ort.decoding.throughput import Experience
+from dsbd_ort.decoding.throughput import Experience, _never_falling
 from tests.decoding.tables import LogitsOf, all_tokens, mixed_table, random_table
 
 VOCAB = 8
@@ -115,12 +115,21 @@ def test_costs_are_measured_where_none_are_given():
     assert result.stats.draft_calls > 0
 
 
-def test_experience_counts_by_gap():
+def test_experience_counts_by_gap_and_depth():
     experience = Experience.initial()
     gaps = np.array([0.01, 0.7, 5.0])
-    first_guess = experience.accepted(gaps)
+    first_guess = experience.accepted(gaps, 0)
     assert (np.diff(first_guess) > 0).all()
     for _ in range(200):
-        experience.learn(gaps, np.array([False, True, True]))
-    learned = experience.accepted(gaps)
+        experience.learn(gaps, np.array([False, True, True]), 0)
+    learned = experience.accepted(gaps, 0)
     assert learned[0] < 0.05 and learned[1] > 0.95 and learned[2] > 0.95
+    assert experience.accepted(gaps, 1) == pytest.approx(first_guess)
+    for _ in range(200):
+        experience.learn(gaps, np.array([False, False, True]), 3)
+    assert experience.accepted(gaps, 5)[1] < 0.05
+
+
+def test_a_wider_gap_is_never_worse():
+    enough, seen = np.array([1.0, 3.0, 1.0, 1.0]), np.array([2.0, 4.0, 4.0, 1.0])
+    assert _never_falling(enough, seen).tolist() == [0.5, 0.5, 0.5, 1.0]

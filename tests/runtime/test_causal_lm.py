@@ -248,3 +248,15 @@ def test_a_bad_keep_is_refused_and_changes_nothing(rows: Any, message: str) -> N
     with pytest.raises(InputError, match=message):
         model.keep(rows)
     assert model.num_rows == 4
+
+
+def test_shrink_gives_back_what_the_rows_in_use_do_not_need() -> None:
+    session, model = new_model()
+    append_chain(model, 200)
+    model.keep(np.arange(70))
+    assert model.kv_bytes == 256 * BYTES_PER_ROW
+    model.shrink()
+    assert model.kv_bytes == 128 * BYTES_PER_ROW
+    append_chain(model, 2, [1])
+    assert session.calls[-1].first_row == 70
+    assert session.rows[:72].tolist() == list(range(72))

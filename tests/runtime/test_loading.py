@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dsbd_runtime.bundle import Bundle, ModelEntry, open_bundle, write_manifest
+from dsbd_runtime.bundle import Bundle, FileEntry, ModelEntry, open_bundle, write_manifest
+from dsbd_runtime.causal_lm import CausalLM
 from dsbd_runtime.errors import BundleError, InputError
 from dsbd_runtime.graph import ATTENTION_MASK, ATTENTION_MASK_SLIDING
-from dsbd_runtime.loading import load_causal_lm
+from dsbd_runtime.loading import SMALL_DRAFT_BYTES, load_causal_lm, load_pair
 from tests.runtime.reference import reference_logits
 from tests.runtime.tiny_graph import TinyModel
 
@@ -81,3 +82,28 @@ def test_the_prune_graph_is_no_engine(bundle_copy: Path) -> None:
     write_manifest(bundle_copy, versions={}, target=ENTRY, draft=ENTRY)
     with pytest.raises(BundleError, match="lacks the input input_ids"):
         load_causal_lm(open_bundle(bundle_copy), "target")
+
+
+def threads_of(model: CausalLM) -> tuple[int, bool]:
+    """Threads of a call, and whether idle ones wait busily."""
+    options = model._session._engine.get_session_options()  # type: ignore[attr-defined]
+    spinning = "session.intra_op.allow_spinning"
+    is_set = options.has_session_config_entry(spinning)
+    return options.intra_op_num_threads, not (
+        is_set and options.get_session_config_entry(spinning) == "0"
+    )
+
+
+def test_a_small_draft_gets_one_thread_beside_the_target(tiny_bundle: Bundle) -> None:
+    target, draft = load_pair(tiny_bundle, num_threads=2)
+    with target, draft:
+        assert threads_of(target) == (2, True)
+        assert threads_of(draft) == (1, True)
+
+
+def test_beside_a_large_draft_nobody_waits_busily(tiny_bundle: Bundle) -> None:
+    files = {"draft/model.onnx.data": FileEntry(size=SMALL_DRAFT_BYTES + 1, sha256="")}
+    manifest = replace(tiny_bundle.manifest, files=files)
+    target, draft = load_pair(replace(tiny_bundle, manifest=manifest), num_threads=2)
+    with target, draft:
+        assert threads_of(target) == threads_of(draft) == (2, False)
