@@ -67,7 +67,9 @@ def export(demo: bool, **options: Any) -> None:
 @click.option("--prompt-file", type=click.Path(path_type=Path), help="File with the text.")
 @decoding_options
 @click.option("--provider", default="cpu", show_default=True, help="Execution provider.")
-@click.option("--threads", type=click.IntRange(min=1), help="Threads of the target, and of a large draft.")
+@click.option(
+    "--threads", type=click.IntRange(min=1), help="Threads of the target, and of a large draft."
+)
 @click.option("--verify", is_flag=True, help="Check the hash of every file first.")
 @click.option("--stream", is_flag=True, help="Print text as soon as all live beams agree on it.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -127,7 +129,9 @@ def run(
 @click.option("--repetitions", type=click.IntRange(min=1), default=5, show_default=True)
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @click.option("--provider", default="cpu", show_default=True, help="Execution provider.")
-@click.option("--threads", type=click.IntRange(min=1), help="Threads of the target, and of a large draft.")
+@click.option(
+    "--threads", type=click.IntRange(min=1), help="Threads of the target, and of a large draft."
+)
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write all of it here.")
 @click.option("--plot", "plot_file", type=click.Path(path_type=Path), help="Write plots here.")
 def bench(

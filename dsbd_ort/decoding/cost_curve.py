@@ -26,11 +26,12 @@ class CostCurve:
     rows: tuple[int, ...]
     seconds: tuple[float, ...]
 
-    def at(self, num_rows: NDArray[np.int64] | int) -> NDArray[np.float64]:
-        """Return the seconds of calls with ``num_rows`` rows; a call without rows costs nothing."""
+    def up_to(self, most_rows: int) -> NDArray[np.float64]:
+        """Return the seconds of calls with 0, 1, ... ``most_rows`` rows; 0 rows are no call."""
+        num_rows = np.arange(most_rows + 1)
         inside = np.interp(num_rows, (0, *self.rows), (0.0, *self.seconds))
         slope = (self.seconds[-1] - self.seconds[-2]) / (self.rows[-1] - self.rows[-2])
-        beyond: NDArray[np.float64] = np.maximum(np.subtract(num_rows, self.rows[-1]), 0) * slope
+        beyond: NDArray[np.float64] = np.maximum(num_rows - self.rows[-1], 0) * slope
         return inside + beyond
 
 

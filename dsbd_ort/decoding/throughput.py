@@ -52,6 +52,7 @@ class Experience:
         rates: (2, num_bins) float64. What follows from them: a wider gap is never worse.
         tokens, seconds: committed and spent, the latest counting most; their ratio is lambda.
         acceptance, rows: running means of what chosen layers promised and held.
+        is_stale: whether more was learned since ``rates`` were taken.
         num_without, probe_after: iterations without a draft, and after how many to try one.
     """
 
@@ -62,6 +63,7 @@ class Experience:
     seconds: float = 0.0
     acceptance: float = 0.7
     rows: float = 0.0
+    is_stale: bool = False
     num_without: int = 0
     probe_after: int = _FIRST_PROBE
 
@@ -90,7 +92,14 @@ class Experience:
         seen *= _MEMORY
         enough += np.bincount(bins, was_enough, minlength=size)
         seen += np.bincount(bins, minlength=size)
-        self.rates[kind] = _never_falling(enough, seen)
+        self.is_stale = True
+
+    def refresh(self) -> None:
+        """Bring ``rates`` up to date with what was learned."""
+        if self.is_stale:
+            for kind, (enough, seen) in enumerate(zip(self.enough, self.seen, strict=True)):
+                self.rates[kind] = _never_falling(enough, seen)
+            self.is_stale = False
 
 
 def _never_falling(enough: Floats, seen: Floats) -> Floats:
@@ -146,7 +155,9 @@ class ThroughputDrafting:
         most_layers: int,
         most_beams: int,
     ) -> None:
-        self._costs = costs
+        most_rows = (most_layers + 2) * (most_beams + num_beams)
+        self._target_seconds = costs.target.up_to(most_rows)
+        self._draft_seconds = (costs.draft.up_to(most_rows) + _HOST_SECONDS).tolist()
         self._experience = experience
         self._scores = scores
         self._num_beams = num_beams
@@ -161,11 +172,13 @@ class ThroughputDrafting:
     def begin(self, num_pending: int, most_layers: int) -> None:
         """See Drafting.begin."""
         self._layers = []
-        self._num_rows = num_pending
+        self._experience.refresh()
+        # Rows beyond the table cost as much as its last: more are pending only after a restart.
+        self._num_rows = min(num_pending, len(self._target_seconds) - 1)
         self._limit = min(self._most_layers, most_layers)
         self._reach = 1.0
         self._parent_deficits = None
-        self._seconds = float(self._costs.target.at(num_pending)) + _HOST_SECONDS
+        self._seconds = float(self._target_seconds[self._num_rows]) + _HOST_SECONDS
         experience = self._experience
         if not experience.seconds:
             experience.seconds, experience.tokens = self._seconds, 1.0
@@ -176,10 +189,12 @@ class ThroughputDrafting:
         """See Drafting.wants_layer."""
         if len(self._layers) >= self._limit or self._reach == 0.0:
             return False
-        call = float(self._costs.draft.at(num_rows)) + _HOST_SECONDS
-        width = max(self._experience.rows, self._num_beams)
-        worth = self._worth(np.array([self._reach * self._experience.acceptance]), width, call)
-        if worth[0] <= self._more_rows(width) + call and not self._is_probe:
+        call = self._draft_seconds[min(num_rows, len(self._draft_seconds) - 1)]
+        worth, reach, usual = 0.0, self._reach, self._usual_rows() + call
+        for _ in range(min(self._limit - len(self._layers), _LOOK_AHEAD)):
+            reach *= self._experience.acceptance
+            worth += max(reach * self._token_seconds - usual, 0.0)
+        if worth == 0.0 and not self._is_probe:
             return False
         self._seconds += call
         return True
@@ -194,11 +209,9 @@ class ThroughputDrafting:
         gaps = ordered[widths]
         self._layers.append(_Layer(law, deficits, gaps, ordered[widths - 1]))
         reach = self._reach * self._experience.accepted(gaps, len(self._layers) - 1)
-        width = max(self._experience.rows, self._num_beams)
-        call = float(self._costs.draft.at(least)) + _HOST_SECONDS
-        target = self._costs.target
-        more = target.at(self._num_rows + widths) - target.at(self._num_rows)
-        gain = self._worth(reach, width, call) - more
+        seconds, last = self._target_seconds, len(self._target_seconds) - 1
+        more = seconds[np.minimum(self._num_rows + widths, last)] - seconds[self._num_rows]
+        gain = reach * self._token_seconds - more + self._worth_of_more(reach)
         chosen = int(np.argmax(gain))
         self._note(reach[chosen] / self._reach, int(widths[chosen]))
         if gain[chosen] <= 0.0 and not self._is_probe:
@@ -206,7 +219,7 @@ class ThroughputDrafting:
             return best[:0]
         self._is_probe = False
         self._reach = float(reach[chosen])
-        self._num_rows += int(widths[chosen])
+        self._num_rows = min(self._num_rows + int(widths[chosen]), last)
         self._seconds += float(more[chosen])
         taken = best[: widths[chosen]]
         self._parent_deficits = deficits[taken]
@@ -240,21 +253,26 @@ class ThroughputDrafting:
         deficits: Floats = inherited + np.maximum(bar - scores, 0.0)
         return deficits
 
-    def _worth(self, reach: Floats, width: float, call: float) -> Floats:
-        """Return seconds that layers accepted with probability ``reach`` are worth, (n,) float64.
+    def _worth_of_more(self, reach: Floats) -> Floats:
+        """Return what layers behind one reached so are worth, less their cost, (n,) float64.
 
-        What may follow counts as layers of the usual width and acceptance, as far as they pay.
+        They are of the usual width and acceptance, and count as far as they pay.
         """
-        depth = max(min(self._limit - len(self._layers), _LOOK_AHEAD), 0)
+        depth = min(self._limit - len(self._layers), _LOOK_AHEAD)
+        if depth <= 0:
+            return np.zeros_like(reach)
         powers = self._experience.acceptance ** np.arange(1, depth + 1)
-        usual = self._more_rows(width) + call
-        follow = np.maximum(np.outer(reach, powers) * self._token_seconds - usual, 0.0).sum(axis=1)
-        worth: Floats = reach * self._token_seconds + follow
+        usual = self._usual_rows() + self._draft_seconds[self._num_beams]
+        gains = np.multiply.outer(reach * self._token_seconds, powers) - usual
+        worth: Floats = np.maximum(gains, 0.0).sum(axis=1)
         return worth
 
-    def _more_rows(self, width: float) -> float:
-        target = self._costs.target
-        return float(target.at(self._num_rows + round(width)) - target.at(self._num_rows))
+    def _usual_rows(self) -> float:
+        """Return the seconds of a layer of the usual width in the target's call."""
+        width = round(max(self._experience.rows, self._num_beams))
+        last = len(self._target_seconds) - 1
+        seconds = self._target_seconds
+        return float(seconds[min(self._num_rows + width, last)] - seconds[self._num_rows])
 
     def _note(self, acceptance: float, width: int) -> None:
         experience = self._experience

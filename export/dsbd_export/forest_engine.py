@@ -161,6 +161,8 @@ def _session(file: Path, dtype: str) -> ort.InferenceSession:
     """Open a graph of ``dtype``: in bf16 its twin in fp32."""
     options = ort.SessionOptions() if dtype == "fp32" else _widening_one_by_one()
     options.log_severity_level = _ERROR_LOG_LEVEL
+    # A few calls between which other sessions run: waiting busily for the next only disturbs them.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.add_session_config_entry(_WEIGHTS_FOLDER_OPTION, str(file.parent))
     with _as_export_errors():
         if not _has_blocks(file):

@@ -11,15 +11,9 @@ from dsbd_ort.decoding.cost_curve import MEASURED_ROWS, CostCurve, measure_costs
 CURVE = CostCurve((1, 3, 5), (2.0, 4.0, 5.0))
 
 
-@pytest.mark.parametrize(
-    ("num_rows", "seconds"), [(0, 0.0), (1, 2.0), (2, 3.0), (4, 4.5), (5, 5.0), (9, 7.0)]
-)
-def test_seconds_lie_on_the_lines_between_the_points(num_rows, seconds):
-    assert CURVE.at(num_rows) == pytest.approx(seconds)
-
-
-def test_many_rows_at_once():
-    assert CURVE.at(np.array([1, 2, 9])) == pytest.approx([2.0, 3.0, 7.0])
+def test_seconds_lie_on_the_lines_between_the_points_and_beyond_the_last():
+    assert CURVE.up_to(6) == pytest.approx([0.0, 2.0, 3.0, 4.0, 4.5, 5.0, 5.5])
+    assert CURVE.up_to(1) == pytest.approx([0.0, 2.0])
 
 
 class TimedModel(TableModel):

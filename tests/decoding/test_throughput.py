@@ -122,11 +122,13 @@ def test_experience_counts_by_gap_and_depth():
     assert (np.diff(first_guess) > 0).all()
     for _ in range(200):
         experience.learn(gaps, np.array([False, True, True]), 0)
+    experience.refresh()
     learned = experience.accepted(gaps, 0)
     assert learned[0] < 0.05 and learned[1] > 0.95 and learned[2] > 0.95
     assert experience.accepted(gaps, 1) == pytest.approx(first_guess)
     for _ in range(200):
         experience.learn(gaps, np.array([False, False, True]), 3)
+    experience.refresh()
     assert experience.accepted(gaps, 5)[1] < 0.05
 
 
