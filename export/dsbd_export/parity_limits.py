@@ -12,15 +12,15 @@ MEAN_KL = "mean_kl"
 _EXACT_LIMIT = 1e-4  # rounding in fp32 stays below 2e-5 on the demo pair
 
 # By (dtype, quantize): mean KL divergence of the text in nats. Behind each limit what was measured
-# on it: the demo pair (the larger of target and draft), and a tiny random mixture of experts,
-# whose routers amplify rounding more than any other model that was tried.
+# on it: the demo pair (the larger of target and draft), and the worst of the tiny random mixtures
+# of experts, whose routers amplify rounding more than any other model that was tried.
 _KL_LIMITS = {
-    ("fp16", "none"): 5e-4,  # 1.2e-6, 5.1e-6
+    ("fp16", "none"): 2e-3,  # 1.2e-6, 5.6e-4
     ("bf16", "none"): 1e-2,  # 5.7e-5, 3.6e-3; weights alone: see fp32_twin
-    ("fp32", "int8-dynamic"): 5e-2,  # 1.3e-3, 1.8e-2
+    ("fp32", "int8-dynamic"): 5e-2,  # 1.3e-3, 2.0e-2
     ("fp32", "int8"): 2e-2,  # 7.0e-4
     ("fp16", "int8"): 2e-2,
-    ("fp32", "int4"): 3e-1,  # 6.3e-2, 2.3e-1
+    ("fp32", "int4"): 3e-1,  # 6.3e-2, 2.4e-1
     ("fp16", "int4"): 3e-1,  # 6.4e-2
 }
 # Random tokens show larger divergences than text, up to 6 times on the demo pair, and a case of
