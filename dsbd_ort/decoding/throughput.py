@@ -34,7 +34,9 @@ from dsbd_ort.decoding.joint_law import STAY, JointLaw
 
 Floats = NDArray[np.float64]
 _GAP_EDGES = np.array([0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.8, 1.0, 1.3, 1.6, 2.0, 2.5, 3.0, 4.0, 6.0])
-_PRIOR_WEIGHT = 2.0  # observations that the first guess counts for
+_GAP_CENTRES = np.concatenate([_GAP_EDGES - 0.5 * np.diff(_GAP_EDGES, prepend=0.0), [8.0]])
+_FIRST_GUESS = 1.0 - 0.5 * np.exp(-_GAP_CENTRES)  # half without a gap, more the wider the gap
+_GUESS_WEIGHT = 2.0  # observations that the first guess counts for, always
 _MEMORY = 0.985  # weight that a layer's observations keep when another comes
 _RATE_MEMORY = 0.9
 _HOST_SECONDS = 1e-4  # of the loop itself, a layer
@@ -69,10 +71,9 @@ class Experience:
 
     @classmethod
     def initial(cls) -> Experience:
-        """Return the first guess: half of the layers without a gap, more the wider the gap."""
-        centres = np.concatenate([_GAP_EDGES - 0.5 * np.diff(_GAP_EDGES, prepend=0.0), [8.0]])
-        rates = np.tile(1.0 - 0.5 * np.exp(-centres), (2, 1))
-        seen = np.full(rates.shape, _PRIOR_WEIGHT)
+        """Return what is known before the first layer."""
+        rates = np.tile(_FIRST_GUESS, (2, 1))
+        seen = np.full(rates.shape, _GUESS_WEIGHT)
         return cls(enough=seen * rates, seen=seen, rates=rates)
 
     def accepted(self, gaps: Floats, depth: int) -> Floats:
@@ -88,8 +89,8 @@ class Experience:
         kind, size = min(depth, 1), self.seen.shape[1]
         bins = np.searchsorted(_GAP_EDGES, gaps)
         enough, seen = self.enough[kind], self.seen[kind]
-        enough *= _MEMORY
-        seen *= _MEMORY
+        enough += (1.0 - _MEMORY) * (_GUESS_WEIGHT * _FIRST_GUESS - enough)
+        seen += (1.0 - _MEMORY) * (_GUESS_WEIGHT - seen)
         enough += np.bincount(bins, was_enough, minlength=size)
         seen += np.bincount(bins, minlength=size)
         self.is_stale = True

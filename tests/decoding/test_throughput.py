@@ -124,14 +124,24 @@ def test_experience_counts_by_gap_and_depth():
         experience.learn(gaps, np.array([False, True, True]), 0)
     experience.refresh()
     learned = experience.accepted(gaps, 0)
-    assert learned[0] < 0.05 and learned[1] > 0.95 and learned[2] > 0.95
+    assert learned[0] < 0.1 and learned[1] > 0.95 and learned[2] > 0.95
     assert experience.accepted(gaps, 1) == pytest.approx(first_guess)
     for _ in range(200):
         experience.learn(gaps, np.array([False, False, True]), 3)
     experience.refresh()
-    assert experience.accepted(gaps, 5)[1] < 0.05
+    assert experience.accepted(gaps, 5)[1] < 0.15  # pooled with guesses about smaller gaps
 
 
 def test_a_wider_gap_is_never_worse():
     enough, seen = np.array([1.0, 3.0, 1.0, 1.0]), np.array([2.0, 4.0, 4.0, 1.0])
     assert _never_falling(enough, seen).tolist() == [0.5, 0.5, 0.5, 1.0]
+
+
+def test_what_was_never_seen_stays_a_guess_however_long_it_runs():
+    experience = Experience.initial()
+    seen_gap, other_gap = np.array([0.01]), np.array([5.0])
+    first_guess = experience.accepted(other_gap, 0)
+    for _ in range(100_000):
+        experience.learn(seen_gap, np.array([True]), 0)
+    experience.refresh()
+    assert experience.accepted(other_gap, 0) == pytest.approx(first_guess, abs=0.05)
