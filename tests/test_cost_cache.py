@@ -84,7 +84,6 @@ def test_throughput_gives_the_tokens_of_beam_sampling(demo_bundle, tmp_path, mon
             plain = pipeline.generate(PROMPT, strategy="beam-sample", seed=seed, **common)
             planned = pipeline.generate(PROMPT, draft_policy="throughput", seed=seed, **common)
             assert planned.sequences[0].token_ids == plain.sequences[0].token_ids
-            assert planned.stats.num_draft_tokens > 0
     assert len(list((tmp_path / "dsbd-ort").glob("costs-*.json"))) == 1
 
 
