@@ -24,7 +24,7 @@ from dsbd_ort.decoding import (
 )
 from dsbd_ort.decoding.cached_prefix import CachedPrefix
 from dsbd_ort.decoding.cost_curve import EngineCosts
-from dsbd_ort.decoding.throughput import Experience
+from dsbd_ort.decoding.experience import Experience
 from dsbd_runtime.bundle import Bundle, open_bundle
 from dsbd_runtime.causal_lm import CausalLM
 from dsbd_runtime.errors import CapacityError

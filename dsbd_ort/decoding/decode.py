@@ -22,6 +22,7 @@ from dsbd_ort.decoding.cost_curve import EngineCosts, measure_costs
 from dsbd_ort.decoding.draft import DraftLayer, draft_forest
 from dsbd_ort.decoding.drafting import Drafting, FixedDrafting
 from dsbd_ort.decoding.errors import DecodingError
+from dsbd_ort.decoding.experience import Experience
 from dsbd_ort.decoding.forest import Forest
 from dsbd_ort.decoding.forest_cache import ForestCache
 from dsbd_ort.decoding.law_source import check_top_k
@@ -29,7 +30,7 @@ from dsbd_ort.decoding.rule import Finished, SelectionRule
 from dsbd_ort.decoding.rules import rule_of
 from dsbd_ort.decoding.stats import Clock, DecodingStats, MeteredModel, Recorder
 from dsbd_ort.decoding.step_model import StepModel
-from dsbd_ort.decoding.throughput import Experience, ThroughputDrafting
+from dsbd_ort.decoding.throughput import ThroughputDrafting
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ import pytest
 
 from dsbd_ort.decoding import DecodeResult, DecodingConfig, TableModel, decode_steps
 from dsbd_ort.decoding.cost_curve import CostCurve, EngineCosts
-from dsbd_ort.decoding.throughput import Experience, _never_falling
+from dsbd_ort.decoding.experience import Experience, _never_falling
 from tests.decoding.tables import LogitsOf, all_tokens, mixed_table, random_table
 
 VOCAB = 8
