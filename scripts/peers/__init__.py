@@ -1,0 +1,1 @@
+"""The parts of scripts/compare_peers: other tools on the same checkpoints, in one run."""

@@ -1,0 +1,169 @@
+"""The tools that are compared, their versions and their rows."""
+
+from __future__ import annotations
+
+from peers.peer import Peer, PeerRun
+
+WIDTH, TOP_K = 4, 20
+# torch comes first and alone, and stays in the second call: a range would take the newest build
+# and its gigabytes of CUDA packages.
+TORCH = "torch==2.13.0"
+OURS = "dsbd-ort"
+PRECISIONS = ("fp32", "int8")
+QUANTIZE_BY_PRECISION = {"fp32": "none", "int8": "int8-dynamic"}
+
+DSBD, DSBD_SHAPE, DSBD_DYNAMIC = "dsbd W=4, throughput", "dsbd W=4, 2x6", "dsbd W=4, at least 2"
+BEAM_SAMPLE, BEAM_SEARCH, SAMPLE = "beam-sample W=4", "beam-search W=4", "sample"
+SPECULATIVE_SEARCH = "speculative-beam-search W=4, throughput"
+SPECULATIVE = "speculative, throughput"
+
+
+def _ours(precision: str) -> tuple[PeerRun, ...]:
+    """Return our rows: (name, task, same tokens as, options)."""
+    beams, sampled = {"num_beams": WIDTH}, {"top_k": TOP_K}
+    planned = {"draft_policy": "throughput"}
+    dsbd = {"strategy": "dsbd", **beams, **sampled}
+    rows = (
+        (BEAM_SAMPLE, "beam-sampling", None, {"strategy": "beam-sample", **beams, **sampled}),
+        (DSBD, "beam-sampling", BEAM_SAMPLE, {**dsbd, **planned}),
+        (
+            DSBD_SHAPE,
+            "beam-sampling",
+            BEAM_SAMPLE,
+            {**dsbd, "width_policy": "fixed", "draft_length": 2, "draft_beams": 6},
+        ),
+        (
+            DSBD_DYNAMIC,
+            "beam-sampling",
+            None,
+            {**dsbd, "min_beams": 2, "draft_length": 4, "draft_beams": 4},
+        ),
+        (BEAM_SEARCH, "beam-search", None, {"strategy": "beam-search", **beams}),
+        (
+            SPECULATIVE_SEARCH,
+            "beam-search",
+            BEAM_SEARCH,
+            {"strategy": "speculative-beam-search", **beams, **planned},
+        ),
+        (SAMPLE, "sampling", None, {"strategy": "sample", **sampled}),
+        (SPECULATIVE, "assisted", SAMPLE, {"strategy": "speculative", **sampled, **planned}),
+    )
+    return tuple(
+        PeerRun(name=name, precision=precision, task=task, options=options, same_tokens_as=same)
+        for name, task, same, options in rows
+    )
+
+
+def _beam_search(precision: str, width_option: str = "num_beams") -> PeerRun:
+    return PeerRun(
+        name="beam search W=4",
+        precision=precision,
+        task="beam-search",
+        options={width_option: WIDTH},
+        counterpart=SPECULATIVE_SEARCH,
+        same_tokens_as=BEAM_SEARCH,
+    )
+
+
+def _assisted(precision: str, **options: int) -> PeerRun:
+    return PeerRun(
+        name="sampling with a draft model",
+        precision=precision,
+        task="assisted",
+        options={"top_k": TOP_K, **options},
+        counterpart=SPECULATIVE,
+    )
+
+
+PEERS = (
+    Peer(
+        name=OURS,
+        runner="run_dsbd_ort",
+        source="bundle",
+        runs=tuple(run for precision in PRECISIONS for run in _ours(precision)),
+    ),
+    Peer(
+        name="transformers",
+        runner="run_transformers",
+        source="checkpoints",
+        installs=((TORCH,), ("transformers==5.23.0", TORCH)),
+        runs=(
+            PeerRun(
+                name="beam sampling W=4",
+                precision="fp32",
+                task="beam-sampling",
+                options={"num_beams": WIDTH, "top_k": TOP_K},
+                counterpart=DSBD,
+            ),
+            _beam_search("fp32"),
+            _assisted("fp32"),
+            PeerRun(
+                name="sampling",
+                precision="fp32",
+                task="sampling",
+                options={"top_k": TOP_K},
+                counterpart=SAMPLE,
+            ),
+        ),
+    ),
+    Peer(
+        name="onnxruntime-genai",
+        runner="run_onnxruntime_genai",
+        source="conversion",
+        installs=(
+            (TORCH,),
+            (
+                *("onnxruntime-genai==0.18.0", "onnxruntime==1.31.1", "transformers==5.23.0"),
+                *("onnx==1.23.2", "onnx-ir==1.1.0", TORCH),
+            ),
+        ),
+        runs=tuple(
+            run
+            for precision in PRECISIONS
+            for run in (_beam_search(precision), _assisted(precision))
+        ),
+    ),
+    Peer(
+        name="ctranslate2",
+        runner="run_ctranslate2",
+        source="conversion",
+        installs=((TORCH,), ("ctranslate2==4.8.5", "transformers==5.23.0", TORCH)),
+        runs=tuple(_beam_search(precision, "beam_size") for precision in PRECISIONS),
+    ),
+    Peer(
+        name="openvino-genai",
+        runner="run_openvino_genai",
+        source="conversion",
+        installs=(
+            (TORCH,),
+            (
+                *("openvino-genai==2026.4.1.0", "openvino==2026.4.1"),
+                *("openvino-tokenizers==2026.4.1.0", "nncf==3.4.0", "transformers==5.5.4"),
+                *("optimum==2.3.0", "requests", TORCH),
+            ),
+            ("--no-deps", "optimum-intel==2.2.0"),  # wants torchvision, which wants another torch
+        ),
+        runs=tuple(
+            run
+            for precision in PRECISIONS
+            for run in (_beam_search(precision), _assisted(precision, num_assistant_tokens=4))
+        ),
+    ),
+    Peer(
+        name="published DSBD",
+        runner="run_published_dsbd",
+        source="checkout",
+        installs=((TORCH, "numpy<2"), ("transformers==4.35.2", "tqdm==4.70.1", "numpy<2", TORCH)),
+        runs=(
+            PeerRun(
+                name="DSBD W=4, at least 2",
+                precision="fp32",
+                task="beam-sampling",
+                # gamma and expect_thres as in its evaluation.py
+                options={"gamma": 3, "width": WIDTH, "num_beams": WIDTH, "min_num_beams": 2}
+                | {"expect_thres": 0.7, "top_k": TOP_K},
+                counterpart=DSBD_DYNAMIC,
+            ),
+        ),
+    ),
+)

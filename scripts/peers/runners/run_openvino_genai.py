@@ -1,0 +1,101 @@
+"""OpenVINO GenAI: beam search and a draft model, on models that optimum-intel exported."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openvino
+import openvino_genai
+
+from peers.runners.serve import Job, Opened, serve, unknown_task
+
+DEVICE = "CPU"
+ROLES = ("target", "draft")
+# int8 keeps what the plugin chooses by itself: it is how the tool is used
+PROPERTIES_BY_PRECISION = {
+    "fp32": {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"},
+    "int8": {},
+}
+REPORTED = ("INFERENCE_PRECISION_HINT", "KV_CACHE_PRECISION", "DYNAMIC_QUANTIZATION_GROUP_SIZE")
+SAMPLING: dict[str, Any] = {"do_sample": True, "temperature": 1.0, "top_p": 1.0}
+OPTIONS_BY_TASK: dict[str, dict[str, Any]] = {
+    "beam-search": {
+        "do_sample": False,
+        "length_penalty": 1.0,
+        "stop_criteria": openvino_genai.StopCriteria.HEURISTIC,  # early_stopping=False
+    },
+    "assisted": SAMPLING,
+    "sampling": SAMPLING,
+}
+
+
+def convert(job: Job) -> None:
+    """Export both models; int8 is optimum-intel's --weight-format int8."""
+    for role in ROLES:
+        command = [str(Path(sys.executable).with_name("optimum-cli")), "export", "openvino"]
+        command += ["--model", getattr(job, role), "--task", "text-generation-with-past"]
+        command += ["--weight-format", job.precision, str(Path(job.folder) / role)]
+        subprocess.run(command, check=True)
+
+
+def open_job(job: Job) -> Opened:
+    """Open the exported models."""
+    if job.task not in OPTIONS_BY_TASK:
+        raise unknown_task(job)
+    properties = {"INFERENCE_NUM_THREADS": job.num_threads}
+    properties |= PROPERTIES_BY_PRECISION[job.precision]
+    target, draft = (str(Path(job.folder) / role) for role in ROLES)
+    scheduler = openvino_genai.SchedulerConfig()
+    scheduler.enable_prefix_caching = False  # with a draft model it fails in fp32 (2026.4.1)
+    parts = {"scheduler_config": scheduler}
+    if job.task == "assisted":
+        parts["draft_model"] = openvino_genai.draft_model(draft, DEVICE, **properties)
+    pipeline = openvino_genai.LLMPipeline(target, DEVICE, **properties, **parts)
+
+    def generate(prompt_ids: list[int], max_new_tokens: int, seed: int) -> list[int]:
+        config = _config(OPTIONS_BY_TASK[job.task] | job.options, max_new_tokens, seed)
+        ids = np.array([prompt_ids], dtype=np.int64)  # (1, prompt_length)
+        inputs = openvino_genai.TokenizedInputs(
+            openvino.Tensor(ids), openvino.Tensor(np.ones_like(ids))
+        )
+        new_tokens: list[int] = pipeline.generate(inputs, config).tokens[0]
+        return new_tokens
+
+    return Opened(
+        version=openvino_genai.get_version().partition("-")[0],
+        settings=_in_effect(draft, properties) + ", prefix caching off",
+        generate=generate,
+    )
+
+
+def _config(
+    options: dict[str, Any], max_new_tokens: int, seed: int
+) -> openvino_genai.GenerationConfig:
+    config = openvino_genai.GenerationConfig()
+    config.max_new_tokens = max_new_tokens
+    config.ignore_eos = True
+    config.rng_seed = seed
+    for name, value in options.items():
+        if not hasattr(config, name):
+            raise ValueError(f"GenerationConfig of OpenVINO GenAI has no {name!r}")
+        setattr(config, name, value)
+    return config
+
+
+def _in_effect(draft: str, properties: dict[str, Any]) -> str:
+    """Return what the plugin makes of the properties, asked of the draft: it adds no memory."""
+    model = str(Path(draft) / "openvino_model.xml")
+    compiled = openvino.Core().compile_model(model, DEVICE, properties)
+    values = {name: compiled.get_property(name) for name in REPORTED}
+    return ", ".join(
+        f"{name} {value.to_string() if isinstance(value, openvino.Type) else value}"
+        for name, value in values.items()
+    )
+
+
+if __name__ == "__main__":
+    serve(open_job, convert)

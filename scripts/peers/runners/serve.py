@@ -1,0 +1,115 @@
+"""What all runners share: requests come as lines of JSON on stdin, answers go as lines to stdout.
+
+Each is run by the Python of another environment, so this file imports the standard library alone.
+
+    {"convert": JOB}  ->  {}
+    {"open": JOB}     ->  {"version": "4.8.5", "settings": "beam_size 4, no end token"}
+    {"generate": {"prompt_ids": [0, 5], "max_new_tokens": 2, "seed": 3}}
+                      ->  {"token_ids": [7, 8], "seconds": 0.1, "peak_bytes": 300000000}
+
+A request that fails is answered by {"error": "..."}, and the runner ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What a runner opens or converts, and for what.
+
+    Attributes:
+        target, draft: checkpoints of Hugging Face layout.
+        folder: what the tool reads besides: its conversion, our bundle, a checkout.
+        precision: "fp32" or "int8".
+        task: "beam-search", "beam-sampling", "assisted" or "sampling".
+        options: further options of the task.
+        num_threads: of the tool; the environment variables of OpenMP say the same.
+    """
+
+    target: str
+    draft: str
+    folder: str
+    precision: str
+    task: str
+    options: dict[str, Any]
+    num_threads: int
+
+
+# (prompt_ids, max_new_tokens, seed) -> new tokens of the best sequence
+Generate = Callable[[list[int], int, int], list[int]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opened:
+    """A tool that is ready.
+
+    Attributes:
+        version: of the tool.
+        settings: what decides the result, in words.
+    """
+
+    version: str
+    settings: str
+    generate: Generate
+
+
+def serve(open_job: Callable[[Job], Opened], convert: Callable[[Job], None] | None = None) -> None:
+    """Answer the requests on stdin until it ends."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever a library prints must not end up between the answers
+    opened: Opened | None = None
+    for line in sys.stdin:
+        ((verb, arguments),) = json.loads(line).items()
+        answer: dict[str, Any] = {}
+        try:
+            if verb == "convert" and convert:
+                convert(Job(**arguments))
+            elif verb == "open":
+                opened = open_job(Job(**arguments))
+                answer = {"version": opened.version, "settings": opened.settings}
+            elif verb == "generate" and opened:
+                answer = _timed(opened.generate, **arguments)
+            else:
+                raise ValueError(f"this runner cannot {verb} now")
+        except Exception as error:
+            traceback.print_exc()
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+        if "error" in answer:
+            sys.exit(1)
+
+
+def unknown_task(job: Job) -> ValueError:
+    """Return the error of a task that the tool does not have."""
+    return ValueError(f"task {job.task!r} in {job.precision} is not among this runner's")
+
+
+def _timed(
+    generate: Generate, prompt_ids: list[int], max_new_tokens: int, seed: int
+) -> dict[str, Any]:
+    start = time.perf_counter()
+    token_ids = generate(prompt_ids, max_new_tokens, seed)
+    seconds = time.perf_counter() - start
+    return {
+        "token_ids": [int(token) for token in token_ids],
+        "seconds": seconds,
+        "peak_bytes": _peak_bytes(),
+    }
+
+
+def _peak_bytes() -> int:
+    """Return the most memory this process ever had in use, file pages that are mapped included."""
+    status = Path("/proc/self/status").read_text()
+    (kilobytes,) = (line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:"))
+    return int(kilobytes) * 1024

@@ -1,0 +1,123 @@
+"""What the requests say: a row for every run, and the ratios that were aimed at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dsbd_ort.benchmark.bootstrap import Estimate, Spread, bootstrap, spread
+from peers.peer import Peer, PeerRun
+from peers.rounds import Request
+
+Key = tuple[str, str, str]  # peer, run, precision
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One run beside ours.
+
+    Attributes:
+        reason: why there are no numbers, None where there are; all others are then None.
+        num_requests: prompts x rounds.
+        num_tokens: mean number of new tokens of a request.
+        ratio: median of our tokens per second over this run's, same prompt and round.
+        counterpart: the run of ours in the ratio.
+        num_identical: requests with the tokens of ``same_tokens_as``, of ``num_requests``.
+        peak_bytes: the highest of all rounds' processes.
+    """
+
+    peer: str
+    run: str
+    precision: str
+    task: str
+    counterpart: str | None
+    same_tokens_as: str | None
+    reason: str | None = None
+    version: str | None = None
+    settings: str | None = None
+    num_requests: int | None = None
+    num_tokens: float | None = None
+    tokens_per_s: Spread | None = None
+    ratio: Estimate | None = None
+    num_identical: int | None = None
+    peak_bytes: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bar:
+    """A ratio that was aimed at: our run over another tool's, at least ``aim``."""
+
+    ours: str
+    peer: str
+    run: str
+    precision: str
+    aim: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class BarResult(Bar):
+    """A bar and what was measured; ``ratio`` None: one of the two did not run."""
+
+    ratio: Estimate | None
+
+
+class Requests:
+    """The requests of a comparison, by row."""
+
+    def __init__(self, requests: Sequence[Request], ours: str) -> None:
+        """Sort the requests by row; ``ours`` is the name of our own rows' tool."""
+        self._ours = ours
+        self._by_key: dict[Key, list[Request]] = {}
+        for request in requests:
+            key = (request.peer, request.run, request.precision)
+            self._by_key.setdefault(key, []).append(request)
+
+    def row(self, peer: Peer, run: PeerRun, reason: str | None) -> Row:
+        """Return the row of a run; ``reason`` says why it failed, if it did."""
+        requests = self._by_key.get((peer.name, run.name, run.precision), [])
+        names = {
+            "peer": peer.name,
+            "run": run.name,
+            "precision": run.precision,
+            "task": run.task,
+            "counterpart": run.counterpart,
+            "same_tokens_as": run.same_tokens_as,
+        }
+        if reason or not requests:
+            return Row(**names, reason=reason or "not measured")
+        return Row(
+            **names,
+            version=requests[0].version,
+            settings=requests[0].settings,
+            num_requests=len(requests),
+            num_tokens=sum(len(request.token_ids) for request in requests) / len(requests),
+            tokens_per_s=spread([request.tokens_per_s for request in requests]),
+            ratio=self._ratio(run.counterpart, requests),
+            num_identical=self._num_identical(run.same_tokens_as, requests),
+            peak_bytes=max(request.peak_bytes for request in requests),
+        )
+
+    def bar(self, bar: Bar) -> BarResult:
+        """Return a bar with what was measured."""
+        requests = self._by_key.get((bar.peer, bar.run, bar.precision), [])
+        return BarResult(**vars(bar), ratio=self._ratio(bar.ours, requests))
+
+    def _ratio(self, name: str | None, theirs: Sequence[Request]) -> Estimate | None:
+        pairs = self._pairs(name, theirs)
+        ratios = [ours.tokens_per_s / other.tokens_per_s for ours, other in pairs]
+        return bootstrap(ratios, "median") if ratios else None
+
+    def _num_identical(self, name: str | None, theirs: Sequence[Request]) -> int | None:
+        pairs = self._pairs(name, theirs)
+        if not pairs:
+            return None
+        return sum(ours.token_ids == other.token_ids for ours, other in pairs)
+
+    def _pairs(self, name: str | None, theirs: Sequence[Request]) -> list[tuple[Request, Request]]:
+        """Return (ours, theirs) of the same prompt and round, for the run of ours by ``name``."""
+        if name is None or not theirs:
+            return []
+        ours = self._by_key.get((self._ours, name, theirs[0].precision), [])
+        by_pair = {(request.prompt_index, request.round): request for request in ours}
+        pairs = [(by_pair.get((other.prompt_index, other.round)), other) for other in theirs]
+        return [(own, other) for own, other in pairs if own is not None]

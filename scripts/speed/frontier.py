@@ -1,0 +1,94 @@
+"""The frontier: what each strategy's output is worth over how fast it comes, a point a setting."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+# Every law once without a draft and once with one, then the widths in between.
+FRONTIER_RUNS = (
+    "sample",
+    "speculative draft_policy=throughput",
+    *(f"beam-sample num_beams={width}" for width in (2, 3, 4)),
+    *(f"dsbd num_beams={width} draft_policy=throughput" for width in (2, 3, 4)),
+    *(
+        f"dsbd num_beams={width} min_beams={least} accept_threshold={threshold} "
+        f"draft_length=4 draft_beams={drafted} name='W={width}, at least {least}, {threshold}'"
+        for width, least, threshold, drafted in (
+            (2, 1, 0.7, 2),
+            (2, 1, 0.5, 2),
+            (3, 1, 0.7, 3),
+            (3, 2, 0.7, 3),
+            (4, 1, 0.7, 4),
+            (4, 2, 0.7, 4),
+            (4, 2, 0.5, 4),
+        )
+    ),
+    "greedy",
+    "speculative-beam-search num_beams=1 draft_policy=throughput",
+    *(f"beam-search num_beams={width}" for width in (2, 4)),
+    *(f"speculative-beam-search num_beams={width} draft_policy=throughput" for width in (2, 4)),
+    "mjsd draft_length=4 draft_beams=4",
+)
+PANEL_INCHES = (6.5, 5.5)
+# family: (name in the legend, colour, marker, whether its widths are joined by a line)
+FAMILIES = {
+    "beam-sample": ("beam sampling", "tab:blue", "o", True),
+    "dsbd fixed": ("dsbd, the same tokens", "tab:orange", "o", True),
+    "dsbd threshold": ("dsbd, dynamic width", "tab:red", "x", False),
+    "beam-search": ("beam search", "tab:green", "s", True),
+    "speculative-beam-search": ("the same tokens, speculative", "tab:olive", "s", True),
+    "mjsd": ("mjsd", "tab:purple", "^", False),
+}
+OF_FAMILY = {
+    "sample": "beam-sample",
+    "speculative": "dsbd fixed",
+    "greedy": "beam-search",
+}
+
+
+def plot_frontier(reports: dict[str, dict[str, Any]], file: Path) -> None:
+    """Write one panel a report of dsbd-bench, side by side; the keys are their titles."""
+    width, height = PANEL_INCHES
+    figure = Figure(figsize=(width * len(reports), height), layout="constrained")
+    panels = figure.subplots(1, len(reports), squeeze=False)[0]
+    for axes, (title, report) in zip(panels, reports.items(), strict=True):
+        _plot_panel(axes, report["runs"])
+        axes.set_title(title)
+    figure.savefig(file, dpi=110)
+
+
+def _plot_panel(axes: Axes, runs: list[dict[str, Any]]) -> None:
+    for family, (label, colour, marker, is_joined) in FAMILIES.items():
+        members = [run for run in runs if _family(run) == family]
+        members.sort(key=lambda run: int(run["settings"]["num_beams"]))
+        speeds = [run["tokens_per_s"]["median"] for run in members]
+        worths = [run["logprob_per_token"] for run in members]
+        line = "-" if is_joined else ""
+        axes.plot(speeds, worths, color=colour, marker=marker, linestyle=line, label=label)
+        for run, speed, worth in zip(members, speeds, worths, strict=True):
+            axes.annotate(
+                _short_name(run), (speed, worth), (4, 4), textcoords="offset points", fontsize=7
+            )
+    axes.set(
+        xlabel="tokens/s (median)", ylabel="target log-probability per token, best beam (nats)"
+    )
+    axes.legend(fontsize="small")
+
+
+def _family(run: dict[str, Any]) -> str:
+    strategy = str(run["settings"]["strategy"])
+    if strategy == "dsbd":
+        return f"dsbd {run['settings']['width_policy']}"
+    return OF_FAMILY.get(strategy, strategy)
+
+
+def _short_name(run: dict[str, Any]) -> str:
+    settings = run["settings"]
+    width = settings["num_beams"]
+    if settings["width_policy"] == "threshold":
+        return f"{settings['min_beams']}-{width}, {settings['accept_threshold']}"
+    return f"W={width}"

@@ -1,0 +1,67 @@
+"""Small peers, requests and folders for the tests."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from peers.peer import Peer, PeerRun
+from peers.prepare import ReadyRun
+from peers.rounds import Request
+from peers.runner_process import SCRIPTS, RunnerProcess
+from peers.runners.serve import Job
+
+
+def run_of(name="counting", precision="fp32", **options):
+    return PeerRun(name=name, precision=precision, task="sampling", options=options)
+
+
+def peer_of(*runs, source="checkpoints"):
+    return Peer(name="fake", runner="fake_runner", source=source, runs=runs)
+
+
+def job_of(run, folder):
+    return Job(
+        target="t",
+        draft="d",
+        folder=str(folder),
+        precision=run.precision,
+        task=run.task,
+        options=dict(run.options),
+        num_threads=1,
+    )
+
+
+def ready_run(run, folder):
+    return ReadyRun(
+        peer=peer_of(run), run=run, python=Path(sys.executable), job=job_of(run, folder)
+    )
+
+
+def start_fake(run, log, **options):
+    """The process of tests/peers/fake_runner.py, whatever the run's runner is."""
+    return RunnerProcess(
+        run.python,
+        "fake_runner",
+        run.job,
+        log,
+        package="tests.peers",
+        import_from=(SCRIPTS, SCRIPTS.parent),
+        **options,
+    )
+
+
+def request_of(peer, run, seconds, tokens=(1, 2), index=0, number=0, precision="fp32"):
+    return Request(
+        peer=peer,
+        run=run,
+        precision=precision,
+        prompt_index=index,
+        round=number,
+        seed=0,
+        seconds=seconds,
+        token_ids=list(tokens),
+        peak_bytes=10**6 * (1 + number),
+        version="1.2",
+        settings="counting",
+    )

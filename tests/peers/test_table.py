@@ -1,0 +1,72 @@
+"""The tables, from a report as JSON gives it back."""
+
+from __future__ import annotations
+
+import pytest
+
+from peers.document import replace_between
+from peers.table import tables_of
+
+ROW = {
+    "peer": "tool",
+    "run": "beam search W=4",
+    "precision": "int8",
+    "counterpart": "ours W=4",
+    "same_tokens_as": "beam-search W=4",
+    "reason": None,
+    "version": "1.2",
+    "settings": "type int8",
+    "num_requests": 24,
+    "num_tokens": 47.5,
+    "tokens_per_s": {"median": 50.04, "quartile_1": 40.0, "quartile_3": 60.0},
+    "ratio": {"value": 1.5, "low": 1.25, "high": 2.0},
+    "num_identical": 23,
+    "peak_bytes": 600_000_000,
+}
+EMPTY = dict.fromkeys(ROW) | {"peer": "other", "run": "sampling", "precision": "fp32"}
+BAR = {"ours": "ours W=4", "peer": "tool", "run": "beam search W=4", "precision": "int8"}
+REPORT = {
+    "created": "2026-11-21T10:00:00+00:00",
+    "params": "150M",
+    "machine": {"processor": "CPU"},
+    "threads": 2,
+    "rounds": 3,
+    "max_new_tokens": 48,
+    "prompts": [[0]] * 8,
+    "rows": [ROW, EMPTY | {"reason": "not installed: no wheel\nfor a | b"}],
+    "bars": [
+        BAR | {"aim": 1.5, "ratio": {"value": 1.5, "low": 1.25, "high": 2.0}},
+        BAR | {"aim": 4.0, "ratio": None},
+    ],
+}
+
+
+def test_rows_failures_settings_and_bars():
+    lines = tables_of(REPORT).splitlines()
+    assert (
+        "| tool | 1.2 | int8 | beam search W=4 | 50.0 (40.0 to 60.0) | 47.5 | "
+        "**1.50** (1.25 to 2.00) of ours W=4 | 600 | 23/24 as beam-search W=4 |" in lines
+    )
+    assert (
+        r"| other |  | fp32 | sampling | not installed: no wheel for a \| b |  |  |  |  |" in lines
+    )
+    assert "* tool, int8: type int8." in lines
+    over = "| ours W=4 | tool, beam search W=4 | int8 |"
+    assert f"{over} 1.5 | **1.50** (1.25 to 2.00) |" in lines
+    assert f"{over} 4 | not measured |" in lines
+    assert any("150M twin, CPU, 2 threads, 8 prompts x 3 rounds, 48 new" in line for line in lines)
+
+
+def test_only_what_stands_between_the_markers_changes(tmp_path):
+    document = tmp_path / "a.md"
+    document.write_text("before\n<!-- a -->\nold\n<!-- end -->\nafter\n")
+    replace_between(document, "<!-- a -->", "<!-- end -->", "new")
+    assert document.read_text() == "before\n<!-- a -->\nnew\n<!-- end -->\nafter\n"
+
+
+def test_a_missing_marker_is_an_error(tmp_path):
+    document = tmp_path / "a.md"
+    document.write_text("<!-- end --> <!-- a -->")
+    with pytest.raises(ValueError, match="put both lines back"):
+        replace_between(document, "<!-- a -->", "<!-- end -->", "new")
+    assert document.read_text() == "<!-- end --> <!-- a -->"
