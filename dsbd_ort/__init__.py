@@ -15,7 +15,8 @@ from dsbd_ort.version import __version__
 
 if TYPE_CHECKING:
     from dsbd_ort.decoding import DecodingConfig
-    from dsbd_ort.pipeline import GeneratedSequence, GenerationResult, Pipeline, StreamStep
+    from dsbd_ort.generated import GeneratedSequence, GenerationResult, StreamStep
+    from dsbd_ort.pipeline import Pipeline
 
 __all__ = [
     "DecodingConfig",
@@ -30,5 +31,5 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = "decoding" if name == "DecodingConfig" else "pipeline"
+    home = {"DecodingConfig": "decoding", "Pipeline": "pipeline"}.get(name, "generated")
     return getattr(importlib.import_module(f"{__name__}.{home}"), name)

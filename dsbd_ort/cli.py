@@ -10,12 +10,14 @@ import click
 
 from dsbd_ort.benchmark.default_runs import DEFAULT_STRATEGIES, CommonSettings
 from dsbd_ort.commands import bench as bench_command
+from dsbd_ort.commands import build_engines
 from dsbd_ort.commands import export as export_command
 from dsbd_ort.commands import inspect as inspect_command
-from dsbd_ort.commands import run as run_command
 from dsbd_ort.commands.decoding_options import IntList, decoding_options
 from dsbd_ort.commands.families import print_families
 from dsbd_ort.commands.one_line import OneLineCommand
+from dsbd_ort.commands.run_arguments import run_from_arguments
+from dsbd_ort.commands.run_conflicts import check_options
 from dsbd_ort.version import __version__
 
 
@@ -38,7 +40,12 @@ def _list_families(context: click.Context, _: click.Parameter, wanted: bool) -> 
 @click.option("--target", help="Checkpoint folder or hub id of the large model.")
 @click.option("--draft", help="Checkpoint folder or hub id of the small model.")
 @click.option("--demo", is_flag=True, help="Export the demo pair that ships with this package.")
-@click.option("-o", "--output", type=click.Path(path_type=Path), required=True)
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Folder of the bundle.")
+@click.option(
+    "--bundle",
+    type=click.Path(path_type=Path),
+    help="Build TensorRT engines for this bundle from its ONNX files; takes no checkpoint.",
+)
 @click.option("--dtype", default="fp32", show_default=True, help="fp32, fp16 or bf16.")
 @click.option(
     "--quantize", default="none", show_default=True, help="none, int8-dynamic, int8 or int4."
@@ -49,59 +56,78 @@ def _list_families(context: click.Context, _: click.Parameter, wanted: bool) -> 
     show_default=True,
     help="full, or topk:K: engines return only the K largest of a row.",
 )
+@click.option(
+    "--attention",
+    default="fused",
+    show_default=True,
+    help="fused, or grouped: query heads that share a key head become rows of one head.",
+)
 @click.option("--max-context", type=int, help="Cap the context length of the bundle.")
-@click.option("--engine", default="onnx", show_default=True)
+@click.option(
+    "--engine",
+    default="onnx",
+    show_default=True,
+    help="onnx; tensorrt or tensorrt-rtx: TensorRT engines beside the ONNX files.",
+)
+@click.option(
+    "--compute-capability",
+    metavar="12.0",
+    help="GPU that a tensorrt-rtx engine is for; by default the one of this machine.",
+)
+@click.option("--capacity", type=int, help="Cache rows of TensorRT engines; default: the context.")
 @click.option("--revision", help="Branch, tag or commit on the hub.")
 @click.option("--trust-remote-code", is_flag=True, help="Run code that a checkpoint brings along.")
 @click.option("--atol", type=float, help="Largest logit error allowed in fp32 (1e-4).")
 @click.option("--max-kl", type=float, help="Largest mean KL divergence allowed in all else.")
-def export(demo: bool, **options: Any) -> None:
+@click.pass_context
+def export(context: click.Context, /, bundle: Path | None, demo: bool, **options: Any) -> None:
     """Turn a draft and a target checkpoint into a bundle of two engines."""
-    export_command.run(options, demo=demo)
+    if bundle is None:
+        export_command.run(options, demo=demo)
+    else:
+        build_engines.check_given(context)
+        build_engines.run(
+            bundle, **{name: options[name] for name in build_engines.OPTIONS if name != "bundle"}
+        )
 
 
 @click.command(cls=OneLineCommand)
 @click.version_option(__version__)
 @click.argument("bundle", type=click.Path(path_type=Path))
-@click.option("--prompt", help="Text to continue.")
+@click.option("--prompt", help="Text to continue, or what the user says in a --chat.")
 @click.option("--prompt-file", type=click.Path(path_type=Path), help="File with the text.")
+@click.option("--input", type=click.Path(path_type=Path), help="JSONL file with many prompts.")
+@click.option("--output", type=click.Path(path_type=Path), help="JSONL file for their answers.")
+@click.option("--workers", type=click.IntRange(min=1), help="Processes that answer --input [1].")
+@click.option("--chat", is_flag=True, help="Fill the prompt into the checkpoint's chat template.")
+@click.option("--system", metavar="TEXT", help="The system message of a --chat.")
 @decoding_options
 @click.option("--provider", default="cpu", show_default=True, help="Execution provider.")
 @click.option(
-    "--threads", type=click.IntRange(min=1), help="Threads of the target, and of a large draft."
+    "--threads",
+    type=click.IntRange(min=1),
+    help="Threads of the target, and of a large draft; --workers share them.",
 )
 @click.option("--verify", is_flag=True, help="Check the hash of every file first.")
+@click.option(
+    "--no-prefix-cache", is_flag=True, help="Compute every prompt anew, whatever came before it."
+)
 @click.option("--stream", is_flag=True, help="Print text as soon as all live beams agree on it.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per prompt.")
 @click.option("--stats", is_flag=True, help="Print statistics to stderr.")
-def run(
-    bundle: Path,
-    prompt: str | None,
-    prompt_file: Path | None,
-    provider: str,
-    threads: int | None,
-    verify: bool,
-    stream: bool,
-    as_json: bool,
-    stats: bool,
-    **options: Any,
-) -> None:
-    """Continue a prompt with a bundle. The prompt may also come from stdin."""
-    if stream and as_json:
-        raise click.UsageError("--stream prints text as it comes, --json one object; use one")
-    run_command.run(
-        run_command.RunRequest(
-            bundle=bundle,
-            prompt=_prompt(prompt, prompt_file),
-            options={name: value for name, value in options.items() if value is not None},
-            provider=provider,
-            num_threads=threads,
-            verify=verify,
-            stream=stream,
-            as_json=as_json,
-            stats=stats,
-        )
-    )
+@click.pass_context
+def run(context: click.Context, /, **arguments: Any) -> None:
+    """Continue a prompt with a bundle.
+
+    The prompt may also come from stdin; at a terminal one is asked for after another.
+    """
+    given = {
+        parameter.opts[0]
+        for parameter in context.command.params
+        if arguments.get(parameter.name or "") not in (None, False, ())
+    }
+    check_options(given, arguments["num_return_sequences"])
+    sys.exit(run_from_arguments(**arguments))
 
 
 @click.command(cls=OneLineCommand)
@@ -166,22 +192,3 @@ def bench(
 def inspect(bundle: Path, verify: bool, as_json: bool) -> None:
     """Show what is in a bundle, what it needs, and which providers can run it here."""
     inspect_command.run(bundle, verify=verify, as_json=as_json)
-
-
-def _prompt(prompt: str | None, file: Path | None) -> str:
-    if prompt is not None and file is not None:
-        raise click.UsageError("give --prompt or --prompt-file, not both")
-    if file is not None:
-        try:
-            prompt = file.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise click.UsageError(
-                f"--prompt-file {file} cannot be read as UTF-8 text: {error}"
-            ) from error
-    elif prompt is None:
-        if sys.stdin.isatty():
-            raise click.UsageError("no prompt; give --prompt, --prompt-file or text on stdin")
-        prompt = sys.stdin.read()
-    if not prompt:
-        raise click.UsageError("the prompt is empty (''); give at least one character")
-    return prompt

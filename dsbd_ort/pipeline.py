@@ -6,8 +6,7 @@ import dataclasses
 import functools
 import os
 from collections import defaultdict
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -15,45 +14,23 @@ import numpy as np
 
 from dsbd_ort.cost_cache import engine_costs
 from dsbd_ort.decoding import (
-    DecodedSequence,
     DecodeResult,
     DecodeStep,
     DecodingConfig,
-    DecodingStats,
     decode_steps,
 )
 from dsbd_ort.decoding.cached_prefix import CachedPrefix
 from dsbd_ort.decoding.cost_curve import EngineCosts
 from dsbd_ort.decoding.experience import Experience
+from dsbd_ort.generated import GeneratedSequence, GenerationResult, StreamStep
+from dsbd_ort.stop_strings import StopFilter, StopSearch, text_before_stop
 from dsbd_runtime.bundle import Bundle, open_bundle
 from dsbd_runtime.causal_lm import CausalLM
+from dsbd_runtime.chat_template import ChatTemplate, Message
 from dsbd_runtime.errors import CapacityError
 from dsbd_runtime.loading import load_pair
 from dsbd_runtime.stream_decoder import StreamDecoder
 from dsbd_runtime.tokenizer import Tokenizer
-
-
-@dataclass(frozen=True, kw_only=True)
-class GeneratedSequence(DecodedSequence):
-    """A decoded sequence and its text, special tokens left out."""
-
-    text: str
-
-
-@dataclass(frozen=True)
-class GenerationResult:
-    """The sequences, best first, and the statistics of a request."""
-
-    sequences: list[GeneratedSequence]
-    stats: DecodingStats
-
-
-@dataclass(frozen=True)
-class StreamStep:
-    """New tokens that all live beams agree on, and their text; nothing is ever taken back."""
-
-    token_ids: list[int]
-    text: str
 
 
 class Pipeline:
@@ -74,6 +51,7 @@ class Pipeline:
         """
         self.bundle = bundle
         self.tokenizer = Tokenizer.from_bundle(bundle)
+        self._chat_template: ChatTemplate | None = None
         self._target = target
         self._draft = draft
         self._measure = measure
@@ -88,7 +66,9 @@ class Pipeline:
         path: str | os.PathLike[str],
         *,
         provider: str = "cpu",
+        draft_provider: str | None = None,
         num_threads: int | None = None,
+        cuda_graphs: bool = False,
         verify: bool = False,
         prefix_cache: bool = True,
     ) -> Pipeline:
@@ -96,9 +76,11 @@ class Pipeline:
 
         Args:
             path: the folder that dsbd-export wrote.
-            provider: "cpu".
-            num_threads: of the target, and of a draft that is not small; None lets ONNX Runtime
-                choose. See load_pair.
+            provider: a name of the table in docs/gpu.md; "cuda:1" is the second GPU.
+            draft_provider: where the draft runs; None means where the target does.
+            num_threads: on the CPU of the target, and of a draft that is not small; None lets ONNX
+                Runtime choose. See load_pair.
+            cuda_graphs: on "cuda", capture each size of call once and replay it.
             verify: also check the hash of every file.
             prefix_cache: keep the rows of a request for the next one, which computes only what
                 its prompt does not share with them.
@@ -108,9 +90,22 @@ class Pipeline:
             ProviderError: the provider is unknown or not on this machine.
         """
         bundle = open_bundle(path, verify=verify)
-        target, draft = load_pair(bundle, provider=provider, num_threads=num_threads)
+        target, draft = load_pair(
+            bundle,
+            provider=provider,
+            draft_provider=draft_provider,
+            num_threads=num_threads,
+            cuda_graphs=cuda_graphs,
+        )
+        graphs = ["graphs"] if cuda_graphs else []
+        settings = dict.fromkeys([provider, draft_provider or provider, *graphs])
         measure = functools.partial(
-            engine_costs, bundle, target, draft, provider=provider, num_threads=num_threads
+            engine_costs,
+            bundle,
+            target,
+            draft,
+            provider=" ".join(settings),
+            num_threads=num_threads,
         )
         return cls(bundle, target, draft, measure, prefix_cache=prefix_cache)
 
@@ -141,40 +136,65 @@ class Pipeline:
             DecodingError: the options or the prompt make no sense.
             CapacityError: prompt and new tokens do not fit the model's context.
         """
-        steps = self._decode_steps(prompt, options)
+        config = self._config(options)
+        steps = self._decode_steps(prompt, config)
         while True:
             try:
                 next(steps)
             except StopIteration as stop:
-                return self._with_text(stop.value)
+                return self._with_text(stop.value, config)
 
     def stream(
         self, prompt: str | Sequence[int], **options: Any
     ) -> Generator[StreamStep, None, GenerationResult]:
         """Continue a prompt step by step; yield what is final, return the whole result.
 
-        A step comes whenever the live beams agree on further tokens; the last one brings the
-        rest of the best sequence. See ``generate`` for arguments and errors.
+        A step comes after every iteration, an empty one while the live beams disagree, so that a
+        caller may give up in between; the last one brings the rest of the best sequence. The
+        texts together are the text of that sequence. See ``generate`` for arguments and errors.
         """
-        decoder = StreamDecoder(self.tokenizer)
+        config = self._config(options)
+        decoder, stops = StreamDecoder(self.tokenizer), StopFilter(config.stop_texts)
         num_shown = 0
-        steps = self._decode_steps(prompt, options)
+        steps = self._decode_steps(prompt, config)
         while True:
             try:
                 agreed = next(steps).agreed_tokens
             except StopIteration as stop:
-                result = self._with_text(stop.value)
+                result = self._with_text(stop.value, config)
                 rest = result.sequences[0].token_ids[num_shown:]
-                yield StreamStep(rest, decoder.push(rest) + decoder.finish())
+                text = stops.push(decoder.push(rest) + decoder.finish()) + stops.finish()
+                yield StreamStep(rest, text)
                 return result
-            if new := agreed[num_shown:]:
-                num_shown = len(agreed)
-                yield StreamStep(new, decoder.push(new))
+            new = agreed[num_shown:]
+            num_shown = len(agreed)
+            yield StreamStep(new, stops.push(decoder.push(new)) if new else "")
+
+    def chat_prompt(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Return the token ids of a conversation, filled into the checkpoint's chat template.
+
+        They are a prompt for ``generate`` and ``stream``. See ChatTemplate.render.
+
+        Raises:
+            BundleError: the bundle has no chat template.
+            InputError: the template refuses the messages.
+        """
+        if self._chat_template is None:
+            self._chat_template = ChatTemplate.from_folder(self.bundle.path)
+        text = self._chat_template.render(
+            messages, add_generation_prompt=add_generation_prompt, variables=variables
+        )
+        return self.tokenizer.encode(text, add_special_tokens=False)
 
     def _decode_steps(
-        self, prompt: str | Sequence[int], options: dict[str, Any]
+        self, prompt: str | Sequence[int], config: DecodingConfig
     ) -> Generator[DecodeStep, None, DecodeResult]:
-        config = self._config(options)
         prompt_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         self._check_context(prompt_ids, config)
         is_planned = config.draft_policy == "throughput"
@@ -187,6 +207,7 @@ class Pipeline:
             prompt_ids,
             config,
             np.random.default_rng(config.seed),
+            stop=StopSearch(self.tokenizer, config.stop_texts) if config.stop_texts else None,
             costs=costs,
             experience=self._experience[laws] if is_planned else None,
             prefixes=self._prefixes,
@@ -227,11 +248,11 @@ class Pipeline:
                 f"{limit - len(prompt_ids)} or less, or a shorter prompt"
             )
 
-    def _with_text(self, result: DecodeResult) -> GenerationResult:
-        sequences = [
-            GeneratedSequence(**vars(sequence), text=self.tokenizer.decode(sequence.token_ids))
-            for sequence in result.sequences
-        ]
+    def _with_text(self, result: DecodeResult, config: DecodingConfig) -> GenerationResult:
+        sequences = []
+        for sequence in result.sequences:
+            text = text_before_stop(self.tokenizer.decode(sequence.token_ids), config.stop_texts)
+            sequences.append(GeneratedSequence(**vars(sequence), text=text))
         kv_bytes_peak = self._target.kv_bytes_peak + self._draft.kv_bytes_peak
         stats = dataclasses.replace(result.stats, kv_bytes_peak=kv_bytes_peak)
         return GenerationResult(sequences, stats)

@@ -5,9 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from dsbd_ort.commands.engine_summary import (
+    EngineSummary,
+    engine_problems,
+    summarize_engines,
+)
+from dsbd_runtime.availability import check_here
 from dsbd_runtime.bundle import MODEL_FILE, ROLES, Bundle, KVGeometry
 from dsbd_runtime.errors import ProviderError
-from dsbd_runtime.providers import PROVIDERS, Provider, check_dtype, import_onnxruntime
+from dsbd_runtime.placement import Placement
+from dsbd_runtime.providers import PROVIDERS, Provider, check_dtype
 
 _NUM_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 _CACHES_A_LAYER = 2  # keys and values
@@ -72,6 +79,7 @@ class BundleSummary:
         kv_bytes_per_token, kv_bytes_full_context: of both models together.
         total_bytes: of all files.
         files: size in bytes by name.
+        engines: of the models with TensorRT engines.
     """
 
     bundle: str
@@ -86,6 +94,7 @@ class BundleSummary:
     draft: ModelSummary
     total_bytes: int
     files: dict[str, int]
+    engines: list[EngineSummary]
     providers: list[ProviderSummary]
 
 
@@ -109,6 +118,7 @@ def summarize_bundle(bundle: Bundle, *, verified: bool) -> BundleSummary:
         draft=draft,
         total_bytes=sum(files.values()),
         files=files,
+        engines=summarize_engines(bundle),
         providers=[_provider_summary(provider, bundle) for provider in PROVIDERS],
     )
 
@@ -149,7 +159,7 @@ def _provider_summary(provider: Provider, bundle: Bundle) -> ProviderSummary:
 def _problems(provider: Provider, bundle: Bundle) -> Iterator[str]:
     """Yield every reason why the provider cannot run the bundle here, each with its mend."""
     try:
-        import_onnxruntime(provider)
+        check_here(Placement(provider, 0))
     except ProviderError as error:
         yield str(error)
     for role in ROLES:
@@ -157,3 +167,5 @@ def _problems(provider: Provider, bundle: Bundle) -> Iterator[str]:
             check_dtype(provider, bundle.entry(role), bundle.model_path(role))
         except ProviderError as error:
             yield str(error)
+    if provider.backend == "tensorrt":
+        yield from engine_problems(bundle, provider)

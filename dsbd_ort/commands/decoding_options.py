@@ -46,10 +46,19 @@ class EarlyStopping(click.ParamType[bool | str]):
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """Type and help of one option."""
+    """One option.
+
+    Attributes:
+        kind: what click makes of its text.
+        help: for ``--help``.
+        flag: its name where that is not the field's.
+        is_multiple: whether it may be repeated.
+    """
 
     kind: Any
     help: str
+    flag: str | None = None
+    is_multiple: bool = False
 
 
 OPTIONS = {
@@ -59,7 +68,7 @@ OPTIONS = {
     "width_policy": Option(str, "fixed or threshold [threshold for dsbd]"),
     "min_beams": Option(int, "fewest beams that threshold keeps [half of num_beams]"),
     "accept_threshold": Option(float, "probability of acceptance that threshold wants"),
-    "draft_policy": Option(str, "fixed"),
+    "draft_policy": Option(str, "fixed or throughput: as much as pays"),
     "draft_length": Option(int, "layers of a drafted forest [4]"),
     "draft_beams": Option(IntList(), "candidates of every drafted layer, or of each [num_beams]"),
     "memory": Option(str, "forest or single"),
@@ -75,6 +84,9 @@ OPTIONS = {
     "joint_threshold": Option(float, "of mjsd: likelihood ratio to exceed [0.1]"),
     "joint_tokens": Option(int, "of mjgd: tokens decided jointly [4]"),
     "joint_beams": Option(int, "of mjgd: beams that search them [4]"),
+    "stop_strings": Option(
+        str, "end where this text comes; may be repeated", flag="--stop", is_multiple=True
+    ),
     "eos_token_id": Option(IntList(), "what ends a sequence [the model's own]"),
 }
 
@@ -84,8 +96,17 @@ def decoding_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for field in reversed(dataclasses.fields(DecodingConfig)):
         option = OPTIONS[field.name]
         shown = "" if field.default is None else f" [{field.default}]"
-        flag = "--" + field.name.replace("_", "-")
-        command = click.option(flag, field.name, type=option.kind, help=option.help + shown)(
-            command
+        decorate = click.option(
+            option.flag or "--" + field.name.replace("_", "-"),
+            field.name,
+            type=option.kind,
+            help=option.help + shown,
+            multiple=option.is_multiple,
         )
+        command = decorate(command)
     return command
+
+
+def given_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Return what was given on the command line: the fields of a DecodingConfig to be."""
+    return {name: value for name, value in options.items() if value not in (None, ())}

@@ -34,6 +34,8 @@ def run(options: dict[str, Any], *, demo: bool) -> None:
     if demo:
         target, draft = demo_pair()
         options = {**options, "target": str(target), "draft": str(draft)}
+    if not options["output"]:
+        raise click.UsageError("-o is missing; give the folder that the bundle is to be")
     for role in ROLES:
         if not options[role]:
             raise click.UsageError(f"--{role} is missing; give a checkpoint folder or hub id")

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dsbd_ort.commands.bundle_summary import BundleSummary, ModelSummary, summarize_bundle
+from dsbd_ort.commands.engine_summary import EngineSummary
 from dsbd_runtime.bundle import open_bundle
 
 JSON_FIELDS = """\b
@@ -22,6 +23,8 @@ The object that --json prints has these fields:
     kv {num_layers, num_heads, head_dim, dtype}, kv_bytes_per_token,
     kv_bytes_full_context, masks, sliding_window, parity {measure, value, limit}
   total_bytes, files {name: bytes}
+  engines [{role, built {flavour, tensorrt_version, compute_capability, capacity,
+    step_profiles, move_profiles, attention, onnx_sha256}, problems, not_checked}]
   providers [{name, can_run, problems}]
 """
 """The end of the command's help; \\b keeps click from wrapping the lines."""
@@ -56,10 +59,36 @@ def print_summary(summary: BundleSummary) -> None:
     console.print(_files_table(summary))
     versions = ", ".join(f"{tool} {version}" for tool, version in summary.versions.items())
     console.print(f"made with {versions}", highlight=False, markup=False)
+    for engine in summary.engines:
+        _print_lines(console, _engine_lines(engine))
     for provider in summary.providers:
         verdict = "runs this bundle here" if provider.can_run else "cannot run this bundle here"
         lines = [f"provider {provider.name}: {verdict}", *provider.problems]
-        console.print("\n  ".join(lines), highlight=False, markup=False, soft_wrap=True)
+        _print_lines(console, lines)
+
+
+def _print_lines(console: Console, lines: list[str]) -> None:
+    """Print the first line, and what belongs to it further in."""
+    console.print("\n  ".join(lines), highlight=False, markup=False, soft_wrap=True)
+
+
+def _engine_lines(engine: EngineSummary) -> list[str]:
+    built = engine.built
+    calls = ", ".join(map(str, built.step_profiles))
+    if engine.problems:
+        verdict = "does not fit this machine"
+    elif engine.not_checked:
+        verdict = "may fit this machine"
+    else:
+        verdict = "fits this machine"
+    return [
+        f"engine of the {engine.role}: {verdict}",
+        f"built by {built.flavour} {built.tensorrt_version} for compute capability "
+        f"{built.compute_capability}, {built.capacity:,} cache rows, calls of up to {calls} rows, "
+        f"attention {built.attention}",
+        *engine.problems,
+        *(f"not compared: {name}" for name in engine.not_checked),
+    ]
 
 
 def _models_table(summary: BundleSummary) -> Table:

@@ -14,7 +14,7 @@ USER_ERRORS = (DsbdError, DecodingError)
 
 
 class OneLineCommand(click.Command):
-    """Exit 0: done. Exit 2: an error of the user's, as one line on stderr. Exit 1: a bug."""
+    """Exit 0: done. 2: an error of the user's, as one line on stderr. 130: Ctrl-C. 1: a bug."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """Run the command as a program."""
@@ -26,10 +26,10 @@ class OneLineCommand(click.Command):
         except USER_ERRORS as error:
             _fail(str(error))
         except click.Abort:
-            _fail("interrupted")
+            _fail("interrupted", exit_code=130)
         sys.exit(0)
 
 
-def _fail(message: str) -> None:
+def _fail(message: str, *, exit_code: int = 2) -> None:
     click.echo(f"Error: {' '.join(message.split())}", err=True)
-    sys.exit(2)
+    sys.exit(exit_code)

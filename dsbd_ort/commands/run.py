@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-import click
-from rich.console import Console
-from rich.table import Table
-
-from dsbd_ort.decoding import DecodingStats
-from dsbd_ort.pipeline import GenerationResult, Pipeline
+from dsbd_ort.answer import Answer, answer
+from dsbd_ort.commands.answer_output import OutputStyle, print_answer
+from dsbd_ort.commands.interactive import line_of_terminal, talk
+from dsbd_ort.conversation import Messages, user_messages, with_answer
+from dsbd_ort.interruption import watched_signals
+from dsbd_ort.pipeline import Pipeline
+from dsbd_ort.pipeline_settings import PipelineSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,66 +20,79 @@ class RunRequest:
     """What the command line asked for.
 
     Attributes:
-        bundle: folder of the bundle.
-        prompt: text to continue.
+        pipeline: how to open the bundle.
+        prompt: text to continue or, in a chat, what the user says; None: ask at the terminal.
         options: fields of DecodingConfig that were given.
-        provider, num_threads, verify: see Pipeline.from_bundle.
-        stream, as_json, stats: what to print and when.
+        is_chat: whether to fill the prompt into the checkpoint's chat template.
+        system: the system message of a chat, None for none.
+        style: what to print and when.
     """
 
-    bundle: Path
-    prompt: str
+    pipeline: PipelineSettings
+    prompt: str | None
     options: dict[str, Any]
-    provider: str
-    num_threads: int | None
-    verify: bool
-    stream: bool
-    as_json: bool
-    stats: bool
+    is_chat: bool = False
+    system: str | None = None
+    style: OutputStyle
 
 
-def run(request: RunRequest) -> None:
-    """Generate and print: text (or JSON) to stdout, all else to stderr."""
-    with Pipeline.from_bundle(
-        request.bundle,
-        provider=request.provider,
-        num_threads=request.num_threads,
-        verify=request.verify,
-    ) as pipeline:
-        if request.stream:
-            result = _stream(pipeline, request)
-        else:
-            result = pipeline.generate(request.prompt, **request.options)
-            click.echo(_as_json(result) if request.as_json else _as_text(request.prompt, result))
-    if request.stats:
-        print_stats(result.stats)
+def run(request: RunRequest) -> int:
+    """Generate and print: text (or JSON) to stdout, all else to stderr; return the exit code."""
+    with request.pipeline.open() as pipeline:
+        responder = responder_of(pipeline, request)
+        if request.prompt is None:
+            talk(responder.respond, line_of_terminal)
+            return 0
+        with watched_signals() as interruption:
+            responder.respond(request.prompt, interruption.is_wanted)
+        return interruption.exit_code
 
 
-def _stream(pipeline: Pipeline, request: RunRequest) -> GenerationResult:
-    steps = pipeline.stream(request.prompt, **request.options)
-    is_first = True
-    while True:
-        try:
-            text = next(steps).text
-        except StopIteration as stop:
-            click.echo()
-            result: GenerationResult = stop.value
-            return result
-        click.echo(request.prompt + text if is_first else text, nl=False)
-        is_first = False
+class Responder(Protocol):
+    """Answers one prompt after another."""
+
+    def respond(self, text: str, is_interrupted: Callable[[], bool]) -> Answer:
+        """Answer ``text``, print the answer."""
 
 
-def _as_text(prompt: str, result: GenerationResult) -> str:
-    return "\n\n".join(prompt + sequence.text for sequence in result.sequences)
+def responder_of(pipeline: Pipeline, request: RunRequest) -> Responder:
+    """Return what continues text, or what answers in a conversation."""
+    return _Chat(pipeline, request) if request.is_chat else _Continuation(pipeline, request)
 
 
-def _as_json(result: GenerationResult) -> str:
-    return json.dumps(dataclasses.asdict(result), ensure_ascii=False)
+class _Continuation:
+    """Continues every prompt for itself."""
+
+    def __init__(self, pipeline: Pipeline, request: RunRequest) -> None:
+        self._pipeline = pipeline
+        self._request = request
+
+    def respond(self, text: str, is_interrupted: Callable[[], bool]) -> Answer:
+        """Continue ``text`` and print both."""
+        return self._print(text, is_interrupted, heading=text)
+
+    def _print(
+        self, prompt: str | list[int], is_interrupted: Callable[[], bool], *, heading: str
+    ) -> Answer:
+        request = self._request
+        return print_answer(
+            lambda show: answer(self._pipeline, prompt, request.options, is_interrupted, show),
+            request.style,
+            heading=heading,
+        )
 
 
-def print_stats(stats: DecodingStats) -> None:
-    """Print the statistics of one request as a table on stderr."""
-    table = Table(title="statistics", show_header=False)
-    for name, value in dataclasses.asdict(stats).items():
-        table.add_row(name, f"{value:.4g}" if isinstance(value, float) else str(value))
-    Console(stderr=True).print(table)
+class _Chat(_Continuation):
+    """Answers what the user says, and remembers it."""
+
+    def __init__(self, pipeline: Pipeline, request: RunRequest) -> None:
+        super().__init__(pipeline, request)
+        self._messages: Messages = []
+
+    def respond(self, text: str, is_interrupted: Callable[[], bool]) -> Answer:
+        """Answer ``text``, print the answer; an interrupted one is remembered as far as it came."""
+        system = None if self._messages else self._request.system
+        asked = [*self._messages, *user_messages(text, system)]
+        given = self._print(self._pipeline.chat_prompt(asked), is_interrupted, heading="")
+        self._messages = with_answer(asked, given.text)
+        return given

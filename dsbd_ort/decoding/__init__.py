@@ -11,6 +11,7 @@ from dsbd_ort.decoding.decode import (
 from dsbd_ort.decoding.errors import ConfigError, DecodingError, ModelError
 from dsbd_ort.decoding.stats import DecodingStats
 from dsbd_ort.decoding.step_model import CandidateModel, Candidates, StepModel
+from dsbd_ort.decoding.stopping import StopState
 from dsbd_ort.decoding.strategies import STRATEGIES
 from dsbd_ort.decoding.table_model import TableModel
 
@@ -27,6 +28,7 @@ __all__ = [
     "DecodingStats",
     "ModelError",
     "StepModel",
+    "StopState",
     "TableModel",
     "decode",
     "decode_steps",

@@ -55,23 +55,23 @@ class Beams:
         nodes: (num_distinct,) node of the forest of every distinct beam.
         log_weights: (num_distinct,) float64. Log-probability under the warped target laws.
         hypotheses: (num_distinct,) the new tokens of every beam.
-        copies: (num_distinct,) int64. How often the beam was drawn; all 1 without replacement.
+        copies: (num_distinct,) how often the beam was drawn; all 1 without replacement.
     """
 
     nodes: list[int]
     log_weights: NDArray[np.float64]
     hypotheses: list[Hypothesis]
-    copies: NDArray[np.int64]
+    copies: list[int]
 
     @classmethod
     def single(cls, node: int, hypothesis: Hypothesis, log_weight: float = 0.0) -> Beams:
         """Return the set of one beam."""
-        return cls([node], np.array([log_weight]), [hypothesis], np.ones(1, dtype=np.int64))
+        return cls([node], np.array([log_weight]), [hypothesis], [1])
 
     @property
     def width(self) -> int:
         """Number of beams, copies counted."""
-        return int(self.copies.sum())
+        return sum(self.copies)
 
     def only(self, index: int) -> Beams:
         """Return the set of beam ``index`` alone, with weight 1."""

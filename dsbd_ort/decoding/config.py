@@ -48,6 +48,8 @@ class DecodingConfig:
             Default 0.1.
         joint_tokens, joint_beams: of mjgd: tokens decided jointly, beams that search them.
             Default 4 each.
+        stop_strings: one text or several. A sequence whose text (special tokens left out) contains
+            one ends there; its text is cut before it.
         eos_token_id: one id, several, or None for what the model says (none in ``decode``).
     """
 
@@ -73,6 +75,7 @@ class DecodingConfig:
     joint_threshold: float | None = None
     joint_tokens: int | None = None
     joint_beams: int | None = None
+    stop_strings: str | Sequence[str] | None = None
     eos_token_id: int | Sequence[int] | None = None
 
     def __post_init__(self) -> None:
@@ -142,6 +145,13 @@ class DecodingConfig:
             return frozenset()
         many = not isinstance(self.eos_token_id, int)
         return frozenset(self.eos_token_id if many else (self.eos_token_id,))  # type: ignore[arg-type]
+
+    @property
+    def stop_texts(self) -> tuple[str, ...]:
+        """The stop strings, as a tuple."""
+        if isinstance(self.stop_strings, str):
+            return (self.stop_strings,)
+        return tuple(self.stop_strings or ())
 
     def _resolve(self) -> None:
         def default(name: str, value: object) -> None:

@@ -66,6 +66,24 @@ def check_ranges(config: DecodingConfig) -> None:
             raise ConfigError(f"{name} is {value!r}; expected one of {names}")
     if any(isinstance(i, bool) or not isinstance(i, int) or i < 0 for i in config.eos_ids):
         raise ConfigError(f"eos_token_id is {config.eos_token_id!r}; expected token ids >= 0")
+    _check_stop_strings(config)
+
+
+def _check_stop_strings(config: DecodingConfig) -> None:
+    stop = config.stop_strings
+    if stop is None:
+        return
+    texts = [stop] if isinstance(stop, str) else stop
+    if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
+        raise ConfigError(f"stop_strings is {stop!r}; expected a text or a list of texts")
+    for text in texts:
+        if not text:
+            raise ConfigError("stop_strings has an empty text, which every text contains; drop it")
+        if "\N{REPLACEMENT CHARACTER}" in text or any("\ud800" <= c <= "\udfff" for c in text):
+            raise ConfigError(
+                f"stop_strings has {text!r}, with U+FFFD or a lone surrogate, which no finished "
+                "text holds; drop it"
+            )
 
 
 def check_combinations(config: DecodingConfig) -> None:

@@ -6,7 +6,6 @@ the selection rule that its row of the strategy table names.
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
@@ -21,15 +20,16 @@ from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.cost_curve import EngineCosts, measure_costs
 from dsbd_ort.decoding.draft import DraftLayer, draft_forest
 from dsbd_ort.decoding.drafting import Drafting, FixedDrafting
-from dsbd_ort.decoding.errors import DecodingError
 from dsbd_ort.decoding.experience import Experience
 from dsbd_ort.decoding.forest import Forest
 from dsbd_ort.decoding.forest_cache import ForestCache
 from dsbd_ort.decoding.law_source import check_top_k
+from dsbd_ort.decoding.request_checks import check_request
 from dsbd_ort.decoding.rule import Finished, SelectionRule
 from dsbd_ort.decoding.rules import rule_of
 from dsbd_ort.decoding.stats import Clock, DecodingStats, MeteredModel, Recorder
 from dsbd_ort.decoding.step_model import StepModel
+from dsbd_ort.decoding.stopping import StopState, state_after
 from dsbd_ort.decoding.throughput import ThroughputDrafting
 
 
@@ -38,11 +38,11 @@ class DecodedSequence:
     """One returned sequence.
 
     Attributes:
-        token_ids: the new tokens, the end-of-sequence token included.
+        token_ids: the new tokens, those included that end the sequence.
         token_logprobs: raw log-probability of every new token under the target.
         logprob: their sum.
         score: logprob / num_new_tokens ** length_penalty, the ranking.
-        finish_reason: "eos" or "length".
+        finish_reason: "eos", "stop" (a stop string) or "length".
     """
 
     token_ids: list[int]
@@ -78,9 +78,11 @@ def decode(
     prompt_ids: Sequence[int],
     config: DecodingConfig,
     rng: np.random.Generator,
+    *,
+    stop: StopState | None = None,
 ) -> DecodeResult:
     """Continue a prompt. See ``decode_steps``."""
-    steps = decode_steps(target, draft, prompt_ids, config, rng)
+    steps = decode_steps(target, draft, prompt_ids, config, rng, stop=stop)
     while True:
         try:
             next(steps)
@@ -96,6 +98,7 @@ def decode_steps(
     config: DecodingConfig,
     rng: np.random.Generator,
     *,
+    stop: StopState | None = None,
     chance: Chance | None = None,
     clock: Clock = time.perf_counter,
     costs: EngineCosts | None = None,
@@ -111,6 +114,8 @@ def decode_steps(
         prompt_ids: at least one token id.
         config: the request. ``eos_token_id`` None means that nothing ends a sequence.
         rng: its first 63-bit draw is the noise key; only the rejection coupling takes more.
+        stop: of the empty continuation: what finds the request's ``stop_strings``. A beam ends
+            with the token that makes its state end.
         chance: what the rejection coupling draws by, instead of ``rng``.
         clock: seconds, for the statistics.
         costs: of both engines, for draft_policy "throughput"; None measures them first.
@@ -122,14 +127,14 @@ def decode_steps(
         DecodingError: an empty prompt, ids outside the vocabulary, a missing draft, or more
             tokens to look at than an engine returns.
     """
-    _check_request(target, draft, prompt_ids, config)
+    check_request(target, draft, prompt_ids, config, stop)
     metered_target = MeteredModel(target, clock)
     metered_draft = MeteredModel(draft, clock) if draft and config.row.has_draft else None
     recorder = Recorder(metered_target, metered_draft, clock)
 
     prompt = np.array(prompt_ids, dtype=np.int64)
     seed = int(rng.integers(2**63))
-    forest = Forest(int(prompt[-1]), len(prompt) - 1, seed, config.eos_ids)
+    forest = Forest(int(prompt[-1]), len(prompt) - 1, seed, config.eos_ids, stop)
     rule = rule_of(config, forest, chance or RandomChance(rng))
     check_top_k("target", metered_target, config, rule.warp.top_k)
     if metered_draft:
@@ -168,7 +173,8 @@ def decode_steps(
 
     for cache in caches:
         cache.finish([*prompt_ids, *common_tokens(beams.hypotheses)])
-    sequences = [_sequence(f, config) for f in rule.results(beams)[: config.num_return_sequences]]
+    finished = rule.results(beams)[: config.num_return_sequences]
+    sequences = [_sequence(sequence, config, stop) for sequence in finished]
     return DecodeResult(sequences, recorder.stats(len(prompt), len(sequences[0].token_ids)))
 
 
@@ -207,41 +213,25 @@ def _prune(
     renumbered = forest.prune(sorted(live))
     for cache in caches:
         cache.prune(renumbered)
-    return dataclasses.replace(beams, nodes=[renumbered[node] for node in beams.nodes])
+    nodes = [renumbered[node] for node in beams.nodes]
+    return Beams(nodes, beams.log_weights, beams.hypotheses, beams.copies)
 
 
-def _sequence(finished: Finished, config: DecodingConfig) -> DecodedSequence:
+def _sequence(
+    finished: Finished, config: DecodingConfig, stop: StopState | None
+) -> DecodedSequence:
     chain = finished.hypothesis.chain()
+    token_ids = [link.token for link in chain]
     return DecodedSequence(
-        token_ids=[link.token for link in chain],
+        token_ids=token_ids,
         token_logprobs=[link.token_logprob for link in chain],
         logprob=finished.hypothesis.logprob,
         score=finished.score,
-        finish_reason="eos" if finished.hypothesis.token in config.eos_ids else "length",
+        finish_reason=_finish_reason(token_ids, config, stop),
     )
 
 
-def _check_request(
-    target: StepModel, draft: StepModel | None, prompt_ids: Sequence[int], config: DecodingConfig
-) -> None:
-    if not len(prompt_ids):
-        raise DecodingError("the prompt has no token; give at least one")
-    lowest, highest = min(prompt_ids), max(prompt_ids)
-    if lowest < 0 or highest >= target.vocab_size:
-        wrong = lowest if lowest < 0 else highest
-        raise DecodingError(
-            f"prompt has token id {wrong}; expected 0 to {target.vocab_size - 1}, the target's "
-            "vocabulary"
-        )
-    if not config.row.has_draft:
-        return
-    if draft is None:
-        raise DecodingError(
-            f"draft is None, but strategy {config.strategy} drafts; give a draft model or use a "
-            "strategy without one, such as beam-sample"
-        )
-    if draft.vocab_size != target.vocab_size:
-        raise DecodingError(
-            f"draft has {draft.vocab_size} tokens, target {target.vocab_size}; use a pair that "
-            "shares its vocabulary"
-        )
+def _finish_reason(token_ids: list[int], config: DecodingConfig, stop: StopState | None) -> str:
+    if token_ids[-1] in config.eos_ids:
+        return "eos"
+    return "stop" if stop and state_after(stop, token_ids).has_ended else "length"

@@ -53,7 +53,7 @@ def draft_forest(
     """
     layers: list[DraftLayer] = []
     nodes, log_u, copies = beams.nodes, beams.log_weights, beams.copies
-    while not all(forest.is_absorbing[node] for node in nodes) and drafting.wants_layer(len(nodes)):
+    while not forest.absorbing.issuperset(nodes) and drafting.wants_layer(len(nodes)):
         draft.compute(nodes)
         law = joint_law(nodes, log_u, copies, [draft.law(node) for node in nodes])
         drawn = drafting.choose(law, step + len(layers))
@@ -67,10 +67,10 @@ def draft_forest(
 
 def distinct_in_order(
     drawn: NDArray[np.int64],
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+) -> tuple[NDArray[np.int64], list[int]]:
     """Return the distinct candidates in the order first drawn, and how often each was drawn."""
     if len(set(drawn.tolist())) == len(drawn):  # always so without replacement
-        return drawn, np.ones(len(drawn), dtype=np.int64)
+        return drawn, [1] * len(drawn)
     values, first, counts = np.unique(drawn, return_index=True, return_counts=True)
     order = np.argsort(first)
-    return values[order], counts[order]
+    return values[order], counts[order].tolist()

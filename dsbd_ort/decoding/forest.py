@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from dsbd_ort.decoding.joint_law import STAY, JointLaw
 from dsbd_ort.decoding.noise import child_key, child_keys, root_key
+from dsbd_ort.decoding.stopping import StopState
 
 NO_NODE = -1
 
@@ -25,16 +26,25 @@ class Forest:
     Attributes:
         tokens, parents, positions: per node. The parent of an oldest node is ``NO_NODE``.
         path_keys: per node, uint64 as int; chained from the root's, see ``noise``.
-        is_absorbing: per node, whether its token ends the sequence: it never costs a row.
+        absorbing: the nodes with which a sequence ends: they never cost a row.
+        stop_states: per node, what its path says about its end; empty where only tokens do.
     """
 
-    def __init__(self, last_prompt_token: int, position: int, seed: int, eos_ids: frozenset[int]):
+    def __init__(
+        self,
+        last_prompt_token: int,
+        position: int,
+        seed: int,
+        eos_ids: frozenset[int],
+        stop: StopState | None = None,
+    ):
         """Start with one node, the last token of the prompt."""
         self.tokens = [last_prompt_token]
         self.parents = [NO_NODE]
         self.positions = [position]
         self.path_keys = [root_key(seed)]
-        self.is_absorbing = [False]
+        self.absorbing: set[int] = set()
+        self.stop_states = [stop] if stop else []
         self._eos_ids = eos_ids
         self._children: dict[tuple[int, int], int] = {}
 
@@ -65,8 +75,20 @@ class Forest:
             self.parents.append(parent)
             self.positions.append(self.positions[parent] + 1)
             self.path_keys.append(child_key(self.path_keys[parent], token))
-            self.is_absorbing.append(token in self._eos_ids)
+            if token in self._eos_ids:
+                self.absorbing.add(child)
+            if self.stop_states:
+                state = self.stop_states[parent].extended(token)
+                self.stop_states.append(state)
+                if state.has_ended:
+                    self.absorbing.add(child)
         return child
+
+    def stopped(self, law: JointLaw, chosen: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Tell which chosen candidates would end by their stop state: (num_chosen,) bool."""
+        pairs = zip(law.parents[chosen].tolist(), law.tokens[chosen].tolist(), strict=True)
+        states = [self.stop_states[law.nodes[parent]].extended(token) for parent, token in pairs]
+        return np.array([state.has_ended for state in states], dtype=np.bool_)
 
     def subtree(self, roots: Iterable[int]) -> set[int]:
         """Return ``roots`` and all their descendants."""
@@ -83,7 +105,9 @@ class Forest:
         self.tokens = [self.tokens[old] for old in kept]
         self.positions = [self.positions[old] for old in kept]
         self.path_keys = [self.path_keys[old] for old in kept]
-        self.is_absorbing = [self.is_absorbing[old] for old in kept]
+        self.absorbing = {renumbered[old] for old in self.absorbing if old in renumbered}
+        if self.stop_states:
+            self.stop_states = [self.stop_states[old] for old in kept]
         self._children = {
             (parent, token): node
             for node, (parent, token) in enumerate(zip(self.parents, self.tokens, strict=True))

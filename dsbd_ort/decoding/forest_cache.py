@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from functools import reduce
+from operator import and_, or_
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -13,6 +17,10 @@ from dsbd_ort.decoding.warp import TokenLaw, Warp
 
 PREFILL_CHUNK = 256
 """Prompt rows per call: bounds the mask at PREFILL_CHUNK x capacity."""
+
+MOST_TOLD_APART = 64
+"""Rows behind the shared ones from which on pruning moves rows; a masked row costs next to nothing,
+moving those behind it a copy in every layer of the engine."""
 
 
 class ForestCache:
@@ -53,27 +61,28 @@ class ForestCache:
 
         agreed_tokens: the prompt and the new tokens that all live beams share.
         """
+        self._drop_unseen_rows()
         self._prefix.tokens = agreed_tokens[: self._num_shared]
 
     def is_computed(self, node: int) -> bool:
         """Tell whether the engine holds the node's row and law; an absorbing node needs neither."""
-        return node in self._laws or self._forest.is_absorbing[node]
+        return node in self._laws or node in self._forest.absorbing
 
     def law(self, node: int) -> TokenLaw | None:
         """Return the law after a computed node, None for an absorbing one."""
-        return None if self._forest.is_absorbing[node] else self._laws[node]
+        return None if node in self._forest.absorbing else self._laws[node]
 
-    def pending(self, nodes: list[int]) -> list[int]:
+    def pending(self, nodes: Iterable[int]) -> list[int]:
         """Return what must be computed before laws of ``nodes`` are known, parents first."""
+        parents, need_nothing = self._forest.parents, self._forest.absorbing | {NO_NODE}
         missing: set[int] = set()
-        for start in nodes:
-            node = start
-            while node != NO_NODE and node not in missing and not self.is_computed(node):
-                missing.add(node)
-                node = self._forest.parents[node]
+        found = set(nodes)
+        while found := found.difference(self._laws, need_nothing, missing):
+            missing |= found
+            found = {parents[node] for node in found}
         return sorted(missing)
 
-    def compute(self, nodes: list[int]) -> None:
+    def compute(self, nodes: Iterable[int]) -> None:
         """Compute ``nodes`` and their pending ancestors in one engine call, if any."""
         nodes = self.pending(nodes)
         if not nodes:
@@ -95,31 +104,35 @@ class ForestCache:
 
     def parents_of_pending(self, nodes: set[int]) -> set[int]:
         """Return the ancestors of ``nodes`` without which these could not be computed later."""
-        needed: set[int] = set()
-        for node in self.pending(sorted(nodes)):
-            needed.add(node)
-            needed.add(self._forest.parents[node])
-        return needed - {NO_NODE}
+        pending = self.pending(nodes)
+        return {self._forest.parents[node] for node in pending}.union(pending) - {NO_NODE}
 
     def prune(self, renumbered: dict[int, int]) -> None:
-        """Drop all rows that no kept node sees; ``renumbered`` gives new number by old."""
+        """Forget all but the kept nodes, and now and then the rows that none of them sees.
+
+        renumbered: new number by old of the kept nodes.
+        """
         laws, seen = self._laws, self._seen
         self._laws = {new: laws[old] for old, new in renumbered.items() if old in laws}
-        self._seen = {new: seen[old] for old, new in renumbered.items() if old in seen}
-        if self._seen:  # else every beam is absorbing
+        kept = {new: seen[old] for old, new in renumbered.items() if old in seen}
+        self._seen = kept or seen  # none is kept once all beams have ended: ``finish`` comes next
+        if self._model.num_rows - self._num_shared > MOST_TOLD_APART:
             self._drop_unseen_rows()
 
     def _drop_unseen_rows(self) -> None:
         """Keep the rows that a node sees; the first ones that all see are shared from now on."""
-        num_shared, num_rows = self._num_shared, self._model.num_rows
-        is_seen = _bits(list(self._seen.values()), num_rows - num_shared)  # (num_nodes, num_bits)
-        kept = np.flatnonzero(is_seen.any(axis=0))
-        if len(kept) < num_rows - num_shared:
-            self._model.keep(np.concatenate([np.arange(num_shared), kept + num_shared]))
-            is_seen = is_seen[:, kept]
-        is_own = np.append(~is_seen.all(axis=0), True)
-        num_common = int(np.argmax(is_own))
-        self._seen = dict(zip(self._seen, _integers(is_seen[:, num_common:]), strict=True))
+        seen, num_own = self._seen, self._model.num_rows - self._num_shared
+        if not seen:  # nothing was computed
+            return
+        by_any, by_all = reduce(or_, seen.values()), reduce(and_, seen.values())
+        by_some = by_any & ~by_all
+        num_common = (by_any & (by_some & -by_some) - 1).bit_count()  # below the lowest of by_some
+        bits = _bits([by_any, *seen.values()], num_own)
+        kept = np.flatnonzero(bits[0])
+        if len(kept) < num_own:
+            rows_of_all = np.arange(self._num_shared)
+            self._model.keep(np.concatenate([rows_of_all, kept + self._num_shared]))
+        self._seen = dict(zip(seen, _integers(bits[1:, kept[num_common:]]), strict=True))
         self._num_shared += num_common
 
 

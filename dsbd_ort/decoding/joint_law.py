@@ -73,7 +73,7 @@ _STAY_LAW = TokenLaw(np.array([STAY]), np.zeros(1), np.zeros(1))
 def joint_law(
     nodes: list[int],
     log_weights: NDArray[np.float64],
-    copies: NDArray[np.int64],
+    copies: list[int],
     laws: Sequence[TokenLaw | None],
 ) -> JointLaw:
     """Combine beam weights and token laws; None stands for an absorbing beam."""
@@ -89,7 +89,7 @@ def joint_law(
         parents=parents,
         tokens=np.concatenate([law.tokens for law in full]),
         log_weights=weights,
-        log_masses=weights if copies.max() == 1 else weights + np.log(copies)[parents],
+        log_masses=weights if max(copies) == 1 else weights + np.log(copies)[parents],
     )
 
 

@@ -67,7 +67,7 @@ class JointSpeculativeRule(_JointDecoding):
             beams = descended(self._forest, beams, law, np.flatnonzero(tokens))
             step += 1
             yield beams
-        if self._forest.is_absorbing[beams.nodes[0]]:
+        if beams.nodes[0] in self._forest.absorbing:
             return
         if self._config.temperature == 0.0:
             yield self._next_beams(target, beams, 1)

@@ -57,6 +57,7 @@ class CandidateLaws:
 
     def __init__(self, model: CandidateModel, warp: Warp) -> None:
         self._model = model
+        self._num_candidates = model.num_candidates
         self._warp = warp
 
     def step(
@@ -68,10 +69,10 @@ class CandidateLaws:
     ) -> list[TokenLaw]:
         """See LawSource.step."""
         found = self._model.step_candidates(token_ids, positions, mask, logit_rows)
-        num_rows = len(logit_rows)
-        _check_shape("top_ids", found.top_ids, (num_rows, self._model.num_candidates))
-        _check_shape("top_logits", found.top_logits, (num_rows, self._model.num_candidates))
-        _check_shape("logsumexp", found.logsumexp, (num_rows,))
+        wanted = (len(logit_rows), self._num_candidates)
+        _check_shape("top_ids", found.top_ids, wanted)
+        _check_shape("top_logits", found.top_logits, wanted)
+        _check_shape("logsumexp", found.logsumexp, wanted[:1])
         return self._warp.laws_of_candidates(found.top_ids, found.top_logits, found.logsumexp)
 
 

@@ -24,14 +24,23 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_MULTIPLIER_1 = np.uint64(0xBF58476D1CE4E5B9)
-_MULTIPLIER_2 = np.uint64(0x94D049BB133111EB)
-_SHIFT_1, _SHIFT_2, _SHIFT_3 = np.uint64(30), np.uint64(27), np.uint64(31)
-_PLAIN_GOLDEN, _PLAIN_MASK = int(_GOLDEN), 2**64 - 1
-_PLAIN_MULTIPLIER_1, _PLAIN_MULTIPLIER_2 = int(_MULTIPLIER_1), int(_MULTIPLIER_2)
-_DROPPED_BITS = np.uint64(12)
-NOISE_DOMAIN = np.uint64(0xD1B54A32D192ED03)
+_GOLDEN, _MULTIPLIER_1, _MULTIPLIER_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+_MASK = 2**64 - 1
+
+
+def _constant(value: int) -> NDArray[np.uint64]:
+    """Return a number as an array of no dimensions: a ufunc takes it faster than a scalar."""
+    return np.array(value, dtype=np.uint64)
+
+
+_STRIDE, _FACTOR_1, _FACTOR_2 = (
+    _constant(_GOLDEN),
+    _constant(_MULTIPLIER_1),
+    _constant(_MULTIPLIER_2),
+)
+_SHIFT_1, _SHIFT_2, _SHIFT_3, _DROPPED_BITS = map(_constant, (30, 27, 31, 12))
+_HALF, _TO_UNIT = np.array(0.5), np.array(2.0**-52)
+NOISE_DOMAIN = _constant(0xD1B54A32D192ED03)
 
 Keys = NDArray[np.uint64]
 
@@ -43,17 +52,14 @@ def mix64(key: Keys, index: NDArray[np.int64] | int) -> Keys:
     0xE220A8397B1DCDAF, the first output of SplitMix64 seeded with 0.
     """
     if isinstance(index, int):
-        z: Keys = key + np.uint64((index + 1) * int(_GOLDEN) % 2**64)
+        z: Keys = key + _constant((index + 1) * _GOLDEN & _MASK)
     else:
-        z = (index + 1).view(np.uint64) * _GOLDEN + key
-    shifted = z >> _SHIFT_1
-    z ^= shifted
-    z *= _MULTIPLIER_1
-    np.right_shift(z, _SHIFT_2, out=shifted)
-    z ^= shifted
-    z *= _MULTIPLIER_2
-    np.right_shift(z, _SHIFT_3, out=shifted)
-    z ^= shifted
+        z = index.view(np.uint64) * _STRIDE + (key + _STRIDE)
+    z ^= z >> _SHIFT_1
+    z *= _FACTOR_1
+    z ^= z >> _SHIFT_2
+    z *= _FACTOR_2
+    z ^= z >> _SHIFT_3
     return z
 
 
@@ -64,9 +70,9 @@ def root_key(seed: int) -> int:
 
 def child_key(parent_key: int, token: int) -> int:
     """Return ``child_keys`` of one parent and token, in plain integers: no array is worth it."""
-    z = (parent_key + _PLAIN_GOLDEN * (token + 1)) & _PLAIN_MASK
-    z = ((z ^ (z >> 30)) * _PLAIN_MULTIPLIER_1) & _PLAIN_MASK
-    z = ((z ^ (z >> 27)) * _PLAIN_MULTIPLIER_2) & _PLAIN_MASK
+    z = (parent_key + _GOLDEN * (token + 1)) & _MASK
+    z = ((z ^ (z >> 30)) * _MULTIPLIER_1) & _MASK
+    z = ((z ^ (z >> 27)) * _MULTIPLIER_2) & _MASK
     return z ^ (z >> 31)
 
 
@@ -84,10 +90,8 @@ def gumbel_noise(keys: Keys, step: int, draw: int | None = None) -> NDArray[np.f
     if draw is not None:
         bits = mix64(bits, draw)
     bits >>= _DROPPED_BITS
-    noise = bits.astype(np.float64)
-    noise += 0.5
-    noise *= 2.0**-52  # u
-    for _ in range(2):
-        np.log(noise, out=noise)
-        np.negative(noise, out=noise)
+    u = bits.astype(np.float64)
+    u += _HALF
+    u *= _TO_UNIT
+    noise: NDArray[np.float64] = -np.log(-np.log(u))
     return noise

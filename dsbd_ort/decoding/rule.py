@@ -113,9 +113,9 @@ class BeamSetRule:
 
     def is_finished(self, beams: Beams, num_layers: int) -> bool:
         """Tell whether all beams have ended or are as long as they may be."""
-        return num_layers == self._config.max_new_tokens or all(
-            self._forest.is_absorbing[node] for node in beams.nodes
-        )
+        if num_layers == self._config.max_new_tokens:
+            return True
+        return self._forest.absorbing.issuperset(beams.nodes)
 
     def live(self, beams: Beams) -> list[Hypothesis]:
         """See SelectionRule.live."""
@@ -126,7 +126,7 @@ class BeamSetRule:
         penalty = self._config.length_penalty
         finished = [
             Finished(hypothesis, hypothesis.score(penalty))
-            for hypothesis, copies in zip(beams.hypotheses, beams.copies.tolist(), strict=True)
+            for hypothesis, copies in zip(beams.hypotheses, beams.copies, strict=True)
             for _ in range(copies)
         ]
         return sorted(finished, key=lambda f: -f.score)

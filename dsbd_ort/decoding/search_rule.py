@@ -58,6 +58,8 @@ class SearchRule:
             best = best_candidates(law.log_weights, self._num_candidates)
             step += 1
             ends = np.isin(law.tokens[best], self._eos) | (step == self._config.max_new_tokens)
+            if self._forest.stop_states:
+                ends |= self._forest.stopped(law, best)
             is_first = np.arange(len(best)) < self._config.width
             self._add_to_pool(extended(beams, law, best[ends & is_first]))
             beams = descended(self._forest, beams, law, best[~ends][: self._config.width])

@@ -92,7 +92,7 @@ class Warp:
         """
         raw = centred - log_normalizers
         log_probs = raw if self.is_raw else self._warped(centred)
-        return [TokenLaw(*row) for row in zip(tokens, log_probs, raw, strict=True)]
+        return list(map(TokenLaw, tokens, log_probs, raw))
 
     def _warped(self, centred: Floats) -> Floats:
         log_probs = _log_normalise(

@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dsbd_export.errors import ExportError
+from dsbd_export.tensorrt_options import TensorrtOptions
 from dsbd_runtime.bundle import DTYPES, QUANTIZATIONS
 from dsbd_runtime.head import parse_num_candidates
+from dsbd_runtime.trt_module import FLAVOURS
 
 MIN_CONTEXT = 16  # the parity gate needs a prompt and a tree of three levels
 
-_ONLY_VALUES = {"engine": "onnx"}
+ATTENTIONS = ("fused", "grouped")
+ONNX = "onnx"
 _QUANTIZED_DTYPES = {  # what onnxruntime's CPU provider computes with, on which parity runs
     "none": DTYPES,
     "int8-dynamic": ("fp32",),
@@ -32,7 +35,10 @@ class ExportConfig:
         dtype: precision of weights and caches: "fp32", "fp16" or "bf16".
         quantize: weight compression: "none", "int8-dynamic", "int8" or "int4"; see ``quantize``.
         logits: what the engines return: "full", or "topk:K" for the K largest of a row.
-        engine: "onnx".
+        attention: "fused", or "grouped"; see ``grouped_attention``.
+        engine: "onnx", or "tensorrt" or "tensorrt-rtx" for engines beside the ONNX files.
+        compute_capability: what a TensorRT engine is for, see ``tensorrt_options``.
+        capacity: cache rows of a TensorRT engine, see ``tensorrt_options``.
         atol: largest absolute logit error that the parity gate lets pass, for fp32 without
             quantization; None for that of ``parity_limits``.
         max_kl: largest mean KL divergence that it lets pass, for all else; None for the same.
@@ -47,7 +53,10 @@ class ExportConfig:
     dtype: str = "fp32"
     quantize: str = "none"
     logits: str = "full"
-    engine: str = "onnx"
+    attention: str = "fused"
+    engine: str = ONNX
+    compute_capability: str | None = None
+    capacity: int | None = None
     atol: float | None = None
     max_kl: float | None = None
     max_context: int | None = None
@@ -55,10 +64,8 @@ class ExportConfig:
     trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
-        for field, only in _ONLY_VALUES.items():
-            if (value := getattr(self, field)) != only:
-                raise ExportError(f"{field}={value!r} is not supported yet; use {field}={only!r}")
-        self._check_precision()
+        self._check_choices()
+        self._check_engine()
         self._check_logits()
         self._check_limits()
         if self.max_context is not None and self.max_context < MIN_CONTEXT:
@@ -72,18 +79,49 @@ class ExportConfig:
         return parse_num_candidates(self.logits)
 
     @property
+    def tensorrt(self) -> TensorrtOptions | None:
+        """Return what TensorRT engines are to be built for, None for none."""
+        if self.engine == ONNX:
+            return None
+        return TensorrtOptions(
+            engine=self.engine,
+            compute_capability=self.compute_capability,
+            capacity=self.capacity,
+        )
+
+    @property
     def is_exact(self) -> bool:
         """Return whether the export may differ from the checkpoint by rounding in fp32 only."""
         return (self.dtype, self.quantize) == ("fp32", "none")
 
-    def _check_precision(self) -> None:
-        for field, known in (("dtype", DTYPES), ("quantize", QUANTIZATIONS)):
+    def _check_choices(self) -> None:
+        choices = (
+            ("dtype", DTYPES),
+            ("quantize", QUANTIZATIONS),
+            ("attention", ATTENTIONS),
+            ("engine", (ONNX, *FLAVOURS)),
+        )
+        for field, known in choices:
             if (value := getattr(self, field)) not in known:
                 raise ExportError(f"{field}={value!r} is not known; use one of {', '.join(known)}")
         if self.dtype not in (dtypes := _QUANTIZED_DTYPES[self.quantize]):
             raise ExportError(
                 f"quantize={self.quantize!r} has no form in dtype={self.dtype!r}; use dtype="
                 f"{' or '.join(map(repr, dtypes))}, or quantize='none'"
+            )
+
+    def _check_engine(self) -> None:
+        if self.tensorrt is None:
+            for field in ("compute_capability", "capacity"):
+                if (value := getattr(self, field)) is not None:
+                    raise ExportError(
+                        f"{field}={value!r} has no meaning for engine={ONNX!r}; use engine="
+                        f"{' or '.join(map(repr, FLAVOURS))}, or leave it out"
+                    )
+        elif self.quantize != "none":
+            raise ExportError(
+                f"quantize={self.quantize!r} runs on ONNX Runtime only, not in engine="
+                f"{self.engine!r}; use quantize='none' with dtype='fp16'"
             )
 
     def _check_logits(self) -> None:

@@ -18,13 +18,16 @@ from dsbd_export.contract import check_contract
 from dsbd_export.errors import ExportError
 from dsbd_export.forest_cases import Reference, references
 from dsbd_export.forest_graph import capture_forest_graph, prepare_for_capture
+from dsbd_export.grouped_attention import group_query_heads
 from dsbd_export.optimize import optimize_graph
 from dsbd_export.pair import agreed_pair, cut_vocabulary
 from dsbd_export.parity import check_parity
 from dsbd_export.parity_limits import parity_limit
 from dsbd_export.prune_graph import write_prune_graph
 from dsbd_export.quantize import quantize_graph
+from dsbd_export.tensorrt_engines import build_engines
 from dsbd_export.tensorrt_lint import check_for_tensorrt
+from dsbd_export.tensorrt_options import build_place
 from dsbd_export.text_case import text_reference
 from dsbd_export.tokenizer_file import write_tokenizer_files
 from dsbd_export.topk_head import check_num_candidates
@@ -67,7 +70,9 @@ def export_bundle(config: ExportConfig, *, report: Report) -> ExportResult:
     Raises:
         ExportError: an option, a checkpoint, the pair or the result is not usable.
         BundleError: the output cannot be written.
+        ProviderError: TensorRT is asked for and not installed.
     """
+    place = None if config.tensorrt is None else build_place(config.tensorrt)
     report("reading the checkpoints")
     target, draft = agreed_pair(*open_pair(config), report)
     check_num_candidates(config.num_candidates, target.vocab_size)
@@ -75,6 +80,9 @@ def export_bundle(config: ExportConfig, *, report: Report) -> ExportResult:
         with new_bundle(config.output) as folder:
             target_entry = export_model(target, folder, config, report)
             draft_entry = export_model(draft, folder, config, report)
+            if place is not None:
+                entries = [target_entry, draft_entry]
+                build_engines(folder, entries, place, config.capacity, report=report)
             write_tokenizer_files(target, folder)
             report("writing the manifest")
             manifest = write_manifest(
@@ -125,6 +133,8 @@ def _write_model(
     report(f"{role}: optimizing the graph")
     optimize_graph(graph)
     check_contract(graph, checkpoint, form)
+    if config.attention == "grouped":
+        report(f"{role}: {group_query_heads(graph)} attention nodes grouped")
     if config.quantize != "none":
         report(f"{role}: {quantize_graph(graph, config.quantize)}")
     elif config.dtype != "fp32":

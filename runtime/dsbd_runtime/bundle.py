@@ -26,6 +26,7 @@ from dsbd_runtime.manifest import (
 )
 
 __all__ = [
+    "CHAT_TEMPLATE_FILE",
     "DTYPES",
     "MANIFEST_NAME",
     "MODEL_FILE",
@@ -54,6 +55,7 @@ WEIGHTS_FILE = f"{MODEL_FILE}.data"
 PRUNE_FILE = "prune.onnx"
 TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
+CHAT_TEMPLATE_FILE = "chat_template.jinja"
 
 
 @dataclass(frozen=True)

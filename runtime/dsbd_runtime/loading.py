@@ -2,11 +2,72 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 from dsbd_runtime.bundle import WEIGHTS_FILE, Bundle
-from dsbd_runtime.causal_lm import CausalLM
+from dsbd_runtime.causal_lm import MAX_STEP_ROWS, CausalLM
+from dsbd_runtime.errors import InputError
+from dsbd_runtime.ort_cuda import open_cuda_session
 from dsbd_runtime.ort_session import OrtSession
+from dsbd_runtime.placement import Placement, parse_placement
+from dsbd_runtime.providers import Provider
+from dsbd_runtime.session import Session
+from dsbd_runtime.trt_session import open_trt_session
 
 SMALL_DRAFT_BYTES = 32 * 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineRequest:
+    """One engine to open; see ``load_causal_lm`` for the fields."""
+
+    bundle: Bundle
+    role: str
+    placement: Placement
+    num_threads: int | None = None
+    spins: bool = True
+    cuda_graphs: bool = False
+
+
+def _open_on_host(request: EngineRequest) -> Session:
+    return OrtSession(
+        request.bundle.model_path(request.role),
+        request.bundle.entry(request.role),
+        provider=request.placement.provider.name,
+        num_threads=request.num_threads,
+        spins=request.spins,
+    )
+
+
+def _open_on_device(request: EngineRequest) -> Session:
+    return open_cuda_session(
+        request.placement.provider,
+        request.bundle.model_path(request.role),
+        request.bundle.prune_path(request.role),
+        request.bundle.entry(request.role),
+        device_id=request.placement.device_id,
+        max_step_rows=MAX_STEP_ROWS,
+        captures_graphs=request.cuda_graphs,
+    )
+
+
+def _open_tensorrt(request: EngineRequest) -> Session:
+    return open_trt_session(
+        request.bundle,
+        request.role,
+        request.placement.provider,
+        device_id=request.placement.device_id,
+        max_step_rows=MAX_STEP_ROWS,
+    )
+
+
+BACKENDS: dict[str, Callable[[EngineRequest], Session]] = {
+    "onnxruntime-host": _open_on_host,
+    "onnxruntime-device": _open_on_device,
+    "tensorrt": _open_tensorrt,
+}
+"""What opens a session, by the ``backend`` of a provider."""
 
 
 def load_causal_lm(
@@ -16,29 +77,42 @@ def load_causal_lm(
     provider: str = "cpu",
     num_threads: int | None = None,
     spins: bool = True,
+    cuda_graphs: bool = False,
 ) -> CausalLM:
     """Open the "target" or the "draft" of a bundle; use it as a context manager.
 
     Args:
         bundle: from ``open_bundle``.
         role: "target" or "draft".
-        provider: where it runs, a name of the table in ``providers``.
+        provider: where it runs, a name of the table in ``providers``; "cuda:1" is the second GPU.
         num_threads: threads of one call; None leaves the choice to ONNX Runtime.
         spins: whether idle threads of the engine wait busily for the next call.
+        cuda_graphs: capture a CUDA graph for every size of call and replay it.
 
     Raises:
         BundleError: the engine is damaged or contradicts the manifest.
         ProviderError: the provider or its package is not on this machine.
+        InputError: a setting that the provider does not have.
     """
-    entry = bundle.entry(role)
-    session = OrtSession(
-        bundle.model_path(role), entry, provider=provider, num_threads=num_threads, spins=spins
+    request = EngineRequest(
+        bundle=bundle,
+        role=role,
+        placement=parse_placement(provider),
+        num_threads=num_threads,
+        spins=spins,
+        cuda_graphs=cuda_graphs,
     )
-    return CausalLM(session, entry)
+    _check_used(num_threads, cuda_graphs, [request.placement.provider])
+    return _open(request)
 
 
 def load_pair(
-    bundle: Bundle, *, provider: str = "cpu", num_threads: int | None = None
+    bundle: Bundle,
+    *,
+    provider: str = "cpu",
+    draft_provider: str | None = None,
+    num_threads: int | None = None,
+    cuda_graphs: bool = False,
 ) -> tuple[CausalLM, CausalLM]:
     """Open target and draft so that they do not take each other's cores.
 
@@ -46,22 +120,61 @@ def load_pair(
     took twice as long (docs/performance.md). So a small draft, whose calls are over before a second
     thread has begun, gets one thread and no pool; beside a larger one nobody waits busily.
 
-    See ``load_causal_lm`` for arguments and errors.
+    Args:
+        bundle: from ``open_bundle``.
+        provider: where the target runs, see ``load_causal_lm``.
+        draft_provider: where the draft runs; None means where the target does.
+        num_threads: of the engines on the CPU.
+        cuda_graphs: for the engines whose provider has them.
+
+    Raises what ``load_causal_lm`` raises.
     """
-    weights = bundle.manifest.files.get(f"draft/{WEIGHTS_FILE}")
-    is_small = weights is None or weights.size <= SMALL_DRAFT_BYTES
-    target = load_causal_lm(
-        bundle, "target", provider=provider, num_threads=num_threads, spins=is_small
-    )
-    try:
-        draft = load_causal_lm(
-            bundle,
-            "draft",
-            provider=provider,
-            num_threads=1 if is_small else num_threads,
-            spins=is_small,
+    target_place = parse_placement(provider)
+    draft_place = parse_placement(draft_provider or provider)
+    providers = [target_place.provider, draft_place.provider]
+    _check_used(num_threads, cuda_graphs, providers)
+    shares_cores = not any(row.has_device_caches for row in providers)
+    is_small = _has_small_draft(bundle)
+    target_request, draft_request = (
+        EngineRequest(
+            bundle=bundle,
+            role=role,
+            placement=place,
+            num_threads=threads,
+            spins=is_small or not shares_cores,
+            cuda_graphs=cuda_graphs and place.provider.has_cuda_graphs,
         )
+        for role, place, threads in (
+            ("target", target_place, num_threads),
+            ("draft", draft_place, 1 if shares_cores and is_small else num_threads),
+        )
+    )
+    target = _open(target_request)
+    try:
+        return target, _open(draft_request)
     except BaseException:
         target.close()
         raise
-    return target, draft
+
+
+def _open(request: EngineRequest) -> CausalLM:
+    session = BACKENDS[request.placement.provider.backend](request)
+    return CausalLM(session, request.bundle.entry(request.role))
+
+
+def _has_small_draft(bundle: Bundle) -> bool:
+    weights = bundle.manifest.files.get(f"draft/{WEIGHTS_FILE}")
+    return weights is None or weights.size <= SMALL_DRAFT_BYTES
+
+
+def _check_used(num_threads: int | None, cuda_graphs: bool, providers: list[Provider]) -> None:
+    """Raise InputError for a setting that none of the providers has."""
+    names = " and ".join(dict.fromkeys(repr(row.name) for row in providers))
+    if num_threads is not None and all(row.has_device_caches for row in providers):
+        raise InputError(
+            f"num_threads is {num_threads}, but provider {names} runs on a GPU; leave it out"
+        )
+    if cuda_graphs and not any(row.has_cuda_graphs for row in providers):
+        raise InputError(
+            f"cuda_graphs is set, but provider {names} has none; use 'cuda' or leave it out"
+        )

@@ -1,19 +1,14 @@
-"""The content of dsbd.json: typed entries, and the reading of JSON into them."""
+"""The content of dsbd.json: typed entries, and the checks of what they say together."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import math
-import types
-import typing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from dsbd_runtime.errors import BundleError
 from dsbd_runtime.graph import ATTENTION_MASK, ATTENTION_MASK_SLIDING
 from dsbd_runtime.head import parse_num_candidates
+from dsbd_runtime.typed_json import in_short, json_from_file, mismatch, typed
 
 SCHEMA_VERSION = 2
 MANIFEST_NAME = "dsbd.json"
@@ -123,17 +118,14 @@ class Manifest:
 
 def manifest_from_file(file: Path) -> Manifest:
     """Read and check dsbd.json; raise BundleError naming the place of the first mismatch."""
-    try:
-        data = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, OSError, RecursionError) as error:
-        raise BundleError(f"{file} cannot be read as JSON ({error}); export again") from error
+    data = json_from_file(file)
     found = data.get("schema_version") if isinstance(data, dict) else None
     if type(found) is not int or found != SCHEMA_VERSION:
         raise BundleError(
-            f"{file} has schema_version {_short(found)}, this version reads {SCHEMA_VERSION}; "
+            f"{file} has schema_version {in_short(found)}, this version reads {SCHEMA_VERSION}; "
             "export the bundle again with this version of dsbd-ort"
         )
-    manifest: Manifest = _parsed(Manifest, data, str(file))
+    manifest = typed(Manifest, data, str(file))
     check_entry(manifest.target, f"{file}: target")
     check_entry(manifest.draft, f"{file}: draft")
     return manifest
@@ -151,7 +143,7 @@ def check_entry(entry: ModelEntry, where: str) -> None:
     }
     for name, count in counts.items():
         if count < 1:
-            raise _mismatch("a number above 0", count, f"{where}: {name}")
+            raise mismatch("a number above 0", count, f"{where}: {name}")
     choices = (
         ("dtype", entry.dtype, DTYPES),
         ("kv: dtype", entry.kv.dtype, DTYPES),
@@ -160,16 +152,14 @@ def check_entry(entry: ModelEntry, where: str) -> None:
     )
     for name, value, known in choices:
         if value not in known:
-            raise _mismatch(f"one of {', '.join(known)}", value, f"{where}: {name}")
+            raise mismatch(f"one of {', '.join(known)}", value, f"{where}: {name}")
     special_ids = [
         *entry.eos_token_ids,
         *([] if entry.bos_token_id is None else [entry.bos_token_id]),
     ]
     for token_id in special_ids:
         if not 0 <= token_id < entry.vocab_size:
-            raise _mismatch(
-                f"0 to {entry.vocab_size - 1}", token_id, f"{where}: a special token id"
-            )
+            raise mismatch(f"0 to {entry.vocab_size - 1}", token_id, f"{where}: a special token id")
     _check_logits(entry, where)
     _check_masks(entry, where)
 
@@ -181,57 +171,14 @@ def _check_logits(entry: ModelEntry, where: str) -> None:
         is_known = False
     if not is_known:
         wanted = f"full or topk:K with K from 1 to {entry.vocab_size}"
-        raise _mismatch(wanted, entry.logits, f"{where}: logits")
+        raise mismatch(wanted, entry.logits, f"{where}: logits")
 
 
 def _check_masks(entry: ModelEntry, where: str) -> None:
     names = sorted(entry.masks)
     known = ([ATTENTION_MASK], [ATTENTION_MASK_SLIDING], [ATTENTION_MASK, ATTENTION_MASK_SLIDING])
     if names not in known:
-        raise _mismatch(f"one of {known}", entry.masks, f"{where}: masks")
+        raise mismatch(f"one of {known}", entry.masks, f"{where}: masks")
     if (ATTENTION_MASK_SLIDING in names) != (entry.sliding_window is not None):
         wanted = "a number exactly when masks has attention_mask_sliding"
-        raise _mismatch(wanted, entry.sliding_window, f"{where}: sliding_window")
-
-
-def _parsed(kind: Any, value: Any, where: str) -> Any:
-    """Build ``kind`` from parsed JSON; every mismatch names its place."""
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if dataclasses.is_dataclass(kind) and isinstance(value, dict):
-        return _parsed_dataclass(kind, value, where)
-    if origin is list and isinstance(value, list):
-        return [_parsed(arguments[0], v, f"{where}[{i}]") for i, v in enumerate(value)]
-    if origin is dict and isinstance(value, dict):
-        return {k: _parsed(arguments[1], v, f"{where}: {k}") for k, v in value.items()}
-    if origin is types.UnionType:  # only "X | None"
-        return None if value is None else _parsed(arguments[0], value, where)
-    if kind is float and type(value) in (int, float) and math.isfinite(_as_float(value)):
-        return float(value)
-    if origin is None and type(value) is kind and kind is not float:
-        return value
-    raise _mismatch(getattr(kind, "__name__", str(kind)), value, where)
-
-
-def _parsed_dataclass(kind: Any, value: dict[str, Any], where: str) -> Any:
-    hints = typing.get_type_hints(kind)
-    if odd := sorted(set(value) ^ set(hints)):
-        raise BundleError(
-            f"{where}: missing or unknown entries {_short(odd)}; export the bundle again"
-        )
-    return kind(**{k: _parsed(t, value[k], f"{where}: {k}") for k, t in hints.items()})
-
-
-def _as_float(value: int | float) -> float:
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf
-
-
-def _mismatch(wanted: str, value: object, where: str) -> BundleError:
-    return BundleError(f"{where} is {_short(value)}, expected {wanted}; export the bundle again")
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 100 else f"{text[:97]}..."
+        raise mismatch(wanted, entry.sliding_window, f"{where}: sliding_window")

@@ -65,7 +65,7 @@ class OrtSession:
         self._model_path = model_path
         self._head = head_outputs(entry.logits, entry.vocab_size)
         self._ort = import_onnxruntime(row)
-        options = _session_options(self._ort, entry, num_threads, spins)
+        options = session_options(self._ort, entry, num_threads, spins)
         options.log_severity_level = log_severity
         self._engine = _open_engine(self._ort, model_path, row, options)
         check_graph(model_path, entry, self._engine.get_inputs(), self._engine.get_outputs())
@@ -152,9 +152,10 @@ def _engine_inputs(inputs: StepInputs) -> Iterator[tuple[str, NDArray[Any]]]:
         yield name, np.ascontiguousarray(mask)[None, None]  # (1, 1, S, C)
 
 
-def _session_options(
+def session_options(
     ort: ModuleType, entry: ModelEntry, num_threads: int | None, spins: bool
 ) -> Any:
+    """Return the session options of an engine; see ``OrtSession`` for the arguments."""
     options = ort.SessionOptions()
     if not spins:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")

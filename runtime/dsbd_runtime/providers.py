@@ -18,19 +18,77 @@ class Provider:
 
     Attributes:
         name: what users write.
-        ort_name: what ONNX Runtime calls it.
+        module: the Python module that brings it.
+        ort_name: what ONNX Runtime calls it; None where ONNX Runtime is not used.
         extra: the extra of dsbd-ort whose package offers it.
-        dtypes: the types of bundles that it runs.
+        backend: which session opens it, a key of ``loading.BACKENDS``.
+        dtypes: the types of bundles that it runs, the usual one first.
+        has_static_capacity: whether an engine is built for one number of cache rows.
+        has_device_caches: whether the caches lie in the memory of a GPU.
+        has_cuda_graphs: whether a call can be captured once and replayed.
     """
 
     name: str
-    ort_name: str
+    module: str
+    ort_name: str | None
     extra: str
+    backend: str
     dtypes: tuple[str, ...]
+    has_static_capacity: bool
+    has_device_caches: bool
+    has_cuda_graphs: bool
+
+    @property
+    def install_line(self) -> str:
+        """The command that installs what offers it."""
+        return f'pip install "dsbd-ort[{self.extra}]"'
 
 
 PROVIDERS = (
-    Provider(name="cpu", ort_name="CPUExecutionProvider", extra="cpu", dtypes=("fp32", "fp16")),
+    Provider(
+        name="cpu",
+        module="onnxruntime",
+        ort_name="CPUExecutionProvider",
+        extra="cpu",
+        backend="onnxruntime-host",
+        dtypes=("fp32", "fp16"),
+        has_static_capacity=False,
+        has_device_caches=False,
+        has_cuda_graphs=False,
+    ),
+    Provider(
+        name="cuda",
+        module="onnxruntime",
+        ort_name="CUDAExecutionProvider",
+        extra="gpu",
+        backend="onnxruntime-device",
+        dtypes=("fp16", "bf16", "fp32"),
+        has_static_capacity=False,
+        has_device_caches=True,
+        has_cuda_graphs=True,
+    ),
+    Provider(
+        name="tensorrt",
+        module="tensorrt",
+        ort_name=None,
+        extra="tensorrt",
+        backend="tensorrt",
+        dtypes=("fp16", "bf16", "fp32"),
+        has_static_capacity=True,
+        has_device_caches=True,
+        has_cuda_graphs=False,
+    ),
+    Provider(
+        name="tensorrt-rtx",
+        module="tensorrt_rtx",
+        ort_name=None,
+        extra="tensorrt-rtx",
+        backend="tensorrt",
+        dtypes=("fp16", "bf16", "fp32"),
+        has_static_capacity=True,
+        has_device_caches=True,
+        has_cuda_graphs=False,
+    ),
 )
 
 
@@ -54,7 +112,7 @@ def import_onnxruntime(provider: Provider) -> ModuleType:
     except ImportError as error:
         raise ProviderError(
             f"provider {provider.name!r} needs ONNX Runtime, which cannot be imported ({error}); "
-            f"{_install_line(provider)}"
+            f"{provider.install_line}"
         ) from error
     check_offered(provider, ort.get_available_providers(), "this onnxruntime package offers")
     return ort
@@ -69,7 +127,8 @@ def check_offered(provider: Provider, offered: Sequence[str], where: str) -> Non
     if provider.ort_name not in offered:
         raise ProviderError(
             f"provider {provider.name!r} needs {provider.ort_name}, {where} {list(offered)}; "
-            f"{_install_line(provider)}"
+            "pip uninstall onnxruntime onnxruntime-gpu (both bring the module onnxruntime), then "
+            f"{provider.install_line}"
         )
 
 
@@ -81,7 +140,3 @@ def check_dtype(provider: Provider, entry: ModelEntry, model_path: Path) -> None
                 f"{model_path} is in {dtype}, provider {provider.name!r} runs "
                 f"{', '.join(provider.dtypes)}; export with --dtype {provider.dtypes[0]}"
             )
-
-
-def _install_line(provider: Provider) -> str:
-    return f'pip install "dsbd-ort[{provider.extra}]"'

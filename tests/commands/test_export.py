@@ -9,6 +9,8 @@ from click.testing import CliRunner
 
 from dsbd_export.demo import demo_pair
 from dsbd_ort.cli import export
+from dsbd_runtime.bundle import open_bundle
+from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle
 
 
 def dsbd_export(*arguments):
@@ -47,6 +49,15 @@ USER_ERRORS = [  # (arguments, words of the message)
     (["--demo", "--dtype", "fp8"], "fp8"),
     (["--demo", "--quantize", "int3"], "int3"),
     (["--demo", "--atol", "0"], "atol"),
+    (["--demo", "--engine", "openvino"], "openvino"),
+    (["--demo", "--engine", "tensorrt-rtx", "--compute-capability", "9.9"], "knows 7.5, 8.0"),
+]
+BUNDLE_ERRORS = [  # (arguments besides --bundle, words of the message)
+    (["--engine", "tensorrt-rtx", "--dtype", "fp16"], "leave out --dtype"),
+    (["--engine", "tensorrt-rtx", "--demo"], "leave out --demo"),
+    (["--engine", "tensorrt-rtx", "-o", "other"], "leave out --output"),
+    ([], "engine='onnx' is no TensorRT"),
+    (["--engine", "tensorrt-rtx", "--capacity", "300"], "capacity=300"),
 ]
 
 
@@ -60,3 +71,23 @@ def assert_one_line_error(done, words):
     assert done.exit_code == 2, (done.exit_code, done.output, done.exception)
     assert done.stderr.count("Error:") == 1 and "Traceback" not in done.stderr
     assert words in done.stderr
+
+
+@pytest.mark.parametrize(("arguments", "words"), BUNDLE_ERRORS)
+def test_engines_for_a_bundle_take_no_options_of_checkpoints(tiny_bundle, arguments, words):
+    assert_one_line_error(dsbd_export("--bundle", tiny_bundle.path, *arguments), words)
+    assert open_bundle(tiny_bundle.path).manifest == tiny_bundle.manifest
+
+
+def test_an_export_needs_an_output():
+    assert_one_line_error(dsbd_export("--demo"), "-o is missing")
+
+
+def test_engines_are_built_for_a_bundle(tmp_path):
+    small = TinyModel(num_layers=1, dtype="fp16", head_dim=16, context_length=256)
+    write_tiny_bundle(tmp_path / "bundle", target=small, draft=small)
+    wanted = ("--engine", "tensorrt-rtx", "--compute-capability", "12.0")
+    done = dsbd_export("--bundle", tmp_path / "bundle", *wanted)
+    assert done.exit_code == 0, done.stderr
+    assert "target/engine.plan" in done.stdout and "draft/prune.plan" in done.stdout
+    assert "compute capability 12.0, 256 cache rows" in " ".join(done.stderr.split())

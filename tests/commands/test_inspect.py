@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from dsbd_ort.cli import inspect
 from dsbd_ort.commands.bundle_summary import summarize_bundle
 from dsbd_runtime.bundle import open_bundle
+from tests.runtime.fake_trt import add_fake_engines
 from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle
 
 TARGET = TinyModel(num_layers=3, num_kv_heads=2, head_dim=8, context_length=512, sliding_window=16)
@@ -94,6 +95,29 @@ def test_a_type_that_the_provider_lacks_is_a_problem(bundle):
     cpu = next(provider for provider in summary.providers if provider.name == "cpu")
     assert not cpu.can_run and len(cpu.problems) == 1
     assert "is in bf16" in cpu.problems[0] and "export with --dtype fp32" in cpu.problems[0]
+
+
+def test_engines_are_shown_with_what_they_were_built_for(tmp_path):
+    write_tiny_bundle(tmp_path / "bundle")
+    add_fake_engines(tmp_path / "bundle", tensorrt_version="1.2.3")
+    summary = inspected(tmp_path / "bundle")
+    [target, draft] = summary["engines"]
+    assert (target["role"], draft["role"]) == ("target", "draft")
+    assert (target["built"]["compute_capability"], target["built"]["capacity"]) == ("12.0", 320)
+    assert "version 1.2.3, here is" in " ".join(target["problems"])
+    rtx = next(row for row in summary["providers"] if row["name"] == "tensorrt-rtx")
+    assert not rtx["can_run"] and "build it with: dsbd-export --bundle" in " ".join(rtx["problems"])
+    text = dsbd_inspect(tmp_path / "bundle").stdout
+    assert "engine of the draft: does not fit this machine" in text
+    assert "for compute capability 12.0, 320 cache rows, calls of up to 1, 8, 32, 256 rows" in text
+
+
+def test_without_engines_no_tensorrt_runs_the_bundle(bundle):
+    summary = inspected(bundle)
+    assert summary["engines"] == []
+    for name in ("tensorrt", "tensorrt-rtx"):
+        row = next(row for row in summary["providers"] if row["name"] == name)
+        assert not row["can_run"] and f"has no {name} engine" in " ".join(row["problems"])
 
 
 def test_without_onnxruntime_it_says_so(bundle):

@@ -43,6 +43,7 @@ def test_json_is_one_object_with_sequences_and_statistics(demo_bundle):
     arguments = ["--num-beams", "4", "--min-beams", "2", "--num-return-sequences", "2", "--json"]
     done = dsbd_run(demo_bundle, "--prompt", "def f(x):", *arguments, *SHORT)
     data = json.loads(done.stdout)
+    assert data["version"] == 1 and set(data) == {"version", "sequences", "stats"}
     assert len(data["sequences"]) == 2 and data["stats"]["num_prompt_tokens"] > 0
     assert set(data["sequences"][0]) == {"text", "token_ids", "token_logprobs", "logprob", "score", "finish_reason"}  # fmt: skip # noqa: E501
 
@@ -50,6 +51,25 @@ def test_json_is_one_object_with_sequences_and_statistics(demo_bundle):
 def test_every_decoding_option_is_an_option_of_the_command():
     flags = {parameter.name for parameter in run.params}
     assert set(OPTIONS) == set(DecodingConfig.__dataclass_fields__) <= flags
+
+
+def test_a_stop_string_ends_the_text_streamed_or_not(demo_bundle):
+    whole = dsbd_run(demo_bundle, "--prompt", "def f(x):", *SHORT).stdout
+    stop = whole.removeprefix("def f(x):").rstrip("\n")[3:6]
+    arguments = ["--prompt", "def f(x):", "--stop", stop, "--stop", "never", *SHORT]
+    cut = whole.removeprefix("def f(x):").partition(stop)[0]
+    assert dsbd_run(demo_bundle, *arguments).stdout == f"def f(x):{cut}\n"
+    assert dsbd_run(demo_bundle, *arguments, "--stream").stdout == f"def f(x):{cut}\n"
+    (sequence,) = json.loads(dsbd_run(demo_bundle, *arguments, "--json").stdout)["sequences"]
+    assert sequence["finish_reason"] == "stop" and sequence["text"] == cut
+
+
+@pytest.mark.parametrize("text", [b"\xff\xfe", b"ok \xc3"])
+def test_a_prompt_that_is_no_utf_8_is_named(demo_bundle, tmp_path, text):
+    file = tmp_path / "prompt.txt"
+    file.write_bytes(text)
+    assert_one_line_error(dsbd_run(demo_bundle, "--prompt-file", file), "prompt.txt cannot be read")
+    assert_one_line_error(dsbd_run(demo_bundle, text=text), "the prompt on stdin cannot be read")
 
 
 USER_ERRORS = [  # (arguments after the bundle, words of the message)
@@ -63,6 +83,19 @@ USER_ERRORS = [  # (arguments after the bundle, words of the message)
     (["--prompt", "x " * 3000], "the context of this bundle holds 2048"),
     (["--prompt", "x", "--max-new-tokens", "4000"], "use max_new_tokens 2046 or less"),
     (["--prompt", "x", "--prompt-file", "y"], "not both"),
+    (["--prompt", "x", "--stop", ""], "stop_strings has an empty text"),
+    (["--prompt", "x", "--chat"], "has no chat template"),
+    (["--prompt", "x", "--system", "y"], "--system means nothing without --chat"),
+    (["--prompt", "x", "--workers", "2"], "--workers means nothing without --input"),
+    (["--input", "x"], "--input means nothing without --output"),
+    (["--output", "x"], "--output means nothing without --input"),
+    (["--input", "/no/such/file", "--output", "x"], "--input /no/such/file cannot be read"),
+    (["--input", "x", "--output", "y", "--prompt", "z"], "--input and --prompt contradict"),
+    (["--input", "x", "--output", "y", "--json"], "--output gets one JSON object a line"),
+    (
+        ["--prompt", "x", "--stream", "--num-beams", "2", "--num-return-sequences", "2"],
+        "--stream prints the best sequence alone",
+    ),
     (["--prompt-file", "/no/such/file"], "/no/such/file"),
     (["--prompt", "x", "--stream", "--json"], "--stream"),
     (["--prompt", "x", "--colour"], "--colour"),

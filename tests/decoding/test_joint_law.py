@@ -7,7 +7,7 @@ import numpy as np
 from dsbd_ort.decoding.joint_law import STAY, joint_law
 from dsbd_ort.decoding.warp import TokenLaw
 
-ONE_EACH = np.array([1, 1])
+ONE_EACH = [1, 1]
 
 
 def law(tokens, probs):
@@ -21,7 +21,7 @@ def test_probabilities_are_weight_times_token_probability():
 
 
 def test_copies_count_for_draws_but_not_for_the_weight_of_a_child():
-    joint = joint_law([7, 8], np.log([0.2, 0.2]), np.array([3, 1]), [law([1], [1.0]), None])
+    joint = joint_law([7, 8], np.log([0.2, 0.2]), [3, 1], [law([1], [1.0]), None])
     np.testing.assert_allclose(joint.probabilities(), [0.75, 0.25])
     np.testing.assert_allclose(joint.log_weights, np.log([0.2, 0.2]))
 

@@ -27,7 +27,7 @@ def random_law(
         for node in nodes
     ]
     weights = np.log(rng.dirichlet(np.ones(len(nodes))))
-    return joint_law(nodes, weights, np.ones(len(nodes), dtype=np.int64), laws)
+    return joint_law(nodes, weights, [1] * len(nodes), laws)
 
 
 def token_law(probs):

@@ -17,7 +17,7 @@ REFUSED = [  # (option, value, words of the message)
     ("max_kl", 0.5, "max_kl=0.5 has no meaning for dtype='fp32' with quantize='none'; use atol"),
     ("max_kl", -1.0, "max_kl=-1.0 is no error limit"),
     ("logits", "topk:0", "logits='topk:0' is no kind of output; use full, or topk:K"),
-    ("engine", "tensorrt", "use engine='onnx'"),
+    ("engine", "openvino", "engine='openvino' is not known; use one of onnx, tensorrt, "),
     ("atol", 0.0, "atol=0.0 is no error limit"),
     ("atol", float("nan"), "atol=nan"),
     ("atol", float("inf"), "atol=inf"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -107,3 +108,21 @@ def test_beside_a_large_draft_nobody_waits_busily(tiny_bundle: Bundle) -> None:
     target, draft = load_pair(replace(tiny_bundle, manifest=manifest), num_threads=2)
     with target, draft:
         assert threads_of(target) == threads_of(draft) == (2, False)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"provider": "cuda", "num_threads": 2}, "num_threads is 2, but provider 'cuda' runs on"),
+        ({"cuda_graphs": True}, "cuda_graphs is set, but provider 'cpu' has none; use 'cuda'"),
+    ],
+)
+def test_a_setting_that_no_engine_has_is_refused(
+    tiny_bundle: Bundle, options: dict[str, Any], said: str
+) -> None:
+    for load in (
+        lambda: load_pair(tiny_bundle, **options),
+        lambda: load_causal_lm(tiny_bundle, "target", **options),
+    ):
+        with pytest.raises(InputError, match=said):
+            load()

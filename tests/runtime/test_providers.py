@@ -2,43 +2,133 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import onnxruntime as ort
 import pytest
 
 import dsbd_runtime
+from dsbd_runtime.availability import check_here
 from dsbd_runtime.bundle import Bundle
 from dsbd_runtime.errors import ProviderError
-from dsbd_runtime.loading import load_causal_lm
-from dsbd_runtime.providers import PROVIDERS, Provider, check_offered, find_provider
+from dsbd_runtime.loading import BACKENDS, load_causal_lm, load_pair
+from dsbd_runtime.placement import Placement, parse_placement
+from dsbd_runtime.providers import PROVIDERS, check_offered, find_provider
 
-CUDA = Provider(name="cuda", ort_name="CUDAExecutionProvider", extra="gpu", dtypes=("fp16",))
+ROWS = [
+    # name, what offers it, extra, dtypes, static capacity, device caches, CUDA graphs
+    ("cpu", "CPUExecutionProvider", "cpu", ("fp32", "fp16"), False, False, False),
+    ("cuda", "CUDAExecutionProvider", "gpu", ("fp16", "bf16", "fp32"), False, True, True),
+    ("tensorrt", None, "tensorrt", ("fp16", "bf16", "fp32"), True, True, False),
+    ("tensorrt-rtx", None, "tensorrt-rtx", ("fp16", "bf16", "fp32"), True, True, False),
+]
 
 
-def test_the_table_has_the_cpu() -> None:
-    assert find_provider("cpu") is PROVIDERS[0]
-    assert PROVIDERS[0].ort_name == "CPUExecutionProvider"
+def test_the_table() -> None:
+    assert [
+        (
+            row.name,
+            row.ort_name,
+            row.extra,
+            row.dtypes,
+            row.has_static_capacity,
+            row.has_device_caches,
+            row.has_cuda_graphs,
+        )
+        for row in PROVIDERS
+    ] == ROWS
+    assert {row.backend for row in PROVIDERS} == set(BACKENDS)
+    for row in PROVIDERS:
+        assert find_provider(row.name) is row
 
 
-@pytest.mark.parametrize("name", ["cuda", "tensorrt", "CPU", ""])
+@pytest.mark.parametrize("name", ["directml", "CPU", ""])
 def test_an_unknown_provider_is_refused_and_the_known_are_named(
     tiny_bundle: Bundle, name: str
 ) -> None:
-    with pytest.raises(ProviderError, match=f"no execution provider '{name}'.*one of: cpu"):
+    with pytest.raises(
+        ProviderError, match=f"no execution provider '{name}'.*one of: cpu, cuda, tensorrt, tens"
+    ):
         load_causal_lm(tiny_bundle, "target", provider=name)
 
 
 def test_a_provider_that_is_not_offered_is_refused() -> None:
-    check_offered(CUDA, ["CUDAExecutionProvider", "CPUExecutionProvider"], "the session runs on")
+    cuda = find_provider("cuda")
+    check_offered(cuda, ["CUDAExecutionProvider", "CPUExecutionProvider"], "the session runs on")
     with pytest.raises(
         ProviderError,
         match=r"'cuda' needs CUDAExecutionProvider, the session runs on \['CPUExecutionProvider'\]"
-        r'; pip install "dsbd-ort\[gpu\]"',
+        r'; pip uninstall onnxruntime .*, then pip install "dsbd-ort\[gpu\]"',
     ):
-        check_offered(CUDA, ["CPUExecutionProvider"], "the session runs on")
+        check_offered(cuda, ["CPUExecutionProvider"], "the session runs on")
+
+
+@pytest.mark.parametrize("provider", ["cuda", "cuda:1"])
+def test_cuda_without_its_package_is_refused_and_never_another_provider(
+    tiny_bundle: Bundle, provider: str
+) -> None:
+    if "CUDAExecutionProvider" in ort.get_available_providers():
+        pytest.skip("this package has the provider")
+    half = replace(tiny_bundle.manifest.target, dtype="fp16")
+    bundle = replace(tiny_bundle, manifest=replace(tiny_bundle.manifest, target=half))
+    for load in (
+        lambda: load_causal_lm(bundle, "target", provider=provider),
+        lambda: load_pair(bundle, draft_provider=provider),
+        lambda: check_here(parse_placement(provider)),
+    ):
+        with pytest.raises(ProviderError, match=r'needs CUDAExec.* install "dsbd-ort\[gpu\]"'):
+            load()
+
+
+def test_tensorrt_without_its_module_says_how_to_get_it() -> None:
+    if importlib.util.find_spec("tensorrt") is not None:
+        pytest.skip("TensorRT is installed")
+    with pytest.raises(
+        ProviderError, match=r'needs the package tensorrt, .*; pip install "dsbd-ort\[tensorrt\]"'
+    ):
+        check_here(parse_placement("tensorrt"))
+
+
+def test_without_the_cuda_bindings_the_mend_is_named() -> None:
+    code = (
+        "import sys; sys.modules['cuda.bindings.runtime'] = None\n"
+        "from dsbd_runtime.cuda_device import import_cuda_runtime\n"
+        "from dsbd_runtime.errors import ProviderError\n"
+        "try: import_cuda_runtime('pip install this')\n"
+        "except ProviderError as error: print(error)"
+    )
+    assert re.fullmatch(
+        r"the package cuda-bindings cannot be imported \(.*\); pip install this\n", output_of(code)
+    )
+
+
+PLACES = [("cpu", "cpu", 0), ("cuda", "cuda", 0), ("cuda:0", "cuda", 0), ("cuda:12", "cuda", 12)]
+
+
+@pytest.mark.parametrize(("text", "name", "device_id"), PLACES)
+def test_a_number_behind_a_colon_is_the_device(text: str, name: str, device_id: int) -> None:
+    assert parse_placement(text) == Placement(find_provider(name), device_id)
+
+
+BAD_PLACES = [
+    ("cpu:0", "cpu has no numbered devices; write 'cpu'"),
+    ("cuda:", "names the device '', expected a number: 'cuda:0'"),
+    ("cuda:-1", "names the device '-1'"),
+    ("cuda:1:2", "names the device '1:2'"),
+    ("gpu:1", "no execution provider 'gpu'"),
+]
+
+
+@pytest.mark.parametrize(("text", "said"), BAD_PLACES)
+def test_a_bad_device_is_refused(text: str, said: str) -> None:
+    with pytest.raises(ProviderError, match=said):
+        parse_placement(text)
 
 
 WITHOUT_ONNXRUNTIME = """
@@ -76,6 +166,6 @@ def test_a_missing_package_is_the_line_that_mends_it(tiny_bundle: Bundle) -> Non
 def test_the_runtime_imports_nothing_heavy() -> None:
     code = (
         "import sys, dsbd_runtime.loading, dsbd_runtime.tokenizer\n"
-        "print(sorted({'onnxruntime', 'onnx', 'torch', 'transformers'} & set(sys.modules)))"
+        "print(sorted({'onnxruntime', 'onnx', 'torch', 'transformers', 'cuda'} & set(sys.modules)))"
     )
     assert output_of(code) == "[]\n"

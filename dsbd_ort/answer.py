@@ -1,0 +1,62 @@
+"""Answer one prompt so that it can be shown as it comes, and given up between two iterations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dsbd_ort.generated import GenerationResult
+from dsbd_ort.pipeline import Pipeline
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came of a prompt.
+
+    Attributes:
+        text: of the best sequence; all that was certain, where it was interrupted.
+        result: None where it was interrupted.
+    """
+
+    text: str
+    result: GenerationResult | None
+
+
+def _never() -> bool:
+    return False
+
+
+def _unseen(_: str) -> None:
+    pass
+
+
+def answer(
+    pipeline: Pipeline,
+    prompt: str | Sequence[int],
+    options: dict[str, Any],
+    is_interrupted: Callable[[], bool] = _never,
+    show: Callable[[str], None] = _unseen,
+) -> Answer:
+    """Continue a prompt.
+
+    Args:
+        pipeline: an opened bundle.
+        prompt: text or token ids.
+        options: fields of DecodingConfig.
+        is_interrupted: asked after every iteration.
+        show: gets every piece of text as soon as it is certain.
+    """
+    pieces: list[str] = []
+    steps = pipeline.stream(prompt, **options)
+    while True:
+        try:
+            piece = next(steps).text
+        except StopIteration as stop:
+            return Answer("".join(pieces), stop.value)
+        if piece:
+            pieces.append(piece)
+            show(piece)
+        if is_interrupted():
+            steps.close()
+            return Answer("".join(pieces), None)

@@ -1,0 +1,160 @@
+"""The output of a batch: a file that only grows, line by line, and tells where to go on.
+
+A line is handed to the operating system as soon as it is answered, so that it outlives this
+process whatever ends it. The disk itself is told every few seconds and at the end: after a power
+cut the last seconds may have to be done again. A last line that is not whole is dropped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from dsbd_ort.batch.errors import BatchError
+from dsbd_ort.json_output import JSON_VERSION, json_text
+
+SYNC_SECONDS = 5.0
+# So begins every line: what is cut off further right is ours to drop, anything else is not.
+_HEAD = f'{{"version": {JSON_VERSION}, "line": '.encode()
+
+
+class Journal:
+    """The opened output. See ``open_journal``."""
+
+    def __init__(self, file: Path, descriptor: int, clock: Callable[[], float]) -> None:
+        self._file = file
+        self._descriptor = descriptor
+        self._clock = clock
+        self._size = 0  # bytes of whole lines
+        self.synced_at = clock()
+
+    def resume(self, request_hashes: Iterable[str]) -> int:
+        """Return how many lines are done; drop a torn last one.
+
+        Args:
+            request_hashes: of all lines of the input, in order.
+
+        Raises:
+            BatchError: a line was made from another input or by other settings.
+        """
+        hashes = iter(request_hashes)
+        num_done, torn = 0, b""
+        with _told(self._file, "read"), self._file.open("rb") as lines:
+            for line in lines:
+                found = None if torn else _request_of(line)
+                if found is None:
+                    torn += line
+                    continue
+                if found != next(hashes, None):
+                    raise self._foreign(num_done + 1, "was made from another input or otherwise")
+                num_done += 1
+                self._size += len(line)
+        if torn and not _may_be_dropped(torn):
+            raise self._foreign(num_done + 1, "was not written by dsbd-run")
+        if torn:
+            with _told(self._file, "written"):
+                os.ftruncate(self._descriptor, self._size)
+        return num_done
+
+    def append(self, fields: dict[str, Any]) -> None:
+        """Write one line, wholly or not at all."""
+        line = json_text(fields).encode() + b"\n"
+        with _told(self._file, "written"):
+            try:
+                self._write(line)
+            except OSError:
+                os.ftruncate(self._descriptor, self._size)
+                raise
+        self._size += len(line)
+        if self._clock() - self.synced_at >= SYNC_SECONDS:
+            self.sync()
+
+    def sync(self) -> None:
+        """Have the disk itself hold all lines."""
+        with _told(self._file, "written"):
+            os.fsync(self._descriptor)
+        self.synced_at = self._clock()
+
+    def _write(self, line: bytes) -> None:
+        left = memoryview(line)
+        while left:
+            left = left[os.write(self._descriptor, left) :]
+
+    def _foreign(self, number: int, what: str) -> BatchError:
+        return BatchError(
+            f"--output {self._file}: line {number} {what}; to go on with it, give the input, "
+            "bundle and options that it was begun with, else another --output"
+        )
+
+
+@contextlib.contextmanager
+def open_journal(file: Path, *, clock: Callable[[], float] = time.monotonic) -> Iterator[Journal]:
+    """Open or make the output; nobody else may write to it meanwhile.
+
+    Raises:
+        BatchError: it cannot be written, is no regular file, or another process writes to it.
+    """
+    if not file.parent.is_dir():
+        raise BatchError(f"--output {file} cannot be written: make the folder {file.parent} first")
+    if file.exists() and not file.is_file():
+        raise BatchError(f"--output {file} is no regular file; give one that can grow")
+    with contextlib.ExitStack() as stack:
+        with _told(file, "written"):
+            stack.enter_context(_only_writer(file))
+            descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+            stack.callback(os.close, descriptor)
+        journal = Journal(file, descriptor, clock)
+        yield journal
+        journal.sync()
+
+
+@contextlib.contextmanager
+def _only_writer(file: Path) -> Iterator[None]:
+    lock_file = file.with_name(f"{file.name}.lock")
+    try:
+        with FileLock(lock_file, blocking=False):
+            try:
+                yield
+            finally:
+                lock_file.unlink(missing_ok=True)
+    except Timeout as error:
+        raise BatchError(
+            f"--output {file} is being written by another process; wait for it, or give another "
+            "--output"
+        ) from error
+
+
+@contextlib.contextmanager
+def _told(file: Path, what: str) -> Iterator[None]:
+    """Turn what the operating system says into an error that names the file and the mend."""
+    try:
+        yield
+    except OSError as error:
+        raise BatchError(
+            f"--output {file} cannot be {what}: {error.strerror or error}; whole lines in it are "
+            "kept: mend that and run the same command again to go on"
+        ) from error
+
+
+def _request_of(line: bytes) -> str | None:
+    """Return the hash of the request that a whole line answers, None for anything else."""
+    if not line.endswith(b"\n"):
+        return None
+    try:
+        request = json.loads(line)["request"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return request if isinstance(request, str) else None
+
+
+def _may_be_dropped(tail: bytes) -> bool:
+    """Tell whether ``tail`` is a line that was not finished, or what a power cut leaves of some."""
+    begun = tail.rstrip(b"\0")
+    return "\n" not in begun.decode(errors="replace") and _HEAD.startswith(begun[: len(_HEAD)])

@@ -1,0 +1,85 @@
+"""Answer one line: the object that stands for it in the output, whatever happened."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from dsbd_ort.answer import answer
+from dsbd_ort.batch.prompt_line import PromptLine, RawLine, parsed_object, prompt_line
+from dsbd_ort.batch.settings import BatchSettings
+from dsbd_ort.conversation import user_messages
+from dsbd_ort.decoding import DecodingError
+from dsbd_ort.json_output import JSON_VERSION, error_object, result_object
+from dsbd_ort.pipeline import Pipeline
+from dsbd_runtime.errors import DsbdError
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class LineAnswer:
+    """What became of a line.
+
+    Attributes:
+        fields: its object in the output.
+        num_tokens: new tokens of its best sequence.
+        is_error: whether the object tells an error.
+    """
+
+    fields: dict[str, Any]
+    num_tokens: int
+    is_error: bool
+
+
+def answer_line(
+    pipeline: Pipeline,
+    settings: BatchSettings,
+    fingerprint: str,
+    line: RawLine,
+    is_interrupted: Callable[[], bool],
+) -> LineAnswer | None:
+    """Answer a line; return None where the work was interrupted."""
+    head = {
+        "version": JSON_VERSION,
+        "line": line.number,
+        "request": line.request_hash(fingerprint),
+    }
+    try:
+        fields = parsed_object(line.content)
+        if "id" in fields:
+            head["id"] = fields["id"]
+        return _answered(pipeline, settings, line, prompt_line(fields), head, is_interrupted)
+    except (DsbdError, DecodingError) as error:
+        message = str(error)
+    except Exception as error:  # a bug that one line meets must not cost the others
+        _log.debug("line %d", line.number, exc_info=True)
+        message = f"internal error, {type(error).__name__}: {error}"
+    return LineAnswer({**head, **error_object(message)}, num_tokens=0, is_error=True)
+
+
+def _answered(
+    pipeline: Pipeline,
+    settings: BatchSettings,
+    line: RawLine,
+    asked: PromptLine,
+    head: dict[str, Any],
+    is_interrupted: Callable[[], bool],
+) -> LineAnswer | None:
+    options = {**settings.options, **asked.options}
+    if "seed" not in asked.options:
+        options["seed"] = line.seed(settings.options.get("seed", 0))
+    prompt: str | list[int]
+    if asked.messages is not None:
+        prompt = pipeline.chat_prompt(asked.messages)
+    elif settings.is_chat:
+        prompt = pipeline.chat_prompt(user_messages(asked.prompt or "", settings.system))
+    else:
+        prompt = asked.prompt or ""
+    given = answer(pipeline, prompt, options, is_interrupted)
+    if given.result is None:
+        return None
+    fields = {**head, "seed": options["seed"], **result_object(given.result)}
+    return LineAnswer(fields, given.result.stats.num_output_tokens, is_error=False)

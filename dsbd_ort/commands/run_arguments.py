@@ -1,0 +1,69 @@
+"""From the arguments of dsbd-run to a request or a batch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from dsbd_ort.batch.job import Batch, run_batch
+from dsbd_ort.batch.settings import BatchSettings
+from dsbd_ort.commands.answer_output import OutputStyle
+from dsbd_ort.commands.decoding_options import given_options
+from dsbd_ort.commands.prompt_source import read_prompt
+from dsbd_ort.commands.run import RunRequest, run
+from dsbd_ort.pipeline_settings import PipelineSettings
+
+
+def run_from_arguments(
+    *,
+    bundle: Path,
+    prompt: str | None,
+    prompt_file: Path | None,
+    input: Path | None,
+    output: Path | None,
+    workers: int | None,
+    chat: bool,
+    system: str | None,
+    provider: str,
+    threads: int | None,
+    verify: bool,
+    no_prefix_cache: bool,
+    stream: bool,
+    as_json: bool,
+    stats: bool,
+    **decoding: Any,
+) -> int:
+    """Answer one prompt, those of a person, or those of a file; return the exit code.
+
+    ``decoding`` are all fields of DecodingConfig, None or () where not given.
+    """
+    options = given_options(decoding)
+    pipeline = PipelineSettings(
+        bundle=bundle,
+        provider=provider,
+        num_threads=threads,
+        verify=verify,
+        prefix_cache=not no_prefix_cache,
+    )
+    if input is not None and output is not None:
+        settings = BatchSettings(pipeline=pipeline, options=options, is_chat=chat, system=system)
+        batch = Batch(input=input, output=output, settings=settings, num_workers=workers or 1)
+        return run_batch(batch, Console(stderr=True))
+    text = read_prompt(prompt, prompt_file)
+    request = RunRequest(
+        pipeline=pipeline,
+        prompt=text,
+        options=options,
+        is_chat=chat,
+        system=system,
+        # Somebody who waits at the terminal sees text as it comes, unless more than one is asked.
+        style=OutputStyle(
+            stream=stream
+            or (text is None and not as_json and options.get("num_return_sequences", 1) == 1),
+            as_json=as_json,
+            stats=stats,
+        ),
+    )
+    return run(request)

@@ -1,0 +1,46 @@
+"""What a request may not be decoded with: prompt, models and stop state, checked before work."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dsbd_ort.decoding.config import DecodingConfig
+from dsbd_ort.decoding.errors import DecodingError
+from dsbd_ort.decoding.step_model import StepModel
+from dsbd_ort.decoding.stopping import StopState
+
+
+def check_request(
+    target: StepModel,
+    draft: StepModel | None,
+    prompt_ids: Sequence[int],
+    config: DecodingConfig,
+    stop: StopState | None,
+) -> None:
+    """Refuse a prompt, models or a missing stop state that the request cannot be decoded with."""
+    if config.stop_texts and stop is None:
+        raise DecodingError(
+            f"stop_strings is {config.stop_texts}, but decoding sees tokens, not text; give "
+            "decode a stop state as well, or use Pipeline"
+        )
+    if not len(prompt_ids):
+        raise DecodingError("the prompt has no token; give at least one")
+    lowest, highest = min(prompt_ids), max(prompt_ids)
+    if lowest < 0 or highest >= target.vocab_size:
+        wrong = lowest if lowest < 0 else highest
+        raise DecodingError(
+            f"prompt has token id {wrong}; expected 0 to {target.vocab_size - 1}, the target's "
+            "vocabulary"
+        )
+    if not config.row.has_draft:
+        return
+    if draft is None:
+        raise DecodingError(
+            f"draft is None, but strategy {config.strategy} drafts; give a draft model or use a "
+            "strategy without one, such as beam-sample"
+        )
+    if draft.vocab_size != target.vocab_size:
+        raise DecodingError(
+            f"draft has {draft.vocab_size} tokens, target {target.vocab_size}; use a pair that "
+            "shares its vocabulary"
+        )

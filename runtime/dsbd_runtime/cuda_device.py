@@ -1,0 +1,150 @@
+"""A Device over the CUDA runtime: plain allocations, pinned memory and one stream."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsbd_runtime.device import ELEMENT_BYTES, DeviceArray
+from dsbd_runtime.errors import DsbdError, ProviderError
+
+
+def import_cuda_runtime(install_line: str) -> Any:
+    """Return the module cuda.bindings.runtime; raise ProviderError with the mend if it is not here.
+
+    A late import: reading a manifest needs no GPU, and the CPU's extra does not bring the module.
+    """
+    try:
+        return importlib.import_module("cuda.bindings.runtime")
+    except ImportError as error:
+        raise ProviderError(
+            f"the package cuda-bindings cannot be imported ({error}); {install_line}"
+        ) from error
+
+
+def check_cuda_device(runtime: Any, device_id: int) -> None:
+    """Raise ProviderError unless a driver is here and knows the device."""
+    status, count = runtime.cudaGetDeviceCount()
+    if status != runtime.cudaError_t.cudaSuccess:
+        raise ProviderError(
+            f"no CUDA device can be used: {_reason(runtime, status)}; install an NVIDIA driver for "
+            "CUDA 13 (580 or newer), and in a container pass the device in (docker run --gpus all)"
+        )
+    if not 0 <= device_id < count:
+        raise ProviderError(
+            f"there is no device cuda:{device_id}, this machine has {count}; choose cuda:0"
+            + (f" to cuda:{count - 1}" if count > 1 else "")
+        )
+
+
+class CudaDevice:
+    """One GPU; everything is queued on one stream of its own.
+
+    Attributes:
+        name: "cuda:0" and so on.
+        device_id: its number.
+        stream: address of the CUDA stream, for engines that share the queue.
+    """
+
+    def __init__(self, device_id: int, runtime: Any) -> None:
+        """Open the device; ``runtime`` is the module cuda.bindings.runtime.
+
+        Raises ProviderError without a driver or without such a device.
+        """
+        check_cuda_device(runtime, device_id)
+        self.name = f"cuda:{device_id}"
+        self.device_id = device_id
+        self._runtime = runtime
+        self._is_open = True
+        handle = self._call("cudaStreamCreateWithFlags", runtime.cudaStreamNonBlocking)
+        self.stream = int(handle)
+
+    def allocate(self, shape: tuple[int, ...], dtype: str) -> DeviceArray:
+        """Return a new array of zeros; raise MemoryError when the device has no room."""
+        num_bytes = int(np.prod(shape, dtype=np.int64)) * ELEMENT_BYTES[dtype]
+        array = DeviceArray(int(self._call("cudaMalloc", num_bytes)), shape, dtype)
+        self.fill_zero(array)
+        return array
+
+    def free(self, array: DeviceArray) -> None:
+        """Give an array back; CUDA waits for the work that uses it."""
+        self._call("cudaFree", array.address)
+
+    def allocate_pinned(self, num_bytes: int) -> NDArray[np.uint8]:
+        """Return page-locked host memory; raise MemoryError when there is none."""
+        address = int(self._call("cudaMallocHost", num_bytes))
+        return np.ctypeslib.as_array((ctypes.c_uint8 * num_bytes).from_address(address))
+
+    def free_pinned(self, buffer: NDArray[np.uint8]) -> None:
+        """Give page-locked memory back, once the queue is done."""
+        self.synchronize()
+        self._call("cudaFreeHost", buffer.ctypes.data)
+
+    def upload(self, source: NDArray[np.uint8], target: DeviceArray) -> None:
+        """Queue a copy to the first bytes of ``target``."""
+        kind = self._runtime.cudaMemcpyKind.cudaMemcpyHostToDevice
+        address = source.ctypes.data
+        self._call("cudaMemcpyAsync", target.address, address, source.nbytes, kind, self.stream)
+
+    def download(self, source: DeviceArray, target: NDArray[np.uint8]) -> None:
+        """Queue a copy of the first bytes of ``source``."""
+        kind = self._runtime.cudaMemcpyKind.cudaMemcpyDeviceToHost
+        address = target.ctypes.data
+        self._call("cudaMemcpyAsync", address, source.address, target.nbytes, kind, self.stream)
+
+    def copy_rows(self, source: DeviceArray, target: DeviceArray, num_rows: int) -> None:
+        """Queue a copy of the first rows of every head, as one copy of a rectangle."""
+        _, num_heads, _, head_dim = source.shape
+        row_bytes = head_dim * ELEMENT_BYTES[source.dtype]
+        self._call(
+            "cudaMemcpy2DAsync",
+            target.address,
+            target.shape[2] * row_bytes,
+            source.address,
+            source.shape[2] * row_bytes,
+            num_rows * row_bytes,
+            num_heads,
+            self._runtime.cudaMemcpyKind.cudaMemcpyDeviceToDevice,
+            self.stream,
+        )
+
+    def fill_zero(self, array: DeviceArray) -> None:
+        """Queue setting every byte to zero."""
+        self._call("cudaMemsetAsync", array.address, 0, array.num_bytes, self.stream)
+
+    def synchronize(self) -> None:
+        """Wait for the stream; raise what went wrong in it."""
+        self._call("cudaStreamSynchronize", self.stream)
+
+    def close(self) -> None:
+        """Destroy the stream; calling it again does nothing."""
+        if self._is_open:
+            self._is_open = False
+            self._call("cudaStreamDestroy", self.stream)
+
+    def _call(self, function: str, *arguments: Any) -> Any:
+        """Call the runtime with this device as the current one; return its result, if it has one.
+
+        The current device belongs to the thread, and a session on another device changes it.
+        """
+        self._checked("cudaSetDevice", self.device_id)
+        return self._checked(function, *arguments)
+
+    def _checked(self, function: str, *arguments: Any) -> Any:
+        status, *results = getattr(self._runtime, function)(*arguments)
+        errors = self._runtime.cudaError_t
+        if status == errors.cudaErrorMemoryAllocation:
+            raise MemoryError(f"{self.name}: {function} of {arguments[0]} bytes")
+        if status != errors.cudaSuccess:
+            reason = _reason(self._runtime, status)
+            raise DsbdError(f"{function} on {self.name} failed: {reason}; open the bundle again")
+        return results[0] if results else None
+
+
+def _reason(runtime: Any, status: Any) -> str:
+    _, text = runtime.cudaGetErrorString(status)
+    return f"{text.decode()} ({getattr(status, 'name', status)})"

@@ -1,0 +1,136 @@
+"""The seam between a device session and a device: memory, copies, and graphs bound to memory.
+
+``DeviceSession`` is written against these Protocols alone. Device memory is named by address, as
+CUDA, ONNX Runtime (``bind_input`` with a pointer) and TensorRT (``set_tensor_address``) take it;
+the host never reads or writes behind such an address.
+
+Work on a device is queued in order: copies and calls return before they are done, and only
+``synchronize`` waits for them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+ELEMENT_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int64": 8, "bool": 1, "uint8": 1}
+
+
+@dataclass(frozen=True)
+class DeviceArray:
+    """A C-contiguous array in device memory, or a part of one; whoever allocated it frees it.
+
+    Attributes:
+        address: device address of the first element.
+        shape: its dimensions.
+        dtype: a key of ``ELEMENT_BYTES``: numpy has no bf16.
+    """
+
+    address: int
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that the array takes."""
+        return math.prod(self.shape) * ELEMENT_BYTES[self.dtype]
+
+    def part(self, offset: int, shape: tuple[int, ...], dtype: str) -> DeviceArray:
+        """Return the array of another shape and type that begins ``offset`` bytes into this one."""
+        part = DeviceArray(self.address + offset, shape, dtype)
+        if offset < 0 or offset + part.num_bytes > self.num_bytes:
+            raise ValueError(
+                f"bytes {offset} to {offset + part.num_bytes} of an array of {self.num_bytes}"
+            )
+        return part
+
+
+class Device(Protocol):
+    """One device's memory and its queue of work."""
+
+    @property
+    def name(self) -> str:
+        """What messages call it, such as "cuda:0"."""
+
+    def allocate(self, shape: tuple[int, ...], dtype: str) -> DeviceArray:
+        """Return a new array of zeros; raise MemoryError when the device has no room."""
+
+    def free(self, array: DeviceArray) -> None:
+        """Give back what ``allocate`` returned, once the work in the queue is done."""
+
+    def allocate_pinned(self, num_bytes: int) -> NDArray[np.uint8]:
+        """Return host memory (num_bytes,) that the device copies from and to directly."""
+
+    def free_pinned(self, buffer: NDArray[np.uint8]) -> None:
+        """Give back what ``allocate_pinned`` returned, once the work in the queue is done."""
+
+    def upload(self, source: NDArray[np.uint8], target: DeviceArray) -> None:
+        """Queue a copy of pinned bytes to the first ``source.nbytes`` bytes of ``target``.
+
+        ``source`` must not change before ``synchronize``.
+        """
+
+    def download(self, source: DeviceArray, target: NDArray[np.uint8]) -> None:
+        """Queue a copy of the first ``target.nbytes`` bytes of ``source`` to pinned memory."""
+
+    def copy_rows(self, source: DeviceArray, target: DeviceArray, num_rows: int) -> None:
+        """Queue a copy of the first rows of a cache to another one of a different capacity.
+
+        Both are [1, num_heads, capacity, head_dim]: rows 0 to num_rows - 1 of every head.
+        """
+
+    def fill_zero(self, array: DeviceArray) -> None:
+        """Queue setting every byte of ``array`` to zero."""
+
+    def synchronize(self) -> None:
+        """Wait until all queued work is done; raise what went wrong in it."""
+
+    def close(self) -> None:
+        """Release the queue; calling it again does nothing. All arrays have been freed before."""
+
+
+class BoundCall(Protocol):
+    """One graph with every input and output bound to device memory, ready to run many times."""
+
+    def run(self) -> None:
+        """Queue the graph, or run it to its end.
+
+        The first run may execute it several times (a CUDA graph is captured): what it does must
+        come out the same when it is done twice.
+
+        Raises CapacityError when the device has no memory for what lies between in and out.
+        """
+
+    def release(self) -> None:
+        """Forget the bindings (and a captured CUDA graph), because their memory will be freed."""
+
+
+class DeviceEngine(Protocol):
+    """One graph (the model, or the one that moves cache rows) loaded on a device."""
+
+    def capacity_for(self, num_rows: int, current: int) -> int:
+        """Return the capacity that caches of ``current`` rows should get to hold ``num_rows``.
+
+        This is where static capacity and addresses that should last are told: such an engine
+        answers ``current`` where another one would shrink. ``current`` is 0 for new caches.
+
+        Raises CapacityError when no capacity of this engine holds so many rows.
+        """
+
+    def bind(
+        self, inputs: Mapping[str, DeviceArray], outputs: Mapping[str, DeviceArray]
+    ) -> BoundCall:
+        """Return the call with these inputs and outputs, by name in the graph.
+
+        A cache is in both, at the same address: past_key_values.0.key and present.0.key. Shapes
+        are whole numbers: S, R (logit_rows) and K (src_rows) are powers of two up to the largest
+        step, or any smaller number where padding had no room in the caches.
+        """
+
+    def close(self) -> None:
+        """Release the graph; calling it again does nothing. All calls have been released before."""

@@ -1,0 +1,151 @@
+"""A Session whose caches stay on a device: one copy in, one call, one copy out for every step."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsbd_runtime.bound_caches import BoundCaches, LoadedModel
+from dsbd_runtime.errors import CapacityError, DsbdError, InputError
+from dsbd_runtime.row_buckets import padded_rows, row_bucket
+from dsbd_runtime.session import StepInputs, StepOutputs
+
+
+class DeviceSession:
+    """One engine and its prune graph on a device, with the caches in the device's memory.
+
+    S, R and K are rounded up to powers of two and every size is bound once: after the first call
+    of a size nothing is allocated, and a CUDA graph can be replayed. A step is one copy to the
+    device (ids, positions, masks), one call, and one copy back (the asked rows); a move is one
+    copy to the device and one call. The caches never cross to the host: they grow by copies on
+    the device, into new memory beside the old.
+    """
+
+    def __init__(self, model: LoadedModel) -> None:
+        """Take over the device and both engines, which ``close`` closes.
+
+        Raises CapacityError, with everything closed, when the device has no room for the caches.
+        """
+        self._model = model
+        self._bound: BoundCaches | None = None
+        try:
+            self._bound = self._allocate(model.engine.capacity_for(0, 0))
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def capacity(self) -> int:
+        """Rows that the caches hold now; 0 after ``close``."""
+        return 0 if self._bound is None else self._bound.capacity
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes that the caches take now."""
+        return 0 if self._bound is None else self._bound.caches.num_bytes
+
+    def reserve(self, num_rows: int, num_used: int) -> None:
+        """Give the caches room for ``num_rows`` rows and the padding of the steps that write them.
+
+        An engine whose addresses must last keeps a larger capacity also for a fresh start
+        (``num_used`` 0), which then only sets all rows to zero.
+        """
+        bound = self._open()
+        capacity = self._padded_capacity(num_rows, num_used)
+        if capacity > bound.capacity or (num_used == 0 and capacity < bound.capacity):
+            self._resize(capacity, num_used)
+        elif num_used == 0:
+            bound.caches.fill_zero()
+
+    def shrink(self, num_used: int) -> None:
+        """Give the caches the smallest capacity for their first ``num_used`` rows, which stay."""
+        bound = self._open()
+        capacity = self._model.engine.capacity_for(num_used, bound.capacity)
+        if capacity < bound.capacity:
+            self._resize(capacity, num_used)
+
+    def run(self, inputs: StepInputs) -> StepOutputs:
+        """Append S rows at ``first_row``; return what the head makes of the R asked ones.
+
+        Raises CapacityError when the device has no room for the outputs; the caches are as before.
+        """
+        num_logit_rows = inputs.logit_rows.shape[0]
+        if num_logit_rows <= inputs.token_ids.shape[0]:
+            return self._run(inputs)
+        distinct, index = np.unique(inputs.logit_rows, return_inverse=True)  # some rows repeat
+        outputs = self._run(dataclasses.replace(inputs, logit_rows=distinct))
+        return {name: array[index] for name, array in outputs.items()}
+
+    def move_rows(self, src_rows: NDArray[np.int64], first_row: int) -> None:
+        """Copy the rows ``src_rows`` (K,) to ``first_row .. first_row + K - 1``, as if at once."""
+        bound = self._open()
+        if num_moved := src_rows.shape[0]:
+            padded = row_bucket(num_moved, bound.capacity)
+            has_room = first_row + padded <= bound.capacity
+            bound.move(padded if has_room else num_moved).run(src_rows, first_row)
+
+    def close(self) -> None:
+        """Release the caches, the engines and the device; calling it again does nothing."""
+        if self._bound is not None:
+            self._bound.free()
+            self._bound = None
+        self._model.prune_engine.close()
+        self._model.engine.close()
+        self._model.device.close()
+
+    def _run(self, inputs: StepInputs) -> StepOutputs:
+        bound = self._open()
+        num_rows = self._num_rows_bound(inputs)
+        num_logit_rows = row_bucket(inputs.logit_rows.shape[0], num_rows)
+        try:
+            step = bound.step(num_rows, num_logit_rows)
+        except MemoryError as error:
+            raise CapacityError(
+                f"{self._model.device.name} has no memory for the outputs of {num_logit_rows} "
+                "rows; ask for fewer beams or a shorter draft, or export with --logits topk:K"
+            ) from error
+        return step.run(inputs)
+
+    def _open(self) -> BoundCaches:
+        if self._bound is None:
+            raise DsbdError(f"the engine on {self._model.device.name} is closed; load it again")
+        return self._bound
+
+    def _padded_capacity(self, num_rows: int, num_used: int) -> int:
+        num_padded = num_used + padded_rows(num_rows - num_used, self._model.max_step_rows)
+        try:
+            return self._model.engine.capacity_for(num_padded, self.capacity)
+        except CapacityError:  # the last rows of a full cache go without padding
+            return self._model.engine.capacity_for(num_rows, self.capacity)
+
+    def _num_rows_bound(self, inputs: StepInputs) -> int:
+        """Return S with padding, or without where the caches have no room for it."""
+        num_new, limit = inputs.token_ids.shape[0], self._model.max_step_rows
+        if num_new > limit:
+            raise InputError(f"a step of {num_new} rows, the session takes {limit}; split it")
+        padded = row_bucket(num_new, limit)
+        return padded if inputs.first_row + padded <= self.capacity else num_new
+
+    def _allocate(self, capacity: int) -> BoundCaches:
+        try:
+            return BoundCaches(self._model, capacity)
+        except MemoryError as error:
+            raise CapacityError(
+                f"{self._model.device.name} has no memory for a key/value cache of {capacity} rows "
+                f"(it has {self.capacity} rows now, {self.kv_bytes} bytes, which stay until the "
+                "new ones are there); shorten the prompt, ask for fewer new tokens or fewer beams"
+            ) from error
+
+    def _resize(self, capacity: int, num_used: int) -> None:
+        old, new = self._open(), self._allocate(capacity)
+        try:
+            if num_used:
+                new.caches.copy_from(old.caches, num_used)
+            self._model.device.synchronize()
+        except BaseException:
+            new.free()
+            raise
+        old.free()
+        self._bound = new

@@ -1,0 +1,214 @@
+"""A DeviceEngine over TensorRT's own runtime: one deserialized plan, bound by address."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from dsbd_runtime.device import DeviceArray
+from dsbd_runtime.errors import BundleError, CapacityError, DsbdError
+from dsbd_runtime.graph import CACHE_PARTS, past_name, present_name
+from dsbd_runtime.trt_log import first_reason
+
+
+class TrtContext(Protocol):
+    """What is used of ``trt.IExecutionContext``; every method returns whether it succeeded."""
+
+    def set_optimization_profile_async(self, profile_index: int, stream_handle: int) -> bool:
+        """Choose the profile; shapes and addresses are forgotten."""
+
+    def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
+        """Fix the shape of an input, which must be inside the profile."""
+
+    def set_tensor_address(self, name: str, memory: int) -> bool:
+        """Say where a tensor lies on the device."""
+
+    def execute_async_v3(self, stream_handle: int) -> bool:
+        """Queue one call."""
+
+
+class TrtPlan(Protocol):
+    """What is used of ``trt.ICudaEngine``, a plan that was deserialized."""
+
+    @property
+    def num_optimization_profiles(self) -> int:
+        """Number of profiles; they are told apart by index."""
+
+    def get_aliased_input_tensor(self, name: str) -> str | None:
+        """Return the input whose memory an output shares, None for an output of its own."""
+
+    def get_tensor_shape(self, name: str) -> Sequence[int]:
+        """Return the shape of a tensor; -1 is a dynamic dimension."""
+
+    def create_execution_context(self) -> TrtContext | None:
+        """Return a context with memory for the largest shapes of a profile, None without room."""
+
+
+class TrtEngine:
+    """One plan on one stream, with an execution context for each optimization profile in use."""
+
+    def __init__(
+        self,
+        plan: TrtPlan,
+        path: Path,
+        *,
+        num_layers: int,
+        capacity: int,
+        profiles: Sequence[int],
+        stream: int,
+        errors: list[str],
+    ) -> None:
+        """Check the plan and take it over.
+
+        Args:
+            plan: the deserialized engine.
+            path: what messages call it.
+            num_layers: layers with a pair of caches.
+            capacity: rows of the caches.
+            profiles: by optimization profile, the most rows of a call.
+            stream: address of the CUDA stream that all calls are queued on.
+            errors: where the logger of ``plan`` puts what went wrong.
+
+        Raises:
+            BundleError: the plan has other profiles or another capacity, or would not update a
+                cache in place.
+        """
+        self._plan: TrtPlan | None = plan
+        self._path = path
+        self._capacity = capacity
+        self._profiles = tuple(profiles)
+        self._stream = stream
+        self._errors = errors
+        self._contexts: dict[int, TrtContext] = {}
+        self._last_call: dict[int, TrtCall] = {}
+        self._check_profiles(plan)
+        for layer in range(num_layers):
+            for part in CACHE_PARTS:
+                self._check_cache(plan, past_name(layer, part), present_name(layer, part))
+
+    def capacity_for(self, num_rows: int, current: int) -> int:
+        """Return the one capacity that the engine was built for."""
+        if num_rows > self._capacity:
+            raise CapacityError(
+                f"{num_rows} cache rows do not fit {self._path}, which was built for "
+                f"{self._capacity}; shorten the prompt, ask for fewer new tokens or fewer beams, "
+                "or build it with a larger --capacity"
+            )
+        return self._capacity
+
+    def bind(
+        self, inputs: Mapping[str, DeviceArray], outputs: Mapping[str, DeviceArray]
+    ) -> TrtCall:
+        """Return the call with these inputs and outputs, in the first profile that holds it."""
+        num_rows = max(
+            dim for name, array in inputs.items() for dim in self._dynamic_dims(name, array.shape)
+        )
+        profile = next((i for i, most in enumerate(self._profiles) if num_rows <= most), None)
+        if profile is None:
+            raise CapacityError(
+                f"a call of {num_rows} rows does not fit {self._path}, which was built for "
+                f"{self._profiles[-1]}; open the bundle again with fewer rows a call"
+            )
+        return TrtCall(self, profile, inputs, outputs)
+
+    def close(self) -> None:
+        """Release the contexts and the plan; calling it again does nothing."""
+        self._last_call.clear()
+        self._contexts.clear()
+        self._plan = None
+
+    def execute(self, call: TrtCall) -> None:
+        """Queue a call; its shapes and addresses are set unless its profile has them still."""
+        context = self._context(call.profile)
+        if self._last_call.get(call.profile) is not call:
+            self._last_call.pop(call.profile, None)
+            for name, array in call.inputs.items():
+                self._check(context.set_input_shape(name, array.shape), f"shape of {name}")
+            for name, array in (*call.inputs.items(), *call.outputs.items()):
+                self._check(context.set_tensor_address(name, array.address), f"address of {name}")
+            self._last_call[call.profile] = call
+        self._check(context.execute_async_v3(self._stream), "call")
+
+    def forget(self, call: TrtCall) -> None:
+        """Let the next call of its profile set its own shapes and addresses."""
+        if self._last_call.get(call.profile) is call:
+            del self._last_call[call.profile]
+
+    def _open_plan(self) -> TrtPlan:
+        if self._plan is None:
+            raise DsbdError(f"the engine {self._path} is closed; load it again")
+        return self._plan
+
+    def _context(self, profile: int) -> TrtContext:
+        if profile not in self._contexts:
+            context = self._open_plan().create_execution_context()
+            if context is None:
+                raise CapacityError(
+                    f"no device memory to run {self._path} ({self._reason()}); free some, or "
+                    "build it with a smaller --capacity"
+                )
+            chosen = context.set_optimization_profile_async(profile, self._stream)
+            self._check(chosen, f"optimization profile {profile}")
+            self._contexts[profile] = context
+        return self._contexts[profile]
+
+    def _dynamic_dims(self, name: str, shape: tuple[int, ...]) -> list[int]:
+        built = self._open_plan().get_tensor_shape(name)
+        return [dim for dim, fixed in zip(shape, built, strict=True) if fixed == -1] or [1]
+
+    def _check_profiles(self, plan: TrtPlan) -> None:
+        if plan.num_optimization_profiles != len(self._profiles):
+            raise BundleError(
+                f"{self._path} has {plan.num_optimization_profiles} optimization profiles, "
+                f"engine.json says {len(self._profiles)}; export the bundle again"
+            )
+
+    def _check_cache(self, plan: TrtPlan, past: str, present: str) -> None:
+        """Refuse a cache that is not updated in place: it would silently lose its rows."""
+        if (aliased := plan.get_aliased_input_tensor(present)) != past:
+            raise BundleError(
+                f"{self._path} writes {present} to the memory of {aliased}, expected {past}: the "
+                "cache would not be updated in place; build it with another TensorRT version"
+            )
+        if (rows := plan.get_tensor_shape(past)[2]) != self._capacity:
+            raise BundleError(
+                f"{self._path} has caches of {rows} rows, engine.json says {self._capacity}; "
+                "export the bundle again"
+            )
+
+    def _check(self, succeeded: bool, what: str) -> None:
+        if not succeeded:
+            raise DsbdError(
+                f"TensorRT refuses the {what} of {self._path}: {self._reason()}; build it again "
+                "with dsbd-export --bundle"
+            )
+
+    def _reason(self) -> str:
+        reason = first_reason(self._errors)
+        self._errors.clear()
+        return reason
+
+
+class TrtCall:
+    """A BoundCall: a profile of an engine, and where its inputs and outputs lie."""
+
+    def __init__(
+        self,
+        engine: TrtEngine,
+        profile: int,
+        inputs: Mapping[str, DeviceArray],
+        outputs: Mapping[str, DeviceArray],
+    ) -> None:
+        self._engine = engine
+        self.profile = profile
+        self.inputs = inputs
+        self.outputs = outputs
+
+    def run(self) -> None:
+        """Queue the engine once."""
+        self._engine.execute(self)
+
+    def release(self) -> None:
+        """Forget the bindings."""
+        self._engine.forget(self)

@@ -1,0 +1,77 @@
+"""From the JSON files of a bundle to frozen dataclasses; every mismatch names its place."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import types
+import typing
+from pathlib import Path
+from typing import Any, TypeVar
+
+from dsbd_runtime.errors import BundleError
+
+Entry = TypeVar("Entry")
+
+
+def json_from_file(file: Path) -> Any:
+    """Read a file of a bundle; raise BundleError unless it is there and JSON."""
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, OSError, RecursionError) as error:
+        raise BundleError(f"{file} cannot be read as JSON ({error}); export again") from error
+
+
+def typed(kind: type[Entry], value: Any, where: str) -> Entry:
+    """Return parsed JSON as the dataclass ``kind``; raise BundleError at the first mismatch.
+
+    Fields are str, int, bool, float, lists and dicts of them, dataclasses, and "X | None". All
+    must be there and no other; ``where`` is what messages call the whole.
+    """
+    entry: Entry = _parsed(kind, value, where)
+    return entry
+
+
+def mismatch(wanted: str, value: object, where: str) -> BundleError:
+    """Return the error for a value that is not what was wanted at a place."""
+    return BundleError(f"{where} is {in_short(value)}, expected {wanted}; export the bundle again")
+
+
+def in_short(value: object) -> str:
+    """Return at most 100 characters that show a value."""
+    text = repr(value)
+    return text if len(text) <= 100 else f"{text[:97]}..."
+
+
+def _parsed(kind: Any, value: Any, where: str) -> Any:
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if dataclasses.is_dataclass(kind) and isinstance(value, dict):
+        return _parsed_dataclass(kind, value, where)
+    if origin is list and isinstance(value, list):
+        return [_parsed(arguments[0], v, f"{where}[{i}]") for i, v in enumerate(value)]
+    if origin is dict and isinstance(value, dict):
+        return {k: _parsed(arguments[1], v, f"{where}: {k}") for k, v in value.items()}
+    if origin is types.UnionType:  # only "X | None"
+        return None if value is None else _parsed(arguments[0], value, where)
+    if kind is float and type(value) in (int, float) and math.isfinite(_as_float(value)):
+        return float(value)
+    if origin is None and type(value) is kind and kind is not float:
+        return value
+    raise mismatch(getattr(kind, "__name__", str(kind)), value, where)
+
+
+def _parsed_dataclass(kind: Any, value: dict[str, Any], where: str) -> Any:
+    hints = typing.get_type_hints(kind)
+    if odd := sorted(set(value) ^ set(hints)):
+        raise BundleError(
+            f"{where}: missing or unknown entries {in_short(odd)}; export the bundle again"
+        )
+    return kind(**{k: _parsed(t, value[k], f"{where}: {k}") for k, t in hints.items()})
+
+
+def _as_float(value: int | float) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf

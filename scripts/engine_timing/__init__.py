@@ -1,0 +1,1 @@
+"""Engine calls timed side by side, and their tables in a document."""

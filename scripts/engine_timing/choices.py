@@ -1,0 +1,117 @@
+"""The choices that are measured: what each changes in the session options, and what we do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import onnxruntime as ort
+
+Change = Callable[[ort.SessionOptions], None]
+
+
+def as_it_is(options: ort.SessionOptions) -> None:
+    """Change nothing."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One line of the table: ``change`` is made to the options that the runtime uses today.
+
+    Attributes:
+        verdict: what the runtime does, and why where the figures do not say it.
+        is_grouped: whether attention is grouped instead, which is a choice of the export.
+    """
+
+    name: str
+    verdict: str
+    change: Change = as_it_is
+    is_grouped: bool = False
+
+
+def _entry(key: str, value: str) -> Change:
+    return lambda options: options.add_session_config_entry(key, value)
+
+
+def _field(name: str, value: object) -> Change:
+    return lambda options: setattr(options, name, value)
+
+
+def _parallel(options: ort.SessionOptions) -> None:
+    options.execution_mode = ort.ExecutionMode.ORT_PARALLEL
+    options.inter_op_num_threads = 2
+
+
+_LEVELS = ort.GraphOptimizationLevel
+CHOICES = (
+    Choice("no memory arena", "not kept", _field("enable_cpu_mem_arena", False)),
+    Choice("no memory pattern", "not kept", _field("enable_mem_pattern", False)),
+    Choice(
+        "graph optimization: extended",
+        "not kept",
+        _field("graph_optimization_level", _LEVELS.ORT_ENABLE_EXTENDED),
+    ),
+    Choice(
+        "graph optimization: basic",
+        "not kept",
+        _field("graph_optimization_level", _LEVELS.ORT_ENABLE_BASIC),
+    ),
+    Choice("one thread", "not kept", _field("intra_op_num_threads", 1)),
+    Choice(
+        "nobody waits busily",
+        "only beside a draft that is not small",
+        _entry("session.intra_op.allow_spinning", "0"),
+    ),
+    Choice(
+        "busy waiting ends with the call",
+        "not kept",
+        _entry("session.force_spinning_stop", "1"),
+    ),
+    Choice("work cut finer as it goes", "not kept", _entry("session.dynamic_block_base", "4")),
+    Choice("operators side by side (parallel mode)", "not kept", _parallel),
+    Choice("denormals as zero", "not kept", _entry("session.set_denormal_as_zero", "1")),
+    Choice("grouped attention", "`dsbd-export --attention grouped`", is_grouped=True),
+)
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """How target and draft share the cores: one line of the last table.
+
+    Attributes:
+        draft_role: "draft", or "target" for a draft as large as the target.
+        is_kept: whether ``load_pair`` does it with a draft of that size.
+    """
+
+    name: str
+    target: Change
+    draft: Change
+    draft_role: str = "draft"
+    is_kept: bool = False
+
+
+def _one_thread(options: ort.SessionOptions) -> None:
+    options.intra_op_num_threads = 1
+
+
+_NO_SPINNING = _entry("session.intra_op.allow_spinning", "0")
+_STOP_SPINNING = _entry("session.force_spinning_stop", "1")
+SHARINGS = (
+    Sharing("small draft on one thread, busy waiting", as_it_is, _one_thread, is_kept=True),
+    Sharing(
+        "small draft on one thread, busy waiting ends with the call", _STOP_SPINNING, _one_thread
+    ),
+    Sharing("small draft on one thread, no busy waiting", _NO_SPINNING, _one_thread),
+    Sharing("small draft on all threads, busy waiting", as_it_is, as_it_is),
+    Sharing(
+        "small draft on all threads, busy waiting ends with the call",
+        _STOP_SPINNING,
+        _STOP_SPINNING,
+    ),
+    Sharing("small draft on all threads, no busy waiting", _NO_SPINNING, _NO_SPINNING),
+    Sharing("large draft, busy waiting", as_it_is, as_it_is, "target"),
+    Sharing(
+        "large draft, busy waiting ends with the call", _STOP_SPINNING, _STOP_SPINNING, "target"
+    ),
+    Sharing("large draft, no busy waiting", _NO_SPINNING, _NO_SPINNING, "target", is_kept=True),
+)

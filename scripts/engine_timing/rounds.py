@@ -1,0 +1,56 @@
+"""Timing of calls side by side: in rounds, in turn forwards and backwards, with pauses between."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from dsbd_ort.benchmark.bootstrap import Spread, spread
+
+PAUSE_S = 0.02  # idle threads of the engine before have stopped to wait busily by then
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Milliseconds of one call, by name; ``medians``: one of every round."""
+
+    medians: dict[str, list[float]]
+
+    def milliseconds(self, name: str) -> Spread:
+        """Return the spread over the rounds."""
+        return spread(self.medians[name])
+
+    def ratio(self, name: str, baseline: str) -> Spread:
+        """Return the spread of the ratio to ``baseline`` in the same round."""
+        pairs = zip(self.medians[name], self.medians[baseline], strict=True)
+        return spread([mine / theirs for mine, theirs in pairs])
+
+
+def time_in_rounds(
+    calls: Mapping[str, Callable[[], None]],
+    *,
+    num_rounds: int,
+    calls_a_round: int,
+    pause_s: float = PAUSE_S,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Timings:
+    """Time every call ``calls_a_round`` times in each round; the first of a round does not count.
+
+    A machine that slows down slows all of them, and the calls of a round follow each other as
+    the steps of a request do.
+    """
+    medians: dict[str, list[float]] = {name: [] for name in calls}
+    names = list(calls)
+    for index in range(num_rounds):
+        for name in names if index % 2 == 0 else names[::-1]:
+            time.sleep(pause_s)
+            calls[name]()
+            seconds = []
+            for _ in range(calls_a_round):
+                began = clock()
+                calls[name]()
+                seconds.append(clock() - began)
+            medians[name].append(1e3 * statistics.median(seconds))
+    return Timings(medians)

@@ -1,0 +1,1 @@
+"""What measure_host_time measures by: models that cost next to nothing."""

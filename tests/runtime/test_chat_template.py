@@ -1,0 +1,204 @@
+"""Chat templates: the text that transformers makes of the same messages; sandbox and refusals."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from dsbd_runtime.chat_template import ChatTemplate
+from dsbd_runtime.errors import BundleError, InputError
+from tests.runtime.tiny_tokenizer import BOS, EOS, tiny_tokenizer
+
+LLAMA_LIKE = """{{- bos_token }}
+{%- if not date_string is defined %}{% set date_string = strftime_now("%Y") %}{% endif %}
+{%- if messages[0]['role'] == 'system' %}
+    {%- set system_message = messages[0]['content']|trim %}
+    {%- set messages = messages[1:] %}
+{%- else %}
+    {%- set system_message = "" %}
+{%- endif %}
+{{- "<|start|>system<|end|>\\n\\nToday: " + date_string + "\\n" + system_message }}
+{%- if tools is not none %}{% for t in tools %}{{ t | tojson(indent=4) }}{% endfor %}{% endif %}
+{%- for message in messages %}
+    {{- '<|start|>' + message['role'] + '<|end|>\\n\\n' + message['content'] | trim + eos_token }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|start|>assistant<|end|>\\n\\n' }}
+{%- endif %}
+"""
+CHATML_LIKE = """{% for message in messages %}
+    {% if loop.first and message.role != 'system' %}
+<|im_start|>system
+You are helpful.<|im_end|>
+    {% endif %}
+{{ '<|im_start|>' + message.role }}
+    {% if message.role == 'assistant' %}
+{% generation %}{% set said = message.content.split('</think>')[-1] %}{{ said.lstrip('\\n') }}
+{%- endgeneration %}{{ said is defined }}
+    {% else %}
+{{ message.content }}
+    {% endif %}
+<|im_end|>
+{% endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+    {%- if enable_thinking is defined and enable_thinking is false %}
+        {{- '<think>\\n\\n</think>\\n\\n' }}
+    {%- endif %}
+{%- endif %}
+"""
+MISTRAL_LIKE = """{%- set ns = namespace(turn=0, last=-1) -%}
+{%- for message in messages %}{% if message["role"] == "user" %}{% set ns.last = loop.index0 %}
+{%- endif %}{% endfor -%}
+{{ bos_token }}
+{%- for message in messages if message['role'] != 'system' -%}
+    {%- if (message['role'] == 'user') != (ns.turn % 2 == 0) -%}
+        {{- raise_exception('roles must alternate user/assistant') -}}
+    {%- endif -%}
+    {%- set ns.turn = ns.turn + 1 -%}
+    {%- if message.role == 'user' -%}
+        {%- if tools and loop.last %}[TOOLS]{{ tools | tojson }}[/TOOLS]{% endif -%}
+        [INST] {{ message.content }} [/INST]
+    {%- else -%}
+        {{- ' ' + message.content + eos_token -}}
+    {%- endif -%}
+{%- endfor -%}
+"""
+LOOPS_LIKE = """{% for message in messages %}
+{%- if message.role == 'system' %}{% continue %}{% endif -%}
+{%- if loop.index > 3 %}{% break %}{% endif -%}
+{{ message | tojson }}{{ dict(role=message.role).items() | list }}
+{%- for key, value in message.items() | sort %}{{ key }}={{ value | upper }};{% endfor %}
+{% endfor %}"""
+TEMPLATES = {
+    "llama": LLAMA_LIKE,
+    "chatml": CHATML_LIKE,
+    "mistral": MISTRAL_LIKE,
+    "loops": LOOPS_LIKE,
+}
+USER = {"role": "user", "content": '  What is <b>"it\'s"</b> & é? '}
+ASSISTANT = {"role": "assistant", "content": "<think>hm</think>\nNothing."}
+SYSTEM = {"role": "system", "content": "Be brief."}
+CONVERSATIONS = [
+    [USER],
+    [SYSTEM, USER],
+    [USER, ASSISTANT, USER],
+    [SYSTEM, USER, ASSISTANT, USER, ASSISTANT],
+]
+TOOL = {"type": "function", "function": {"name": "add", "description": "a < b"}}
+VARIABLES: list[dict[str, Any]] = [
+    {},
+    {"tools": [TOOL]},
+    {"enable_thinking": False, "date_string": "2020"},
+]
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("messages", CONVERSATIONS, ids=len)
+@pytest.mark.parametrize("variables", VARIABLES, ids=lambda v: "+".join(v) or "plain")
+@pytest.mark.parametrize("adds_prompt", [True, False])
+def test_the_text_is_that_of_transformers(
+    name: str, messages: list[dict[str, str]], variables: dict[str, Any], adds_prompt: bool
+) -> None:
+    theirs = PreTrainedTokenizerFast(
+        tokenizer_object=tiny_tokenizer(), bos_token=BOS, eos_token=EOS
+    )
+    theirs.chat_template = TEMPLATES[name]
+    options: dict[str, Any] = {"add_generation_prompt": adds_prompt, **variables}
+    expected = theirs.apply_chat_template(messages, tokenize=False, **options)
+    ours = ChatTemplate(TEMPLATES[name], {"bos_token": BOS, "eos_token": EOS})
+    found = ours.render(messages, add_generation_prompt=adds_prompt, variables=variables)
+    assert found == expected
+    assert messages[-1]["content"].strip()[-4:] in found or name == "loops"
+
+
+def test_the_clock_is_an_argument() -> None:
+    template = ChatTemplate('{{ strftime_now("%d %b %Y") }}', {}, now=lambda: datetime(2024, 7, 26))
+    assert template.render([USER]) == "26 Jul 2024"
+
+
+def folder_with(folder: Path, *, config: Any = None, template: str | None = None) -> Path:
+    if config is not None:
+        (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    if template is not None:
+        (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
+    return folder
+
+
+NAMED = [{"name": "rag", "template": "r"}, {"name": "default", "template": "d{{ eos_token }}"}]
+PLACES = [  # (tokenizer_config.json, chat_template.jinja, text)
+    ({"chat_template": "c{{ bos_token }}", "bos_token": "<s>"}, None, "c<s>"),
+    ({"chat_template": "c", "bos_token": {"content": "<s>"}}, "f{{ bos_token }}é", "f<s>é"),
+    ({"chat_template": NAMED, "eos_token": "</s>"}, None, "d</s>"),
+    ({"bos_token": None}, "f{{ bos_token }}", "f"),
+    (None, "f", "f"),
+]
+
+
+@pytest.mark.parametrize(("config", "template", "text"), PLACES)
+def test_where_the_template_is_found(
+    tmp_path: Path, config: Any, template: str | None, text: str
+) -> None:
+    folder = folder_with(tmp_path, config=config, template=template)
+    assert ChatTemplate.from_folder(folder).render([USER]) == text
+
+
+NO_TEMPLATE = [None, {}, {"chat_template": None}, {"chat_template": [{"name": "rag"}]}, [1]]
+
+
+@pytest.mark.parametrize("config", NO_TEMPLATE)
+def test_no_template_is_said(tmp_path: Path, config: Any) -> None:
+    with pytest.raises(BundleError, match=r"has no chat template: neither chat_template\.jinja"):
+        ChatTemplate.from_folder(folder_with(tmp_path, config=config))
+
+
+@pytest.mark.parametrize("source", ["{% if %}", "{{ x", "{% nonsense %}", "{{" + "(" * 5000])
+def test_what_is_no_template_is_said(source: str) -> None:
+    with pytest.raises(BundleError, match="is no jinja2 template"):
+        ChatTemplate(source, {})
+
+
+def test_a_template_that_is_no_text_is_said(tmp_path: Path) -> None:
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff\xfe")
+    with pytest.raises(BundleError, match="cannot be read as UTF-8"):
+        ChatTemplate.from_folder(tmp_path)
+
+
+REFUSED = [
+    (MISTRAL_LIKE, [ASSISTANT], "roles must alternate user/assistant"),
+    (LLAMA_LIKE, [{"role": "user", "content": 7}], "refuses these messages"),
+    ("{{ messages[0].nothing.at_all }}", [USER], "refuses these messages"),
+    ("{{ 1 / 0 }}", [USER], "division by zero"),
+    ("{{ range(1000000000) | list }}", [USER], "Range too big"),
+    ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", [USER], "refuses these messages"),
+    # the way out of the sandbox, in some of its spellings
+    ("{{ ''.__class__.__mro__[1].__subclasses__() }}", [USER], "unsafe"),
+    ("{{ cycler.__init__.__globals__.os.system('id') }}", [USER], "unsafe"),
+    ("{{ raise_exception.__globals__ }}x{{ dict.mro() }}", [USER], "refuses these messages"),
+    ("{% set ns = namespace() %}{% set ns.__x = 1 %}", [USER], "may not hold '__x'"),
+    ("{{ namespace(__x=1) }}", [USER], "may not hold '__x'"),
+    ("{{ messages.append(1) }}", [USER], "unsafe"),
+    ("{{ messages[0].update(role='x') }}", [USER], "unsafe"),
+    ("{% include '/etc/passwd' %}", [USER], "refuses these messages"),
+    ("x", [], "messages is"),
+    ("x", "hello", "messages is 'hello'"),
+    ("x", [{"content": "a"}], r"messages\[0\] is"),
+    ("x", [USER, "a"], r"messages\[1\] is 'a'"),
+]
+
+
+@pytest.mark.parametrize(("source", "messages", "words"), REFUSED)
+def test_refusals_are_one_line(source: str, messages: Any, words: str) -> None:
+    with pytest.raises(InputError, match=words) as caught:
+        ChatTemplate(source, {}).render(messages)
+    assert "\n" not in str(caught.value)
+
+
+def test_formatting_shows_nothing_of_the_inside() -> None:
+    template = ChatTemplate("{{ '{0.__class__}'.format(messages) }}", {})
+    assert "class" not in template.render([USER])

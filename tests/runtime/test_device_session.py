@@ -1,0 +1,318 @@
+"""Device session: padding that nobody sees, counted copies, growth in place, clean failures."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from dsbd_runtime import graph
+from dsbd_runtime.bundle import Bundle, open_bundle
+from dsbd_runtime.causal_lm import CausalLM
+from dsbd_runtime.errors import CapacityError, DsbdError, InputError
+from dsbd_runtime.loading import load_causal_lm
+from dsbd_runtime.session import StepInputs
+from tests.runtime.fake_device import FakeDevice, FakeMachine, open_on_fake
+from tests.runtime.reference import ancestor_mask
+from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle
+from tests.runtime.tiny_tokenizer import VOCAB_SIZE
+
+ROW_BYTES = 2 * 2 * 2 * 8 * 4  # layers, parts, heads, head_dim, fp32
+NO_ROWS = np.arange(0)
+
+
+def append_chain(model: CausalLM, num_new: int, logit_rows: NDArray[np.int64]) -> Any:
+    rows = np.arange(model.num_rows, model.num_rows + num_new)
+    mask = np.arange(rows[-1] + 1) <= rows[:, None]
+    step = model.step_candidates if model.num_candidates else model.step
+    return step(rows % 250, rows, mask, logit_rows)
+
+
+def append_forest(model: CausalLM, parents: list[int]) -> Any:
+    """Append nodes below all rows of the cache; ask for the logits of the last and the first."""
+    num_new = len(parents)
+    depths: list[int] = []
+    for parent in parents:
+        depths.append(0 if parent < 0 else depths[parent] + 1)
+    seen = np.ones((num_new, model.num_rows), np.bool_)
+    mask = np.concatenate([seen, ancestor_mask(parents)], axis=1)
+    positions = model.num_rows + np.array(depths)
+    step = model.step_candidates if model.num_candidates else model.step
+    return step(np.arange(num_new) + 3, positions, mask, np.array([num_new - 1, 0]))
+
+
+MODELS = [
+    TinyModel(),
+    TinyModel(sliding_window=3),
+    TinyModel(logits="topk:5"),
+]
+
+
+@pytest.mark.parametrize("tiny", MODELS, ids=["dense", "sliding", "topk"])
+@pytest.mark.parametrize("captures_graphs", [False, True])
+def test_every_output_is_that_of_the_host_session_whatever_lies_in_unused_rows(
+    tmp_path: Path, tiny: TinyModel, captures_graphs: bool
+) -> None:
+    write_tiny_bundle(tmp_path / "bundle", target=tiny)
+    bundle = open_bundle(tmp_path / "bundle")
+    machine = open_on_fake(
+        bundle,
+        is_poisoned=True,
+        captures_graphs=captures_graphs,
+        num_first_runs=3 if captures_graphs else 1,
+    )
+    with machine.model as model, load_causal_lm(bundle, "target", num_threads=1) as on_host:
+        for num_new in (1, 100, 5, 33, 300):
+            for parents in ([-1], [-1, -1, 0], [-1, 0, 0, 2, 1], [-1, 0, 1, 2, 3, 4, 5, 6, 7]):
+                assert_same(append_forest(model, parents), append_forest(on_host, parents))
+                rows = np.delete(np.arange(on_host.num_rows), [0, on_host.num_rows - 2])
+                model.keep(rows)
+                on_host.keep(rows)
+            asked = np.array([num_new - 1, 0, num_new // 2])
+            assert_same(append_chain(model, num_new, asked), append_chain(on_host, num_new, asked))
+        assert model.num_rows == on_host.num_rows > 400
+
+
+def assert_same(found: Any, wanted: Any) -> None:
+    if isinstance(wanted, np.ndarray):
+        np.testing.assert_allclose(found, wanted, atol=2e-5)
+        return
+    np.testing.assert_array_equal(found.top_ids, wanted.top_ids)
+    np.testing.assert_allclose(found.top_logits, wanted.top_logits, atol=2e-5)
+    np.testing.assert_allclose(found.logsumexp, wanted.logsumexp, atol=2e-5)
+
+
+def test_the_poison_would_be_seen(tiny_bundle: Bundle) -> None:
+    """Proves that the test above says something: a mask that looks too far changes the logits."""
+    rows = np.arange(3)
+    logits = []
+    for machine in (open_on_fake(tiny_bundle), open_on_fake(tiny_bundle, is_poisoned=True)):
+        mask = np.tri(3, machine.session.capacity, dtype=np.bool_)
+        for last_seen in (0, 100):
+            mask[2, last_seen] = True
+            inputs = StepInputs(rows, rows, {graph.ATTENTION_MASK: mask}, 0, rows)
+            logits.append(machine.session.run(inputs)[graph.LOGITS][2])
+    np.testing.assert_array_equal(logits[0], logits[2])
+    assert not np.allclose(logits[1], logits[3], atol=1)
+
+
+def warm(machine: FakeMachine) -> None:
+    """Run every size of call that ``iterate`` uses, once."""
+    append_chain(machine.model, 20, np.array([19]))
+    iterate(machine)
+    machine.device.traffic.clear()
+
+
+def iterate(machine: FakeMachine) -> None:
+    """What one iteration asks of a model: three steps and a prune."""
+    num_rows = machine.model.num_rows
+    append_chain(machine.model, 1, np.array([0]))
+    append_forest(machine.model, [-1, -1, 0])
+    append_forest(machine.model, [-1, 0, 0, 2, 1])
+    machine.model.keep(np.delete(np.arange(machine.model.num_rows), np.arange(8) + num_rows))
+
+
+def test_copies_of_an_iteration_are_counted(tiny_bundle: Bundle) -> None:
+    machine = open_on_fake(tiny_bundle)
+    warm(machine)
+    for num_iterations in (1, 2, 3):
+        iterate(machine)
+        assert machine.device.traffic.counts == {
+            "upload": 4 * num_iterations,
+            "call": 4 * num_iterations,
+            "download": 3 * num_iterations,
+            "synchronize": 4 * num_iterations,
+        }  # above all: no allocation, no copy of a cache
+
+
+@pytest.mark.parametrize("logits", ["full", "topk:8"])
+def test_bytes_of_a_step_are_its_small_inputs_and_the_asked_rows(
+    tmp_path: Path, logits: str
+) -> None:
+    write_tiny_bundle(tmp_path / "bundle", target=TinyModel(logits=logits))
+    machine = open_on_fake(open_bundle(tmp_path / "bundle"))
+    for num_new, asked in ((5, [4, 1, 0]), (5, [4, 1, 0]), (16, [3]), (1, [])):
+        machine.device.traffic.clear()
+        append_chain(machine.model, num_new, np.array(asked, np.int64))
+        padded = 1 << (num_new - 1).bit_length()
+        padded_asked = 1 << max(len(asked) - 1, 0).bit_length()
+        numbers = 8 * (1 + 2 * padded + padded_asked)  # write index, ids, positions, logit rows
+        uploaded = machine.device.traffic.num_bytes["upload"]
+        assert 0 <= uploaded - numbers - padded * machine.session.capacity < 5 * 256
+        downloaded = machine.device.traffic.num_bytes["download"]
+        if logits == "full":
+            assert downloaded == len(asked) * VOCAB_SIZE * 4
+        else:
+            assert downloaded <= padded_asked * (8 * 4 + 8 * 8 + 4) + 2 * 256
+            assert (downloaded == 0) == (not asked)
+
+
+def test_bytes_of_a_move_are_its_row_numbers(tiny_bundle: Bundle) -> None:
+    machine = open_on_fake(tiny_bundle)
+    append_chain(machine.model, 60, NO_ROWS)
+    machine.model.keep(np.arange(20, 60))
+    machine.device.traffic.clear()
+    machine.model.keep(np.arange(5, 40))
+    assert machine.device.traffic.counts == {"upload": 1, "call": 1, "synchronize": 1}
+    assert machine.device.traffic.num_bytes["upload"] <= 8 * 64 + 256
+
+
+def test_growth_copies_the_used_rows_on_the_device_alone(tiny_bundle: Bundle) -> None:
+    machine = open_on_fake(tiny_bundle)
+    append_chain(machine.model, 100, NO_ROWS)
+    machine.device.traffic.clear()
+    machine.session.reserve(300, 100)
+    traffic = machine.device.traffic
+    assert machine.session.capacity == 512
+    assert traffic.num_bytes["copy_rows"] == 100 * ROW_BYTES
+    assert not {"upload", "download"} & set(traffic.counts)
+    assert len(machine.device.live) == 8 - 4 + 2  # four caches, two input buffers, no outputs yet
+    machine.device.traffic.clear()
+    machine.session.shrink(90)
+    assert machine.session.capacity == 128
+    assert traffic.num_bytes["copy_rows"] == 90 * ROW_BYTES
+
+
+def test_the_reserved_room_holds_the_padding(tiny_bundle: Bundle) -> None:
+    machine = open_on_fake(tiny_bundle)
+    append_chain(machine.model, 120, NO_ROWS)
+    append_chain(machine.model, 5, NO_ROWS)
+    assert machine.session.capacity == 128
+    append_chain(machine.model, 2, NO_ROWS)  # 125 + 2
+    assert machine.session.capacity == 128
+    append_chain(machine.model, 1, NO_ROWS)
+    append_chain(machine.model, 129, NO_ROWS)  # 128 + 256 padded
+    assert machine.session.capacity == 512
+    sizes = [arrays[graph.INPUT_IDS].shape[1] for arrays in machine.engine.bound]
+    assert sizes == [128, 8, 2, 1, 256]
+
+
+def test_a_fresh_start_forgets(tiny_bundle: Bundle) -> None:
+    machine = open_on_fake(tiny_bundle)
+    for num_rows in (100, 300):
+        append_chain(machine.model, num_rows, NO_ROWS)
+        machine.model.keep(NO_ROWS)
+        assert machine.session.capacity == 128
+        assert not any(cache.any() for cache in caches_of(machine))
+
+
+def caches_of(machine: FakeMachine) -> list[NDArray[np.uint8]]:
+    assert machine.session._bound is not None
+    arrays = machine.session._bound.caches.inputs.values()
+    return [machine.device.memory_of(array) for array in arrays]
+
+
+def test_with_captured_graphs_addresses_last_and_no_graph_is_used_for_others(
+    tiny_bundle: Bundle,
+) -> None:
+    machine = open_on_fake(tiny_bundle, captures_graphs=True)
+    append_chain(machine.model, 100, NO_ROWS)
+    append_chain(machine.model, 200, NO_ROWS)
+    num_bound = len(machine.engine.bound)
+    machine.model.keep(NO_ROWS)
+    machine.model.shrink()
+    assert machine.session.capacity == 512
+    assert not any(cache.any() for cache in caches_of(machine))
+    append_chain(machine.model, 200, NO_ROWS)
+    assert len(machine.engine.bound) == num_bound
+    assert machine.engine.num_released == num_bound - 1  # the one of the smaller caches
+
+
+def test_a_static_capacity_is_used_to_the_last_row(tiny_bundle: Bundle) -> None:
+    machine = open_on_fake(tiny_bundle, capacity=40)
+    with machine.model as model, load_causal_lm(tiny_bundle, "target", num_threads=1) as on_host:
+        for num_new in (35, 3, 2):
+            asked = np.array([num_new - 1])
+            found, wanted = (append_chain(m, num_new, asked) for m in (model, on_host))
+            assert_same(found, wanted)
+        with pytest.raises(CapacityError, match="41 rows, the engine holds 40"):
+            append_chain(model, 1, NO_ROWS)
+        assert model.num_rows == 40
+        rows = np.delete(np.arange(40), 2)
+        model.keep(rows)
+        on_host.keep(rows)
+        found, wanted = (append_chain(m, 1, np.array([0])) for m in (model, on_host))
+        assert_same(found, wanted)
+    assert machine.session.capacity == 0
+
+
+def test_without_memory_for_growth_all_is_as_before(tiny_bundle: Bundle) -> None:
+    machine = open_on_fake(tiny_bundle)
+    append_chain(machine.model, 100, np.array([99]))
+    live, pinned = len(machine.device.live), len(machine.device.pinned)
+    wanted = [cache.copy() for cache in caches_of(machine)]
+    for room in (0, 400 * ROW_BYTES, 512 * ROW_BYTES, 512 * ROW_BYTES + 140_000):
+        machine.device.room = room
+        with pytest.raises(CapacityError, match=r"fake:0 has no memory .* cache of 512 rows .*128"):
+            append_chain(machine.model, 200, NO_ROWS)
+        assert machine.device.room == room
+    assert (machine.session.capacity, machine.model.num_rows) == (128, 100)
+    assert (len(machine.device.live), len(machine.device.pinned)) == (live, pinned)
+    for found, cache in zip(caches_of(machine), wanted, strict=True):
+        np.testing.assert_array_equal(found, cache)
+    append_chain(machine.model, 1, np.array([0]))
+
+
+def test_without_memory_for_outputs_the_rows_are_as_before(tiny_bundle: Bundle) -> None:
+    machine = open_on_fake(tiny_bundle)
+    append_chain(machine.model, 10, np.array([9]))
+    machine.device.room = 4 * VOCAB_SIZE
+    with pytest.raises(CapacityError, match=r"no memory for the outputs of 8 rows.*topk:K"):
+        append_chain(machine.model, 8, np.arange(8))
+    assert machine.model.num_rows == 10
+    append_chain(machine.model, 8, np.array([7]))
+
+
+def test_without_memory_at_the_start_everything_is_closed(tiny_bundle: Bundle) -> None:
+    device = FakeDevice(room=100 * ROW_BYTES)
+    with pytest.raises(CapacityError, match="no memory for a key/value cache of 128 rows"):
+        open_on_fake(tiny_bundle, device=device)
+    assert (device.live, device.pinned, device.is_closed) == ({}, {}, True)
+
+
+def test_closing_frees_everything(tiny_bundle: Bundle) -> None:
+    machine = open_on_fake(tiny_bundle)
+    warm(machine)
+    append_chain(machine.model, 300, np.array([299]))
+    machine.model.close()
+    machine.model.close()
+    assert (machine.device.live, machine.device.pinned) == ({}, {})
+    for engine in (machine.engine, machine.prune_engine):
+        assert engine.num_released == len(engine.bound) > 0
+        assert engine.is_closed
+    assert machine.device.is_closed
+    assert (machine.session.capacity, machine.session.kv_bytes) == (0, 0)
+    with pytest.raises(DsbdError, match="the engine on fake:0 is closed"):
+        append_chain(machine.model, 1, NO_ROWS)
+
+
+def test_a_step_beyond_the_largest_is_refused(tiny_bundle: Bundle) -> None:
+    session = open_on_fake(tiny_bundle, max_step_rows=4).session
+    rows = np.arange(5)
+    inputs = StepInputs(rows, rows, {graph.ATTENTION_MASK: np.tri(5, 128, dtype=bool)}, 0, rows)
+    with pytest.raises(InputError, match="a step of 5 rows, the session takes 4"):
+        session.run(inputs)
+
+
+def test_outputs_belong_to_the_caller(tiny_bundle: Bundle) -> None:
+    machine = open_on_fake(tiny_bundle)
+    first = append_chain(machine.model, 2, np.array([1]))
+    kept = first.copy()
+    append_chain(machine.model, 2, np.array([1]))
+    np.testing.assert_array_equal(first, kept)
+
+
+def test_half_precision_engines_return_float32(tmp_path: Path) -> None:
+    half = replace(TinyModel(), dtype="fp16")
+    write_tiny_bundle(tmp_path / "bundle", target=half, draft=half)
+    bundle = open_bundle(tmp_path / "bundle")
+    machine = open_on_fake(bundle)
+    on_host = load_causal_lm(bundle, "target", num_threads=1)
+    found, wanted = (append_chain(m, 9, np.arange(9)) for m in (machine.model, on_host))
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found, wanted)
+    assert machine.session.kv_bytes == 128 * ROW_BYTES // 2

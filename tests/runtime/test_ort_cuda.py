@@ -1,0 +1,213 @@
+"""What stands between a bundle and the CUDA provider: options, reasons, no silent fallback."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+
+from dsbd_export.prune_graph import write_prune_graph
+from dsbd_runtime import graph
+from dsbd_runtime.bundle import Bundle, KVGeometry
+from dsbd_runtime.cuda_device import CudaDevice
+from dsbd_runtime.device_caches import DeviceCaches
+from dsbd_runtime.errors import BundleError, CapacityError, DsbdError, ProviderError
+from dsbd_runtime.ort_cuda import cuda_options, open_on_provider, preload_libraries
+from dsbd_runtime.ort_device_engine import OrtDeviceEngine
+from dsbd_runtime.providers import Provider, find_provider
+from tests.runtime.fake_cuda import FakeCudaRuntime
+from tests.runtime.fake_device import FakeDevice
+
+CUDA = find_provider("cuda")
+NO_FALLBACK = "session.disable_cpu_ep_fallback"
+# A provider that the CPU package offers and that runs no node of ours.
+AZURE = Provider(
+    name="azure",
+    module="onnxruntime",
+    ort_name="AzureExecutionProvider",
+    extra="azure",
+    backend="onnxruntime-device",
+    dtypes=("fp32",),
+    has_static_capacity=False,
+    has_device_caches=True,
+    has_cuda_graphs=False,
+)
+
+
+def test_options_name_the_device_its_queue_and_the_graphs() -> None:
+    device = CudaDevice(1, FakeCudaRuntime())
+    for captures, switch in ((True, "1"), (False, "0")):
+        options = cuda_options(device, captures)
+        assert (options["device_id"], options["enable_cuda_graph"]) == ("1", switch)
+        assert int(options["user_compute_stream"]) == device.stream
+
+
+def test_what_onnxruntime_prints_of_libraries_is_kept_as_a_reason(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def preload() -> None:
+        print("Failed to load libcublas.so.13: not found\nPlease follow the guide.")
+
+    reason = preload_libraries(SimpleNamespace(preload_dlls=preload))  # type: ignore[arg-type]
+    assert reason == "Failed to load libcublas.so.13: not found Please follow the guide."
+    assert capsys.readouterr().out == ""
+
+
+def test_a_session_may_not_fall_back(tiny_bundle: Bundle) -> None:
+    opened: list[Any] = []
+
+    def inference_session(path: str, settings: Any, **arguments: Any) -> str:
+        opened.append((settings.get_session_config_entry(NO_FALLBACK), arguments))
+        return path
+
+    module: Any = SimpleNamespace(
+        SessionOptions=ort.SessionOptions, InferenceSession=inference_session
+    )
+    path, options = tiny_bundle.model_path("target"), {"device_id": "1"}
+    assert open_on_provider(module, path, CUDA, options, "") == str(path)
+    providers = [("CUDAExecutionProvider", options)]
+    assert opened == [("1", {"providers": providers, "enable_fallback": False})]
+
+
+def test_nodes_that_would_run_on_the_cpu_are_named(tiny_bundle: Bundle) -> None:
+    """On the real package: AzureExecutionProvider is in the session and takes no node."""
+    with pytest.raises(
+        ProviderError,
+        match=r"does not run every node of .*prune\.onnx, the CPU would run Gather, TensorScatter;",
+    ):
+        open_on_provider(ort, tiny_bundle.prune_path("target"), AZURE, {}, "")
+
+
+class OrtWithoutItsLibraries:
+    """ONNX Runtime when the CUDA provider's library does not load: it goes on with the CPU."""
+
+    SessionOptions = ort.SessionOptions
+
+    @staticmethod
+    def InferenceSession(path: str, settings: Any, **arguments: Any) -> Any:
+        assert arguments == {"providers": [("CUDAExecutionProvider", {})], "enable_fallback": False}
+        return ort.InferenceSession(path, settings, providers=["AzureExecutionProvider"])
+
+
+@pytest.mark.parametrize(
+    ("libraries", "said"),
+    [("Failed to load libcudnn.so.9", "Failed to load libcudnn.so.9"), ("", "log on stderr")],
+)
+def test_a_provider_that_was_left_out_is_an_error_with_the_reason(
+    tiny_bundle: Bundle, libraries: str, said: str
+) -> None:
+    fake: Any = OrtWithoutItsLibraries
+    with pytest.raises(
+        ProviderError,
+        match=rf"without CUDAExecutionProvider: .*{said}.*; pip install \"dsbd-ort\[gpu\]\"",
+    ):
+        open_on_provider(fake, tiny_bundle.model_path("target"), CUDA, {}, libraries)
+
+
+def test_a_damaged_graph_is_a_bundle_error(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(b"hello")
+    with pytest.raises(BundleError, match=r"cannot load .*model\.onnx on azure") as caught:
+        open_on_provider(ort, path, AZURE, {}, "")
+    assert "\n" not in str(caught.value)
+
+
+class RecordingSession:
+    """An InferenceSession that keeps the graph ids it is run with and asked to release."""
+
+    def __init__(self, run: Callable[[], None] = lambda: None) -> None:
+        self.ran: list[str] = []
+        self.released: list[int] = []
+        self._run = run
+
+    def io_binding(self) -> Any:
+        bind = lambda *arguments: None  # noqa: E731
+        return SimpleNamespace(bind_input=bind, bind_output=bind)
+
+    def run_with_iobinding(self, binding: Any, options: Any) -> None:
+        self.ran.append(options.get_run_config_entry("gpu_graph_id"))
+        self._run()
+
+    def release_captured_graph(self, graph_id: int) -> None:
+        self.released.append(graph_id)
+
+
+def recording_engine(session: RecordingSession, captures_graphs: bool) -> OrtDeviceEngine:
+    return OrtDeviceEngine(
+        ort, session, Path("m.onnx"), device_type="cuda", captures_graphs=captures_graphs
+    )
+
+
+def test_every_call_has_a_graph_of_its_own_and_none_without_capture() -> None:
+    captured, plain = RecordingSession(), RecordingSession()
+    engine = recording_engine(captured, True)
+    first, second = engine.bind({}, {}), engine.bind({}, {})
+    for call in (first, second, first):
+        call.run()
+    first.release()
+    first.release()
+    engine.bind({}, {}).run()
+    assert (captured.ran, captured.released) == (["1", "2", "1", "3"], [1])
+    call = recording_engine(plain, False).bind({}, {})
+    call.run()
+    call.release()
+    assert (plain.ran, plain.released) == (["-1"], [])
+
+
+def test_capacities_only_grow_where_graphs_are_captured() -> None:
+    grows, fits = (recording_engine(RecordingSession(), captures) for captures in (True, False))
+    assert [engine.capacity_for(300, 0) for engine in (grows, fits)] == [512, 512]
+    assert [engine.capacity_for(10, 512) for engine in (grows, fits)] == [512, 128]
+
+
+def test_no_memory_in_a_call_is_a_capacity_error_and_all_else_stays_what_it_is() -> None:
+    messages = ["[E] Failed to allocate memory\nfor requested buffer of size 99", "bad shape"]
+
+    def fail() -> None:
+        raise RuntimeError(messages[0])
+
+    call = recording_engine(RecordingSession(fail), False).bind({}, {})
+    with pytest.raises(CapacityError, match="Failed to allocate memory for requested buffer"):
+        call.run()
+    del messages[0]
+    with pytest.raises(RuntimeError, match="bad shape"):
+        call.run()
+
+
+def test_a_closed_engine_binds_nothing() -> None:
+    engine = recording_engine(RecordingSession(), False)
+    engine.close()
+    engine.close()
+    with pytest.raises(DsbdError, match=r"m\.onnx is closed"):
+        engine.bind({}, {})
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+def test_rows_of_every_type_move_in_place_behind_an_address(tmp_path: Path, dtype: str) -> None:
+    geometry = KVGeometry(num_layers=1, num_heads=2, head_dim=8, dtype=dtype)
+    path = tmp_path / "prune.onnx"
+    write_prune_graph(geometry, path)
+    session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    engine = OrtDeviceEngine(ort, session, path, device_type="cpu")
+    device = FakeDevice()
+    caches = DeviceCaches(device, geometry, 6)
+    for number, array in enumerate(caches.inputs.values()):
+        memory = device.memory_of(array)
+        memory[:] = np.arange(memory.size) % 100 + number
+    before = [device.memory_of(array).copy() for array in caches.inputs.values()]
+    small = {name: device.allocate(shape, "int64") for name, shape in MOVE_SHAPES.items()}
+    for name, values in MOVE.items():
+        device.memory_of(small[name]).view(np.int64)[:] = values
+    engine.bind({**small, **caches.inputs}, caches.outputs).run()
+    for array, old in zip(caches.inputs.values(), before, strict=True):
+        found = device.memory_of(array).reshape(2, 6, -1)
+        np.testing.assert_array_equal(found, old.reshape(2, 6, -1)[:, [0, 2, 3, 5, 4, 5]])
+
+
+MOVE = {graph.SRC_ROWS: [2, 3, 5], graph.WRITE_INDICES: [1]}
+MOVE_SHAPES = {graph.SRC_ROWS: (3,), graph.WRITE_INDICES: (1,)}

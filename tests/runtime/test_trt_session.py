@@ -1,0 +1,175 @@
+"""TensorRT engines opened, refused, and run over a fake ``trt`` that computes with ONNX Runtime."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dsbd_runtime.bundle import Bundle, open_bundle
+from dsbd_runtime.causal_lm import MAX_STEP_ROWS, CausalLM
+from dsbd_runtime.device_session import DeviceSession
+from dsbd_runtime.errors import BundleError, CapacityError, DsbdError, ProviderError
+from dsbd_runtime.loading import load_causal_lm
+from dsbd_runtime.providers import find_provider
+from dsbd_runtime.trt_session import open_trt_session
+from tests.runtime.fake_trt import CAPACITY, STEPS, FakeGpu, FakeTrt, add_fake_engines
+
+RTX = find_provider("tensorrt-rtx")
+
+
+def opened(
+    bundle: Bundle, trt: Any = None, gpu: FakeGpu | None = None, provider: Any = RTX
+) -> DeviceSession:
+    return open_trt_session(
+        bundle,
+        "target",
+        provider,
+        device_id=0,
+        max_step_rows=MAX_STEP_ROWS,
+        trt=trt or FakeTrt(),
+        cuda_runtime=gpu or FakeGpu(),
+    )
+
+
+@pytest.fixture
+def bundle(bundle_copy: Path) -> Bundle:
+    return add_fake_engines(bundle_copy)
+
+
+def chain(first_row: int, num_rows: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Tokens, positions and mask of a chain behind ``first_row`` rows."""
+    rows = np.arange(first_row, first_row + num_rows)
+    return rows % 251, rows, np.tri(first_row + num_rows, dtype=np.bool_)[first_row:]
+
+
+def test_steps_and_moves_give_what_the_cpu_gives(bundle: Bundle) -> None:
+    trt, gpu = FakeTrt(), FakeGpu()
+    entry = bundle.entry("target")
+    with (
+        CausalLM(opened(bundle, trt, gpu), entry) as model,
+        load_causal_lm(bundle, "target") as on_cpu,
+    ):
+        for num_rows in (300, 1, 5, 9):
+            tokens, positions, mask = chain(model.num_rows, num_rows)
+            asked = np.array([num_rows - 1, 0])
+            found, wanted = (m.step(tokens, positions, mask, asked) for m in (model, on_cpu))
+            np.testing.assert_allclose(found, wanted, atol=1e-5)
+            kept = np.delete(np.arange(model.num_rows), [model.num_rows - 3, 7])[-200:]
+            for one in (model, on_cpu):
+                one.keep(np.concatenate([[0, 1], kept]) if num_rows == 300 else np.r_[0:150])
+        assert model.kv_bytes == 2 * 2 * 2 * CAPACITY * 8 * 4  # layers, parts, heads, dims, bytes
+    assert gpu.live == {} and gpu.streams == []
+
+
+def test_a_size_is_set_once_and_then_only_executed(bundle: Bundle) -> None:
+    trt = FakeTrt()
+    with CausalLM(opened(bundle, trt), bundle.entry("target")) as model:
+        for _ in range(3):
+            model.step(*chain(model.num_rows, 5), np.array([0]))
+        [context] = trt.plans[0].contexts
+        methods = [method for method, _ in context.log]
+        assert context.log[0] == ("set_optimization_profile_async", STEPS.index(8))
+        assert methods[-3:] == ["execute_async_v3"] * 3 and methods.count("execute_async_v3") == 3
+        assert methods.count("set_tensor_address") == len(trt.plans[0].infos)
+        model.step(*chain(model.num_rows, 40), np.array([0]))  # another profile, another context
+        assert trt.plans[0].contexts[1].log[0] == ("set_optimization_profile_async", 3)
+        model.step(*chain(model.num_rows, 2), np.array([0]))  # the first one, another size
+        assert context.log[-1][0] == "execute_async_v3" and len(context.log) > len(methods) + 1
+
+
+MISFITS = [  # (what the record says, the machine, words of the message)
+    ({"tensorrt_version": "1.6.0"}, {}, "version 1.6.0, here is 1.7.1"),
+    ({}, {"gpu": FakeGpu("8.9")}, "compute capability 12.0, here is 8.9"),
+    ({"onnx_sha256": {"model.onnx": "0"}}, {}, "built from another model.onnx than"),
+    ({"flavour": "tensorrt"}, {}, "built with tensorrt, not with tensorrt-rtx"),
+]
+
+
+@pytest.mark.parametrize(("changes", "machine", "words"), MISFITS)
+def test_an_engine_that_does_not_fit_is_refused_with_the_command(
+    bundle_copy: Path, changes: dict[str, Any], machine: dict[str, Any], words: str
+) -> None:
+    bundle = add_fake_engines(bundle_copy, **changes)
+    gpu = machine.get("gpu", FakeGpu())
+    with pytest.raises(BundleError) as error:
+        opened(bundle, gpu=gpu)
+    capability = ".".join(gpu.numbers.values())
+    assert words in str(error.value)
+    assert str(error.value).endswith(
+        f"build it with: dsbd-export --bundle {bundle_copy} --engine tensorrt-rtx "
+        f"--compute-capability {capability} --capacity {CAPACITY}"
+    )
+    assert gpu.streams == []
+
+
+def test_a_bundle_without_engines_names_the_command(tiny_bundle: Bundle) -> None:
+    words = f"has no tensorrt engine; build it with: dsbd-export --bundle {tiny_bundle.path} "
+    with pytest.raises(BundleError, match=words + "--engine tensorrt$"):
+        opened(tiny_bundle, provider=find_provider("tensorrt"))
+
+
+def test_a_cache_that_is_not_updated_in_place_is_refused(bundle: Bundle) -> None:
+    for wrong in (None, "past_key_values.1.key"):
+        trt = FakeTrt()
+        trt.aliases["present.1.value"] = wrong
+        with pytest.raises(BundleError, match=f"writes present.1.value to the memory of {wrong}"):
+            opened(bundle, trt)
+
+
+def test_a_plan_with_other_sizes_than_its_record_is_refused(bundle_copy: Path) -> None:
+    bundle = add_fake_engines(bundle_copy, capacity=512)
+    with pytest.raises(BundleError, match=r"caches of 320 rows, engine\.json says 512"):
+        opened(bundle)
+    bundle = add_fake_engines(bundle_copy, step_profiles=[8, 256])
+    with pytest.raises(BundleError, match=r"4 optimization profiles, engine\.json says 2"):
+        opened(bundle)
+
+
+def test_what_tensorrt_refuses_is_an_error_with_its_reason(bundle: Bundle) -> None:
+    trt = FakeTrt()
+    trt.can_load = False
+    with pytest.raises(BundleError, match=r"engine.plan \(another serialization version\)"):
+        opened(bundle, trt)
+    for method in ("set_input_shape", "set_tensor_address", "execute_async_v3"):
+        trt = FakeTrt()
+        trt.refuses.add(method)
+        with CausalLM(opened(bundle), bundle.entry("target")) as model:
+            model.step(*chain(0, 3), np.array([0]))
+        with pytest.raises(DsbdError, match=f"no {method}"):
+            CausalLM(opened(bundle, trt), bundle.entry("target")).step(*chain(0, 3), np.array([0]))
+
+
+def test_what_does_not_fit_is_a_capacity_error(bundle: Bundle) -> None:
+    model = CausalLM(opened(bundle), bundle.entry("target"))
+    model.step(*chain(0, CAPACITY), np.array([0]))  # full, the last rows without padding
+    with pytest.raises(CapacityError, match=f"{CAPACITY + 1} cache rows do not fit"):
+        model.step(*chain(CAPACITY, 1), np.array([0]))
+    assert model.num_rows == CAPACITY
+    trt = FakeTrt()
+    trt.has_memory = False
+    with pytest.raises(CapacityError, match="no device memory to run"):
+        CausalLM(opened(bundle, trt), bundle.entry("target")).step(*chain(0, 1), np.array([0]))
+
+
+def test_a_missing_or_old_tensorrt_is_a_provider_error(bundle: Bundle) -> None:
+    with pytest.raises(ProviderError, match=r'pip install "dsbd-ort\[tensorrt\]"'):
+        open_trt_session(
+            bundle, "target", find_provider("tensorrt"), device_id=0, max_step_rows=MAX_STEP_ROWS
+        )
+
+
+def test_a_record_that_cannot_be_right_is_refused(bundle_copy: Path) -> None:
+    for changes, words in (
+        ({"step_profiles": [8, 1]}, "step_profiles is"),
+        ({"move_profiles": [CAPACITY + 1]}, "move_profiles is"),
+        ({"flavour": "other"}, "flavour is 'other', expected one of tensorrt, tensorrt-rtx"),
+        ({"capacity": "many"}, "capacity is 'many', expected int"),
+    ):
+        with pytest.raises(BundleError, match=words):
+            opened(add_fake_engines(bundle_copy, **changes))
+    (bundle_copy / "target" / "prune.plan").unlink()
+    with pytest.raises(BundleError, match=r"prune.plan is missing"):
+        open_bundle(bundle_copy)

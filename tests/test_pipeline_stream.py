@@ -1,0 +1,99 @@
+"""Streams of a pipeline: the same text as the result's, in valid pieces, stop strings or none."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dsbd_ort.pipeline import Pipeline
+from dsbd_runtime.stream_decoder import REPLACEMENT
+
+STRATEGIES = [
+    {"strategy": "dsbd"},
+    {"strategy": "dsbd", "width_policy": "fixed", "num_beams": 2},
+    {"strategy": "beam-sample"},
+    {"strategy": "speculative"},
+    {"strategy": "speculative-beam-search"},
+    {"strategy": "mjsd"},
+]
+
+
+@pytest.fixture(scope="module")
+def pipeline(tiny_bundle):
+    with Pipeline.from_bundle(tiny_bundle.path, num_threads=1) as opened:
+        yield opened
+
+
+def streamed(pipeline, prompt, **options):
+    steps, found = pipeline.stream(prompt, **options), []
+    while True:
+        try:
+            found.append(next(steps))
+        except StopIteration as stop:
+            return found, stop.value
+
+
+def stops_within(text, place, length):
+    """A stop string that comes in ``text``, and one whose beginning does."""
+    piece = text[place : place + length]
+    return [stop for stop in (piece, piece[-1:] + "\x00") if stop and REPLACEMENT not in stop]
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    seed=st.integers(0, 2**32),
+    options=st.sampled_from(STRATEGIES),
+    num_tokens=st.integers(1, 24),
+    stop_place=st.none() | st.integers(0, 12),
+    stop_length=st.integers(1, 3),
+)
+def test_pieces_together_are_the_text_of_the_best_sequence(
+    pipeline, seed, options, num_tokens, stop_place, stop_length
+):
+    request = {**options, "seed": seed, "max_new_tokens": num_tokens}
+    if stop_place is not None:
+        text = pipeline.generate("né", **request).sequences[0].text
+        request["stop_strings"] = stops_within(text, stop_place, stop_length)
+    steps, result = streamed(pipeline, "né", **request)
+    best = result.sequences[0]
+    assert "".join(step.text for step in steps) == best.text
+    assert [token for step in steps for token in step.token_ids] == best.token_ids
+    for step in steps:
+        step.text.encode()  # no surrogate: every piece is UTF-8 for itself
+    whole = pipeline.tokenizer.decode(best.token_ids)
+    assert (best.finish_reason == "stop") == (whole != best.text)
+    assert not any(stop in best.text for stop in request.get("stop_strings", []))
+
+
+def any_letter(pipeline):
+    """A stop string that comes soon: a character of what is generated without one."""
+    text = pipeline.generate("abc", strategy="sample", seed=4, max_new_tokens=64).sequences[0].text
+    return next(character for character in text[8:] if character.isascii())
+
+
+def test_speculation_stays_invisible_with_stop_strings(pipeline):
+    letter = any_letter(pipeline)
+    num_stopped = 0
+    for seed in range(6):
+        common = {"seed": seed, "num_beams": 3, "num_return_sequences": 3, "max_new_tokens": 40}
+        common |= {"stop_strings": [letter, "zz"]}
+        plain = pipeline.generate("abc", strategy="beam-sample", **common)
+        speculative = pipeline.generate("abc", width_policy="fixed", **common)
+        assert [s.token_ids for s in plain.sequences] == [
+            s.token_ids for s in speculative.sequences
+        ]
+        assert [s.text for s in plain.sequences] == [s.text for s in speculative.sequences]
+        num_stopped += any(s.finish_reason == "stop" for s in plain.sequences)
+    assert num_stopped > 0
+
+
+def test_without_prefix_cache_every_prompt_is_computed_anew(tiny_bundle):
+    rows = {}
+    for kept in (True, False):
+        with Pipeline.from_bundle(tiny_bundle.path, num_threads=1, prefix_cache=kept) as pipeline:
+            results = [pipeline.generate("a" * 50, max_new_tokens=4) for _ in range(2)]
+        rows[kept] = [result.stats.target_rows for result in results]
+        assert results[0].sequences == results[1].sequences
+    assert rows[False][1] == rows[False][0] == rows[True][0]
+    assert rows[True][1] < rows[True][0] - 40

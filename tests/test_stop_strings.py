@@ -1,0 +1,103 @@
+"""Stop strings in text: found at the token that completes one, cut, never shown in part."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dsbd_ort.stop_strings import StopFilter, StopSearch, text_before_stop
+from dsbd_runtime.stream_decoder import REPLACEMENT, StreamDecoder
+from dsbd_runtime.tokenizer import Tokenizer
+
+TEXTS = st.text(alphabet="ab€", max_size=20)
+PIECES = st.lists(st.text(alphabet="ab€", max_size=3), max_size=10)
+STOPS = st.lists(st.text(alphabet="ab€", min_size=2, max_size=5), min_size=1, max_size=3)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_bundle):
+    return Tokenizer.from_bundle(tiny_bundle)
+
+
+CUTS = [  # (text, stop strings, what is left)
+    ("abc", ["b"], "a"),
+    ("abc", ["c", "b"], "a"),
+    ("abc", ["bd"], "abc"),
+    ("abc", [], "abc"),
+    ("abab", ["ab"], ""),
+]
+
+
+@pytest.mark.parametrize(("text", "stops", "left"), CUTS)
+def test_text_is_cut_before_the_earliest_stop_string(text, stops, left):
+    assert text_before_stop(text, stops) == left
+
+
+def test_what_begins_like_a_stop_string_waits():
+    shown = StopFilter(["</end>"])
+    assert [shown.push(piece) for piece in ("one <", "/e", "x</en", "d> two", "three")] == [
+        "one ",
+        "",
+        "</ex",
+        "",
+        "",
+    ]
+    assert shown.finish() == ""
+    assert StopFilter(["ab"]).push("xa") == "x"
+
+
+@given(PIECES, STOPS)
+def test_filtered_pieces_are_the_text_before_the_stop(pieces, stops):
+    shown, out = StopFilter(stops), []
+    for end, piece in enumerate(pieces, start=1):
+        out.append(shown.push(piece))
+        so_far = "".join(pieces[:end])
+        assert text_before_stop(so_far, stops).startswith("".join(out))
+        if text_before_stop(so_far, stops) != so_far:  # here its sequence would have ended
+            assert "".join(out) == text_before_stop(so_far, stops)
+            return
+    assert "".join(out) + shown.finish() == "".join(pieces)
+
+
+@settings(deadline=None, max_examples=60)
+@given(text=TEXTS, stops=STOPS)
+def test_a_search_ends_with_the_token_that_completes_a_stop_string(tokenizer, text, stops):
+    search = StopSearch(tokenizer, tuple(stops))
+    for num_tokens, token in enumerate(ids := tokenizer.encode(text), start=1):
+        search = search.extended(token)
+        so_far = tokenizer.decode(ids[:num_tokens])
+        assert search.has_ended == any(stop in so_far for stop in stops)
+
+
+def test_paths_share_what_they_have_in_common(tokenizer):
+    start = StopSearch(tokenizer, ("abc",))
+    common = functools.reduce(StopSearch.extended, tokenizer.encode("ab"), start)
+    (c,), (x,) = tokenizer.encode("c"), tokenizer.encode("x")
+    assert common.extended(c).has_ended and not common.extended(x).has_ended
+    assert not common.has_ended and common.extended(c).extended(x).has_ended
+
+
+@settings(deadline=None, max_examples=100)
+@given(groups=st.lists(st.lists(st.integers(0, 257), max_size=6), max_size=12))
+def test_any_bytes_in_any_groups_stream_to_what_decode_says(tokenizer, groups):
+    decoder, pieces = StreamDecoder(tokenizer), []
+    for group in groups:
+        pieces.append(decoder.push(group))
+    pieces.append(decoder.finish())
+    ids = [token for group in groups for token in group]
+    assert "".join(pieces) == tokenizer.decode(ids)
+    for piece in pieces:
+        piece.encode()  # no surrogate: every piece is UTF-8 for itself
+
+
+@settings(deadline=None, max_examples=60)
+@given(text=st.text(max_size=20))
+def test_characters_are_never_split(tokenizer, text):
+    decoder = StreamDecoder(tokenizer)
+    pieces = [decoder.push([token]) for token in tokenizer.encode(text)]
+    if REPLACEMENT not in text:
+        assert REPLACEMENT not in "".join(pieces)
+    assert "".join(pieces) + decoder.finish() == text
