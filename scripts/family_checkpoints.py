@@ -24,13 +24,13 @@ _COMMON: dict[str, Any] = {
 }
 _SIZES: dict[str, Any] = {
     **_COMMON,
-    "hidden_size": 48,
+    "hidden_size": 64,  # heads of 16, the smallest that TensorRT has fused kernels for
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "max_position_embeddings": 256,
 }
 _GROUPED: dict[str, Any] = {**_SIZES, "intermediate_size": 80, "num_key_value_heads": 2}
-_GPT2_SIZES = {**_COMMON, "n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 256}
+_GPT2_SIZES = {**_COMMON, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 256}
 _EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2}
 _GRANITE: dict[str, Any] = {
     "attention_multiplier": 0.25,
@@ -44,8 +44,8 @@ _MIXED: dict[str, Any] = {
 _LONGROPE: dict[str, Any] = {
     "rope_type": "longrope",
     "rope_theta": 1e4,
-    "short_factor": [1.1] * 6,
-    "long_factor": [4.0] * 6,
+    "short_factor": [1.1] * 8,
+    "long_factor": [4.0] * 8,
 }
 
 
@@ -122,7 +122,7 @@ FAMILY_CHECKPOINTS: dict[str, FamilyCheckpoint] = {
         original_max_position_embeddings=192,
         rope_parameters=_LONGROPE,
     ),
-    "opt": _row("opt", "OPTConfig", _SIZES, ffn_dim=80, word_embed_proj_dim=48),
+    "opt": _row("opt", "OPTConfig", _SIZES, ffn_dim=80, word_embed_proj_dim=64),
     "gpt2": _row("gpt2", "GPT2Config", _GPT2_SIZES),
     "gpt_neox": _row("gpt_neox", "GPTNeoXConfig", {**_SIZES, "intermediate_size": 80}),
     "gpt_bigcode": _row("gpt_bigcode", "GPTBigCodeConfig", _GPT2_SIZES),
@@ -156,18 +156,21 @@ def write_family_checkpoint(name: str, folder: Path) -> Path:
     make_config: Callable[..., PreTrainedConfig] = getattr(transformers, row.config)
     with quiet_libraries():
         config = make_config(**row.arguments)
-    return write_checkpoint(folder, config)
+    return write_checkpoint(folder, config, deviation=0.17)
 
 
-def write_checkpoint(folder: Path, config: PreTrainedConfig) -> Path:
-    """Write a seeded random model, large enough that every part of it matters, with tokenizer."""
+def write_checkpoint(folder: Path, config: PreTrainedConfig, deviation: float = 0.2) -> Path:
+    """Write a seeded random model with tokenizer.
+
+    ``deviation`` is that of its matrices, large enough that every part of the model matters.
+    """
     torch.manual_seed(0)
     with quiet_libraries():
         model = AutoModelForCausalLM.from_config(config)
         with torch.no_grad():
             for parameter in model.parameters():
                 if parameter.ndim > 1:
-                    parameter.normal_(0, 0.2)
+                    parameter.normal_(0, deviation)
                 else:
                     parameter.add_(torch.randn_like(parameter) * 0.2)
         model.half().save_pretrained(folder)

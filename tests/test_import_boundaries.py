@@ -37,6 +37,11 @@ def test_the_algorithm_needs_numpy_alone():
     assert not loaded & {*HEAVY, "onnxruntime", "tokenizers", "click", "rich", "dsbd_runtime"}
 
 
+def test_engines_are_built_for_a_bundle_without_torch():
+    loaded = loaded_by("import dsbd_export.tensorrt_engines")
+    assert "onnx" in loaded and not loaded & {"torch", "transformers", "optimum", "onnxruntime"}
+
+
 def test_opening_a_manifest_needs_no_engine():
     assert "onnxruntime" not in loaded_by("import dsbd_runtime.bundle")
 

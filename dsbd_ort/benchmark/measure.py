@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from dsbd_ort.benchmark.bench_run import BenchRun
 from dsbd_ort.benchmark.energy import EnergyMeter
 from dsbd_ort.decoding import DecodingStats
-from dsbd_ort.pipeline import GenerationResult
+from dsbd_ort.generated import GenerationResult
 
 Clock = Callable[[], float]
 
