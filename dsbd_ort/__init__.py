@@ -3,7 +3,8 @@
     with dsbd_ort.Pipeline.from_bundle("bundle/") as pipe:
         print(pipe.generate("def read_json(", num_beams=4).sequences[0].text)
 
-The names below are imported when first used, so that ``dsbd_ort.decoding`` needs numpy alone.
+All names but ``DsbdError`` are imported when first used, so that ``dsbd_ort.decoding`` needs numpy
+alone.
 """
 
 from __future__ import annotations
@@ -11,25 +12,39 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from dsbd_errors import DsbdError
 from dsbd_ort.version import __version__
 
 if TYPE_CHECKING:
-    from dsbd_ort.decoding import DecodingConfig
+    from dsbd_ort.decoding import DecodingConfig, RequestTrace
     from dsbd_ort.generated import GeneratedSequence, GenerationResult, StreamStep
     from dsbd_ort.pipeline import Pipeline
+    from dsbd_ort.trace_page.trace_file import write_trace
 
 __all__ = [
     "DecodingConfig",
+    "DsbdError",
     "GeneratedSequence",
     "GenerationResult",
     "Pipeline",
+    "RequestTrace",
     "StreamStep",
     "__version__",
+    "write_trace",
 ]
+
+_HOMES = {
+    "DecodingConfig": "decoding",
+    "GeneratedSequence": "generated",
+    "GenerationResult": "generated",
+    "Pipeline": "pipeline",
+    "RequestTrace": "decoding",
+    "StreamStep": "generated",
+    "write_trace": "trace_page.trace_file",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = {"DecodingConfig": "decoding", "Pipeline": "pipeline"}.get(name, "generated")
-    return getattr(importlib.import_module(f"{__name__}.{home}"), name)
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

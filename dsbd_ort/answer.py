@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dsbd_ort.decoding import TraceRecorder
 from dsbd_ort.generated import GenerationResult
 from dsbd_ort.pipeline import Pipeline
 
@@ -37,6 +38,7 @@ def answer(
     options: dict[str, Any],
     is_interrupted: Callable[[], bool] = _never,
     show: Callable[[str], None] = _unseen,
+    trace: TraceRecorder | None = None,
 ) -> Answer:
     """Continue a prompt.
 
@@ -46,9 +48,10 @@ def answer(
         options: fields of DecodingConfig.
         is_interrupted: asked after every iteration.
         show: gets every piece of text as soon as it is certain.
+        trace: is told what every iteration did.
     """
     pieces: list[str] = []
-    steps = pipeline.stream(prompt, **options)
+    steps = pipeline.stream(prompt, trace=trace, **options)
     while True:
         try:
             piece = next(steps).text

@@ -20,6 +20,13 @@ from dsbd_ort.commands.run_arguments import run_from_arguments
 from dsbd_ort.commands.run_conflicts import check_options
 from dsbd_ort.version import __version__
 
+draft_provider_option = click.option(
+    "--draft-provider", help="Where the draft runs [where the target does]."
+)
+cuda_graphs_option = click.option(
+    "--cuda-graphs", is_flag=True, help="On cuda: capture each size of call once and replay it."
+)
+
 
 def _list_families(context: click.Context, _: click.Parameter, wanted: bool) -> None:
     if wanted and not context.resilient_parsing:
@@ -103,11 +110,13 @@ def export(context: click.Context, /, bundle: Path | None, demo: bool, **options
 @click.option("--system", metavar="TEXT", help="The system message of a --chat.")
 @decoding_options
 @click.option("--provider", default="cpu", show_default=True, help="Execution provider.")
+@draft_provider_option
 @click.option(
     "--threads",
     type=click.IntRange(min=1),
     help="Threads of the target, and of a large draft; --workers share them.",
 )
+@cuda_graphs_option
 @click.option("--verify", is_flag=True, help="Check the hash of every file first.")
 @click.option(
     "--no-prefix-cache", is_flag=True, help="Compute every prompt anew, whatever came before it."
@@ -115,6 +124,11 @@ def export(context: click.Context, /, bundle: Path | None, demo: bool, **options
 @click.option("--stream", is_flag=True, help="Print text as soon as all live beams agree on it.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per prompt.")
 @click.option("--stats", is_flag=True, help="Print statistics to stderr.")
+@click.option(
+    "--trace",
+    type=click.Path(path_type=Path),
+    help="Draw every iteration's forest: a page (.html), or its data (.json).",
+)
 @click.pass_context
 def run(context: click.Context, /, **arguments: Any) -> None:
     """Continue a prompt with a bundle.
@@ -155,9 +169,11 @@ def run(context: click.Context, /, **arguments: Any) -> None:
 @click.option("--repetitions", type=click.IntRange(min=1), default=5, show_default=True)
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @click.option("--provider", default="cpu", show_default=True, help="Execution provider.")
+@draft_provider_option
 @click.option(
     "--threads", type=click.IntRange(min=1), help="Threads of the target, and of a large draft."
 )
+@cuda_graphs_option
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write all of it here.")
 @click.option("--plot", "plot_file", type=click.Path(path_type=Path), help="Write plots here.")
 def bench(

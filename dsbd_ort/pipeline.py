@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
 from collections import defaultdict
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -17,12 +18,15 @@ from dsbd_ort.decoding import (
     DecodeResult,
     DecodeStep,
     DecodingConfig,
+    TraceRecorder,
     decode_steps,
 )
 from dsbd_ort.decoding.cached_prefix import CachedPrefix
 from dsbd_ort.decoding.cost_curve import EngineCosts
 from dsbd_ort.decoding.experience import Experience
 from dsbd_ort.generated import GeneratedSequence, GenerationResult, StreamStep
+from dsbd_ort.prompt_ids import check_context, prompt_ids
+from dsbd_ort.request_lock import RequestLock
 from dsbd_ort.stop_strings import StopFilter, StopSearch, text_before_stop
 from dsbd_runtime.bundle import Bundle, open_bundle
 from dsbd_runtime.causal_lm import CausalLM
@@ -34,7 +38,11 @@ from dsbd_runtime.tokenizer import Tokenizer
 
 
 class Pipeline:
-    """An opened bundle, ready to generate. One request at a time."""
+    """An opened bundle, ready to generate; may be shared by threads.
+
+    A request holds it from its start to its end (a stream until it is read to the end or closed);
+    those of other threads wait. Each gets what it would get alone.
+    """
 
     def __init__(
         self,
@@ -56,6 +64,7 @@ class Pipeline:
         self._draft = draft
         self._measure = measure
         self._costs: EngineCosts | None = None
+        self._lock = RequestLock()
         self._reuses_prefix = prefix_cache
         self._prefixes = (CachedPrefix(), CachedPrefix())
         self._experience: defaultdict[object, Experience] = defaultdict(Experience.initial)
@@ -110,9 +119,10 @@ class Pipeline:
         return cls(bundle, target, draft, measure, prefix_cache=prefix_cache)
 
     def close(self) -> None:
-        """Release both engines and their caches."""
-        self._target.close()
-        self._draft.close()
+        """Wait for the requests of other threads, then release both engines and their caches."""
+        with contextlib.nullcontext() if self._lock.is_own else self._lock.held():
+            self._target.close()
+            self._draft.close()
 
     def __enter__(self) -> Pipeline:
         return self
@@ -125,27 +135,33 @@ class Pipeline:
     ) -> None:
         self.close()
 
-    def generate(self, prompt: str | Sequence[int], **options: Any) -> GenerationResult:
-        """Continue a prompt; the keyword arguments are the fields of ``DecodingConfig``.
+    def generate(
+        self, prompt: str | Sequence[int], *, trace: TraceRecorder | None = None, **options: Any
+    ) -> GenerationResult:
+        """Continue a prompt; further keyword arguments are the fields of ``DecodingConfig``.
 
         Args:
             prompt: text, or token ids.
+            trace: is told what every iteration did; a ``RequestTrace`` remembers it.
             options: see DecodingConfig. ``eos_token_id`` None means the model's own.
 
         Raises:
             DecodingError: the options or the prompt make no sense.
-            CapacityError: prompt and new tokens do not fit the model's context.
+            CapacityError: prompt and new tokens do not fit the model's context, or the memory.
+            BusyError: this thread has a stream that is not finished.
+            EngineError: an engine failed in a call.
         """
         config = self._config(options)
-        steps = self._decode_steps(prompt, config)
-        while True:
-            try:
-                next(steps)
-            except StopIteration as stop:
-                return self._with_text(stop.value, config)
+        with self._request():
+            steps = self._decode_steps(prompt, config, trace)
+            while True:
+                try:
+                    next(steps)
+                except StopIteration as stop:
+                    return self._with_text(stop.value, config)
 
     def stream(
-        self, prompt: str | Sequence[int], **options: Any
+        self, prompt: str | Sequence[int], *, trace: TraceRecorder | None = None, **options: Any
     ) -> Generator[StreamStep, None, GenerationResult]:
         """Continue a prompt step by step; yield what is final, return the whole result.
 
@@ -154,9 +170,15 @@ class Pipeline:
         texts together are the text of that sequence. See ``generate`` for arguments and errors.
         """
         config = self._config(options)
+        with self._request():
+            return (yield from self._streamed(prompt, config, trace))
+
+    def _streamed(
+        self, prompt: str | Sequence[int], config: DecodingConfig, trace: TraceRecorder | None
+    ) -> Generator[StreamStep, None, GenerationResult]:
         decoder, stops = StreamDecoder(self.tokenizer), StopFilter(config.stop_texts)
         num_shown = 0
-        steps = self._decode_steps(prompt, config)
+        steps = self._decode_steps(prompt, config, trace)
         while True:
             try:
                 agreed = next(steps).agreed_tokens
@@ -192,25 +214,43 @@ class Pipeline:
         )
         return self.tokenizer.encode(text, add_special_tokens=False)
 
+    @contextlib.contextmanager
+    def _request(self) -> Iterator[None]:
+        """Hold the pipeline for one request; one that fails leaves no row to the next."""
+        with self._lock.held():
+            try:
+                yield
+            except GeneratorExit:  # a stream was closed: all rows are right
+                raise
+            except BaseException as error:
+                self._prefixes = (CachedPrefix(), CachedPrefix())
+                if isinstance(error, MemoryError):
+                    raise CapacityError(
+                        f"no memory for this request ({error}); ask for fewer beams, a shorter "
+                        "draft or fewer new tokens"
+                    ) from error
+                raise
+
     def _decode_steps(
-        self, prompt: str | Sequence[int], config: DecodingConfig
+        self, prompt: str | Sequence[int], config: DecodingConfig, trace: TraceRecorder | None
     ) -> Generator[DecodeStep, None, DecodeResult]:
-        prompt_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        self._check_context(prompt_ids, config)
+        token_ids = prompt_ids(self.tokenizer, prompt)
+        check_context(self.bundle, len(token_ids), config.max_new_tokens)
         is_planned = config.draft_policy == "throughput"
         costs = self._engine_costs() if is_planned else None
-        self._drop_rows_but_for(prompt_ids[:-1])
+        self._drop_rows_but_for(token_ids[:-1])
         laws = (config.strategy, config.width, config.temperature, config.top_k, config.top_p)
         return decode_steps(
             self._target,
             self._draft,
-            prompt_ids,
+            token_ids,
             config,
             np.random.default_rng(config.seed),
             stop=StopSearch(self.tokenizer, config.stop_texts) if config.stop_texts else None,
             costs=costs,
             experience=self._experience[laws] if is_planned else None,
             prefixes=self._prefixes,
+            trace=trace,
         )
 
     def _engine_costs(self) -> EngineCosts:
@@ -219,12 +259,12 @@ class Pipeline:
             self._costs = self._measure()
         return self._costs
 
-    def _drop_rows_but_for(self, prompt_ids: list[int]) -> None:
-        """Give the last request's memory back, but for the rows that begin ``prompt_ids``."""
+    def _drop_rows_but_for(self, token_ids: list[int]) -> None:
+        """Give the last request's memory back, but for the rows that begin ``token_ids``."""
         if not self._reuses_prefix:
             self._prefixes = (CachedPrefix(), CachedPrefix())
         for model, prefix in zip((self._target, self._draft), self._prefixes, strict=True):
-            prefix.tokens = prompt_ids[: prefix.num_common(prompt_ids)]
+            prefix.tokens = token_ids[: prefix.num_common(token_ids)]
             model.keep(np.arange(len(prefix.tokens)))
             model.shrink()
             model.reset_peak()
@@ -233,20 +273,6 @@ class Pipeline:
         if options.get("eos_token_id") is None:
             options = {**options, "eos_token_id": tuple(self.bundle.manifest.target.eos_token_ids)}
         return DecodingConfig.from_options(options)
-
-    def _check_context(self, prompt_ids: list[int], config: DecodingConfig) -> None:
-        limit = min(self.bundle.entry(role).context_length for role in ("target", "draft"))
-        if len(prompt_ids) >= limit:
-            raise CapacityError(
-                f"the prompt has {len(prompt_ids)} tokens, the context of this bundle holds "
-                f"{limit}; shorten the prompt"
-            )
-        if len(prompt_ids) + config.max_new_tokens > limit:
-            raise CapacityError(
-                f"the prompt's {len(prompt_ids)} tokens and max_new_tokens "
-                f"{config.max_new_tokens} exceed the context of {limit}; use max_new_tokens "
-                f"{limit - len(prompt_ids)} or less, or a shorter prompt"
-            )
 
     def _with_text(self, result: DecodeResult, config: DecodingConfig) -> GenerationResult:
         sequences = []

@@ -14,12 +14,15 @@ class PipelineSettings:
 
     Attributes:
         bundle: folder of the bundle.
-        provider, num_threads, verify, prefix_cache: see Pipeline.from_bundle.
+        provider, draft_provider, num_threads, cuda_graphs, verify, prefix_cache: see
+            Pipeline.from_bundle.
     """
 
     bundle: Path
     provider: str = "cpu"
+    draft_provider: str | None = None
     num_threads: int | None = None
+    cuda_graphs: bool = False
     verify: bool = False
     prefix_cache: bool = True
 
@@ -28,7 +31,9 @@ class PipelineSettings:
         return Pipeline.from_bundle(
             self.bundle,
             provider=self.provider,
+            draft_provider=self.draft_provider,
             num_threads=self.num_threads,
+            cuda_graphs=self.cuda_graphs,
             verify=self.verify,
             prefix_cache=self.prefix_cache,
         )

@@ -1,6 +1,6 @@
 """What can go wrong around a batch: its files or its workers, never a single line of it."""
 
-from dsbd_runtime.errors import DsbdError
+from dsbd_errors import DsbdError
 
 
 class BatchError(DsbdError):

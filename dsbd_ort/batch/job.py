@@ -42,7 +42,7 @@ def run_batch(batch: Batch, console: Console) -> int:
 
     Raises:
         BatchError: the files do not fit each other or cannot be used, or a worker ended.
-        DsbdError, DecodingError: the bundle cannot be opened, or no line could take the options.
+        DsbdError: the bundle cannot be opened, or no line could take the options.
     """
     _check(batch)
     fingerprint = batch.settings.fingerprint()

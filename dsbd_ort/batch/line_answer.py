@@ -7,14 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from dsbd_errors import DsbdError
 from dsbd_ort.answer import answer
 from dsbd_ort.batch.prompt_line import PromptLine, RawLine, parsed_object, prompt_line
 from dsbd_ort.batch.settings import BatchSettings
 from dsbd_ort.conversation import user_messages
-from dsbd_ort.decoding import DecodingError
 from dsbd_ort.json_output import JSON_VERSION, error_object, result_object
 from dsbd_ort.pipeline import Pipeline
-from dsbd_runtime.errors import DsbdError
 
 _log = logging.getLogger(__name__)
 
@@ -52,7 +51,7 @@ def answer_line(
         if "id" in fields:
             head["id"] = fields["id"]
         return _answered(pipeline, settings, line, prompt_line(fields), head, is_interrupted)
-    except (DsbdError, DecodingError) as error:
+    except DsbdError as error:
         message = str(error)
     except Exception as error:  # a bug that one line meets must not cost the others
         _log.debug("line %d", line.number, exc_info=True)

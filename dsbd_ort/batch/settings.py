@@ -40,6 +40,7 @@ class BatchSettings:
             __version__,
             hashlib.sha256(manifest).hexdigest(),
             self.pipeline.provider,
+            self.pipeline.draft_provider,
             sorted(self.options.items()),
             self.is_chat,
             self.system,

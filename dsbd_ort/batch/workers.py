@@ -11,12 +11,11 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
+from dsbd_errors import DsbdError
 from dsbd_ort.batch.errors import BatchError
 from dsbd_ort.batch.line_answer import LineAnswer, answer_line
 from dsbd_ort.batch.prompt_line import RawLine
 from dsbd_ort.batch.settings import BatchSettings
-from dsbd_ort.decoding import DecodingError
-from dsbd_runtime.errors import DsbdError
 
 _WAIT_SECONDS = 0.2  # how long a wish to end may go unheard
 _AHEAD = 8  # lines per worker that may be answered before an earlier one is
@@ -151,7 +150,7 @@ def _work(settings: BatchSettings, fingerprint: str, connection: Connection) -> 
     """Answer lines until the other side closes the connection or ends."""
     try:
         opened = settings.pipeline.open()
-    except (DsbdError, DecodingError) as error:
+    except DsbdError as error:
         connection.send(_Ready(str(error)))
         return
     with opened as pipeline, contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):

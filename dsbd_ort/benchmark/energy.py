@@ -70,10 +70,10 @@ class EnergyMeter:
         return None if now is None or earlier is None else now - earlier
 
 
-def energy_meter(provider: str, powercap: Path = POWERCAP) -> EnergyMeter:
-    """Return a meter of the processors and, unless the provider is "cpu", of the first GPU."""
+def energy_meter(providers: Sequence[str], powercap: Path = POWERCAP) -> EnergyMeter:
+    """Return a meter of the processors and, unless all run on "cpu", of the first GPU."""
     counters: list[EnergyCounter] = [*rapl_counters(powercap)]
-    if provider != "cpu":
+    if any(provider != "cpu" for provider in providers):
         counters += nvml_counters()
     return EnergyMeter(counters)
 

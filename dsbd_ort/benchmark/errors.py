@@ -1,10 +1,11 @@
-"""What can go wrong before anything is measured.
+"""What can go wrong around a measurement: what is asked, and the files that are written.
 
-BenchmarkError    runs or prompts that cannot be measured, a package that is missing
+DsbdError             every error that a user can mend (dsbd_errors)
+└── BenchmarkError    runs or prompts that cannot be measured, a package that is missing
 """
 
-from __future__ import annotations
+from dsbd_errors import DsbdError
 
 
-class BenchmarkError(ValueError):
+class BenchmarkError(DsbdError, ValueError):
     """Runs or prompts that cannot be measured, or a package that is missing."""

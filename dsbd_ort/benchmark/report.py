@@ -48,7 +48,9 @@ class BenchReport:
         schema_version: changes when a name goes or changes its meaning.
         created: when the benchmark began, ISO 8601, UTC.
         versions: by name, of Python and of the packages.
-        provider, threads: of both engines; threads None: ONNX Runtime's choice.
+        provider, draft_provider: where the target and the draft ran.
+        threads: of both engines; None: ONNX Runtime's choice.
+        cuda_graphs: whether calls were captured once and replayed.
         energy_counters: what ``energy_joules`` counts; empty: nothing, and it is null.
         repetitions, seed: what was asked for.
         prompts: ``prompt_index`` points here.
@@ -62,7 +64,9 @@ class BenchReport:
     machine: Machine
     versions: dict[str, str]
     provider: str
+    draft_provider: str
     threads: int | None
+    cuda_graphs: bool
     energy_counters: list[str]
     repetitions: int
     seed: int

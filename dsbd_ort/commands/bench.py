@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-import click
 from rich.console import Console
 from rich.progress import track
 
@@ -43,7 +42,7 @@ class BenchRequest:
         common: settings for every run that does not name its own.
         prompts: file with prompts, None for the built-in ones.
         repetitions, seed: see ``measure``.
-        provider, num_threads: see Pipeline.from_bundle.
+        provider, draft_provider, num_threads, cuda_graphs: see Pipeline.from_bundle.
         json_file, plot_file: what else to write.
     """
 
@@ -55,20 +54,15 @@ class BenchRequest:
     repetitions: int
     seed: int
     provider: str
+    draft_provider: str | None
     num_threads: int | None
+    cuda_graphs: bool
     json_file: Path | None
     plot_file: Path | None
 
 
 def run(request: BenchRequest) -> None:
     """Measure and print: the table to stdout, progress to stderr."""
-    try:
-        _run(request)
-    except BenchmarkError as error:
-        raise click.UsageError(str(error)) from error
-
-
-def _run(request: BenchRequest) -> None:
     runs = with_baselines(_runs(request))
     prompts = list(PROMPTS) if request.prompts is None else read_prompts(request.prompts)
     plot = _plotter(request.plot_file)
@@ -82,10 +76,14 @@ def _run(request: BenchRequest) -> None:
         console = Console(width=FILE_WIDTH)
     console.print(bench_table(report.runs, title, VALUE_COLUMNS))
     console.print(bench_table(report.runs, title, WORK_COLUMNS))
-    if request.json_file is not None:
-        request.json_file.write_text(report.to_json(), encoding="utf-8")
-    if plot is not None:
-        plot(report.runs, title)
+    try:
+        if request.json_file is not None:
+            request.json_file.write_text(report.to_json(), encoding="utf-8")
+        if plot is not None:
+            plot(report.runs, title)
+    except OSError as error:
+        files = " or ".join(str(f) for f in (request.json_file, request.plot_file) if f)
+        raise BenchmarkError(f"{files} cannot be written: {error.strerror or error}") from error
 
 
 def _plotter(file: Path | None) -> Callable[[Sequence[RunSummary], str], None] | None:
@@ -121,12 +119,14 @@ def _runs(request: BenchRequest) -> list[BenchRun]:
 
 def _measured(request: BenchRequest, runs: list[BenchRun], prompts: list[str]) -> BenchReport:
     machine, created = this_machine(), datetime.now(UTC).isoformat(timespec="seconds")
-    energy = energy_meter(request.provider)
+    energy = energy_meter([request.provider, request.draft_provider or request.provider])
     stderr = Console(stderr=True)
     with Pipeline.from_bundle(
         request.bundle,
         provider=request.provider,
+        draft_provider=request.draft_provider,
         num_threads=request.num_threads,
+        cuda_graphs=request.cuda_graphs,
         prefix_cache=False,  # all runs continue one prompt in turn: only the first would pay for it
     ) as pipeline:
         stderr.print(f"warming up {len(runs)} runs", highlight=False)
@@ -150,7 +150,9 @@ def _measured(request: BenchRequest, runs: list[BenchRun], prompts: list[str]) -
         machine=machine,
         versions=versions(__version__),
         provider=request.provider,
+        draft_provider=request.draft_provider or request.provider,
         threads=request.num_threads,
+        cuda_graphs=request.cuda_graphs,
         energy_counters=energy.names,
         repetitions=request.repetitions,
         seed=request.seed,

@@ -19,7 +19,7 @@ def check_given(context: click.Context) -> None:
     for parameter in context.command.params:
         name = parameter.name or ""
         given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
-        if given and name not in OPTIONS:
+        if given and parameter.expose_value and name not in OPTIONS:
             raise click.UsageError(
                 f"--bundle takes its models from the bundle; leave out {parameter.opts[-1]}"
             )

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import click
 
+from dsbd_errors import DsbdError
 from dsbd_ort.answer import Answer
-from dsbd_ort.commands.one_line import USER_ERRORS
 from dsbd_ort.interruption import watched_signals
 
 PROMPT_SIGN = ">>> "
@@ -37,7 +37,7 @@ def talk(
         with watched_signals() as interruption:
             try:
                 respond(text, interruption.is_wanted)
-            except USER_ERRORS as error:
+            except DsbdError as error:
                 click.echo(f"Error: {error}", err=True)
         if interruption.is_termination:
             raise SystemExit(interruption.exit_code)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from dsbd_ort.answer import Answer, answer
 from dsbd_ort.commands.answer_output import OutputStyle, print_answer
 from dsbd_ort.commands.interactive import line_of_terminal, talk
 from dsbd_ort.conversation import Messages, user_messages, with_answer
+from dsbd_ort.decoding import RequestTrace
 from dsbd_ort.interruption import watched_signals
 from dsbd_ort.pipeline import Pipeline
 from dsbd_ort.pipeline_settings import PipelineSettings
+from dsbd_ort.trace_page.trace_file import write_trace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +29,7 @@ class RunRequest:
         is_chat: whether to fill the prompt into the checkpoint's chat template.
         system: the system message of a chat, None for none.
         style: what to print and when.
+        trace: where to write the request's trace, None for no trace.
     """
 
     pipeline: PipelineSettings
@@ -34,6 +38,7 @@ class RunRequest:
     is_chat: bool = False
     system: str | None = None
     style: OutputStyle
+    trace: Path | None = None
 
 
 def run(request: RunRequest) -> int:
@@ -74,12 +79,16 @@ class _Continuation:
     def _print(
         self, prompt: str | list[int], is_interrupted: Callable[[], bool], *, heading: str
     ) -> Answer:
-        request = self._request
-        return print_answer(
-            lambda show: answer(self._pipeline, prompt, request.options, is_interrupted, show),
+        request, pipeline = self._request, self._pipeline
+        trace = RequestTrace() if request.trace else None
+        given = print_answer(
+            lambda show: answer(pipeline, prompt, request.options, is_interrupted, show, trace),
             request.style,
             heading=heading,
         )
+        if request.trace and trace:
+            write_trace(request.trace, trace, pipeline.tokenizer)
+        return given
 
 
 class _Chat(_Continuation):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import click
 from rich.console import Console
 
 from dsbd_ort.batch.job import Batch, run_batch
@@ -14,6 +15,7 @@ from dsbd_ort.commands.decoding_options import given_options
 from dsbd_ort.commands.prompt_source import read_prompt
 from dsbd_ort.commands.run import RunRequest, run
 from dsbd_ort.pipeline_settings import PipelineSettings
+from dsbd_ort.trace_page.trace_file import check_trace_path
 
 
 def run_from_arguments(
@@ -27,12 +29,15 @@ def run_from_arguments(
     chat: bool,
     system: str | None,
     provider: str,
+    draft_provider: str | None,
     threads: int | None,
+    cuda_graphs: bool,
     verify: bool,
     no_prefix_cache: bool,
     stream: bool,
     as_json: bool,
     stats: bool,
+    trace: Path | None,
     **decoding: Any,
 ) -> int:
     """Answer one prompt, those of a person, or those of a file; return the exit code.
@@ -40,10 +45,14 @@ def run_from_arguments(
     ``decoding`` are all fields of DecodingConfig, None or () where not given.
     """
     options = given_options(decoding)
+    if trace is not None:
+        check_trace_path(trace)
     pipeline = PipelineSettings(
         bundle=bundle,
         provider=provider,
+        draft_provider=draft_provider,
         num_threads=threads,
+        cuda_graphs=cuda_graphs,
         verify=verify,
         prefix_cache=not no_prefix_cache,
     )
@@ -52,6 +61,11 @@ def run_from_arguments(
         batch = Batch(input=input, output=output, settings=settings, num_workers=workers or 1)
         return run_batch(batch, Console(stderr=True))
     text = read_prompt(prompt, prompt_file)
+    if text is None and trace is not None:
+        raise click.UsageError(
+            f"--trace {trace} draws one request; give its prompt with --prompt, --prompt-file or "
+            "on stdin"
+        )
     request = RunRequest(
         pipeline=pipeline,
         prompt=text,
@@ -65,5 +79,6 @@ def run_from_arguments(
             as_json=as_json,
             stats=stats,
         ),
+        trace=trace,
     )
     return run(request)

@@ -17,6 +17,7 @@ _EXCLUDE = [  # (option, option, what to do)
         ("--input", other, "--output gets one JSON object a line, statistics too; leave it out")
         for other in ("--stream", "--json", "--stats")
     ),
+    ("--input", "--trace", "a trace draws one request; give one prompt with --prompt"),
 ]
 _NEED = [  # (option, what it needs)
     ("--input", "--output"),

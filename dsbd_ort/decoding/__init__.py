@@ -14,6 +14,13 @@ from dsbd_ort.decoding.step_model import CandidateModel, Candidates, StepModel
 from dsbd_ort.decoding.stopping import StopState
 from dsbd_ort.decoding.strategies import STRATEGIES
 from dsbd_ort.decoding.table_model import TableModel
+from dsbd_ort.decoding.trace import (
+    RequestTrace,
+    TraceBeam,
+    TraceIteration,
+    TraceNode,
+    TraceRecorder,
+)
 
 __all__ = [
     "STRATEGIES",
@@ -27,9 +34,14 @@ __all__ = [
     "DecodingError",
     "DecodingStats",
     "ModelError",
+    "RequestTrace",
     "StepModel",
     "StopState",
     "TableModel",
+    "TraceBeam",
+    "TraceIteration",
+    "TraceNode",
+    "TraceRecorder",
     "decode",
     "decode_steps",
 ]

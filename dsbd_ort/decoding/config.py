@@ -6,7 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from dsbd_ort.decoding.config_checks import check_combinations, check_ranges, check_whole
+from dsbd_ort.decoding.config_checks import (
+    MOST_BEAMS,
+    MOST_LAYERS,
+    check_combinations,
+    check_ranges,
+    check_sequences,
+    check_strategy,
+    check_whole,
+)
 from dsbd_ort.decoding.errors import ConfigError
 from dsbd_ort.decoding.strategies import STRATEGIES, Strategy
 
@@ -79,10 +87,8 @@ class DecodingConfig:
     eos_token_id: int | Sequence[int] | None = None
 
     def __post_init__(self) -> None:
-        if self.strategy not in STRATEGIES:
-            raise ConfigError(
-                f"strategy is {self.strategy!r}; expected one of {', '.join(STRATEGIES)}"
-            )
+        check_strategy(self)
+        check_sequences(self)
         self._resolve()
         check_ranges(self)
         check_combinations(self)
@@ -160,14 +166,14 @@ class DecodingConfig:
 
         row = self.row
         default("num_beams", 4 if row.has_beams else 1)
-        check_whole(self, "num_beams", 1)
+        check_whole(self, "num_beams", 1, MOST_BEAMS)
         default("coupling", "gumbel" if row.rule == "sample" else None)
         is_planned = self.draft_policy == "throughput"
         is_dynamic = self.strategy == "dsbd" and not is_planned
         default("width_policy", "threshold" if is_dynamic else "fixed")
         default("min_beams", max(1, self.width // 2))
         default("draft_length", 0 if not row.has_draft else 8 if is_planned else 4)
-        check_whole(self, "draft_length", 0)
+        check_whole(self, "draft_length", 0, MOST_LAYERS)
         usual = 4 if row.has_draft_tree and not row.has_beams else self.width
         default("draft_beams", 4 * usual if is_planned and row.has_draft_tree else usual)
         per_layer = self.draft_beams

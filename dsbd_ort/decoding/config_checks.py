@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING
+import sys
+from typing import TYPE_CHECKING, TypeGuard
 
 from dsbd_ort.decoding.errors import ConfigError
+from dsbd_ort.decoding.strategies import STRATEGIES
 
 if TYPE_CHECKING:
     from dsbd_ort.decoding.config import DecodingConfig
 
-_LEAST = {
-    "min_beams": 1,
-    "top_k": 0,
-    "max_new_tokens": 1,
-    "seed": 0,
-    "num_return_sequences": 1,
-    "joint_tokens": 1,
-    "joint_beams": 1,
+MOST_BEAMS = MOST_LAYERS = 1024
+_MOST_NODES = 16_384  # of a forest, whose mask has a cell for every pair of nodes
+_MOST = 2**31 - 1
+_WHOLE = {  # name: (lowest, highest)
+    "min_beams": (1, MOST_BEAMS),
+    "top_k": (0, _MOST),
+    "max_new_tokens": (1, _MOST),
+    "seed": (0, 2**128 - 1),
+    "num_return_sequences": (1, MOST_BEAMS),
+    "joint_tokens": (1, _MOST),
+    "joint_beams": (1, MOST_BEAMS),
 }
+_LARGEST = sys.float_info.max
 _RANGES = {  # name: (lowest, highest, whether the lowest itself is excluded)
     "accept_threshold": (0.0, 1.0, False),
-    "temperature": (0.0, math.inf, False),
+    "temperature": (0.0, _LARGEST, False),
     "top_p": (0.0, 1.0, True),
-    "length_penalty": (-math.inf, math.inf, True),
-    "joint_threshold": (0.0, math.inf, True),
+    "length_penalty": (-30.0, 30.0, False),  # num_new_tokens to the power of it stays finite
+    "joint_threshold": (0.0, _LARGEST, True),
 }
-_CHOICES = {
+_OPTIONAL = ("joint_threshold", "joint_tokens", "joint_beams")
+_LEAST_TEMPERATURE = 1e-6  # a logit divided by it stays finite
+_CHOICES: dict[str, tuple[str | bool | None, ...]] = {
     "coupling": ("gumbel", "rejection", None),
     "width_policy": ("fixed", "threshold"),
     "draft_policy": ("fixed", "throughput"),
@@ -36,36 +43,61 @@ _CHOICES = {
 }
 
 
-def check_whole(config: DecodingConfig, name: str, least: int) -> None:
-    """Refuse a field that is not a whole number of at least ``least``."""
+def check_strategy(config: DecodingConfig) -> None:
+    """Refuse what is no strategy's name."""
+    name = config.strategy
+    if not isinstance(name, str) or name not in STRATEGIES:
+        raise ConfigError(f"strategy is {_short(name)}; expected one of {', '.join(STRATEGIES)}")
+
+
+def check_whole(config: DecodingConfig, name: str, least: int, most: int) -> None:
+    """Refuse a field that is not a whole number from ``least`` to ``most``."""
     value = getattr(config, name)
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ConfigError(f"{name} is {value!r}; expected a whole number")
+    if not _is_whole(value):
+        raise ConfigError(f"{name} is {_short(value)}; expected a whole number")
     if value < least:
-        raise ConfigError(f"{name} is {value}; expected at least {least}")
+        raise ConfigError(f"{name} is {_short(value)}; expected at least {least}")
+    if value > most:
+        raise ConfigError(f"{name} is {_short(value)}; expected at most {most}")
+
+
+def check_sequences(config: DecodingConfig) -> None:
+    """Refuse a field of a single value or several that is neither."""
+    beams, eos = config.draft_beams, config.eos_token_id
+    if beams is not None and not _is_whole(beams) and not isinstance(beams, list | tuple):
+        raise ConfigError(
+            f"draft_beams is {_short(beams)}; expected a whole number, or a list of one a layer"
+        )
+    many = eos if isinstance(eos, list | tuple | set | frozenset) else [eos]
+    if eos is not None and not all(_is_whole(i) and i >= 0 for i in many):
+        raise ConfigError(f"eos_token_id is {_short(eos)}; expected token ids >= 0")
 
 
 def check_ranges(config: DecodingConfig) -> None:
     """Refuse values that no strategy takes."""
-    for name, least in _LEAST.items():
-        if getattr(config, name) is not None:
-            check_whole(config, name, least)
+    for name, (least, most) in _WHOLE.items():
+        if name not in _OPTIONAL or getattr(config, name) is not None:
+            check_whole(config, name, least, most)
     for name, (low, high, is_open) in _RANGES.items():
         value = getattr(config, name)
-        if value is None:
+        if name in _OPTIONAL and value is None:
             continue
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ConfigError(f"{name} is {value!r}; expected a number")
-        if not low <= value <= high or math.isinf(value) or (is_open and value == low):
+            raise ConfigError(f"{name} is {_short(value)}; expected a number")
+        if not low <= value <= high or (is_open and value == low):
             above = "more than" if is_open else "at least"
-            raise ConfigError(f"{name} is {value}; expected a number {above} {low}, up to {high}")
+            raise ConfigError(
+                f"{name} is {_short(value)}; expected a number {above} {low}, up to {high}"
+            )
+    if 0.0 < config.temperature < _LEAST_TEMPERATURE:
+        raise ConfigError(
+            f"temperature is {config.temperature}; expected 0 or at least {_LEAST_TEMPERATURE}"
+        )
     for name, choices in _CHOICES.items():
         value = getattr(config, name)
-        if value not in choices:
+        if not isinstance(value, str | bool | None) or value not in choices:
             names = ", ".join(repr(choice) for choice in choices if choice is not None)
-            raise ConfigError(f"{name} is {value!r}; expected one of {names}")
-    if any(isinstance(i, bool) or not isinstance(i, int) or i < 0 for i in config.eos_ids):
-        raise ConfigError(f"eos_token_id is {config.eos_token_id!r}; expected token ids >= 0")
+            raise ConfigError(f"{name} is {_short(value)}; expected one of {names}")
     _check_stop_strings(config)
 
 
@@ -75,7 +107,7 @@ def _check_stop_strings(config: DecodingConfig) -> None:
         return
     texts = [stop] if isinstance(stop, str) else stop
     if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
-        raise ConfigError(f"stop_strings is {stop!r}; expected a text or a list of texts")
+        raise ConfigError(f"stop_strings is {_short(stop)}; expected a text or a list of texts")
     for text in texts:
         if not text:
             raise ConfigError("stop_strings has an empty text, which every text contains; drop it")
@@ -182,9 +214,11 @@ def _check_draft_beams(config: DecodingConfig) -> None:
             f"{config.draft_length}; give one number per layer or one for all"
         )
     for width in widths:
-        if isinstance(width, bool) or not isinstance(width, int) or width < config.smallest_width:
+        if not _is_whole(width):
+            raise ConfigError(f"draft_beams has a layer of {_short(width)}; expected whole numbers")
+        if width < config.smallest_width:
             raise ConfigError(
-                f"draft_beams has a layer of {width!r}, narrower than {config.smallest_width}, "
+                f"draft_beams has a layer of {width}, narrower than {config.smallest_width}, "
                 "the fewest beams that are kept: it could never be accepted; widen it, or "
                 "lower min_beams with width_policy 'threshold'"
             )
@@ -192,3 +226,23 @@ def _check_draft_beams(config: DecodingConfig) -> None:
             raise ConfigError(
                 f"draft_beams is {width}, but strategy {config.strategy} drafts one path; use 1"
             )
+    if sum(widths) > _MOST_NODES:
+        raise ConfigError(
+            f"draft_beams and draft_length make a forest of {_short(sum(widths))} candidates; "
+            f"expected at most {_MOST_NODES}: lower one of them"
+        )
+
+
+def _is_whole(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _short(value: object) -> str:
+    """Return at most 80 characters that show a value."""
+    if isinstance(value, int) and value.bit_length() > 256:  # too long for repr, by default
+        return f"a number of {value.bit_length()} bits"
+    try:
+        text = repr(value)
+    except Exception:  # nested too deep, or with such a number inside
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= 80 else f"{text[:77]}..."

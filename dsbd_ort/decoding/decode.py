@@ -31,6 +31,8 @@ from dsbd_ort.decoding.stats import Clock, DecodingStats, MeteredModel, Recorder
 from dsbd_ort.decoding.step_model import StepModel
 from dsbd_ort.decoding.stopping import StopState, state_after
 from dsbd_ort.decoding.throughput import ThroughputDrafting
+from dsbd_ort.decoding.trace import TraceRecorder
+from dsbd_ort.decoding.tracer import Observed, Tracer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,9 +82,10 @@ def decode(
     rng: np.random.Generator,
     *,
     stop: StopState | None = None,
+    trace: TraceRecorder | None = None,
 ) -> DecodeResult:
     """Continue a prompt. See ``decode_steps``."""
-    steps = decode_steps(target, draft, prompt_ids, config, rng, stop=stop)
+    steps = decode_steps(target, draft, prompt_ids, config, rng, stop=stop, trace=trace)
     while True:
         try:
             next(steps)
@@ -104,6 +107,7 @@ def decode_steps(
     costs: EngineCosts | None = None,
     experience: Experience | None = None,
     prefixes: tuple[CachedPrefix, CachedPrefix] | None = None,
+    trace: TraceRecorder | None = None,
 ) -> Generator[DecodeStep, None, DecodeResult]:
     """Continue a prompt; yield the beams after every iteration, return the result.
 
@@ -122,6 +126,7 @@ def decode_steps(
         experience: of earlier requests with the same widths, for the same policy; is added to.
         prefixes: what the caches of target and draft hold already, updated for the next request;
             None drops it.
+        trace: is told what every iteration did.
 
     Raises:
         DecodingError: an empty prompt, ids outside the vocabulary, a missing draft, or more
@@ -142,14 +147,20 @@ def decode_steps(
     if config.draft_policy == "throughput" and draft and costs is None:
         costs, prefixes = measure_costs(target, draft, clock), None
     of_target, of_draft = prefixes or (CachedPrefix(), CachedPrefix())
-    target_cache = ForestCache(metered_target, forest, rule.warp, of_target)
-    draft_cache = ForestCache(metered_draft, forest, rule.warp, of_draft) if metered_draft else None
+    target_cache = ForestCache("target", metered_target, forest, rule.warp, of_target)
+    draft_cache = None
+    if metered_draft:
+        draft_cache = ForestCache("draft", metered_draft, forest, rule.warp, of_draft)
     caches = [target_cache, draft_cache] if draft_cache else [target_cache]
     drafting = _drafting(config, rule, costs, experience)
     for cache in caches:
         cache.prefill(prompt[:-1])
 
     beams, num_layers = Beams.single(0, Hypothesis()), 0
+    tracer = None
+    if trace is not None:
+        trace.begin(prompt.tolist(), config)
+        tracer = Tracer(trace, forest, target_cache, draft_cache, recorder, beams)
     while not rule.is_finished(beams, num_layers):
         layers: list[DraftLayer] = []
         if draft_cache:
@@ -167,7 +178,10 @@ def decode_steps(
         drafting.observe(forest, [layer.nodes for layer in committed])
         if config.memory == "single":
             beams = _most_likely(beams)
-        beams = _prune(forest, caches, beams, rule.keeps_descendants)
+        survivors = _survivors(forest, caches, beams, rule.keeps_descendants)
+        if tracer:
+            tracer.observe(Observed(layers, committed, beams, rule.live(beams), survivors))
+        beams = _prune(forest, caches, beams, survivors)
         recorder.record(len(layers), [layer.width for layer in committed])
         yield DecodeStep(rule.live(beams))
 
@@ -203,14 +217,19 @@ def _most_likely(beams: Beams) -> Beams:
     return beams.only(int(np.argmax(per_token)))
 
 
-def _prune(
+def _survivors(
     forest: Forest, caches: list[ForestCache], beams: Beams, keeps_descendants: bool
-) -> Beams:
-    """Keep the beams, what they still need and their descendants; drop the rest everywhere."""
+) -> set[int]:
+    """Return the nodes that can still matter: beams, what they need, perhaps descendants."""
     live = forest.subtree(beams.nodes) if keeps_descendants else set(beams.nodes)
     for cache in caches:
         live |= cache.parents_of_pending(live)
-    renumbered = forest.prune(sorted(live))
+    return live
+
+
+def _prune(forest: Forest, caches: list[ForestCache], beams: Beams, survivors: set[int]) -> Beams:
+    """Keep the ``survivors``, drop the rest everywhere; return the beams renumbered."""
+    renumbered = forest.prune(sorted(survivors))
     for cache in caches:
         cache.prune(renumbered)
     nodes = [renumbered[node] for node in beams.nodes]

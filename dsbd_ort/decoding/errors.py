@@ -1,12 +1,15 @@
 """What can go wrong in the algorithm: a senseless request, or a model that breaks its word.
 
-DecodingError        every error of this package (a ValueError)
-├── ConfigError      a field of DecodingConfig, or a combination, that makes no sense
-└── ModelError       a StepModel returned what the protocol does not allow
+DsbdError                every error that a user can mend (dsbd_errors)
+└── DecodingError        every error of this package (also a ValueError)
+    ├── ConfigError      a field of DecodingConfig, or a combination, that makes no sense
+    └── ModelError       a StepModel returned what the protocol does not allow
 """
 
+from dsbd_errors import DsbdError
 
-class DecodingError(ValueError):
+
+class DecodingError(DsbdError, ValueError):
     """Base of the errors of the decoding package."""
 
 

@@ -31,12 +31,17 @@ class ForestCache:
     does not grow with the context. Who sees which of those is one integer a node, bit by bit.
     """
 
-    def __init__(self, model: StepModel, forest: Forest, warp: Warp, prefix: CachedPrefix) -> None:
-        """Take an engine whose cache begins with the rows of ``prefix``, which is kept true."""
+    def __init__(
+        self, role: str, model: StepModel, forest: Forest, warp: Warp, prefix: CachedPrefix
+    ) -> None:
+        """Take an engine whose cache begins with the rows of ``prefix``, which is kept true.
+
+        ``role``, "target" or "draft", is what errors call it.
+        """
         self._model = model
         self._prefix = prefix
         self._forest = forest
-        self._source = law_source(model, warp)
+        self._source = law_source(model, warp, role)
         self._num_shared = 0
         self._laws: dict[int, TokenLaw] = {}
         self._seen: dict[int, int] = {}  # bit r: the node sees row num_shared + r

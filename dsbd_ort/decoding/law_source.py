@@ -26,10 +26,37 @@ class LawSource(Protocol):
         """Append S rows as StepModel.step does; return the laws after the R asked ones."""
 
 
-def law_source(model: StepModel, warp: Warp) -> LawSource:
-    """Return the laws of a model: by its candidates where it offers them, else by its logits."""
+def law_source(model: StepModel, warp: Warp, role: str) -> LawSource:
+    """Return the laws of a model: by its candidates where it offers them, else by its logits.
+
+    ``role``, "target" or "draft", is what errors call the model.
+    """
     with_candidates = candidate_model(model)
-    return CandidateLaws(with_candidates, warp) if with_candidates else LogitLaws(model, warp)
+    laws = CandidateLaws(with_candidates, warp) if with_candidates else LogitLaws(model, warp)
+    return NamedLaws(role, laws)
+
+
+class NamedLaws:
+    """Laws of a model whose errors say which model, and which of its calls in this request."""
+
+    def __init__(self, role: str, laws: LawSource) -> None:
+        self._role = role
+        self._laws = laws
+        self._num_calls = 0
+
+    def step(
+        self,
+        token_ids: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        mask: NDArray[np.bool_],
+        logit_rows: NDArray[np.int64],
+    ) -> list[TokenLaw]:
+        """See LawSource.step."""
+        self._num_calls += 1
+        try:
+            return self._laws.step(token_ids, positions, mask, logit_rows)
+        except ModelError as error:
+            raise ModelError(f"call {self._num_calls} of the {self._role}: {error}") from error
 
 
 class LogitLaws:
@@ -73,6 +100,7 @@ class CandidateLaws:
         _check_shape("top_ids", found.top_ids, wanted)
         _check_shape("top_logits", found.top_logits, wanted)
         _check_shape("logsumexp", found.logsumexp, wanted[:1])
+        _check_ids(found.top_ids, self._model.vocab_size)
         return self._warp.laws_of_candidates(found.top_ids, found.top_logits, found.logsumexp)
 
 
@@ -112,4 +140,12 @@ def _check_shape(name: str, found: NDArray[np.generic], wanted: tuple[int, ...])
         raise ModelError(
             f"the model returned {name} of shape {found.shape}, expected {wanted}: one row per "
             "entry of logit_rows"
+        )
+
+
+def _check_ids(top_ids: NDArray[np.int64], vocab_size: int) -> None:
+    if top_ids.size and not (0 <= top_ids.min() and top_ids.max() < vocab_size):
+        raise ModelError(
+            f"the model returned top_ids from {top_ids.min()} to {top_ids.max()}, expected 0 to "
+            f"{vocab_size - 1}; export the engine again"
         )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.errors import DecodingError
 from dsbd_ort.decoding.step_model import StepModel
@@ -25,12 +27,18 @@ def check_request(
         )
     if not len(prompt_ids):
         raise DecodingError("the prompt has no token; give at least one")
+    for token_id in prompt_ids:
+        if isinstance(token_id, bool | np.bool_) or not isinstance(token_id, int | np.integer):
+            raise DecodingError(
+                f"the prompt has a {type(token_id).__name__} among its token ids; expected whole "
+                "numbers"
+            )
     lowest, highest = min(prompt_ids), max(prompt_ids)
     if lowest < 0 or highest >= target.vocab_size:
         wrong = lowest if lowest < 0 else highest
         raise DecodingError(
-            f"prompt has token id {wrong}; expected 0 to {target.vocab_size - 1}, the target's "
-            "vocabulary"
+            f"prompt has token id {_shown(wrong)}; expected 0 to {target.vocab_size - 1}, the "
+            "target's vocabulary"
         )
     if not config.row.has_draft:
         return
@@ -44,3 +52,9 @@ def check_request(
             f"draft has {draft.vocab_size} tokens, target {target.vocab_size}; use a pair that "
             "shares its vocabulary"
         )
+
+
+def _shown(number: int) -> str:
+    """Return the digits of a number, or how long it is where they would be too many."""
+    bits = int(number).bit_length()
+    return str(number) if bits <= 256 else f"of {bits} bits"

@@ -72,13 +72,18 @@ class Warp:
             logsumexp: (num_rows,) float32.
 
         Raises:
-            ModelError: a row without a finite largest logit or logsumexp.
+            ModelError: a row without a finite largest logit or logsumexp, or with NaN.
         """
         if not len(top_ids):
             return []
         top = top_logits[:, : self.top_k].astype(np.float64)
-        largest = top[:, :1].copy()
-        log_normalizers = _finite(logsumexp[:, None] - largest)
+        largest = _finite(top[:, :1]).copy()
+        if not (top <= largest).all():
+            raise ModelError(
+                "the model returned top_logits with NaN or a larger one behind the first; check "
+                "the engine's precision and the export's parity report"
+            )
+        log_normalizers = _finite(logsumexp[:, None]) - largest
         top -= largest
         return self._laws(top_ids[:, : self.top_k], top, log_normalizers)
 

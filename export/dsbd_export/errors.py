@@ -1,6 +1,6 @@
 """What can go wrong when a checkpoint is exported.
 
-    DsbdError            every error that a user can mend (dsbd_runtime.errors)
+    DsbdError            every error that a user can mend (dsbd_errors)
     └── ExportError      an option, a checkpoint, a pair or an exported graph is not usable
 
 Every message says what is wrong, the value seen, the value wanted and how to mend it.
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dsbd_runtime.errors import DsbdError
+from dsbd_errors import DsbdError
 
 
 class ExportError(DsbdError):

@@ -7,8 +7,20 @@ import hashlib
 import json
 import os
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
+from dsbd_runtime.bundle_files import (
+    CHAT_TEMPLATE_FILE,
+    MODEL_FILE,
+    PRUNE_FILE,
+    ROLES,
+    TOKENIZER_CONFIG_FILE,
+    TOKENIZER_FILE,
+    WEIGHTS_FILE,
+    check_folder,
+    check_listed,
+    check_name,
+)
 from dsbd_runtime.errors import BundleError, InputError
 from dsbd_runtime.manifest import (
     DTYPES,
@@ -49,14 +61,6 @@ __all__ = [
     "write_manifest",
 ]
 
-ROLES = ("target", "draft")
-MODEL_FILE = "model.onnx"
-WEIGHTS_FILE = f"{MODEL_FILE}.data"
-PRUNE_FILE = "prune.onnx"
-TOKENIZER_FILE = "tokenizer.json"
-TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
-CHAT_TEMPLATE_FILE = "chat_template.jinja"
-
 
 @dataclass(frozen=True)
 class Bundle:
@@ -85,7 +89,8 @@ def open_bundle(path: str | os.PathLike[str], *, verify: bool = False) -> Bundle
     """Read and check the bundle at ``path``.
 
     Checks the schema version, that every file is there with its size (with ``verify`` also its
-    hash), and that draft and target agree on vocabulary and special tokens.
+    hash), that nothing else would be read (see ``bundle_files``), and that draft and target agree
+    on vocabulary and special tokens.
 
     Raises:
         BundleError: naming what is wrong, the value seen, the value wanted and the mend.
@@ -98,9 +103,10 @@ def open_bundle(path: str | os.PathLike[str], *, verify: bool = False) -> Bundle
         raise BundleError(
             f"{folder} is no bundle: it has no {MANIFEST_NAME}; make one with dsbd-export"
         )
+    check_folder(folder)
     manifest = manifest_from_file(file)
     for name, entry in manifest.files.items():
-        _check_name(file, name)
+        check_name(file, name)
         try:
             _check_file(folder, name, entry, verify)
         except OSError as error:
@@ -111,6 +117,7 @@ def open_bundle(path: str | os.PathLike[str], *, verify: bool = False) -> Bundle
     ):
         if required not in manifest.files:
             raise BundleError(f"{file} lists no {required}; export again")
+    check_listed(folder, manifest.files)
     _check_agreement(folder, manifest)
     return Bundle(folder, manifest)
 
@@ -147,18 +154,10 @@ def _check_role(role: str) -> None:
         raise InputError(f"a bundle has no model {role!r}; ask for one of {', '.join(ROLES)}")
 
 
-def _check_name(manifest_file: Path, name: str) -> None:
-    pure = PurePosixPath(name)
-    if pure.is_absolute() or ".." in pure.parts or "\\" in name or "\0" in name or not name:
-        raise BundleError(f"{manifest_file} names {name!r}, a file outside the bundle; refused")
-
-
 def _check_file(folder: Path, name: str, entry: FileEntry, verify: bool) -> None:
     file = folder / name
     if not file.is_file():
         raise BundleError(f"{file} is missing; copy the whole bundle or export again")
-    if not file.resolve().is_relative_to(folder.resolve()):
-        raise BundleError(f"{file} is a link out of the bundle; copy the file itself into it")
     size = file.stat().st_size
     if size != entry.size:
         raise BundleError(

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_runtime.device import ELEMENT_BYTES, DeviceArray
-from dsbd_runtime.errors import DsbdError, ProviderError
+from dsbd_runtime.errors import EngineError, ProviderError
 
 
 def import_cuda_runtime(install_line: str) -> Any:
@@ -141,7 +141,7 @@ class CudaDevice:
             raise MemoryError(f"{self.name}: {function} of {arguments[0]} bytes")
         if status != errors.cudaSuccess:
             reason = _reason(self._runtime, status)
-            raise DsbdError(f"{function} on {self.name} failed: {reason}; open the bundle again")
+            raise EngineError(f"{function} on {self.name} failed: {reason}; open the bundle again")
         return results[0] if results else None
 
 

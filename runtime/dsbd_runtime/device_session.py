@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_runtime.bound_caches import BoundCaches, LoadedModel
-from dsbd_runtime.errors import CapacityError, DsbdError, InputError
+from dsbd_runtime.errors import CapacityError, EngineError, InputError
 from dsbd_runtime.row_buckets import padded_rows, row_bucket
 from dsbd_runtime.session import StepInputs, StepOutputs
 
@@ -110,7 +110,7 @@ class DeviceSession:
 
     def _open(self) -> BoundCaches:
         if self._bound is None:
-            raise DsbdError(f"the engine on {self._model.device.name} is closed; load it again")
+            raise EngineError(f"the engine on {self._model.device.name} is closed; load it again")
         return self._bound
 
     def _padded_capacity(self, num_rows: int, num_used: int) -> int:

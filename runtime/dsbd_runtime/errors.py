@@ -1,17 +1,25 @@
 """What can go wrong when a bundle is opened or run.
 
-    DsbdError            every error that a user of the runtime can mend
+    DsbdError            every error that a user can mend (dsbd_errors)
     ├── BundleError      the bundle on disk is absent, damaged, foreign or contradictory
     ├── ProviderError    the asked execution provider or its package is not here
     ├── CapacityError    a request does not fit the model's context or the memory
-    └── InputError       an argument that no model could take (also a ValueError)
+    ├── InputError       an argument that no model could take (also a ValueError)
+    └── EngineError      an engine failed in a call, or is closed
 
 Every message says what is wrong, the value seen, the value wanted and how to mend it.
 """
 
+from dsbd_errors import DsbdError
 
-class DsbdError(Exception):
-    """Base of all errors that a user of the runtime can mend."""
+__all__ = [
+    "BundleError",
+    "CapacityError",
+    "DsbdError",
+    "EngineError",
+    "InputError",
+    "ProviderError",
+]
 
 
 class BundleError(DsbdError):
@@ -28,3 +36,7 @@ class CapacityError(DsbdError):
 
 class InputError(DsbdError, ValueError):
     """An argument of a wrong shape, type or value."""
+
+
+class EngineError(DsbdError):
+    """An engine failed in a call, or is closed."""

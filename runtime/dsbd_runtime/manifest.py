@@ -14,6 +14,8 @@ SCHEMA_VERSION = 2
 MANIFEST_NAME = "dsbd.json"
 DTYPES = ("fp32", "fp16", "bf16")
 QUANTIZATIONS = ("none", "int8-dynamic", "int8", "int4")
+_MOST = 2**31 - 1
+_MOST_LAYERS = 10_000
 PARITY_MEASURES = ("max_abs_error", "mean_kl")
 
 
@@ -144,6 +146,9 @@ def check_entry(entry: ModelEntry, where: str) -> None:
     for name, count in counts.items():
         if count < 1:
             raise mismatch("a number above 0", count, f"{where}: {name}")
+        most = _MOST_LAYERS if name == "kv: num_layers" else _MOST
+        if count > most:
+            raise mismatch(f"at most {most}", count, f"{where}: {name}")
     choices = (
         ("dtype", entry.dtype, DTYPES),
         ("kv: dtype", entry.kv.dtype, DTYPES),

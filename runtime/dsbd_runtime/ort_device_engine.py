@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from dsbd_runtime.device import DeviceArray
-from dsbd_runtime.errors import CapacityError, DsbdError
+from dsbd_runtime.errors import CapacityError, EngineError
 from dsbd_runtime.kv_cache import bucket_capacity
 
 _ONNX_BFLOAT16 = 16  # TensorProto.BFLOAT16, a type that numpy has no name for
@@ -61,7 +61,7 @@ class OrtDeviceEngine:
     ) -> OrtCall:
         """Return the call with these inputs and outputs; it runs to its end."""
         if self._session is None:
-            raise DsbdError(f"the engine {self._path} is closed; load it again")
+            raise EngineError(f"the engine {self._path} is closed; load it again")
         binding = self._session.io_binding()
         for bind, arrays in ((binding.bind_input, inputs), (binding.bind_output, outputs)):
             for name, array in arrays.items():
@@ -70,7 +70,7 @@ class OrtDeviceEngine:
         graph_id = _NO_CAPTURE if self._graph_ids is None else next(self._graph_ids)
         options = self._ort.RunOptions()
         options.add_run_config_entry("gpu_graph_id", str(graph_id))
-        return OrtCall(self._session, binding, options, graph_id)
+        return OrtCall(self._path, self._session, binding, options, graph_id)
 
     def close(self) -> None:
         """Release the session; calling it again does nothing."""
@@ -80,20 +80,29 @@ class OrtDeviceEngine:
 class OrtCall:
     """A graph bound to device memory."""
 
-    def __init__(self, session: Any, binding: Any, options: Any, graph_id: int) -> None:
+    def __init__(self, path: Path, session: Any, binding: Any, options: Any, graph_id: int) -> None:
+        self._path = path
         self._session = session
         self._binding = binding
         self._options = options
         self._graph_id = graph_id
 
     def run(self) -> None:
-        """Run the graph to its end; raise CapacityError when the device has no memory for it."""
+        """Run the graph to its end.
+
+        Raises:
+            CapacityError: the device has no memory for it.
+            EngineError: ONNX Runtime failed otherwise.
+        """
         try:
             self._session.run_with_iobinding(self._binding, self._options)
         except Exception as error:  # ONNX Runtime's exceptions share no base but this one
-            if not any(sign in str(error) for sign in _NO_MEMORY):
-                raise
             reason = " ".join(str(error).split())
+            if not any(sign in reason for sign in _NO_MEMORY):
+                raise EngineError(
+                    f"ONNX Runtime failed in a call of {self._path}: {reason}; "
+                    "open the bundle again, or export it again if that does not help"
+                ) from error
             raise CapacityError(
                 f"no memory for what lies between the inputs and outputs of a call ({reason}); "
                 "ask for fewer beams or a shorter draft, or close what else uses the device"

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from dsbd_runtime import graph
 from dsbd_runtime.cpu_features import saturates_int8_products
-from dsbd_runtime.errors import BundleError, DsbdError, InputError
+from dsbd_runtime.errors import BundleError, CapacityError, EngineError, InputError
 from dsbd_runtime.graph_check import check_graph
 from dsbd_runtime.head import empty_outputs, head_outputs
 from dsbd_runtime.kv_cache import KVCache, bucket_capacity
@@ -28,6 +28,8 @@ from dsbd_runtime.session import StepInputs, StepOutputs
 
 LOG_ERRORS = 3
 LOG_WARNINGS = 2
+_MOST_THREADS = 1024
+_NO_MEMORY = ("Failed to allocate memory", "bad allocation", "bad_alloc")
 
 
 class OrtSession:
@@ -69,7 +71,7 @@ class OrtSession:
         options.log_severity_level = log_severity
         self._engine = _open_engine(self._ort, model_path, row, options)
         check_graph(model_path, entry, self._engine.get_inputs(), self._engine.get_outputs())
-        self._cache: KVCache | None = KVCache(entry.kv)
+        self._cache: KVCache | None = _new_cache(model_path, entry)
         self._binding: Any = self._engine.io_binding()
         self._bind_caches(self._cache)
 
@@ -113,7 +115,10 @@ class OrtSession:
         outputs = empty_outputs(self._head, inputs.logit_rows.shape[0])
         for name, array in outputs.items():
             self._binding.bind_ortvalue_output(name, self._ort_value(array))
-        self._engine.run_with_iobinding(self._binding)
+        try:
+            self._engine.run_with_iobinding(self._binding)
+        except Exception as error:  # ONNX Runtime's exceptions share no base but this one
+            raise self._call_error(inputs, error) from error
         return outputs
 
     def move_rows(self, src_rows: NDArray[np.int64], first_row: int) -> None:
@@ -128,8 +133,25 @@ class OrtSession:
 
     def _open_cache(self) -> KVCache:
         if self._cache is None:
-            raise DsbdError(f"the engine {self._model_path} is closed; load it again")
+            raise EngineError(f"the engine {self._model_path} is closed; load it again")
         return self._cache
+
+    def _call_error(self, inputs: StepInputs, error: Exception) -> EngineError | CapacityError:
+        """Return the error for a call that failed: which engine, what was asked, and why."""
+        reason = " ".join(str(error).split())
+        asked = (
+            f"{inputs.token_ids.shape[0]} rows from row {inputs.first_row} on, logits of "
+            f"{inputs.logit_rows.shape[0]}, caches of {self.capacity}"
+        )
+        if any(sign in reason for sign in _NO_MEMORY):
+            return CapacityError(
+                f"no memory for a call of {self._model_path} ({asked}): {reason}; shorten the "
+                "prompt, ask for fewer beams or a shorter draft"
+            )
+        return EngineError(
+            f"ONNX Runtime failed in a call of {self._model_path} ({asked}): {reason}; copy the "
+            "bundle or export again"
+        )
 
     def _bind_caches(self, cache: KVCache) -> None:
         for (layer, part), buffer in cache.buffers.items():
@@ -160,17 +182,34 @@ def session_options(
     if not spins:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     if num_threads is not None:
-        if num_threads < 1:
-            raise InputError(f"num_threads is {num_threads}, expected 1 or more")
+        if type(num_threads) is not int or not 1 <= num_threads <= _MOST_THREADS:
+            raise InputError(
+                f"num_threads is {num_threads!r}, expected a whole number from 1 to {_MOST_THREADS}"
+            )
         options.intra_op_num_threads = num_threads
     if entry.quantization == "int8-dynamic" and saturates_int8_products():
         options.add_session_config_entry("session.x64quantprecision", "1")
     return options
 
 
+def _new_cache(model_path: Path, entry: ModelEntry) -> KVCache:
+    try:
+        return KVCache(entry.kv)
+    except (MemoryError, ValueError) as error:  # numpy has no shape that large, or no memory
+        raise CapacityError(
+            f"no memory for the smallest key/value cache of {model_path}, {entry.kv}: {error}; "
+            "close what else uses the memory, or export again"
+        ) from error
+
+
 def _open_engine(ort: ModuleType, model_path: Path, provider: Provider, options: Any) -> Any:
     try:
-        engine = ort.InferenceSession(str(model_path), options, providers=[provider.ort_name])
+        engine = ort.InferenceSession(
+            str(model_path),
+            options,
+            providers=[provider.ort_name],
+            enable_fallback=False,  # which would print to stdout and try the same again
+        )
     except Exception as error:  # its exceptions share no base but this one
         reason = " ".join(str(error).split())
         raise BundleError(

@@ -11,6 +11,10 @@ import tokenizers
 from dsbd_runtime.bundle import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, Bundle
 from dsbd_runtime.errors import BundleError, InputError
 
+# The library raises plain Exception, and where its Rust code panics no Exception at all: all is
+# caught but what is not the library's.
+_PASSED_ON = (KeyboardInterrupt, SystemExit, MemoryError)
+
 
 class Tokenizer:
     """The tokenizer of a bundle, for target and draft alike."""
@@ -47,7 +51,15 @@ class Tokenizer:
                 f"the text has a lone surrogate U+{ord(text[error.start]):04X} at index "
                 f"{error.start}, which is no character; decode the input as UTF-8 before"
             ) from error
-        ids = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        try:
+            ids = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        except _PASSED_ON:
+            raise
+        except BaseException as error:
+            raise InputError(
+                f"the bundle's tokenizer refuses this text of {len(text)} characters "
+                f"({_reason(error)}); change the text, or export the bundle again"
+            ) from error
         return [*self._added_first, *ids] if add_special_tokens else list(ids)
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -55,15 +67,36 @@ class Tokenizer:
 
         Bytes that are no UTF-8 become U+FFFD.
         """
-        return self._backend.decode([int(i) for i in token_ids], skip_special_tokens=True)
+        try:
+            return self._backend.decode([int(i) for i in token_ids], skip_special_tokens=True)
+        except _PASSED_ON:
+            raise
+        except BaseException as error:
+            raise InputError(
+                f"the bundle's tokenizer refuses these {len(token_ids)} token ids "
+                f"({_reason(error)}); give ids of its vocabulary, or export the bundle again"
+            ) from error
+
+    def piece(self, token_id: int) -> str:
+        """Return a token as the vocabulary spells it, ``<id>`` where it has no such token."""
+        piece: str | None = self._backend.id_to_token(int(token_id))
+        return f"<{token_id}>" if piece is None else piece
 
 
 def _read_backend(file: Path) -> tokenizers.Tokenizer:
     try:
         return tokenizers.Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises plain Exception
-        reason = " ".join(str(error).split())
-        raise BundleError(f"{file} is no tokenizer ({reason}); export the bundle again") from error
+    except _PASSED_ON:
+        raise
+    except BaseException as error:
+        raise BundleError(
+            f"{file} is no tokenizer ({_reason(error)}); export the bundle again"
+        ) from error
+
+
+def _reason(error: BaseException) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 300 else f"{text[:297]}..."
 
 
 def _says_add_bos_token(file: Path) -> bool:

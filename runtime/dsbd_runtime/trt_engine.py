@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from dsbd_runtime.device import DeviceArray
-from dsbd_runtime.errors import BundleError, CapacityError, DsbdError
+from dsbd_runtime.errors import BundleError, CapacityError, EngineError
 from dsbd_runtime.graph import CACHE_PARTS, past_name, present_name
 from dsbd_runtime.trt_log import first_reason
 
@@ -137,7 +137,7 @@ class TrtEngine:
 
     def _open_plan(self) -> TrtPlan:
         if self._plan is None:
-            raise DsbdError(f"the engine {self._path} is closed; load it again")
+            raise EngineError(f"the engine {self._path} is closed; load it again")
         return self._plan
 
     def _context(self, profile: int) -> TrtContext:
@@ -179,7 +179,7 @@ class TrtEngine:
 
     def _check(self, succeeded: bool, what: str) -> None:
         if not succeeded:
-            raise DsbdError(
+            raise EngineError(
                 f"TensorRT refuses the {what} of {self._path}: {self._reason()}; build it again "
                 "with dsbd-export --bundle"
             )

@@ -13,11 +13,14 @@ from typing import Any, TypeVar
 from dsbd_runtime.errors import BundleError
 
 Entry = TypeVar("Entry")
+_MOST_BYTES = 64 * 2**20
 
 
 def json_from_file(file: Path) -> Any:
     """Read a file of a bundle; raise BundleError unless it is there and JSON."""
     try:
+        if (size := file.stat().st_size) > _MOST_BYTES:
+            raise BundleError(f"{file} has {size} bytes, expected at most {_MOST_BYTES}")
         return json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, OSError, RecursionError) as error:
         raise BundleError(f"{file} cannot be read as JSON ({error}); export again") from error

@@ -31,7 +31,7 @@ FRONTIER_RUNS = (
     "speculative-beam-search num_beams=1 draft_policy=throughput",
     *(f"beam-search num_beams={width}" for width in (2, 4)),
     *(f"speculative-beam-search num_beams={width} draft_policy=throughput" for width in (2, 4)),
-    "mjsd draft_length=4 draft_beams=4",
+    "mjsd draft_length=4 draft_beams=4 top_k=64",
 )
 PANEL_INCHES = (6.5, 5.5)
 # family: (name in the legend, colour, marker, whether its widths are joined by a line)

@@ -18,7 +18,7 @@ def write_package(powercap, name, energy_uj, range_uj=10_000_000):
 def test_packages_are_added_up_and_their_parts_are_not(tmp_path):
     for name in ("intel-rapl:0", "intel-rapl:0:0", "intel-rapl:1"):
         write_package(tmp_path, name, 1_000_000)
-    meter = energy_meter("cpu", tmp_path)
+    meter = energy_meter(["cpu"], tmp_path)
     assert meter.names == ["rapl intel-rapl:0", "rapl intel-rapl:1"]
     before = meter.joules()
     for name in ("intel-rapl:0", "intel-rapl:0:0", "intel-rapl:1"):
@@ -37,7 +37,7 @@ def test_a_counter_that_wraps_around_goes_on(tmp_path):
 def test_without_a_readable_counter_nothing_is_measured(tmp_path, damage):
     if damage == "no number":
         write_package(tmp_path, "intel-rapl:0", "?")
-    meter = energy_meter("cpu", tmp_path)
+    meter = energy_meter(["cpu"], tmp_path)
     assert meter.names == [] and meter.joules() is None and meter.joules_since(None) is None
 
 

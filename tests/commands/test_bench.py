@@ -13,8 +13,9 @@ SHORT = ["--max-new-tokens", "6", "--threads", "1"]
 SPECULATIVE = ["--run", "speculative draft_length=3 name=mine"]
 
 REPORT_KEYS = {
-    "schema_version", "created", "bundle", "machine", "versions", "provider", "threads",
-    "energy_counters", "repetitions", "seed", "prompts", "runs", "measurements",
+    "schema_version", "created", "bundle", "machine", "versions", "provider",
+    "draft_provider", "threads", "cuda_graphs", "energy_counters", "repetitions",
+    "seed", "prompts", "runs", "measurements",
 }  # fmt: skip
 RUN_KEYS = {
     "name", "settings", "tokens_per_s", "time_to_first_token_s", "logprob_per_token",
@@ -119,6 +120,8 @@ USER_ERRORS = [  # (arguments after the bundle, words of the message)
     (["--plot", "a.doc"], "end its name in one of"),
     (["--repetitions", "0"], "0"),
     (["--provider", "tpu"], "tpu"),
+    (["--draft-provider", "tpu"], "tpu"),
+    (["--cuda-graphs"], "cuda_graphs is set, but provider 'cpu' has none"),
 ]
 
 

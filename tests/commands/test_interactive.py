@@ -19,6 +19,7 @@ from dsbd_ort.commands.interactive import talk
 from dsbd_ort.commands.run import RunRequest, responder_of
 from dsbd_ort.pipeline import Pipeline
 from dsbd_ort.pipeline_settings import PipelineSettings
+from dsbd_runtime.bundle import write_manifest
 from dsbd_runtime.chat_template import ChatTemplate
 from dsbd_runtime.errors import InputError
 
@@ -81,6 +82,8 @@ def chat_request(bundle, **more):
 def test_a_chat_remembers_what_was_said(tiny_bundle, tmp_path, capsys):
     bundle_copy = shutil.copytree(tiny_bundle.path, tmp_path / "bundle")
     (bundle_copy / "chat_template.jinja").write_text(TEMPLATE)
+    manifest = tiny_bundle.manifest
+    write_manifest(bundle_copy, versions={}, target=manifest.target, draft=manifest.draft)
     with Pipeline.from_bundle(bundle_copy, num_threads=1) as pipeline:
         chat = responder_of(pipeline, chat_request(tiny_bundle, system="be kind"))
         first = chat.respond("one", lambda: False)

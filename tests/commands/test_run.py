@@ -80,6 +80,8 @@ USER_ERRORS = [  # (arguments after the bundle, words of the message)
     (["--prompt", "x", "--strategy", "magic"], "strategy is 'magic'; expected one of dsbd"),
     (["--prompt", "x", "--draft-beams", "4;4"], "'4;4'"),
     (["--prompt", "x", "--provider", "tpu"], "tpu"),
+    (["--prompt", "x", "--draft-provider", "tpu"], "tpu"),
+    (["--prompt", "x", "--cuda-graphs"], "cuda_graphs is set, but provider 'cpu' has none"),
     (["--prompt", "x " * 3000], "the context of this bundle holds 2048"),
     (["--prompt", "x", "--max-new-tokens", "4000"], "use max_new_tokens 2046 or less"),
     (["--prompt", "x", "--prompt-file", "y"], "not both"),

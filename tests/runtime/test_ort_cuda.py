@@ -16,7 +16,13 @@ from dsbd_runtime import graph
 from dsbd_runtime.bundle import Bundle, KVGeometry
 from dsbd_runtime.cuda_device import CudaDevice
 from dsbd_runtime.device_caches import DeviceCaches
-from dsbd_runtime.errors import BundleError, CapacityError, DsbdError, ProviderError
+from dsbd_runtime.errors import (
+    BundleError,
+    CapacityError,
+    DsbdError,
+    EngineError,
+    ProviderError,
+)
 from dsbd_runtime.ort_cuda import cuda_options, open_on_provider, preload_libraries
 from dsbd_runtime.ort_device_engine import OrtDeviceEngine
 from dsbd_runtime.providers import Provider, find_provider
@@ -45,6 +51,7 @@ def test_options_name_the_device_its_queue_and_the_graphs() -> None:
         options = cuda_options(device, captures)
         assert (options["device_id"], options["enable_cuda_graph"]) == ("1", switch)
         assert int(options["user_compute_stream"]) == device.stream
+        assert options["use_tf32"] == "0"  # fp32 means fp32
 
 
 def test_what_onnxruntime_prints_of_libraries_is_kept_as_a_reason(
@@ -175,7 +182,7 @@ def test_no_memory_in_a_call_is_a_capacity_error_and_all_else_stays_what_it_is()
     with pytest.raises(CapacityError, match="Failed to allocate memory for requested buffer"):
         call.run()
     del messages[0]
-    with pytest.raises(RuntimeError, match="bad shape"):
+    with pytest.raises(EngineError, match="bad shape"):
         call.run()
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from dsbd_runtime import graph
 from dsbd_runtime.bundle import Bundle
-from dsbd_runtime.errors import BundleError, DsbdError, InputError, ProviderError
+from dsbd_runtime.errors import BundleError, DsbdError, EngineError, InputError, ProviderError
 from dsbd_runtime.kv_cache import KVCache
 from dsbd_runtime.ort_session import LOG_WARNINGS, OrtSession
 from dsbd_runtime.session import StepInputs
@@ -175,8 +175,8 @@ def test_weights_are_memory_mapped(tiny_bundle: Bundle) -> None:
     session.close()
 
 
-@pytest.mark.parametrize("num_threads", [0, -1])
-def test_threads_must_be_positive(tiny_bundle: Bundle, num_threads: int) -> None:
+@pytest.mark.parametrize("num_threads", [0, -1, 10**9, 1.5, True])
+def test_threads_must_be_positive(tiny_bundle: Bundle, num_threads: Any) -> None:
     with pytest.raises(InputError, match=f"num_threads is {num_threads}"):
         OrtSession(
             tiny_bundle.model_path("target"), tiny_bundle.entry("target"), num_threads=num_threads
@@ -187,3 +187,18 @@ def test_a_type_that_the_provider_lacks_is_refused(tiny_bundle: Bundle) -> None:
     entry = replace(tiny_bundle.entry("target"), dtype="bf16")
     with pytest.raises(ProviderError, match=r"is in bf16, provider 'cpu' runs fp32, fp16"):
         OrtSession(tiny_bundle.model_path("target"), entry)
+
+
+def test_a_call_that_fails_names_the_engine_and_what_was_asked(tmp_path: Path) -> None:
+    model = TinyModel(num_layers=1, context_length=16)
+    write_engine(model, tmp_path / "model.onnx")
+    session = OrtSession(tmp_path / "model.onnx", model.entry())
+    session.reserve(20, 0)
+    with pytest.raises(EngineError) as caught:
+        session.run(step_inputs(session.capacity, 20))  # beyond the table of positions
+    message = str(caught.value)
+    assert "failed in a call of" in message and str(tmp_path / "model.onnx") in message
+    assert "(20 rows from row 0 on, logits of 1, caches of 128)" in message
+    assert "\n" not in message
+    outputs = session.run(step_inputs(session.capacity, 5))  # it goes on
+    assert np.isfinite(outputs[graph.LOGITS]).all()

@@ -1,0 +1,106 @@
+// node main.mjs BUNDLE --prompt TEXT: continue a prompt with a bundle, from JavaScript alone.
+
+import { parseArgs } from "node:util";
+
+import { HostError, openBundle, openTokenizer } from "./bundle.mjs";
+import { Engine } from "./engine.mjs";
+import { forestDifference } from "./forest_check.mjs";
+import { speculate } from "./speculate.mjs";
+
+const USAGE = `node main.mjs BUNDLE (--prompt TEXT | --ids 1,2,3) [--max-new-tokens 32]
+    [--draft-length 4] [--draft-branches 2] [--check-forest] [--json]`;
+const OPTIONS = {
+  prompt: { type: "string" },
+  ids: { type: "string" },
+  "max-new-tokens": { type: "string", default: "32" },
+  "draft-length": { type: "string", default: "4" },
+  "draft-branches": { type: "string", default: "2" },
+  "check-forest": { type: "boolean", default: false },
+  json: { type: "boolean", default: false },
+};
+const FOREST_LIMIT = { fp32: 1e-3, fp16: 5e-2 };
+
+async function main(args) {
+  const { values, folder } = readArguments(args);
+  const bundle = await openBundle(folder);
+  const tokenizer = await openTokenizer(bundle);
+  const promptIds = values.ids
+    ? values.ids.split(",").map((id) => wholeNumber("ids", id, 0))
+    : tokenizer.encode(values.prompt);
+  const options = {
+    maxNewTokens: wholeNumber("max-new-tokens", values["max-new-tokens"], 1),
+    draftLength: wholeNumber("draft-length", values["draft-length"], 1),
+    draftBranches: wholeNumber("draft-branches", values["draft-branches"], 1),
+  };
+  checkRequest(bundle.manifest, promptIds, options);
+  const forestRows = 8 + options.draftLength * options.draftBranches;
+  const capacity = promptIds.length + options.maxNewTokens + forestRows;
+  const target = await Engine.open(bundle, "target", capacity);
+  const draft = await Engine.open(bundle, "draft", capacity);
+  if (values["check-forest"]) await checkForest(target, promptIds);
+  const answer = await speculate(target, draft, promptIds, options);
+  const text = tokenizer.decode(answer.tokenIds);
+  console.log(values.json ? JSON.stringify({ prompt_ids: promptIds, ...snake(answer), text }) : text);
+}
+
+function readArguments(args) {
+  let parsed;
+  try {
+    parsed = parseArgs({ args, options: OPTIONS, allowPositionals: true });
+  } catch (error) {
+    throw new HostError(`${error.message}\n${USAGE}`);
+  }
+  const { values, positionals } = parsed;
+  if (positionals.length !== 1 || (values.prompt === undefined) === (values.ids === undefined)) {
+    throw new HostError(`expected one bundle, and either --prompt or --ids\n${USAGE}`);
+  }
+  return { values, folder: positionals[0] };
+}
+
+function checkRequest({ target, draft }, promptIds, { maxNewTokens }) {
+  const wrong = promptIds.find((id) => id >= target.vocab_size);
+  if (wrong !== undefined || promptIds.length === 0) {
+    throw new HostError(
+      `the prompt has ${wrong === undefined ? "no token" : `token id ${wrong}`}; expected one or ` +
+        `more from 0 to ${target.vocab_size - 1}`,
+    );
+  }
+  const context = Math.min(target.context_length, draft.context_length);
+  const most = promptIds.length + maxNewTokens;
+  if (most > context) {
+    throw new HostError(
+      `${promptIds.length} prompt tokens and ${maxNewTokens} new ones are ${most} positions, the ` +
+        `models were made for ${context}; shorten the prompt or lower --max-new-tokens`,
+    );
+  }
+}
+
+async function checkForest(target, promptIds) {
+  const difference = await forestDifference(target, promptIds);
+  const limit = FOREST_LIMIT[target.entry.dtype];
+  const line = `forest pass against plain passes: largest difference ${difference.toExponential(1)}`;
+  if (!(difference <= limit)) throw new HostError(`${line}, at most ${limit} is rounding`);
+  console.error(line);
+}
+
+function wholeNumber(name, text, least) {
+  const value = Number(text);
+  if (!Number.isInteger(value) || value < least) {
+    throw new HostError(`--${name} is ${text}; expected a whole number of at least ${least}`);
+  }
+  return value;
+}
+
+const snake = ({ tokenIds, finishReason, numIterations }) => ({
+  token_ids: tokenIds,
+  finish_reason: finishReason,
+  num_iterations: numIterations,
+});
+
+try {
+  await main(process.argv.slice(2));
+} catch (error) {
+  if (!(error instanceof HostError)) throw error;
+  console.error(error.message);
+  process.exitCode = 2;
+}

@@ -1,0 +1,16 @@
+"""The root of all errors of this distribution, below the packages that raise them.
+
+    DsbdError              every error that a user can mend; ``dsbd_ort.DsbdError``
+    ├── dsbd_ort.decoding.errors: DecodingError, with ConfigError and ModelError
+    ├── dsbd_ort.batch.errors: BatchError
+    ├── dsbd_ort.benchmark.errors: BenchmarkError
+    ├── dsbd_ort.request_lock: BusyError
+    ├── dsbd_runtime.errors: BundleError, ProviderError, CapacityError, InputError, EngineError
+    └── dsbd_export.errors: ExportError
+
+A package of its own, because the algorithm and the runtime know nothing of each other.
+"""
+
+
+class DsbdError(Exception):
+    """Base of all errors that a user can mend."""

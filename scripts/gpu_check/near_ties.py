@@ -1,0 +1,87 @@
+"""Why two runs of one seed gave different tokens: the gap between the scores of two candidates.
+
+Beam sampling takes, layer by layer, the candidates of largest log-weight + Gumbel number
+(dsbd_ort/decoding/gumbel_coupling.py). The Gumbel numbers come from the seed, so two engines
+whose laws are nearly the same differ only where two scores are nearly the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dsbd_ort.decoding import DecodingConfig, decode_steps
+from dsbd_ort.decoding.noise import child_key, gumbel_noise, root_key
+from dsbd_ort.decoding.warp import Warp
+from dsbd_runtime.causal_lm import CausalLM
+from gpu_check.laws import laws_along
+
+Tokens = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Beam sampling on the reference engine.
+
+    Attributes:
+        layers: by layer, the beams: their new tokens so far.
+        best: new tokens of the best beam.
+        scores: of every final beam, by its tokens: what it is ranked by.
+    """
+
+    layers: list[set[Tokens]]
+    best: Tokens
+    scores: dict[Tokens, float]
+
+
+def trace_of(
+    model: CausalLM, prompt_ids: Sequence[int], config: DecodingConfig, seed: int
+) -> Trace:
+    """Return what beam sampling does; ``config`` returns all its beams."""
+    steps = decode_steps(model, None, prompt_ids, config, np.random.default_rng(seed))
+    layers: list[set[Tokens]] = []
+    while True:
+        try:
+            step = next(steps)
+        except StopIteration as stop:
+            found = {tuple(s.token_ids): s.score for s in stop.value.sequences}
+            return Trace(layers, tuple(stop.value.sequences[0].token_ids), found)
+        layers.append({tuple(link.token for link in h.chain()) for h in step.hypotheses})
+
+
+def gap_of(
+    model: CausalLM,
+    prompt_ids: Sequence[int],
+    config: DecodingConfig,
+    seed: int,
+    trace: Trace,
+    other: Tokens,
+) -> float:
+    """Return how far ``other``, another engine's best beam, was from being the trace's.
+
+    In the first layer whose beams do not hold ``other`` so far: the lowest score of a beam less
+    the score of that candidate; infinite where the candidate is beyond top-k. If all layers
+    hold it: the difference of the two final ranks.
+    """
+    for depth, beams in enumerate(trace.layers, start=1):
+        if other[:depth] not in beams:
+            scores = [_score(model, prompt_ids, beam, config, seed) for beam in beams]
+            return min(scores) - _score(model, prompt_ids, other[:depth], config, seed)
+    return trace.scores[trace.best] - trace.scores[other]
+
+
+def _score(
+    model: CausalLM, prompt_ids: Sequence[int], path: Tokens, config: DecodingConfig, seed: int
+) -> float:
+    """Return log-weight + Gumbel number of a candidate, by the laws of ``model``."""
+    warp = Warp(config.temperature, config.top_k, config.top_p)
+    laws = laws_along(model, [*prompt_ids, *path[:-1]], warp)[len(prompt_ids) - 1 :]
+    log_weight, key = 0.0, root_key(int(np.random.default_rng(seed).integers(2**63)))
+    for law, token in zip(laws, path, strict=True):
+        found = np.flatnonzero(law.tokens == token)
+        log_weight += float(law.log_probs[found[0]]) if len(found) else -np.inf
+        key = child_key(key, token)
+    noise = gumbel_noise(np.array([key], np.uint64), len(path) - 1)
+    return log_weight + float(noise[0])

@@ -1,0 +1,19 @@
+"""Write the first of dsbd-bench's own prompts to a file that ``--prompts`` takes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from dsbd_ort.benchmark.prompts import PROMPTS
+
+
+def main(file: Path, num_prompts: int) -> None:
+    """Write one JSON object a line."""
+    lines = [json.dumps({"prompt": prompt}) + "\n" for prompt in PROMPTS[:num_prompts]]
+    file.write_text("".join(lines), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

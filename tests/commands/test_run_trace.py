@@ -1,0 +1,60 @@
+"""dsbd-run --trace: a page or its data, and what it goes together with."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from dsbd_ort.cli import run
+
+SHORT = ["--prompt", "def", "--max-new-tokens", "6"]
+
+
+def dsbd_run(*arguments):
+    return CliRunner().invoke(run, [str(argument) for argument in arguments])
+
+
+def test_trace_changes_nothing_that_is_printed(tiny_bundle, tmp_path):
+    plain = dsbd_run(tiny_bundle.path, *SHORT, "--json")
+    traced = dsbd_run(tiny_bundle.path, *SHORT, "--json", "--trace", tmp_path / "trace.json")
+    assert traced.exit_code == 0, traced.stderr
+    sequences = json.loads(traced.stdout)["sequences"]
+    assert sequences == json.loads(plain.stdout)["sequences"]
+    trace = json.loads((tmp_path / "trace.json").read_text())
+    rows = [trace["hypotheses"][beam["hypothesis"]] for beam in trace["iterations"][-1]["beams"]]
+    assert sequences[0]["token_ids"][-1] in [row["token"] for row in rows]
+
+
+def test_one_prompt_after_another_is_refused(tmp_path):
+    here, terminal = pty.openpty()
+    program = [sys.executable, "-c", "from dsbd_ort.cli import run; run()"]
+    arguments = [tmp_path / "nowhere", "--trace", tmp_path / "trace.html"]
+    done = subprocess.run([*program, *arguments], stdin=terminal, capture_output=True, text=True)
+    os.close(here)
+    os.close(terminal)
+    assert done.returncode == 2 and "draws one request; give its prompt" in done.stderr
+
+
+def test_html_is_a_page(tiny_bundle, tmp_path):
+    done = dsbd_run(tiny_bundle.path, *SHORT, "--stream", "--trace", tmp_path / "trace.html")
+    assert done.exit_code == 0, done.stderr
+    assert (tmp_path / "trace.html").read_text().startswith("<!DOCTYPE html>")
+
+
+@pytest.mark.parametrize(
+    ("file", "more", "words"),
+    [
+        ("trace.txt", SHORT, "expected a name that ends in .html"),
+        ("no/trace.html", SHORT, "make it first"),
+        ("trace.html", ["--input", "a", "--output", "b"], "--input and --trace contradict"),
+    ],
+)
+def test_refusals_come_before_the_bundle_is_opened(tmp_path, file, more, words):
+    done = dsbd_run(tmp_path / "nowhere", *more, "--trace", tmp_path / file)
+    assert done.exit_code == 2 and words in done.stderr

@@ -1,0 +1,159 @@
+"""The host in JavaScript: its tokens are Python's, for real engines and for every kind of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from filelock import FileLock
+
+from dsbd_ort import Pipeline
+from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle
+
+ROOT = Path(__file__).parents[2]
+HOST = ROOT / "examples" / "node"
+OLDEST_NODE = 20
+UNREACHABLE = ("ENOTFOUND", "EAI_AGAIN", "ECONNREFUSED", "ECONNRESET", "ETIMEDOUT", "ENETUNREACH")
+
+PROMPTS = [
+    "def read_json(path):\n",
+    "class Reader:\n    def __init__(self, path):\n        self.path = ",
+    "# caf\N{LATIN SMALL LETTER E WITH ACUTE} \N{SNOWMAN}\n",
+    "",
+]
+TINY_KINDS = {
+    "full logits": TinyModel(),
+    "sliding window": TinyModel(sliding_window=5, num_layers=4),
+    "top-k head": TinyModel(logits="topk:8"),
+    "fp16": TinyModel(dtype="fp16"),
+}
+
+
+@pytest.fixture(scope="session")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The example with its packages, which are installed once for a lock file."""
+    node, npm = shutil.which("node"), shutil.which("npm")
+    if node is None or npm is None:
+        pytest.skip("node and npm are not installed")
+    version = subprocess.run([node, "--version"], capture_output=True, text=True, check=True).stdout
+    if int(version.removeprefix("v").split(".")[0]) < OLDEST_NODE:
+        pytest.skip(f"node is {version.strip()}, the example needs {OLDEST_NODE} or newer")
+    folder = tmp_path_factory.mktemp("node") / "host"
+    shutil.copytree(HOST, folder, ignore=shutil.ignore_patterns("node_modules"))
+    (folder / "node_modules").symlink_to(_installed_packages(npm))
+    return folder
+
+
+def _installed_packages(npm: str) -> Path:
+    of_lock = hashlib.sha256((HOST / "package-lock.json").read_bytes()).hexdigest()[:12]
+    folder = ROOT / "build" / "node_host" / of_lock
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / "lock"):
+        if not (folder / "installed").exists():
+            for name in ("package.json", "package-lock.json", ".npmrc"):
+                shutil.copy(HOST / name, folder)
+            command = [npm, "ci", "--prefer-offline", "--no-audit", "--no-fund"]
+            done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+            if done.returncode and any(code in done.stderr for code in UNREACHABLE):
+                pytest.skip(f"the npm registry cannot be reached: {done.stderr[-200:]}")
+            assert done.returncode == 0, done.stderr
+            (folder / "installed").touch()
+    return folder / "node_modules"
+
+
+def run_host(host: Path, bundle: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = ["node", "main.mjs", str(bundle), *arguments]
+    return subprocess.run(command, cwd=host, capture_output=True, text=True, timeout=60)
+
+
+def answer_of(host: Path, bundle: Path, *arguments: str) -> dict[str, Any]:
+    done = run_host(host, bundle, "--json", *arguments)
+    assert done.returncode == 0, done.stderr
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+@pytest.fixture(scope="module")
+def python(demo_bundle):
+    with Pipeline.from_bundle(demo_bundle, num_threads=1) as pipeline:
+        yield pipeline
+
+
+def search(pipeline: Pipeline, prompt: Any, max_new_tokens: int) -> Any:
+    result = pipeline.generate(
+        prompt,
+        strategy="speculative-beam-search",
+        num_beams=1,
+        draft_length=4,
+        draft_beams=2,
+        max_new_tokens=max_new_tokens,
+    )
+    return result.sequences[0]
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_tokens_of_the_demo_pair_are_those_of_python(host, demo_bundle, python, prompt):
+    found = answer_of(host, demo_bundle, "--prompt", prompt, "--max-new-tokens", "48")
+    expected = search(python, prompt, 48)
+    assert found["prompt_ids"] == python.tokenizer.encode(prompt)
+    assert found["token_ids"] == expected.token_ids
+    assert found["text"] == expected.text
+    assert found["finish_reason"] == expected.finish_reason
+    assert found["num_iterations"] < len(expected.token_ids) / 1.5
+
+
+@pytest.mark.parametrize("kind", TINY_KINDS)
+def test_every_kind_of_engine(host, tmp_path, kind):
+    answer_as_python(host, tmp_path / "bundle", TINY_KINDS[kind], TinyModel(seed=1))
+
+
+def test_a_draft_that_is_the_target(host, tmp_path):
+    found = answer_as_python(host, tmp_path / "bundle", TinyModel(), TinyModel())
+    # every iteration accepts the four drafted tokens and adds one
+    assert found["num_iterations"] == -(-len(found["token_ids"]) // 5)
+
+
+def answer_as_python(
+    host: Path, bundle: Path, target: TinyModel, draft: TinyModel
+) -> dict[str, Any]:
+    write_tiny_bundle(bundle, target=target, draft=draft)
+    ids = [256, *range(40, 52)]
+    found = answer_of(host, bundle, "--ids", ",".join(map(str, ids)))
+    with Pipeline.from_bundle(bundle, num_threads=1) as pipeline:
+        expected = search(pipeline, ids, 32)
+    assert found["token_ids"] == expected.token_ids
+    assert found["finish_reason"] == expected.finish_reason
+    return found
+
+
+def test_a_forest_in_one_call_gives_the_logits_of_its_paths(host, demo_bundle):
+    done = run_host(host, demo_bundle, "--prompt", PROMPTS[0], "--check-forest")
+    assert done.returncode == 0
+    assert float(done.stderr.rsplit(" ", 1)[1]) < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--ids", "258"], "token id 258; expected one or more from 0 to 257"),
+        (["--ids", "1", "--max-new-tokens", "2048"], "2049 positions, the models were made for"),
+        (["--ids", "1", "--draft-length", "0"], "--draft-length is 0; expected a whole number"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_in_one_line(host, tiny_bundle, arguments, words):
+    done = run_host(host, tiny_bundle.path, *arguments)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    assert words in done.stderr
+
+
+def test_a_cut_bundle_is_refused(host, tiny_bundle, tmp_path):
+    copy = Path(shutil.copytree(tiny_bundle.path, tmp_path / "bundle"))
+    with (copy / "draft" / "model.onnx").open("r+b") as file:
+        file.truncate(100)
+    done = run_host(host, copy, "--ids", "1")
+    assert done.returncode == 2 and "has 100 bytes, the manifest says" in done.stderr

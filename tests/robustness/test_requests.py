@@ -1,0 +1,117 @@
+"""Any options with any prompt either work or are refused by a DsbdError, and leave no trace."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dsbd_errors import DsbdError
+from dsbd_ort import DecodingConfig
+from dsbd_ort.decoding import STRATEGIES, ConfigError
+
+WORKS = {"num_beams": 2, "max_new_tokens": 4, "seed": 7}
+NUMBERS: list[Any] = [0, 1, 2, 3, 7, -1, 2**31, 2**63, 10**30, 10**400, -(10**400)]
+FLOATS: list[Any] = [0.0, 0.5, 1.0, 2.5, -2.5, 1e308, -1e308, 5e-324, 1e-5, math.nan, math.inf]
+ODD: list[Any] = [None, True, "", "4", "x", b"x", [], [1], [1, 2], [[1]], {}, {"a": 1}, "\ud800"]
+SENSIBLE: dict[str, list[Any]] = {
+    "strategy": [*STRATEGIES],
+    "num_beams": [1, 2, 3],
+    "coupling": ["gumbel", "rejection"],
+    "width_policy": ["fixed", "threshold"],
+    "min_beams": [1, 2],
+    "accept_threshold": [0.0, 0.5, 1.0],
+    "draft_policy": ["fixed"],  # "throughput" measures the engines first: not with every request
+    "draft_length": [1, 2, 3],
+    "draft_beams": [4, [2, 3], [4, 4, 4, 4]],
+    "memory": ["forest", "single"],
+    "replacement": [False, True],
+    "temperature": [0.0, 1e-6, 0.7, 1e308],
+    "top_k": [0, 1, 5, 300],
+    "top_p": [5e-324, 0.5, 1.0],
+    "max_new_tokens": [1, 2, 5],
+    "seed": [0, 5, 2**63, 2**127],
+    "num_return_sequences": [1, 2],
+    "length_penalty": [-30.0, 0.0, 2.0, 30],
+    "early_stopping": [False, True, "never"],
+    "joint_threshold": [5e-324, 0.5, 1e308],
+    "joint_tokens": [1, 2],
+    "joint_beams": [1, 2],
+    "stop_strings": ["a", ["a", "bc"], "\N{REPLACEMENT CHARACTER}"],
+    "eos_token_id": [97, [97, 98], [], 10**9],
+}
+NAMES = sorted(DecodingConfig.__dataclass_fields__)
+
+
+def values_of(name: str) -> st.SearchStrategy[Any]:
+    odd = st.sampled_from([*NUMBERS, *FLOATS, *ODD])
+    return st.integers(0, 9).flatmap(
+        lambda draw: st.sampled_from(SENSIBLE[name]) if draw else odd  # one in ten is odd
+    )
+
+
+options_of_requests = st.lists(st.sampled_from(NAMES), max_size=4, unique=True).flatmap(
+    lambda names: st.fixed_dictionaries({name: values_of(name) for name in names})
+)
+prompts = st.one_of(
+    st.text(alphabet="abcdef", min_size=1, max_size=20),
+    st.text(max_size=20),
+    st.text(alphabet=st.characters(categories=["Cs", "Cc", "Lo"]), max_size=5),
+    st.lists(st.integers(0, 257), min_size=1, max_size=20),
+    st.lists(st.integers(-2, 260), max_size=20),
+    st.lists(st.sampled_from([256, 257]), max_size=5),
+    st.lists(st.sampled_from([1, 1.5, None, "a", True, 2**70, -(10**400), math.nan]), max_size=3),
+    st.sampled_from([None, 3, b"abc", {"a": 1}, object(), 1.5, "", "\0", "\ud800"]),
+)
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@given(options=options_of_requests, prompt=prompts)
+def test_any_request_works_or_is_refused(small_pipe, options, prompt):
+    try:
+        result = small_pipe.generate(prompt, **{"max_new_tokens": 4, **options})
+    except DsbdError as error:
+        assert 10 < len(str(error)) < 1000
+    else:
+        assert 1 <= len(result.sequences[0].token_ids) <= options.get("max_new_tokens", 4)
+        assert math.isfinite(result.sequences[0].score)
+
+
+@pytest.mark.parametrize("prompt", ["a" * 10**6, [1] * 10**6, "\0" * 63, "\ud800" * 10**6])
+def test_a_long_or_foul_prompt_is_refused(small_pipe, prompt):
+    with pytest.raises(DsbdError):
+        small_pipe.generate(prompt, **WORKS)
+
+
+@pytest.mark.parametrize("prompt", ["\0", [256, 257, 256], [5], "é", "\N{PILE OF POO}"])
+def test_an_odd_prompt_works(small_pipe, prompt):
+    assert small_pipe.generate(prompt, **WORKS).sequences
+
+
+REFUSED = [  # (option, value, words)
+    ("eos_token_id", 1.5, "eos_token_id is 1.5; expected token ids >= 0"),
+    ("eos_token_id", [1, [2]], r"eos_token_id is \[1, \[2\]\]; expected token ids"),
+    ("num_beams", "4", "num_beams is '4'; expected a whole number"),
+    ("num_beams", 10**9, "num_beams is 1000000000; expected at most 1024"),
+    ("draft_length", 10**18, "draft_length is 1000000000000000000; expected at most 1024"),
+    ("draft_beams", 1.5, "draft_beams is 1.5; expected a whole number, or a list"),
+    ("draft_beams", 10**6, "draft_beams and draft_length make a forest of 4000000 candidates"),
+    ("strategy", ["dsbd"], r"strategy is \['dsbd'\]; expected one of dsbd"),
+    ("early_stopping", 1, "early_stopping is 1; expected one of False, True, 'never'"),
+    ("temperature", None, "temperature is None; expected a number"),
+    ("temperature", 5e-324, "temperature is 5e-324; expected 0 or at least 1e-06"),
+    ("temperature", 10**400, "temperature is a number of 1329 bits; expected a number at least 0"),
+    ("length_penalty", 1e308, r"length_penalty is 1e\+308; expected a number at least -30"),
+    ("length_penalty", math.nan, "length_penalty is nan; expected a number"),
+    ("top_k", "all", "top_k is 'all'; expected a whole number"),
+    ("seed", 1.0, "seed is 1.0; expected a whole number"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "words"), REFUSED)
+def test_a_wrong_value_is_named_with_what_was_expected(name, value, words):
+    with pytest.raises(ConfigError, match=words):
+        DecodingConfig.from_options({name: value})

@@ -1,0 +1,133 @@
+"""Every command and program in the documentation does what the text says."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from transformers import LlamaConfig
+
+from dsbd_runtime.bundle import Bundle, open_bundle, write_manifest
+from scripts.family_checkpoints import VOCAB_SIZE, write_checkpoint
+from tests.doc_blocks import DOCUMENTS, ROOT, Block, ExportsOnce, blocks_of, run_block
+from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+)
+BLOCKS = [block for file in DOCUMENTS for block in blocks_of(file, file.read_text())]
+_LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
+
+
+@pytest.fixture(scope="session")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """TARGET and DRAFT, and OTHER with another vocabulary: the pair that a reader would have."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    config = LlamaConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=256,
+        bos_token_id=0,
+        eos_token_id=1,
+    )
+    write_checkpoint(folder / "TARGET", config)
+    shutil.copytree(folder / "TARGET", folder / "DRAFT")
+    shutil.copytree(folder / "TARGET", folder / "OTHER")
+    tokenizer = json.loads((folder / "OTHER" / "tokenizer.json").read_text())
+    tokens = tokenizer["model"]["vocab"]
+    tokens["a"], tokens["b"] = tokens["b"], tokens["a"]
+    (folder / "OTHER" / "tokenizer.json").write_text(json.dumps(tokenizer))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def exports(tmp_path_factory: pytest.TempPathFactory) -> ExportsOnce:
+    return ExportsOnce(tmp_path_factory.mktemp("exports"))
+
+
+@pytest.fixture
+def workspace(tmp_path: Path, tiny_bundle: Bundle, checkpoints: Path) -> Path:
+    """The folder that the documents speak of, with tiny models behind their names."""
+    for name in ("bundle", "BUNDLE", "chat_bundle", "damaged_bundle", "build/twin_bundle"):
+        shutil.copytree(tiny_bundle.path, tmp_path / name)
+    for name in ("TARGET", "DRAFT", "OTHER"):
+        (tmp_path / name).symlink_to(checkpoints / name)
+    (tmp_path / "build" / "twin_150m").mkdir()
+    (tmp_path / "build" / "twin_150m" / "target").symlink_to(checkpoints / "TARGET")
+    (tmp_path / "build" / "twin_150m" / "draft").symlink_to(checkpoints / "DRAFT")
+    _make_chat_bundle(tmp_path / "chat_bundle")
+    topk = TinyModel(logits="topk:8")
+    write_tiny_bundle(tmp_path / "topk_bundle", target=topk, draft=topk)
+    with (tmp_path / "damaged_bundle" / "target" / "model.onnx").open("r+b") as file:
+        file.truncate(1000)
+    (tmp_path / "prompt.txt").write_text("def read(path):")
+    (tmp_path / "long.txt").write_text("x" * 2100)
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "def read("}\n{"prompt": "import "}\n')
+    subprocess.run(["git", "init", "--quiet"], cwd=tmp_path, check=True)
+    subprocess.run(["git", "add", "prompt.txt"], cwd=tmp_path, check=True)
+    (tmp_path / "prompt.txt").write_text("def write(path):")
+    return tmp_path
+
+
+def _make_chat_bundle(folder: Path) -> None:
+    manifest = open_bundle(folder).manifest
+    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+    entries = {"target": manifest.target, "draft": manifest.draft}
+    write_manifest(folder, versions=manifest.versions, **entries)
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.place)
+def test_block_does_what_it_says(block: Block, workspace: Path, exports: ExportsOnce) -> None:
+    if block.skip_reason:
+        pytest.skip(block.skip_reason)
+    run_block(block, workspace, exports)
+
+
+@pytest.mark.parametrize(
+    ("language", "text"),
+    [
+        ("sh", "dsbd-run bundle/ --no-such-option\n"),
+        ("sh", "dsbd-run bundle/ --prompt x | no-such-program\n"),
+        ("sh", "scripts/no_such_script\n"),
+        ("sh", "pip install '.[no-such-extra]'\n"),
+        ("console", "$ dsbd-run nowhere/ --prompt x\nError: another message\n"),
+        ("console", "$ dsbd-run bundle/ --prompt x --max-new-tokens 1\nError: ...\n"),
+        ("python", "assert 1 == 2\n"),
+    ],
+)
+def test_a_block_that_has_rotted_is_found(
+    language: str, text: str, workspace: Path, exports: ExportsOnce
+) -> None:
+    with pytest.raises(AssertionError):
+        run_block(Block("here", language, text, None), workspace, exports)
+
+
+def test_a_marker_holds_for_the_next_block_alone() -> None:
+    text = "<!-- test: skip, needs a GPU -->\n```sh\na\n```\n\n```python\nb\n```\n```text\nc\n```\n"
+    first, second = blocks_of(ROOT / "README.md", text)
+    assert first == replace(first, language="sh", text="a\n", skip_reason="needs a GPU")
+    assert second == Block("README.md:6", "python", "b\n", None)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda file: file.name)
+def test_links_lead_somewhere(document: Path) -> None:
+    for name, anchor in _LINK.findall(document.read_text()):
+        file = document.parent / name if name else document
+        assert file.exists(), f"{document.name} links to {name}"
+        if anchor:
+            assert anchor in _anchors(file), f"{document.name} links to {name}#{anchor}"
+
+
+def _anchors(file: Path) -> set[str]:
+    """Return the names that GitHub gives to the headings."""
+    headings = re.findall(r"^#+ (.*)$", file.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

@@ -1,0 +1,125 @@
+"""The page in a browser: what it shows, keys, pointer, light and dark, a silent console."""
+
+from __future__ import annotations
+
+import pytest
+
+from dsbd_ort import RequestTrace, write_trace
+from scripts.web_driver import browser, missing_browser
+from tests.trace_page.conftest import STRATEGIES
+
+pytestmark = pytest.mark.skipif(missing_browser() is not None, reason=missing_browser() or "")
+
+WHERE = "document.getElementById('where').textContent"
+DETAILS = "document.getElementById('details')"
+PAPER = "getComputedStyle(document.body).backgroundColor"
+ROLES = "[...document.querySelectorAll('g.node')].map(box => [+box.dataset.node, box.classList[1]])"
+
+
+@pytest.fixture(scope="module")
+def pages(requests, pipeline, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pages")
+    for strategy, (trace, _, _) in requests.items():
+        write_trace(folder / f"{strategy}.html", trace, pipeline.tokenizer)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def window():
+    with browser(width=1200, height=900) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_iteration_shows_its_forest_and_its_texts(window, pages, requests, strategy):
+    _, result, fields = requests[strategy]
+    window.open((pages / f"{strategy}.html").as_uri())
+    iterations = fields["iterations"]
+    num_bars = window.value("document.querySelectorAll('#strip button').length")
+    assert num_bars == len(iterations)
+    for number, iteration in enumerate(iterations, start=1):
+        assert window.value(WHERE) == f"{number} / {len(iterations)}"
+        shown = window.value(ROLES)
+        assert sorted(shown) == sorted([node["id"], node["role"]] for node in iteration["nodes"])
+        facts = window.value("document.getElementById('facts').textContent")
+        assert f"rows by the target{iteration['rows']['target']}" in facts
+        widths = " ".join(str(len(layer)) for layer in iteration["committed"])
+        assert f"width per layer{widths}rows" in facts
+        num_lines = window.value("document.querySelectorAll('#beams li').length")
+        assert num_lines == len(iteration["beams"])
+        window.press("right")
+    text = window.value("document.getElementById('best').textContent")
+    assert (fields["prompt"]["text"] + result.sequences[0].text).startswith(text)
+    assert window.console() == []
+
+
+def test_keys_step_and_stop_at_both_ends(window, pages, requests):
+    window.open((pages / "dsbd.html").as_uri())
+    last = len(requests["dsbd"][2]["iterations"])
+    for key, number in (
+        ("left", 1), ("right", 2), ("end", last), ("right", last), ("left", last - 1), ("home", 1)
+    ):  # fmt: skip
+        window.press(key)
+        assert window.value(WHERE) == f"{number} / {last}"
+    window.click("#strip button:nth-child(3)")
+    assert window.value(WHERE) == f"3 / {last}" and window.value("location.hash") == "#3"
+    current = window.value("document.querySelector('#strip [aria-current]').ariaLabel")
+    assert current.startswith("iteration 3: ")
+
+
+def test_keyboard_alone_reaches_every_node(window, pages, requests):
+    window.open((pages / "dsbd.html").as_uri() + "#2")
+    nodes = requests["dsbd"][2]["iterations"][1]["nodes"]
+    focused = "Number(document.activeElement?.dataset?.node ?? -1)"
+    for _ in range(20):
+        if window.value(focused) >= 0:
+            break
+        window.press("tab")
+    reached = []
+    for _ in nodes:
+        reached.append(window.value(focused))
+        node = next(node for node in nodes if node["id"] == reached[-1])
+        told = window.value(f"{DETAILS}.hidden ? '' : {DETAILS}.textContent")
+        expected = "not computed" if node["p"] is None else "target p̃"
+        assert expected in told and f"token id{node['token']}" in told
+        window.press("down")
+    assert sorted(reached) == sorted(node["id"] for node in nodes)
+    window.press("escape")
+    assert window.value(f"{DETAILS}.hidden")
+    assert window.console() == []
+
+
+def test_pointer_shows_the_details_of_a_node(window, pages, requests):
+    window.open((pages / "dsbd.html").as_uri())
+    node = next(n for n in requests["dsbd"][2]["iterations"][0]["nodes"] if n["role"] == "bonus")
+    window.point_at(f"g.node[data-node='{node['id']}']")
+    told = window.value(f"{DETAILS}.hidden ? '' : {DETAILS}.textContent")
+    assert f"target p̃{node['p']:.3f}" in told and "bonus" in told
+
+
+def test_light_and_dark_by_preference_and_by_button(window, pages):
+    window.open((pages / "dsbd.html").as_uri())
+    light = window.value(PAPER)
+    window.click("#theme")
+    dark = window.value(PAPER)
+    assert light != dark
+    window.click("#theme")
+    assert window.value(PAPER) == light
+    with browser(width=800, height=600, is_dark=True) as other:
+        other.open((pages / "dsbd.html").as_uri())
+        assert other.value(PAPER) == dark
+        assert other.value("document.getElementById('theme').textContent") == "Light"
+        other.click("#theme")
+        assert other.value(PAPER) == light
+
+
+def test_a_request_given_up_at_once_has_a_page_too(window, pipeline, tmp_path):
+    trace = RequestTrace()
+    steps = pipeline.stream("x", trace=trace, max_new_tokens=4)
+    next(steps)
+    steps.close()
+    trace.iterations.clear()
+    write_trace(tmp_path / "empty.html", trace, pipeline.tokenizer)
+    window.open((tmp_path / "empty.html").as_uri())
+    assert "given up" in window.value("document.getElementById('totals').textContent")
+    assert window.console() == []
