@@ -86,7 +86,7 @@ def load_causal_lm(
         role: "target" or "draft".
         provider: where it runs, a name of the table in ``providers``; "cuda:1" is the second GPU.
         num_threads: threads of one call; None leaves the choice to ONNX Runtime.
-        spins: whether idle threads of the engine wait busily for the next call.
+        spins: whether idle threads of the engine go on waiting busily when a call is over.
         cuda_graphs: capture a CUDA graph for every size of call and replay it.
 
     Raises:
@@ -118,7 +118,7 @@ def load_pair(
 
     Two pools of busily waiting threads on the same cores make each other wait: the target's calls
     took twice as long (docs/performance.md). So a small draft, whose calls are over before a second
-    thread has begun, gets one thread and no pool; beside a larger one nobody waits busily.
+    thread has begun, gets one thread and no pool; beside a larger one waiting ends with the call.
 
     Args:
         bundle: from ``open_bundle``.

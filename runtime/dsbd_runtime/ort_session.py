@@ -58,7 +58,7 @@ class OrtSession:
             entry: what the manifest says of the engine; a contradiction is a BundleError.
             provider: a name of the table in ``providers``.
             num_threads: threads of one call; None leaves the choice to ONNX Runtime.
-            spins: whether idle threads wait busily for the next call.
+            spins: whether idle threads go on waiting busily when a call is over.
             log_severity: what ONNX Runtime writes to stderr. ``LOG_WARNINGS`` shows when a cache
                 is not updated in place.
         """
@@ -180,7 +180,7 @@ def session_options(
     """Return the session options of an engine; see ``OrtSession`` for the arguments."""
     options = ort.SessionOptions()
     if not spins:
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        options.add_session_config_entry("session.force_spinning_stop", "1")
     if num_threads is not None:
         if type(num_threads) is not int or not 1 <= num_threads <= _MOST_THREADS:
             raise InputError(

@@ -59,12 +59,12 @@ CHOICES = (
     Choice("one thread", "not kept", _field("intra_op_num_threads", 1)),
     Choice(
         "nobody waits busily",
-        "only beside a draft that is not small",
+        "not kept",
         _entry("session.intra_op.allow_spinning", "0"),
     ),
     Choice(
         "busy waiting ends with the call",
-        "not kept",
+        "only beside a draft that is not small",
         _entry("session.force_spinning_stop", "1"),
     ),
     Choice("work cut finer as it goes", "not kept", _entry("session.dynamic_block_base", "4")),
@@ -111,7 +111,11 @@ SHARINGS = (
     Sharing("small draft on all threads, no busy waiting", _NO_SPINNING, _NO_SPINNING),
     Sharing("large draft, busy waiting", as_it_is, as_it_is, "target"),
     Sharing(
-        "large draft, busy waiting ends with the call", _STOP_SPINNING, _STOP_SPINNING, "target"
+        "large draft, busy waiting ends with the call",
+        _STOP_SPINNING,
+        _STOP_SPINNING,
+        "target",
+        is_kept=True,
     ),
-    Sharing("large draft, no busy waiting", _NO_SPINNING, _NO_SPINNING, "target", is_kept=True),
+    Sharing("large draft, no busy waiting", _NO_SPINNING, _NO_SPINNING, "target"),
 )

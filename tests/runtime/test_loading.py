@@ -86,10 +86,10 @@ def test_the_prune_graph_is_no_engine(bundle_copy: Path) -> None:
 
 
 def threads_of(model: CausalLM) -> tuple[int, bool]:
-    """Threads of a call, and whether idle ones wait busily."""
+    """Threads of a call, and whether idle ones wait busily when it is over."""
     options = model._session._engine.get_session_options()  # type: ignore[attr-defined]
     try:
-        spins = options.get_session_config_entry("session.intra_op.allow_spinning") == "1"
+        spins = options.get_session_config_entry("session.force_spinning_stop") != "1"
     except RuntimeError:  # never set: what ONNX Runtime does by itself
         spins = True
     return options.intra_op_num_threads, spins
