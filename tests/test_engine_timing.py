@@ -7,11 +7,11 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
+from document_section import write_section
 from dsbd_runtime.bundle import open_bundle
 from engine_timing.choices import CHOICES, SHARINGS
 from engine_timing.random_calls import RandomCalls
 from engine_timing.rounds import time_in_rounds
-from engine_timing.section import write_section
 from tests.runtime.tiny_graph import write_tiny_bundle
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from engine_timing.section import write_section
+from document_section import write_section
 from gpu_check.pieces import BENCH_PREFIX, TABLES_NAME
 from gpu_check.results import DONE, Result, ResultFolder
 from gpu_check.table_rows import BENCH_COLUMNS, PARITY_COLUMNS, Row, bench_rows, parity_rows

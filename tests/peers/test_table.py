@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
-from peers.document import replace_between
 from peers.table import tables_of
 
 ROW = {
@@ -55,18 +52,3 @@ def test_rows_failures_settings_and_bars():
     assert f"{over} 1.5 | **1.50** (1.25 to 2.00) |" in lines
     assert f"{over} 4 | not measured |" in lines
     assert any("150M twin, CPU, 2 threads, 8 prompts x 3 rounds, 48 new" in line for line in lines)
-
-
-def test_only_what_stands_between_the_markers_changes(tmp_path):
-    document = tmp_path / "a.md"
-    document.write_text("before\n<!-- a -->\nold\n<!-- end -->\nafter\n")
-    replace_between(document, "<!-- a -->", "<!-- end -->", "new")
-    assert document.read_text() == "before\n<!-- a -->\nnew\n<!-- end -->\nafter\n"
-
-
-def test_a_missing_marker_is_an_error(tmp_path):
-    document = tmp_path / "a.md"
-    document.write_text("<!-- end --> <!-- a -->")
-    with pytest.raises(ValueError, match="put both lines back"):
-        replace_between(document, "<!-- a -->", "<!-- end -->", "new")
-    assert document.read_text() == "<!-- end --> <!-- a -->"
