@@ -26,8 +26,14 @@ class GenerationResult:
 class StreamStep:
     """New tokens that all live beams agree on, and text that is certain: never taken back.
 
-    Both may be empty; the text also waits for the rest of a character or of a stop string.
+    All may be empty; the text also waits for the rest of a character or of a stop string.
+
+    Attributes:
+        token_ids: the tokens.
+        text: what became certain with them.
+        token_logprobs: raw log-probability of every token under the target.
     """
 
     token_ids: list[int]
     text: str
+    token_logprobs: list[float]

@@ -14,26 +14,21 @@ from typing import Any
 import numpy as np
 
 from dsbd_ort.cost_cache import engine_costs
-from dsbd_ort.decoding import (
-    DecodeResult,
-    DecodeStep,
-    DecodingConfig,
-    TraceRecorder,
-    decode_steps,
-)
-from dsbd_ort.decoding.cached_prefix import CachedPrefix
+from dsbd_ort.decoding import DecodeResult, DecodingConfig, DecodingRequest, TraceRecorder
 from dsbd_ort.decoding.cost_curve import EngineCosts
 from dsbd_ort.decoding.experience import Experience
+from dsbd_ort.decoding.lone import Steps, steps_of
 from dsbd_ort.generated import GeneratedSequence, GenerationResult, StreamStep
+from dsbd_ort.kept_rows import KeptRows
 from dsbd_ort.prompt_ids import check_context, prompt_ids
 from dsbd_ort.request_lock import RequestLock
-from dsbd_ort.stop_strings import StopFilter, StopSearch, text_before_stop
+from dsbd_ort.stop_strings import StopSearch, text_before_stop
+from dsbd_ort.text_stream import TextStream
 from dsbd_runtime.bundle import Bundle, open_bundle
 from dsbd_runtime.causal_lm import CausalLM
 from dsbd_runtime.chat_template import ChatTemplate, Message
 from dsbd_runtime.errors import CapacityError
 from dsbd_runtime.loading import load_pair
-from dsbd_runtime.stream_decoder import StreamDecoder
 from dsbd_runtime.tokenizer import Tokenizer
 
 
@@ -65,8 +60,7 @@ class Pipeline:
         self._measure = measure
         self._costs: EngineCosts | None = None
         self._lock = RequestLock()
-        self._reuses_prefix = prefix_cache
-        self._prefixes = (CachedPrefix(), CachedPrefix())
+        self._rows = KeptRows(target, draft, are_reused=prefix_cache)
         self._experience: defaultdict[object, Experience] = defaultdict(Experience.initial)
 
     @classmethod
@@ -151,14 +145,13 @@ class Pipeline:
             BusyError: this thread has a stream that is not finished.
             EngineError: an engine failed in a call.
         """
-        config = self._config(options)
-        with self._request():
-            steps = self._decode_steps(prompt, config, trace)
-            while True:
-                try:
-                    next(steps)
-                except StopIteration as stop:
-                    return self._with_text(stop.value, config)
+        request = self.prepare(prompt, options, trace=trace)
+        steps = self._steps(request)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as stop:
+                return self.with_text(stop.value, request.config)
 
     def stream(
         self, prompt: str | Sequence[int], *, trace: TraceRecorder | None = None, **options: Any
@@ -169,28 +162,69 @@ class Pipeline:
         caller may give up in between; the last one brings the rest of the best sequence. The
         texts together are the text of that sequence. See ``generate`` for arguments and errors.
         """
-        config = self._config(options)
-        with self._request():
-            return (yield from self._streamed(prompt, config, trace))
+        request = self.prepare(prompt, options, trace=trace)
+        texts = TextStream(self.tokenizer, request.config.stop_texts)
+        steps = self._steps(request)
+        with contextlib.closing(steps):
+            while True:
+                try:
+                    yield texts.push(next(steps))
+                except StopIteration as stop:
+                    result = self.with_text(stop.value, request.config)
+                    yield texts.finish(result.sequences[0])
+                    return result
 
-    def _streamed(
-        self, prompt: str | Sequence[int], config: DecodingConfig, trace: TraceRecorder | None
-    ) -> Generator[StreamStep, None, GenerationResult]:
-        decoder, stops = StreamDecoder(self.tokenizer), StopFilter(config.stop_texts)
-        num_shown = 0
-        steps = self._decode_steps(prompt, config, trace)
-        while True:
+    def prepare(
+        self,
+        prompt: str | Sequence[int],
+        options: Mapping[str, Any],
+        *,
+        trace: TraceRecorder | None = None,
+    ) -> DecodingRequest:
+        """Return what ``generate`` would decode, checked against this bundle; no engine is used."""
+        config = self._config(options)
+        token_ids = prompt_ids(self.tokenizer, prompt)
+        check_context(self.bundle, len(token_ids), config.max_new_tokens)
+        return DecodingRequest(
+            prompt_ids=token_ids,
+            config=config,
+            rng=np.random.default_rng(config.seed),
+            stop=StopSearch(self.tokenizer, config.stop_texts) if config.stop_texts else None,
+            trace=trace,
+        )
+
+    def planned(self, request: DecodingRequest) -> DecodingRequest:
+        """Return the request with what its drafting policy must know.
+
+        That may have to be measured first: only for who holds the engines.
+        """
+        config = request.config
+        if config.draft_policy != "throughput":
+            return request
+        laws = (config.strategy, config.width, config.temperature, config.top_k, config.top_p)
+        return dataclasses.replace(
+            request, costs=self._engine_costs(), experience=self._experience[laws]
+        )
+
+    def with_text(self, result: DecodeResult, config: DecodingConfig) -> GenerationResult:
+        """Return a decoded request with the text of its sequences."""
+        sequences = []
+        for sequence in result.sequences:
+            text = text_before_stop(self.tokenizer.decode(sequence.token_ids), config.stop_texts)
+            sequences.append(GeneratedSequence(**vars(sequence), text=text))
+        return GenerationResult(sequences, result.stats)
+
+    @contextlib.contextmanager
+    def engines(self) -> Iterator[tuple[CausalLM, CausalLM]]:
+        """Hold target and draft, caches empty; requests of other threads wait for the end."""
+        with self._lock.held():
+            self._rows.forget()
+            self._engine_costs()  # later the caches will be in use
             try:
-                agreed = next(steps).agreed_tokens
-            except StopIteration as stop:
-                result = self._with_text(stop.value, config)
-                rest = result.sequences[0].token_ids[num_shown:]
-                text = stops.push(decoder.push(rest) + decoder.finish()) + stops.finish()
-                yield StreamStep(rest, text)
-                return result
-            new = agreed[num_shown:]
-            num_shown = len(agreed)
-            yield StreamStep(new, stops.push(decoder.push(new)) if new else "")
+                yield self._target, self._draft
+            finally:
+                for model in (self._target, self._draft):
+                    model.keep(np.arange(0))
 
     def chat_prompt(
         self,
@@ -214,71 +248,44 @@ class Pipeline:
         )
         return self.tokenizer.encode(text, add_special_tokens=False)
 
-    @contextlib.contextmanager
-    def _request(self) -> Iterator[None]:
-        """Hold the pipeline for one request; one that fails leaves no row to the next."""
-        with self._lock.held():
-            try:
-                yield
-            except GeneratorExit:  # a stream was closed: all rows are right
-                raise
-            except BaseException as error:
-                self._prefixes = (CachedPrefix(), CachedPrefix())
-                if isinstance(error, MemoryError):
-                    raise CapacityError(
-                        f"no memory for this request ({error}); ask for fewer beams, a shorter "
-                        "draft or fewer new tokens"
-                    ) from error
-                raise
+    def _steps(self, request: DecodingRequest) -> Steps:
+        """Hold the pipeline for one request."""
+        with self._lock.held(), self._told_errors():
+            request = self.planned(request)
+            self._rows.drop_but_for(request.prompt_ids[:-1])
+            steps = steps_of(request, self._target, self._draft, self._rows.prefixes)
+            return self.with_peak((yield from steps))
 
-    def _decode_steps(
-        self, prompt: str | Sequence[int], config: DecodingConfig, trace: TraceRecorder | None
-    ) -> Generator[DecodeStep, None, DecodeResult]:
-        token_ids = prompt_ids(self.tokenizer, prompt)
-        check_context(self.bundle, len(token_ids), config.max_new_tokens)
-        is_planned = config.draft_policy == "throughput"
-        costs = self._engine_costs() if is_planned else None
-        self._drop_rows_but_for(token_ids[:-1])
-        laws = (config.strategy, config.width, config.temperature, config.top_k, config.top_p)
-        return decode_steps(
-            self._target,
-            self._draft,
-            token_ids,
-            config,
-            np.random.default_rng(config.seed),
-            stop=StopSearch(self.tokenizer, config.stop_texts) if config.stop_texts else None,
-            costs=costs,
-            experience=self._experience[laws] if is_planned else None,
-            prefixes=self._prefixes,
-            trace=trace,
-        )
+    def with_peak(self, result: DecodeResult) -> DecodeResult:
+        """Return a decoded request with the most that both caches took."""
+        kv_bytes_peak = self._target.kv_bytes_peak + self._draft.kv_bytes_peak
+        stats = dataclasses.replace(result.stats, kv_bytes_peak=kv_bytes_peak)
+        return dataclasses.replace(result, stats=stats)
+
+    @contextlib.contextmanager
+    def _told_errors(self) -> Iterator[None]:
+        """Leave no row of a request that fails to the next; say what a lack of memory means."""
+        try:
+            yield
+        except GeneratorExit:  # a stream was closed: all rows are right
+            raise
+        except BaseException as error:
+            self._rows.forget()
+            if isinstance(error, MemoryError):
+                raise CapacityError(
+                    f"no memory for this request ({error}); ask for fewer beams, a shorter "
+                    "draft or fewer new tokens"
+                ) from error
+            raise
 
     def _engine_costs(self) -> EngineCosts:
         if self._costs is None:
-            self._prefixes = (CachedPrefix(), CachedPrefix())  # measuring empties the caches
+            self._rows.forget()  # measuring empties the caches
             self._costs = self._measure()
         return self._costs
 
-    def _drop_rows_but_for(self, token_ids: list[int]) -> None:
-        """Give the last request's memory back, but for the rows that begin ``token_ids``."""
-        if not self._reuses_prefix:
-            self._prefixes = (CachedPrefix(), CachedPrefix())
-        for model, prefix in zip((self._target, self._draft), self._prefixes, strict=True):
-            prefix.tokens = token_ids[: prefix.num_common(token_ids)]
-            model.keep(np.arange(len(prefix.tokens)))
-            model.shrink()
-            model.reset_peak()
-
-    def _config(self, options: dict[str, Any]) -> DecodingConfig:
+    def _config(self, options: Mapping[str, Any]) -> DecodingConfig:
+        options = dict(options)
         if options.get("eos_token_id") is None:
-            options = {**options, "eos_token_id": tuple(self.bundle.manifest.target.eos_token_ids)}
+            options["eos_token_id"] = tuple(self.bundle.manifest.target.eos_token_ids)
         return DecodingConfig.from_options(options)
-
-    def _with_text(self, result: DecodeResult, config: DecodingConfig) -> GenerationResult:
-        sequences = []
-        for sequence in result.sequences:
-            text = text_before_stop(self.tokenizer.decode(sequence.token_ids), config.stop_texts)
-            sequences.append(GeneratedSequence(**vars(sequence), text=text))
-        kv_bytes_peak = self._target.kv_bytes_peak + self._draft.kv_bytes_peak
-        stats = dataclasses.replace(result.stats, kv_bytes_peak=kv_bytes_peak)
-        return GenerationResult(sequences, stats)

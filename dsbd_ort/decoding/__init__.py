@@ -1,14 +1,10 @@
 """The algorithm: speculative beam decoding over any StepModel, in numpy alone."""
 
 from dsbd_ort.decoding.config import DecodingConfig
-from dsbd_ort.decoding.decode import (
-    DecodedSequence,
-    DecodeResult,
-    DecodeStep,
-    decode,
-    decode_steps,
-)
+from dsbd_ort.decoding.decode import DecodingRequest
+from dsbd_ort.decoding.decoded import DecodedSequence, DecodeResult, DecodeStep
 from dsbd_ort.decoding.errors import ConfigError, DecodingError, ModelError
+from dsbd_ort.decoding.lone import decode, decode_steps
 from dsbd_ort.decoding.stats import DecodingStats
 from dsbd_ort.decoding.step_model import CandidateModel, Candidates, StepModel
 from dsbd_ort.decoding.stopping import StopState
@@ -32,6 +28,7 @@ __all__ = [
     "DecodedSequence",
     "DecodingConfig",
     "DecodingError",
+    "DecodingRequest",
     "DecodingStats",
     "ModelError",
     "RequestTrace",

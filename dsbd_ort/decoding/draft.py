@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from dsbd_ort.decoding.beams import Beams
 from dsbd_ort.decoding.drafting import Drafting
+from dsbd_ort.decoding.engine_call import EngineCalls
 from dsbd_ort.decoding.forest import Forest
 from dsbd_ort.decoding.forest_cache import ForestCache
 from dsbd_ort.decoding.joint_law import JointLaw, joint_law
@@ -35,7 +36,7 @@ def draft_forest(
     beams: Beams,
     drafting: Drafting,
     step: int,
-) -> list[DraftLayer]:
+) -> EngineCalls[list[DraftLayer]]:
     """Add the draft's candidates to the forest: one engine call a layer.
 
     The draft's weights u start at the target's weights of the input beams (the published code
@@ -54,7 +55,7 @@ def draft_forest(
     layers: list[DraftLayer] = []
     nodes, log_u, copies = beams.nodes, beams.log_weights, beams.copies
     while not forest.absorbing.issuperset(nodes) and drafting.wants_layer(len(nodes)):
-        draft.compute(nodes)
+        yield from draft.compute(nodes)
         law = joint_law(nodes, log_u, copies, [draft.law(node) for node in nodes])
         drawn = drafting.choose(law, step + len(layers))
         if not len(drawn):

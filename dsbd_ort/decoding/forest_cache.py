@@ -10,8 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_ort.decoding.cached_prefix import CachedPrefix
+from dsbd_ort.decoding.engine_call import EngineCall, EngineCalls
 from dsbd_ort.decoding.forest import NO_NODE, Forest
 from dsbd_ort.decoding.law_source import law_source
+from dsbd_ort.decoding.meter import Meter
 from dsbd_ort.decoding.step_model import StepModel
 from dsbd_ort.decoding.warp import TokenLaw, Warp
 
@@ -32,13 +34,20 @@ class ForestCache:
     """
 
     def __init__(
-        self, role: str, model: StepModel, forest: Forest, warp: Warp, prefix: CachedPrefix
+        self,
+        role: str,
+        model: StepModel,
+        meter: Meter,
+        forest: Forest,
+        warp: Warp,
+        prefix: CachedPrefix,
     ) -> None:
         """Take an engine whose cache begins with the rows of ``prefix``, which is kept true.
 
         ``role``, "target" or "draft", is what errors call it.
         """
         self._model = model
+        self._meter = meter
         self._prefix = prefix
         self._forest = forest
         self._source = law_source(model, warp, role)
@@ -46,18 +55,19 @@ class ForestCache:
         self._laws: dict[int, TokenLaw] = {}
         self._seen: dict[int, int] = {}  # bit r: the node sees row num_shared + r
 
-    def prefill(self, token_ids: NDArray[np.int64]) -> None:
+    def prefill(self, token_ids: NDArray[np.int64]) -> EngineCalls[None]:
         """Compute the prompt but for its last token, which is the forest's root. No logits."""
         tokens, prefix = token_ids.tolist(), self._prefix
         num_cached = prefix.num_common(tokens)
         prefix.tokens = tokens[:num_cached]
-        self._model.keep(np.arange(num_cached))
+        self._keep(np.arange(num_cached))
         nothing = np.arange(0)
         for start in range(num_cached, len(token_ids), PREFILL_CHUNK):
             chunk = token_ids[start : start + PREFILL_CHUNK]
             positions = np.arange(start, start + len(chunk))
             mask = np.tri(len(chunk), start + len(chunk), start, dtype=np.bool_)
-            self._source.step(chunk, positions, mask, nothing)
+            outputs = yield EngineCall(self._model, self._meter, chunk, positions, mask, nothing)
+            self._source.laws(outputs, 0)
         self._num_shared = len(token_ids)
         prefix.tokens = tokens
 
@@ -87,7 +97,7 @@ class ForestCache:
             found = {parents[node] for node in found}
         return sorted(missing)
 
-    def compute(self, nodes: Iterable[int]) -> None:
+    def compute(self, nodes: Iterable[int]) -> EngineCalls[None]:
         """Compute ``nodes`` and their pending ancestors in one engine call, if any."""
         nodes = self.pending(nodes)
         if not nodes:
@@ -99,13 +109,15 @@ class ForestCache:
             seen[node] = (0 if parent == NO_NODE else seen[parent]) | 1 << bit
         mask = np.ones((len(nodes), first_row + len(nodes)), dtype=np.bool_)
         mask[:, num_shared:] = _bits([seen[node] for node in nodes], mask.shape[1] - num_shared)
-        laws = self._source.step(
+        outputs = yield EngineCall(
+            self._model,
+            self._meter,
             np.array([forest.tokens[node] for node in nodes]),
             np.array([forest.positions[node] for node in nodes]),
             mask,
             np.arange(len(nodes)),
         )
-        self._laws.update(zip(nodes, laws, strict=True))
+        self._laws.update(zip(nodes, self._source.laws(outputs, len(nodes)), strict=True))
 
     def parents_of_pending(self, nodes: set[int]) -> set[int]:
         """Return the ancestors of ``nodes`` without which these could not be computed later."""
@@ -136,9 +148,13 @@ class ForestCache:
         kept = np.flatnonzero(bits[0])
         if len(kept) < num_own:
             rows_of_all = np.arange(self._num_shared)
-            self._model.keep(np.concatenate([rows_of_all, kept + self._num_shared]))
+            self._keep(np.concatenate([rows_of_all, kept + self._num_shared]))
         self._seen = dict(zip(seen, _integers(bits[1:, kept[num_common:]]), strict=True))
         self._num_shared += num_common
+
+    def _keep(self, rows: NDArray[np.int64]) -> None:
+        with self._meter.timed():
+            self._model.keep(rows)
 
 
 def _bits(integers: list[int], num_bits: int) -> NDArray[np.bool_]:

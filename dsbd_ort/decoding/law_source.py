@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_ort.decoding.config import DecodingConfig
+from dsbd_ort.decoding.engine_call import EngineOutputs
 from dsbd_ort.decoding.errors import ConfigError, ModelError
-from dsbd_ort.decoding.step_model import CandidateModel, StepModel, candidate_model
+from dsbd_ort.decoding.step_model import CandidateModel, Candidates, StepModel, candidate_model
 from dsbd_ort.decoding.warp import TokenLaw, Warp
 
 
 class LawSource(Protocol):
-    """A model whose steps end in token laws."""
+    """Makes token laws of what an engine call returned."""
 
-    def step(
-        self,
-        token_ids: NDArray[np.int64],
-        positions: NDArray[np.int64],
-        mask: NDArray[np.bool_],
-        logit_rows: NDArray[np.int64],
-    ) -> list[TokenLaw]:
-        """Append S rows as StepModel.step does; return the laws after the R asked ones."""
+    def laws(self, outputs: EngineOutputs, num_rows: int) -> list[TokenLaw]:
+        """Return the laws after the ``num_rows`` rows that were asked for."""
 
 
 def law_source(model: StepModel, warp: Warp, role: str) -> LawSource:
@@ -39,22 +34,16 @@ def law_source(model: StepModel, warp: Warp, role: str) -> LawSource:
 class NamedLaws:
     """Laws of a model whose errors say which model, and which of its calls in this request."""
 
-    def __init__(self, role: str, laws: LawSource) -> None:
+    def __init__(self, role: str, source: LawSource) -> None:
         self._role = role
-        self._laws = laws
+        self._source = source
         self._num_calls = 0
 
-    def step(
-        self,
-        token_ids: NDArray[np.int64],
-        positions: NDArray[np.int64],
-        mask: NDArray[np.bool_],
-        logit_rows: NDArray[np.int64],
-    ) -> list[TokenLaw]:
-        """See LawSource.step."""
+    def laws(self, outputs: EngineOutputs, num_rows: int) -> list[TokenLaw]:
+        """See LawSource.laws."""
         self._num_calls += 1
         try:
-            return self._laws.step(token_ids, positions, mask, logit_rows)
+            return self._source.laws(outputs, num_rows)
         except ModelError as error:
             raise ModelError(f"call {self._num_calls} of the {self._role}: {error}") from error
 
@@ -66,16 +55,10 @@ class LogitLaws:
         self._model = model
         self._warp = warp
 
-    def step(
-        self,
-        token_ids: NDArray[np.int64],
-        positions: NDArray[np.int64],
-        mask: NDArray[np.bool_],
-        logit_rows: NDArray[np.int64],
-    ) -> list[TokenLaw]:
-        """See LawSource.step."""
-        logits = self._model.step(token_ids, positions, mask, logit_rows)
-        _check_shape("logits", logits, (len(logit_rows), self._model.vocab_size))
+    def laws(self, outputs: EngineOutputs, num_rows: int) -> list[TokenLaw]:
+        """See LawSource.laws."""
+        logits = cast(NDArray[np.float32], outputs)
+        _check_shape("logits", logits, (num_rows, self._model.vocab_size))
         return self._warp.laws(logits)
 
 
@@ -83,24 +66,18 @@ class CandidateLaws:
     """Laws from the largest logits of a row; no array of the vocabulary's size is made."""
 
     def __init__(self, model: CandidateModel, warp: Warp) -> None:
-        self._model = model
+        self._vocab_size = model.vocab_size
         self._num_candidates = model.num_candidates
         self._warp = warp
 
-    def step(
-        self,
-        token_ids: NDArray[np.int64],
-        positions: NDArray[np.int64],
-        mask: NDArray[np.bool_],
-        logit_rows: NDArray[np.int64],
-    ) -> list[TokenLaw]:
-        """See LawSource.step."""
-        found = self._model.step_candidates(token_ids, positions, mask, logit_rows)
-        wanted = (len(logit_rows), self._num_candidates)
+    def laws(self, outputs: EngineOutputs, num_rows: int) -> list[TokenLaw]:
+        """See LawSource.laws."""
+        found = cast(Candidates, outputs)
+        wanted = (num_rows, self._num_candidates)
         _check_shape("top_ids", found.top_ids, wanted)
         _check_shape("top_logits", found.top_logits, wanted)
         _check_shape("logsumexp", found.logsumexp, wanted[:1])
-        _check_ids(found.top_ids, self._model.vocab_size)
+        _check_ids(found.top_ids, self._vocab_size)
         return self._warp.laws_of_candidates(found.top_ids, found.top_logits, found.logsumexp)
 
 

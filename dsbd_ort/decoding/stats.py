@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dsbd_ort.decoding.step_model import Candidates, StepModel, candidate_model
-
-Clock = Callable[[], float]
+from dsbd_ort.decoding.meter import Clock, Meter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +28,8 @@ class DecodingStats:
         time_to_first_token_s: from the request to the first committed layer.
         time_per_output_token_s: per further token of the best sequence, None without one.
         tokens_per_s: tokens of the best sequence per second of the whole request.
-        draft_s, target_s: inside engine calls; host_s: everything that is not.
+        draft_s, target_s: inside engine calls, those whole that it shared with other requests;
+            host_s: everything that is not.
         kv_bytes_peak: bytes allocated for both caches, None for models that do not tell.
         energy_joules: None where nothing can measure it.
     """
@@ -60,77 +57,12 @@ class DecodingStats:
     energy_joules: float | None = None
 
 
-class MeteredModel:
-    """A StepModel that counts its calls and rows and times them; cache moves count as time too."""
-
-    def __init__(self, model: StepModel, clock: Clock) -> None:
-        self._model = model
-        self._candidate_model = candidate_model(model)
-        self._clock = clock
-        self.calls = 0
-        self.rows = 0
-        self.seconds = 0.0
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of tokens."""
-        return self._model.vocab_size
-
-    @property
-    def num_rows(self) -> int:
-        """Rows now in the cache."""
-        return self._model.num_rows
-
-    @property
-    def num_candidates(self) -> int:
-        """See CandidateModel.num_candidates; 0 for a model that returns all logits."""
-        return self._candidate_model.num_candidates if self._candidate_model else 0
-
-    def step(
-        self,
-        token_ids: NDArray[np.int64],
-        positions: NDArray[np.int64],
-        mask: NDArray[np.bool_],
-        logit_rows: NDArray[np.int64],
-    ) -> NDArray[np.float32]:
-        """See StepModel.step."""
-        began = self._clock()
-        logits = self._model.step(token_ids, positions, mask, logit_rows)
-        self._count(began, len(token_ids))
-        return logits
-
-    def step_candidates(
-        self,
-        token_ids: NDArray[np.int64],
-        positions: NDArray[np.int64],
-        mask: NDArray[np.bool_],
-        logit_rows: NDArray[np.int64],
-    ) -> Candidates:
-        """See CandidateModel.step_candidates; only where ``num_candidates`` is not 0."""
-        assert self._candidate_model is not None
-        began = self._clock()
-        candidates = self._candidate_model.step_candidates(token_ids, positions, mask, logit_rows)
-        self._count(began, len(token_ids))
-        return candidates
-
-    def keep(self, rows: NDArray[np.int64]) -> None:
-        """See StepModel.keep."""
-        began = self._clock()
-        self._model.keep(rows)
-        self.seconds += self._clock() - began
-
-    def _count(self, began: float, num_rows: int) -> None:
-        self.seconds += self._clock() - began
-        self.calls += 1
-        self.rows += num_rows
-
-
 @dataclass
 class Recorder:
     """Collects the statistics while a request runs."""
 
-    target: MeteredModel
-    draft: MeteredModel | None
+    target: Meter
+    draft: Meter | None
     clock: Clock = time.perf_counter
     began: float = 0.0
     first_token_at: float | None = None

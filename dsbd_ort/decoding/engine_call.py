@@ -1,0 +1,63 @@
+"""What the loop asks of an engine: it says which call it needs, whoever drives it has it made.
+
+So one request can have its calls made at once, and several requests can share them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsbd_ort.decoding.meter import Meter
+from dsbd_ort.decoding.step_model import Candidates, StepModel, candidate_model
+
+EngineOutputs = NDArray[np.float32] | Candidates
+"""What StepModel.step returns or, of a model that returns candidates, step_candidates."""
+
+
+@dataclass(frozen=True, eq=False)
+class EngineCall:
+    """One call that a request needs before it can go on.
+
+    Attributes:
+        model: the engine, or the request's share of it.
+        meter: of the request, for this engine.
+        token_ids, positions, mask, logit_rows: the arguments of StepModel.step.
+    """
+
+    model: StepModel
+    meter: Meter
+    token_ids: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    mask: NDArray[np.bool_]
+    logit_rows: NDArray[np.int64]
+
+    def run(self) -> EngineOutputs:
+        """Have the model make the call, for this request alone."""
+        with self.meter.timed():
+            outputs = step(self.model, self.token_ids, self.positions, self.mask, self.logit_rows)
+        self.meter.count(len(self.token_ids))
+        return outputs
+
+
+Result = TypeVar("Result")
+EngineCalls = Generator[EngineCall, EngineOutputs, Result]
+"""What needs engine calls on its way to a result: each is answered by its outputs."""
+
+
+def step(
+    model: StepModel,
+    token_ids: NDArray[np.int64],
+    positions: NDArray[np.int64],
+    mask: NDArray[np.bool_],
+    logit_rows: NDArray[np.int64],
+) -> EngineOutputs:
+    """Append rows to a model; return logits, or candidates where it returns those."""
+    with_candidates = candidate_model(model)
+    if with_candidates:
+        return with_candidates.step_candidates(token_ids, positions, mask, logit_rows)
+    return model.step(token_ids, positions, mask, logit_rows)

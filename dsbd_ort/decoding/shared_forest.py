@@ -1,0 +1,147 @@
+"""Several requests on one pair of engines: their trees are one forest, verified in one call.
+
+Each request runs the loop of ``decode`` for itself and gets what it would get alone; here its
+engine calls are made together with those of the others. An iteration makes draft calls as long as
+a request asks for one, then one call of the target for all. Requests come and go between two
+iterations.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from dsbd_ort.decoding.decode import DecodingLoop, DecodingRequest, decoding_loop
+from dsbd_ort.decoding.decoded import DecodeResult, DecodeStep
+from dsbd_ort.decoding.engine_call import EngineCall, EngineOutputs
+from dsbd_ort.decoding.meter import Clock
+from dsbd_ort.decoding.row_pool import Lane, RowPool
+from dsbd_ort.decoding.step_model import StepModel
+
+Outcome = DecodeResult | Exception
+"""How a request ended; an exception is what a lone run would have raised."""
+
+
+@dataclass(eq=False)
+class Tree:
+    """A request on its way; ``SharedForest.join`` makes it.
+
+    Attributes:
+        lanes: its rows in the caches of target and draft.
+        loop: of the request.
+        wanted: the engine call that it waits for, None once it is over.
+    """
+
+    lanes: tuple[Lane, Lane]
+    loop: DecodingLoop
+    wanted: EngineCall | None = None
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What an iteration brought to one request: a step, or its end."""
+
+    tree: Tree
+    event: DecodeStep | Outcome
+
+
+class SharedForest:
+    """The live requests of one pair of engines.
+
+    Attributes:
+        target, draft: the caches of both engines, of which every request has a lane.
+    """
+
+    def __init__(
+        self,
+        target: StepModel,
+        draft: StepModel,
+        *,
+        max_rows: int | None = None,
+        clock: Clock = time.perf_counter,
+    ) -> None:
+        """Take both engines, whose caches are nobody else's; max_rows: most rows of each."""
+        self.target = RowPool(target, max_rows)
+        self.draft = RowPool(draft, max_rows)
+        self._clock = clock
+        self._trees: list[Tree] = []
+
+    @property
+    def num_trees(self) -> int:
+        """Live requests."""
+        return len(self._trees)
+
+    def join(self, request: DecodingRequest) -> Tree:
+        """Take in a request; it starts with the next iteration.
+
+        Raises what ``decoding_loop`` raises.
+        """
+        known = request.prompt_ids[:-1]
+        lanes = self.target.open_lane(known), self.draft.open_lane(known)
+        tree = Tree(lanes, decoding_loop(request, *lanes, (lanes[0].prefix, lanes[1].prefix)))
+        self._trees.append(tree)
+        try:
+            tree.wanted = next(tree.loop)  # type: ignore[assignment]  # no step comes before a call
+        except BaseException:
+            self.leave(tree)
+            raise
+        return tree
+
+    def leave(self, tree: Tree) -> None:
+        """Give up a request between two iterations; one that is over has left already."""
+        if tree in self._trees:
+            self._trees.remove(tree)
+            tree.wanted = None
+            tree.loop.close()
+            self.target.close_lane(tree.lanes[0])
+            self.draft.close_lane(tree.lanes[1])
+
+    def iterate(self) -> list[Progress]:
+        """Run one iteration of every request; return what it brought.
+
+        A request whose prompt is still being computed brings nothing; one that ends has left.
+        """
+        progress: list[Progress] = []
+        while drafting := [tree for tree in self._trees if _wants(tree, tree.lanes[1])]:
+            self._run(self.draft, drafting, progress)
+        verifying = [tree for tree in self._trees if _wants(tree, tree.lanes[0])]
+        if verifying:
+            self._run(self.target, verifying, progress)
+        return progress
+
+    def _run(self, pool: RowPool, trees: list[Tree], progress: list[Progress]) -> None:
+        """Make the calls that the trees wait for together, and let each go on."""
+        calls = [tree.wanted for tree in trees if tree.wanted is not None]
+        began = self._clock()
+        try:
+            outputs = pool.run(calls)
+        except Exception as error:  # of the engine: all who took part have lost their rows
+            for tree in trees:
+                self._end(tree, error, progress)
+            return
+        seconds = self._clock() - began
+        for tree, call, part in zip(trees, calls, outputs, strict=True):
+            call.meter.seconds += seconds
+            call.meter.count(len(call.token_ids))
+            self._advance(tree, part, progress)
+
+    def _advance(self, tree: Tree, outputs: EngineOutputs, progress: list[Progress]) -> None:
+        """Let a request go on to the next call that it needs, or to its end."""
+        try:
+            wanted = tree.loop.send(outputs)
+            while isinstance(wanted, DecodeStep):
+                progress.append(Progress(tree, wanted))
+                wanted = tree.loop.send(None)
+            tree.wanted = wanted
+        except StopIteration as stop:
+            self._end(tree, stop.value, progress)
+        except Exception as error:  # of this request alone
+            self._end(tree, error, progress)
+
+    def _end(self, tree: Tree, outcome: Outcome, progress: list[Progress]) -> None:
+        self.leave(tree)
+        progress.append(Progress(tree, outcome))
+
+
+def _wants(tree: Tree, lane: Lane) -> bool:
+    return tree.wanted is not None and tree.wanted.model is lane

@@ -1,0 +1,289 @@
+"""Requests that share engine calls get what each would get alone, whoever comes or goes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dsbd_ort.decoding import (
+    DecodeResult,
+    DecodingConfig,
+    DecodingError,
+    DecodingRequest,
+    ModelError,
+    TableModel,
+)
+from dsbd_ort.decoding.decoded import DecodeStep
+from dsbd_ort.decoding.row_bound import most_rows
+from dsbd_ort.decoding.shared_forest import SharedForest, Tree
+from tests.decoding.candidate_table import CandidateTable
+from tests.decoding.tables import all_tokens, mixed_table, random_table, run
+
+VOCAB, EOS = 6, 5
+TARGET = random_table(1, VOCAB)
+DRAFT = mixed_table(TARGET, random_table(2, VOCAB), 0.7)
+OPTIONS = [
+    {"strategy": "dsbd", "num_beams": 3, "width_policy": "fixed"},
+    {"strategy": "dsbd", "num_beams": 2, "draft_beams": (4, 3), "draft_length": 2},
+    {"strategy": "beam-sample", "num_beams": 2},
+    {"strategy": "dsbd", "num_beams": 2, "coupling": "rejection"},
+    {"strategy": "speculative", "draft_length": 5},
+    {"strategy": "tree-speculative", "temperature": 0.7},
+    {"strategy": "speculative-beam-search", "num_beams": 3},
+    {"strategy": "beam-search", "num_beams": 2, "max_new_tokens": 3},
+    {"strategy": "mjsd", "draft_beams": 2},
+    {"strategy": "mjgd", "joint_beams": 3},
+    {"strategy": "dsbd", "num_beams": 2, "memory": "single"},
+    {"strategy": "sample", "num_return_sequences": 1, "max_new_tokens": 25},
+]
+
+
+@dataclass
+class Asked:
+    options: dict[str, object]
+    prompt: tuple[int, ...]
+    seed: int
+    result: DecodeResult | None = None
+    most_rows: list[int] = field(default_factory=lambda: [0, 0])
+
+    @property
+    def config(self) -> DecodingConfig:
+        return DecodingConfig(**{"max_new_tokens": 12, "eos_token_id": EOS, **self.options})
+
+    def request(self) -> DecodingRequest:
+        rng = np.random.default_rng(self.seed)
+        return DecodingRequest(prompt_ids=self.prompt, config=self.config, rng=rng)
+
+    def alone(self) -> list[list[int]]:
+        return all_tokens(run(self.config, TARGET, DRAFT, VOCAB, self.seed, self.prompt))
+
+
+def asked(seed: int, num_requests: int) -> list[Asked]:
+    """All kinds of requests; some prompts begin alike, some are one token."""
+    rng = np.random.default_rng(seed)
+    prompts = [tuple(rng.integers(5, size=size).tolist()) for size in (1, 3, 9, 300)]
+    return [
+        Asked(
+            OPTIONS[i % len(OPTIONS)],
+            prompts[rng.integers(4)] + tuple(rng.integers(5, size=rng.integers(3)).tolist()),
+            seed + i,
+        )
+        for i in range(num_requests)
+    ]
+
+
+def answered(
+    forest: SharedForest, requests: list[Asked], most_live: int, arrivals: Iterator[bool]
+) -> None:
+    """Answer all requests: ``arrivals`` says whether one joins before the next iteration."""
+    waiting, live = list(requests), dict[int, tuple[Tree, Asked]]()
+    while waiting or live:
+        while waiting and len(live) < most_live and (not live or next(arrivals)):
+            request = waiting.pop(0)
+            tree = forest.join(request.request())
+            live[id(tree)] = (tree, request)
+        for progress in forest.iterate():
+            tree, request = live[id(progress.tree)]
+            if isinstance(progress.event, DecodeStep):
+                for i, lane in enumerate(tree.lanes):
+                    request.most_rows[i] = max(request.most_rows[i], lane.num_rows)
+                continue
+            assert isinstance(progress.event, DecodeResult), progress.event
+            request.result = progress.event
+            del live[id(tree)]
+        assert forest.num_trees == len(live)
+
+
+def shared(**settings: int) -> SharedForest:
+    return SharedForest(TableModel(VOCAB, TARGET), TableModel(VOCAB, DRAFT), **settings)
+
+
+def coin(seed: int) -> Iterator[bool]:
+    rng = np.random.default_rng(seed)
+    return iter(lambda: bool(rng.integers(2)), None)
+
+
+@pytest.mark.parametrize("most_live", [1, 2, 5, 40])
+def test_every_request_gets_what_it_would_get_alone(most_live: int) -> None:
+    requests = asked(seed=most_live, num_requests=36)
+    answered(shared(), requests, most_live, coin(most_live))
+    for request in requests:
+        assert all_tokens(request.result) == request.alone(), request
+
+
+def test_engines_that_return_candidates_are_shared_as_well() -> None:
+    models = CandidateTable(VOCAB, TARGET, 5), CandidateTable(VOCAB, DRAFT, 5)
+    requests = [r for r in asked(seed=3, num_requests=24) if "search" not in str(r.options)]
+    for request in requests:
+        request.options = {**request.options, "top_k": 4}
+    answered(SharedForest(*models), requests, 6, coin(3))
+    for request in requests:
+        found = [sequence.token_ids for sequence in request.result.sequences]
+        assert found == [tokens for tokens, _ in request.alone()]
+
+
+def test_whoever_leaves_half_way_takes_nothing_from_the_others() -> None:
+    forest, requests = shared(), asked(seed=9, num_requests=12)
+    trees = {id(tree): (tree, r) for r in requests for tree in [forest.join(r.request())]}
+    leaving = [trees[key][0] for key in list(trees)[::2]]
+    for iteration in range(400):
+        if iteration == 4:
+            for tree in leaving:
+                forest.leave(tree)
+                forest.leave(tree)  # again: it is gone already
+        for progress in forest.iterate():
+            if isinstance(progress.event, DecodeResult):
+                trees[id(progress.tree)][1].result = progress.event
+    assert forest.num_trees == 0
+    for tree, request in trees.values():
+        if request.result is None:
+            assert tree in leaving
+        else:
+            assert all_tokens(request.result) == request.alone()
+    assert sum(request.result is not None for request in requests) >= 6
+
+
+def test_rows_stay_within_what_the_requests_may_need() -> None:
+    requests = asked(seed=5, num_requests=48)
+    bounds = [most_rows(len(r.prompt), r.config) for r in requests]
+    max_rows = max(sum(bounds[i : i + 4]) for i in range(len(bounds)))
+    target, draft = TableModel(VOCAB, TARGET), TableModel(VOCAB, DRAFT)
+    most = Most(target), Most(draft)
+    answered(SharedForest(*most, max_rows=max_rows), requests, 4, iter(lambda: True, None))
+    for request, bound in zip(requests, bounds, strict=True):
+        assert all_tokens(request.result) == request.alone()
+        assert max(request.most_rows) <= bound
+    assert 300 < most[0].most_rows <= max_rows
+
+
+def test_a_full_pool_is_cleared_up_and_never_overflows() -> None:
+    """With no room to spare, dead rows go as soon as they are in the way."""
+    options = {"strategy": "dsbd", "num_beams": 2, "max_new_tokens": 40}
+    requests = [Asked(options, (1, 2, seed % 5), seed) for seed in range(30)]
+    bound = most_rows(3, requests[0].config)
+    target = Most(TableModel(VOCAB, TARGET))
+    forest = SharedForest(target, TableModel(VOCAB, DRAFT), max_rows=2 * bound)
+    answered(forest, requests, 2, iter(lambda: True, None))
+    assert target.most_rows <= 2 * bound
+    for request in requests:
+        assert all_tokens(request.result) == request.alone()
+
+
+class Most:
+    """A model that remembers how many rows its cache ever held."""
+
+    def __init__(self, model: TableModel) -> None:
+        self.model = model
+        self.vocab_size = model.vocab_size
+        self.keep = model.keep
+        self.most_rows = 0
+
+    @property
+    def num_rows(self) -> int:
+        return self.model.num_rows
+
+    def step(self, *arguments: np.ndarray) -> np.ndarray:
+        logits = self.model.step(*arguments)
+        self.most_rows = max(self.most_rows, self.model.num_rows)
+        return logits
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.fixed_dictionaries(
+        {
+            "num_beams": st.integers(1, 5),
+            "draft_length": st.integers(1, 6),
+            "draft_beams": st.integers(1, 7),
+            "width_policy": st.just("fixed"),
+            "temperature": st.sampled_from([0.3, 1.0, 3.0]),
+            "replacement": st.booleans(),
+            "max_new_tokens": st.integers(1, 60),
+        }
+    ),
+    st.integers(0, 2**32),
+)
+def test_no_request_holds_more_rows_than_its_bound(options: dict[str, object], seed: int) -> None:
+    options["draft_beams"] = max(options["draft_beams"], options["num_beams"])
+    request = Asked(options, (1, 2, 3), seed)
+    answered(shared(), [request], 1, iter(lambda: True, None))
+    assert 0 < max(request.most_rows) <= most_rows(3, request.config)
+
+
+def test_the_target_is_called_once_an_iteration_for_all() -> None:
+    options = {"strategy": "beam-sample", "num_beams": 2, "eos_token_id": None}
+    requests = [Asked(options, (1, 2, seed), seed) for seed in range(5)]
+    forest = shared()
+    calls = []
+    step, model = forest.target.model.step, forest.target.model
+    model.step = lambda *arguments: calls.append(len(arguments[0])) or step(*arguments)
+    answered(forest, requests, 5, iter(lambda: True, None))
+    assert len(calls) <= 14  # twelve tokens, and the prompts
+    assert max(calls) >= 5 * 2
+    for request in requests:
+        assert request.result.stats.target_calls <= 14
+        assert request.result.stats.target_rows < sum(calls) / 3
+
+
+def test_prompts_that_begin_alike_are_computed_once() -> None:
+    options = {"strategy": "speculative", "max_new_tokens": 2}
+    begin = tuple(np.random.default_rng(0).integers(5, size=200).tolist())
+    forest = shared()
+    first, *others = [Asked(options, (*begin, seed), seed) for seed in range(5)]
+    answered(forest, [first], 1, iter(lambda: True, None))
+    answered(forest, others, 4, iter(lambda: True, None))
+    computed = forest.target.model.computed_paths
+    assert sum(len(path) <= 200 for path in computed) == 200
+    for request in (first, *others):
+        assert all_tokens(request.result) == request.alone()
+
+
+def test_a_request_that_cannot_be_decoded_is_refused_and_leaves_nothing() -> None:
+    forest = shared()
+    bad = Asked({"strategy": "sample", "top_k": 0}, (), 0)
+    with pytest.raises(DecodingError, match="no token"):
+        forest.join(bad.request())
+    assert forest.num_trees == 0
+    good = Asked(OPTIONS[0], (1, 2), 1)
+    answered(forest, [good], 1, iter(lambda: True, None))
+    assert all_tokens(good.result) == good.alone()
+
+
+def test_a_failing_engine_ends_those_in_the_call_and_nobody_after_them() -> None:
+    forest = shared()
+    model, step = forest.target.model, forest.target.model.step
+    fails = iter([False, False, True])
+
+    def failing(*arguments: np.ndarray) -> np.ndarray:
+        if next(fails, False):
+            raise RuntimeError("no memory")
+        return step(*arguments)
+
+    model.step = failing
+    trees = [forest.join(request.request()) for request in asked(seed=2, num_requests=3)]
+    ends = [p for _ in range(3) for p in forest.iterate() if isinstance(p.event, RuntimeError)]
+    assert {id(p.tree) for p in ends} == {id(tree) for tree in trees}
+    later = asked(seed=4, num_requests=8)
+    answered(forest, later, 3, coin(1))
+    for request in later:
+        assert all_tokens(request.result) == request.alone()
+
+
+def test_bad_numbers_end_the_request_that_they_belong_to() -> None:
+    def poisoned(path: tuple[int, ...]) -> np.ndarray:
+        return np.full(VOCAB, np.nan) if path[:2] == (4, 4) else TARGET(path)
+
+    forest = SharedForest(TableModel(VOCAB, poisoned), TableModel(VOCAB, DRAFT))
+    good, bad = Asked(OPTIONS[0], (1, 2), 1), Asked(OPTIONS[0], (4, 4), 1)
+    trees = [forest.join(request.request()) for request in (good, bad)]
+    ends = {}
+    for _ in range(20):
+        for progress in forest.iterate():
+            ends[id(progress.tree)] = progress.event
+    assert isinstance(ends[id(trees[1])], ModelError)
+    assert all_tokens(ends[id(trees[0])]) == good.alone()
