@@ -218,13 +218,12 @@ class Pipeline:
     def engines(self) -> Iterator[tuple[CausalLM, CausalLM]]:
         """Hold target and draft, caches empty; requests of other threads wait for the end."""
         with self._lock.held():
-            self._rows.forget()
             self._engine_costs()  # later the caches will be in use
             try:
+                self._empty_caches()
                 yield self._target, self._draft
             finally:
-                for model in (self._target, self._draft):
-                    model.keep(np.arange(0))
+                self._empty_caches()
 
     def chat_prompt(
         self,
@@ -277,6 +276,10 @@ class Pipeline:
                     "draft or fewer new tokens"
                 ) from error
             raise
+
+    def _empty_caches(self) -> None:
+        self._rows.forget()
+        self._rows.drop_but_for([])
 
     def _engine_costs(self) -> EngineCosts:
         if self._costs is None:

@@ -87,12 +87,10 @@ def decoding_loop(
         prefixes: what the caches of target and draft hold already, updated for the next request;
             None drops it.
 
-    Raises:
-        DecodingError: an empty prompt, ids outside the vocabulary, a missing draft, or more
-            tokens to look at than an engine returns.
+    Raises what ``check_decodable`` raises.
     """
+    check_decodable(request, target, draft)
     prompt_ids, config, stop = request.prompt_ids, request.config, request.stop
-    check_request(target, draft, prompt_ids, config, stop)
     target_meter = Meter(request.clock)
     draft_meter = Meter(request.clock) if draft and config.row.has_draft else None
     recorder = Recorder(target_meter, draft_meter, request.clock)
@@ -102,11 +100,9 @@ def decoding_loop(
     forest = Forest(int(prompt[-1]), len(prompt) - 1, seed, config.eos_ids, stop)
     rule = rule_of(config, forest, request.chance or RandomChance(request.rng))
     of_target, of_draft = prefixes or (CachedPrefix(), CachedPrefix())
-    check_top_k("target", target, config, rule.warp.top_k)
     target_cache = ForestCache("target", target, target_meter, forest, rule.warp, of_target)
     draft_cache = None
     if draft and draft_meter:
-        check_top_k("draft", draft, config, rule.warp.top_k)
         draft_cache = ForestCache("draft", draft, draft_meter, forest, rule.warp, of_draft)
     caches = [target_cache, draft_cache] if draft_cache else [target_cache]
     drafting = _drafting(request, rule)
@@ -147,6 +143,21 @@ def decoding_loop(
     finished = rule.results(beams)[: config.num_return_sequences]
     sequences = [decoded_sequence(sequence, config, stop) for sequence in finished]
     return DecodeResult(sequences, recorder.stats(len(prompt), len(sequences[0].token_ids)))
+
+
+def check_decodable(request: DecodingRequest, target: StepModel, draft: StepModel | None) -> None:
+    """Refuse a request that these models cannot decode; no engine is called.
+
+    Raises:
+        DecodingError: an empty prompt, ids outside the vocabulary, a missing draft, or more
+            tokens to look at than an engine returns.
+    """
+    config = request.config
+    check_request(target, draft, request.prompt_ids, config, request.stop)
+    rule = rule_of(config, Forest(0, 0, 0, config.eos_ids), RandomChance(request.rng))
+    check_top_k("target", target, config, rule.warp.top_k)
+    if draft and config.row.has_draft:
+        check_top_k("draft", draft, config, rule.warp.top_k)
 
 
 def _drafting(request: DecodingRequest, rule: SelectionRule) -> Drafting:

@@ -10,6 +10,7 @@ from dsbd_runtime.graph import CACHE_PARTS
 from dsbd_runtime.manifest import KVGeometry
 
 NUMPY_DTYPES: dict[str, type[np.generic]] = {"fp32": np.float32, "fp16": np.float16}
+_NUM_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 _SMALL_BUCKETS = (128, 256)
 
 
@@ -26,6 +27,12 @@ def bucket_capacity(num_rows: int) -> int:
     power = 1 << (num_rows - 1).bit_length()  # smallest power of two >= num_rows
     three_quarters = power // 4 * 3
     return three_quarters if power > 512 and num_rows <= three_quarters else power
+
+
+def row_bytes(geometry: KVGeometry) -> int:
+    """Return the bytes of one row: a key and a value of every layer."""
+    numbers = len(CACHE_PARTS) * geometry.num_layers * geometry.num_heads * geometry.head_dim
+    return numbers * _NUM_BYTES[geometry.dtype]
 
 
 class KVCache:

@@ -1,0 +1,18 @@
+"""Requests of many callers on one pipeline: they share engine calls and a bounded memory."""
+
+from dsbd_ort.service.errors import QueueFullError, ServiceClosedError
+from dsbd_ort.service.events import Cancelled, ServiceEvent
+from dsbd_ort.service.limits import ServiceLimits
+from dsbd_ort.service.live_request import LiveRequest
+from dsbd_ort.service.service import Service, ServiceStats
+
+__all__ = [
+    "Cancelled",
+    "LiveRequest",
+    "QueueFullError",
+    "Service",
+    "ServiceClosedError",
+    "ServiceEvent",
+    "ServiceLimits",
+    "ServiceStats",
+]

@@ -1,0 +1,62 @@
+"""How many requests a service takes, and how many cache rows they share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dsbd_runtime.bundle import ROLES, Bundle
+from dsbd_runtime.errors import InputError
+from dsbd_runtime.kv_cache import bucket_capacity, row_bytes
+
+_USUAL_ROWS = 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceLimits:
+    """What a service may use.
+
+    Attributes:
+        max_requests: live at a time; they share the engine calls.
+        max_queued: waiting beyond those.
+        kv_bytes: most bytes that the caches of both engines take. None: enough for max_requests
+            requests of 1,024 rows, and for one of the whole context.
+    """
+
+    max_requests: int = 8
+    max_queued: int = 64
+    kv_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, value, least in (
+            ("max_requests", self.max_requests, 1),
+            ("max_queued", self.max_queued, 0),
+            ("kv_bytes", 1 if self.kv_bytes is None else self.kv_bytes, 1),
+        ):
+            if type(value) is not int or value < least:
+                raise InputError(f"{name} is {value!r}, expected a whole number from {least} on")
+
+
+def cache_rows(limits: ServiceLimits, bundle: Bundle) -> int:
+    """Return the rows that each engine's cache may hold.
+
+    Caches grow in steps (``bucket_capacity``): the largest that stays within ``kv_bytes``.
+
+    Raises:
+        InputError: not even the smallest cache does.
+    """
+    entries = [bundle.entry(role) for role in ROLES]
+    if limits.kv_bytes is None:
+        context = min(entry.context_length for entry in entries)
+        return bucket_capacity(max(limits.max_requests * _USUAL_ROWS, 2 * context))
+    bytes_of_row = sum(row_bytes(entry.kv) for entry in entries)
+    affordable = limits.kv_bytes // bytes_of_row
+    rows = 0
+    while (bucket := bucket_capacity(rows + 1)) <= affordable:
+        rows = bucket
+    if rows == 0:
+        least = bucket_capacity(1) * bytes_of_row
+        raise InputError(
+            f"kv_bytes is {limits.kv_bytes}, but the smallest caches of this bundle take {least} "
+            "bytes; give more"
+        )
+    return rows
