@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_ort.decoding.cached_prefix import CachedPrefix
-from dsbd_ort.decoding.engine_call import EngineCall, EngineCalls
+from dsbd_ort.decoding.engine_call import EngineCall, EngineCalls, step_of
 from dsbd_ort.decoding.forest import NO_NODE, Forest
 from dsbd_ort.decoding.law_source import law_source
 from dsbd_ort.decoding.meter import Meter
@@ -47,6 +47,7 @@ class ForestCache:
         ``role``, "target" or "draft", is what errors call it.
         """
         self._model = model
+        self._step = step_of(model)
         self._meter = meter
         self._prefix = prefix
         self._forest = forest
@@ -66,7 +67,7 @@ class ForestCache:
             chunk = token_ids[start : start + PREFILL_CHUNK]
             positions = np.arange(start, start + len(chunk))
             mask = np.tri(len(chunk), start + len(chunk), start, dtype=np.bool_)
-            outputs = yield EngineCall(self._model, self._meter, chunk, positions, mask, nothing)
+            outputs = yield self._call(chunk, positions, mask, nothing)
             self._source.laws(outputs, 0)
         self._num_shared = len(token_ids)
         prefix.tokens = tokens
@@ -109,9 +110,7 @@ class ForestCache:
             seen[node] = (0 if parent == NO_NODE else seen[parent]) | 1 << bit
         mask = np.ones((len(nodes), first_row + len(nodes)), dtype=np.bool_)
         mask[:, num_shared:] = _bits([seen[node] for node in nodes], mask.shape[1] - num_shared)
-        outputs = yield EngineCall(
-            self._model,
-            self._meter,
+        outputs = yield self._call(
             np.array([forest.tokens[node] for node in nodes]),
             np.array([forest.positions[node] for node in nodes]),
             mask,
@@ -152,9 +151,22 @@ class ForestCache:
         self._seen = dict(zip(seen, _integers(bits[1:, kept[num_common:]]), strict=True))
         self._num_shared += num_common
 
+    def _call(
+        self,
+        token_ids: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        mask: NDArray[np.bool_],
+        logit_rows: NDArray[np.int64],
+    ) -> EngineCall:
+        return EngineCall(
+            self._model, self._step, self._meter, token_ids, positions, mask, logit_rows
+        )
+
     def _keep(self, rows: NDArray[np.int64]) -> None:
-        with self._meter.timed():
-            self._model.keep(rows)
+        meter = self._meter
+        began = meter.clock()
+        self._model.keep(rows)
+        meter.seconds += meter.clock() - began
 
 
 def _bits(integers: list[int], num_bits: int) -> NDArray[np.bool_]:

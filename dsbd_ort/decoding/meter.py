@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 Clock = Callable[[], float]
 
@@ -13,25 +12,20 @@ class Meter:
     """Counts the calls and rows of a request and their time; cache moves count as time too.
 
     Attributes:
+        clock: seconds.
         calls: engine calls that the request took part in.
         rows: its own rows in them.
         seconds: of the calls; of one that requests shared, each of them has it all.
     """
 
     def __init__(self, clock: Clock = time.perf_counter) -> None:
-        self._clock = clock
+        self.clock = clock
         self.calls = 0
         self.rows = 0
         self.seconds = 0.0
 
-    @contextlib.contextmanager
-    def timed(self) -> Iterator[None]:
-        """Add the time of the block, unless it raises."""
-        began = self._clock()
-        yield
-        self.seconds += self._clock() - began
-
-    def count(self, num_rows: int) -> None:
+    def count(self, num_rows: int, seconds: float) -> None:
         """Count a call with ``num_rows`` rows of this request."""
         self.calls += 1
         self.rows += num_rows
+        self.seconds += seconds

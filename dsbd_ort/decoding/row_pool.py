@@ -8,13 +8,13 @@ they have in common.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_ort.decoding.cached_prefix import CachedPrefix
-from dsbd_ort.decoding.engine_call import EngineCall, EngineOutputs, step
+from dsbd_ort.decoding.engine_call import EngineCall, EngineOutputs, step_of
 from dsbd_ort.decoding.meter import Meter
 from dsbd_ort.decoding.step_model import Candidates, StepModel, candidate_model
 
@@ -68,8 +68,7 @@ class Lane:
         logit_rows: NDArray[np.int64],
     ) -> NDArray[np.float32]:
         """See StepModel.step; the engine's call is this lane's alone."""
-        call = EngineCall(self, Meter(), token_ids, positions, mask, logit_rows)
-        return cast(NDArray[np.float32], self._pool.run([call])[0])
+        return cast(NDArray[np.float32], self._run_alone(token_ids, positions, mask, logit_rows))
 
     def step_candidates(
         self,
@@ -79,8 +78,10 @@ class Lane:
         logit_rows: NDArray[np.int64],
     ) -> Candidates:
         """See CandidateModel.step_candidates; the engine's call is this lane's alone."""
-        call = EngineCall(self, Meter(), token_ids, positions, mask, logit_rows)
-        return cast(Candidates, self._pool.run([call])[0])
+        return cast(Candidates, self._run_alone(token_ids, positions, mask, logit_rows))
+
+    def _run_alone(self, *arguments: NDArray[Any]) -> EngineOutputs:
+        return self._pool.run([EngineCall(self, self._run_alone, Meter(), *arguments)])[0]
 
     def keep(self, rows: NDArray[np.int64]) -> None:
         """See StepModel.keep; dropped rows stay in the engine's cache until they are in the way."""
@@ -98,6 +99,7 @@ class RowPool:
     def __init__(self, model: StepModel, max_rows: int | None = None) -> None:
         """Take an engine; the rows in its cache are nobody's."""
         self.model = model
+        self._step = step_of(model)
         self.max_rows = max_rows
         self._lanes: list[Lane] = []
         self._closed: list[Lane] = []  # their rows are there until the next clearing up
@@ -145,8 +147,7 @@ class RowPool:
             mask[begin:end, lane.rows] = call.mask[:, : lane.num_rows]
             mask[begin:end, first_row + begin : first_row + end] = call.mask[:, lane.num_rows :]
             logit_rows.append(call.logit_rows + begin)
-        outputs = step(
-            self.model,
+        outputs = self._step(
             np.concatenate([call.token_ids for call in calls]),
             np.concatenate([call.positions for call in calls]),
             mask,

@@ -121,8 +121,7 @@ class SharedForest:
             return
         seconds = self._clock() - began
         for tree, call, part in zip(trees, calls, outputs, strict=True):
-            call.meter.seconds += seconds
-            call.meter.count(len(call.token_ids))
+            call.meter.count(len(call.token_ids), seconds)
             self._advance(tree, part, progress)
 
     def _advance(self, tree: Tree, outputs: EngineOutputs, progress: list[Progress]) -> None:

@@ -153,7 +153,7 @@ def test_rows_stay_within_what_the_requests_may_need() -> None:
     bounds = [most_rows(len(r.prompt), r.config) for r in requests]
     max_rows = max(sum(bounds[i : i + 4]) for i in range(len(bounds)))
     target, draft = TableModel(VOCAB, TARGET), TableModel(VOCAB, DRAFT)
-    most = Most(target), Most(draft)
+    most = Watched(target), Watched(draft)
     answered(SharedForest(*most, max_rows=max_rows), requests, 4, iter(lambda: True, None))
     for request, bound in zip(requests, bounds, strict=True):
         assert all_tokens(request.result) == request.alone()
@@ -166,7 +166,7 @@ def test_a_full_pool_is_cleared_up_and_never_overflows() -> None:
     options = {"strategy": "dsbd", "num_beams": 2, "max_new_tokens": 40}
     requests = [Asked(options, (1, 2, seed % 5), seed) for seed in range(30)]
     bound = most_rows(3, requests[0].config)
-    target = Most(TableModel(VOCAB, TARGET))
+    target = Watched(TableModel(VOCAB, TARGET))
     forest = SharedForest(target, TableModel(VOCAB, DRAFT), max_rows=2 * bound)
     answered(forest, requests, 2, iter(lambda: True, None))
     assert target.most_rows <= 2 * bound
@@ -174,20 +174,25 @@ def test_a_full_pool_is_cleared_up_and_never_overflows() -> None:
         assert all_tokens(request.result) == request.alone()
 
 
-class Most:
-    """A model that remembers how many rows its cache ever held."""
+class Watched:
+    """A model that remembers its calls, and fails in one of them if that is wanted."""
 
-    def __init__(self, model: TableModel) -> None:
+    def __init__(self, model: TableModel, failing_call: int | None = None) -> None:
         self.model = model
         self.vocab_size = model.vocab_size
         self.keep = model.keep
         self.most_rows = 0
+        self.rows_of_calls: list[int] = []
+        self._failing_call = failing_call
 
     @property
     def num_rows(self) -> int:
         return self.model.num_rows
 
     def step(self, *arguments: np.ndarray) -> np.ndarray:
+        self.rows_of_calls.append(len(arguments[0]))
+        if len(self.rows_of_calls) == self._failing_call:
+            raise RuntimeError("no memory")
         logits = self.model.step(*arguments)
         self.most_rows = max(self.most_rows, self.model.num_rows)
         return logits
@@ -218,11 +223,10 @@ def test_no_request_holds_more_rows_than_its_bound(options: dict[str, object], s
 def test_the_target_is_called_once_an_iteration_for_all() -> None:
     options = {"strategy": "beam-sample", "num_beams": 2, "eos_token_id": None}
     requests = [Asked(options, (1, 2, seed), seed) for seed in range(5)]
-    forest = shared()
-    calls = []
-    step, model = forest.target.model.step, forest.target.model
-    model.step = lambda *arguments: calls.append(len(arguments[0])) or step(*arguments)
+    target = Watched(TableModel(VOCAB, TARGET))
+    forest = SharedForest(target, TableModel(VOCAB, DRAFT))
     answered(forest, requests, 5, iter(lambda: True, None))
+    calls = target.rows_of_calls
     assert len(calls) <= 14  # twelve tokens, and the prompts
     assert max(calls) >= 5 * 2
     for request in requests:
@@ -255,16 +259,8 @@ def test_a_request_that_cannot_be_decoded_is_refused_and_leaves_nothing() -> Non
 
 
 def test_a_failing_engine_ends_those_in_the_call_and_nobody_after_them() -> None:
-    forest = shared()
-    model, step = forest.target.model, forest.target.model.step
-    fails = iter([False, False, True])
-
-    def failing(*arguments: np.ndarray) -> np.ndarray:
-        if next(fails, False):
-            raise RuntimeError("no memory")
-        return step(*arguments)
-
-    model.step = failing
+    target = Watched(TableModel(VOCAB, TARGET), failing_call=3)
+    forest = SharedForest(target, TableModel(VOCAB, DRAFT))
     trees = [forest.join(request.request()) for request in asked(seed=2, num_requests=3)]
     ends = [p for _ in range(3) for p in forest.iterate() if isinstance(p.event, RuntimeError)]
     assert {id(p.tree) for p in ends} == {id(tree) for tree in trees}
