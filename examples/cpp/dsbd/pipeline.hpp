@@ -1,0 +1,51 @@
+// A bundle, opened: token ids in, sequences out.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <vector>
+
+#include <onnxruntime_cxx_api.h>
+
+#include "decode.hpp"
+#include "engine.hpp"
+#include "manifest.hpp"
+#include "options.hpp"
+
+namespace dsbd {
+
+/// Target and draft on the processor; for one thread at a time. Tokens are those of dsbd-run with
+/// --width-policy fixed, for the same seed.
+class Pipeline {
+public:
+    /// num_threads: of one call; without a value ONNX Runtime chooses.
+    explicit Pipeline(const std::filesystem::path& folder, std::optional<int> num_threads = {})
+        : bundle_(open_bundle(folder)),
+          target_(env_, bundle_.target, {num_threads, has_small_draft(bundle_)}),
+          draft_(env_, bundle_.draft, draft_threads(bundle_, num_threads)) {}
+
+    Result generate(const std::vector<std::int64_t>& prompt_ids, const Options& options) {
+        return decode(target_, &draft_, prompt_ids,
+                      checked(options, bundle_.target.eos_token_ids));
+    }
+
+private:
+    /// A draft whose calls are over before a second thread has begun.
+    static bool has_small_draft(const Bundle& bundle) {
+        return bundle.draft.weight_bytes <= std::uintmax_t{32} << 20;
+    }
+
+    /// Two pools of busily waiting threads would take each other's cores: a small draft gets one
+    /// thread, beside a larger one waiting ends with the call.
+    static Threads draft_threads(const Bundle& bundle, std::optional<int> num_threads) {
+        return has_small_draft(bundle) ? Threads{1, true} : Threads{num_threads, false};
+    }
+
+    Ort::Env env_{ORT_LOGGING_LEVEL_ERROR, "dsbd"};
+    Bundle bundle_;
+    Engine target_;
+    Engine draft_;
+};
+
+}  // namespace dsbd

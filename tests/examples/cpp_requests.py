@@ -1,0 +1,23 @@
+"""One request for both: as arguments of the host in C++, and as options of Python."""
+
+from __future__ import annotations
+
+from typing import Any
+
+Options = dict[str, Any]
+FIXED = {"width_policy": "fixed"}  # the only one that the host has
+
+
+def arguments_of(options: Options) -> list[str]:
+    """Return options as the host's arguments: {"num_beams": 2} is --num-beams 2."""
+    arguments = []
+    for name, value in options.items():
+        text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+        arguments += ["--" + name.replace("_", "-"), text]
+    return arguments
+
+
+def of_python(options: Options) -> Options:
+    """Return the same request for Python, which has other width policies and returns one beam."""
+    policy = FIXED if options.get("strategy", "dsbd") == "dsbd" else {}
+    return {**options, **policy, "num_return_sequences": options.get("num_beams", 1)}
