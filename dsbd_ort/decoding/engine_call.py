@@ -50,6 +50,11 @@ class EngineCall:
     mask: NDArray[np.bool_]
     logit_rows: NDArray[np.int64]
 
+    @property
+    def is_prefill(self) -> bool:
+        """Whether it computes a piece of the prompt: nothing is asked about its rows."""
+        return not len(self.logit_rows)
+
     def run(self) -> EngineOutputs:
         """Have the model make the call, for this request alone."""
         meter = self.meter

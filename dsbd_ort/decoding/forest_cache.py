@@ -69,8 +69,8 @@ class ForestCache:
             mask = np.tri(len(chunk), start + len(chunk), start, dtype=np.bool_)
             outputs = yield self._call(chunk, positions, mask, nothing)
             self._source.laws(outputs, 0)
+            prefix.tokens = tokens[: start + len(chunk)]
         self._num_shared = len(token_ids)
-        prefix.tokens = tokens
 
     def finish(self, agreed_tokens: list[int]) -> None:
         """Note for the next request which tokens the shared rows hold.

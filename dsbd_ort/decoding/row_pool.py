@@ -35,19 +35,20 @@ class Lane:
     """One request's share of a pool: a model (see CandidateModel) with rows of its own.
 
     Attributes:
+        pool: what it is a share of.
         rows: (num_rows,) int64 increasing. Its rows of the engine's cache.
         prefix: the tokens of the first of them.
     """
 
     def __init__(self, pool: RowPool, rows: NDArray[np.int64], prefix: CachedPrefix) -> None:
-        self._pool = pool
+        self.pool = pool
         self.rows = rows
         self.prefix = prefix
 
     @property
     def vocab_size(self) -> int:
         """Number of tokens."""
-        return self._pool.model.vocab_size
+        return self.pool.model.vocab_size
 
     @property
     def num_rows(self) -> int:
@@ -57,7 +58,7 @@ class Lane:
     @property
     def num_candidates(self) -> int:
         """See CandidateModel.num_candidates."""
-        with_candidates = candidate_model(self._pool.model)
+        with_candidates = candidate_model(self.pool.model)
         return with_candidates.num_candidates if with_candidates else 0
 
     def step(
@@ -81,7 +82,7 @@ class Lane:
         return cast(Candidates, self._run_alone(token_ids, positions, mask, logit_rows))
 
     def _run_alone(self, *arguments: NDArray[Any]) -> EngineOutputs:
-        return self._pool.run([EngineCall(self, self._run_alone, Meter(), *arguments)])[0]
+        return self.pool.run([EngineCall(self, self._run_alone, Meter(), *arguments)])[0]
 
     def keep(self, rows: NDArray[np.int64]) -> None:
         """See StepModel.keep; dropped rows stay in the engine's cache until they are in the way."""
@@ -143,7 +144,7 @@ class RowPool:
         mask = np.zeros((ends[-1], first_row + ends[-1]), dtype=np.bool_)
         logit_rows = []
         for call, end, size in zip(calls, ends.tolist(), num_new, strict=True):
-            lane, begin = _lane_of(call), end - size
+            lane, begin = lane_of(call), end - size
             mask[begin:end, lane.rows] = call.mask[:, : lane.num_rows]
             mask[begin:end, first_row + begin : first_row + end] = call.mask[:, lane.num_rows :]
             logit_rows.append(call.logit_rows + begin)
@@ -154,7 +155,7 @@ class RowPool:
             np.concatenate(logit_rows),
         )
         for call, end, size in zip(calls, ends.tolist(), num_new, strict=True):
-            lane, new_rows = _lane_of(call), np.arange(first_row + end - size, first_row + end)
+            lane, new_rows = lane_of(call), np.arange(first_row + end - size, first_row + end)
             lane.rows = np.concatenate([lane.rows, new_rows])
         return _split(outputs, np.cumsum([len(rows) for rows in logit_rows]).tolist())
 
@@ -175,7 +176,8 @@ class RowPool:
             lane.rows = new_rows[lane.rows]
 
 
-def _lane_of(call: EngineCall) -> Lane:
+def lane_of(call: EngineCall) -> Lane:
+    """Return the lane whose rows a call is to add."""
     return cast(Lane, call.model)
 
 

@@ -2,8 +2,8 @@
 
 Each request runs the loop of ``decode`` for itself and gets what it would get alone; here its
 engine calls are made together with those of the others. An iteration makes draft calls as long as
-a request asks for one, then one call of the target for all. Requests come and go between two
-iterations.
+a request asks for one, then one call of the target for all; of prompts, each goes on by one piece.
+Requests come and go between two iterations.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from dsbd_ort.decoding.decode import DecodingLoop, DecodingRequest, decoding_loop
 from dsbd_ort.decoding.decoded import DecodeResult, DecodeStep
 from dsbd_ort.decoding.engine_call import EngineCall, EngineOutputs
+from dsbd_ort.decoding.forest_cache import PREFILL_CHUNK
 from dsbd_ort.decoding.meter import Clock
-from dsbd_ort.decoding.row_pool import Lane, RowPool
+from dsbd_ort.decoding.row_pool import Lane, RowPool, lane_of
 from dsbd_ort.decoding.step_model import StepModel
 
 Outcome = DecodeResult | Exception
@@ -35,6 +36,11 @@ class Tree:
     lanes: tuple[Lane, Lane]
     loop: DecodingLoop
     wanted: EngineCall | None = None
+
+    def call_of(self, pool: RowPool) -> EngineCall | None:
+        """Return the call that the request waits for if it is one of this engine."""
+        call = self.wanted
+        return call if call is not None and lane_of(call).pool is pool else None
 
 
 @dataclass(frozen=True)
@@ -102,12 +108,36 @@ class SharedForest:
         A request whose prompt is still being computed brings nothing; one that ends has left.
         """
         progress: list[Progress] = []
-        while drafting := [tree for tree in self._trees if _wants(tree, tree.lanes[1])]:
+        prompts = self._next_prompts(self.draft)
+        while drafting := self._callers(self.draft, prompts):
             self._run(self.draft, drafting, progress)
-        verifying = [tree for tree in self._trees if _wants(tree, tree.lanes[0])]
-        if verifying:
+            prompts = set()
+        if verifying := self._callers(self.target, self._next_prompts(self.target)):
             self._run(self.target, verifying, progress)
         return progress
+
+    def _next_prompts(self, pool: RowPool) -> set[Tree]:
+        """Return whose prompts go on in this iteration: the oldest, no more rows than one piece.
+
+        So the others wait no longer for many long prompts than for one.
+        """
+        prompts: set[Tree] = set()
+        num_rows = 0
+        for tree in self._trees:
+            if (call := tree.call_of(pool)) is not None and call.is_prefill:
+                num_rows += len(call.token_ids)
+                if prompts and num_rows > PREFILL_CHUNK:
+                    break
+                prompts.add(tree)
+        return prompts
+
+    def _callers(self, pool: RowPool, prompts: set[Tree]) -> list[Tree]:
+        """Return who waits for an engine; of those whose prompt it computes, only ``prompts``."""
+        return [
+            tree
+            for tree in self._trees
+            if (call := tree.call_of(pool)) is not None and (tree in prompts or not call.is_prefill)
+        ]
 
     def _run(self, pool: RowPool, trees: list[Tree], progress: list[Progress]) -> None:
         """Make the calls that the trees wait for together, and let each go on."""
@@ -140,7 +170,3 @@ class SharedForest:
     def _end(self, tree: Tree, outcome: Outcome, progress: list[Progress]) -> None:
         self.leave(tree)
         progress.append(Progress(tree, outcome))
-
-
-def _wants(tree: Tree, lane: Lane) -> bool:
-    return tree.wanted is not None and tree.wanted.model is lane

@@ -19,6 +19,7 @@ from dsbd_ort.decoding import (
     TableModel,
 )
 from dsbd_ort.decoding.decoded import DecodeStep
+from dsbd_ort.decoding.forest_cache import PREFILL_CHUNK
 from dsbd_ort.decoding.row_bound import most_rows
 from dsbd_ort.decoding.shared_forest import SharedForest, Tree
 from tests.decoding.candidate_table import CandidateTable
@@ -232,6 +233,29 @@ def test_the_target_is_called_once_an_iteration_for_all() -> None:
     for request in requests:
         assert request.result.stats.target_calls <= 14
         assert request.result.stats.target_rows < sum(calls) / 3
+
+
+def test_long_prompts_keep_nobody_waiting_longer_than_one_piece() -> None:
+    options = {"strategy": "speculative", "max_new_tokens": 30, "eos_token_id": None}
+    rng = np.random.default_rng(0)
+    long = [Asked(options, tuple(rng.integers(5, size=700).tolist()), seed) for seed in range(4)]
+    target, draft = Watched(TableModel(VOCAB, TARGET)), Watched(TableModel(VOCAB, DRAFT))
+    forest = SharedForest(target, draft)
+    first = forest.join(Asked(options, (1, 2), 9).request())
+    forest.iterate()
+    forest.iterate()
+    trees = [forest.join(request.request()) for request in long]
+    results = {}
+    for _ in range(200):
+        num_calls = len(draft.rows_of_calls)
+        progress = forest.iterate()
+        if first.wanted is not None:
+            assert any(p.tree is first for p in progress)
+        assert sum(draft.rows_of_calls[num_calls:]) <= PREFILL_CHUNK + 5 * 4
+        results.update({id(p.tree): p.event for p in progress})
+    assert max(target.rows_of_calls) <= PREFILL_CHUNK + 5 * 6
+    for tree, request in zip(trees, long, strict=True):
+        assert all_tokens(results[id(tree)]) == request.alone()
 
 
 def test_prompts_that_begin_alike_are_computed_once() -> None:
