@@ -26,13 +26,17 @@ class CostCurve:
     rows: tuple[int, ...]
     seconds: tuple[float, ...]
 
-    def up_to(self, most_rows: int) -> NDArray[np.float64]:
-        """Return the seconds of calls with 0, 1, ... ``most_rows`` rows; 0 rows are no call."""
-        num_rows = np.arange(most_rows + 1)
+    def up_to(self, most_rows: int, num_sharers: int = 1) -> NDArray[np.float64]:
+        """Return the seconds of calls with 0, 1, ... ``most_rows`` rows; 0 rows are no call.
+
+        With ``num_sharers`` requests in each call, all alike: one's share. Twice 3 rows in 8 ms
+        are 3 rows in 4 ms.
+        """
+        num_rows = np.arange(most_rows + 1) * num_sharers
         inside = np.interp(num_rows, (0, *self.rows), (0.0, *self.seconds))
         slope = (self.seconds[-1] - self.seconds[-2]) / (self.rows[-1] - self.rows[-2])
         beyond: NDArray[np.float64] = np.maximum(num_rows - self.rows[-1], 0) * slope
-        return inside + beyond
+        return (inside + beyond) / num_sharers
 
 
 @dataclass(frozen=True)

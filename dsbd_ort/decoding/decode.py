@@ -9,7 +9,7 @@ together.
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,6 +39,10 @@ from dsbd_ort.decoding.trace import TraceRecorder
 from dsbd_ort.decoding.tracer import Observed, Tracer
 
 
+def _one() -> int:
+    return 1
+
+
 @dataclass(frozen=True, kw_only=True)
 class DecodingRequest:
     """A prompt and all that its continuation depends on besides the models.
@@ -54,6 +58,7 @@ class DecodingRequest:
         costs: of both engines; draft_policy "throughput" needs them.
         experience: of earlier requests with the same widths, for the same policy; is added to.
         trace: is told what every iteration did.
+        num_sharers: tells how many requests share the engine calls just now, for the same policy.
     """
 
     prompt_ids: Sequence[int]
@@ -65,6 +70,7 @@ class DecodingRequest:
     costs: EngineCosts | None = None
     experience: Experience | None = None
     trace: TraceRecorder | None = None
+    num_sharers: Callable[[], int] = _one
 
 
 DecodingLoop = Generator[EngineCall | DecodeStep, EngineOutputs | None, DecodeResult]
@@ -172,6 +178,7 @@ def _drafting(request: DecodingRequest, rule: SelectionRule) -> Drafting:
         num_beams=config.width,
         most_layers=config.draft_length or 0,
         most_beams=config.most_draft_beams,
+        num_sharers=request.num_sharers,
     )
 
 

@@ -8,6 +8,7 @@ Requests come and go between two iterations.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from dataclasses import dataclass
 
@@ -84,6 +85,7 @@ class SharedForest:
         """
         known = request.prompt_ids[:-1]
         lanes = self.target.open_lane(known), self.draft.open_lane(known)
+        request = dataclasses.replace(request, num_sharers=lambda: len(self._trees))
         tree = Tree(lanes, decoding_loop(request, *lanes, (lanes[0].prefix, lanes[1].prefix)))
         self._trees.append(tree)
         try:

@@ -16,12 +16,15 @@ layer takes the n that maximises
     reach * accepted(gap(n)) / lambda - (seconds of n more target rows) + (what may follow),
 
 reach being the probability that all layers before it are accepted, and the draft ends where
-nothing is gained.
+nothing is gained. Of calls that requests share, each counts its share as if all did alike: the
+more there are, the more a row costs beside the call, and the less is drafted.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,6 +68,7 @@ class ThroughputDrafting:
         scores: the rule's ranking.
         num_beams: beams that the rule selects in a layer.
         most_layers, most_beams: upper limits.
+        num_sharers: tells how many requests share the engine calls just now.
     """
 
     def __init__(
@@ -76,10 +80,12 @@ class ThroughputDrafting:
         num_beams: int,
         most_layers: int,
         most_beams: int,
+        num_sharers: Callable[[], int],
     ) -> None:
-        most_rows = (most_layers + 2) * (most_beams + num_beams)
-        self._target_seconds = costs.target.up_to(most_rows)
-        self._draft_seconds = (costs.draft.up_to(most_rows) + _HOST_SECONDS).tolist()
+        self._costs = costs
+        self._most_rows = (most_layers + 2) * (most_beams + num_beams)
+        self._num_sharers = num_sharers
+        self._take_share()
         self._experience = experience
         self._scores = scores
         self._num_beams = num_beams
@@ -94,6 +100,7 @@ class ThroughputDrafting:
     def begin(self, num_pending: int, most_layers: int) -> None:
         """See Drafting.begin."""
         self._layers = []
+        self._take_share()
         self._experience.refresh()
         # Rows beyond the table cost as much as its last: more are pending only after a restart.
         self._num_rows = min(num_pending, len(self._target_seconds) - 1)
@@ -162,6 +169,12 @@ class ThroughputDrafting:
         experience.seconds = _RATE_MEMORY * experience.seconds + self._seconds
         self._count_probes()
 
+    def _take_share(self) -> None:
+        """Count with what calls cost this request just now."""
+        self._target_seconds, self._draft_seconds = _seconds_of_share(
+            self._costs, self._most_rows, self._num_sharers()
+        )
+
     def _deficits_of(self, law: JointLaw, step: int) -> Floats:
         """Return the deficit of every candidate, (num_candidates,) float64."""
         scores = self._scores(law, step)
@@ -212,6 +225,17 @@ class ThroughputDrafting:
         else:
             experience.probe_after = FIRST_PROBE
         experience.num_without = 0
+
+
+@lru_cache(maxsize=256)  # the same few come in every iteration of every request
+def _seconds_of_share(
+    costs: EngineCosts, most_rows: int, num_sharers: int
+) -> tuple[Floats, tuple[float, ...]]:
+    """Return the seconds of a target call, (most_rows + 1,), and of a drafted layer, by rows."""
+    target = costs.target.up_to(most_rows, num_sharers)
+    target.flags.writeable = False
+    draft = costs.draft.up_to(most_rows, num_sharers) + _HOST_SECONDS
+    return target, tuple(draft.tolist())
 
 
 def _candidate_ids(forest: Forest, law: JointLaw, nodes: list[int]) -> NDArray[np.int64]:

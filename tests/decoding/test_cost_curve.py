@@ -16,6 +16,10 @@ def test_seconds_lie_on_the_lines_between_the_points_and_beyond_the_last():
     assert CURVE.up_to(1) == pytest.approx([0.0, 2.0])
 
 
+def test_who_shares_a_call_pays_a_share_of_it():
+    assert CURVE.up_to(3, num_sharers=2) == pytest.approx([0.0, 3.0 / 2, 4.5 / 2, 5.5 / 2])
+
+
 class TimedModel(TableModel):
     """A table model whose calls take a given time on a clock of its own."""
 
