@@ -1,6 +1,7 @@
 // dsbd_host BUNDLE --ids 1,2,3: continue token ids with a bundle, without Python.
 
 #include <cstdint>
+#include <cstdlib>
 #include <exception>
 #include <fstream>
 #include <iostream>
@@ -77,6 +78,7 @@ void answer_file(dsbd::Pipeline& pipeline, const CommandLine& command) {
 }  // namespace
 
 int main(int num_arguments, char** arguments) {
+    setenv("ORT_DISABLE_TELEMETRY", "1", 0);  // ONNX Runtime's, on by default; set it to decide
     try {
         const CommandLine command = command_line_of({arguments + 1, arguments + num_arguments});
         dsbd::Pipeline pipeline(command.bundle, command.num_threads);

@@ -8,11 +8,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 from numpy.typing import NDArray
 
 from dsbd_export.checkpoint import Checkpoint
@@ -34,6 +34,7 @@ from dsbd_runtime.graph import (
     past_name,
     present_name,
 )
+from dsbd_runtime.onnxruntime_module import onnxruntime_module
 
 _PREFIX_CHUNK = 256  # rows a call; the mask of a long prefix stays small
 _ERROR_LOG_LEVEL = 3
@@ -67,6 +68,7 @@ class ForestEngine:
         self._past_names = [past_name(*name) for name in names]
         self._present_names = [present_name(*name) for name in names]
         # These values share the memory of ``caches``.
+        ort = onnxruntime_module()
         self._cache_values = [ort.OrtValue.ortvalue_from_numpy(cache) for cache in self.caches]
         self._weights_file = model_file.with_name(WEIGHTS_FILE)
         self._model = _session(model_file, kv.dtype)
@@ -118,7 +120,7 @@ class ForestEngine:
 
     def _run(
         self,
-        session: ort.InferenceSession,
+        session: Any,
         inputs: Mapping[str, NDArray[Any]],
         outputs: list[str],
     ) -> list[NDArray[Any]]:
@@ -157,9 +159,10 @@ def see_rows(
     return visible, positions
 
 
-def _session(file: Path, dtype: str) -> ort.InferenceSession:
+def _session(file: Path, dtype: str) -> Any:
     """Open a graph of ``dtype``: in bf16 its twin in fp32."""
-    options = ort.SessionOptions() if dtype == "fp32" else _widening_one_by_one()
+    ort = onnxruntime_module()
+    options = ort.SessionOptions() if dtype == "fp32" else _widening_one_by_one(ort)
     options.log_severity_level = _ERROR_LOG_LEVEL
     # A few calls between which other sessions run: waiting busily for the next only disturbs them.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
@@ -172,7 +175,7 @@ def _session(file: Path, dtype: str) -> ort.InferenceSession:
         return ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
 
 
-def _widening_one_by_one() -> ort.SessionOptions:
+def _widening_one_by_one(ort: ModuleType) -> Any:
     """Return options with which a weight is widened to fp32 when it is used, then dropped.
 
     The CPU provider computes in fp32. By default it widens all weights when it opens a graph,

@@ -4,7 +4,11 @@
     ├── dsbd_ort.decoding.errors: DecodingError, with ConfigError and ModelError
     ├── dsbd_ort.batch.errors: BatchError
     ├── dsbd_ort.benchmark.errors: BenchmarkError
+    ├── dsbd_ort.cluster.errors: ClusterError
+    ├── dsbd_ort.embedding.errors: BuildError
     ├── dsbd_ort.request_lock: BusyError
+    ├── dsbd_ort.service.errors: QueueFullError, ServiceClosedError
+    ├── dsbd_ort.serving.errors: ServingError
     ├── dsbd_runtime.errors: BundleError, ProviderError, CapacityError, InputError, EngineError
     └── dsbd_export.errors: ExportError
 

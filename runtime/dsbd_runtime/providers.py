@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from types import ModuleType
 
 from dsbd_runtime.errors import ProviderError
 from dsbd_runtime.manifest import ModelEntry
+from dsbd_runtime.onnxruntime_module import onnxruntime_module
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,11 +104,11 @@ def find_provider(name: str) -> Provider:
 def import_onnxruntime(provider: Provider) -> ModuleType:
     """Return the module onnxruntime, which must offer ``provider``.
 
-    The only import of onnxruntime, and a late one: reading a bundle's manifest needs no engine,
-    and which package brings the module is the user's choice of extra.
+    A late import: reading a bundle's manifest needs no engine, and which package brings the module
+    is the user's choice of extra.
     """
     try:
-        ort = importlib.import_module("onnxruntime")
+        ort = onnxruntime_module()
     except ImportError as error:
         raise ProviderError(
             f"provider {provider.name!r} needs ONNX Runtime, which cannot be imported ({error}); "

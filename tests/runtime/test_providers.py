@@ -169,3 +169,15 @@ def test_the_runtime_imports_nothing_heavy() -> None:
         "print(sorted({'onnxruntime', 'onnx', 'torch', 'transformers', 'cuda'} & set(sys.modules)))"
     )
     assert output_of(code) == "[]\n"
+
+
+@pytest.mark.parametrize(("given", "found"), [(None, "1"), ("0", "0")])
+def test_telemetry_is_off_unless_the_environment_decides(given: str | None, found: str) -> None:
+    code = (
+        "import os, sys\n"
+        f"os.environ.pop('ORT_DISABLE_TELEMETRY', None); given = {given!r}\n"
+        "if given is not None: os.environ['ORT_DISABLE_TELEMETRY'] = given\n"
+        "from dsbd_runtime.providers import find_provider, import_onnxruntime\n"
+        "import_onnxruntime(find_provider('cpu')); print(os.environ['ORT_DISABLE_TELEMETRY'])"
+    )
+    assert output_of(code) == f"{found}\n"
