@@ -1,0 +1,87 @@
+"""What a C caller gives, as Python values; every refusal names the argument and the mend."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from types import NoneType
+from typing import Any, get_args, get_type_hints
+
+from dsbd_ort.pipeline_settings import PipelineSettings
+from dsbd_ort.service import ServiceLimits
+from dsbd_runtime.errors import InputError
+
+_PIPELINE_TYPES = {k: v for k, v in get_type_hints(PipelineSettings).items() if k != "bundle"}
+_LIMIT_TYPES = get_type_hints(ServiceLimits)
+_JSON_NAMES = {str: "a text", int: "a whole number", bool: "true or false", NoneType: "null"}
+
+
+@dataclass(frozen=True)
+class Opening:
+    """How to open a bundle, and how many requests it serves."""
+
+    pipeline: PipelineSettings
+    limits: ServiceLimits
+
+
+def decoded(name: str, content: bytes) -> str:
+    """Return the text of UTF-8."""
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{name} is no UTF-8: byte 0x{content[error.start]:02x} at {error.start}; give UTF-8"
+        ) from error
+
+
+def json_object(name: str, content: bytes | None) -> dict[str, Any]:
+    """Return the fields of a JSON object, none where nothing is given."""
+    if content is None:
+        return {}
+    fields = _json(name, content)
+    if not isinstance(fields, dict):
+        raise InputError(f"{name} is {_start(content)}; expected a JSON object")
+    return fields
+
+
+def json_messages(content: bytes) -> list[Any]:
+    """Return the messages of a chat."""
+    messages = _json("messages", content)
+    if not isinstance(messages, list):
+        raise InputError(
+            f"messages is {_start(content)}; expected a JSON array such as "
+            '[{"role": "user", "content": "Hello"}]'
+        )
+    return messages
+
+
+def opening(bundle: bytes, settings: bytes | None) -> Opening:
+    """Return what dsbd_open is asked for."""
+    given = json_object("settings", settings)
+    hint_by_name = _PIPELINE_TYPES | _LIMIT_TYPES
+    for name, value in given.items():
+        if name not in hint_by_name:
+            raise InputError(
+                f"settings has {name!r}; expected one of {', '.join(sorted(hint_by_name))}"
+            )
+        hint = hint_by_name[name]
+        if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
+            wanted = " or ".join(_JSON_NAMES[kind] for kind in get_args(hint) or (hint,))
+            raise InputError(f"settings has {name} {json.dumps(value)}; expected {wanted}")
+    limits = {name: value for name, value in given.items() if name in _LIMIT_TYPES}
+    opened = {name: value for name, value in given.items() if name in _PIPELINE_TYPES}
+    folder = Path(decoded("bundle", bundle))
+    return Opening(PipelineSettings(bundle=folder, **opened), ServiceLimits(**limits))
+
+
+def _json(name: str, content: bytes) -> Any:
+    try:
+        return json.loads(decoded(name, content))
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise InputError(f"{name} is no JSON ({error}): {_start(content)}") from error
+
+
+def _start(content: bytes) -> str:
+    text = decoded("text", content)
+    return text if len(text) <= 40 else f"{text[:40]}..."

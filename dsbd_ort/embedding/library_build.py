@@ -1,0 +1,96 @@
+"""Build libdsbd.so for the Python environment that this runs in."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dsbd_ort.embedding.c_source import FOLDER, c_source
+from dsbd_ort.embedding.errors import BuildError
+from dsbd_ort.version import __version__
+
+LIBRARY = "libdsbd.so"
+HEADER = "dsbd.h"
+
+
+@dataclass(frozen=True)
+class SharedPython:
+    """The files of a Python that other programs can load.
+
+    Attributes:
+        executable: the environment's, beside which Python finds its packages.
+        headers: folder of Python.h.
+        library: libpython3.x.so.
+        name: of the library for the linker, "python3.x".
+    """
+
+    executable: Path
+    headers: Path
+    library: Path
+    name: str
+
+
+def shared_python(executable: Path, variables: Mapping[str, Any]) -> SharedPython:
+    """Return the files of a Python; raise BuildError where one is not there.
+
+    ``variables`` are those of its ``sysconfig.get_config_vars()``.
+    """
+    name = f"python{variables['LDVERSION']}"
+    folders = [Path(variables["LIBDIR"]), Path(variables["installed_base"]) / "lib"]
+    folders += [folder / (variables.get("MULTIARCH") or "") for folder in folders]
+    places = list(dict.fromkeys(folder / f"lib{name}.so" for folder in folders))
+    library = next((place for place in places if place.exists()), None)
+    if library is None:
+        raise BuildError(
+            f"{executable} has no shared library (none of {', '.join(map(str, places))}); take a "
+            "Python that was configured with --enable-shared, or install its development package, "
+            "such as python3-dev"
+        )
+    headers = Path(variables["INCLUDEPY"])
+    if not (headers / "Python.h").exists():
+        raise BuildError(
+            f"{headers / 'Python.h'} is missing; install the development package of {executable}, "
+            "such as python3-dev"
+        )
+    return SharedPython(executable, headers, library, name)
+
+
+def build_library(output: Path, compiler: str = "cc") -> None:
+    """Write the library and its header into ``output``.
+
+    Raises:
+        BuildError: there is no compiler or no shared Python, or the compiler fails.
+    """
+    if shutil.which(compiler) is None:
+        raise BuildError(f"there is no C compiler {compiler}; install gcc or clang, or set CC")
+    python = shared_python(Path(sys.executable), sysconfig.get_config_vars())
+    output.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as temporary:
+        joint, library = Path(temporary) / "calls.c", Path(temporary) / LIBRARY
+        joint.write_text(c_source(), encoding="utf-8")
+        command = [compiler, *_arguments(python), str(joint), "-o", str(library)]
+        command += [f"-l{python.name}", "-ldl", "-pthread"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise BuildError(f"{compiler} exits with {done.returncode}:\n{done.stderr}")
+        shutil.copy(library, output / LIBRARY)
+    shutil.copy(FOLDER / HEADER, output / HEADER)
+
+
+def _arguments(python: SharedPython) -> list[str]:
+    folder = python.library.parent
+    return [
+        *("-std=c11", "-O2", "-shared", "-fPIC", "-fvisibility=hidden", f"-Wl,-soname,{LIBRARY}"),
+        *(f"-I{FOLDER}", f"-I{python.headers}", f"-L{folder}", f"-Wl,-rpath,{folder}"),
+        f'-DDSBD_VERSION="{__version__}"',
+        f'-DDSBD_PYTHON="{python.executable}"',
+        f'-DDSBD_LIBPYTHON="{python.library.resolve().name}"',
+        *(str(FOLDER / name) for name in ("library.c", "interpreter.c")),
+    ]

@@ -1,0 +1,52 @@
+"""What a C caller gives becomes Python values, or one line that says what is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dsbd_ort.embedding.arguments import decoded, json_messages, json_object, opening
+from dsbd_ort.pipeline_settings import PipelineSettings
+from dsbd_ort.service import ServiceLimits
+from dsbd_runtime.errors import InputError
+
+
+def test_settings_are_those_of_the_pipeline_and_of_the_service():
+    asked = opening("b\u00fcndel".encode(), b'{"num_threads": null, "verify": true, "kv_bytes": 9}')
+    assert asked.pipeline == PipelineSettings(bundle=Path("b\u00fcndel"), verify=True)
+    assert asked.limits == ServiceLimits(kv_bytes=9)
+
+
+def test_nothing_given_means_the_defaults():
+    assert opening(b"x", None).limits == ServiceLimits()
+    assert json_object("options", None) == {}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (b'{"threads": 1}', "settings has 'threads'; expected one of cuda_graphs, draft_provider"),
+        (b'{"num_threads": true}', "num_threads true; expected a whole number or null"),
+        (b'{"num_threads": 1.5}', "num_threads 1.5; expected a whole number or null"),
+        (b'{"provider": null}', "provider null; expected a text"),
+        (b'{"verify": 1}', "verify 1; expected true or false"),
+        (b"", "settings is no JSON"),
+        (b"[" * 100_000, r"settings is no JSON \(maximum recursion depth"),
+        (b"7", "settings is 7; expected a JSON object"),
+    ],
+)
+def test_a_wrong_setting_is_named(settings, message):
+    with pytest.raises(InputError, match=message):
+        opening(b"x", settings)
+
+
+def test_what_is_shown_of_a_long_text_is_short():
+    with pytest.raises(InputError) as raised:
+        json_messages(b'"' + b"x" * 1000 + b'"')
+    assert len(str(raised.value)) < 150
+
+
+def test_bytes_that_are_no_utf_8_are_counted():
+    with pytest.raises(InputError, match="prompt is no UTF-8: byte 0x80 at 2; give UTF-8"):
+        decoded("prompt", b"ab\x80")

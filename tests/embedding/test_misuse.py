@@ -1,0 +1,70 @@
+"""Wrong calls get a status and one line that says how to mend it; none of them crashes."""
+
+from __future__ import annotations
+
+import subprocess
+
+from tests.embedding.conftest import PROGRAMS
+
+OK, ERROR, QUEUE_FULL, CANCELLED = range(4)
+NOT_OPEN = "this pipeline is not open; give one that dsbd_open wrote and that is not closed yet"
+EXPECTED = [  # what is done, its status, how its message begins
+    ("no error yet", OK, ""),
+    ("open: no place", ERROR, "pipeline is NULL; expected a place for the opened pipeline"),
+    ("open: no bundle", ERROR, "bundle is NULL; expected the folder of a bundle"),
+    ("open: a place is cleared", OK, ""),
+    ("open: nowhere", ERROR, "no bundle at /no/such/bundle: no such folder; make one with "),
+    ("open: not UTF-8", ERROR, "bundle is no UTF-8: byte 0xff at 0; give UTF-8"),
+    ("open: no JSON", ERROR, "settings is no JSON (Expecting property name enclosed in double "),
+    ("open: no object", ERROR, "settings is [1]; expected a JSON object"),
+    ("open: unknown setting", ERROR, "settings has 'bundle'; expected one of cuda_graphs, "),
+    ("open: wrong type", ERROR, "settings has num_threads true; expected a whole number or null"),
+    ("open: wrong provider", ERROR, "no execution provider 'abacus' in this version; choose one"),
+    ("open: wrong limit", ERROR, "max_requests is 0, expected a whole number from 1 on"),
+    ("generate: no request", ERROR, "request is NULL; expected a request"),
+    ("generate: no prompt", ERROR, "a request needs exactly one of prompt, prompt_ids and mess"),
+    ("generate: two prompts", ERROR, "a request needs exactly one of prompt, prompt_ids and me"),
+    ("generate: not UTF-8", ERROR, "prompt is no UTF-8: byte 0xc3 at 2; give UTF-8"),
+    ("generate: options not UTF-8", ERROR, "options is no UTF-8: byte 0xff at 6; give UTF-8"),
+    ("generate: options no JSON", ERROR, "options is no JSON (Expecting property name enclosed"),
+    ("generate: unknown option", ERROR, "unknown option 'prompt'; expected one of "),
+    ("generate: wrong option", ERROR, "num_beams is 0; expected at least 1"),
+    ("generate: lone surrogate", ERROR, "strategy is '\\ud800'; expected one of dsbd, "),
+    ("generate: too long", ERROR, "the prompt's 2 tokens and max_new_tokens 100000 exceed the c"),
+    ("generate: id out of range", ERROR, "prompt has token id 1000000; expected 0 to 257, "),
+    ("generate: too many ids", ERROR, "the prompt has 18446744073709551615 tokens, the context "),
+    ("chat: no array", ERROR, 'messages is {"role": "user"}; expected a JSON array such as [{"ro'),
+    ("chat: no template", ERROR, "tiny has no chat template: "),
+    ("generate: cancelled", CANCELLED, "cancelled, as on_step asked"),
+    ("generate: no step after it", OK, ""),
+    ("stats: no place", ERROR, "stats is NULL; expected a place for the text"),
+    ("generate: no result wanted", OK, ""),
+    (
+        "generate: one beyond the queue",
+        QUEUE_FULL,
+        "1 requests are live and 0 wait, no more than 1 and",
+    ),
+    ("close: while a request runs", OK, ""),
+    ("generate: closed", ERROR, NOT_OPEN),
+    ("generate: never opened", ERROR, NOT_OPEN),
+    ("generate: NULL", ERROR, NOT_OPEN),
+    ("stats: closed", ERROR, NOT_OPEN),
+    ("close: closed", ERROR, NOT_OPEN),
+    ("close: NULL", OK, ""),
+]
+
+
+def test_every_wrong_call_has_its_status_and_message(compiled, tiny_bundle):
+    done = subprocess.run(
+        [compiled(PROGRAMS / "misuse.c"), tiny_bundle.path.name],
+        cwd=tiny_bundle.path.parent,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    found = [line.split("\t") for line in done.stdout.splitlines()]
+    assert [name for name, _, _ in found] == [name for name, _, _ in EXPECTED]
+    for (name, status, message), (_, wanted, begins) in zip(found, EXPECTED, strict=True):
+        assert int(status) == wanted, name
+        assert message.startswith(begins), name
