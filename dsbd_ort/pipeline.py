@@ -37,6 +37,10 @@ class Pipeline:
 
     A request holds it from its start to its end (a stream until it is read to the end or closed);
     those of other threads wait. Each gets what it would get alone.
+
+    Attributes:
+        bundle, tokenizer: what was opened.
+        reuses_prefix: whether rows of a prompt serve others that begin alike.
     """
 
     def __init__(
@@ -60,6 +64,7 @@ class Pipeline:
         self._measure = measure
         self._costs: EngineCosts | None = None
         self._lock = RequestLock()
+        self.reuses_prefix = prefix_cache
         self._rows = KeptRows(target, draft, are_reused=prefix_cache)
         self._experience: defaultdict[object, Experience] = defaultdict(Experience.initial)
 

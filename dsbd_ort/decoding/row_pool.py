@@ -97,11 +97,17 @@ class RowPool:
         max_rows: most rows that its cache may hold, None for no limit.
     """
 
-    def __init__(self, model: StepModel, max_rows: int | None = None) -> None:
-        """Take an engine; the rows in its cache are nobody's."""
+    def __init__(
+        self, model: StepModel, max_rows: int | None = None, *, shares_prefixes: bool = True
+    ) -> None:
+        """Take an engine; the rows in its cache are nobody's.
+
+        Without ``shares_prefixes`` no lane begins with rows of another.
+        """
         self.model = model
-        self._step = step_of(model)
         self.max_rows = max_rows
+        self._step = step_of(model)
+        self._shares_prefixes = shares_prefixes
         self._lanes: list[Lane] = []
         self._closed: list[Lane] = []  # their rows are there until the next clearing up
 
@@ -109,7 +115,8 @@ class RowPool:
         """Return a lane that begins with the rows that any other holds of ``token_ids``."""
         rows, tokens = np.arange(0), list(token_ids)
         num_common = 0
-        for other in (*self._lanes, *self._closed):
+        others = (*self._lanes, *self._closed) if self._shares_prefixes else ()
+        for other in others:
             if (found := other.prefix.num_common(tokens)) > num_common:
                 rows, num_common = other.rows[:found], found
         lane = Lane(self, rows, CachedPrefix(tokens[:num_common]))

@@ -65,11 +65,21 @@ class SharedForest:
         draft: StepModel,
         *,
         max_rows: int | None = None,
+        shares_prefixes: bool = True,
         clock: Clock = time.perf_counter,
     ) -> None:
-        """Take both engines, whose caches are nobody else's; max_rows: most rows of each."""
-        self.target = RowPool(target, max_rows)
-        self.draft = RowPool(draft, max_rows)
+        """Take both engines, whose caches are nobody else's.
+
+        Args:
+            target: the large engine.
+            draft: the small one.
+            max_rows: most rows of each cache, None for no limit.
+            shares_prefixes: whether prompts that begin alike are computed once.
+            clock: seconds, for the statistics.
+        """
+        self.target, self.draft = (
+            RowPool(model, max_rows, shares_prefixes=shares_prefixes) for model in (target, draft)
+        )
         self._clock = clock
         self._trees: list[Tree] = []
 

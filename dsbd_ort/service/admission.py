@@ -47,8 +47,7 @@ class Admission:
                 "new tokens, a shorter draft or prompt"
             )
         limits = self._limits
-        is_free = not self.waiting and self._has_room_for(request)
-        if len(self.waiting) >= limits.max_queued and not is_free:
+        if len(self.live) + len(self.waiting) >= limits.max_requests + limits.max_queued:
             raise QueueFullError(
                 f"{len(self.live)} requests are live and {len(self.waiting)} wait, no more than "
                 f"{limits.max_requests} and {limits.max_queued} may; try again later"

@@ -46,6 +46,11 @@ class EngineLoop:
         if self._refusal is not None:
             raise self._refusal
 
+    @property
+    def is_open(self) -> bool:
+        """Whether requests are taken: neither closing nor broken off."""
+        return not self._is_closing
+
     def enqueue(self, request: LiveRequest) -> None:
         """Take a request; see Admission.enqueue for the errors, and ServiceClosedError."""
         with self._changed:
@@ -70,7 +75,11 @@ class EngineLoop:
     def _work(self) -> None:
         try:
             with self._pipeline.engines() as self.models:
-                forest = SharedForest(*self.models, max_rows=self._admission.max_rows)
+                forest = SharedForest(
+                    *self.models,
+                    max_rows=self._admission.max_rows,
+                    shares_prefixes=self._pipeline.reuses_prefix,
+                )
                 self._has_started.set()
                 while self._take_in(forest):
                     for progress in forest.iterate():

@@ -17,7 +17,7 @@ class ServiceLimits:
 
     Attributes:
         max_requests: live at a time; they share the engine calls.
-        max_queued: waiting beyond those.
+        max_queued: taken beyond those: they wait. One more is refused.
         kv_bytes: most bytes that the caches of both engines take. None: enough for max_requests
             requests of 1,024 rows, and for one of the whole context.
     """

@@ -8,6 +8,7 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Any
 
+from dsbd_ort.decoding import TraceRecorder
 from dsbd_ort.decoding.decode import check_decodable
 from dsbd_ort.decoding.row_bound import most_rows
 from dsbd_ort.generated import GenerationResult, StreamStep
@@ -19,6 +20,7 @@ from dsbd_ort.service.events import Cancelled, ServiceEvent
 from dsbd_ort.service.limits import ServiceLimits, cache_rows
 from dsbd_ort.service.live_request import LiveRequest
 from dsbd_ort.text_stream import TextStream
+from dsbd_runtime.chat_template import Message
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +72,8 @@ class Service:
         prompt: str | Sequence[int],
         options: Mapping[str, Any],
         on_event: Callable[[ServiceEvent], None],
+        *,
+        trace: TraceRecorder | None = None,
     ) -> LiveRequest:
         """Take a request; return at once.
 
@@ -78,13 +82,14 @@ class Service:
             options: fields of DecodingConfig.
             on_event: gets every step and then one ending, in the thread that runs the engines: it
                 must return at once, and must not raise.
+            trace: is told what every iteration did to this request.
 
         Raises:
             DecodingError, InputError, CapacityError: the request cannot be answered.
             QueueFullError: too many wait.
             ServiceClosedError: the service takes no request any more.
         """
-        request = self.pipeline.prepare(prompt, options)
+        request = self.pipeline.prepare(prompt, options, trace=trace)
         check_decodable(request, *self._engines.models)
         live = LiveRequest(
             request=request,
@@ -96,9 +101,11 @@ class Service:
         self._engines.enqueue(live)
         return live
 
-    def generate(self, prompt: str | Sequence[int], **options: Any) -> GenerationResult:
+    def generate(
+        self, prompt: str | Sequence[int], *, trace: TraceRecorder | None = None, **options: Any
+    ) -> GenerationResult:
         """Continue a prompt and wait for it; see Pipeline.generate and ``submit``."""
-        steps = self.stream(prompt, **options)
+        steps = self.stream(prompt, trace=trace, **options)
         while True:
             try:
                 next(steps)
@@ -107,14 +114,14 @@ class Service:
                 return result
 
     def stream(
-        self, prompt: str | Sequence[int], **options: Any
+        self, prompt: str | Sequence[int], *, trace: TraceRecorder | None = None, **options: Any
     ) -> Generator[StreamStep, None, GenerationResult]:
         """Continue a prompt step by step; see Pipeline.stream and ``submit``.
 
         Steps that nobody takes yet are kept. Closing the stream gives the request up.
         """
         events: SimpleQueue[ServiceEvent] = SimpleQueue()
-        live = self.submit(prompt, options, events.put)
+        live = self.submit(prompt, options, events.put, trace=trace)
         try:
             while True:
                 event = events.get()
@@ -128,6 +135,15 @@ class Service:
                     raise event
         finally:
             live.cancel()
+
+    def chat_prompt(self, messages: Sequence[Message]) -> list[int]:
+        """Return the token ids of a conversation; see Pipeline.chat_prompt."""
+        return self.pipeline.chat_prompt(messages)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether requests are taken: neither closed nor ended by a failure of its own."""
+        return self._engines.is_open
 
     def stats(self) -> ServiceStats:
         """Return what goes on; numbers may be a moment old."""

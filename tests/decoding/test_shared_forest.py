@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
@@ -100,7 +101,7 @@ def answered(
         assert forest.num_trees == len(live)
 
 
-def shared(**settings: int) -> SharedForest:
+def shared(**settings: Any) -> SharedForest:
     return SharedForest(TableModel(VOCAB, TARGET), TableModel(VOCAB, DRAFT), **settings)
 
 
@@ -258,15 +259,18 @@ def test_long_prompts_keep_nobody_waiting_longer_than_one_piece() -> None:
         assert all_tokens(results[id(tree)]) == request.alone()
 
 
-def test_prompts_that_begin_alike_are_computed_once() -> None:
+@pytest.mark.parametrize(("shares_prefixes", "num_computed"), [(True, 200), (False, 1000)])
+def test_prompts_that_begin_alike_are_computed_once(
+    shares_prefixes: bool, num_computed: int
+) -> None:
     options = {"strategy": "speculative", "max_new_tokens": 2}
     begin = tuple(np.random.default_rng(0).integers(5, size=200).tolist())
-    forest = shared()
+    forest = shared(shares_prefixes=shares_prefixes)
     first, *others = [Asked(options, (*begin, seed), seed) for seed in range(5)]
     answered(forest, [first], 1, iter(lambda: True, None))
     answered(forest, others, 4, iter(lambda: True, None))
     computed = forest.target.model.computed_paths
-    assert sum(len(path) <= 200 for path in computed) == 200
+    assert sum(len(path) <= 200 for path in computed) == num_computed
     for request in (first, *others):
         assert all_tokens(request.result) == request.alone()
 

@@ -66,13 +66,14 @@ def test_places_are_bounded_too() -> None:
 
 
 def test_a_full_queue_refuses_and_a_free_place_needs_no_queue() -> None:
-    queue = admission(max_requests=1, max_queued=0)
-    first = request(5)
-    queue.enqueue(first)
-    assert admitted(queue) == [5]
-    with pytest.raises(QueueFullError, match="1 requests are live and 0 wait"):
+    queue = admission(max_requests=2, max_queued=1)
+    requests = [request(5) for _ in range(3)]
+    for one in requests:  # a burst, before anybody could be admitted
+        queue.enqueue(one)
+    assert admitted(queue) == [5, 5]
+    with pytest.raises(QueueFullError, match="2 requests are live and 1 wait"):
         queue.enqueue(request(5))
-    queue.release(first)
+    queue.release(requests[0])
     queue.enqueue(request(5))
 
 
