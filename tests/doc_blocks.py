@@ -11,19 +11,21 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
 from click.testing import CliRunner
 
 from dsbd_ort import cli
+from tests import doc_servers
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 _FENCE = re.compile(
-    r"^(?:<!-- test: skip, (?P<reason>.+?) -->\n)?```(?P<language>sh|console|python)\n"
+    r"^(?:<!-- test: (?:skip, (?P<reason>.+?)|beside (?P<beside>.+?)) -->\n)?"
+    r"```(?P<language>sh|console|python)\n"
     r"(?P<text>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
@@ -32,6 +34,7 @@ _COMMANDS = {f"dsbd-{name}": getattr(cli, name) for name in ("run", "bench", "in
 _QUICK = {  # a documented measurement runs, but not for as long
     "dsbd-bench": ["--max-new-tokens", "2", "--repetitions", "1", "--prompts", "prompt.txt"],
 }
+_OWN_PROCESS = {"--workers", "--cluster"}
 _NOT_HERE = ("pip", "pytest", ".", "git", "cd")  # installs, or would run these tests again
 
 
@@ -43,12 +46,15 @@ class Block:
         place: file and line, as "docs/run.md:9".
         language: "sh", "console" (commands behind "$ ", each with its output) or "python".
         skip_reason: of the marker ``<!-- test: skip, reason -->`` in the line before it.
+        beside: of the marker ``<!-- test: beside dsbd-serve ... -->``: the server that runs while
+            the block does; its port takes the place of the documented one.
     """
 
     place: str
     language: str
     text: str
     skip_reason: str | None
+    beside: str | None = None
 
 
 def blocks_of(document: Path, text: str) -> Iterator[Block]:
@@ -56,7 +62,7 @@ def blocks_of(document: Path, text: str) -> Iterator[Block]:
     for match in _FENCE.finditer(text):
         line = text[: match.start("language")].count("\n") + 1
         place = f"{document.relative_to(ROOT)}:{line}"
-        yield Block(place, match["language"], match["text"], match["reason"])
+        yield Block(place, match["language"], match["text"], match["reason"], match["beside"])
 
 
 class ExportsOnce:
@@ -89,7 +95,11 @@ class ExportsOnce:
 def run_block(block: Block, workspace: Path, exports: ExportsOnce) -> None:
     """Run a block in ``workspace``; raise AssertionError unless it does what it says."""
     with contextlib.chdir(workspace):
-        if block.language == "python":
+        if block.beside:
+            with doc_servers.running(block.beside) as url:
+                text = block.text.replace(doc_servers.DOCUMENTED_URL, url)
+                run_block(replace(block, text=text, beside=None), workspace, exports)
+        elif block.language == "python":
             exec(compile(block.text, block.place, "exec"), {"__name__": "__documented__"})
         elif block.language == "sh":
             for command in _logical_lines(block.text):
@@ -133,9 +143,12 @@ def _run(command: str, workspace: Path, exports: ExportsOnce) -> tuple[int, str]
         return 0, ""
     if words[0] == "dsbd-export":
         return exports.run(words[1:])
+    if words[0] == "dsbd-serve" or words[:2] == ["serve", "run"]:
+        with doc_servers.running(command):
+            return 0, ""
     words += _QUICK.get(words[0], [])
-    environment = {"XDG_CACHE_HOME": str(workspace / "cache")}
-    if words[0] in _COMMANDS and not in_shell and "--workers" not in words:
+    environment = {"XDG_CACHE_HOME": str(workspace / "cache"), "RAY_ADDRESS": "local"}
+    if words[0] in _COMMANDS and not in_shell and not _OWN_PROCESS & set(words):
         return _invoke(_COMMANDS[words[0]], words[1:], environment)
     scripts = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     process = subprocess.run(

@@ -118,6 +118,17 @@ def test_a_marker_holds_for_the_next_block_alone() -> None:
     assert second == Block("README.md:6", "python", "b\n", None)
 
 
+def test_a_server_that_is_not_there_is_found(workspace: Path, exports: ExportsOnce) -> None:
+    text = (
+        "<!-- test: beside dsbd-serve bundle/ -->\n```sh\ncurl -sf http://127.0.0.1:8000/no\n```\n"
+    )
+    (block,) = blocks_of(ROOT / "README.md", text)
+    assert block.beside == "dsbd-serve bundle/"
+    for wrong in (block, replace(block, beside="dsbd-serve nowhere/")):
+        with pytest.raises(AssertionError):
+            run_block(wrong, workspace, exports)
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda file: file.name)
 def test_links_lead_somewhere(document: Path) -> None:
     for name, anchor in _LINK.findall(document.read_text()):

@@ -1,0 +1,1 @@
+"""Modules of scripts/measure_serving and scripts/soak_server."""
