@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from dsbd_ort.decoding import TraceRecorder
-from dsbd_ort.generated import GenerationResult
-from dsbd_ort.pipeline import Pipeline
+from dsbd_ort.generated import GenerationResult, StreamStep
+from dsbd_runtime.chat_template import Message
+
+
+class TextGenerator(Protocol):
+    """What continues prompts: a Pipeline, or a Service."""
+
+    def stream(
+        self, prompt: str | Sequence[int], *, trace: TraceRecorder | None = None, **options: Any
+    ) -> Generator[StreamStep, None, GenerationResult]:
+        """Continue a prompt step by step; see Pipeline.stream."""
+
+    def chat_prompt(self, messages: Sequence[Message]) -> list[int]:
+        """Return the token ids of a conversation; see Pipeline.chat_prompt."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +45,7 @@ def _unseen(_: str) -> None:
 
 
 def answer(
-    pipeline: Pipeline,
+    generator: TextGenerator,
     prompt: str | Sequence[int],
     options: dict[str, Any],
     is_interrupted: Callable[[], bool] = _never,
@@ -43,7 +55,7 @@ def answer(
     """Continue a prompt.
 
     Args:
-        pipeline: an opened bundle.
+        generator: an opened bundle.
         prompt: text or token ids.
         options: fields of DecodingConfig.
         is_interrupted: asked after every iteration.
@@ -51,7 +63,7 @@ def answer(
         trace: is told what every iteration did.
     """
     pieces: list[str] = []
-    steps = pipeline.stream(prompt, trace=trace, **options)
+    steps = generator.stream(prompt, trace=trace, **options)
     while True:
         try:
             piece = next(steps).text

@@ -18,6 +18,7 @@ from dsbd_ort.commands.families import print_families
 from dsbd_ort.commands.one_line import OneLineCommand
 from dsbd_ort.commands.run_arguments import run_from_arguments
 from dsbd_ort.commands.run_conflicts import check_options
+from dsbd_ort.commands.serve_arguments import serve_from_arguments, serve_options
 from dsbd_ort.version import __version__
 
 draft_provider_option = click.option(
@@ -106,6 +107,19 @@ def export(context: click.Context, /, bundle: Path | None, demo: bool, **options
 @click.option("--input", type=click.Path(path_type=Path), help="JSONL file with many prompts.")
 @click.option("--output", type=click.Path(path_type=Path), help="JSONL file for their answers.")
 @click.option("--workers", type=click.IntRange(min=1), help="Processes that answer --input [1].")
+@click.option(
+    "--concurrency",
+    type=click.IntRange(min=1),
+    help="Lines of --input that share the engine calls of one process [1].",
+)
+@click.option(
+    "--cluster",
+    metavar="ADDRESS",
+    help="Answer --input on a Ray cluster, HOST:PORT or auto; --output is a folder then.",
+)
+@click.option(
+    "--replicas", type=click.IntRange(min=1), help="Actors of the --cluster that answer [1]."
+)
 @click.option("--chat", is_flag=True, help="Fill the prompt into the checkpoint's chat template.")
 @click.option("--system", metavar="TEXT", help="The system message of a --chat.")
 @decoding_options
@@ -114,7 +128,7 @@ def export(context: click.Context, /, bundle: Path | None, demo: bool, **options
 @click.option(
     "--threads",
     type=click.IntRange(min=1),
-    help="Threads of the target, and of a large draft; --workers share them.",
+    help="Threads of the target, and of a large draft; --workers or --replicas share them.",
 )
 @cuda_graphs_option
 @click.option("--verify", is_flag=True, help="Check the hash of every file first.")
@@ -208,3 +222,22 @@ def bench(
 def inspect(bundle: Path, verify: bool, as_json: bool) -> None:
     """Show what is in a bundle, what it needs, and which providers can run it here."""
     inspect_command.run(bundle, verify=verify, as_json=as_json)
+
+
+@click.command(cls=OneLineCommand)
+@click.version_option(__version__)
+@click.argument("bundle", type=click.Path(path_type=Path))
+@serve_options
+@click.option("--provider", default="cpu", show_default=True, help="Execution provider.")
+@draft_provider_option
+@click.option(
+    "--threads", type=click.IntRange(min=1), help="Threads of the target, and of a large draft."
+)
+@cuda_graphs_option
+@click.option("--verify", is_flag=True, help="Check the hash of every file first.")
+@click.option(
+    "--no-prefix-cache", is_flag=True, help="Compute every prompt anew, whatever came before it."
+)
+def serve(**arguments: Any) -> None:
+    """Answer OpenAI's HTTP interface with a bundle, many requests at a time."""
+    serve_from_arguments(**arguments)

@@ -31,6 +31,16 @@ def test_no_training_framework(statement):
     assert not loaded_by(statement) & set(HEAVY)
 
 
+def test_no_server_without_dsbd_serve():
+    loaded = loaded_by("import dsbd_ort, dsbd_ort.cli, dsbd_ort.service")
+    assert not loaded & {"fastapi", "starlette", "uvicorn", "prometheus_client"}
+
+
+def test_no_ray_without_a_cluster():
+    loaded = loaded_by("import dsbd_ort.cli, dsbd_ort.service, dsbd_ort.cluster.replica")
+    assert "ray" not in loaded
+
+
 def test_the_algorithm_needs_numpy_alone():
     loaded = loaded_by("import dsbd_ort.decoding")
     assert "numpy" in loaded

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
 
 from rich.console import Console
 
+from dsbd_ort.batch.answer_source import AnswerSource, ThisProcess
 from dsbd_ort.batch.errors import BatchError
 from dsbd_ort.batch.journal import open_journal
-from dsbd_ort.batch.line_answer import LineAnswer, answer_line
+from dsbd_ort.batch.line_answer import LineAnswer
 from dsbd_ort.batch.progress import BatchProgress
 from dsbd_ort.batch.prompt_line import RawLine, read_lines
 from dsbd_ort.batch.settings import BatchSettings
-from dsbd_ort.batch.workers import answers_by_workers
 from dsbd_ort.decoding import DecodingConfig
 from dsbd_ort.interruption import Interruption, watched_signals
 
@@ -28,13 +28,13 @@ class Batch:
     Attributes:
         input, output: JSONL files.
         settings: what all lines have in common.
-        num_workers: processes; 1 means this one.
+        source: who answers.
     """
 
     input: Path
     output: Path
     settings: BatchSettings
-    num_workers: int = 1
+    source: AnswerSource = field(default_factory=ThisProcess)
 
 
 def run_batch(batch: Batch, console: Console) -> int:
@@ -70,21 +70,7 @@ def _answers(
     if first is None:  # nothing is left: open no engine
         return
     lines = chain([first], lines)
-    if batch.num_workers > 1:
-        yield from answers_by_workers(
-            batch.settings, fingerprint, lines, batch.num_workers, interruption.is_wanted
-        )
-        return
-    with batch.settings.pipeline.open() as pipeline:
-        for line in lines:
-            answer = answer_line(
-                pipeline, batch.settings, fingerprint, line, interruption.is_wanted
-            )
-            if answer is None:
-                return
-            yield answer
-            if interruption.is_wanted():
-                return
+    yield from batch.source.answers(batch.settings, fingerprint, lines, interruption.is_wanted)
 
 
 def _check(batch: Batch) -> None:

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from dsbd_errors import DsbdError
-from dsbd_ort.answer import answer
+from dsbd_ort.answer import TextGenerator, answer
 from dsbd_ort.batch.prompt_line import PromptLine, RawLine, parsed_object, prompt_line
 from dsbd_ort.batch.settings import BatchSettings
 from dsbd_ort.conversation import user_messages
 from dsbd_ort.json_output import JSON_VERSION, error_object, result_object
-from dsbd_ort.pipeline import Pipeline
 
 _log = logging.getLogger(__name__)
 
@@ -34,7 +33,7 @@ class LineAnswer:
 
 
 def answer_line(
-    pipeline: Pipeline,
+    generator: TextGenerator,
     settings: BatchSettings,
     fingerprint: str,
     line: RawLine,
@@ -50,7 +49,7 @@ def answer_line(
         fields = parsed_object(line.content)
         if "id" in fields:
             head["id"] = fields["id"]
-        return _answered(pipeline, settings, line, prompt_line(fields), head, is_interrupted)
+        return _answered(generator, settings, line, prompt_line(fields), head, is_interrupted)
     except DsbdError as error:
         message = str(error)
     except Exception as error:  # a bug that one line meets must not cost the others
@@ -60,7 +59,7 @@ def answer_line(
 
 
 def _answered(
-    pipeline: Pipeline,
+    generator: TextGenerator,
     settings: BatchSettings,
     line: RawLine,
     asked: PromptLine,
@@ -72,12 +71,12 @@ def _answered(
         options["seed"] = line.seed(settings.options.get("seed", 0))
     prompt: str | list[int]
     if asked.messages is not None:
-        prompt = pipeline.chat_prompt(asked.messages)
+        prompt = generator.chat_prompt(asked.messages)
     elif settings.is_chat:
-        prompt = pipeline.chat_prompt(user_messages(asked.prompt or "", settings.system))
+        prompt = generator.chat_prompt(user_messages(asked.prompt or "", settings.system))
     else:
         prompt = asked.prompt or ""
-    given = answer(pipeline, prompt, options, is_interrupted)
+    given = answer(generator, prompt, options, is_interrupted)
     if given.result is None:
         return None
     fields = {**head, "seed": options["seed"], **result_object(given.result)}

@@ -6,7 +6,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -14,11 +14,9 @@ from multiprocessing.process import BaseProcess
 from dsbd_errors import DsbdError
 from dsbd_ort.batch.errors import BatchError
 from dsbd_ort.batch.line_answer import LineAnswer, answer_line
+from dsbd_ort.batch.pool import answers_in_order
 from dsbd_ort.batch.prompt_line import RawLine
 from dsbd_ort.batch.settings import BatchSettings
-
-_WAIT_SECONDS = 0.2  # how long a wish to end may go unheard
-_AHEAD = 8  # lines per worker that may be answered before an earlier one is
 
 
 @dataclass(frozen=True)
@@ -50,42 +48,54 @@ class _Worker:
             self.connection.send(line)
 
 
-def answers_by_workers(
-    settings: BatchSettings,
-    fingerprint: str,
-    lines: Iterator[RawLine],
-    num_workers: int,
-    is_interrupted: Callable[[], bool],
-) -> Iterator[LineAnswer]:
-    """Yield the answers in the order of ``lines``; end early where that is wanted.
+@dataclass(frozen=True)
+class Workers:
+    """Processes of this machine that share its cores.
 
-    Raises:
-        BatchError: a worker could not open the bundle, or ended.
+    ``answers`` raises BatchError where a worker could not open the bundle, or ended.
     """
-    with _started(_with_share_of_threads(settings, num_workers), fingerprint, num_workers) as idle:
-        busy: dict[object, tuple[_Worker, int]] = {}  # by connection
-        answers: dict[int, LineAnswer] = {}
-        num_sent = num_given = 0
-        while not is_interrupted():
-            while idle and num_sent - num_given < _AHEAD * num_workers:
-                if (line := next(lines, None)) is None:
-                    break
-                worker = idle.pop()
-                worker.send(line)
-                busy[worker.connection] = (worker, num_sent)
-                num_sent += 1
-            if not busy and not answers:
-                return
-            connections = [worker.connection for worker, _ in busy.values()]
-            for connection in wait(connections, _WAIT_SECONDS):
-                worker, index = busy.pop(connection)
-                idle.append(worker)
-                received = worker.receive()
-                assert isinstance(received, LineAnswer)
-                answers[index] = received
-            while num_given in answers:
-                yield answers.pop(num_given)
-                num_given += 1
+
+    num_workers: int
+
+    def answers(
+        self,
+        settings: BatchSettings,
+        fingerprint: str,
+        lines: Iterator[RawLine],
+        is_interrupted: Callable[[], bool],
+    ) -> Generator[LineAnswer, None, None]:
+        """See AnswerSource."""
+        shared = _with_share_of_threads(settings, self.num_workers)
+        with _started(shared, fingerprint, self.num_workers) as workers:
+            yield from answers_in_order(_WorkerPool(workers), lines, is_interrupted)
+
+
+class _WorkerPool:
+    """See Pool."""
+
+    def __init__(self, workers: list[_Worker]) -> None:
+        self.num_members = len(workers)
+        self._idle = list(workers)
+        self._busy: dict[object, tuple[_Worker, int]] = {}  # by connection
+
+    def has_idle(self) -> bool:
+        return bool(self._idle)
+
+    def send(self, index: int, line: RawLine) -> None:
+        worker = self._idle.pop()
+        worker.send(line)
+        self._busy[worker.connection] = (worker, index)
+
+    def receive(self, seconds: float) -> list[tuple[int, LineAnswer]]:
+        answers = []
+        connections = [worker.connection for worker, _ in self._busy.values()]
+        for connection in wait(connections, seconds):
+            worker, index = self._busy.pop(connection)
+            self._idle.append(worker)
+            received = worker.receive()
+            assert isinstance(received, LineAnswer)
+            answers.append((index, received))
+        return answers
 
 
 def _with_share_of_threads(settings: BatchSettings, num_workers: int) -> BatchSettings:
@@ -116,7 +126,7 @@ def _started(
             assert isinstance(ready, _Ready)
             if ready.refusal is not None:
                 raise BatchError(ready.refusal)
-        yield list(workers)
+        yield workers
     finally:
         for worker in workers:
             worker.process.kill()  # it holds nothing that is not done again

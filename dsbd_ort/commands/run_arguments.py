@@ -8,9 +8,10 @@ from typing import Any
 import click
 from rich.console import Console
 
-from dsbd_ort.batch.job import Batch, run_batch
+from dsbd_ort.batch.job import run_batch
 from dsbd_ort.batch.settings import BatchSettings
 from dsbd_ort.commands.answer_output import OutputStyle
+from dsbd_ort.commands.batch_of_arguments import batch_of_arguments
 from dsbd_ort.commands.decoding_options import given_options
 from dsbd_ort.commands.prompt_source import read_prompt
 from dsbd_ort.commands.run import RunRequest, run
@@ -26,6 +27,9 @@ def run_from_arguments(
     input: Path | None,
     output: Path | None,
     workers: int | None,
+    concurrency: int | None,
+    cluster: str | None,
+    replicas: int | None,
     chat: bool,
     system: str | None,
     provider: str,
@@ -58,8 +62,18 @@ def run_from_arguments(
     )
     if input is not None and output is not None:
         settings = BatchSettings(pipeline=pipeline, options=options, is_chat=chat, system=system)
-        batch = Batch(input=input, output=output, settings=settings, num_workers=workers or 1)
-        return run_batch(batch, Console(stderr=True))
+        console = Console(stderr=True)
+        batch = batch_of_arguments(
+            settings,
+            console,
+            input=input,
+            output=output,
+            workers=workers,
+            concurrency=concurrency,
+            cluster=cluster,
+            replicas=replicas,
+        )
+        return run_batch(batch, console)
     text = read_prompt(prompt, prompt_file)
     if text is None and trace is not None:
         raise click.UsageError(

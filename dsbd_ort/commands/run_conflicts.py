@@ -18,11 +18,21 @@ _EXCLUDE = [  # (option, option, what to do)
         for other in ("--stream", "--json", "--stats")
     ),
     ("--input", "--trace", "a trace draws one request; give one prompt with --prompt"),
+    (
+        "--workers",
+        "--concurrency",
+        "requests of several processes share no calls; give one of them",
+    ),
+    ("--cluster", "--concurrency", "a replica answers one line at a time; give --replicas"),
+    ("--cluster", "--workers", "replicas take the place of workers; give --replicas"),
 ]
 _NEED = [  # (option, what it needs)
     ("--input", "--output"),
     ("--output", "--input"),
     ("--workers", "--input"),
+    ("--concurrency", "--input"),
+    ("--cluster", "--input"),
+    ("--replicas", "--cluster"),
     ("--system", "--chat"),
 ]
 

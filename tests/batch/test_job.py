@@ -15,9 +15,11 @@ import time
 import pytest
 from rich.console import Console
 
+from dsbd_ort.batch.answer_source import ThisProcess
 from dsbd_ort.batch.errors import BatchError
 from dsbd_ort.batch.job import Batch, run_batch
 from dsbd_ort.batch.settings import BatchSettings
+from dsbd_ort.batch.workers import Workers
 from dsbd_ort.decoding import ConfigError
 from dsbd_ort.pipeline import Pipeline
 from dsbd_ort.pipeline_settings import PipelineSettings
@@ -40,13 +42,13 @@ def write_lines(path, lines):
     return path
 
 
-def batch_of(tmp_path, bundle, *, name="out.jsonl", num_workers=1, options=OPTIONS, **settings):
+def batch_of(tmp_path, bundle, *, name="out.jsonl", source=None, options=OPTIONS, **settings):
     pipeline = PipelineSettings(bundle=bundle.path, num_threads=1)
     return Batch(
         input=tmp_path / "in.jsonl",
         output=tmp_path / name,
         settings=BatchSettings(pipeline=pipeline, options=options, **settings),
-        num_workers=num_workers,
+        source=source or ThisProcess(),
     )
 
 
@@ -100,7 +102,7 @@ def test_nothing_is_done_twice_and_nothing_depends_on_workers_or_resuming(tiny_b
     write_lines(tmp_path / "in.jsonl", lines)
     at_once = batch_of(tmp_path, tiny_bundle)
     done(at_once)
-    by_two = batch_of(tmp_path, tiny_bundle, name="two.jsonl", num_workers=2)
+    by_two = batch_of(tmp_path, tiny_bundle, name="two.jsonl", source=Workers(2))
     done(by_two)
     assert without_times(by_two.output) == without_times(at_once.output)
 
@@ -135,15 +137,15 @@ def test_what_no_line_could_take_is_refused_before_anything_is_written(tiny_bund
     assert [entry.name for entry in tmp_path.iterdir()] == ["in.jsonl"]
 
 
-@pytest.mark.parametrize("num_workers", [1, 2])
-def test_a_provider_that_is_not_here_is_named(tiny_bundle, tmp_path, num_workers):
+@pytest.mark.parametrize("source", [ThisProcess(), Workers(2)])
+def test_a_provider_that_is_not_here_is_named(tiny_bundle, tmp_path, source):
     write_lines(tmp_path / "in.jsonl", LINES)
     settings = BatchSettings(pipeline=PipelineSettings(bundle=tiny_bundle.path, provider="abacus"))
     batch = Batch(
         input=tmp_path / "in.jsonl",
         output=tmp_path / "out.jsonl",
         settings=settings,
-        num_workers=num_workers,
+        source=source,
     )
     with pytest.raises(DsbdError, match="abacus"):
         run_batch(batch, Console(file=io.StringIO()))

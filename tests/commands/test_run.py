@@ -89,6 +89,7 @@ USER_ERRORS = [  # (arguments after the bundle, words of the message)
     (["--prompt", "x", "--chat"], "has no chat template"),
     (["--prompt", "x", "--system", "y"], "--system means nothing without --chat"),
     (["--prompt", "x", "--workers", "2"], "--workers means nothing without --input"),
+    (["--prompt", "x", "--concurrency", "2"], "--concurrency means nothing without --input"),
     (["--input", "x"], "--input means nothing without --output"),
     (["--output", "x"], "--output means nothing without --input"),
     (["--input", "/no/such/file", "--output", "x"], "--input /no/such/file cannot be read"),

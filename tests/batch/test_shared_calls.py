@@ -1,0 +1,58 @@
+"""Lines whose requests share engine calls: the same answers in the same order."""
+
+from __future__ import annotations
+
+import time
+from itertools import count
+
+from dsbd_ort.batch.prompt_line import RawLine
+from dsbd_ort.batch.settings import BatchSettings
+from dsbd_ort.batch.shared_calls import SharedCalls
+from dsbd_ort.pipeline_settings import PipelineSettings
+from tests.batch.test_job import LINES, answers, batch_of, done, without_times, write_lines
+
+
+def test_the_answers_are_those_of_one_line_after_another(tiny_bundle, tmp_path):
+    lines = [{"prompt": f"line {number} " + "x" * (number % 3)} for number in range(30)]
+    write_lines(tmp_path / "in.jsonl", lines)
+    alone = batch_of(tmp_path, tiny_bundle)
+    done(alone)
+    shared = batch_of(tmp_path, tiny_bundle, name="shared.jsonl", source=SharedCalls(8))
+    done(shared)
+    assert without_times(shared.output) == without_times(alone.output)
+
+
+def test_a_line_that_cannot_be_answered_has_its_error(tiny_bundle, tmp_path):
+    write_lines(tmp_path / "in.jsonl", LINES)
+    alone = batch_of(tmp_path, tiny_bundle)
+    shared = batch_of(tmp_path, tiny_bundle, name="shared.jsonl", source=SharedCalls(3))
+    assert "4 could not be answered" in done(alone)
+    assert "7 of 7 lines are done; 4 could not be answered" in done(shared)
+    errors = [[answer.get("error") for answer in answers(b.output)] for b in (alone, shared)]
+    assert errors[0] == errors[1]
+
+
+def test_the_requests_do_share_calls(tiny_bundle, tmp_path):
+    options = {"strategy": "sample", "max_new_tokens": 60, "eos_token_id": []}
+    write_lines(tmp_path / "in.jsonl", [{"prompt": "ab"}] * 8)
+    shared = batch_of(tmp_path, tiny_bundle, options=options, source=SharedCalls(8))
+    done(shared)
+    stats = [answer["stats"] for answer in answers(shared.output)]
+    waited = sum(stat["target_s"] for stat in stats)
+    assert max(stat["target_s"] for stat in stats) > waited / 16  # each call counts for all in it
+    assert all(stat["target_rows"] < 64 for stat in stats)
+
+
+def test_an_interrupted_batch_ends_at_once(tiny_bundle):
+    settings = BatchSettings(
+        pipeline=PipelineSettings(bundle=tiny_bundle.path, num_threads=1),
+        options={"strategy": "sample", "max_new_tokens": 400, "eos_token_id": []},
+    )
+    lines = (RawLine(number, b'{"prompt": "x"}') for number in count(1))
+    given = []
+    began = time.monotonic()
+    source = SharedCalls(4).answers(settings, "", lines, lambda: len(given) >= 2)
+    for answer in source:
+        given.append(answer)
+    assert len(given) >= 2
+    assert time.monotonic() - began < 60
