@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from dsbd_ort.decoding import DecodingConfig, RequestTrace
     from dsbd_ort.generated import GeneratedSequence, GenerationResult, StreamStep
     from dsbd_ort.pipeline import Pipeline
+    from dsbd_ort.service import Service, ServiceLimits
     from dsbd_ort.trace_page.trace_file import write_trace
 
 __all__ = [
@@ -28,6 +29,8 @@ __all__ = [
     "GenerationResult",
     "Pipeline",
     "RequestTrace",
+    "Service",
+    "ServiceLimits",
     "StreamStep",
     "__version__",
     "write_trace",
@@ -39,6 +42,8 @@ _HOMES = {
     "GenerationResult": "generated",
     "Pipeline": "pipeline",
     "RequestTrace": "decoding",
+    "Service": "service",
+    "ServiceLimits": "service",
     "StreamStep": "generated",
     "write_trace": "trace_page.trace_file",
 }

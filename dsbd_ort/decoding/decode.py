@@ -29,6 +29,7 @@ from dsbd_ort.decoding.forest_cache import ForestCache
 from dsbd_ort.decoding.law_source import check_top_k
 from dsbd_ort.decoding.meter import Clock, Meter
 from dsbd_ort.decoding.request_checks import check_request
+from dsbd_ort.decoding.row_bound import most_descendants
 from dsbd_ort.decoding.rule import SelectionRule
 from dsbd_ort.decoding.rules import rule_of
 from dsbd_ort.decoding.stats import Recorder
@@ -137,7 +138,8 @@ def decoding_loop(
         drafting.observe(forest, [layer.nodes for layer in committed])
         if config.memory == "single":
             beams = _most_likely(beams)
-        survivors = _survivors(forest, caches, beams, rule.keeps_descendants)
+        most_kept = most_descendants(config) if rule.keeps_descendants else 0
+        survivors = _survivors(forest, caches, beams, most_kept)
         if tracer:
             tracer.observe(Observed(layers, committed, beams, rule.live(beams), survivors))
         beams = _prune(forest, caches, beams, survivors)
@@ -189,10 +191,12 @@ def _most_likely(beams: Beams) -> Beams:
 
 
 def _survivors(
-    forest: Forest, caches: list[ForestCache], beams: Beams, keeps_descendants: bool
+    forest: Forest, caches: list[ForestCache], beams: Beams, most_descendants: int
 ) -> set[int]:
     """Return the nodes that can still matter: beams, what they need, perhaps descendants."""
-    live = forest.subtree(beams.nodes) if keeps_descendants else set(beams.nodes)
+    live = set(beams.nodes)
+    if most_descendants:
+        live |= set(forest.descendants(beams.nodes)[:most_descendants])
     for cache in caches:
         live |= cache.parents_of_pending(live)
     return live

@@ -90,13 +90,14 @@ class Forest:
         states = [self.stop_states[law.nodes[parent]].extended(token) for parent, token in pairs]
         return np.array([state.has_ended for state in states], dtype=np.bool_)
 
-    def subtree(self, roots: Iterable[int]) -> set[int]:
-        """Return ``roots`` and all their descendants."""
-        found = set(roots)
-        for node, parent in enumerate(self.parents):  # parents come before children
+    def descendants(self, roots: Iterable[int]) -> list[int]:
+        """Return the nodes below ``roots``, parents before children."""
+        found, below = set(roots), []
+        for node, parent in enumerate(self.parents):
             if parent in found:
                 found.add(node)
-        return found
+                below.append(node)
+        return below
 
     def prune(self, kept: list[int]) -> dict[int, int]:
         """Keep the nodes ``kept`` (increasing), renumbered from 0; return new number by old."""

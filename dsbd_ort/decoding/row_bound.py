@@ -1,4 +1,4 @@
-"""Most cache rows that a request can need: what must be free before it may begin."""
+"""How many cache rows a request can need at most: so many must be free before it may begin."""
 
 from __future__ import annotations
 
@@ -6,17 +6,25 @@ from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.forest_cache import MOST_TOLD_APART
 
 
+def most_descendants(config: DecodingConfig) -> int:
+    """Return how many nodes below the beams pruning may leave.
+
+    What was drafted for these beams, in this iteration or before it, is hardly ever more than two
+    drafts; without a bound nobody could tell what a request will need.
+    """
+    return 2 * sum(config.layer_widths)
+
+
 def most_rows(num_prompt_tokens: int, config: DecodingConfig) -> int:
     """Return a bound of the rows that a request ever holds in the cache of one engine.
 
-    Attained by nobody: beams that share no token are rare, and so are drafts that all stay useful.
-    The paths of the beams take at most ``num_beams`` rows a token. Below the beams an iteration
-    adds the drafted nodes and, a layer, as many as are selected; each layer lies at most so many
-    iterations below the beams as a draft has layers. Rows that nobody sees stay until there are
-    MOST_TOLD_APART. All of that is there once more while a call adds what it computes.
+    The paths of the beams take at most ``num_beams`` rows a token (beams that share no token: no
+    request is like that). Then come the nodes that pruning leaves, or the rows that wait to be
+    dropped, and what an iteration adds: a draft, and as many nodes a layer as are selected.
     """
     num_beams = max(config.width, config.joint_beams or 1)
     num_layers = len(config.layer_widths) + 1
-    below_beams = num_layers * (sum(config.layer_widths) + num_layers * num_beams)
     on_paths = num_beams * (config.max_new_tokens + 1)
-    return num_prompt_tokens + on_paths + MOST_TOLD_APART + 2 * below_beams
+    left = max(MOST_TOLD_APART, num_beams + most_descendants(config))
+    added = sum(config.layer_widths) + (num_layers + 1) * num_beams
+    return num_prompt_tokens + on_paths + left + added

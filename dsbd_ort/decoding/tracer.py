@@ -127,7 +127,7 @@ class Tracer:
         """Return the role of every node of the forest."""
         forest = self._forest
         roots = {node for node in range(len(forest)) if self._id(node) in self._roots}
-        below_roots = forest.subtree(roots)
+        below_roots = {*roots, *forest.descendants(roots)}
         drafted = {node for layer in seen.layers for node in layer.children}
         selected = {node for layer in seen.committed for node in layer.nodes}
         finished = self._finished(seen)

@@ -12,10 +12,7 @@ from dsbd_ort.version import __version__
 
 MODULE = "_dsbd_library"
 FOLDER = Path(__file__).parent
-# ONNX Runtime's telemetry thread reads freed memory when a host that is not Python leaves main.
 _START = f"""\
-import os
-os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 from {MODULE} import ffi, lib
 from dsbd_ort.embedding.calls import join
 join(ffi, lib, built_for={__version__!r})

@@ -8,7 +8,7 @@ from dsbd_runtime.bundle import ROLES, Bundle
 from dsbd_runtime.errors import InputError
 from dsbd_runtime.kv_cache import bucket_capacity, row_bytes
 
-_USUAL_ROWS = 1024
+_USUAL_ROWS = 2048
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +19,7 @@ class ServiceLimits:
         max_requests: live at a time; they share the engine calls.
         max_queued: taken beyond those: they wait. One more is refused.
         kv_bytes: most bytes that the caches of both engines take. None: enough for max_requests
-            requests of 1,024 rows, and for one of the whole context.
+            requests of 2,048 rows, and for one of the whole context.
     """
 
     max_requests: int = 8
