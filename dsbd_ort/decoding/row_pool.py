@@ -111,6 +111,11 @@ class RowPool:
         self._lanes: list[Lane] = []
         self._closed: list[Lane] = []  # their rows are there until the next clearing up
 
+    @property
+    def num_lanes(self) -> int:
+        """Lanes whose rows are there, the closed ones among them."""
+        return len(self._lanes) + len(self._closed)
+
     def open_lane(self, token_ids: Sequence[int]) -> Lane:
         """Return a lane that begins with the rows that any other holds of ``token_ids``."""
         rows, tokens = np.arange(0), list(token_ids)
@@ -126,7 +131,8 @@ class RowPool:
     def close_lane(self, lane: Lane) -> None:
         """Let go of a lane's rows; they may serve others until they are in the way."""
         self._lanes.remove(lane)
-        self._closed.append(lane)
+        if lane.prefix.tokens:
+            self._closed.append(lane)
 
     def clear(self) -> None:
         """Drop all rows of all lanes, and the memory that they take."""

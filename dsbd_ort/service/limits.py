@@ -18,8 +18,9 @@ class ServiceLimits:
     Attributes:
         max_requests: live at a time; they share the engine calls.
         max_queued: taken beyond those: they wait. One more is refused.
-        kv_bytes: most bytes that the caches of both engines take. None: enough for max_requests
-            requests of 2,048 rows, and for one of the whole context.
+        kv_bytes: most bytes that the caches of both engines take (one of their buffers twice for a
+            moment when they grow). None: enough for max_requests requests of 2,048 rows, and for
+            one of the whole context.
     """
 
     max_requests: int = 8

@@ -311,3 +311,10 @@ def test_bad_numbers_end_the_request_that_they_belong_to() -> None:
             ends[id(progress.tree)] = progress.event
     assert isinstance(ends[id(trees[1])], ModelError)
     assert all_tokens(ends[id(trees[0])]) == good.alone()
+
+
+def test_requests_that_leave_before_they_began_leave_nothing() -> None:
+    forest = shared()
+    for seed in range(50):
+        forest.leave(forest.join(Asked(OPTIONS[0], (1, 2, 3), seed).request()))
+    assert forest.target.num_lanes == forest.draft.num_lanes == 0
