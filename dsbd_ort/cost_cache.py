@@ -42,6 +42,7 @@ def engine_costs(
     file = _cache_folder(environment) / f"costs-{_key(bundle, provider, num_threads)}.json"
     costs = _read(file)
     if costs is None:
+        _log.info("measuring what calls of both engines cost, once for this bundle and machine")
         costs = measure_costs(target, draft, time.perf_counter)
         _write(file, costs)
     return costs
