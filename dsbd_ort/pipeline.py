@@ -20,6 +20,7 @@ from dsbd_ort.decoding.experience import Experience
 from dsbd_ort.decoding.lone import Steps, steps_of
 from dsbd_ort.generated import GeneratedSequence, GenerationResult, StreamStep
 from dsbd_ort.kept_rows import KeptRows
+from dsbd_ort.memory_error import capacity_error
 from dsbd_ort.prompt_ids import check_context, prompt_ids
 from dsbd_ort.request_lock import RequestLock
 from dsbd_ort.stop_strings import StopSearch, text_before_stop
@@ -27,7 +28,6 @@ from dsbd_ort.text_stream import TextStream
 from dsbd_runtime.bundle import Bundle, open_bundle
 from dsbd_runtime.causal_lm import CausalLM
 from dsbd_runtime.chat_template import ChatTemplate, Message
-from dsbd_runtime.errors import CapacityError
 from dsbd_runtime.loading import load_pair
 from dsbd_runtime.tokenizer import Tokenizer
 
@@ -276,10 +276,7 @@ class Pipeline:
         except BaseException as error:
             self._rows.forget()
             if isinstance(error, MemoryError):
-                raise CapacityError(
-                    f"no memory for this request ({error}); ask for fewer beams, a shorter "
-                    "draft or fewer new tokens"
-                ) from error
+                raise capacity_error(error) from error
             raise
 
     def _empty_caches(self) -> None:

@@ -9,8 +9,8 @@ from dsbd_ort.decoding.forest_cache import MOST_TOLD_APART
 def most_descendants(config: DecodingConfig) -> int:
     """Return how many nodes below the beams pruning may leave.
 
-    What was drafted for these beams, in this iteration or before it, is hardly ever more than two
-    drafts; without a bound nobody could tell what a request will need.
+    Two drafts' worth, the oldest first; without a bound nobody could tell what a request will need.
+    One that is left out and wanted after all is computed again.
     """
     return 2 * sum(config.layer_widths)
 

@@ -134,13 +134,6 @@ class RowPool:
         if lane.prefix.tokens:
             self._closed.append(lane)
 
-    def clear(self) -> None:
-        """Drop all rows of all lanes, and the memory that they take."""
-        for lane in (*self._lanes, *self._closed):
-            lane.rows, lane.prefix.tokens = np.arange(0), []
-        self._closed.clear()
-        self.model.keep(np.arange(0))
-
     def run(self, calls: Sequence[EngineCall]) -> list[EngineOutputs]:
         """Make the calls of several lanes in one call of the engine; return the outputs of each.
 

@@ -8,13 +8,13 @@ import threading
 from dsbd_errors import DsbdError
 from dsbd_ort.decoding import DecodeStep
 from dsbd_ort.decoding.shared_forest import Outcome, Progress, SharedForest, Tree
+from dsbd_ort.memory_error import capacity_error
 from dsbd_ort.pipeline import Pipeline
 from dsbd_ort.service.admission import Admission
 from dsbd_ort.service.errors import InternalError, ServiceClosedError
 from dsbd_ort.service.events import Cancelled, Ending, ServiceEvent
 from dsbd_ort.service.live_request import LiveRequest
 from dsbd_runtime.causal_lm import CausalLM
-from dsbd_runtime.errors import CapacityError
 
 _log = logging.getLogger(__name__)
 
@@ -174,9 +174,6 @@ def _as_told(error: BaseException) -> DsbdError:
     if isinstance(error, DsbdError):
         return error
     if isinstance(error, MemoryError):
-        return CapacityError(
-            f"no memory for this request ({error}); ask for fewer beams, a shorter draft or fewer "
-            "new tokens"
-        )
+        return capacity_error(error)
     _log.error("a request met a bug", exc_info=error)
     return InternalError(f"internal error, {type(error).__name__}: {error}; see the service's log")
