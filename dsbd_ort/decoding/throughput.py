@@ -132,6 +132,9 @@ class ThroughputDrafting:
         """See Drafting.choose."""
         deficits = self._deficits_of(law, step)
         best = best_candidates(-deficits, self._most_beams + 1)
+        if not len(best):  # every candidate ends its sequence: there is nothing to verify
+            self._reach = 0.0
+            return best
         least = min(self._num_beams, len(best))
         widths = np.arange(least, max(least, min(self._most_beams, len(best))) + 1)
         ordered = np.append(deficits[best], np.inf)
@@ -158,6 +161,8 @@ class ThroughputDrafting:
         """See Drafting.observe."""
         experience = self._experience
         for depth, (layer, nodes) in enumerate(zip(self._layers, committed, strict=False)):
+            if not nodes:  # all that was selected has ended: no width was put to the test
+                break
             taken = _candidate_ids(forest, layer.law, nodes)
             is_taken = layer.law.candidate_ids() == taken[:, None]  # (num_taken, num_candidates)
             if is_taken.any(axis=1).all():
@@ -176,16 +181,20 @@ class ThroughputDrafting:
         )
 
     def _deficits_of(self, law: JointLaw, step: int) -> Floats:
-        """Return the deficit of every candidate, (num_candidates,) float64."""
+        """Return the deficit of every candidate, (num_candidates,) float64; inf: impossible."""
         scores = self._scores(law, step)
         parents = self._parent_deficits
         if parents is None:  # the beams themselves are certain
             parents = np.zeros(len(law.nodes))
         inherited = parents[law.parents]
-        certain = scores[inherited == 0.0]
-        last = max(len(certain) - self._num_beams, 0)
-        bar = np.partition(certain, last)[last]
-        deficits: Floats = inherited + np.maximum(bar - scores, 0.0)
+        is_possible = scores > -np.inf
+        certain = scores[is_possible & (inherited == 0.0)]
+        deficits = np.full(len(scores), np.inf)
+        deficits[is_possible] = inherited[is_possible]
+        if len(certain) >= self._num_beams:  # fewer: a draft that is always right selects them all
+            last = len(certain) - self._num_beams
+            bar = np.partition(certain, last)[last]
+            deficits[is_possible] += np.maximum(bar - scores[is_possible], 0.0)
         return deficits
 
     def _worth_of_more(self, reach: Floats) -> Floats:

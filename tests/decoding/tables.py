@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +11,24 @@ from numpy.typing import NDArray
 from dsbd_ort.decoding import DecodeResult, DecodingConfig, TableModel, decode
 
 LogitsOf = Callable[[tuple[int, ...]], NDArray[np.floating]]
+
+
+@dataclass(frozen=True)
+class EndsWithAny:
+    """A StopState: the path ends when its last tokens are one of ``wanted``."""
+
+    wanted: tuple[tuple[int, ...], ...]
+    last: tuple[int, ...] = ()
+    has_ended: bool = False
+
+    def extended(self, token: int) -> EndsWithAny:
+        last = (*self.last, token)[-max(map(len, self.wanted)) :]
+        has_ended = any(last[-len(tokens) :] == tokens for tokens in self.wanted)
+        return EndsWithAny(self.wanted, last, self.has_ended or has_ended)
+
+
+def ends_with(*wanted: tuple[int, ...]) -> EndsWithAny:
+    return EndsWithAny(wanted)
 
 
 def random_table(seed: int, vocab_size: int, spread: float = 1.5) -> LogitsOf:

@@ -2,30 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import pytest
 
 from dsbd_ort.decoding import DecodingConfig, DecodingError, TableModel, decode
-from tests.decoding.tables import mixed_table, random_table
+from tests.decoding.tables import ends_with, mixed_table, random_table
 
 VOCAB = 5
 TARGET = random_table(1, VOCAB)
 DRAFT = mixed_table(TARGET, random_table(2, VOCAB), 0.6)
-
-
-@dataclass(frozen=True)
-class EndsWith:
-    """Ends when the last tokens are ``wanted``."""
-
-    wanted: tuple[int, ...]
-    last: tuple[int, ...] = ()
-    has_ended: bool = False
-
-    def extended(self, token):
-        last = (*self.last, token)[-len(self.wanted) :]
-        return EndsWith(self.wanted, last, self.has_ended or last == self.wanted)
 
 
 def decoded(seed, stop=None, prompt=(1, 0, 1), **options):
@@ -64,7 +49,7 @@ def test_a_stop_that_is_one_token_is_an_end_of_sequence_token(options):
     for seed in range(8):
         prompt = (1, 0, seed % VOCAB)
         by_token = decoded(seed, prompt=prompt, eos_token_id=4, **options)
-        by_stop = decoded(seed, prompt=prompt, stop=EndsWith((4,)), **options)
+        by_stop = decoded(seed, prompt=prompt, stop=ends_with((4,)), **options)
         assert contents(by_stop) == contents(by_token)
         renamed = {"eos": "stop", "length": "length"}
         reasons = [sequence.finish_reason for sequence in by_stop]
@@ -95,7 +80,7 @@ PAIRS = [
 def test_speculation_stays_invisible(speculative, plain, eos):
     num_stopped = 0
     for seed in range(15):
-        stop = EndsWith((2, 4)) if seed % 2 else EndsWith((1,))
+        stop = ends_with((2, 4)) if seed % 2 else ends_with((1,))
         prompt = (1, 0, seed % VOCAB, seed % 3)
         found = decoded(seed, stop, prompt, eos_token_id=eos, **speculative)
         expected = decoded(seed, stop, prompt, eos_token_id=eos, **plain)
@@ -108,7 +93,7 @@ def test_a_single_beam_is_the_unstopped_one_up_to_its_stop():
     wanted = (2, 4)
     for seed in range(30):
         (whole,) = decoded(seed, strategy="sample", max_new_tokens=30)
-        (stopped,) = decoded(seed, EndsWith(wanted), strategy="sample", max_new_tokens=30)
+        (stopped,) = decoded(seed, ends_with(wanted), strategy="sample", max_new_tokens=30)
         tokens = whole.token_ids
         ends = [i for i in range(2, len(tokens) + 1) if tuple(tokens[i - 2 : i]) == wanted]
         assert stopped.token_ids == (tokens[: ends[0]] if ends else tokens)
@@ -116,7 +101,7 @@ def test_a_single_beam_is_the_unstopped_one_up_to_its_stop():
 
 
 def test_a_token_that_ends_is_named_before_a_text_that_does():
-    found = decoded(1, EndsWith((4,)), strategy="sample", eos_token_id=4, max_new_tokens=60)
+    found = decoded(1, ends_with((4,)), strategy="sample", eos_token_id=4, max_new_tokens=60)
     assert found[0].finish_reason == "eos"
 
 

@@ -5,10 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dsbd_ort.decoding import DecodeResult, DecodingConfig, TableModel, decode_steps
+from dsbd_ort.decoding import (
+    DecodeResult,
+    DecodingConfig,
+    StopState,
+    TableModel,
+    decode_steps,
+)
 from dsbd_ort.decoding.cost_curve import CostCurve, EngineCosts
 from dsbd_ort.decoding.experience import Experience, _never_falling
-from tests.decoding.tables import LogitsOf, all_tokens, mixed_table, random_table
+from dsbd_ort.decoding.lone import Steps
+from tests.decoding.tables import LogitsOf, all_tokens, ends_with, mixed_table, random_table
 
 VOCAB = 8
 TARGET = random_table(1, VOCAB)
@@ -33,6 +40,7 @@ def generate(
     seed: int,
     costs: EngineCosts = FREE_ROWS,
     experience: Experience | None = None,
+    stop: StopState | None = None,
     **options: object,
 ) -> DecodeResult:
     config = DecodingConfig(**{"max_new_tokens": 24, "eos_token_id": 7, **options})  # type: ignore[arg-type]
@@ -42,14 +50,19 @@ def generate(
         (seed % VOCAB, 1, 0),
         config,
         np.random.default_rng(seed),
+        stop=stop,
         costs=costs,
         experience=experience,
     )
+    return result_of(steps)
+
+
+def result_of(steps: Steps) -> DecodeResult:
     while True:
         try:
             next(steps)
-        except StopIteration as stop:
-            result: DecodeResult = stop.value
+        except StopIteration as end:
+            result: DecodeResult = end.value
             return result
 
 
@@ -71,6 +84,65 @@ def test_the_output_is_that_without_a_draft(strategy, plain, num_beams, draft, c
             **common,
         )
         assert all_tokens(result) == all_tokens(expected)
+
+
+WIDE = 300  # more candidates than are sorted whole
+WIDE_TARGET = random_table(3, WIDE, spread=2.0)
+
+
+def wide_run(seed: int, num_beams: int = 4, **options: object) -> DecodeResult:
+    config = DecodingConfig(num_beams=num_beams, max_new_tokens=12, seed=seed, **options)  # type: ignore[arg-type]
+    steps = decode_steps(
+        TableModel(WIDE, WIDE_TARGET),
+        TableModel(WIDE, mixed_table(WIDE_TARGET, random_table(4, WIDE), 0.8)),
+        (seed, 1),
+        config,
+        np.random.default_rng(seed),
+        costs=FREE_ROWS,
+    )
+    return result_of(steps)
+
+
+@pytest.mark.parametrize("top_p", [1e-9, 0.02, 0.05, 0.5])
+def test_fewer_possible_candidates_than_beams_are_drafted_as_they_are(top_p: float) -> None:
+    for seed in range(6):
+        plain = wide_run(seed, strategy="beam-sample", top_p=top_p, num_return_sequences=4)
+        drafted = wide_run(seed, draft_policy="throughput", top_p=top_p, num_return_sequences=4)
+        assert all_tokens(drafted) == all_tokens(plain)
+        if top_p == 1e-9:  # one possible continuation: one row a layer
+            stats = drafted.stats
+            assert stats.target_rows <= 2 + stats.num_spec_steps + stats.num_draft_tokens
+
+
+@pytest.mark.parametrize("num_beams", [1, 2])
+def test_a_layer_whose_candidates_all_end_teaches_nothing(num_beams: int) -> None:
+    for seed in range(6):
+        common = {"num_beams": num_beams, "stop_strings": "token 7"}
+        generated = [
+            generate(
+                TARGET if strategy.startswith("speculative") else None,
+                seed,
+                strategy=strategy,
+                draft_policy=policy,
+                stop=ends_with(*((token,) for token in range(VOCAB) if token != seed)),
+                **common,
+            )
+            for strategy, policy in (
+                ("speculative-beam-search", "throughput"),
+                ("beam-search", "fixed"),
+            )
+        ]
+        assert all_tokens(generated[0]) == all_tokens(generated[1])
+
+
+def test_a_model_whose_every_token_ends_is_drafted_nothing() -> None:
+    every = tuple(range(VOCAB))
+    options = {"num_beams": 2, "eos_token_id": every}
+    result = generate(
+        TARGET, 0, strategy="speculative-beam-search", draft_policy="throughput", **options
+    )
+    expected = generate(None, 0, strategy="beam-search", **options)
+    assert all_tokens(result) == all_tokens(expected)
 
 
 def long_run(draft: LogitsOf, costs: EngineCosts, **options: object) -> DecodeResult:
