@@ -60,14 +60,17 @@ class GumbelCoupling:
 
 
 def best_candidates(scores: NDArray[np.float64], num_wanted: int) -> NDArray[np.int64]:
-    """Return the candidates of largest finite score, best first, (<= num_wanted,) int64."""
-    if len(scores) <= _SORTED_WHOLE:
+    """Return the candidates of largest finite score, best first, (<= num_wanted,) int64.
+
+    Equal scores go by index, so by beam and then by token: what comes first does not depend on
+    how many are wanted.
+    """
+    if len(scores) <= _SORTED_WHOLE or not 0 < num_wanted < len(scores):
         best = (-scores).argsort(kind="stable")[:num_wanted]
-    elif num_wanted < len(scores):
-        best = np.argpartition(scores, len(scores) - num_wanted)[-num_wanted:]
-        best = best[np.argsort(-scores[best], kind="stable")]
     else:
-        best = np.argsort(-scores, kind="stable")
+        last = len(scores) - num_wanted
+        best = (scores >= np.partition(scores, last)[last]).nonzero()[0]  # more where some tie
+        best = best[(-scores[best]).argsort(kind="stable")[:num_wanted]]
     if len(best) and scores[best[-1]] == -np.inf:
         best = best[scores[best] > -np.inf]
     return best
