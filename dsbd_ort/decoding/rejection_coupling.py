@@ -80,11 +80,18 @@ class RejectionCoupling:
     def _fill(
         self, outputs: list[int], residual: Floats, p: Floats, num_wanted: int
     ) -> NDArray[np.int64]:
-        """Draw the next output from the residual and the remaining from what is left of p."""
-        outputs = list(outputs)
-        while len(outputs) < num_wanted and residual.any():
-            outputs.append(self._chance.draw(residual))
-            residual = self._without(p, outputs)
+        """Draw the next output from the residual and the remaining from what is left of p.
+
+        Where the residual is ``p`` itself, all are drawn alike.
+        """
+        if residual is not p and residual.any():
+            outputs = [*outputs, self._chance.draw(residual)]
+        num_more = num_wanted - len(outputs)
+        if self._replacement:
+            outputs = [*outputs, *(self._chance.draw(p) for _ in range(num_more))]
+        elif num_more:
+            rest = self._without(p, outputs)
+            outputs = [*outputs, *self._chance.draw_distinct(rest, num_more).tolist()]
         return np.array(outputs, dtype=np.int64)
 
     def _without(self, p: Floats, outputs: list[int]) -> Floats:

@@ -26,6 +26,15 @@ class ScriptedChance:
     def draw(self, probabilities: NDArray[np.float64]) -> int:
         return self._decide(list(enumerate(probabilities.tolist())))
 
+    def draw_distinct(
+        self, probabilities: NDArray[np.float64], num_draws: int
+    ) -> NDArray[np.int64]:
+        left, drawn = probabilities.copy(), []
+        while len(drawn) < num_draws and left.any():
+            drawn.append(self.draw(left / left.sum()))
+            left[drawn[-1]] = 0.0
+        return np.array(drawn, dtype=np.int64)
+
     def _decide(self, branches: list[tuple[int, float]]) -> int:
         possible = [(value, p) for value, p in branches if p > 0.0]
         depth = len(self.taken)
