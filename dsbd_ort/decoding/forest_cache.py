@@ -15,7 +15,7 @@ from dsbd_ort.decoding.forest import NO_NODE, Forest
 from dsbd_ort.decoding.law_source import law_source
 from dsbd_ort.decoding.meter import Meter
 from dsbd_ort.decoding.step_model import StepModel
-from dsbd_ort.decoding.warp import TokenLaw, Warp
+from dsbd_ort.decoding.warp import AnyLaw, Warp
 
 PREFILL_CHUNK = 256
 """Prompt rows per call: bounds the mask at PREFILL_CHUNK x capacity."""
@@ -53,7 +53,7 @@ class ForestCache:
         self._forest = forest
         self._source = law_source(model, warp, role)
         self._num_shared = 0
-        self._laws: dict[int, TokenLaw] = {}
+        self._laws: dict[int, AnyLaw] = {}
         self._seen: dict[int, int] = {}  # bit r: the node sees row num_shared + r
 
     def prefill(self, token_ids: NDArray[np.int64]) -> EngineCalls[None]:
@@ -84,7 +84,7 @@ class ForestCache:
         """Tell whether the engine holds the node's row and law; an absorbing node needs neither."""
         return node in self._laws or node in self._forest.absorbing
 
-    def law(self, node: int) -> TokenLaw | None:
+    def law(self, node: int) -> AnyLaw | None:
         """Return the law after a computed node, None for an absorbing one."""
         return None if node in self._forest.absorbing else self._laws[node]
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_ort.decoding.warp import TokenLaw
+from dsbd_ort.decoding.warp import AnyLaw, TokenLaw
 
 STAY = -1
 """The "token" by which an absorbing beam continues: it stays what it is, with probability 1."""
@@ -30,16 +30,21 @@ class JointLaw:
     """
 
     nodes: list[int]
-    laws: list[TokenLaw]
+    laws: list[AnyLaw]
     parents: NDArray[np.int64]
     tokens: NDArray[np.int64]
     log_weights: NDArray[np.float64]
     log_masses: NDArray[np.float64]
 
-    @cached_property
-    def raw_log_probs(self) -> NDArray[np.float64]:
-        """Unwarped log-probability of the token alone, (num_candidates,) float64."""
-        return np.concatenate([law.raw_log_probs for law in self.laws])
+    def raw_log_probs(self, chosen: NDArray[np.int64]) -> list[float]:
+        """Return the unwarped log-probability of the token of every chosen candidate."""
+        first = self.parents.searchsorted(np.arange(len(self.laws)))  # candidate of every beam
+        parents = self.parents[chosen]
+        places = (chosen - first[parents]).tolist()
+        return [
+            self.laws[parent].raw_log_prob(place)
+            for parent, place in zip(parents.tolist(), places, strict=True)
+        ]
 
     def probabilities(self) -> NDArray[np.float64]:
         """Return the normalised law, (num_candidates,) float64."""
@@ -74,7 +79,7 @@ def joint_law(
     nodes: list[int],
     log_weights: NDArray[np.float64],
     copies: list[int],
-    laws: Sequence[TokenLaw | None],
+    laws: Sequence[AnyLaw | None],
 ) -> JointLaw:
     """Combine beam weights and token laws; None stands for an absorbing beam."""
     full = [_STAY_LAW if law is None else law for law in laws]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol, cast
 
 import numpy as np
@@ -11,13 +12,13 @@ from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.engine_call import EngineOutputs
 from dsbd_ort.decoding.errors import ConfigError, ModelError
 from dsbd_ort.decoding.step_model import CandidateModel, Candidates, StepModel, candidate_model
-from dsbd_ort.decoding.warp import TokenLaw, Warp
+from dsbd_ort.decoding.warp import AnyLaw, Warp
 
 
 class LawSource(Protocol):
     """Makes token laws of what an engine call returned."""
 
-    def laws(self, outputs: EngineOutputs, num_rows: int) -> list[TokenLaw]:
+    def laws(self, outputs: EngineOutputs, num_rows: int) -> Sequence[AnyLaw]:
         """Return the laws after the ``num_rows`` rows that were asked for."""
 
 
@@ -39,7 +40,7 @@ class NamedLaws:
         self._source = source
         self._num_calls = 0
 
-    def laws(self, outputs: EngineOutputs, num_rows: int) -> list[TokenLaw]:
+    def laws(self, outputs: EngineOutputs, num_rows: int) -> Sequence[AnyLaw]:
         """See LawSource.laws."""
         self._num_calls += 1
         try:
@@ -55,7 +56,7 @@ class LogitLaws:
         self._model = model
         self._warp = warp
 
-    def laws(self, outputs: EngineOutputs, num_rows: int) -> list[TokenLaw]:
+    def laws(self, outputs: EngineOutputs, num_rows: int) -> Sequence[AnyLaw]:
         """See LawSource.laws."""
         logits = cast(NDArray[np.float32], outputs)
         _check_shape("logits", logits, (num_rows, self._model.vocab_size))
@@ -70,7 +71,7 @@ class CandidateLaws:
         self._num_candidates = model.num_candidates
         self._warp = warp
 
-    def laws(self, outputs: EngineOutputs, num_rows: int) -> list[TokenLaw]:
+    def laws(self, outputs: EngineOutputs, num_rows: int) -> Sequence[AnyLaw]:
         """See LawSource.laws."""
         found = cast(Candidates, outputs)
         wanted = (num_rows, self._num_candidates)

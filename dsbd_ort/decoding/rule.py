@@ -18,7 +18,7 @@ from dsbd_ort.decoding.draft import DraftLayer, distinct_in_order
 from dsbd_ort.decoding.drafting import Scores
 from dsbd_ort.decoding.forest import Forest
 from dsbd_ort.decoding.joint_law import JointLaw, joint_law
-from dsbd_ort.decoding.warp import TokenLaw, Warp
+from dsbd_ort.decoding.warp import AnyLaw, Warp
 
 
 class TargetLaws(Protocol):
@@ -27,7 +27,7 @@ class TargetLaws(Protocol):
     def is_computed(self, node: int) -> bool:
         """Tell whether the law after ``node`` is known; of an absorbing node it always is."""
 
-    def law(self, node: int) -> TokenLaw | None:
+    def law(self, node: int) -> AnyLaw | None:
         """Return the law after a computed node, None for an absorbing one."""
 
 
@@ -95,7 +95,7 @@ def extended(beams: Beams, law: JointLaw, chosen: NDArray[np.int64]) -> list[Hyp
     taken = zip(
         law.parents[chosen].tolist(),
         law.tokens[chosen].tolist(),
-        law.raw_log_probs[chosen].tolist(),
+        law.raw_log_probs(chosen),
         strict=True,
     )
     return [

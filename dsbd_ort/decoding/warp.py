@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,6 +29,68 @@ class TokenLaw(NamedTuple):
     log_probs: Floats
     raw_log_probs: Floats
 
+    def raw_log_prob(self, index: int) -> float:
+        """Return the entry ``index`` of ``raw_log_probs``."""
+        return float(self.raw_log_probs[index])
+
+
+class WholeLaw:
+    """A TokenLaw over the whole vocabulary that is computed when it is read.
+
+    It holds the float32 logits, half of one array of a TokenLaw: of the nodes whose laws a request
+    keeps most are never read.
+    """
+
+    __slots__ = ("_largest", "_log_normalizer", "_logits", "_warp")
+
+    def __init__(self, warp: Warp, logits: NDArray[np.float32], largest: np.float32) -> None:
+        """Take a copy of (vocab_size,) logits and the largest of them."""
+        self._warp = warp
+        self._logits = logits.copy()
+        self._largest = largest
+        self._log_normalizer: float | None = None
+
+    @property
+    def tokens(self) -> NDArray[np.int64]:
+        """See TokenLaw."""
+        return _all_tokens(len(self._logits))
+
+    @property
+    def log_probs(self) -> Floats:
+        """See TokenLaw."""
+        if self._warp.changes_nothing:
+            return self.raw_log_probs
+        return self._warp.warped(self._centred()[None])[0]
+
+    @property
+    def raw_log_probs(self) -> Floats:
+        """See TokenLaw."""
+        return self._centred() - self._normalizer()
+
+    def raw_log_prob(self, index: int) -> float:
+        """Return the entry ``index`` of ``raw_log_probs``."""
+        return float(self._logits[index]) - float(self._largest) - self._normalizer()
+
+    def _normalizer(self) -> float:
+        if self._log_normalizer is None:
+            self._log_normalizer = float(np.log(np.exp(self._centred()).sum()))
+        return self._log_normalizer
+
+    def _centred(self) -> Floats:
+        centred: Floats = self._logits.astype(np.float64) - self._largest
+        return centred
+
+
+AnyLaw = TokenLaw | WholeLaw
+"""The next-token law of one position."""
+
+
+@lru_cache(maxsize=8)  # two models of one vocabulary, as a rule
+def _all_tokens(vocab_size: int) -> NDArray[np.int64]:
+    tokens = np.arange(vocab_size)
+    tokens.flags.writeable = False
+    return tokens
+
 
 @dataclass(frozen=True)
 class Warp:
@@ -41,7 +105,12 @@ class Warp:
     top_p: float
     is_raw: bool = False
 
-    def laws(self, logits: NDArray[np.float32]) -> list[TokenLaw]:
+    @property
+    def changes_nothing(self) -> bool:
+        """Whether the warped law of the whole vocabulary is the raw one."""
+        return self.is_raw or (self.temperature == 1.0 and self.top_p == 1.0)
+
+    def laws(self, logits: NDArray[np.float32]) -> Sequence[AnyLaw]:
         """Return the law of every row of (num_rows, vocab_size) logits.
 
         Raises:
@@ -49,13 +118,10 @@ class Warp:
         """
         if not len(logits):
             return []
-        if self.top_k:
-            tokens, centred, log_normalizers = _top(logits, min(self.top_k, logits.shape[1]))
-        else:
-            largest = _finite(logits.max(axis=1, keepdims=True))
-            tokens = np.broadcast_to(np.arange(logits.shape[1]), logits.shape)
-            centred = logits.astype(np.float64) - largest
-            log_normalizers = np.log(np.exp(centred).sum(axis=1, keepdims=True))
+        if not self.top_k:
+            largest = _finite(logits.max(axis=1))
+            return [WholeLaw(self, *row) for row in zip(logits, largest, strict=True)]
+        tokens, centred, log_normalizers = _top(logits, min(self.top_k, logits.shape[1]))
         return self._laws(tokens, centred, log_normalizers)
 
     def laws_of_candidates(
@@ -96,10 +162,11 @@ class Warp:
         exponentials of such differences over the whole vocabulary.
         """
         raw = centred - log_normalizers
-        log_probs = raw if self.is_raw else self._warped(centred)
+        log_probs = raw if self.is_raw else self.warped(centred)
         return list(map(TokenLaw, tokens, log_probs, raw))
 
-    def _warped(self, centred: Floats) -> Floats:
+    def warped(self, centred: Floats) -> Floats:
+        """Return warped log-probabilities of logits, both (num_rows, n) float64."""
         log_probs = _log_normalise(
             centred if self.temperature == 1.0 else centred / self.temperature
         )

@@ -57,6 +57,6 @@ class CandidateTable:
 def candidates_of(logits: NDArray[np.float32], num_candidates: int) -> TableCandidates:
     """What a top-k head makes of (R, vocab_size) logits."""
     ids = np.argsort(-logits, axis=1, kind="stable")[:, :num_candidates]
-    with np.errstate(divide="ignore"):
-        sums = np.log(np.exp(logits.astype(np.float64)).sum(axis=1))
+    largest = logits.max(axis=1).astype(np.float64)
+    sums = largest + np.log(np.exp(logits - largest[:, None]).sum(axis=1))
     return TableCandidates(ids, np.take_along_axis(logits, ids, axis=1), sums.astype(np.float32))
