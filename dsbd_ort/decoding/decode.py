@@ -126,7 +126,14 @@ def decoding_loop(
         if draft_cache:
             num_pending = len(target_cache.pending(beams.nodes))
             drafting.begin(num_pending, config.max_new_tokens - num_layers - 1)
-            layers = yield from draft_forest(forest, draft_cache, beams, drafting, num_layers)
+            layers = yield from draft_forest(
+                forest,
+                draft_cache,
+                beams,
+                drafting,
+                num_layers,
+                keeps_laws=rule.reads_draft_laws,
+            )
         yield from target_cache.compute(list(range(len(forest))))
         committed: list[Beams] = []
         for selected in rule.select(target_cache, beams, layers, num_layers):

@@ -20,14 +20,21 @@ class DraftLayer:
     """One drafted layer.
 
     Attributes:
-        law: Q_t, the draft's joint law.
         drawn: (<= W_S,) int64 candidates of ``law`` in the order drawn.
         children: the nodes of the distinct drawn candidates, in the order first drawn.
+        kept_law: ``law``, None where the rule never reads it: without top-k it is an array of
+            the vocabulary's size for every beam.
     """
 
-    law: JointLaw
     drawn: NDArray[np.int64]
     children: list[int]
+    kept_law: JointLaw | None
+
+    @property
+    def law(self) -> JointLaw:
+        """Q_t, the draft's joint law, for a rule that ``reads_draft_laws``."""
+        assert self.kept_law is not None
+        return self.kept_law
 
 
 def draft_forest(
@@ -36,6 +43,8 @@ def draft_forest(
     beams: Beams,
     drafting: Drafting,
     step: int,
+    *,
+    keeps_laws: bool,
 ) -> EngineCalls[list[DraftLayer]]:
     """Add the draft's candidates to the forest: one engine call a layer.
 
@@ -48,6 +57,7 @@ def draft_forest(
         beams: the input beams.
         drafting: the policy, which has begun its iteration.
         step: number of the first layer, counted from the prompt.
+        keeps_laws: whether the layers hold the draft's joint laws.
 
     Returns:
         The layers; none are added once all draft beams have ended.
@@ -62,7 +72,7 @@ def draft_forest(
             break
         distinct, copies = distinct_in_order(drawn)
         nodes, log_u = forest.descend(law, distinct), law.log_weights[distinct]
-        layers.append(DraftLayer(law, drawn, nodes))
+        layers.append(DraftLayer(drawn, nodes, law if keeps_laws else None))
     return layers
 
 

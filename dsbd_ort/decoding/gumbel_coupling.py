@@ -26,6 +26,7 @@ class GumbelCoupling:
     """
 
     keeps_descendants = True
+    reads_draft_laws = False
 
     def __init__(self, forest: Forest, replacement: bool) -> None:
         self._forest = forest

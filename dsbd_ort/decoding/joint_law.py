@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from dsbd_ort.decoding.warp import AnyLaw, TokenLaw
 
+_ALL = slice(None)
 STAY = -1
 """The "token" by which an absorbing beam continues: it stays what it is, with probability 1."""
 
@@ -52,13 +53,14 @@ class JointLaw:
         normalised: NDArray[np.float64] = masses / masses.sum()
         return normalised
 
-    def candidate_ids(self) -> NDArray[np.int64]:
-        """Return one number per candidate, (num_candidates,) int64, the same in every law.
+    def candidate_ids(self, chosen: NDArray[np.int64] | slice = _ALL) -> NDArray[np.int64]:
+        """Return one number for each of the chosen candidates, (num_chosen,) int64.
 
-        The node is in the upper half, the token (STAY is -1) plus one in the lower.
+        It is the same in every law: the node is in the upper half, the token (STAY is -1) plus one
+        in the lower.
         """
         nodes = np.array(self.nodes, dtype=np.int64)
-        numbers: NDArray[np.int64] = (nodes[self.parents] << 32) + self.tokens + 1
+        numbers: NDArray[np.int64] = (nodes[self.parents[chosen]] << 32) + self.tokens[chosen] + 1
         return numbers
 
     def aligned_to(self, other: JointLaw) -> NDArray[np.int64]:

@@ -27,6 +27,7 @@ class _JointDecoding(BeamSetRule):
     """What MJSD and MJGD share: their law, and beam decoding by joint likelihood."""
 
     keeps_descendants = True
+    reads_draft_laws = True
     draft_scores = None
 
     def __init__(self, config: DecodingConfig, forest: Forest) -> None:

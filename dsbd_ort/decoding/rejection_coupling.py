@@ -27,6 +27,7 @@ class RejectionCoupling:
     """
 
     keeps_descendants = False
+    reads_draft_laws = True
     draft_scores = None
 
     def __init__(self, chance: Chance, replacement: bool) -> None:

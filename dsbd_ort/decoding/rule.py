@@ -45,12 +45,14 @@ class SelectionRule(Protocol):
     Attributes:
         warp: how logits of both models become token laws.
         keeps_descendants: whether computed descendants of the beams may be kept.
+        reads_draft_laws: whether it reads the draft's joint laws, not only what was drawn.
         draft_scores: by these the draft's candidates are ranked; None where more than a ranking
             decides what may be drafted.
     """
 
     warp: Warp
     keeps_descendants: bool
+    reads_draft_laws: bool
 
     @property
     def draft_scores(self) -> Scores | None:

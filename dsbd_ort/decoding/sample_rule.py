@@ -27,6 +27,10 @@ class Coupling(Protocol):
         """Whether computed descendants of the beams may be kept for the next iteration."""
 
     @property
+    def reads_draft_laws(self) -> bool:
+        """Whether a layer is selected by the draft's joint law as well."""
+
+    @property
     def draft_scores(self) -> Scores | None:
         """See SelectionRule.draft_scores."""
 
@@ -48,6 +52,7 @@ class SampleRule(BeamSetRule):
         self.keeps_descendants = coupling.keeps_descendants
         self.propose = coupling.propose
         self.draft_scores = coupling.draft_scores
+        self.reads_draft_laws = coupling.reads_draft_laws or config.width_policy == "threshold"
         self._coupling = coupling
 
     def select(

@@ -27,6 +27,7 @@ class SearchRule:
     """Deterministic beam search by the target, with the pool of finished hypotheses."""
 
     keeps_descendants = True
+    reads_draft_laws = False
 
     def __init__(self, config: DecodingConfig, forest: Forest) -> None:
         self._config = config

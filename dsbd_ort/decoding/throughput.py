@@ -47,13 +47,15 @@ class _Layer:
     """A drafted layer as it is needed to learn from it.
 
     Attributes:
-        law: the draft's.
-        deficits: (num_candidates,) float64.
+        nodes: the beams and draft beams it continues.
+        best: (num_best,) int64. Numbers (``JointLaw.candidate_ids``) of those of least deficit.
+        deficits: (num_best,) float64. Theirs.
         gaps: (num_widths,) float64, by width from ``num_beams`` on.
         included: (num_widths,) float64. Largest deficit among the candidates of each width.
     """
 
-    law: JointLaw
+    nodes: list[int]
+    best: NDArray[np.int64]
     deficits: Floats
     gaps: Floats
     included: Floats
@@ -139,7 +141,9 @@ class ThroughputDrafting:
         widths = np.arange(least, max(least, min(self._most_beams, len(best))) + 1)
         ordered = np.append(deficits[best], np.inf)
         gaps = ordered[widths]
-        self._layers.append(_Layer(law, deficits, gaps, ordered[widths - 1]))
+        self._layers.append(
+            _Layer(law.nodes, law.candidate_ids(best), deficits[best], gaps, ordered[widths - 1])
+        )
         reach = self._reach * self._experience.accepted(gaps, len(self._layers) - 1)
         seconds, last = self._target_seconds, len(self._target_seconds) - 1
         more = seconds[np.minimum(self._num_rows + widths, last)] - seconds[self._num_rows]
@@ -163,8 +167,8 @@ class ThroughputDrafting:
         for depth, (layer, nodes) in enumerate(zip(self._layers, committed, strict=False)):
             if not nodes:  # all that was selected has ended: no width was put to the test
                 break
-            taken = _candidate_ids(forest, layer.law, nodes)
-            is_taken = layer.law.candidate_ids() == taken[:, None]  # (num_taken, num_candidates)
+            taken = _candidate_ids(forest, layer.nodes, nodes)
+            is_taken = layer.best == taken[:, None]  # (num_taken, num_best)
             if is_taken.any(axis=1).all():
                 needed = layer.deficits[is_taken.argmax(axis=1)].max()
             else:
@@ -247,12 +251,12 @@ def _seconds_of_share(
     return target, tuple(draft.tolist())
 
 
-def _candidate_ids(forest: Forest, law: JointLaw, nodes: list[int]) -> NDArray[np.int64]:
+def _candidate_ids(forest: Forest, parents: list[int], nodes: list[int]) -> NDArray[np.int64]:
     """Return the numbers of ``JointLaw.candidate_ids`` that became ``nodes``, (num_nodes,) int64.
 
-    A node that is a beam of ``law`` itself has ended before and stayed.
+    A node that is itself among the ``parents`` has ended before and stayed.
     """
-    beams = set(law.nodes)
+    beams = set(parents)
     return np.array(
         [
             (node << 32) + STAY + 1

@@ -60,12 +60,15 @@ class WholeLaw:
         """See TokenLaw."""
         if self._warp.changes_nothing:
             return self.raw_log_probs
-        return self._warp.warped(self._centred()[None])[0]
+        log_probs: Floats = self._warp.warped(self._centred()[None])[0]
+        return log_probs
 
     @property
     def raw_log_probs(self) -> Floats:
         """See TokenLaw."""
-        return self._centred() - self._normalizer()
+        centred = self._centred()
+        centred -= self._normalizer()
+        return centred
 
     def raw_log_prob(self, index: int) -> float:
         """Return the entry ``index`` of ``raw_log_probs``."""

@@ -76,7 +76,7 @@ def test_one_layer_has_the_law_of_sequential_draws(layer, replacement, width, nu
     def run(chance: ScriptedChance) -> tuple[int, ...]:
         coupling = RejectionCoupling(chance, replacement)
         drawn = coupling.propose(q, num_drafts, 0)
-        layer = DraftLayer(q, drawn, [])
+        layer = DraftLayer(drawn, [], q)
         return tuple(coupling.choose(p, layer, width, 0)[0].tolist())
 
     expected = drawn_one_by_one(p, width, replacement)
