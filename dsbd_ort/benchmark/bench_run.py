@@ -19,7 +19,7 @@ BASELINES = {  # strategy: the one without a draft (or without joint tokens) of 
     "mjsd": "greedy",
     "mjgd": "greedy",
 }
-_DRAWING = ("temperature", "top_k", "top_p", "replacement")
+_DRAWING = ("temperature", "top_k", "top_p")
 _SEARCHING = ("early_stopping",)
 _DRAFTING = ("draft_length", "draft_beams", "draft_policy", "width_policy")
 _SET_BY_BENCHMARK = ("seed", "eos_token_id")
@@ -106,6 +106,7 @@ def _implied_baseline(run: BenchRun) -> BenchRun | None:
     kept = ["max_new_tokens", "num_return_sequences", "length_penalty"]
     kept += _DRAWING if row.rule == "sample" else _SEARCHING
     kept += ["num_beams"] if row.has_beams else []
+    kept += ["replacement"] if row.has_beams and row.rule == "sample" else []
     options = {name: run.options[name] for name in kept if name in run.options}
     return BenchRun(options={"strategy": strategy, **options})
 

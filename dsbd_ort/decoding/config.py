@@ -6,22 +6,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from dsbd_ort.decoding.config_checks import (
-    MOST_BEAMS,
-    MOST_LAYERS,
-    check_combinations,
-    check_ranges,
-    check_sequences,
-    check_strategy,
-    check_whole,
-)
 from dsbd_ort.decoding.errors import ConfigError
+from dsbd_ort.decoding.option_table import (
+    MOST_NODES,
+    OPTION_TABLE,
+    read_option,
+    resolved_option,
+)
+from dsbd_ort.decoding.option_values import shown
 from dsbd_ort.decoding.strategies import STRATEGIES, Strategy
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecodingConfig:
-    """The options of one request; what is None is resolved by the strategy at construction.
+    """The options of one request, resolved at construction by the table of options.
+
+    Numbers may be of any exact type, numpy's too; plain Python values are stored. An option that
+    means nothing to the strategy or to another option is refused unless its value is neutral, and
+    then is stored as None or as the neutral value.
 
     Attributes:
         strategy: a key of ``STRATEGIES``.
@@ -31,7 +33,8 @@ class DecodingConfig:
         width_policy: "fixed" keeps W beams in every layer, which is beam sampling's exact law;
             "threshold" (the paper's dynamic width) keeps as many as are likely to be accepted.
             Default "threshold" for dsbd with fixed drafting, "fixed" for all others.
-        min_beams: fewest beams that "threshold" keeps. Default half of ``num_beams``.
+        min_beams: fewest beams that "threshold" keeps. Default half of ``num_beams``; None where
+            the width is fixed or nothing is drafted.
         accept_threshold: probability with which "threshold" wants a layer accepted.
         draft_policy: "fixed" drafts ``draft_length`` layers of ``draft_beams`` candidates;
             "throughput" as much as is expected to pay, with both numbers as upper limits. It
@@ -41,12 +44,14 @@ class DecodingConfig:
             "throughput"), or 0 without a draft.
         draft_beams: W_S, candidates of a drafted layer: one number or one per layer. Default
             ``num_beams``; 4 for single-beam strategies that draft a tree; four times as many as
-            a limit for "throughput".
+            a limit for "throughput". Resolved to one per layer.
         memory: "forest" goes on with all beams; "single" (the paper's memory reduction) with the
             one of highest log-probability per token after each iteration.
-        replacement: draw beams i.i.d. (the paper's theorem) instead of distinct ones.
+        replacement: draw beams i.i.d. (the paper's theorem) instead of distinct ones. Sampling
+            strategies with several beams, or a draft of several.
         temperature, top_k, top_p: warping of both models; top_k 0 and top_p 1 switch it off.
-            Temperature 0 belongs to the search and joint strategies.
+            Temperature 0 belongs to the search and joint strategies; with it a search takes any
+            top_k and top_p, for its best token is in every set of them.
         max_new_tokens: longest continuation, the end-of-sequence token included.
         seed: of the request; used by the pipeline, ``decode`` takes a generator instead.
         num_return_sequences: how many of the final beams to return, best first.
@@ -87,18 +92,26 @@ class DecodingConfig:
     eos_token_id: int | Sequence[int] | None = None
 
     def __post_init__(self) -> None:
-        check_strategy(self)
-        check_sequences(self)
-        self._resolve()
-        check_ranges(self)
-        check_combinations(self)
+        for name in OPTION_TABLE:
+            object.__setattr__(self, name, read_option(name, getattr(self, name)))
+        for name in OPTION_TABLE:
+            object.__setattr__(self, name, resolved_option(name, getattr(self, name), self))
+        if isinstance(self.draft_beams, int):
+            per_layer = (self.draft_beams,) * (self.draft_length or 0)
+            object.__setattr__(self, "draft_beams", per_layer)
+        _check_widths(self)
+        _check_draft_beams(self)
+        if self.draft_policy == "throughput":
+            _check_throughput(self)
 
     @classmethod
     def from_options(cls, options: dict[str, Any]) -> DecodingConfig:
         """Build a config from keyword arguments; an unknown name is a ConfigError."""
         known = {field.name for field in fields(cls)}
-        if unknown := sorted(set(options) - known):
-            raise ConfigError(f"unknown option {unknown[0]!r}; expected one of {sorted(known)}")
+        if unknown := sorted(set(options) - known, key=str):
+            raise ConfigError(
+                f"unknown option {shown(unknown[0])}; expected one of {', '.join(sorted(known))}"
+            )
         return cls(**options)
 
     @property
@@ -115,8 +128,7 @@ class DecodingConfig:
     @property
     def smallest_width(self) -> int:
         """Fewest beams that the width policy ever keeps."""
-        assert self.min_beams is not None  # resolved at construction
-        return self.min_beams if self.width_policy == "threshold" else self.width
+        return self.width if self.min_beams is None else self.min_beams
 
     @property
     def layer_widths(self) -> tuple[int, ...]:
@@ -131,26 +143,28 @@ class DecodingConfig:
 
     @property
     def joint_limit(self) -> float:
-        """The resolved ``joint_threshold``."""
-        return 0.1 if self.joint_threshold is None else self.joint_threshold
+        """The resolved ``joint_threshold``, of mjsd."""
+        assert self.joint_threshold is not None  # resolved at construction
+        return self.joint_threshold
 
     @property
     def block_length(self) -> int:
-        """The resolved ``joint_tokens``."""
-        return self.joint_tokens or 4
+        """The resolved ``joint_tokens``, of mjgd."""
+        assert self.joint_tokens is not None  # resolved at construction
+        return self.joint_tokens
 
     @property
     def search_width(self) -> int:
-        """The resolved ``joint_beams``."""
-        return self.joint_beams or 4
+        """The resolved ``joint_beams``, of mjgd."""
+        assert self.joint_beams is not None  # resolved at construction
+        return self.joint_beams
 
     @property
     def eos_ids(self) -> frozenset[int]:
         """The end-of-sequence ids, as a set."""
-        if self.eos_token_id is None:
-            return frozenset()
-        many = not isinstance(self.eos_token_id, int)
-        return frozenset(self.eos_token_id if many else (self.eos_token_id,))  # type: ignore[arg-type]
+        if isinstance(self.eos_token_id, int):
+            return frozenset((self.eos_token_id,))
+        return frozenset(self.eos_token_id or ())
 
     @property
     def stop_texts(self) -> tuple[str, ...]:
@@ -159,24 +173,69 @@ class DecodingConfig:
             return (self.stop_strings,)
         return tuple(self.stop_strings or ())
 
-    def _resolve(self) -> None:
-        def default(name: str, value: object) -> None:
-            if getattr(self, name) is None:
-                object.__setattr__(self, name, value)
 
-        row = self.row
-        default("num_beams", 4 if row.has_beams else 1)
-        check_whole(self, "num_beams", 1, MOST_BEAMS)
-        default("coupling", "gumbel" if row.rule == "sample" else None)
-        is_planned = self.draft_policy == "throughput"
-        is_dynamic = self.strategy == "dsbd" and not is_planned
-        default("width_policy", "threshold" if is_dynamic else "fixed")
-        default("min_beams", max(1, self.width // 2))
-        default("draft_length", 0 if not row.has_draft else 8 if is_planned else 4)
-        check_whole(self, "draft_length", 0, MOST_LAYERS)
-        usual = 4 if row.has_draft_tree and not row.has_beams else self.width
-        default("draft_beams", 4 * usual if is_planned and row.has_draft_tree else usual)
-        per_layer = self.draft_beams
-        if isinstance(per_layer, int):
-            per_layer = (per_layer,) * self.draft_length  # type: ignore[operator]
-        object.__setattr__(self, "draft_beams", tuple(per_layer))  # type: ignore[arg-type]
+def _check_widths(config: DecodingConfig) -> None:
+    """Refuse widths that contradict each other, and a rule that cannot draw."""
+    if config.row.rule == "sample" and config.temperature == 0.0:
+        raise ConfigError(
+            f"temperature is 0, but strategy {config.strategy} samples; use more than 0, or "
+            "beam-search, speculative-beam-search or greedy"
+        )
+    if config.smallest_width > config.width:
+        raise ConfigError(
+            f"min_beams is {config.min_beams}, more than num_beams {config.width}; lower it"
+        )
+    if config.num_return_sequences > config.smallest_width:
+        raise ConfigError(
+            f"num_return_sequences is {config.num_return_sequences}, but as few as "
+            f"{config.smallest_width} beams may be kept; lower it, or raise num_beams or min_beams"
+        )
+    if config.memory == "single" and config.num_return_sequences > 1:
+        raise ConfigError(
+            f"num_return_sequences is {config.num_return_sequences}, but memory 'single' ends "
+            "with one beam; use 1 or memory 'forest'"
+        )
+
+
+def _check_draft_beams(config: DecodingConfig) -> None:
+    """Refuse drafted layers that do not fit the other options."""
+    widths = config.layer_widths
+    if len(widths) != config.draft_length:
+        raise ConfigError(
+            f"draft_beams {shown(widths)} has {len(widths)} layers, draft_length is "
+            f"{config.draft_length}; give one number per layer or one for all"
+        )
+    narrowest = min(widths, default=config.width)
+    if narrowest < config.smallest_width:
+        raise ConfigError(
+            f"draft_beams has a layer of {narrowest}, narrower than {config.smallest_width}, "
+            "the fewest beams that are kept: it could never be accepted; widen it, or "
+            "lower min_beams with width_policy 'threshold'"
+        )
+    if sum(widths) > MOST_NODES:
+        raise ConfigError(
+            f"draft_beams and draft_length make a forest of {sum(widths)} candidates; expected at "
+            f"most {MOST_NODES}: lower one of them"
+        )
+
+
+def _check_throughput(config: DecodingConfig) -> None:
+    """Refuse what would let the output depend on how much was drafted, or leave nothing to plan."""
+    needed = {  # field: (what it must be, whether it is)
+        "coupling": ("'gumbel'", config.coupling in ("gumbel", None)),
+        "width_policy": ("'fixed'", config.width_policy == "fixed"),
+        "memory": ("'forest'", config.memory == "forest"),
+        "replacement": ("False", not config.replacement),
+    }
+    for field, (wanted, is_met) in needed.items():
+        if not is_met:
+            raise ConfigError(
+                f"{field} is {getattr(config, field)!r}, but draft_policy 'throughput' needs an "
+                f"output that does not depend on the draft: expected {wanted}; or use "
+                "draft_policy 'fixed'"
+            )
+    if not config.draft_length:
+        raise ConfigError(
+            "draft_length is 0, which leaves draft_policy 'throughput' nothing to draft; use at "
+            "least 1, or draft_policy 'fixed'"
+        )

@@ -53,7 +53,7 @@ def request_options(
 
     Raises:
         Refusal: an unknown field, one that cannot be done, or two that contradict each other.
-        ConfigError: no such strategy.
+        ConfigError: options that DecodingConfig refuses.
     """
     options = _named_options(body)
     num_choices = options.pop("num_return_sequences", 1)
@@ -110,10 +110,10 @@ def _with_beams(options: dict[str, Any], num_choices: int, num_tried: int) -> di
             "out",
             "num_beams",
         )
-    kept = {}
-    if isinstance(width, int) and num_choices > width // 2:
-        kept["min_beams"] = num_choices
-    return {**kept, **options, "num_beams": width, "num_return_sequences": num_choices}
+    options = {**options, "num_beams": width}
+    if num_choices > DecodingConfig.from_options(options).smallest_width:  # of a dynamic width
+        options.setdefault("min_beams", num_choices)
+    return {**options, "num_return_sequences": num_choices}
 
 
 def _with_seeds(options: dict[str, Any], num_tried: int) -> tuple[dict[str, Any], ...]:

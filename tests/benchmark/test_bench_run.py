@@ -42,6 +42,8 @@ BASELINES = [  # (run, strategy and options of its baseline)
         {"strategy": "sample", "top_p": 0.9, "max_new_tokens": 8},
     ),
     (run("tree-speculative", draft_beams=3), {"strategy": "sample"}),
+    (run("tree-speculative", replacement=True), {"strategy": "sample"}),
+    (run("dsbd", replacement=True), {"strategy": "beam-sample", "replacement": True}),
     (
         run("speculative-beam-search", num_beams=3, early_stopping=True),
         {"strategy": "beam-search", "num_beams": 3, "early_stopping": True},

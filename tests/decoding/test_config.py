@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 
 from dsbd_ort.decoding import ConfigError, DecodingConfig
+from dsbd_ort.decoding.row_bound import most_rows
 
 
 def test_defaults_are_resolved_by_strategy():
@@ -21,10 +25,13 @@ REFUSED = [  # (options, words of the message)
     ({"num_beams": 0}, "num_beams is 0; expected at least 1"),
     ({"num_beams": 2.5}, "num_beams is 2.5; expected a whole number"),
     ({"num_beams": True}, "num_beams is True"),
-    ({"strategy": "sample", "num_beams": 2}, "num_beams is 2, but strategy sample has one beam"),
+    (
+        {"strategy": "sample", "num_beams": 2},
+        "num_beams is 2, which means nothing to strategy samp",
+    ),
     ({"strategy": "beam-sample", "draft_length": 3}, "draft_length is 3"),
     ({"strategy": "beam-sample", "width_policy": "threshold"}, "width_policy is 'threshold'"),
-    ({"strategy": "speculative", "draft_beams": 2}, "draft_beams is 2, but strategy speculative"),
+    ({"strategy": "speculative", "draft_beams": 2}, "draft_beams is 2, which means nothing to"),
     ({"width_policy": "wide"}, "width_policy is 'wide'; expected one of"),
     ({"num_beams": 2, "min_beams": 3}, "min_beams is 3, more than num_beams 2"),
     ({"draft_beams": (4, 4), "draft_length": 3}, "draft_beams (4, 4) has 2 layers"),
@@ -43,7 +50,7 @@ REFUSED = [  # (options, words of the message)
     ({"eos_token_id": "x"}, "eos_token_id is 'x'"),
     ({"seed": -1}, "seed is -1"),
     ({"beams": 3}, "unknown option 'beams'"),
-    ({"strategy": "mjsd", "num_beams": 2}, "num_beams is 2, but strategy mjsd has one beam"),
+    ({"strategy": "mjsd", "num_beams": 2}, "num_beams is 2, which means nothing to strategy mjsd"),
     ({"strategy": "mjsd", "width_policy": "threshold"}, "width_policy is 'threshold'"),
     ({"strategy": "beam-search", "coupling": "gumbel"}, "coupling is 'gumbel', which means noth"),
     ({"strategy": "beam-search", "temperature": 0.7}, "temperature is 0.7, which means nothing"),
@@ -57,7 +64,7 @@ REFUSED = [  # (options, words of the message)
     ({"strategy": "mjsd", "joint_beams": 2}, "joint_beams is 2, which means nothing"),
     ({"strategy": "mjgd", "joint_tokens": 0}, "joint_tokens is 0; expected at least 1"),
     ({"strategy": "mjsd", "joint_threshold": 0.0}, "joint_threshold is 0.0; expected"),
-    ({"strategy": "beam-sample", "memory": "single"}, "memory is 'single', but strategy beam-s"),
+    ({"strategy": "beam-sample", "memory": "single"}, "memory is 'single', which means nothing"),
     ({"memory": "single", "num_return_sequences": 2}, "but memory 'single' ends with one beam"),
     ({"memory": "none"}, "memory is 'none'; expected one of 'forest', 'single'"),
     ({"coupling": "tight"}, "coupling is 'tight'; expected one of 'gumbel', 'rejection'"),
@@ -79,12 +86,30 @@ REFUSED = [  # (options, words of the message)
     ),
     (
         {"draft_policy": "throughput", "strategy": "beam-sample"},
-        "strategy is 'beam-sample', but draft_policy 'throughput'",
+        "draft_policy is 'throughput', which means nothing to strategy beam-sample",
     ),
     (
         {"draft_policy": "throughput", "strategy": "mjsd"},
-        "strategy is 'mjsd', but draft_policy 'throughput'",
+        "draft_policy is 'throughput', which means nothing to strategy mjsd",
     ),
+    ({"eos_token_id": 2**31}, "eos_token_id is 2147483648; expected at most 2147483647"),
+    ({"eos_token_id": [3, 2**63]}, "eos_token_id has 9223372036854775808; expected whole numbers"),
+    ({"eos_token_id": [1] * 1025}, "expected a list of at most 1024"),
+    ({"eos_token_id": iter([1])}, "expected a whole number or a list of them"),
+    ({"draft_beams": {2, 4}, "draft_length": 2}, "draft_beams is {2, 4}; expected a whole number"),
+    ({"draft_beams": [4, 4, 4, 2**40]}, "draft_beams has 1099511627776; expected whole numbers"),
+    ({"draft_beams": [4, 4, 4, True]}, "draft_beams has True; expected whole numbers"),
+    ({"draft_beams": range(10**18)}, "expected a list of at most 1024"),
+    ({"draft_beams": np.ones((2, 2), int)}, "expected a whole number or a list of them"),
+    ({"stop_strings": ["x"] * 257}, "expected a list of at most 256"),
+    ({"stop_strings": "x" * 4097}, "stop_strings has a text of 4097 characters; expected at most"),
+    ({"stop_strings": ["a", 5]}, "stop_strings has 5; expected a text"),
+    ({"stop_strings": {"a"}}, "stop_strings is {'a'}; expected a text or a list"),
+    ({"stop_strings": "\ud800"}, "stop_strings has '\\ud800', with U+FFFD or a lone surrogate"),
+    ({"num_beams": np.True_}, "num_beams is np.True_; expected a whole number"),
+    ({"temperature": np.True_}, "temperature is np.True_; expected a number"),
+    ({"num_beams": np.array([2, 3])}, "num_beams is array([2, 3]); expected a whole number"),
+    ({"replacement": 1}, "replacement is 1; expected one of False, True"),
     ({"draft_policy": "often"}, "draft_policy is 'often'; expected one of 'fixed', 'throughput'"),
 ]
 
@@ -94,3 +119,47 @@ def test_senseless_options_are_refused_with_field_and_value(options, words):
     with pytest.raises(ConfigError) as caught:
         DecodingConfig.from_options(options)
     assert words in str(caught.value)
+
+
+EXACT: list[tuple[str, Any, Any]] = [  # (option, value, its plain Python form)
+    ("num_beams", np.int64(3), 3),
+    ("num_beams", np.array(3), 3),
+    ("draft_beams", np.array([4, 4, 5, 6]), (4, 4, 5, 6)),
+    ("draft_beams", [np.int8(4)] * 4, (4, 4, 4, 4)),
+    ("draft_beams", range(4, 8), (4, 5, 6, 7)),
+    ("seed", np.uint64(2**64 - 1), 2**64 - 1),
+    ("temperature", np.float32(0.5), 0.5),
+    ("temperature", 2, 2.0),
+    ("accept_threshold", np.float16(0.5), 0.5),
+    ("top_p", np.int32(1), 1.0),
+    ("replacement", np.True_, True),
+    ("strategy", np.str_("dsbd"), "dsbd"),
+    ("stop_strings", np.str_("end"), "end"),
+    ("stop_strings", ["a", np.str_("b")], ("a", "b")),
+    ("eos_token_id", np.int64(7), 7),
+    ("eos_token_id", {9, 7}, (7, 9)),
+    ("eos_token_id", np.array([9, 7]), (9, 7)),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "plain"), EXACT)
+def test_any_exact_type_is_taken_and_stored_as_plain_python(
+    name: str, value: Any, plain: Any
+) -> None:
+    stored = getattr(DecodingConfig.from_options({name: value}), name)
+    assert stored == plain and type(stored) is type(plain)
+    if isinstance(stored, tuple):
+        assert {type(entry) for entry in stored} <= {int, str}
+
+
+def test_options_given_as_numpy_numbers_decode_alike() -> None:
+    given = {"num_beams": np.int64(2), "top_k": np.int32(3), "eos_token_id": np.array([4])}
+    assert DecodingConfig(**given) == DecodingConfig(num_beams=2, top_k=3, eos_token_id=(4,))
+
+
+def test_default_joint_options_count_like_given_ones() -> None:
+    usual = DecodingConfig(strategy="mjgd")
+    given = DecodingConfig(strategy="mjgd", joint_beams=4, joint_tokens=4)
+    assert usual == given and most_rows(10, usual) == most_rows(10, given)
+    assert (usual.search_width, usual.block_length) == (4, 4)
+    assert DecodingConfig(strategy="mjsd").joint_limit == 0.1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
@@ -43,6 +44,7 @@ SENSIBLE: dict[str, list[Any]] = {
     "stop_strings": ["a", ["a", "bc"], "\N{REPLACEMENT CHARACTER}"],
     "eos_token_id": [97, [97, 98], [], 10**9],
 }
+THROUGHPUT = {"draft_policy": ["throughput"]}
 NAMES = sorted(DecodingConfig.__dataclass_fields__)
 
 
@@ -80,6 +82,50 @@ def test_any_request_works_or_is_refused(small_pipe, options, prompt):
         assert math.isfinite(result.sequences[0].score)
 
 
+json_like = st.recursive(
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(),
+        st.floats(),
+        st.text(max_size=20),
+        st.text(alphabet="\n\t'\\\ud800\ufffd", max_size=5),
+        st.sampled_from([*NUMBERS, *FLOATS, *ODD, "x" * 10**4, [1] * 2000, ["a"] * 2000]),
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=5), st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+any_options = st.lists(st.sampled_from(NAMES), max_size=8, unique=True).flatmap(
+    lambda names: st.fixed_dictionaries(
+        {
+            name: st.one_of(
+                json_like, st.sampled_from([*SENSIBLE[name], *THROUGHPUT.get(name, [])])
+            )
+            for name in names
+        }
+    )
+)
+
+
+@settings(max_examples=1500, deadline=None, suppress_health_check=list(HealthCheck))
+@given(options=any_options, unknown=st.none() | st.text())
+def test_any_options_make_a_config_or_a_short_refusal(options, unknown):
+    try:
+        config = DecodingConfig.from_options(
+            options if unknown is None else {**options, unknown: 1}
+        )
+    except ConfigError as error:
+        message = str(error)
+        assert 10 < len(message) <= 500 and message.isprintable()
+    else:
+        assert unknown is None or unknown in NAMES
+        assert DecodingConfig(**vars(config)) == config
+        hash(config)
+        json.dumps(vars(config), allow_nan=False)
+
+
 @pytest.mark.parametrize("prompt", ["a" * 10**6, [1] * 10**6, "\0" * 63, "\ud800" * 10**6])
 def test_a_long_or_foul_prompt_is_refused(small_pipe, prompt):
     with pytest.raises(DsbdError):
@@ -92,13 +138,14 @@ def test_an_odd_prompt_works(small_pipe, prompt):
 
 
 REFUSED = [  # (option, value, words)
-    ("eos_token_id", 1.5, "eos_token_id is 1.5; expected token ids >= 0"),
-    ("eos_token_id", [1, [2]], r"eos_token_id is \[1, \[2\]\]; expected token ids"),
+    ("eos_token_id", 1.5, "eos_token_id is 1.5; expected a whole number or a list"),
+    ("eos_token_id", [1, [2]], r"eos_token_id has \[2\]; expected whole numbers from 0"),
     ("num_beams", "4", "num_beams is '4'; expected a whole number"),
     ("num_beams", 10**9, "num_beams is 1000000000; expected at most 1024"),
     ("draft_length", 10**18, "draft_length is 1000000000000000000; expected at most 1024"),
-    ("draft_beams", 1.5, "draft_beams is 1.5; expected a whole number, or a list"),
-    ("draft_beams", 10**6, "draft_beams and draft_length make a forest of 4000000 candidates"),
+    ("draft_beams", 1.5, "draft_beams is 1.5; expected a whole number or a list"),
+    ("draft_beams", 10**6, "draft_beams is 1000000; expected at most 16384"),
+    ("draft_beams", 10**4, "draft_beams and draft_length make a forest of 40000 candidates"),
     ("strategy", ["dsbd"], r"strategy is \['dsbd'\]; expected one of dsbd"),
     ("early_stopping", 1, "early_stopping is 1; expected one of False, True, 'never'"),
     ("temperature", None, "temperature is None; expected a number"),

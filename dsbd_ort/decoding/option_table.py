@@ -1,0 +1,274 @@
+"""The table of options: the values of each, where it means something, and its default there.
+
+One row per field of DecodingConfig. Where an option means nothing it is refused, unless its value
+asks for nothing either (a neutral value) or for what happens anyway (a redundant one).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from dsbd_ort.decoding.errors import ConfigError
+from dsbd_ort.decoding.option_values import Choice, Domain, Number, Texts, Whole, Wholes, shown
+from dsbd_ort.decoding.strategies import STRATEGIES, Strategy
+
+MOST_BEAMS = MOST_LAYERS = 1024
+MOST_NODES = 16_384  # of a forest, whose mask has a cell for every pair of nodes
+_MOST = 2**31 - 1
+_LARGEST = sys.float_info.max
+
+
+class Deciding(Protocol):
+    """The options that decide which others mean something, and what they resolve to."""
+
+    @property
+    def strategy(self) -> str:
+        """A key of ``STRATEGIES``."""
+
+    @property
+    def row(self) -> Strategy:
+        """Its row of the table of strategies."""
+
+    @property
+    def width(self) -> int:
+        """The resolved ``num_beams``."""
+
+    @property
+    def width_policy(self) -> str | None:
+        """Either "fixed" or "threshold"."""
+
+    @property
+    def draft_policy(self) -> str:
+        """Either "fixed" or "throughput"."""
+
+    @property
+    def draft_length(self) -> int | None:
+        """Layers of a drafted forest."""
+
+    @property
+    def temperature(self) -> float:
+        """Of the request."""
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A condition without which an option means nothing.
+
+    Attributes:
+        option: the name of the option that decides.
+        is_met: whether it holds.
+        remedy: the value of that option to use instead, for a message.
+    """
+
+    option: str
+    is_met: Callable[[Deciding], bool]
+    remedy: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptionRow:
+    """The row of one option.
+
+    Attributes:
+        domain: its values.
+        default: what None resolves to where the option means something; without it None is no
+            value of the option.
+        needs: all must be met for it to mean something.
+        neutral: the values that it may have where it means nothing; the first is the one stored.
+        is_redundant: where it means nothing, whether any value asks for what happens anyway.
+    """
+
+    domain: Domain
+    default: Callable[[Deciding], Any] | None = None
+    needs: tuple[Condition, ...] = ()
+    neutral: Callable[[Deciding], tuple[Any, ...]] = lambda _: ()
+    is_redundant: Callable[[Deciding], bool] = lambda _: False
+
+    def unmet(self, options: Deciding) -> Condition | None:
+        """Return the first condition that is not met, None where the option means something."""
+        return next((need for need in self.needs if not need.is_met(options)), None)
+
+
+_BEAMS = Condition("strategy", lambda o: o.row.has_beams, "one with beams such as dsbd")
+_DRAFT = Condition("strategy", lambda o: o.row.has_draft, "one with a draft such as dsbd")
+_DRAFT_TREE = Condition(
+    "strategy", lambda o: o.row.has_draft_tree, "one that drafts a tree such as tree-speculative"
+)
+_SAMPLING = Condition("strategy", lambda o: o.row.rule == "sample", "one that samples such as dsbd")
+_SEVERAL_DRAWS = Condition(
+    "strategy", lambda o: o.row.has_beams or o.row.has_draft_tree, "one with beams such as dsbd"
+)
+_SEARCH = Condition("strategy", lambda o: o.row.rule == "search", "beam-search")
+_NO_SEARCH = Condition(
+    "strategy", lambda o: o.row.rule != "search", "one that samples such as dsbd"
+)
+_MJSD = Condition("strategy", lambda o: o.row.rule == "joint", "mjsd")
+_MJGD = Condition("strategy", lambda o: o.row.rule == "joint-greedy", "mjgd")
+_SAMPLED_BEAMS_OF_A_DRAFT = Condition(
+    "strategy",
+    lambda o: o.row.rule == "sample" and o.row.has_draft and o.row.has_beams,
+    "dsbd",
+)
+_FREE_OF_THE_DRAFT = Condition(  # an output that can be: it may take a coupling as well
+    "strategy",
+    lambda o: o.row.has_draft and o.row.rule in ("sample", "search"),
+    "one with a draft, which its output may not depend on, such as dsbd",
+)
+_THRESHOLD = Condition("width_policy", lambda o: o.width_policy == "threshold", "'threshold'")
+_DRAFTED_LAYERS = Condition("draft_length", lambda o: bool(o.draft_length), "at least 1")
+_DYNAMIC_WIDTH = (_SAMPLED_BEAMS_OF_A_DRAFT, _THRESHOLD, _DRAFTED_LAYERS)
+
+
+def _is_planned(options: Deciding) -> bool:
+    return options.draft_policy == "throughput"
+
+
+def _half_width(options: Deciding) -> int:
+    return max(1, options.width // 2)
+
+
+def _usual_draft_beams(options: Deciding) -> int:
+    usual = options.width if options.row.has_beams else 4
+    return 4 * usual if _is_planned(options) else usual
+
+
+def _one_path(options: Deciding) -> tuple[Any, ...]:
+    """Return what draft_beams may be where there is no tree to draft."""
+    layers = (1,) * (options.draft_length or 0)
+    return (layers, 1) if layers else (layers,)
+
+
+OPTION_TABLE = {  # resolved in this order: what decides stands above what it decides
+    "strategy": OptionRow(domain=Choice(tuple(STRATEGIES), is_quoted=False)),
+    "num_beams": OptionRow(
+        domain=Whole(1, MOST_BEAMS), default=lambda _: 4, needs=(_BEAMS,), neutral=lambda _: (1,)
+    ),
+    "coupling": OptionRow(
+        domain=Choice(("gumbel", "rejection")),
+        default=lambda _: "gumbel",
+        needs=(_SAMPLING,),
+        neutral=lambda _: (None,),
+    ),
+    "draft_policy": OptionRow(
+        domain=Choice(("fixed", "throughput")),
+        needs=(_FREE_OF_THE_DRAFT,),
+        neutral=lambda _: ("fixed",),
+    ),
+    "draft_length": OptionRow(
+        domain=Whole(0, MOST_LAYERS),
+        default=lambda o: 8 if _is_planned(o) else 4,
+        needs=(_DRAFT,),
+        neutral=lambda _: (0,),
+    ),
+    "draft_beams": OptionRow(
+        domain=Wholes(Whole(1, MOST_NODES), MOST_LAYERS, is_ordered=True),
+        default=_usual_draft_beams,
+        needs=(_DRAFT, _DRAFTED_LAYERS, _DRAFT_TREE),
+        neutral=_one_path,
+    ),
+    "width_policy": OptionRow(
+        domain=Choice(("fixed", "threshold")),
+        default=lambda o: "fixed" if _is_planned(o) else "threshold",
+        needs=(_SAMPLED_BEAMS_OF_A_DRAFT,),
+        neutral=lambda _: ("fixed",),
+    ),
+    "min_beams": OptionRow(
+        domain=Whole(1, MOST_BEAMS),
+        default=_half_width,
+        needs=_DYNAMIC_WIDTH,
+        neutral=lambda o: (None, o.width, _half_width(o)),
+    ),
+    "accept_threshold": OptionRow(
+        domain=Number(0.0, 1.0), needs=_DYNAMIC_WIDTH, neutral=lambda _: (0.7,)
+    ),
+    "memory": OptionRow(
+        domain=Choice(("forest", "single")),
+        needs=(_SAMPLED_BEAMS_OF_A_DRAFT,),
+        neutral=lambda _: ("forest",),
+    ),
+    "replacement": OptionRow(
+        domain=Choice((False, True)),
+        needs=(_SAMPLING, _SEVERAL_DRAWS),
+        neutral=lambda _: (False,),
+    ),
+    "top_k": OptionRow(
+        domain=Whole(0, _MOST),
+        needs=(_NO_SEARCH,),
+        neutral=lambda _: (0,),
+        is_redundant=lambda o: o.temperature == 0.0,  # the best token is in every such set
+    ),
+    "top_p": OptionRow(
+        domain=Number(0.0, 1.0, is_open=True),
+        needs=(_NO_SEARCH,),
+        neutral=lambda _: (1.0,),
+        is_redundant=lambda o: o.temperature == 0.0,
+    ),
+    "temperature": OptionRow(
+        domain=Number(0.0, _LARGEST, least_positive=1e-6),  # a logit divided by it stays finite
+        needs=(_NO_SEARCH,),
+        neutral=lambda _: (1.0, 0.0),
+    ),
+    "max_new_tokens": OptionRow(domain=Whole(1, _MOST)),
+    "seed": OptionRow(domain=Whole(0, 2**128 - 1)),  # taken where nothing is drawn: clients send it
+    "num_return_sequences": OptionRow(
+        domain=Whole(1, MOST_BEAMS), needs=(_BEAMS,), neutral=lambda _: (1,)
+    ),
+    "length_penalty": OptionRow(  # of one sequence too: ``score`` says it, best_of ranks by it
+        domain=Number(-30.0, 30.0)  # num_new_tokens to the power of it stays finite
+    ),
+    "early_stopping": OptionRow(
+        domain=Choice((False, True, "never")), needs=(_SEARCH, _BEAMS), neutral=lambda _: (False,)
+    ),
+    "joint_threshold": OptionRow(
+        domain=Number(0.0, _LARGEST, is_open=True),
+        default=lambda _: 0.1,
+        needs=(_MJSD,),
+        neutral=lambda _: (None,),
+    ),
+    "joint_tokens": OptionRow(
+        domain=Whole(1, _MOST), default=lambda _: 4, needs=(_MJGD,), neutral=lambda _: (None,)
+    ),
+    "joint_beams": OptionRow(
+        domain=Whole(1, MOST_BEAMS), default=lambda _: 4, needs=(_MJGD,), neutral=lambda _: (None,)
+    ),
+    "stop_strings": OptionRow(domain=Texts(256, 4096), default=lambda _: None),
+    "eos_token_id": OptionRow(
+        domain=Wholes(Whole(0, _MOST), 1024, is_ordered=False), default=lambda _: None
+    ),
+}
+
+
+def read_option(name: str, value: object) -> Any:
+    """Return a value in its plain form, None where None is to be resolved.
+
+    Raises:
+        ConfigError: it is no value of the option.
+    """
+    row = OPTION_TABLE[name]
+    return None if value is None and row.default else row.domain.read(name, value)
+
+
+def resolved_option(name: str, value: Any, options: Deciding) -> Any:
+    """Return what a value that was read resolves to under the ``options`` above it in the table.
+
+    Raises:
+        ConfigError: the option means nothing there, and the value is neither neutral nor redundant.
+    """
+    row = OPTION_TABLE[name]
+    unmet = row.unmet(options)
+    if unmet is None:
+        return row.default(options) if value is None and row.default else value
+    neutral = row.neutral(options)
+    if value is None or value in neutral or row.is_redundant(options):
+        return neutral[0]
+    decided = f"to strategy {options.strategy}"
+    if unmet.option != "strategy":
+        decided = f"with {unmet.option} {getattr(options, unmet.option)!r}"
+    usual = f"use {neutral[0]!r}" if neutral[0] not in (None, ()) else "leave it out"
+    raise ConfigError(
+        f"{name} is {shown(value)}, which means nothing {decided}; {usual}, or set {unmet.option} "
+        f"to {unmet.remedy}"
+    )

@@ -1,0 +1,211 @@
+"""The values that an option takes: their type, their bounds, and their plain Python form.
+
+A domain reads a value of any type: it returns a plain int, float, bool, str or tuple of these (a
+numpy scalar becomes the Python number that it stands for), or raises a ConfigError that names the
+option, the value and what was expected. A bool is no number.
+"""
+
+from __future__ import annotations
+
+import itertools
+import numbers
+import operator
+from collections.abc import Iterable, Sequence, Set
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from dsbd_ort.decoding.errors import ConfigError
+
+_MOST_SHOWN = 80  # characters of a value in a message
+_MOST_SHOWN_BITS = 256  # of a number that is written out; Python refuses to write very long ones
+
+
+class Domain(Protocol):
+    """The values of one option."""
+
+    def read(self, name: str, value: object) -> Any:
+        """Return ``value`` in its plain form; a ConfigError names the option where it has none."""
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A whole number from ``least`` to ``most``."""
+
+    least: int
+    most: int
+
+    def read(self, name: str, value: object) -> int:
+        """See Domain.read."""
+        number = _whole_from(value)
+        if number is None:
+            raise ConfigError(f"{name} is {shown(value)}; expected a whole number")
+        if number < self.least:
+            raise ConfigError(f"{name} is {shown(number)}; expected at least {self.least}")
+        if number > self.most:
+            raise ConfigError(f"{name} is {shown(number)}; expected at most {self.most}")
+        return number
+
+
+@dataclass(frozen=True)
+class Wholes:
+    """A whole number, or at most ``most_entries`` of them: an int, or a tuple of ints.
+
+    A set is taken only where ``is_ordered`` is False; it becomes a sorted tuple.
+    """
+
+    entry: Whole
+    most_entries: int
+    is_ordered: bool
+
+    def read(self, name: str, value: object) -> int | tuple[int, ...]:
+        """See Domain.read."""
+        if _whole_from(value) is not None:
+            return self.entry.read(name, value)
+        entries = _entries_of(value, self.most_entries)
+        if entries is None or (self.is_ordered and isinstance(value, Set)):
+            raise ConfigError(
+                f"{name} is {shown(value)}; expected a whole number or a list of them"
+            )
+        if len(entries) > self.most_entries:
+            raise ConfigError(
+                f"{name} is {shown(value)}; expected a list of at most {self.most_entries}"
+            )
+        whole = tuple(self._entry_of(name, entry) for entry in entries)
+        return tuple(sorted(whole)) if isinstance(value, Set) else whole
+
+    def _entry_of(self, name: str, entry: object) -> int:
+        number = _whole_from(entry)
+        if number is None or not self.entry.least <= number <= self.entry.most:
+            raise ConfigError(
+                f"{name} has {shown(entry)}; expected whole numbers from {self.entry.least} to "
+                f"{self.entry.most}"
+            )
+        return number
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number from ``least`` to ``most``, as a float.
+
+    Attributes:
+        is_open: whether ``least`` itself is excluded.
+        least_positive: the smallest one above 0; 0 sets no such bound.
+    """
+
+    least: float
+    most: float
+    is_open: bool = False
+    least_positive: float = 0.0
+
+    def read(self, name: str, value: object) -> float:
+        """See Domain.read."""
+        if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Real):
+            raise ConfigError(f"{name} is {shown(value)}; expected a number")
+        try:
+            number = float(value)
+        except OverflowError:
+            number = float("nan")  # beyond every bound
+        if not self.least <= number <= self.most or (self.is_open and number == self.least):
+            above = "more than" if self.is_open else "at least"
+            raise ConfigError(
+                f"{name} is {shown(value)}; expected a number {above} {self.least}, up to "
+                f"{self.most}"
+            )
+        if 0.0 < number < self.least_positive:
+            raise ConfigError(
+                f"{name} is {shown(value)}; expected 0 or at least {self.least_positive}"
+            )
+        return number
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of a few names or bools; ``is_quoted``: whether a message quotes them."""
+
+    choices: tuple[str | bool, ...]
+    is_quoted: bool = True
+
+    def read(self, name: str, value: object) -> str | bool:
+        """See Domain.read."""
+        plain: object = bool(value) if isinstance(value, np.bool_) else value
+        if isinstance(plain, str | bool):
+            for choice in self.choices:  # 1 is no True
+                if isinstance(plain, bool) is isinstance(choice, bool) and plain == choice:
+                    return choice
+        names = ", ".join(map(repr if self.is_quoted else str, self.choices))
+        raise ConfigError(f"{name} is {shown(value)}; expected one of {names}")
+
+
+@dataclass(frozen=True)
+class Texts:
+    """A text, or a list of at most ``most_texts``, which a finished text may contain."""
+
+    most_texts: int
+    most_characters: int
+
+    def read(self, name: str, value: object) -> str | tuple[str, ...]:
+        """See Domain.read."""
+        if isinstance(value, str):
+            return self._text_of(name, value)
+        texts = None if isinstance(value, Set) else _entries_of(value, self.most_texts)
+        if texts is None:
+            raise ConfigError(f"{name} is {shown(value)}; expected a text or a list of texts")
+        if len(texts) > self.most_texts:
+            raise ConfigError(
+                f"{name} is {shown(value)}; expected a list of at most {self.most_texts}"
+            )
+        return tuple(self._text_of(name, text) for text in texts)
+
+    def _text_of(self, name: str, text: object) -> str:
+        if not isinstance(text, str):
+            raise ConfigError(f"{name} has {shown(text)}; expected a text or a list of texts")
+        if not text:
+            raise ConfigError(f"{name} has an empty text, which every text contains; drop it")
+        if len(text) > self.most_characters:
+            raise ConfigError(
+                f"{name} has a text of {len(text)} characters; expected at most "
+                f"{self.most_characters}: shorten it"
+            )
+        if "\N{REPLACEMENT CHARACTER}" in text or any("\ud800" <= c <= "\udfff" for c in text):
+            raise ConfigError(
+                f"{name} has {shown(text)}, with U+FFFD or a lone surrogate, which no finished "
+                "text holds; drop it"
+            )
+        return str.__str__(text)
+
+
+def shown(value: object) -> str:
+    """Return a value as a message writes it: at most 80 characters, on one line."""
+    if isinstance(value, int) and value.bit_length() > _MOST_SHOWN_BITS:
+        return f"a number of {value.bit_length()} bits"
+    try:
+        text = repr(value)
+    except Exception:  # nested too deep, or with such a number inside
+        text = f"a {type(value).__name__}"
+    if not text.isprintable():
+        text = text.encode("unicode_escape").decode("ascii")
+    return text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 3]}..."
+
+
+def _whole_from(value: object) -> int | None:
+    """Return the int that a whole number of any type stands for, None for all else."""
+    if isinstance(value, bool | np.bool_) or not hasattr(value, "__index__"):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:  # such as an array of several
+        return None
+
+
+def _entries_of(value: object, most: int) -> tuple[object, ...] | None:
+    """Return the first ``most`` + 1 entries of a list, a set or an array; None for all else."""
+    if isinstance(value, np.ndarray):
+        return tuple(value[: most + 1]) if value.ndim == 1 else None
+    if isinstance(value, str | bytes | bytearray | memoryview):
+        return None
+    if not isinstance(value, Sequence | Set):
+        return None  # a generator is empty when it is read again
+    entries: Iterable[object] = value
+    return tuple(itertools.islice(entries, most + 1))
