@@ -8,6 +8,7 @@ import numpy as np
 
 from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.errors import DecodingError
+from dsbd_ort.decoding.option_values import shown
 from dsbd_ort.decoding.step_model import StepModel
 from dsbd_ort.decoding.stopping import StopState
 
@@ -22,8 +23,14 @@ def check_request(
     """Refuse a prompt, models or a missing stop state that the request cannot be decoded with."""
     if config.stop_texts and stop is None:
         raise DecodingError(
-            f"stop_strings is {config.stop_texts}, but decoding sees tokens, not text; give "
+            f"stop_strings is {shown(config.stop_texts)}, but decoding sees tokens, not text; give "
             "decode a stop state as well, or use Pipeline"
+        )
+    highest_eos = max(config.eos_ids, default=0)
+    if highest_eos >= target.vocab_size:
+        raise DecodingError(
+            f"eos_token_id has {highest_eos}; expected 0 to {target.vocab_size - 1}, the target's "
+            "vocabulary"
         )
     if not len(prompt_ids):
         raise DecodingError("the prompt has no token; give at least one")
@@ -37,7 +44,7 @@ def check_request(
     if lowest < 0 or highest >= target.vocab_size:
         wrong = lowest if lowest < 0 else highest
         raise DecodingError(
-            f"prompt has token id {_shown(wrong)}; expected 0 to {target.vocab_size - 1}, the "
+            f"prompt has token id {shown(int(wrong))}; expected 0 to {target.vocab_size - 1}, the "
             "target's vocabulary"
         )
     if not config.row.has_draft:
@@ -52,9 +59,3 @@ def check_request(
             f"draft has {draft.vocab_size} tokens, target {target.vocab_size}; use a pair that "
             "shares its vocabulary"
         )
-
-
-def _shown(number: int) -> str:
-    """Return the digits of a number, or how long it is where they would be too many."""
-    bits = int(number).bit_length()
-    return str(number) if bits <= 256 else f"of {bits} bits"

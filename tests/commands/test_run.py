@@ -79,6 +79,8 @@ USER_ERRORS = [  # (arguments after the bundle, words of the message)
     (["--prompt", "x", "--num-beams", "many"], "'many'"),
     (["--prompt", "x", "--strategy", "magic"], "strategy is 'magic'; expected one of dsbd"),
     (["--prompt", "x", "--draft-beams", "4;4"], "'4;4'"),
+    (["--prompt", "x", "--strategy", "greedy", "--eos-token-id", str(2**63)], "eos_token_id is 92"),
+    (["--prompt", "x", "--eos-token-id", "1,4096"], "eos_token_id has 4096; expected 0 to 4095"),
     (["--prompt", "x", "--provider", "tpu"], "tpu"),
     (["--prompt", "x", "--draft-provider", "tpu"], "tpu"),
     (["--prompt", "x", "--cuda-graphs"], "cuda_graphs is set, but provider 'cpu' has none"),

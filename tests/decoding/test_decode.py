@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from dsbd_ort.decoding import (
+    STRATEGIES,
     DecodingConfig,
     DecodingError,
     ModelError,
@@ -131,3 +132,17 @@ def test_a_model_that_breaks_its_word_is_named():
     config = DecodingConfig(strategy="sample")
     with pytest.raises(ModelError, match=r"shape \(0, 5\), expected \(0, 6\)"):
         decode(WrongShape(VOCAB, TARGET), None, [1, 2], config, np.random.default_rng(0))
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("eos", [VOCAB, (0, VOCAB), 2**31 - 1])
+def test_an_end_of_sequence_id_outside_the_vocabulary_is_refused(strategy, eos):
+    config = DecodingConfig(strategy=strategy, eos_token_id=eos)
+    highest = max(config.eos_ids)
+    with pytest.raises(DecodingError, match=f"eos_token_id has {highest}; expected 0 to 5"):
+        run(config, TARGET, DRAFT, VOCAB, 0)
+
+
+def test_the_last_id_of_the_vocabulary_may_end_a_sequence():
+    config = DecodingConfig(strategy="greedy", eos_token_id=(0, VOCAB - 1))
+    assert run(config, TARGET, None, VOCAB, 0).sequences

@@ -104,6 +104,7 @@ WRONG_VALUES: list[tuple[list[str | int], Any, str]] = [
     (["target", "eos_token_ids"], 257, "target: eos_token_ids is 257, expected list"),
     (["target", "eos_token_ids"], [257, None], "eos_token_ids[1] is None, expected int"),
     (["target", "eos_token_ids"], [-1], "a special token id is -1, expected 0 to 257"),
+    (["target", "eos_token_ids"], [258], "a special token id is 258, expected 0 to 257"),
     (["target", "context_length"], -5, "context_length is -5, expected a number above 0"),
     (["target", "kv"], None, "target: kv is None, expected KVGeometry"),
     (["target", "kv", "num_layers"], 0, "kv: num_layers is 0, expected a number above 0"),

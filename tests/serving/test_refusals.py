@@ -74,6 +74,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"strategy": "mjgd", "joint_beams": 17}, "joint_beams"),
     ({"draft_length": 100, "draft_beams": 4}, "draft_beams"),
     ({"eos_token_id": list(range(65))}, "eos_token_id"),
+    ({"eos_token_id": 2**63, "strategy": "beam-search"}, "eos_token_id"),
+    ({"seed": 2**128 - 1, "n": 2, "strategy": "sample"}, "seed"),
+    ({"eos_token_id": [97, 258], "strategy": "beam-search"}, "eos_token_id"),
+    ({"strategy": "beam-sample", "draft_beams": 4}, "draft_beams"),
+    ({"width_policy": "fixed", "accept_threshold": 0.5}, "accept_threshold"),
     ({"prompt": []}, "prompt"),
     ({"prompt": ""}, None),
     ({"prompt": [[]]}, None),
@@ -114,6 +119,25 @@ def test_what_asks_for_nothing_is_taken(server: RunningServer) -> None:
     for path, body in (("/v1/completions", COMPLETION), ("/v1/chat/completions", CHAT)):
         answer = httpx2.post(f"{server.url}{path}", json={**body, **NEUTRAL})
         assert answer.status_code == 200, answer.text
+
+
+TAKEN: list[dict[str, Any]] = [  # neutral and redundant values, and what the server adds itself
+    {"temperature": 0, "top_p": 0.95, "seed": 3},
+    {"temperature": 0, "n": 2, "num_beams": 3},
+    {"strategy": "beam-search", "n": 3, "best_of": 4},
+    {"strategy": "beam-sample", "n": 3},
+    {"width_policy": "fixed", "n": 4, "accept_threshold": 0.7},
+    {"draft_length": 0, "n": 4},
+    {"n": 4, "min_beams": 4},
+    {"strategy": "greedy", "n": 1, "num_beams": 1, "temperature": 1},
+]
+
+
+@pytest.mark.parametrize("fields", TAKEN, ids=str)
+def test_neutral_options_are_taken(server: RunningServer, fields: dict[str, Any]) -> None:
+    answer = httpx2.post(f"{server.url}/v1/completions", json={**COMPLETION, **fields})
+    assert answer.status_code == 200, answer.text
+    assert len(answer.json()["choices"]) == fields.get("n", 1)
 
 
 @pytest.mark.parametrize(("fields", "param"), REFUSED, ids=str)
