@@ -308,7 +308,7 @@ def check_stats(stats: DecodingStats, config: DecodingConfig, request: WholeRequ
     if not config.row.has_draft:
         assert stats.draft_calls == stats.draft_rows == 0
     assert stats.num_prompt_tokens == len(request.prompt)
-    assert 0.0 < stats.mean_beam_width <= max(config.width, config.search_width)
+    assert 0.0 < stats.mean_beam_width <= max(config.width, config.joint_beams or 1)
 
 
 def check_stream(steps: list[DecodeStep], result: DecodeResult) -> None:
