@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import os
 import platform
 import tempfile
@@ -75,7 +76,7 @@ def _read(file: Path) -> EngineCosts | None:
         return EngineCosts(*(_curve(data[role]) for role in ("target", "draft")))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         _log.warning("%s cannot be used (%s); the costs are measured again", file, error)
         return None
 
@@ -84,6 +85,8 @@ def _curve(data: Mapping[str, list[float]]) -> CostCurve:
     curve = CostCurve(tuple(map(int, data["rows"])), tuple(map(float, data["seconds"])))
     if len(curve.rows) != len(curve.seconds) or len(curve.rows) < 2:
         raise ValueError(f"{len(curve.rows)} rows and {len(curve.seconds)} seconds")
+    if not all(0 <= seconds < math.inf for seconds in curve.seconds):
+        raise ValueError("seconds that are negative or not finite")
     return curve
 
 
@@ -91,7 +94,7 @@ def _write(file: Path, costs: EngineCosts) -> None:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False) as partial:
-            json.dump(asdict(costs), partial)
+            json.dump(asdict(costs), partial, allow_nan=False)
         os.replace(partial.name, file)
     except OSError as error:
         _log.warning("%s cannot be written (%s); the costs are measured every time", file, error)

@@ -57,7 +57,18 @@ def test_other_threads_have_costs_of_their_own(costs_of):
     assert costs_of(num_threads=1)[1]
 
 
-@pytest.mark.parametrize("damage", ["", "{}", '{"target": {"rows": [1], "seconds": [1.0]}}'])
+DAMAGED = [
+    "",
+    "{}",
+    '{"target": {"rows": [1], "seconds": [1.0]}}',
+    '{"target": {"rows": [1, 2], "seconds": [1.0, NaN]}}',
+    '{"target": {"rows": [1, 2], "seconds": [1.0, 1e400]}}',
+    '{"target": {"rows": [1, 1e400], "seconds": [1.0, 2.0]}}',
+    "[" * 100_000,
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGED, ids=range(len(DAMAGED)))
 def test_a_damaged_file_is_named_and_measured_again(costs_of, damage, tmp_path, caplog):
     costs_of()
     (file,) = (tmp_path / "dsbd-ort").glob("costs-*.json")

@@ -9,12 +9,19 @@ from typing import Any
 
 from dsbd_errors import DsbdError
 from dsbd_ort.answer import TextGenerator, answer
-from dsbd_ort.batch.prompt_line import PromptLine, RawLine, parsed_object, prompt_line
+from dsbd_ort.batch.prompt_line import (
+    PromptLine,
+    RawLine,
+    check_field,
+    parsed_object,
+    prompt_line,
+)
 from dsbd_ort.batch.settings import BatchSettings
 from dsbd_ort.conversation import user_messages
 from dsbd_ort.json_output import JSON_VERSION, error_object, result_object
 
 _log = logging.getLogger(__name__)
+_MOST_CHARACTERS = 1000  # of an error, which may quote the line
 
 
 @dataclass(frozen=True)
@@ -48,6 +55,7 @@ def answer_line(
     try:
         fields = parsed_object(line.content)
         if "id" in fields:
+            check_field("id", fields["id"])
             head["id"] = fields["id"]
         return _answered(generator, settings, line, prompt_line(fields), head, is_interrupted)
     except DsbdError as error:
@@ -55,7 +63,8 @@ def answer_line(
     except Exception as error:  # a bug that one line meets must not cost the others
         _log.debug("line %d", line.number, exc_info=True)
         message = f"internal error, {type(error).__name__}: {error}"
-    return LineAnswer({**head, **error_object(message)}, num_tokens=0, is_error=True)
+    fields = {**head, **error_object(message[:_MOST_CHARACTERS])}
+    return LineAnswer(fields, num_tokens=0, is_error=True)
 
 
 def _answered(

@@ -37,7 +37,7 @@ def read_prompts(file: Path) -> list[str]:
 def _prompt_of(line: str, where: str) -> str:
     try:
         entry = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BenchmarkError(f"{where} is no JSON ({error}); write one object a line") from error
     prompt = entry.get("prompt") if isinstance(entry, dict) else None
     if not isinstance(prompt, str) or not prompt:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from dataclasses import dataclass
 from typing import Any
 
 from dsbd_ort.benchmark.machine import Machine
 from dsbd_ort.benchmark.measure import Measurement
 from dsbd_ort.benchmark.summary import RunSummary
+from dsbd_ort.json_output import json_text
 
 SCHEMA_VERSION = 1
 
@@ -76,7 +76,7 @@ class BenchReport:
 
     def to_json(self) -> str:
         """Return the report as one JSON object; what is not known is null."""
-        return json.dumps(self.to_dict(), ensure_ascii=False, indent=1, allow_nan=False) + "\n"
+        return json_text(self.to_dict(), indent=1) + "\n"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain values."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 
 import click
@@ -12,6 +11,7 @@ from rich.table import Table
 
 from dsbd_ort.commands.bundle_summary import BundleSummary, ModelSummary, summarize_bundle
 from dsbd_ort.commands.engine_summary import EngineSummary
+from dsbd_ort.json_output import json_text
 from dsbd_runtime.bundle import open_bundle
 
 JSON_FIELDS = """\b
@@ -40,7 +40,7 @@ def run(bundle: Path, *, verify: bool, as_json: bool) -> None:
     """
     summary = summarize_bundle(open_bundle(bundle, verify=verify), verified=verify)
     if as_json:
-        click.echo(json.dumps(dataclasses.asdict(summary), indent=2, ensure_ascii=False))
+        click.echo(json_text(dataclasses.asdict(summary), indent=2))
     else:
         print_summary(summary)
 

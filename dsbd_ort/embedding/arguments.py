@@ -8,9 +8,12 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_type_hints
 
+from dsbd_errors import DsbdError
+from dsbd_ort.json_output import json_text
 from dsbd_ort.pipeline_settings import PipelineSettings
 from dsbd_ort.service import ServiceLimits
 from dsbd_runtime.errors import InputError
+from dsbd_runtime.typed_json import in_short
 
 _PIPELINE_TYPES = {k: v for k, v in get_type_hints(PipelineSettings).items() if k != "bundle"}
 _LIMIT_TYPES = get_type_hints(ServiceLimits)
@@ -63,12 +66,12 @@ def opening(bundle: bytes, settings: bytes | None) -> Opening:
     for name, value in given.items():
         if name not in hint_by_name:
             raise InputError(
-                f"settings has {name!r}; expected one of {', '.join(sorted(hint_by_name))}"
+                f"settings has {in_short(name)}; expected one of {', '.join(sorted(hint_by_name))}"
             )
         hint = hint_by_name[name]
         if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
             wanted = " or ".join(_JSON_NAMES[kind] for kind in get_args(hint) or (hint,))
-            raise InputError(f"settings has {name} {json.dumps(value)}; expected {wanted}")
+            raise InputError(f"settings has {name} {_shown(value)}; expected {wanted}")
     limits = {name: value for name, value in given.items() if name in _LIMIT_TYPES}
     opened = {name: value for name, value in given.items() if name in _PIPELINE_TYPES}
     folder = Path(decoded("bundle", bundle))
@@ -78,8 +81,17 @@ def opening(bundle: bytes, settings: bytes | None) -> Opening:
 def _json(name: str, content: bytes) -> Any:
     try:
         return json.loads(decoded(name, content))
-    except (json.JSONDecodeError, RecursionError) as error:
+    except DsbdError:
+        raise
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{name} is no JSON ({error}): {_start(content)}") from error
+
+
+def _shown(value: Any) -> str:
+    try:
+        return _start(json_text(value).encode())
+    except (ValueError, RecursionError):  # a number of too many digits, or nested too deep
+        return in_short(value)
 
 
 def _start(content: bytes) -> str:

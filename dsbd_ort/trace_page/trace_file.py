@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from dsbd_ort.decoding import RequestTrace
+from dsbd_ort.json_output import json_text
 from dsbd_ort.trace_page.trace_json import trace_object
 from dsbd_runtime.errors import InputError
 from dsbd_runtime.tokenizer import Tokenizer
@@ -25,7 +25,7 @@ def write_trace(path: str | os.PathLike[str], trace: RequestTrace, tokenizer: To
     file = Path(path)
     check_trace_path(file)
     fields = trace_object(trace, tokenizer)
-    text = json.dumps(fields) if file.suffix == ".json" else page_html(fields)
+    text = json_text(fields, ensure_ascii=True) if file.suffix == ".json" else page_html(fields)
     try:
         file.write_text(text, encoding="utf-8")
     except OSError as error:
@@ -55,7 +55,7 @@ def page_html(fields: dict[str, Any]) -> str:
     All but ASCII, and every "<", is escaped in the embedded JSON: no text in it ends its element,
     and the line ends U+2028 and U+2029 do no harm.
     """
-    data = json.dumps(fields).replace("<", "\\u003c")
+    data = json_text(fields, ensure_ascii=True).replace("<", "\\u003c")
     page = _part("page.html")
     page = page.replace("/* style */", _part("page.css"))
     page = page.replace("/* script */", "\n".join(map(_part, _SCRIPTS)))

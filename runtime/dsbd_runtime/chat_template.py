@@ -16,6 +16,7 @@ import jinja2
 from dsbd_runtime.bundle import CHAT_TEMPLATE_FILE, TOKENIZER_CONFIG_FILE
 from dsbd_runtime.errors import BundleError, InputError
 from dsbd_runtime.template_sandbox import template_sandbox
+from dsbd_runtime.typed_json import in_short
 
 Message = Mapping[str, Any]
 
@@ -94,13 +95,13 @@ class ChatTemplate:
 def _check_messages(messages: Sequence[Message]) -> None:
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence) or not messages:
         raise InputError(
-            f"messages is {messages!r}; expected a list such as "
+            f"messages is {in_short(messages)}; expected a list such as "
             '[{"role": "user", "content": "Hello"}]'
         )
     for index, message in enumerate(messages):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise InputError(
-                f"messages[{index}] is {message!r}; expected an object with a text as its role, "
+                f"messages[{index}] is {in_short(message)}; expected an object with a text as its role, "
                 'such as {"role": "user", "content": "Hello"}'
             )
 

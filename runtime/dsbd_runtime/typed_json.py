@@ -43,7 +43,10 @@ def mismatch(wanted: str, value: object, where: str) -> BundleError:
 
 def in_short(value: object) -> str:
     """Return at most 100 characters that show a value."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except (RecursionError, ValueError):  # nested too deep, or a number of too many digits
+        text = f"a {type(value).__name__}"
     return text if len(text) <= 100 else f"{text[:97]}..."
 
 

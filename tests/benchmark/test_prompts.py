@@ -25,6 +25,7 @@ DAMAGED = [  # (file name, content, words of the message)
     ("a.txt", "\n\n", "has no prompt"),
     ("a.jsonl", '{"prompt": "a"}\nnonsense\n', "line 2 is no JSON"),
     ("a.jsonl", '{"text": "a"}\n', 'no text under "prompt"'),
+    ("a.jsonl", "[" * 100_000, "line 1 is no JSON"),
     ("a.jsonl", '["a"]\n', 'no text under "prompt"'),
 ]
 

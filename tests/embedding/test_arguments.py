@@ -31,6 +31,8 @@ def test_nothing_given_means_the_defaults():
         (b'{"num_threads": 1.5}', "num_threads 1.5; expected a whole number or null"),
         (b'{"provider": null}', "provider null; expected a text"),
         (b'{"verify": 1}', "verify 1; expected true or false"),
+        (b'{"verify": %s}' % (b"[" * 900 + b"]" * 900), "verify .*; expected true or false"),
+        (b'{"num_threads": %s}' % (b"9" * 5000), r"settings is no JSON \(Exceeds the limit"),
         (b"", "settings is no JSON"),
         (b"[" * 100_000, r"settings is no JSON \(maximum recursion depth"),
         (b"7", "settings is 7; expected a JSON object"),
