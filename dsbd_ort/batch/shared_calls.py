@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
+from dsbd_ort.batch.errors import BatchError
 from dsbd_ort.batch.line_answer import LineAnswer, answer_line
 from dsbd_ort.batch.pool import answers_in_order
 from dsbd_ort.batch.prompt_line import RawLine
@@ -41,7 +42,13 @@ class SharedCalls:
         ):
 
             def ask(line: RawLine) -> LineAnswer | None:
-                return answer_line(service, settings, fingerprint, line, may_stop)
+                answer = answer_line(service, settings, fingerprint, line, may_stop)
+                if not service.is_open:  # its error is that of the engines, not of the line
+                    raise BatchError(
+                        "the thread that runs the engines has ended; run the same command again "
+                        "to go on, with a smaller --concurrency if memory ran out"
+                    )
+                return answer
 
             try:
                 pool = _Threads(threads, self.num_requests, ask)

@@ -20,8 +20,9 @@ from dsbd_ort.decoding.meter import Clock
 from dsbd_ort.decoding.row_pool import Lane, RowPool, lane_of
 from dsbd_ort.decoding.step_model import StepModel
 
-Outcome = DecodeResult | Exception
-"""How a request ended; an exception is what a lone run would have raised."""
+Outcome = DecodeResult | BaseException
+"""How a request ended; an exception is what a lone run would have raised. Its trace recorder and
+its stop state are its caller's code, so it may be any: the other requests go on."""
 
 
 @dataclass(eq=False)
@@ -176,7 +177,7 @@ class SharedForest:
             tree.wanted = wanted
         except StopIteration as stop:
             self._end(tree, stop.value, progress)
-        except Exception as error:  # of this request alone
+        except BaseException as error:  # of this request alone
             self._end(tree, error, progress)
 
     def _end(self, tree: Tree, outcome: Outcome, progress: list[Progress]) -> None:

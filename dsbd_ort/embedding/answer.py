@@ -28,13 +28,16 @@ def answer(
     events: SimpleQueue[ServiceEvent] = SimpleQueue()
     request = service.submit(prompt, options, events.put)
     is_cancelled = False
-    while True:
-        event = events.get()
-        if isinstance(event, StreamStep):
-            if not is_cancelled and not is_wanted(event):
-                is_cancelled = True
-                request.cancel()
-        elif isinstance(event, DsbdError):
-            raise event
-        else:
-            return event if isinstance(event, GenerationResult) and not is_cancelled else None
+    try:
+        while True:
+            event = events.get()
+            if isinstance(event, StreamStep):
+                if not is_cancelled and not is_wanted(event):
+                    is_cancelled = True
+                    request.cancel()
+            elif isinstance(event, DsbdError):
+                raise event
+            else:
+                return event if isinstance(event, GenerationResult) and not is_cancelled else None
+    finally:
+        request.cancel()  # where is_wanted raises, nobody else would

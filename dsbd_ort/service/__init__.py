@@ -1,6 +1,6 @@
 """Requests of many callers on one pipeline: they share engine calls and a bounded memory."""
 
-from dsbd_ort.service.errors import QueueFullError, ServiceClosedError
+from dsbd_ort.service.errors import EnginesEndedError, QueueFullError, ServiceClosedError
 from dsbd_ort.service.events import Cancelled, ServiceEvent
 from dsbd_ort.service.limits import ServiceLimits
 from dsbd_ort.service.live_request import LiveRequest
@@ -8,6 +8,7 @@ from dsbd_ort.service.service import Service, ServiceStats
 
 __all__ = [
     "Cancelled",
+    "EnginesEndedError",
     "LiveRequest",
     "QueueFullError",
     "Service",

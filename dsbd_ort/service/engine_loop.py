@@ -8,10 +8,11 @@ import threading
 from dsbd_errors import DsbdError
 from dsbd_ort.decoding import DecodeStep
 from dsbd_ort.decoding.shared_forest import Outcome, Progress, SharedForest, Tree
+from dsbd_ort.generated import StreamStep
 from dsbd_ort.memory_error import capacity_error
 from dsbd_ort.pipeline import Pipeline
 from dsbd_ort.service.admission import Admission
-from dsbd_ort.service.errors import InternalError, ServiceClosedError
+from dsbd_ort.service.errors import EnginesEndedError, InternalError, ServiceClosedError
 from dsbd_ort.service.events import Cancelled, Ending, ServiceEvent
 from dsbd_ort.service.live_request import LiveRequest
 from dsbd_runtime.causal_lm import CausalLM
@@ -31,7 +32,9 @@ class EngineLoop:
     def __init__(self, pipeline: Pipeline, admission: Admission) -> None:
         self._pipeline = pipeline
         self._admission = admission
-        self._changed = threading.Condition()  # guards admission and the two flags
+        self._changed = threading.Condition()  # guards admission and the next four
+        self._unanswered: dict[LiveRequest, None] = {}  # in the order they came
+        self._failure: str | None = None
         self._is_closing = False
         self._gives_up = False
         self._refusal: BaseException | None = None
@@ -51,12 +54,23 @@ class EngineLoop:
         """Whether requests are taken: neither closing nor broken off."""
         return not self._is_closing
 
+    @property
+    def is_own_thread(self) -> bool:
+        """Whether the caller is called by the thread that runs the engines."""
+        return threading.current_thread() is self._thread
+
     def enqueue(self, request: LiveRequest) -> None:
-        """Take a request; see Admission.enqueue for the errors, and ServiceClosedError."""
+        """Take a request.
+
+        Raises what Admission.enqueue raises, ServiceClosedError and EnginesEndedError.
+        """
         with self._changed:
+            if self._failure is not None:
+                raise EnginesEndedError(self._failure)
             if self._is_closing:
                 raise ServiceClosedError("the service is closing; send the request elsewhere")
             self._admission.enqueue(request)
+            self._unanswered[request] = None
             self._changed.notify()
 
     def wake(self) -> None:
@@ -65,12 +79,16 @@ class EngineLoop:
             self._changed.notify()
 
     def close(self, *, drain: bool) -> None:
-        """Take no more requests, answer those there are or give them up, and end the thread."""
+        """Take no more requests, answer those there are or give them up, and end the thread.
+
+        In that thread itself, which a callback is called in, it returns before this is done.
+        """
         with self._changed:
             self._is_closing = True
             self._gives_up = self._gives_up or not drain
             self._changed.notify()
-        self._thread.join()
+        if not self.is_own_thread:
+            self._thread.join()
 
     def _work(self) -> None:
         try:
@@ -83,7 +101,7 @@ class EngineLoop:
                 self._has_started.set()
                 while self._take_in(forest):
                     for progress in forest.iterate():
-                        self._tell(progress)
+                        self._tell(forest, progress)
         except BaseException as error:
             self._break_off(error)
         finally:
@@ -91,72 +109,99 @@ class EngineLoop:
 
     def _take_in(self, forest: SharedForest) -> bool:
         """Let requests leave and join; wait while there is none; return False at the end."""
-        with self._changed:
-            while True:
-                self._let_go(forest)
+        while True:
+            with self._changed:
+                gone = self._leave(forest)
                 joining = list(iter(self._admission.admit, None))
-                if joining or self._trees:
-                    break
-                if self._is_closing and not self._admission.waiting:
-                    return False
-                self._changed.wait()
-        for request in joining:
-            self._join(forest, request)
-        return True
+                if not gone and not joining and not self._trees:
+                    if self._is_closing and not self._admission.waiting:
+                        return False
+                    self._changed.wait()
+            for request in gone:  # without the lock: who is told may wait for who wants it
+                self._finish(request, Cancelled())
+            for request in joining:
+                self._join(forest, request)
+            if self._trees:
+                return True
 
-    def _let_go(self, forest: SharedForest) -> None:
-        """Part with the requests that are given up."""
+    def _leave(self, forest: SharedForest) -> list[LiveRequest]:
+        """Let the requests that are given up leave queue and forest; return them."""
         for request in (*self._admission.waiting, *self._admission.live):
             request.is_cancelled = request.is_cancelled or self._gives_up
-        for request in self._admission.withdraw_cancelled():
-            _notify(request, Cancelled())
+        gone = self._admission.withdraw_cancelled()
         for tree, request in list(self._trees.items()):
             if request.is_cancelled:
                 forest.leave(tree)
-                self._end(tree, Cancelled())
+                self._release(tree)
+                gone.append(request)
+        return gone
 
     def _join(self, forest: SharedForest, request: LiveRequest) -> None:
         try:
             tree = forest.join(self._pipeline.planned(request.request))
-        except Exception as error:
+        except BaseException as error:
             with self._changed:
                 self._admission.release(request)
-            _notify(request, _as_told(error))
+            self._finish(request, _as_told(error))
             return
         self._trees[tree] = request
 
-    def _tell(self, progress: Progress) -> None:
-        request = self._trees[progress.tree]
-        event = progress.event
+    def _tell(self, forest: SharedForest, progress: Progress) -> None:
+        """Tell a caller what an iteration brought to its request."""
+        tree = progress.tree
+        request = self._trees.get(tree)
+        if request is None:  # it failed in an earlier event of this iteration
+            return
+        try:
+            step, ending = self._as_events(request, progress.event)
+        except BaseException as error:  # of the tokenizer, at the text of this request
+            forest.leave(tree)
+            step, ending = None, _as_told(error)
+        if step is not None:
+            _notify(request, step)
+        if ending is not None:
+            self._release(tree)
+            self._finish(request, ending)
+
+    def _as_events(
+        self, request: LiveRequest, event: DecodeStep | Outcome
+    ) -> tuple[StreamStep | None, Ending | None]:
+        """Return the step and the ending that an event means; a result brings the last text."""
         if isinstance(event, DecodeStep):
-            _notify(request, request.texts.push(event))
-        else:
-            self._end(progress.tree, self._ending(request, event))
+            return request.texts.push(event), None
+        if isinstance(event, BaseException):
+            return None, _as_told(event)
+        result = self._pipeline.with_text(self._pipeline.with_peak(event), request.request.config)
+        return request.texts.finish(result.sequences[0]), result
 
-    def _ending(self, request: LiveRequest, outcome: Outcome) -> Ending:
-        """Return what a request ends with, after telling the last of its text."""
-        if isinstance(outcome, Exception):
-            return _as_told(outcome)
-        result = self._pipeline.with_text(self._pipeline.with_peak(outcome), request.request.config)
-        _notify(request, request.texts.finish(result.sequences[0]))
-        return result
-
-    def _end(self, tree: Tree, ending: Ending) -> None:
+    def _release(self, tree: Tree) -> None:
+        """Give back the place of a request that has left the forest."""
         request = self._trees.pop(tree)
         with self._changed:
             self._admission.release(request)
+
+    def _finish(self, request: LiveRequest, ending: Ending) -> None:
+        """Tell a request its last event."""
+        with self._changed:
+            del self._unanswered[request]
         _notify(request, ending)
 
     def _break_off(self, error: BaseException) -> None:
         """Leave nobody waiting for a thread that has ended."""
         self._refusal = error
+        failure = (
+            f"the thread that runs the engines has ended: {_shown(error)}; close the service and "
+            "open it again"
+        )
         with self._changed:
-            self._is_closing = True
-            left = [*self._trees.values(), *self._admission.waiting]
+            self._failure, self._is_closing = failure, True
+            left = list(self._unanswered)
+            self._unanswered.clear()
+            self._trees.clear()
             self._admission.waiting.clear()
             self._admission.live.clear()
         for request in left:
-            _notify(request, _as_told(error))
+            _notify(request, EnginesEndedError(failure))
         if self._has_started.is_set():
             _log.critical("the thread that runs the engines has ended", exc_info=error)
 
@@ -164,9 +209,9 @@ class EngineLoop:
 def _notify(request: LiveRequest, event: ServiceEvent) -> None:
     try:
         request.on_event(event)
-    except Exception:  # the caller's; the others must not suffer
-        _log.exception("a request's on_event has failed; the request is given up")
+    except BaseException:  # the caller's; the others must not suffer
         request.is_cancelled = True
+        _log.exception("a request's on_event has failed; the request is given up")
 
 
 def _as_told(error: BaseException) -> DsbdError:
@@ -176,4 +221,12 @@ def _as_told(error: BaseException) -> DsbdError:
     if isinstance(error, MemoryError):
         return capacity_error(error)
     _log.error("a request met a bug", exc_info=error)
-    return InternalError(f"internal error, {type(error).__name__}: {error}; see the service's log")
+    return InternalError(f"internal error, {_shown(error)}; see the service's log")
+
+
+def _shown(error: BaseException) -> str:
+    """Return the type of an error and its text, which may be a caller's code as well."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except BaseException:
+        return type(error).__name__

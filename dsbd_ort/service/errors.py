@@ -13,3 +13,7 @@ class ServiceClosedError(DsbdError):
 
 class InternalError(DsbdError):
     """A bug; the log has the traceback."""
+
+
+class EnginesEndedError(InternalError):
+    """The thread that runs the engines has ended: the service answers nothing any more."""

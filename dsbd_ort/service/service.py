@@ -13,6 +13,7 @@ from dsbd_ort.decoding.decode import check_decodable
 from dsbd_ort.decoding.row_bound import most_rows
 from dsbd_ort.generated import GenerationResult, StreamStep
 from dsbd_ort.pipeline import Pipeline
+from dsbd_ort.request_lock import BusyError
 from dsbd_ort.service.admission import Admission
 from dsbd_ort.service.engine_loop import EngineLoop
 from dsbd_ort.service.errors import ServiceClosedError
@@ -81,13 +82,15 @@ class Service:
             prompt: text, or token ids.
             options: fields of DecodingConfig.
             on_event: gets every step and then one ending, in the thread that runs the engines: it
-                must return at once, and must not raise.
-            trace: is told what every iteration did to this request.
+                must return at once, and must not raise. It may submit, cancel and close (which
+                then does not wait), but not generate or stream.
+            trace: is told what every iteration did to this request, in the same thread.
 
         Raises:
             DecodingError, InputError, CapacityError: the request cannot be answered.
             QueueFullError: too many wait.
             ServiceClosedError: the service takes no request any more.
+            EnginesEndedError: nor does one whose engines' thread has ended by a failure.
         """
         request = self.pipeline.prepare(prompt, options, trace=trace)
         check_decodable(request, *self._engines.models)
@@ -119,7 +122,15 @@ class Service:
         """Continue a prompt step by step; see Pipeline.stream and ``submit``.
 
         Steps that nobody takes yet are kept. Closing the stream gives the request up.
+
+        Raises:
+            BusyError: an ``on_event`` calls it, which the engines wait for.
         """
+        if self._engines.is_own_thread:
+            raise BusyError(
+                "generate and stream wait for the engines, which wait for this on_event to return; "
+                "use submit, or call them in another thread"
+            )
         events: SimpleQueue[ServiceEvent] = SimpleQueue()
         live = self.submit(prompt, options, events.put, trace=trace)
         try:

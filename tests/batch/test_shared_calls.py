@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import time
+from dataclasses import dataclass
 from itertools import count
 
+import pytest
+from rich.console import Console
+
+from dsbd_ort.batch.errors import BatchError
+from dsbd_ort.batch.job import Batch, run_batch
 from dsbd_ort.batch.prompt_line import RawLine
 from dsbd_ort.batch.settings import BatchSettings
 from dsbd_ort.batch.shared_calls import SharedCalls
+from dsbd_ort.pipeline import Pipeline
 from dsbd_ort.pipeline_settings import PipelineSettings
 from tests.batch.test_job import LINES, answers, batch_of, done, without_times, write_lines
 
@@ -59,3 +67,36 @@ def test_an_interrupted_batch_ends_at_once(tiny_bundle):
         given.append(answer)
     assert len(given) >= 2
     assert time.monotonic() - began < 60
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndingEngines(PipelineSettings):
+    """A pipeline whose target ends its thread in a call."""
+
+    num_calls: int
+
+    def open(self) -> Pipeline:
+        pipeline = super().open()
+        session = pipeline._target._session  # the only way to a real engine that does
+        run, calls = session.run, count(1)
+
+        def ending(inputs):
+            if next(calls) > self.num_calls:
+                raise SystemExit
+            return run(inputs)
+
+        session.run = ending
+        return pipeline
+
+
+def test_a_batch_whose_engines_have_ended_answers_no_further_line(tiny_bundle, tmp_path):
+    write_lines(tmp_path / "in.jsonl", [{"prompt": "a"}] * 30)
+    whole = batch_of(tmp_path, tiny_bundle, source=SharedCalls(2))
+    ending = EndingEngines(bundle=tiny_bundle.path, num_threads=1, num_calls=40)
+    settings = BatchSettings(pipeline=ending, options=whole.settings.options)
+    batch = Batch(input=whole.input, output=whole.output, settings=settings, source=whole.source)
+    with pytest.raises(BatchError, match="has ended.*run the same command again to go on"):
+        run_batch(batch, Console(file=io.StringIO()))
+    found = answers(whole.output)
+    assert 0 < len(found) < 30 and not any("error" in answer for answer in found)
+    assert f"30 of 30 lines are done, {len(found)} of them before" in done(whole)
