@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import os
-from collections import defaultdict
+from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
@@ -30,6 +30,10 @@ from dsbd_runtime.causal_lm import CausalLM
 from dsbd_runtime.chat_template import ChatTemplate, Message
 from dsbd_runtime.loading import load_pair
 from dsbd_runtime.tokenizer import Tokenizer
+
+MOST_EXPERIENCES = 64
+"""Settings (strategy, width and warping) for which draft_policy "throughput" remembers how often
+drafts were accepted; those not used for longest are forgotten, and learned anew."""
 
 
 class Pipeline:
@@ -66,7 +70,7 @@ class Pipeline:
         self._lock = RequestLock()
         self.reuses_prefix = prefix_cache
         self._rows = KeptRows(target, draft, are_reused=prefix_cache)
-        self._experience: defaultdict[object, Experience] = defaultdict(Experience.initial)
+        self._experience: OrderedDict[object, Experience] = OrderedDict()  # latest used last
 
     @classmethod
     def from_bundle(
@@ -208,8 +212,16 @@ class Pipeline:
             return request
         laws = (config.strategy, config.width, config.temperature, config.top_k, config.top_p)
         return dataclasses.replace(
-            request, costs=self._engine_costs(), experience=self._experience[laws]
+            request, costs=self._engine_costs(), experience=self._experience_of(laws)
         )
+
+    def _experience_of(self, laws: object) -> Experience:
+        """Return what requests of these settings have learned; only for who holds the engines."""
+        experience = self._experience.pop(laws, None) or Experience.initial()
+        self._experience[laws] = experience
+        if len(self._experience) > MOST_EXPERIENCES:
+            self._experience.popitem(last=False)
+        return experience
 
     def with_text(self, result: DecodeResult, config: DecodingConfig) -> GenerationResult:
         """Return a decoded request with the text of its sequences."""

@@ -1,0 +1,50 @@
+"""What the drafting policy has learned is kept for as many settings as may be, the latest used."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dsbd_ort import Pipeline, Service
+from dsbd_ort.decoding.cost_curve import CostCurve, EngineCosts
+from dsbd_ort.pipeline import MOST_EXPERIENCES
+from dsbd_runtime.bundle import Bundle
+from dsbd_runtime.loading import load_pair
+
+OPTIONS: dict[str, Any] = {
+    "strategy": "speculative",
+    "draft_policy": "throughput",
+    "max_new_tokens": 1,
+}
+CURVE = CostCurve((1, 2), (0.001, 0.002))
+
+
+@pytest.fixture
+def pipeline(tiny_bundle: Bundle) -> Pipeline:
+    target, draft = load_pair(tiny_bundle, provider="cpu")
+    return Pipeline(tiny_bundle, target, draft, lambda: EngineCosts(CURVE, CURVE))
+
+
+@pytest.mark.parametrize("is_service", [False, True])
+def test_many_temperatures_are_not_remembered_for_ever(
+    pipeline: Pipeline, is_service: bool
+) -> None:
+    temperatures = np.linspace(0.5, 1.5, 2 * MOST_EXPERIENCES).tolist()
+    asked = Service(pipeline) if is_service else pipeline
+    for temperature in temperatures:
+        asked.generate("x", temperature=temperature, **OPTIONS)
+        asked.generate("x", temperature=temperatures[0], **OPTIONS)  # always of the latest used
+    kept = [laws[2] for laws in pipeline._experience]  # type: ignore[index]
+    assert kept == [*temperatures[1 - MOST_EXPERIENCES :], temperatures[0]]
+    asked.close()
+    pipeline.close()
+
+
+def test_requests_of_one_setting_learn_together(pipeline: Pipeline) -> None:
+    for _ in range(3):
+        pipeline.generate("x", **{**OPTIONS, "max_new_tokens": 8})
+    (experience,) = pipeline._experience.values()
+    assert pipeline._experience_of(next(iter(pipeline._experience))) is experience
+    pipeline.close()
