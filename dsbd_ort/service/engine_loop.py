@@ -227,6 +227,7 @@ def _as_told(error: BaseException) -> DsbdError:
 def _shown(error: BaseException) -> str:
     """Return the type of an error and its text, which may be a caller's code as well."""
     try:
-        return f"{type(error).__name__}: {error}"
+        text = str(error)
     except BaseException:
-        return type(error).__name__
+        text = ""
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -176,7 +176,7 @@ def test_when_the_engines_end_everybody_is_told_at_once(
         with pytest.raises(EnginesEndedError, match="the engines has ended"):
             caller.result(SECONDS)
     assert isinstance(until_ending(events), EnginesEndedError)
-    with pytest.raises(EnginesEndedError, match=f"has ended .*{error.__name__}.*open it again"):
+    with pytest.raises(EnginesEndedError, match=f"has ended: {error.__name__}.*open it again"):
         in_time(lambda: service.generate("x", **SHORT))
     assert not service.is_open and service.stats().num_running == 0
     in_time(service.close)
