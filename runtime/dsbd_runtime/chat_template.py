@@ -101,8 +101,8 @@ def _check_messages(messages: Sequence[Message]) -> None:
     for index, message in enumerate(messages):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise InputError(
-                f"messages[{index}] is {in_short(message)}; expected an object with a text as its role, "
-                'such as {"role": "user", "content": "Hello"}'
+                f"messages[{index}] is {in_short(message)}; expected an object with a text as "
+                'its role, such as {"role": "user", "content": "Hello"}'
             )
 
 

@@ -185,7 +185,11 @@ ECHOED = [  # (line, its id or None where it cannot be repeated, words of its er
     (b'{"id": 7, "messages": %s}' % NESTED[8], 7, "messages is nested deeper than 64 levels"),
     (b'{"messages": %s, "id": "]["}' % NESTED[5], "][", "messages is nested deeper than"),
     (b'{"a\\"[": %s, "id": 7}' % NESTED[8], 7, "is nested deeper than 64 levels"),
-    (b'{"id": {"a": {"a": 1e5}}, "prompt": "a", "beams": 2}', {"a": {"a": 1e5}}, "the line has 'beams'"),
+    (
+        b'{"id": {"a": {"a": 1e5}}, "prompt": "a", "beams": 2}',
+        {"a": {"a": 1e5}},
+        "the line has 'beams'",
+    ),
 ]
 
 

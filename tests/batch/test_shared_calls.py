@@ -95,7 +95,7 @@ def test_a_batch_whose_engines_have_ended_answers_no_further_line(tiny_bundle, t
     ending = EndingEngines(bundle=tiny_bundle.path, num_threads=1, num_calls=40)
     settings = BatchSettings(pipeline=ending, options=whole.settings.options)
     batch = Batch(input=whole.input, output=whole.output, settings=settings, source=whole.source)
-    with pytest.raises(BatchError, match="has ended.*run the same command again to go on"):
+    with pytest.raises(BatchError, match=r"has ended.*run the same command again to go on"):
         run_batch(batch, Console(file=io.StringIO()))
     found = answers(whole.output)
     assert 0 < len(found) < 30 and not any("error" in answer for answer in found)
