@@ -13,12 +13,14 @@ from dsbd_ort.commands import bench as bench_command
 from dsbd_ort.commands import build_engines
 from dsbd_ort.commands import export as export_command
 from dsbd_ort.commands import inspect as inspect_command
-from dsbd_ort.commands.decoding_options import IntList, decoding_options
+from dsbd_ort.commands.decoding_options import decoding_options
 from dsbd_ort.commands.families import print_families
+from dsbd_ort.commands.number_types import COUNT, COUNT_OR_NONE, TOLERANCE, IntList
 from dsbd_ort.commands.one_line import OneLineCommand
 from dsbd_ort.commands.run_arguments import run_from_arguments
 from dsbd_ort.commands.run_conflicts import check_options
 from dsbd_ort.commands.serve_arguments import serve_from_arguments, serve_options
+from dsbd_ort.decoding.option_table import MOST_BEAMS, MOST_NODES
 from dsbd_ort.version import __version__
 
 draft_provider_option = click.option(
@@ -70,7 +72,7 @@ def _list_families(context: click.Context, _: click.Parameter, wanted: bool) -> 
     show_default=True,
     help="fused, or grouped: query heads that share a key head become rows of one head.",
 )
-@click.option("--max-context", type=int, help="Cap the context length of the bundle.")
+@click.option("--max-context", type=COUNT, help="Cap the context length of the bundle.")
 @click.option(
     "--engine",
     default="onnx",
@@ -82,11 +84,13 @@ def _list_families(context: click.Context, _: click.Parameter, wanted: bool) -> 
     metavar="12.0",
     help="GPU that a tensorrt-rtx engine is for; by default the one of this machine.",
 )
-@click.option("--capacity", type=int, help="Cache rows of TensorRT engines; default: the context.")
+@click.option(
+    "--capacity", type=COUNT, help="Cache rows of TensorRT engines; default: the context."
+)
 @click.option("--revision", help="Branch, tag or commit on the hub.")
 @click.option("--trust-remote-code", is_flag=True, help="Run code that a checkpoint brings along.")
-@click.option("--atol", type=float, help="Largest logit error allowed in fp32 (1e-4).")
-@click.option("--max-kl", type=float, help="Largest mean KL divergence allowed in all else.")
+@click.option("--atol", type=TOLERANCE, help="Largest logit error allowed in fp32 (1e-4).")
+@click.option("--max-kl", type=TOLERANCE, help="Largest mean KL divergence allowed in all else.")
 @click.pass_context
 def export(context: click.Context, /, bundle: Path | None, demo: bool, **options: Any) -> None:
     """Turn a draft and a target checkpoint into a bundle of two engines."""
@@ -106,10 +110,10 @@ def export(context: click.Context, /, bundle: Path | None, demo: bool, **options
 @click.option("--prompt-file", type=click.Path(path_type=Path), help="File with the text.")
 @click.option("--input", type=click.Path(path_type=Path), help="JSONL file with many prompts.")
 @click.option("--output", type=click.Path(path_type=Path), help="JSONL file for their answers.")
-@click.option("--workers", type=click.IntRange(min=1), help="Processes that answer --input [1].")
+@click.option("--workers", type=COUNT, help="Processes that answer --input [1].")
 @click.option(
     "--concurrency",
-    type=click.IntRange(min=1),
+    type=COUNT,
     help="Lines of --input that share the engine calls of one process [1].",
 )
 @click.option(
@@ -117,9 +121,7 @@ def export(context: click.Context, /, bundle: Path | None, demo: bool, **options
     metavar="ADDRESS",
     help="Answer --input on a Ray cluster, HOST:PORT or auto; --output is a folder then.",
 )
-@click.option(
-    "--replicas", type=click.IntRange(min=1), help="Actors of the --cluster that answer [1]."
-)
+@click.option("--replicas", type=COUNT, help="Actors of the --cluster that answer [1].")
 @click.option("--chat", is_flag=True, help="Fill the prompt into the checkpoint's chat template.")
 @click.option("--system", metavar="TEXT", help="The system message of a --chat.")
 @decoding_options
@@ -127,7 +129,7 @@ def export(context: click.Context, /, bundle: Path | None, demo: bool, **options
 @draft_provider_option
 @click.option(
     "--threads",
-    type=click.IntRange(min=1),
+    type=COUNT,
     help="Threads of the target, and of a large draft; --workers or --replicas share them.",
 )
 @cuda_graphs_option
@@ -175,18 +177,20 @@ def run(context: click.Context, /, **arguments: Any) -> None:
     "baseline= if wanted. May be repeated.",
 )
 @click.option("--prompts", type=click.Path(path_type=Path), help="One a line, or *.jsonl.")
-@click.option("--num-beams", type=IntList(), default="2,4", show_default=True, help="All widths.")
-@click.option("--draft-length", type=click.IntRange(min=1), help="Of strategies that draft.")
-@click.option("--draft-beams", type=IntList(), help="Of strategies that draft a tree.")
-@click.option("--top-k", type=int, default=20, show_default=True, help="Of those that sample.")
-@click.option("--max-new-tokens", type=int, default=64, show_default=True)
-@click.option("--repetitions", type=click.IntRange(min=1), default=5, show_default=True)
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@click.option(
+    "--num-beams", type=IntList(1, MOST_BEAMS), default="2,4", show_default=True, help="All widths."
+)
+@click.option("--draft-length", type=COUNT, help="Of strategies that draft.")
+@click.option("--draft-beams", type=IntList(1, MOST_NODES), help="Of strategies that draft a tree.")
+@click.option(
+    "--top-k", type=COUNT_OR_NONE, default=20, show_default=True, help="Of those that sample."
+)
+@click.option("--max-new-tokens", type=COUNT, default=64, show_default=True)
+@click.option("--repetitions", type=COUNT, default=5, show_default=True)
+@click.option("--seed", type=click.IntRange(0, 2**128 - 1), default=0, show_default=True)
 @click.option("--provider", default="cpu", show_default=True, help="Execution provider.")
 @draft_provider_option
-@click.option(
-    "--threads", type=click.IntRange(min=1), help="Threads of the target, and of a large draft."
-)
+@click.option("--threads", type=COUNT, help="Threads of the target, and of a large draft.")
 @cuda_graphs_option
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write all of it here.")
 @click.option("--plot", "plot_file", type=click.Path(path_type=Path), help="Write plots here.")
@@ -230,9 +234,7 @@ def inspect(bundle: Path, verify: bool, as_json: bool) -> None:
 @serve_options
 @click.option("--provider", default="cpu", show_default=True, help="Execution provider.")
 @draft_provider_option
-@click.option(
-    "--threads", type=click.IntRange(min=1), help="Threads of the target, and of a large draft."
-)
+@click.option("--threads", type=COUNT, help="Threads of the target, and of a large draft.")
 @cuda_graphs_option
 @click.option("--verify", is_flag=True, help="Check the hash of every file first.")
 @click.option(

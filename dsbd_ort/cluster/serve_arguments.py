@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
+from dsbd_ort.number_checks import MOST, MOST_SECONDS
 from dsbd_ort.pipeline_settings import PipelineSettings
 from dsbd_ort.service import ServiceLimits
 from dsbd_ort.serving.api_keys import read_api_keys
@@ -23,13 +24,13 @@ class ServeArguments(BaseModel, extra="forbid", protected_namespaces=()):
     """
 
     bundle: Path
-    replicas: int = Field(1, ge=1)
-    threads: int = Field(1, ge=1)
+    replicas: int = Field(1, ge=1, le=MOST)
+    threads: int = Field(1, ge=1, le=MOST)
     provider: str = PipelineSettings.provider
     draft_provider: str | None = None
     cuda_graphs: bool = False
     api_key_file: Path | None = None
-    shutdown_timeout: float = Field(30.0, ge=0)
+    shutdown_timeout: float = Field(30.0, ge=0, le=MOST_SECONDS, allow_inf_nan=False)
 
     max_requests: int = ServiceLimits.max_requests
     max_queued: int = ServiceLimits.max_queued

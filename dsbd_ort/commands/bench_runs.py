@@ -9,7 +9,7 @@ import click
 
 from dsbd_ort.benchmark.bench_run import BenchRun
 from dsbd_ort.benchmark.default_runs import CommonSettings
-from dsbd_ort.commands.decoding_options import OPTIONS
+from dsbd_ort.commands.decoding_options import OPTIONS, option_type
 
 _OWN_KEYS = ("name", "baseline")
 
@@ -43,8 +43,7 @@ def run_from_text(text: str, common: CommonSettings) -> BenchRun:
 
 
 def _converted(key: str, value: str) -> Any:
-    kind = click.types.convert_type(OPTIONS[key].kind)
     try:
-        return kind.convert(value, None, None)
+        return option_type(key).convert(value, None, None)
     except click.BadParameter as error:
         raise click.UsageError(f"--run has {key}={value}: {error.message}") from error

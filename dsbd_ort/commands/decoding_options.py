@@ -8,25 +8,10 @@ from typing import Any
 
 import click
 
+from dsbd_ort.commands.number_types import FiniteRange, IntList
 from dsbd_ort.decoding import STRATEGIES, DecodingConfig
-
-
-class IntList(click.ParamType[int | tuple[int, ...]]):
-    """One whole number, or several with commas between: 4 or 4,4,2."""
-
-    name = "INT[,INT...]"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int | tuple[int, ...]:
-        """Parse the option's text."""
-        if not isinstance(value, str):
-            return value  # type: ignore[no-any-return]
-        try:
-            numbers = tuple(int(part) for part in value.split(","))
-        except ValueError:
-            self.fail(f"{value!r} is not a whole number or a list such as 4,4,2", param, ctx)
-        return numbers[0] if len(numbers) == 1 else numbers
+from dsbd_ort.decoding.option_table import OPTION_TABLE
+from dsbd_ort.decoding.option_values import Choice, Number, Whole, Wholes
 
 
 class EarlyStopping(click.ParamType[bool | str]):
@@ -49,46 +34,58 @@ class Option:
     """One option.
 
     Attributes:
-        kind: what click makes of its text.
         help: for ``--help``.
         flag: its name where that is not the field's.
         is_multiple: whether it may be repeated.
     """
 
-    kind: Any
     help: str
     flag: str | None = None
     is_multiple: bool = False
 
 
 OPTIONS = {
-    "strategy": Option(str, f"one of {', '.join(STRATEGIES)}"),
-    "num_beams": Option(int, "W, beams of the output law [4; 1 for single-beam strategies]"),
-    "coupling": Option(str, "gumbel or rejection [gumbel for sampling strategies]"),
-    "width_policy": Option(str, "fixed; of dsbd also threshold [threshold for dsbd]"),
-    "min_beams": Option(int, "fewest beams that threshold keeps [half of num_beams]"),
-    "accept_threshold": Option(float, "probability of acceptance that threshold requires"),
-    "draft_policy": Option(str, "fixed or throughput: as much as pays"),
-    "draft_length": Option(int, "layers of a drafted forest [4]"),
-    "draft_beams": Option(IntList(), "candidates of every drafted layer, or of each [num_beams]"),
-    "memory": Option(str, "forest; of dsbd also single"),
-    "replacement": Option(bool, "draw beams with replacement"),
-    "temperature": Option(float, "of both models"),
-    "top_k": Option(int, "draw from the k most probable tokens; 0: from all"),
-    "top_p": Option(float, "draw from the smallest set of this probability; 1: from all"),
-    "max_new_tokens": Option(int, "longest continuation"),
-    "seed": Option(int, "same seed, same output"),
-    "num_return_sequences": Option(int, "how many of the final beams to print, best first"),
-    "length_penalty": Option(float, "rank by logprob / tokens ** length_penalty"),
-    "early_stopping": Option(EarlyStopping(), "of beam search: true, false or never"),
-    "joint_threshold": Option(float, "of mjsd: likelihood ratio to exceed [0.1]"),
-    "joint_tokens": Option(int, "of mjgd: tokens decided jointly [4]"),
-    "joint_beams": Option(int, "of mjgd: beams that search them [4]"),
-    "stop_strings": Option(
-        str, "end where this text comes; may be repeated", flag="--stop", is_multiple=True
-    ),
-    "eos_token_id": Option(IntList(), "what ends a sequence [the model's own]"),
+    "strategy": Option(f"one of {', '.join(STRATEGIES)}"),
+    "num_beams": Option("W, beams of the output law [4; 1 for single-beam strategies]"),
+    "coupling": Option("gumbel or rejection [gumbel for sampling strategies]"),
+    "width_policy": Option("fixed; of dsbd also threshold [threshold for dsbd]"),
+    "min_beams": Option("fewest beams that threshold keeps [half of num_beams]"),
+    "accept_threshold": Option("probability of acceptance that threshold requires"),
+    "draft_policy": Option("fixed or throughput: as much as pays"),
+    "draft_length": Option("layers of a drafted forest [4]"),
+    "draft_beams": Option("candidates of every drafted layer, or of each [num_beams]"),
+    "memory": Option("forest; of dsbd also single"),
+    "replacement": Option("draw beams with replacement"),
+    "temperature": Option("of both models"),
+    "top_k": Option("draw from the k most probable tokens; 0: from all"),
+    "top_p": Option("draw from the smallest set of this probability; 1: from all"),
+    "max_new_tokens": Option("longest continuation"),
+    "seed": Option("same seed, same output"),
+    "num_return_sequences": Option("how many of the final beams to print, best first"),
+    "length_penalty": Option("rank by logprob / tokens ** length_penalty"),
+    "early_stopping": Option("of beam search: true, false or never"),
+    "joint_threshold": Option("of mjsd: likelihood ratio to exceed [0.1]"),
+    "joint_tokens": Option("of mjgd: tokens decided jointly [4]"),
+    "joint_beams": Option("of mjgd: beams that search them [4]"),
+    "stop_strings": Option("end where this text comes; may be repeated", "--stop", True),
+    "eos_token_id": Option("what ends a sequence [the model's own]"),
 }
+
+
+def option_type(name: str) -> click.ParamType[Any]:
+    """Return what reads the text of an option, by the values that it takes."""
+    match OPTION_TABLE[name].domain:
+        case Whole(least, most):
+            return click.IntRange(least, most)
+        case Wholes(entry=Whole(least, most)):
+            return IntList(least, most)
+        case Number(least, most, is_open):
+            return FiniteRange(least, most, min_open=is_open)
+        case Choice((False, True)):
+            return click.BOOL
+        case Choice((False, True, "never")):
+            return EarlyStopping()
+    return click.STRING
 
 
 def decoding_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -99,7 +96,7 @@ def decoding_options(command: Callable[..., Any]) -> Callable[..., Any]:
         decorate = click.option(
             option.flag or "--" + field.name.replace("_", "-"),
             field.name,
-            type=option.kind,
+            type=option_type(field.name),
             help=option.help + shown,
             multiple=option.is_multiple,
         )

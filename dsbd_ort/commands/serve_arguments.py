@@ -8,11 +8,18 @@ from typing import Any
 
 import click
 
+from dsbd_ort.commands.number_types import (
+    BYTES,
+    COUNT,
+    COUNT_OR_NONE,
+    SECONDS,
+    SECONDS_OR_NONE,
+    WHOLE_SECONDS,
+)
 from dsbd_ort.commands.serve import ServeRequest, run
 from dsbd_ort.pipeline_settings import PipelineSettings
 from dsbd_ort.service import ServiceLimits
 
-_COUNT, _SECONDS = click.IntRange(min=1), click.FloatRange(min=0, min_open=True)
 _OPTIONS = (
     click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on."),
     click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True),
@@ -27,40 +34,36 @@ _OPTIONS = (
     ),
     click.option(
         "--max-requests",
-        type=_COUNT,
+        type=COUNT,
         default=8,
         show_default=True,
         help="That share the engine at a time.",
     ),
     click.option(
         "--max-queued",
-        type=click.IntRange(min=0),
+        type=COUNT_OR_NONE,
         default=64,
         show_default=True,
         help="That wait beyond those; one more gets a 429.",
     ),
-    click.option("--kv-bytes", type=_COUNT, help="Most bytes of both engines' caches."),
-    click.option(
-        "--max-prompt-tokens", type=_COUNT, help="Of one prompt [what the context holds]."
-    ),
-    click.option("--max-new-tokens", type=_COUNT, default=4096, show_default=True),
-    click.option("--max-beams", type=_COUNT, default=16, show_default=True),
+    click.option("--kv-bytes", type=BYTES, help="Most bytes of both engines' caches."),
+    click.option("--max-prompt-tokens", type=COUNT, help="Of one prompt [what the context holds]."),
+    click.option("--max-new-tokens", type=COUNT, default=4096, show_default=True),
+    click.option("--max-beams", type=COUNT, default=16, show_default=True),
     click.option(
         "--max-draft-nodes",
-        type=_COUNT,
+        type=COUNT,
         default=256,
         show_default=True,
         help="Candidates of one drafted forest.",
     ),
-    click.option(
-        "--max-best-of", type=_COUNT, default=16, show_default=True, help="n and best_of."
-    ),
-    click.option("--max-prompts", type=_COUNT, default=16, show_default=True, help="Of one body."),
-    click.option("--max-body-bytes", type=_COUNT, default=2**20, show_default=True),
+    click.option("--max-best-of", type=COUNT, default=16, show_default=True, help="n and best_of."),
+    click.option("--max-prompts", type=COUNT, default=16, show_default=True, help="Of one body."),
+    click.option("--max-body-bytes", type=BYTES, default=2**20, show_default=True),
     click.option(
         "--body-timeout",
         "body_timeout_s",
-        type=_SECONDS,
+        type=SECONDS,
         default=10.0,
         show_default=True,
         help="Seconds for a body to arrive.",
@@ -68,7 +71,7 @@ _OPTIONS = (
     click.option(
         "--request-timeout",
         "request_timeout_s",
-        type=_SECONDS,
+        type=SECONDS,
         default=600.0,
         show_default=True,
         help="Seconds for a whole request, the queue included.",
@@ -76,7 +79,7 @@ _OPTIONS = (
     click.option(
         "--idle-timeout",
         "idle_timeout_s",
-        type=_COUNT,
+        type=WHOLE_SECONDS,
         default=10,
         show_default=True,
         help="Seconds for a connection to begin a request.",
@@ -84,7 +87,7 @@ _OPTIONS = (
     click.option(
         "--stuck-timeout",
         "stuck_timeout_s",
-        type=_SECONDS,
+        type=SECONDS,
         default=60.0,
         show_default=True,
         help="Seconds after which a client that takes nothing of an answer is dropped.",
@@ -92,14 +95,14 @@ _OPTIONS = (
     click.option(
         "--shutdown-timeout",
         "shutdown_timeout_s",
-        type=click.FloatRange(min=0),
+        type=SECONDS_OR_NONE,
         default=30.0,
         show_default=True,
         help="Seconds for requests to finish after SIGTERM.",
     ),
     click.option(
         "--max-connections",
-        type=_COUNT,
+        type=COUNT,
         default=512,
         show_default=True,
         help="Open at a time; one more gets a 503.",

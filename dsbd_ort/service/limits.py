@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dsbd_ort.number_checks import MOST_BYTES, check_count
 from dsbd_runtime.bundle import ROLES, Bundle
 from dsbd_runtime.errors import InputError
 from dsbd_runtime.kv_cache import bucket_capacity, row_bytes
@@ -28,13 +29,10 @@ class ServiceLimits:
     kv_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        for name, value, least in (
-            ("max_requests", self.max_requests, 1),
-            ("max_queued", self.max_queued, 0),
-            ("kv_bytes", 1 if self.kv_bytes is None else self.kv_bytes, 1),
-        ):
-            if type(value) is not int or value < least:
-                raise InputError(f"{name} is {value!r}, expected a whole number from {least} on")
+        check_count("max_requests", self.max_requests, 1)
+        check_count("max_queued", self.max_queued, 0)
+        if self.kv_bytes is not None:
+            check_count("kv_bytes", self.kv_bytes, 1, MOST_BYTES)
 
 
 def cache_rows(limits: ServiceLimits, bundle: Bundle) -> int:

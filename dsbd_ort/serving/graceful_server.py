@@ -11,6 +11,7 @@ from types import FrameType
 import uvicorn
 from starlette.types import ASGIApp
 
+from dsbd_ort.number_checks import MOST_SECONDS, check_count, check_seconds
 from dsbd_ort.serving.engine_service import EngineService
 from dsbd_ort.serving.gate import Gate
 from dsbd_ort.serving.timed_protocol import TimedProtocol
@@ -36,6 +37,9 @@ class GracefulServer(uvicorn.Server):
         shutdown_timeout_s: float,
         max_connections: int,
     ) -> None:
+        check_count("idle_timeout_s", idle_timeout_s, 1, MOST_SECONDS)
+        check_seconds("shutdown_timeout_s", shutdown_timeout_s, may_be_zero=True)
+        check_count("max_connections", max_connections, 1)
         super().__init__(
             uvicorn.Config(
                 app,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 
+from dsbd_ort.number_checks import check_seconds
 from dsbd_ort.serving.errors import ServingError
 
 
@@ -17,6 +18,7 @@ def listening_socket(host: str, port: int, *, stuck_after_s: float) -> socket.so
     Raises:
         ServingError: the address is not to be had.
     """
+    check_seconds("stuck_after_s", stuck_after_s)
     listener = None
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dsbd_ort.number_checks import MOST_BYTES, check_count, check_seconds
 from dsbd_ort.serving.api_keys import ApiKeys
 
 
@@ -38,3 +39,18 @@ class ServingSettings:
     max_body_bytes: int = 2**20
     body_timeout_s: float = 10.0
     request_timeout_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        if self.max_prompt_tokens is not None:
+            check_count("max_prompt_tokens", self.max_prompt_tokens, 1)
+        for name in (
+            "max_new_tokens",
+            "max_beams",
+            "max_draft_nodes",
+            "max_best_of",
+            "max_prompts",
+        ):
+            check_count(name, getattr(self, name), 1)
+        check_count("max_body_bytes", self.max_body_bytes, 1, MOST_BYTES)
+        check_seconds("body_timeout_s", self.body_timeout_s)
+        check_seconds("request_timeout_s", self.request_timeout_s)

@@ -75,7 +75,7 @@ def test_a_prompt_that_is_no_utf_8_is_named(demo_bundle, tmp_path, text):
 USER_ERRORS = [  # (arguments after the bundle, words of the message)
     (["--prompt", ""], "prompt is empty"),
     ([], "prompt is empty"),
-    (["--prompt", "x", "--num-beams", "0"], "num_beams is 0; expected at least 1"),
+    (["--prompt", "x", "--num-beams", "0"], "'--num-beams': 0 is not in the range 1<=x<=1024"),
     (["--prompt", "x", "--num-beams", "many"], "'many'"),
     (["--prompt", "x", "--strategy", "magic"], "strategy is 'magic'; expected one of dsbd"),
     (["--prompt", "x", "--draft-beams", "4;4"], "'4;4'"),

@@ -20,7 +20,7 @@ EXPECTED = [  # what is done, its status, how its message begins
     ("open: unknown setting", ERROR, "settings has 'bundle'; expected one of cuda_graphs, "),
     ("open: wrong type", ERROR, "settings has num_threads true; expected a whole number or null"),
     ("open: wrong provider", ERROR, "no execution provider 'abacus' in this version; choose one"),
-    ("open: wrong limit", ERROR, "max_requests is 0, expected a whole number from 1 on"),
+    ("open: wrong limit", ERROR, "max_requests is 0; expected a whole number from 1 to 2147483647"),
     ("generate: no request", ERROR, "request is NULL; expected a request"),
     ("generate: no prompt", ERROR, "a request needs exactly one of prompt, prompt_ids and mess"),
     ("generate: two prompts", ERROR, "a request needs exactly one of prompt, prompt_ids and me"),
