@@ -17,9 +17,9 @@ from dsbd_ort.version import __version__
 
 if TYPE_CHECKING:
     from dsbd_ort.decoding import DecodingConfig, RequestTrace
+    from dsbd_ort.engine import Service, ServiceLimits
     from dsbd_ort.generated import GeneratedSequence, GenerationResult, StreamStep
     from dsbd_ort.pipeline import Pipeline
-    from dsbd_ort.service import Service, ServiceLimits
     from dsbd_ort.trace_page.trace_file import write_trace
 
 __all__ = [
@@ -42,8 +42,8 @@ _HOMES = {
     "GenerationResult": "generated",
     "Pipeline": "pipeline",
     "RequestTrace": "decoding",
-    "Service": "service",
-    "ServiceLimits": "service",
+    "Service": "engine",
+    "ServiceLimits": "engine",
     "StreamStep": "generated",
     "write_trace": "trace_page.trace_file",
 }

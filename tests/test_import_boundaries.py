@@ -32,12 +32,12 @@ def test_no_training_framework(statement):
 
 
 def test_no_server_without_dsbd_serve():
-    loaded = loaded_by("import dsbd_ort, dsbd_ort.cli, dsbd_ort.service")
+    loaded = loaded_by("import dsbd_ort, dsbd_ort.cli, dsbd_ort.engine")
     assert not loaded & {"fastapi", "starlette", "uvicorn", "prometheus_client"}
 
 
 def test_no_ray_without_a_cluster():
-    loaded = loaded_by("import dsbd_ort.cli, dsbd_ort.service, dsbd_ort.cluster.replica")
+    loaded = loaded_by("import dsbd_ort.cli, dsbd_ort.engine, dsbd_ort.cluster.replica")
     assert "ray" not in loaded
 
 

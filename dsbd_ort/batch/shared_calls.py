@@ -12,7 +12,7 @@ from dsbd_ort.batch.line_answer import LineAnswer, answer_line
 from dsbd_ort.batch.pool import answers_in_order
 from dsbd_ort.batch.prompt_line import RawLine
 from dsbd_ort.batch.settings import BatchSettings
-from dsbd_ort.service import Service, ServiceLimits
+from dsbd_ort.engine import Service, ServiceLimits
 
 
 @dataclass(frozen=True)

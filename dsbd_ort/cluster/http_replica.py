@@ -5,10 +5,10 @@ from __future__ import annotations
 from fastapi import FastAPI
 
 from dsbd_ort.cluster.errors import ClusterError
+from dsbd_ort.engine import Service, ServiceLimits
+from dsbd_ort.openai_server.app import create_app
+from dsbd_ort.openai_server.settings import ServingSettings
 from dsbd_ort.pipeline_settings import PipelineSettings
-from dsbd_ort.service import Service, ServiceLimits
-from dsbd_ort.serving.app import create_app
-from dsbd_ort.serving.settings import ServingSettings
 
 
 class HttpReplica:

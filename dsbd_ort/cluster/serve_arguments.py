@@ -6,11 +6,11 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
+from dsbd_ort.engine import ServiceLimits
 from dsbd_ort.number_checks import MOST, MOST_SECONDS
+from dsbd_ort.openai_server.api_keys import read_api_keys
+from dsbd_ort.openai_server.settings import ServingSettings
 from dsbd_ort.pipeline_settings import PipelineSettings
-from dsbd_ort.service import ServiceLimits
-from dsbd_ort.serving.api_keys import read_api_keys
-from dsbd_ort.serving.settings import ServingSettings
 
 
 class ServeArguments(BaseModel, extra="forbid", protected_namespaces=()):

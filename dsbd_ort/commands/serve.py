@@ -11,8 +11,8 @@ from typing import Any
 
 import click
 
+from dsbd_ort.engine import Service, ServiceLimits
 from dsbd_ort.pipeline_settings import PipelineSettings
-from dsbd_ort.service import Service, ServiceLimits
 
 _log = logging.getLogger(__name__)
 
@@ -54,12 +54,12 @@ def run(request: ServeRequest) -> None:
         click.ClickException: the packages of the server are not installed.
     """
     try:  # here, not at the top: they are an extra
-        from dsbd_ort.serving.api_keys import read_api_keys
-        from dsbd_ort.serving.app import create_app
-        from dsbd_ort.serving.gate import Gate
-        from dsbd_ort.serving.graceful_server import GracefulServer
-        from dsbd_ort.serving.listening_socket import listening_socket
-        from dsbd_ort.serving.settings import ServingSettings
+        from dsbd_ort.openai_server.api_keys import read_api_keys
+        from dsbd_ort.openai_server.app import create_app
+        from dsbd_ort.openai_server.gate import Gate
+        from dsbd_ort.openai_server.graceful_server import GracefulServer
+        from dsbd_ort.openai_server.listening_socket import listening_socket
+        from dsbd_ort.openai_server.settings import ServingSettings
     except ImportError as error:
         raise click.ClickException(
             f"the server needs a package that is not installed ({error.name}); "

@@ -17,8 +17,8 @@ from dsbd_ort.commands.number_types import (
     WHOLE_SECONDS,
 )
 from dsbd_ort.commands.serve import ServeRequest, run
+from dsbd_ort.engine import ServiceLimits
 from dsbd_ort.pipeline_settings import PipelineSettings
-from dsbd_ort.service import ServiceLimits
 
 _OPTIONS = (
     click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on."),

@@ -7,8 +7,8 @@ from queue import SimpleQueue
 from typing import Any
 
 from dsbd_errors import DsbdError
+from dsbd_ort.engine import Service, ServiceEvent
 from dsbd_ort.generated import GenerationResult, StreamStep
-from dsbd_ort.service import Service, ServiceEvent
 
 
 def answer(

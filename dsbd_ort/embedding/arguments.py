@@ -9,9 +9,9 @@ from types import NoneType
 from typing import Any, get_args, get_type_hints
 
 from dsbd_errors import DsbdError
+from dsbd_ort.engine import ServiceLimits
 from dsbd_ort.json_output import json_text
 from dsbd_ort.pipeline_settings import PipelineSettings
-from dsbd_ort.service import ServiceLimits
 from dsbd_runtime.errors import InputError
 from dsbd_runtime.typed_json import in_short
 

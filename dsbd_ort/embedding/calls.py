@@ -16,11 +16,11 @@ from dsbd_ort.embedding.answer import answer
 from dsbd_ort.embedding.arguments import decoded, json_messages, json_object, opening
 from dsbd_ort.embedding.errors import BuildError
 from dsbd_ort.embedding.open_pipelines import OpenPipelines
+from dsbd_ort.engine import QueueFullError, Service
+from dsbd_ort.engine.errors import InternalError
 from dsbd_ort.generated import StreamStep
 from dsbd_ort.json_output import json_text, result_object
 from dsbd_ort.prompt_ids import check_context
-from dsbd_ort.service import QueueFullError, Service
-from dsbd_ort.service.errors import InternalError
 from dsbd_ort.version import __version__
 
 _log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ import itertools
 import threading
 
 from dsbd_ort.embedding.arguments import Opening
-from dsbd_ort.service import Service
+from dsbd_ort.engine import Service
 from dsbd_runtime.errors import InputError
 
 

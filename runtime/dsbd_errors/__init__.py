@@ -7,9 +7,9 @@
     ├── dsbd_ort.cluster.errors: ClusterError
     ├── dsbd_ort.embedding.errors: BuildError
     ├── dsbd_ort.request_lock: BusyError
-    ├── dsbd_ort.service.errors: QueueFullError, ServiceClosedError, InternalError with
+    ├── dsbd_ort.engine.errors: QueueFullError, ServiceClosedError, InternalError with
     │   EnginesEndedError
-    ├── dsbd_ort.serving.errors: ServingError
+    ├── dsbd_ort.openai_server.errors: ServingError
     ├── dsbd_runtime.errors: BundleError, ProviderError, CapacityError, InputError, EngineError
     └── dsbd_export.errors: ExportError
 

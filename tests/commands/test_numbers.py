@@ -12,11 +12,11 @@ from click.testing import CliRunner
 
 from dsbd_ort import cli
 from dsbd_ort.commands.number_types import IntList
-from dsbd_ort.service import ServiceLimits
-from dsbd_ort.serving.gate import Gate
-from dsbd_ort.serving.graceful_server import GracefulServer
-from dsbd_ort.serving.listening_socket import listening_socket
-from dsbd_ort.serving.settings import ServingSettings
+from dsbd_ort.engine import ServiceLimits
+from dsbd_ort.openai_server.gate import Gate
+from dsbd_ort.openai_server.graceful_server import GracefulServer
+from dsbd_ort.openai_server.listening_socket import listening_socket
+from dsbd_ort.openai_server.settings import ServingSettings
 from dsbd_runtime.errors import InputError
 
 NO_NUMBERS = ["nan", "inf", "-inf", "Infinity", "1e400", "-1e400"]

@@ -13,10 +13,10 @@ from click.testing import CliRunner
 
 from dsbd_ort.cli import serve
 from dsbd_ort.commands.serve import is_loopback
+from dsbd_ort.openai_server.metrics import Metrics
 from dsbd_ort.pipeline import Pipeline
-from dsbd_ort.serving.metrics import Metrics
 from dsbd_runtime.bundle import Bundle
-from tests.serving.fakes import ScriptedService
+from tests.openai_server.fakes import ScriptedService
 
 PAGE = Path(__file__).parents[2] / "docs" / "serving.md"
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from dsbd_ort.embedding.arguments import decoded, json_messages, json_object, opening
+from dsbd_ort.engine import ServiceLimits
 from dsbd_ort.pipeline_settings import PipelineSettings
-from dsbd_ort.service import ServiceLimits
 from dsbd_runtime.errors import InputError
 
 

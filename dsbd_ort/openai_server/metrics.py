@@ -1,0 +1,155 @@
+"""What /metrics shows: vLLM's names where they exist, ``dsbd:`` before those that are ours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from dsbd_ort.generated import GenerationResult, StreamStep
+from dsbd_ort.openai_server.engine_service import EngineService
+from dsbd_ort.openai_server.finish_reason import openai_finish_reason
+
+Clock = Callable[[], float]
+
+_SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+_LONG = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
+_TOKENS = tuple(float(2**power) for power in range(17))
+
+
+class Metrics:
+    """The numbers of one server, in a registry of their own."""
+
+    def __init__(self, service: EngineService, model_name: str, clock: Clock) -> None:
+        """``clock`` counts seconds."""
+        self.registry = CollectorRegistry()
+        self.clock = clock
+        self.registry.register(_ServiceCollector(service, model_name))
+        self._labels = {"model_name": model_name}
+        self.prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens.")
+        self.generation_tokens = self._counter("vllm:generation_tokens", "Tokens returned.")
+        self.num_drafts = self._counter("vllm:spec_decode_num_drafts", "Drafted forests.")
+        self.num_draft_tokens = self._counter(
+            "vllm:spec_decode_num_draft_tokens", "Drafted layers."
+        )
+        self.num_accepted_tokens = self._counter(
+            "vllm:spec_decode_num_accepted_tokens", "Drafted layers that were committed."
+        )
+        self.num_cancelled = self._counter("dsbd:requests_cancelled", "Requests given up.")
+        self.first_token = self._histogram(
+            "vllm:time_to_first_token_seconds", "From arrival to the first token.", _LONG
+        )
+        self.inter_token = self._histogram(
+            "vllm:inter_token_latency_seconds", "Between two steps that bring tokens.", _SHORT
+        )
+        self.per_token = self._histogram(
+            "vllm:request_time_per_output_token_seconds", "Per token after the first.", _SHORT
+        )
+        self.whole = self._histogram(
+            "vllm:e2e_request_latency_seconds", "From arrival to the last token.", _LONG
+        )
+        self.prompt_length = self._histogram(
+            "vllm:request_prompt_tokens", "Tokens of a prompt.", _TOKENS
+        )
+        self.answer_length = self._histogram(
+            "vllm:request_generation_tokens", "Tokens of a sequence.", _TOKENS
+        )
+        self._succeeded = Counter(
+            "vllm:request_success",
+            "Sequences returned, by what ended them.",
+            ("model_name", "finished_reason"),
+            registry=self.registry,
+        )
+        self._answers = Counter(
+            "dsbd:http_answers",
+            "HTTP answers.",
+            ("model_name", "path", "status"),
+            registry=self.registry,
+        )
+
+    def count_success(self, finish_reason: str) -> None:
+        """Note a returned sequence."""
+        self._succeeded.labels(**self._labels, finished_reason=finish_reason).inc()
+
+    def count_answer(self, path: str, status: int) -> None:
+        """Note an HTTP answer; ``path`` must be one of few."""
+        self._answers.labels(**self._labels, path=path, status=str(status)).inc()
+
+    def _counter(self, name: str, text: str) -> Counter:
+        counter = Counter(name, text, tuple(self._labels), registry=self.registry)
+        return counter.labels(**self._labels)
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        names = tuple(self._labels)
+        histogram = Histogram(name, text, names, buckets=buckets, registry=self.registry)
+        return histogram.labels(**self._labels)
+
+
+class RequestMeter:
+    """Measures one HTTP request from its arrival on."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._arrived = metrics.clock()
+        self._last_token_by_index: dict[int, float] = {}
+
+    def step(self, index: int, step: StreamStep) -> None:
+        """Note what a submission brought."""
+        if not step.token_ids:
+            return
+        now = self._metrics.clock()
+        if index in self._last_token_by_index:
+            self._metrics.inter_token.observe(now - self._last_token_by_index[index])
+        else:
+            self._metrics.first_token.observe(now - self._arrived)
+        self._last_token_by_index[index] = now
+
+    def result(self, result: GenerationResult) -> None:
+        """Note a finished submission."""
+        metrics, stats = self._metrics, result.stats
+        metrics.whole.observe(metrics.clock() - self._arrived)
+        metrics.prompt_tokens.inc(stats.num_prompt_tokens)
+        metrics.prompt_length.observe(stats.num_prompt_tokens)
+        if stats.time_per_output_token_s is not None:
+            metrics.per_token.observe(stats.time_per_output_token_s)
+        if stats.num_draft_tokens:
+            metrics.num_drafts.inc(stats.num_spec_steps)
+            metrics.num_draft_tokens.inc(stats.num_draft_tokens)
+            metrics.num_accepted_tokens.inc(stats.num_accepted_draft_tokens)
+        for sequence in result.sequences:
+            metrics.generation_tokens.inc(len(sequence.token_ids))
+            metrics.answer_length.observe(len(sequence.token_ids))
+            metrics.count_success(openai_finish_reason(sequence.finish_reason))
+
+    def cancelled(self) -> None:
+        """Note a request that was given up."""
+        self._metrics.num_cancelled.inc()
+
+
+class _ServiceCollector(Collector):
+    """What goes on in the engine, asked when somebody reads the metrics."""
+
+    def __init__(self, service: EngineService, model_name: str) -> None:
+        self._service = service
+        self._model_name = model_name
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the gauges."""
+        stats = self._service.stats()
+        for name, text, value in (
+            ("vllm:num_requests_running", "Requests that share the engine.", stats.num_running),
+            ("vllm:num_requests_waiting", "Requests in the queue.", stats.num_waiting),
+            (
+                "vllm:kv_cache_usage_perc",
+                "Share of the cache rows in use, 1 is all.",
+                stats.rows_in_use / stats.max_rows if stats.max_rows else 0.0,
+            ),
+            ("dsbd:kv_rows_in_use", "Cache rows in use.", stats.rows_in_use),
+            ("dsbd:kv_rows_reserved", "Rows that may come into use.", stats.rows_reserved),
+            ("dsbd:kv_bytes", "Bytes of both engines' caches.", stats.kv_bytes),
+        ):
+            gauge = GaugeMetricFamily(name, text, labels=["model_name"])
+            gauge.add_metric([self._model_name], value)
+            yield gauge

@@ -1,0 +1,272 @@
+"""What a caller's code does in the engines' thread, and the end of that thread, hang nobody."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+import pytest
+
+from dsbd_ort import Pipeline
+from dsbd_ort.decoding import DecodingConfig, TraceIteration
+from dsbd_ort.embedding.answer import answer
+from dsbd_ort.engine import (
+    Cancelled,
+    EnginesEndedError,
+    Service,
+    ServiceClosedError,
+    ServiceEvent,
+    ServiceLimits,
+)
+from dsbd_ort.engine.errors import InternalError
+from dsbd_ort.generated import GenerationResult, StreamStep
+from dsbd_ort.request_lock import BusyError
+from dsbd_runtime.bundle import Bundle
+from tests.engine.test_service import endless, until_ending
+
+T = TypeVar("T")
+SECONDS = 30
+SHORT: dict[str, Any] = {"max_new_tokens": 5}
+
+
+class OwnError(BaseException):
+    """No Exception; its text cannot even be shown."""
+
+    def __str__(self) -> str:
+        raise KeyboardInterrupt
+
+
+RAISED = [KeyboardInterrupt, SystemExit, GeneratorExit, OwnError, ValueError, RecursionError]
+
+
+@pytest.fixture
+def pipeline(tiny_bundle: Bundle) -> Pipeline:
+    """Left open: where a test fails, closing it could wait for ever."""
+    return Pipeline.from_bundle(tiny_bundle.path, num_threads=1)
+
+
+def started(work: Callable[[], T]) -> Future[T]:
+    """Run ``work`` in a thread that does not keep the tests from ending."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
+
+
+def in_time(work: Callable[[], T]) -> T:
+    """Return what ``work`` returns; TimeoutError where it hangs."""
+    return started(work).result(SECONDS)
+
+
+def goes_on(service: Service) -> bool:
+    return bool(in_time(lambda: service.generate("x", **SHORT)).sequences)
+
+
+@pytest.mark.parametrize("error", RAISED)
+@pytest.mark.parametrize("moment", ["step", "ending", "cancelled"])
+def test_a_callback_that_raises_stops_nobody_else(
+    pipeline: Pipeline, error: type[BaseException], moment: str
+) -> None:
+    service = Service(pipeline)
+    other, events = endless(service)
+    was_told = threading.Event()
+
+    def raising(event: ServiceEvent) -> None:
+        if moment != "ending" or not isinstance(event, StreamStep):
+            was_told.set()
+            raise error
+
+    live = service.submit("x", SHORT if moment != "cancelled" else {}, raising)
+    if moment == "cancelled":
+        live.cancel()
+    assert was_told.wait(SECONDS)
+    assert goes_on(service)
+    other.cancel()
+    assert isinstance(until_ending(events), Cancelled)
+    in_time(service.close)
+
+
+class RaisingTrace:
+    """A trace recorder of a caller's."""
+
+    def __init__(self, error: type[BaseException]) -> None:
+        self._error = error
+
+    def begin(self, prompt_ids: list[int], config: DecodingConfig) -> None:
+        pass
+
+    def record(self, iteration: TraceIteration) -> None:
+        raise self._error
+
+
+@pytest.mark.parametrize("error", RAISED)
+def test_a_trace_recorder_that_raises_ends_its_own_request_alone(
+    pipeline: Pipeline, error: type[BaseException]
+) -> None:
+    service = Service(pipeline)
+    other, events = endless(service)
+    trace = RaisingTrace(error)
+    with pytest.raises(InternalError, match=error.__name__):
+        in_time(lambda: service.generate("x", trace=trace, **SHORT))  # type: ignore[arg-type]
+    assert goes_on(service)
+    other.cancel()
+    assert isinstance(until_ending(events), Cancelled)
+    in_time(service.close)
+
+
+class RaisingTokenizer:
+    """Encodes; panics as the library does, which raises no Exception, once it decodes."""
+
+    def __init__(self, tokenizer: Any, text: str) -> None:
+        self._tokenizer = tokenizer
+        self._text = text
+
+    def encode(self, text: str, **options: Any) -> Any:
+        return self._tokenizer.encode(text, **options)
+
+    def decode(self, token_ids: Any) -> Any:
+        raise OwnError
+
+
+def test_a_text_that_cannot_be_made_ends_its_own_request_alone(pipeline: Pipeline) -> None:
+    service = Service(pipeline)
+    tokenizer = pipeline.tokenizer
+    pipeline.tokenizer = RaisingTokenizer(tokenizer, "x")  # type: ignore[assignment]
+    events: SimpleQueue[ServiceEvent] = SimpleQueue()
+    service.submit("x", {"max_new_tokens": 5, "eos_token_id": []}, events.put)
+    assert isinstance(until_ending(events), InternalError)
+    pipeline.tokenizer = tokenizer
+    assert goes_on(service)
+    assert service.stats().num_running == 0
+    in_time(service.close)
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, OwnError])
+def test_when_the_engines_end_everybody_is_told_at_once(
+    pipeline: Pipeline, error: type[BaseException]
+) -> None:
+    service = Service(pipeline, ServiceLimits(max_requests=2))
+    session = pipeline._target._session  # the only way to an engine that does this
+    run, is_over = session.run, threading.Event()
+
+    def ending(inputs: Any) -> Any:
+        if is_over.is_set():
+            raise error
+        return run(inputs)
+
+    session.run = ending
+    options = {"strategy": "sample", "max_new_tokens": 400, "eos_token_id": []}
+    _, events = endless(service)
+    callers = [started(lambda: service.generate("x", **options)) for _ in range(4)]
+    while service.stats().num_waiting < 3:  # two run, three wait
+        time.sleep(0.001)
+    is_over.set()
+    for caller in callers:
+        with pytest.raises(EnginesEndedError, match="the engines has ended"):
+            caller.result(SECONDS)
+    assert isinstance(until_ending(events), EnginesEndedError)
+    with pytest.raises(EnginesEndedError, match=f"has ended: {error.__name__}.*open it again"):
+        in_time(lambda: service.generate("x", **SHORT))
+    assert not service.is_open and service.stats().num_running == 0
+    in_time(service.close)
+
+
+def test_a_callback_may_submit_cancel_and_close(pipeline: Pipeline) -> None:
+    service = Service(pipeline, ServiceLimits(max_requests=1))
+    live, _ = endless(service)
+    second: SimpleQueue[ServiceEvent] = SimpleQueue()
+    errors: SimpleQueue[BaseException] = SimpleQueue()
+
+    def on_event(event: ServiceEvent) -> None:
+        if isinstance(event, Cancelled):  # it waited, and was given up
+            live.cancel()
+            service.submit("x", SHORT, then_close)
+
+    def then_close(event: ServiceEvent) -> None:
+        second.put(event)
+        if isinstance(event, StreamStep):
+            for wait in (service.generate, pipeline.generate):
+                try:
+                    wait("x", **SHORT)
+                except BaseException as error:
+                    errors.put(error)
+            service.close()
+
+    service.submit("y", {}, on_event).cancel()
+    assert isinstance(until_ending(second), GenerationResult)
+    assert isinstance(errors.get(timeout=SECONDS), BusyError)
+    assert isinstance(errors.get(timeout=SECONDS), BusyError)
+    with pytest.raises(ServiceClosedError):
+        service.generate("x")
+    in_time(service.close)
+
+
+def test_a_callback_may_wait_for_a_thread_that_submits(pipeline: Pipeline) -> None:
+    service = Service(pipeline, ServiceLimits(max_requests=1))
+    live, _ = endless(service)
+    found: SimpleQueue[object] = SimpleQueue()
+
+    def on_event(event: ServiceEvent) -> None:  # told that it is cancelled, as it waited
+        try:
+            found.put(in_time(lambda: service.submit("x", {}, lambda _: None)))
+        except BaseException as error:
+            found.put(error)
+
+    service.submit("y", {}, on_event).cancel()
+    assert not isinstance(found.get(timeout=2 * SECONDS), BaseException)
+    live.cancel()
+    in_time(lambda: service.close(drain=False))
+
+
+def test_streams_that_are_dropped_give_their_places_back(pipeline: Pipeline) -> None:
+    service = Service(pipeline, ServiceLimits(max_requests=2))
+    options = {"strategy": "sample", "max_new_tokens": 400, "eos_token_id": []}
+
+    def drop() -> Iterator[StreamStep]:
+        stream = service.stream("x", **options)
+        next(stream)
+        yield next(stream)
+
+    for _ in range(6):
+        steps = drop()
+        in_time(lambda steps=steps: next(steps))  # type: ignore[misc]
+        del steps
+        gc.collect()
+    assert goes_on(service)
+    in_time(service.close)
+
+
+class OneStep:
+    """A service whose request brings one step, and then lasts."""
+
+    is_cancelled = False
+
+    def submit(
+        self, prompt: str, options: Any, on_event: Callable[[ServiceEvent], None]
+    ) -> OneStep:
+        on_event(StreamStep([1], "a", [0.0]))
+        return self
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
+def test_a_caller_of_the_c_library_that_fails_gives_its_request_up() -> None:
+    def failing(step: StreamStep) -> bool:
+        raise OwnError
+
+    service = OneStep()
+    with pytest.raises(OwnError):
+        answer(service, "x", {}, failing)  # type: ignore[arg-type]
+    assert service.is_cancelled

@@ -1,0 +1,69 @@
+"""A server on a free port, in a thread of the tests' process."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import openai
+
+from dsbd_ort.openai_server.app import create_app
+from dsbd_ort.openai_server.engine_service import EngineService
+from dsbd_ort.openai_server.gate import Gate
+from dsbd_ort.openai_server.graceful_server import GracefulServer
+from dsbd_ort.openai_server.listening_socket import listening_socket
+from dsbd_ort.openai_server.settings import ServingSettings
+
+MODEL = "tiny"
+
+
+@dataclass(frozen=True)
+class RunningServer:
+    """Where it listens, and what answers there."""
+
+    port: int
+    service: EngineService
+    gate: Gate
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def client(self, api_key: str = "none") -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=api_key, max_retries=0, timeout=30)
+
+
+@contextlib.contextmanager
+def running_server(
+    service: EngineService,
+    *,
+    idle_timeout_s: int = 10,
+    stuck_after_s: float = 60,
+    shutdown_timeout_s: float = 5,
+    **settings: Any,
+) -> Iterator[RunningServer]:
+    """Serve until the end of the block; the service is closed then."""
+    gate, is_listening = Gate(), threading.Event()
+    with listening_socket("127.0.0.1", 0, stuck_after_s=stuck_after_s) as listener:
+        server = GracefulServer(
+            create_app(service, ServingSettings(model_name=MODEL, **settings), gate=gate),
+            service,
+            gate,
+            idle_timeout_s=idle_timeout_s,
+            shutdown_timeout_s=shutdown_timeout_s,
+            max_connections=64,
+        )
+        thread = threading.Thread(
+            target=server.run_on, args=(listener,), kwargs={"when_listening": is_listening.set}
+        )
+        thread.start()
+        assert is_listening.wait(10)
+        try:
+            yield RunningServer(listener.getsockname()[1], service, gate)
+        finally:
+            gate.drain()
+            thread.join(30)
+            assert not thread.is_alive()

@@ -1,0 +1,159 @@
+"""What is not the client's fault: said without details, and nothing stays behind."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+
+from dsbd_ort import Pipeline, StreamStep
+from dsbd_ort.engine import ServiceEvent
+from dsbd_runtime.errors import CapacityError, EngineError
+from tests.openai_server.fakes import ScriptedService
+from tests.openai_server.running_server import MODEL, running_server
+
+BODY = {"model": MODEL, "prompt": "SECRET", "max_tokens": 8}
+STEP = StreamStep([65, 66], "AB", [-1.0, -2.0])
+
+
+def soon(is_true: Callable[[], bool]) -> bool:
+    """Return whether it becomes true within five seconds."""
+    until = time.monotonic() + 5
+    while not is_true() and time.monotonic() < until:
+        time.sleep(0.01)
+    return is_true()
+
+
+def one_step() -> Iterator[ServiceEvent]:
+    yield STEP
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (EngineError("/srv/models/x.onnx broke"), 500, "engine_failed"),
+        (CapacityError("no memory for this request"), 503, "no_memory"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_engine_that_fails(
+    pipeline: Pipeline,
+    caplog: pytest.LogCaptureFixture,
+    error: Exception,
+    status: int,
+    code: str,
+    stream: bool,
+) -> None:
+    service = ScriptedService(pipeline, lambda: iter([STEP, error]))
+    with running_server(service) as server:
+        answer = httpx2.post(f"{server.url}/v1/completions", json={**BODY, "stream": stream})
+    if stream:
+        assert answer.status_code == 200  # it had begun
+        *_, last, done = answer.text.strip().split("\n\n")
+        assert done == "data: [DONE]"
+        found = json.loads(last.removeprefix("data: "))["error"]
+    else:
+        assert answer.status_code == status
+        found = answer.json()["error"]
+    assert (found["type"], found["code"]) == ("server_error", code)
+    assert "/srv" not in answer.text
+    assert str(error) in caplog.text
+
+
+def test_the_client_raises_what_ends_a_stream(pipeline: Pipeline) -> None:
+    service = ScriptedService(pipeline, lambda: iter([STEP, EngineError("x")]))
+    with running_server(service) as server, server.client() as client:
+        texts = []
+        with pytest.raises(openai.APIError, match="the engine failed"):
+            for part in client.completions.create(**BODY, stream=True):
+                texts.append(part.choices[0].text)
+        assert texts == ["AB"]
+
+
+def test_a_full_queue_is_a_429_and_takes_none_of_them(pipeline: Pipeline) -> None:
+    service = ScriptedService(pipeline, one_step, num_taken=1)
+    with running_server(service) as server:
+        body = {**BODY, "prompt": ["a", "b"]}
+        answer = httpx2.post(f"{server.url}/v1/completions", json=body)
+        assert answer.status_code == 429
+        assert answer.headers["Retry-After"] == "1"
+        assert answer.json()["error"]["code"] == "queue_full"
+        assert service.requests[0].is_cancelled.is_set()
+
+
+def test_a_request_has_its_time(pipeline: Pipeline) -> None:
+    service = ScriptedService(pipeline, one_step)
+    with running_server(service, request_timeout_s=0.2) as server:
+        answer = httpx2.post(f"{server.url}/v1/completions", json=BODY)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (504, "timeout")
+        assert service.requests[0].is_cancelled.is_set()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_goes_takes_its_request_along(pipeline: Pipeline, stream: bool) -> None:
+    service = ScriptedService(pipeline, one_step)
+    with running_server(service) as server:
+        with pytest.raises(httpx2.ReadTimeout):
+            body = {**BODY, "stream": stream}
+            httpx2.post(f"{server.url}/v1/completions", json=body, timeout=0.2)
+        assert soon(lambda: service.stats().num_running == 0)
+        assert soon(lambda: server.gate.num_inside == 0)
+        metrics = httpx2.get(f"{server.url}/metrics").text
+        assert 'dsbd:requests_cancelled_total{model_name="tiny"} 1.0' in metrics
+
+
+def test_a_stream_nobody_reads_is_dropped_and_the_engine_never_waits(pipeline: Pipeline) -> None:
+    told = []
+
+    def many() -> Iterator[ServiceEvent]:
+        for number in range(300):
+            told.append(number)
+            yield StreamStep([65], "x" * 65_536, [-1.0])
+
+    service = ScriptedService(pipeline, many)
+    with running_server(service, stuck_after_s=1) as server:
+        body = {**BODY, "stream": True}
+        with httpx2.stream("POST", f"{server.url}/v1/completions", json=body) as answer:
+            assert answer.status_code == 200
+            assert soon(lambda: len(told) == 300)  # while the client reads nothing
+            assert soon(lambda: service.requests[0].is_cancelled.is_set())
+
+
+def test_a_bug_is_a_500_that_tells_nothing(
+    pipeline: Pipeline, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Broken(ScriptedService):
+        def submit(self, prompt: Any, options: Any, on_event: Any) -> Any:
+            raise KeyError(f"no {prompt}")
+
+    with running_server(Broken(pipeline, one_step)) as server:
+        answer = httpx2.post(f"{server.url}/v1/completions", json=BODY)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (500, "bug")
+    assert "KeyError" in caplog.text and "in submit" in caplog.text
+    assert "83" not in answer.text  # of S, the prompt's first token
+
+
+def test_the_log_holds_nothing_of_prompts_or_answers(
+    pipeline: Pipeline, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    service = ScriptedService(pipeline, lambda: iter([STEP, EngineError("it broke")]))
+    with running_server(service) as server:
+        for body in (BODY, {**BODY, "stream": True}, {**BODY, "temperature": "SECRET"}):
+            httpx2.post(f"{server.url}/v1/completions?key=SECRET", json=body)
+        httpx2.get(f"{server.url}/a%0Ab")
+    ours = [record for record in caplog.records if record.name.startswith("dsbd_ort")]
+    lines = [record.getMessage() for record in ours]
+    assert not any("SECRET" in line or "AB" in line for line in lines)
+    assert [line.rpartition(" ")[0] for line in lines if "/" in line] == [
+        "POST /v1/completions 500",
+        "POST /v1/completions 200",
+        "POST /v1/completions 400",
+        "GET /a%0Ab 404",
+    ]

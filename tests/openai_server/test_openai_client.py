@@ -1,0 +1,224 @@
+"""The official client against the server: what it gets is what the pipeline gives."""
+
+from __future__ import annotations
+
+import openai
+import pytest
+
+from dsbd_ort import Pipeline
+from tests.openai_server.running_server import MODEL, RunningServer
+
+PROMPT, TOKENS = "def f(", 12
+
+
+def test_a_completion_is_that_of_the_pipeline(client: openai.OpenAI, pipeline: Pipeline) -> None:
+    answer = client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=TOKENS, seed=5)
+    wanted = pipeline.generate(PROMPT, max_new_tokens=TOKENS, seed=5)
+    (choice,) = answer.choices
+    assert (choice.text, choice.index) == (wanted.sequences[0].text, 0)
+    assert choice.finish_reason == "length"
+    assert answer.object == "text_completion" and answer.id.startswith("cmpl-")
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == wanted.stats.num_prompt_tokens
+    assert answer.usage.completion_tokens == TOKENS
+    assert answer.usage.total_tokens == wanted.stats.num_prompt_tokens + TOKENS
+    report = answer.model_extra["dsbd"]  # type: ignore[index]
+    assert (report["seed"], report["strategy"]) == (5, "dsbd")
+    assert report["requests"][0]["num_output_tokens"] == TOKENS
+
+
+def test_a_stream_is_the_same_text(client: openai.OpenAI, pipeline: Pipeline) -> None:
+    parts = list(
+        client.completions.create(
+            model=MODEL,
+            prompt=PROMPT,
+            max_tokens=TOKENS,
+            seed=5,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    )
+    wanted = pipeline.generate(PROMPT, max_new_tokens=TOKENS, seed=5).sequences[0].text
+    assert "".join(part.choices[0].text for part in parts[:-1]) == wanted
+    assert [part.choices[0].finish_reason for part in parts[:-1]][-2:] == [None, "length"]
+    assert parts[-1].choices == [] and parts[-1].usage is not None
+    assert parts[-1].usage.completion_tokens == TOKENS
+    assert parts[-2].model_extra["dsbd"]["seed"] == 5  # type: ignore[index]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_n_of_a_beam_strategy_are_its_beams(
+    client: openai.OpenAI, pipeline: Pipeline, stream: bool
+) -> None:
+    answer = client.completions.create(
+        model=MODEL, prompt=PROMPT, max_tokens=TOKENS, seed=5, n=3, stream=stream
+    )
+    wanted = pipeline.generate(
+        PROMPT, max_new_tokens=TOKENS, seed=5, min_beams=3, num_return_sequences=3
+    )
+    texts = ["", "", ""]
+    for part in answer if stream else [answer]:
+        for choice in part.choices:
+            texts[choice.index] += choice.text
+    assert texts == [sequence.text for sequence in wanted.sequences]
+
+
+def test_best_of_a_single_beam_strategy_counts_seeds_up(
+    client: openai.OpenAI, pipeline: Pipeline
+) -> None:
+    answer = client.completions.create(
+        model=MODEL,
+        prompt=PROMPT,
+        max_tokens=TOKENS,
+        seed=6,
+        n=2,
+        best_of=4,
+        extra_body={"strategy": "speculative"},
+    )
+    tried = [
+        pipeline.generate(PROMPT, strategy="speculative", max_new_tokens=TOKENS, seed=6 + i)
+        for i in range(4)
+    ]
+    best = sorted((each.sequences[0] for each in tried), key=lambda each: -each.score)[:2]
+    assert best != [each.sequences[0] for each in tried[:2]]  # or the test could not fail
+    assert [choice.text for choice in answer.choices] == [each.text for each in best]
+
+
+def test_prompts_of_every_kind(client: openai.OpenAI, pipeline: Pipeline) -> None:
+    ids = pipeline.tokenizer.encode(PROMPT)
+    wanted = pipeline.generate(PROMPT, max_new_tokens=4, seed=1).sequences[0].text
+    for prompt, number in ((PROMPT, 1), ([PROMPT, PROMPT], 2), (ids, 1), ([ids, ids], 2)):
+        answer = client.completions.create(model=MODEL, prompt=prompt, max_tokens=4, seed=1)
+        assert [choice.text for choice in answer.choices] == [wanted] * number
+        assert [choice.index for choice in answer.choices] == list(range(number))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_log_probabilities_are_those_of_the_tokens(
+    client: openai.OpenAI, pipeline: Pipeline, stream: bool
+) -> None:
+    answer = client.completions.create(
+        model=MODEL, prompt=PROMPT, max_tokens=TOKENS, seed=5, logprobs=0, stream=stream
+    )
+    wanted = pipeline.generate(PROMPT, max_new_tokens=TOKENS, seed=5).sequences[0]
+    text, tokens, logprobs, offsets = "", [], [], []
+    for part in answer if stream else [answer]:
+        for choice in part.choices:
+            text += choice.text
+            if choice.logprobs:
+                tokens += choice.logprobs.tokens
+                logprobs += choice.logprobs.token_logprobs
+                offsets += choice.logprobs.text_offset
+    assert logprobs == pytest.approx(wanted.token_logprobs, abs=1e-6)
+    assert text.startswith("".join(tokens)) and len(tokens) == TOKENS
+    assert all(text[at:].startswith(token) for at, token in zip(offsets, tokens, strict=True))
+
+
+def test_a_stop_text_ends_and_is_cut(client: openai.OpenAI, pipeline: Pipeline) -> None:
+    options = {"strategy": "speculative", "seed": 5, "top_k": 4}
+    plain = pipeline.generate(PROMPT, max_new_tokens=TOKENS, **options).sequences[0].text
+    stop = next(character for character in plain[3:] if character.isascii())
+    for stream in (False, True):
+        answer = client.completions.create(
+            model=MODEL,
+            prompt=PROMPT,
+            max_tokens=TOKENS,
+            stop=[stop],
+            stream=stream,
+            extra_body=options,
+        )
+        parts = list(answer) if stream else [answer]
+        assert "".join(part.choices[0].text for part in parts) == plain[: plain.index(stop)]
+        assert parts[-1].choices[0].finish_reason == "stop"
+
+
+def test_temperature_0_is_greedy(client: openai.OpenAI, pipeline: Pipeline) -> None:
+    answer = client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=TOKENS, temperature=0)
+    wanted = pipeline.generate(PROMPT, strategy="greedy", max_new_tokens=TOKENS)
+    assert answer.choices[0].text == wanted.sequences[0].text
+
+
+def test_without_a_seed_the_answer_names_one(client: openai.OpenAI) -> None:
+    first = client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=TOKENS)
+    seed = first.model_extra["dsbd"]["seed"]  # type: ignore[index]
+    again = client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=TOKENS, seed=seed)
+    other = client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=TOKENS)
+    assert again.choices[0].text == first.choices[0].text
+    assert again.system_fingerprint == first.system_fingerprint
+    assert other.model_extra["dsbd"]["seed"] != seed  # type: ignore[index]
+
+
+def test_options_come_as_extra_body(client: openai.OpenAI, pipeline: Pipeline) -> None:
+    options = {"strategy": "beam-sample", "num_beams": 3, "top_k": 5, "max_new_tokens": 6}
+    answer = client.completions.create(model=MODEL, prompt=PROMPT, seed=2, extra_body=options)
+    wanted = pipeline.generate(PROMPT, seed=2, **options)
+    assert answer.choices[0].text == wanted.sequences[0].text
+    assert answer.model_extra["dsbd"]["requests"][0]["num_draft_tokens"] == 0  # type: ignore[index]
+
+
+def test_chat_fills_the_template(client: openai.OpenAI, pipeline: Pipeline) -> None:
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": "He"}, {"type": "text", "text": "y"}],
+        },
+    ]
+    plain = [messages[0], {"role": "user", "content": "Hey"}]
+    wanted = pipeline.generate(pipeline.chat_prompt(plain), max_new_tokens=TOKENS, seed=5)
+    answer = client.chat.completions.create(
+        model=MODEL, messages=messages, max_completion_tokens=TOKENS, seed=5, logprobs=True
+    )
+    (choice,) = answer.choices
+    assert choice.message.role == "assistant"
+    assert choice.message.content == wanted.sequences[0].text
+    assert choice.finish_reason == "length"
+    assert choice.logprobs is not None and choice.logprobs.content is not None
+    found = [token.logprob for token in choice.logprobs.content]
+    assert found == pytest.approx(wanted.sequences[0].token_logprobs, abs=1e-6)
+
+
+def test_chat_streams(client: openai.OpenAI, pipeline: Pipeline) -> None:
+    messages = [{"role": "user", "content": "Hey"}]
+    wanted = pipeline.generate(pipeline.chat_prompt(messages), max_new_tokens=TOKENS, seed=5)
+    parts = list(
+        client.chat.completions.create(
+            model=MODEL, messages=messages, max_tokens=TOKENS, seed=5, stream=True
+        )
+    )
+    assert parts[0].choices[0].delta.role == "assistant"
+    text = "".join(part.choices[0].delta.content or "" for part in parts)
+    assert text == wanted.sequences[0].text
+    assert parts[-1].choices[0].finish_reason == "length"
+
+
+def test_models(client: openai.OpenAI) -> None:
+    (model,) = client.models.list()
+    assert (model.id, model.model_extra["max_model_len"]) == (MODEL, 2048)  # type: ignore[index]
+    assert client.models.retrieve(MODEL).id == MODEL
+    with pytest.raises(openai.NotFoundError, match="no model 'other' here"):
+        client.models.retrieve("other")
+
+
+def test_errors_are_the_clients_exceptions(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="temperature is -1") as refused:
+        client.completions.create(model=MODEL, prompt=PROMPT, temperature=-1)
+    assert (refused.value.param, refused.value.type) == ("temperature", "invalid_request_error")
+    with pytest.raises(openai.NotFoundError) as unknown:
+        client.completions.create(model="other", prompt=PROMPT)
+    assert unknown.value.code == "model_not_found"
+    with pytest.raises(openai.BadRequestError) as too_long:
+        client.completions.create(model=MODEL, prompt="x" * 2100)
+    assert too_long.value.code == "context_length_exceeded"
+
+
+def test_a_bundle_without_a_chat_template_says_so(serve, tiny_bundle) -> None:
+    with serve(bundle=tiny_bundle.path) as plain, plain.client() as client:
+        with pytest.raises(openai.BadRequestError, match="no usable chat template") as refused:
+            client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "a"}])
+        assert str(tiny_bundle.path) not in str(refused.value)
+
+
+def test_the_clients_url_has_no_other_spelling(server: RunningServer) -> None:
+    with pytest.raises(openai.NotFoundError):
+        openai.OpenAI(base_url=f"{server.url}//v1", api_key="x", max_retries=0).models.list()

@@ -1,0 +1,230 @@
+"""What a body may not ask for: 400, and the error names the field."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx2
+import pytest
+
+from dsbd_ort.engine import ServiceLimits
+from tests.openai_server.running_server import MODEL, RunningServer
+
+COMPLETION = {"model": MODEL, "prompt": "def f(", "max_tokens": 2}
+CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
+NEUTRAL = {
+    "presence_penalty": 0,
+    "frequency_penalty": 0.0,
+    "logit_bias": {},
+    "suffix": None,
+    "echo": False,
+    "user": "me",
+    "tools": [],
+    "tool_choice": "auto",
+    "response_format": {"type": "text"},
+    "parallel_tool_calls": True,
+    "top_logprobs": 0,
+    "service_tier": "auto",
+    "store": False,
+    "metadata": {},
+    "n": 1,
+    "top_p": 1,
+    "safety_identifier": "me",
+    "seed": None,
+}
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"presence_penalty": 0.1}, "presence_penalty"),
+    ({"frequency_penalty": True}, "frequency_penalty"),
+    ({"logit_bias": {"5": 1}}, "logit_bias"),
+    ({"suffix": "x"}, "suffix"),
+    ({"echo": True}, "echo"),
+    ({"logprobs": 2}, "logprobs"),
+    ({"logprobs": -1}, "logprobs"),
+    ({"user": 5}, "user"),
+    ({"safety_identifier": 5}, "safety_identifier"),
+    ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ({"no_such_field": 1}, "no_such_field"),
+    ({"top_k": -1}, "top_k"),
+    ({"top_k": "5"}, "top_k"),
+    ({"strategy": "magic"}, "strategy"),
+    ({"strategy": ["dsbd"]}, "strategy"),
+    ({"temperature": "1"}, "temperature"),
+    ({"temperature": True}, "temperature"),
+    ({"temperature": 0, "strategy": "dsbd"}, "temperature"),
+    ({"temperature": 0, "coupling": "gumbel"}, "coupling"),
+    ({"seed": -1}, "seed"),
+    ({"seed": 1.5}, "seed"),
+    ({"n": 0}, "n"),
+    ({"n": 2, "best_of": 1}, "best_of"),
+    ({"n": 1, "best_of": 2, "stream": True}, "best_of"),
+    ({"n": 17}, "n"),
+    ({"n": 2, "num_return_sequences": 3}, "n"),
+    ({"n": 3, "num_beams": 2}, "num_beams"),
+    ({"n": 2, "strategy": "greedy"}, "n"),
+    ({"num_return_sequences": "2"}, "num_return_sequences"),
+    ({"max_tokens": 2, "max_new_tokens": 3}, "max_tokens"),
+    ({"max_tokens": 0}, "max_new_tokens"),
+    ({"max_tokens": 4097}, "max_new_tokens"),
+    ({"max_tokens": 4000}, "prompt"),  # more than the context holds
+    ({"stop": "a", "stop_strings": "b"}, "stop"),
+    ({"stop": [""]}, "stop_strings"),
+    ({"stop": [str(number) for number in range(17)]}, "stop"),
+    ({"stop": "x" * 257}, "stop"),
+    ({"num_beams": 17}, "num_beams"),
+    ({"strategy": "mjgd", "joint_beams": 17}, "joint_beams"),
+    ({"draft_length": 100, "draft_beams": 4}, "draft_beams"),
+    ({"eos_token_id": list(range(65))}, "eos_token_id"),
+    ({"eos_token_id": 2**63, "strategy": "beam-search"}, "eos_token_id"),
+    ({"seed": 2**128 - 1, "n": 2, "strategy": "sample"}, "seed"),
+    ({"eos_token_id": [97, 258], "strategy": "beam-search"}, "eos_token_id"),
+    ({"strategy": "beam-sample", "draft_beams": 4}, "draft_beams"),
+    ({"width_policy": "fixed", "accept_threshold": 0.5}, "accept_threshold"),
+    ({"prompt": []}, "prompt"),
+    ({"prompt": ""}, None),
+    ({"prompt": [[]]}, None),
+    ({"prompt": [258_000]}, "prompt"),
+    ({"prompt": ["a"] * 17}, "prompt"),
+    ({"prompt": ["a", 5]}, "prompt"),
+    ({"prompt": {"text": "a"}}, "prompt"),
+]
+CHAT_REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"top_logprobs": 2, "logprobs": True}, "top_logprobs"),
+    ({"reasoning_effort": "high"}, "reasoning_effort"),
+    ({"modalities": ["text", "audio"]}, "modalities"),
+    ({"best_of": 2}, "best_of"),
+    ({"messages": []}, None),
+    ({"messages": [{"content": "a"}]}, "messages.0.role"),
+    ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]},
+        "messages.0.content",
+    ),
+    ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages.0.tool_calls"),
+]
+
+
+def refusal(server: RunningServer, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    answer = httpx2.post(f"{server.url}{path}", json=body)
+    assert answer.status_code == 400, answer.text
+    error: dict[str, Any] = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["type"] == "invalid_request_error"
+    return error
+
+
+def test_what_asks_for_nothing_is_taken(server: RunningServer) -> None:
+    for path, body in (("/v1/completions", COMPLETION), ("/v1/chat/completions", CHAT)):
+        answer = httpx2.post(f"{server.url}{path}", json={**body, **NEUTRAL})
+        assert answer.status_code == 200, answer.text
+
+
+TAKEN: list[dict[str, Any]] = [  # neutral and redundant values, and what the server adds itself
+    {"temperature": 0, "top_p": 0.95, "seed": 3},
+    {"temperature": 0, "n": 2, "num_beams": 3},
+    {"strategy": "beam-search", "n": 3, "best_of": 4},
+    {"strategy": "beam-sample", "n": 3},
+    {"width_policy": "fixed", "n": 4, "accept_threshold": 0.7},
+    {"draft_length": 0, "n": 4},
+    {"n": 4, "min_beams": 4},
+    {"strategy": "greedy", "n": 1, "num_beams": 1, "temperature": 1},
+]
+
+
+@pytest.mark.parametrize("fields", TAKEN, ids=str)
+def test_neutral_options_are_taken(server: RunningServer, fields: dict[str, Any]) -> None:
+    answer = httpx2.post(f"{server.url}/v1/completions", json={**COMPLETION, **fields})
+    assert answer.status_code == 200, answer.text
+    assert len(answer.json()["choices"]) == fields.get("n", 1)
+
+
+@pytest.mark.parametrize(("fields", "param"), REFUSED, ids=str)
+def test_completions_refuse(server: RunningServer, fields: dict[str, Any], param: str) -> None:
+    assert refusal(server, "/v1/completions", {**COMPLETION, **fields})["param"] == param
+
+
+@pytest.mark.parametrize(("fields", "param"), CHAT_REFUSED, ids=str)
+def test_chat_refuses(server: RunningServer, fields: dict[str, Any], param: str) -> None:
+    assert refusal(server, "/v1/chat/completions", {**CHAT, **fields})["param"] == param
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b"5",
+        b'"text"',
+        b"\xff\xfe{",
+        b'{"model": "tiny", "prompt": "\xff"}',
+        b'{"model": "tiny", "prompt": "a", "temperature": NaN}',
+        b'{"model": "tiny", "prompt": "a", "presence_penalty": NaN}',
+        b'{"model": "tiny", "prompt": "a", "top_p": -Infinity}',
+        b'{"model": "tiny", "prompt": "a", "temperature": 1e999}',
+        b'{"model": "tiny", "prompt": "a", "seed": ' + b"9" * 5000 + b"}",
+        b'{"model": "tiny", "prompt": "\\ud800"}',
+        b'{"model": "tiny", "prompt": "a", "stop": ["\\ud800"]}',
+        b'{"model": "tiny", "prompt": "a", "\\ud800": 1}',
+        b'{"model": "tiny", "prompt": "a", "strategy": "\\ud800"}',
+        b'{"model": "tiny", "prompt": "a", "' + b"x" * 100_000 + b'": 1}',
+        b'{"model": "tiny", "prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    ],
+    ids=lambda body: ascii(body[:60]),
+)
+def test_what_is_no_request_is_a_400(server: RunningServer, body: bytes) -> None:
+    answer = httpx2.post(
+        f"{server.url}/v1/completions",
+        content=body,
+        headers={"Content-Type": "application/json"},
+        timeout=10,
+    )
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+    assert len(answer.content) < 1000
+
+
+def test_a_body_of_another_type_is_a_400(server: RunningServer) -> None:
+    for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "x"):
+        answer = httpx2.post(
+            f"{server.url}/v1/completions", content=b"a=b", headers={"Content-Type": kind}
+        )
+        assert answer.status_code == 400
+
+
+def test_unknown_paths_and_methods(server: RunningServer) -> None:
+    for method, path, status in (
+        ("GET", "/v1/completions", 405),
+        ("DELETE", "/v1/models", 405),
+        ("GET", "/", 404),
+        ("GET", "/v1/models/", 404),
+        ("GET", "/docs", 404),
+    ):
+        answer = httpx2.request(method, f"{server.url}{path}")
+        assert answer.status_code == status
+        assert "error" in answer.json()
+
+
+def test_more_than_the_server_ever_holds_is_no_429(serve) -> None:
+    with serve(limits=ServiceLimits(max_requests=1, max_queued=3)) as small:
+        error = refusal(small, "/v1/completions", {**COMPLETION, "prompt": ["a"] * 5})
+        assert "5 engine requests" in error["message"]
+        body = {**COMPLETION, "prompt": ["a"] * 3}
+        assert httpx2.post(f"{small.url}/v1/completions", json=body).status_code == 200
+
+
+def test_the_servers_own_limits(serve) -> None:
+    with serve(max_prompt_tokens=5, max_new_tokens=3, max_prompts=1, max_best_of=1) as small:
+        body = {"model": MODEL, "prompt": "a"}
+        answer = httpx2.post(f"{small.url}/v1/completions", json=body)
+        assert answer.json()["usage"]["completion_tokens"] == 3  # less than what is usual
+        for fields, param in (
+            ({"prompt": "abcdefg"}, "prompt"),
+            ({"prompt": ["a", "b"]}, "prompt"),
+            ({"max_tokens": 4}, "max_new_tokens"),
+            ({"n": 2}, "n"),
+        ):
+            assert refusal(small, "/v1/completions", {**body, **fields})["param"] == param
