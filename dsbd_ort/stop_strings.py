@@ -2,6 +2,8 @@
 
 The text of a path is that of its new tokens, special tokens left out. It ends with the token that
 completes a stop string for the first time; its text is cut where the earliest stop string begins.
+That text is what ``decode`` says of the tokens so far, also where a later token could change it:
+the path ends, no later token follows.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ class StopSearch:
         stop_texts: what ends a path; none is empty.
         has_ended: whether one was found.
         window: the end of the path's tokens.
-        tail: the end of its text, in which a stop string may have begun.
+        tail: the end of its certain text, in which a stop string may have begun.
     """
 
     tokenizer: Tokenizer
@@ -37,9 +39,11 @@ class StopSearch:
             return self
         window, piece = self.window.extended(self.tokenizer, (token,))
         text = self.tail + piece
-        has_ended = any(stop in text for stop in self.stop_texts)
         most = max(map(len, self.stop_texts)) - 1
         tail = text[max(len(text) - most, 0) :]
+        uncertain = window.end_of_rest(self.tokenizer, most + 1)
+        at_the_end = uncertain if len(uncertain) > most else tail + uncertain
+        has_ended = any(stop in text or stop in at_the_end for stop in self.stop_texts)
         return StopSearch(self.tokenizer, self.stop_texts, has_ended, window, tail)
 
 

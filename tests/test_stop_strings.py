@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from dsbd_ort.stop_strings import StopFilter, StopSearch, text_before_stop
 from dsbd_runtime.stream_decoder import REPLACEMENT, StreamDecoder
 from dsbd_runtime.tokenizer import Tokenizer
+from tests.runtime.tokenizer_kinds import KINDS, saved
+from tests.runtime.tokenizer_kinds import TEXTS as MANY_SCRIPTS
 
 TEXTS = st.text(alphabet="ab€", max_size=20)
 PIECES = st.lists(st.text(alphabet="ab€", max_size=3), max_size=10)
@@ -101,3 +103,45 @@ def test_characters_are_never_split(tokenizer, text):
     if REPLACEMENT not in text:
         assert REPLACEMENT not in "".join(pieces)
     assert "".join(pieces) + decoder.finish() == text
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def any_tokenizer(request, tmp_path_factory):
+    return saved(KINDS[request.param](), tmp_path_factory.mktemp(request.param))
+
+
+STOP_TEXTS = [
+    ("é", "😀😀"),
+    ("👩‍👩",),
+    ("日本語です",),
+    (" ",),
+    ("'t it", "do n"),
+    ("םולש",),
+    ("é",),
+]
+
+
+@pytest.mark.parametrize("stops", STOP_TEXTS)
+def test_a_stop_string_is_found_when_decode_says_so(any_tokenizer, stops):
+    """At every token, for texts that contain it or nearly do, and for bytes that break it."""
+    begun = any_tokenizer.encode("😀")[-4:]
+    made = [f"xé{stop} y" for stop in stops]
+    for text in (*MANY_SCRIPTS, *made, "😀😀", "é日本語です日本語です", "   "):
+        whole = any_tokenizer.encode(text)
+        for ids in (whole, [*begun[:2], *whole], [*whole, *begun[1:], *whole]):
+            search = StopSearch(any_tokenizer, stops)
+            for num_tokens, token in enumerate(ids, start=1):
+                search = search.extended(token)
+                so_far = any_tokenizer.decode(ids[:num_tokens])
+                assert search.has_ended == any(stop in so_far for stop in stops)
+                if search.has_ended:
+                    break
+
+
+def test_a_search_in_an_endless_run_of_bytes_is_linear(tmp_path):
+    tokenizer = saved(KINDS["llama_2"](), tmp_path)
+    ids = tokenizer.encode("日本語" * 100)
+    search = functools.reduce(StopSearch.extended, ids[:2], StopSearch(tokenizer, ("です",)))
+    before = tokenizer.num_decoded
+    functools.reduce(StopSearch.extended, ids[2:], search)
+    assert tokenizer.num_decoded - before < 30 * len(ids)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,10 +12,12 @@ import tokenizers
 
 from dsbd_runtime.bundle import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, Bundle
 from dsbd_runtime.errors import BundleError, InputError
+from dsbd_runtime.text_joints import TextJoints, joints_of
 
 # The library raises plain Exception, and where its Rust code panics no Exception at all: all is
 # caught but what is not the library's.
 _PASSED_ON = (KeyboardInterrupt, SystemExit, MemoryError)
+_BYTE = re.compile("<0x([0-9a-fA-F+][0-9a-fA-F])>")  # the library reads "+A" as 10 as well
 
 
 class Tokenizer:
@@ -28,6 +32,7 @@ class Tokenizer:
         self._backend = _read_backend(folder / TOKENIZER_FILE)
         self._backend.no_truncation()
         self._backend.no_padding()
+        self._adds_text_by_token: dict[int, bool] = {}
         self._added_first: list[int] = []
         if bos_token_id is not None and _says_add_bos_token(folder / TOKENIZER_CONFIG_FILE):
             if bos_token_id not in self._backend.encode("").ids:
@@ -81,6 +86,44 @@ class Tokenizer:
         """Return a token as the vocabulary spells it, ``<id>`` where it has no such token."""
         piece: str | None = self._backend.id_to_token(int(token_id))
         return f"<{token_id}>" if piece is None else piece
+
+    @functools.cached_property
+    def joints(self) -> TextJoints:
+        """What later tokens can change in the text of those before."""
+        decoder = self._backend.decoder
+        return joints_of(None if decoder is None else json.loads(decoder.__getstate__()))
+
+    def byte_of(self, token_id: int) -> int | None:
+        """Return the byte that a token is in a run of bytes, None for every other token."""
+        if not self.joints.has_byte_runs:
+            return None
+        match = _BYTE.fullmatch(self._backend.id_to_token(int(token_id)) or "")
+        return None if match is None else int(match[1], 16)
+
+    def adds_text(self, token_id: int) -> bool:
+        """Return whether a token ever makes a difference to the text around it.
+
+        Special tokens and ids outside the vocabulary do not.
+        """
+        found = self._adds_text_by_token.get(token_id)
+        if found is None:
+            letter, token = (self._letter,), (token_id,)
+            contexts = (((), letter), (letter, ()), (letter, letter))
+            found = any(
+                self.decode(before + token + after) != self.decode(before + after)
+                for before, after in contexts
+            )
+            self._adds_text_by_token[token_id] = found
+        return found
+
+    @functools.cached_property
+    def _letter(self) -> int:
+        """The first token that is text by itself, no part of a character."""
+        for token_id in range(self._backend.get_vocab_size()):
+            text = self.decode((token_id,))
+            if text.strip() and "\N{REPLACEMENT CHARACTER}" not in text:
+                return token_id
+        return 0
 
 
 def _read_backend(file: Path) -> tokenizers.Tokenizer:

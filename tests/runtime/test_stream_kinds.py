@@ -1,0 +1,177 @@
+"""StreamDecoder over every kind of tokenizer: its pieces are ``decode``, for any tokens."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pytest
+
+from dsbd_runtime.stream_decoder import REPLACEMENT, StreamDecoder, TextWindow
+from tests.runtime.tokenizer_kinds import KINDS, SPECIAL, TEXTS, CountingTokenizer, saved
+
+NOT_STREAMED = {"across_tokens", "stripped_at_the_end"}
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(kind: str, tmp_path_factory: pytest.TempPathFactory) -> CountingTokenizer:
+    return saved(KINDS[kind](), tmp_path_factory.mktemp(kind))
+
+
+@pytest.fixture(scope="module")
+def llama_2(tmp_path_factory: pytest.TempPathFactory) -> CountingTokenizer:
+    return saved(KINDS["llama_2"](), tmp_path_factory.mktemp("llama_2"))
+
+
+def streamed(tokenizer: CountingTokenizer, groups: Sequence[Sequence[int]]) -> list[str]:
+    decoder = StreamDecoder(tokenizer)
+    return [*(decoder.push(group) for group in groups), decoder.finish()]
+
+
+def random_texts(rng: np.random.Generator) -> Iterator[str]:
+    """Texts of pieces of TEXTS, of one alphabet or mixed, and of any characters."""
+    for _ in range(60):
+        pieces = []
+        for _ in range(rng.integers(1, 6)):
+            text = TEXTS[rng.integers(len(TEXTS))]
+            begin = int(rng.integers(len(text)))
+            pieces.append(text[begin : begin + int(rng.integers(1, 9))])
+        yield "".join(pieces)
+        codes = [*rng.integers(1, 0xD800, 3), *rng.integers(0xE000, 0x110000, 5)]
+        yield "".join(chr(int(code)) for code in codes)
+
+
+def test_random_texts_stream_to_what_decode_says(tokenizer: CountingTokenizer) -> None:
+    rng = np.random.default_rng(0)
+    for text in random_texts(rng):
+        ids = tokenizer.encode(text)
+        assert "".join(streamed(tokenizer, [[i] for i in ids])) == tokenizer.decode(ids)
+        cuts = sorted(rng.integers(0, len(ids) + 1, 3).tolist())
+        groups = [ids[a:b] for a, b in itertools.pairwise([0, *cuts, len(ids)])]
+        assert "".join(streamed(tokenizer, groups)) == tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_any_tokens_stream_to_what_decode_says(tokenizer: CountingTokenizer, seed: int) -> None:
+    """Invalid bytes, special tokens, ids outside the vocabulary, few tokens many times."""
+    rng = np.random.default_rng(seed)
+    vocab_size = tokenizer.vocab_size
+    chosen = rng.integers(0, vocab_size + 2, int(rng.choice([2, 4, 12, 200])))
+    ids = rng.choice(chosen, 40).tolist()
+    if tokenizer.byte_of(vocab_size // 2) is not None and seed % 2:  # mostly bytes
+        valid = tokenizer.encode("é😀日")
+        ids = [token for i in ids for token in (valid if rng.random() < 0.7 else [i])]
+    found = streamed(tokenizer, [[i] for i in ids])
+    assert "".join(found) == tokenizer.decode(ids)
+
+
+def test_pieces_are_never_taken_back_whatever_follows(tokenizer: CountingTokenizer) -> None:
+    rng = np.random.default_rng(1)
+    ids = [*tokenizer.encode("é😀 a日本"), *rng.integers(0, tokenizer.vocab_size, 8)]
+    window, given = TextWindow(), ""
+    for end in range(len(ids)):
+        window, piece = window.extended(tokenizer, ids[end : end + 1])
+        given += piece
+        for _ in range(10):
+            later = rng.integers(0, tokenizer.vocab_size, 4).tolist()
+            branch, piece = window.extended(tokenizer, later)
+            whole = tokenizer.decode([*ids[: end + 1], *later])
+            assert given + piece + branch.rest(tokenizer) == whole
+
+
+ENDLESS = ["a", " ", "é", "😀", "\n", "日本語", "\N{REPLACEMENT CHARACTER}"]
+MOST_PER_TOKEN = 16  # decoded tokens a pushed one
+
+
+def decoded_per_token(tokenizer: CountingTokenizer, ids: Sequence[int]) -> float:
+    """Push one by one; return how many tokens were decoded for each, those of finish as well."""
+    for token_id in set(ids):
+        tokenizer.adds_text(token_id)  # found out once a token
+    before = tokenizer.num_decoded
+    streamed(tokenizer, [[token_id] for token_id in ids])
+    return (tokenizer.num_decoded - before) / len(ids)
+
+
+@pytest.mark.parametrize("text", ENDLESS)
+def test_work_is_linear_in_endless_text(tokenizer: CountingTokenizer, text: str) -> None:
+    ids = tokenizer.encode(text * 50) * 6
+    assert not ids or decoded_per_token(tokenizer, ids) <= MOST_PER_TOKEN
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_work_is_linear_in_endless_tokens_of_few_kinds(
+    tokenizer: CountingTokenizer, seed: int
+) -> None:
+    """One or two tokens for ever: invalid bytes, a begun character, special ones, spaces."""
+    rng = np.random.default_rng(seed)
+    chosen = rng.integers(0, tokenizer.vocab_size + 2, int(rng.integers(1, 3)))
+    ids = rng.choice(chosen, 1000).tolist()
+    assert decoded_per_token(tokenizer, ids) <= MOST_PER_TOKEN
+    assert "".join(streamed(tokenizer, [[i] for i in ids])) == tokenizer.decode(ids)
+
+
+def test_text_is_not_held_back_for_long(kind: str, tokenizer: CountingTokenizer) -> None:
+    given = "".join(streamed(tokenizer, [[i] for i in tokenizer.encode("Hello world")])[:-1])
+    assert given == (
+        "" if kind in NOT_STREAMED else tokenizer.decode(tokenizer.encode("Hello world"))
+    )
+
+
+def byte_tokens(tokenizer: CountingTokenizer, content: bytes) -> list[int]:
+    id_by_piece = {tokenizer.piece(i): i for i in range(tokenizer.vocab_size)}
+    return [id_by_piece[f"<0x{byte:02X}>"] for byte in content]
+
+
+RUNS = [
+    # bytes one by one, the text given with each, the text of the end
+    ("é😀".encode(), ["", "", "", "", "", ""], "é😀"),
+    ("é".encode() + b"\xf0\x9f", ["", "", "", ""], REPLACEMENT * 4),
+    ("é".encode() + b"\xff" + b"ab", ["", "", REPLACEMENT * 3, REPLACEMENT, REPLACEMENT], ""),
+    (b"\x80\x80", [REPLACEMENT, REPLACEMENT], ""),
+    (b"\xc3a\xc3\xa9", ["", REPLACEMENT * 2, REPLACEMENT, REPLACEMENT], ""),
+    (b"\xed\xa0\x80", ["", "", REPLACEMENT * 3], ""),  # a surrogate
+]
+
+
+@pytest.mark.parametrize(("content", "given", "rest"), RUNS)
+def test_a_run_of_bytes_is_certain_when_it_ends_or_never_can_be_text(
+    llama_2: CountingTokenizer, content: bytes, given: list[str], rest: str
+) -> None:
+    ids = byte_tokens(llama_2, content)
+    assert streamed(llama_2, [[i] for i in ids]) == [*given, rest]
+    assert streamed(llama_2, [[i] for i in ids[:-1]])[:-1] == given[:-1]
+
+
+def test_a_special_token_does_not_end_a_run(llama_2: CountingTokenizer) -> None:
+    special = llama_2.encode(SPECIAL)[-1]
+    first, second = byte_tokens(llama_2, "é".encode())
+    letter = llama_2.encode("a")[-1]
+    found = streamed(llama_2, [[first], [special], [second], [special], [letter]])
+    assert found == ["", "", "", "", "é a", ""]
+
+
+def test_paths_share_a_run(llama_2: CountingTokenizer) -> None:
+    start, _ = TextWindow().extended(llama_2, byte_tokens(llama_2, "é😀".encode()))
+    letter = llama_2.encode("a")[-1]
+    assert start.extended(llama_2, [letter])[1] == "é😀 a"
+    assert start.extended(llama_2, byte_tokens(llama_2, b"\xff"))[1] == REPLACEMENT * 7
+    assert start.rest(llama_2) == "é😀"
+
+
+@pytest.mark.parametrize("num_characters", [1, 2, 5])
+def test_the_end_of_a_held_text_is_decoded_alone(
+    llama_2: CountingTokenizer, num_characters: int
+) -> None:
+    text = "é日😀" * 100
+    window, _ = TextWindow().extended(llama_2, byte_tokens(llama_2, text.encode()))
+    before = llama_2.num_decoded
+    end = window.end_of_rest(llama_2, num_characters)
+    assert len(end) >= num_characters and text.endswith(end)
+    assert llama_2.num_decoded - before <= 4 * num_characters
+    assert window.rest(llama_2) == text
