@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
 
 from dsbd_ort.generated import GenerationResult, StreamStep
-from dsbd_ort.openai_server.answer_shape import AnswerShape, TokenPieces, report_of, usage_of
+from dsbd_ort.openai_server.answer_shape import AnswerShape, report_of, usage_of
 from dsbd_ort.openai_server.finish_reason import openai_finish_reason
 from dsbd_ort.openai_server.generation import Generation
 from dsbd_ort.openai_server.generation_plan import GenerationPlan
@@ -79,6 +79,7 @@ class _Choices:
         self._plan = plan
         self._shape = shape
         self._num_each = [s.options.get("num_return_sequences", 1) for s in plan.submissions]
+        self._tokenizer = tokenizer
         self._texts = [tokenizer and TokenTexts(tokenizer) for _ in range(sum(self._num_each))]
 
     def openings(self) -> Iterator[BaseModel]:
@@ -93,9 +94,8 @@ class _Choices:
         if self._num_each[submission] > 1:
             return
         index = self._first_choice(submission)
-        texts, tokens = self._texts[index], None
-        if texts and step.token_ids:
-            tokens = TokenPieces(texts.of_next(step.token_ids), step.token_logprobs)
+        texts = self._texts[index]
+        tokens = texts.push(step.token_ids, step.token_logprobs) if texts else None
         if step.text or tokens:
             yield self._shape.piece(index, step.text, tokens)
 
@@ -106,9 +106,10 @@ class _Choices:
         first = self._first_choice(submission)
         for index, sequence in enumerate(result.sequences, first):
             if self._num_each[submission] > 1:
-                texts = self._texts[index]
-                tokens = token_pieces(texts, sequence) if texts else None
+                tokens = token_pieces(self._tokenizer, sequence) if self._tokenizer else None
                 yield self._shape.piece(index, sequence.text, tokens)
+            elif (texts := self._texts[index]) and (tokens := texts.finish()):
+                yield self._shape.piece(index, "", tokens)
             reason = openai_finish_reason(sequence.finish_reason)
             yield self._shape.ending(index, reason, report)
 

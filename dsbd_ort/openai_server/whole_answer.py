@@ -43,7 +43,7 @@ async def whole_answer(
             index=index,
             text=sequence.text,
             finish_reason=openai_finish_reason(sequence.finish_reason),
-            tokens=None if tokenizer is None else token_pieces(TokenTexts(tokenizer), sequence),
+            tokens=None if tokenizer is None else token_pieces(tokenizer, sequence),
         )
         for index, sequence in enumerate(best)
     ]
@@ -52,9 +52,15 @@ async def whole_answer(
     return shape.whole(choices, usage, report)
 
 
-def token_pieces(texts: TokenTexts, sequence: GeneratedSequence) -> TokenPieces:
+def token_pieces(tokenizer: Tokenizer, sequence: GeneratedSequence) -> TokenPieces:
     """Return the tokens of a whole sequence with their texts."""
-    return TokenPieces(texts.of_next(sequence.token_ids), sequence.token_logprobs)
+    texts = TokenTexts(tokenizer)
+    pieces = (texts.push(sequence.token_ids, sequence.token_logprobs), texts.finish())
+    found = [some for some in pieces if some is not None]
+    return TokenPieces(
+        [text for some in found for text in some.texts],
+        [logprob for some in found for logprob in some.logprobs],
+    )
 
 
 def _best_of_each_prompt(
