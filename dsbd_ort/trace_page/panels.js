@@ -107,6 +107,7 @@ function showTexts(index) {
     const kinds = [place >= firstLayers[index] ? "new" : "", place >= agreed ? "open" : ""];
     parts.push(element("span", { class: kinds.join(" ").trim() }, trace.hypotheses[row].text));
   });
+  parts.push(element("span", { class: "open" }, restOf(best)));
   byId("best").replaceChildren(...parts);
   byId("best").scrollTop = byId("best").scrollHeight;
   byId("beams").replaceChildren(...beams.map((beam) => beamLine(beam, iteration, agreed)));

@@ -58,8 +58,13 @@ function chain(hypothesis) {
   return rows.reverse();
 }
 
+// Text after the last row that a later token could still change.
+function restOf(rows) {
+  return rows.length ? trace.hypotheses[rows.at(-1)].rest : "";
+}
+
 function textOf(rows) {
-  return rows.map((row) => trace.hypotheses[row].text).join("");
+  return rows.map((row) => trace.hypotheses[row].text).join("") + restOf(rows);
 }
 
 function logprob(rows) {

@@ -39,7 +39,7 @@ class _HypothesisTable:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self.rows: list[dict[str, Any]] = [{"parent": None, "text": ""}]
+        self.rows: list[dict[str, Any]] = [{"parent": None, "text": "", "rest": ""}]
         self._windows = [TextWindow()]
         self._index: dict[Hypothesis, int] = {}
 
@@ -64,6 +64,7 @@ class _HypothesisTable:
                 "token": link.token,
                 "logprob": _rounded(link.token_logprob),
                 "text": text,  # what becomes certain with this token
+                "rest": window.rest(self._tokenizer),  # what follows it where no token does
             }
         )
         return len(self.rows) - 1
