@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
 
 from dsbd_runtime.bundle import ROLES, Bundle
 from dsbd_runtime.errors import CapacityError, InputError
 from dsbd_runtime.tokenizer import Tokenizer
 
 
-def prompt_ids(tokenizer: Tokenizer, prompt: str | Sequence[int]) -> list[int]:
-    """Return the token ids of a text; ids stay what they are."""
+def prompt_ids(
+    tokenizer: Tokenizer, prompt: str | Sequence[int] | NDArray[np.integer]
+) -> list[int]:
+    """Return the token ids of a text; ids stay what they are.
+
+    Ids are a sequence (list, tuple, range) or an array of one dimension, whose order is certain:
+    not a set or a view of a dict, and not an iterator, which a second request would find empty.
+    """
     if isinstance(prompt, str):
         return tokenizer.encode(prompt)
-    if isinstance(prompt, bytes | bytearray | Mapping) or not isinstance(prompt, Iterable):
+    if isinstance(prompt, np.ndarray):
+        if prompt.ndim != 1:
+            raise InputError(
+                f"the prompt is an array of {prompt.ndim} dimensions; expected a text, or token "
+                "ids in one dimension; give one row of it"
+            )
+    elif isinstance(prompt, bytes | bytearray | memoryview) or not isinstance(prompt, Sequence):
         raise InputError(
-            f"the prompt is a {type(prompt).__name__}; expected a text, or a list of token ids"
+            f"the prompt is a {type(prompt).__name__}; expected a text, or a list of token ids; "
+            "for other collections give list(...) of the ids in their order"
         )
     return list(prompt)
 
