@@ -36,6 +36,7 @@ from dsbd_runtime.manifest import (
     check_entry,
     manifest_from_file,
 )
+from dsbd_runtime.typed_json import in_short, name_in_short
 
 __all__ = [
     "CHAT_TEMPLATE_FILE",
@@ -110,7 +111,8 @@ def open_bundle(path: str | os.PathLike[str], *, verify: bool = False) -> Bundle
         try:
             _check_file(folder, name, entry, verify)
         except OSError as error:
-            raise BundleError(f"cannot read {folder / name}: {error.strerror or error}") from error
+            shown = folder / name_in_short(name)
+            raise BundleError(f"cannot read {shown}: {error.strerror or error}") from error
     for required in (
         TOKENIZER_FILE,
         *(f"{r}/{f}" for r in ROLES for f in (MODEL_FILE, PRUNE_FILE)),
@@ -155,17 +157,19 @@ def _check_role(role: str) -> None:
 
 
 def _check_file(folder: Path, name: str, entry: FileEntry, verify: bool) -> None:
-    file = folder / name
+    file, shown = folder / name, folder / name_in_short(name)
     if not file.is_file():
-        raise BundleError(f"{file} is missing; copy the whole bundle or export again")
+        raise BundleError(f"{shown} is missing; copy the whole bundle or export again")
     size = file.stat().st_size
     if size != entry.size:
         raise BundleError(
-            f"{file} has {size} bytes, the manifest says {entry.size}; copy it or export again"
+            f"{shown} has {size} bytes, the manifest says {in_short(entry.size)}; copy it or "
+            "export again"
         )
     if verify and (found := sha256_of(file)) != entry.sha256:
         raise BundleError(
-            f"{file} has sha256 {found}, the manifest says {entry.sha256}; copy it or export again"
+            f"{shown} has sha256 {found}, the manifest says {name_in_short(entry.sha256)}; copy "
+            "it or export again"
         )
 
 
@@ -174,6 +178,6 @@ def _check_agreement(folder: Path, manifest: Manifest) -> None:
         target, draft = getattr(manifest.target, field), getattr(manifest.draft, field)
         if target != draft:
             raise BundleError(
-                f"target and draft of {folder} differ in {field}: {target} and {draft}; "
-                "export a pair that shares its tokenizer"
+                f"target and draft of {folder} differ in {field}: {in_short(target)} and "
+                f"{in_short(draft)}; export a pair that shares its tokenizer"
             )

@@ -15,6 +15,7 @@ from collections.abc import Collection
 from pathlib import Path, PurePosixPath
 
 from dsbd_runtime.errors import BundleError
+from dsbd_runtime.typed_json import in_short, name_in_short
 
 ROLES = ("target", "draft")
 MODEL_FILE = "model.onnx"
@@ -36,7 +37,8 @@ def check_folder(folder: Path) -> None:
             num_entries += 1
             if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(root):
                 raise BundleError(
-                    f"{path} is a link out of the bundle; copy the file itself into it"
+                    f"{path.parent / name_in_short(name)} is a link out of the bundle; copy the "
+                    "file itself into it"
                 )
         if num_entries > _MOST_ENTRIES:
             raise BundleError(
@@ -48,7 +50,9 @@ def check_name(manifest_file: Path, name: str) -> None:
     """Raise BundleError for a name in the manifest that leads out of the bundle."""
     pure = PurePosixPath(name)
     if pure.is_absolute() or ".." in pure.parts or "\\" in name or "\0" in name or not name:
-        raise BundleError(f"{manifest_file} names {name!r}, a file outside the bundle; refused")
+        raise BundleError(
+            f"{manifest_file} names {in_short(name)}, a file outside the bundle; refused"
+        )
 
 
 def check_listed(folder: Path, listed: Collection[str]) -> None:

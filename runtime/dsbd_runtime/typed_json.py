@@ -42,12 +42,17 @@ def mismatch(wanted: str, value: object, where: str) -> BundleError:
 
 
 def in_short(value: object) -> str:
-    """Return at most 100 characters that show a value."""
+    """Return at most 100 characters, in one line, that show a value."""
     try:
         text = repr(value)
-    except (RecursionError, ValueError):  # nested too deep, or a number of too many digits
-        text = f"a {type(value).__name__}"
+    except (RecursionError, ValueError):  # nested too deep, a number of too many digits
+        return f"a {type(value).__name__} too large to show"
     return text if len(text) <= 100 else f"{text[:97]}..."
+
+
+def name_in_short(name: str) -> str:
+    """Return a name from a file as it is, or as ``in_short`` where it is long or not printable."""
+    return name if len(name) <= 100 and name.isprintable() else in_short(name)
 
 
 def _parsed(kind: Any, value: Any, where: str) -> Any:
@@ -57,7 +62,9 @@ def _parsed(kind: Any, value: Any, where: str) -> Any:
     if origin is list and isinstance(value, list):
         return [_parsed(arguments[0], v, f"{where}[{i}]") for i, v in enumerate(value)]
     if origin is dict and isinstance(value, dict):
-        return {k: _parsed(arguments[1], v, f"{where}: {k}") for k, v in value.items()}
+        return {
+            k: _parsed(arguments[1], v, f"{where}: {name_in_short(k)}") for k, v in value.items()
+        }
     if origin is types.UnionType:  # only "X | None"
         return None if value is None else _parsed(arguments[0], value, where)
     if kind is float and type(value) in (int, float) and math.isfinite(_as_float(value)):
