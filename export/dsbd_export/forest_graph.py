@@ -24,6 +24,7 @@ from dsbd_export.forest_attention import (
 )
 from dsbd_export.forest_hooks import OPSET, CachePair, ForestCache
 from dsbd_export.layers import MASK_BY_LAYER_TYPE
+from dsbd_export.optimize import fuse_norms
 from dsbd_export.quiet import quiet_libraries
 from dsbd_export.rope import fix_rope
 from dsbd_export.weights import TORCH_DTYPES
@@ -120,6 +121,7 @@ def capture_forest_graph(
                 opset_version=OPSET,
                 dynamo=True,
                 verbose=False,
+                optimize=False,
             )
         except Exception as error:
             reason = own_error_in(error) or reason_of(error)
@@ -128,6 +130,10 @@ def capture_forest_graph(
             ) from error
     if program is None:
         raise ExportError(f"torch.onnx.export gave no graph for family {checkpoint.family}")
+    # The optimizer drops the addition of anything up to 1e-8 as that of zero, and with it the
+    # epsilon of some norms: they are single nodes before.
+    fuse_norms(program.model)
+    program.optimize()
     return program.model
 
 

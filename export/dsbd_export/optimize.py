@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 import onnx_ir as ir
+import onnxscript.optimizer
 from onnx_ir.passes import PassManager, common
 from onnxscript.rewriter import MatchResult, RewriteRuleClassBase, RewriteRuleSet
 
@@ -188,20 +189,23 @@ class DropUnsqueezedSqueeze(RewriteRuleClassBase):  # type: ignore[misc]  # unty
         return op.Identity(x)
 
 
+def fuse_norms(model: ir.Model) -> None:
+    """Make single nodes of the RMS norms, in place."""
+    common.InlinePass()(model)
+    onnxscript.optimizer.fold_constants(model)
+    rules = [FuseRMSNormalization.rule(), FuseLowRMSNormalization.rule()]
+    RewriteRuleSet(rules, commute=True).apply_to_model(model)
+
+
 def optimize_graph(model: ir.Model) -> None:
     """Apply the rules in place, remove what they leave over, and the traces of this machine."""
-    RewriteRuleSet(
-        [
-            FuseRMSNormalization.rule(),
-            FuseLowRMSNormalization.rule(),
-            *(
-                FuseRotaryEmbedding.rule(is_scaled=is_scaled, is_cast=is_cast)
-                for is_scaled in (False, True)
-                for is_cast in (False, True)
-            ),
-        ],
-        commute=True,
-    ).apply_to_model(model)
+    fuse_norms(model)
+    rotary = [
+        FuseRotaryEmbedding.rule(is_scaled=is_scaled, is_cast=is_cast)
+        for is_scaled in (False, True)
+        for is_cast in (False, True)
+    ]
+    RewriteRuleSet(rotary, commute=True).apply_to_model(model)
     RewriteRuleSet([GatherLogitRows.rule(), ReadTiedWeight.rule()]).apply_to_model(model)
     RewriteRuleSet([DropUnsqueezedSqueeze.rule()]).apply_to_model(model)
     PassManager(

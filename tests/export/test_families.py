@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
 from transformers import HeliumConfig
 
 from dsbd_export.checkpoint import load_model, open_checkpoint
@@ -15,7 +18,7 @@ from dsbd_export.config import ExportConfig
 from dsbd_export.contract import check_contract
 from dsbd_export.errors import ExportError
 from dsbd_export.families import FAMILIES, AttentionForm
-from dsbd_export.forest_cases import references
+from dsbd_export.forest_cases import forest_cases, references
 from dsbd_export.parity import check_parity
 from dsbd_export.parity_limits import MAX_ABS_ERROR, ParityLimit
 from dsbd_export.pipeline import export_model
@@ -78,6 +81,37 @@ def test_a_family_that_is_not_in_the_table_is_tried(tmp_path):
     assert "helium" not in FAMILIES
     assert (entry.family, form_of(model.graph)) == ("helium", AttentionForm.NODE)
     assert entry.parity.max_abs_error < 5e-5
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+def test_an_epsilon_of_1e_8_stays_in_the_norms(dtype, tmp_path):
+    """A padding token's embedding is zero: without epsilon its norm is not a number."""
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 12}
+    config = HeliumConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=24,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        max_position_embeddings=64,
+        rms_norm_eps=1e-8,
+        **heads,
+    )
+    folder = write_checkpoint(tmp_path / "checkpoint", config)
+    options = ExportConfig(target="", draft="", output=tmp_path, dtype=dtype)
+    checkpoint = open_checkpoint("target", folder, options)
+    first_prompt = forest_cases(checkpoint)[0].node_ids
+    set_embedding_to_zero(folder / "model.safetensors", first_prompt)
+    entry = export_model(checkpoint, tmp_path, options, lambda _line: None)
+    model = onnx.load(tmp_path / "target" / "model.onnx", load_external_data=False)
+    operators = Counter(node.op_type for node in model.graph.node)
+    assert operators["RMSNormalization"] == 3
+    assert entry.parity.max_abs_error < (5e-5 if dtype == "fp32" else 0.1)
+
+
+def set_embedding_to_zero(file: Path, tokens: NDArray[np.int64]) -> None:
+    weights = load_file(file)
+    weights["model.embed_tokens.weight"][tokens] = 0
+    save_file(weights, file, metadata={"format": "pt"})
 
 
 def test_the_table_and_the_checkpoints_are_about_the_same_families():
