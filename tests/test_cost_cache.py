@@ -21,9 +21,9 @@ class CountedModel(TableModel):
         super().__init__(2, lambda path: np.zeros(2))
         self.num_calls = 0
 
-    def step(self, token_ids, positions, mask, logit_rows):
+    def forward(self, token_ids, positions, mask, logit_rows):
         self.num_calls += 1
-        return super().step(token_ids, positions, mask, logit_rows)
+        return super().forward(token_ids, positions, mask, logit_rows)
 
 
 @pytest.fixture

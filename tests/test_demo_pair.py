@@ -114,7 +114,7 @@ def remembered(model, top_k):
         length = len(path)
         mask = np.tri(length, dtype=np.bool_)
         last = np.array([length - 1])
-        logits = model.step(np.array(path), np.arange(length), mask, last)[0]
+        logits = model.forward(np.array(path), np.arange(length), mask, last)[0]
         cut = np.full_like(logits, -np.inf)
         best = np.argsort(-logits)[:top_k]
         cut[best] = logits[best]
@@ -139,7 +139,7 @@ def test_logprobs_equal_a_teacher_forced_pass(pipeline, demo_bundle):
     with load_causal_lm(open_bundle(demo_bundle), "target") as model:
         size = len(tokens)
         rows = np.arange(len(prompt) - 1, size - 1)
-        logits = model.step(tokens, np.arange(size), np.tri(size, dtype=np.bool_), rows)
+        logits = model.forward(tokens, np.arange(size), np.tri(size, dtype=np.bool_), rows)
     logits = logits.astype(np.float64)
     log_probs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
     expected = log_probs[np.arange(len(rows)), best.token_ids]

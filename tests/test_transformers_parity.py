@@ -147,7 +147,7 @@ def test_speculation_saves_target_calls(tables):
             max_new_tokens=NEW_TOKENS,
         )
         stats = decode(*models, prompt, config, np.random.default_rng(0)).stats
-        assert stats.num_spec_steps < NEW_TOKENS
+        assert stats.num_iterations < NEW_TOKENS
 
 
 def test_greedy_is_generate_with_one_beam(target, tables):

@@ -55,7 +55,7 @@ class RunSummary:
         seconds_per_token: the time split.
         host_us_per_iteration: microseconds outside engine calls.
         mean_acceptance_length: layers committed per iteration, over all iterations.
-        draft_acceptance_rate: accepted / drafted layers, None if nothing was drafted.
+        draft_acceptance_rate: accepted / drafted tokens, None if nothing was drafted.
         acceptance_histogram: [j] iterations that accepted j layers.
         mean_beam_width: beams kept per committed layer.
         target_rows_per_iteration, draft_rows_per_iteration: rows computed, the prompt's not
@@ -117,10 +117,10 @@ def _summarize_run(
 ) -> RunSummary:
     stats = [m.stats for m in measurements]
     num_tokens = sum(len(m.token_ids) for m in measurements)
-    num_steps = sum(s.num_spec_steps for s in stats)
+    num_iterations = sum(s.num_iterations for s in stats)
     num_drafted = sum(s.num_draft_tokens for s in stats)
-    num_accepted = sum(s.num_accepted_draft_tokens for s in stats)
-    layers = [s.num_spec_steps + s.num_accepted_draft_tokens for s in stats]
+    num_accepted = sum(s.num_accepted_tokens for s in stats)
+    layers = [s.num_iterations + s.num_accepted_layers for s in stats]
     num_prompt_rows = sum(s.num_prompt_tokens - 1 for s in stats)  # the last one is a node
     draft_rows = sum(s.draft_rows for s in stats)
     kv_bytes = [s.kv_bytes_peak for s in stats if s.kv_bytes_peak is not None]
@@ -137,13 +137,16 @@ def _summarize_run(
             target=sum(s.target_s for s in stats) / num_tokens,
             host=host_s / num_tokens,
         ),
-        host_us_per_iteration=1e6 * host_s / num_steps,
-        mean_acceptance_length=sum(layers) / num_steps,
+        host_us_per_iteration=1e6 * host_s / num_iterations,
+        mean_acceptance_length=sum(layers) / num_iterations,
         draft_acceptance_rate=num_accepted / num_drafted if num_drafted else None,
         acceptance_histogram=_summed([s.acceptance_histogram for s in stats]),
         mean_beam_width=float(np.average([s.mean_beam_width for s in stats], weights=layers)),
-        target_rows_per_iteration=(sum(s.target_rows for s in stats) - num_prompt_rows) / num_steps,
-        draft_rows_per_iteration=(draft_rows - num_prompt_rows) / num_steps if draft_rows else 0.0,
+        target_rows_per_iteration=(sum(s.target_rows for s in stats) - num_prompt_rows)
+        / num_iterations,
+        draft_rows_per_iteration=(draft_rows - num_prompt_rows) / num_iterations
+        if draft_rows
+        else 0.0,
         kv_bytes_peak=max(kv_bytes) if kv_bytes else None,
         energy_joules_per_token=sum(joules) / num_tokens if joules else None,
         comparison=comparison,

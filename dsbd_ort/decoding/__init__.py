@@ -6,7 +6,7 @@ from dsbd_ort.decoding.decoded import DecodedSequence, DecodeResult, DecodeStep
 from dsbd_ort.decoding.errors import ConfigError, DecodingError, ModelError
 from dsbd_ort.decoding.lone import decode, decode_steps
 from dsbd_ort.decoding.stats import DecodingStats
-from dsbd_ort.decoding.step_model import CandidateModel, Candidates, StepModel
+from dsbd_ort.decoding.step_model import StepModel, TopLogits
 from dsbd_ort.decoding.stopping import StopState
 from dsbd_ort.decoding.strategies import STRATEGIES
 from dsbd_ort.decoding.table_model import TableModel
@@ -20,8 +20,6 @@ from dsbd_ort.decoding.trace import (
 
 __all__ = [
     "STRATEGIES",
-    "CandidateModel",
-    "Candidates",
     "ConfigError",
     "DecodeResult",
     "DecodeStep",
@@ -35,6 +33,7 @@ __all__ = [
     "StepModel",
     "StopState",
     "TableModel",
+    "TopLogits",
     "TraceBeam",
     "TraceIteration",
     "TraceNode",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_ort.decoding.step_model import StepModel, candidate_model
+from dsbd_ort.decoding.step_model import StepModel
 
 MEASURED_ROWS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48)
 _REPETITIONS = 5
@@ -54,15 +54,14 @@ def measure_costs(target: StepModel, draft: StepModel, clock: Callable[[], float
 
 def _measured_curve(model: StepModel, clock: Callable[[], float]) -> CostCurve:
     """Time chains of rows, all with logits; the median of some calls, made monotone."""
-    with_candidates = candidate_model(model)
-    step = with_candidates.step_candidates if with_candidates else model.step
     seconds = np.empty((_REPETITIONS + 1, len(MEASURED_ROWS)))
     for repetition in seconds:  # in turns, so that a disturbance does not spoil one point
         for i, num_rows in enumerate(MEASURED_ROWS):
             model.keep(np.arange(0))
             rows = np.arange(num_rows)
             began = clock()
-            step(np.zeros(num_rows, np.int64), rows, np.tri(num_rows, dtype=np.bool_), rows)
+            tokens, mask = np.zeros(num_rows, np.int64), np.tri(num_rows, dtype=np.bool_)
+            model.forward(tokens, rows, mask, rows)
             repetition[i] = clock() - began
     model.keep(np.arange(0))
     medians = np.maximum.accumulate(np.median(seconds[1:], axis=0))  # the first warms up

@@ -22,7 +22,6 @@ from dsbd_ort.decoding.cost_curve import EngineCosts
 from dsbd_ort.decoding.decoded import DecodeResult, DecodeStep, decoded_sequence
 from dsbd_ort.decoding.draft import DraftLayer, draft_forest
 from dsbd_ort.decoding.drafting import Drafting, FixedDrafting
-from dsbd_ort.decoding.engine_call import EngineCall, EngineOutputs
 from dsbd_ort.decoding.experience import Experience
 from dsbd_ort.decoding.forest import Forest
 from dsbd_ort.decoding.forest_cache import ForestCache
@@ -33,7 +32,7 @@ from dsbd_ort.decoding.row_bound import most_descendants
 from dsbd_ort.decoding.rule import SelectionRule
 from dsbd_ort.decoding.rules import rule_of
 from dsbd_ort.decoding.stats import Recorder
-from dsbd_ort.decoding.step_model import StepModel
+from dsbd_ort.decoding.step_model import EngineCall, Logits, RowCache
 from dsbd_ort.decoding.stopping import StopState
 from dsbd_ort.decoding.throughput import ThroughputDrafting
 from dsbd_ort.decoding.trace import TraceRecorder
@@ -74,14 +73,14 @@ class DecodingRequest:
     num_sharers: Callable[[], int] = _one
 
 
-DecodingLoop = Generator[EngineCall | DecodeStep, EngineOutputs | None, DecodeResult]
+DecodingLoop = Generator[EngineCall | DecodeStep, Logits | None, DecodeResult]
 """A request on its way: each EngineCall is to be answered by its outputs, a DecodeStep by None."""
 
 
 def decoding_loop(
     request: DecodingRequest,
-    target: StepModel,
-    draft: StepModel | None,
+    target: RowCache,
+    draft: RowCache | None,
     prefixes: tuple[CachedPrefix, CachedPrefix] | None = None,
 ) -> DecodingLoop:
     """Continue a prompt; ask for engine calls, yield the beams after every iteration.
@@ -123,6 +122,7 @@ def decoding_loop(
         tracer = Tracer(request.trace, forest, target_cache, draft_cache, recorder, beams)
     while not rule.is_finished(beams, num_layers):
         layers: list[DraftLayer] = []
+        num_undecided = len(forest.drafted)
         if draft_cache:
             num_pending = len(target_cache.pending(beams.nodes))
             drafting.begin(num_pending, config.max_new_tokens - num_layers - 1)
@@ -135,6 +135,7 @@ def decoding_loop(
                 keeps_laws=rule.reads_draft_laws,
             )
         yield from target_cache.compute(list(range(len(forest))))
+        num_drafted = len(forest.drafted) - num_undecided
         committed: list[Beams] = []
         for selected in rule.select(target_cache, beams, layers, num_layers):
             committed.append(selected)
@@ -143,6 +144,7 @@ def decoding_loop(
                 break
         num_layers += len(committed)
         drafting.observe(forest, [layer.nodes for layer in committed])
+        num_accepted = sum(forest.commit(layer.nodes) for layer in committed)
         if config.memory == "single":
             beams = _most_likely(beams)
         most_kept = most_descendants(config) if rule.keeps_descendants else 0
@@ -150,7 +152,8 @@ def decoding_loop(
         if tracer:
             tracer.observe(Observed(layers, committed, beams, rule.live(beams), survivors))
         beams = _prune(forest, caches, beams, survivors)
-        recorder.record(len(layers), [layer.width for layer in committed])
+        widths = [layer.width for layer in committed]
+        recorder.record(len(layers), widths, num_drafted, num_accepted)
         yield DecodeStep(rule.live(beams))
 
     for cache in caches:
@@ -160,7 +163,7 @@ def decoding_loop(
     return DecodeResult(sequences, recorder.stats(len(prompt), len(sequences[0].token_ids)))
 
 
-def check_decodable(request: DecodingRequest, target: StepModel, draft: StepModel | None) -> None:
+def check_decodable(request: DecodingRequest, target: RowCache, draft: RowCache | None) -> None:
     """Refuse a request that these models cannot decode; no engine is called.
 
     Raises:

@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 from dsbd_ort.decoding.beams import Beams
 from dsbd_ort.decoding.drafting import Drafting
-from dsbd_ort.decoding.engine_call import EngineCalls
 from dsbd_ort.decoding.forest import Forest
 from dsbd_ort.decoding.forest_cache import ForestCache
 from dsbd_ort.decoding.joint_law import JointLaw, joint_law
+from dsbd_ort.decoding.step_model import EngineCalls
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def draft_forest(
         if not len(drawn):
             break
         distinct, copies = distinct_in_order(drawn)
-        nodes, log_u = forest.descend(law, distinct), law.log_weights[distinct]
+        nodes, log_u = forest.propose(law, distinct), law.log_weights[distinct]
         layers.append(DraftLayer(drawn, nodes, law if keeps_laws else None))
     return layers
 

@@ -26,6 +26,7 @@ class Forest:
     Attributes:
         tokens, parents, positions: per node. The parent of an oldest node is ``NO_NODE``.
         path_keys: per node, uint64 as int; chained from the root's, see ``noise``.
+        drafted: the nodes that the draft proposed and that are not committed.
         absorbing: the nodes with which a sequence ends: they never cost a row.
         stop_states: per node, what its path says about its end; empty where only tokens do.
     """
@@ -43,6 +44,7 @@ class Forest:
         self.parents = [NO_NODE]
         self.positions = [position]
         self.path_keys = [root_key(seed)]
+        self.drafted: set[int] = set()
         self.absorbing: set[int] = set()
         self.stop_states = [stop] if stop else []
         self._eos_ids = eos_ids
@@ -90,6 +92,18 @@ class Forest:
         states = [self.stop_states[law.nodes[parent]].extended(token) for parent, token in pairs]
         return np.array([state.has_ended for state in states], dtype=np.bool_)
 
+    def propose(self, law: JointLaw, chosen: NDArray[np.int64]) -> list[int]:
+        """Return the nodes of the draft's chosen candidates, as ``descend``, noted as drafted."""
+        nodes = self.descend(law, chosen)
+        self.drafted.update(set(nodes).difference(law.nodes))
+        return nodes
+
+    def commit(self, nodes: Iterable[int]) -> int:
+        """Take the selected nodes of a layer out of ``drafted``; return how many were."""
+        accepted = self.drafted.intersection(nodes)
+        self.drafted -= accepted
+        return len(accepted)
+
     def descendants(self, roots: Iterable[int]) -> list[int]:
         """Return the nodes below ``roots``, parents before children."""
         found, below = set(roots), []
@@ -106,6 +120,7 @@ class Forest:
         self.tokens = [self.tokens[old] for old in kept]
         self.positions = [self.positions[old] for old in kept]
         self.path_keys = [self.path_keys[old] for old in kept]
+        self.drafted = {renumbered[old] for old in self.drafted if old in renumbered}
         self.absorbing = {renumbered[old] for old in self.absorbing if old in renumbered}
         if self.stop_states:
             self.stop_states = [self.stop_states[old] for old in kept]

@@ -10,11 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_ort.decoding.cached_prefix import CachedPrefix
-from dsbd_ort.decoding.engine_call import EngineCall, EngineCalls, step_of
 from dsbd_ort.decoding.forest import NO_NODE, Forest
-from dsbd_ort.decoding.law_source import law_source
+from dsbd_ort.decoding.law_source import LawSource
 from dsbd_ort.decoding.meter import Meter
-from dsbd_ort.decoding.step_model import StepModel
+from dsbd_ort.decoding.step_model import EngineCall, EngineCalls, Role, RowCache
 from dsbd_ort.decoding.warp import AnyLaw, Warp
 
 PREFILL_CHUNK = 256
@@ -35,8 +34,8 @@ class ForestCache:
 
     def __init__(
         self,
-        role: str,
-        model: StepModel,
+        role: Role,
+        model: RowCache,
         meter: Meter,
         forest: Forest,
         warp: Warp,
@@ -46,12 +45,12 @@ class ForestCache:
 
         ``role``, "target" or "draft", is what errors call it.
         """
+        self._role = role
         self._model = model
-        self._step = step_of(model)
         self._meter = meter
         self._prefix = prefix
         self._forest = forest
-        self._source = law_source(model, warp, role)
+        self._source = LawSource(role, model, warp)
         self._num_shared = 0
         self._laws: dict[int, AnyLaw] = {}
         self._seen: dict[int, int] = {}  # bit r: the node sees row num_shared + r
@@ -158,9 +157,7 @@ class ForestCache:
         mask: NDArray[np.bool_],
         logit_rows: NDArray[np.int64],
     ) -> EngineCall:
-        return EngineCall(
-            self._model, self._step, self._meter, token_ids, positions, mask, logit_rows
-        )
+        return EngineCall(self._role, self._meter, token_ids, positions, mask, logit_rows)
 
     def _keep(self, rows: NDArray[np.int64]) -> None:
         meter = self._meter

@@ -1,88 +1,54 @@
-"""Token laws from an engine call: from all logits, or from the candidates that it returns."""
+"""Token laws from what an engine call returned: all logits of a row, or the largest of them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_ort.decoding.config import DecodingConfig
-from dsbd_ort.decoding.engine_call import EngineOutputs
 from dsbd_ort.decoding.errors import ConfigError, ModelError
-from dsbd_ort.decoding.step_model import CandidateModel, Candidates, StepModel, candidate_model
+from dsbd_ort.decoding.step_model import Logits, Role, RowCache, TopLogits, num_top_logits
 from dsbd_ort.decoding.warp import AnyLaw, Warp
 
 
-class LawSource(Protocol):
-    """Makes token laws of what an engine call returned."""
+class LawSource:
+    """The laws of one model for one request; its errors say which model and which call."""
 
-    def laws(self, outputs: EngineOutputs, num_rows: int) -> Sequence[AnyLaw]:
-        """Return the laws after the ``num_rows`` rows that were asked for."""
-
-
-def law_source(model: StepModel, warp: Warp, role: str) -> LawSource:
-    """Return the laws of a model: by its candidates where it offers them, else by its logits.
-
-    ``role``, "target" or "draft", is what errors call the model.
-    """
-    with_candidates = candidate_model(model)
-    laws = CandidateLaws(with_candidates, warp) if with_candidates else LogitLaws(model, warp)
-    return NamedLaws(role, laws)
-
-
-class NamedLaws:
-    """Laws of a model whose errors say which model, and which of its calls in this request."""
-
-    def __init__(self, role: str, source: LawSource) -> None:
+    def __init__(self, role: Role, model: RowCache, warp: Warp) -> None:
         self._role = role
-        self._source = source
+        self._vocab_size = model.vocab_size
+        self._num_top_logits = num_top_logits(model)
+        self._warp = warp
         self._num_calls = 0
 
-    def laws(self, outputs: EngineOutputs, num_rows: int) -> Sequence[AnyLaw]:
-        """See LawSource.laws."""
+    def laws(self, logits: Logits, num_rows: int) -> Sequence[AnyLaw]:
+        """Return the laws after the ``num_rows`` rows whose logits a call returned.
+
+        Raises:
+            ModelError: logits of another shape, or that are no logits.
+        """
         self._num_calls += 1
         try:
-            return self._source.laws(outputs, num_rows)
+            if isinstance(logits, tuple):
+                self._check_top(logits, num_rows)
+                return self._warp.laws_of_candidates(*logits)
+            _check_shape("logits", logits, (num_rows, self._vocab_size))
+            return self._warp.laws(logits)
         except ModelError as error:
             raise ModelError(f"call {self._num_calls} of the {self._role}: {error}") from error
 
-
-class LogitLaws:
-    """Laws from all logits of a row."""
-
-    def __init__(self, model: StepModel, warp: Warp) -> None:
-        self._model = model
-        self._warp = warp
-
-    def laws(self, outputs: EngineOutputs, num_rows: int) -> Sequence[AnyLaw]:
-        """See LawSource.laws."""
-        logits = cast(NDArray[np.float32], outputs)
-        _check_shape("logits", logits, (num_rows, self._model.vocab_size))
-        return self._warp.laws(logits)
+    def _check_top(self, logits: TopLogits, num_rows: int) -> None:
+        top_ids, top_logits, logsumexp = logits
+        expected = (num_rows, self._num_top_logits)
+        _check_shape("top_ids", top_ids, expected)
+        _check_shape("top_logits", top_logits, expected)
+        _check_shape("logsumexp", logsumexp, expected[:1])
+        _check_ids(top_ids, self._vocab_size)
 
 
-class CandidateLaws:
-    """Laws from the largest logits of a row; no array of the vocabulary's size is made."""
-
-    def __init__(self, model: CandidateModel, warp: Warp) -> None:
-        self._vocab_size = model.vocab_size
-        self._num_candidates = model.num_candidates
-        self._warp = warp
-
-    def laws(self, outputs: EngineOutputs, num_rows: int) -> Sequence[AnyLaw]:
-        """See LawSource.laws."""
-        found = cast(Candidates, outputs)
-        wanted = (num_rows, self._num_candidates)
-        _check_shape("top_ids", found.top_ids, wanted)
-        _check_shape("top_logits", found.top_logits, wanted)
-        _check_shape("logsumexp", found.logsumexp, wanted[:1])
-        _check_ids(found.top_ids, self._vocab_size)
-        return self._warp.laws_of_candidates(found.top_ids, found.top_logits, found.logsumexp)
-
-
-def check_top_k(role: str, model: StepModel, config: DecodingConfig, top_k: int) -> None:
+def check_top_k(role: Role, model: RowCache, config: DecodingConfig, top_k: int) -> None:
     """Refuse a request that looks at more tokens of a position than the model returns.
 
     Args:
@@ -94,10 +60,9 @@ def check_top_k(role: str, model: StepModel, config: DecodingConfig, top_k: int)
     Raises:
         ConfigError: naming what to change.
     """
-    with_candidates = candidate_model(model)
-    if with_candidates is None or 1 <= top_k <= with_candidates.num_candidates:
+    most = num_top_logits(model)
+    if not most or 1 <= top_k <= most:
         return
-    most = with_candidates.num_candidates
     returns = f"but the {role}'s engine returns {most} candidates of a position"
     if config.row.rule == "search":
         raise ConfigError(

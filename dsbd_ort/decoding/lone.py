@@ -14,11 +14,10 @@ from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.cost_curve import EngineCosts, measure_costs
 from dsbd_ort.decoding.decode import DecodingRequest, decoding_loop
 from dsbd_ort.decoding.decoded import DecodeResult, DecodeStep
-from dsbd_ort.decoding.engine_call import EngineCall, EngineOutputs
 from dsbd_ort.decoding.experience import Experience
 from dsbd_ort.decoding.meter import Clock
 from dsbd_ort.decoding.request_checks import check_request
-from dsbd_ort.decoding.step_model import StepModel
+from dsbd_ort.decoding.step_model import EngineCall, Logits, StepModel
 from dsbd_ort.decoding.stopping import StopState
 from dsbd_ort.decoding.trace import TraceRecorder
 
@@ -92,15 +91,17 @@ def steps_of(
 ) -> Steps:
     """Drive the loop of a request; yield its steps, return its result."""
     loop = decoding_loop(request, target, draft, prefixes)
-    outputs: EngineOutputs | None = None
+    logits: Logits | None = None
     while True:
         try:
-            wanted = loop.send(outputs)
+            wanted = loop.send(logits)
         except StopIteration as stop:
             result: DecodeResult = stop.value
             return result
         if isinstance(wanted, EngineCall):
-            outputs = wanted.run()
+            model = target if wanted.role == "target" else draft
+            assert model is not None  # only a draft that was given is called
+            logits = wanted.run(model)
         else:
-            outputs = None
+            logits = None
             yield wanted

@@ -9,13 +9,13 @@ import numpy as np
 from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.errors import DecodingError
 from dsbd_ort.decoding.option_values import shown
-from dsbd_ort.decoding.step_model import StepModel
+from dsbd_ort.decoding.step_model import RowCache
 from dsbd_ort.decoding.stopping import StopState
 
 
 def check_request(
-    target: StepModel,
-    draft: StepModel | None,
+    target: RowCache,
+    draft: RowCache | None,
     prompt_ids: Sequence[int],
     config: DecodingConfig,
     stop: StopState | None,

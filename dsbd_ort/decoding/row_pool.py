@@ -8,31 +8,20 @@ they have in common.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_ort.decoding.cached_prefix import CachedPrefix
-from dsbd_ort.decoding.engine_call import EngineCall, EngineOutputs, step_of
-from dsbd_ort.decoding.meter import Meter
-from dsbd_ort.decoding.step_model import Candidates, StepModel, candidate_model
+from dsbd_ort.decoding.step_model import EngineCall, Logits, StepModel, num_top_logits
 
 MOST_DEAD = 64
 """Rows of no lane that may lie between the others, and besides them a quarter of the others: a
 dead row costs a masked column, moving the rows behind it a copy in every layer."""
 
 
-class CandidateRows(NamedTuple):
-    """Some of the rows of ``Candidates``."""
-
-    top_ids: NDArray[np.int64]
-    top_logits: NDArray[np.float32]
-    logsumexp: NDArray[np.float32]
-
-
 class Lane:
-    """One request's share of a pool: a model (see CandidateModel) with rows of its own.
+    """One request's share of a pool: a RowCache with rows of its own.
 
     Attributes:
         pool: what it is a share of.
@@ -56,36 +45,12 @@ class Lane:
         return len(self.rows)
 
     @property
-    def num_candidates(self) -> int:
-        """See CandidateModel.num_candidates."""
-        with_candidates = candidate_model(self.pool.model)
-        return with_candidates.num_candidates if with_candidates else 0
-
-    def step(
-        self,
-        token_ids: NDArray[np.int64],
-        positions: NDArray[np.int64],
-        mask: NDArray[np.bool_],
-        logit_rows: NDArray[np.int64],
-    ) -> NDArray[np.float32]:
-        """See StepModel.step; the engine's call is this lane's alone."""
-        return cast(NDArray[np.float32], self._run_alone(token_ids, positions, mask, logit_rows))
-
-    def step_candidates(
-        self,
-        token_ids: NDArray[np.int64],
-        positions: NDArray[np.int64],
-        mask: NDArray[np.bool_],
-        logit_rows: NDArray[np.int64],
-    ) -> Candidates:
-        """See CandidateModel.step_candidates; the engine's call is this lane's alone."""
-        return cast(Candidates, self._run_alone(token_ids, positions, mask, logit_rows))
-
-    def _run_alone(self, *arguments: NDArray[Any]) -> EngineOutputs:
-        return self.pool.run([EngineCall(self, self._run_alone, Meter(), *arguments)])[0]
+    def num_top_logits(self) -> int:
+        """See StepModel."""
+        return num_top_logits(self.pool.model)
 
     def keep(self, rows: NDArray[np.int64]) -> None:
-        """See StepModel.keep; dropped rows stay in the engine's cache until they are in the way."""
+        """See RowCache.keep; dropped rows stay in the engine's cache until they are in the way."""
         self.rows = self.rows[rows]
 
 
@@ -106,7 +71,6 @@ class RowPool:
         """
         self.model = model
         self.max_rows = max_rows
-        self._step = step_of(model)
         self._shares_prefixes = shares_prefixes
         self._lanes: list[Lane] = []
         self._closed: list[Lane] = []  # their rows are there until the next clearing up
@@ -134,8 +98,8 @@ class RowPool:
         if lane.prefix.tokens:
             self._closed.append(lane)
 
-    def run(self, calls: Sequence[EngineCall]) -> list[EngineOutputs]:
-        """Make the calls of several lanes in one call of the engine; return the outputs of each.
+    def run(self, calls: Sequence[tuple[Lane, EngineCall]]) -> list[Logits]:
+        """Make the calls of several lanes in one call of the engine; return the logits of each.
 
         Two lanes with the rows [0, 1] and [2] that add two rows and one see, of the six,
 
@@ -143,27 +107,27 @@ class RowPool:
              [1, 1, 0, 1, 1, 0],
              [0, 0, 1, 0, 0, 1]]
         """
-        num_new = [len(call.token_ids) for call in calls]
+        num_new = [len(call.token_ids) for _, call in calls]
         self._make_room(sum(num_new))
         first_row = self.model.num_rows
         ends = np.cumsum(num_new)
         mask = np.zeros((ends[-1], first_row + ends[-1]), dtype=np.bool_)
         logit_rows = []
-        for call, end, size in zip(calls, ends.tolist(), num_new, strict=True):
-            lane, begin = lane_of(call), end - size
+        for (lane, call), end, size in zip(calls, ends.tolist(), num_new, strict=True):
+            begin = end - size
             mask[begin:end, lane.rows] = call.mask[:, : lane.num_rows]
             mask[begin:end, first_row + begin : first_row + end] = call.mask[:, lane.num_rows :]
             logit_rows.append(call.logit_rows + begin)
-        outputs = self._step(
-            np.concatenate([call.token_ids for call in calls]),
-            np.concatenate([call.positions for call in calls]),
+        logits = self.model.forward(
+            np.concatenate([call.token_ids for _, call in calls]),
+            np.concatenate([call.positions for _, call in calls]),
             mask,
             np.concatenate(logit_rows),
         )
-        for call, end, size in zip(calls, ends.tolist(), num_new, strict=True):
-            lane, new_rows = lane_of(call), np.arange(first_row + end - size, first_row + end)
+        for (lane, _), end, size in zip(calls, ends.tolist(), num_new, strict=True):
+            new_rows = np.arange(first_row + end - size, first_row + end)
             lane.rows = np.concatenate([lane.rows, new_rows])
-        return _split(outputs, np.cumsum([len(rows) for rows in logit_rows]).tolist())
+        return _split(logits, np.cumsum([len(rows) for rows in logit_rows]).tolist())
 
     def _make_room(self, num_new: int) -> None:
         """Drop dead rows where there are many, or no room for ``num_new`` without."""
@@ -182,21 +146,10 @@ class RowPool:
             lane.rows = new_rows[lane.rows]
 
 
-def lane_of(call: EngineCall) -> Lane:
-    """Return the lane whose rows a call is to add."""
-    return cast(Lane, call.model)
-
-
-def _split(outputs: EngineOutputs, ends: list[int]) -> list[EngineOutputs]:
-    """Return each call's part of the outputs, whose rows end where ``ends`` says."""
-    begins = [0, *ends[:-1]]
-    if isinstance(outputs, np.ndarray):
-        return [outputs[begin:end] for begin, end in zip(begins, ends, strict=True)]
-    return [
-        CandidateRows(
-            outputs.top_ids[begin:end],
-            outputs.top_logits[begin:end],
-            outputs.logsumexp[begin:end],
-        )
-        for begin, end in zip(begins, ends, strict=True)
-    ]
+def _split(logits: Logits, ends: list[int]) -> list[Logits]:
+    """Return each call's part of the logits, whose rows end where ``ends`` says."""
+    spans = [slice(begin, end) for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
+    if isinstance(logits, tuple):
+        top_ids, top_logits, logsumexp = logits
+        return [(top_ids[span], top_logits[span], logsumexp[span]) for span in spans]
+    return [logits[span] for span in spans]

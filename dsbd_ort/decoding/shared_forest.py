@@ -14,11 +14,10 @@ from dataclasses import dataclass
 
 from dsbd_ort.decoding.decode import DecodingLoop, DecodingRequest, decoding_loop
 from dsbd_ort.decoding.decoded import DecodeResult, DecodeStep
-from dsbd_ort.decoding.engine_call import EngineCall, EngineOutputs
 from dsbd_ort.decoding.forest_cache import PREFILL_CHUNK
 from dsbd_ort.decoding.meter import Clock
-from dsbd_ort.decoding.row_pool import Lane, RowPool, lane_of
-from dsbd_ort.decoding.step_model import StepModel
+from dsbd_ort.decoding.row_pool import Lane, RowPool
+from dsbd_ort.decoding.step_model import EngineCall, Logits, Role, StepModel
 
 Outcome = DecodeResult | BaseException
 """How a request ended; an exception is what a lone run would have raised. Its trace recorder and
@@ -30,19 +29,19 @@ class Tree:
     """A request on its way; ``SharedForest.join`` makes it.
 
     Attributes:
-        lanes: its rows in the caches of target and draft.
+        lanes: by engine, its rows of the cache.
         loop: of the request.
         wanted: the engine call that it waits for, None once it is over.
     """
 
-    lanes: tuple[Lane, Lane]
+    lanes: dict[Role, Lane]
     loop: DecodingLoop
     wanted: EngineCall | None = None
 
-    def call_of(self, pool: RowPool) -> EngineCall | None:
+    def call_of(self, role: Role) -> EngineCall | None:
         """Return the call that the request waits for if it is one of this engine."""
         call = self.wanted
-        return call if call is not None and lane_of(call).pool is pool else None
+        return call if call is not None and call.role == role else None
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ class SharedForest:
     """The live requests of one pair of engines.
 
     Attributes:
-        target, draft: the caches of both engines, of which every request has a lane.
+        pools: by engine, its cache, of which every request has a lane.
     """
 
     def __init__(
@@ -78,9 +77,11 @@ class SharedForest:
             shares_prefixes: whether prompts that begin alike are computed once.
             clock: seconds, for the statistics.
         """
-        self.target, self.draft = (
-            RowPool(model, max_rows, shares_prefixes=shares_prefixes) for model in (target, draft)
-        )
+        models: dict[Role, StepModel] = {"target": target, "draft": draft}
+        self.pools = {
+            role: RowPool(model, max_rows, shares_prefixes=shares_prefixes)
+            for role, model in models.items()
+        }
         self._clock = clock
         self._trees: list[Tree] = []
 
@@ -95,9 +96,10 @@ class SharedForest:
         Raises what ``decoding_loop`` raises.
         """
         known = request.prompt_ids[:-1]
-        lanes = self.target.open_lane(known), self.draft.open_lane(known)
+        lanes = {role: pool.open_lane(known) for role, pool in self.pools.items()}
+        target, draft = lanes["target"], lanes["draft"]
         request = dataclasses.replace(request, num_sharers=lambda: len(self._trees))
-        tree = Tree(lanes, decoding_loop(request, *lanes, (lanes[0].prefix, lanes[1].prefix)))
+        tree = Tree(lanes, decoding_loop(request, target, draft, (target.prefix, draft.prefix)))
         self._trees.append(tree)
         try:
             tree.wanted = next(tree.loop)  # type: ignore[assignment]  # no step comes before a call
@@ -112,8 +114,8 @@ class SharedForest:
             self._trees.remove(tree)
             tree.wanted = None
             tree.loop.close()
-            self.target.close_lane(tree.lanes[0])
-            self.draft.close_lane(tree.lanes[1])
+            for role, lane in tree.lanes.items():
+                self.pools[role].close_lane(lane)
 
     def iterate(self) -> list[Progress]:
         """Run one iteration of every request; return what it brought.
@@ -121,15 +123,15 @@ class SharedForest:
         A request whose prompt is still being computed brings nothing; one that ends has left.
         """
         progress: list[Progress] = []
-        prompts = self._next_prompts(self.draft)
-        while drafting := self._callers(self.draft, prompts):
-            self._run(self.draft, drafting, progress)
+        prompts = self._next_prompts("draft")
+        while drafting := self._callers("draft", prompts):
+            self._run("draft", drafting, progress)
             prompts = set()
-        if verifying := self._callers(self.target, self._next_prompts(self.target)):
-            self._run(self.target, verifying, progress)
+        if verifying := self._callers("target", self._next_prompts("target")):
+            self._run("target", verifying, progress)
         return progress
 
-    def _next_prompts(self, pool: RowPool) -> set[Tree]:
+    def _next_prompts(self, role: Role) -> set[Tree]:
         """Return whose prompts go on in this iteration: the oldest, no more rows than one piece.
 
         So the others wait no longer for many long prompts than for one.
@@ -137,40 +139,40 @@ class SharedForest:
         prompts: set[Tree] = set()
         num_rows = 0
         for tree in self._trees:
-            if (call := tree.call_of(pool)) is not None and call.is_prefill:
+            if (call := tree.call_of(role)) is not None and call.is_prefill:
                 num_rows += len(call.token_ids)
                 if prompts and num_rows > PREFILL_CHUNK:
                     break
                 prompts.add(tree)
         return prompts
 
-    def _callers(self, pool: RowPool, prompts: set[Tree]) -> list[Tree]:
+    def _callers(self, role: Role, prompts: set[Tree]) -> list[Tree]:
         """Return who waits for an engine; of those whose prompt it computes, only ``prompts``."""
         return [
             tree
             for tree in self._trees
-            if (call := tree.call_of(pool)) is not None and (tree in prompts or not call.is_prefill)
+            if (call := tree.call_of(role)) is not None and (tree in prompts or not call.is_prefill)
         ]
 
-    def _run(self, pool: RowPool, trees: list[Tree], progress: list[Progress]) -> None:
+    def _run(self, role: Role, trees: list[Tree], progress: list[Progress]) -> None:
         """Make the calls that the trees wait for together, and let each go on."""
-        calls = [tree.wanted for tree in trees if tree.wanted is not None]
+        calls = [(t.lanes[role], t.wanted) for t in trees if t.wanted is not None]
         began = self._clock()
         try:
-            outputs = pool.run(calls)
+            parts = self.pools[role].run(calls)
         except Exception as error:  # of the engine: all who took part have lost their rows
             for tree in trees:
                 self._end(tree, error, progress)
             return
         seconds = self._clock() - began
-        for tree, call, part in zip(trees, calls, outputs, strict=True):
+        for tree, (_, call), part in zip(trees, calls, parts, strict=True):
             call.meter.count(len(call.token_ids), seconds)
             self._advance(tree, part, progress)
 
-    def _advance(self, tree: Tree, outputs: EngineOutputs, progress: list[Progress]) -> None:
+    def _advance(self, tree: Tree, logits: Logits, progress: list[Progress]) -> None:
         """Let a request go on to the next call that it needs, or to its end."""
         try:
-            wanted = tree.loop.send(outputs)
+            wanted = tree.loop.send(logits)
             while isinstance(wanted, DecodeStep):
                 progress.append(Progress(tree, wanted))
                 wanted = tree.loop.send(None)

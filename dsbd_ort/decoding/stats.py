@@ -12,14 +12,16 @@ from dsbd_ort.decoding.meter import Clock, Meter
 
 @dataclass(frozen=True, kw_only=True)
 class DecodingStats:
-    """Statistics of one request. "Accepted" counts committed layers, nodes are counted apart.
+    """Statistics of one request. Tokens are nodes of the forest, layers hold one or more of them.
 
     Attributes:
-        num_spec_steps: iterations of draft, verify, select, prune.
-        num_draft_tokens: drafted layers, summed over iterations.
-        num_accepted_draft_tokens: layers committed beyond the one that every iteration gives.
-        mean_acceptance_length: layers committed per iteration, 1 + accepted / steps.
-        draft_acceptance_rate: accepted / drafted layers, None if nothing was drafted.
+        num_iterations: of draft, verify, select, prune.
+        num_draft_tokens: drafted nodes; one that stays in the forest counts once.
+        num_accepted_tokens: drafted nodes that were committed.
+        num_draft_layers: drafted layers, summed over iterations.
+        num_accepted_layers: layers committed beyond the one that every iteration gives.
+        mean_acceptance_length: layers committed per iteration, 1 + accepted layers / iterations.
+        draft_acceptance_rate: accepted / drafted tokens, None if nothing was drafted.
         acceptance_histogram: [j] iterations that accepted j layers; sum j * [j] is accepted.
         mean_beam_width: beams kept per committed layer, mean.
         num_prompt_tokens, num_output_tokens: of the prompt, of the best sequence.
@@ -34,9 +36,11 @@ class DecodingStats:
         energy_joules: None where nothing can measure it.
     """
 
-    num_spec_steps: int
+    num_iterations: int
     num_draft_tokens: int
-    num_accepted_draft_tokens: int
+    num_accepted_tokens: int
+    num_draft_layers: int
+    num_accepted_layers: int
     mean_acceptance_length: float
     draft_acceptance_rate: float | None
     acceptance_histogram: list[int]
@@ -66,35 +70,48 @@ class Recorder:
     clock: Clock = time.perf_counter
     began: float = 0.0
     first_token_at: float | None = None
-    num_drafted: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_draft_layers: int = 0
     accepted: list[int] = field(default_factory=list)
     widths: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.began = self.clock()
 
-    def record(self, num_drafted: int, layer_widths: list[int]) -> None:
-        """Note one iteration: layers drafted, and the width of every layer committed."""
+    def record(
+        self, num_draft_layers: int, layer_widths: list[int], num_drafted: int, num_accepted: int
+    ) -> None:
+        """Note one iteration: layers drafted, and the width of every layer committed.
+
+        num_drafted, num_accepted: nodes.
+        """
         if self.first_token_at is None:
             self.first_token_at = self.clock()
-        self.num_drafted += num_drafted
+        self.num_draft_layers += num_draft_layers
+        self.num_draft_tokens += num_drafted
+        self.num_accepted_tokens += num_accepted
         self.accepted.append(len(layer_widths) - 1)
         self.widths.extend(layer_widths)
 
     def stats(self, num_prompt_tokens: int, num_output_tokens: int) -> DecodingStats:
         """Return the statistics of the finished request."""
         now = self.clock()
-        total, steps, accepted = now - self.began, len(self.accepted), sum(self.accepted)
+        total, num_iterations = now - self.began, len(self.accepted)
+        num_accepted, num_drafted = self.num_accepted_tokens, self.num_draft_tokens
+        num_accepted_layers = sum(self.accepted)
         first = (self.first_token_at or now) - self.began
         target, draft = self.target, self.draft
         draft_s = draft.seconds if draft else 0.0
         more = num_output_tokens - 1
         return DecodingStats(
-            num_spec_steps=steps,
-            num_draft_tokens=self.num_drafted,
-            num_accepted_draft_tokens=accepted,
-            mean_acceptance_length=1 + accepted / steps,
-            draft_acceptance_rate=accepted / self.num_drafted if self.num_drafted else None,
+            num_iterations=num_iterations,
+            num_draft_tokens=num_drafted,
+            num_accepted_tokens=num_accepted,
+            num_draft_layers=self.num_draft_layers,
+            num_accepted_layers=num_accepted_layers,
+            mean_acceptance_length=1 + num_accepted_layers / num_iterations,
+            draft_acceptance_rate=num_accepted / num_drafted if num_drafted else None,
             acceptance_histogram=np.bincount(self.accepted).tolist(),
             mean_beam_width=float(np.mean(np.maximum(self.widths, 1))),  # a search's last is 0
             num_prompt_tokens=num_prompt_tokens,

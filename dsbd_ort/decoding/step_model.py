@@ -1,19 +1,31 @@
-"""The algorithm's only view of a model: append rows to a cache, get logits, keep some rows.
-
-A model may return the largest logits of a row instead of all: the second method, for engines that
-keep the vocabulary off the host. Dense logits stay the meaning.
-"""
+"""The algorithm's only view of a model: append rows to a cache, get logits, keep some rows."""
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dsbd_ort.decoding.meter import Meter
 
-class StepModel(Protocol):
-    """A language model with a key/value cache of rows."""
+TopLogits = tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]
+"""What an engine with a top-k head returns of R rows: (top_ids, top_logits, logsumexp).
+
+top_ids, top_logits: (R, K), the K largest logits of each row by decreasing logit, ties by
+increasing id. logsumexp: (R,), the log of the sum of exp(logit) over the whole vocabulary.
+"""
+
+Logits = NDArray[np.float32] | TopLogits
+"""The result of a forward: all logits of R rows, (R, vocab_size), or the largest of each."""
+
+Role = Literal["target", "draft"]
+
+
+class RowCache(Protocol):
+    """A key/value cache of rows, as the forest keeps book of it."""
 
     @property
     def vocab_size(self) -> int:
@@ -23,13 +35,23 @@ class StepModel(Protocol):
     def num_rows(self) -> int:
         """Rows now in the cache."""
 
-    def step(
+    def keep(self, rows: NDArray[np.int64]) -> None:
+        """Keep these cache rows, (K,) int64 increasing, in this order; drop all others."""
+
+
+class StepModel(RowCache, Protocol):
+    """A language model with a key/value cache of rows.
+
+    A model whose ``forward`` returns ``TopLogits`` has a further attribute, ``num_top_logits``: K.
+    """
+
+    def forward(
         self,
         token_ids: NDArray[np.int64],
         positions: NDArray[np.int64],
         mask: NDArray[np.bool_],
         logit_rows: NDArray[np.int64],
-    ) -> NDArray[np.float32]:
+    ) -> Logits:
         """Append S rows (parents before children) and return the logits of some of them.
 
         Args:
@@ -39,47 +61,50 @@ class StepModel(Protocol):
             logit_rows: (R,) int64. Which of the S rows need logits; may be empty.
 
         Returns:
-            (R, vocab_size) float32.
+            (R, vocab_size) float32, or ``TopLogits`` of R rows.
         """
 
-    def keep(self, rows: NDArray[np.int64]) -> None:
-        """Keep these cache rows, (K,) int64 increasing, in this order; drop all others."""
+
+def num_top_logits(model: RowCache) -> int:
+    """Return K of a model that returns the K largest logits of a row, 0 of one that returns all."""
+    number: int = getattr(model, "num_top_logits", 0)
+    return number
 
 
-class Candidates(Protocol):
-    """The K largest logits of each of R rows, by decreasing logit, ties by increasing id."""
+@dataclass(eq=False, slots=True)
+class EngineCall:
+    """One forward that a request needs before it can go on.
+
+    The loop yields it and never makes it: a request alone has its calls made at once, several
+    requests share theirs.
+
+    Attributes:
+        role: the engine.
+        meter: of the request, for this engine.
+        token_ids, positions, mask, logit_rows: the arguments of ``StepModel.forward``.
+    """
+
+    role: Role
+    meter: Meter
+    token_ids: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    mask: NDArray[np.bool_]
+    logit_rows: NDArray[np.int64]
 
     @property
-    def top_ids(self) -> NDArray[np.int64]:
-        """(R, K) int64. Their tokens."""
+    def is_prefill(self) -> bool:
+        """Whether it computes a part of the prompt: none of its rows needs logits."""
+        return not len(self.logit_rows)
 
-    @property
-    def top_logits(self) -> NDArray[np.float32]:
-        """(R, K) float32."""
-
-    @property
-    def logsumexp(self) -> NDArray[np.float32]:
-        """(R,) float32. Log of the sum of exp(logit) over the whole vocabulary."""
-
-
-@runtime_checkable
-class CandidateModel(StepModel, Protocol):
-    """A model that may return candidates; where ``num_candidates`` is not 0, only those."""
-
-    @property
-    def num_candidates(self) -> int:
-        """K, or 0 where ``step`` returns all logits."""
-
-    def step_candidates(
-        self,
-        token_ids: NDArray[np.int64],
-        positions: NDArray[np.int64],
-        mask: NDArray[np.bool_],
-        logit_rows: NDArray[np.int64],
-    ) -> Candidates:
-        """Append S rows as ``step`` does; return the K largest logits of the R asked ones."""
+    def run(self, model: StepModel) -> Logits:
+        """Make the call, for this request alone."""
+        meter = self.meter
+        began = meter.clock()
+        logits = model.forward(self.token_ids, self.positions, self.mask, self.logit_rows)
+        meter.count(len(self.token_ids), meter.clock() - began)
+        return logits
 
 
-def candidate_model(model: StepModel) -> CandidateModel | None:
-    """Return the model as one that returns candidates, None if it returns all logits."""
-    return model if isinstance(model, CandidateModel) and model.num_candidates else None
+Result = TypeVar("Result")
+EngineCalls = Generator[EngineCall, Logits, Result]
+"""A computation that needs engine calls on its way to a result: each is answered by its logits."""

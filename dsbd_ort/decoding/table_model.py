@@ -30,14 +30,14 @@ class TableModel:
         """Rows now in the cache."""
         return len(self._tokens)
 
-    def step(
+    def forward(
         self,
         token_ids: NDArray[np.int64],
         positions: NDArray[np.int64],
         mask: NDArray[np.bool_],
         logit_rows: NDArray[np.int64],
     ) -> NDArray[np.float32]:
-        """See StepModel.step.
+        """See StepModel.forward.
 
         Raises:
             ValueError: the rows a node sees are not exactly the positions 0 to its own.

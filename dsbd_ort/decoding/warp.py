@@ -136,7 +136,7 @@ class Warp:
         """Return the laws that ``laws`` returns, from the K largest logits of every row.
 
         Args:
-            top_ids: (num_rows, K) int64, see step_model.Candidates; 1 <= top_k <= K.
+            top_ids: (num_rows, K) int64, see step_model.TopLogits; 1 <= top_k <= K.
             top_logits: (num_rows, K) float32.
             logsumexp: (num_rows,) float32.
 

@@ -32,10 +32,10 @@ class Metrics:
         self.generation_tokens = self._counter("vllm:generation_tokens", "Tokens returned.")
         self.num_drafts = self._counter("vllm:spec_decode_num_drafts", "Drafted forests.")
         self.num_draft_tokens = self._counter(
-            "vllm:spec_decode_num_draft_tokens", "Drafted layers."
+            "vllm:spec_decode_num_draft_tokens", "Drafted tokens, all branches counted."
         )
         self.num_accepted_tokens = self._counter(
-            "vllm:spec_decode_num_accepted_tokens", "Drafted layers that were committed."
+            "vllm:spec_decode_num_accepted_tokens", "Drafted tokens that were committed."
         )
         self.num_cancelled = self._counter("dsbd:requests_cancelled", "Requests given up.")
         self.first_token = self._histogram(
@@ -115,9 +115,9 @@ class RequestMeter:
         if stats.time_per_output_token_s is not None:
             metrics.per_token.observe(stats.time_per_output_token_s)
         if stats.num_draft_tokens:
-            metrics.num_drafts.inc(stats.num_spec_steps)
+            metrics.num_drafts.inc(stats.num_iterations)
             metrics.num_draft_tokens.inc(stats.num_draft_tokens)
-            metrics.num_accepted_tokens.inc(stats.num_accepted_draft_tokens)
+            metrics.num_accepted_tokens.inc(stats.num_accepted_tokens)
         for sequence in result.sequences:
             metrics.generation_tokens.inc(len(sequence.token_ids))
             metrics.answer_length.observe(len(sequence.token_ids))

@@ -9,7 +9,7 @@ from pathlib import Path
 from dsbd_export.errors import ExportError
 from dsbd_export.tensorrt_options import TensorrtOptions
 from dsbd_runtime.bundle import DTYPES, QUANTIZATIONS
-from dsbd_runtime.head import parse_num_candidates
+from dsbd_runtime.head import parse_num_top_logits
 from dsbd_runtime.trt_module import FLAVOURS
 
 MIN_CONTEXT = 16  # the parity gate needs a prompt and a tree of three levels
@@ -76,7 +76,7 @@ class ExportConfig:
     @property
     def num_candidates(self) -> int:
         """Return K of "topk:K", 0 of "full"."""
-        return parse_num_candidates(self.logits)
+        return parse_num_top_logits(self.logits)
 
     @property
     def tensorrt(self) -> TensorrtOptions | None:
@@ -126,7 +126,7 @@ class ExportConfig:
 
     def _check_logits(self) -> None:
         try:
-            parse_num_candidates(self.logits)
+            parse_num_top_logits(self.logits)
         except ValueError as error:
             raise ExportError(
                 f"logits={self.logits!r} is no kind of output; use full, or topk:K with K from 1 "

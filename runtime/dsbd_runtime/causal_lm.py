@@ -1,4 +1,4 @@
-"""A language model that steps over a forest: rows in, logits or candidates out, rows kept."""
+"""A language model over a forest: rows in, logits out, rows kept."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from types import TracebackType
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_runtime.errors import InputError
 from dsbd_runtime.graph import LOGITS, LOGSUMEXP, TOP_IDS, TOP_LOGITS
-from dsbd_runtime.head import Candidates, empty_outputs, head_outputs, parse_num_candidates
+from dsbd_runtime.head import TopLogits, empty_outputs, head_outputs, parse_num_top_logits
 from dsbd_runtime.manifest import ModelEntry
 from dsbd_runtime.session import Session, StepInputs, StepOutputs
 from dsbd_runtime.step_checks import check_keep, check_step
@@ -21,15 +20,14 @@ MAX_STEP_ROWS = 256
 class CausalLM:
     """One engine as the algorithm sees it; a context manager that closes its session.
 
-    The cache is a list of rows. ``step`` appends rows (``step_candidates`` where the engine has a
-    top-k head), ``keep`` drops some; whichever raises leaves rows that are right, and
-    ``num_rows`` says how many.
+    The cache is a list of rows. ``forward`` appends rows, ``keep`` drops some; either leaves the
+    rows valid when it raises, and ``num_rows`` says how many.
     """
 
     def __init__(self, session: Session, entry: ModelEntry) -> None:
         self._session = session
         self._vocab_size = entry.vocab_size
-        self._num_candidates = parse_num_candidates(entry.logits)
+        self._num_top_logits = parse_num_top_logits(entry.logits)
         self._head = head_outputs(entry.logits, entry.vocab_size)
         self._context_length = entry.context_length
         self._masks = StepMasks(entry.masks, entry.sliding_window, MAX_STEP_ROWS)
@@ -43,9 +41,9 @@ class CausalLM:
         return self._vocab_size
 
     @property
-    def num_candidates(self) -> int:
-        """Candidates of each row by ``step_candidates``; 0 where ``step`` returns all logits."""
-        return self._num_candidates
+    def num_top_logits(self) -> int:
+        """K of an engine with a top-k head; 0 where ``forward`` returns all logits."""
+        return self._num_top_logits
 
     @property
     def context_length(self) -> int:
@@ -71,13 +69,13 @@ class CausalLM:
         """Let ``kv_bytes_peak`` start again at ``kv_bytes``."""
         self._kv_bytes_peak = self._session.kv_bytes
 
-    def step(
+    def forward(
         self,
         token_ids: NDArray[np.int64],
         positions: NDArray[np.int64],
         mask: NDArray[np.bool_],
         logit_rows: NDArray[np.int64],
-    ) -> NDArray[np.float32]:
+    ) -> NDArray[np.float32] | TopLogits:
         """Append S rows (parents before children) and return the logits of some of them.
 
         More than ``MAX_STEP_ROWS`` rows go in several calls: no mask of S x capacity is built.
@@ -89,37 +87,17 @@ class CausalLM:
             logit_rows: (R,) int64. Which of the S rows need logits, in any order; may be empty.
 
         Returns:
-            (R, vocab_size) float32, the caller's own array.
+            (R, vocab_size) float32, or the ``TopLogits`` of R rows where the engine has a top-k
+            head; the caller's own arrays.
 
-        Raises InputError for a wrong shape, type or value, or an engine with a top-k head,
-        CapacityError for a position beyond the context or caches beyond the memory.
+        Raises InputError for a wrong shape, type or value, CapacityError for a position beyond
+        the context or caches beyond the memory.
         """
-        if self._num_candidates:
-            raise InputError(
-                f"step returns all logits, this engine only the {self._num_candidates} largest "
-                "of a row; call step_candidates, or export with --logits full"
-            )
-        logits: NDArray[np.float32] = self._step(token_ids, positions, mask, logit_rows)[LOGITS]
+        outputs = self._forward(token_ids, positions, mask, logit_rows)
+        if self._num_top_logits:
+            return TopLogits(outputs[TOP_IDS], outputs[TOP_LOGITS], outputs[LOGSUMEXP])
+        logits: NDArray[np.float32] = outputs[LOGITS]
         return logits
-
-    def step_candidates(
-        self,
-        token_ids: NDArray[np.int64],
-        positions: NDArray[np.int64],
-        mask: NDArray[np.bool_],
-        logit_rows: NDArray[np.int64],
-    ) -> Candidates:
-        """Append S rows as ``step`` does and return the ``num_candidates`` largest logits of some.
-
-        Raises InputError also for an engine without a top-k head.
-        """
-        if not self._num_candidates:
-            raise InputError(
-                "step_candidates needs an engine with a top-k head, this one returns all logits; "
-                f"call step, or export with --logits topk:K, K up to {self._vocab_size}"
-            )
-        outputs = self._step(token_ids, positions, mask, logit_rows)
-        return Candidates(outputs[TOP_IDS], outputs[TOP_LOGITS], outputs[LOGSUMEXP])
 
     def keep(self, rows: NDArray[np.int64]) -> None:
         """Keep the cache rows ``rows``, (K,) int64 strictly increasing; drop all others.
@@ -162,7 +140,7 @@ class CausalLM:
         """Close the model."""
         self.close()
 
-    def _step(
+    def _forward(
         self,
         token_ids: NDArray[np.int64],
         positions: NDArray[np.int64],

@@ -7,7 +7,7 @@ the exponentials of all, so that log-probabilities are known without a row of th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +18,7 @@ FULL = "full"
 _TOP_PREFIX = "topk:"
 
 
-@dataclass(frozen=True)
-class Candidates:
+class TopLogits(NamedTuple):
     """The K largest logits of each of R rows, by decreasing logit, ties by increasing id.
 
     Attributes:
@@ -42,7 +41,7 @@ class HeadOutput:
     row_shape: tuple[int, ...]
 
 
-def parse_num_candidates(kind: str) -> int:
+def parse_num_top_logits(kind: str) -> int:
     """Return K of "topk:K", 0 of "full"; raise ValueError for any other text."""
     if kind == FULL:
         return 0
@@ -54,12 +53,12 @@ def parse_num_candidates(kind: str) -> int:
 
 def head_outputs(kind: str, vocab_size: int) -> tuple[HeadOutput, ...]:
     """Return the outputs of an engine that returns ``kind``, caches aside."""
-    num_candidates = parse_num_candidates(kind)
-    if not num_candidates:
+    num_top_logits = parse_num_top_logits(kind)
+    if not num_top_logits:
         return (HeadOutput(LOGITS, np.float32, (vocab_size,)),)
     return (
-        HeadOutput(TOP_LOGITS, np.float32, (num_candidates,)),
-        HeadOutput(TOP_IDS, np.int64, (num_candidates,)),
+        HeadOutput(TOP_LOGITS, np.float32, (num_top_logits,)),
+        HeadOutput(TOP_IDS, np.int64, (num_top_logits,)),
         HeadOutput(LOGSUMEXP, np.float32, ()),
     )
 

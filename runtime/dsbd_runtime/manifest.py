@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dsbd_runtime.errors import BundleError
 from dsbd_runtime.graph import ATTENTION_MASK, ATTENTION_MASK_SLIDING
-from dsbd_runtime.head import parse_num_candidates
+from dsbd_runtime.head import parse_num_top_logits
 from dsbd_runtime.typed_json import in_short, json_from_file, mismatch, typed
 
 SCHEMA_VERSION = 2
@@ -171,7 +171,7 @@ def check_entry(entry: ModelEntry, where: str) -> None:
 
 def _check_logits(entry: ModelEntry, where: str) -> None:
     try:
-        is_known = parse_num_candidates(entry.logits) <= entry.vocab_size
+        is_known = parse_num_top_logits(entry.logits) <= entry.vocab_size
     except ValueError:
         is_known = False
     if not is_known:

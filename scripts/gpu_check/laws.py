@@ -29,11 +29,11 @@ def laws_along(
         tokens = np.array(token_ids[first : first + size], np.int64)
         mask = np.tri(size, first + size, first, dtype=np.bool_)
         rows = np.arange(size)
-        if model.num_candidates:
-            found = model.step_candidates(tokens, first + rows, mask, rows)
-            laws += warp.laws_of_candidates(found.top_ids, found.top_logits, found.logsumexp)
+        logits = model.forward(tokens, first + rows, mask, rows)
+        if isinstance(logits, tuple):
+            laws += warp.laws_of_candidates(*logits)
         else:
-            laws += warp.laws(model.step(tokens, first + rows, mask, rows))
+            laws += warp.laws(logits)
         turn += 1
     return laws
 
@@ -57,7 +57,7 @@ def total_variation(law: TokenLaw, other: TokenLaw) -> float:
 
 def whole_law_warp(model: CausalLM) -> Warp:
     """Return the warp that changes nothing, over as many tokens as the model names."""
-    return Warp(temperature=1.0, top_k=model.num_candidates, top_p=1.0)
+    return Warp(temperature=1.0, top_k=model.num_top_logits, top_p=1.0)
 
 
 def variations(laws: Sequence[TokenLaw], others: Sequence[TokenLaw]) -> NDArray[np.float64]:

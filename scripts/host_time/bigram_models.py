@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_runtime.head import Candidates
+from dsbd_runtime.head import TopLogits
 
 NUM_STATES = 512
 SPREAD = 2.5  # standard deviation of the logits: some 20 tokens have most of the probability
@@ -29,14 +29,14 @@ class DenseBigram:
         self.num_rows = 0
         self._logits = logits
 
-    def step(
+    def forward(
         self,
         token_ids: NDArray[np.int64],
         positions: NDArray[np.int64],
         mask: NDArray[np.bool_],
         logit_rows: NDArray[np.int64],
     ) -> NDArray[np.float32]:
-        """See StepModel.step."""
+        """See StepModel.forward."""
         self.num_rows += len(token_ids)
         return self._logits[token_ids[logit_rows] % NUM_STATES]
 
@@ -46,23 +46,23 @@ class DenseBigram:
 
 
 class TopKBigram(DenseBigram):
-    """The same with a top-k head: a CandidateModel."""
+    """The same with a top-k head: a model that returns TopLogits."""
 
-    def __init__(self, logits: NDArray[np.float32], num_candidates: int) -> None:
+    def __init__(self, logits: NDArray[np.float32], num_top_logits: int) -> None:
         super().__init__(logits)
-        self.num_candidates = num_candidates
-        self._ids = np.argsort(-logits, axis=1, kind="stable")[:, :num_candidates]
+        self.num_top_logits = num_top_logits
+        self._ids = np.argsort(-logits, axis=1, kind="stable")[:, :num_top_logits]
         self._top = np.take_along_axis(logits, self._ids, axis=1)
         self._sums = np.log(np.exp(logits.astype(np.float64)).sum(axis=1)).astype(np.float32)
 
-    def step_candidates(
+    def forward(  # type: ignore[override]
         self,
         token_ids: NDArray[np.int64],
         positions: NDArray[np.int64],
         mask: NDArray[np.bool_],
         logit_rows: NDArray[np.int64],
-    ) -> Candidates:
-        """See CandidateModel.step_candidates."""
+    ) -> TopLogits:
+        """See StepModel.forward."""
         self.num_rows += len(token_ids)
         states = token_ids[logit_rows] % NUM_STATES
-        return Candidates(self._ids[states], self._top[states], self._sums[states])
+        return TopLogits(self._ids[states], self._top[states], self._sums[states])

@@ -45,11 +45,13 @@ class FakePipeline:
 
 
 def stats(**changes):
-    """2 iterations of 2 drafted layers; the first accepted 2 and the second none."""
+    """2 iterations of 2 drafted layers of 4 tokens; the first accepted 2 and the second none."""
     values = {
-        "num_spec_steps": 2,
-        "num_draft_tokens": 4,
-        "num_accepted_draft_tokens": 2,
+        "num_iterations": 2,
+        "num_draft_tokens": 16,
+        "num_accepted_tokens": 8,
+        "num_draft_layers": 4,
+        "num_accepted_layers": 2,
         "mean_acceptance_length": 2.0,
         "draft_acceptance_rate": 0.5,
         "acceptance_histogram": [1, 0, 1],

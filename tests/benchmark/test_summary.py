@@ -60,9 +60,11 @@ def test_a_run_is_summed_over_its_requests():
         measurement(
             dsbd.name,
             1.0,
-            num_spec_steps=6,
-            num_draft_tokens=16,
-            num_accepted_draft_tokens=8,
+            num_iterations=6,
+            num_draft_tokens=64,
+            num_accepted_tokens=22,
+            num_draft_layers=16,
+            num_accepted_layers=8,
             acceptance_histogram=[2, 2, 1, 0, 1],
             mean_beam_width=1.0,
             target_rows=30,
@@ -77,7 +79,7 @@ def test_a_run_is_summed_over_its_requests():
     assert second.settings["strategy"] == "dsbd" and second.settings["draft_beams"] == (4,) * 4
     assert second.tokens_per_s.median == 4.0
     assert second.mean_acceptance_length == 18 / 8
-    assert second.draft_acceptance_rate == 10 / 20
+    assert second.draft_acceptance_rate == 30 / 80
     assert second.acceptance_histogram == [3, 2, 2, 0, 1]
     assert second.mean_beam_width == pytest.approx((4 * 3.0 + 14 * 1.0) / 18)
     assert second.target_rows_per_iteration == (40 - 2 * 4) / 8

@@ -22,8 +22,8 @@ def dsbd_run(*arguments, text=None):
 def test_text_goes_to_stdout_and_statistics_to_stderr(demo_bundle):
     done = dsbd_run(demo_bundle, "--prompt", "def f(x):", "--num-beams", 4, "--stats", *SHORT)
     assert done.exit_code == 0, done.stderr
-    assert done.stdout.startswith("def f(x):") and "num_spec_steps" not in done.stdout
-    for name in ("num_spec_steps", "draft_acceptance_rate", "host_s", "kv_bytes_peak"):
+    assert done.stdout.startswith("def f(x):") and "num_iterations" not in done.stdout
+    for name in ("num_iterations", "draft_acceptance_rate", "host_s", "kv_bytes_peak"):
         assert name in done.stderr
 
 

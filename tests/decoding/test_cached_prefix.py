@@ -72,7 +72,7 @@ def test_the_noted_tokens_are_those_of_the_rows(strategy, options):
             model.keep(np.arange(num_cached))
             before = len(model.computed_paths)
             mask = np.ones((1, num_cached + 1), dtype=np.bool_)
-            model.step(np.array([0]), np.array([num_cached]), mask, np.array([0]))
+            model.forward(np.array([0]), np.array([num_cached]), mask, np.array([0]))
             assert model.computed_paths[before] == (*prefix.tokens, 0)
 
 

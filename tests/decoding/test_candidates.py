@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dsbd_ort.decoding import ConfigError, DecodingConfig, ModelError, TableModel, decode
-from tests.decoding.candidate_table import CandidateTable, TableCandidates
+from tests.decoding.candidate_table import CandidateTable, TableTop
 from tests.decoding.tables import mixed_table, random_table
 
 VOCAB, NUM_CANDIDATES, EOS = 24, 10, 5
@@ -111,9 +111,9 @@ def test_a_draft_that_the_strategy_does_not_touch_may_have_any_head():
 
 
 class ShortRows(CandidateTable):
-    def step_candidates(self, *step):
-        found = super().step_candidates(*step)
-        return TableCandidates(found.top_ids, found.top_logits[:, 1:], found.logsumexp)
+    def forward(self, *rows):
+        found = super().forward(*rows)
+        return TableTop(found.top_ids, found.top_logits[:, 1:], found.logsumexp)
 
 
 def test_candidates_of_a_wrong_shape_are_named():

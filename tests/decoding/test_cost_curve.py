@@ -28,9 +28,9 @@ class TimedModel(TableModel):
         self._clock = clock
         self._per_row = per_row
 
-    def step(self, token_ids, positions, mask, logit_rows):
+    def forward(self, token_ids, positions, mask, logit_rows):
         self._clock[0] += 1.0 + self._per_row * len(token_ids)
-        return super().step(token_ids, positions, mask, logit_rows)
+        return super().forward(token_ids, positions, mask, logit_rows)
 
 
 def test_both_engines_are_measured_and_left_empty():

@@ -124,8 +124,8 @@ def test_sequences_come_best_first_by_score():
 
 
 class WrongShape(TableModel):
-    def step(self, token_ids, positions, mask, logit_rows):
-        return super().step(token_ids, positions, mask, logit_rows)[:, :-1]
+    def forward(self, token_ids, positions, mask, logit_rows):
+        return super().forward(token_ids, positions, mask, logit_rows)[:, :-1]
 
 
 def test_a_model_that_breaks_its_word_is_named():

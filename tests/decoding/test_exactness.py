@@ -191,8 +191,8 @@ def test_statistics_obey_their_identities():
         config = DecodingConfig(num_beams=3, max_new_tokens=17, eos_token_id=4)
         stats = run(config, TARGET, DRAFTS["decent"], VOCAB, seed).stats
         histogram = stats.acceptance_histogram
-        assert sum(histogram) == stats.num_spec_steps
-        assert sum(j * n for j, n in enumerate(histogram)) == stats.num_accepted_draft_tokens
-        assert stats.num_accepted_draft_tokens <= stats.num_draft_tokens
+        assert sum(histogram) == stats.num_iterations
+        assert sum(j * n for j, n in enumerate(histogram)) == stats.num_accepted_layers
+        assert stats.num_accepted_tokens <= stats.num_draft_tokens
         parts = stats.target_s + stats.draft_s + stats.host_s
         assert 0 < stats.time_to_first_token_s <= parts

@@ -92,7 +92,7 @@ def answered(
         for progress in forest.iterate():
             tree, request = live[id(progress.tree)]
             if isinstance(progress.event, DecodeStep):
-                for i, lane in enumerate(tree.lanes):
+                for i, lane in enumerate(tree.lanes.values()):
                     request.most_rows[i] = max(request.most_rows[i], lane.num_rows)
                 continue
             assert isinstance(progress.event, DecodeResult), progress.event
@@ -191,11 +191,11 @@ class Watched:
     def num_rows(self) -> int:
         return self.model.num_rows
 
-    def step(self, *arguments: np.ndarray) -> np.ndarray:
+    def forward(self, *arguments: np.ndarray) -> np.ndarray:
         self.rows_of_calls.append(len(arguments[0]))
         if len(self.rows_of_calls) == self._failing_call:
             raise RuntimeError("no memory")
-        logits = self.model.step(*arguments)
+        logits = self.model.forward(*arguments)
         self.most_rows = max(self.most_rows, self.model.num_rows)
         return logits
 
@@ -269,7 +269,7 @@ def test_prompts_that_begin_alike_are_computed_once(
     first, *others = [Asked(options, (*begin, seed), seed) for seed in range(5)]
     answered(forest, [first], 1, iter(lambda: True, None))
     answered(forest, others, 4, iter(lambda: True, None))
-    computed = forest.target.model.computed_paths
+    computed = forest.pools["target"].model.computed_paths
     assert sum(len(path) <= 200 for path in computed) == num_computed
     for request in (first, *others):
         assert all_tokens(request.result) == request.alone()
@@ -317,4 +317,4 @@ def test_requests_that_leave_before_they_began_leave_nothing() -> None:
     forest = shared()
     for seed in range(50):
         forest.leave(forest.join(Asked(OPTIONS[0], (1, 2, 3), seed).request()))
-    assert forest.target.num_lanes == forest.draft.num_lanes == 0
+    assert [pool.num_lanes for pool in forest.pools.values()] == [0, 0]

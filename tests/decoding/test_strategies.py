@@ -61,12 +61,15 @@ def test_statistics_obey_their_identities(variant):
     for seed in range(10):
         stats = outcome(seed, **variant).stats
         histogram = stats.acceptance_histogram
-        assert sum(histogram) == stats.num_spec_steps
-        assert sum(j * n for j, n in enumerate(histogram)) == stats.num_accepted_draft_tokens
-        steps, accepted = stats.num_spec_steps, stats.num_accepted_draft_tokens
+        assert sum(histogram) == stats.num_iterations
+        assert sum(j * n for j, n in enumerate(histogram)) == stats.num_accepted_layers
+        steps, accepted = stats.num_iterations, stats.num_accepted_layers
         assert stats.mean_acceptance_length == pytest.approx(1 + accepted / steps)
         if stats.num_draft_tokens:
-            assert stats.draft_acceptance_rate == accepted / stats.num_draft_tokens
+            rate = stats.num_accepted_tokens / stats.num_draft_tokens
+            assert stats.draft_acceptance_rate == rate <= 1.0
+        assert stats.num_accepted_layers <= stats.num_accepted_tokens or stats.num_draft_layers == 0
+        assert stats.num_draft_layers <= stats.num_draft_tokens
         assert (stats.draft_calls > 0) == (stats.draft_rows > 0)
 
 

@@ -111,7 +111,7 @@ def test_fewer_possible_candidates_than_beams_are_drafted_as_they_are(top_p: flo
         assert all_tokens(drafted) == all_tokens(plain)
         if top_p == 1e-9:  # one possible continuation: one row a layer
             stats = drafted.stats
-            assert stats.target_rows <= 2 + stats.num_spec_steps + stats.num_draft_tokens
+            assert stats.target_rows <= 2 + stats.num_iterations + stats.num_draft_layers
 
 
 @pytest.mark.parametrize("num_beams", [1, 2])
@@ -166,7 +166,7 @@ def test_rows_that_cost_nothing_are_taken_and_dear_ones_are_not():
 
 def test_a_draft_that_is_never_right_is_given_up_but_tried_again():
     stats = long_run(HOSTILE, DEAR_ROWS).stats
-    assert stats.num_draft_tokens < 0.15 * stats.num_spec_steps
+    assert stats.num_draft_layers < 0.15 * stats.num_iterations
     later = [generate(HOSTILE, s, DEAR_ROWS, draft_policy="throughput") for s in range(3)]
     assert all(result.stats.draft_calls >= 1 for result in later)  # every request starts afresh
 
@@ -178,7 +178,7 @@ def test_experience_is_carried_from_request_to_request():
         generate(HOSTILE, seed, DEAR_ROWS, experience, draft_policy="throughput", **options)
     taught = generate(HOSTILE, 9, DEAR_ROWS, experience, draft_policy="throughput", **options)
     fresh = generate(HOSTILE, 9, DEAR_ROWS, draft_policy="throughput", **options)
-    assert taught.stats.num_draft_tokens < fresh.stats.num_draft_tokens
+    assert taught.stats.num_draft_layers < fresh.stats.num_draft_tokens
 
 
 def test_costs_are_measured_where_none_are_given():

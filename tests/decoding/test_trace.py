@@ -73,9 +73,9 @@ def test_iterations_add_up_to_the_statistics(variant):
         stats, iterations = result.stats, trace.iterations
         num_prefilled = len(PROMPT) - 1
         drafts = trace.config.row.has_draft
-        assert len(iterations) == stats.num_spec_steps
-        assert sum(len(i.drafted) for i in iterations) == stats.num_draft_tokens
-        assert sum(len(i.committed) - 1 for i in iterations) == stats.num_accepted_draft_tokens
+        assert len(iterations) == stats.num_iterations
+        assert sum(len(i.drafted) for i in iterations) == stats.num_draft_layers
+        assert sum(len(i.committed) - 1 for i in iterations) == stats.num_accepted_layers
         assert sum(i.target_rows for i in iterations) == stats.target_rows - num_prefilled
         assert sum(i.draft_rows for i in iterations) == stats.draft_rows - num_prefilled * drafts
         assert sum(i.target_s for i in iterations) <= stats.target_s

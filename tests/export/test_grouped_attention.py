@@ -60,7 +60,7 @@ def test_logits_are_those_of_the_fused_export(grouped, exported_others):
         found = []
         for exported in (exported_others, grouped):
             with load_causal_lm(open_bundle(exported.config.output), role) as model:
-                found.append(np.concatenate([model.step(*prefix), model.step(*tree)]))
+                found.append(np.concatenate([model.forward(*prefix), model.forward(*tree)]))
         np.testing.assert_allclose(found[1], found[0], atol=2e-5)
         assert np.ptp(found[0]) > 0.1
 

@@ -55,9 +55,9 @@ def test_candidates_are_those_of_the_dense_export(exported_topk, exported):
     step = (np.array([5, 6, 7]), np.arange(3), np.tri(3, dtype=np.bool_), np.array([2, 0]))
     for role in ("target", "draft"):
         with load_causal_lm(open_bundle(exported.config.output), role) as dense:
-            logits = dense.step(*step)
+            logits = dense.forward(*step)
         with load_causal_lm(open_bundle(exported_topk.config.output), role) as topk:
-            found = topk.step_candidates(*step)
+            found = topk.forward(*step)
         assert_candidates_of(found, logits)
 
 

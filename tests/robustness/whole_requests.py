@@ -304,7 +304,7 @@ def check_stats(stats: DecodingStats, config: DecodingConfig, request: WholeRequ
     for name, value in values.items():
         if isinstance(value, int | float):
             assert math.isfinite(value) and value >= 0, name
-    assert sum(stats.acceptance_histogram) == stats.num_spec_steps
+    assert sum(stats.acceptance_histogram) == stats.num_iterations
     if not config.row.has_draft:
         assert stats.draft_calls == stats.draft_rows == 0
     assert stats.num_prompt_tokens == len(request.prompt)
@@ -327,6 +327,7 @@ def config_without_draft(config: DecodingConfig) -> DecodingConfig | None:
         config.coupling == "rejection"
         or config.width_policy == "threshold"
         or config.memory == "single"
+        or (config.replacement and config.width == 1)  # one draw has nothing to replace
     )
     if plain is None or is_seen:
         return None
@@ -383,7 +384,9 @@ def with_others(request: WholeRequest, config: DecodingConfig) -> DecodeResult:
                 outcome = progress.event
         for tree in (early, late):
             if tree is not None:
-                held = [max(h, lane.num_rows) for h, lane in zip(held, tree.lanes, strict=True)]
+                held = [
+                    max(h, lane.num_rows) for h, lane in zip(held, tree.lanes.values(), strict=True)
+                ]
         if iteration > 1 and forest.num_trees == 0:
             break
     assert max(held) <= most_rows(len(request.prompt), config), "more rows than were reserved"

@@ -29,7 +29,7 @@ def append_chain(model: CausalLM, num_new: int, logit_rows: list[int] | None = N
     """Append rows whose token id and position are their row number."""
     rows = np.arange(model.num_rows, model.num_rows + num_new)
     mask = np.arange(rows[-1] + 1) <= rows[:, None]
-    return model.step(rows, rows, mask, np.array(logit_rows or [], np.int64))
+    return model.forward(rows, rows, mask, np.array(logit_rows or [], np.int64))
 
 
 def test_rows_are_appended_one_step_after_the_other() -> None:
@@ -47,7 +47,7 @@ def test_masks_are_padded_to_the_capacity_with_false() -> None:
     append_chain(model, 1)
     model.keep(np.array([0, 1]))
     mask = np.array([[True, False, True, False], [True, True, True, True]])
-    model.step(np.array([7, 8]), np.array([2, 3]), mask, np.array([0]))
+    model.forward(np.array([7, 8]), np.array([2, 3]), mask, np.array([0]))
     found = session.calls[-1].masks
     assert list(found) == [ATTENTION_MASK]
     np.testing.assert_array_equal(found[ATTENTION_MASK][:, :4], mask)
@@ -59,13 +59,13 @@ def test_the_sliding_mask_cuts_by_position_also_after_keep() -> None:
     model = CausalLM(session, SLIDING_ENTRY)
     append_chain(model, 3)  # positions 0, 1, 2
     siblings = np.array([[1, 1, 1, 1, 0], [1, 1, 1, 0, 1]], np.bool_)
-    model.step(np.array([5, 6]), np.array([3, 3]), siblings, np.array([], np.int64))
+    model.forward(np.array([5, 6]), np.array([3, 3]), siblings, np.array([], np.int64))
     assert session.calls[-1].masks[ATTENTION_MASK_SLIDING][:, :5].tolist() == [
         [False, False, True, True, False],
         [False, False, True, False, True],
     ]
     model.keep(np.array([0, 2, 4]))  # positions 0, 2, 3
-    model.step(np.array([9]), np.array([4]), np.ones((1, 4), np.bool_), np.array([0]))
+    model.forward(np.array([9]), np.array([4]), np.ones((1, 4), np.bool_), np.array([0]))
     masks = session.calls[-1].masks
     assert masks[ATTENTION_MASK][0, :4].tolist() == [True, True, True, True]
     assert masks[ATTENTION_MASK_SLIDING][0, :4].tolist() == [False, False, True, True]
@@ -205,10 +205,10 @@ def test_a_bad_step_is_refused_and_changes_nothing(
     session, model = new_model()
     append_chain(model, 4)
     with pytest.raises(InputError, match=message):
-        model.step(**{**good, **changes})
+        model.forward(**{**good, **changes})
     assert model.num_rows == 4
     assert len(session.calls) == 1
-    model.step(**good)
+    model.forward(**good)
 
 
 def test_a_long_step_may_not_look_ahead_across_chunks() -> None:
@@ -217,7 +217,7 @@ def test_a_long_step_may_not_look_ahead_across_chunks() -> None:
     mask[3, 599] = True
     rows = np.arange(600)
     with pytest.raises(InputError, match="mask lets a row see a later row"):
-        model.step(rows, rows, mask, rows[:1])
+        model.forward(rows, rows, mask, rows[:1])
 
 
 def test_a_position_beyond_the_context_is_a_capacity_error() -> None:
@@ -226,7 +226,7 @@ def test_a_position_beyond_the_context_is_a_capacity_error() -> None:
     with pytest.raises(CapacityError, match=r"position 10 does not fit.* 10 positions \(0 to 9\)"):
         append_chain(model, 1)
     sibling = np.tri(1, 11, 10, dtype=np.bool_)
-    model.step(np.array([3]), np.array([9]), sibling, np.array([0]))
+    model.forward(np.array([3]), np.array([9]), sibling, np.array([0]))
     assert model.num_rows == 11  # rows may outnumber positions
 
 

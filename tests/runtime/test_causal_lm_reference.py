@@ -32,7 +32,7 @@ class Forest:
         self.token_ids += token_ids
         self.parents += parents
         tokens, positions, mask = self._arrays()
-        found = self.model.step(
+        found = self.model.forward(
             tokens[first:], positions[first:], mask[first:], np.array(logit_rows, np.int64)
         )
         wanted = reference_logits(self.tiny, tokens, positions, mask)[first:][logit_rows]
@@ -156,9 +156,9 @@ def test_logits_are_the_callers_own(tmp_path: Path) -> None:
     tiny = TinyModel()
     with opened(tiny, tmp_path) as model:
         row = (np.array([1]), np.array([0]), np.ones((1, 1), np.bool_), np.array([0]))
-        first = model.step(*row)
+        first = model.forward(*row)
         copy = first.copy()
         model.keep(np.array([], np.int64))
-        model.step(np.array([2]), *row[1:])
+        model.forward(np.array([2]), *row[1:])
         np.testing.assert_array_equal(first, copy)
         assert first.flags.owndata

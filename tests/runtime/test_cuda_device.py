@@ -115,10 +115,10 @@ def test_a_session_runs_on_it(tiny_bundle: Bundle) -> None:
         outputs = []
         for each in (model, wanted.model):
             each.keep(np.arange(0))
-            each.step(rows, rows, mask, rows)
+            each.forward(rows, rows, mask, rows)
             each.keep(rows[1:])
             last = np.ones((1, size), np.bool_)
-            outputs.append(each.step(rows[:1], rows[-1:], last, rows[:1]))
+            outputs.append(each.forward(rows[:1], rows[-1:], last, rows[:1]))
         np.testing.assert_array_equal(*outputs)
     runtime.fails = {"cudaMalloc": cudaError_t.cudaErrorMemoryAllocation}
     with pytest.raises(CapacityError, match="cuda:0 has no memory for a key/value cache"):

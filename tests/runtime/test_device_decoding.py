@@ -20,7 +20,7 @@ from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle
 NUM_SMALL_ARRAYS = 6  # ids, positions, mask, write index, logit rows; logits
 NUM_FRESH_STARTS = 3  # a request drops all rows before, at its start and at its end
 PROMPT = [72, 101, 108, 108, 111]
-COUNTED = ("num_spec_steps", "target_calls", "target_rows", "draft_calls", "draft_rows")
+COUNTED = ("num_iterations", "target_calls", "target_rows", "draft_calls", "draft_rows")
 
 
 @pytest.fixture(scope="module")
@@ -92,9 +92,9 @@ def test_a_request_copies_once_in_and_once_out_a_call_and_allocates_nothing(
     for machine in machines:
         machine.device.traffic.clear()
     stats = generate(*models, seed=1).stats
-    assert stats.num_spec_steps >= 5
+    assert stats.num_iterations >= 5
     for machine, num_steps in zip(machines, (stats.target_calls, stats.draft_calls), strict=True):
-        check_traffic(machine, num_steps, stats.num_spec_steps)
+        check_traffic(machine, num_steps, stats.num_iterations)
 
 
 def check_traffic(machine: FakeMachine, num_steps: int, num_iterations: int) -> None:

@@ -28,7 +28,7 @@ NO_ROWS = np.arange(0)
 def append_chain(model: CausalLM, num_new: int, logit_rows: NDArray[np.int64]) -> Any:
     rows = np.arange(model.num_rows, model.num_rows + num_new)
     mask = np.arange(rows[-1] + 1) <= rows[:, None]
-    step = model.step_candidates if model.num_candidates else model.step
+    step = model.forward
     return step(rows % 250, rows, mask, logit_rows)
 
 
@@ -41,7 +41,7 @@ def append_forest(model: CausalLM, parents: list[int]) -> Any:
     seen = np.ones((num_new, model.num_rows), np.bool_)
     mask = np.concatenate([seen, ancestor_mask(parents)], axis=1)
     positions = model.num_rows + np.array(depths)
-    step = model.step_candidates if model.num_candidates else model.step
+    step = model.forward
     return step(np.arange(num_new) + 3, positions, mask, np.array([num_new - 1, 0]))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dsbd_runtime.head import empty_outputs, head_outputs, parse_num_candidates
+from dsbd_runtime.head import empty_outputs, head_outputs, parse_num_top_logits
 
 KINDS = [("full", 0), ("topk:1", 1), ("topk:64", 64), ("topk:128256", 128256)]
 NO_KINDS = ["", "Full", "topk", "topk:", "topk:0", "topk:-1", "topk:08", "topk:4.0", "topk: 4", "4"]
@@ -13,13 +13,13 @@ NO_KINDS = ["", "Full", "topk", "topk:", "topk:0", "topk:-1", "topk:08", "topk:4
 
 @pytest.mark.parametrize(("kind", "num_candidates"), KINDS)
 def test_kinds(kind: str, num_candidates: int) -> None:
-    assert parse_num_candidates(kind) == num_candidates
+    assert parse_num_top_logits(kind) == num_candidates
 
 
 @pytest.mark.parametrize("kind", [*NO_KINDS, "topk:²"])
 def test_what_is_no_kind(kind: str) -> None:
     with pytest.raises(ValueError, match="neither 'full' nor topk:K"):
-        parse_num_candidates(kind)
+        parse_num_top_logits(kind)
 
 
 def test_outputs_and_their_arrays() -> None:

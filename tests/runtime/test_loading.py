@@ -23,7 +23,7 @@ def test_target_and_draft_load_and_step(tiny_bundle: Bundle, role: str, seed: in
     tokens = np.array([10, 20, 30])
     rows, mask = np.arange(3), np.tri(3, dtype=np.bool_)
     with load_causal_lm(tiny_bundle, role, num_threads=1) as model:
-        found = model.step(tokens, rows, mask, rows)
+        found = model.forward(tokens, rows, mask, rows)
     wanted = reference_logits(TinyModel(seed=seed), tokens, rows, mask)
     np.testing.assert_allclose(found, wanted, atol=2e-5)
 

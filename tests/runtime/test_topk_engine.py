@@ -11,8 +11,8 @@ import pytest
 from numpy.typing import NDArray
 
 from dsbd_runtime.causal_lm import CausalLM
-from dsbd_runtime.errors import BundleError, InputError
-from dsbd_runtime.head import Candidates
+from dsbd_runtime.errors import BundleError
+from dsbd_runtime.head import TopLogits
 from dsbd_runtime.ort_session import OrtSession
 from tests.runtime.reference import ancestor_mask
 from tests.runtime.tiny_graph import TinyModel, write_engine
@@ -33,7 +33,7 @@ def chain(num_rows: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[
     return rows % 256, rows, np.tri(num_rows, dtype=np.bool_)
 
 
-def assert_candidates_of(found: Candidates, logits: NDArray[np.float32]) -> None:
+def assert_candidates_of(found: TopLogits, logits: NDArray[np.float32]) -> None:
     ids = np.argsort(-logits, axis=1, kind="stable")[:, :NUM_CANDIDATES]
     np.testing.assert_array_equal(found.top_ids, ids)
     np.testing.assert_array_equal(found.top_logits, np.take_along_axis(logits, ids, axis=1))
@@ -52,12 +52,12 @@ def test_candidates_are_the_largest_logits_of_the_dense_engine(tmp_path: Path, d
         dense.keep(np.arange(0))
         topk.keep(np.arange(0))
         rows = np.array(logit_rows)
-        assert_candidates_of(topk.step_candidates(*step, rows), dense.step(*step, rows))
-    assert (topk.num_candidates, dense.num_candidates) == (NUM_CANDIDATES, 0)
+        assert_candidates_of(topk.forward(*step, rows), dense.forward(*step, rows))
+    assert (topk.num_top_logits, dense.num_top_logits) == (NUM_CANDIDATES, 0)
 
 
 def test_no_asked_row_gives_no_candidates(tmp_path: Path) -> None:
-    found = open_model(tmp_path, TOPK).step_candidates(*chain(3), np.arange(0))
+    found = open_model(tmp_path, TOPK).forward(*chain(3), np.arange(0))
     assert found.top_ids.shape == found.top_logits.shape == (0, NUM_CANDIDATES)
     assert found.logsumexp.shape == (0,)
 
@@ -65,17 +65,7 @@ def test_no_asked_row_gives_no_candidates(tmp_path: Path) -> None:
 def test_a_long_step_runs_in_chunks(tmp_path: Path) -> None:
     dense, topk = open_model(tmp_path, DENSE), open_model(tmp_path, TOPK)
     rows = np.array([299, 3, 255, 256])
-    assert_candidates_of(topk.step_candidates(*chain(300), rows), dense.step(*chain(300), rows))
-
-
-def test_the_other_method_says_which_to_call(tmp_path: Path) -> None:
-    dense, topk = open_model(tmp_path, DENSE), open_model(tmp_path, TOPK)
-    rows = np.array([0])
-    with pytest.raises(InputError, match=r"only the 8 largest.*call step_candidates"):
-        topk.step(*chain(1), rows)
-    with pytest.raises(InputError, match=r"needs an engine with a top-k head.*topk:K"):
-        dense.step_candidates(*chain(1), rows)
-    assert topk.num_rows == dense.num_rows == 0
+    assert_candidates_of(topk.forward(*chain(300), rows), dense.forward(*chain(300), rows))
 
 
 def test_manifest_and_head_must_agree(tmp_path: Path) -> None:
@@ -95,7 +85,7 @@ def test_no_array_of_the_vocabularys_size_reaches_the_host(tmp_path: Path) -> No
     peak_by_kind = {}
     for model in (large, replace(large, logits="full")):
         with open_model(tmp_path, model) as opened:
-            step = opened.step_candidates if opened.num_candidates else opened.step
+            step = opened.forward
             tracemalloc.start()
             for _ in range(3):
                 opened.keep(np.arange(0))

@@ -55,7 +55,7 @@ def test_steps_and_moves_give_what_the_cpu_gives(bundle: Bundle) -> None:
         for num_rows in (300, 1, 5, 9):
             tokens, positions, mask = chain(model.num_rows, num_rows)
             asked = np.array([num_rows - 1, 0])
-            found, wanted = (m.step(tokens, positions, mask, asked) for m in (model, on_cpu))
+            found, wanted = (m.forward(tokens, positions, mask, asked) for m in (model, on_cpu))
             np.testing.assert_allclose(found, wanted, atol=1e-5)
             kept = np.delete(np.arange(model.num_rows), [model.num_rows - 3, 7])[-200:]
             for one in (model, on_cpu):
@@ -68,15 +68,15 @@ def test_a_size_is_set_once_and_then_only_executed(bundle: Bundle) -> None:
     trt = FakeTrt()
     with CausalLM(opened(bundle, trt), bundle.entry("target")) as model:
         for _ in range(3):
-            model.step(*chain(model.num_rows, 5), np.array([0]))
+            model.forward(*chain(model.num_rows, 5), np.array([0]))
         [context] = trt.plans[0].contexts
         methods = [method for method, _ in context.log]
         assert context.log[0] == ("set_optimization_profile_async", STEPS.index(8))
         assert methods[-3:] == ["execute_async_v3"] * 3 and methods.count("execute_async_v3") == 3
         assert methods.count("set_tensor_address") == len(trt.plans[0].infos)
-        model.step(*chain(model.num_rows, 40), np.array([0]))  # another profile, another context
+        model.forward(*chain(model.num_rows, 40), np.array([0]))  # another profile, another context
         assert trt.plans[0].contexts[1].log[0] == ("set_optimization_profile_async", 3)
-        model.step(*chain(model.num_rows, 2), np.array([0]))  # the first one, another size
+        model.forward(*chain(model.num_rows, 2), np.array([0]))  # the first one, another size
         assert context.log[-1][0] == "execute_async_v3" and len(context.log) > len(methods) + 1
 
 
@@ -137,21 +137,23 @@ def test_what_tensorrt_refuses_is_an_error_with_its_reason(bundle: Bundle) -> No
         trt = FakeTrt()
         trt.refuses.add(method)
         with CausalLM(opened(bundle), bundle.entry("target")) as model:
-            model.step(*chain(0, 3), np.array([0]))
+            model.forward(*chain(0, 3), np.array([0]))
         with pytest.raises(DsbdError, match=f"no {method}"):
-            CausalLM(opened(bundle, trt), bundle.entry("target")).step(*chain(0, 3), np.array([0]))
+            CausalLM(opened(bundle, trt), bundle.entry("target")).forward(
+                *chain(0, 3), np.array([0])
+            )
 
 
 def test_what_does_not_fit_is_a_capacity_error(bundle: Bundle) -> None:
     model = CausalLM(opened(bundle), bundle.entry("target"))
-    model.step(*chain(0, CAPACITY), np.array([0]))  # full, the last rows without padding
+    model.forward(*chain(0, CAPACITY), np.array([0]))  # full, the last rows without padding
     with pytest.raises(CapacityError, match=f"{CAPACITY + 1} cache rows do not fit"):
-        model.step(*chain(CAPACITY, 1), np.array([0]))
+        model.forward(*chain(CAPACITY, 1), np.array([0]))
     assert model.num_rows == CAPACITY
     trt = FakeTrt()
     trt.has_memory = False
     with pytest.raises(CapacityError, match="no device memory to run"):
-        CausalLM(opened(bundle, trt), bundle.entry("target")).step(*chain(0, 1), np.array([0]))
+        CausalLM(opened(bundle, trt), bundle.entry("target")).forward(*chain(0, 1), np.array([0]))
 
 
 def test_a_missing_or_old_tensorrt_is_a_provider_error(bundle: Bundle) -> None:

@@ -22,7 +22,7 @@ from dsbd_runtime.bundle import (
     ParityReport,
     write_manifest,
 )
-from dsbd_runtime.head import parse_num_candidates
+from dsbd_runtime.head import parse_num_top_logits
 from dsbd_runtime.staging import new_bundle
 from tests.runtime.tiny_tokenizer import VOCAB_SIZE, tiny_tokenizer
 
@@ -138,7 +138,7 @@ def write_engine(model: TinyModel, path: Path) -> None:
     ] + [numpy_helper.from_array(np.array(v, np.int64), name) for name, v in constants.items()]
     past, present = _cache_infos(model)
     _save(nodes, [*inputs, *past], [logits, *present], initializers, path)
-    if num_candidates := parse_num_candidates(model.logits):
+    if num_candidates := parse_num_top_logits(model.logits):
         append_topk_head(path, num_candidates)
 
 
