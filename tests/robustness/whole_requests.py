@@ -150,7 +150,6 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "joint_tokens": st.integers(1, 5),
     "joint_beams": st.integers(1, 6),
 }
-MEANINGLESS_OFTEN = 0.9  # share of the fields left out where the strategy has no use for them
 OF_RULE = {  # fields that only strategies of some rules take
     "coupling": ("sample",),
     "replacement": ("sample",),
@@ -164,6 +163,7 @@ OF_RULE = {  # fields that only strategies of some rules take
 }
 OF_DRAFT = ("draft_policy", "draft_length", "draft_beams")
 OF_BEAMS = ("num_beams", "num_return_sequences")
+OF_TREE = ("draft_beams", "replacement")
 OF_DSBD = ("width_policy", "min_beams", "accept_threshold", "memory")
 
 
@@ -175,6 +175,8 @@ def has_meaning(name: str, strategy: str) -> bool:
     if name in OF_DSBD and strategy != "dsbd":
         return False
     if name in OF_DRAFT and not row.has_draft:
+        return False
+    if name in OF_TREE and not (row.has_draft_tree or row.has_beams):
         return False
     return row.has_beams or name not in OF_BEAMS
 
