@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dsbd_ort.decoding.cached_prefix import CachedPrefix
+from dsbd_ort.decoding.forest_cache import PrefixCache
 from dsbd_runtime.causal_lm import CausalLM
 
 
@@ -25,7 +25,7 @@ class KeptRows:
 
     def forget(self) -> None:
         """Take no row for granted any more."""
-        self.prefixes = CachedPrefix(), CachedPrefix()
+        self.prefixes = PrefixCache(), PrefixCache()
 
     def drop_but_for(self, token_ids: Sequence[int]) -> None:
         """Give the last request's memory back, but for the rows that begin ``token_ids``."""

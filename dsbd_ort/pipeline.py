@@ -16,8 +16,8 @@ import numpy as np
 from dsbd_ort.cost_cache import engine_costs
 from dsbd_ort.decoding import DecodeResult, DecodingConfig, DecodingRequest, TraceRecorder
 from dsbd_ort.decoding.cost_curve import EngineCosts
-from dsbd_ort.decoding.experience import Experience
-from dsbd_ort.decoding.lone import Steps, steps_of
+from dsbd_ort.decoding.decode import Iterations, iterations_of
+from dsbd_ort.decoding.throughput import AcceptanceEstimator
 from dsbd_ort.generated import GeneratedSequence, GenerationResult, StreamStep
 from dsbd_ort.kept_rows import KeptRows
 from dsbd_ort.memory_error import capacity_error
@@ -70,7 +70,9 @@ class Pipeline:
         self._lock = RequestLock()
         self.reuses_prefix = prefix_cache
         self._rows = KeptRows(target, draft, are_reused=prefix_cache)
-        self._experience: OrderedDict[object, Experience] = OrderedDict()  # latest used last
+        self._experience: OrderedDict[object, AcceptanceEstimator] = (
+            OrderedDict()
+        )  # latest used last
 
     @classmethod
     def from_bundle(
@@ -212,12 +214,12 @@ class Pipeline:
             return request
         laws = (config.strategy, config.width, config.temperature, config.top_k, config.top_p)
         return dataclasses.replace(
-            request, costs=self._engine_costs(), experience=self._experience_of(laws)
+            request, costs=self._engine_costs(), estimator=self._experience_of(laws)
         )
 
-    def _experience_of(self, laws: object) -> Experience:
+    def _experience_of(self, laws: object) -> AcceptanceEstimator:
         """Return what requests of these settings have learned; only for who holds the engines."""
-        experience = self._experience.pop(laws, None) or Experience.initial()
+        experience = self._experience.pop(laws, None) or AcceptanceEstimator.initial()
         self._experience[laws] = experience
         if len(self._experience) > MOST_EXPERIENCES:
             self._experience.popitem(last=False)
@@ -264,12 +266,12 @@ class Pipeline:
         )
         return self.tokenizer.encode(text, add_special_tokens=False)
 
-    def _steps(self, request: DecodingRequest) -> Steps:
+    def _steps(self, request: DecodingRequest) -> Iterations:
         """Hold the pipeline for one request."""
         with self._lock.held(), self._told_errors():
             request = self.planned(request)
             self._rows.drop_but_for(request.prompt_ids[:-1])
-            steps = steps_of(request, self._target, self._draft, self._rows.prefixes)
+            steps = iterations_of(request, self._target, self._draft, self._rows.prefixes)
             return self.with_peak((yield from steps))
 
     def with_peak(self, result: DecodeResult) -> DecodeResult:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dsbd_ort.decoding import DecodeStep
+from dsbd_ort.decoding import IterationOutput
 from dsbd_ort.generated import GeneratedSequence, StreamStep
 from dsbd_ort.stop_strings import StopFilter
 from dsbd_runtime.stream_decoder import StreamDecoder
@@ -19,7 +19,7 @@ class TextStream:
         self._stops = StopFilter(stop_texts)
         self._num_shown = 0
 
-    def push(self, step: DecodeStep) -> StreamStep:
+    def push(self, step: IterationOutput) -> StreamStep:
         """Return what all beams of ``step`` agree on and did not before."""
         shown = self._num_shown
         tokens = step.agreed_tokens[shown:]

@@ -1,4 +1,4 @@
-"""Drafting policy "throughput" over a bundle: measured once, kept, invisible in the text."""
+"""DraftPolicy policy "throughput" over a bundle: measured once, kept, invisible in the text."""
 
 from __future__ import annotations
 

@@ -1,13 +1,17 @@
 """The algorithm: speculative beam decoding over any StepModel, in numpy alone."""
 
 from dsbd_ort.decoding.config import DecodingConfig
-from dsbd_ort.decoding.decode import DecodingRequest
-from dsbd_ort.decoding.decoded import DecodedSequence, DecodeResult, DecodeStep
+from dsbd_ort.decoding.decode import decode, decode_iterations
 from dsbd_ort.decoding.errors import ConfigError, DecodingError, ModelError
-from dsbd_ort.decoding.lone import decode, decode_steps
+from dsbd_ort.decoding.forest import StopState
+from dsbd_ort.decoding.request import (
+    DecodedSequence,
+    DecodeResult,
+    DecodingRequest,
+    IterationOutput,
+)
 from dsbd_ort.decoding.stats import DecodingStats
 from dsbd_ort.decoding.step_model import StepModel, TopLogits
-from dsbd_ort.decoding.stopping import StopState
 from dsbd_ort.decoding.strategies import STRATEGIES
 from dsbd_ort.decoding.table_model import TableModel
 from dsbd_ort.decoding.trace import (
@@ -22,7 +26,7 @@ __all__ = [
     "STRATEGIES",
     "ConfigError",
     "DecodeResult",
-    "DecodeStep",
+    "IterationOutput",
     "DecodedSequence",
     "DecodingConfig",
     "DecodingError",
@@ -39,5 +43,5 @@ __all__ = [
     "TraceNode",
     "TraceRecorder",
     "decode",
-    "decode_steps",
+    "decode_iterations",
 ]

@@ -47,6 +47,10 @@ class Hypothesis:
         return self.logprob / math.pow(max(self.num_tokens, 1), length_penalty)
 
 
+EMPTY = Hypothesis()
+"""The hypothesis without a token, with which every request starts."""
+
+
 @dataclass(frozen=True)
 class Beams:
     """The beam set between two layers. Draws with replacement make it a multiset.
@@ -67,6 +71,11 @@ class Beams:
     def single(cls, node: int, hypothesis: Hypothesis, log_weight: float = 0.0) -> Beams:
         """Return the set of one beam."""
         return cls([node], np.array([log_weight]), [hypothesis], [1])
+
+    @classmethod
+    def initial(cls) -> Beams:
+        """Return the beams of a new request: one, at the last token of the prompt, node 0."""
+        return cls.single(0, EMPTY)
 
     @property
     def width(self) -> int:

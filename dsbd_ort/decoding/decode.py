@@ -1,196 +1,326 @@
-"""The loop: draft a forest, verify it in one target call, select layer by layer, prune.
+"""The decoding loop: draft a forest, verify it in one target call, select, prune, observe.
 
-The page to read first. Every strategy is this loop (ALGORITHM.md section 3); what differs lies in
-the selection rule that its row of the strategy table names. The loop asks for engine calls and
-never makes one: ``lone`` answers them one by one, ``shared_forest`` those of several requests
-together.
+The page to read first. Every strategy is this loop (docs/algorithm.md, section 3); they differ in
+the selection rule that their row of the strategy table names. The loop yields the engine calls that
+it needs and never makes one: ``decode`` makes those of one request, ``batched_decoder`` those of
+several requests together.
+
+Glossary:
+    iteration         draft, verify, select, prune once
+    node              a (path, token) of the forest, the trie below the prompt; each exists once
+    row               a node's entry in the key/value cache of an engine
+    candidate         a (beam, token) pair that may become a node
+    draft layer       candidates of one depth that the draft proposed
+    accepted          committed layers whose nodes were all drafted
+    bonus             the layer after the last accepted one: selected by the target alone
+    committed         accepted and bonus layers together: final, never taken back
 """
 
 from __future__ import annotations
 
+import dataclasses
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
-from dsbd_ort.decoding.beams import Beams, Hypothesis, common_tokens
-from dsbd_ort.decoding.cached_prefix import CachedPrefix
-from dsbd_ort.decoding.chance import Chance, RandomChance
+from dsbd_ort.decoding.beams import Beams, common_tokens
 from dsbd_ort.decoding.config import DecodingConfig
-from dsbd_ort.decoding.cost_curve import EngineCosts
-from dsbd_ort.decoding.decoded import DecodeResult, DecodeStep, decoded_sequence
-from dsbd_ort.decoding.draft import DraftLayer, draft_forest
-from dsbd_ort.decoding.drafting import Drafting, FixedDrafting
-from dsbd_ort.decoding.experience import Experience
-from dsbd_ort.decoding.forest import Forest
-from dsbd_ort.decoding.forest_cache import ForestCache
-from dsbd_ort.decoding.law_source import check_top_k
-from dsbd_ort.decoding.meter import Clock, Meter
-from dsbd_ort.decoding.request_checks import check_request
-from dsbd_ort.decoding.row_bound import most_descendants
+from dsbd_ort.decoding.cost_curve import EngineCosts, measure_costs
+from dsbd_ort.decoding.distribution import check_top_k
+from dsbd_ort.decoding.draft import (
+    DraftLayer,
+    DraftPolicy,
+    FixedDraftPolicy,
+    Iteration,
+    draft_forest,
+)
+from dsbd_ort.decoding.forest import Forest, StopState
+from dsbd_ort.decoding.forest_cache import ForestCache, PrefixCache
+from dsbd_ort.decoding.gumbel_coupling import GumbelCoupling
+from dsbd_ort.decoding.joint_rule import JointGreedyRule, JointSpeculativeRule
+from dsbd_ort.decoding.rejection_coupling import GeneratorSource, RandomSource, RejectionCoupling
+from dsbd_ort.decoding.request import (
+    DecodeResult,
+    DecodingRequest,
+    IterationOutput,
+    check_request,
+    decoded_sequence,
+    most_descendants,
+)
 from dsbd_ort.decoding.rule import SelectionRule
-from dsbd_ort.decoding.rules import rule_of
-from dsbd_ort.decoding.stats import Recorder
-from dsbd_ort.decoding.step_model import EngineCall, Logits, RowCache
-from dsbd_ort.decoding.stopping import StopState
-from dsbd_ort.decoding.throughput import ThroughputDrafting
-from dsbd_ort.decoding.trace import TraceRecorder
-from dsbd_ort.decoding.tracer import Observed, Tracer
+from dsbd_ort.decoding.sample_rule import SampleRule
+from dsbd_ort.decoding.search_rule import SearchRule
+from dsbd_ort.decoding.stats import StatsRecorder
+from dsbd_ort.decoding.step_model import (
+    Clock,
+    EngineCall,
+    EngineCalls,
+    Logits,
+    Meter,
+    RowCache,
+    StepModel,
+)
+from dsbd_ort.decoding.throughput import AcceptanceEstimator, ThroughputDraftPolicy
+from dsbd_ort.decoding.trace import Tracer, TraceRecorder
+
+Prefixes = tuple[PrefixCache, PrefixCache]
+"""Of the caches of target and draft."""
+
+DecodingLoop = Generator[EngineCall | IterationOutput, Logits | None, DecodeResult]
+"""A running request: it is sent the logits of each EngineCall, and None for an IterationOutput."""
+
+Iterations = Generator[IterationOutput, None, DecodeResult]
 
 
-def _one() -> int:
-    return 1
+def decode(
+    target: StepModel,
+    draft: StepModel | None,
+    prompt_ids: Sequence[int],
+    config: DecodingConfig,
+    rng: np.random.Generator,
+    *,
+    stop: StopState | None = None,
+    trace: TraceRecorder | None = None,
+) -> DecodeResult:
+    """Continue a prompt. See ``decode_iterations``."""
+    return result_of(
+        decode_iterations(target, draft, prompt_ids, config, rng, stop=stop, trace=trace)
+    )
 
 
-@dataclass(frozen=True, kw_only=True)
-class DecodingRequest:
-    """A prompt and all that its continuation depends on besides the models.
+def decode_iterations(
+    target: StepModel,
+    draft: StepModel | None,
+    prompt_ids: Sequence[int],
+    config: DecodingConfig,
+    rng: np.random.Generator,
+    *,
+    stop: StopState | None = None,
+    source: RandomSource | None = None,
+    clock: Clock = time.perf_counter,
+    costs: EngineCosts | None = None,
+    estimator: AcceptanceEstimator | None = None,
+    prefixes: Prefixes | None = None,
+    trace: TraceRecorder | None = None,
+) -> Iterations:
+    """Continue a prompt; yield the live hypotheses after every iteration, return the result.
 
-    Attributes:
-        prompt_ids: at least one token id.
-        config: the options. ``eos_token_id`` None means that nothing ends a sequence.
-        rng: its first 63-bit draw is the noise key; only the rejection coupling takes more.
-        stop: of the empty continuation: what finds the request's ``stop_strings``. A beam ends
-            with the token that makes its state end.
-        chance: what the rejection coupling draws by, instead of ``rng``.
-        clock: seconds, for the statistics.
-        costs: of both engines; draft_policy "throughput" needs them.
-        experience: of earlier requests with the same widths, for the same policy; is added to.
-        trace: is told what every iteration did.
-        num_sharers: tells how many requests share the engine calls just now, for the same policy.
+    The models and ``prefixes`` are those of ``decoding_loop``, which also documents the errors; the
+    rest are the fields of ``DecodingRequest``. With ``costs`` None both engines are measured first
+    where the request needs it.
     """
+    request = DecodingRequest(
+        prompt_ids=prompt_ids,
+        config=config,
+        rng=rng,
+        stop=stop,
+        source=source,
+        clock=clock,
+        costs=costs,
+        estimator=estimator,
+        trace=trace,
+    )
+    if config.draft_policy == "throughput" and draft and costs is None:
+        check_request(request, target, draft)
+        request = dataclasses.replace(request, costs=measure_costs(target, draft, clock))
+        prefixes = None
+    return (yield from iterations_of(request, target, draft, prefixes))
 
-    prompt_ids: Sequence[int]
-    config: DecodingConfig
-    rng: np.random.Generator
-    stop: StopState | None = None
-    chance: Chance | None = None
-    clock: Clock = time.perf_counter
-    costs: EngineCosts | None = None
-    experience: Experience | None = None
-    trace: TraceRecorder | None = None
-    num_sharers: Callable[[], int] = _one
 
-
-DecodingLoop = Generator[EngineCall | DecodeStep, Logits | None, DecodeResult]
-"""A request on its way: each EngineCall is to be answered by its outputs, a DecodeStep by None."""
+def iterations_of(
+    request: DecodingRequest,
+    target: StepModel,
+    draft: StepModel | None,
+    prefixes: Prefixes | None,
+) -> Iterations:
+    """Run the loop of a request, making every engine call at once."""
+    loop = decoding_loop(request, target, draft, prefixes)
+    logits: Logits | None = None
+    while True:
+        try:
+            needed = loop.send(logits)
+        except StopIteration as end:
+            result: DecodeResult = end.value
+            return result
+        if isinstance(needed, EngineCall):
+            model = target if needed.role == "target" else draft
+            assert model is not None  # only a draft that was given is called
+            logits = needed.run(model)
+        else:
+            logits = None
+            yield needed
 
 
 def decoding_loop(
     request: DecodingRequest,
     target: RowCache,
     draft: RowCache | None,
-    prefixes: tuple[CachedPrefix, CachedPrefix] | None = None,
+    prefixes: Prefixes | None = None,
 ) -> DecodingLoop:
-    """Continue a prompt; ask for engine calls, yield the beams after every iteration.
+    """Continue a prompt; yield the engine calls it needs, and the output of every iteration.
 
     Args:
-        request: what to continue and how.
-        target: the model whose law the output follows. Of what its cache holds, no more than a
-            prefix of the prompt is kept.
-        draft: the model that proposes; strategies without a draft do not touch it.
-        prefixes: what the caches of target and draft hold already, updated for the next request;
-            None drops it.
+        request: the prompt and its options.
+        target: the cache of the model whose distribution the output follows. Of the rows in it, no
+            more than a prefix of the prompt is kept.
+        draft: that of the model that proposes; unused by strategies without a draft.
+        prefixes: the tokens whose rows both caches hold already, updated for the next request;
+            None drops them.
 
     Raises what ``check_decodable`` raises.
     """
-    check_decodable(request, target, draft)
-    prompt_ids, config, stop = request.prompt_ids, request.config, request.stop
-    target_meter = Meter(request.clock)
-    draft_meter = Meter(request.clock) if draft and config.row.has_draft else None
-    recorder = Recorder(target_meter, draft_meter, request.clock)
-
-    prompt = np.array(prompt_ids, dtype=np.int64)
-    seed = int(request.rng.integers(2**63))
-    forest = Forest(int(prompt[-1]), len(prompt) - 1, seed, config.eos_ids, stop)
-    rule = rule_of(config, forest, request.chance or RandomChance(request.rng))
-    of_target, of_draft = prefixes or (CachedPrefix(), CachedPrefix())
-    target_cache = ForestCache("target", target, target_meter, forest, rule.warp, of_target)
-    draft_cache = None
-    if draft and draft_meter:
-        draft_cache = ForestCache("draft", draft, draft_meter, forest, rule.warp, of_draft)
-    caches = [target_cache, draft_cache] if draft_cache else [target_cache]
-    drafting = _drafting(request, rule)
-    for cache in caches:
-        yield from cache.prefill(prompt[:-1])
-
-    beams, num_layers = Beams.single(0, Hypothesis()), 0
-    tracer = None
-    if request.trace is not None:
-        request.trace.begin(prompt.tolist(), config)
-        tracer = Tracer(request.trace, forest, target_cache, draft_cache, recorder, beams)
-    while not rule.is_finished(beams, num_layers):
-        layers: list[DraftLayer] = []
-        num_undecided = len(forest.drafted)
-        if draft_cache:
-            num_pending = len(target_cache.pending(beams.nodes))
-            drafting.begin(num_pending, config.max_new_tokens - num_layers - 1)
-            layers = yield from draft_forest(
-                forest,
-                draft_cache,
-                beams,
-                drafting,
-                num_layers,
-                keeps_laws=rule.reads_draft_laws,
-            )
-        yield from target_cache.compute(list(range(len(forest))))
-        num_drafted = len(forest.drafted) - num_undecided
-        committed: list[Beams] = []
-        for selected in rule.select(target_cache, beams, layers, num_layers):
-            committed.append(selected)
-            beams = selected
-            if rule.is_finished(beams, num_layers + len(committed)):
-                break
-        num_layers += len(committed)
-        drafting.observe(forest, [layer.nodes for layer in committed])
-        num_accepted = sum(forest.commit(layer.nodes) for layer in committed)
-        if config.memory == "single":
-            beams = _most_likely(beams)
-        most_kept = most_descendants(config) if rule.keeps_descendants else 0
-        survivors = _survivors(forest, caches, beams, most_kept)
-        if tracer:
-            tracer.observe(Observed(layers, committed, beams, rule.live(beams), survivors))
-        beams = _prune(forest, caches, beams, survivors)
-        widths = [layer.width for layer in committed]
-        recorder.record(len(layers), widths, num_drafted, num_accepted)
-        yield DecodeStep(rule.live(beams))
-
-    for cache in caches:
-        cache.finish([*prompt_ids, *common_tokens(beams.hypotheses)])
-    finished = rule.results(beams)[: config.num_return_sequences]
-    sequences = [decoded_sequence(sequence, config, stop) for sequence in finished]
-    return DecodeResult(sequences, recorder.stats(len(prompt), len(sequences[0].token_ids)))
+    run = _set_up(request, target, draft, prefixes or (PrefixCache(), PrefixCache()))
+    rule = run.rule
+    yield from _prefill(run)
+    beams, depth = Beams.initial(), 0
+    while not rule.is_finished(beams, depth):
+        drafted = yield from _draft(run, beams, depth)
+        yield from run.target.compute(range(len(run.forest)))
+        committed = _select(run, beams, drafted, depth)
+        iteration = _iteration(run, drafted, committed)
+        for observer in run.observers:
+            observer.observe(iteration)
+        beams = _prune(run, iteration)
+        depth += len(committed)
+        yield IterationOutput(rule.live(beams))
+    return _finish(run, beams)
 
 
 def check_decodable(request: DecodingRequest, target: RowCache, draft: RowCache | None) -> None:
-    """Refuse a request that these models cannot decode; no engine is called.
+    """Raise for a request that these models cannot decode; no engine is called.
 
     Raises:
-        DecodingError: an empty prompt, ids outside the vocabulary, a missing draft, or more
-            tokens to look at than an engine returns.
+        DecodingError: an empty prompt, ids outside the vocabulary, a missing draft, or a top-k
+            beyond the logits that an engine returns.
     """
     config = request.config
-    check_request(target, draft, request.prompt_ids, config, request.stop)
-    rule = rule_of(config, Forest(0, 0, 0, config.eos_ids), RandomChance(request.rng))
-    check_top_k("target", target, config, rule.warp.top_k)
+    check_request(request, target, draft)
+    top_k = _rule(request, Forest(0, 0, 0, config.eos_ids)).warp.top_k
+    check_top_k("target", target, config, top_k)
     if draft and config.row.has_draft:
-        check_top_k("draft", draft, config, rule.warp.top_k)
+        check_top_k("draft", draft, config, top_k)
 
 
-def _drafting(request: DecodingRequest, rule: SelectionRule) -> Drafting:
-    """Return the drafting policy of a request."""
-    config, costs = request.config, request.costs
-    if costs is None or rule.draft_scores is None or config.draft_policy == "fixed":
-        return FixedDrafting(config.layer_widths, rule.propose)
-    return ThroughputDrafting(
-        costs,
-        request.experience or Experience.initial(),
-        rule.draft_scores,
-        num_beams=config.width,
-        most_layers=config.draft_length or 0,
-        most_beams=config.most_draft_beams,
-        num_sharers=request.num_sharers,
+_Result = TypeVar("_Result")
+
+
+def result_of(generator: Generator[object, None, _Result]) -> _Result:
+    """Run a generator to its end and return its result."""
+    while True:
+        try:
+            next(generator)
+        except StopIteration as end:
+            result: _Result = end.value
+            return result
+
+
+@dataclass(frozen=True)
+class _Run:
+    """The parts of one running request; ``draft`` is None for strategies without one."""
+
+    request: DecodingRequest
+    forest: Forest
+    rule: SelectionRule
+    policy: DraftPolicy
+    target: ForestCache
+    draft: ForestCache | None
+    stats: StatsRecorder
+    tracer: Tracer | None
+
+    @property
+    def observers(self) -> list[DraftPolicy | StatsRecorder | Tracer]:
+        """Of every iteration, before it is pruned."""
+        return [self.policy, self.stats, *([self.tracer] if self.tracer else [])]
+
+    @property
+    def caches(self) -> list[ForestCache]:
+        """Of the engines in use."""
+        return [self.target, self.draft] if self.draft else [self.target]
+
+
+def _set_up(
+    request: DecodingRequest, target: RowCache, draft: RowCache | None, prefixes: Prefixes
+) -> _Run:
+    check_decodable(request, target, draft)
+    config, prompt_ids = request.config, request.prompt_ids
+    seed = int(request.rng.integers(2**63))
+    forest = Forest(int(prompt_ids[-1]), len(prompt_ids) - 1, seed, config.eos_ids, request.stop)
+    rule = _rule(request, forest)
+    meters = Meter(request.clock), Meter(request.clock)
+    has_draft = draft is not None and config.row.has_draft
+    target_cache = ForestCache("target", target, meters[0], forest, rule.warp, prefixes[0])
+    draft_cache = None
+    if draft is not None and has_draft:
+        draft_cache = ForestCache("draft", draft, meters[1], forest, rule.warp, prefixes[1])
+    stats = StatsRecorder(meters[0], meters[1] if has_draft else None, request.clock)
+    policy = _draft_policy(request, rule, forest)
+    tracer = None
+    if request.trace is not None:
+        tracer = Tracer(request.trace, forest, target_cache, draft_cache, stats)
+    return _Run(request, forest, rule, policy, target_cache, draft_cache, stats, tracer)
+
+
+def _prefill(run: _Run) -> EngineCalls[None]:
+    """Compute the prompt but for its last token, which is the root of the forest."""
+    prompt = np.array(run.request.prompt_ids, dtype=np.int64)
+    for cache in run.caches:
+        yield from cache.prefill(prompt[:-1])
+    if run.tracer:
+        run.tracer.begin(prompt.tolist(), run.request.config)
+
+
+def _draft(run: _Run, beams: Beams, depth: int) -> EngineCalls[list[DraftLayer]]:
+    """Add the layers that the draft policy chooses to the forest."""
+    if not run.draft:
+        return []
+    num_pending = len(run.target.pending(beams.nodes))
+    run.policy.begin(num_pending, run.request.config.max_new_tokens - depth - 1)
+    return (
+        yield from draft_forest(
+            run.forest,
+            run.draft,
+            beams,
+            run.policy,
+            depth,
+            keeps_distributions=run.rule.reads_draft_distributions,
+        )
+    )
+
+
+def _select(run: _Run, beams: Beams, drafted: list[DraftLayer], depth: int) -> list[Beams]:
+    """Return the beams of every committed layer: as many layers as the target's nodes allow."""
+    committed: list[Beams] = []
+    for selected in run.rule.select(run.target, beams, drafted, depth):
+        committed.append(selected)
+        if run.rule.is_finished(selected, depth + len(committed)):
+            break
+    return committed
+
+
+def _iteration(run: _Run, drafted: list[DraftLayer], committed: list[Beams]) -> Iteration:
+    """Return the record of an iteration: which beams go on, and which nodes pruning leaves.
+
+    The nodes that can still matter are the beams, descendants of them that the target has computed,
+    and ancestors that an engine has yet to compute.
+    """
+    config, forest = run.request.config, run.forest
+    beams = _most_likely(committed[-1]) if config.memory == "single" else committed[-1]
+    survivors = set(beams.nodes)
+    if run.rule.keeps_descendants:
+        survivors.update(forest.descendants(beams.nodes)[: most_descendants(config)])
+    for cache in run.caches:
+        survivors |= cache.parents_of_pending(survivors)
+    return Iteration(
+        drafted=drafted,
+        committed=committed,
+        beams=beams,
+        hypotheses=run.rule.live(beams),
+        survivors=survivors,
+        num_draft_tokens=forest.num_proposed(),
+        num_accepted_tokens=sum(forest.commit(layer.nodes) for layer in committed),
     )
 
 
@@ -200,22 +330,55 @@ def _most_likely(beams: Beams) -> Beams:
     return beams.only(int(np.argmax(per_token)))
 
 
-def _survivors(
-    forest: Forest, caches: list[ForestCache], beams: Beams, most_descendants: int
-) -> set[int]:
-    """Return the nodes that can still matter: beams, what they need, perhaps descendants."""
-    live = set(beams.nodes)
-    if most_descendants:
-        live |= set(forest.descendants(beams.nodes)[:most_descendants])
-    for cache in caches:
-        live |= cache.parents_of_pending(live)
-    return live
-
-
-def _prune(forest: Forest, caches: list[ForestCache], beams: Beams, survivors: set[int]) -> Beams:
-    """Keep the ``survivors``, drop the rest everywhere; return the beams renumbered."""
-    renumbered = forest.prune(sorted(survivors))
-    for cache in caches:
+def _prune(run: _Run, iteration: Iteration) -> Beams:
+    """Drop all but the survivors from forest and caches; return the beams renumbered."""
+    renumbered = run.forest.prune(sorted(iteration.survivors))
+    for cache in run.caches:
         cache.prune(renumbered)
+    beams = iteration.beams
     nodes = [renumbered[node] for node in beams.nodes]
     return Beams(nodes, beams.log_weights, beams.hypotheses, beams.copies)
+
+
+def _finish(run: _Run, beams: Beams) -> DecodeResult:
+    """Leave the caches to the next request; return the best sequences and the statistics."""
+    request = run.request
+    for cache in run.caches:
+        cache.finish([*request.prompt_ids, *common_tokens(beams.hypotheses)])
+    finished = run.rule.results(beams)[: request.config.num_return_sequences]
+    sequences = [decoded_sequence(each, request.config, request.stop) for each in finished]
+    num_output_tokens = len(sequences[0].token_ids)
+    return DecodeResult(sequences, run.stats.stats(len(request.prompt_ids), num_output_tokens))
+
+
+def _rule(request: DecodingRequest, forest: Forest) -> SelectionRule:
+    """Return the selection rule of the strategy, with the state of one request."""
+    config = request.config
+    match config.row.rule:
+        case "search":
+            return SearchRule(config, forest)
+        case "joint":
+            return JointSpeculativeRule(config, forest)
+        case "joint-greedy":
+            return JointGreedyRule(config, forest)
+    if config.coupling == "gumbel":
+        return SampleRule(config, forest, GumbelCoupling(forest, config.replacement))
+    source = request.source or GeneratorSource(request.rng)
+    return SampleRule(config, forest, RejectionCoupling(source, config.replacement))
+
+
+def _draft_policy(request: DecodingRequest, rule: SelectionRule, forest: Forest) -> DraftPolicy:
+    """Return the draft policy of a request."""
+    config = request.config
+    if request.costs is None or config.draft_policy == "fixed":
+        return FixedDraftPolicy(config.layer_widths, rule.propose)
+    return ThroughputDraftPolicy(
+        request.costs,
+        request.estimator or AcceptanceEstimator.initial(),
+        rule.draft_scores,
+        forest,
+        num_beams=config.width,
+        most_layers=config.draft_length or 0,
+        most_beams=config.most_draft_beams,
+        num_sharers=request.num_sharers,
+    )

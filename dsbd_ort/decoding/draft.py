@@ -1,17 +1,21 @@
-"""Grow the forest by the draft model, layer by layer."""
+"""Drafting: the forest grown by the draft model, and the policies that say how much.
+
+The record of an iteration stands here as well: policies, statistics and traces all observe it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_ort.decoding.beams import Beams
-from dsbd_ort.decoding.drafting import Drafting
+from dsbd_ort.decoding.beams import Beams, Hypothesis
 from dsbd_ort.decoding.forest import Forest
 from dsbd_ort.decoding.forest_cache import ForestCache
-from dsbd_ort.decoding.joint_law import JointLaw, joint_law
+from dsbd_ort.decoding.joint_distribution import JointDistribution, joint_distribution
 from dsbd_ort.decoding.step_model import EngineCalls
 
 
@@ -20,31 +24,111 @@ class DraftLayer:
     """One drafted layer.
 
     Attributes:
-        drawn: (<= W_S,) int64 candidates of ``law`` in the order drawn.
+        drawn: (<= W_S,) int64 candidates of ``distribution`` in the order drawn.
         children: the nodes of the distinct drawn candidates, in the order first drawn.
-        kept_law: ``law``, None where the rule never reads it: without top-k it is an array of
-            the vocabulary's size for every beam.
+        kept: ``distribution``, None where the rule never reads it: without top-k it is an array
+            of the vocabulary's size for every beam.
     """
 
     drawn: NDArray[np.int64]
     children: list[int]
-    kept_law: JointLaw | None
+    kept: JointDistribution | None
 
     @property
-    def law(self) -> JointLaw:
-        """Q_t, the draft's joint law, for a rule that ``reads_draft_laws``."""
-        assert self.kept_law is not None
-        return self.kept_law
+    def distribution(self) -> JointDistribution:
+        """Q_t, the draft's joint distribution, for a rule that ``reads_draft_distributions``."""
+        assert self.kept is not None
+        return self.kept
+
+
+@dataclass(frozen=True, kw_only=True)
+class Iteration:
+    """The record of one iteration, when its layers are selected and nothing is pruned yet.
+
+    Attributes:
+        drafted, committed: the drafted layers, the beams of every committed layer.
+        beams: those that go on; the last committed ones, or fewer.
+        hypotheses: the live ones, one of which begins the best sequence.
+        survivors: the nodes that pruning will leave.
+        num_draft_tokens: nodes that the draft added.
+        num_accepted_tokens: drafted nodes that were committed, of earlier drafts too.
+    """
+
+    drafted: list[DraftLayer]
+    committed: list[Beams]
+    beams: Beams
+    hypotheses: list[Hypothesis]
+    survivors: set[int]
+    num_draft_tokens: int
+    num_accepted_tokens: int
+
+
+Propose = Callable[[JointDistribution, int, int], NDArray[np.int64]]
+"""(joint, num_draws, depth) -> the draft's candidates in the order drawn."""
+
+Scores = Callable[[JointDistribution, int], NDArray[np.float64]]
+"""(joint, depth) -> (num_candidates,) float64: by these a rule ranks candidates."""
+
+
+class DraftPolicy(Protocol):
+    """Decides, layer by layer, whether to draft further and how many candidates (section 3.5)."""
+
+    def begin(self, num_pending: int, most_layers: int) -> None:
+        """Start an iteration.
+
+        Args:
+            num_pending: rows the target must compute whatever is drafted.
+            most_layers: layers that can still be used.
+        """
+
+    def wants_layer(self, num_rows: int) -> bool:
+        """Return whether to draft one more layer, by an engine call of ``num_rows`` rows."""
+
+    def choose(self, joint: JointDistribution, depth: int) -> NDArray[np.int64]:
+        """Return the candidates to add, best first; none ends the draft.
+
+        depth: of the layer, counted from the prompt.
+        """
+
+    def observe(self, iteration: Iteration) -> None:
+        """Learn from an iteration."""
+
+
+class FixedDraftPolicy:
+    """``draft_length`` layers of ``draft_beams`` candidates each."""
+
+    def __init__(self, layer_widths: tuple[int, ...], propose: Propose) -> None:
+        self._layer_widths = layer_widths
+        self._propose = propose
+        self._layer = 0
+        self._num_layers = 0
+
+    def begin(self, num_pending: int, most_layers: int) -> None:
+        """See DraftPolicy.begin."""
+        self._layer, self._num_layers = 0, min(len(self._layer_widths), most_layers)
+
+    def wants_layer(self, num_rows: int) -> bool:
+        """See DraftPolicy.wants_layer."""
+        return self._layer < self._num_layers
+
+    def choose(self, joint: JointDistribution, depth: int) -> NDArray[np.int64]:
+        """See DraftPolicy.choose."""
+        drawn = self._propose(joint, self._layer_widths[self._layer], depth)
+        self._layer += 1
+        return drawn
+
+    def observe(self, iteration: Iteration) -> None:
+        """Learn nothing: the numbers are given."""
 
 
 def draft_forest(
     forest: Forest,
     draft: ForestCache,
     beams: Beams,
-    drafting: Drafting,
-    step: int,
+    policy: DraftPolicy,
+    depth: int,
     *,
-    keeps_laws: bool,
+    keeps_distributions: bool,
 ) -> EngineCalls[list[DraftLayer]]:
     """Add the draft's candidates to the forest: one engine call a layer.
 
@@ -55,24 +139,25 @@ def draft_forest(
         forest: grows.
         draft: the draft's side of the forest.
         beams: the input beams.
-        drafting: the policy, which has begun its iteration.
-        step: number of the first layer, counted from the prompt.
-        keeps_laws: whether the layers hold the draft's joint laws.
+        policy: has begun its iteration.
+        depth: of the first layer, counted from the prompt.
+        keeps_distributions: whether the layers hold the draft's joint distributions.
 
     Returns:
         The layers; none are added once all draft beams have ended.
     """
     layers: list[DraftLayer] = []
     nodes, log_u, copies = beams.nodes, beams.log_weights, beams.copies
-    while not forest.absorbing.issuperset(nodes) and drafting.wants_layer(len(nodes)):
+    while not forest.absorbing.issuperset(nodes) and policy.wants_layer(len(nodes)):
         yield from draft.compute(nodes)
-        law = joint_law(nodes, log_u, copies, [draft.law(node) for node in nodes])
-        drawn = drafting.choose(law, step + len(layers))
+        found = [draft.distribution(node) for node in nodes]
+        joint = joint_distribution(nodes, log_u, copies, found)
+        drawn = policy.choose(joint, depth + len(layers))
         if not len(drawn):
             break
         distinct, copies = distinct_in_order(drawn)
-        nodes, log_u = forest.propose(law, distinct), law.log_weights[distinct]
-        layers.append(DraftLayer(drawn, nodes, law if keeps_laws else None))
+        nodes, log_u = forest.propose(joint, distinct), joint.log_weights[distinct]
+        layers.append(DraftLayer(drawn, nodes, joint if keeps_distributions else None))
     return layers
 
 

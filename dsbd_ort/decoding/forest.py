@@ -9,15 +9,36 @@ in the caches and as the beams' hypotheses.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import reduce
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_ort.decoding.joint_law import STAY, JointLaw
+from dsbd_ort.decoding.joint_distribution import STAY, JointDistribution
 from dsbd_ort.decoding.noise import child_key, child_keys, root_key
-from dsbd_ort.decoding.stopping import StopState
 
 NO_NODE = -1
+
+
+class StopState(Protocol):
+    """Whether the new tokens of one path end it: the seam for stop strings.
+
+    Immutable: every node of the forest has its own, made from its parent's. A path that has ended
+    is absorbing, as one whose last token ends the sequence.
+    """
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the path has ended, with its last token or before."""
+
+    def extended(self, token: int) -> StopState:
+        """Return the state of the path with one more token."""
+
+
+def state_after(start: StopState, token_ids: Iterable[int]) -> StopState:
+    """Return the state of the path of ``token_ids``."""
+    return reduce(lambda state, token: state.extended(token), token_ids, start)
 
 
 class Forest:
@@ -28,7 +49,7 @@ class Forest:
         path_keys: per node, uint64 as int; chained from the root's, see ``noise``.
         drafted: the nodes that the draft proposed and that are not committed.
         absorbing: the nodes with which a sequence ends: they never cost a row.
-        stop_states: per node, what its path says about its end; empty where only tokens do.
+        stop_states: per node, its StopState; empty where only tokens end a sequence.
     """
 
     def __init__(
@@ -45,6 +66,7 @@ class Forest:
         self.positions = [position]
         self.path_keys = [root_key(seed)]
         self.drafted: set[int] = set()
+        self._num_proposed = 0
         self.absorbing: set[int] = set()
         self.stop_states = [stop] if stop else []
         self._eos_ids = eos_ids
@@ -53,19 +75,19 @@ class Forest:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def candidate_keys(self, law: JointLaw) -> NDArray[np.uint64]:
-        """Return the path keys of a law's candidates, (num_candidates,) uint64."""
-        keys = np.array([self.path_keys[node] for node in law.nodes], dtype=np.uint64)
-        return child_keys(keys[law.parents], law.tokens)
+    def candidate_keys(self, joint: JointDistribution) -> NDArray[np.uint64]:
+        """Return the path keys of all candidates, (num_candidates,) uint64."""
+        keys = np.array([self.path_keys[node] for node in joint.nodes], dtype=np.uint64)
+        return child_keys(keys[joint.parents], joint.tokens)
 
-    def descend(self, law: JointLaw, chosen: NDArray[np.int64]) -> list[int]:
+    def descend(self, joint: JointDistribution, chosen: NDArray[np.int64]) -> list[int]:
         """Return the node of every chosen candidate, made where it is not there yet.
 
         An absorbing beam stays the node it is.
         """
         nodes = []
-        for parent, token in zip(law.parents[chosen].tolist(), law.tokens[chosen].tolist()):  # noqa: B905
-            beam = law.nodes[parent]
+        for parent, token in zip(joint.parents[chosen].tolist(), joint.tokens[chosen].tolist()):  # noqa: B905
+            beam = joint.nodes[parent]
             nodes.append(beam if token == STAY else self._child(beam, token))
         return nodes
 
@@ -86,17 +108,24 @@ class Forest:
                     self.absorbing.add(child)
         return child
 
-    def stopped(self, law: JointLaw, chosen: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def stopped(self, joint: JointDistribution, chosen: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Tell which chosen candidates would end by their stop state: (num_chosen,) bool."""
-        pairs = zip(law.parents[chosen].tolist(), law.tokens[chosen].tolist(), strict=True)
-        states = [self.stop_states[law.nodes[parent]].extended(token) for parent, token in pairs]
+        pairs = zip(joint.parents[chosen].tolist(), joint.tokens[chosen].tolist(), strict=True)
+        states = [self.stop_states[joint.nodes[parent]].extended(token) for parent, token in pairs]
         return np.array([state.has_ended for state in states], dtype=np.bool_)
 
-    def propose(self, law: JointLaw, chosen: NDArray[np.int64]) -> list[int]:
+    def propose(self, joint: JointDistribution, chosen: NDArray[np.int64]) -> list[int]:
         """Return the nodes of the draft's chosen candidates, as ``descend``, noted as drafted."""
-        nodes = self.descend(law, chosen)
-        self.drafted.update(set(nodes).difference(law.nodes))
+        nodes = self.descend(joint, chosen)
+        num_before = len(self.drafted)
+        self.drafted.update(set(nodes).difference(joint.nodes))
+        self._num_proposed += len(self.drafted) - num_before
         return nodes
+
+    def num_proposed(self) -> int:
+        """Return how many nodes were drafted since the last call."""
+        number, self._num_proposed = self._num_proposed, 0
+        return number
 
     def commit(self, nodes: Iterable[int]) -> int:
         """Take the selected nodes of a layer out of ``drafted``; return how many were."""

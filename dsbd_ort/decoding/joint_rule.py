@@ -1,6 +1,6 @@
-"""Rule "joint": multi-token joint decoding, MJSD and its costly reference MJGD (ALGORITHM.md 3.4).
+"""Rule "joint": multi-token joint decoding, MJSD and its costly reference MJGD (section 3.4).
 
-Approximate by design: MJSD trades the target's exact law for a better joint likelihood of the
+Approximate by design: MJSD trades the target's distribution for a better joint likelihood of the
 accepted tokens (Qin et al. 2024, arXiv 2407.09722). Temperature 0 takes the best next token where
 otherwise one is drawn; the joint likelihoods are then those of temperature 1.
 """
@@ -15,33 +15,36 @@ from numpy.typing import NDArray
 
 from dsbd_ort.decoding.beams import Beams
 from dsbd_ort.decoding.config import DecodingConfig
+from dsbd_ort.decoding.distribution import Warp
 from dsbd_ort.decoding.draft import DraftLayer
 from dsbd_ort.decoding.forest import Forest
-from dsbd_ort.decoding.gumbel_coupling import GumbelCoupling, best_candidates
-from dsbd_ort.decoding.joint_law import JointLaw
-from dsbd_ort.decoding.rule import BeamSetRule, TargetLaws, descended, target_law
-from dsbd_ort.decoding.warp import Warp
+from dsbd_ort.decoding.gumbel_coupling import GumbelCoupling
+from dsbd_ort.decoding.joint_distribution import JointDistribution, best_candidates
+from dsbd_ort.decoding.rule import BeamSetRule, NodeDistributions, descended, target_distribution
 
 
 class _JointDecoding(BeamSetRule):
-    """What MJSD and MJGD share: their law, and beam decoding by joint likelihood."""
+    """Base of MJSD and MJGD: their warping, and beam decoding by joint likelihood."""
 
     keeps_descendants = True
-    reads_draft_laws = True
-    draft_scores = None
+    reads_draft_distributions = True
 
     def __init__(self, config: DecodingConfig, forest: Forest) -> None:
         super().__init__(config, forest)
         self.warp = Warp(config.temperature or 1.0, config.top_k, config.top_p)
 
-    def propose(self, law: JointLaw, num_draws: int, step: int) -> NDArray[np.int64]:
+    def propose(self, joint: JointDistribution, num_draws: int, depth: int) -> NDArray[np.int64]:
         """Return the candidates of largest joint likelihood: beam decoding by the draft."""
-        return best_candidates(law.log_masses, num_draws)
+        return best_candidates(self.draft_scores(joint, depth), num_draws)
 
-    def _next_beams(self, target: TargetLaws, beams: Beams, width: int) -> Beams:
+    def draft_scores(self, joint: JointDistribution, depth: int) -> NDArray[np.float64]:
+        """See SelectionRule.draft_scores."""
+        return joint.log_masses
+
+    def _next_beams(self, target: NodeDistributions, beams: Beams, width: int) -> Beams:
         """Return the ``width`` continuations of largest joint target likelihood."""
-        law = target_law(target, beams)
-        return descended(self._forest, beams, law, best_candidates(law.log_masses, width))
+        joint = target_distribution(target, beams)
+        return descended(self._forest, beams, joint, best_candidates(joint.log_masses, width))
 
 
 class JointSpeculativeRule(_JointDecoding):
@@ -59,36 +62,36 @@ class JointSpeculativeRule(_JointDecoding):
         self._gumbel = GumbelCoupling(forest, replacement=False)
 
     def select(
-        self, target: TargetLaws, beams: Beams, layers: list[DraftLayer], step: int
+        self, target: NodeDistributions, beams: Beams, drafted: list[DraftLayer], depth: int
     ) -> Iterator[Beams]:
         """See SelectionRule.select."""
-        for node in self._accepted_path(target, beams, layers):
-            law = target_law(target, beams)
-            tokens = law.tokens == self._forest.tokens[node]
-            beams = descended(self._forest, beams, law, np.flatnonzero(tokens))
-            step += 1
+        for node in self._accepted_path(target, beams, drafted):
+            joint = target_distribution(target, beams)
+            tokens = joint.tokens == self._forest.tokens[node]
+            beams = descended(self._forest, beams, joint, np.flatnonzero(tokens))
+            depth += 1
             yield beams
         if beams.nodes[0] in self._forest.absorbing:
             return
         if self._config.temperature == 0.0:
             yield self._next_beams(target, beams, 1)
         else:
-            law = target_law(target, beams)
-            yield descended(self._forest, beams, law, self._gumbel.draw(law, 1, step))
+            joint = target_distribution(target, beams)
+            yield descended(self._forest, beams, joint, self._gumbel.draw(joint, 1, depth))
 
     def _accepted_path(
-        self, target: TargetLaws, beams: Beams, layers: list[DraftLayer]
+        self, target: NodeDistributions, beams: Beams, drafted: list[DraftLayer]
     ) -> list[int]:
         """Return the nodes from below the input beam to the accepted one; none if none passes."""
         root = beams.nodes[0]
         log_p = {root: 0.0}
         accepted = root
-        for layer in layers:
+        for layer in drafted:
             for child in layer.children:
                 if child not in log_p:
                     log_p[child] = self._log_p_of_child(target, log_p, child)
             best = max(layer.children, key=log_p.__getitem__)
-            largest_log_q = layer.law.log_weights[layer.drawn].max() - beams.log_weights[0]
+            largest_log_q = layer.distribution.log_weights[layer.drawn].max() - beams.log_weights[0]
             if log_p[best] - largest_log_q > math.log(self._config.joint_limit):
                 accepted = best
         path = []
@@ -97,12 +100,14 @@ class JointSpeculativeRule(_JointDecoding):
             accepted = self._forest.parents[accepted]
         return path[::-1]
 
-    def _log_p_of_child(self, target: TargetLaws, log_p: dict[int, float], child: int) -> float:
+    def _log_p_of_child(
+        self, target: NodeDistributions, log_p: dict[int, float], child: int
+    ) -> float:
         parent = self._forest.parents[child]
-        law = target.law(parent)
-        assert law is not None  # an absorbing node has no child
-        place = np.flatnonzero(law.tokens == self._forest.tokens[child])
-        return log_p[parent] + float(law.log_probs[place[0]]) if len(place) else -math.inf
+        found = target.distribution(parent)
+        assert found is not None  # an absorbing node has no child
+        place = np.flatnonzero(found.tokens == self._forest.tokens[child])
+        return log_p[parent] + float(found.log_probs[place[0]]) if len(place) else -math.inf
 
 
 class JointGreedyRule(_JointDecoding):
@@ -112,12 +117,12 @@ class JointGreedyRule(_JointDecoding):
     """
 
     def select(
-        self, target: TargetLaws, beams: Beams, layers: list[DraftLayer], step: int
+        self, target: NodeDistributions, beams: Beams, drafted: list[DraftLayer], depth: int
     ) -> Iterator[Beams]:
         """See SelectionRule.select."""
         while all(map(target.is_computed, beams.nodes)):
             beams = self._next_beams(target, beams, self._config.search_width)
-            step += 1
-            if step % self._config.block_length == 0 or self.is_finished(beams, step):
+            depth += 1
+            if depth % self._config.block_length == 0 or self.is_finished(beams, depth):
                 beams = beams.only(int(np.argmax(beams.log_weights)))
             yield beams

@@ -1,6 +1,6 @@
-"""The noise of the gumbel coupling: one Gumbel number per (seed, path, token, step), by hashing.
+"""The noise of the gumbel coupling: one Gumbel number per (seed, path, token, depth), by hashing.
 
-ALGORITHM.md 3.6. A path's key is chained from its parent's, so that draft and target, a sparse
+docs/algorithm.md 3.6. A path's key is chained from its parent's, so that draft and target, a sparse
 top-k computation and a dense one, and hosts in other languages all see the same numbers.
 
 ``mix64(key, index)`` is output number ``index`` of the generator SplitMix64 seeded with ``key``
@@ -9,14 +9,14 @@ constants of its reference implementation).
 
     root key   = mix64(seed, 0)
     child key  = mix64(parent key, token)
-    noise bits = mix64(child key XOR NOISE_DOMAIN, step)
+    noise bits = mix64(child key XOR NOISE_DOMAIN, depth)
                  (draw j with replacement: mix64(noise bits, j))
     u          = (top 52 bits + 1/2) / 2**52, strictly inside (0, 1)
     G          = -log(-log u)
 
 ``NOISE_DOMAIN`` separates the numbers of a path from the keys of its children. An absorbing beam
-continues by the reserved token ``joint_law.STAY``; while it stays its key is the same, the step
-is not.
+continues by the reserved token ``joint_distribution.STAY``: its key stays the same, the depth does
+not.
 """
 
 from __future__ import annotations
@@ -81,12 +81,12 @@ def child_keys(parent_keys: Keys, tokens: NDArray[np.int64]) -> Keys:
     return mix64(parent_keys, tokens)
 
 
-def gumbel_noise(keys: Keys, step: int, draw: int | None = None) -> NDArray[np.float64]:
+def gumbel_noise(keys: Keys, depth: int, draw: int | None = None) -> NDArray[np.float64]:
     """Return the standard Gumbel numbers of the candidates with these (child) path keys.
 
     With ``draw``, those that belong to one of several draws with replacement.
     """
-    bits = mix64(keys ^ NOISE_DOMAIN, step)
+    bits = mix64(keys ^ NOISE_DOMAIN, depth)
     if draw is not None:
         bits = mix64(bits, draw)
     bits >>= _DROPPED_BITS

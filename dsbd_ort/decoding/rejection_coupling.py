@@ -1,6 +1,6 @@
 """Rule "sample", coupling "rejection" (ALGORITHM.md 3.2): the paper's scheme, made exact.
 
-    p: the target's joint law P_t, q: the draft's Q_t, R: the residual, O: the outputs.
+    p: the target's joint distribution P_t, q: the draft's Q_t, R: the residual, O: the outputs.
 
 Exact because, given the whole history, candidate s_j has law q_j and the output in progress has
 law R, and one step of speculative sampling (Leviathan et al. 2023, theorem 3.5) keeps that law.
@@ -10,14 +10,64 @@ replacement but verifies as if with replacement, and is biased.
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_ort.decoding.chance import Chance
 from dsbd_ort.decoding.draft import DraftLayer
-from dsbd_ort.decoding.joint_law import JointLaw
+from dsbd_ort.decoding.joint_distribution import JointDistribution, best_candidates
 
 Floats = NDArray[np.float64]
+_SHORTEST_WAIT = 1e-300  # an exponential number may round to 0
+
+
+class RandomSource(Protocol):
+    """Coins and draws: the seam by which tests enumerate every outcome."""
+
+    def happens(self, probability: float) -> bool:
+        """Toss a coin that shows heads with ``probability``."""
+
+    def draw(self, probabilities: NDArray[np.float64]) -> int:
+        """Draw an index of a normalised distribution, (n,) float64, that has a positive one."""
+
+    def draw_distinct(
+        self, probabilities: NDArray[np.float64], num_draws: int
+    ) -> NDArray[np.int64]:
+        """Draw indices one after the other without replacement, (<= num_draws,) int64.
+
+        Fewer than ``num_draws`` are returned if fewer have positive probability.
+        """
+
+
+class GeneratorSource:
+    """A RandomSource over a numpy generator.
+
+    An index is drawn as the clock that rings first, index i after an exponential time of rate p_i;
+    the clocks that ring next are the draws without replacement (the Gumbel-top-k theorem in other
+    words). Unlike the inverse of the cumulative distribution, where the rounding of every
+    probability moves all boundaries behind it, this tips only where two candidates nearly tie.
+    """
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self._rng = rng
+
+    def happens(self, probability: float) -> bool:
+        """See RandomSource.happens."""
+        return bool(self._rng.random() < probability)
+
+    def draw(self, probabilities: NDArray[np.float64]) -> int:
+        """See RandomSource.draw."""
+        return int(self.draw_distinct(probabilities, 1)[0])
+
+    def draw_distinct(
+        self, probabilities: NDArray[np.float64], num_draws: int
+    ) -> NDArray[np.int64]:
+        """See RandomSource.draw_distinct."""
+        waits = self._rng.standard_exponential(len(probabilities))
+        np.maximum(waits, _SHORTEST_WAIT, out=waits)
+        first = best_candidates(probabilities / waits, num_draws)
+        return first[probabilities[first] > 0.0]
 
 
 class RejectionCoupling:
@@ -27,46 +77,46 @@ class RejectionCoupling:
     """
 
     keeps_descendants = False
-    reads_draft_laws = True
+    reads_draft_distributions = True
     draft_scores = None
 
-    def __init__(self, chance: Chance, replacement: bool) -> None:
-        self._chance = chance
+    def __init__(self, source: RandomSource, replacement: bool) -> None:
+        self._source = source
         self._replacement = replacement
 
-    def propose(self, law: JointLaw, num_draws: int, step: int) -> NDArray[np.int64]:
+    def propose(self, joint: JointDistribution, num_draws: int, depth: int) -> NDArray[np.int64]:
         """Draw the draft's candidates of one layer, in order, (<= num_draws,) int64."""
-        q = law.probabilities()
+        q = joint.probabilities()
         return self._fill([], q, q, num_draws)
 
     def choose(
-        self, law: JointLaw, layer: DraftLayer | None, num_draws: int, step: int
+        self, joint: JointDistribution, layer: DraftLayer | None, num_draws: int, depth: int
     ) -> tuple[NDArray[np.int64], bool]:
         """Return the outputs of a layer and whether all are accepted drafts.
 
-        A layer behind the drafted ones (``layer`` None) draws from the target's law.
+        A layer behind the drafted ones (``layer`` None) draws from the target's own.
         """
-        p = law.probabilities()
+        p = joint.probabilities()
         if layer is None:
             return self._fill([], p, p, num_draws), False
-        outputs, residual = self._accept(p, law, layer, num_draws)
+        outputs, residual = self._accept(p, joint, layer, num_draws)
         if len(outputs) == num_draws:
             return np.array(outputs, dtype=np.int64), True
         return self._fill(outputs, residual, p, num_draws), False
 
     def _accept(
-        self, p: Floats, law: JointLaw, layer: DraftLayer, num_wanted: int
+        self, p: Floats, joint: JointDistribution, layer: DraftLayer, num_wanted: int
     ) -> tuple[list[int], Floats]:
         """Return the accepted candidates in order and the residual of the output in progress."""
-        q = layer.law.probabilities()  # loses what was drawn, unless with replacement
-        draft_index = layer.law.aligned_to(law)  # of the target's candidates
-        target_index = law.aligned_to(layer.law)  # of the draft's candidates
+        q = layer.distribution.probabilities()  # loses what was drawn, unless with replacement
+        draft_index = layer.distribution.aligned_to(joint)  # of the target's candidates
+        target_index = joint.aligned_to(layer.distribution)  # of the draft's candidates
         outputs: list[int] = []
         residual = p
         for s in layer.drawn.tolist():
             q_j = q / q.sum()
             here = int(target_index[s])  # -1: its parent was not accepted, so R is 0
-            if here >= 0 and self._chance.happens(min(1.0, residual[here] / q_j[s])):
+            if here >= 0 and self._source.happens(min(1.0, residual[here] / q_j[s])):
                 outputs.append(here)
                 if len(outputs) == num_wanted:
                     break
@@ -86,13 +136,13 @@ class RejectionCoupling:
         Where the residual is ``p`` itself, all are drawn alike.
         """
         if residual is not p and residual.any():
-            outputs = [*outputs, self._chance.draw(residual)]
+            outputs = [*outputs, self._source.draw(residual)]
         num_more = num_wanted - len(outputs)
         if self._replacement:
-            outputs = [*outputs, *(self._chance.draw(p) for _ in range(num_more))]
+            outputs = [*outputs, *(self._source.draw(p) for _ in range(num_more))]
         elif num_more:
             rest = self._without(p, outputs)
-            outputs = [*outputs, *self._chance.draw_distinct(rest, num_more).tolist()]
+            outputs = [*outputs, *self._source.draw_distinct(rest, num_more).tolist()]
         return np.array(outputs, dtype=np.int64)
 
     def _without(self, p: Floats, outputs: list[int]) -> Floats:

@@ -1,6 +1,6 @@
-"""What differs between decoders: how the draft proposes, how layers are selected, what is returned.
+"""Selection rules: how a strategy proposes candidates, selects layers and ranks its results.
 
-A rule sees laws and beams, never an engine; the loop that calls it is ``decode``.
+A rule sees distributions and beams, never an engine; the loop that calls it is in ``decode``.
 """
 
 from __future__ import annotations
@@ -14,21 +14,20 @@ from numpy.typing import NDArray
 
 from dsbd_ort.decoding.beams import Beams, Hypothesis
 from dsbd_ort.decoding.config import DecodingConfig
+from dsbd_ort.decoding.distribution import TokenDistribution, Warp
 from dsbd_ort.decoding.draft import DraftLayer, distinct_in_order
-from dsbd_ort.decoding.drafting import Scores
 from dsbd_ort.decoding.forest import Forest
-from dsbd_ort.decoding.joint_law import JointLaw, joint_law
-from dsbd_ort.decoding.warp import AnyLaw, Warp
+from dsbd_ort.decoding.joint_distribution import JointDistribution, joint_distribution
 
 
-class TargetLaws(Protocol):
-    """What the target has computed of the forest."""
+class NodeDistributions(Protocol):
+    """The distributions that the target has computed of the forest."""
 
     def is_computed(self, node: int) -> bool:
-        """Tell whether the law after ``node`` is known; of an absorbing node it always is."""
+        """Return whether the distribution after ``node`` is known; absorbing nodes need none."""
 
-    def law(self, node: int) -> AnyLaw | None:
-        """Return the law after a computed node, None for an absorbing one."""
+    def distribution(self, node: int) -> TokenDistribution | None:
+        """Return the distribution after a computed node, None for an absorbing one."""
 
 
 @dataclass(frozen=True)
@@ -40,37 +39,38 @@ class Finished:
 
 
 class SelectionRule(Protocol):
-    """One rule of ALGORITHM.md section 3, with the state of one request.
+    """One rule of docs/algorithm.md section 3, with the state of one request.
 
     Attributes:
-        warp: how logits of both models become token laws.
+        warp: how logits of both models become distributions.
         keeps_descendants: whether computed descendants of the beams may be kept.
-        reads_draft_laws: whether it reads the draft's joint laws, not only what was drawn.
-        draft_scores: by these the draft's candidates are ranked; None where more than a ranking
-            decides what may be drafted.
+        reads_draft_distributions: whether it reads the draft's joint distributions, not only what
+            was drawn from them.
     """
 
     warp: Warp
     keeps_descendants: bool
-    reads_draft_laws: bool
+    reads_draft_distributions: bool
 
-    @property
-    def draft_scores(self) -> Scores | None:
-        """See the class."""
+    def propose(self, joint: JointDistribution, num_draws: int, depth: int) -> NDArray[np.int64]:
+        """Return the draft's candidates of layer ``depth``, in order, (<= num_draws,) int64."""
 
-    def propose(self, law: JointLaw, num_draws: int, step: int) -> NDArray[np.int64]:
-        """Return the draft's candidates of layer ``step``, in order, (<= num_draws,) int64."""
+    def draft_scores(self, joint: JointDistribution, depth: int) -> NDArray[np.float64]:
+        """Return the scores by which ``propose`` ranks candidates, (num_candidates,) float64.
+
+        Only of rules whose output does not depend on the draft.
+        """
 
     def select(
-        self, target: TargetLaws, beams: Beams, layers: list[DraftLayer], step: int
+        self, target: NodeDistributions, beams: Beams, drafted: list[DraftLayer], depth: int
     ) -> Iterator[Beams]:
-        """Yield the beams of layer ``step``, ``step`` + 1, ... as far as the target's laws reach.
+        """Yield the beams of layer ``depth``, ``depth`` + 1, ... as far as the target has computed.
 
-        At least one layer; the laws of ``beams`` are known. ``layers`` are the drafted ones.
+        At least one layer; the distributions after ``beams`` are known.
         """
 
     def is_finished(self, beams: Beams, num_layers: int) -> bool:
-        """Tell whether nothing is left to select after ``num_layers`` layers."""
+        """Return whether nothing is left to select after ``num_layers`` layers."""
 
     def live(self, beams: Beams) -> list[Hypothesis]:
         """Return the hypotheses one of which will begin the best sequence."""
@@ -79,25 +79,27 @@ class SelectionRule(Protocol):
         """Return the final hypotheses, best first."""
 
 
-def target_law(target: TargetLaws, beams: Beams) -> JointLaw:
-    """Return the target's joint law over the continuations of computed beams."""
-    laws = [target.law(node) for node in beams.nodes]
-    return joint_law(beams.nodes, beams.log_weights, beams.copies, laws)
+def target_distribution(target: NodeDistributions, beams: Beams) -> JointDistribution:
+    """Return the target's joint distribution over the continuations of computed beams."""
+    found = [target.distribution(node) for node in beams.nodes]
+    return joint_distribution(beams.nodes, beams.log_weights, beams.copies, found)
 
 
-def descended(forest: Forest, beams: Beams, law: JointLaw, drawn: NDArray[np.int64]) -> Beams:
-    """Return the beams that the drawn candidates of ``law`` make of ``beams``."""
+def descended(
+    forest: Forest, beams: Beams, joint: JointDistribution, drawn: NDArray[np.int64]
+) -> Beams:
+    """Return the beams that the drawn candidates of ``joint`` make of ``beams``."""
     chosen, copies = distinct_in_order(drawn)
-    hypotheses = extended(beams, law, chosen)
-    return Beams(forest.descend(law, chosen), law.log_weights[chosen], hypotheses, copies)
+    hypotheses = extended(beams, joint, chosen)
+    return Beams(forest.descend(joint, chosen), joint.log_weights[chosen], hypotheses, copies)
 
 
-def extended(beams: Beams, law: JointLaw, chosen: NDArray[np.int64]) -> list[Hypothesis]:
-    """Return the hypotheses of the chosen candidates; an absorbing beam's stays what it is."""
+def extended(beams: Beams, joint: JointDistribution, chosen: NDArray[np.int64]) -> list[Hypothesis]:
+    """Return the hypotheses of the chosen candidates; that of an absorbing beam is unchanged."""
     taken = zip(
-        law.parents[chosen].tolist(),
-        law.tokens[chosen].tolist(),
-        law.raw_log_probs(chosen),
+        joint.parents[chosen].tolist(),
+        joint.tokens[chosen].tolist(),
+        joint.raw_log_probs(chosen),
         strict=True,
     )
     return [
@@ -107,14 +109,14 @@ def extended(beams: Beams, law: JointLaw, chosen: NDArray[np.int64]) -> list[Hyp
 
 
 class BeamSetRule:
-    """What rules share whose beams are their results: ended beams stay in the set."""
+    """Base of the rules whose final beams are the results: ended beams stay in the set."""
 
     def __init__(self, config: DecodingConfig, forest: Forest) -> None:
         self._config = config
         self._forest = forest
 
     def is_finished(self, beams: Beams, num_layers: int) -> bool:
-        """Tell whether all beams have ended or are as long as they may be."""
+        """Return whether all beams have ended or reached ``max_new_tokens``."""
         if num_layers == self._config.max_new_tokens:
             return True
         return self._forest.absorbing.issuperset(beams.nodes)

@@ -1,4 +1,4 @@
-"""Rule "sample": every layer is a draw from the target's joint law (ALGORITHM.md 3.1, 3.2)."""
+"""Rule "sample": every layer is a draw from the target's joint distribution (section 3.1, 3.2)."""
 
 from __future__ import annotations
 
@@ -10,61 +10,69 @@ from numpy.typing import NDArray
 
 from dsbd_ort.decoding.beams import Beams
 from dsbd_ort.decoding.config import DecodingConfig
+from dsbd_ort.decoding.distribution import Warp
 from dsbd_ort.decoding.draft import DraftLayer
-from dsbd_ort.decoding.drafting import Scores
 from dsbd_ort.decoding.forest import Forest
-from dsbd_ort.decoding.joint_law import JointLaw
-from dsbd_ort.decoding.rule import BeamSetRule, TargetLaws, descended, target_law
-from dsbd_ort.decoding.warp import Warp
+from dsbd_ort.decoding.gumbel_coupling import GumbelCoupling
+from dsbd_ort.decoding.joint_distribution import JointDistribution
+from dsbd_ort.decoding.rule import BeamSetRule, NodeDistributions, descended, target_distribution
 from dsbd_ort.decoding.width import layer_width
 
 
 class Coupling(Protocol):
-    """How the draws of draft and target hang together."""
+    """How the draws of draft and target are correlated.
 
-    @property
-    def keeps_descendants(self) -> bool:
-        """Whether computed descendants of the beams may be kept for the next iteration."""
+    Attributes:
+        keeps_descendants: whether computed descendants of the beams may be kept for the next
+            iteration.
+        reads_draft_distributions: whether a layer is selected by the draft's joint distribution
+            as well.
+    """
 
-    @property
-    def reads_draft_laws(self) -> bool:
-        """Whether a layer is selected by the draft's joint law as well."""
+    keeps_descendants: bool
+    reads_draft_distributions: bool
 
-    @property
-    def draft_scores(self) -> Scores | None:
-        """See SelectionRule.draft_scores."""
-
-    def propose(self, law: JointLaw, num_draws: int, step: int) -> NDArray[np.int64]:
+    def propose(self, joint: JointDistribution, num_draws: int, depth: int) -> NDArray[np.int64]:
         """Draw the draft's candidates of one layer, in order."""
 
     def choose(
-        self, law: JointLaw, layer: DraftLayer | None, num_draws: int, step: int
+        self, joint: JointDistribution, layer: DraftLayer | None, num_draws: int, depth: int
     ) -> tuple[NDArray[np.int64], bool]:
         """Return the target's candidates of one layer and whether the next may be selected."""
 
 
 class SampleRule(BeamSetRule):
-    """Beam sampling: draws with or without replacement; all beams absorbing is the end."""
+    """Beam sampling: draws with or without replacement until all beams are absorbing."""
 
     def __init__(self, config: DecodingConfig, forest: Forest, coupling: Coupling) -> None:
         super().__init__(config, forest)
         self.warp = Warp(config.temperature, config.top_k, config.top_p)
         self.keeps_descendants = coupling.keeps_descendants
-        self.propose = coupling.propose
-        self.draft_scores = coupling.draft_scores
-        self.reads_draft_laws = coupling.reads_draft_laws or config.width_policy == "threshold"
+        self.reads_draft_distributions = (
+            coupling.reads_draft_distributions or config.width_policy == "threshold"
+        )
         self._coupling = coupling
 
+    def propose(self, joint: JointDistribution, num_draws: int, depth: int) -> NDArray[np.int64]:
+        """See SelectionRule.propose."""
+        return self._coupling.propose(joint, num_draws, depth)
+
+    def draft_scores(self, joint: JointDistribution, depth: int) -> NDArray[np.float64]:
+        """See SelectionRule.draft_scores."""
+        assert isinstance(self._coupling, GumbelCoupling)  # the throughput policy requires it
+        return self._coupling.scores(joint, depth)
+
     def select(
-        self, target: TargetLaws, beams: Beams, layers: list[DraftLayer], step: int
+        self, target: NodeDistributions, beams: Beams, drafted: list[DraftLayer], depth: int
     ) -> Iterator[Beams]:
         """See SelectionRule.select."""
-        may_go_on, depth = True, 0
+        layers = iter(drafted)
+        may_go_on = True
         while may_go_on and all(map(target.is_computed, beams.nodes)):
-            law = target_law(target, beams)
-            layer = layers[depth] if depth < len(layers) else None
-            width = layer_width(self._config, law, layer)
-            drawn, may_go_on = self._coupling.choose(law, layer, width, step + depth)
-            beams = descended(self._forest, beams, law, drawn)
+            joint = target_distribution(target, beams)
+            layer = next(layers, None)
+            width = layer_width(self._config, joint, layer)
+            drawn, may_go_on = self._coupling.choose(joint, layer, width, depth)
+            beams = descended(self._forest, beams, joint, drawn)
             depth += 1
             yield beams

@@ -1,8 +1,8 @@
 """Rule "search": beam search, token for token what transformers' generate(num_beams=W) returns.
 
-ALGORITHM.md 3.3. A layer looks at the K best candidates of the joint law, K = W * (1 + number of
-end-of-sequence ids), at least 2 W. The best W that go on are the next beams; those among the first
-W that end enter the pool of at most W finished hypotheses, ranked by logprob / length **
+Section 3.3. A layer takes the K best candidates of the joint distribution, K = W * (1 + number
+of end-of-sequence ids), at least 2 W. The best W that go on are the next beams; those among the
+first W that end enter the pool of at most W finished hypotheses, ranked by logprob / length **
 length_penalty. With one beam this is greedy decoding.
 """
 
@@ -15,19 +15,24 @@ from numpy.typing import NDArray
 
 from dsbd_ort.decoding.beams import Beams, Hypothesis
 from dsbd_ort.decoding.config import DecodingConfig
+from dsbd_ort.decoding.distribution import Warp
 from dsbd_ort.decoding.draft import DraftLayer
 from dsbd_ort.decoding.forest import Forest
-from dsbd_ort.decoding.gumbel_coupling import best_candidates
-from dsbd_ort.decoding.joint_law import JointLaw
-from dsbd_ort.decoding.rule import Finished, TargetLaws, descended, extended, target_law
-from dsbd_ort.decoding.warp import Warp
+from dsbd_ort.decoding.joint_distribution import JointDistribution, best_candidates
+from dsbd_ort.decoding.rule import (
+    Finished,
+    NodeDistributions,
+    descended,
+    extended,
+    target_distribution,
+)
 
 
 class SearchRule:
     """Deterministic beam search by the target, with the pool of finished hypotheses."""
 
     keeps_descendants = True
-    reads_draft_laws = False
+    reads_draft_distributions = False
 
     def __init__(self, config: DecodingConfig, forest: Forest) -> None:
         self._config = config
@@ -39,31 +44,31 @@ class SearchRule:
         most = max((self._num_candidates, config.most_draft_beams + len(self._eos)))
         self.warp = Warp(1.0, most, 1.0, is_raw=True)
 
-    def propose(self, law: JointLaw, num_draws: int, step: int) -> NDArray[np.int64]:
+    def propose(self, joint: JointDistribution, num_draws: int, depth: int) -> NDArray[np.int64]:
         """Return the draft's best candidates that go on: an ended one is never a beam."""
-        return best_candidates(self.draft_scores(law, step), num_draws)
+        return best_candidates(self.draft_scores(joint, depth), num_draws)
 
-    def draft_scores(self, law: JointLaw, step: int) -> NDArray[np.float64]:
+    def draft_scores(self, joint: JointDistribution, depth: int) -> NDArray[np.float64]:
         """Return the log-weight of every candidate, -inf where it ends: (num_candidates,)."""
         scores: NDArray[np.float64] = np.where(
-            np.isin(law.tokens, self._eos), -np.inf, law.log_weights
+            np.isin(joint.tokens, self._eos), -np.inf, joint.log_weights
         )
         return scores
 
     def select(
-        self, target: TargetLaws, beams: Beams, layers: list[DraftLayer], step: int
+        self, target: NodeDistributions, beams: Beams, drafted: list[DraftLayer], depth: int
     ) -> Iterator[Beams]:
         """See SelectionRule.select."""
         while beams.nodes and all(map(target.is_computed, beams.nodes)):
-            law = target_law(target, beams)
-            best = best_candidates(law.log_weights, self._num_candidates)
-            step += 1
-            ends = np.isin(law.tokens[best], self._eos) | (step == self._config.max_new_tokens)
+            joint = target_distribution(target, beams)
+            best = best_candidates(joint.log_weights, self._num_candidates)
+            depth += 1
+            ends = np.isin(joint.tokens[best], self._eos) | (depth == self._config.max_new_tokens)
             if self._forest.stop_states:
-                ends |= self._forest.stopped(law, best)
+                ends |= self._forest.stopped(joint, best)
             is_first = np.arange(len(best)) < self._config.width
-            self._add_to_pool(extended(beams, law, best[ends & is_first]))
-            beams = descended(self._forest, beams, law, best[~ends][: self._config.width])
+            self._add_to_pool(extended(beams, joint, best[ends & is_first]))
+            beams = descended(self._forest, beams, joint, best[~ends][: self._config.width])
             yield beams
 
     def is_finished(self, beams: Beams, num_layers: int) -> bool:

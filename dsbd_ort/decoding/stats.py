@@ -1,4 +1,4 @@
-"""What a request cost and how well its drafts did (DESIGN.md section 8)."""
+"""Statistics of a request: its cost and the acceptance of its drafts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dsbd_ort.decoding.meter import Clock, Meter
+from dsbd_ort.decoding.draft import Iteration
+from dsbd_ort.decoding.step_model import Clock, Meter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +63,8 @@ class DecodingStats:
 
 
 @dataclass
-class Recorder:
-    """Collects the statistics while a request runs."""
+class StatsRecorder:
+    """Counts the iterations of a request and measures its time."""
 
     target: Meter
     draft: Meter | None
@@ -79,20 +80,15 @@ class Recorder:
     def __post_init__(self) -> None:
         self.began = self.clock()
 
-    def record(
-        self, num_draft_layers: int, layer_widths: list[int], num_drafted: int, num_accepted: int
-    ) -> None:
-        """Note one iteration: layers drafted, and the width of every layer committed.
-
-        num_drafted, num_accepted: nodes.
-        """
+    def observe(self, iteration: Iteration) -> None:
+        """Count one iteration."""
         if self.first_token_at is None:
             self.first_token_at = self.clock()
-        self.num_draft_layers += num_draft_layers
-        self.num_draft_tokens += num_drafted
-        self.num_accepted_tokens += num_accepted
-        self.accepted.append(len(layer_widths) - 1)
-        self.widths.extend(layer_widths)
+        self.num_draft_layers += len(iteration.drafted)
+        self.num_draft_tokens += iteration.num_draft_tokens
+        self.num_accepted_tokens += iteration.num_accepted_tokens
+        self.accepted.append(len(iteration.committed) - 1)
+        self.widths.extend(beams.width for beams in iteration.committed)
 
     def stats(self, num_prompt_tokens: int, num_output_tokens: int) -> DecodingStats:
         """Return the statistics of the finished request."""

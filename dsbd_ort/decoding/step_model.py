@@ -1,15 +1,14 @@
-"""The algorithm's only view of a model: append rows to a cache, get logits, keep some rows."""
+"""The model as the algorithm sees it: append rows to a cache, get logits, keep some rows."""
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import time
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-
-from dsbd_ort.decoding.meter import Meter
 
 TopLogits = tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]
 """What an engine with a top-k head returns of R rows: (top_ids, top_logits, logsumexp).
@@ -69,6 +68,32 @@ def num_top_logits(model: RowCache) -> int:
     """Return K of a model that returns the K largest logits of a row, 0 of one that returns all."""
     number: int = getattr(model, "num_top_logits", 0)
     return number
+
+
+Clock = Callable[[], float]
+
+
+class Meter:
+    """Counts the engine calls and rows of a request and their time, that of cache moves included.
+
+    Attributes:
+        clock: seconds.
+        calls: engine calls that the request took part in.
+        rows: its own rows in them.
+        seconds: of the calls; a call that several requests share counts whole for each.
+    """
+
+    def __init__(self, clock: Clock = time.perf_counter) -> None:
+        self.clock = clock
+        self.calls = 0
+        self.rows = 0
+        self.seconds = 0.0
+
+    def count(self, num_rows: int, seconds: float) -> None:
+        """Count a call with ``num_rows`` rows of this request."""
+        self.calls += 1
+        self.rows += num_rows
+        self.seconds += seconds
 
 
 @dataclass(eq=False, slots=True)

@@ -1,4 +1,4 @@
-"""Drafting policy "throughput" (ALGORITHM.md 3.5): as much as pays, from costs and experience.
+"""DraftPolicy policy "throughput" (section 3.5): as much as pays, from costs and estimator.
 
 Lawful only where the output does not depend on the draft (gumbel coupling or search, fixed
 width): it looks at the noise of a layer before the layer is selected.
@@ -30,16 +30,94 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_ort.decoding.cost_curve import EngineCosts
-from dsbd_ort.decoding.drafting import Scores
-from dsbd_ort.decoding.experience import FIRST_PROBE, LAST_PROBE, Experience
+from dsbd_ort.decoding.draft import Iteration, Scores
 from dsbd_ort.decoding.forest import Forest
-from dsbd_ort.decoding.gumbel_coupling import best_candidates
-from dsbd_ort.decoding.joint_law import STAY, JointLaw
+from dsbd_ort.decoding.joint_distribution import STAY, JointDistribution, best_candidates
 
 Floats = NDArray[np.float64]
 _RATE_MEMORY = 0.9
 _HOST_SECONDS = 1e-4  # of the loop itself, a layer
 _LOOK_AHEAD = 6
+_GAP_EDGES = np.array([0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.8, 1.0, 1.3, 1.6, 2.0, 2.5, 3.0, 4.0, 6.0])
+_GAP_CENTRES = np.concatenate([_GAP_EDGES - 0.5 * np.diff(_GAP_EDGES, prepend=0.0), [8.0]])
+_FIRST_GUESS = 1.0 - 0.5 * np.exp(-_GAP_CENTRES)  # half without a gap, more the wider the gap
+_GUESS_WEIGHT = 2.0  # observations that the first guess counts for, always
+_MEMORY = 0.985  # weight that a layer's observations keep after another
+FIRST_PROBE, LAST_PROBE = 8, 64  # iterations without a draft after which one layer is tried
+
+
+@dataclass
+class AcceptanceEstimator:
+    """How often a gap was enough, and how fast tokens are committed; kept from request to request.
+
+    Attributes:
+        enough, seen: (2, num_bins) float64. Weighted layers, by gap, that were accepted, and all:
+            of first layers of a draft, and of those behind an accepted one, which are harder.
+        rates: (2, num_bins) float64. What follows from them: a wider gap is never worse.
+        tokens, seconds: committed and spent, the latest counting most; their ratio is lambda.
+        acceptance, rows: running means of what chosen layers promised and held.
+        is_stale: whether more was learned since ``rates`` were taken.
+        num_without, probe_after: iterations without a draft, and after how many to try one.
+    """
+
+    enough: Floats
+    seen: Floats
+    rates: Floats
+    tokens: float = 0.0
+    seconds: float = 0.0
+    acceptance: float = 0.7
+    rows: float = 0.0
+    is_stale: bool = False
+    num_without: int = 0
+    probe_after: int = FIRST_PROBE
+
+    @classmethod
+    def initial(cls) -> AcceptanceEstimator:
+        """Return what is known before the first layer."""
+        rates = np.tile(_FIRST_GUESS, (2, 1))
+        seen = np.full(rates.shape, _GUESS_WEIGHT)
+        return cls(enough=seen * rates, seen=seen, rates=rates)
+
+    def accepted(self, gaps: Floats, depth: int) -> Floats:
+        """Return the estimated probability that a layer with this gap is accepted.
+
+        depth: drafted layers before it.
+        """
+        rates: Floats = self.rates[min(depth, 1)][np.searchsorted(_GAP_EDGES, gaps)]
+        return rates
+
+    def learn(self, gaps: Floats, was_enough: NDArray[np.bool_], depth: int) -> None:
+        """Count one layer: for every width it might have had, the gap and whether it was enough."""
+        kind, size = min(depth, 1), self.seen.shape[1]
+        bins = np.searchsorted(_GAP_EDGES, gaps)
+        enough, seen = self.enough[kind], self.seen[kind]
+        enough += (1.0 - _MEMORY) * (_GUESS_WEIGHT * _FIRST_GUESS - enough)
+        seen += (1.0 - _MEMORY) * (_GUESS_WEIGHT - seen)
+        enough += np.bincount(bins, was_enough, minlength=size)
+        seen += np.bincount(bins, minlength=size)
+        self.is_stale = True
+
+    def refresh(self) -> None:
+        """Bring ``rates`` up to date with what was learned."""
+        if self.is_stale:
+            for kind, (enough, seen) in enumerate(zip(self.enough, self.seen, strict=True)):
+                self.rates[kind] = _never_falling(enough, seen)
+            self.is_stale = False
+
+
+def _never_falling(enough: Floats, seen: Floats) -> Floats:
+    """Return the rates enough / seen, pooled over neighbours until none is below the one before.
+
+    Isotonic regression (pool adjacent violators): [1/2, 3/4, 1/4] becomes [1/2, 4/8, 4/8]. Without
+    it the best of many noisy rates would be believed.
+    """
+    pools: list[tuple[float, float, int]] = []
+    for pool in zip(enough.tolist(), seen.tolist(), [1] * len(seen), strict=True):
+        while pools and pools[-1][0] * pool[1] > pool[0] * pools[-1][1]:
+            last = pools.pop()
+            pool = (last[0] + pool[0], last[1] + pool[1], last[2] + pool[2])
+        pools.append(pool)
+    return np.repeat([pool[0] / pool[1] for pool in pools], [pool[2] for pool in pools])
 
 
 @dataclass(frozen=True)
@@ -48,7 +126,7 @@ class _Layer:
 
     Attributes:
         nodes: the beams and draft beams it continues.
-        best: (num_best,) int64. Numbers (``JointLaw.candidate_ids``) of those of least deficit.
+        best: (num_best,) int64. Their ``JointDistribution.candidate_ids``, least deficit first.
         deficits: (num_best,) float64. Theirs.
         gaps: (num_widths,) float64, by width from ``num_beams`` on.
         included: (num_widths,) float64. Largest deficit among the candidates of each width.
@@ -61,13 +139,14 @@ class _Layer:
     included: Floats
 
 
-class ThroughputDrafting:
+class ThroughputDraftPolicy:
     """Drafts what is expected to pay.
 
     Args:
         costs: of both engines.
-        experience: is learned from and added to.
+        estimator: is read and taught.
         scores: the rule's ranking.
+        forest: of the request.
         num_beams: beams that the rule selects in a layer.
         most_layers, most_beams: upper limits.
         num_sharers: tells how many requests share the engine calls just now.
@@ -76,8 +155,9 @@ class ThroughputDrafting:
     def __init__(
         self,
         costs: EngineCosts,
-        experience: Experience,
+        estimator: AcceptanceEstimator,
         scores: Scores,
+        forest: Forest,
         *,
         num_beams: int,
         most_layers: int,
@@ -88,8 +168,9 @@ class ThroughputDrafting:
         self._most_rows = (most_layers + 2) * (most_beams + num_beams)
         self._num_sharers = num_sharers
         self._take_share()
-        self._experience = experience
+        self._estimator = estimator
         self._scores = scores
+        self._forest = forest
         self._num_beams = num_beams
         self._most_layers = most_layers
         self._most_beams = most_beams
@@ -100,39 +181,39 @@ class ThroughputDrafting:
         self._parent_deficits: Floats | None = None
 
     def begin(self, num_pending: int, most_layers: int) -> None:
-        """See Drafting.begin."""
+        """See DraftPolicy.begin."""
         self._layers = []
         self._take_share()
-        self._experience.refresh()
+        self._estimator.refresh()
         # Rows beyond the table cost as much as its last: more are pending only after a restart.
         self._num_rows = min(num_pending, len(self._target_seconds) - 1)
         self._limit = min(self._most_layers, most_layers)
         self._reach = 1.0
         self._parent_deficits = None
         self._seconds = float(self._target_seconds[self._num_rows]) + _HOST_SECONDS
-        experience = self._experience
-        if not experience.seconds:
-            experience.seconds, experience.tokens = self._seconds, 1.0
-        self._token_seconds = experience.seconds / experience.tokens
-        self._is_probe = experience.num_without >= experience.probe_after
+        estimator = self._estimator
+        if not estimator.seconds:
+            estimator.seconds, estimator.tokens = self._seconds, 1.0
+        self._token_seconds = estimator.seconds / estimator.tokens
+        self._is_probe = estimator.num_without >= estimator.probe_after
 
     def wants_layer(self, num_rows: int) -> bool:
-        """See Drafting.wants_layer."""
+        """See DraftPolicy.wants_layer."""
         if len(self._layers) >= self._limit or self._reach == 0.0:
             return False
         call = self._draft_seconds[min(num_rows, len(self._draft_seconds) - 1)]
         worth, reach, usual = 0.0, self._reach, self._usual_rows() + call
         for _ in range(min(self._limit - len(self._layers), _LOOK_AHEAD)):
-            reach *= self._experience.acceptance
+            reach *= self._estimator.acceptance
             worth += max(reach * self._token_seconds - usual, 0.0)
         if worth == 0.0 and not self._is_probe:
             return False
         self._seconds += call
         return True
 
-    def choose(self, law: JointLaw, step: int) -> NDArray[np.int64]:
-        """See Drafting.choose."""
-        deficits = self._deficits_of(law, step)
+    def choose(self, joint: JointDistribution, depth: int) -> NDArray[np.int64]:
+        """See DraftPolicy.choose."""
+        deficits = self._deficits_of(joint, depth)
         best = best_candidates(-deficits, self._most_beams + 1)
         if not len(best):  # every candidate ends its sequence: there is nothing to verify
             self._reach = 0.0
@@ -142,9 +223,11 @@ class ThroughputDrafting:
         ordered = np.append(deficits[best], np.inf)
         gaps = ordered[widths]
         self._layers.append(
-            _Layer(law.nodes, law.candidate_ids(best), deficits[best], gaps, ordered[widths - 1])
+            _Layer(
+                joint.nodes, joint.candidate_ids(best), deficits[best], gaps, ordered[widths - 1]
+            )
         )
-        reach = self._reach * self._experience.accepted(gaps, len(self._layers) - 1)
+        reach = self._reach * self._estimator.accepted(gaps, len(self._layers) - 1)
         seconds, last = self._target_seconds, len(self._target_seconds) - 1
         more = seconds[np.minimum(self._num_rows + widths, last)] - seconds[self._num_rows]
         gain = reach * self._token_seconds - more + self._worth_of_more(reach)
@@ -161,21 +244,23 @@ class ThroughputDrafting:
         self._parent_deficits = deficits[taken]
         return taken
 
-    def observe(self, forest: Forest, committed: list[list[int]]) -> None:
-        """See Drafting.observe."""
-        experience = self._experience
-        for depth, (layer, nodes) in enumerate(zip(self._layers, committed, strict=False)):
-            if not nodes:  # all that was selected has ended: no width was put to the test
+    def observe(self, iteration: Iteration) -> None:
+        """See DraftPolicy.observe."""
+        estimator = self._estimator
+        for depth, (layer, beams) in enumerate(
+            zip(self._layers, iteration.committed, strict=False)
+        ):
+            if not beams.nodes:  # all that was selected has ended: no width was put to the test
                 break
-            taken = _candidate_ids(forest, layer.nodes, nodes)
+            taken = _candidate_ids(self._forest, layer.nodes, beams.nodes)
             is_taken = layer.best == taken[:, None]  # (num_taken, num_best)
             if is_taken.any(axis=1).all():
                 needed = layer.deficits[is_taken.argmax(axis=1)].max()
             else:
                 needed = np.inf
-            experience.learn(layer.gaps, needed <= layer.included, depth)
-        experience.tokens = _RATE_MEMORY * experience.tokens + len(committed)
-        experience.seconds = _RATE_MEMORY * experience.seconds + self._seconds
+            estimator.learn(layer.gaps, needed <= layer.included, depth)
+        estimator.tokens = _RATE_MEMORY * estimator.tokens + len(iteration.committed)
+        estimator.seconds = _RATE_MEMORY * estimator.seconds + self._seconds
         self._count_probes()
 
     def _take_share(self) -> None:
@@ -184,13 +269,13 @@ class ThroughputDrafting:
             self._costs, self._most_rows, self._num_sharers()
         )
 
-    def _deficits_of(self, law: JointLaw, step: int) -> Floats:
+    def _deficits_of(self, joint: JointDistribution, depth: int) -> Floats:
         """Return the deficit of every candidate, (num_candidates,) float64; inf: impossible."""
-        scores = self._scores(law, step)
+        scores = self._scores(joint, depth)
         parents = self._parent_deficits
         if parents is None:  # the beams themselves are certain
-            parents = np.zeros(len(law.nodes))
-        inherited = parents[law.parents]
+            parents = np.zeros(len(joint.nodes))
+        inherited = parents[joint.parents]
         is_possible = scores > -np.inf
         certain = scores[is_possible & (inherited == 0.0)]
         deficits = np.full(len(scores), np.inf)
@@ -209,7 +294,7 @@ class ThroughputDrafting:
         depth = min(self._limit - len(self._layers), _LOOK_AHEAD)
         if depth <= 0:
             return np.zeros_like(reach)
-        powers = self._experience.acceptance ** np.arange(1, depth + 1)
+        powers = self._estimator.acceptance ** np.arange(1, depth + 1)
         usual = self._usual_rows() + self._draft_seconds[self._num_beams]
         gains = np.multiply.outer(reach * self._token_seconds, powers) - usual
         worth: Floats = np.maximum(gains, 0.0).sum(axis=1)
@@ -217,27 +302,27 @@ class ThroughputDrafting:
 
     def _usual_rows(self) -> float:
         """Return the seconds of a layer of the usual width in the target's call."""
-        width = round(max(self._experience.rows, self._num_beams))
+        width = round(max(self._estimator.rows, self._num_beams))
         last = len(self._target_seconds) - 1
         seconds = self._target_seconds
         return float(seconds[min(self._num_rows + width, last)] - seconds[self._num_rows])
 
     def _note(self, acceptance: float, width: int) -> None:
-        experience = self._experience
-        experience.acceptance += 0.1 * (acceptance - experience.acceptance)
-        experience.rows = 0.9 * experience.rows + 0.1 * width if experience.rows else float(width)
+        estimator = self._estimator
+        estimator.acceptance += 0.1 * (acceptance - estimator.acceptance)
+        estimator.rows = 0.9 * estimator.rows + 0.1 * width if estimator.rows else float(width)
 
     def _count_probes(self) -> None:
         """Try one layer after 8 iterations without a draft, then after 16, 32 and 64."""
-        experience = self._experience
+        estimator = self._estimator
         if not self._layers:
-            experience.num_without += 1
+            estimator.num_without += 1
             return
-        if experience.num_without >= experience.probe_after:
-            experience.probe_after = min(2 * experience.probe_after, LAST_PROBE)
+        if estimator.num_without >= estimator.probe_after:
+            estimator.probe_after = min(2 * estimator.probe_after, LAST_PROBE)
         else:
-            experience.probe_after = FIRST_PROBE
-        experience.num_without = 0
+            estimator.probe_after = FIRST_PROBE
+        estimator.num_without = 0
 
 
 @lru_cache(maxsize=256)  # the same few come in every iteration of every request
@@ -252,7 +337,7 @@ def _seconds_of_share(
 
 
 def _candidate_ids(forest: Forest, parents: list[int], nodes: list[int]) -> NDArray[np.int64]:
-    """Return the numbers of ``JointLaw.candidate_ids`` that became ``nodes``, (num_nodes,) int64.
+    """Return the ``JointDistribution.candidate_ids`` of ``nodes``, (num_nodes,) int64.
 
     A node that is itself among the ``parents`` has ended before and stayed.
     """

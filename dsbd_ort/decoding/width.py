@@ -1,4 +1,4 @@
-"""Width policies: how many beams a layer keeps (ALGORITHM.md 3.5; DSBD paper, dynamic width)."""
+"""Width policies: how many beams a layer keeps (section 3.5; DSBD paper, dynamic width)."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from numpy.typing import NDArray
 
 from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.draft import DraftLayer
-from dsbd_ort.decoding.joint_law import JointLaw
+from dsbd_ort.decoding.joint_distribution import JointDistribution
 
 Floats = NDArray[np.float64]
 
 
-def layer_width(config: DecodingConfig, law: JointLaw, layer: DraftLayer | None) -> int:
-    """Return n_t, the width of a layer whose target law is ``law``.
+def layer_width(config: DecodingConfig, joint: JointDistribution, layer: DraftLayer | None) -> int:
+    """Return n_t, the width of a layer whose candidates have the target distribution ``joint``.
 
-    It looks at the laws of draft and target alone, never at what was drawn in this layer:
-    otherwise width and content would be correlated and the output law wrong. A layer behind the
-    drafted ones (``layer`` None) always gets the full width.
+    It reads the distributions of draft and target alone, never what was drawn in this layer:
+    otherwise width and content would be correlated and the output not that of beam sampling. A
+    layer behind the drafted ones (``layer`` None) always has the full width.
     """
     if config.width_policy == "fixed" or layer is None:
         return config.width
-    index = layer.law.aligned_to(law)
-    q = np.where(index >= 0, layer.law.probabilities()[index], 0.0)
+    index = layer.distribution.aligned_to(joint)
+    q = np.where(index >= 0, layer.distribution.probabilities()[index], 0.0)
     return threshold_width(
-        acceptance_counts(law.probabilities(), q, len(layer.drawn)),
+        acceptance_counts(joint.probabilities(), q, len(layer.drawn)),
         config.width,
         config.smallest_width,
         config.accept_threshold,
@@ -47,9 +47,9 @@ def threshold_width(counts: Floats, most: int, least: int, threshold: float) -> 
 def acceptance_counts(p: Floats, q: Floats, num_drafts: int) -> Floats:
     """Return Pr[exactly n of ``num_drafts`` drafts are accepted], (num_drafts + 1,) float64.
 
-    p, q: target and draft law on the target's candidates, (num_candidates,) float64; q may sum
-    to less than 1. ``alpha[k]``: the k-th draft since the last acceptance is accepted; ``beta[k]``:
-    it is the first to be. (The published code subtracts q twice in the residual.)
+    p, q: target and draft distribution on the target's candidates, (num_candidates,) float64; q may
+    sum to less than 1. ``alpha[k]``: the k-th draft since the last acceptance is accepted;
+    ``beta[k]``: it is the first to be. (The published code subtracts q twice in the residual.)
     """
     alphas = []
     residual = p

@@ -6,8 +6,8 @@ import logging
 import threading
 
 from dsbd_errors import DsbdError
-from dsbd_ort.decoding import DecodeStep
-from dsbd_ort.decoding.shared_forest import Outcome, Progress, SharedForest, Tree
+from dsbd_ort.decoding import IterationOutput
+from dsbd_ort.decoding.batched_decoder import BatchedDecoder, Outcome, Progress, Tree
 from dsbd_ort.engine.admission import Admission
 from dsbd_ort.engine.errors import EnginesEndedError, InternalError, ServiceClosedError
 from dsbd_ort.engine.events import Cancelled, Ending, ServiceEvent
@@ -93,7 +93,7 @@ class EngineLoop:
     def _work(self) -> None:
         try:
             with self._pipeline.engines() as self.models:
-                forest = SharedForest(
+                forest = BatchedDecoder(
                     *self.models,
                     max_rows=self._admission.max_rows,
                     shares_prefixes=self._pipeline.reuses_prefix,
@@ -107,7 +107,7 @@ class EngineLoop:
         finally:
             self._has_started.set()
 
-    def _take_in(self, forest: SharedForest) -> bool:
+    def _take_in(self, forest: BatchedDecoder) -> bool:
         """Let requests leave and join; wait while there is none; return False at the end."""
         while True:
             with self._changed:
@@ -124,7 +124,7 @@ class EngineLoop:
             if self._trees:
                 return True
 
-    def _leave(self, forest: SharedForest) -> list[LiveRequest]:
+    def _leave(self, forest: BatchedDecoder) -> list[LiveRequest]:
         """Let the requests that are given up leave queue and forest; return them."""
         for request in (*self._admission.waiting, *self._admission.live):
             request.is_cancelled = request.is_cancelled or self._gives_up
@@ -136,7 +136,7 @@ class EngineLoop:
                 gone.append(request)
         return gone
 
-    def _join(self, forest: SharedForest, request: LiveRequest) -> None:
+    def _join(self, forest: BatchedDecoder, request: LiveRequest) -> None:
         try:
             tree = forest.join(self._pipeline.planned(request.request))
         except BaseException as error:
@@ -146,7 +146,7 @@ class EngineLoop:
             return
         self._trees[tree] = request
 
-    def _tell(self, forest: SharedForest, progress: Progress) -> None:
+    def _tell(self, forest: BatchedDecoder, progress: Progress) -> None:
         """Tell a caller what an iteration brought to its request."""
         tree = progress.tree
         request = self._trees.get(tree)
@@ -164,10 +164,10 @@ class EngineLoop:
             self._finish(request, ending)
 
     def _as_events(
-        self, request: LiveRequest, event: DecodeStep | Outcome
+        self, request: LiveRequest, event: IterationOutput | Outcome
     ) -> tuple[StreamStep | None, Ending | None]:
         """Return the step and the ending that an event means; a result brings the last text."""
-        if isinstance(event, DecodeStep):
+        if isinstance(event, IterationOutput):
             return request.texts.push(event), None
         if isinstance(event, BaseException):
             return None, _as_told(event)

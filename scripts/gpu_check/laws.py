@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_ort.decoding.warp import TokenLaw, Warp
+from dsbd_ort.decoding.distribution import TopDistribution, Warp
 from dsbd_runtime.causal_lm import CausalLM
 
 CALL_SIZES = (1, 2, 3, 5, 8, 17, 40)  # rows of the calls in turn: several sizes of engine calls
@@ -15,13 +15,13 @@ CALL_SIZES = (1, 2, 3, 5, 8, 17, 40)  # rows of the calls in turn: several sizes
 
 def laws_along(
     model: CausalLM, token_ids: Sequence[int], warp: Warp, sizes: Sequence[int] = CALL_SIZES
-) -> list[TokenLaw]:
+) -> list[TopDistribution]:
     """Return the law after every token of a path, computed in calls of different sizes.
 
     ``warp.top_k`` must not be larger than the candidates of a top-k head.
     """
     model.keep(np.empty(0, np.int64))
-    laws: list[TokenLaw] = []
+    laws: list[TopDistribution] = []
     turn = 0
     while len(laws) < len(token_ids):
         size = min(sizes[turn % len(sizes)], len(token_ids) - len(laws))
@@ -30,15 +30,12 @@ def laws_along(
         mask = np.tri(size, first + size, first, dtype=np.bool_)
         rows = np.arange(size)
         logits = model.forward(tokens, first + rows, mask, rows)
-        if isinstance(logits, tuple):
-            laws += warp.laws_of_candidates(*logits)
-        else:
-            laws += warp.laws(logits)
+        laws += warp.distributions(logits)
         turn += 1
     return laws
 
 
-def total_variation(law: TokenLaw, other: TokenLaw) -> float:
+def total_variation(law: TopDistribution, other: TopDistribution) -> float:
     """Return half the sum of absolute differences of the raw laws.
 
     Tokens that a law does not name (beyond the candidates of a top-k head) count as one outcome.
@@ -60,6 +57,8 @@ def whole_law_warp(model: CausalLM) -> Warp:
     return Warp(temperature=1.0, top_k=model.num_top_logits, top_p=1.0)
 
 
-def variations(laws: Sequence[TokenLaw], others: Sequence[TokenLaw]) -> NDArray[np.float64]:
+def variations(
+    laws: Sequence[TopDistribution], others: Sequence[TopDistribution]
+) -> NDArray[np.float64]:
     """Return the total variation at every position, (num_tokens,)."""
     return np.array([total_variation(a, b) for a, b in zip(laws, others, strict=True)])

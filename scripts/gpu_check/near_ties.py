@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dsbd_ort.decoding import DecodingConfig, decode_steps
+from dsbd_ort.decoding import DecodingConfig, decode_iterations
+from dsbd_ort.decoding.distribution import Warp
 from dsbd_ort.decoding.noise import child_key, gumbel_noise, root_key
-from dsbd_ort.decoding.warp import Warp
 from dsbd_runtime.causal_lm import CausalLM
 from gpu_check.laws import laws_along
 
@@ -40,7 +40,7 @@ def trace_of(
     model: CausalLM, prompt_ids: Sequence[int], config: DecodingConfig, seed: int
 ) -> Trace:
     """Return what beam sampling does; ``config`` returns all its beams."""
-    steps = decode_steps(model, None, prompt_ids, config, np.random.default_rng(seed))
+    steps = decode_iterations(model, None, prompt_ids, config, np.random.default_rng(seed))
     layers: list[set[Tokens]] = []
     while True:
         try:

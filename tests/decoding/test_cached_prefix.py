@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dsbd_ort.decoding import DecodeResult, DecodingConfig, TableModel, decode_steps
-from dsbd_ort.decoding.cached_prefix import CachedPrefix
+from dsbd_ort.decoding import DecodeResult, DecodingConfig, TableModel, decode_iterations
+from dsbd_ort.decoding.forest_cache import PrefixCache
 from tests.decoding.tables import all_tokens, mixed_table, random_table, run
 
 VOCAB = 6
@@ -29,11 +29,13 @@ class Conversation:
 
     def __init__(self) -> None:
         self.target, self.draft = TableModel(VOCAB, TARGET), TableModel(VOCAB, DRAFT)
-        self.prefixes = (CachedPrefix(), CachedPrefix())
+        self.prefixes = (PrefixCache(), PrefixCache())
 
     def steps(self, prompt: tuple[int, ...], config: DecodingConfig, seed: int):
         rng = np.random.default_rng(seed)
-        return decode_steps(self.target, self.draft, prompt, config, rng, prefixes=self.prefixes)
+        return decode_iterations(
+            self.target, self.draft, prompt, config, rng, prefixes=self.prefixes
+        )
 
     def ask(self, prompt: tuple[int, ...], config: DecodingConfig, seed: int) -> DecodeResult:
         steps = self.steps(prompt, config, seed)

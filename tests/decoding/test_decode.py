@@ -12,7 +12,7 @@ from dsbd_ort.decoding import (
     ModelError,
     TableModel,
     decode,
-    decode_steps,
+    decode_iterations,
 )
 from tests.decoding.tables import all_tokens, mixed_table, random_table, run
 
@@ -90,7 +90,7 @@ def test_all_mass_on_eos_ends_at_once_without_a_row_for_it():
 def test_agreed_tokens_are_never_taken_back():
     config = DecodingConfig(num_beams=4, max_new_tokens=24)
     for seed in range(10):
-        steps = decode_steps(
+        steps = decode_iterations(
             TableModel(VOCAB, TARGET),
             TableModel(VOCAB, DRAFT),
             [1, 2],

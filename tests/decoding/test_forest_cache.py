@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dsbd_ort.decoding import DecodingConfig, TableModel, decode_steps
-from dsbd_ort.decoding.cached_prefix import CachedPrefix
-from dsbd_ort.decoding.forest_cache import MOST_TOLD_APART
+from dsbd_ort.decoding import DecodingConfig, TableModel, decode_iterations
+from dsbd_ort.decoding.forest_cache import MOST_UNSHARED_ROWS, PrefixCache
 from tests.decoding.tables import all_tokens, mixed_table, random_table, run
 
 VOCAB = 6
@@ -30,7 +29,7 @@ REQUESTS = [  # (strategy, further options, what must return the same)
 def test_rows_do_not_pile_up_over_a_long_request(strategy, options, baseline):
     config = DecodingConfig(strategy=strategy, draft_length=3, max_new_tokens=LENGTH, **options)
     target, draft = TableModel(VOCAB, TARGET), TableModel(VOCAB, DRAFT)
-    steps = decode_steps(target, draft, PROMPT, config, np.random.default_rng(0))
+    steps = decode_iterations(target, draft, PROMPT, config, np.random.default_rng(0))
     result = None
     most = 0
     while result is None:
@@ -41,7 +40,7 @@ def test_rows_do_not_pile_up_over_a_long_request(strategy, options, baseline):
             break
         for model in (target, draft):
             most = max(most, model.num_rows - len(PROMPT) - shortest)
-    assert 0 < most <= MOST_TOLD_APART
+    assert 0 < most <= MOST_UNSHARED_ROWS
     if baseline:
         same_law = {"num_beams": config.width, "max_new_tokens": LENGTH}
         plain = run(DecodingConfig(strategy=baseline, **same_law), TARGET, None, VOCAB, 0, PROMPT)
@@ -52,10 +51,10 @@ def test_once_all_beams_have_ended_the_rows_of_the_answer_are_still_known():
     config = DecodingConfig(strategy="speculative", draft_length=2, eos_token_id=EOS)
     num_ended = 0
     for seed in range(10):
-        prefixes = (CachedPrefix(), CachedPrefix())
+        prefixes = (PrefixCache(), PrefixCache())
         models = TableModel(VOCAB, TARGET), TableModel(VOCAB, DRAFT)
         rng = np.random.default_rng(seed)
-        steps = decode_steps(*models, PROMPT, config, rng, prefixes=prefixes)
+        steps = decode_iterations(*models, PROMPT, config, rng, prefixes=prefixes)
         while True:
             try:
                 next(steps)

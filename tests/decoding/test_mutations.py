@@ -53,12 +53,12 @@ FAULTS = {
         REJECTION,
     ),
     "noise that repeats across steps for an absorbing beam": Fault(
-        "noise.py", "keys ^ NOISE_DOMAIN, step", "keys ^ NOISE_DOMAIN, 0", LAW
+        "noise.py", "keys ^ NOISE_DOMAIN, depth", "keys ^ NOISE_DOMAIN, 0", LAW
     ),
     "noise keyed by row instead of path": Fault(
         "forest.py",
-        "[self.path_keys[node] for node in law.nodes]",
-        "[node + 1 for node in law.nodes]",
+        "[self.path_keys[node] for node in joint.nodes]",
+        "[node + 1 for node in joint.nodes]",
         EQUALITY,
     ),
 }

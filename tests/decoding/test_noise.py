@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import gumbel_r, kstest
 
-from dsbd_ort.decoding.joint_law import STAY
+from dsbd_ort.decoding.joint_distribution import STAY
 from dsbd_ort.decoding.noise import child_keys, gumbel_noise, mix64, root_key
 
 NUM = 20_000

@@ -7,11 +7,11 @@ from functools import cache
 import numpy as np
 import pytest
 
-from dsbd_ort.decoding import DecodingConfig, TableModel, decode_steps
+from dsbd_ort.decoding import DecodingConfig, TableModel, decode_iterations
+from dsbd_ort.decoding.distribution import TopDistribution
 from dsbd_ort.decoding.draft import DraftLayer
-from dsbd_ort.decoding.joint_law import JointLaw, joint_law
+from dsbd_ort.decoding.joint_distribution import JointDistribution, joint_distribution
 from dsbd_ort.decoding.rejection_coupling import RejectionCoupling
-from dsbd_ort.decoding.warp import TokenLaw
 from tests.decoding.beam_sampling_law import beam_sampling_law
 from tests.decoding.every_outcome import ScriptedChance, law_of, total_variation
 from tests.decoding.tables import final_beams, mixed_table, random_table
@@ -21,20 +21,20 @@ VOCAB = 3
 
 def random_law(
     rng: np.random.Generator, nodes: list[int], absorbing: int | None, vocab_size: int
-) -> JointLaw:
+) -> JointDistribution:
     laws = [
         None if node == absorbing else token_law(rng.dirichlet(np.ones(vocab_size)))
         for node in nodes
     ]
     weights = np.log(rng.dirichlet(np.ones(len(nodes))))
-    return joint_law(nodes, weights, [1] * len(nodes), laws)
+    return joint_distribution(nodes, weights, [1] * len(nodes), laws)
 
 
 def token_law(probs):
-    return TokenLaw(np.arange(len(probs)), np.log(probs), np.log(probs))
+    return TopDistribution(np.arange(len(probs)), np.log(probs), np.log(probs))
 
 
-def drawn_one_by_one(law: JointLaw, num_draws: int, replacement: bool) -> dict:
+def drawn_one_by_one(law: JointDistribution, num_draws: int, replacement: bool) -> dict:
     """The law of sequential draws, written without the code under test."""
 
     def draw(rest: tuple[tuple[int, float], ...], count: int) -> dict:
@@ -110,7 +110,7 @@ def test_whole_requests_have_the_law_of_beam_sampling(options, steps, eos):
 
     def run(chance: ScriptedChance) -> tuple:
         models = TableModel(VOCAB, target), TableModel(VOCAB, draft)
-        steps = decode_steps(*models, prompt, config, np.random.default_rng(0), chance=chance)
+        steps = decode_iterations(*models, prompt, config, np.random.default_rng(0), source=chance)
         while True:
             try:
                 next(steps)

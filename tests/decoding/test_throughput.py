@@ -1,4 +1,4 @@
-"""Drafting policy "throughput": invisible in the output, ample where it pays, silent where not."""
+"""Draft policy "throughput": invisible in the output, ample where it pays, silent where not."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from dsbd_ort.decoding import (
     DecodingConfig,
     StopState,
     TableModel,
-    decode_steps,
+    decode_iterations,
 )
 from dsbd_ort.decoding.cost_curve import CostCurve, EngineCosts
-from dsbd_ort.decoding.experience import Experience, _never_falling
-from dsbd_ort.decoding.lone import Steps
+from dsbd_ort.decoding.decode import Iterations
+from dsbd_ort.decoding.throughput import AcceptanceEstimator, _never_falling
 from tests.decoding.tables import LogitsOf, all_tokens, ends_with, mixed_table, random_table
 
 VOCAB = 8
@@ -39,12 +39,12 @@ def generate(
     draft: LogitsOf | None,
     seed: int,
     costs: EngineCosts = FREE_ROWS,
-    experience: Experience | None = None,
+    experience: AcceptanceEstimator | None = None,
     stop: StopState | None = None,
     **options: object,
 ) -> DecodeResult:
     config = DecodingConfig(**{"max_new_tokens": 24, "eos_token_id": 7, **options})  # type: ignore[arg-type]
-    steps = decode_steps(
+    steps = decode_iterations(
         TableModel(VOCAB, TARGET),
         TableModel(VOCAB, draft) if draft else None,
         (seed % VOCAB, 1, 0),
@@ -52,12 +52,12 @@ def generate(
         np.random.default_rng(seed),
         stop=stop,
         costs=costs,
-        experience=experience,
+        estimator=experience,
     )
     return result_of(steps)
 
 
-def result_of(steps: Steps) -> DecodeResult:
+def result_of(steps: Iterations) -> DecodeResult:
     while True:
         try:
             next(steps)
@@ -71,7 +71,7 @@ def result_of(steps: Steps) -> DecodeResult:
 @pytest.mark.parametrize(("strategy", "plain", "num_beams"), PAIRS)
 def test_the_output_is_that_without_a_draft(strategy, plain, num_beams, draft, costs):
     common = {"num_beams": num_beams, "num_return_sequences": num_beams}
-    experience = Experience.initial()
+    experience = AcceptanceEstimator.initial()
     for seed in range(6):
         expected = generate(None, seed, strategy=plain, **common)
         result = generate(
@@ -92,7 +92,7 @@ WIDE_TARGET = random_table(3, WIDE, spread=2.0)
 
 def wide_run(seed: int, num_beams: int = 4, **options: object) -> DecodeResult:
     config = DecodingConfig(num_beams=num_beams, max_new_tokens=12, seed=seed, **options)  # type: ignore[arg-type]
-    steps = decode_steps(
+    steps = decode_iterations(
         TableModel(WIDE, WIDE_TARGET),
         TableModel(WIDE, mixed_table(WIDE_TARGET, random_table(4, WIDE), 0.8)),
         (seed, 1),
@@ -172,7 +172,7 @@ def test_a_draft_that_is_never_right_is_given_up_but_tried_again():
 
 
 def test_experience_is_carried_from_request_to_request():
-    experience = Experience.initial()
+    experience = AcceptanceEstimator.initial()
     options = {"num_beams": 2, "max_new_tokens": 60, "eos_token_id": None}
     for seed in range(4):
         generate(HOSTILE, seed, DEAR_ROWS, experience, draft_policy="throughput", **options)
@@ -188,7 +188,7 @@ def test_costs_are_measured_where_none_are_given():
 
 
 def test_experience_counts_by_gap_and_depth():
-    experience = Experience.initial()
+    experience = AcceptanceEstimator.initial()
     gaps = np.array([0.01, 0.7, 5.0])
     first_guess = experience.accepted(gaps, 0)
     assert (np.diff(first_guess) > 0).all()
@@ -210,7 +210,7 @@ def test_a_wider_gap_is_never_worse():
 
 
 def test_what_was_never_seen_stays_a_guess_however_long_it_runs():
-    experience = Experience.initial()
+    experience = AcceptanceEstimator.initial()
     seen_gap, other_gap = np.array([0.01]), np.array([5.0])
     first_guess = experience.accepted(other_gap, 0)
     for _ in range(100_000):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dsbd_ort.decoding import DecodingConfig, RequestTrace, TableModel, decode
-from dsbd_ort.decoding.warp import Warp
+from dsbd_ort.decoding.distribution import Warp
 from tests.decoding.tables import all_tokens, mixed_table, random_table
 from tests.decoding.test_strategies import VARIANT_NAMES, VARIANTS
 
@@ -128,7 +128,9 @@ def test_probabilities_are_those_of_the_models(variant):
                 for found, table in ((node.target_log_prob, TARGET), (node.draft_log_prob, DRAFT)):
                     if found is not None:
                         logits = np.array([table(tuple(prefix))], dtype=np.float32)
-                        assert found == pytest.approx(warp.laws(logits)[0].log_probs[token])
+                        assert found == pytest.approx(
+                            warp.distributions(logits)[0].log_probs[token]
+                        )
                 if node.id in drafted:
                     assert node.draft_log_prob is not None
                     num_drafted_known += 1

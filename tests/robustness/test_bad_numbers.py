@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from dsbd_ort import DsbdError, Pipeline
 from dsbd_ort.decoding import DecodingConfig, ModelError, TableModel, decode
-from dsbd_ort.decoding.warp import Warp
+from dsbd_ort.decoding.distribution import Warp
 from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle
 from tests.runtime.tiny_tokenizer import tiny_tokenizer
 
@@ -89,4 +89,4 @@ def test_a_bad_number_among_candidates_is_found(top_logits, logsumexp):
     ids = np.array([[5, 6, 7]])
     arrays = np.array([top_logits], np.float32), np.array([logsumexp], np.float32)
     with pytest.raises(ModelError, match="the model returned"):
-        Warp(1.0, 3, 1.0).laws_of_candidates(ids, *arrays)
+        Warp(1.0, 3, 1.0).distributions((ids, *arrays))

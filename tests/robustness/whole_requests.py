@@ -21,17 +21,15 @@ from dsbd_ort.decoding import (
     DecodingStats,
     RequestTrace,
     TableModel,
-    decode_steps,
+    decode_iterations,
 )
-from dsbd_ort.decoding.cached_prefix import CachedPrefix
+from dsbd_ort.decoding.batched_decoder import BatchedDecoder
 from dsbd_ort.decoding.cost_curve import CostCurve, EngineCosts
-from dsbd_ort.decoding.decode import DecodingRequest
-from dsbd_ort.decoding.decoded import DecodeStep
-from dsbd_ort.decoding.experience import Experience
-from dsbd_ort.decoding.row_bound import most_rows
-from dsbd_ort.decoding.shared_forest import SharedForest
-from tests.decoding.candidate_table import CandidateTable
+from dsbd_ort.decoding.forest_cache import PrefixCache
+from dsbd_ort.decoding.request import DecodingRequest, IterationOutput, most_rows
+from dsbd_ort.decoding.throughput import AcceptanceEstimator
 from tests.decoding.tables import LogitsOf, ends_with, random_table
+from tests.decoding.top_table import TopTable
 
 WITHOUT_DRAFT = {  # the strategy that returns the same with a draft policy that changes nothing
     "dsbd": "beam-sample",
@@ -79,7 +77,7 @@ class WholeRequest:
             self.tables.extend([target, draft_of(self, target)])
         if num_candidates:
             return tuple(  # type: ignore[return-value]
-                CandidateTable(self.vocab_size, table, num_candidates) for table in self.tables
+                TopTable(self.vocab_size, table, num_candidates) for table in self.tables
             )
         return tuple(TableModel(self.vocab_size, table) for table in self.tables)  # type: ignore[return-value]
 
@@ -94,7 +92,7 @@ class WholeRequest:
             rng=np.random.default_rng(config.seed),
             stop=ends_with(*self.stop) if self.stop else None,
             costs=costs,
-            experience=Experience.initial(),
+            estimator=AcceptanceEstimator.initial(),
             trace=trace,
         )
 
@@ -237,12 +235,12 @@ def decoded(
     request: WholeRequest,
     config: DecodingConfig,
     models: tuple[Any, Any] | None = None,
-    prefixes: tuple[CachedPrefix, CachedPrefix] | None = None,
+    prefixes: tuple[PrefixCache, PrefixCache] | None = None,
     trace: RequestTrace | None = None,
-) -> tuple[DecodeResult, list[DecodeStep]]:
+) -> tuple[DecodeResult, list[IterationOutput]]:
     target, draft = models or request.models()
     asked = request.request(config, trace)
-    loop = decode_steps(
+    loop = decode_iterations(
         target,
         draft,
         asked.prompt_ids,
@@ -250,7 +248,7 @@ def decoded(
         asked.rng,
         stop=asked.stop,
         costs=asked.costs,
-        experience=asked.experience,
+        estimator=asked.estimator,
         prefixes=prefixes,
         trace=trace,
     )
@@ -313,7 +311,7 @@ def check_stats(stats: DecodingStats, config: DecodingConfig, request: WholeRequ
     assert 0.0 < stats.mean_beam_width <= max(config.width, config.joint_beams or 1)
 
 
-def check_stream(steps: list[DecodeStep], result: DecodeResult) -> None:
+def check_stream(steps: list[IterationOutput], result: DecodeResult) -> None:
     best, shown = result.sequences[0].token_ids, 0
     for step in steps:
         agreed = step.agreed_tokens
@@ -369,7 +367,7 @@ def with_candidates(request: WholeRequest, config: DecodingConfig) -> DecodeResu
 
 def with_others(request: WholeRequest, config: DecodingConfig) -> DecodeResult:
     """Decode beside a twin that came first and one that leaves half-way; check the rows held."""
-    forest = SharedForest(*request.models())
+    forest = BatchedDecoder(*request.models())
     asked = request.request(config)
     early, late = forest.join(request.request(config)), None
     leaver = forest.join(request.request(config))
@@ -387,7 +385,7 @@ def with_others(request: WholeRequest, config: DecodingConfig) -> DecodeResult:
         for tree in (early, late):
             if tree is not None:
                 held = [
-                    max(h, lane.num_rows) for h, lane in zip(held, tree.lanes.values(), strict=True)
+                    max(h, view.num_rows) for h, view in zip(held, tree.views.values(), strict=True)
                 ]
         if iteration > 1 and forest.num_trees == 0:
             break
@@ -399,16 +397,16 @@ def with_others(request: WholeRequest, config: DecodingConfig) -> DecodeResult:
 def again_on_the_same_caches(request: WholeRequest, config: DecodingConfig) -> DecodeResult:
     """Give a request up half-way, then decode it on what the caches still hold."""
     models = request.models()
-    prefixes = CachedPrefix(), CachedPrefix()
+    prefixes = PrefixCache(), PrefixCache()
     asked = request.request(config)
-    begun: Iterator[DecodeStep] = decode_steps(
+    begun: Iterator[IterationOutput] = decode_iterations(
         *models,
         asked.prompt_ids,
         config,
         asked.rng,
         stop=asked.stop,
         costs=asked.costs,
-        experience=asked.experience,
+        estimator=asked.estimator,
         prefixes=prefixes,
     )
     next(begun, None)

@@ -1,9 +1,9 @@
-"""Several requests on one pair of engines: their trees are one forest, verified in one call.
+"""Several requests on one pair of engines: their trees are one forest, verified in one forward.
 
-Each request runs the loop of ``decode`` for itself and gets what it would get alone; here its
-engine calls are made together with those of the others. An iteration makes draft calls as long as
-a request asks for one, then one call of the target for all; of prompts, each goes on by one piece.
-Requests come and go between two iterations.
+Each request runs the loop of ``decode`` and gets what it would get alone; here its engine calls are
+made together with those of the others. An iteration makes draft calls as long as a request needs
+one, then one call of the target for all. Of the prompts that are still being computed, as many go
+on as fit one prefill chunk. Requests join and leave between two iterations.
 """
 
 from __future__ import annotations
@@ -12,29 +12,30 @@ import dataclasses
 import time
 from dataclasses import dataclass
 
-from dsbd_ort.decoding.decode import DecodingLoop, DecodingRequest, decoding_loop
-from dsbd_ort.decoding.decoded import DecodeResult, DecodeStep
+from dsbd_ort.decoding.decode import DecodingLoop, decoding_loop
 from dsbd_ort.decoding.forest_cache import PREFILL_CHUNK
-from dsbd_ort.decoding.meter import Clock
-from dsbd_ort.decoding.row_pool import Lane, RowPool
-from dsbd_ort.decoding.step_model import EngineCall, Logits, Role, StepModel
+from dsbd_ort.decoding.request import DecodeResult, DecodingRequest, IterationOutput
+from dsbd_ort.decoding.shared_kv_cache import CacheView, SharedKVCache
+from dsbd_ort.decoding.step_model import Clock, EngineCall, Logits, Role, StepModel
 
 Outcome = DecodeResult | BaseException
-"""How a request ended; an exception is what a lone run would have raised. Its trace recorder and
-its stop state are its caller's code, so it may be any: the other requests go on."""
+"""How a request ended; an exception is the one that ``decode`` would have raised.
+
+Trace recorders and stop states are callers' code, so it may be any exception: the other requests
+go on."""
 
 
 @dataclass(eq=False)
 class Tree:
-    """A request on its way; ``SharedForest.join`` makes it.
+    """A live request, made by ``BatchedDecoder.join``.
 
     Attributes:
-        lanes: by engine, its rows of the cache.
+        views: by engine, its rows of the cache.
         loop: of the request.
         wanted: the engine call that it waits for, None once it is over.
     """
 
-    lanes: dict[Role, Lane]
+    views: dict[Role, CacheView]
     loop: DecodingLoop
     wanted: EngineCall | None = None
 
@@ -46,17 +47,17 @@ class Tree:
 
 @dataclass(frozen=True)
 class Progress:
-    """What an iteration brought to one request: a step, or its end."""
+    """The output of an iteration for one request, or its end."""
 
     tree: Tree
-    event: DecodeStep | Outcome
+    event: IterationOutput | Outcome
 
 
-class SharedForest:
+class BatchedDecoder:
     """The live requests of one pair of engines.
 
     Attributes:
-        pools: by engine, its cache, of which every request has a lane.
+        caches: by engine, its cache, of which every request has a view.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class SharedForest:
         shares_prefixes: bool = True,
         clock: Clock = time.perf_counter,
     ) -> None:
-        """Take both engines, whose caches are nobody else's.
+        """Take both engines, whose caches are used for nothing else.
 
         Args:
             target: the large engine.
@@ -78,8 +79,8 @@ class SharedForest:
             clock: seconds, for the statistics.
         """
         models: dict[Role, StepModel] = {"target": target, "draft": draft}
-        self.pools = {
-            role: RowPool(model, max_rows, shares_prefixes=shares_prefixes)
+        self.caches = {
+            role: SharedKVCache(model, max_rows, shares_prefixes=shares_prefixes)
             for role, model in models.items()
         }
         self._clock = clock
@@ -96,13 +97,13 @@ class SharedForest:
         Raises what ``decoding_loop`` raises.
         """
         known = request.prompt_ids[:-1]
-        lanes = {role: pool.open_lane(known) for role, pool in self.pools.items()}
-        target, draft = lanes["target"], lanes["draft"]
+        views = {role: cache.open_view(known) for role, cache in self.caches.items()}
+        target, draft = views["target"], views["draft"]
         request = dataclasses.replace(request, num_sharers=lambda: len(self._trees))
-        tree = Tree(lanes, decoding_loop(request, target, draft, (target.prefix, draft.prefix)))
+        tree = Tree(views, decoding_loop(request, target, draft, (target.prefix, draft.prefix)))
         self._trees.append(tree)
         try:
-            tree.wanted = next(tree.loop)  # type: ignore[assignment]  # no step comes before a call
+            tree.wanted = next(tree.loop)  # type: ignore[assignment]  # a call precedes any output
         except BaseException:
             self.leave(tree)
             raise
@@ -114,8 +115,8 @@ class SharedForest:
             self._trees.remove(tree)
             tree.wanted = None
             tree.loop.close()
-            for role, lane in tree.lanes.items():
-                self.pools[role].close_lane(lane)
+            for role, view in tree.views.items():
+                self.caches[role].close_view(view)
 
     def iterate(self) -> list[Progress]:
         """Run one iteration of every request; return what it brought.
@@ -156,10 +157,10 @@ class SharedForest:
 
     def _run(self, role: Role, trees: list[Tree], progress: list[Progress]) -> None:
         """Make the calls that the trees wait for together, and let each go on."""
-        calls = [(t.lanes[role], t.wanted) for t in trees if t.wanted is not None]
+        calls = [(t.views[role], t.wanted) for t in trees if t.wanted is not None]
         began = self._clock()
         try:
-            parts = self.pools[role].run(calls)
+            parts = self.caches[role].run(calls)
         except Exception as error:  # of the engine: all who took part have lost their rows
             for tree in trees:
                 self._end(tree, error, progress)
@@ -173,7 +174,7 @@ class SharedForest:
         """Let a request go on to the next call that it needs, or to its end."""
         try:
             wanted = tree.loop.send(logits)
-            while isinstance(wanted, DecodeStep):
+            while isinstance(wanted, IterationOutput):
                 progress.append(Progress(tree, wanted))
                 wanted = tree.loop.send(None)
             tree.wanted = wanted

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from dsbd_ort.decoding import ConfigError, DecodingConfig, ModelError, TableModel, decode
-from tests.decoding.candidate_table import CandidateTable, TableTop
 from tests.decoding.tables import mixed_table, random_table
+from tests.decoding.top_table import TableTop, TopTable
 
 VOCAB, NUM_CANDIDATES, EOS = 24, 10, 5
 PROMPT = (1, 0, 1)
@@ -58,7 +58,7 @@ def dense(table):
 
 
 def topk(table, num_candidates=NUM_CANDIDATES):
-    return CandidateTable(VOCAB, table, num_candidates)
+    return TopTable(VOCAB, table, num_candidates)
 
 
 @pytest.mark.parametrize("options", CASES, ids=lambda o: "-".join(map(str, o.values())))
@@ -89,7 +89,7 @@ def test_calls_and_rows_are_counted():
         assert getattr(found, name) == getattr(expected, name) > 0
 
 
-ALL_OF_THEM = r"top_k is 0 \(all tokens\), but the target's engine returns 10 .*use top_k 1 to 10"
+ALL_OF_THEM = r"top_k is 0 \(all tokens\), but the target's engine returns .*use top_k 1 to 10"
 REFUSED = [  # (options, K of the target, K of the draft, words of the message)
     ({"strategy": "sample"}, 10, 10, ALL_OF_THEM + ", or export with --logits full$"),
     ({"strategy": "mjsd"}, 10, 10, ALL_OF_THEM),
@@ -110,7 +110,7 @@ def test_a_draft_that_the_strategy_does_not_touch_may_have_any_head():
     decoded(topk(target), topk(DRAFT, 1), 0, strategy="beam-sample", top_k=4)
 
 
-class ShortRows(CandidateTable):
+class ShortRows(TopTable):
     def forward(self, *rows):
         found = super().forward(*rows)
         return TableTop(found.top_ids, found.top_logits[:, 1:], found.logsumexp)

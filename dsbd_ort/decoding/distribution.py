@@ -1,4 +1,4 @@
-"""Logits to warped token laws: temperature, then top-k, then top-p, renormalised per position."""
+"""Next-token distributions from logits: temperature, top-k, top-p, renormalised per position."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_ort.decoding.errors import ModelError
+from dsbd_ort.decoding.config import DecodingConfig
+from dsbd_ort.decoding.errors import ConfigError, ModelError
+from dsbd_ort.decoding.step_model import Logits, Role, RowCache, TopLogits, num_top_logits
 
 Floats = NDArray[np.float64]
 
 
-class TokenLaw(NamedTuple):
-    """The next-token law of one position.
+class TopDistribution(NamedTuple):
+    """The next-token distribution of one position, as arrays.
 
     Attributes:
         tokens: (num_tokens,) int64. The tokens that may be drawn: top_k of them by decreasing
@@ -34,11 +36,11 @@ class TokenLaw(NamedTuple):
         return float(self.raw_log_probs[index])
 
 
-class WholeLaw:
-    """A TokenLaw over the whole vocabulary that is computed when it is read.
+class DenseDistribution:
+    """A distribution over the whole vocabulary, with the same members, computed when it is read.
 
-    It holds the float32 logits, half of one array of a TokenLaw: of the nodes whose laws a request
-    keeps most are never read.
+    It holds the float32 logits, half of one float64 array: most nodes of a forest are never
+    selected, and their distributions never read.
     """
 
     __slots__ = ("_largest", "_log_normalizer", "_logits", "_warp")
@@ -52,12 +54,12 @@ class WholeLaw:
 
     @property
     def tokens(self) -> NDArray[np.int64]:
-        """See TokenLaw."""
+        """See TopDistribution."""
         return _all_tokens(len(self._logits))
 
     @property
     def log_probs(self) -> Floats:
-        """See TokenLaw."""
+        """See TopDistribution."""
         if self._warp.changes_nothing:
             return self.raw_log_probs
         log_probs: Floats = self._warp.warped(self._centred()[None])[0]
@@ -65,7 +67,7 @@ class WholeLaw:
 
     @property
     def raw_log_probs(self) -> Floats:
-        """See TokenLaw."""
+        """See TopDistribution."""
         centred = self._centred()
         centred -= self._normalizer()
         return centred
@@ -84,8 +86,8 @@ class WholeLaw:
         return centred
 
 
-AnyLaw = TokenLaw | WholeLaw
-"""The next-token law of one position."""
+TokenDistribution = TopDistribution | DenseDistribution
+"""The next-token distribution of one position."""
 
 
 @lru_cache(maxsize=8)  # two models of one vocabulary, as a rule
@@ -99,8 +101,8 @@ def _all_tokens(vocab_size: int) -> NDArray[np.int64]:
 class Warp:
     """The warping of a request: ``top_k`` 0 and ``top_p`` 1 switch a stage off.
 
-    With ``is_raw`` the laws' ``log_probs`` are the raw ones: top-k then only bounds how many
-    tokens are looked at.
+    With ``is_raw`` the ``log_probs`` are the raw ones: top-k then only bounds how many tokens are
+    looked at.
     """
 
     temperature: float
@@ -110,41 +112,33 @@ class Warp:
 
     @property
     def changes_nothing(self) -> bool:
-        """Whether the warped law of the whole vocabulary is the raw one."""
+        """Whether the warped distribution over the whole vocabulary is the raw one."""
         return self.is_raw or (self.temperature == 1.0 and self.top_p == 1.0)
 
-    def laws(self, logits: NDArray[np.float32]) -> Sequence[AnyLaw]:
-        """Return the law of every row of (num_rows, vocab_size) logits.
+    def distributions(self, logits: Logits) -> Sequence[TokenDistribution]:
+        """Return the next-token distribution of every row of a forward's result.
+
+        logits: see StepModel.forward; of ``TopLogits`` the first ``top_k`` of K >= top_k count.
 
         Raises:
-            ModelError: a row without a finite largest logit (NaN, +inf, or all -inf).
+            ModelError: a row without a finite largest logit or logsumexp (NaN, +inf, or all -inf).
         """
-        if not len(logits):
-            return []
+        if isinstance(logits, tuple):
+            return self._from_top(*logits) if len(logits[0]) else []
+        return self._from_all(logits) if len(logits) else []
+
+    def _from_all(self, logits: NDArray[np.float32]) -> Sequence[TokenDistribution]:
         if not self.top_k:
             largest = _finite(logits.max(axis=1))
-            return [WholeLaw(self, *row) for row in zip(logits, largest, strict=True)]
-        tokens, centred, log_normalizers = _top(logits, min(self.top_k, logits.shape[1]))
-        return self._laws(tokens, centred, log_normalizers)
+            return [DenseDistribution(self, *row) for row in zip(logits, largest, strict=True)]
+        return self._by_row(*_top(logits, min(self.top_k, logits.shape[1])))
 
-    def laws_of_candidates(
+    def _from_top(
         self,
         top_ids: NDArray[np.int64],
         top_logits: NDArray[np.float32],
         logsumexp: NDArray[np.float32],
-    ) -> list[TokenLaw]:
-        """Return the laws that ``laws`` returns, from the K largest logits of every row.
-
-        Args:
-            top_ids: (num_rows, K) int64, see step_model.TopLogits; 1 <= top_k <= K.
-            top_logits: (num_rows, K) float32.
-            logsumexp: (num_rows,) float32.
-
-        Raises:
-            ModelError: a row without a finite largest logit or logsumexp, or with NaN.
-        """
-        if not len(top_ids):
-            return []
+    ) -> list[TopDistribution]:
         top = top_logits[:, : self.top_k].astype(np.float64)
         largest = _finite(top[:, :1]).copy()
         if not (top <= largest).all():
@@ -154,19 +148,19 @@ class Warp:
             )
         log_normalizers = _finite(logsumexp[:, None]) - largest
         top -= largest
-        return self._laws(top_ids[:, : self.top_k], top, log_normalizers)
+        return self._by_row(top_ids[:, : self.top_k], top, log_normalizers)
 
-    def _laws(
+    def _by_row(
         self, tokens: NDArray[np.int64], centred: Floats, log_normalizers: Floats
-    ) -> list[TokenLaw]:
-        """Return the laws by row: tokens and centred (num_rows, n), log_normalizers (num_rows, 1).
+    ) -> list[TopDistribution]:
+        """Return distributions; tokens and centred: (num_rows, n), log_normalizers: (num_rows, 1).
 
         centred: logits less the row's largest. log_normalizers: the log of the sum of
         exponentials of such differences over the whole vocabulary.
         """
         raw = centred - log_normalizers
         log_probs = raw if self.is_raw else self.warped(centred)
-        return list(map(TokenLaw, tokens, log_probs, raw))
+        return list(map(TopDistribution, tokens, log_probs, raw))
 
     def warped(self, centred: Floats) -> Floats:
         """Return warped log-probabilities of logits, both (num_rows, n) float64."""
@@ -244,3 +238,61 @@ def _cut_top_p(log_probs: Floats, top_p: float) -> Floats:
     is_cut = np.empty_like(is_cut_sorted)
     np.put_along_axis(is_cut, order, is_cut_sorted, axis=1)
     return np.where(is_cut, -np.inf, log_probs)
+
+
+def check_top_k(role: Role, model: RowCache, config: DecodingConfig, top_k: int) -> None:
+    """Refuse a request that looks at more tokens of a position than the model returns.
+
+    Args:
+        role: for the message.
+        model: one that returns all logits takes every request.
+        config: the request.
+        top_k: most tokens of a position that its rule looks at (``Warp.top_k``), 0 for all.
+
+    Raises:
+        ConfigError: naming what to change.
+    """
+    most = num_top_logits(model)
+    if not most or 1 <= top_k <= most:
+        return
+    returns = f"but the {role}'s engine returns the {most} largest logits of a position"
+    if config.row.rule == "search":
+        raise ConfigError(
+            f"num_beams is {config.width}, for which strategy {config.strategy} looks at the "
+            f"{top_k} best tokens of a position (top_k {top_k}), {returns}; lower num_beams, or "
+            f"export with --logits full or --logits topk:{top_k}"
+        )
+    of_all = "" if top_k else " (all tokens)"
+    larger = f" or --logits topk:{top_k}" if most < top_k <= model.vocab_size else ""
+    raise ConfigError(
+        f"top_k is {top_k}{of_all}, {returns}; use top_k 1 to {most}, or export with --logits "
+        f"full{larger}"
+    )
+
+
+def check_logits(logits: Logits, model: RowCache, num_rows: int) -> None:
+    """Raise ModelError unless ``model`` returned logits of ``num_rows`` rows and of known tokens."""
+    if isinstance(logits, tuple):
+        _check_top(logits, model.vocab_size, (num_rows, num_top_logits(model)))
+    else:
+        _check_shape("logits", logits, (num_rows, model.vocab_size))
+
+
+def _check_top(logits: TopLogits, vocab_size: int, expected: tuple[int, int]) -> None:
+    top_ids, top_logits, logsumexp = logits
+    _check_shape("top_ids", top_ids, expected)
+    _check_shape("top_logits", top_logits, expected)
+    _check_shape("logsumexp", logsumexp, expected[:1])
+    if top_ids.size and not (0 <= top_ids.min() and top_ids.max() < vocab_size):
+        raise ModelError(
+            f"the model returned top_ids from {top_ids.min()} to {top_ids.max()}, expected 0 to "
+            f"{vocab_size - 1}; export the engine again"
+        )
+
+
+def _check_shape(name: str, found: NDArray[np.generic], expected: tuple[int, ...]) -> None:
+    if found.shape != expected:
+        raise ModelError(
+            f"the model returned {name} of shape {found.shape}, expected {expected}: one row per "
+            "entry of logit_rows"
+        )

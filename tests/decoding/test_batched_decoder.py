@@ -19,12 +19,11 @@ from dsbd_ort.decoding import (
     ModelError,
     TableModel,
 )
-from dsbd_ort.decoding.decoded import DecodeStep
+from dsbd_ort.decoding.batched_decoder import BatchedDecoder, Tree
 from dsbd_ort.decoding.forest_cache import PREFILL_CHUNK
-from dsbd_ort.decoding.row_bound import most_rows
-from dsbd_ort.decoding.shared_forest import SharedForest, Tree
-from tests.decoding.candidate_table import CandidateTable
+from dsbd_ort.decoding.request import IterationOutput, most_rows
 from tests.decoding.tables import all_tokens, mixed_table, random_table, run
+from tests.decoding.top_table import TopTable
 
 VOCAB, EOS = 6, 5
 TARGET = random_table(1, VOCAB)
@@ -80,7 +79,7 @@ def asked(seed: int, num_requests: int) -> list[Asked]:
 
 
 def answered(
-    forest: SharedForest, requests: list[Asked], most_live: int, arrivals: Iterator[bool]
+    forest: BatchedDecoder, requests: list[Asked], most_live: int, arrivals: Iterator[bool]
 ) -> None:
     """Answer all requests: ``arrivals`` says whether one joins before the next iteration."""
     waiting, live = list(requests), dict[int, tuple[Tree, Asked]]()
@@ -91,9 +90,9 @@ def answered(
             live[id(tree)] = (tree, request)
         for progress in forest.iterate():
             tree, request = live[id(progress.tree)]
-            if isinstance(progress.event, DecodeStep):
-                for i, lane in enumerate(tree.lanes.values()):
-                    request.most_rows[i] = max(request.most_rows[i], lane.num_rows)
+            if isinstance(progress.event, IterationOutput):
+                for i, view in enumerate(tree.views.values()):
+                    request.most_rows[i] = max(request.most_rows[i], view.num_rows)
                 continue
             assert isinstance(progress.event, DecodeResult), progress.event
             request.result = progress.event
@@ -101,8 +100,8 @@ def answered(
         assert forest.num_trees == len(live)
 
 
-def shared(**settings: Any) -> SharedForest:
-    return SharedForest(TableModel(VOCAB, TARGET), TableModel(VOCAB, DRAFT), **settings)
+def shared(**settings: Any) -> BatchedDecoder:
+    return BatchedDecoder(TableModel(VOCAB, TARGET), TableModel(VOCAB, DRAFT), **settings)
 
 
 def coin(seed: int) -> Iterator[bool]:
@@ -119,11 +118,11 @@ def test_every_request_gets_what_it_would_get_alone(most_live: int) -> None:
 
 
 def test_engines_that_return_candidates_are_shared_as_well() -> None:
-    models = CandidateTable(VOCAB, TARGET, 5), CandidateTable(VOCAB, DRAFT, 5)
+    models = TopTable(VOCAB, TARGET, 5), TopTable(VOCAB, DRAFT, 5)
     requests = [r for r in asked(seed=3, num_requests=24) if "search" not in str(r.options)]
     for request in requests:
         request.options = {**request.options, "top_k": 4}
-    answered(SharedForest(*models), requests, 6, coin(3))
+    answered(BatchedDecoder(*models), requests, 6, coin(3))
     for request in requests:
         found = [sequence.token_ids for sequence in request.result.sequences]
         assert found == [tokens for tokens, _ in request.alone()]
@@ -156,7 +155,7 @@ def test_rows_stay_within_what_the_requests_may_need() -> None:
     max_rows = max(sum(bounds[i : i + 4]) for i in range(len(bounds)))
     target, draft = TableModel(VOCAB, TARGET), TableModel(VOCAB, DRAFT)
     most = Watched(target), Watched(draft)
-    answered(SharedForest(*most, max_rows=max_rows), requests, 4, iter(lambda: True, None))
+    answered(BatchedDecoder(*most, max_rows=max_rows), requests, 4, iter(lambda: True, None))
     for request, bound in zip(requests, bounds, strict=True):
         assert all_tokens(request.result) == request.alone()
         assert max(request.most_rows) <= bound
@@ -169,7 +168,7 @@ def test_a_full_pool_is_cleared_up_and_never_overflows() -> None:
     requests = [Asked(options, (1, 2, seed % 5), seed) for seed in range(30)]
     bound = most_rows(3, requests[0].config)
     target = Watched(TableModel(VOCAB, TARGET))
-    forest = SharedForest(target, TableModel(VOCAB, DRAFT), max_rows=2 * bound)
+    forest = BatchedDecoder(target, TableModel(VOCAB, DRAFT), max_rows=2 * bound)
     answered(forest, requests, 2, iter(lambda: True, None))
     assert target.most_rows <= 2 * bound
     for request in requests:
@@ -226,7 +225,7 @@ def test_the_target_is_called_once_an_iteration_for_all() -> None:
     options = {"strategy": "beam-sample", "num_beams": 2, "eos_token_id": None}
     requests = [Asked(options, (1, 2, seed), seed) for seed in range(5)]
     target = Watched(TableModel(VOCAB, TARGET))
-    forest = SharedForest(target, TableModel(VOCAB, DRAFT))
+    forest = BatchedDecoder(target, TableModel(VOCAB, DRAFT))
     answered(forest, requests, 5, iter(lambda: True, None))
     calls = target.rows_of_calls
     assert len(calls) <= 14  # twelve tokens, and the prompts
@@ -241,7 +240,7 @@ def test_long_prompts_keep_nobody_waiting_longer_than_one_piece() -> None:
     rng = np.random.default_rng(0)
     long = [Asked(options, tuple(rng.integers(5, size=700).tolist()), seed) for seed in range(4)]
     target, draft = Watched(TableModel(VOCAB, TARGET)), Watched(TableModel(VOCAB, DRAFT))
-    forest = SharedForest(target, draft)
+    forest = BatchedDecoder(target, draft)
     first = forest.join(Asked(options, (1, 2), 9).request())
     forest.iterate()
     forest.iterate()
@@ -269,7 +268,7 @@ def test_prompts_that_begin_alike_are_computed_once(
     first, *others = [Asked(options, (*begin, seed), seed) for seed in range(5)]
     answered(forest, [first], 1, iter(lambda: True, None))
     answered(forest, others, 4, iter(lambda: True, None))
-    computed = forest.pools["target"].model.computed_paths
+    computed = forest.caches["target"].model.computed_paths
     assert sum(len(path) <= 200 for path in computed) == num_computed
     for request in (first, *others):
         assert all_tokens(request.result) == request.alone()
@@ -288,7 +287,7 @@ def test_a_request_that_cannot_be_decoded_is_refused_and_leaves_nothing() -> Non
 
 def test_a_failing_engine_ends_those_in_the_call_and_nobody_after_them() -> None:
     target = Watched(TableModel(VOCAB, TARGET), failing_call=3)
-    forest = SharedForest(target, TableModel(VOCAB, DRAFT))
+    forest = BatchedDecoder(target, TableModel(VOCAB, DRAFT))
     trees = [forest.join(request.request()) for request in asked(seed=2, num_requests=3)]
     ends = [p for _ in range(3) for p in forest.iterate() if isinstance(p.event, RuntimeError)]
     assert {id(p.tree) for p in ends} == {id(tree) for tree in trees}
@@ -302,7 +301,7 @@ def test_bad_numbers_end_the_request_that_they_belong_to() -> None:
     def poisoned(path: tuple[int, ...]) -> np.ndarray:
         return np.full(VOCAB, np.nan) if path[:2] == (4, 4) else TARGET(path)
 
-    forest = SharedForest(TableModel(VOCAB, poisoned), TableModel(VOCAB, DRAFT))
+    forest = BatchedDecoder(TableModel(VOCAB, poisoned), TableModel(VOCAB, DRAFT))
     good, bad = Asked(OPTIONS[0], (1, 2), 1), Asked(OPTIONS[0], (4, 4), 1)
     trees = [forest.join(request.request()) for request in (good, bad)]
     ends = {}
@@ -317,4 +316,4 @@ def test_requests_that_leave_before_they_began_leave_nothing() -> None:
     forest = shared()
     for seed in range(50):
         forest.leave(forest.join(Asked(OPTIONS[0], (1, 2, 3), seed).request()))
-    assert [pool.num_lanes for pool in forest.pools.values()] == [0, 0]
+    assert [cache.num_views for cache in forest.caches.values()] == [0, 0]

@@ -17,7 +17,7 @@ class TableTop(NamedTuple):
     logsumexp: NDArray[np.float32]
 
 
-class CandidateTable:
+class TopTable:
     """The ``num_top_logits`` largest logits of a TableModel."""
 
     def __init__(self, vocab_size: int, logits_of: LogitsOf, num_top_logits: int) -> None:

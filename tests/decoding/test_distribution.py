@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from dsbd_ort.decoding import ModelError
-from dsbd_ort.decoding.warp import TokenLaw, Warp
-from tests.decoding.candidate_table import candidates_of
+from dsbd_ort.decoding.distribution import TopDistribution, Warp
+from tests.decoding.top_table import candidates_of
 
 LOGITS = np.array([[1.0, 3.0, 2.0, -1.0, 0.0]], dtype=np.float32)
 
 
-def dense(law: TokenLaw, vocab_size: int = 5) -> np.ndarray:
+def dense(law: TopDistribution, vocab_size: int = 5) -> np.ndarray:
     probs = np.zeros(vocab_size)
     probs[law.tokens] = np.exp(law.log_probs)
     return probs
@@ -40,7 +40,7 @@ EXPECTED = [  # (temperature, top_k, top_p, kept tokens)
 
 @pytest.mark.parametrize(("temperature", "top_k", "top_p", "kept"), EXPECTED)
 def test_warped_law(temperature, top_k, top_p, kept):
-    law = Warp(temperature, top_k, top_p).laws(LOGITS)[0]
+    law = Warp(temperature, top_k, top_p).distributions(LOGITS)[0]
     cut = np.full(5, -np.inf)
     cut[kept] = LOGITS[0, kept] / temperature
     np.testing.assert_allclose(dense(law), softmax(cut), atol=1e-12)
@@ -50,28 +50,28 @@ def test_warped_law(temperature, top_k, top_p, kept):
 
 @pytest.mark.parametrize("temperature", [1e-3, 1e3])
 def test_extreme_temperatures_stay_finite(temperature):
-    law = Warp(temperature, 0, 1.0).laws(LOGITS)[0]
+    law = Warp(temperature, 0, 1.0).distributions(LOGITS)[0]
     assert dense(law).sum() == pytest.approx(1.0)
 
 
 def test_minus_infinity_means_probability_zero():
     logits = np.array([[0.0, -np.inf, 0.0]], dtype=np.float32)
     for top_k in (0, 2):
-        assert dense(Warp(1.0, top_k, 1.0).laws(logits)[0], 3).tolist() == [0.5, 0.0, 0.5]
+        assert dense(Warp(1.0, top_k, 1.0).distributions(logits)[0], 3).tolist() == [0.5, 0.0, 0.5]
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_broken_logits_are_refused(bad):
     with pytest.raises(ModelError, match="finite"):
-        Warp(1.0, 0, 1.0).laws(np.array([[0.0, bad]], dtype=np.float32))
+        Warp(1.0, 0, 1.0).distributions(np.array([[0.0, bad]], dtype=np.float32))
     with pytest.raises(ModelError, match="finite"):
-        Warp(1.0, 0, 1.0).laws(np.full((1, 2), -np.inf, dtype=np.float32))
+        Warp(1.0, 0, 1.0).distributions(np.full((1, 2), -np.inf, dtype=np.float32))
 
 
 def test_top_k_makes_no_second_dense_array():
     logits = np.random.default_rng(0).normal(size=(16, 100_000)).astype(np.float32)
     tracemalloc.start()
-    laws = Warp(0.7, 20, 0.9).laws(logits)
+    laws = Warp(0.7, 20, 0.9).distributions(logits)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert all(law.tokens.shape == (20,) for law in laws)
@@ -80,7 +80,7 @@ def test_top_k_makes_no_second_dense_array():
 
 def law_of_candidates(warp, logits, num_candidates):
     found = candidates_of(logits, num_candidates)
-    return warp.laws_of_candidates(found.top_ids, found.top_logits, found.logsumexp)
+    return warp.distributions(found)
 
 
 ORDERED = [  # (logits, top_k, tokens of the law): decreasing logit, ties by increasing id
@@ -97,7 +97,7 @@ ORDERED = [  # (logits, top_k, tokens of the law): decreasing logit, ties by inc
 @pytest.mark.parametrize(("logits", "top_k", "tokens"), ORDERED)
 def test_top_k_lists_tokens_in_the_order_of_a_top_k_head(logits, top_k, tokens):
     rows = np.array([logits, logits[::-1]], dtype=np.float32)
-    laws = Warp(1.0, top_k, 1.0).laws(rows)
+    laws = Warp(1.0, top_k, 1.0).distributions(rows)
     assert laws[0].tokens.tolist() == tokens
     for law, row in zip(laws, rows, strict=True):
         assert law.tokens.tolist() == np.argsort(-row, kind="stable")[:top_k].tolist()
@@ -118,7 +118,7 @@ def test_laws_of_candidates_are_those_of_all_logits(warp):
     for logits in (rng.normal(size=(9, 500)) * 3, rng.integers(-3, 3, (9, 500))):
         logits = logits.astype(np.float32)
         from_candidates = law_of_candidates(warp, logits, 20)
-        for found, expected in zip(from_candidates, warp.laws(logits), strict=True):
+        for found, expected in zip(from_candidates, warp.distributions(logits), strict=True):
             np.testing.assert_array_equal(found.tokens, expected.tokens)
             np.testing.assert_allclose(found.log_probs, expected.log_probs, rtol=0, atol=1e-6)
             np.testing.assert_allclose(
@@ -133,7 +133,7 @@ def test_broken_candidates_are_refused(bad, place):
     arrays[place].flat[0] = bad
     top_logits, logsumexp = (array.astype(np.float32) for array in arrays.values())
     with pytest.raises(ModelError, match="finite"):
-        Warp(1.0, 2, 1.0).laws_of_candidates(np.array([[1, 0]]), top_logits, logsumexp)
+        Warp(1.0, 2, 1.0).distributions((np.array([[1, 0]]), top_logits, logsumexp))
 
 
 def test_laws_of_no_candidates():

@@ -1,0 +1,198 @@
+"""A decoding request, its results, and the checks before any work: prompt, models, rows needed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from dsbd_ort.decoding.beams import Hypothesis, common_tokens
+from dsbd_ort.decoding.config import DecodingConfig
+from dsbd_ort.decoding.cost_curve import EngineCosts
+from dsbd_ort.decoding.errors import DecodingError
+from dsbd_ort.decoding.forest import StopState, state_after
+from dsbd_ort.decoding.forest_cache import MOST_UNSHARED_ROWS
+from dsbd_ort.decoding.option_values import shown
+from dsbd_ort.decoding.rejection_coupling import RandomSource
+from dsbd_ort.decoding.rule import Finished
+from dsbd_ort.decoding.stats import DecodingStats
+from dsbd_ort.decoding.step_model import Clock, RowCache
+from dsbd_ort.decoding.throughput import AcceptanceEstimator
+from dsbd_ort.decoding.trace import TraceRecorder
+
+
+def _one() -> int:
+    return 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodingRequest:
+    """A prompt and everything else, the models aside, that its continuation depends on.
+
+    Attributes:
+        prompt_ids: at least one token id.
+        config: the options. ``eos_token_id`` None means that nothing ends a sequence.
+        rng: its first 63-bit draw is the noise key; only the rejection coupling draws more.
+        stop: the state of the empty continuation, which finds the request's ``stop_strings``. A
+            beam ends with the token that makes its state end.
+        source: the randomness of the rejection coupling, instead of ``rng``.
+        clock: seconds, for the statistics.
+        costs: of both engines; draft_policy "throughput" requires them.
+        estimator: of earlier requests with the same widths, for the same policy; is updated.
+        trace: receives every iteration.
+        num_sharers: returns how many requests share the engine calls now, for the same policy.
+    """
+
+    prompt_ids: Sequence[int]
+    config: DecodingConfig
+    rng: np.random.Generator
+    stop: StopState | None = None
+    source: RandomSource | None = None
+    clock: Clock = time.perf_counter
+    costs: EngineCosts | None = None
+    estimator: AcceptanceEstimator | None = None
+    trace: TraceRecorder | None = None
+    num_sharers: Callable[[], int] = _one
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodedSequence:
+    """One returned sequence.
+
+    Attributes:
+        token_ids: the new tokens, those included that end the sequence.
+        token_logprobs: raw log-probability of every new token under the target.
+        logprob: their sum.
+        score: logprob / num_new_tokens ** length_penalty, the ranking.
+        finish_reason: "eos", "stop" (a stop string) or "length".
+    """
+
+    token_ids: list[int]
+    token_logprobs: list[float]
+    logprob: float
+    score: float
+    finish_reason: str
+
+
+@dataclass(frozen=True)
+class DecodeResult:
+    """The sequences, best first, and the statistics of a request."""
+
+    sequences: list[DecodedSequence]
+    stats: DecodingStats
+
+
+@dataclass(frozen=True)
+class IterationOutput:
+    """The live hypotheses after one iteration of the loop."""
+
+    hypotheses: list[Hypothesis]
+
+    @cached_property
+    def agreed_tokens(self) -> list[int]:
+        """New tokens, from the first on, that all live hypotheses share: they are final."""
+        return common_tokens(self.hypotheses)
+
+    def agreed_logprobs(self, start: int) -> list[float]:
+        """Return the raw log-probabilities of the agreed tokens from number ``start`` on."""
+        stop = len(self.agreed_tokens)
+        return [link.token_logprob for link in self.hypotheses[0].chain()[start:stop]]
+
+
+def decoded_sequence(
+    finished: Finished, config: DecodingConfig, stop: StopState | None
+) -> DecodedSequence:
+    """Return a final hypothesis as a sequence."""
+    chain = finished.hypothesis.chain()
+    token_ids = [link.token for link in chain]
+    return DecodedSequence(
+        token_ids=token_ids,
+        token_logprobs=[link.token_logprob for link in chain],
+        logprob=finished.hypothesis.logprob,
+        score=finished.score,
+        finish_reason=_finish_reason(token_ids, config, stop),
+    )
+
+
+def _finish_reason(token_ids: list[int], config: DecodingConfig, stop: StopState | None) -> str:
+    if token_ids[-1] in config.eos_ids:
+        return "eos"
+    return "stop" if stop and state_after(stop, token_ids).has_ended else "length"
+
+
+def check_request(request: DecodingRequest, target: RowCache, draft: RowCache | None) -> None:
+    """Raise DecodingError for a prompt, models or a missing stop state that cannot be decoded."""
+    config = request.config
+    _check_prompt(request.prompt_ids, target.vocab_size)
+    if config.stop_texts and request.stop is None:
+        raise DecodingError(
+            f"stop_strings is {shown(config.stop_texts)}, but decoding sees tokens, not text; give "
+            "decode a stop state as well, or use Pipeline"
+        )
+    highest_eos = max(config.eos_ids, default=0)
+    if highest_eos >= target.vocab_size:
+        raise DecodingError(
+            f"eos_token_id has {highest_eos}; expected 0 to {target.vocab_size - 1}, the target's "
+            "vocabulary"
+        )
+    if not config.row.has_draft:
+        return
+    if draft is None:
+        raise DecodingError(
+            f"draft is None, but strategy {config.strategy} drafts; give a draft model or use a "
+            "strategy without one, such as beam-sample"
+        )
+    if draft.vocab_size != target.vocab_size:
+        raise DecodingError(
+            f"draft has {draft.vocab_size} tokens, target {target.vocab_size}; use a pair that "
+            "shares its vocabulary"
+        )
+
+
+def _check_prompt(prompt_ids: Sequence[int], vocab_size: int) -> None:
+    if not isinstance(prompt_ids, Sequence | np.ndarray):
+        raise DecodingError(
+            f"the prompt is a {type(prompt_ids).__name__}; expected a sequence of token ids"
+        )
+    if not len(prompt_ids):
+        raise DecodingError("the prompt has no token; give at least one")
+    for token_id in prompt_ids:
+        if isinstance(token_id, bool | np.bool_) or not isinstance(token_id, int | np.integer):
+            raise DecodingError(
+                f"the prompt has a {type(token_id).__name__} among its token ids; expected whole "
+                "numbers"
+            )
+    lowest, highest = min(prompt_ids), max(prompt_ids)
+    if lowest < 0 or highest >= vocab_size:
+        wrong = lowest if lowest < 0 else highest
+        raise DecodingError(
+            f"prompt has token id {shown(int(wrong))}; expected 0 to {vocab_size - 1}, the "
+            "target's vocabulary"
+        )
+
+
+def most_descendants(config: DecodingConfig) -> int:
+    """Return how many nodes below the beams pruning may leave.
+
+    Two drafts' worth, the oldest first, so that the rows of a request have a bound. A node that is
+    left out and selected after all is computed again.
+    """
+    return 2 * sum(config.layer_widths)
+
+
+def most_rows(num_prompt_tokens: int, config: DecodingConfig) -> int:
+    """Return a bound of the rows that a request ever holds in the cache of one engine.
+
+    The paths of the beams take at most ``num_beams`` rows a token (where beams share no token).
+    Added are the nodes that pruning leaves or the unseen rows not dropped yet, and the rows of one
+    iteration: a draft, and the selected nodes of every layer.
+    """
+    num_beams = max(config.width, config.joint_beams or 1)
+    num_layers = len(config.layer_widths) + 1
+    on_paths = num_beams * (config.max_new_tokens + 1)
+    left = max(MOST_UNSHARED_ROWS, num_beams + most_descendants(config))
+    added = sum(config.layer_widths) + (num_layers + 1) * num_beams
+    return num_prompt_tokens + on_paths + left + added
