@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from dsbd_ort.cluster.errors import ClusterError
 from dsbd_ort.pipeline_settings import PipelineSettings
-from dsbd_runtime.placement import parse_placement
+from dsbd_runtime.providers import parse_placement
 
 _CORE_PARTS = 10_000  # Ray counts cores to four decimals
 

@@ -10,11 +10,10 @@ from dsbd_ort.commands.engine_summary import (
     engine_problems,
     summarize_engines,
 )
-from dsbd_runtime.availability import check_here
 from dsbd_runtime.bundle import MODEL_FILE, ROLES, Bundle, KVGeometry
 from dsbd_runtime.errors import ProviderError
-from dsbd_runtime.placement import Placement
-from dsbd_runtime.providers import PROVIDERS, Provider, check_dtype
+from dsbd_runtime.loading import check_available
+from dsbd_runtime.providers import PROVIDERS, Placement, Provider, check_dtype
 
 _NUM_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 _CACHES_A_LAYER = 2  # keys and values
@@ -159,7 +158,7 @@ def _provider_summary(provider: Provider, bundle: Bundle) -> ProviderSummary:
 def _problems(provider: Provider, bundle: Bundle) -> Iterator[str]:
     """Yield every reason why the provider cannot run the bundle here, each with its mend."""
     try:
-        check_here(Placement(provider, 0))
+        check_available(Placement(provider, 0))
     except ProviderError as error:
         yield str(error)
     for role in ROLES:

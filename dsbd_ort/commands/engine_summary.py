@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dsbd_runtime.bundle import ROLES, Bundle
-from dsbd_runtime.cuda_device import import_cuda_runtime
+from dsbd_runtime.cuda_device import gpu_compute_capability, import_cuda_runtime
 from dsbd_runtime.errors import BundleError, ProviderError
 from dsbd_runtime.providers import Provider
-from dsbd_runtime.trt_fit import TrtMachine, fitting_record, gpu_compute_capability, misfits
 from dsbd_runtime.trt_module import FLAVOURS, Flavour, import_trt
-from dsbd_runtime.trt_record import EngineRecord, find_record
+from dsbd_runtime.trt_record import EngineRecord, TrtMachine, find_record, fitting_record, misfits
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 from dsbd_export.errors import ExportError
 from dsbd_export.tensorrt_options import TensorrtOptions
 from dsbd_runtime.bundle import DTYPES, QUANTIZATIONS
-from dsbd_runtime.head import parse_num_top_logits
+from dsbd_runtime.graph import parse_num_top_logits
 from dsbd_runtime.trt_module import FLAVOURS
 
 MIN_CONTEXT = 16  # the parity gate needs a prompt and a tree of three levels

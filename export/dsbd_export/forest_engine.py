@@ -34,7 +34,7 @@ from dsbd_runtime.graph import (
     past_name,
     present_name,
 )
-from dsbd_runtime.onnxruntime_module import onnxruntime_module
+from dsbd_runtime.ort_module import import_ort
 
 _PREFIX_CHUNK = 256  # rows a call; the mask of a long prefix stays small
 _ERROR_LOG_LEVEL = 3
@@ -68,7 +68,7 @@ class ForestEngine:
         self._past_names = [past_name(*name) for name in names]
         self._present_names = [present_name(*name) for name in names]
         # These values share the memory of ``caches``.
-        ort = onnxruntime_module()
+        ort = import_ort()
         self._cache_values = [ort.OrtValue.ortvalue_from_numpy(cache) for cache in self.caches]
         self._weights_file = model_file.with_name(WEIGHTS_FILE)
         self._model = _session(model_file, kv.dtype)
@@ -161,7 +161,7 @@ def see_rows(
 
 def _session(file: Path, dtype: str) -> Any:
     """Open a graph of ``dtype``: in bf16 its twin in fp32."""
-    ort = onnxruntime_module()
+    ort = import_ort()
     options = ort.SessionOptions() if dtype == "fp32" else _widening_one_by_one(ort)
     options.log_severity_level = _ERROR_LOG_LEVEL
     # A few calls between which other sessions run: waiting busily for the next only disturbs them.

@@ -18,7 +18,7 @@ from dsbd_export.tensorrt_timing_cache import (
     save_timing_cache,
     timing_cache_file,
 )
-from dsbd_runtime.trt_log import first_reason, trt_logger
+from dsbd_runtime.trt_module import first_reason, trt_logger
 
 _NO_KERNEL = "not supported by a dedicated kernel"
 

@@ -16,7 +16,7 @@ from dsbd_export.tensorrt_options import (
     TensorrtOptions,
     build_place,
 )
-from dsbd_export.tensorrt_profiles import STEP_PROFILES, move_profiles
+from dsbd_export.tensorrt_profiles import FORWARD_PROFILES, move_profiles
 from dsbd_runtime.bundle import (
     MODEL_FILE,
     PRUNE_FILE,
@@ -95,7 +95,7 @@ def build_engines(
 def build_model_engines(folder: Path, place: BuildPlace, capacity: int) -> EngineRecord:
     """Write engine.plan, prune.plan and engine.json into the folder of a model."""
     moves = move_profiles(capacity)
-    model = build_plan(place, folder / MODEL_FILE, capacity, STEP_PROFILES)
+    model = build_plan(place, folder / MODEL_FILE, capacity, FORWARD_PROFILES)
     (folder / ENGINE_FILE).write_bytes(model.plan)
     prune = build_plan(place, folder / PRUNE_FILE, capacity, moves)
     (folder / PRUNE_ENGINE_FILE).write_bytes(prune.plan)
@@ -104,7 +104,7 @@ def build_model_engines(folder: Path, place: BuildPlace, capacity: int) -> Engin
         tensorrt_version=place.trt.__version__,
         compute_capability=place.compute_capability,
         capacity=capacity,
-        step_profiles=list(STEP_PROFILES),
+        step_profiles=list(FORWARD_PROFILES),
         move_profiles=list(moves),
         attention="fused" if model.is_fused else "decomposed",
         onnx_sha256={

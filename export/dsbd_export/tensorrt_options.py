@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from types import ModuleType
 
 from dsbd_export.errors import ExportError
-from dsbd_runtime.cuda_device import import_cuda_runtime
+from dsbd_runtime.cuda_device import gpu_compute_capability, import_cuda_runtime
 from dsbd_runtime.errors import ProviderError
-from dsbd_runtime.trt_fit import gpu_compute_capability
 from dsbd_runtime.trt_module import FLAVOURS, Flavour, import_trt
 
 MIN_CAPACITY = 256  # rows of the largest call

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-STEP_PROFILES = (1, 8, 32, 256)
+FORWARD_PROFILES = (1, 8, 32, 256)
 """Rows of a call of the model: one node, a narrow forest, a wide one, a chunk of the prompt."""
 
 _FEW_MOVED_ROWS = 32

@@ -1,6 +1,6 @@
-"""The root of all errors of this distribution, below the packages that raise them.
+"""Root of all errors of this distribution, below the packages that raise them.
 
-    DsbdError              every error that a user can mend; ``dsbd_ort.DsbdError``
+    DsbdError              every error that a user can fix; ``dsbd_ort.DsbdError``
     ├── dsbd_ort.decoding.errors: DecodingError, with ConfigError and ModelError
     ├── dsbd_ort.batch.errors: BatchError
     ├── dsbd_ort.benchmark.errors: BenchmarkError
@@ -18,4 +18,4 @@ A package of its own, because the algorithm and the runtime know nothing of each
 
 
 class DsbdError(Exception):
-    """Base of all errors that a user can mend."""
+    """Base of all errors that a user can fix."""

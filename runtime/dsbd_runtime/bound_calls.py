@@ -1,4 +1,4 @@
-"""A step and a move as a device runs them: fill, copy in, call, copy out."""
+"""Calls bound to device memory: caches of one capacity, and one call of the graphs per size."""
 
 from __future__ import annotations
 
@@ -7,18 +7,149 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_runtime.device import BoundCall, Device
-from dsbd_runtime.packed_buffer import PackedArrays, PackedBuffer
-from dsbd_runtime.session import StepInputs, StepOutputs
-from dsbd_runtime.step_staging import fill_idle_move, fill_move, fill_step
+from dsbd_runtime.device import BoundCall, Device, DeviceEngine
+from dsbd_runtime.graph import head_outputs
+from dsbd_runtime.kv_cache import DeviceCaches
+from dsbd_runtime.manifest import ModelEntry
+from dsbd_runtime.packed_buffer import (
+    PackedArrays,
+    PackedBuffer,
+    Part,
+    fill_forward,
+    fill_idle_move,
+    fill_move,
+    forward_parts,
+    move_parts,
+    packed_bytes,
+)
+from dsbd_runtime.session import EngineInputs, EngineOutputs
+
+_ELEMENT_BY_NUMPY: dict[type[np.generic], str] = {np.float32: "fp32", np.int64: "int64"}
 
 
 @dataclass(frozen=True)
-class BoundStep:
-    """The model bound for S rows of which R give logits.
+class LoadedModel:
+    """A model and its prune graph on a device.
 
     Attributes:
-        input_buffer, output_buffer: what holds ``inputs`` and ``outputs``; other sizes share the
+        entry: manifest entry of the model.
+        max_forward_rows: the most rows of one forward.
+    """
+
+    device: Device
+    engine: DeviceEngine
+    prune_engine: DeviceEngine
+    entry: ModelEntry
+    max_forward_rows: int
+
+
+class BoundCaches:
+    """Caches of one capacity, and all calls whose addresses last as long as they do.
+
+    Memory is taken at the start for the caches and the inputs of the largest forward, and at the
+    first forward of R logit rows for their outputs; a call is bound at the first use of its size.
+    """
+
+    def __init__(self, model: LoadedModel, capacity: int) -> None:
+        """Take the memory; raise MemoryError, with nothing taken, when there is no room."""
+        self._model = model
+        self._head = head_outputs(model.entry.logits, model.entry.vocab_size)
+        self._forwards: dict[tuple[int, int], BoundForward] = {}
+        self._moves: dict[int, BoundMove] = {}
+        self._output_buffers: dict[int, PackedBuffer] = {}
+        self._input_buffers: list[PackedBuffer] = []
+        self.caches = DeviceCaches(model.device, model.entry.kv, capacity)
+        largest = self._forward_parts(model.max_forward_rows, model.max_forward_rows)
+        try:
+            for parts in (largest, move_parts(capacity)):
+                self._input_buffers.append(PackedBuffer(model.device, packed_bytes(parts)))
+        except MemoryError:
+            self.free()
+            raise
+
+    @property
+    def capacity(self) -> int:
+        """Rows of the caches."""
+        return self.caches.capacity
+
+    def forward(self, num_rows: int, num_logit_rows: int) -> BoundForward:
+        """Return the model bound for S rows and R logit rows; raise MemoryError without room."""
+        forward = self._forwards.get((num_rows, num_logit_rows))
+        if forward is None:
+            forward = self._bind_forward(num_rows, num_logit_rows)
+            self._forwards[num_rows, num_logit_rows] = forward
+        return forward
+
+    def move(self, num_rows: int) -> BoundMove:
+        """Return the prune graph bound for K rows, up to the capacity."""
+        move = self._moves.get(num_rows)
+        if move is None:
+            move = self._bind_move(num_rows)
+            try:
+                move.warm_up()
+            except BaseException:
+                move.call.release()
+                raise
+            self._moves[num_rows] = move
+        return move
+
+    def free(self) -> None:
+        """Release the calls, then the memory that they are bound to."""
+        calls = [forward.call for forward in self._forwards.values()]
+        calls += [move.call for move in self._moves.values()]
+        for call in calls:
+            call.release()
+        self._forwards.clear()
+        self._moves.clear()
+        for buffer in (*self._input_buffers, *self._output_buffers.values()):
+            buffer.free()
+        self._input_buffers.clear()
+        self._output_buffers.clear()
+        self.caches.free()
+
+    def _bind_forward(self, num_rows: int, num_logit_rows: int) -> BoundForward:
+        input_buffer, output_buffer = self._input_buffers[0], self._output_buffer(num_logit_rows)
+        inputs = input_buffer.lay_out(self._forward_parts(num_rows, num_logit_rows))
+        outputs = output_buffer.lay_out(self._output_parts(num_logit_rows))
+        call = self._model.engine.bind(
+            {**inputs.on_device, **self.caches.inputs},
+            {**outputs.on_device, **self.caches.outputs},
+        )
+        return BoundForward(self._model.device, call, input_buffer, inputs, output_buffer, outputs)
+
+    def _bind_move(self, num_rows: int) -> BoundMove:
+        buffer = self._input_buffers[1]
+        inputs = buffer.lay_out(move_parts(num_rows))
+        call = self._model.prune_engine.bind(
+            {**inputs.on_device, **self.caches.inputs}, self.caches.outputs
+        )
+        return BoundMove(self._model.device, call, buffer, inputs)
+
+    def _output_buffer(self, num_logit_rows: int) -> PackedBuffer:
+        buffer = self._output_buffers.get(num_logit_rows)
+        if buffer is None:
+            num_bytes = packed_bytes(self._output_parts(num_logit_rows))
+            buffer = self._output_buffers[num_logit_rows] = PackedBuffer(
+                self._model.device, num_bytes
+            )
+        return buffer
+
+    def _forward_parts(self, num_rows: int, num_logit_rows: int) -> list[Part]:
+        return forward_parts(num_rows, num_logit_rows, self.capacity, self._model.entry.masks)
+
+    def _output_parts(self, num_logit_rows: int) -> list[Part]:
+        return [
+            (output.name, (num_logit_rows, *output.row_shape), _ELEMENT_BY_NUMPY[output.dtype])
+            for output in self._head
+        ]
+
+
+@dataclass(frozen=True)
+class BoundForward:
+    """The model bound for S rows, R of them with logits.
+
+    Attributes:
+        input_buffer, output_buffer: memory of ``inputs`` and ``outputs``; other sizes share the
             input buffer.
     """
 
@@ -29,21 +160,21 @@ class BoundStep:
     output_buffer: PackedBuffer
     outputs: PackedArrays
 
-    def run(self, inputs: StepInputs) -> StepOutputs:
-        """Append at most S rows; return the outputs of the asked ones, at most R."""
-        num_asked = inputs.logit_rows.shape[0]
-        fill_step(self.inputs, inputs)
+    def run(self, inputs: EngineInputs) -> EngineOutputs:
+        """Append at most S rows; return the outputs of its logit rows, at most R."""
+        num_returned = inputs.logit_rows.shape[0]
+        fill_forward(self.inputs, inputs)
         self.input_buffer.upload(self.inputs.num_bytes)
         self.call.run()
-        if num_asked:
-            self.output_buffer.download(self._num_asked_bytes(num_asked))
+        if num_returned:
+            self.output_buffer.download(self._returned_bytes(num_returned))
         self.device.synchronize()
-        return {name: array[:num_asked].copy() for name, array in self.outputs.on_host.items()}
+        return {name: array[:num_returned].copy() for name, array in self.outputs.on_host.items()}
 
-    def _num_asked_bytes(self, num_asked: int) -> int:
-        """Return the bytes up to the end of the asked rows of the last output."""
+    def _returned_bytes(self, num_returned: int) -> int:
+        """Return the bytes up to the end of the returned rows of the last output."""
         last = next(reversed(self.outputs.on_host.values()))
-        return self.outputs.num_bytes - last[num_asked:].nbytes
+        return self.outputs.num_bytes - last[num_returned:].nbytes
 
 
 @dataclass(frozen=True)
@@ -58,8 +189,8 @@ class BoundMove:
     def warm_up(self) -> None:
         """Move every row to its own place.
 
-        To capture a CUDA graph the first call runs more than once. A step may (it writes the same
-        rows again), a move may not: the second time it would read what the first has written.
+        To capture a CUDA graph the first call runs more than once. A forward may, as it writes the
+        same rows again; a move would read rows that its first run has written.
         """
         fill_idle_move(self.inputs)
         self._run()

@@ -1,4 +1,12 @@
-"""The bundle on disk: opened and checked, its manifest written; ``staging`` puts it in place."""
+"""Bundle on disk: its files, opening and checking it, writing its manifest.
+
+A bundle may come from anywhere. Only the files named below are read, and the external data that an
+ONNX file names. ONNX Runtime (from 1.31 on, which is required) refuses external data outside of the
+ONNX file's own folder, links followed, and operators that it does not have itself; no custom
+library is ever registered. Here every link that leaves the bundle is refused, and every file below
+that the manifest does not list. External data under other names is confined to the bundle, but its
+size and hash are not checked. ``staging`` writes a bundle's folder.
+"""
 
 from __future__ import annotations
 
@@ -6,29 +14,18 @@ import dataclasses
 import hashlib
 import json
 import os
+from collections.abc import Collection
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
-from dsbd_runtime.bundle_files import (
-    CHAT_TEMPLATE_FILE,
-    MODEL_FILE,
-    PRUNE_FILE,
-    ROLES,
-    TOKENIZER_CONFIG_FILE,
-    TOKENIZER_FILE,
-    WEIGHTS_FILE,
-    check_folder,
-    check_listed,
-    check_name,
-)
 from dsbd_runtime.errors import BundleError, InputError
+from dsbd_runtime.graph import KVGeometry
 from dsbd_runtime.manifest import (
     DTYPES,
     MANIFEST_NAME,
     QUANTIZATIONS,
     SCHEMA_VERSION,
     FileEntry,
-    KVGeometry,
     Manifest,
     ModelEntry,
     ParityCase,
@@ -62,6 +59,15 @@ __all__ = [
     "write_manifest",
 ]
 
+ROLES = ("target", "draft")
+MODEL_FILE = "model.onnx"
+WEIGHTS_FILE = f"{MODEL_FILE}.data"
+PRUNE_FILE = "prune.onnx"
+TOKENIZER_FILE = "tokenizer.json"
+TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
+CHAT_TEMPLATE_FILE = "chat_template.jinja"
+_MOST_ENTRIES = 10_000
+
 
 @dataclass(frozen=True)
 class Bundle:
@@ -90,11 +96,11 @@ def open_bundle(path: str | os.PathLike[str], *, verify: bool = False) -> Bundle
     """Read and check the bundle at ``path``.
 
     Checks the schema version, that every file is there with its size (with ``verify`` also its
-    hash), that nothing else would be read (see ``bundle_files``), and that draft and target agree
+    hash), that nothing else would be read, and that draft and target agree
     on vocabulary and special tokens.
 
     Raises:
-        BundleError: naming what is wrong, the value seen, the value wanted and the mend.
+        BundleError: naming what is wrong, the value seen, the value expected and the fix.
     """
     folder = Path(path)
     file = folder / MANIFEST_NAME
@@ -127,7 +133,7 @@ def open_bundle(path: str | os.PathLike[str], *, verify: bool = False) -> Bundle
 def write_manifest(
     folder: Path, *, versions: dict[str, str], target: ModelEntry, draft: ModelEntry
 ) -> Manifest:
-    """Hash every file in ``folder`` and write dsbd.json; return what was written."""
+    """Hash every file in ``folder`` and write dsbd.json; return its content."""
     check_entry(target, "target")
     check_entry(draft, "draft")
     files = {
@@ -180,4 +186,46 @@ def _check_agreement(folder: Path, manifest: Manifest) -> None:
             raise BundleError(
                 f"target and draft of {folder} differ in {field}: {in_short(target)} and "
                 f"{in_short(draft)}; export a pair that shares its tokenizer"
+            )
+
+
+def check_folder(folder: Path) -> None:
+    """Raise BundleError for a link out of the bundle, or far more files than a bundle has."""
+    root = os.path.realpath(folder)
+    num_entries = 0
+    for parent, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            path = Path(parent, name)
+            num_entries += 1
+            if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(root):
+                raise BundleError(
+                    f"{path.parent / name_in_short(name)} is a link out of the bundle; copy the "
+                    "file itself into it"
+                )
+        if num_entries > _MOST_ENTRIES:
+            raise BundleError(
+                f"{folder} has more than {_MOST_ENTRIES} files; a bundle is a folder of its own"
+            )
+
+
+def check_name(manifest_file: Path, name: str) -> None:
+    """Raise BundleError for a name in the manifest that leads out of the bundle."""
+    pure = PurePosixPath(name)
+    if pure.is_absolute() or ".." in pure.parts or "\\" in name or "\0" in name or not name:
+        raise BundleError(
+            f"{manifest_file} names {in_short(name)}, a file outside the bundle; refused"
+        )
+
+
+def check_listed(folder: Path, listed: Collection[str]) -> None:
+    """Raise BundleError for a file that would be read but is not ``listed`` in the manifest."""
+    for name in (
+        TOKENIZER_CONFIG_FILE,
+        CHAT_TEMPLATE_FILE,
+        *(f"{role}/{WEIGHTS_FILE}" for role in ROLES),
+    ):
+        if name not in listed and os.path.lexists(folder / name):
+            raise BundleError(
+                f"{folder / name} is there, but the manifest does not list it; remove it, or "
+                "export again"
             )

@@ -1,4 +1,4 @@
-"""A language model over a forest: rows in, logits out, rows kept."""
+"""Language model over a forest of tokens: append rows, return logits, keep rows."""
 
 from __future__ import annotations
 
@@ -7,18 +7,23 @@ from types import TracebackType
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_runtime.graph import LOGITS, LOGSUMEXP, TOP_IDS, TOP_LOGITS
-from dsbd_runtime.head import TopLogits, empty_outputs, head_outputs, parse_num_top_logits
+from dsbd_runtime.forward_inputs import ForwardInputs, ForwardMasks, check_forward, check_keep
+from dsbd_runtime.graph import (
+    LOGITS,
+    LOGSUMEXP,
+    TOP_IDS,
+    TOP_LOGITS,
+    TopLogits,
+    empty_outputs,
+    head_outputs,
+    parse_num_top_logits,
+)
 from dsbd_runtime.manifest import ModelEntry
-from dsbd_runtime.session import Session, StepInputs, StepOutputs
-from dsbd_runtime.step_checks import check_keep, check_step
-from dsbd_runtime.step_masks import StepMasks
-
-MAX_STEP_ROWS = 256
+from dsbd_runtime.session import MAX_FORWARD_ROWS, EngineInputs, EngineOutputs, Session
 
 
 class CausalLM:
-    """One engine as the algorithm sees it; a context manager that closes its session.
+    """One engine as decoding calls it; a context manager that closes its session.
 
     The cache is a list of rows. ``forward`` appends rows, ``keep`` drops some; either leaves the
     rows valid when it raises, and ``num_rows`` says how many.
@@ -30,7 +35,7 @@ class CausalLM:
         self._num_top_logits = parse_num_top_logits(entry.logits)
         self._head = head_outputs(entry.logits, entry.vocab_size)
         self._context_length = entry.context_length
-        self._masks = StepMasks(entry.masks, entry.sliding_window, MAX_STEP_ROWS)
+        self._masks = ForwardMasks(entry.masks, entry.sliding_window, MAX_FORWARD_ROWS)
         self._num_rows = 0
         self._row_positions = np.empty(0, np.int64)  # (capacity,); the first num_rows are valid
         self._kv_bytes_peak = session.kv_bytes
@@ -78,7 +83,7 @@ class CausalLM:
     ) -> NDArray[np.float32] | TopLogits:
         """Append S rows (parents before children) and return the logits of some of them.
 
-        More than ``MAX_STEP_ROWS`` rows go in several calls: no mask of S x capacity is built.
+        More than ``MAX_FORWARD_ROWS`` rows go in several calls: no mask of S x capacity is built.
 
         Args:
             token_ids: (S,) int64, S >= 1.
@@ -93,7 +98,7 @@ class CausalLM:
         Raises InputError for a wrong shape, type or value, CapacityError for a position beyond
         the context or caches beyond the memory.
         """
-        outputs = self._forward(token_ids, positions, mask, logit_rows)
+        outputs = self._forward(ForwardInputs(token_ids, positions, mask, logit_rows))
         if self._num_top_logits:
             return TopLogits(outputs[TOP_IDS], outputs[TOP_LOGITS], outputs[LOGSUMEXP])
         logits: NDArray[np.float32] = outputs[LOGITS]
@@ -108,7 +113,7 @@ class CausalLM:
         check_keep(rows, self._num_rows)
         num_kept = rows.shape[0]
         num_in_place = int(np.count_nonzero(rows == np.arange(num_kept)))
-        self._num_rows = num_in_place  # what is right should the move fail
+        self._num_rows = num_in_place  # still valid should the move fail
         if num_in_place < num_kept:
             moved = rows[num_in_place:]
             self._session.move_rows(moved, num_in_place)
@@ -118,7 +123,7 @@ class CausalLM:
             self._reserve(0)
 
     def shrink(self) -> None:
-        """Give back the memory that the rows in use do not need."""
+        """Free the memory that the rows in use do not need."""
         self._session.shrink(self._num_rows)
         self._fit_positions()
 
@@ -140,29 +145,20 @@ class CausalLM:
         """Close the model."""
         self.close()
 
-    def _forward(
-        self,
-        token_ids: NDArray[np.int64],
-        positions: NDArray[np.int64],
-        mask: NDArray[np.bool_],
-        logit_rows: NDArray[np.int64],
-    ) -> StepOutputs:
-        check_step(
-            token_ids,
-            positions,
-            mask,
-            logit_rows,
+    def _forward(self, inputs: ForwardInputs) -> EngineOutputs:
+        check_forward(
+            inputs,
             num_rows=self._num_rows,
             vocab_size=self._vocab_size,
             context_length=self._context_length,
         )
-        num_new = token_ids.shape[0]
+        num_new = inputs.num_new
         self._reserve(self._num_rows + num_new)
-        self._row_positions[self._num_rows : self._num_rows + num_new] = positions
-        if num_new <= MAX_STEP_ROWS:
-            outputs = self._run(self._num_rows, token_ids, positions, mask, logit_rows)
+        self._row_positions[self._num_rows : self._num_rows + num_new] = inputs.positions
+        if num_new <= MAX_FORWARD_ROWS:
+            outputs = self._run(self._num_rows, inputs)
         else:
-            outputs = self._run_in_chunks(token_ids, positions, mask, logit_rows)
+            outputs = self._run_in_chunks(inputs)
         self._num_rows += num_new
         return outputs
 
@@ -178,36 +174,20 @@ class CausalLM:
             self._row_positions = row_positions
         self._kv_bytes_peak = max(self._kv_bytes_peak, self._session.kv_bytes)
 
-    def _run_in_chunks(
-        self,
-        token_ids: NDArray[np.int64],
-        positions: NDArray[np.int64],
-        mask: NDArray[np.bool_],
-        logit_rows: NDArray[np.int64],
-    ) -> StepOutputs:
+    def _run_in_chunks(self, inputs: ForwardInputs) -> EngineOutputs:
+        logit_rows = inputs.logit_rows
         outputs = empty_outputs(self._head, logit_rows.shape[0])
-        for start in range(0, token_ids.shape[0], MAX_STEP_ROWS):
-            stop = min(start + MAX_STEP_ROWS, token_ids.shape[0])
+        for start in range(0, inputs.num_new, MAX_FORWARD_ROWS):
+            stop = min(start + MAX_FORWARD_ROWS, inputs.num_new)
             is_in_chunk = (start <= logit_rows) & (logit_rows < stop)  # (R,)
-            of_chunk = self._run(
-                self._num_rows + start,
-                token_ids[start:stop],
-                positions[start:stop],
-                mask[start:stop, : self._num_rows + stop],
-                logit_rows[is_in_chunk] - start,
-            )
-            for name, array in of_chunk.items():
+            chunk = inputs.chunk(start, stop, is_in_chunk)
+            for name, array in self._run(self._num_rows + start, chunk).items():
                 outputs[name][is_in_chunk] = array
         return outputs
 
-    def _run(
-        self,
-        first_row: int,
-        token_ids: NDArray[np.int64],
-        positions: NDArray[np.int64],
-        mask: NDArray[np.bool_],
-        logit_rows: NDArray[np.int64],
-    ) -> StepOutputs:
-        row_positions = self._row_positions[: mask.shape[1]]
-        masks = self._masks.padded(mask, positions, row_positions, self._session.capacity)
-        return self._session.run(StepInputs(token_ids, positions, masks, first_row, logit_rows))
+    def _run(self, first_row: int, inputs: ForwardInputs) -> EngineOutputs:
+        row_positions = self._row_positions[: inputs.mask.shape[1]]
+        masks = self._masks.padded(inputs, row_positions, self._session.capacity)
+        return self._session.run(
+            EngineInputs(inputs.token_ids, inputs.positions, masks, first_row, inputs.logit_rows)
+        )

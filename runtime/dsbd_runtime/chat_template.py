@@ -1,4 +1,8 @@
-"""A bundle's chat template: messages to the text that the model was trained on.
+"""Chat template of a bundle: messages to the text that the model was trained on.
+
+Templates are programs that belong to a checkpoint. They run in jinja2's immutable sandbox with
+``raise_exception``, ``strftime_now``, a ``tojson`` that escapes no HTML, loop controls and the
+``generation`` tag, on which Hugging Face templates rely; Python's internals are out of reach.
 
 The text equals that of transformers' ``apply_chat_template(tokenize=False)``.
 """
@@ -12,10 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 
 from dsbd_runtime.bundle import CHAT_TEMPLATE_FILE, TOKENIZER_CONFIG_FILE
 from dsbd_runtime.errors import BundleError, InputError
-from dsbd_runtime.template_sandbox import template_sandbox
 from dsbd_runtime.typed_json import in_short
 
 Message = Mapping[str, Any]
@@ -36,7 +44,7 @@ class ChatTemplate:
             self._template = template_sandbox(now).from_string(source)
         except (jinja2.TemplateError, RecursionError) as error:
             raise BundleError(
-                f"the chat template is no jinja2 template: {error}; mend {CHAT_TEMPLATE_FILE} of "
+                f"the chat template is no jinja2 template: {error}; fix {CHAT_TEMPLATE_FILE} of "
                 "the checkpoint and export again"
             ) from error
         self._special_tokens = dict(special_tokens)
@@ -66,8 +74,8 @@ class ChatTemplate:
 
         Args:
             messages: each with "role" and "content", oldest first.
-            add_generation_prompt: end with what begins the model's answer.
-            variables: more of what the template reads, such as ``tools`` or ``enable_thinking``.
+            add_generation_prompt: end with the beginning of the model's answer.
+            variables: more variables of the template, such as ``tools`` or ``enable_thinking``.
 
         Raises:
             InputError: the messages are none, or the template refuses them.
@@ -144,3 +152,64 @@ def _text(file: Path) -> str | None:
         return None
     except (OSError, ValueError) as error:
         raise BundleError(f"{file} cannot be read as UTF-8 text ({error}); export again") from error
+
+
+def template_sandbox(now: Callable[[], datetime]) -> ImmutableSandboxedEnvironment:
+    """Return the environment; ``now`` is the clock of ``strftime_now``."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, "jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda form: now().strftime(form)
+    environment.globals["dict"] = lambda *args, **kwargs: dict(*args, **kwargs)
+    environment.globals["namespace"] = _PlainNamespace
+    return environment
+
+
+class _GenerationTag(jinja2.ext.Extension):
+    """``{% generation %}...{% endgeneration %}`` marks the model's answers; here it is its body."""
+
+    tags = {"generation"}  # noqa: RUF012 - as the base class declares it
+
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+        """Return the body, which has its own variables as in transformers."""
+        line_number = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.Scope(body).set_lineno(line_number)
+
+
+class _PlainNamespace(Namespace):
+    """A namespace that keeps no underscored names, the way to Python's internals."""
+
+    def __init__(*args: Any, **attributes: Any) -> None:  # so that ``namespace(self=1)`` works
+        own, *rest = args
+        given = dict(*rest, **attributes)
+        for name in given:
+            _check_name(name)
+        Namespace.__init__(own, given)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+
+def _check_name(name: object) -> None:
+    if str(name).startswith("_"):
+        raise jinja2.exceptions.SecurityError(f"a namespace may not hold {name!r}")
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )

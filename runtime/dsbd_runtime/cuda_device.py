@@ -1,4 +1,4 @@
-"""A Device over the CUDA runtime: plain allocations, pinned memory and one stream."""
+"""Device on the CUDA runtime: plain allocations, pinned memory and one stream."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from dsbd_runtime.errors import EngineError, ProviderError
 
 
 def import_cuda_runtime(install_line: str) -> Any:
-    """Return the module cuda.bindings.runtime; raise ProviderError with the mend if it is not here.
+    """Return the module cuda.bindings.runtime; raise ProviderError with ``install_line``.
 
-    A late import: reading a manifest needs no GPU, and the CPU's extra does not bring the module.
+    A late import: reading a manifest needs no GPU, and the CPU's extra does not install it.
     """
     try:
         return importlib.import_module("cuda.bindings.runtime")
@@ -39,6 +39,24 @@ def check_cuda_device(runtime: Any, device_id: int) -> None:
             f"there is no device cuda:{device_id}, this machine has {count}; choose cuda:0"
             + (f" to cuda:{count - 1}" if count > 1 else "")
         )
+
+
+def gpu_compute_capability(runtime: Any, device_id: int) -> str | None:
+    """Return the compute capability of a GPU, such as "9.0"; None where there is no such GPU.
+
+    ``runtime`` is the module cuda.bindings.runtime.
+    """
+    attributes = runtime.cudaDeviceAttr
+    numbers = []
+    for attribute in (
+        attributes.cudaDevAttrComputeCapabilityMajor,
+        attributes.cudaDevAttrComputeCapabilityMinor,
+    ):
+        status, number = runtime.cudaDeviceGetAttribute(attribute, device_id)
+        if status != runtime.cudaError_t.cudaSuccess:
+            return None
+        numbers.append(number)
+    return ".".join(map(str, numbers))
 
 
 class CudaDevice:
@@ -117,7 +135,7 @@ class CudaDevice:
         self._call("cudaMemsetAsync", array.address, 0, array.num_bytes, self.stream)
 
     def synchronize(self) -> None:
-        """Wait for the stream; raise what went wrong in it."""
+        """Wait for the stream; raise its errors."""
         self._call("cudaStreamSynchronize", self.stream)
 
     def close(self) -> None:

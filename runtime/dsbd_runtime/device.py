@@ -1,4 +1,4 @@
-"""The seam between a device session and a device: memory, copies, and graphs bound to memory.
+"""Device interface of a DeviceSession: memory, copies, and graphs bound to memory.
 
 ``DeviceSession`` is written against these Protocols alone. Device memory is named by address, as
 CUDA, ONNX Runtime (``bind_input`` with a pointer) and TensorRT (``set_tensor_address``) take it;
@@ -23,7 +23,7 @@ ELEMENT_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int64": 8, "bool": 1, "uint8"
 
 @dataclass(frozen=True)
 class DeviceArray:
-    """A C-contiguous array in device memory, or a part of one; whoever allocated it frees it.
+    """A C-contiguous array in device memory, or a part of one; its allocator frees it.
 
     Attributes:
         address: device address of the first element.
@@ -55,19 +55,19 @@ class Device(Protocol):
 
     @property
     def name(self) -> str:
-        """What messages call it, such as "cuda:0"."""
+        """Name in messages, such as "cuda:0"."""
 
     def allocate(self, shape: tuple[int, ...], dtype: str) -> DeviceArray:
         """Return a new array of zeros; raise MemoryError when the device has no room."""
 
     def free(self, array: DeviceArray) -> None:
-        """Give back what ``allocate`` returned, once the work in the queue is done."""
+        """Free a result of ``allocate``, once the work in the queue is done."""
 
     def allocate_pinned(self, num_bytes: int) -> NDArray[np.uint8]:
         """Return host memory (num_bytes,) that the device copies from and to directly."""
 
     def free_pinned(self, buffer: NDArray[np.uint8]) -> None:
-        """Give back what ``allocate_pinned`` returned, once the work in the queue is done."""
+        """Free a result of ``allocate_pinned``, once the work in the queue is done."""
 
     def upload(self, source: NDArray[np.uint8], target: DeviceArray) -> None:
         """Queue a copy of pinned bytes to the first ``source.nbytes`` bytes of ``target``.
@@ -88,7 +88,7 @@ class Device(Protocol):
         """Queue setting every byte of ``array`` to zero."""
 
     def synchronize(self) -> None:
-        """Wait until all queued work is done; raise what went wrong in it."""
+        """Wait until all queued work is done; raise its errors."""
 
     def close(self) -> None:
         """Release the queue; calling it again does nothing. All arrays have been freed before."""
@@ -100,10 +100,10 @@ class BoundCall(Protocol):
     def run(self) -> None:
         """Queue the graph, or run it to its end.
 
-        The first run may execute it several times (a CUDA graph is captured): what it does must
-        come out the same when it is done twice.
+        The first run may execute it several times (a CUDA graph is captured), so running it twice
+        must give the same result.
 
-        Raises CapacityError when the device has no memory for what lies between in and out.
+        Raises CapacityError when the device has no memory for the intermediate results.
         """
 
     def release(self) -> None:
@@ -116,8 +116,8 @@ class DeviceEngine(Protocol):
     def capacity_for(self, num_rows: int, current: int) -> int:
         """Return the capacity that caches of ``current`` rows should get to hold ``num_rows``.
 
-        This is where static capacity and addresses that should last are told: such an engine
-        answers ``current`` where another one would shrink. ``current`` is 0 for new caches.
+        Engines of static capacity or with captured addresses return ``current`` where others would
+        shrink. ``current`` is 0 for new caches.
 
         Raises CapacityError when no capacity of this engine holds so many rows.
         """
@@ -129,7 +129,7 @@ class DeviceEngine(Protocol):
 
         A cache is in both, at the same address: past_key_values.0.key and present.0.key. Shapes
         are whole numbers: S, R (logit_rows) and K (src_rows) are powers of two up to the largest
-        step, or any smaller number where padding had no room in the caches.
+        forward, or any smaller number where padding had no room in the caches.
         """
 
     def close(self) -> None:

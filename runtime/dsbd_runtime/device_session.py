@@ -1,4 +1,4 @@
-"""A Session whose caches stay on a device: one copy in, one call, one copy out for every step."""
+"""Session with caches in device memory: one copy in, one call, one copy out per forward."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_runtime.bound_caches import BoundCaches, LoadedModel
+from dsbd_runtime.bound_calls import BoundCaches, LoadedModel
 from dsbd_runtime.errors import CapacityError, EngineError, InputError
-from dsbd_runtime.row_buckets import padded_rows, row_bucket
-from dsbd_runtime.session import StepInputs, StepOutputs
+from dsbd_runtime.session import EngineInputs, EngineOutputs
 
 
 class DeviceSession:
     """One engine and its prune graph on a device, with the caches in the device's memory.
 
     S, R and K are rounded up to powers of two and every size is bound once: after the first call
-    of a size nothing is allocated, and a CUDA graph can be replayed. A step is one copy to the
-    device (ids, positions, masks), one call, and one copy back (the asked rows); a move is one
+    of a size nothing is allocated, and a CUDA graph can be replayed. A forward is one copy to the
+    device (ids, positions, masks), one call, and one copy back (the logit rows); a move is one
     copy to the device and one call. The caches never cross to the host: they grow by copies on
     the device, into new memory beside the old.
     """
@@ -47,10 +46,10 @@ class DeviceSession:
         return 0 if self._bound is None else self._bound.caches.num_bytes
 
     def reserve(self, num_rows: int, num_used: int) -> None:
-        """Give the caches room for ``num_rows`` rows and the padding of the steps that write them.
+        """Give the caches room for ``num_rows`` rows and the padding of their forwards.
 
-        An engine whose addresses must last keeps a larger capacity also for a fresh start
-        (``num_used`` 0), which then only sets all rows to zero.
+        An engine with captured addresses keeps a larger capacity also with ``num_used`` 0, which
+        then only sets all rows to zero.
         """
         bound = self._open()
         capacity = self._padded_capacity(num_rows, num_used)
@@ -66,8 +65,8 @@ class DeviceSession:
         if capacity < bound.capacity:
             self._resize(capacity, num_used)
 
-    def run(self, inputs: StepInputs) -> StepOutputs:
-        """Append S rows at ``first_row``; return what the head makes of the R asked ones.
+    def run(self, inputs: EngineInputs) -> EngineOutputs:
+        """Append S rows at ``first_row``; return the outputs of the head for the R logit rows.
 
         Raises CapacityError when the device has no room for the outputs; the caches are as before.
         """
@@ -95,18 +94,18 @@ class DeviceSession:
         self._model.engine.close()
         self._model.device.close()
 
-    def _run(self, inputs: StepInputs) -> StepOutputs:
+    def _run(self, inputs: EngineInputs) -> EngineOutputs:
         bound = self._open()
         num_rows = self._num_rows_bound(inputs)
         num_logit_rows = row_bucket(inputs.logit_rows.shape[0], num_rows)
         try:
-            step = bound.step(num_rows, num_logit_rows)
+            forward = bound.forward(num_rows, num_logit_rows)
         except MemoryError as error:
             raise CapacityError(
                 f"{self._model.device.name} has no memory for the outputs of {num_logit_rows} "
                 "rows; ask for fewer beams or a shorter draft, or export with --logits topk:K"
             ) from error
-        return step.run(inputs)
+        return forward.run(inputs)
 
     def _open(self) -> BoundCaches:
         if self._bound is None:
@@ -114,17 +113,17 @@ class DeviceSession:
         return self._bound
 
     def _padded_capacity(self, num_rows: int, num_used: int) -> int:
-        num_padded = num_used + padded_rows(num_rows - num_used, self._model.max_step_rows)
+        num_padded = num_used + padded_rows(num_rows - num_used, self._model.max_forward_rows)
         try:
             return self._model.engine.capacity_for(num_padded, self.capacity)
-        except CapacityError:  # the last rows of a full cache go without padding
+        except CapacityError:  # the last rows of a full cache are not padded
             return self._model.engine.capacity_for(num_rows, self.capacity)
 
-    def _num_rows_bound(self, inputs: StepInputs) -> int:
+    def _num_rows_bound(self, inputs: EngineInputs) -> int:
         """Return S with padding, or without where the caches have no room for it."""
-        num_new, limit = inputs.token_ids.shape[0], self._model.max_step_rows
+        num_new, limit = inputs.token_ids.shape[0], self._model.max_forward_rows
         if num_new > limit:
-            raise InputError(f"a step of {num_new} rows, the session takes {limit}; split it")
+            raise InputError(f"a forward of {num_new} rows, the session takes {limit}; split it")
         padded = row_bucket(num_new, limit)
         return padded if inputs.first_row + padded <= self.capacity else num_new
 
@@ -149,3 +148,20 @@ class DeviceSession:
             raise
         old.free()
         self._bound = new
+
+
+def row_bucket(num_rows: int, limit: int) -> int:
+    """Return the smallest power of two that holds ``num_rows``, at least 1, at most ``limit``.
+
+    With a limit of 256: 0 and 1 give 1, 3 gives 4, 33 gives 64, 200 gives 256.
+    """
+    return min(1 << max(num_rows - 1, 0).bit_length(), limit)
+
+
+def padded_rows(num_new: int, limit: int) -> int:
+    """Return the rows that ``num_new`` rows take when they go in calls of at most ``limit`` rows.
+
+    Only the last call is padded: with a limit of 256, 300 rows take 256 + 64.
+    """
+    rest = num_new % limit
+    return num_new - rest + (row_bucket(rest, limit) if rest else 0)

@@ -1,13 +1,13 @@
-"""What can go wrong when a bundle is opened or run.
+"""Errors of opening and running a bundle.
 
-    DsbdError            every error that a user can mend (dsbd_errors)
+    DsbdError            every error that a user can fix (dsbd_errors)
     ├── BundleError      the bundle on disk is absent, damaged, foreign or contradictory
-    ├── ProviderError    the asked execution provider or its package is not here
-    ├── CapacityError    a request does not fit the model's context or the memory
-    ├── InputError       an argument that no model could take (also a ValueError)
+    ├── ProviderError    the requested execution provider or its package is missing
+    ├── CapacityError    a request exceeds the model's context or the memory
+    ├── InputError       an invalid argument (also a ValueError)
     └── EngineError      an engine failed in a call, or is closed
 
-Every message says what is wrong, the value seen, the value wanted and how to mend it.
+Every message says what is wrong, the value seen, the value expected and how to fix it.
 """
 
 from dsbd_errors import DsbdError
@@ -27,11 +27,11 @@ class BundleError(DsbdError):
 
 
 class ProviderError(DsbdError):
-    """The asked execution provider or its package is not on this machine."""
+    """The requested execution provider or its package is not on this machine."""
 
 
 class CapacityError(DsbdError):
-    """A request does not fit the model's context or the memory."""
+    """A request exceeds the model's context or the memory."""
 
 
 class InputError(DsbdError, ValueError):

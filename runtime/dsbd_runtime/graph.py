@@ -1,7 +1,7 @@
-"""The tensor names of the engines: the graph contract that exporter and runtime share.
+"""Graph contract of the engines: tensor names, the head's outputs, and the check of a graph.
 
-S: forest nodes of one call (parents before children), C: cache capacity in rows, R: rows whose
-logits are asked for, V: vocabulary, Hkv: key/value heads, D: head dimension, K: rows to keep.
+S: forest nodes of one forward (parents before children), C: cache capacity in rows, R: rows whose
+logits are requested, V: vocabulary, Hkv: key/value heads, D: head dimension, K: rows to keep.
 
 | tensor | shape, type | meaning |
 |---|---|---|
@@ -14,13 +14,26 @@ logits are asked for, V: vocabulary, Hkv: key/value heads, D: head dimension, K:
 | present.{i}.key, .value | [1,Hkv,C,D] | the same buffer, updated in place |
 | logits | [R,V] float32 | |
 
-An engine with a top-k head returns of each row, instead of logits, its K largest by decreasing
-logit, and the log of the sum of exp(logit) over all V tokens: top_logits [R,K] float32,
-top_ids [R,K] int64 and logsumexp [R] float32.
+The manifest names the head: "full" for all logits, or "topk:64" for an engine with a top-k head.
+That one returns, of each row, its K largest logits in decreasing order and the log of the sum of
+exp(logit) over all V tokens, from which log-probabilities follow without a row of V numbers:
+top_logits [R,K] float32, top_ids [R,K] int64 and logsumexp [R] float32.
 
 The prune graph takes src_rows [K] int64, write_indices [1] int64 and the caches; row
 write_indices + k becomes the old row src_rows[k].
 """
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsbd_runtime.errors import BundleError
 
 INPUT_IDS = "input_ids"
 POSITION_IDS = "position_ids"
@@ -36,6 +49,13 @@ SRC_ROWS = "src_rows"
 
 CACHE_PARTS = ("key", "value")
 
+FULL = "full"
+_TOP_PREFIX = "topk:"
+
+_INT64, _BOOL, _FLOAT32 = "tensor(int64)", "tensor(bool)", "tensor(float)"
+_HEAD_TYPES: dict[type[np.generic], str] = {np.float32: _FLOAT32, np.int64: _INT64}
+_FLOAT_TYPES = {"fp32": _FLOAT32, "fp16": "tensor(float16)", "bf16": "tensor(bfloat16)"}
+
 
 def past_name(layer: int, part: str) -> str:
     """Return the input name of one cache; ``part`` is "key" or "value"."""
@@ -45,3 +65,185 @@ def past_name(layer: int, part: str) -> str:
 def present_name(layer: int, part: str) -> str:
     """Return the output name of one cache; ``part`` is "key" or "value"."""
     return f"present.{layer}.{part}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class KVGeometry:
+    """Shape of the key/value cache: ``num_layers`` pairs of [1, num_heads, C, head_dim].
+
+    Attributes:
+        dtype: "fp32", "fp16" or "bf16".
+    """
+
+    num_layers: int
+    num_heads: int
+    head_dim: int
+    dtype: str
+
+
+class TopLogits(NamedTuple):
+    """The K largest logits of each of R rows, by decreasing logit, ties by increasing id.
+
+    Attributes:
+        top_ids: (R, K) int64. Their tokens.
+        top_logits: (R, K) float32.
+        logsumexp: (R,) float32. Log of the sum of exp(logit) over the whole vocabulary.
+    """
+
+    top_ids: NDArray[np.int64]
+    top_logits: NDArray[np.float32]
+    logsumexp: NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class HeadOutput:
+    """One output of the head, of shape [R, *row_shape]."""
+
+    name: str
+    dtype: type[np.generic]
+    row_shape: tuple[int, ...]
+
+
+def parse_num_top_logits(kind: str) -> int:
+    """Return K of "topk:K", 0 of "full"; raise ValueError for any other text."""
+    if kind == FULL:
+        return 0
+    digits = kind.removeprefix(_TOP_PREFIX)
+    if digits == kind or not (digits.isascii() and digits.isdigit()) or digits[0] == "0":
+        raise ValueError(f"{kind!r} is neither {FULL!r} nor {_TOP_PREFIX}K with K at least 1")
+    return int(digits)
+
+
+def head_outputs(kind: str, vocab_size: int) -> tuple[HeadOutput, ...]:
+    """Return the outputs of an engine that returns ``kind``, caches aside."""
+    num_top_logits = parse_num_top_logits(kind)
+    if not num_top_logits:
+        return (HeadOutput(LOGITS, np.float32, (vocab_size,)),)
+    return (
+        HeadOutput(TOP_LOGITS, np.float32, (num_top_logits,)),
+        HeadOutput(TOP_IDS, np.int64, (num_top_logits,)),
+        HeadOutput(LOGSUMEXP, np.float32, ()),
+    )
+
+
+def empty_outputs(head: tuple[HeadOutput, ...], num_logit_rows: int) -> dict[str, NDArray[Any]]:
+    """Return uninitialised arrays for the outputs of R logit rows, by name."""
+    return {
+        output.name: np.empty((num_logit_rows, *output.row_shape), output.dtype) for output in head
+    }
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Type and shape of one tensor of the contract; None is a dynamic dimension."""
+
+    type: str
+    shape: tuple[int | None, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphContract:
+    """The inputs and outputs of one engine, as its manifest describes it.
+
+    Attributes:
+        masks: names of the mask inputs.
+        head: outputs besides the caches.
+    """
+
+    kv: KVGeometry
+    masks: Sequence[str]
+    head: tuple[HeadOutput, ...]
+
+    @property
+    def inputs(self) -> dict[str, TensorSpec]:
+        """The inputs by name."""
+        return {
+            INPUT_IDS: TensorSpec(_INT64, (1, None)),
+            POSITION_IDS: TensorSpec(_INT64, (1, None)),
+            **{mask: TensorSpec(_BOOL, (1, 1, None, None)) for mask in self.masks},
+            WRITE_INDICES: TensorSpec(_INT64, (1,)),
+            LOGIT_ROWS: TensorSpec(_INT64, (None,)),
+            **self._caches(past_name),
+        }
+
+    @property
+    def outputs(self) -> dict[str, TensorSpec]:
+        """The outputs by name."""
+        head = {
+            output.name: TensorSpec(_HEAD_TYPES[output.dtype], (None, *output.row_shape))
+            for output in self.head
+        }
+        return {**head, **self._caches(present_name)}
+
+    def _caches(self, name_of: Callable[[int, str], str]) -> dict[str, TensorSpec]:
+        shape = (1, self.kv.num_heads, None, self.kv.head_dim)
+        cache = TensorSpec(_FLOAT_TYPES[self.kv.dtype], shape)
+        return {
+            name_of(layer, part): cache
+            for layer in range(self.kv.num_layers)
+            for part in CACHE_PARTS
+        }
+
+
+class TensorInfo(Protocol):
+    """One input or output as ONNX Runtime describes it."""
+
+    @property
+    def name(self) -> str:
+        """Name in the graph."""
+
+    @property
+    def type(self) -> str:
+        """Type such as "tensor(float)"."""
+
+    @property
+    def shape(self) -> Sequence[int | str | None]:
+        """Shape; a name or None stands for a dynamic dimension."""
+
+
+def check_graph(
+    model_path: Path,
+    contract: GraphContract,
+    inputs: Sequence[TensorInfo],
+    outputs: Sequence[TensorInfo],
+) -> None:
+    """Raise BundleError naming the first tensor that differs from the contract."""
+    _check_tensors(model_path, "input", contract.inputs, inputs)
+    _check_tensors(model_path, "output", contract.outputs, outputs)
+
+
+def _check_tensors(
+    model_path: Path,
+    kind: str,
+    expected_by_name: dict[str, TensorSpec],
+    found: Sequence[TensorInfo],
+) -> None:
+    found_by_name = {tensor.name: tensor for tensor in found}
+    if missing := [name for name in expected_by_name if name not in found_by_name]:
+        raise _contradiction(model_path, f"lacks the {kind} {missing[0]}")
+    if unknown := [name for name in found_by_name if name not in expected_by_name]:
+        raise _contradiction(model_path, f"has an {kind} {unknown[0]} that the manifest excludes")
+    for name, expected in expected_by_name.items():
+        tensor = found_by_name[name]
+        if tensor.type != expected.type:
+            raise _contradiction(
+                model_path, f"has {kind} {name} of {tensor.type}, the manifest says {expected.type}"
+            )
+        if not _fits(tensor.shape, expected.shape):
+            raise _contradiction(
+                model_path,
+                f"has {kind} {name} of shape {list(tensor.shape)}, expected {list(expected.shape)} "
+                "(None: dynamic)",
+            )
+
+
+def _fits(found: Sequence[int | str | None], expected: Sequence[int | None]) -> bool:
+    """Return whether each static dimension equals the expected one; dynamic ones always fit."""
+    return len(found) == len(expected) and all(
+        not isinstance(dim, int) or dim == expected_dim
+        for dim, expected_dim in zip(found, expected, strict=True)
+    )
+
+
+def _contradiction(model_path: Path, problem: str) -> BundleError:
+    return BundleError(f"{model_path} {problem}; export the bundle again")

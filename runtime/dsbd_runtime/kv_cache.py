@@ -1,13 +1,13 @@
-"""The key/value caches of one engine in host memory: one buffer a layer and part."""
+"""Key/value caches of one engine, in host memory or on a device: one buffer per layer and part."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dsbd_runtime.device import Device, DeviceArray
 from dsbd_runtime.errors import CapacityError
-from dsbd_runtime.graph import CACHE_PARTS
-from dsbd_runtime.manifest import KVGeometry
+from dsbd_runtime.graph import CACHE_PARTS, KVGeometry, past_name, present_name
 
 NUMPY_DTYPES: dict[str, type[np.generic]] = {"fp32": np.float32, "fp16": np.float16}
 _NUM_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
@@ -38,8 +38,8 @@ def row_bytes(geometry: KVGeometry) -> int:
 class KVCache:
     """Key/value buffers [1, num_heads, capacity, head_dim] that an engine updates in place.
 
-    Rows that nobody wrote are zero: masked rows still enter a product with weight 0, so they
-    must be finite.
+    Unwritten rows are zero: masked rows still enter a product with weight 0, so they must be
+    finite.
 
     Attributes:
         buffers: by (layer, part); replaced when the capacity changes, so do not hold on to them.
@@ -62,8 +62,8 @@ class KVCache:
     def resize(self, capacity: int, num_used: int) -> None:
         """Give every buffer ``capacity`` rows and keep the first ``num_used``; the rest is zero.
 
-        One buffer after the other, so that the peak is the new size and one old buffer: nobody
-        else may hold the old ones.
+        One buffer after the other, so that the peak is the new size and one old buffer: no other
+        references to the old ones may exist.
 
         Raises:
             CapacityError: without memory for it; the caches are then as before.
@@ -101,3 +101,55 @@ class KVCache:
     def _new_buffer(self, capacity: int) -> NDArray[np.generic]:
         kv = self._geometry
         return np.zeros((1, kv.num_heads, capacity, kv.head_dim), NUMPY_DTYPES[kv.dtype])
+
+
+class DeviceCaches:
+    """Arrays [1, num_heads, capacity, head_dim] of one capacity; unwritten rows are zero.
+
+    Another capacity is another object: ``copy_from`` brings the rows over on the device.
+    """
+
+    def __init__(self, device: Device, geometry: KVGeometry, capacity: int) -> None:
+        """Take the memory; raise MemoryError, with nothing taken, when the device has no room."""
+        self._device = device
+        self.capacity = capacity
+        self._arrays: dict[tuple[int, str], DeviceArray] = {}
+        shape = (1, geometry.num_heads, capacity, geometry.head_dim)
+        try:
+            for layer in range(geometry.num_layers):
+                for part in CACHE_PARTS:
+                    self._arrays[layer, part] = device.allocate(shape, geometry.dtype)
+        except MemoryError:
+            self.free()
+            raise
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that all arrays take."""
+        return sum(array.num_bytes for array in self._arrays.values())
+
+    @property
+    def inputs(self) -> dict[str, DeviceArray]:
+        """The arrays by the names under which an engine reads them."""
+        return {past_name(*key): array for key, array in self._arrays.items()}
+
+    @property
+    def outputs(self) -> dict[str, DeviceArray]:
+        """The same arrays by the names under which an engine writes them."""
+        return {present_name(*key): array for key, array in self._arrays.items()}
+
+    def copy_from(self, other: DeviceCaches, num_rows: int) -> None:
+        """Queue the copy of the first rows of caches of another capacity."""
+        for key, array in self._arrays.items():
+            self._device.copy_rows(other._arrays[key], array, num_rows)
+
+    def fill_zero(self) -> None:
+        """Queue setting all rows to zero."""
+        for array in self._arrays.values():
+            self._device.fill_zero(array)
+
+    def free(self) -> None:
+        """Free the memory."""
+        for array in self._arrays.values():
+            self._device.free(array)
+        self._arrays.clear()

@@ -1,73 +1,30 @@
-"""From a bundle to models that step, alone or as the pair that shares a processor."""
+"""Loading of one model, or of target and draft as a pair that shares the processor."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from dsbd_runtime.bundle import WEIGHTS_FILE, Bundle
-from dsbd_runtime.causal_lm import MAX_STEP_ROWS, CausalLM
+from dsbd_runtime.causal_lm import CausalLM
+from dsbd_runtime.cuda_device import check_cuda_device, import_cuda_runtime
 from dsbd_runtime.errors import InputError
-from dsbd_runtime.ort_cuda import open_cuda_session
-from dsbd_runtime.ort_session import OrtSession
-from dsbd_runtime.placement import Placement, parse_placement
-from dsbd_runtime.providers import Provider
-from dsbd_runtime.session import Session
-from dsbd_runtime.trt_session import open_trt_session
+from dsbd_runtime.ort_engine import open_cuda_session
+from dsbd_runtime.ort_module import import_ort_for
+from dsbd_runtime.ort_session import open_host_session
+from dsbd_runtime.providers import Placement, Provider, parse_placement
+from dsbd_runtime.session import EngineRequest, Session
+from dsbd_runtime.trt_engine import open_trt_session
+from dsbd_runtime.trt_module import FLAVOURS, import_trt
 
 SMALL_DRAFT_BYTES = 32 * 2**20
 
 
-@dataclass(frozen=True, kw_only=True)
-class EngineRequest:
-    """One engine to open; see ``load_causal_lm`` for the fields."""
-
-    bundle: Bundle
-    role: str
-    placement: Placement
-    num_threads: int | None = None
-    spins: bool = True
-    cuda_graphs: bool = False
-
-
-def _open_on_host(request: EngineRequest) -> Session:
-    return OrtSession(
-        request.bundle.model_path(request.role),
-        request.bundle.entry(request.role),
-        provider=request.placement.provider.name,
-        num_threads=request.num_threads,
-        spins=request.spins,
-    )
-
-
-def _open_on_device(request: EngineRequest) -> Session:
-    return open_cuda_session(
-        request.placement.provider,
-        request.bundle.model_path(request.role),
-        request.bundle.prune_path(request.role),
-        request.bundle.entry(request.role),
-        device_id=request.placement.device_id,
-        max_step_rows=MAX_STEP_ROWS,
-        captures_graphs=request.cuda_graphs,
-    )
-
-
-def _open_tensorrt(request: EngineRequest) -> Session:
-    return open_trt_session(
-        request.bundle,
-        request.role,
-        request.placement.provider,
-        device_id=request.placement.device_id,
-        max_step_rows=MAX_STEP_ROWS,
-    )
-
-
 BACKENDS: dict[str, Callable[[EngineRequest], Session]] = {
-    "onnxruntime-host": _open_on_host,
-    "onnxruntime-device": _open_on_device,
-    "tensorrt": _open_tensorrt,
+    "onnxruntime-host": open_host_session,
+    "onnxruntime-device": open_cuda_session,
+    "tensorrt": open_trt_session,
 }
-"""What opens a session, by the ``backend`` of a provider."""
+"""Functions that open a session, by the ``backend`` of a provider."""
 
 
 def load_causal_lm(
@@ -86,7 +43,7 @@ def load_causal_lm(
         role: "target" or "draft".
         provider: where it runs, a name of the table in ``providers``; "cuda:1" is the second GPU.
         num_threads: threads of one call; None leaves the choice to ONNX Runtime.
-        spins: whether idle threads of the engine go on waiting busily when a call is over.
+        spins: whether idle threads of the engine keep spinning when a call is over.
         cuda_graphs: capture a CUDA graph for every size of call and replay it.
 
     Raises:
@@ -114,20 +71,21 @@ def load_pair(
     num_threads: int | None = None,
     cuda_graphs: bool = False,
 ) -> tuple[CausalLM, CausalLM]:
-    """Open target and draft so that they do not take each other's cores.
+    """Open target and draft so that their threads do not compete for cores.
 
-    Two pools of busily waiting threads on the same cores make each other wait: the target's calls
-    took twice as long (docs/performance.md). So a small draft, whose calls are over before a second
-    thread has begun, gets one thread and no pool; beside a larger one waiting ends with the call.
+    Two pools of spinning threads on the same cores slow each other down: the target's calls took
+    twice as long (docs/performance.md). So a small draft, whose calls are over before a second
+    thread has begun, gets one thread and no pool; beside a larger one, threads stop spinning when
+    a call ends.
 
     Args:
         bundle: from ``open_bundle``.
         provider: where the target runs, see ``load_causal_lm``.
-        draft_provider: where the draft runs; None means where the target does.
+        draft_provider: where the draft runs; None means the target's provider.
         num_threads: of the engines on the CPU.
-        cuda_graphs: for the engines whose provider has them.
+        cuda_graphs: for engines whose provider has them.
 
-    Raises what ``load_causal_lm`` raises.
+    Raises the errors of ``load_causal_lm``.
     """
     target_place = parse_placement(provider)
     draft_place = parse_placement(draft_provider or provider)
@@ -178,3 +136,14 @@ def _check_used(num_threads: int | None, cuda_graphs: bool, providers: list[Prov
         raise InputError(
             f"cuda_graphs is set, but provider {names} has none; use 'cuda' or leave it out"
         )
+
+
+def check_available(placement: Placement) -> None:
+    """Raise ProviderError naming the first thing that is missing here and how to install it."""
+    provider = placement.provider
+    if provider.ort_name is not None:
+        import_ort_for(provider)
+    else:
+        import_trt(FLAVOURS[provider.name])
+    if provider.has_device_caches:
+        check_cuda_device(import_cuda_runtime(provider.install_line), placement.device_id)

@@ -1,4 +1,4 @@
-"""The content of dsbd.json: typed entries, and the checks of what they say together."""
+"""Content of dsbd.json: typed entries, and the checks of their values against each other."""
 
 from __future__ import annotations
 
@@ -6,8 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dsbd_runtime.errors import BundleError
-from dsbd_runtime.graph import ATTENTION_MASK, ATTENTION_MASK_SLIDING
-from dsbd_runtime.head import parse_num_top_logits
+from dsbd_runtime.graph import (
+    ATTENTION_MASK,
+    ATTENTION_MASK_SLIDING,
+    GraphContract,
+    KVGeometry,
+    head_outputs,
+    parse_num_top_logits,
+)
 from dsbd_runtime.typed_json import in_short, json_from_file, mismatch, typed
 
 SCHEMA_VERSION = 2
@@ -20,22 +26,8 @@ PARITY_MEASURES = ("max_abs_error", "mean_kl")
 
 
 @dataclass(frozen=True, kw_only=True)
-class KVGeometry:
-    """Shape of the key/value cache: ``num_layers`` pairs of [1, num_heads, C, head_dim].
-
-    Attributes:
-        dtype: one of ``DTYPES``.
-    """
-
-    num_layers: int
-    num_heads: int
-    head_dim: int
-    dtype: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class ParityCase:
-    """One comparison with the checkpoint: its kind, its prompt length and what was measured.
+    """One comparison with the checkpoint: its kind, its prompt length and its differences.
 
     Attributes:
         max_abs_error: largest difference of a logit.
@@ -52,12 +44,12 @@ class ParityCase:
 
 @dataclass(frozen=True, kw_only=True)
 class ParityReport:
-    """What the export measured against the checkpoint in fp32, and the limit it had to meet.
+    """Differences between engine and checkpoint that the export measured, and their limit.
 
     Attributes:
         measure: the one of ``PARITY_MEASURES`` that the limit is for.
-        limit: the text may not exceed it; of "max_abs_error" no case may, of "mean_kl" the forests
-            of random tokens have a looser one.
+        limit: the highest value that passes on the text and, of "max_abs_error", on every case; of
+            "mean_kl" the forests of random tokens have a looser one.
         max_abs_error: the largest of all cases.
         mean_kl: the mean over the rows of real text, which is a case of its own.
         top1_agreement: the share of the same rows.
@@ -73,14 +65,14 @@ class ParityReport:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelEntry:
-    """What a host must know of one engine.
+    """Manifest entry of one engine: all that a host must know of it.
 
     Attributes:
         family: ``model_type`` of the checkpoint, for people; nothing depends on it.
         context_length: highest number of positions the model was made for.
-        dtype: one of ``DTYPES``, the type of what is not quantized.
+        dtype: one of ``DTYPES``, the type of weights that are not quantized.
         quantization: one of ``QUANTIZATIONS``.
-        logits: "full", or "topk:K" with K up to the vocabulary; see ``head``.
+        logits: "full", or "topk:K" with K up to the vocabulary; see ``graph``.
         masks: the mask inputs of the graph, a subset of the two names in ``graph``.
         sliding_window: positions a sliding-window layer sees, None without such layers.
     """
@@ -97,6 +89,12 @@ class ModelEntry:
     masks: list[str]
     sliding_window: int | None
     parity: ParityReport
+
+    @property
+    def contract(self) -> GraphContract:
+        """The inputs and outputs that its graph must have."""
+        head = head_outputs(self.logits, self.vocab_size)
+        return GraphContract(kv=self.kv, masks=self.masks, head=head)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +132,7 @@ def manifest_from_file(file: Path) -> Manifest:
 
 
 def check_entry(entry: ModelEntry, where: str) -> None:
-    """Raise BundleError unless the values of a well-typed entry make sense together."""
+    """Raise BundleError unless the values of a well-typed entry are consistent."""
     counts = {
         "vocab_size": entry.vocab_size,
         "context_length": entry.context_length,
@@ -175,8 +173,8 @@ def _check_logits(entry: ModelEntry, where: str) -> None:
     except ValueError:
         is_known = False
     if not is_known:
-        wanted = f"full or topk:K with K from 1 to {entry.vocab_size}"
-        raise mismatch(wanted, entry.logits, f"{where}: logits")
+        expected = f"full or topk:K with K from 1 to {entry.vocab_size}"
+        raise mismatch(expected, entry.logits, f"{where}: logits")
 
 
 def _check_masks(entry: ModelEntry, where: str) -> None:
@@ -185,5 +183,5 @@ def _check_masks(entry: ModelEntry, where: str) -> None:
     if names not in known:
         raise mismatch(f"one of {known}", entry.masks, f"{where}: masks")
     if (ATTENTION_MASK_SLIDING in names) != (entry.sliding_window is not None):
-        wanted = "a number exactly when masks has attention_mask_sliding"
-        raise mismatch(wanted, entry.sliding_window, f"{where}: sliding_window")
+        expected = "a number exactly when masks has attention_mask_sliding"
+        raise mismatch(expected, entry.sliding_window, f"{where}: sliding_window")

@@ -1,4 +1,4 @@
-"""A Session over ONNX Runtime: caches in host memory, bound in place by IO binding."""
+"""Session on ONNX Runtime with caches in host memory, updated in place by IO binding."""
 
 from __future__ import annotations
 
@@ -11,24 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_runtime import graph
-from dsbd_runtime.cpu_features import saturates_int8_products
-from dsbd_runtime.errors import BundleError, CapacityError, EngineError, InputError
-from dsbd_runtime.graph_check import check_graph
-from dsbd_runtime.head import empty_outputs, head_outputs
+from dsbd_runtime.errors import BundleError, CapacityError, EngineError
+from dsbd_runtime.graph import check_graph, empty_outputs, head_outputs
 from dsbd_runtime.kv_cache import KVCache, bucket_capacity
 from dsbd_runtime.manifest import ModelEntry
-from dsbd_runtime.providers import (
-    Provider,
-    check_dtype,
-    check_offered,
-    find_provider,
-    import_onnxruntime,
-)
-from dsbd_runtime.session import StepInputs, StepOutputs
+from dsbd_runtime.ort_module import LOG_ERRORS, check_offered, import_ort_for, session_options
+from dsbd_runtime.providers import Provider, check_dtype, find_provider
+from dsbd_runtime.session import EngineInputs, EngineOutputs, EngineRequest
 
-LOG_ERRORS = 3
-LOG_WARNINGS = 2
-_MOST_THREADS = 1024
 _NO_MEMORY = ("Failed to allocate memory", "bad allocation", "bad_alloc")
 
 
@@ -51,26 +41,28 @@ class OrtSession:
         spins: bool = True,
         log_severity: int = LOG_ERRORS,
     ) -> None:
-        """Open the engine at ``model_path``; the weight file is mapped, matrices are packed anew.
+        """Open the engine at ``model_path``; the weight file is mapped, matrices are packed.
 
         Args:
             model_path: the ONNX file; external data beside it.
-            entry: what the manifest says of the engine; a contradiction is a BundleError.
+            entry: manifest entry of the engine; a contradiction is a BundleError.
             provider: a name of the table in ``providers``.
             num_threads: threads of one call; None leaves the choice to ONNX Runtime.
-            spins: whether idle threads go on waiting busily when a call is over.
-            log_severity: what ONNX Runtime writes to stderr. ``LOG_WARNINGS`` shows when a cache
-                is not updated in place.
+            spins: whether idle threads keep spinning when a call is over.
+            log_severity: lowest severity that ONNX Runtime writes to stderr; ``LOG_WARNINGS``
+                shows when a cache is not updated in place.
         """
         row = find_provider(provider)
         check_dtype(row, entry, model_path)
         self._model_path = model_path
         self._head = head_outputs(entry.logits, entry.vocab_size)
-        self._ort = import_onnxruntime(row)
+        self._ort = import_ort_for(row)
         options = session_options(self._ort, entry, num_threads, spins)
         options.log_severity_level = log_severity
         self._engine = _open_engine(self._ort, model_path, row, options)
-        check_graph(model_path, entry, self._engine.get_inputs(), self._engine.get_outputs())
+        check_graph(
+            model_path, entry.contract, self._engine.get_inputs(), self._engine.get_outputs()
+        )
         self._cache: KVCache | None = _new_cache(model_path, entry)
         self._binding: Any = self._engine.io_binding()
         self._bind_caches(self._cache)
@@ -107,8 +99,8 @@ class OrtSession:
         finally:
             self._bind_caches(cache)
 
-    def run(self, inputs: StepInputs) -> StepOutputs:
-        """Append S rows at ``first_row``; return what the head makes of the R asked ones."""
+    def run(self, inputs: EngineInputs) -> EngineOutputs:
+        """Append S rows at ``first_row``; return the outputs of the head for the R logit rows."""
         self._open_cache()
         for name, array in _engine_inputs(inputs):
             self._binding.bind_ortvalue_input(name, self._ort_value(array))
@@ -136,20 +128,20 @@ class OrtSession:
             raise EngineError(f"the engine {self._model_path} is closed; load it again")
         return self._cache
 
-    def _call_error(self, inputs: StepInputs, error: Exception) -> EngineError | CapacityError:
-        """Return the error for a call that failed: which engine, what was asked, and why."""
+    def _call_error(self, inputs: EngineInputs, error: Exception) -> EngineError | CapacityError:
+        """Return the error for a failed call: the engine, the sizes of the call, and the reason."""
         reason = " ".join(str(error).split())
-        asked = (
+        sizes = (
             f"{inputs.token_ids.shape[0]} rows from row {inputs.first_row} on, logits of "
             f"{inputs.logit_rows.shape[0]}, caches of {self.capacity}"
         )
         if any(sign in reason for sign in _NO_MEMORY):
             return CapacityError(
-                f"no memory for a call of {self._model_path} ({asked}): {reason}; shorten the "
+                f"no memory for a call of {self._model_path} ({sizes}): {reason}; shorten the "
                 "prompt, ask for fewer beams or a shorter draft"
             )
         return EngineError(
-            f"ONNX Runtime failed in a call of {self._model_path} ({asked}): {reason}; copy the "
+            f"ONNX Runtime failed in a call of {self._model_path} ({sizes}): {reason}; copy the "
             "bundle or export again"
         )
 
@@ -164,7 +156,18 @@ class OrtSession:
         return self._ort.OrtValue.ortvalue_from_numpy(array)
 
 
-def _engine_inputs(inputs: StepInputs) -> Iterator[tuple[str, NDArray[Any]]]:
+def open_host_session(request: EngineRequest) -> OrtSession:
+    """Open the engine of "target" or "draft" with its caches in host memory."""
+    return OrtSession(
+        request.bundle.model_path(request.role),
+        request.bundle.entry(request.role),
+        provider=request.placement.provider.name,
+        num_threads=request.num_threads,
+        spins=request.spins,
+    )
+
+
+def _engine_inputs(inputs: EngineInputs) -> Iterator[tuple[str, NDArray[Any]]]:
     """Yield name and array of each input besides the caches, in the engine's shapes."""
     yield graph.INPUT_IDS, np.ascontiguousarray(inputs.token_ids)[None]  # (1, S)
     yield graph.POSITION_IDS, np.ascontiguousarray(inputs.positions)[None]  # (1, S)
@@ -174,31 +177,13 @@ def _engine_inputs(inputs: StepInputs) -> Iterator[tuple[str, NDArray[Any]]]:
         yield name, np.ascontiguousarray(mask)[None, None]  # (1, 1, S, C)
 
 
-def session_options(
-    ort: ModuleType, entry: ModelEntry, num_threads: int | None, spins: bool
-) -> Any:
-    """Return the session options of an engine; see ``OrtSession`` for the arguments."""
-    options = ort.SessionOptions()
-    if not spins:
-        options.add_session_config_entry("session.force_spinning_stop", "1")
-    if num_threads is not None:
-        if type(num_threads) is not int or not 1 <= num_threads <= _MOST_THREADS:
-            raise InputError(
-                f"num_threads is {num_threads!r}, expected a whole number from 1 to {_MOST_THREADS}"
-            )
-        options.intra_op_num_threads = num_threads
-    if entry.quantization == "int8-dynamic" and saturates_int8_products():
-        options.add_session_config_entry("session.x64quantprecision", "1")
-    return options
-
-
 def _new_cache(model_path: Path, entry: ModelEntry) -> KVCache:
     try:
         return KVCache(entry.kv)
     except (MemoryError, ValueError) as error:  # numpy has no shape that large, or no memory
         raise CapacityError(
             f"no memory for the smallest key/value cache of {model_path}, {entry.kv}: {error}; "
-            "close what else uses the memory, or export again"
+            "close other programs that use the memory, or export again"
         ) from error
 
 

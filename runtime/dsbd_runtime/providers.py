@@ -1,15 +1,12 @@
-"""What each execution provider can do: one row a provider, and the checks against it."""
+"""Execution providers: the capabilities of each in one table, and the placement of an engine."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 
 from dsbd_runtime.errors import ProviderError
 from dsbd_runtime.manifest import ModelEntry
-from dsbd_runtime.onnxruntime_module import onnxruntime_module
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,11 +14,11 @@ class Provider:
     """One execution provider.
 
     Attributes:
-        name: what users write.
-        module: the Python module that brings it.
-        ort_name: what ONNX Runtime calls it; None where ONNX Runtime is not used.
-        extra: the extra of dsbd-ort whose package offers it.
-        backend: which session opens it, a key of ``loading.BACKENDS``.
+        name: the name in options.
+        module: the Python module that contains it.
+        ort_name: its name in ONNX Runtime; None where ONNX Runtime is not used.
+        extra: the extra of dsbd-ort that installs it.
+        backend: the kind of session, a key of ``loading.BACKENDS``.
         dtypes: the types of bundles that it runs, the usual one first.
         has_static_capacity: whether an engine is built for one number of cache rows.
         has_device_caches: whether the caches lie in the memory of a GPU.
@@ -40,7 +37,7 @@ class Provider:
 
     @property
     def install_line(self) -> str:
-        """The command that installs what offers it."""
+        """The command that installs it."""
         return f'pip install "dsbd-ort[{self.extra}]"'
 
 
@@ -101,37 +98,6 @@ def find_provider(name: str) -> Provider:
     raise ProviderError(f"no execution provider {name!r} in this version; choose one of: {known}")
 
 
-def import_onnxruntime(provider: Provider) -> ModuleType:
-    """Return the module onnxruntime, which must offer ``provider``.
-
-    A late import: reading a bundle's manifest needs no engine, and which package brings the module
-    is the user's choice of extra.
-    """
-    try:
-        ort = onnxruntime_module()
-    except ImportError as error:
-        raise ProviderError(
-            f"provider {provider.name!r} needs ONNX Runtime, which cannot be imported ({error}); "
-            f"{provider.install_line}"
-        ) from error
-    check_offered(provider, ort.get_available_providers(), "this onnxruntime package offers")
-    return ort
-
-
-def check_offered(provider: Provider, offered: Sequence[str], where: str) -> None:
-    """Raise ProviderError unless ``offered``, names of ONNX Runtime, holds the provider.
-
-    Asked before a session is made and of the session afterwards: ONNX Runtime itself falls back
-    to the CPU with no more than a warning.
-    """
-    if provider.ort_name not in offered:
-        raise ProviderError(
-            f"provider {provider.name!r} needs {provider.ort_name}, {where} {list(offered)}; "
-            "pip uninstall onnxruntime onnxruntime-gpu (both bring the module onnxruntime), then "
-            f"{provider.install_line}"
-        )
-
-
 def check_dtype(provider: Provider, entry: ModelEntry, model_path: Path) -> None:
     """Raise ProviderError unless the provider runs the types of the engine and its caches."""
     for dtype in (entry.dtype, entry.kv.dtype):
@@ -140,3 +106,29 @@ def check_dtype(provider: Provider, entry: ModelEntry, model_path: Path) -> None
                 f"{model_path} is in {dtype}, provider {provider.name!r} runs "
                 f"{', '.join(provider.dtypes)}; export with --dtype {provider.dtypes[0]}"
             )
+
+
+@dataclass(frozen=True)
+class Placement:
+    """A provider and the number of its device, 0 where it has none."""
+
+    provider: Provider
+    device_id: int
+
+
+def parse_placement(text: str) -> Placement:
+    """Return the placement of "cpu", "cuda" (the first GPU) or "cuda:1".
+
+    Raises ProviderError for an unknown provider, or unless a number follows the colon.
+    """
+    name, colon, number = text.partition(":")
+    provider = find_provider(name)
+    if not colon:
+        return Placement(provider, 0)
+    if not provider.has_device_caches:
+        raise ProviderError(f"provider {text!r}: {name} has no numbered devices; write {name!r}")
+    if not (number.isascii() and number.isdigit()):
+        raise ProviderError(
+            f"provider {text!r} names the device {number!r}, expected a number: '{name}:0'"
+        )
+    return Placement(provider, int(number))

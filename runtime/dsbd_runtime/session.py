@@ -1,4 +1,4 @@
-"""The seam between the model logic and an inference engine: what every backend offers."""
+"""Session: the interface of CausalLM to an inference engine, implemented once per backend."""
 
 from __future__ import annotations
 
@@ -8,9 +8,27 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from dsbd_runtime.bundle import Bundle
+from dsbd_runtime.providers import Placement
+
+MAX_FORWARD_ROWS = 256
+"""The most rows of one engine call; longer forwards run in chunks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineRequest:
+    """One engine to open; see ``loading.load_causal_lm`` for the fields."""
+
+    bundle: Bundle
+    role: str
+    placement: Placement
+    num_threads: int | None = None
+    spins: bool = True
+    cuda_graphs: bool = False
+
 
 @dataclass(frozen=True)
-class StepInputs:
+class EngineInputs:
     """The inputs of one engine call besides the caches.
 
     The masks may be views of a buffer that the next call reuses: a session must not keep them.
@@ -30,8 +48,8 @@ class StepInputs:
     logit_rows: NDArray[np.int64]
 
 
-StepOutputs = dict[str, NDArray[Any]]
-"""The outputs of one engine call besides the caches, by name; ``head.head_outputs`` lists them."""
+EngineOutputs = dict[str, NDArray[Any]]
+"""The outputs of one engine call besides the caches, by name; ``graph.head_outputs`` lists them."""
 
 
 class Session(Protocol):
@@ -48,15 +66,15 @@ class Session(Protocol):
     def reserve(self, num_rows: int, num_used: int) -> None:
         """Give the caches room for at least ``num_rows`` rows and keep the first ``num_used``.
 
-        With ``num_used`` 0 they start afresh: all zero, in the smallest capacity that will do.
+        With ``num_used`` 0 they start again: all zero, in the smallest sufficient capacity.
         Otherwise they only grow. When it raises, the used rows are as before.
         """
 
     def shrink(self, num_used: int) -> None:
         """Give the caches the smallest capacity for their first ``num_used`` rows, which stay."""
 
-    def run(self, inputs: StepInputs) -> StepOutputs:
-        """Append S rows at ``first_row``; return logits (R, vocab_size), or what the head makes.
+    def run(self, inputs: EngineInputs) -> EngineOutputs:
+        """Append S rows at ``first_row``; return the outputs of the head for the R logit rows.
 
         The arrays are the caller's own: the next call does not change them.
         """

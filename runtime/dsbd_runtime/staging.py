@@ -1,18 +1,19 @@
-"""A bundle while it is written: a folder beside its place, moved there when it is whole.
+"""Bundle while it is written: a folder beside its place, moved there when it is complete.
 
 One export to BUNDLE has a key K of its own and keeps beside BUNDLE
 
     .BUNDLE.lock-K      locked as long as its process lives; made first, removed last
-    .BUNDLE.partial-K   what it writes; after a swap, the bundle that it replaced
+    .BUNDLE.partial-K   the new bundle; after a swap, the bundle that it replaced
     .BUNDLE.old-K       only where folders cannot be swapped: the replaced bundle, for a moment
 
-What a killed export leaves behind has a free lock: the next export to BUNDLE removes it, and puts
+A killed export leaves files whose lock is free: the next export to BUNDLE removes them, and puts
 the old bundle back if nothing stands in its place.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import logging
 import os
@@ -25,13 +26,28 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from dsbd_runtime.errors import BundleError
-from dsbd_runtime.folder_swap import swap_folders
 from dsbd_runtime.manifest import MANIFEST_NAME
+
+_AT_FDCWD = -100  # paths are relative to the working folder
+_RENAME_EXCHANGE = 2
 
 _KINDS = ("lock", "partial", "old")
 _NOT_EMPTY = (errno.ENOTEMPTY, errno.EEXIST)
 
 _logger = logging.getLogger(__name__)
+
+
+def swap_folders(first: Path, second: Path) -> bool:
+    """Swap two folders so that neither path is ever absent; return whether it succeeded.
+
+    Linux has a call for it that most of its file systems offer, network folders do not.
+    """
+    try:
+        renameat2 = ctypes.CDLL(None).renameat2
+    except (AttributeError, OSError, TypeError):  # no Linux, or a C library without it
+        return False
+    paths = (_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second))
+    return bool(renameat2(*paths, _RENAME_EXCHANGE) == 0)
 
 
 @dataclass(frozen=True)
@@ -40,7 +56,7 @@ class _Places:
 
     Attributes:
         final: where the bundle is to stand.
-        key: what tells this export from others to the same place.
+        key: distinguishes this export from others to the same place.
     """
 
     final: Path
@@ -118,7 +134,7 @@ def _moved(partial: Path, final: Path) -> bool:
 
 
 def _remove_remains(final: Path) -> None:
-    """Clean up behind exports to ``final`` that were killed; leave those that run alone."""
+    """Clean up after killed exports to ``final``; skip those that still run."""
     prefixes = tuple(f".{final.name}.{kind}-" for kind in _KINDS)
     names = (path.name for path in final.parent.iterdir() if path.name.startswith(prefixes))
     for key in {name.rpartition("-")[2] for name in names}:
@@ -130,7 +146,7 @@ def _remove_remains(final: Path) -> None:
         except Timeout:
             continue
         except PermissionError as error:
-            _logger.warning("cannot remove what a killed export left: %s", error)
+            _logger.warning("cannot remove the files of a killed export: %s", error)
 
 
 def _settle(places: _Places) -> None:

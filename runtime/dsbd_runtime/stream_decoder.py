@@ -1,8 +1,8 @@
-"""Text of a growing token sequence, piece by piece: nothing is split and nothing taken back.
+"""Streaming decoder: the text of a growing token sequence in pieces that later tokens keep.
 
 The pieces together are ``Tokenizer.decode`` of all tokens, whatever the tokens are and however
 they are grouped. A piece is text that no later token can change, which depends on how the
-tokenizer joins tokens (see ``text_joints``):
+tokenizer joins tokens (see ``tokenizer.TextJoints``):
 
 * Byte-level tokenizers (GPT-2, Llama 3, Qwen): all text but a U+FFFD at its end, which may be a
   character that is not finished.
@@ -31,7 +31,7 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 _MOST_BYTES = 4  # of a UTF-8 character
 # Tokens that later text can depend on. The bytes of an unfinished character are in three of them
-# at most, and one of four has text that no Strip removes (text_joints.MOST_STRIPPED).
+# at most, and one of four has text that no Strip removes (tokenizer.MOST_STRIPPED).
 _NUM_CONTEXT = 4
 _MOST_TOKENS = 2 * _NUM_CONTEXT
 
@@ -113,7 +113,7 @@ class TextWindow:
         return replace(self, run=run, unfinished=character[num_finished:])
 
     def _with_text_given(self, tokenizer: Tokenizer) -> tuple[TextWindow, str]:
-        """Return what is certain of ``tokens``; keep those that later text depends on."""
+        """Return the certain text of ``tokens``; keep those that later text depends on."""
         if not tokenizer.joints.is_local:
             return replace(self, num_held=1), ""
         text = tokenizer.decode(self.tokens)
@@ -128,7 +128,7 @@ class TextWindow:
 
 
 class StreamDecoder:
-    """Decodes tokens as they come; the module says which text is certain."""
+    """Incremental decoder of tokens; the module says which text is certain."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -140,7 +140,7 @@ class StreamDecoder:
         return piece
 
     def finish(self) -> str:
-        """Return the rest, an unfinished character as U+FFFD, and start afresh."""
+        """Return the rest, an unfinished character as U+FFFD, and reset."""
         rest = self._window.rest(self._tokenizer)
         self._window = TextWindow()
         return rest

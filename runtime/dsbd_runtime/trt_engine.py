@@ -1,19 +1,28 @@
-"""A DeviceEngine over TensorRT's own runtime: one deserialized plan, bound by address."""
+"""Engine of a DeviceSession on TensorRT's own runtime, its plans bound by address."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from types import ModuleType
+from typing import Any, Protocol
 
+import numpy as np
+
+from dsbd_runtime.bound_calls import LoadedModel
+from dsbd_runtime.cuda_device import CudaDevice, gpu_compute_capability, import_cuda_runtime
 from dsbd_runtime.device import DeviceArray
+from dsbd_runtime.device_session import DeviceSession
 from dsbd_runtime.errors import BundleError, CapacityError, EngineError
 from dsbd_runtime.graph import CACHE_PARTS, past_name, present_name
-from dsbd_runtime.trt_log import first_reason
+from dsbd_runtime.providers import check_dtype
+from dsbd_runtime.session import MAX_FORWARD_ROWS, EngineRequest
+from dsbd_runtime.trt_module import FLAVOURS, first_reason, import_trt, trt_logger
+from dsbd_runtime.trt_record import ENGINE_FILE, PRUNE_ENGINE_FILE, TrtMachine, fitting_record
 
 
 class TrtContext(Protocol):
-    """What is used of ``trt.IExecutionContext``; every method returns whether it succeeded."""
+    """The part of ``trt.IExecutionContext`` in use; every method returns whether it succeeded."""
 
     def set_optimization_profile_async(self, profile_index: int, stream_handle: int) -> bool:
         """Choose the profile; shapes and addresses are forgotten."""
@@ -29,7 +38,7 @@ class TrtContext(Protocol):
 
 
 class TrtPlan(Protocol):
-    """What is used of ``trt.ICudaEngine``, a plan that was deserialized."""
+    """The part of ``trt.ICudaEngine``, a deserialized plan, in use."""
 
     @property
     def num_optimization_profiles(self) -> int:
@@ -63,12 +72,12 @@ class TrtEngine:
 
         Args:
             plan: the deserialized engine.
-            path: what messages call it.
+            path: its file, for messages.
             num_layers: layers with a pair of caches.
             capacity: rows of the caches.
             profiles: by optimization profile, the most rows of a call.
             stream: address of the CUDA stream that all calls are queued on.
-            errors: where the logger of ``plan`` puts what went wrong.
+            errors: the list to which the logger of ``plan`` appends errors.
 
         Raises:
             BundleError: the plan has other profiles or another capacity, or would not update a
@@ -119,7 +128,7 @@ class TrtEngine:
         self._plan = None
 
     def execute(self, call: TrtCall) -> None:
-        """Queue a call; its shapes and addresses are set unless its profile has them still."""
+        """Queue a call; set its shapes and addresses unless its profile still has them."""
         context = self._context(call.profile)
         if self._last_call.get(call.profile) is not call:
             self._last_call.pop(call.profile, None)
@@ -212,3 +221,83 @@ class TrtCall:
     def release(self) -> None:
         """Forget the bindings."""
         self._engine.forget(self)
+
+
+def open_trt_session(
+    request: EngineRequest, *, trt: ModuleType | None = None, cuda_runtime: Any = None
+) -> DeviceSession:
+    """Open the engine of "target" or "draft" and its prune engine on one GPU.
+
+    Args:
+        request: the model, and the provider "tensorrt" or "tensorrt-rtx".
+        trt: the module tensorrt or tensorrt_rtx; None imports the provider's.
+        cuda_runtime: the module cuda.bindings.runtime; None imports it.
+
+    Raises:
+        BundleError: there is no engine, or it does not fit this machine; the message has the
+            command that builds one.
+        ProviderError: package, driver or device is missing; the message says which.
+        CapacityError: the GPU has no memory for the caches.
+    """
+    bundle, role, provider = request.bundle, request.role, request.placement.provider
+    device_id = request.placement.device_id
+    check_dtype(provider, bundle.entry(role), bundle.model_path(role))
+    flavour = FLAVOURS[provider.name]
+    trt = import_trt(flavour) if trt is None else trt
+    if cuda_runtime is None:
+        cuda_runtime = import_cuda_runtime(provider.install_line)
+    device = CudaDevice(device_id, cuda_runtime)
+    try:
+        machine = TrtMachine(
+            tensorrt_version=trt.__version__,
+            compute_capability=gpu_compute_capability(cuda_runtime, device_id),
+        )
+        record = fitting_record(bundle, role, flavour, machine)
+        folder, entry = bundle.path / role, bundle.entry(role)
+        engine, prune_engine = (
+            open_engine(
+                trt,
+                folder / file,
+                num_layers=entry.kv.num_layers,
+                capacity=record.capacity,
+                profiles=profiles,
+                stream=device.stream,
+            )
+            for file, profiles in (
+                (ENGINE_FILE, record.step_profiles),
+                (PRUNE_ENGINE_FILE, record.move_profiles),
+            )
+        )
+        return DeviceSession(LoadedModel(device, engine, prune_engine, entry, MAX_FORWARD_ROWS))
+    except BaseException:
+        device.close()
+        raise
+
+
+def open_engine(
+    trt: ModuleType,
+    path: Path,
+    *,
+    num_layers: int,
+    capacity: int,
+    profiles: list[int],
+    stream: int,
+) -> TrtEngine:
+    """Deserialize a plan on the current device; see ``TrtEngine`` for the arguments."""
+    errors: list[str] = []
+    runtime = trt.Runtime(trt_logger(trt, errors))
+    plan = runtime.deserialize_cuda_engine(np.memmap(path, mode="r"))
+    if plan is None:
+        raise BundleError(
+            f"TensorRT {trt.__version__} cannot load {path} ({first_reason(errors)}); "
+            "copy the bundle, or build its engines again with dsbd-export --bundle"
+        )
+    return TrtEngine(
+        plan,
+        path,
+        num_layers=num_layers,
+        capacity=capacity,
+        profiles=profiles,
+        stream=stream,
+        errors=errors,
+    )

@@ -1,15 +1,19 @@
-"""TensorRT and TensorRT for RTX: two packages, one module surface, which the code calls ``trt``."""
+"""TensorRT and TensorRT for RTX: two packages with one interface, named ``trt`` in the code."""
 
 from __future__ import annotations
 
 import importlib
+import logging
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
+from typing import Any
 
 from dsbd_runtime.errors import ProviderError
 from dsbd_runtime.providers import Provider, find_provider
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,9 +21,9 @@ class Flavour:
     """One of the two packages.
 
     Attributes:
-        name: what users write, as engine of an export and as provider.
-        oldest: first version that will do.
-        builds_for_others: whether it builds for a compute capability that this machine lacks.
+        name: the engine of an export, and the provider.
+        oldest: first supported version.
+        builds_for_others: whether it builds for compute capabilities other than this machine's.
         has_timing_cache: whether measured kernel times can be kept from build to build.
     """
 
@@ -66,9 +70,9 @@ def import_trt(
             f"({error}); {provider.install_line}"
         ) from error
     if version_numbers(trt.__version__) < flavour.oldest:
-        wanted = ".".join(map(str, flavour.oldest))
+        oldest = ".".join(map(str, flavour.oldest))
         raise ProviderError(
-            f"{provider.module} {trt.__version__} is too old, at least {wanted} is needed; "
+            f"{provider.module} {trt.__version__} is too old, at least {oldest} is needed; "
             f"{provider.install_line}"
         )
     return trt
@@ -78,3 +82,33 @@ def version_numbers(version: str) -> tuple[int, ...]:
     """Return the leading numbers of a version: (10, 15, 1) of "10.15.1rc2"."""
     numbers = re.match(r"\d+(\.\d+)*", version)
     return tuple(map(int, numbers[0].split("."))) if numbers else ()
+
+
+def trt_logger(trt: ModuleType, errors: list[str]) -> Any:
+    """Return a logger for ``trt`` that appends errors to ``errors`` and logs the rest.
+
+    A return value of TensorRT says only that a call failed; the reason reaches its logger alone.
+    """
+    levels = {
+        trt.ILogger.INTERNAL_ERROR: logging.ERROR,
+        trt.ILogger.ERROR: logging.ERROR,
+        trt.ILogger.WARNING: logging.WARNING,
+    }
+
+    class Logger(trt.ILogger):  # type: ignore[name-defined, misc]  # its base must come from trt
+        def __init__(self) -> None:
+            trt.ILogger.__init__(self)
+
+        def log(self, severity: Any, message: str) -> None:
+            level = levels.get(severity, logging.DEBUG)
+            if level == logging.ERROR:
+                errors.append(message)
+            _log.log(min(level, logging.INFO), "%s", message)  # the caller raises errors
+
+    return Logger()
+
+
+def first_reason(errors: list[str]) -> str:
+    """Return the first error in one line of bounded length."""
+    text = " ".join(errors[0].split()) if errors else "it gave no reason"
+    return text if len(text) <= 300 else f"{text[:297]}..."

@@ -1,4 +1,4 @@
-"""From the JSON files of a bundle to frozen dataclasses; every mismatch names its place."""
+"""Typed JSON: the files of a bundle as frozen dataclasses; every mismatch names its place."""
 
 from __future__ import annotations
 
@@ -30,15 +30,17 @@ def typed(kind: type[Entry], value: Any, where: str) -> Entry:
     """Return parsed JSON as the dataclass ``kind``; raise BundleError at the first mismatch.
 
     Fields are str, int, bool, float, lists and dicts of them, dataclasses, and "X | None". All
-    must be there and no other; ``where`` is what messages call the whole.
+    must be there and no other; ``where`` names the whole in messages.
     """
     entry: Entry = _parsed(kind, value, where)
     return entry
 
 
-def mismatch(wanted: str, value: object, where: str) -> BundleError:
-    """Return the error for a value that is not what was wanted at a place."""
-    return BundleError(f"{where} is {in_short(value)}, expected {wanted}; export the bundle again")
+def mismatch(expected: str, value: object, where: str) -> BundleError:
+    """Return the error for an unexpected value at a place."""
+    return BundleError(
+        f"{where} is {in_short(value)}, expected {expected}; export the bundle again"
+    )
 
 
 def in_short(value: object) -> str:

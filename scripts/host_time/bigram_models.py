@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_runtime.head import TopLogits
+from dsbd_runtime.graph import TopLogits
 
 NUM_STATES = 512
 SPREAD = 2.5  # standard deviation of the logits: some 20 tokens have most of the probability

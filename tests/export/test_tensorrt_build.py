@@ -19,11 +19,11 @@ from dsbd_export.tensorrt_engines import add_engines, build_model_engines
 from dsbd_export.tensorrt_graph import tensorrt_graph
 from dsbd_export.tensorrt_network import network_problems, parse_network
 from dsbd_export.tensorrt_options import BuildPlace, TensorrtOptions, build_place
-from dsbd_export.tensorrt_profiles import STEP_PROFILES, add_profiles, move_profiles
+from dsbd_export.tensorrt_profiles import FORWARD_PROFILES, add_profiles, move_profiles
 from dsbd_runtime.bundle import ROLES, open_bundle
-from dsbd_runtime.causal_lm import MAX_STEP_ROWS
 from dsbd_runtime.errors import ProviderError
-from dsbd_runtime.trt_log import trt_logger
+from dsbd_runtime.session import MAX_FORWARD_ROWS
+from dsbd_runtime.trt_module import trt_logger
 from dsbd_runtime.trt_record import ENGINE_FILES, find_record, source_hashes
 from tests.runtime.fake_trt import add_fake_engines
 from tests.runtime.tiny_graph import TinyModel, write_engine, write_prune_graph, write_tiny_bundle
@@ -62,9 +62,9 @@ def test_a_model_in_half_precision_gets_fused_attention_and_profiles(
     builder, network = network_of(place, tensorrt_graph(file, CAPACITY), file)
     config = builder.create_builder_config()
     profiles = []
-    add_profiles(SpiedBuilder(builder, profiles), config, network, STEP_PROFILES)
-    assert config.num_optimization_profiles == 4 and STEP_PROFILES[-1] == MAX_STEP_ROWS
-    for profile, most in zip(profiles, STEP_PROFILES, strict=True):
+    add_profiles(SpiedBuilder(builder, profiles), config, network, FORWARD_PROFILES)
+    assert config.num_optimization_profiles == 4 and FORWARD_PROFILES[-1] == MAX_FORWARD_ROWS
+    for profile, most in zip(profiles, FORWARD_PROFILES, strict=True):
         sizes = [tuple(shape) for shape in profile.get_shape("attention_mask")]
         assert sizes == [(1, 1, n, CAPACITY) for n in (1, most, most)]
         assert [tuple(shape) for shape in profile.get_shape("logit_rows")] == [(1,), *[(most,)] * 2]

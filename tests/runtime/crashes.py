@@ -13,9 +13,8 @@ import signal
 import sys
 from pathlib import Path
 
-from dsbd_runtime.folder_swap import swap_folders
 from dsbd_runtime.manifest import MANIFEST_NAME
-from dsbd_runtime.staging import new_bundle
+from dsbd_runtime.staging import new_bundle, swap_folders
 
 
 class KillAt:

@@ -13,13 +13,14 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from dsbd_runtime import graph
-from dsbd_runtime.bound_caches import LoadedModel
+from dsbd_runtime.bound_calls import LoadedModel
 from dsbd_runtime.bundle import Bundle
-from dsbd_runtime.causal_lm import MAX_STEP_ROWS, CausalLM
+from dsbd_runtime.causal_lm import CausalLM
 from dsbd_runtime.device import ELEMENT_BYTES, BoundCall, DeviceArray, DeviceEngine
 from dsbd_runtime.device_session import DeviceSession
 from dsbd_runtime.errors import CapacityError
-from dsbd_runtime.ort_device_engine import OrtDeviceEngine
+from dsbd_runtime.ort_engine import OrtEngine
+from dsbd_runtime.session import MAX_FORWARD_ROWS
 
 POISON = 1e4
 CACHE_DIMS = 4
@@ -236,7 +237,7 @@ def open_on_fake(
     device: FakeDevice | None = None,
     captures_graphs: bool = False,
     is_poisoned: bool = False,
-    max_step_rows: int = MAX_STEP_ROWS,
+    max_forward_rows: int = MAX_FORWARD_ROWS,
     **options: Any,
 ) -> FakeMachine:
     """Open a model of a bundle on a fake device; ``options`` are those of FakeEngine.
@@ -248,7 +249,7 @@ def open_on_fake(
         options["before_call"] = functools.partial(poison_unused_rows, device)
     engine, prune_engine = (
         FakeEngine(
-            OrtDeviceEngine(
+            OrtEngine(
                 ort,
                 ort.InferenceSession(str(path), _settings(), providers=["CPUExecutionProvider"]),
                 path,
@@ -261,7 +262,7 @@ def open_on_fake(
         for path in (bundle.model_path(role), bundle.prune_path(role))
     )
     entry = bundle.entry(role)
-    session = DeviceSession(LoadedModel(device, engine, prune_engine, entry, max_step_rows))
+    session = DeviceSession(LoadedModel(device, engine, prune_engine, entry, max_forward_rows))
     return FakeMachine(device, engine, prune_engine, session, CausalLM(session, entry))
 
 

@@ -20,7 +20,7 @@ from dsbd_runtime.bundle import (
     write_manifest,
 )
 from dsbd_runtime.device import DeviceArray
-from dsbd_runtime.ort_device_engine import OrtDeviceEngine
+from dsbd_runtime.ort_engine import OrtEngine
 from dsbd_runtime.trt_record import (
     ENGINE_FILE,
     PRUNE_ENGINE_FILE,
@@ -108,7 +108,7 @@ class FakePlan:
         self.logger = logger
         self.limits = MOVES if is_prune else STEPS
         self.num_optimization_profiles = len(self.limits)
-        self.engine = OrtDeviceEngine(ort, session, path, device_type="cpu")
+        self.engine = OrtEngine(ort, session, path, device_type="cpu")
         self.infos = {info.name: info for info in (*session.get_inputs(), *session.get_outputs())}
         self.outputs = [info.name for info in session.get_outputs()]
         self.contexts: list[FakeContext] = []

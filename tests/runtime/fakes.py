@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from dsbd_runtime.errors import DsbdError
 from dsbd_runtime.graph import LOGITS
-from dsbd_runtime.session import StepInputs, StepOutputs
+from dsbd_runtime.session import EngineInputs, EngineOutputs
 
 BYTES_PER_ROW = 100
 
@@ -24,13 +24,13 @@ class FakeSession:
     """
 
     def __init__(
-        self, vocab_size: int, answer: Callable[[StepInputs], None] = lambda inputs: None
+        self, vocab_size: int, answer: Callable[[EngineInputs], None] = lambda inputs: None
     ) -> None:
         """``answer`` sees every call's inputs and may raise."""
         self._vocab_size = vocab_size
         self._answer = answer
         self.rows = np.full(64, -1, np.int64)
-        self.calls: list[StepInputs] = []
+        self.calls: list[EngineInputs] = []
         self.moves: list[tuple[list[int], int]] = []
         self.is_closed = False
 
@@ -55,13 +55,13 @@ class FakeSession:
     def shrink(self, num_used: int) -> None:
         self.rows = self.rows[: max(64, -(-num_used // 64) * 64)]
 
-    def run(self, inputs: StepInputs) -> StepOutputs:
+    def run(self, inputs: EngineInputs) -> EngineOutputs:
         """Return logits that name the row: logits[r, v] = token id of row r + v / 1000."""
         masks = {name: mask.copy() for name, mask in inputs.masks.items()}
         for mask in masks.values():
             assert mask.shape == (len(inputs.token_ids), self.capacity)
         self.calls.append(
-            StepInputs(
+            EngineInputs(
                 inputs.token_ids, inputs.positions, masks, inputs.first_row, inputs.logit_rows
             )
         )

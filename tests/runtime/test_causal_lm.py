@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dsbd_runtime.causal_lm import MAX_STEP_ROWS, CausalLM
+from dsbd_runtime.causal_lm import CausalLM
 from dsbd_runtime.errors import CapacityError, DsbdError, InputError
 from dsbd_runtime.graph import ATTENTION_MASK, ATTENTION_MASK_SLIDING
-from dsbd_runtime.session import StepInputs
+from dsbd_runtime.session import MAX_FORWARD_ROWS, EngineInputs
 from tests.runtime.fakes import BYTES_PER_ROW, FakeSession
 from tests.runtime.tiny_graph import TinyModel
 
@@ -80,7 +80,7 @@ def test_a_long_step_goes_in_chunks_into_caches_reserved_at_once() -> None:
     assert [len(call.token_ids) for call in chunks] == [256] * 5 + [220]
     assert [call.first_row for call in chunks] == [10 + 256 * i for i in range(6)]
     assert {mask.shape[1] for call in chunks for mask in call.masks.values()} == {1536}
-    assert max(len(mask) for call in chunks for mask in call.masks.values()) == MAX_STEP_ROWS
+    assert max(len(mask) for call in chunks for mask in call.masks.values()) == MAX_FORWARD_ROWS
     assert logits.shape == (5, VOCAB_SIZE)
     assert logits[:, 0].tolist() == [1509, 10, 265, 266, 266]
     assert session.rows[: model.num_rows].tolist() == list(range(1510))
@@ -129,7 +129,7 @@ def test_bytes_and_their_peak() -> None:
 def test_a_failing_engine_leaves_the_rows_as_they_were(num_new: int) -> None:
     fail = [False]
 
-    def answer(inputs: StepInputs) -> None:
+    def answer(inputs: EngineInputs) -> None:
         if fail[0] and inputs.first_row + len(inputs.token_ids) == num_new + 4:
             raise RuntimeError("engine")
 

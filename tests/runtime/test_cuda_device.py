@@ -7,7 +7,7 @@ import inspect
 import numpy as np
 import pytest
 
-from dsbd_runtime.bound_caches import LoadedModel
+from dsbd_runtime.bound_calls import LoadedModel
 from dsbd_runtime.bundle import Bundle
 from dsbd_runtime.causal_lm import CausalLM
 from dsbd_runtime.cuda_device import CudaDevice, check_cuda_device, import_cuda_runtime

@@ -15,7 +15,7 @@ from dsbd_runtime.bundle import Bundle, open_bundle
 from dsbd_runtime.causal_lm import CausalLM
 from dsbd_runtime.errors import CapacityError, DsbdError, InputError
 from dsbd_runtime.loading import load_causal_lm
-from dsbd_runtime.session import StepInputs
+from dsbd_runtime.session import EngineInputs
 from tests.runtime.fake_device import FakeDevice, FakeMachine, open_on_fake
 from tests.runtime.reference import ancestor_mask
 from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle
@@ -94,7 +94,7 @@ def test_the_poison_would_be_seen(tiny_bundle: Bundle) -> None:
         mask = np.tri(3, machine.session.capacity, dtype=np.bool_)
         for last_seen in (0, 100):
             mask[2, last_seen] = True
-            inputs = StepInputs(rows, rows, {graph.ATTENTION_MASK: mask}, 0, rows)
+            inputs = EngineInputs(rows, rows, {graph.ATTENTION_MASK: mask}, 0, rows)
             logits.append(machine.session.run(inputs)[graph.LOGITS][2])
     np.testing.assert_array_equal(logits[0], logits[2])
     assert not np.allclose(logits[1], logits[3], atol=1)
@@ -291,10 +291,10 @@ def test_closing_frees_everything(tiny_bundle: Bundle) -> None:
 
 
 def test_a_step_beyond_the_largest_is_refused(tiny_bundle: Bundle) -> None:
-    session = open_on_fake(tiny_bundle, max_step_rows=4).session
+    session = open_on_fake(tiny_bundle, max_forward_rows=4).session
     rows = np.arange(5)
-    inputs = StepInputs(rows, rows, {graph.ATTENTION_MASK: np.tri(5, 128, dtype=bool)}, 0, rows)
-    with pytest.raises(InputError, match="a step of 5 rows, the session takes 4"):
+    inputs = EngineInputs(rows, rows, {graph.ATTENTION_MASK: np.tri(5, 128, dtype=bool)}, 0, rows)
+    with pytest.raises(InputError, match="a forward of 5 rows, the session takes 4"):
         session.run(inputs)
 
 

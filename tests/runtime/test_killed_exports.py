@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from dsbd_runtime.errors import BundleError
-from dsbd_runtime.folder_swap import swap_folders
 from dsbd_runtime.manifest import MANIFEST_NAME
-from dsbd_runtime.staging import new_bundle
+from dsbd_runtime.staging import new_bundle, swap_folders
 
 Swap = Callable[[Path, Path], bool]
 CRASHES = Path(__file__).with_name("crashes.py")

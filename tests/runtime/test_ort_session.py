@@ -15,17 +15,18 @@ from dsbd_runtime import graph
 from dsbd_runtime.bundle import Bundle
 from dsbd_runtime.errors import BundleError, DsbdError, EngineError, InputError, ProviderError
 from dsbd_runtime.kv_cache import KVCache
-from dsbd_runtime.ort_session import LOG_WARNINGS, OrtSession
-from dsbd_runtime.session import StepInputs
+from dsbd_runtime.ort_module import LOG_WARNINGS
+from dsbd_runtime.ort_session import OrtSession
+from dsbd_runtime.session import EngineInputs
 from tests.runtime.tiny_graph import TinyModel, write_engine
 
 IN_PLACE_WARNING = "in-place optimization not activated"
 
 
-def step_inputs(capacity: int, num_new: int, first_row: int = 0) -> StepInputs:
+def step_inputs(capacity: int, num_new: int, first_row: int = 0) -> EngineInputs:
     rows = np.arange(num_new)
     mask = np.arange(capacity) <= (first_row + rows)[:, None]
-    return StepInputs(rows, first_row + rows, {graph.ATTENTION_MASK: mask}, first_row, rows[-1:])
+    return EngineInputs(rows, first_row + rows, {graph.ATTENTION_MASK: mask}, first_row, rows[-1:])
 
 
 def buffers_of(session: OrtSession) -> list[Any]:

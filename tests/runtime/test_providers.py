@@ -14,12 +14,11 @@ import onnxruntime as ort
 import pytest
 
 import dsbd_runtime
-from dsbd_runtime.availability import check_here
 from dsbd_runtime.bundle import Bundle
 from dsbd_runtime.errors import ProviderError
-from dsbd_runtime.loading import BACKENDS, load_causal_lm, load_pair
-from dsbd_runtime.placement import Placement, parse_placement
-from dsbd_runtime.providers import PROVIDERS, check_offered, find_provider
+from dsbd_runtime.loading import BACKENDS, check_available, load_causal_lm, load_pair
+from dsbd_runtime.ort_module import check_offered
+from dsbd_runtime.providers import PROVIDERS, Placement, find_provider, parse_placement
 
 ROWS = [
     # name, what offers it, extra, dtypes, static capacity, device caches, CUDA graphs
@@ -80,7 +79,7 @@ def test_cuda_without_its_package_is_refused_and_never_another_provider(
     for load in (
         lambda: load_causal_lm(bundle, "target", provider=provider),
         lambda: load_pair(bundle, draft_provider=provider),
-        lambda: check_here(parse_placement(provider)),
+        lambda: check_available(parse_placement(provider)),
     ):
         with pytest.raises(ProviderError, match=r'needs CUDAExec.* install "dsbd-ort\[gpu\]"'):
             load()
@@ -92,7 +91,7 @@ def test_tensorrt_without_its_module_says_how_to_get_it() -> None:
     with pytest.raises(
         ProviderError, match=r'needs the package tensorrt, .*; pip install "dsbd-ort\[tensorrt\]"'
     ):
-        check_here(parse_placement("tensorrt"))
+        check_available(parse_placement("tensorrt"))
 
 
 def test_without_the_cuda_bindings_the_mend_is_named() -> None:
@@ -177,7 +176,8 @@ def test_telemetry_is_off_unless_the_environment_decides(given: str | None, foun
         "import os, sys\n"
         f"os.environ.pop('ORT_DISABLE_TELEMETRY', None); given = {given!r}\n"
         "if given is not None: os.environ['ORT_DISABLE_TELEMETRY'] = given\n"
-        "from dsbd_runtime.providers import find_provider, import_onnxruntime\n"
-        "import_onnxruntime(find_provider('cpu')); print(os.environ['ORT_DISABLE_TELEMETRY'])"
+        "from dsbd_runtime.ort_module import import_ort_for\n"
+        "from dsbd_runtime.providers import find_provider\n"
+        "import_ort_for(find_provider('cpu')); print(os.environ['ORT_DISABLE_TELEMETRY'])"
     )
     assert output_of(code) == f"{found}\n"

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from dsbd_runtime.causal_lm import CausalLM
 from dsbd_runtime.errors import BundleError
-from dsbd_runtime.head import TopLogits
+from dsbd_runtime.graph import TopLogits
 from dsbd_runtime.ort_session import OrtSession
 from tests.runtime.reference import ancestor_mask
 from tests.runtime.tiny_graph import TinyModel, write_engine

@@ -22,7 +22,7 @@ from dsbd_runtime.bundle import (
     ParityReport,
     write_manifest,
 )
-from dsbd_runtime.head import parse_num_top_logits
+from dsbd_runtime.graph import parse_num_top_logits
 from dsbd_runtime.staging import new_bundle
 from tests.runtime.tiny_tokenizer import VOCAB_SIZE, tiny_tokenizer
 

@@ -15,7 +15,6 @@ from dsbd_export.prune_graph import write_prune_graph
 from dsbd_runtime import graph
 from dsbd_runtime.bundle import Bundle, KVGeometry
 from dsbd_runtime.cuda_device import CudaDevice
-from dsbd_runtime.device_caches import DeviceCaches
 from dsbd_runtime.errors import (
     BundleError,
     CapacityError,
@@ -23,8 +22,13 @@ from dsbd_runtime.errors import (
     EngineError,
     ProviderError,
 )
-from dsbd_runtime.ort_cuda import cuda_options, open_on_provider, preload_libraries
-from dsbd_runtime.ort_device_engine import OrtDeviceEngine
+from dsbd_runtime.kv_cache import DeviceCaches
+from dsbd_runtime.ort_engine import (
+    OrtEngine,
+    cuda_options,
+    open_on_provider,
+    preload_libraries,
+)
 from dsbd_runtime.providers import Provider, find_provider
 from tests.runtime.fake_cuda import FakeCudaRuntime
 from tests.runtime.fake_device import FakeDevice
@@ -144,8 +148,8 @@ class RecordingSession:
         self.released.append(graph_id)
 
 
-def recording_engine(session: RecordingSession, captures_graphs: bool) -> OrtDeviceEngine:
-    return OrtDeviceEngine(
+def recording_engine(session: RecordingSession, captures_graphs: bool) -> OrtEngine:
+    return OrtEngine(
         ort, session, Path("m.onnx"), device_type="cuda", captures_graphs=captures_graphs
     )
 
@@ -200,7 +204,7 @@ def test_rows_of_every_type_move_in_place_behind_an_address(tmp_path: Path, dtyp
     path = tmp_path / "prune.onnx"
     write_prune_graph(geometry, path)
     session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    engine = OrtDeviceEngine(ort, session, path, device_type="cpu")
+    engine = OrtEngine(ort, session, path, device_type="cpu")
     device = FakeDevice()
     caches = DeviceCaches(device, geometry, 6)
     for number, array in enumerate(caches.inputs.values()):

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from dsbd_runtime.bundle import Bundle, open_bundle
-from dsbd_runtime.causal_lm import MAX_STEP_ROWS, CausalLM
+from dsbd_runtime.causal_lm import CausalLM
 from dsbd_runtime.device_session import DeviceSession
 from dsbd_runtime.errors import BundleError, CapacityError, DsbdError, ProviderError
 from dsbd_runtime.loading import load_causal_lm
-from dsbd_runtime.providers import find_provider
-from dsbd_runtime.trt_session import open_trt_session
+from dsbd_runtime.providers import Placement, find_provider, parse_placement
+from dsbd_runtime.session import EngineRequest
+from dsbd_runtime.trt_engine import open_trt_session
 from tests.runtime.fake_trt import CAPACITY, STEPS, FakeGpu, FakeTrt, add_fake_engines
 
 RTX = find_provider("tensorrt-rtx")
@@ -23,15 +24,8 @@ RTX = find_provider("tensorrt-rtx")
 def opened(
     bundle: Bundle, trt: Any = None, gpu: FakeGpu | None = None, provider: Any = RTX
 ) -> DeviceSession:
-    return open_trt_session(
-        bundle,
-        "target",
-        provider,
-        device_id=0,
-        max_step_rows=MAX_STEP_ROWS,
-        trt=trt or FakeTrt(),
-        cuda_runtime=gpu or FakeGpu(),
-    )
+    request = EngineRequest(bundle=bundle, role="target", placement=Placement(provider, 0))
+    return open_trt_session(request, trt=trt or FakeTrt(), cuda_runtime=gpu or FakeGpu())
 
 
 @pytest.fixture
@@ -159,7 +153,7 @@ def test_what_does_not_fit_is_a_capacity_error(bundle: Bundle) -> None:
 def test_a_missing_or_old_tensorrt_is_a_provider_error(bundle: Bundle) -> None:
     with pytest.raises(ProviderError, match=r'pip install "dsbd-ort\[tensorrt\]"'):
         open_trt_session(
-            bundle, "target", find_provider("tensorrt"), device_id=0, max_step_rows=MAX_STEP_ROWS
+            EngineRequest(bundle=bundle, role="target", placement=parse_placement("tensorrt"))
         )
 
 

@@ -6,10 +6,18 @@ import numpy as np
 import pytest
 
 from dsbd_runtime import graph
-from dsbd_runtime.packed_buffer import PackedArrays, PackedBuffer, packed_bytes
-from dsbd_runtime.row_buckets import padded_rows, row_bucket
-from dsbd_runtime.session import StepInputs
-from dsbd_runtime.step_staging import fill_idle_move, fill_move, fill_step, move_parts, step_parts
+from dsbd_runtime.device_session import padded_rows, row_bucket
+from dsbd_runtime.packed_buffer import (
+    PackedArrays,
+    PackedBuffer,
+    fill_forward,
+    fill_idle_move,
+    fill_move,
+    forward_parts,
+    move_parts,
+    packed_bytes,
+)
+from dsbd_runtime.session import EngineInputs
 from tests.runtime.fake_device import FakeDevice
 
 MASKS = [graph.ATTENTION_MASK, graph.ATTENTION_MASK_SLIDING]
@@ -44,13 +52,13 @@ def test_only_the_last_call_of_a_long_step_is_padded(num_new: int, padded: int) 
 
 
 def test_padding_rows_see_themselves_alone_and_nobody_sees_them() -> None:
-    arrays = staged(step_parts(4, 4, 8, MASKS))
+    arrays = staged(forward_parts(4, 4, 8, MASKS))
     masks = {
         MASKS[0]: np.array([[1, 1, 1, 0, 0, 0, 0, 0], [1, 1, 0, 1, 0, 0, 0, 0]], np.bool_),
         MASKS[1]: np.array([[0, 1, 1, 0, 0, 0, 0, 0], [0, 1, 0, 1, 0, 0, 0, 0]], np.bool_),
     }
     two, positions = np.array([7, 8]), np.array([2, 2])
-    fill_step(arrays, StepInputs(two, positions, masks, 2, np.array([1, 0, 1])))
+    fill_forward(arrays, EngineInputs(two, positions, masks, 2, np.array([1, 0, 1])))
     host = arrays.on_host
     assert host[graph.INPUT_IDS].tolist() == [[7, 8, 0, 0]]
     assert host[graph.POSITION_IDS].tolist() == [[2, 2, 0, 0]]
@@ -73,7 +81,7 @@ def test_the_padding_of_a_move_copies_a_row_that_moves_anyway() -> None:
 
 def test_parts_are_aligned_and_the_same_on_both_sides() -> None:
     device = FakeDevice()
-    parts = step_parts(3, 2, 10, MASKS)
+    parts = forward_parts(3, 2, 10, MASKS)
     buffer = PackedBuffer(device, packed_bytes(parts))
     arrays = buffer.lay_out(parts)
     first = arrays.on_device[graph.WRITE_INDICES].address

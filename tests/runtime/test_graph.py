@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dsbd_runtime.head import empty_outputs, head_outputs, parse_num_top_logits
+from dsbd_runtime.graph import empty_outputs, head_outputs, parse_num_top_logits
 
 KINDS = [("full", 0), ("topk:1", 1), ("topk:64", 64), ("topk:128256", 128256)]
 NO_KINDS = ["", "Full", "topk", "topk:", "topk:0", "topk:-1", "topk:08", "topk:4.0", "topk: 4", "4"]

@@ -1,0 +1,171 @@
+"""Inputs of one forward: the four arrays, their checks, and the masks that the engine reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsbd_runtime.errors import CapacityError, InputError
+from dsbd_runtime.graph import ATTENTION_MASK, ATTENTION_MASK_SLIDING
+
+# A mask is looked at in blocks of this many rows, so that the check makes no second (S, S) array.
+_BLOCK_ROWS = 256
+_INT64, _BOOL = np.dtype(np.int64), np.dtype(np.bool_)
+_IS_LATER = ~np.tri(_BLOCK_ROWS, dtype=np.bool_)  # (_BLOCK_ROWS, _BLOCK_ROWS)
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardInputs:
+    """The arrays of one forward, in the order of ``CausalLM.forward``.
+
+    Attributes:
+        token_ids: (S,) int64.
+        positions: (S,) int64. Siblings share a position.
+        mask: (S, N) bool. Row s sees cache row c; the last S of the N columns are the new rows.
+        logit_rows: (R,) int64. Which of the S rows need logits.
+    """
+
+    token_ids: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    mask: NDArray[np.bool_]
+    logit_rows: NDArray[np.int64]
+
+    @property
+    def num_new(self) -> int:
+        """S, the rows that the forward appends."""
+        return len(self.token_ids)
+
+    def chunk(self, start: int, stop: int, is_in_chunk: NDArray[np.bool_]) -> ForwardInputs:
+        """Return rows ``start`` to ``stop - 1`` as a forward of their own.
+
+        ``is_in_chunk``, (R,) bool, says which of ``logit_rows`` they are.
+        """
+        num_before = self.mask.shape[1] - self.num_new
+        return ForwardInputs(
+            self.token_ids[start:stop],
+            self.positions[start:stop],
+            self.mask[start:stop, : num_before + stop],
+            self.logit_rows[is_in_chunk] - start,
+        )
+
+
+def check_forward(
+    inputs: ForwardInputs, *, num_rows: int, vocab_size: int, context_length: int
+) -> None:
+    """Raise InputError or CapacityError unless a model with ``num_rows`` rows takes the inputs."""
+    _check_array("token_ids", inputs.token_ids, _INT64, 1)
+    num_new = inputs.num_new
+    if num_new == 0:
+        raise InputError("token_ids is empty, expected at least one row; skip the forward")
+    _check_array("positions", inputs.positions, _INT64, 1)
+    _check_array("mask", inputs.mask, _BOOL, 2)
+    _check_array("logit_rows", inputs.logit_rows, _INT64, 1)
+    _check_shape("positions", inputs.positions, (num_new,))
+    _check_shape("mask", inputs.mask, (num_new, num_rows + num_new))
+    _check_range("token_ids", inputs.token_ids, vocab_size)
+    if (highest := inputs.positions.max()) >= context_length:
+        raise CapacityError(
+            f"position {highest} does not fit, the model was made for {context_length} "
+            f"positions (0 to {context_length - 1}); shorten the prompt or ask for fewer new tokens"
+        )
+    _check_range("positions", inputs.positions, context_length)
+    _check_range("logit_rows", inputs.logit_rows, num_new)
+    _check_parents_first(inputs.mask, num_rows)
+
+
+def check_keep(rows: NDArray[np.int64], num_rows: int) -> None:
+    """Raise InputError unless ``rows`` are strictly increasing rows of the cache."""
+    _check_array("rows", rows, _INT64, 1)
+    _check_range("rows", rows, num_rows)
+    falls = rows[1:] <= rows[:-1]
+    if falls.any():
+        index = int(np.argmax(falls)) + 1
+        raise InputError(
+            f"rows[{index}] is {rows[index]} after {rows[index - 1]}, expected strictly "
+            "increasing rows; sort them and drop repeats"
+        )
+
+
+def _check_array(name: str, array: Any, dtype: np.dtype[Any], num_dims: int) -> None:
+    if isinstance(array, np.ndarray) and array.dtype == dtype and array.ndim == num_dims:
+        return
+    found = f"is a {type(array).__name__}"
+    if isinstance(array, np.ndarray):
+        found = f"has shape {array.shape} and type {array.dtype}"
+    raise InputError(f"{name} {found}, expected a numpy array of {num_dims} dimensions, {dtype}")
+
+
+def _check_shape(name: str, array: NDArray[Any], expected: tuple[int, ...]) -> None:
+    if array.shape != expected:
+        raise InputError(
+            f"{name} has shape {array.shape}, expected {expected} from token_ids and the cache"
+        )
+
+
+def _check_range(name: str, array: NDArray[np.int64], stop: int) -> None:
+    if array.size and array.view(np.uint64).max() >= stop:  # a negative number is a huge one
+        index = int(np.argmax((array < 0) | (array >= stop)))
+        raise InputError(f"{name}[{index}] is {array[index]}, expected 0 to {stop - 1}")
+
+
+def _check_parents_first(mask: NDArray[np.bool_], num_rows: int) -> None:
+    """Refuse a row that sees a later one of the same forward: long forwards run in chunks."""
+    for start in range(0, mask.shape[0], _BLOCK_ROWS):
+        block = mask[start : start + _BLOCK_ROWS]
+        size, first, stop = block.shape[0], num_rows + start, num_rows + start + block.shape[0]
+        is_later = _IS_LATER[:size, :size]
+        sees_later = (block[:, first:stop] & is_later).any()
+        if sees_later or (stop < mask.shape[1] and block[:, stop:].any()):
+            raise InputError(
+                "mask lets a row see a later row of the same forward; order the rows so that "
+                "parents come before children"
+            )
+
+
+class ForwardMasks:
+    """The engine's masks, built in buffers [max_rows, capacity] that every call reuses.
+
+    ``names`` and ``sliding_window`` are those of the manifest: the window is a number exactly
+    when the names hold the sliding mask.
+    """
+
+    def __init__(self, names: list[str], sliding_window: int | None, max_rows: int) -> None:
+        self._names = names
+        self._sliding_window = sliding_window
+        self._max_rows = max_rows
+        self._buffers: dict[str, NDArray[np.bool_]] = {}
+
+    def padded(
+        self, inputs: ForwardInputs, row_positions: NDArray[np.int64], capacity: int
+    ) -> dict[str, NDArray[np.bool_]]:
+        """Return the masks by input name, (S, capacity) each; valid until the next call.
+
+        With a window of 2, positions [5] and row_positions [3, 4, 4, 5], the mask
+        [[1, 1, 0, 1]] becomes [[1, 1, 0, 1, 0, ...]] and, sliding, [[0, 1, 0, 1, 0, ...]].
+
+        Args:
+            inputs: S new rows, N rows with those of the cache.
+            row_positions: (N,) int64. Positions of the cache rows, the S new ones included.
+            capacity: rows of the caches, at least N.
+        """
+        mask = inputs.mask
+        num_new, num_rows = mask.shape
+        masks = {name: self._buffer(name, capacity)[:num_new] for name in self._names}
+        for padded in masks.values():
+            padded[:, num_rows:] = False
+        if ATTENTION_MASK in masks:
+            masks[ATTENTION_MASK][:, :num_rows] = mask
+        if self._sliding_window is not None:
+            # positions - row_positions < window, with the small side of the subtraction first
+            in_window = row_positions > (inputs.positions - self._sliding_window)[:, None]
+            np.logical_and(mask, in_window, out=masks[ATTENTION_MASK_SLIDING][:, :num_rows])
+        return masks
+
+    def _buffer(self, name: str, capacity: int) -> NDArray[np.bool_]:
+        buffer = self._buffers.get(name)
+        if buffer is None or buffer.shape[1] != capacity:
+            buffer = self._buffers[name] = np.empty((self._max_rows, capacity), np.bool_)
+        return buffer

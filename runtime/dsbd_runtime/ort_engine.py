@@ -1,0 +1,252 @@
+"""Engine of a DeviceSession on ONNX Runtime's CUDA provider, its graphs bound by address."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from dsbd_runtime.bound_calls import LoadedModel
+from dsbd_runtime.cuda_device import CudaDevice, import_cuda_runtime
+from dsbd_runtime.device import DeviceArray
+from dsbd_runtime.device_session import DeviceSession
+from dsbd_runtime.errors import BundleError, CapacityError, EngineError, ProviderError
+from dsbd_runtime.graph import check_graph
+from dsbd_runtime.kv_cache import bucket_capacity
+from dsbd_runtime.ort_module import LOG_ERRORS, import_ort_for
+from dsbd_runtime.providers import Provider, check_dtype
+from dsbd_runtime.session import MAX_FORWARD_ROWS, EngineRequest
+
+_NO_FALLBACK = {"session.disable_cpu_ep_fallback": "1"}
+_FALLBACK_REFUSED = "fallback to CPU EP has been explicitly disabled"
+_RECORD_NODES = {"session.record_ep_graph_assignment_info": "1"}
+
+_ONNX_BFLOAT16 = 16  # TensorProto.BFLOAT16, a type that numpy has no name for
+_ELEMENT_TYPES: dict[str, Any] = {
+    "fp32": np.float32,
+    "fp16": np.float16,
+    "bf16": _ONNX_BFLOAT16,
+    "int64": np.int64,
+    "bool": np.bool_,
+}
+_NO_MEMORY = ("Failed to allocate memory", "out of memory", "smaller than requested bytes")
+_NO_CAPTURE = -1
+
+
+def open_cuda_session(request: EngineRequest) -> DeviceSession:
+    """Open the engine of "target" or "draft" and its prune graph on one GPU.
+
+    Raises:
+        BundleError: a graph is damaged or contradicts the manifest.
+        ProviderError: package, driver, library or device is missing; the message says which.
+        CapacityError: the GPU has no memory for the smallest caches.
+    """
+    bundle, role, placement = request.bundle, request.role, request.placement
+    provider, entry = placement.provider, bundle.entry(role)
+    paths = bundle.model_path(role), bundle.prune_path(role)
+    check_dtype(provider, entry, paths[0])
+    ort = import_ort_for(provider)
+    device = CudaDevice(placement.device_id, import_cuda_runtime(provider.install_line))
+    try:
+        libraries = preload_libraries(ort)
+        options = cuda_options(device, request.cuda_graphs)
+        model, prune = (open_on_provider(ort, path, provider, options, libraries) for path in paths)
+        check_graph(paths[0], entry.contract, model.get_inputs(), model.get_outputs())
+    except BaseException:
+        device.close()
+        raise
+    engine, prune_engine = (
+        OrtEngine(
+            ort,
+            session,
+            path,
+            device_type="cuda",
+            device_id=placement.device_id,
+            captures_graphs=request.cuda_graphs,
+        )
+        for session, path in zip((model, prune), paths, strict=True)
+    )
+    return DeviceSession(LoadedModel(device, engine, prune_engine, entry, MAX_FORWARD_ROWS))
+
+
+def cuda_options(device: CudaDevice, captures_graphs: bool) -> dict[str, str]:
+    """Return the options of the provider: the device, its queue, and whether graphs are captured.
+
+    The memory for intermediate results grows as needed, not to the next power of two: the caches
+    need the room. By default ONNX Runtime multiplies fp32 matrices in TF32, with
+    10 bits of mantissa: an fp32 bundle would not give the CPU's tokens.
+    """
+    return {
+        "device_id": str(device.device_id),
+        "user_compute_stream": str(device.stream),
+        "arena_extend_strategy": "kSameAsRequested",
+        "enable_cuda_graph": "1" if captures_graphs else "0",
+        "use_tf32": "0",
+    }
+
+
+def preload_libraries(ort: ModuleType) -> str:
+    """Load the CUDA libraries that pip has installed; return in one line which are missing.
+
+    ONNX Runtime prints the libraries that it cannot load and continues; they are the reason when
+    the provider is missing from a session afterwards.
+    """
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        ort.preload_dlls()
+    return " ".join(printed.getvalue().split())
+
+
+def open_on_provider(
+    ort: ModuleType, path: Path, provider: Provider, options: dict[str, str], libraries: str
+) -> Any:
+    """Return an InferenceSession of which every node runs on the provider.
+
+    By itself ONNX Runtime falls back to the CPU, for the whole graph or for single nodes, with
+    only a line in its log. ``libraries`` is the result of ``preload_libraries``.
+    """
+    try:
+        return _open(ort, path, provider, options, _NO_FALLBACK)
+    except Exception as error:  # its exceptions share no base but this one
+        reason = " ".join(str(error).split())
+        if _FALLBACK_REFUSED in reason:
+            raise _fallback_error(ort, path, provider, options, libraries) from error
+        raise BundleError(
+            f"ONNX Runtime cannot load {path} on {provider.name} ({reason}); "
+            "copy the bundle or export again"
+        ) from error
+
+
+def _fallback_error(
+    ort: ModuleType, path: Path, provider: Provider, options: dict[str, str], libraries: str
+) -> ProviderError:
+    """Return the error for nodes on the CPU: all, as the provider did not load, or single ones."""
+    session = _open(ort, path, provider, options, _RECORD_NODES)
+    if provider.ort_name not in session.get_providers():
+        missing = libraries or "a library of its own did not load, see ONNX Runtime's log on stderr"
+        return ProviderError(
+            f"ONNX Runtime opens {path} without {provider.ort_name}: {missing}; "
+            f"{provider.install_line}"
+        )
+    on_cpu = {
+        node.op_type
+        for subgraph in session.get_provider_graph_assignment_info()
+        if subgraph.ep_name != provider.ort_name
+        for node in subgraph.get_nodes()
+    }
+    return ProviderError(
+        f"{provider.ort_name} does not run every node of {path}, the CPU would run "
+        f"{', '.join(sorted(on_cpu))}; use provider 'cpu', or export with another --dtype or "
+        "--quantize"
+    )
+
+
+def _open(
+    ort: ModuleType,
+    path: Path,
+    provider: Provider,
+    options: dict[str, str],
+    entries: dict[str, str],
+) -> Any:
+    settings = ort.SessionOptions()
+    settings.log_severity_level = LOG_ERRORS
+    for name, value in entries.items():
+        settings.add_session_config_entry(name, value)
+    return ort.InferenceSession(
+        str(path), settings, providers=[(provider.ort_name, options)], enable_fallback=False
+    )
+
+
+class OrtEngine:
+    """One graph in an ONNX Runtime session whose provider works on ``device_type``.
+
+    With ``captures_graphs`` the provider was opened with ``enable_cuda_graph``: every bound call
+    has a ``gpu_graph_id`` of its own, the first run captures it and later ones replay it with the
+    addresses it was captured with. So capacities only grow, and an id is never used again.
+    """
+
+    def __init__(
+        self,
+        ort: ModuleType,
+        session: Any,
+        path: Path,
+        *,
+        device_type: str,
+        device_id: int = 0,
+        captures_graphs: bool = False,
+    ) -> None:
+        """Take over an InferenceSession; messages name its graph by ``path``."""
+        self._ort = ort
+        self._session = session
+        self._path = path
+        self._place = (device_type, device_id)
+        self._graph_ids = itertools.count(1) if captures_graphs else None
+
+    def capacity_for(self, num_rows: int, current: int) -> int:
+        """Return the bucket for ``num_rows``; where graphs are captured, never less than now."""
+        capacity = bucket_capacity(num_rows)
+        return capacity if self._graph_ids is None else max(capacity, current)
+
+    def bind(
+        self, inputs: Mapping[str, DeviceArray], outputs: Mapping[str, DeviceArray]
+    ) -> OrtCall:
+        """Return the call with these inputs and outputs; it runs to its end."""
+        if self._session is None:
+            raise EngineError(f"the engine {self._path} is closed; load it again")
+        binding = self._session.io_binding()
+        for bind, arrays in ((binding.bind_input, inputs), (binding.bind_output, outputs)):
+            for name, array in arrays.items():
+                element_type = _ELEMENT_TYPES[array.dtype]
+                bind(name, *self._place, element_type, array.shape, array.address)
+        graph_id = _NO_CAPTURE if self._graph_ids is None else next(self._graph_ids)
+        options = self._ort.RunOptions()
+        options.add_run_config_entry("gpu_graph_id", str(graph_id))
+        return OrtCall(self._path, self._session, binding, options, graph_id)
+
+    def close(self) -> None:
+        """Release the session; calling it again does nothing."""
+        self._session = None
+
+
+class OrtCall:
+    """A graph bound to device memory."""
+
+    def __init__(self, path: Path, session: Any, binding: Any, options: Any, graph_id: int) -> None:
+        self._path = path
+        self._session = session
+        self._binding = binding
+        self._options = options
+        self._graph_id = graph_id
+
+    def run(self) -> None:
+        """Run the graph to its end.
+
+        Raises:
+            CapacityError: the device has no memory for it.
+            EngineError: ONNX Runtime failed otherwise.
+        """
+        try:
+            self._session.run_with_iobinding(self._binding, self._options)
+        except Exception as error:  # ONNX Runtime's exceptions share no base but this one
+            reason = " ".join(str(error).split())
+            if not any(sign in reason for sign in _NO_MEMORY):
+                raise EngineError(
+                    f"ONNX Runtime failed in a call of {self._path}: {reason}; "
+                    "open the bundle again, or export it again if that does not help"
+                ) from error
+            raise CapacityError(
+                f"no memory for the intermediate results of a call ({reason}); "
+                "ask for fewer beams or a shorter draft, or close other programs on the device"
+            ) from error
+
+    def release(self) -> None:
+        """Drop the bindings and the captured graph."""
+        if self._session is not None and self._graph_id != _NO_CAPTURE:
+            self._session.release_captured_graph(self._graph_id)
+        self._session = self._binding = None

@@ -1,0 +1,102 @@
+"""ONNX Runtime: import without telemetry, check of its providers, session options."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from dsbd_runtime.errors import InputError, ProviderError
+from dsbd_runtime.manifest import ModelEntry
+from dsbd_runtime.providers import Provider
+
+TELEMETRY_SWITCH = "ORT_DISABLE_TELEMETRY"
+
+LOG_ERRORS = 3
+LOG_WARNINGS = 2
+_MOST_THREADS = 1024
+_X86 = ("x86_64", "AMD64", "i386", "i686")
+_VNNI = {"avx512_vnni", "avx_vnni"}
+
+
+def import_ort() -> ModuleType:
+    """Return the module onnxruntime; raise ImportError unless a package that contains it is there.
+
+    From 1.29 on its wheels report every opened session to Microsoft, unless ``TELEMETRY_SWITCH`` is
+    in the environment at the first use: it is set here unless the user has set it. (The thread
+    that reports also outlives the main function of a host in C, and reads freed memory.)
+    """
+    os.environ.setdefault(TELEMETRY_SWITCH, "1")
+    return importlib.import_module("onnxruntime")
+
+
+def import_ort_for(provider: Provider) -> ModuleType:
+    """Return the module onnxruntime; raise ProviderError unless it offers ``provider``.
+
+    A late import: reading a bundle's manifest needs no engine, and the package that contains the
+    module is the user's choice of extra.
+    """
+    try:
+        ort = import_ort()
+    except ImportError as error:
+        raise ProviderError(
+            f"provider {provider.name!r} needs ONNX Runtime, which cannot be imported ({error}); "
+            f"{provider.install_line}"
+        ) from error
+    check_offered(provider, ort.get_available_providers(), "this onnxruntime package offers")
+    return ort
+
+
+def check_offered(provider: Provider, offered: Sequence[str], where: str) -> None:
+    """Raise ProviderError unless ``offered``, names of ONNX Runtime, holds the provider.
+
+    Called before a session is opened and with the session's own providers afterwards: ONNX
+    Runtime itself falls back to the CPU with only a warning.
+    """
+    if provider.ort_name not in offered:
+        raise ProviderError(
+            f"provider {provider.name!r} needs {provider.ort_name}, {where} {list(offered)}; "
+            "pip uninstall onnxruntime onnxruntime-gpu (both bring the module onnxruntime), then "
+            f"{provider.install_line}"
+        )
+
+
+def session_options(
+    ort: ModuleType, entry: ModelEntry, num_threads: int | None, spins: bool
+) -> Any:
+    """Return the session options of an engine; see ``ort_session.OrtSession`` for the arguments."""
+    options = ort.SessionOptions()
+    if not spins:
+        options.add_session_config_entry("session.force_spinning_stop", "1")
+    if num_threads is not None:
+        if type(num_threads) is not int or not 1 <= num_threads <= _MOST_THREADS:
+            raise InputError(
+                f"num_threads is {num_threads!r}, expected a whole number from 1 to {_MOST_THREADS}"
+            )
+        options.intra_op_num_threads = num_threads
+    if entry.quantization == "int8-dynamic" and saturates_int8_products():
+        options.add_session_config_entry("session.x64quantprecision", "1")
+    return options
+
+
+def saturates_int8_products(
+    machine: str = platform.machine(), cpu_info: Path = Path("/proc/cpuinfo")
+) -> bool:
+    """Return whether products of uint8 and int8 may saturate at 16 bits on this processor.
+
+    x86 without the VNNI instructions adds pairs of them in int16, and onnxruntime's kernels for
+    W8A8 give wrong sums there unless they are told not to. Where the instructions
+    are unknown the answer is yes: slower is better than wrong.
+    """
+    if machine not in _X86:
+        return False
+    try:
+        text = cpu_info.read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return True
+    flags = next((line for line in text.splitlines() if line.startswith("flags")), "")
+    return _VNNI.isdisjoint(flags.split())
