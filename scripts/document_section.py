@@ -1,4 +1,4 @@
-"""The part of a document between two markers, which a script writes anew."""
+"""Sections of a document between two markers, rewritten by scripts."""
 
 from __future__ import annotations
 

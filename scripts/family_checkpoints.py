@@ -12,7 +12,7 @@ import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
-from dsbd_export.quiet import quiet_libraries
+from dsbd_export.checkpoint import quiet_libraries
 
 VOCAB_SIZE = 300
 WINDOW = 8

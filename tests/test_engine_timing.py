@@ -10,8 +10,7 @@ import pytest
 from document_section import write_section
 from dsbd_runtime.bundle import open_bundle
 from engine_timing.choices import CHOICES, SHARINGS
-from engine_timing.random_calls import RandomCalls
-from engine_timing.rounds import time_in_rounds
+from engine_timing.random_calls import RandomCalls, time_in_rounds
 from tests.runtime.tiny_graph import write_tiny_bundle
 
 

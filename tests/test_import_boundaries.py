@@ -48,7 +48,7 @@ def test_the_algorithm_needs_numpy_alone():
 
 
 def test_engines_are_built_for_a_bundle_without_torch():
-    loaded = loaded_by("import dsbd_export.tensorrt_engines")
+    loaded = loaded_by("import dsbd_export.tensorrt_build")
     assert "onnx" in loaded and not loaded & {"torch", "transformers", "optimum", "onnxruntime"}
 
 

@@ -32,7 +32,7 @@ def run(bundle: Path, *, engine: str, compute_capability: str | None, capacity: 
         click.ClickException: the packages that the build needs are not installed.
     """
     try:  # here, not at the top: no other command needs onnx
-        from dsbd_export.tensorrt_engines import add_engines
+        from dsbd_export.tensorrt_build import add_engines
         from dsbd_export.tensorrt_options import TensorrtOptions
     except ImportError as error:
         raise click.ClickException(

@@ -1,9 +1,11 @@
-"""A checkpoint: where it lies, what its config says, and the model with its weights."""
+"""Checkpoint: its folder, the content of its config, and the model with its weights."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,21 +14,19 @@ from typing import Any
 import torch
 from huggingface_hub import snapshot_download
 from optimum.exporters.tasks import TasksManager
-from transformers import (
-    MODEL_FOR_CAUSAL_LM_MAPPING,
-    AutoConfig,
-    PreTrainedConfig,
-    PreTrainedModel,
-)
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers.utils import logging as transformers_logging
 
 from dsbd_export.config import MIN_CONTEXT, ExportConfig
 from dsbd_export.errors import ExportError, reason_of
-from dsbd_export.layers import kv_geometry, layer_masks
-from dsbd_export.quiet import quiet_libraries
-from dsbd_export.refusals import refusal_of
-from dsbd_export.rope import constant_rope_length
-from dsbd_export.stored_weights import open_weights, safetensors_files, stored_dtype
-from dsbd_export.weights import TORCH_DTYPES, widen_constants
+from dsbd_export.model_config import constant_rope_length, kv_geometry, layer_masks, refusal_of
+from dsbd_export.weights import (
+    TORCH_DTYPES,
+    open_weights,
+    safetensors_files,
+    stored_dtype,
+    widen_constants,
+)
 from dsbd_runtime.bundle import KVGeometry
 from dsbd_runtime.graph import ATTENTION_MASK_SLIDING
 
@@ -37,13 +37,13 @@ _HUB_OLD_WEIGHTS = ["pytorch_model*.bin"]
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """What the export must know of a checkpoint before its weights are read.
+    """Description of a checkpoint, known before its weights are read.
 
     Attributes:
         role: "target" or "draft".
-        folder: where config.json, the weights and tokenizer.json lie.
+        folder: of config.json, the weights and tokenizer.json.
         config: the transformers config.
-        context_length: that of the checkpoint, or the shorter one that was asked for.
+        context_length: that of the checkpoint, or the shorter one that was requested.
         layer_masks: by layer, the name of its mask input.
         sliding_window: positions that a sliding-window layer sees, None without such layers.
         trust_remote_code: whether modelling code in the folder may run.
@@ -85,7 +85,7 @@ def open_pair(options: ExportConfig) -> tuple[Checkpoint, Checkpoint]:
 
 
 def open_checkpoint(role: str, folder: Path, options: ExportConfig) -> Checkpoint:
-    """Return what the config files in ``folder`` say; ``role`` is "target" or "draft"."""
+    """Read the config files in ``folder``; ``role`` is "target" or "draft"."""
     if not (folder / "config.json").is_file():
         raise ExportError(f"the {role} at {folder} has no config.json; give a checkpoint folder")
     config, generation = _read_configs(role, folder, options.trust_remote_code)
@@ -130,8 +130,8 @@ def load_model(checkpoint: Checkpoint, dtype: str = "fp32") -> PreTrainedModel:
 def reference_dtype(checkpoint: Checkpoint, wanted: str) -> str:
     """Return the precision to load a checkpoint in so that its stored values are all there.
 
-    ``wanted`` is what the export writes. fp32 holds every stored value; a narrower one may not,
-    so the reference logits then come from the weights as stored, before they are rounded. Where
+    ``wanted`` is that of the export. fp32 holds every stored value; a narrower one may not, so the
+    reference logits then come from the weights as stored, before they are rounded. Where
     those are wider than ``wanted``, they set the peak of the memory.
     """
     if wanted == "fp32":
@@ -152,7 +152,7 @@ def _as_loading_errors(checkpoint: Checkpoint) -> Iterator[None]:
 
 
 def _load(checkpoint: Checkpoint, dtype: torch.dtype) -> tuple[PreTrainedModel, dict[str, Any]]:
-    """Return the model and what transformers says of missing weights."""
+    """Return the model and the loading info of transformers, which lists missing weights."""
     options = {"output_loading_info": True, "local_files_only": True}
     model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(checkpoint.config), None)
     has_own_code = checkpoint.trust_remote_code and hasattr(checkpoint.config, "auto_map")
@@ -191,8 +191,8 @@ def _locate(source: str, options: ExportConfig) -> Path:
             snapshot_download(source, revision=options.revision, allow_patterns=_HUB_OLD_WEIGHTS)
     except Exception as error:
         raise ExportError(
-            f"{source} is no local folder and cannot be had from the hub: {reason_of(error)}; "
-            "check the name and the network, or give a folder"
+            f"{source} is no local folder and cannot be downloaded from the hub: "
+            f"{reason_of(error)}; check the name and the network, or give a folder"
         ) from error
     return folder
 
@@ -241,3 +241,27 @@ def _context_length(role: str, config: PreTrainedConfig, max_context: int | None
             f"its rotary frequencies change beyond {limit}; export it with --max-context {limit}"
         )
     return min(lengths)
+
+
+@contextlib.contextmanager
+def quiet_libraries() -> Iterator[None]:
+    """Silence warnings, log lines below ERROR and progress bars inside the block.
+
+    Problems that matter are checked here and raised: missing weights, unused hooks, parity.
+    """
+    torch_logger = logging.getLogger("torch.onnx")
+    torch_level, verbosity = torch_logger.level, transformers_logging.get_verbosity()
+    had_progress = transformers_logging.is_progress_bar_enabled()
+    torch_logger.setLevel(logging.ERROR)
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            for category in (UserWarning, FutureWarning, DeprecationWarning):
+                warnings.simplefilter("ignore", category)
+            yield
+    finally:
+        torch_logger.setLevel(torch_level)
+        transformers_logging.set_verbosity(verbosity)
+        if had_progress:
+            transformers_logging.enable_progress_bar()

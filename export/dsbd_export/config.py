@@ -1,4 +1,4 @@
-"""The options of one export."""
+"""Options of one export."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from dsbd_runtime.bundle import DTYPES, QUANTIZATIONS
 from dsbd_runtime.graph import parse_num_top_logits
 from dsbd_runtime.trt_module import FLAVOURS
 
+OPSET = 24  # of ai.onnx, the version with TensorScatter and Attention
 MIN_CONTEXT = 16  # the parity gate needs a prompt and a tree of three levels
 
 ATTENTIONS = ("fused", "grouped")
 ONNX = "onnx"
-_QUANTIZED_DTYPES = {  # what onnxruntime's CPU provider computes with, on which parity runs
+_QUANTIZED_DTYPES = {  # those of onnxruntime's CPU provider, on which parity runs
     "none": DTYPES,
     "int8-dynamic": ("fp32",),
     "int8": ("fp32", "fp16"),
@@ -26,7 +27,7 @@ _QUANTIZED_DTYPES = {  # what onnxruntime's CPU provider computes with, on which
 
 @dataclass(frozen=True, kw_only=True)
 class ExportConfig:
-    """What to export, to where, and how exact it has to be.
+    """Options of an export: sources, output, precision, and the limits of parity.
 
     Attributes:
         target: folder or Hugging Face hub id of the target checkpoint.
@@ -34,17 +35,17 @@ class ExportConfig:
         output: folder of the bundle; an existing bundle there is replaced at the end.
         dtype: precision of weights and caches: "fp32", "fp16" or "bf16".
         quantize: weight compression: "none", "int8-dynamic", "int8" or "int4"; see ``quantize``.
-        logits: what the engines return: "full", or "topk:K" for the K largest of a row.
-        attention: "fused", or "grouped"; see ``grouped_attention``.
+        logits: output of the engines: "full", or "topk:K" for the K largest of a row.
+        attention: "fused", or "grouped"; see ``optimize``.
         engine: "onnx", or "tensorrt" or "tensorrt-rtx" for engines beside the ONNX files.
-        compute_capability: what a TensorRT engine is for, see ``tensorrt_options``.
+        compute_capability: of the GPU of a TensorRT engine, see ``tensorrt_options``.
         capacity: cache rows of a TensorRT engine, see ``tensorrt_options``.
-        atol: largest absolute logit error that the parity gate lets pass, for fp32 without
-            quantization; None for that of ``parity_limits``.
-        max_kl: largest mean KL divergence that it lets pass, for all else; None for the same.
+        atol: largest absolute logit error that passes the parity gate, for fp32 without
+            quantization; None for the limit in ``parity``.
+        max_kl: largest mean KL divergence that passes, for all other exports; None likewise.
         max_context: upper limit of the context length, None for that of the checkpoint.
         revision: branch, tag or commit of the checkpoints that come from the hub.
-        trust_remote_code: run modelling code that a checkpoint brings along.
+        trust_remote_code: run modelling code of a checkpoint.
     """
 
     target: str
@@ -74,13 +75,13 @@ class ExportConfig:
             )
 
     @property
-    def num_candidates(self) -> int:
+    def num_top_logits(self) -> int:
         """Return K of "topk:K", 0 of "full"."""
         return parse_num_top_logits(self.logits)
 
     @property
     def tensorrt(self) -> TensorrtOptions | None:
-        """Return what TensorRT engines are to be built for, None for none."""
+        """Return the options of the TensorRT engines, None without any."""
         if self.engine == ONNX:
             return None
         return TensorrtOptions(
@@ -140,9 +141,9 @@ class ExportConfig:
                 raise ExportError(
                     f"{field}={value} is no error limit; use a number above 0, as {example:g}"
                 )
-        meaningless, mend = ("max_kl", "atol") if self.is_exact else ("atol", "max_kl")
+        meaningless, instead = ("max_kl", "atol") if self.is_exact else ("atol", "max_kl")
         if (value := getattr(self, meaningless)) is not None:
             raise ExportError(
                 f"{meaningless}={value} has no meaning for dtype={self.dtype!r} with "
-                f"quantize={self.quantize!r}; use {mend}"
+                f"quantize={self.quantize!r}; use {instead}"
             )

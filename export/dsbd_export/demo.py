@@ -1,4 +1,4 @@
-"""The trained pair that is shipped with this package."""
+"""Demo pair: a trained target and draft, shipped with this package."""
 
 from __future__ import annotations
 

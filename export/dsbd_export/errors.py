@@ -1,9 +1,9 @@
-"""What can go wrong when a checkpoint is exported.
+"""Errors of the export of a checkpoint.
 
-    DsbdError            every error that a user can mend (dsbd_errors)
+    DsbdError            every error that a user can fix (dsbd_errors)
     └── ExportError      an option, a checkpoint, a pair or an exported graph is not usable
 
-Every message says what is wrong, the value seen, the value wanted and how to mend it.
+Every message says what is wrong, the value seen, the value expected and how to fix it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class ExportError(DsbdError):
 
 
 def reason_of(error: BaseException) -> str:
-    """Return in one line what a library failed for: the first line of the innermost cause."""
+    """Return the reason of a library's failure: the first line of the innermost cause."""
     innermost = list(_causes(error))[-1]
     lines = [line.strip() for line in str(innermost).splitlines() if line.strip()]
     return f"{type(innermost).__name__}: {lines[0]}" if lines else type(innermost).__name__

@@ -1,7 +1,7 @@
-"""What is known of model families: one table.
+"""Model families: one table of how each is exported, or why it cannot be.
 
 A family that is not in the table is tried in the same way, and the parity gate judges the
-result; the table says what was tried before, how it comes out, and what cannot come out right.
+result; the table records the families that were tried, their form, and those known to fail.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 
 class AttentionForm(Enum):
-    """How attention stands in the graph; the value is what people read.
+    """Form of attention in the graph; the value is its name in tables.
 
     NODE: one Attention node a layer.
     CAPPED: MatMul, Tanh, Where, Softmax, MatMul; TensorRT's Attention takes no softcap.
@@ -30,10 +30,10 @@ class Family:
     """One row of the table.
 
     Attributes:
-        attention: how attention comes out; meaningless for a refused family.
+        attention: its form in the graph; meaningless for a refused family.
         has_experts: whether layers route to experts; all of them are computed for every row.
-        num_cache_heads: heads of the caches, where the config's names do not say it.
-        note: what of the family is special, for people.
+        num_cache_heads: heads of the caches, where the config's usual names do not tell.
+        note: peculiarities of the family, for tables.
         refusal: why the family cannot be exported, None when it can.
     """
 
@@ -45,7 +45,7 @@ class Family:
 
 
 def _falcon_cache_heads(config: Any) -> int:
-    """Return what Falcon caches: the new form repeats grouped heads before it stores them."""
+    """Return the cached heads of Falcon; its new form repeats grouped heads before storing them."""
     if config.new_decoder_architecture or not config.multi_query:
         return int(config.num_attention_heads)
     return 1

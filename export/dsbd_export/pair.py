@@ -1,31 +1,36 @@
-"""Do target and draft speak the same tokens? What must agree is checked, what may differ is set.
+"""Pair of checkpoints with one tokenizer: what must agree is checked, what may differ is aligned.
 
 Tokens must agree: vocabulary, merges and added tokens of the two tokenizers. Three things may
-differ between checkpoints that were trained with one tokenizer, and are then made the same:
+differ between checkpoints that were trained with one tokenizer, and are then aligned:
 
-* The size of the vocabulary, which some families pad by model size. Rows behind the smaller size
+* The size of the vocabulary, which some families pad by model size. Rows beyond the smaller size
   belong to no token; they are cut.
 * The tokens that end a sequence: a base draft knows its end of text, an instruct target its end
   of turn as well. A sequence ends where the target ends it, so the target's list holds for both.
-* The token that begins a sequence. The prompt is tokenized once, as the target wants it.
+* The token that begins a sequence. The prompt is tokenized once, with the target's.
 
-The last two change how well the draft guesses, never what is generated.
+The last two change the draft's acceptance, never the generated text.
 """
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedModel
+from transformers import AutoTokenizer, PreTrainedModel
 
-from dsbd_export.checkpoint import Checkpoint
-from dsbd_export.errors import ExportError
-from dsbd_export.tokenizer_file import highest_token_id, id_by_token, read_tokenizer
+from dsbd_export.checkpoint import Checkpoint, quiet_libraries
+from dsbd_export.errors import ExportError, reason_of
 from dsbd_runtime.bundle import TOKENIZER_FILE
 
-_MEND = "choose a pair that was trained with the same tokenizer"
+_FIX = "choose a pair that was trained with the same tokenizer"
+
+_OLDER_FILES = ("vocab.json", "vocab.txt", "merges.txt", "*.model", "*.tiktoken")
+_OPTIONAL_FILES = ("tokenizer_config.json", "generation_config.json", "chat_template.jinja")
 
 
 def agreed_pair(
@@ -66,7 +71,7 @@ def _check_size(vocab_size: int, target: Checkpoint, draft: Checkpoint, highest_
     if vocab_size <= highest_id:
         raise ExportError(
             f"vocab_size is {target.vocab_size} in the target and {draft.vocab_size} in the draft, "
-            f"but their tokenizer has ids up to {highest_id}; {_MEND}"
+            f"but their tokenizer has ids up to {highest_id}; {_FIX}"
         )
 
 
@@ -79,7 +84,7 @@ def _check_tokenizers(
         if _without_merges(of_target.get(section)) != _without_merges(of_draft.get(section)):
             raise ExportError(
                 f"the tokenizers of target ({target.folder}) and draft ({draft.folder}) differ in "
-                f"section {section!r} of {TOKENIZER_FILE}; {_MEND}"
+                f"section {section!r} of {TOKENIZER_FILE}; {_FIX}"
             )
 
 
@@ -99,13 +104,13 @@ def _check_vocabulary(target: dict[str, int], draft: dict[str, int]) -> None:
     if len(target) != len(draft):
         raise ExportError(
             f"the vocabularies differ: {len(target)} tokens in the target's tokenizer, "
-            f"{len(draft)} in the draft's; {_MEND}"
+            f"{len(draft)} in the draft's; {_FIX}"
         )
     for token, index in target.items():
         if draft.get(token) != index:
             raise ExportError(
                 f"the vocabularies differ: token {token!r} is {index} in the target's tokenizer "
-                f"and {draft.get(token)} in the draft's; {_MEND}"
+                f"and {draft.get(token)} in the draft's; {_FIX}"
             )
 
 
@@ -116,5 +121,73 @@ def _check_merges(target: list[Any], draft: list[Any]) -> None:
     index = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(target), len(draft)))
     raise ExportError(
         f"merge {index} is {target[index : index + 1]} in the target's tokenizer and "
-        f"{draft[index : index + 1]} in the draft's; {_MEND}"
+        f"{draft[index : index + 1]} in the draft's; {_FIX}"
     )
+
+
+def read_tokenizer(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return the content of tokenizer.json, built from older files where there is none."""
+    file = checkpoint.folder / TOKENIZER_FILE
+    if not file.is_file():
+        return _parsed(_built(checkpoint), f"the tokenizer that transformers built for {file}")
+    return _parsed(file.read_text(encoding="utf-8"), str(file))
+
+
+def write_tokenizer_files(checkpoint: Checkpoint, folder: Path) -> None:
+    """Write the tokenizer files that the checkpoint has."""
+    if (checkpoint.folder / TOKENIZER_FILE).is_file():
+        shutil.copyfile(checkpoint.folder / TOKENIZER_FILE, folder / TOKENIZER_FILE)
+    else:
+        (folder / TOKENIZER_FILE).write_text(_built(checkpoint), encoding="utf-8")
+    for name in _OPTIONAL_FILES:
+        if (checkpoint.folder / name).is_file():
+            shutil.copyfile(checkpoint.folder / name, folder / name)
+
+
+def id_by_token(tokenizer: dict[str, Any]) -> dict[str, int]:
+    """Return token -> id: a dict in BPE and WordPiece, a list of (token, score) in Unigram."""
+    vocabulary = tokenizer["model"].get("vocab", {})
+    if isinstance(vocabulary, dict):
+        return vocabulary
+    return {entry[0]: index for index, entry in enumerate(vocabulary)}
+
+
+def highest_token_id(tokenizer: dict[str, Any]) -> int:
+    """Return the highest id that text can turn into, added tokens included; -1 without tokens."""
+    added = (token["id"] for token in tokenizer.get("added_tokens", []))
+    return max([*id_by_token(tokenizer).values(), *added], default=-1)
+
+
+def _built(checkpoint: Checkpoint) -> str:
+    """Return the text of tokenizer.json as transformers converts the checkpoint's older files.
+
+    transformers makes an empty tokenizer where it finds no file at all, so that is looked up here.
+    """
+    folder = checkpoint.folder
+    if not any(file for pattern in _OLDER_FILES for file in folder.glob(pattern)):
+        raise ExportError(
+            f"the {checkpoint.role} has no {folder / TOKENIZER_FILE} and none of "
+            f"{', '.join(_OLDER_FILES)} to build it from; copy the tokenizer of its base model"
+        )
+    try:
+        with quiet_libraries():
+            tokenizer = AutoTokenizer.from_pretrained(
+                folder, trust_remote_code=checkpoint.trust_remote_code, local_files_only=True
+            )
+            built: str = tokenizer.backend_tokenizer.to_str()
+    except Exception as error:
+        raise ExportError(
+            f"the {checkpoint.role} has no {folder / TOKENIZER_FILE}, and transformers cannot "
+            f"build it from the files there: {reason_of(error)}; copy that of its base model"
+        ) from error
+    return built
+
+
+def _parsed(text: str, where: str) -> dict[str, Any]:
+    try:
+        tokenizer = json.loads(text)
+    except ValueError as error:
+        raise ExportError(f"{where} is invalid JSON ({error}); copy or create it again") from error
+    if not isinstance(tokenizer, dict) or not isinstance(tokenizer.get("model"), dict):
+        raise ExportError(f"{where} has no section 'model'; copy or create it again")
+    return tokenizer

@@ -1,4 +1,4 @@
-"""From a pair of checkpoints to a bundle, top to bottom."""
+"""Export of a pair of checkpoints to a bundle, top to bottom."""
 
 from __future__ import annotations
 
@@ -14,24 +14,18 @@ from transformers import PreTrainedModel
 
 from dsbd_export.checkpoint import Checkpoint, load_model, open_pair, reference_dtype
 from dsbd_export.config import ExportConfig
-from dsbd_export.contract import check_contract
 from dsbd_export.errors import ExportError
-from dsbd_export.forest_cases import Reference, references
 from dsbd_export.forest_graph import capture_forest_graph, prepare_for_capture
-from dsbd_export.grouped_attention import group_query_heads
-from dsbd_export.optimize import optimize_graph
-from dsbd_export.pair import agreed_pair, cut_vocabulary
-from dsbd_export.parity import check_parity
-from dsbd_export.parity_limits import parity_limit
+from dsbd_export.graph_checks import check_contract, check_for_tensorrt
+from dsbd_export.optimize import group_query_heads, optimize_graph
+from dsbd_export.pair import agreed_pair, cut_vocabulary, write_tokenizer_files
+from dsbd_export.parity import check_parity, parity_limit
+from dsbd_export.parity_cases import Reference, references, text_reference
 from dsbd_export.prune_graph import write_prune_graph
 from dsbd_export.quantize import quantize_graph
-from dsbd_export.tensorrt_engines import build_engines
-from dsbd_export.tensorrt_lint import check_for_tensorrt
+from dsbd_export.tensorrt_build import build_engines
 from dsbd_export.tensorrt_options import build_place
-from dsbd_export.text_case import text_reference
-from dsbd_export.tokenizer_file import write_tokenizer_files
-from dsbd_export.topk_head import check_num_candidates
-from dsbd_export.topk_parity import add_topk_head
+from dsbd_export.topk_head import add_topk_head, check_num_top_logits
 from dsbd_export.weights import convert_weights
 from dsbd_runtime.bundle import (
     MODEL_FILE,
@@ -51,7 +45,7 @@ _TOOLS = ("dsbd-ort", "torch", "transformers", "optimum", "onnx", "onnxscript", 
 
 @dataclass(frozen=True, kw_only=True)
 class ExportResult:
-    """What was written.
+    """Result of an export.
 
     Attributes:
         manifest: the content of dsbd.json: files, sizes, parity errors.
@@ -70,12 +64,12 @@ def export_bundle(config: ExportConfig, *, report: Report) -> ExportResult:
     Raises:
         ExportError: an option, a checkpoint, the pair or the result is not usable.
         BundleError: the output cannot be written.
-        ProviderError: TensorRT is asked for and not installed.
+        ProviderError: TensorRT is requested and not installed.
     """
     place = None if config.tensorrt is None else build_place(config.tensorrt)
     report("reading the checkpoints")
     target, draft = agreed_pair(*open_pair(config), report)
-    check_num_candidates(config.num_candidates, target.vocab_size)
+    check_num_top_logits(config.num_top_logits, target.vocab_size)
     try:
         with new_bundle(config.output) as folder:
             target_entry = export_model(target, folder, config, report)
@@ -109,10 +103,10 @@ def export_model(
     write_prune_graph(checkpoint.kv, folder / PRUNE_FILE)
     report(f"{role}: comparing with the checkpoint")
     parity = check_parity(folder, checkpoint, wanted, parity_limit(config))
-    if config.num_candidates:
+    if config.num_top_logits:
         report(f"{role}: adding the top-k head and comparing it with the logits")
         cases = [reference.case for reference in wanted]
-        add_topk_head(folder, checkpoint, cases, config.num_candidates)
+        add_topk_head(folder, checkpoint, cases, config.num_top_logits)
     return _manifest_entry(checkpoint, config, parity)
 
 

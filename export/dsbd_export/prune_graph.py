@@ -1,4 +1,4 @@
-"""The prune graph: move chosen cache rows together, in place."""
+"""Prune graph: moves chosen cache rows together, in place."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import onnx
 from onnx import TensorProto, helper
 
-from dsbd_export.forest_hooks import OPSET
+from dsbd_export.config import OPSET
 from dsbd_runtime.bundle import KVGeometry
 from dsbd_runtime.graph import CACHE_PARTS, SRC_ROWS, WRITE_INDICES, past_name, present_name
 

@@ -1,4 +1,4 @@
-"""Compress the weights of a captured graph, one after the other while it is saved.
+"""Quantization of the weights of a captured graph, one after the other while it is saved.
 
 | | int8-dynamic | int8 | int4 |
 |---|---|---|---|
@@ -31,7 +31,7 @@ _MICROSOFT_OPSET = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Quantized:
-    """What was done: products and embeddings that were quantized, and products that were not."""
+    """Numbers of products and embeddings that were quantized, and of products that were not."""
 
     num_linears: int
     num_embeddings: int
@@ -72,7 +72,7 @@ def quantize_graph(model: ir.Model, kind: str) -> Quantized:
 
 
 def _release(graph: ir.Graph, weights: list[ir.Value | None]) -> None:
-    """Let go of the weights that left the graph: now only the tensors made of them hold them."""
+    """Release the weights that left the graph: only the tensors derived from them keep them."""
     for weight in weights:
         if weight is not None and weight.name not in graph.initializers:
             weight.const_value = None

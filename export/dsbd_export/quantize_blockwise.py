@@ -7,18 +7,32 @@ call grows with its rows, so on a CPU speculation gains less than with ``quantiz
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from dsbd_export.integer_weights import BLOCK_SIZE, block_integers, blocks_of, pack_nibbles
-from dsbd_export.stored_tensors import Store, replace_node
-from dsbd_export.weighted_layers import Linear, shape_of
+from dsbd_export.weighted_layers import Linear, Store, replace_node, shape_of, weight_chunks
 
 MICROSOFT_DOMAIN = "com.microsoft"
 _ACCURACY_LEVEL = 4
+BLOCK_SIZE = 32
+_ZERO_POINT = 128  # of 8 bits, which are symmetric
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """How the blocks of a weight (out, in) are scaled: value = (integer - zero_point) * scale.
+
+    Attributes:
+        scales: (out, in / 32 rounded up) float32.
+        zero_points: the same shape, uint8.
+    """
+
+    scales: NDArray[np.float32]
+    zero_points: NDArray[np.uint8]
 
 
 class BlockwiseQuantizer:
@@ -108,3 +122,50 @@ def _grid(weight: ir.Value, by_output: bool) -> tuple[int, int]:
     """Return the number of outputs and the number of blocks of their inputs."""
     num_outputs, num_inputs = shape_of(weight)[:: 1 if by_output else -1]
     return num_outputs, -(-num_inputs // BLOCK_SIZE)
+
+
+def blocks_of(weight: NDArray[Any], bits: int) -> Blocks:
+    """Return scales and zero points of a weight (out, in).
+
+    8 bits are symmetric around 128. 4 bits span the smallest and largest value of the block and
+    always zero: with so few steps a step that is never used costs more than the zero points.
+    """
+    num_blocks = -(-weight.shape[1] // BLOCK_SIZE)
+    scales = np.empty((weight.shape[0], num_blocks), np.float32)
+    zero_points = np.full(scales.shape, _ZERO_POINT, np.uint8)
+    for rows in weight_chunks(weight.shape):
+        blocks = _blocked(weight[rows])
+        low, high = np.minimum(blocks.min(-1), 0), np.maximum(blocks.max(-1), 0)
+        span = np.maximum(high, -low) / 127 if bits == 8 else (high - low) / 15
+        scales[rows] = np.where(span > 0, span, 1)
+        if bits == 4:
+            zero_points[rows] = np.rint(-low / scales[rows])
+    return Blocks(scales, zero_points)
+
+
+def block_integers(weight: NDArray[Any], blocks: Blocks, bits: int) -> NDArray[np.uint8]:
+    """Return the integers of a weight (out, in): (out, in / 32 rounded up, 32 * bits / 8) uint8.
+
+    Two of 4 bits share a byte, the first in the lower half: 3 and 5 give 0x53. A last block that
+    is not full is filled with zeros.
+    """
+    integers = np.empty((*blocks.scales.shape, BLOCK_SIZE * bits // 8), np.uint8)
+    for rows in weight_chunks(weight.shape):
+        scaled = np.rint(_blocked(weight[rows]) / blocks.scales[rows, :, None])
+        piece = np.clip(scaled + blocks.zero_points[rows, :, None], 0, 2**bits - 1).astype(np.uint8)
+        integers[rows] = pack_nibbles(piece) if bits == 4 else piece
+    return integers
+
+
+def pack_nibbles(values: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Return (..., n) numbers below 16 as (..., n / 2 rounded up) bytes, the first number lower."""
+    if values.shape[-1] % 2:
+        values = np.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, 1)])
+    return np.asarray(values[..., 0::2] | (values[..., 1::2] << 4), np.uint8)
+
+
+def _blocked(rows: NDArray[Any]) -> NDArray[np.float32]:
+    """Return rows (n, in) as (n, blocks, 32) float32, filled up with zeros."""
+    padding = -rows.shape[1] % BLOCK_SIZE
+    full = np.pad(rows.astype(np.float32), [(0, 0), (0, padding)])
+    return full.reshape(rows.shape[0], -1, BLOCK_SIZE)

@@ -4,8 +4,8 @@
     uint8 = QuantizeLinear(row / scale), zero point 128
     row @ weight = MatMulInteger(uint8, int8) * scale * weight scale
 
-Products of integers are exact, so the result of a row is the same bit for bit whatever rows go
-with it. What is left is attention, in fp32: where every query head has a cache head of its own,
+Products of integers are exact, so the result of a row is the same bit for bit whatever rows
+accompany it. The exception is attention, in fp32: where every query head has its own cache head,
 onnxruntime takes another kernel for a call of one row, which moved logits of the demo draft by
 2e-6; from two rows on they were equal. Products that share their rows (query, key and value; gate
 and up) share the integers.
@@ -25,9 +25,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from dsbd_export.integer_weights import channel_integers, channel_scales
-from dsbd_export.stored_tensors import Store, replace_node
-from dsbd_export.weighted_layers import Linear, shape_of
+from dsbd_export.weighted_layers import Linear, Store, replace_node, shape_of, weight_chunks
 
 _SMALLEST_SCALE = 1e-30  # a row of zeros must not be divided by zero
 
@@ -133,3 +131,23 @@ class DynamicQuantizer:
 
     def _last_axis(self) -> ir.Value:
         return self._store.constant("last_axis", np.array([-1], np.int64))
+
+
+def channel_scales(weight: NDArray[Any], in_axis: int) -> NDArray[np.float32]:
+    """Return the largest magnitude along ``in_axis`` over 127, that axis kept with size 1.
+
+    [[1, -254], [127, 2]] along axis 1 gives [[2], [1]].
+    """
+    largest = np.maximum(
+        weight.max(in_axis, keepdims=True), -weight.min(in_axis, keepdims=True)
+    ).astype(np.float32)
+    return np.where(largest > 0, largest / np.float32(127), np.float32(1))
+
+
+def channel_integers(weight: NDArray[Any], in_axis: int) -> NDArray[np.int8]:
+    """Return the weight divided by its ``channel_scales`` and rounded, int8 of the same shape."""
+    scales = np.broadcast_to(channel_scales(weight, in_axis), weight.shape)
+    integers = np.empty(weight.shape, np.int8)
+    for rows in weight_chunks(weight.shape):
+        integers[rows] = np.rint(weight[rows] / scales[rows])
+    return integers

@@ -1,7 +1,10 @@
-"""From one ONNX file to one TensorRT plan."""
+"""TensorRT engines of a bundle: the model and the prune graph of target and draft, as plans."""
 
 from __future__ import annotations
 
+import os
+import shutil
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,18 +12,142 @@ from typing import Any
 import onnx
 
 from dsbd_export.errors import ExportError
-from dsbd_export.tensorrt_graph import tensorrt_graph
-from dsbd_export.tensorrt_network import decompose_attention, parse_network
-from dsbd_export.tensorrt_options import BuildPlace, capability_name
-from dsbd_export.tensorrt_profiles import add_profiles
-from dsbd_export.tensorrt_timing_cache import (
-    load_timing_cache,
-    save_timing_cache,
-    timing_cache_file,
+from dsbd_export.tensorrt_graph import decompose_attention, parse_network, tensorrt_graph
+from dsbd_export.tensorrt_options import (
+    CAPACITY_STEP,
+    MIN_CAPACITY,
+    BuildPlace,
+    TensorrtOptions,
+    build_place,
+    capability_name,
 )
+from dsbd_runtime.bundle import (
+    MODEL_FILE,
+    PRUNE_FILE,
+    ROLES,
+    Manifest,
+    ModelEntry,
+    open_bundle,
+    sha256_of,
+    write_manifest,
+)
+from dsbd_runtime.staging import new_bundle
 from dsbd_runtime.trt_module import first_reason, trt_logger
+from dsbd_runtime.trt_record import (
+    ENGINE_FILE,
+    ENGINE_FILES,
+    PRUNE_ENGINE_FILE,
+    SOURCE_FILES,
+    EngineRecord,
+    write_record,
+)
+
+Report = Callable[[str], None]
 
 _NO_KERNEL = "not supported by a dedicated kernel"
+
+FORWARD_PROFILES = (1, 8, 32, 256)
+"""Rows of a call of the model: one node, a narrow forest, a wide one, a chunk of the prompt."""
+
+_FEW_MOVED_ROWS = 32
+
+
+def add_engines(bundle_path: Path, options: TensorrtOptions, *, report: Report) -> Manifest:
+    """Build the engines of a bundle from its ONNX files, in place of those that it has.
+
+    The bundle is replaced as a whole at the end; after any error it is as it was.
+
+    Raises:
+        ExportError: TensorRT cannot build for the requested options.
+        BundleError: there is no such bundle, or it cannot be written.
+        ProviderError: TensorRT is not installed.
+    """
+    bundle = open_bundle(bundle_path)
+    manifest = bundle.manifest
+    place = build_place(options)
+    entries = [manifest.target, manifest.draft]
+    try:
+        with new_bundle(bundle_path) as folder:
+            for name in manifest.files:
+                if Path(name).name not in ENGINE_FILES:
+                    _link(bundle.path / name, folder / name)
+            build_engines(folder, entries, place, options.capacity, report=report)
+            report("writing the manifest")
+            return write_manifest(
+                folder, versions=manifest.versions, target=manifest.target, draft=manifest.draft
+            )
+    except OSError as error:
+        raise ExportError(f"cannot write {bundle_path}: {error}; free some space") from error
+
+
+def build_engines(
+    folder: Path,
+    entries: list[ModelEntry],
+    place: BuildPlace,
+    capacity: int | None,
+    *,
+    report: Report,
+) -> None:
+    """Write the engines of target and draft, whose entries are given in this order.
+
+    capacity: rows of the caches of both; None for the longer context, rounded up.
+    """
+    if capacity is None:
+        capacity = _rounded_up(max(entry.context_length for entry in entries))
+    for role, entry in zip(ROLES, entries, strict=True):
+        check_buildable(role, entry.quantization)
+        report(
+            f"{role}: building engines with {place.flavour.name} {place.trt.__version__} for "
+            f"compute capability {place.compute_capability}, {capacity} cache rows"
+        )
+        record = build_model_engines(folder / role, place, capacity)
+        report(f"{role}: attention is {record.attention}")
+
+
+def build_model_engines(folder: Path, place: BuildPlace, capacity: int) -> EngineRecord:
+    """Write engine.plan, prune.plan and engine.json into the folder of a model."""
+    moves = move_profiles(capacity)
+    model = build_plan(place, folder / MODEL_FILE, capacity, FORWARD_PROFILES)
+    (folder / ENGINE_FILE).write_bytes(model.plan)
+    prune = build_plan(place, folder / PRUNE_FILE, capacity, moves)
+    (folder / PRUNE_ENGINE_FILE).write_bytes(prune.plan)
+    record = EngineRecord(
+        flavour=place.flavour.name,
+        tensorrt_version=place.trt.__version__,
+        compute_capability=place.compute_capability,
+        capacity=capacity,
+        step_profiles=list(FORWARD_PROFILES),
+        move_profiles=list(moves),
+        attention="fused" if model.is_fused else "decomposed",
+        onnx_sha256={
+            name: sha256_of(folder / name) for name in SOURCE_FILES if (folder / name).is_file()
+        },
+    )
+    write_record(record, folder)
+    return record
+
+
+def check_buildable(role: str, quantization: str) -> None:
+    """Raise ExportError for weights that only ONNX Runtime reads."""
+    if quantization != "none":
+        raise ExportError(
+            f"the {role} is quantized ({quantization}), which only ONNX Runtime runs; export it "
+            "with --quantize none --dtype fp16"
+        )
+
+
+def _rounded_up(num_rows: int) -> int:
+    """Return a capacity for a context: 300 rows get 320."""
+    return max(MIN_CAPACITY, -(-num_rows // CAPACITY_STEP) * CAPACITY_STEP)
+
+
+def _link(source: Path, target: Path) -> None:
+    """Give a file a second name; copy it where the file system has none."""
+    target.parent.mkdir(exist_ok=True)
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
 
 
 @dataclass(frozen=True)
@@ -95,3 +222,44 @@ def _built(
 def _serialized(builder: Any, network: Any, config: Any) -> memoryview | None:
     plan = builder.build_serialized_network(network, config)
     return None if plan is None else memoryview(plan)
+
+
+def move_profiles(capacity: int) -> tuple[int, ...]:
+    """Return the rows of a call of the prune graph: few, or up to all of them."""
+    return (_FEW_MOVED_ROWS, capacity)
+
+
+def add_profiles(builder: Any, config: Any, network: Any, sizes: tuple[int, ...]) -> None:
+    """Add a profile for each size: every dynamic dimension from 1 to the size, best at the size."""
+    inputs = [network.get_input(index) for index in range(network.num_inputs)]
+    for size in sizes:
+        profile = builder.create_optimization_profile()
+        for tensor in inputs:
+            dims = tuple(tensor.shape)
+            if -1 in dims:
+                least, most = (tuple(n if dim == -1 else dim for dim in dims) for n in (1, size))
+                profile.set_shape(tensor.name, least, most, most)
+        config.add_optimization_profile(profile)
+
+
+def timing_cache_file(place: BuildPlace, environment: Mapping[str, str] = os.environ) -> Path:
+    """Return where the times of this version and GPU lie: ``$XDG_CACHE_HOME/dsbd-ort``."""
+    root = environment.get("XDG_CACHE_HOME")
+    folder = (Path(root) if root else Path.home() / ".cache") / "dsbd-ort"
+    version, capability = place.trt.__version__, place.compute_capability
+    return folder / f"{place.flavour.name}-{version}-sm{capability}.timing"
+
+
+def load_timing_cache(config: Any, file: Path) -> Any:
+    """Give the config the times of a file, or none yet; return the cache that the build fills."""
+    cache = config.create_timing_cache(file.read_bytes() if file.is_file() else b"")
+    config.set_timing_cache(cache, False)
+    return cache
+
+
+def save_timing_cache(cache: Any, file: Path) -> None:
+    """Write the times; another build beside this one sees the old file or the new one."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_name(f"{file.name}.{os.getpid()}")
+    partial.write_bytes(bytes(cache.serialize()))
+    partial.replace(file)

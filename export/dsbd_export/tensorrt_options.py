@@ -1,4 +1,4 @@
-"""What a TensorRT engine is to be built for, and the TensorRT that builds it."""
+"""Options of a TensorRT build: its GPU and capacity, and the TensorRT package that builds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dsbd_runtime.errors import ProviderError
 from dsbd_runtime.trt_module import FLAVOURS, Flavour, import_trt
 
 MIN_CAPACITY = 256  # rows of the largest call
-CAPACITY_STEP = 64  # what attention kernels read at a time
+CAPACITY_STEP = 64  # rows that attention kernels read at a time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ class BuildPlace:
 
     Attributes:
         trt: its module.
-        compute_capability: what it builds for.
+        compute_capability: of the GPU that it builds for.
     """
 
     flavour: Flavour
@@ -79,11 +79,11 @@ def build_place(
     here: Callable[[str], str | None] = compute_capability_here,
     import_module: Callable[[Flavour], ModuleType] = import_trt,
 ) -> BuildPlace:
-    """Return the TensorRT to build with; asked before the export, which takes longer.
+    """Return the TensorRT to build with; called before the export, which takes longer.
 
     Raises:
         ProviderError: it is not installed.
-        ExportError: it cannot build for what was asked.
+        ExportError: it cannot build for the requested options.
     """
     flavour = FLAVOURS[options.engine]
     trt = import_module(flavour)
@@ -106,7 +106,7 @@ def build_place(
 
 
 def capability_name(compute_capability: str) -> str:
-    """Return what ``trt.ComputeCapability`` calls it: SM120 for "12.0"."""
+    """Return its name in ``trt.ComputeCapability``: SM120 for "12.0"."""
     return f"SM{compute_capability.replace('.', '')}"
 
 
@@ -115,7 +115,7 @@ def _check_known(trt: ModuleType, flavour: Flavour, wanted: str | None) -> None:
     known = ", ".join(f"{name[2:-1]}.{name[-1]}" for name in names)
     if wanted is None:
         raise ExportError(
-            f"no GPU is found here: say what engine={flavour.name!r} is for by "
+            f"no GPU is found here: name the GPU of engine={flavour.name!r} by "
             f"compute_capability, one of {known}"
         )
     if capability_name(wanted) not in names:

@@ -1,4 +1,4 @@
-"""The top-k head: a graph that returns its K largest logits of a row, and the sum of all.
+"""Top-k head: a graph that returns the K largest logits of a row and the log-sum of all.
 
 It is put on the finished file, after parity has judged the logits themselves, and is then judged
 against those logits. Shapes are those of ``dsbd_runtime.graph``.
@@ -8,33 +8,44 @@ against those logits. Shapes are those of ``dsbd_runtime.graph``.
 
 The last line instead of ReduceLogSumExp because of onnxruntime 1.31 on CPU: that one adds up one
 after the other in float32 (20 rows of 128,256 logits: 16 ms and wrong by 2e-4; LogSoftmax 0.6 ms
-and 6e-6), and every Reduce operator returns a wrong shape where no row is asked for.
+and 6e-6), and every Reduce operator returns a wrong shape without rows.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import onnx
+from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from dsbd_export.checkpoint import Checkpoint
 from dsbd_export.errors import ExportError
+from dsbd_export.parity_cases import ForestCase
+from dsbd_export.parity_engine import ForestEngine
+from dsbd_runtime.bundle import MODEL_FILE, PRUNE_FILE
 from dsbd_runtime.graph import LOGITS, LOGSUMEXP, TOP_IDS, TOP_LOGITS
 
 _PREFIX = "topk_head."  # of the names inside the head
 
+# Of the largest logit: the head only copies logits and adds up, so the precision of the graph
+# before it, fp16 or quantized, plays no part.
+_RELATIVE_LIMIT = 1e-5
 
-def check_num_candidates(num_candidates: int, vocab_size: int) -> None:
+
+def check_num_top_logits(num_top_logits: int, vocab_size: int) -> None:
     """Raise unless the vocabulary has as many tokens as the head is to return."""
-    if num_candidates > vocab_size:
+    if num_top_logits > vocab_size:
         raise ExportError(
-            f"logits='topk:{num_candidates}' asks for more candidates than the vocabulary has "
+            f"logits='topk:{num_top_logits}' names more logits than the vocabulary has "
             f"tokens, {vocab_size}; use topk:{vocab_size} at most, or full"
         )
 
 
-def append_topk_head(model_file: Path, num_candidates: int) -> None:
+def append_topk_head(model_file: Path, num_top_logits: int) -> None:
     """Put the head on a graph file in place of its output ``logits``; weights stay as they are."""
     model = onnx.load(model_file, load_external_data=False)
     graph = model.graph
@@ -43,8 +54,8 @@ def append_topk_head(model_file: Path, num_candidates: int) -> None:
     num_rows = logits.type.tensor_type.shape.dim[0].dim_param
     graph.value_info.append(logits)
     outputs = [
-        helper.make_tensor_value_info(TOP_LOGITS, TensorProto.FLOAT, [num_rows, num_candidates]),
-        helper.make_tensor_value_info(TOP_IDS, TensorProto.INT64, [num_rows, num_candidates]),
+        helper.make_tensor_value_info(TOP_LOGITS, TensorProto.FLOAT, [num_rows, num_top_logits]),
+        helper.make_tensor_value_info(TOP_IDS, TensorProto.INT64, [num_rows, num_top_logits]),
         helper.make_tensor_value_info(LOGSUMEXP, TensorProto.FLOAT, [num_rows]),
     ]
     caches = [output for output in graph.output if output.name != LOGITS]
@@ -53,7 +64,7 @@ def append_topk_head(model_file: Path, num_candidates: int) -> None:
     graph.node.extend(_head_nodes())
     graph.initializer.extend(
         numpy_helper.from_array(np.array([value], np.int64), _PREFIX + name)
-        for name, value in (("k", num_candidates), ("first", 0), ("second", 1))
+        for name, value in (("k", num_top_logits), ("first", 0), ("second", 1))
     )
     onnx.save(model, model_file)
 
@@ -82,3 +93,69 @@ def _head_nodes() -> list[onnx.NodeProto]:
         helper.make_node("Sub", [best_logit, best_log_prob], [row_sums]),
         helper.make_node("Squeeze", [row_sums, second], [LOGSUMEXP]),
     ]
+
+
+@dataclass(frozen=True)
+class HeadRows:
+    """Outputs of the head for R rows: (R, K) int64, (R, K) float32, (R,) float32."""
+
+    top_ids: NDArray[np.int64]
+    top_logits: NDArray[np.float32]
+    logsumexp: NDArray[np.float32]
+
+
+def add_topk_head(
+    folder: Path, checkpoint: Checkpoint, cases: Sequence[ForestCase], num_top_logits: int
+) -> None:
+    """Put the head on ``folder``/model.onnx and compare it with the logits of before.
+
+    cases: those with the longest prompt are run.
+
+    Raises:
+        ExportError: an id, a logit or a sum is wrong.
+    """
+    longest = max(case.prompt_length for case in cases)
+    cases = [case for case in cases if case.prompt_length == longest]
+    dense = _engine(folder, checkpoint, cases)
+    logits_by_case = [dense.logits(case) for case in cases]
+    del dense  # one engine at a time
+    append_topk_head(folder / MODEL_FILE, num_top_logits)
+    engine = _engine(folder, checkpoint, cases)
+    for case, logits in zip(cases, logits_by_case, strict=True):
+        found = HeadRows(*engine.outputs(case, [TOP_IDS, TOP_LOGITS, LOGSUMEXP]))
+        if problem := head_problem(found, logits, num_top_logits):
+            raise ExportError(
+                f"parity failed: the top-k head of the {checkpoint.role} (family "
+                f"{checkpoint.family}) is wrong in case {case.name}: {problem}; export with "
+                "--logits full"
+            )
+
+
+def head_problem(found: HeadRows, logits: NDArray[np.float32], num_top_logits: int) -> str | None:
+    """Return the first error in the head's rows, given all logits (R, V); None without one."""
+    wanted_shape = (len(logits), num_top_logits)
+    if found.top_ids.shape != wanted_shape or found.top_logits.shape != wanted_shape:
+        return f"shape {found.top_ids.shape}, expected {wanted_shape}"
+    ids = np.argsort(-logits, axis=1, kind="stable")[:, :num_top_logits]
+    limit = _RELATIVE_LIMIT * max(1.0, float(np.abs(logits).max()))
+    largest = logits.max(axis=1).astype(np.float64)
+    sums = largest + np.log(np.exp(logits - largest[:, None]).sum(axis=1))
+    errors = {
+        "top_logits": found.top_logits - np.take_along_axis(logits, ids, axis=1),
+        # Two engines may round a tie differently: an id is right if its logit is.
+        "top_ids": found.top_logits - np.take_along_axis(logits, found.top_ids, axis=1),
+        "logsumexp": found.logsumexp - sums,
+    }
+    for name, error in errors.items():
+        worst = float(np.abs(error).max())
+        if not worst <= limit:  # also when it is NaN
+            return f"{name} differs by {worst:.3g}, the limit is {limit:.3g}"
+    in_order = np.sort(found.top_ids, axis=1)
+    if (in_order[:, 1:] == in_order[:, :-1]).any():
+        return "top_ids names a token twice"
+    return None
+
+
+def _engine(folder: Path, checkpoint: Checkpoint, cases: Sequence[ForestCase]) -> ForestEngine:
+    capacity = max(len(case.prefix_ids) + len(case.node_ids) for case in cases)
+    return ForestEngine(folder / MODEL_FILE, folder / PRUNE_FILE, checkpoint, capacity=capacity)

@@ -1,14 +1,18 @@
-"""Find where a graph multiplies by a weight or looks one up by token: what can be quantized."""
+"""Products with a weight and lookups of one by token: finding and replacing those to quantize."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from dsbd_runtime.graph import INPUT_IDS
 
+_CHUNK_ELEMENTS = 4 * 2**20
 MIN_IN_FEATURES = 32  # one block; a smaller product is no layer, as the one of rotary frequencies
 _KEEPS_VALUES = ("Cast", "Reshape", "Squeeze", "Unsqueeze", "Identity")
 _ROUTES = ("Softmax", "TopK")
@@ -36,7 +40,7 @@ class Linear:
 
     @property
     def rows(self) -> ir.Value:
-        """Return what the weight is multiplied with, (..., in)."""
+        """Return the rows that are multiplied with the weight, (..., in)."""
         rows = self.node.inputs[0]
         assert rows is not None  # a product has two operands
         return rows
@@ -145,3 +149,59 @@ def _routes(node: ir.Node) -> bool:
 
 def _users(node: ir.Node) -> Iterator[ir.Node]:
     return (usage.node for usage in node.outputs[0].uses())
+
+
+class Store:
+    """The initializers that are added to one graph, each name once."""
+
+    def __init__(self, graph: ir.Graph) -> None:
+        self._graph = graph
+
+    def constant(self, name: str, array: NDArray[Any]) -> ir.Value:
+        """Return a small initializer, one per name."""
+        name = f"quantize.{name}"
+        return self._known(name) or self._added(name, ir.tensor(array))
+
+    def derived(
+        self,
+        weight: ir.Value,
+        suffix: str,
+        compute: Callable[[NDArray[Any]], NDArray[Any]],
+        dtype: ir.DataType,
+        shape: tuple[int, ...],
+    ) -> ir.Value:
+        """Return the initializer ``compute(weight)``, of this type and shape.
+
+        It is computed when it is written and not kept: at any time one weight and its
+        derived tensor are in memory.
+        """
+        name = f"{weight.name}.{suffix}"
+        tensor = weight.const_value
+        assert tensor is not None  # a weight is an initializer
+        lazy = ir.LazyTensor(lambda: ir.tensor(compute(tensor.numpy())), dtype, ir.Shape(shape))
+        return self._known(name) or self._added(name, lazy)
+
+    def _known(self, name: str) -> ir.Value | None:
+        return self._graph.initializers.get(name)
+
+    def _added(self, name: str, tensor: ir.TensorProtocol) -> ir.Value:
+        tensor.name = name
+        value = ir.Value(
+            name=name,
+            shape=ir.Shape(tensor.shape.numpy()),
+            type=ir.TensorType(tensor.dtype),
+            const_value=tensor,
+        )
+        self._graph.register_initializer(value)
+        return value
+
+
+def replace_node(graph: ir.Graph, node: ir.Node, tape: ir.tape.Tape, result: ir.Value) -> None:
+    """Put the nodes of ``tape`` in the place of ``node``, whose output ``result`` becomes."""
+    ir.convenience.replace_nodes_and_values(graph, node, [node], tape.nodes, node.outputs, [result])
+
+
+def weight_chunks(shape: tuple[int, ...]) -> Iterator[slice]:
+    """Yield slices of the first axis with about ``_CHUNK_ELEMENTS`` each: pieces to widen."""
+    num_rows = max(1, _CHUNK_ELEMENTS * shape[0] // max(1, int(np.prod(shape))))
+    return (slice(start, start + num_rows) for start in range(0, shape[0], num_rows))

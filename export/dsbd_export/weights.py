@@ -1,14 +1,26 @@
-"""The precision of a model's weights, converted in place."""
+"""Weights of a checkpoint: their files, the precision they are stored in, conversion in place."""
 
 from __future__ import annotations
 
+import contextlib
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from dsbd_export.errors import ExportError
 
 TORCH_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+_SINGLE_FILE = "model.safetensors"
+_INDEX_FILE = "model.safetensors.index.json"
+_DTYPE_BY_SAFETENSORS_NAME = {"F64": "fp32", "F32": "fp32", "F16": "fp16", "BF16": "bf16"}
 
 
 def convert_weights(model: PreTrainedModel, dtype: str) -> None:
@@ -42,8 +54,8 @@ def _largest(weight: Tensor) -> float:
 def widen_constants(model: PreTrainedModel) -> None:
     """Give buffers that no checkpoint stores, as Gemma's embedding scale, their value in fp32.
 
-    transformers makes them in the precision of the weights, which would round what is computed
-    from the config alone.
+    transformers makes them in the precision of the weights, which would round values that
+    follow from the config alone.
     """
     for module in model.modules():
         if rounded := [
@@ -52,9 +64,45 @@ def widen_constants(model: PreTrainedModel) -> None:
             for name in rounded:
                 setattr(module, name, torch.zeros_like(getattr(module, name), dtype=torch.float32))
             with torch.no_grad():
-                model._init_weights(module)  # leaves alone what was loaded
+                model._init_weights(module)  # keeps loaded weights
 
 
 def _is_low(module: nn.Module, buffer: str) -> bool:
     value = getattr(module, buffer)
     return value is not None and value.dtype in (torch.float16, torch.bfloat16)
+
+
+def safetensors_files(folder: Path) -> list[Path]:
+    """Return the files that transformers would read, none where it would read other formats."""
+    if (folder / _SINGLE_FILE).is_file():
+        return [folder / _SINGLE_FILE]
+    if not (folder / _INDEX_FILE).is_file():
+        return []
+    file_by_weight = json.loads((folder / _INDEX_FILE).read_text(encoding="utf-8"))["weight_map"]
+    return [folder / name for name in sorted(set(file_by_weight.values()))]
+
+
+@contextlib.contextmanager
+def open_weights(folder: Path) -> Iterator[dict[str, Any]]:
+    """Yield a reader by weight name; nothing is read before a reader is indexed.
+
+    Files are read, not mapped: the pages of a mapped file count as memory of this process until
+    the file is closed, which adds the whole checkpoint to that of the model.
+    """
+    with contextlib.ExitStack() as stack:
+        readers: dict[str, Any] = {}
+        for file in safetensors_files(folder):
+            tensors = stack.enter_context(safe_open(file, framework="pt", backend="pread"))
+            readers |= {name: tensors.get_slice(name) for name in tensors.keys()}
+        yield readers
+
+
+def stored_dtype(folder: Path) -> str | None:
+    """Return the precision that holds most of the checkpoint's numbers, None if no file tells."""
+    num_elements: Counter[str] = Counter()
+    with open_weights(folder) as readers:
+        for reader in readers.values():
+            dtype = _DTYPE_BY_SAFETENSORS_NAME.get(reader.get_dtype())
+            if dtype is not None:
+                num_elements[dtype] += torch.Size(reader.get_shape()).numel()
+    return num_elements.most_common(1)[0][0] if num_elements else None

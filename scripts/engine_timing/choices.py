@@ -1,4 +1,4 @@
-"""The choices that are measured: what each changes in the session options, and what we do."""
+"""Choices of session options that are measured, and those that the runtime makes."""
 
 from __future__ import annotations
 

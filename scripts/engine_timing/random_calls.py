@@ -1,14 +1,18 @@
-"""Calls of one engine with random tokens behind full caches: what a step of S rows costs."""
+"""Timed calls of engines with random tokens behind full caches, side by side in rounds."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime as ort
 
+from dsbd_ort.benchmark.bootstrap import Spread, spread
 from dsbd_runtime.graph import (
     ATTENTION_MASK,
     CACHE_PARTS,
@@ -24,6 +28,8 @@ from dsbd_runtime.manifest import ModelEntry
 
 _LOG_ERRORS = 3
 _WEIGHTS_FOLDER_OPTION = "session.model_external_initializers_file_folder_path"
+
+PAUSE_S = 0.02  # idle threads of the engine before have stopped to wait busily by then
 
 
 class RandomCalls:
@@ -91,3 +97,47 @@ class RandomCalls:
             if not output.name.startswith("present."):
                 binding.bind_output(output.name)
         return binding
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Milliseconds of one call, by name; ``medians``: one of every round."""
+
+    medians: dict[str, list[float]]
+
+    def milliseconds(self, name: str) -> Spread:
+        """Return the spread over the rounds."""
+        return spread(self.medians[name])
+
+    def ratio(self, name: str, baseline: str) -> Spread:
+        """Return the spread of the ratio to ``baseline`` in the same round."""
+        pairs = zip(self.medians[name], self.medians[baseline], strict=True)
+        return spread([mine / theirs for mine, theirs in pairs])
+
+
+def time_in_rounds(
+    calls: Mapping[str, Callable[[], None]],
+    *,
+    num_rounds: int,
+    calls_a_round: int,
+    pause_s: float = PAUSE_S,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Timings:
+    """Time every call ``calls_a_round`` times in each round; the first of a round does not count.
+
+    A machine that slows down slows all of them, and the calls of a round follow each other as
+    the steps of a request do.
+    """
+    medians: dict[str, list[float]] = {name: [] for name in calls}
+    names = list(calls)
+    for index in range(num_rounds):
+        for name in names if index % 2 == 0 else names[::-1]:
+            time.sleep(pause_s)
+            calls[name]()
+            seconds = []
+            for _ in range(calls_a_round):
+                began = clock()
+                calls[name]()
+                seconds.append(clock() - began)
+            medians[name].append(1e3 * statistics.median(seconds))
+    return Timings(medians)

@@ -1,4 +1,4 @@
-"""What a check ran on: the GPU, its driver, and the versions of the packages."""
+"""Machine of a check: the GPU, its driver, and the versions of the packages."""
 
 from __future__ import annotations
 

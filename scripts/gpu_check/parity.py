@@ -19,8 +19,7 @@ from dsbd_runtime.bundle import Bundle, open_bundle
 from dsbd_runtime.causal_lm import CausalLM
 from dsbd_runtime.loading import load_causal_lm, load_pair
 from dsbd_runtime.tokenizer import Tokenizer
-from gpu_check.laws import laws_along, variations, whole_law_warp
-from gpu_check.near_ties import Trace, gap_of, trace_of
+from gpu_check.near_ties import Trace, gap_of, laws_along, trace_of, variations, whole_law_warp
 
 WIDTHS = (1, 2, 4)
 BEAM_SAMPLE = {"strategy": "beam-sample"}

@@ -11,11 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpu_check.bench_settings import TOP_K, run_texts
 from gpu_check.environment import install
-from gpu_check.results import NotRunError, PieceError
-from gpu_check.runner import Runner
-from gpu_check.settings import Settings, Subject, subjects
+from gpu_check.runner import NotRunError, PieceError, Runner
+from gpu_check.settings import TOP_K, Settings, Subject, run_texts, subjects
 
 Action = Callable[[Settings, Runner], dict[str, Any]]
 TABLE = "table"

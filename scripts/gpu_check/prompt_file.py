@@ -1,4 +1,4 @@
-"""Write the first of dsbd-bench's own prompts to a file that ``--prompts`` takes."""
+"""Prompt file for ``--prompts``: the first of dsbd-bench's own prompts."""
 
 from __future__ import annotations
 

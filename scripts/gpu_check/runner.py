@@ -1,21 +1,25 @@
-"""The processes of one piece, which share its time and write to its log."""
+"""Runner of one piece: its processes share its time and its log, its result is one JSON file."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-
-from gpu_check.results import PieceError
+from typing import Any
 
 _COMMANDS = {  # by the name that a piece uses: what runs it, whether or not it is installed
     "dsbd-export": ("-c", "from dsbd_ort.cli import export; export()"),
     "dsbd-bench": ("-c", "from dsbd_ort.cli import bench; bench()"),
 }
 _LONGEST_REASON = 400
+
+DONE, FAILED, NOT_RUN = "done", "failed", "not run"
 
 
 class Runner:
@@ -30,10 +34,10 @@ class Runner:
         limit_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Say how a command is started.
+        """Set how commands are started.
 
         Args:
-            python: what runs our commands and modules.
+            python: interpreter of our commands and modules.
             scripts: the folder with make_twin and the others.
             log: stdout and stderr of all commands are appended here.
             environment: of the processes, added to the one of this process.
@@ -91,3 +95,65 @@ class Runner:
         lines = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         errors = [line for line in lines[-20:] if line.startswith(("Error:", "ERROR:"))]
         return (errors or lines)[-1].strip()[:_LONGEST_REASON]
+
+
+class PieceError(Exception):
+    """A piece failed; the message is the reason, in one line."""
+
+
+class NotRunError(Exception):
+    """A piece does not apply to this machine or these settings; the message says why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """Result of one piece.
+
+    Attributes:
+        piece: its name.
+        state: ``DONE``, ``FAILED`` or ``NOT_RUN``.
+        reason: why it is not done; empty where it is.
+        seconds: how long it took.
+        began: ISO 8601, UTC.
+        values: measurements, by name.
+    """
+
+    piece: str
+    state: str
+    reason: str = ""
+    seconds: float = 0.0
+    began: str = ""
+    values: dict[str, Any] = field(default_factory=dict)
+
+
+class ResultFolder:
+    """The results of a work folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def write(self, result: Result) -> None:
+        """Keep a result; one of the same piece is replaced."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        file = self._file(result.piece)
+        partial = file.with_suffix(".partial")
+        partial.write_text(json.dumps(dataclasses.asdict(result), indent=1) + "\n")
+        partial.rename(file)
+
+    def read(self, piece: str) -> Result | None:
+        """Return the result of a piece, None where there is none."""
+        file = self._file(piece)
+        return Result(**json.loads(file.read_text())) if file.exists() else None
+
+    def is_done(self, piece: str) -> bool:
+        """Tell whether a piece need not be run again."""
+        result = self.read(piece)
+        return result is not None and result.state == DONE
+
+    def all(self) -> list[Result]:
+        """Return every result, by the time it began."""
+        found = [Result(**json.loads(file.read_text())) for file in self._folder.glob("*.json")]
+        return sorted(found, key=lambda result: result.began)
+
+    def _file(self, piece: str) -> Path:
+        return self._folder / f"{piece}.json"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gpu_check.environment import variables
 from gpu_check.pieces import Piece
-from gpu_check.results import (
+from gpu_check.runner import (
     DONE,
     FAILED,
     NOT_RUN,
@@ -19,8 +19,8 @@ from gpu_check.results import (
     PieceError,
     Result,
     ResultFolder,
+    Runner,
 )
-from gpu_check.runner import Runner
 from gpu_check.settings import ROOT, Settings
 
 _LEAST_S = 5.0  # nothing is begun with less time left

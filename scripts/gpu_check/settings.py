@@ -1,4 +1,4 @@
-"""What a check is asked to do, and where it lies."""
+"""Settings of a check on a GPU: folders, bundles under test, and the runs of a benchmark."""
 
 from __future__ import annotations
 
@@ -8,6 +8,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 EXTRA_BY_PROVIDER = {"cuda": "gpu", "cpu": "cpu"}  # extras of pyproject.toml
 
+# (beams of the law, drafted layers, candidates of a layer): on a GPU a wide draft costs little
+SHAPES = ((2, 4, 2), (2, 4, 4), (2, 4, 8), (2, 4, 16), (2, 6, 16), (2, 4, 32),
+          (4, 4, 4), (4, 4, 8), (4, 4, 16), (4, 6, 16), (4, 4, 32))  # fmt: skip
+WIDTHS = tuple(dict.fromkeys(width for width, _, _ in SHAPES))
+TOP_K = 20
+
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
@@ -16,14 +22,14 @@ class Settings:
     Attributes:
         work: folder for the environment, the bundles, the results and the logs.
         provider: what is compared with the CPU and measured, a key of ``EXTRA_BY_PROVIDER``.
-        wheels: folder with wheels, whole or in parts; None uses the Python that runs the script.
-        site_packages: packages that are there already and need no wheel; None for none.
+        wheels: folder with wheels, complete or in parts; None uses the Python that runs the script.
+        site_packages: installed packages that need no wheel; None for none.
         bundles: exported elsewhere; empty: export the demo pair and a twin here.
         params: of the twin, such as "1B".
         dtype: of the twin and of one of the two demo bundles.
         max_new_tokens, repetitions, num_prompts: of every benchmark.
         limit_s: seconds for all pieces of one call of the script.
-        document: where the table goes once something was measured on a GPU.
+        document: receives the table once something was measured on a GPU.
     """
 
     work: Path
@@ -47,7 +53,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Subject:
-    """A bundle under test; ``export`` is what makes it, empty where it was brought along."""
+    """A bundle under test; ``export``: the commands that make it, empty for a given one."""
 
     name: str
     bundle: Path
@@ -77,3 +83,15 @@ def subjects(settings: Settings) -> list[Subject]:
 
 def _output(bundle: Path, dtype: str) -> tuple[str, ...]:
     return ("-o", str(bundle), "--dtype", dtype)
+
+
+def run_texts() -> list[str]:
+    """Return the texts of dsbd-bench's ``--run``; it adds beam-sample of every width itself."""
+    fixed = [
+        f"dsbd num_beams={width} width_policy=fixed draft_length={layers} draft_beams={beams}"
+        for width, layers, beams in SHAPES
+    ]
+    learned = [
+        f"dsbd num_beams={width} width_policy=fixed draft_policy=throughput" for width in WIDTHS
+    ]
+    return fixed + learned

@@ -1,17 +1,20 @@
-"""Kinds of requests that a server meets, and clients that make them."""
+"""Mixed load on a server: requests of all kinds, and their times by kind and status."""
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
 import httpx2
+import numpy as np
 
 from dsbd_ort.benchmark.prompts import PROMPTS
-from http_load.outcomes import Outcomes
 
 MODEL = "soak"
 PATH = "/v1/completions"
@@ -42,6 +45,41 @@ WANTED = {  # the statuses that each kind may get; 429 where a burst came first
     "burst": {"200", "429"},
     "client gone, until noticed": {"gone"},
 }
+
+
+@dataclass
+class Outcomes:
+    """Seconds by kind and status; may be shared by threads."""
+
+    seconds_by_outcome: defaultdict[tuple[str, str], list[float]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, kind: str, status: str, seconds: float) -> None:
+        """Note one request."""
+        with self._lock:
+            self.seconds_by_outcome[kind, status].append(seconds)
+
+    def unwanted(self, wanted: dict[str, set[str]]) -> list[str]:
+        """Return what came that is not among the statuses ``wanted`` of its kind."""
+        return [
+            f"{len(seconds)} x {kind}: {status}"
+            for (kind, status), seconds in sorted(self.seconds_by_outcome.items())
+            if status not in wanted[kind]
+        ]
+
+    def table(self) -> Iterator[str]:
+        """Yield the lines of a table."""
+        yield "| request | status | number | p50 ms | p99 ms | longest ms |"
+        yield "|---" * 6 + "|"
+        for (kind, status), seconds in sorted(self.seconds_by_outcome.items()):
+            median, high = 1e3 * np.quantile(seconds, (0.5, 0.99))
+            longest = 1e3 * max(seconds)
+            number = len(seconds)
+            yield f"| {kind} | {status} | {number} | {median:.1f} | {high:.1f} | {longest:.1f} |"
+
+
 Client = Callable[[httpx2.Client, Random, Outcomes], None]
 
 

@@ -1,4 +1,4 @@
-"""dsbd-serve as a process on a free port."""
+"""Process of dsbd-serve on a free port, and its resident memory over time (Linux)."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
 
 _COMMAND = (sys.executable, "-c", "from dsbd_ort.cli import serve; serve()")
 _READY = re.compile(rb"serving \S+ at (http://\S+)/v1\n")
@@ -25,21 +29,21 @@ class ServerProcess:
 
     Attributes:
         url: without a path.
-        process: ended and waited for by whoever wants to see how it ends.
+        process: ``end`` waits for its exit code.
     """
 
     url: str
     process: subprocess.Popen[bytes]
 
     def end(self) -> int:
-        """Ask it to end, return its exit code."""
+        """Terminate it; return its exit code."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(_END_S)
 
 
 @contextlib.contextmanager
 def server_process(*arguments: object) -> Iterator[ServerProcess]:
-    """Start ``dsbd-serve`` with arguments but for the port; kill it where it is left.
+    """Start ``dsbd-serve`` with arguments but for the port; kill it at the end of the block.
 
     Raises:
         RuntimeError: it ended, or took too long; the message holds its log.
@@ -64,3 +68,45 @@ def _url(process: subprocess.Popen[bytes], log: int, words: Sequence[str]) -> st
         if has_ended or time.monotonic() > until:
             raise RuntimeError(f"{' '.join(words)} does not serve:\n{text.decode()}")
         time.sleep(0.02)
+
+
+@dataclass
+class MemorySamples:
+    """Megabytes over seconds since the first sample."""
+
+    seconds: list[float] = field(default_factory=list)
+    megabytes: list[float] = field(default_factory=list)
+
+    def slope_after(self, share: float) -> float:
+        """Return megabytes a minute: a line through what came after ``share`` of the time."""
+        begin = int(share * len(self.seconds))
+        seconds, megabytes = self.seconds[begin:], self.megabytes[begin:]
+        return float(60 * np.polyfit(seconds, megabytes, 1)[0])
+
+    def table(self, num_rows: int = 10) -> Iterator[str]:
+        """Yield the lines of a table of evenly spaced samples."""
+        yield "| seconds | resident MB |"
+        yield "|---|---|"
+        for index in np.linspace(0, len(self.seconds) - 1, num_rows).astype(int):
+            yield f"| {self.seconds[index]:.0f} | {self.megabytes[index]:.1f} |"
+
+
+@contextlib.contextmanager
+def sampled_memory(process_id: int, every_s: float) -> Iterator[MemorySamples]:
+    """Sample the process until the end of the block."""
+    samples, is_over = MemorySamples(), threading.Event()
+    file, began = Path(f"/proc/{process_id}/status"), time.monotonic()
+
+    def sample() -> None:
+        while not is_over.wait(every_s):
+            (line,) = (text for text in file.read_text().splitlines() if "VmRSS" in text)
+            samples.seconds.append(time.monotonic() - began)
+            samples.megabytes.append(int(line.split()[1]) / 1024)
+
+    thread = threading.Thread(target=sample)
+    thread.start()
+    try:
+        yield samples
+    finally:
+        is_over.set()
+        thread.join()

@@ -1,19 +1,26 @@
-"""Make ready what the runs need: environments, conversions, bundles."""
+"""Preparation of the runs: environments, converted checkpoints, bundles."""
 
 from __future__ import annotations
 
+import hashlib
+import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from peers.conversion import checkpoint_key, conversion_key, converted_folder
-from peers.environment import environment_python
-from peers.peer import Peer, PeerError, PeerRun
+from peers.catalog import Peer, PeerError, PeerRun
 from peers.runner_process import RunnerProcess
 from peers.runners.serve import Job
 
 RUNNERS = Path(__file__).resolve().parent / "runners"
+
+_PATTERNS = ("*.safetensors", "config.json", "tokenizer.json")
+_KEY_LENGTH = 12
+
+_STAMP = ".installed"
+_TIMEOUT_S = 1800
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,3 +125,64 @@ def _job(pair: Pair, folder: Path, run: PeerRun, num_threads: int) -> Job:
         options=dict(run.options),
         num_threads=num_threads,
     )
+
+
+def checkpoint_key(*checkpoints: Path) -> str:
+    """Return a hash of the weights, shapes and tokenizers of checkpoints."""
+    digest = hashlib.sha256()
+    for checkpoint in checkpoints:
+        files = [file for pattern in _PATTERNS for file in sorted(checkpoint.glob(pattern))]
+        for file in files:
+            digest.update(f"{file.name} {file.stat().st_size}\n".encode())
+            with file.open("rb") as stream:
+                digest.update(hashlib.file_digest(stream, "sha256").digest())
+    return digest.hexdigest()[:_KEY_LENGTH]
+
+
+def conversion_key(checkpoints: str, installs: Sequence[Sequence[str]], converter: Path) -> str:
+    """Return what a conversion hangs on: the checkpoints' key, the versions, the program."""
+    words = "\n".join(" ".join(words) for words in installs)
+    digest = hashlib.sha256(f"{checkpoints}\n{words}\n".encode() + converter.read_bytes())
+    return digest.hexdigest()[:_KEY_LENGTH]
+
+
+def converted_folder(folder: Path, convert: Callable[[Path], None]) -> Path:
+    """Return ``folder``, filled by ``convert`` unless it is there: it is whole or absent."""
+    if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as temporary:
+            partial = Path(temporary) / folder.name
+            partial.mkdir()
+            convert(partial)
+            partial.rename(folder)
+    return folder
+
+
+def environment_python(folder: Path, installs: Sequence[Sequence[str]]) -> Path:
+    """Return the Python of the environment in ``folder``, made anew unless it has ``installs``.
+
+    Raises:
+        PeerError: it cannot be made.
+    """
+    python, stamp = folder / "bin" / "python", folder / _STAMP
+    wanted = "\n".join(" ".join(words) for words in installs)
+    if python.exists() and stamp.exists() and stamp.read_text() == wanted:
+        return python
+    _call(sys.executable, "-m", "venv", "--clear", "--without-pip", str(folder))
+    pip = (sys.executable, "-m", "pip", "--python", str(python), "--disable-pip-version-check")
+    for words in installs:
+        _call(*pip, "install", "--quiet", *words)
+    stamp.write_text(wanted)
+    return python
+
+
+def _call(*command: str) -> None:
+    print("+", *command, file=sys.stderr)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S)
+    except subprocess.TimeoutExpired as error:
+        raise PeerError(f"not installed: {' '.join(command)} took over {_TIMEOUT_S} s") from error
+    if done.returncode != 0:
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        errors = [line for line in lines if line.startswith("ERROR")] or lines[-1:]
+        raise PeerError(f"not installed: {errors[0] if errors else f'exit {done.returncode}'}")

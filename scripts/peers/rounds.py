@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from peers.peer import PeerError
+from peers.catalog import PeerError
 from peers.prepare import NotRun, ReadyRun
 from peers.runner_process import RunnerProcess
 

@@ -1,4 +1,4 @@
-"""A runner in a process of its own, asked one thing at a time."""
+"""Runner in a process of its own, with one request at a time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
 
-from peers.peer import PeerError
+from peers.catalog import PeerError
 from peers.runners.serve import Job
 
 SCRIPTS = Path(__file__).resolve().parents[1]

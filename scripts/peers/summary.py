@@ -1,4 +1,4 @@
-"""What the requests say: a row for every run, and the ratios that were aimed at."""
+"""Summary of the requests: a row for every run, and the speed ratios that were the goal."""
 
 from __future__ import annotations
 
@@ -6,10 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dsbd_ort.benchmark.bootstrap import Estimate, Spread, bootstrap, spread
-from peers.peer import Peer, PeerRun
+from peers.catalog import DSBD, DSBD_SHAPE, SPECULATIVE_SEARCH, Peer, PeerRun
 from peers.rounds import Request
 
 Key = tuple[str, str, str]  # peer, run, precision
+
+_SEARCH_AIMS = {
+    "openvino-genai": {"fp32": 1.15, "int8": 1.5},
+    "ctranslate2": {"fp32": 2.0, "int8": 4.0},
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +57,19 @@ class Bar:
     run: str
     precision: str
     aim: float
+
+
+BARS = (
+    *(
+        Bar(ours=ours, peer="transformers", run="beam sampling W=4", precision="fp32", aim=6.0)
+        for ours in (DSBD, DSBD_SHAPE)
+    ),
+    *(
+        Bar(ours=SPECULATIVE_SEARCH, peer=peer, run="beam search W=4", precision=precision, aim=aim)
+        for peer, aims in _SEARCH_AIMS.items()
+        for precision, aim in aims.items()
+    ),
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,19 +1,32 @@
-"""Making a twin and its draft, checked before they appear."""
+"""Twin and its draft: written, checked, and only then put in place."""
 
 from __future__ import annotations
 
+import json
+import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
-from transformers import LlamaConfig
+import torch
+from huggingface_hub import split_torch_state_dict_into_shards
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from twin.agreement import largest_difference
-from twin.checkpoint import copy_draft, write_twin
-from twin.shape import twin_config
+from dsbd_export.checkpoint import quiet_libraries
+from twin.weights import TwinWeights, twin_config
 
 TOLERANCE = 1e-4  # of the logits, absolute
+
+INDEX_FILE = "model.safetensors.index.json"
+SHARD_BYTES = 10**9
+
+NUM_SEQUENCES, LENGTH = 4, 64
 
 
 def make_twin(
@@ -56,3 +69,104 @@ def describe(config: LlamaConfig, num_params: int) -> str:
         f"{config.hidden_size}, MLP {config.intermediate_size}, {config.num_attention_heads} heads "
         f"({config.num_key_value_heads} for keys and values) of {config.head_dim}"
     )
+
+
+def write_twin(
+    source: Path,
+    config: LlamaConfig,
+    output: Path,
+    seed: int,
+    report: Callable[[str], None],
+    shard_bytes: int = SHARD_BYTES,
+) -> int:
+    """Write the twin of the checkpoint ``source`` to ``output``; return its parameters."""
+    output.mkdir(parents=True)
+    with quiet_libraries():
+        trained = LlamaForCausalLM.from_pretrained(source, dtype=torch.float32)
+    weights = TwinWeights(trained.state_dict(), LlamaConfig.from_pretrained(source), config, seed)
+    with torch.device("meta"):
+        shapes = LlamaForCausalLM(config).state_dict()
+    if config.tie_word_embeddings:
+        del shapes["lm_head.weight"]
+    split = split_torch_state_dict_into_shards(shapes, max_shard_size=shard_bytes)
+    for number, (file, names) in enumerate(split.filename_to_tensors.items(), start=1):
+        report(f"writing {file} ({number} of {len(split.filename_to_tensors)})")
+        tensors = {name: weights.tensor(name, shapes[name].shape) for name in names}
+        save_file(tensors, output / file, metadata={"format": "pt"})
+    if split.is_sharded:
+        index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
+        (output / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n")
+    config.save_pretrained(output)
+    copy_other_files(source, output)
+    return sum(tensor.numel() for tensor in shapes.values())
+
+
+def copy_draft(source: Path, output: Path, context: int | None) -> None:
+    """Copy the draft; ``context`` replaces the number of positions it names, if given."""
+    shutil.copytree(source, output)
+    if context is not None:
+        file = output / "config.json"
+        config = json.loads(file.read_text(encoding="utf-8"))
+        file.write_text(json.dumps({**config, "max_position_embeddings": context}, indent=2) + "\n")
+
+
+def copy_other_files(source: Path, output: Path) -> None:
+    """Copy the tokenizer and whatever else lies beside config and weights."""
+    for file in source.iterdir():
+        is_weight = ".safetensors" in file.name
+        if file.is_file() and not is_weight and file.name != "config.json":
+            shutil.copy(file, output / file.name)
+
+
+def largest_difference(source: Path, twin: Path, seed: int) -> float:
+    """Return the largest absolute logit difference, fp32, on seeded random tokens."""
+    vocab_size = LlamaConfig.from_pretrained(source).vocab_size
+    generator = torch.Generator().manual_seed(seed)
+    token_ids = torch.randint(vocab_size, (NUM_SEQUENCES, LENGTH), generator=generator)
+    expected, found = (streamed_logits(folder, token_ids) for folder in (source, twin))
+    return float((found - expected).abs().max())
+
+
+@torch.no_grad()
+def streamed_logits(folder: Path, token_ids: Tensor) -> Tensor:
+    """Return the logits of a Llama checkpoint, (num_sequences, length, vocab) float32."""
+    config = LlamaConfig.from_pretrained(folder)
+    with torch.device("meta"):
+        model = LlamaForCausalLM(config).eval()
+    model.model.rotary_emb = LlamaRotaryEmbedding(config)  # its buffer is in no file
+    model.model.embed_tokens.load_state_dict(_tensors(folder, "model.embed_tokens."), assign=True)
+    model.model.norm.load_state_dict(_tensors(folder, "model.norm."), assign=True)
+    head = "model.embed_tokens." if config.tie_word_embeddings else "lm_head."
+    model.lm_head.load_state_dict(_tensors(folder, head), assign=True)
+    for index, layer in enumerate(model.model.layers):
+        _stream(layer, folder, f"model.layers.{index}.")
+    return model(input_ids=token_ids, use_cache=False).logits  # type: ignore[no-any-return]
+
+
+def _stream(layer: nn.Module, folder: Path, prefix: str) -> None:
+    """Give a layer its weights when it is called and take them away afterwards."""
+
+    def load(module: nn.Module, *_: Any) -> None:
+        module.load_state_dict(_tensors(folder, prefix), assign=True)
+
+    def drop(module: nn.Module, *_: Any) -> None:
+        module.to("meta")
+
+    layer.register_forward_pre_hook(load)
+    layer.register_forward_hook(drop)
+
+
+def _tensors(folder: Path, prefix: str) -> dict[str, Tensor]:
+    """Return the tensors whose names begin with ``prefix``, without it, in fp32."""
+    index = folder / INDEX_FILE
+    files = {"model.safetensors"}
+    if index.exists():
+        places = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        files = {file for name, file in places.items() if name.startswith(prefix)}
+    found = {}
+    for file in sorted(files):
+        with safe_open(folder / file, "pt") as tensors:
+            for name in tensors.keys():
+                if name.startswith(prefix):
+                    found[name.removeprefix(prefix)] = tensors.get_tensor(name).float()
+    return found

@@ -13,7 +13,7 @@ from transformers import FalconConfig, Gemma3TextConfig, GPT2Config, LlamaConfig
 from dsbd_export.checkpoint import load_model, open_pair
 from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
-from dsbd_export.layers import kv_geometry, layer_masks
+from dsbd_export.model_config import kv_geometry, layer_masks
 
 FULL, SLIDING = "attention_mask", "attention_mask_sliding"
 

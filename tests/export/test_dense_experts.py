@@ -9,8 +9,8 @@ from transformers import MixtralConfig, PreTrainedConfig
 from transformers.integrations.moe import use_experts_implementation
 from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 
-from dsbd_export.dense_experts import dense_experts
 from dsbd_export.errors import ExportError
+from dsbd_export.replacements import dense_experts
 
 NUM_EXPERTS, HIDDEN, INNER = 4, 8, 6
 ROWS = torch.tensor([[2, 0], [1, 3], [3, 2], [0, 1], [2, 1]])  # (rows, experts of each)
@@ -65,5 +65,5 @@ def test_a_row_does_not_depend_on_the_others():
 def test_experts_with_a_norm_of_their_own_are_named():
     experts, rows, chosen, weights = routed(gated())
     experts.has_post_expert_norm = True
-    with pytest.raises(ExportError, match="MixtralExperts treats its experts in a way"):
+    with pytest.raises(ExportError, match="MixtralExperts treats its experts in an unknown way"):
         dense_experts(experts, rows, chosen, weights)

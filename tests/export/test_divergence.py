@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from dsbd_export.divergence import divergence
+from dsbd_export.parity import divergence
 
 
 def logits_of(*rows):

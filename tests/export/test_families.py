@@ -15,12 +15,11 @@ from transformers import HeliumConfig
 
 from dsbd_export.checkpoint import load_model, open_checkpoint
 from dsbd_export.config import ExportConfig
-from dsbd_export.contract import check_contract
 from dsbd_export.errors import ExportError
 from dsbd_export.families import FAMILIES, AttentionForm
-from dsbd_export.forest_cases import forest_cases, references
-from dsbd_export.parity import check_parity
-from dsbd_export.parity_limits import MAX_ABS_ERROR, ParityLimit
+from dsbd_export.graph_checks import check_contract
+from dsbd_export.parity import MAX_ABS_ERROR, ParityLimit, check_parity
+from dsbd_export.parity_cases import forest_cases, references
 from dsbd_export.pipeline import export_model
 from scripts.family_checkpoints import (
     FAMILY_CHECKPOINTS,

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from dsbd_export.errors import ExportError
-from dsbd_export.forest_attention import (
+from dsbd_export.replacements import (
     ReplaceTorchAttention,
     additive_mask,
     capped_attention,

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dsbd_export.errors import ExportError
-from dsbd_export.forest_hooks import ForestCache
+from dsbd_export.forest_graph import ForestCache
 
 NEW = torch.zeros(1, 2, 3, 8)  # two heads of eight, three rows
 

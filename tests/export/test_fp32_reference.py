@@ -17,8 +17,7 @@ from transformers import (
 
 from dsbd_export.checkpoint import load_model, open_pair
 from dsbd_export.config import ExportConfig
-from dsbd_export.forest_cases import forest_cases, reference_logits
-from dsbd_export.fp32_reference import ComputeInFP32
+from dsbd_export.parity_cases import ComputeInFP32, forest_cases, reference_logits
 from tests.export.conftest import SIZES, write_checkpoint
 
 FAMILIES: list[PreTrainedConfig] = [

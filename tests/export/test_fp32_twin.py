@@ -8,7 +8,7 @@ import onnxruntime as ort
 import torch
 from onnx import TensorProto, helper
 
-from dsbd_export.fp32_twin import fp32_twin
+from dsbd_export.parity_engine import fp32_twin
 
 ROWS = [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]]
 

@@ -11,9 +11,9 @@ import pytest
 
 from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
-from dsbd_export.grouped_attention import group_query_heads
+from dsbd_export.graph_checks import lint_for_tensorrt
+from dsbd_export.optimize import group_query_heads
 from dsbd_export.pipeline import export_bundle
-from dsbd_export.tensorrt_lint import lint_for_tensorrt
 from dsbd_runtime.bundle import open_bundle
 from dsbd_runtime.loading import load_causal_lm
 from tests.export.conftest import Exported

@@ -56,7 +56,9 @@ def test_a_hub_id_is_found_in_the_cache_without_network(hub_cache):
     )
     newest, tagged, missing = done.stdout.splitlines()
     assert newest == tagged == f"{COMMIT} llama"
-    assert missing.startswith("someone/tiny is no local folder and cannot be had from the hub")
+    assert missing.startswith(
+        "someone/tiny is no local folder and cannot be downloaded from the hub"
+    )
 
 
 @pytest.fixture

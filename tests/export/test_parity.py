@@ -12,7 +12,8 @@ from onnx import numpy_helper
 
 from dsbd_export.checkpoint import load_model, open_pair
 from dsbd_export.errors import ExportError
-from dsbd_export.forest_cases import (
+from dsbd_export.parity import ParityLimit, check_parity
+from dsbd_export.parity_cases import (
     TREE_PARENTS,
     ForestCase,
     Reference,
@@ -20,9 +21,7 @@ from dsbd_export.forest_cases import (
     reference_logits,
     references,
 )
-from dsbd_export.forest_engine import see_rows
-from dsbd_export.parity import check_parity
-from dsbd_export.parity_limits import ParityLimit
+from dsbd_export.parity_engine import see_rows
 
 ATOL = 1e-4
 LIMIT = ParityLimit("max_abs_error", ATOL)

@@ -13,10 +13,9 @@ from onnx import TensorProto
 from dsbd_export.checkpoint import load_model, open_pair
 from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
-from dsbd_export.forest_cases import references
-from dsbd_export.forest_engine import ForestEngine
-from dsbd_export.parity import check_parity
-from dsbd_export.parity_limits import parity_limit
+from dsbd_export.parity import check_parity, parity_limit
+from dsbd_export.parity_cases import references
+from dsbd_export.parity_engine import ForestEngine
 from dsbd_export.pipeline import export_bundle
 from dsbd_runtime.bundle import open_bundle
 from dsbd_runtime.errors import ProviderError

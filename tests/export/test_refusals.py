@@ -7,7 +7,7 @@ import transformers
 from transformers import PreTrainedConfig
 
 from dsbd_export.families import FAMILIES
-from dsbd_export.refusals import refusal_of
+from dsbd_export.model_config import refusal_of
 
 REFUSED = [  # (config class, its arguments, words of the reason)
     ("T5Config", {}, "encoder-decoder"),

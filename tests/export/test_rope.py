@@ -11,7 +11,8 @@ from transformers import Gemma3TextConfig, LlamaConfig, LlamaForCausalLM, Phi3Co
 from dsbd_export.checkpoint import open_checkpoint
 from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
-from dsbd_export.rope import constant_rope_length, fix_rope
+from dsbd_export.model_config import constant_rope_length
+from dsbd_export.replacements import fix_rope
 from scripts.family_checkpoints import write_family_checkpoint
 
 SCALED = {"rope_theta": 1e4, "factor": 2.0}

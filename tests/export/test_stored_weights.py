@@ -14,8 +14,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from dsbd_export.checkpoint import Checkpoint, load_model, open_pair, reference_dtype
 from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
-from dsbd_export.stored_weights import open_weights, safetensors_files, stored_dtype
-from dsbd_export.weights import convert_weights
+from dsbd_export.weights import convert_weights, open_weights, safetensors_files, stored_dtype
 from tests.export.conftest import SIZES
 
 TORCH_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}

@@ -14,12 +14,16 @@ import pytest
 from onnx import helper
 
 from dsbd_export.errors import ExportError
-from dsbd_export.tensorrt_build import build_plan
-from dsbd_export.tensorrt_engines import add_engines, build_model_engines
-from dsbd_export.tensorrt_graph import tensorrt_graph
-from dsbd_export.tensorrt_network import network_problems, parse_network
+from dsbd_export.tensorrt_build import (
+    FORWARD_PROFILES,
+    add_engines,
+    add_profiles,
+    build_model_engines,
+    build_plan,
+    move_profiles,
+)
+from dsbd_export.tensorrt_graph import network_problems, parse_network, tensorrt_graph
 from dsbd_export.tensorrt_options import BuildPlace, TensorrtOptions, build_place
-from dsbd_export.tensorrt_profiles import FORWARD_PROFILES, add_profiles, move_profiles
 from dsbd_runtime.bundle import ROLES, open_bundle
 from dsbd_runtime.errors import ProviderError
 from dsbd_runtime.session import MAX_FORWARD_ROWS

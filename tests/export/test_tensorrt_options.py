@@ -10,12 +10,8 @@ import pytest
 
 from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
+from dsbd_export.tensorrt_build import load_timing_cache, save_timing_cache, timing_cache_file
 from dsbd_export.tensorrt_options import BuildPlace, TensorrtOptions, build_place
-from dsbd_export.tensorrt_timing_cache import (
-    load_timing_cache,
-    save_timing_cache,
-    timing_cache_file,
-)
 from dsbd_runtime.errors import ProviderError
 from dsbd_runtime.trt_module import FLAVOURS, import_trt, version_numbers
 

@@ -12,11 +12,7 @@ from tokenizers import Tokenizer
 from dsbd_export.checkpoint import open_checkpoint
 from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
-from dsbd_export.tokenizer_file import (
-    highest_token_id,
-    read_tokenizer,
-    write_tokenizer_files,
-)
+from dsbd_export.pair import highest_token_id, read_tokenizer, write_tokenizer_files
 
 TEXT = "def read(path): return path"
 
@@ -84,7 +80,11 @@ def test_files_that_are_no_tokenizer(slow_checkpoint):
         read_tokenizer(slow_checkpoint)
 
 
-BROKEN = [("{", "is no JSON"), ("[]", "no section 'model'"), ('{"model": 3}', "no section 'model'")]
+BROKEN = [
+    ("{", "is invalid JSON"),
+    ("[]", "no section 'model'"),
+    ('{"model": 3}', "no section 'model'"),
+]
 
 
 @pytest.mark.parametrize(("text", "words"), BROKEN)

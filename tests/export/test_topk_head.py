@@ -11,7 +11,7 @@ import pytest
 from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
 from dsbd_export.pipeline import export_bundle
-from dsbd_export.topk_parity import HeadRows, head_problem
+from dsbd_export.topk_head import HeadRows, head_problem
 from dsbd_runtime.bundle import open_bundle
 from dsbd_runtime.loading import load_causal_lm
 from tests.export.conftest import Exported
@@ -85,7 +85,7 @@ def test_the_head_on_other_precisions_passes_its_gate(small_llama_folder, tmp_pa
 
 def test_more_candidates_than_tokens_are_refused_before_anything_is_written(exported, tmp_path):
     config = replace(exported.config, output=tmp_path / "bundle", logits="topk:301")
-    with pytest.raises(ExportError, match=r"'topk:301' asks for more .* tokens, 300; use topk:300"):
+    with pytest.raises(ExportError, match=r"'topk:301' names more .* tokens, 300; use topk:300"):
         export_bundle(config, report=lambda _: None)
     assert not list(tmp_path.iterdir())
 

@@ -8,8 +8,7 @@ import sys
 import sysconfig
 
 from gpu_check.environment import install, requirements, variables
-from gpu_check.results import PieceError
-from gpu_check.runner import Runner
+from gpu_check.runner import PieceError, Runner
 from gpu_check.settings import ROOT, Settings
 
 SCRIPT = ROOT / "scripts" / "check_gpu"

@@ -8,8 +8,7 @@ import pytest
 from dsbd_ort.decoding import DecodingConfig
 from dsbd_ort.decoding.distribution import TopDistribution, Warp
 from dsbd_runtime.loading import load_causal_lm
-from gpu_check.laws import laws_along, total_variation, variations
-from gpu_check.near_ties import gap_of, trace_of
+from gpu_check.near_ties import gap_of, laws_along, total_variation, trace_of, variations
 from gpu_check.parity import compare
 
 PROMPT = [104, 105, 33]

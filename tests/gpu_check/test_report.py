@@ -7,9 +7,8 @@ import json
 
 import pytest
 
-from gpu_check.report import main
-from gpu_check.results import FAILED, Result, ResultFolder
-from gpu_check.table_rows import bench_rows, parity_rows
+from gpu_check.report import bench_rows, main, parity_rows
+from gpu_check.runner import FAILED, Result, ResultFolder
 
 BEFORE = "# GPUs\n\n<!-- gpu -->\nNothing was run.\n<!-- end of gpu -->\n\nthe rest\n"
 

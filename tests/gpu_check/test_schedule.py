@@ -9,8 +9,7 @@ import time
 import pytest
 
 from gpu_check.pieces import Piece, pieces
-from gpu_check.results import DONE, FAILED, NOT_RUN, NotRunError, PieceError, ResultFolder
-from gpu_check.runner import Runner
+from gpu_check.runner import DONE, FAILED, NOT_RUN, NotRunError, PieceError, ResultFolder, Runner
 from gpu_check.schedule import chosen, run_pieces
 from gpu_check.settings import ROOT, Settings
 

@@ -6,10 +6,9 @@ import dataclasses
 
 import pytest
 
-from gpu_check.missing import missing_things
-from gpu_check.results import PieceError
+from gpu_check.environment import join_parts, missing_things, wheel_names
+from gpu_check.runner import PieceError
 from gpu_check.settings import Settings
-from gpu_check.wheels import join_parts, wheel_names
 
 PARTS = {"a-1.whl.part-00": b"one", "a-1.whl.part-01": b"two", "b-1.whl": b"whole", "notes": b""}
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from dsbd_runtime.bundle import Bundle
-from http_load.outcomes import Outcomes
-from http_load.resident_memory import MemorySamples, sampled_memory
+from http_load.mixed_load import Outcomes
+from http_load.server_process import MemorySamples, sampled_memory
 
 ROOT = Path(__file__).parents[2]
 

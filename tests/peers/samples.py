@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from peers.peer import Peer, PeerRun
+from peers.catalog import Peer, PeerRun
 from peers.prepare import ReadyRun
 from peers.rounds import Request
 from peers.runner_process import SCRIPTS, RunnerProcess

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from dsbd_ort.decoding import DecodingConfig
-from peers.bars import BARS
 from peers.catalog import OURS, PEERS, TORCH
 from peers.prepare import RUNNERS
+from peers.summary import BARS
 
 OUR_RUNS = {
     (run.name, run.precision): run for peer in PEERS if peer.name == OURS for run in peer.runs

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from peers.conversion import checkpoint_key, conversion_key, converted_folder
-from peers.peer import PeerError
+from peers.catalog import PeerError
+from peers.prepare import checkpoint_key, conversion_key, converted_folder
 from tests.peers.samples import ready_run, run_of, start_fake
 
 FILES = ("model.safetensors", "config.json", "tokenizer.json")

@@ -6,8 +6,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from peers.environment import environment_python
-from peers.prepare import NotRun, Pair, prepare
+from peers.prepare import NotRun, Pair, environment_python, prepare
 from tests.peers.samples import peer_of, run_of
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from peers.peer import PeerError
+from peers.catalog import PeerError
 from peers.prepare import NotRun
 from peers.rounds import Plan, Request, measure_rounds
 from tests.peers.samples import ready_run, run_of, start_fake

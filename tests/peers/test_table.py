@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from peers.table import tables_of
+from peers.report import tables_of
 
 ROW = {
     "peer": "tool",

@@ -12,15 +12,13 @@ import torch
 from click.testing import CliRunner
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from dsbd_export.checkpoint import quiet_libraries
 from dsbd_export.config import ExportConfig
 from dsbd_export.demo import demo_pair
 from dsbd_export.pipeline import export_bundle
-from dsbd_export.quiet import quiet_libraries
 from dsbd_ort import Pipeline
-from twin.agreement import largest_difference, streamed_logits
-from twin.checkpoint import write_twin
-from twin.pair import make_twin
-from twin.shape import num_params_of, params_from_text, twin_config
+from twin.pair import largest_difference, make_twin, streamed_logits, write_twin
+from twin.weights import num_params_of, params_from_text, twin_config
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "make_twin"
 OLD = {

@@ -1,7 +1,17 @@
-"""Attention as the graph has it: it sees the given mask and nothing else.
+"""Replacements for the parts of a transformers model that no static graph can hold.
 
-Three ways lead there, tried in this order: transformers' attention interface, a call of torch's
-``scaled_dot_product_attention``, and the model's own arithmetic with an additive mask.
+Attention sees the given mask and nothing else. Three ways are tried in this order: transformers'
+attention interface, a call of torch's ``scaled_dot_product_attention``, and the model's own
+arithmetic with an additive mask.
+
+Mixtures of experts: transformers gathers the rows of each expert, a shape that depends on the data.
+Here all experts are two batched products, and the routing is a weight that is 0 for the experts not
+chosen. The arithmetic grows by experts / experts per token; the weights that are read do not grow
+once the rows of a call choose all experts, and a row's result cannot depend on the others.
+
+Rotary frequencies that depend on the length of the sequence: "longrope" switches to its long
+factors, "dynamic" widens its base, both only beyond a limit that their config names. Up to it both
+are constant, and so they can be fixed in a graph that never sees a longer sequence.
 """
 
 from __future__ import annotations
@@ -14,16 +24,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from dsbd_export.checkpoint import quiet_libraries
+from dsbd_export.config import OPSET
 from dsbd_export.errors import ExportError
 from dsbd_export.families import AttentionForm
-from dsbd_export.forest_hooks import OPSET
-from dsbd_export.quiet import quiet_libraries
 
 ATTENTION_NAME = "forest"
 HIDDEN = -3e4  # exp(HIDDEN) is 0, finite in float16 as well: a row that sees nothing is no NaN
+
+EXPERTS_NAME = "dense"
+
+_FIXED = "default"  # any name that transformers' update of the frequencies does not know
 
 
 def take_over_attention(model: PreTrainedModel) -> AttentionForm:
@@ -108,7 +123,7 @@ def capped_attention(
 
 
 def additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return what a model adds to its scores: 0 where ``mask`` is true."""
+    """Return the mask that a model adds to its scores: 0 where ``mask`` is true."""
     return torch.where(mask, torch.zeros((), dtype=dtype), torch.full((), HIDDEN, dtype=dtype))
 
 
@@ -122,7 +137,7 @@ class ReplaceTorchAttention(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Call ``func``, or what stands in its place."""
+        """Call ``func``, or its replacement."""
         if func is F.scaled_dot_product_attention:
             return _replaced(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
@@ -151,3 +166,60 @@ def _replaced(
         )
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     return attention_node(query, key, value, attn_mask, scale)
+
+
+def dense_experts(
+    module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
+) -> Tensor:
+    """Return the weighted sum of the chosen experts, (S, H); transformers' experts interface.
+
+    With 3 experts, top_k_index [[2, 0]] and top_k_weights [[.7, .3]] give routing [[.3, 0, .7]].
+
+    Args:
+        module: transformers' experts: gate_up_proj (E, 2I, H) or up_proj (E, I, H), and down_proj
+            (E, H, I); each the other way round if ``is_transposed``.
+        hidden_states: (S, H).
+        top_k_index: (S, K) int64. Experts of each row.
+        top_k_weights: (S, K). Their weights.
+    """
+    if module.has_post_expert_norm or module._is_expert_parallel:
+        raise ExportError(f"{type(module).__name__} treats its experts in an unknown way")
+    inner = _product(module, "gate_up_proj" if module.has_gate else "up_proj", hidden_states[None])
+    inner = module._apply_gate(inner) if module.has_gate else module.act_fn(inner)
+    outputs = _product(module, "down_proj", inner)  # (E, S, H)
+    expert_ids = torch.arange(outputs.shape[0])
+    is_chosen = top_k_index[..., None] == expert_ids  # (S, K, E)
+    routing = torch.where(is_chosen, top_k_weights[..., None], 0.0).sum(1)  # (S, E)
+    return (outputs * routing.to(outputs.dtype).t()[..., None]).sum(0)
+
+
+def use_dense_experts(model: PreTrainedModel) -> None:
+    """Make all experts of ``model`` dense, in place; a model without experts stays as it is."""
+    ALL_EXPERTS_FUNCTIONS.register(EXPERTS_NAME, dense_experts)
+    model.set_experts_implementation(EXPERTS_NAME)
+
+
+def _product(module: Any, name: str, rows: Tensor) -> Tensor:
+    """Return rows (1 or E, S, in) times the weights of each expert: (E, S, out)."""
+    weight = getattr(module, name)
+    product = torch.matmul(rows, weight if module.is_transposed else weight.transpose(1, 2))
+    return product + getattr(module, f"{name}_bias")[:, None] if module.has_bias else product
+
+
+def fix_rope(model: nn.Module) -> None:
+    """Fix the frequencies of ``model`` at those of short sequences, in place."""
+    for module in model.modules():
+        rotary: Any = module  # torch types every attribute as a tensor or a module
+        kind = getattr(rotary, "rope_type", None)
+        if isinstance(kind, dict):  # one kind for each layer type
+            rotary.rope_type = dict.fromkeys(kind, _FIXED)
+            prefixes = [f"{layer_type}_" for layer_type in kind]
+        elif isinstance(kind, str):
+            rotary.rope_type = _FIXED
+            prefixes = [""]
+        else:
+            continue
+        for prefix in prefixes:
+            original = getattr(rotary, f"{prefix}original_inv_freq", None)
+            if original is not None:  # a sequence beyond the limit may have been seen before
+                getattr(rotary, f"{prefix}inv_freq").data = original.data.clone()

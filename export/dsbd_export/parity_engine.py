@@ -1,11 +1,18 @@
-"""The exported files on ONNX Runtime's CPU provider with caches updated in place, for parity.
+"""Engine of the parity gate: the exported files on ONNX Runtime's CPU provider.
 
 Independent of the runtime package on purpose: a mistake there must not hide one here.
+
+The CPU provider has no MatMul, Add, RMSNormalization, ... in bf16, so a bf16 graph runs as its
+twin in fp32: every weight is the bf16 one, widened, and all arithmetic and the caches are fp32.
+Parity of a bf16 export judges the graph and the rounding of its weights, not the rounding of
+activations and caches on a GPU.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -14,12 +21,11 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
 
 from dsbd_export.checkpoint import Checkpoint
 from dsbd_export.errors import ExportError, reason_of
-from dsbd_export.forest_cases import ForestCase
-from dsbd_export.fp32_twin import fp32_twin
-from dsbd_export.mapped_pages import dropped_pages
+from dsbd_export.parity_cases import ForestCase
 from dsbd_runtime.bundle import WEIGHTS_FILE
 from dsbd_runtime.graph import (
     ATTENTION_MASK,
@@ -41,6 +47,12 @@ _ERROR_LOG_LEVEL = 3
 _WEIGHTS_FOLDER_OPTION = "session.model_external_initializers_file_folder_path"
 # bf16 runs as a twin in fp32, see fp32_twin.
 _CACHE_DTYPES = {"fp32": np.float32, "fp16": np.float16, "bf16": np.float32}
+
+LOW, HIGH = TensorProto.BFLOAT16, TensorProto.FLOAT
+
+_PERIOD_S = 0.05
+_MADV_DONTNEED = 4
+_MAPS = Path("/proc/self/maps")
 
 
 class ForestEngine:
@@ -143,7 +155,7 @@ class ForestEngine:
 def see_rows(
     parents: NDArray[np.int64], first_row: int, capacity: int
 ) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-    """Return what nodes at ``first_row`` and on see, (S, C) bool, and their positions, (S,) int64.
+    """Return the rows that nodes from ``first_row`` on see, (S, C) bool, and their positions, (S,).
 
     A node sees the rows before ``first_row``, its ancestors and itself. With parents
     [-1, -1, 0] and first_row 1, node 2 sees rows 0, 1, 3 and stands at position 2.
@@ -205,3 +217,93 @@ def _as_export_errors() -> Iterator[None]:
             f"parity failed: onnxruntime cannot run the graph: {reason_of(error)}; "
             "this family is not supported"
         ) from error
+
+
+def fp32_twin(model_file: Path) -> bytes:
+    """Return the twin; its weights stay where they are, in the external data of ``model_file``.
+
+    Each is widened where it is used, right before: all at once would take twice their size.
+    """
+    model = onnx.load(model_file, load_external_data=False)
+    graph = model.graph
+    for value in (*graph.input, *graph.output):
+        if value.type.tensor_type.elem_type == LOW:
+            value.type.tensor_type.elem_type = HIGH
+    del graph.value_info[:]
+    for attribute in (attribute for node in graph.node for attribute in node.attribute):
+        _widen_attribute(attribute)
+    stored = {weight.name for weight in graph.initializer if weight.data_type == LOW}
+    nodes = [part for node in graph.node for part in _with_widened_weights(node, stored)]
+    del graph.node[:]
+    graph.node.extend(nodes)
+    twin: bytes = model.SerializeToString()
+    return twin
+
+
+def _with_widened_weights(node: onnx.NodeProto, stored: set[str]) -> list[onnx.NodeProto]:
+    """Return a node between the Casts that it needs, one for each stored weight that it reads."""
+    if node.op_type == "Gather" and node.input[0] in stored:  # few rows of an embedding
+        rows, (result,) = f"{node.output[0]}.stored", node.output
+        node.output[0] = rows
+        return [node, helper.make_node("Cast", [rows], [result], to=HIGH)]
+    casts = []
+    for index, name in enumerate(node.input):
+        if name in stored:
+            node.input[index] = f"{name}.for.{node.output[0]}.{index}"
+            casts.append(helper.make_node("Cast", [name], [node.input[index]], to=HIGH))
+    return [*casts, node]
+
+
+def _widen_attribute(attribute: onnx.AttributeProto) -> None:
+    """Change the type that a Cast goes to, and the value of a constant."""
+    if attribute.name == "to" and attribute.i == LOW:
+        attribute.i = HIGH
+    if attribute.type == onnx.AttributeProto.TENSOR and attribute.t.data_type == LOW:
+        widened = numpy_helper.to_array(attribute.t).astype("float32")
+        attribute.t.CopyFrom(numpy_helper.from_array(widened, attribute.t.name))
+
+
+@contextlib.contextmanager
+def dropped_pages(file: Path, period_s: float = _PERIOD_S) -> Iterator[None]:
+    """Inside the block, release the mapped pages of ``file`` every ``period_s`` seconds.
+
+    A page counts as memory of this process from its first use on, so weights that are used layer
+    by layer would in the end count as if all were needed at once. A page needed again comes from
+    the system's file cache. Only for mappings that are never written: changes would be
+    lost. Does nothing on a system other than Linux.
+    """
+    ranges = _mapped_ranges(file)
+    if not ranges:
+        yield
+        return
+    is_over = threading.Event()
+    dropper = threading.Thread(target=_drop_until, args=(is_over, ranges, period_s), daemon=True)
+    dropper.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        dropper.join()
+
+
+def _drop_until(is_over: threading.Event, ranges: list[tuple[int, int]], period_s: float) -> None:
+    advise = ctypes.CDLL(None).madvise
+    advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    while True:
+        for start, end in ranges:
+            advise(start, end - start, _MADV_DONTNEED)
+        if is_over.wait(period_s):
+            return
+
+
+def _mapped_ranges(file: Path) -> list[tuple[int, int]]:
+    """Return the addresses (start, end) at which parts of a file are mapped."""
+    if not _MAPS.exists():
+        return []
+    ranges = []
+    for line in _MAPS.read_text(encoding="utf-8", errors="surrogateescape").splitlines():
+        addresses, *_, path = f"{line} ".split(" ", maxsplit=5)
+        if path.strip() == str(file.resolve()):
+            start, end = addresses.split("-")
+            ranges.append((int(start, 16), int(end, 16)))
+    return ranges

@@ -5,14 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dsbd_export.integer_weights import (
-    Blocks,
-    block_integers,
-    blocks_of,
-    channel_integers,
-    channel_scales,
-    pack_nibbles,
-)
+from dsbd_export.quantize_blockwise import Blocks, block_integers, blocks_of, pack_nibbles
+from dsbd_export.quantize_dynamic import channel_integers, channel_scales
 
 
 def test_channels_by_hand():

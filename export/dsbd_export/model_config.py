@@ -1,0 +1,119 @@
+"""Config of a transformers model: reasons for refusal, caches and masks of layers, rotary limit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from optimum.utils.normalized_config import (
+    NormalizedConfig,
+    NormalizedConfigManager,
+    NormalizedTextConfigWithGQA,
+)
+from transformers import PreTrainedConfig
+
+from dsbd_export.families import DEFAULT_FAMILY, FAMILIES
+from dsbd_runtime.bundle import KVGeometry
+from dsbd_runtime.graph import ATTENTION_MASK, ATTENTION_MASK_SLIDING
+
+MASK_BY_LAYER_TYPE = {
+    "full_attention": ATTENTION_MASK,
+    "sliding_attention": ATTENTION_MASK_SLIDING,
+}
+
+_BY_LAYER_TYPE = {
+    "linear_attention": "keeps a recurrent state, which a tree of tokens cannot share",
+    "hybrid": "keeps a recurrent state, which a tree of tokens cannot share",
+    "hybrid_sliding": "keeps a recurrent state, which a tree of tokens cannot share",
+    "conv": "keeps the last inputs of a convolution, which a tree of tokens cannot share",
+    "chunked_attention": "needs a mask of chunks, the graph has none",
+}
+_NEEDED = ("num_layers", "num_attention_heads", "hidden_size", "vocab_size")
+
+
+def kv_geometry(config: PreTrainedConfig, dtype: str) -> KVGeometry:
+    """Return the shape of the caches, in the precision ``dtype``."""
+    normalized = normalized_config(config)
+    num_heads: int = normalized.num_attention_heads
+    head_dim: int | None = getattr(config, "head_dim", None)
+    num_cache_heads = FAMILIES.get(config.model_type, DEFAULT_FAMILY).num_cache_heads
+    if num_cache_heads is None:
+        num_kv_heads = getattr(config, "num_key_value_heads", None) or num_heads
+    else:
+        num_kv_heads = num_cache_heads(config)
+    return KVGeometry(
+        num_layers=normalized.num_layers,
+        num_heads=num_kv_heads,
+        head_dim=head_dim or normalized.hidden_size // num_heads,
+        dtype=dtype,
+    )
+
+
+def layer_masks(config: PreTrainedConfig) -> tuple[str, ...]:
+    """Return for each layer the mask input that it attends with."""
+    num_layers: int = normalized_config(config).num_layers
+    layer_types: list[str] | None = getattr(config, "layer_types", None)
+    if layer_types is not None:
+        return tuple(MASK_BY_LAYER_TYPE[layer_type] for layer_type in layer_types)
+    if getattr(config, "sliding_window", None) is not None:
+        return (ATTENTION_MASK_SLIDING,) * num_layers
+    return (ATTENTION_MASK,) * num_layers
+
+
+def normalized_config(config: PreTrainedConfig) -> NormalizedConfig:
+    """Return optimum's view of a config, which names layers and heads alike in all families."""
+    try:
+        kind = NormalizedConfigManager.get_normalized_config_class(config.model_type)
+    except KeyError:
+        kind = NormalizedTextConfigWithGQA  # the names that Llama and most others use
+    return kind(config)
+
+
+def refusal_of(config: PreTrainedConfig) -> str | None:
+    """Return why a checkpoint with this config cannot be exported, None when it may be."""
+    return next(_refusals(config), None)
+
+
+def _refusals(config: PreTrainedConfig) -> Iterator[str]:
+    if refusal := FAMILIES.get(config.model_type, DEFAULT_FAMILY).refusal:
+        yield refusal
+    if config.is_encoder_decoder:
+        yield "it is an encoder-decoder, a decoder-only model is needed"
+    if config.get_text_config() is not config:
+        yield "it is a composite of several models, a text-only causal model is needed"
+    if getattr(config, "quantization_config", None) is not None:
+        yield "its weights are already quantized, a checkpoint in fp32, fp16 or bf16 is needed"
+    if getattr(config, "alibi", False):
+        yield str(FAMILIES["bloom"].refusal)
+    if getattr(config, "kv_lora_rank", None) is not None:
+        yield str(FAMILIES["deepseek_v2"].refusal)
+    for layer_type in getattr(config, "layer_types", None) or []:
+        if layer_type not in MASK_BY_LAYER_TYPE:
+            known = f"only {sorted(MASK_BY_LAYER_TYPE)} can be exported"
+            yield f"a layer of type {layer_type!r} {_BY_LAYER_TYPE.get(layer_type, known)}"
+    for name in _NEEDED:
+        if not normalized_config(config).has_attribute(name):
+            yield f"its config has no {name} under any known name"
+
+
+def constant_rope_length(config: PreTrainedConfig) -> int | None:
+    """Return the longest sequence with constant frequencies, None where no length changes them."""
+    limits = [
+        parameters.get("original_max_position_embeddings", config.max_position_embeddings)
+        # transformers widens a dynamic base from max_position_embeddings on, whatever else is given
+        if parameters["rope_type"] == "longrope"
+        else config.max_position_embeddings
+        for parameters in _rope_parameters(getattr(config, "rope_parameters", None))
+        if parameters["rope_type"] in ("dynamic", "longrope")
+    ]
+    return min(limits, default=None)
+
+
+def _rope_parameters(content: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
+    """Yield the rope parameters of a config: one dict, or one dict for each layer type."""
+    content = content or {}
+    if "rope_type" in content:
+        yield content
+    for value in content.values():
+        if isinstance(value, dict):
+            yield from _rope_parameters(value)

@@ -1,0 +1,265 @@
+"""Cases of the parity gate: small forests and real text, with the checkpoint's own logits.
+
+Forests of random tokens find a wrong mask or position. How much a rounded weight matters shows
+only on text that the model has expectations of: prose and code, by which lower precisions are
+judged. References are computed in fp32 with a model whose weights stay in a lower precision: a
+copy in fp32 would double (or triple) the memory of an export, so every operation widens its own
+inputs, the large ones piece by piece.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
+from transformers import PreTrainedModel
+
+from dsbd_export.checkpoint import Checkpoint
+from dsbd_export.errors import ExportError
+from dsbd_export.pair import read_tokenizer
+
+PROMPT_LENGTHS = (1, 17, 128)
+TREE_PARENTS = (-1, -1, 0, 0, 1, 2, 2)  # pairs of siblings, three levels deep
+TREE_DEPTH = 3
+_MAX_PREFILL_ROWS = 32  # compared rows of a prefill: the last ones
+
+TEXT_FILE = Path(__file__).parent / "parity_text.txt"
+TEXT = "text"
+_MAX_TOKENS = 320  # all of the text with the tokenizers of common models
+_MAX_TEXT_ROWS = 128  # compared rows, evenly spread: 128 rows of 128,256 logits are 66 MB
+
+_LOW = (torch.float16, torch.bfloat16)
+_CHUNK_ELEMENTS = 16 * 2**20  # of a weight that is widened at once: 64 MiB in fp32
+
+# These only look at a tensor or choose a part of it: widening first would copy whole weights.
+_VIEWS = frozenset(
+    {"__getitem__", "chunk", "detach", "expand", "permute", "select", "size", "split", "squeeze"}
+    | {"t", "transpose", "unbind", "unsqueeze", "view"}
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForestCase:
+    """One comparison: S nodes on a cached prefix.
+
+    Attributes:
+        name: "prefill", "decode" or "tree".
+        prefix_ids: (n,) int64. Tokens whose rows are in the cache already.
+        node_ids: (S,) int64. Tokens of the nodes.
+        parents: (S,) int64. Node that each node follows, -1 for the prefix.
+        rows: (R,) int64. Nodes whose logits are compared.
+    """
+
+    name: str
+    prefix_ids: NDArray[np.int64]
+    node_ids: NDArray[np.int64]
+    parents: NDArray[np.int64]
+    rows: NDArray[np.int64]
+
+    @property
+    def prompt_length(self) -> int:
+        """Return the tokens of the prompt: the prefix, or the nodes of a prefill."""
+        return len(self.prefix_ids) or len(self.node_ids)
+
+    def path_to(self, node: int) -> list[int]:
+        """Return the nodes from the root to ``node``: with TREE_PARENTS, 6 gives [0, 2, 6]."""
+        path = [node]
+        while (parent := int(self.parents[path[-1]])) >= 0:
+            path.append(parent)
+        return path[::-1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reference:
+    """A case and its (R, V) float32 logits by transformers."""
+
+    case: ForestCase
+    logits: NDArray[np.float32]
+
+
+def forest_cases(checkpoint: Checkpoint) -> list[ForestCase]:
+    """Return prefill, cached decode and tree at each prompt length, the same at every call.
+
+    A sliding window is always crossed, so that a layer with the wrong mask shows.
+    """
+    longest = checkpoint.context_length - TREE_DEPTH
+    wanted = [*PROMPT_LENGTHS, (checkpoint.sliding_window or 0) + PROMPT_LENGTHS[1]]
+    rng = np.random.default_rng(0)
+    cases = []
+    for length in sorted({min(length, longest) for length in wanted}):
+        tokens = rng.integers(0, checkpoint.vocab_size, length + len(TREE_PARENTS), dtype=np.int64)
+        prompt, continuation = tokens[:length], tokens[length:]
+        cases += [
+            _case("prefill", prompt[:0], prompt, range(-1, length - 1)),
+            _case("decode", prompt, continuation[:1], (-1,)),
+            _case("tree", prompt, continuation, TREE_PARENTS),
+        ]
+    return cases
+
+
+def reference_logits(model: PreTrainedModel, case: ForestCase) -> NDArray[np.float32]:
+    """Return (R, V) float32: each node's logits after a plain causal pass over its path.
+
+    Computed in fp32 from the weights as they are, whatever their precision.
+    """
+    row_of_node = {int(node): row for row, node in enumerate(case.rows)}
+    logits = np.full((len(case.rows), model.config.vocab_size), np.nan, np.float32)
+    for paths in _paths_by_length(case):
+        ids = [np.concatenate([case.prefix_ids, case.node_ids[path]]) for path in paths]
+        steps = [i for i, nodes in enumerate(paths.T) if row_of_node.keys() & nodes.tolist()]
+        with torch.no_grad(), ComputeInFP32():
+            output = model(
+                input_ids=torch.from_numpy(np.stack(ids)),
+                use_cache=False,
+                logits_to_keep=torch.tensor(steps) + len(case.prefix_ids),
+            )
+        for found, nodes in zip(output.logits.numpy(), paths[:, steps].tolist(), strict=True):
+            for values, node in zip(found, nodes, strict=True):
+                if node in row_of_node:
+                    logits[row_of_node[node]] = values
+    return logits
+
+
+def references(model: PreTrainedModel, checkpoint: Checkpoint) -> list[Reference]:
+    """Return all cases with the logits of the unmodified model."""
+    return [
+        Reference(case=case, logits=reference_logits(model, case))
+        for case in forest_cases(checkpoint)
+    ]
+
+
+def _paths_by_length(case: ForestCase) -> list[NDArray[np.int64]]:
+    """Return the paths to all leaves, those of equal length as one (paths, length) array.
+
+    One pass for several paths reads the weights once, the main cost of a pass of few tokens.
+    """
+    leaves = set(range(len(case.parents))) - set(case.parents.tolist())
+    paths = [case.path_to(leaf) for leaf in sorted(leaves)]
+    lengths = sorted({len(path) for path in paths})
+    return [np.array([path for path in paths if len(path) == length]) for length in lengths]
+
+
+def _case(
+    name: str,
+    prefix_ids: NDArray[np.int64],
+    node_ids: NDArray[np.int64],
+    parents: tuple[int, ...] | range,
+) -> ForestCase:
+    return ForestCase(
+        name=name,
+        prefix_ids=prefix_ids,
+        node_ids=node_ids,
+        parents=np.array(parents, np.int64),
+        rows=np.arange(len(node_ids), dtype=np.int64)[-_MAX_PREFILL_ROWS:],
+    )
+
+
+def text_reference(model: PreTrainedModel, checkpoint: Checkpoint) -> Reference:
+    """Return the text as one prefill, and the logits of the unmodified model."""
+    case = text_case(checkpoint)
+    return Reference(case=case, logits=reference_logits(model, case))
+
+
+def text_case(checkpoint: Checkpoint) -> ForestCase:
+    """Return the text in tokens of the checkpoint's own tokenizer, cut to its context."""
+    token_ids = _token_ids(checkpoint)[: min(_MAX_TOKENS, checkpoint.context_length)]
+    num_rows = min(len(token_ids), _MAX_TEXT_ROWS)
+    return ForestCase(
+        name=TEXT,
+        prefix_ids=token_ids[:0],
+        node_ids=token_ids,
+        parents=np.arange(-1, len(token_ids) - 1),
+        rows=np.linspace(0, len(token_ids) - 1, num_rows).astype(np.int64),
+    )
+
+
+def _token_ids(checkpoint: Checkpoint) -> NDArray[np.int64]:
+    tokenizer = Tokenizer.from_str(json.dumps(read_tokenizer(checkpoint)))
+    text = TEXT_FILE.read_text(encoding="utf-8")
+    token_ids = np.array(tokenizer.encode(text).ids, np.int64)
+    if len(token_ids) == 0 or token_ids.max() >= checkpoint.vocab_size:
+        raise ExportError(
+            f"the tokenizer of the {checkpoint.role} at {checkpoint.folder} turns text into "
+            f"{len(token_ids)} tokens up to {token_ids.max(initial=-1)}, expected tokens below the "
+            f"vocabulary size {checkpoint.vocab_size}; copy the tokenizer of its base model there"
+        )
+    return token_ids
+
+
+class ComputeInFP32(TorchFunctionMode):
+    """Inside the block every operation sees fp16 and bf16 tensors as if they were fp32.
+
+    Results are fp32, and so is the ``dtype`` that model code reads and requests: a weight never
+    pulls the activations down to its own precision.
+    """
+
+    def __init__(self, chunk_elements: int = _CHUNK_ELEMENTS) -> None:
+        """Widen at most ``chunk_elements`` of a linear layer's weight at once."""
+        super().__init__()
+        self._chunk_elements = chunk_elements
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run one operation in fp32."""
+        kwargs = kwargs or {}
+        if func == Tensor.dtype.__get__:  # type: ignore[attr-defined]  # a C getter
+            return _widened_dtype(func(*args))
+        if func is F.linear:
+            return _linear(*args, **kwargs, chunk_elements=self._chunk_elements)
+        if func is F.embedding:
+            return _widened(func(*args, **kwargs))
+        if _name_of(func) in _VIEWS or _name_of(func) == "__get__":
+            return func(*args, **kwargs)
+        args, kwargs = tree_map(_widened, (args, kwargs))
+        return func(*args, **kwargs)
+
+
+def _linear(
+    inputs: Tensor, weight: Tensor, bias: Tensor | None = None, *, chunk_elements: int
+) -> Tensor:
+    """Return ``inputs @ weight.T + bias`` in fp32, widening a few rows of the weight at a time.
+
+    inputs: (..., in). weight: (out, in). bias: (out,).
+    """
+    inputs = _widened(inputs)
+    bias = None if bias is None else _widened(bias)
+    if weight.dtype not in _LOW:
+        return F.linear(inputs, weight, bias)
+    num_rows = max(1, chunk_elements // weight.shape[1])
+    result = inputs.new_empty(*inputs.shape[:-1], weight.shape[0])
+    for start in range(0, weight.shape[0], num_rows):
+        rows = slice(start, start + num_rows)
+        result[..., rows] = F.linear(
+            inputs, weight[rows].float(), None if bias is None else bias[rows]
+        )
+    return result
+
+
+def _widened(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.float() if value.dtype in _LOW else value
+    return _widened_dtype(value) if isinstance(value, torch.dtype) else value
+
+
+def _widened_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if dtype in _LOW else dtype
+
+
+def _name_of(func: Callable[..., Any]) -> str:
+    return getattr(func, "__name__", "")
