@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_ort.decoding import DecodingConfig, decode_iterations
-from dsbd_ort.decoding.noise import child_key, gumbel_noise, root_key
 from dsbd_ort.decoding.distribution import TopDistribution, Warp
+from dsbd_ort.decoding.noise import child_key, gumbel_noise, root_key
 from dsbd_runtime.causal_lm import CausalLM
 
 Tokens = tuple[int, ...]
@@ -133,6 +133,8 @@ def whole_law_warp(model: CausalLM) -> Warp:
     return Warp(temperature=1.0, top_k=model.num_top_logits, top_p=1.0)
 
 
-def variations(laws: Sequence[TopDistribution], others: Sequence[TopDistribution]) -> NDArray[np.float64]:
+def variations(
+    laws: Sequence[TopDistribution], others: Sequence[TopDistribution]
+) -> NDArray[np.float64]:
     """Return the total variation at every position, (num_tokens,)."""
     return np.array([total_variation(a, b) for a, b in zip(laws, others, strict=True)])
