@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from pydantic import BaseModel
 
 from dsbd_ort.decoding import DecodingStats
-from dsbd_ort.openai_server.generation_plan import GenerationPlan
+from dsbd_ort.openai_server.planner import GenerationPlan
 
 
 class Usage(BaseModel):

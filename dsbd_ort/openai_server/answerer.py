@@ -17,12 +17,12 @@ from dsbd_ort.openai_server.client_presence import while_present
 from dsbd_ort.openai_server.engine_service import EngineService
 from dsbd_ort.openai_server.gate import Gate
 from dsbd_ort.openai_server.generation import Generation
-from dsbd_ort.openai_server.generation_plan import GenerationPlan
 from dsbd_ort.openai_server.metrics import Metrics, RequestMeter
+from dsbd_ort.openai_server.planner import GenerationPlan
+from dsbd_ort.openai_server.protocol import GenerationBody
 from dsbd_ort.openai_server.refusal import Refusal, bad_request
-from dsbd_ort.openai_server.request_bodies import GenerationBody
+from dsbd_ort.openai_server.responses import EventStream, streamed_answer
 from dsbd_ort.openai_server.settings import ServingSettings
-from dsbd_ort.openai_server.streamed_answer import EventStream, streamed_answer
 from dsbd_ort.openai_server.whole_answer import whole_answer
 from dsbd_ort.version import __version__
 from dsbd_runtime.bundle import MANIFEST_NAME

@@ -12,16 +12,16 @@ from starlette.exceptions import HTTPException
 
 from dsbd_ort.openai_server.access_log import AccessLog
 from dsbd_ort.openai_server.answerer import Answerer
-from dsbd_ort.openai_server.body_limit import BodyLimit
 from dsbd_ort.openai_server.engine_service import EngineService
-from dsbd_ort.openai_server.error_mapping import answer_http, answer_invalid, answer_refusal
+from dsbd_ort.openai_server.errors import answer_http, answer_invalid, answer_refusal
 from dsbd_ort.openai_server.gate import Gate
-from dsbd_ort.openai_server.generation_plan import Planner
 from dsbd_ort.openai_server.generation_routes import generation_routes
 from dsbd_ort.openai_server.key_check import KeyCheck
 from dsbd_ort.openai_server.metrics import Metrics
-from dsbd_ort.openai_server.operation_routes import model_routes, operation_routes
+from dsbd_ort.openai_server.middleware import BodyLimit
+from dsbd_ort.openai_server.planner import Planner
 from dsbd_ort.openai_server.refusal import Refusal
+from dsbd_ort.openai_server.routes import model_routes, operation_routes
 from dsbd_ort.openai_server.settings import ServingSettings
 from dsbd_ort.version import __version__
 from dsbd_runtime.bundle import ROLES

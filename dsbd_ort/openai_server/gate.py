@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dsbd_ort.openai_server.error_mapping import draining
+from dsbd_ort.openai_server.errors import draining
 
 
 class Gate:

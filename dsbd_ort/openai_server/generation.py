@@ -11,9 +11,9 @@ from dsbd_errors import DsbdError
 from dsbd_ort.engine import LiveRequest, ServiceEvent
 from dsbd_ort.generated import GenerationResult, StreamStep
 from dsbd_ort.openai_server.engine_service import EngineService
-from dsbd_ort.openai_server.error_mapping import failure_of, refusal_of
-from dsbd_ort.openai_server.generation_plan import Submission
+from dsbd_ort.openai_server.errors import failure_of, refusal_of
 from dsbd_ort.openai_server.metrics import RequestMeter
+from dsbd_ort.openai_server.planner import Submission
 from dsbd_ort.openai_server.refusal import Refusal, bad_request
 
 

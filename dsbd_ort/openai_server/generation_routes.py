@@ -7,11 +7,11 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from dsbd_ort.openai_server.answerer import Answerer
-from dsbd_ort.openai_server.chat_shape import ChatCompletion, ChatShape
-from dsbd_ort.openai_server.completion_shape import Completion, CompletionShape
-from dsbd_ort.openai_server.generation_plan import Planner
+from dsbd_ort.openai_server.chat import ChatCompletion, ChatShape
+from dsbd_ort.openai_server.completions import Completion, CompletionShape
+from dsbd_ort.openai_server.planner import Planner
+from dsbd_ort.openai_server.protocol import ChatBody, CompletionBody
 from dsbd_ort.openai_server.refusal import ErrorBody
-from dsbd_ort.openai_server.request_bodies import ChatBody, CompletionBody
 
 _STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
 _ERRORS: dict[int | str, dict[str, Any]] = {

@@ -8,8 +8,8 @@ from typing import Any
 
 from dsbd_ort.decoding import DecodingConfig
 from dsbd_ort.openai_server.neutral_fields import without_neutral
+from dsbd_ort.openai_server.protocol import OPENAI_NAMES, OPTION_NAMES, GenerationBody
 from dsbd_ort.openai_server.refusal import bad_request
-from dsbd_ort.openai_server.request_bodies import OPENAI_NAMES, OPTION_NAMES, GenerationBody
 from dsbd_ort.openai_server.request_limits import check_most
 
 USUAL_NEW_TOKENS = 64

@@ -16,7 +16,7 @@ from dsbd_ort.openai_server.answer_shape import (
 )
 from dsbd_ort.openai_server.finish_reason import openai_finish_reason
 from dsbd_ort.openai_server.generation import Generation
-from dsbd_ort.openai_server.generation_plan import GenerationPlan
+from dsbd_ort.openai_server.planner import GenerationPlan
 from dsbd_ort.openai_server.token_texts import TokenTexts
 from dsbd_runtime.tokenizer import Tokenizer
 

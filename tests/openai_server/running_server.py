@@ -13,8 +13,8 @@ import openai
 from dsbd_ort.openai_server.app import create_app
 from dsbd_ort.openai_server.engine_service import EngineService
 from dsbd_ort.openai_server.gate import Gate
-from dsbd_ort.openai_server.graceful_server import GracefulServer
 from dsbd_ort.openai_server.listening_socket import listening_socket
+from dsbd_ort.openai_server.server import GracefulServer
 from dsbd_ort.openai_server.settings import ServingSettings
 
 MODEL = "tiny"

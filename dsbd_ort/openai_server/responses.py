@@ -12,7 +12,7 @@ from dsbd_ort.generated import GenerationResult, StreamStep
 from dsbd_ort.openai_server.answer_shape import AnswerShape, report_of, usage_of
 from dsbd_ort.openai_server.finish_reason import openai_finish_reason
 from dsbd_ort.openai_server.generation import Generation
-from dsbd_ort.openai_server.generation_plan import GenerationPlan
+from dsbd_ort.openai_server.planner import GenerationPlan
 from dsbd_ort.openai_server.refusal import Refusal
 from dsbd_ort.openai_server.token_texts import TokenTexts
 from dsbd_ort.openai_server.whole_answer import token_pieces

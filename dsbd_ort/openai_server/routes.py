@@ -11,7 +11,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel
 
 from dsbd_ort.openai_server.answerer import unknown_model
-from dsbd_ort.openai_server.error_mapping import draining
+from dsbd_ort.openai_server.errors import draining
 from dsbd_ort.openai_server.gate import Gate
 from dsbd_ort.openai_server.metrics import Metrics
 from dsbd_ort.openai_server.refusal import ErrorBody

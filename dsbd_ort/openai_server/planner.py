@@ -8,15 +8,15 @@ from typing import Any
 
 from dsbd_errors import DsbdError
 from dsbd_ort.decoding import DecodingConfig
-from dsbd_ort.openai_server.error_mapping import refusal_of
+from dsbd_ort.openai_server.errors import refusal_of
 from dsbd_ort.openai_server.neutral_fields import check_messages
-from dsbd_ort.openai_server.refusal import bad_request
-from dsbd_ort.openai_server.request_bodies import (
+from dsbd_ort.openai_server.protocol import (
     ChatBody,
     CompletionBody,
     GenerationBody,
     PromptField,
 )
+from dsbd_ort.openai_server.refusal import bad_request
 from dsbd_ort.openai_server.request_limits import check_config, check_most, check_prompt
 from dsbd_ort.openai_server.request_options import RequestOptions, request_options
 from dsbd_ort.openai_server.settings import ServingSettings
