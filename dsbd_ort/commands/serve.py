@@ -56,9 +56,8 @@ def run(request: ServeRequest) -> None:
     try:  # here, not at the top: they are an extra
         from dsbd_ort.openai_server.api_keys import read_api_keys
         from dsbd_ort.openai_server.app import create_app
-        from dsbd_ort.openai_server.gate import Gate
-        from dsbd_ort.openai_server.listening_socket import listening_socket
-        from dsbd_ort.openai_server.server import GracefulServer
+        from dsbd_ort.openai_server.generation import Gate
+        from dsbd_ort.openai_server.server import GracefulServer, listening_socket
         from dsbd_ort.openai_server.settings import ServingSettings
     except ImportError as error:
         raise click.ClickException(

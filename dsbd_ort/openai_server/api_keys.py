@@ -1,4 +1,4 @@
-"""API keys: read from a file, kept as hashes, compared in constant time."""
+"""API keys: their file, their comparison in constant time, and the middleware that checks them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ import stat
 from collections.abc import Iterable
 from pathlib import Path
 
-from dsbd_ort.openai_server.errors import ServingError
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from dsbd_ort.openai_server.errors import ErrorResponse, ServingError
 
 _log = logging.getLogger(__name__)
+_OPEN_PATHS = frozenset(("/health", "/ready", "/metrics"))  # exact: no other spelling is open
 
 
 class ApiKeys:
@@ -21,28 +25,29 @@ class ApiKeys:
         self._digests = [_digest(key.encode()) for key in keys]
 
     def accept(self, authorization: bytes | None) -> bool:
-        """Tell whether the value of an Authorization header is ``Bearer`` and one of the keys.
+        """Return whether an Authorization header is ``Bearer`` and one of the keys.
 
-        Every key is compared whatever the others gave, so that time tells nothing about them.
+        Every key is compared, also after a match, so that the time taken reveals nothing.
         """
         scheme, _, key = (authorization or b"").partition(b" ")
         digest = _digest(key.strip())
-        found = [hmac.compare_digest(digest, known) for known in self._digests]
-        return scheme.lower() == b"bearer" and any(found)
+        matches = [hmac.compare_digest(digest, known) for known in self._digests]
+        return scheme.lower() == b"bearer" and any(matches)
 
 
 def read_api_keys(file: Path) -> ApiKeys:
-    """Read a file of one key a line; empty lines and those that begin with # do not count.
+    """Read a file of one key a line; empty lines and lines that begin with # are skipped.
 
     Raises:
-        ServingError: the file cannot be read, holds no key, or one that no header can carry.
+        ServingError: the file cannot be read, holds no key, or a key that no header can carry.
     """
     try:
         mode = file.stat().st_mode
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ServingError(
-            f"the API keys {file} cannot be read ({error}); give a text file with one key a line"
+            f"the API keys {file} cannot be read ({error}); expected a text file with one key a "
+            "line"
         ) from error
     if mode & (stat.S_IRGRP | stat.S_IROTH):
         _log.warning("others can read the API keys in %s; run: chmod 600 %s", file, file)
@@ -53,10 +58,37 @@ def read_api_keys(file: Path) -> ApiKeys:
     for number, key in enumerate(keys, 1):
         if not (key.isascii() and key.isprintable()) or " " in key:
             raise ServingError(
-                f"key {number} of {file} has characters that no header carries; use ASCII without "
-                "white space"
+                f"key {number} of {file} has characters that no header can carry; use ASCII "
+                "without white space"
             )
     return ApiKeys(keys)
+
+
+class ApiKeyCheck:
+    """ASGI middleware that rejects requests without a key, before their bodies are read."""
+
+    def __init__(self, app: ASGIApp, keys: ApiKeys, *, everywhere: bool) -> None:
+        self._app = app
+        self._keys = keys
+        self._open_paths = frozenset[str]() if everywhere else _OPEN_PATHS
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Forward a request or reject it."""
+        if scope["type"] != "http" or scope["path"] in self._open_paths:
+            await self._app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get("authorization")
+        if self._keys.accept(None if given is None else given.encode("latin-1")):
+            await self._app(scope, receive, send)
+            return
+        error = ErrorResponse(
+            401,
+            f"the API key is {'wrong' if given else 'missing'}; send the header Authorization: "
+            "Bearer KEY",
+            code="invalid_api_key",
+            headers={"WWW-Authenticate": "Bearer"},
+        )
+        await error.response()(scope, receive, send)
 
 
 def _digest(key: bytes) -> bytes:

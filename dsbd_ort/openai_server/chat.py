@@ -1,4 +1,4 @@
-"""The answers of /v1/chat/completions."""
+"""Request and response of /v1/chat/completions."""
 
 from __future__ import annotations
 
@@ -6,13 +6,72 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
-from dsbd_ort.openai_server.answer_shape import AnswerChoice, AnswerHead, Report, TokenPieces, Usage
+from dsbd_ort.openai_server.errors import bad_request
+from dsbd_ort.openai_server.protocol import (
+    FinishReason,
+    GenerationBody,
+    Report,
+    ResponseHead,
+    ReturnedSequence,
+    TokenPieces,
+    Usage,
+)
+
+
+class TextPart(BaseModel):
+    """A part of a message's content."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(BaseModel):
+    """A message of the request; fields beyond these must be empty."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+    role: str
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+
+    def for_template(self) -> dict[str, str]:
+        """Return the message as a chat template reads it."""
+        content = self.content or ""
+        text = content if isinstance(content, str) else "".join(part.text for part in content)
+        name = {} if self.name is None else {"name": self.name}
+        return {"role": self.role, "content": text, **name}
+
+
+class ChatBody(GenerationBody):
+    """The request."""
+
+    messages: list[ChatMessage]
+    logprobs: bool | None = None
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether the response has log-probabilities."""
+        return bool(self.logprobs)
+
+    def template_messages(self) -> list[dict[str, str]]:
+        """Return the messages as a chat template reads them.
+
+        Raises:
+            ErrorResponse: one has more than role, content and name, such as tool calls.
+        """
+        for index, message in enumerate(self.messages):
+            for name, value in (message.model_extra or {}).items():
+                if value not in (None, [], ""):
+                    field = f"messages.{index}.{name}"
+                    reason = f"{field} is not supported; use role, content and name only"
+                    raise bad_request(reason, field, "unsupported")
+        return [message.for_template() for message in self.messages]
 
 
 class TokenLogprob(BaseModel):
-    """A token: its text, the bytes of that, its raw log-probability."""
+    """Text, UTF-8 bytes and raw log-probability of one token."""
 
     token: str
     logprob: float
@@ -21,14 +80,14 @@ class TokenLogprob(BaseModel):
 
 
 class ChatLogprobs(BaseModel):
-    """Of every token."""
+    """Log-probabilities of the tokens of a choice, or of a chunk."""
 
     content: list[TokenLogprob]
     refusal: None = None
 
 
-class AnswerMessage(BaseModel):
-    """What the model says."""
+class AssistantMessage(BaseModel):
+    """The message that the model generated."""
 
     role: Literal["assistant"] = "assistant"
     content: str
@@ -36,16 +95,16 @@ class AnswerMessage(BaseModel):
 
 
 class ChatChoice(BaseModel):
-    """One answer."""
+    """One returned sequence."""
 
     index: int
-    message: AnswerMessage
+    message: AssistantMessage
     logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length"]
+    finish_reason: FinishReason
 
 
 class ChatCompletion(BaseModel):
-    """All answers."""
+    """The response in one piece."""
 
     id: str
     object: Literal["chat.completion"] = "chat.completion"
@@ -58,23 +117,23 @@ class ChatCompletion(BaseModel):
 
 
 class Delta(BaseModel):
-    """What a stream adds to a message."""
+    """The addition of a chunk to the message of its choice."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None
 
 
 class ChunkChoice(BaseModel):
-    """A piece of one answer."""
+    """The choice of a chunk."""
 
     index: int
     delta: Delta
     logprobs: ChatLogprobs | None = None
-    finish_reason: Literal["stop", "length"] | None = None
+    finish_reason: FinishReason | None = None
 
 
 class ChatCompletionChunk(BaseModel):
-    """An event of a stream."""
+    """One event of a stream."""
 
     id: str
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
@@ -86,43 +145,45 @@ class ChatCompletionChunk(BaseModel):
     dsbd: Report | None = None
 
 
-class ChatShape:
-    """An AnswerShape."""
+class ChatBuilder:
+    """The ResponseBuilder of the endpoint."""
 
-    def __init__(self, head: AnswerHead) -> None:
+    def __init__(self, head: ResponseHead) -> None:
         self._head = asdict(head)
 
-    def whole(
-        self, choices: Sequence[AnswerChoice], usage: Usage, report: Report
+    def full(
+        self, sequences: Sequence[ReturnedSequence], usage: Usage, report: Report
     ) -> ChatCompletion:
-        """See AnswerShape."""
-        shaped = [
+        """See ResponseBuilder."""
+        choices = [
             ChatChoice(
-                index=choice.index,
-                message=AnswerMessage(content=choice.text),
-                logprobs=_logprobs(choice.tokens),
-                finish_reason=choice.finish_reason,  # type: ignore[arg-type]  # pydantic checks it
+                index=each.index,
+                message=AssistantMessage(content=each.text),
+                logprobs=_logprobs(each.tokens),
+                finish_reason=each.finish_reason,
             )
-            for choice in choices
+            for each in sequences
         ]
-        return ChatCompletion(**self._head, choices=shaped, usage=usage, dsbd=report)
+        return ChatCompletion(**self._head, choices=choices, usage=usage, dsbd=report)
 
-    def opening(self, index: int) -> ChatCompletionChunk:
-        """See AnswerShape."""
+    def first_chunk(self, index: int) -> ChatCompletionChunk:
+        """See ResponseBuilder."""
         return self._chunk(ChunkChoice(index=index, delta=Delta(role="assistant", content="")))
 
-    def piece(self, index: int, text: str, tokens: TokenPieces | None) -> ChatCompletionChunk:
-        """See AnswerShape."""
+    def text_chunk(self, index: int, text: str, tokens: TokenPieces | None) -> ChatCompletionChunk:
+        """See ResponseBuilder."""
         logprobs = _logprobs(tokens)
         return self._chunk(ChunkChoice(index=index, delta=Delta(content=text), logprobs=logprobs))
 
-    def ending(self, index: int, finish_reason: str, report: Report) -> ChatCompletionChunk:
-        """See AnswerShape."""
-        choice = ChunkChoice(index=index, delta=Delta(), finish_reason=finish_reason)  # type: ignore[arg-type]
+    def last_chunk(
+        self, index: int, finish_reason: FinishReason, report: Report
+    ) -> ChatCompletionChunk:
+        """See ResponseBuilder."""
+        choice = ChunkChoice(index=index, delta=Delta(), finish_reason=finish_reason)
         return self._chunk(choice, report)
 
-    def closing(self, usage: Usage) -> ChatCompletionChunk:
-        """See AnswerShape."""
+    def usage_chunk(self, usage: Usage) -> ChatCompletionChunk:
+        """See ResponseBuilder."""
         return ChatCompletionChunk(**self._head, choices=[], usage=usage)
 
     def _chunk(self, choice: ChunkChoice, report: Report | None = None) -> ChatCompletionChunk:

@@ -1,4 +1,4 @@
-"""The answers of /v1/completions."""
+"""Request and response of /v1/completions."""
 
 from __future__ import annotations
 
@@ -7,13 +7,49 @@ from dataclasses import asdict
 from itertools import accumulate
 from typing import Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
-from dsbd_ort.openai_server.answer_shape import AnswerChoice, AnswerHead, Report, TokenPieces, Usage
+from dsbd_ort.openai_server.errors import bad_request
+from dsbd_ort.openai_server.protocol import (
+    FinishReason,
+    GenerationBody,
+    Report,
+    ResponseHead,
+    ReturnedSequence,
+    TokenPieces,
+    Usage,
+)
+
+
+class CompletionBody(GenerationBody):
+    """The request."""
+
+    prompt: str | list[str] | list[int] | list[list[int]]
+    best_of: int | None = Field(None, ge=1)
+    logprobs: int | None = None
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether the response has log-probabilities; 0 and 1 mean the same."""
+        return self.logprobs is not None
+
+    def prompts(self) -> list[str | list[int]]:
+        """Return the prompts, each a text or token ids.
+
+        Raises:
+            ErrorResponse: there is none.
+        """
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if not self.prompt:
+            raise bad_request("prompt is an empty list; expected a text or token ids", "prompt")
+        if isinstance(self.prompt[0], int):
+            return [self.prompt]
+        return list(self.prompt)
 
 
 class CompletionLogprobs(BaseModel):
-    """Of every token: its text, raw log-probability, and where its text begins."""
+    """Of each token: its text, its raw log-probability, and where its text begins."""
 
     tokens: list[str]
     token_logprobs: list[float]
@@ -22,16 +58,16 @@ class CompletionLogprobs(BaseModel):
 
 
 class CompletionChoice(BaseModel):
-    """One sequence, or a piece of one."""
+    """One returned sequence, or the next part of one."""
 
     index: int
     text: str
     logprobs: CompletionLogprobs | None = None
-    finish_reason: Literal["stop", "length"] | None = None
+    finish_reason: FinishReason | None = None
 
 
 class Completion(BaseModel):
-    """An answer, or an event of a stream."""
+    """The response, or one event of a stream."""
 
     id: str
     object: Literal["text_completion"] = "text_completion"
@@ -43,46 +79,48 @@ class Completion(BaseModel):
     dsbd: Report | None = None
 
 
-class CompletionShape:
-    """An AnswerShape."""
+class CompletionBuilder:
+    """The ResponseBuilder of the endpoint."""
 
-    def __init__(self, head: AnswerHead) -> None:
+    def __init__(self, head: ResponseHead) -> None:
         self._head = asdict(head)
         self._offset_by_index: dict[int, int] = {}
 
-    def whole(self, choices: Sequence[AnswerChoice], usage: Usage, report: Report) -> Completion:
-        """See AnswerShape."""
-        shaped = [
+    def full(
+        self, sequences: Sequence[ReturnedSequence], usage: Usage, report: Report
+    ) -> Completion:
+        """See ResponseBuilder."""
+        choices = [
             CompletionChoice(
-                index=choice.index,
-                text=choice.text,
-                logprobs=self._logprobs(choice.index, choice.tokens),
-                finish_reason=choice.finish_reason,  # type: ignore[arg-type]  # pydantic checks it
+                index=each.index,
+                text=each.text,
+                logprobs=self._logprobs(each.index, each.tokens),
+                finish_reason=each.finish_reason,
             )
-            for choice in choices
+            for each in sequences
         ]
-        return Completion(**self._head, choices=shaped, usage=usage, dsbd=report)
+        return Completion(**self._head, choices=choices, usage=usage, dsbd=report)
 
-    def opening(self, index: int) -> None:
-        """See AnswerShape."""
+    def first_chunk(self, index: int) -> None:
+        """See ResponseBuilder."""
 
-    def piece(self, index: int, text: str, tokens: TokenPieces | None) -> Completion:
-        """See AnswerShape."""
+    def text_chunk(self, index: int, text: str, tokens: TokenPieces | None) -> Completion:
+        """See ResponseBuilder."""
         logprobs = self._logprobs(index, tokens)
         choice = CompletionChoice(index=index, text=text, logprobs=logprobs)
         return Completion(**self._head, choices=[choice])
 
-    def ending(self, index: int, finish_reason: str, report: Report) -> Completion:
-        """See AnswerShape."""
-        choice = CompletionChoice(index=index, text="", finish_reason=finish_reason)  # type: ignore[arg-type]
+    def last_chunk(self, index: int, finish_reason: FinishReason, report: Report) -> Completion:
+        """See ResponseBuilder."""
+        choice = CompletionChoice(index=index, text="", finish_reason=finish_reason)
         return Completion(**self._head, choices=[choice], dsbd=report)
 
-    def closing(self, usage: Usage) -> Completion:
-        """See AnswerShape."""
+    def usage_chunk(self, usage: Usage) -> Completion:
+        """See ResponseBuilder."""
         return Completion(**self._head, choices=[], usage=usage)
 
     def _logprobs(self, index: int, tokens: TokenPieces | None) -> CompletionLogprobs | None:
-        """Return a choice's next log-probabilities; its texts go on where they ended."""
+        """Return the next log-probabilities of a choice; offsets continue those before."""
         if tokens is None:
             return None
         begin = self._offset_by_index.get(index, 0)

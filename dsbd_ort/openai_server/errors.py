@@ -1,88 +1,177 @@
-"""From exceptions to answers: what a client can mend says how, what it cannot says no details."""
+"""Errors of the server: those that keep it from starting, and the error responses of requests."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from dsbd_errors import DsbdError
 from dsbd_ort.decoding import DecodingConfig, DecodingError, ModelError
 from dsbd_ort.engine import Cancelled, QueueFullError, ServiceClosedError
-from dsbd_ort.openai_server.refusal import Refusal, bad_request
 from dsbd_runtime.errors import CapacityError, InputError
 
 _log = logging.getLogger(__name__)
+_ERROR_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 _FIELDS = frozenset(field.name for field in dataclasses.fields(DecodingConfig)) | {"prompt"}
-_COMPARED_TYPES = frozenset(("str", "list[str]", "list[int]", "list[list[int]]", "list[TextPart]"))
+_UNION_MEMBERS = frozenset(("str", "list[str]", "list[int]", "list[list[int]]", "list[TextPart]"))
 _RETRY = {"Retry-After": "1"}
 
 
 class ServingError(DsbdError):
-    """The server cannot be started as asked."""
+    """The server cannot start: unusable API keys, or an address it cannot listen on."""
 
 
-def refusal_of(error: DsbdError) -> Refusal:
-    """Return the answer to a request that the service does not take."""
+class ErrorFields(BaseModel):
+    """OpenAI's error object: message, kind, the field at fault, and a code for programs."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(BaseModel):
+    """The body of every error response."""
+
+    error: ErrorFields
+
+
+@dataclass(eq=False)
+class ErrorResponse(Exception):
+    """An HTTP error response in OpenAI's format; not a DsbdError, which is one cause of it.
+
+    Attributes:
+        status: HTTP status.
+        message: the fault, the value, the expected value, the fix.
+        param: the field of the body that is at fault; None for none.
+        code: for programs.
+        headers: of the response.
+    """
+
+    status: int
+    message: str
+    param: str | None = None
+    code: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def body(self) -> ErrorBody:
+        """Return the error as OpenAI's clients parse it."""
+        default_type = "server_error" if self.status >= 500 else "invalid_request_error"
+        return ErrorBody(
+            error=ErrorFields(
+                message=_shortened(self.message, 500),
+                type=_ERROR_TYPES.get(self.status, default_type),
+                param=self.param and _shortened(self.param, 100),
+                code=self.code,
+            )
+        )
+
+    def json(self) -> str:
+        """Return the body in ASCII: a message may quote a lone surrogate."""
+        return json.dumps(self.body().model_dump())
+
+    def response(self) -> Response:
+        """Return the HTTP response."""
+        return Response(
+            self.json(), self.status, headers=self.headers, media_type="application/json"
+        )
+
+
+def bad_request(message: str, param: str | None = None, code: str | None = None) -> ErrorResponse:
+    """Return the response to an invalid request."""
+    return ErrorResponse(400, message, param, code)
+
+
+def unknown_model(requested: str, served: str) -> ErrorResponse:
+    """Return the response to a request for another model."""
+    message = f"unknown model {requested!r}; use {served!r}"
+    return ErrorResponse(404, message, param="model", code="model_not_found")
+
+
+def client_disconnected() -> ErrorResponse:
+    """Return the response that no client reads; access log and metrics show its status."""
+    return ErrorResponse(499, "the client disconnected")
+
+
+def shutting_down() -> ErrorResponse:
+    """Return the response of a server that is draining."""
+    return ErrorResponse(503, "the server is shutting down", code="shutting_down", headers=_RETRY)
+
+
+def engine_ended() -> ErrorResponse:
+    """Return the response of a server whose service takes no more requests."""
+    return ErrorResponse(
+        503, "the engine has ended; restart the server, its log says why", code="engine_ended"
+    )
+
+
+def rejection(error: DsbdError) -> ErrorResponse:
+    """Return the response to a request that the service rejects."""
     if isinstance(error, QueueFullError):
-        return Refusal(429, str(error), code="queue_full", headers=_RETRY)
+        return ErrorResponse(429, str(error), code="queue_full", headers=_RETRY)
     if isinstance(error, ServiceClosedError):
-        return draining()
+        return shutting_down()
     if isinstance(error, CapacityError):
         return bad_request(str(error), "prompt", "context_length_exceeded")
     if isinstance(error, DecodingError | InputError) and not isinstance(error, ModelError):
         first = str(error).partition(" ")[0]  # messages about a field begin with its name
         return bad_request(str(error), first if first in _FIELDS else None)
-    return failure_of(error)
+    return failure(error)
 
 
-def failure_of(event: DsbdError | Cancelled) -> Refusal:
-    """Return the answer to a request that began and could not be finished."""
+def failure(event: DsbdError | Cancelled) -> ErrorResponse:
+    """Return the response to a request that began and did not finish; gives no internals away."""
     if isinstance(event, Cancelled):
-        return draining()
+        return shutting_down()
     _log.error("a request failed: %s: %s", type(event).__name__, event)
     if isinstance(event, CapacityError):
-        return Refusal(503, "no memory for this request now", code="no_memory", headers=_RETRY)
-    return Refusal(500, "the engine failed; the server's log says why", code="engine_failed")
+        message = "not enough memory for this request at the moment"
+        return ErrorResponse(503, message, code="no_memory", headers=_RETRY)
+    return ErrorResponse(500, "the engine failed; the server's log says why", code="engine_failed")
 
 
-def draining() -> Refusal:
-    """Return the answer of a server that is about to end."""
-    return Refusal(503, "the server is shutting down", code="shutting_down", headers=_RETRY)
-
-
-def answer_refusal(_: Request, error: Exception) -> Response:
-    """Answer for a route that raised a Refusal."""
-    assert isinstance(error, Refusal)  # registered for these alone
+def handle_error_response(_: Request, error: Exception) -> Response:
+    """Respond for a route that raised an ErrorResponse."""
+    assert isinstance(error, ErrorResponse)  # registered for these alone
     return error.response()
 
 
-def answer_http(_: Request, error: Exception) -> Response:
-    """Answer for the framework: an unknown path, a method that a path does not take."""
+def handle_http_exception(_: Request, error: Exception) -> Response:
+    """Respond for the framework: unknown path, method not allowed."""
     assert isinstance(error, HTTPException)  # registered for these alone
-    return Refusal(error.status_code, str(error.detail), headers=error.headers or {}).response()
+    headers = error.headers or {}
+    return ErrorResponse(error.status_code, str(error.detail), headers=headers).response()
 
 
-def answer_invalid(_: Request, error: Exception) -> Response:
-    """Answer for a body that is no JSON, or not of the shape wanted; names its first fault."""
+def handle_validation_error(_: Request, error: Exception) -> Response:
+    """Respond to invalid JSON, or to a body with an invalid field; names the first."""
     assert isinstance(error, RequestValidationError)  # registered for these alone
     fault = error.errors()[0]
     reason = str(fault.get("ctx", {}).get("error") or fault["msg"])
     if fault["type"] == "json_invalid":
-        return bad_request(f"the body is no JSON: {reason}").response()
-    param = _place(fault["loc"])
+        return bad_request(f"the body is invalid JSON: {reason}").response()
+    param = _field_path(fault["loc"])
     return bad_request(f"{param or 'the body'}: {reason}", param).response()
 
 
-def _place(location: Sequence[Any]) -> str | None:
-    """Return where in the body: ("body", "messages", 0, "content", "str") is messages.0.content.
+def _field_path(location: Sequence[Any]) -> str | None:
+    """Return the field: ("body", "messages", 0, "content", "str") is messages.0.content.
 
-    The last part is the type that a value of several was compared with first.
+    For a union pydantic appends the member that it tried first.
     """
     parts = [str(part) for part in location[1:]]
-    return ".".join(part for part in parts if part not in _COMPARED_TYPES) or None
+    return ".".join(part for part in parts if part not in _UNION_MEMBERS) or None
+
+
+def _shortened(text: str, max_length: int) -> str:
+    """Return a prefix of a text that may quote the request."""
+    return text if len(text) <= max_length else f"{text[: max_length - 3]}..."

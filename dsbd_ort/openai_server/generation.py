@@ -1,31 +1,153 @@
-"""The engine requests of one HTTP request: begun together, heard together, cancelled together."""
+"""Life of one generation request: submitted, awaited, timed out or cancelled."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+import hashlib
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from functools import partial
+from typing import Any, TypeVar
+
+from fastapi import Request, Response
+from starlette.types import Receive
 
 from dsbd_errors import DsbdError
-from dsbd_ort.engine import LiveRequest, ServiceEvent
+from dsbd_ort.engine import LiveRequest, Service, ServiceEvent
 from dsbd_ort.generated import GenerationResult, StreamStep
-from dsbd_ort.openai_server.engine_service import EngineService
-from dsbd_ort.openai_server.errors import failure_of, refusal_of
-from dsbd_ort.openai_server.metrics import RequestMeter
-from dsbd_ort.openai_server.planner import Submission
-from dsbd_ort.openai_server.refusal import Refusal, bad_request
+from dsbd_ort.openai_server.chat import ChatBody
+from dsbd_ort.openai_server.completions import CompletionBody
+from dsbd_ort.openai_server.errors import (
+    ErrorResponse,
+    bad_request,
+    client_disconnected,
+    failure,
+    rejection,
+    shutting_down,
+    unknown_model,
+)
+from dsbd_ort.openai_server.metrics import Metrics, RequestMeter
+from dsbd_ort.openai_server.planner import EngineRequest, GenerationPlan
+from dsbd_ort.openai_server.protocol import GenerationBody, ResponseBuilder, ResponseHead
+from dsbd_ort.openai_server.responses import EventStream, full_response, streamed_events
+from dsbd_ort.openai_server.settings import ServingSettings
+from dsbd_ort.version import __version__
+from dsbd_runtime.bundle import MANIFEST_NAME
+
+Body = TypeVar("Body", CompletionBody, ChatBody)
+T = TypeVar("T")
+
+
+class Gate:
+    """Generation requests in flight, and whether new ones are let in. For one event loop."""
+
+    def __init__(self) -> None:
+        self.num_inside = 0
+        self.is_draining = False
+
+    def enter(self) -> None:
+        """Let a request in.
+
+        Raises:
+            ErrorResponse: the server is shutting down.
+        """
+        if self.is_draining:
+            raise shutting_down()
+        self.num_inside += 1
+
+    def leave(self) -> None:
+        """Let a request out."""
+        self.num_inside -= 1
+
+    def drain(self) -> None:
+        """Let no more requests in."""
+        self.is_draining = True
+
+
+class GenerationHandler:
+    """Responds to generation requests with a service, within the limits of a server."""
+
+    def __init__(
+        self, service: Service, settings: ServingSettings, metrics: Metrics, gate: Gate
+    ) -> None:
+        self._service = service
+        self._settings = settings
+        self._metrics = metrics
+        self._gate = gate
+        manifest = service.pipeline.bundle.path / MANIFEST_NAME
+        digest = hashlib.sha256(manifest.read_bytes()).hexdigest()
+        self._fingerprint = f"dsbd-ort-{__version__}-{digest[:12]}"
+
+    async def respond(
+        self,
+        request: Request,
+        body: Body,
+        plan_of: Callable[[Body], GenerationPlan],
+        builder_of: Callable[[ResponseHead], ResponseBuilder],
+        id_prefix: str,
+    ) -> Response:
+        """Return the response to ``body``: in one piece, or a stream.
+
+        Raises:
+            ErrorResponse: the request is rejected or failed, or its client disconnected.
+        """
+        self._check(body)
+        tokenizer = self._service.pipeline.tokenizer if body.wants_logprobs else None
+        with contextlib.ExitStack() as on_end:
+            self._gate.enter()
+            on_end.callback(self._gate.leave)
+            meter = RequestMeter(self._metrics)
+            generation = Generation(self._service, meter, self._settings.request_timeout_s)
+            on_end.callback(generation.close)
+            # in another thread: tokenizing takes long enough to hold up other clients
+            plan = await asyncio.to_thread(_submitted, generation, plan_of, body)
+            builder = builder_of(self._head(id_prefix))
+            results = generation.results()
+            if body.stream:
+                include_usage = bool(body.stream_options and body.stream_options.include_usage)
+                events = streamed_events(
+                    results, plan, builder, tokenizer, include_usage=include_usage
+                )
+                return EventStream(events, on_end.pop_all().close)
+            work = full_response(results, plan, builder, tokenizer)
+            response = await while_connected(request.receive, work)
+            return Response(response.model_dump_json(), media_type="application/json")
+
+    def _head(self, id_prefix: str) -> ResponseHead:
+        return ResponseHead(
+            id=f"{id_prefix}-{uuid.uuid4().hex}",
+            created=int(time.time()),
+            model=self._settings.model_name,
+            system_fingerprint=self._fingerprint,
+        )
+
+    def _check(self, body: GenerationBody) -> None:
+        if body.model != self._settings.model_name:
+            raise unknown_model(body.model, self._settings.model_name)
+        if body.stream_options is not None and not body.stream:
+            message = "stream_options requires stream true; leave it out"
+            raise bad_request(message, "stream_options")
+
+
+def _submitted(
+    generation: Generation, plan_of: Callable[[Body], GenerationPlan], body: Body
+) -> GenerationPlan:
+    """Return the plan of a body, whose engine requests have been submitted."""
+    plan = plan_of(body)
+    generation.submit(plan.engine_requests)
+    return plan
 
 
 class Generation:
-    """What goes on for one HTTP request.
+    """The engine requests of one HTTP request, submitted and cancelled together.
 
-    The engine never waits for its client: events gather in a queue, no more of them than tokens
-    were asked for.
+    The engine never waits for a client: events are queued, at most one for each new token.
     """
 
-    def __init__(self, service: EngineService, meter: RequestMeter, timeout_s: float) -> None:
-        """Make ready, in the event loop that will hear the events; ``timeout_s`` begins now."""
+    def __init__(self, service: Service, meter: RequestMeter, timeout_s: float) -> None:
+        """Call in the event loop that reads the results; ``timeout_s`` begins now."""
         self._service = service
         self._meter = meter
         self._loop = asyncio.get_running_loop()
@@ -33,69 +155,94 @@ class Generation:
         self._deadline = self._loop.time() + timeout_s
         self._events: asyncio.Queue[tuple[int, ServiceEvent]] = asyncio.Queue()
         self._live: list[LiveRequest] = []
-        self._num_over = 0
+        self._num_ended = 0
 
-    def submit(self, submissions: Sequence[Submission]) -> None:
-        """Begin all of them or none; in any thread.
+    def submit(self, engine_requests: Sequence[EngineRequest]) -> None:
+        """Submit all of them or none; in any thread.
 
         Raises:
-            Refusal: the service does not take one, or could never take all.
+            ErrorResponse: the service rejects one, or could never hold all.
         """
         limits = self._service.limits
-        most = limits.max_requests + limits.max_queued
-        if len(submissions) > most:
+        capacity = limits.max_requests + limits.max_queued
+        if len(engine_requests) > capacity:
             raise bad_request(
-                f"prompts and n make {len(submissions)} engine requests, this server holds {most} "
-                "at a time; send fewer prompts, or a smaller n",
+                f"prompts and n make {len(engine_requests)} engine requests, this server holds "
+                f"{capacity} at a time; send fewer prompts, or a smaller n",
                 "prompt",
                 "limit_exceeded",
             )
         try:
-            for index, submission in enumerate(submissions):
-                live = self._service.submit(
-                    submission.token_ids, submission.options, partial(self._hear, index)
+            for index, request in enumerate(engine_requests):
+                on_event = partial(self._receive, index)
+                self._live.append(
+                    self._service.submit(request.token_ids, request.options, on_event)
                 )
-                self._live.append(live)
         except DsbdError as error:
             self.close()
-            raise refusal_of(error) from error
+            raise rejection(error) from error
 
     def close(self) -> None:
-        """Cancel what is not over; may be called again."""
-        if self._num_over < len(self._live):
+        """Cancel the engine requests that have not ended; may be called again."""
+        if self._num_ended < len(self._live):
             self._meter.cancelled()
         for live in self._live:
             live.cancel()
-        self._num_over = len(self._live)
+        self._num_ended = len(self._live)
 
-    async def events(self) -> AsyncIterator[tuple[int, StreamStep | GenerationResult]]:
-        """Yield the index of a submission and what comes of it, until all have their results.
+    async def results(self) -> AsyncIterator[tuple[int, StreamStep | GenerationResult]]:
+        """Yield steps and results, each with the index of its engine request, until all ended.
 
         Raises:
-            Refusal: one failed or was cancelled, or the time is over.
+            ErrorResponse: one failed or was cancelled, or the request timed out.
         """
-        while self._num_over < len(self._live):
+        while self._num_ended < len(self._live):
             try:
                 async with asyncio.timeout_at(self._deadline):
                     index, event = await self._events.get()
             except TimeoutError as error:
-                raise Refusal(
+                raise ErrorResponse(
                     504,
-                    f"no answer within the {self._timeout_s:g} s that this server allows; ask for "
+                    f"no answer within the {self._timeout_s:g} s that this server allows; request "
                     "fewer tokens",
                     code="timeout",
                 ) from error
             if isinstance(event, StreamStep):
                 self._meter.step(index, event)
             elif isinstance(event, GenerationResult):
-                self._num_over += 1
+                self._num_ended += 1
                 self._meter.result(event)
             else:
-                self._num_over += 1
-                raise failure_of(event)
+                self._num_ended += 1
+                raise failure(event)
             yield index, event
 
-    def _hear(self, index: int, event: ServiceEvent) -> None:
-        """Take an event in the engine's thread."""
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+    def _receive(self, index: int, event: ServiceEvent) -> None:
+        """Queue an event; called in the engine's thread."""
+        with contextlib.suppress(RuntimeError):  # the event loop is closed, and nothing waits
             self._loop.call_soon_threadsafe(self._events.put_nowait, (index, event))
+
+
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of ``work``; cancel it when the client disconnects.
+
+    ``receive`` is that of a request whose body was read.
+
+    Raises:
+        ErrorResponse: the client disconnected.
+    """
+    working = asyncio.ensure_future(work)
+    disconnecting = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait((working, disconnecting), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        raise client_disconnected()
+    finally:
+        working.cancel()
+        disconnecting.cancel()
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,4 +1,4 @@
-"""What /metrics shows: vLLM's names where they exist, ``dsbd:`` before those that are ours."""
+"""Prometheus metrics of a server, under vLLM's names where they exist, else under ``dsbd:``."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from dsbd_ort.engine import Service
 from dsbd_ort.generated import GenerationResult, StreamStep
-from dsbd_ort.openai_server.engine_service import EngineService
-from dsbd_ort.openai_server.finish_reason import openai_finish_reason
+from dsbd_ort.openai_server.protocol import FINISH_REASONS
 
 Clock = Callable[[], float]
 
@@ -20,9 +20,9 @@ _TOKENS = tuple(float(2**power) for power in range(17))
 
 
 class Metrics:
-    """The numbers of one server, in a registry of their own."""
+    """The metrics of one server, in a registry of their own."""
 
-    def __init__(self, service: EngineService, model_name: str, clock: Clock) -> None:
+    def __init__(self, service: Service, model_name: str, clock: Clock) -> None:
         """``clock`` counts seconds."""
         self.registry = CollectorRegistry()
         self.clock = clock
@@ -37,12 +37,14 @@ class Metrics:
         self.num_accepted_tokens = self._counter(
             "vllm:spec_decode_num_accepted_tokens", "Drafted tokens that were committed."
         )
-        self.num_cancelled = self._counter("dsbd:requests_cancelled", "Requests given up.")
+        self.num_cancelled = self._counter(
+            "dsbd:requests_cancelled", "Requests cancelled before their end."
+        )
         self.first_token = self._histogram(
             "vllm:time_to_first_token_seconds", "From arrival to the first token.", _LONG
         )
         self.inter_token = self._histogram(
-            "vllm:inter_token_latency_seconds", "Between two steps that bring tokens.", _SHORT
+            "vllm:inter_token_latency_seconds", "Between two steps with new tokens.", _SHORT
         )
         self.per_token = self._histogram(
             "vllm:request_time_per_output_token_seconds", "Per token after the first.", _SHORT
@@ -58,24 +60,24 @@ class Metrics:
         )
         self._succeeded = Counter(
             "vllm:request_success",
-            "Sequences returned, by what ended them.",
+            "Sequences returned, by finish reason.",
             ("model_name", "finished_reason"),
             registry=self.registry,
         )
-        self._answers = Counter(
+        self._responses = Counter(
             "dsbd:http_answers",
-            "HTTP answers.",
+            "HTTP responses.",
             ("model_name", "path", "status"),
             registry=self.registry,
         )
 
     def count_success(self, finish_reason: str) -> None:
-        """Note a returned sequence."""
+        """Count a returned sequence."""
         self._succeeded.labels(**self._labels, finished_reason=finish_reason).inc()
 
-    def count_answer(self, path: str, status: int) -> None:
-        """Note an HTTP answer; ``path`` must be one of few."""
-        self._answers.labels(**self._labels, path=path, status=str(status)).inc()
+    def count_response(self, path: str, status: int) -> None:
+        """Count an HTTP response; ``path`` is a label, so it must be one of few."""
+        self._responses.labels(**self._labels, path=path, status=str(status)).inc()
 
     def _counter(self, name: str, text: str) -> Counter:
         counter = Counter(name, text, tuple(self._labels), registry=self.registry)
@@ -96,7 +98,7 @@ class RequestMeter:
         self._last_token_by_index: dict[int, float] = {}
 
     def step(self, index: int, step: StreamStep) -> None:
-        """Note what a submission brought."""
+        """Record a step of the engine request with this index."""
         if not step.token_ids:
             return
         now = self._metrics.clock()
@@ -107,7 +109,7 @@ class RequestMeter:
         self._last_token_by_index[index] = now
 
     def result(self, result: GenerationResult) -> None:
-        """Note a finished submission."""
+        """Record a finished engine request."""
         metrics, stats = self._metrics, result.stats
         metrics.whole.observe(metrics.clock() - self._arrived)
         metrics.prompt_tokens.inc(stats.num_prompt_tokens)
@@ -121,17 +123,17 @@ class RequestMeter:
         for sequence in result.sequences:
             metrics.generation_tokens.inc(len(sequence.token_ids))
             metrics.answer_length.observe(len(sequence.token_ids))
-            metrics.count_success(openai_finish_reason(sequence.finish_reason))
+            metrics.count_success(FINISH_REASONS[sequence.finish_reason])
 
     def cancelled(self) -> None:
-        """Note a request that was given up."""
+        """Record that the request was cancelled."""
         self._metrics.num_cancelled.inc()
 
 
 class _ServiceCollector(Collector):
-    """What goes on in the engine, asked when somebody reads the metrics."""
+    """Gauges of the engine, read at each scrape."""
 
-    def __init__(self, service: EngineService, model_name: str) -> None:
+    def __init__(self, service: Service, model_name: str) -> None:
         self._service = service
         self._model_name = model_name
 

@@ -1,18 +1,78 @@
-"""ASGI middleware: a body has a size and a time, whatever its headers say."""
+"""ASGI middlewares of every request: access log, size and time limit of the body."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import traceback
+from collections.abc import Callable
+from urllib.parse import quote
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dsbd_ort.openai_server.refusal import Refusal
+from dsbd_ort.openai_server.errors import ErrorResponse, client_disconnected
 
+_log = logging.getLogger(__name__)
 _CLOSE = {"Connection": "close"}
 
 
+class AccessLog:
+    """Logs and counts every response; an unexpected exception becomes a 500.
+
+    A line holds method, path, status and seconds: nothing of query, headers or bodies.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        clock: Callable[[], float],
+        count: Callable[[str, int], None],
+        is_shown: bool,
+    ) -> None:
+        """``count`` is called with path and status of every response."""
+        self._app = app
+        self._clock = clock
+        self._count = count
+        self._is_shown = is_shown
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Forward a request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        status, began = 0, self._clock()
+
+        async def recorded_send(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, recorded_send)
+        except Exception as error:
+            _log_bug(error)
+            if status == 0:
+                message = "internal error; the server's log says where"
+                response = ErrorResponse(500, message, code="bug").response()
+                await response(scope, receive, recorded_send)
+        finally:
+            self._count(scope["path"], status)
+            if self._is_shown:
+                seconds = self._clock() - began
+                path = quote(scope["path"])[:200]  # printable, and short enough for a line
+                _log.info("%s %s %d %.3f", scope["method"], path, status, seconds)
+
+
+def _log_bug(error: Exception) -> None:
+    """Log where an error was raised, without its message: that may quote a request."""
+    frames = "".join(traceback.format_tb(error.__traceback__))
+    _log.error("internal error, %s, at:\n%s", type(error).__name__, frames)
+
+
 class BodyLimit:
-    """Reads the whole body before anything else sees the request."""
+    """Receives the whole body, within its limits, before the application sees the request."""
 
     def __init__(self, app: ASGIApp, *, max_bytes: int, timeout_s: float) -> None:
         self._app = app
@@ -20,7 +80,7 @@ class BodyLimit:
         self._timeout_s = timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on with its body, or refuse it."""
+        """Forward a request with its body, or reject it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -28,47 +88,47 @@ class BodyLimit:
             async with asyncio.timeout(self._timeout_s):
                 body = await self._read(receive)
         except TimeoutError:
-            error = Refusal(
+            error = ErrorResponse(
                 408,
                 f"the body did not arrive within {self._timeout_s:g} s",
                 code="body_timeout",
                 headers=_CLOSE,
             )
             await error.response()(scope, receive, send)
-        except Refusal as error:
+        except ErrorResponse as error:
             await error.response()(scope, receive, send)
         else:
-            await self._app(scope, _Replay(body, receive), send)
+            await self._app(scope, _ReceiveAgain(body, receive), send)
 
     async def _read(self, receive: Receive) -> bytes:
         """Return the body.
 
-        One that is too large is read on, but not kept: a client that is still sending when the
-        connection closes would not see the answer.
+        One that is too large is received to its end, but not kept: a client that is still sending
+        when the connection closes would not see the response.
         """
         body = bytearray()
         num_bytes, has_more = 0, True
         while has_more:
             message = await receive()
             if message["type"] == "http.disconnect":
-                raise Refusal(499, "the client has gone")
-            piece = message.get("body", b"")
-            num_bytes += len(piece)
+                raise client_disconnected()
+            part = message.get("body", b"")
+            num_bytes += len(part)
             if num_bytes <= self._max_bytes:
-                body += piece
+                body += part
             has_more = message.get("more_body", False)
         if num_bytes > self._max_bytes:
-            raise Refusal(
+            raise ErrorResponse(
                 413,
-                f"the body has {num_bytes} bytes, this server takes {self._max_bytes}; send less",
+                f"the body has {num_bytes} bytes, this server allows {self._max_bytes}; send less",
                 code="body_too_large",
                 headers=_CLOSE,
             )
         return bytes(body)
 
 
-class _Replay:
-    """A receive that begins with a body that was read."""
+class _ReceiveAgain:
+    """An ASGI ``receive`` that begins with a body that was received already."""
 
     def __init__(self, body: bytes, receive: Receive) -> None:
         self._first: Message | None = {"type": "http.request", "body": body, "more_body": False}

@@ -1,19 +1,64 @@
-"""What a client may send: OpenAI's fields by type, and those of DecodingConfig beside them."""
+"""Request fields and response parts that /v1/completions and /v1/chat/completions share."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from dsbd_ort.decoding import STRATEGIES, DecodingConfig
+from dsbd_ort.openai_server.errors import bad_request
 
-PromptField = str | list[str] | list[int] | list[list[int]]
+OPENAI_NAMES = {  # OpenAI's name: that of DecodingConfig
+    "max_tokens": "max_new_tokens",
+    "max_completion_tokens": "max_new_tokens",
+    "stop": "stop_strings",
+    "num_return_sequences": "num_return_sequences",
+    "n": "num_return_sequences",
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "seed": "seed",
+}
+OPTION_NAMES = frozenset(field.name for field in dataclasses.fields(DecodingConfig))
+
+# OpenAI's fields that are not supported, with the values, beside null, that request nothing: many
+# clients always send them. Any other value is an error, because to ignore it would change the
+# answer without a word.
+_NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
+    "audio": (),
+    "echo": (False,),
+    "frequency_penalty": (0,),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "logit_bias": ({},),
+    "metadata": ({},),
+    "modalities": (["text"],),
+    "parallel_tool_calls": (True, False),
+    "prediction": (),
+    "presence_penalty": (0,),
+    "reasoning_effort": ("none",),
+    "response_format": ({"type": "text"},),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+    "suffix": ("",),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "top_logprobs": (0,),
+    "verbosity": (),
+    "web_search_options": (),
+}
+_IDENTIFIERS = ("prompt_cache_key", "safety_identifier")  # of a user or a cache: any text, unused
+
+FinishReason = Literal["stop", "length"]
+FINISH_REASONS: dict[str, FinishReason] = {"eos": "stop", "stop": "stop", "length": "length"}
+"""OpenAI's finish reason by that of a GeneratedSequence."""
 
 
 def _describe_options(schema: dict[str, Any]) -> None:
-    """Add the fields of DecodingConfig to a body's schema; they are checked by DecodingConfig."""
+    """Add the fields of DecodingConfig, which checks them itself, to the schema of a body."""
     described = TypeAdapter(DecodingConfig).json_schema()["properties"]
     described["strategy"]["enum"] = list(STRATEGIES)
     schema["properties"] = {**described, **schema["properties"]}
@@ -21,14 +66,14 @@ def _describe_options(schema: dict[str, Any]) -> None:
 
 
 class StreamOptions(BaseModel):
-    """How a stream ends."""
+    """OpenAI's ``stream_options``."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
     include_usage: bool | None = None
 
 
 class GenerationBody(BaseModel):
-    """What both routes take; all further fields are those of DecodingConfig."""
+    """Request fields of both endpoints; all other fields are those of DecodingConfig."""
 
     model_config = ConfigDict(extra="allow", strict=True, json_schema_extra=_describe_options)
     model: str
@@ -44,60 +89,114 @@ class GenerationBody(BaseModel):
     stream_options: StreamOptions | None = None
     user: str | None = None
 
-    def further_fields(self) -> dict[str, Any]:
-        """Return what was given beyond the fields above, nulls left out."""
-        return {
-            name: value for name, value in (self.model_extra or {}).items() if value is not None
-        }
+    def decoding_options(self) -> dict[str, Any]:
+        """Return the fields that are options, by the names of DecodingConfig.
+
+        Raises:
+            ErrorResponse: a field is unknown or not supported, or contradicts another.
+        """
+        options = _without_neutral(self.model_extra or {})
+        if unknown := sorted(set(options) - OPTION_NAMES):
+            raise bad_request(f"unknown field {unknown[0]!r}; see docs/serving.md", unknown[0])
+        for openai_name, name in OPENAI_NAMES.items():
+            value = getattr(self, openai_name)
+            if value is None:
+                continue
+            if name in options and options[name] != value:
+                message = f"{openai_name} contradicts another field for {name}; use one of them"
+                raise bad_request(message, openai_name)
+            options[name] = value
+        return options
 
 
-class CompletionBody(GenerationBody):
-    """The body of /v1/completions."""
+def _without_neutral(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return ``fields`` without nulls and without those of OpenAI's that request nothing."""
+    options = {}
+    for name, value in fields.items():
+        if value is None:
+            continue
+        if name in _IDENTIFIERS:
+            if not isinstance(value, str):
+                raise bad_request(f"{name} is not a string; use a string or leave it out", name)
+        elif name in _NEUTRAL_VALUES:
+            neutral = _NEUTRAL_VALUES[name]
+            if not any(_equals_in_json(value, each) for each in neutral):
+                allowed = " or ".join(map(repr, neutral)) or "null"
+                message = f"this value of {name} is not supported; leave it out or use {allowed}"
+                raise bad_request(message, name, "unsupported")
+        else:
+            options[name] = value
+    return options
 
-    prompt: PromptField
-    best_of: int | None = Field(None, ge=1)
-    logprobs: int | None = None
+
+def _equals_in_json(value: Any, other: Any) -> bool:
+    """Return whether two values are equal; true is not 1."""
+    return isinstance(value, bool) is isinstance(other, bool) and bool(value == other)
 
 
-class TextPart(BaseModel):
-    """A part of a message."""
+class Usage(BaseModel):
+    """Tokens of the prompts, and of the returned sequences."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
-    type: Literal["text"]
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class Report(BaseModel):
+    """The field ``dsbd``: seed and strategy, to repeat the request, and its statistics.
+
+    ``requests`` are the statistics of each engine request, see docs/run.md.
+    """
+
+    seed: int
+    strategy: str
+    requests: list[dict[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResponseHead:
+    """The fields of OpenAI's that are the same in a response and in all chunks of a stream."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+
+
+@dataclass(frozen=True)
+class TokenPieces:
+    """Consecutive tokens: their texts, their raw log-probabilities under the target."""
+
+    texts: Sequence[str]
+    logprobs: Sequence[float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReturnedSequence:
+    """One choice of a response; ``tokens`` is None without ``logprobs`` in the request."""
+
+    index: int
     text: str
+    finish_reason: FinishReason
+    tokens: TokenPieces | None
 
 
-class ChatMessage(BaseModel):
-    """A message; fields beyond these must be null."""
+class ResponseBuilder(Protocol):
+    """The response format of one endpoint: a response in one piece, or the chunks of a stream."""
 
-    model_config = ConfigDict(extra="allow", strict=True)
-    role: str
-    content: str | list[TextPart] | None = None
-    name: str | None = None
+    def full(
+        self, sequences: Sequence[ReturnedSequence], usage: Usage, report: Report
+    ) -> BaseModel:
+        """Return the response without streaming."""
 
-    def plain(self) -> dict[str, str]:
-        """Return the message as a chat template reads it."""
-        parts = self.content or ""
-        text = parts if isinstance(parts, str) else "".join(part.text for part in parts)
-        name = {} if self.name is None else {"name": self.name}
-        return {"role": self.role, "content": text, **name}
+    def first_chunk(self, index: int) -> BaseModel | None:
+        """Return the chunk that begins a choice; None where the endpoint has none."""
 
+    def text_chunk(self, index: int, text: str, tokens: TokenPieces | None) -> BaseModel:
+        """Return a chunk with the next text of a choice."""
 
-class ChatBody(GenerationBody):
-    """The body of /v1/chat/completions."""
+    def last_chunk(self, index: int, finish_reason: FinishReason, report: Report) -> BaseModel:
+        """Return the chunk that ends a choice."""
 
-    messages: list[ChatMessage]
-    logprobs: bool | None = None
-
-
-OPENAI_NAMES = {  # OpenAI's name: that of DecodingConfig
-    "max_tokens": "max_new_tokens",
-    "max_completion_tokens": "max_new_tokens",
-    "stop": "stop_strings",
-    "num_return_sequences": "num_return_sequences",
-    "n": "num_return_sequences",
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "seed": "seed",
-}
-OPTION_NAMES = frozenset(field.name for field in dataclasses.fields(DecodingConfig))
+    def usage_chunk(self, usage: Usage) -> BaseModel:
+        """Return the chunk with the usage, the last of a stream."""

@@ -1,33 +1,42 @@
-"""The routes for those who run the server, and the list of models."""
+"""The endpoints: generation, the list of models, and those for operators."""
 
 from __future__ import annotations
 
 import time
 from typing import Any, Literal
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel
 
-from dsbd_ort.openai_server.answerer import unknown_model
-from dsbd_ort.openai_server.errors import draining
-from dsbd_ort.openai_server.gate import Gate
+from dsbd_ort.engine import Service
+from dsbd_ort.openai_server.chat import ChatBody, ChatBuilder, ChatCompletion
+from dsbd_ort.openai_server.completions import Completion, CompletionBody, CompletionBuilder
+from dsbd_ort.openai_server.errors import (
+    ErrorBody,
+    engine_ended,
+    shutting_down,
+    unknown_model,
+)
+from dsbd_ort.openai_server.generation import Gate, GenerationHandler
 from dsbd_ort.openai_server.metrics import Metrics
-from dsbd_ort.openai_server.refusal import ErrorBody
+from dsbd_ort.openai_server.planner import Planner
 
-_REFUSED: dict[int | str, dict[str, Any]] = {"4XX": {"model": ErrorBody}}
-_NOT_READY: dict[int | str, dict[str, Any]] = {503: {"model": ErrorBody}}
+_STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
+_4XX: dict[int | str, dict[str, Any]] = {"4XX": {"model": ErrorBody}}
+_4XX_AND_503: dict[int | str, dict[str, Any]] = {**_4XX, 503: {"model": ErrorBody}}
+_4XX_AND_5XX: dict[int | str, dict[str, Any]] = {**_4XX, "5XX": {"model": ErrorBody}}
 
 
 class State(BaseModel):
-    """How the server is."""
+    """State of the server."""
 
     status: Literal["alive", "ready"]
 
 
 class Model(BaseModel):
-    """A model that is served."""
+    """The model that is served."""
 
     id: str
     object: Literal["model"] = "model"
@@ -37,32 +46,35 @@ class Model(BaseModel):
 
 
 class Models(BaseModel):
-    """All models that are served."""
+    """The list of models."""
 
     object: Literal["list"] = "list"
     data: list[Model]
 
 
-def operation_routes(gate: Gate, metrics: Metrics) -> APIRouter:
-    """Return /health, /ready and /metrics."""
-    router = APIRouter()
+def generation_routes(handler: GenerationHandler, planner: Planner) -> APIRouter:
+    """Return /v1/completions and /v1/chat/completions."""
+    router = APIRouter(prefix="/v1")
 
-    @router.get("/health", responses=_REFUSED)
-    async def health() -> State:
-        """Tell that the process answers."""
-        return State(status="alive")
+    @router.post(
+        "/completions",
+        response_model=None,
+        responses={200: {"model": Completion, "content": _STREAM}, **_4XX_AND_5XX},
+    )
+    async def completions(request: Request, body: CompletionBody) -> Response:
+        """Continue prompts."""
+        return await handler.respond(
+            request, body, planner.plan_completion, CompletionBuilder, "cmpl"
+        )
 
-    @router.get("/ready", responses={**_REFUSED, **_NOT_READY})
-    async def ready() -> State:
-        """Tell whether new requests are let in."""
-        if gate.is_draining:
-            raise draining()
-        return State(status="ready")
-
-    @router.get("/metrics", response_class=PlainTextResponse, responses=_REFUSED)
-    async def all_metrics() -> Response:
-        """Return all metrics in Prometheus' text format."""
-        return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
+    @router.post(
+        "/chat/completions",
+        response_model=None,
+        responses={200: {"model": ChatCompletion, "content": _STREAM}, **_4XX_AND_5XX},
+    )
+    async def chat_completions(request: Request, body: ChatBody) -> Response:
+        """Answer a conversation."""
+        return await handler.respond(request, body, planner.plan_chat, ChatBuilder, "chatcmpl")
 
     return router
 
@@ -72,16 +84,44 @@ def model_routes(model_name: str, context_length: int) -> APIRouter:
     router = APIRouter(prefix="/v1")
     served = Model(id=model_name, created=int(time.time()), max_model_len=context_length)
 
-    @router.get("/models", responses=_REFUSED)
+    @router.get("/models", responses=_4XX)
     async def models() -> Models:
         """List the one model of this server."""
         return Models(data=[served])
 
-    @router.get("/models/{name:path}", responses=_REFUSED)
+    @router.get("/models/{name:path}", responses=_4XX)
     async def model(name: str) -> Model:
         """Describe a model."""
         if name != model_name:
             raise unknown_model(name, model_name)
         return served
+
+    return router
+
+
+def operation_routes(service: Service, gate: Gate, metrics: Metrics) -> APIRouter:
+    """Return /health, /ready and /metrics."""
+    router = APIRouter()
+
+    @router.get("/health", responses=_4XX_AND_503)
+    async def health() -> State:
+        """Return 503 if only a restart helps; while the server drains it is healthy."""
+        if not (service.is_open or gate.is_draining):
+            raise engine_ended()
+        return State(status="alive")
+
+    @router.get("/ready", responses=_4XX_AND_503)
+    async def ready() -> State:
+        """Return 503 if new generation requests are rejected."""
+        if gate.is_draining:
+            raise shutting_down()
+        if not service.is_open:
+            raise engine_ended()
+        return State(status="ready")
+
+    @router.get("/metrics", response_class=PlainTextResponse, responses=_4XX)
+    async def all_metrics() -> Response:
+        """Return all metrics in Prometheus' text format."""
+        return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     return router

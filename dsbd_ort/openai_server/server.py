@@ -1,4 +1,4 @@
-"""uvicorn, with an end that lets those inside finish."""
+"""uvicorn server with graceful shutdown and connection timeouts, and its listening socket."""
 
 from __future__ import annotations
 
@@ -10,27 +10,57 @@ from types import FrameType
 
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
+from dsbd_ort.engine import Service
 from dsbd_ort.number_checks import MOST_SECONDS, check_count, check_seconds
-from dsbd_ort.openai_server.engine_service import EngineService
-from dsbd_ort.openai_server.gate import Gate
-from dsbd_ort.openai_server.timed_protocol import TimedProtocol
+from dsbd_ort.openai_server.errors import ServingError
+from dsbd_ort.openai_server.generation import Gate
 
 _log = logging.getLogger(__name__)
-_LAST_WORDS_S = 2  # for answers that were cut short to reach their clients
+_LAST_RESPONSES_S = 2  # for the responses to cancelled requests to reach their clients
+
+
+def listening_socket(host: str, port: int, *, stuck_after_s: float) -> socket.socket:
+    """Return a bound socket; port 0 picks a free one.
+
+    Where the kernel supports it (Linux), it drops connections whose client has acknowledged none
+    of the data sent for ``stuck_after_s``: one that vanished, or stopped reading.
+
+    Raises:
+        ServingError: the address cannot be bound.
+    """
+    check_seconds("stuck_after_s", stuck_after_s)
+    listener = None
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            milliseconds = int(1000 * stuck_after_s)
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
+        listener.bind(address)
+    except (OSError, OverflowError, UnicodeError) as error:
+        if listener is not None:
+            listener.close()
+        raise ServingError(
+            f"cannot listen on host {host!r}, port {port} ({error}); choose others with --host "
+            "and --port"
+        ) from error
+    return listener
 
 
 class GracefulServer(uvicorn.Server):
-    """Ends in order: the first signal closes the gate, a second one does not wait.
+    """Drains on the first signal; a second one does not wait.
 
-    While those inside finish, the server still listens, so that /ready can say 503. After
-    ``shutdown_timeout_s`` their requests are cancelled, and told so.
+    While requests finish, the server still listens, so that /ready can return 503. After
+    ``shutdown_timeout_s`` the requests left are cancelled, and their clients get an error.
     """
 
     def __init__(
         self,
         app: ASGIApp,
-        service: EngineService,
+        service: Service,
         gate: Gate,
         *,
         idle_timeout_s: int,
@@ -51,7 +81,7 @@ class GracefulServer(uvicorn.Server):
                 server_header=False,
                 proxy_headers=False,
                 timeout_keep_alive=idle_timeout_s,
-                timeout_graceful_shutdown=_LAST_WORDS_S,
+                timeout_graceful_shutdown=_LAST_RESPONSES_S,
                 limit_concurrency=max_connections,
             )
         )
@@ -62,33 +92,70 @@ class GracefulServer(uvicorn.Server):
         self._when_listening: Callable[[], None] = lambda: None
 
     def run_on(self, listener: socket.socket, *, when_listening: Callable[[], None]) -> None:
-        """Serve until a signal, then end in order."""
+        """Serve until a signal, then shut down."""
         self._when_listening = when_listening
         self.run(sockets=[listener])
         self._service.close(drain=False)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to listen; signals are heard from here on."""
+        """Begin to listen; signals are handled from here on."""
         await super().startup(sockets)
         self._when_listening()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Take a signal."""
+        """Handle a signal."""
         if self._gate.is_draining:
             self.should_exit = self.force_exit = True
         self._gate.drain()
 
     async def on_tick(self, counter: int) -> bool:
-        """Look ten times a second whether it is time to end."""
+        """Check ten times a second whether draining is done, or has taken too long."""
         if self._gate.is_draining:
             now = asyncio.get_running_loop().time()
             if self._deadline is None:
                 self._deadline = now + self._shutdown_timeout_s
-                _log.info("ending; %d requests are being answered", self._gate.num_inside)
+                _log.info("shutting down; %d requests in flight", self._gate.num_inside)
             if self._gate.num_inside == 0:
                 self.should_exit = True
             elif now >= self._deadline:
-                _log.warning("%d requests are cut short", self._gate.num_inside)
+                _log.warning("%d requests are cancelled", self._gate.num_inside)
                 await asyncio.to_thread(self._service.close, drain=False)
                 self.should_exit = True
         return await super().on_tick(counter)
+
+
+class TimedProtocol(H11Protocol):
+    """An HTTP/1.1 connection, closed if no request begins within uvicorn's ``timeout_keep_alive``.
+
+    uvicorn itself waits for ever for the first bytes of a connection, for the rest of a request's
+    head, and for a body that is not read any more.
+    """
+
+    _expiry: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Start the timer for the head of the first request."""
+        super().connection_made(transport)
+        self._await_request(after=None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the timer."""
+        if self._expiry is not None:
+            self._expiry.cancel()
+        super().connection_lost(exc)
+
+    def on_response_complete(self) -> None:
+        """Start the timer for the head of the next request, even if other bytes arrive."""
+        answered = self.cycle
+        super().on_response_complete()
+        self._await_request(after=answered)
+
+    def _await_request(self, *, after: RequestResponseCycle | None) -> None:
+        if self._expiry is not None:
+            self._expiry.cancel()
+        self._expiry = self.loop.call_later(self.timeout_keep_alive, self._close_unless, after)
+
+    def _close_unless(self, after: RequestResponseCycle | None) -> None:
+        """Close if no request followed that of ``after``; buffered data is still sent."""
+        if self.cycle is after:
+            self.transport.close()

@@ -1,30 +1,36 @@
-"""What a server allows and how long it waits, as one value."""
+"""Limits of the server, and the checks of requests against them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dsbd_ort.decoding import DecodingConfig
 from dsbd_ort.number_checks import MOST_BYTES, check_count, check_seconds
 from dsbd_ort.openai_server.api_keys import ApiKeys
+from dsbd_ort.openai_server.errors import bad_request
+
+_MAX_STOPS, _MAX_STOP_CHARACTERS, _MAX_EOS_IDS = 16, 256, 64
+_COUNTS = ("max_new_tokens", "max_beams", "max_draft_nodes", "max_best_of", "max_prompts")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServingSettings:
-    """What a server allows and how long it waits.
+    """Limits, timeouts and API keys of a server.
 
     Attributes:
-        model_name: what requests call the model.
-        keys: who may ask; None lets everybody.
-        keys_everywhere: whether /health, /ready and /metrics want a key as well.
-        max_prompt_tokens: of one prompt; None for what the context holds.
+        model_name: the ``model`` of requests.
+        keys: accepted API keys; None for no authentication.
+        keys_everywhere: whether /health, /ready and /metrics require a key as well.
+        max_prompt_tokens: of one prompt; None for the context length.
         max_new_tokens: of one sequence.
-        max_beams: of one engine request: num_beams, joint_beams.
-        max_draft_nodes: candidates of one drafted forest, all layers together.
-        max_best_of: of one prompt: n, best_of.
-        max_prompts: of one body.
-        max_body_bytes: of one body.
-        body_timeout_s: for a body to arrive.
-        request_timeout_s: from a request's admission to its last token, the queue included.
+        max_beams: limit of num_beams and of joint_beams.
+        max_draft_nodes: candidates of one drafted forest, over all draft layers.
+        max_best_of: limit of n and of best_of.
+        max_prompts: of one request.
+        max_body_bytes: of one request.
+        body_timeout_s: to receive a body.
+        request_timeout_s: from the arrival of a request to its last token, time in the queue
+            included.
     """
 
     model_name: str
@@ -43,14 +49,50 @@ class ServingSettings:
     def __post_init__(self) -> None:
         if self.max_prompt_tokens is not None:
             check_count("max_prompt_tokens", self.max_prompt_tokens, 1)
-        for name in (
-            "max_new_tokens",
-            "max_beams",
-            "max_draft_nodes",
-            "max_best_of",
-            "max_prompts",
-        ):
+        for name in _COUNTS:
             check_count(name, getattr(self, name), 1)
         check_count("max_body_bytes", self.max_body_bytes, 1, MOST_BYTES)
         check_seconds("body_timeout_s", self.body_timeout_s)
         check_seconds("request_timeout_s", self.request_timeout_s)
+
+
+def check_config(config: DecodingConfig, settings: ServingSettings) -> None:
+    """Reject options that cost more than the server allows.
+
+    Raises:
+        ErrorResponse: names the field, the value and the limit.
+    """
+    longest_stop = max(map(len, config.stop_texts), default=0)
+    draft_nodes = " candidates over all draft layers"
+    for name, value, limit, unit in (
+        ("max_new_tokens", config.max_new_tokens, settings.max_new_tokens, ""),
+        ("num_beams", config.width, settings.max_beams, ""),
+        ("joint_beams", config.joint_beams or 0, settings.max_beams, ""),
+        ("joint_tokens", config.joint_tokens or 0, settings.max_draft_nodes, ""),
+        ("draft_beams", sum(config.layer_widths), settings.max_draft_nodes, draft_nodes),
+        ("stop", len(config.stop_texts), _MAX_STOPS, " stop texts"),
+        ("stop", longest_stop, _MAX_STOP_CHARACTERS, " characters in one stop text"),
+        ("eos_token_id", len(config.eos_ids), _MAX_EOS_IDS, " token ids"),
+    ):
+        check_limit(name, value, limit, unit)
+
+
+def check_prompt(num_tokens: int, settings: ServingSettings) -> None:
+    """Reject a prompt that is longer than the server allows."""
+    limit = settings.max_prompt_tokens
+    if limit is not None and num_tokens > limit:
+        raise bad_request(
+            f"the prompt has {num_tokens} tokens, this server allows {limit}; shorten it",
+            "prompt",
+            "context_length_exceeded",
+        )
+
+
+def check_limit(name: str, value: int, limit: int, unit: str = "") -> None:
+    """Reject a field that exceeds a limit; ``unit`` follows the value in the message."""
+    if value > limit:
+        raise bad_request(
+            f"{name} amounts to {value}{unit}, this server allows {limit}; lower it",
+            name,
+            "limit_exceeded",
+        )

@@ -13,9 +13,8 @@ from click.testing import CliRunner
 from dsbd_ort import cli
 from dsbd_ort.commands.number_types import IntList
 from dsbd_ort.engine import ServiceLimits
-from dsbd_ort.openai_server.gate import Gate
-from dsbd_ort.openai_server.listening_socket import listening_socket
-from dsbd_ort.openai_server.server import GracefulServer
+from dsbd_ort.openai_server.generation import Gate
+from dsbd_ort.openai_server.server import GracefulServer, listening_socket
 from dsbd_ort.openai_server.settings import ServingSettings
 from dsbd_runtime.errors import InputError
 

@@ -1,4 +1,4 @@
-"""An EngineService without an engine: its answers are what a test says."""
+"""A Service without an engine: a test scripts its events."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class FakeRequest:
 class ScriptedService:
     """Every request gets the events of ``script``, in a thread of its own, then waits for its end.
 
-    The first ``num_refused`` requests after ``num_taken`` are told that the queue is full.
+    After ``num_taken`` requests the queue is full.
     """
 
     def __init__(self, pipeline: Pipeline, script: Script, num_taken: int = 100) -> None:
@@ -68,6 +68,10 @@ class ScriptedService:
                 return
         request.is_cancelled.wait(30)
         on_event(Cancelled())
+
+    @property
+    def is_open(self) -> bool:
+        return not self._is_closed
 
     def stats(self) -> ServiceStats:
         running = sum(not request.is_cancelled.is_set() for request in self.requests)

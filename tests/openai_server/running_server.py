@@ -10,11 +10,10 @@ from typing import Any
 
 import openai
 
+from dsbd_ort.engine import Service
 from dsbd_ort.openai_server.app import create_app
-from dsbd_ort.openai_server.engine_service import EngineService
-from dsbd_ort.openai_server.gate import Gate
-from dsbd_ort.openai_server.listening_socket import listening_socket
-from dsbd_ort.openai_server.server import GracefulServer
+from dsbd_ort.openai_server.generation import Gate
+from dsbd_ort.openai_server.server import GracefulServer, listening_socket
 from dsbd_ort.openai_server.settings import ServingSettings
 
 MODEL = "tiny"
@@ -25,7 +24,7 @@ class RunningServer:
     """Where it listens, and what answers there."""
 
     port: int
-    service: EngineService
+    service: Service
     gate: Gate
 
     @property
@@ -38,7 +37,7 @@ class RunningServer:
 
 @contextlib.contextmanager
 def running_server(
-    service: EngineService,
+    service: Service,
     *,
     idle_timeout_s: int = 10,
     stuck_after_s: float = 60,

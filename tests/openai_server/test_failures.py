@@ -1,4 +1,4 @@
-"""What is not the client's fault: said without details, and nothing stays behind."""
+"""Failures that are not the client's: error responses without internals, and nothing left over."""
 
 from __future__ import annotations
 
@@ -13,13 +13,22 @@ import openai
 import pytest
 
 from dsbd_ort import Pipeline, StreamStep
-from dsbd_ort.engine import ServiceEvent
+from dsbd_ort.engine import ServiceEvent, ServiceLimits
 from dsbd_runtime.errors import CapacityError, EngineError
 from tests.openai_server.fakes import ScriptedService
 from tests.openai_server.running_server import MODEL, running_server
 
 BODY = {"model": MODEL, "prompt": "SECRET", "max_tokens": 8}
 STEP = StreamStep([65, 66], "AB", [-1.0, -2.0])
+LONG: dict[str, Any] = {  # lasts until its client has gone
+    "model": MODEL,
+    "prompt": "a",
+    "max_tokens": 1500,
+    "strategy": "beam-sample",
+    "num_beams": 2,
+    "eos_token_id": [],
+    "stream": True,
+}
 
 
 def soon(is_true: Callable[[], bool]) -> bool:
@@ -64,6 +73,28 @@ def test_an_engine_that_fails(
     assert (found["type"], found["code"]) == ("server_error", code)
     assert "/srv" not in answer.text
     assert str(error) in caplog.text
+
+
+def test_health_and_ready_fail_once_the_engine_has_ended(serve) -> None:
+    def ending(inputs: Any) -> Any:
+        raise SystemExit
+
+    with serve() as server, httpx2.Client(base_url=server.url) as http:
+        assert http.get("/ready").json() == {"status": "ready"}
+        assert http.get("/health").json() == {"status": "alive"}
+        server.service.pipeline._target._session.run = ending  # the only way to a thread that ends
+        assert http.post("/v1/completions", json=BODY).status_code == 500
+        for path in ("/ready", "/health"):
+            answer = http.get(path)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_ended")
+
+
+def test_a_service_closed_by_its_owner_is_not_ready(pipeline: Pipeline) -> None:
+    service = ScriptedService(pipeline, one_step)
+    with running_server(service) as server:
+        service.close()
+        for path in ("/ready", "/health"):
+            assert httpx2.get(f"{server.url}{path}").status_code == 503
 
 
 def test_the_client_raises_what_ends_a_stream(pipeline: Pipeline) -> None:
@@ -157,3 +188,23 @@ def test_the_log_holds_nothing_of_prompts_or_answers(
         "POST /v1/completions 400",
         "GET /a%0Ab 404",
     ]
+
+
+def test_one_too_many_is_refused_until_the_other_has_gone(serve) -> None:
+    limits = ServiceLimits(max_requests=1, max_queued=0)
+    with serve(limits=limits) as server, httpx2.Client(base_url=server.url) as http:
+        with http.stream("POST", "/v1/completions", json=LONG):
+            assert soon(lambda: server.service.stats().num_running == 1)
+            refused = http.post("/v1/completions", json=LONG)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_full")
+        assert soon(lambda: server.service.stats().num_running == 0)
+        short = {**LONG, "max_tokens": 1, "stream": False}
+        assert http.post("/v1/completions", json=short).status_code == 200
+
+
+def test_memory_is_bounded(serve) -> None:
+    with serve(limits=ServiceLimits(kv_bytes=200_000)) as server:
+        answer = httpx2.post(f"{server.url}/v1/completions", json=LONG)
+        assert answer.status_code == 400
+        assert "cache rows" in answer.json()["error"]["message"]
+        assert server.service.stats().kv_bytes <= 200_000

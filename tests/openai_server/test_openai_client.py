@@ -196,7 +196,7 @@ def test_models(client: openai.OpenAI) -> None:
     (model,) = client.models.list()
     assert (model.id, model.model_extra["max_model_len"]) == (MODEL, 2048)  # type: ignore[index]
     assert client.models.retrieve(MODEL).id == MODEL
-    with pytest.raises(openai.NotFoundError, match="no model 'other' here"):
+    with pytest.raises(openai.NotFoundError, match="unknown model 'other'"):
         client.models.retrieve("other")
 
 

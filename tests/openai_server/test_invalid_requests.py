@@ -1,12 +1,15 @@
-"""What a body may not ask for: 400, and the error names the field."""
+"""Invalid requests: status 400, and the error names the field."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from typing import Any
 
 import httpx2
 import pytest
 
+from dsbd_ort.decoding import DecodingConfig
 from dsbd_ort.engine import ServiceLimits
 from tests.openai_server.running_server import MODEL, RunningServer
 
@@ -228,3 +231,27 @@ def test_the_servers_own_limits(serve) -> None:
             ({"n": 2}, "n"),
         ):
             assert refusal(small, "/v1/completions", {**body, **fields})["param"] == param
+
+
+NUMBER_FIELDS = {field.name for field in dataclasses.fields(DecodingConfig)}
+NUMBER_FIELDS |= {"n", "max_tokens", "max_completion_tokens", "logprobs", "best_of", "stop", "user"}
+NUMBER_FIELDS |= {
+    "frequency_penalty",
+    "presence_penalty",
+    "top_logprobs",
+    "logit_bias",
+    "stream",
+    "prompt",
+}
+NO_NUMBERS = ["NaN", "Infinity", "-Infinity", "1e400", "-1e400", "9" * 5000]
+NO_NUMBERS += ["[" * 900 + "]" * 900, "[" * 100_000, '{"a":' * 900 + "NaN" + "}" * 900]
+
+
+@pytest.mark.parametrize("name", sorted(NUMBER_FIELDS))
+def test_a_number_that_is_none_gets_a_400_in_strict_json(server: RunningServer, name: str) -> None:
+    for value in NO_NUMBERS:
+        prompt = "" if name == "prompt" else '"prompt": "x", '
+        body = f'{{"model": "tiny", {prompt}"{name}": {value}}}'
+        answer = httpx2.post(f"{server.url}/v1/completions", content=body, timeout=60)
+        assert answer.status_code == 400, (value[:20], answer.text)
+        assert json.loads(answer.text, parse_constant=pytest.fail)["error"]["message"]
