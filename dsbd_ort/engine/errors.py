@@ -1,14 +1,20 @@
-"""Why a service does not answer a request that is right in itself."""
+"""Errors of a service that are not caused by a request.
+
+QueueFullError        too many requests wait
+ServiceClosedError    the service is closed, or is closing
+InternalError         a bug
+└── EnginesEndedError    the thread that runs the engines has ended
+"""
 
 from dsbd_errors import DsbdError
 
 
 class QueueFullError(DsbdError):
-    """As many requests wait as may; later there may be room."""
+    """The queue is full; a later attempt may succeed."""
 
 
 class ServiceClosedError(DsbdError):
-    """The service is closed, or about to be."""
+    """The service is closed, or is closing."""
 
 
 class InternalError(DsbdError):
@@ -16,4 +22,4 @@ class InternalError(DsbdError):
 
 
 class EnginesEndedError(InternalError):
-    """The thread that runs the engines has ended: the service answers nothing any more."""
+    """The thread that runs the engines has ended: the service accepts no more requests."""

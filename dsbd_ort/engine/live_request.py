@@ -1,26 +1,38 @@
-"""A request that a service has taken: waiting, live or over."""
+"""A request that a service has accepted, and the events that it gets."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from dsbd_errors import DsbdError
 from dsbd_ort.decoding import DecodingRequest
-from dsbd_ort.engine.events import ServiceEvent
+from dsbd_ort.generated import GenerationResult, StreamStep
 from dsbd_ort.text_stream import TextStream
+
+
+@dataclass(frozen=True)
+class Cancelled:
+    """The request was cancelled, by its caller or because the service was closed."""
+
+
+Ending = GenerationResult | DsbdError | Cancelled
+"""The last event of a request."""
+
+ServiceEvent = StreamStep | Ending
 
 
 @dataclass(eq=False, kw_only=True)
 class LiveRequest:
-    """One request.
+    """A request that waits, runs or has ended.
 
     Attributes:
-        request: what to decode.
-        texts: makes text of its steps.
-        num_rows: cache rows that it may need.
-        on_event: is told what becomes of it.
-        wake: has the service look at its requests.
-        is_cancelled: whether its caller has given it up.
+        request: of the decoding.
+        texts: the text of its steps.
+        num_rows: cache rows that it may need at most.
+        on_event: is called with each of its events.
+        wake: makes the engine loop look for cancelled requests.
+        is_cancelled: whether its caller has cancelled it.
     """
 
     request: DecodingRequest = field(repr=False)
@@ -36,7 +48,7 @@ class LiveRequest:
         return len(self.request.prompt_ids)
 
     def cancel(self) -> None:
-        """Give it up, from any thread: it ends before the next engine call."""
+        """Cancel it, from any thread: it ends before the next engine call."""
         if not self.is_cancelled:
             self.is_cancelled = True
             self.wake()

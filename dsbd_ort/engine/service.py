@@ -1,4 +1,4 @@
-"""A service: many callers, one pipeline, one thread that runs its engines."""
+"""Service: requests of many threads on one pipeline."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ from typing import Any
 
 from dsbd_ort.decoding import TraceRecorder
 from dsbd_ort.decoding.decode import check_decodable
-from dsbd_ort.decoding.request import most_rows
-from dsbd_ort.engine.admission import Admission
+from dsbd_ort.decoding.row_bound import most_rows
 from dsbd_ort.engine.engine_loop import EngineLoop
 from dsbd_ort.engine.errors import ServiceClosedError
-from dsbd_ort.engine.events import Cancelled, ServiceEvent
-from dsbd_ort.engine.limits import ServiceLimits, cache_rows
-from dsbd_ort.engine.live_request import LiveRequest
+from dsbd_ort.engine.live_request import Cancelled, LiveRequest, ServiceEvent
+from dsbd_ort.engine.scheduler import Scheduler, ServiceLimits, cache_rows
 from dsbd_ort.generated import GenerationResult, StreamStep
 from dsbd_ort.pipeline import Pipeline
 from dsbd_ort.request_lock import BusyError
@@ -26,10 +24,10 @@ from dsbd_runtime.chat_template import Message
 
 @dataclass(frozen=True, kw_only=True)
 class ServiceStats:
-    """What a service does just now.
+    """Current load of a service.
 
     Attributes:
-        num_running, num_waiting: requests.
+        num_running, num_waiting: engine requests.
         rows_in_use: rows in the target's cache.
         rows_reserved: rows that the running requests may need.
         max_rows: rows that the cache may hold.
@@ -45,28 +43,28 @@ class ServiceStats:
 
 
 class Service:
-    """Answers requests of any threads; those that are live share the engine calls.
+    """Runs the requests of any number of threads; those that run share the engine calls.
 
-    Each request gets what ``Pipeline.generate`` would return. The pipeline belongs to the service
-    until that is closed; its own requests would wait until then.
+    Each request gets the result of ``Pipeline.generate``. The service holds the engines of the
+    pipeline until it is closed: until then ``Pipeline.generate`` itself waits.
 
     Attributes:
-        pipeline: for its bundle, tokenizer and chat template.
-        limits: what the service may use.
+        pipeline: whose bundle, tokenizer and chat template are used.
+        limits: of requests and memory.
     """
 
     def __init__(self, pipeline: Pipeline, limits: ServiceLimits | None = None) -> None:
-        """Take an opened pipeline and start.
+        """Start on an open pipeline.
 
         Raises:
             InputError: the limits leave no room for the smallest cache.
-            DsbdError: the engines cannot be used.
+            DsbdError: the pipeline is closed, or its engines fail.
         """
         self.pipeline = pipeline
         self.limits = limits or ServiceLimits()
-        self._admission = Admission(self.limits, cache_rows(self.limits, pipeline.bundle))
-        self._engines = EngineLoop(pipeline, self._admission)
-        self._engines.start()
+        self._scheduler = Scheduler(self.limits, cache_rows(self.limits, pipeline.bundle))
+        self._loop = EngineLoop(pipeline, self._scheduler)
+        self._loop.start()
 
     def submit(
         self,
@@ -76,38 +74,38 @@ class Service:
         *,
         trace: TraceRecorder | None = None,
     ) -> LiveRequest:
-        """Take a request; return at once.
+        """Submit a request; return at once.
 
         Args:
             prompt: text, or token ids.
             options: fields of DecodingConfig.
-            on_event: gets every step and then one ending, in the thread that runs the engines: it
-                must return at once, and must not raise. It may submit, cancel and close (which
-                then does not wait), but not generate or stream.
-            trace: is told what every iteration did to this request, in the same thread.
+            on_event: is called with every step and then one ending, in the thread that runs the
+                engines: it must return at once, and must not raise. It may submit, cancel and
+                close (which then does not wait), but not generate or stream.
+            trace: records every iteration of this request, in the same thread.
 
         Raises:
-            DecodingError, InputError, CapacityError: the request cannot be answered.
-            QueueFullError: too many wait.
-            ServiceClosedError: the service takes no request any more.
-            EnginesEndedError: nor does one whose engines' thread has ended by a failure.
+            DecodingError, InputError, CapacityError: the request is invalid, or too large.
+            QueueFullError: too many requests wait.
+            ServiceClosedError: the service is closed.
+            EnginesEndedError: the thread that runs the engines has ended by a failure.
         """
         request = self.pipeline.prepare(prompt, options, trace=trace)
-        check_decodable(request, *self._engines.models)
+        check_decodable(request, *self._loop.models)
         live = LiveRequest(
             request=request,
             texts=TextStream(self.pipeline.tokenizer, request.config.stop_texts),
             num_rows=most_rows(len(request.prompt_ids), request.config),
             on_event=on_event,
-            wake=self._engines.wake,
+            wake=self._loop.wake,
         )
-        self._engines.enqueue(live)
+        self._loop.enqueue(live)
         return live
 
     def generate(
         self, prompt: str | Sequence[int], *, trace: TraceRecorder | None = None, **options: Any
     ) -> GenerationResult:
-        """Continue a prompt and wait for it; see Pipeline.generate and ``submit``."""
+        """Continue a prompt and wait for the result; see Pipeline.generate and ``submit``."""
         steps = self.stream(prompt, trace=trace, **options)
         while True:
             try:
@@ -121,12 +119,12 @@ class Service:
     ) -> Generator[StreamStep, None, GenerationResult]:
         """Continue a prompt step by step; see Pipeline.stream and ``submit``.
 
-        Steps that nobody takes yet are kept. Closing the stream gives the request up.
+        Steps are queued until they are taken. Closing the stream cancels the request.
 
         Raises:
-            BusyError: an ``on_event`` calls it, which the engines wait for.
+            BusyError: it is called from an ``on_event``, so that the engines would wait for it.
         """
-        if self._engines.is_own_thread:
+        if self._loop.is_own_thread:
             raise BusyError(
                 "generate and stream wait for the engines, which wait for this on_event to return; "
                 "use submit, or call them in another thread"
@@ -141,7 +139,7 @@ class Service:
                 elif isinstance(event, GenerationResult):
                     return event
                 elif isinstance(event, Cancelled):
-                    raise ServiceClosedError("the service was closed before the request was over")
+                    raise ServiceClosedError("the service was closed before the request ended")
                 else:
                     raise event
         finally:
@@ -153,27 +151,27 @@ class Service:
 
     @property
     def is_open(self) -> bool:
-        """Whether requests are taken: neither closed nor ended by a failure of its own."""
-        return self._engines.is_open
+        """Whether requests are accepted: neither closed nor ended by a failure."""
+        return self._loop.is_open
 
     def stats(self) -> ServiceStats:
-        """Return what goes on; numbers may be a moment old."""
-        admission, (target, draft) = self._admission, self._engines.models
+        """Return the current load; numbers may be a moment old."""
+        scheduler, (target, draft) = self._scheduler, self._loop.models
         return ServiceStats(
-            num_running=len(admission.live),
-            num_waiting=len(admission.waiting),
+            num_running=len(scheduler.running),
+            num_waiting=len(scheduler.waiting),
             rows_in_use=target.num_rows,
-            rows_reserved=admission.rows_reserved,
-            max_rows=admission.max_rows,
+            rows_reserved=scheduler.rows_reserved,
+            max_rows=scheduler.max_rows,
             kv_bytes=target.kv_bytes + draft.kv_bytes,
         )
 
     def close(self, *, drain: bool = True) -> None:
-        """Take no more requests; end those there are, or give them up; let go of the pipeline.
+        """Reject new requests, finish or cancel the others, and release the pipeline.
 
-        Calling it again does nothing, or gives up what is left.
+        Calling it again does nothing, or with ``drain`` False cancels those that are left.
         """
-        self._engines.close(drain=drain)
+        self._loop.close(drain=drain)
 
     def __enter__(self) -> Service:
         return self

@@ -42,7 +42,7 @@ EXPECTED = [  # what is done, its status, how its message begins
     (
         "generate: one beyond the queue",
         QUEUE_FULL,
-        "1 requests are live and 0 wait, no more than 1 and",
+        "the queue is full: 1 requests are running and 0 are waiting, the limits are 1 and",
     ),
     ("close: while a request runs", OK, ""),
     ("generate: closed", ERROR, NOT_OPEN),

@@ -146,7 +146,9 @@ def test_a_full_queue_refuses(pipeline: Pipeline) -> None:
     with Service(pipeline, ServiceLimits(max_requests=1, max_queued=1)) as service:
         live, _ = endless(service)
         service.submit("y", {"max_new_tokens": 1}, lambda _: None)
-        with pytest.raises(QueueFullError, match=r"1 requests are live and 1 wait.*try again"):
+        with pytest.raises(
+            QueueFullError, match=r"1 requests are running and 1 are waiting.*try again"
+        ):
             service.generate("z")
         live.cancel()
 

@@ -1,4 +1,4 @@
-"""Who may begin, and in which order."""
+"""Order of admission, and its bounds."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import pytest
 
 from dsbd_ort.decoding import DecodingConfig, DecodingRequest
 from dsbd_ort.engine import QueueFullError, ServiceLimits
-from dsbd_ort.engine.admission import Admission
 from dsbd_ort.engine.live_request import LiveRequest
+from dsbd_ort.engine.scheduler import Scheduler
 from dsbd_ort.text_stream import TextStream
 from dsbd_runtime.errors import CapacityError
 from dsbd_runtime.tokenizer import Tokenizer
@@ -27,17 +27,17 @@ def request(num_rows: int, tokenizer: Tokenizer | None = None) -> LiveRequest:
     )
 
 
-def admission(max_requests: int = 8, max_queued: int = 8, max_rows: int = 100) -> Admission:
+def scheduler(max_requests: int = 8, max_queued: int = 8, max_rows: int = 100) -> Scheduler:
     limits = ServiceLimits(max_requests=max_requests, max_queued=max_queued)
-    return Admission(limits, max_rows)
+    return Scheduler(limits, max_rows)
 
 
-def admitted(queue: Admission) -> list[int]:
+def admitted(queue: Scheduler) -> list[int]:
     return [one.num_rows for one in iter(queue.admit, None)]
 
 
 def test_rows_are_given_as_long_as_there_are_any() -> None:
-    queue = admission()
+    queue = scheduler()
     requests = [request(rows) for rows in (40, 60, 1)]
     for one in requests:
         queue.enqueue(one)
@@ -49,7 +49,7 @@ def test_rows_are_given_as_long_as_there_are_any() -> None:
 
 
 def test_nobody_overtakes_the_first() -> None:
-    queue = admission()
+    queue = scheduler()
     requests = [request(rows) for rows in (50, 90, 10, 10)]
     for one in requests:
         queue.enqueue(one)
@@ -59,19 +59,19 @@ def test_nobody_overtakes_the_first() -> None:
 
 
 def test_places_are_bounded_too() -> None:
-    queue = admission(max_requests=2)
+    queue = scheduler(max_requests=2)
     for _ in range(3):
         queue.enqueue(request(1))
     assert admitted(queue) == [1, 1]
 
 
 def test_a_full_queue_refuses_and_a_free_place_needs_no_queue() -> None:
-    queue = admission(max_requests=2, max_queued=1)
+    queue = scheduler(max_requests=2, max_queued=1)
     requests = [request(5) for _ in range(3)]
     for one in requests:  # a burst, before anybody could be admitted
         queue.enqueue(one)
     assert admitted(queue) == [5, 5]
-    with pytest.raises(QueueFullError, match="2 requests are live and 1 wait"):
+    with pytest.raises(QueueFullError, match="2 requests are running and 1 are waiting"):
         queue.enqueue(request(5))
     queue.release(requests[0])
     queue.enqueue(request(5))
@@ -79,14 +79,14 @@ def test_a_full_queue_refuses_and_a_free_place_needs_no_queue() -> None:
 
 def test_what_would_wait_for_ever_is_refused() -> None:
     with pytest.raises(CapacityError, match=r"may need 101 cache rows .1 of them"):
-        admission().enqueue(request(101))
+        scheduler().enqueue(request(101))
 
 
 def test_cancelled_requests_wait_no_more() -> None:
-    queue = admission(max_requests=1)
+    queue = scheduler(max_requests=1)
     requests = [request(rows) for rows in (1, 2, 3)]
     for one in requests:
         queue.enqueue(one)
     requests[1].is_cancelled = True
-    assert queue.withdraw_cancelled() == [requests[1]]
+    assert queue.remove_cancelled() == [requests[1]]
     assert [one.num_rows for one in queue.waiting] == [1, 3]
