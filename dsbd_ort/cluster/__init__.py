@@ -1,1 +1,1 @@
-"""Many machines, by Ray: a batch over replicas, and the HTTP service behind Ray Serve."""
+"""Many machines with Ray: batches over replicas, and the HTTP server on Ray Serve."""

@@ -1,7 +1,7 @@
-"""What can go wrong around a cluster: reaching it, its room, its replicas."""
+"""Errors of a cluster: its connection, its resources, its replicas."""
 
 from dsbd_errors import DsbdError
 
 
 class ClusterError(DsbdError):
-    """The cluster cannot be reached or has no room, or a replica cannot work."""
+    """The cluster cannot be reached or is too small, or a replica cannot run."""

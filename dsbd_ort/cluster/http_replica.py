@@ -1,18 +1,97 @@
-"""What Ray Serve runs on a node: dsbd-serve's application over a pipeline of its own."""
+"""Replica of the HTTP server on a node, and the arguments that configure it."""
 
 from __future__ import annotations
 
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
 from fastapi import FastAPI
+from pydantic import BaseModel, Field
 
 from dsbd_ort.cluster.errors import ClusterError
 from dsbd_ort.engine import Service, ServiceLimits
+from dsbd_ort.number_checks import MOST, MOST_SECONDS
+from dsbd_ort.openai_server.api_keys import read_api_keys
 from dsbd_ort.openai_server.app import create_app
 from dsbd_ort.openai_server.settings import ServingSettings
 from dsbd_ort.pipeline_settings import PipelineSettings
 
 
+class ServeArguments(BaseModel, extra="forbid", protected_namespaces=()):
+    """Arguments of the application, ``name=value`` after its import path.
+
+    All but these are options of dsbd-serve with the same names.
+
+    Attributes:
+        bundle: folder of the bundle, the same on every node.
+        replicas: number of pipelines.
+        threads: of each replica, and the cores that it reserves on its node.
+        shutdown_timeout: seconds for requests to finish when a replica is stopped.
+    """
+
+    bundle: Path
+    replicas: int = Field(1, ge=1, le=MOST)
+    threads: int = Field(1, ge=1, le=MOST)
+    provider: str = PipelineSettings.provider
+    draft_provider: str | None = None
+    cuda_graphs: bool = False
+    api_key_file: Path | None = None
+    shutdown_timeout: float = Field(30.0, ge=0, le=MOST_SECONDS, allow_inf_nan=False)
+
+    max_requests: int = ServiceLimits.max_requests
+    max_queued: int = ServiceLimits.max_queued
+    kv_bytes: int | None = None
+
+    model_name: str | None = None
+    keys_everywhere: bool = ServingSettings.keys_everywhere
+    max_prompt_tokens: int | None = None
+    max_new_tokens: int = ServingSettings.max_new_tokens
+    max_beams: int = ServingSettings.max_beams
+    max_draft_nodes: int = ServingSettings.max_draft_nodes
+    max_best_of: int = ServingSettings.max_best_of
+    max_prompts: int = ServingSettings.max_prompts
+    max_body_bytes: int = ServingSettings.max_body_bytes
+    body_timeout_s: float = ServingSettings.body_timeout_s
+    request_timeout_s: float = ServingSettings.request_timeout_s
+
+    def pipeline(self) -> PipelineSettings:
+        """Return the settings of a replica's pipeline."""
+        return PipelineSettings(
+            bundle=self.bundle.absolute(),  # Ray runs replicas in folders of its own
+            provider=self.provider,
+            draft_provider=self.draft_provider,
+            num_threads=self.threads,
+            cuda_graphs=self.cuda_graphs,
+        )
+
+    def limits(self) -> ServiceLimits:
+        """Return the limits of a replica's service."""
+        return ServiceLimits(
+            max_requests=self.max_requests, max_queued=self.max_queued, kv_bytes=self.kv_bytes
+        )
+
+    def settings(self) -> ServingSettings:
+        """Return the settings of a replica's HTTP server.
+
+        Raises:
+            ServingError: the file of keys cannot be used.
+        """
+        given: dict[str, Any] = {
+            field.name: getattr(self, field.name)
+            for field in fields(ServingSettings)
+            if field.name != "keys"
+        }
+        given["model_name"] = self.model_name or self.bundle.absolute().name
+        keys = None if self.api_key_file is None else read_api_keys(self.api_key_file)
+        return ServingSettings(**given, keys=keys)
+
+
 class HttpReplica:
-    """A deployment of Ray Serve, which calls what has no other caller here."""
+    """One replica: the application of dsbd-serve over its own pipeline.
+
+    Ray Serve calls the methods, also the dunder ones.
+    """
 
     def __init__(
         self, pipeline: PipelineSettings, limits: ServiceLimits, settings: ServingSettings
@@ -22,16 +101,16 @@ class HttpReplica:
         self.service = Service(self._pipeline, limits)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        """Return the application; Ray Serve asks after the constructor."""
-        return create_app(self.service, self._settings, logs_access=False)  # Ray Serve does
+        """Return the application; called after the constructor."""
+        return create_app(self.service, self._settings, logs_access=False)  # Ray Serve logs
 
     def check_health(self) -> None:
-        """Raise where the replica has to be replaced; Ray Serve asks every ten seconds."""
+        """Raise if the replica has to be replaced; called every ten seconds."""
         if not self.service.is_open:
             raise ClusterError("the thread that runs the engines has ended; see the replica's log")
 
     def __del__(self) -> None:
-        """Release the engines; Ray Serve calls it when the last request is answered."""
+        """Release the engines; called after the response to the last request."""
         if hasattr(self, "service"):  # else the bundle could not be opened
             self.service.close(drain=False)
             self._pipeline.close()

@@ -1,8 +1,11 @@
-"""What runs on a node: a pipeline of its own that answers one line after another."""
+"""Replica of a batch: a pipeline on one node, and the cores and GPUs that it gets."""
 
 from __future__ import annotations
 
+import math
 import socket
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from dsbd_errors import DsbdError
 from dsbd_ort.batch.line_answer import LineAnswer, answer_line
@@ -10,10 +13,14 @@ from dsbd_ort.batch.prompt_line import RawLine
 from dsbd_ort.batch.settings import BatchSettings
 from dsbd_ort.cluster.errors import ClusterError
 from dsbd_ort.pipeline import Pipeline
+from dsbd_ort.pipeline_settings import PipelineSettings
+from dsbd_runtime.placement import parse_placement
+
+_CORE_PARTS = 10_000  # Ray counts cores to four decimals
 
 
 class Replica:
-    """An actor. One that cannot work says so when it is asked.
+    """A Ray actor; if it cannot open its bundle, every call raises the reason.
 
     An actor whose constructor raises would be dead, with a report of Ray's in place of the reason.
     """
@@ -28,14 +35,14 @@ class Replica:
             self._opened = ClusterError(f"replica on node {socket.gethostname()}: {error}")
 
     def check(self) -> None:
-        """Raise ClusterError where the bundle could not be opened."""
+        """Raise ClusterError if the bundle could not be opened."""
         self._pipeline()
 
     def answer(self, line: RawLine) -> LineAnswer:
         """Answer a line."""
         pipeline = self._pipeline()
-        answer = answer_line(pipeline, self._settings, self._fingerprint, line, _never)
-        assert answer is not None  # nobody interrupts
+        answer = answer_line(pipeline, self._settings, self._fingerprint, line, lambda: False)
+        assert answer is not None  # None only for an interrupted line
         return answer
 
     def _pipeline(self) -> Pipeline:
@@ -44,12 +51,8 @@ class Replica:
         return self._opened
 
 
-def _never() -> bool:
-    return False
-
-
 def _opened_alike(settings: BatchSettings, fingerprint: str) -> Pipeline:
-    """Open the bundle; raise where this node's answers would not be those of the others."""
+    """Open the bundle; raise if this node's answers would differ from those of others."""
     bundle = settings.pipeline.bundle
     if not bundle.is_dir():
         raise ClusterError(
@@ -58,7 +61,79 @@ def _opened_alike(settings: BatchSettings, fingerprint: str) -> Pipeline:
         )
     if settings.fingerprint() != fingerprint:
         raise ClusterError(
-            f"the bundle at {bundle}, or the version of dsbd-ort, is another one than where the "
-            "command runs; give every node the same"
+            f"the bundle at {bundle}, or the version of dsbd-ort, differs from that of the machine "
+            "that runs the command; install the same on every node"
         )
     return settings.pipeline.open()
+
+
+@dataclass(frozen=True)
+class NodeResources:
+    """All cores and GPUs of a node, in use or not."""
+
+    cores: float
+    gpus: float
+
+
+@dataclass(frozen=True)
+class ReplicaShare:
+    """Resources of one replica.
+
+    Attributes:
+        cores: of one node; less than 1 if replicas share a core.
+        gpus: of one node.
+    """
+
+    cores: float
+    gpus: int
+
+    @property
+    def num_threads(self) -> int:
+        """Number of threads that use these cores."""
+        return max(1, int(self.cores))
+
+
+def num_gpus(pipeline: PipelineSettings) -> int:
+    """Return how many GPUs of its node a replica names; Ray numbers them from 0 for each."""
+    names = (pipeline.provider, pipeline.draft_provider or pipeline.provider)
+    placements = [parse_placement(name) for name in names]
+    return max(p.device_id + 1 if p.provider.has_device_caches else 0 for p in placements)
+
+
+def replica_share(nodes: Sequence[NodeResources], num_replicas: int, gpus: int) -> ReplicaShare:
+    """Return the largest share that fits ``num_replicas`` times on the nodes.
+
+    Two nodes of 3 cores have two shares of 3, three or four of 1 (a share lies on one node), and
+    seven or eight of 0.75.
+
+    Raises:
+        ClusterError: the nodes have too few GPUs, or no core.
+    """
+    shares = _possible_shares(nodes, num_replicas)
+    fitting = [share for share in shares if _num_fitting(nodes, share, gpus) >= num_replicas]
+    if not fitting:
+        raise ClusterError(
+            f"the cluster has {sum(node.cores for node in nodes):g} cores and "
+            f"{sum(node.gpus for node in nodes):g} GPUs on {len(nodes)} nodes, too few for "
+            f"{num_replicas} replicas of {gpus} GPUs each; use fewer --replicas"
+        )
+    return ReplicaShare(max(fitting), gpus)
+
+
+def _possible_shares(nodes: Iterable[NodeResources], num_replicas: int) -> set[float]:
+    """Return the shares that use up a node: whole cores, or parts of one as Ray counts them."""
+    shares = set()
+    for node in nodes:
+        for num_on_node in range(1, num_replicas + 1):
+            share = node.cores / num_on_node
+            if share > 0:
+                parts = _CORE_PARTS if share < 1 else 1
+                shares.add(math.floor(share * parts) / parts)
+    return shares - {0.0}
+
+
+def _num_fitting(nodes: Iterable[NodeResources], share: float, gpus: int) -> int:
+    by_cores = [int(node.cores / share) for node in nodes]
+    if gpus == 0:
+        return sum(by_cores)
+    return sum(min(num, int(node.gpus // gpus)) for num, node in zip(by_cores, nodes, strict=True))

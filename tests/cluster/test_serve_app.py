@@ -18,8 +18,7 @@ from pydantic import ValidationError
 
 from dsbd_ort import Pipeline
 from dsbd_ort.cluster.errors import ClusterError
-from dsbd_ort.cluster.http_replica import HttpReplica
-from dsbd_ort.cluster.serve_arguments import ServeArguments
+from dsbd_ort.cluster.http_replica import HttpReplica, ServeArguments
 from tests.cluster.own_cluster import TOKEN, serve_run
 
 MODEL = "tiny"

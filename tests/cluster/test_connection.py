@@ -1,4 +1,4 @@
-"""Which cluster an address means, without a cluster: plain sockets that listen or do not."""
+"""Resolution of addresses, without a cluster: plain sockets that listen or do not."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from dsbd_ort.cluster.address import resolved_address
+from dsbd_ort.cluster.connection import resolved_address
 from dsbd_ort.cluster.errors import ClusterError
 
 
@@ -35,15 +35,16 @@ def test_an_address_that_is_given_counts(heard):
 
 
 @pytest.mark.parametrize("address", ["10.0.0.5", "", "ray://host", "host:port", ":6379"])
-def test_what_is_no_address_is_said(address):
-    with pytest.raises(ClusterError, match="is no address of a Ray cluster; expected auto, HOST"):
+def test_invalid_addresses_are_refused(address):
+    message = "is not an address of a Ray cluster; expected auto, HOST"
+    with pytest.raises(ClusterError, match=message):
         resolved_address(address, {})
 
 
-def test_an_address_that_nobody_hears_is_said(unheard):
-    with pytest.raises(ClusterError, match=f"--cluster {unheard}: nobody listens there"):
+def test_an_address_without_a_listener_is_refused(unheard):
+    with pytest.raises(ClusterError, match=f"--cluster {unheard}: nothing listens there"):
         resolved_address(unheard, {})
-    with pytest.raises(ClusterError, match=f"RAY_ADDRESS {unheard}: nobody listens there"):
+    with pytest.raises(ClusterError, match=f"RAY_ADDRESS {unheard}: nothing listens there"):
         resolved_address("auto", {"RAY_ADDRESS": unheard})
 
 

@@ -1,9 +1,9 @@
-"""Answer lines by replicas on a Ray cluster.
+"""Pool of replicas on a Ray cluster that answers the lines of a batch.
 
-Ray places the actors, restarts one that ended, on another node if need be, and calls it again for
-the line that it had; here a replica gets the next line as soon as it is free. That is all there is
-to schedule, so it needs no Ray Data: a data set would hand results over by blocks, of which a lost
-one is done again as a whole, and would want pandas on every node.
+Ray places the actors, restarts one that ended, on another node if necessary, and repeats the call
+for its line; here an idle replica gets the next line. That is all the scheduling there is, so it
+needs no Ray Data: a data set would return results by blocks, repeat a lost one as a whole, and
+require pandas on every node.
 """
 
 from __future__ import annotations
@@ -20,27 +20,26 @@ from dsbd_ort.batch.line_answer import LineAnswer
 from dsbd_ort.batch.pool import answers_in_order
 from dsbd_ort.batch.prompt_line import RawLine
 from dsbd_ort.batch.settings import BatchSettings
-from dsbd_ort.cluster.connection import connected, first_line, node_rooms
+from dsbd_ort.cluster.connection import connected, first_line, node_resources
 from dsbd_ort.cluster.errors import ClusterError
-from dsbd_ort.cluster.replica import Replica
-from dsbd_ort.cluster.room import ReplicaShare, num_gpus, replica_share
+from dsbd_ort.cluster.replica import Replica, ReplicaShare, num_gpus, replica_share
 
-_MAX_RESTARTS = 10  # of a replica: one that cannot even start must not go on forever
-_MAX_RETRIES = 3  # of a line: one that ends its replica must not end them all
-_WAIT_SECONDS = 0.2  # how long a wish to end may go unheard
+_MAX_RESTARTS = 10  # of a replica: one that cannot start must not be restarted for ever
+_MAX_RETRIES = 3  # of a line: one that kills its replica must not kill all of them
+_WAIT_SECONDS = 0.2  # until an interruption is noticed
 
 
 @dataclass(frozen=True, kw_only=True)
 class Replicas:
     """Actors on a Ray cluster.
 
-    ``answers`` raises ClusterError where the cluster cannot be used, a replica cannot open the
-    bundle, or one ends again and again.
+    ``answers`` raises ClusterError if the cluster cannot be used, a replica cannot open the bundle,
+    or one ends again and again.
 
     Attributes:
         address: of the cluster, see ``connected``.
-        num_replicas: how many pipelines there are.
-        report: is told which cluster it is and what a replica gets.
+        num_replicas: number of pipelines.
+        report: is called with lines that name the cluster and the resources of a replica.
     """
 
     address: str
@@ -61,7 +60,7 @@ class Replicas:
                 f"replicas: {self.num_replicas}, threads of each: {share.num_threads}; they start "
                 "as soon as the cluster has room"
             )
-            replicas = self._started(settings, fingerprint, share)
+            replicas = self._start(settings, fingerprint, share)
             _wait_until_open(replicas, is_interrupted)
             yield from answers_in_order(_ReplicaPool(replicas), lines, is_interrupted)
 
@@ -69,14 +68,14 @@ class Replicas:
         gpus = num_gpus(settings.pipeline)
         if (num_threads := settings.pipeline.num_threads) is not None:
             return ReplicaShare(max(1, num_threads // self.num_replicas), gpus)
-        return replica_share(node_rooms(), self.num_replicas, gpus)
+        return replica_share(node_resources(), self.num_replicas, gpus)
 
-    def _started(
+    def _start(
         self, settings: BatchSettings, fingerprint: str, share: ReplicaShare
     ) -> list[ActorHandle[Replica]]:
         pipeline = replace(
             settings.pipeline,
-            bundle=settings.pipeline.bundle.absolute(),  # replicas work in folders of Ray's
+            bundle=settings.pipeline.bundle.absolute(),  # Ray runs replicas in folders of its own
             num_threads=share.num_threads,
         )
         actor: Any = ray.remote(Replica).options(
@@ -90,12 +89,12 @@ class Replicas:
 
 
 class _ReplicaPool:
-    """See Pool."""
+    """The Pool of these actors."""
 
     def __init__(self, replicas: list[ActorHandle[Replica]]) -> None:
         self.num_members = len(replicas)
         self._idle = list(replicas)
-        self._busy: dict[Any, tuple[ActorHandle[Replica], int, RawLine]] = {}  # by awaited answer
+        self._busy: dict[Any, tuple[ActorHandle[Replica], int, RawLine]] = {}  # by pending answer
 
     def has_idle(self) -> bool:
         return bool(self._idle)
@@ -107,10 +106,10 @@ class _ReplicaPool:
     def receive(self, seconds: float) -> list[tuple[int, LineAnswer]]:
         done, _ = ray.wait(list(self._busy), timeout=seconds)
         answers = []
-        for awaited in done:
-            replica, index, line = self._busy.pop(awaited)
+        for pending in done:
+            replica, index, line = self._busy.pop(pending)
             self._idle.append(replica)
-            answers.append((index, _got(awaited, f"at line {line.number} of the input")))
+            answers.append((index, _result(pending, f"at line {line.number} of the input")))
         return answers
 
 
@@ -120,19 +119,19 @@ def _wait_until_open(
     waiting: list[Any] = [replica.check.remote() for replica in replicas]
     while waiting and not is_interrupted():
         done, waiting = ray.wait(waiting, timeout=_WAIT_SECONDS)
-        for awaited in done:
-            _got(awaited, "before it had opened the bundle")
+        for pending in done:
+            _result(pending, "before it had opened the bundle")
 
 
-def _got(awaited: Any, when: str) -> Any:
-    """Return what a replica returned, raise what it raised."""
+def _result(pending: Any, when: str) -> Any:
+    """Return the result of a call, or raise its error."""
     try:
-        return ray.get(awaited)
+        return ray.get(pending)
     except RayTaskError as error:
         raise error.cause from error
     except RayActorError as error:
         raise ClusterError(
             f"a replica ended {when}, and again after restarts ({first_line(error)}); if memory "
-            "ran out give fewer --replicas or that line fewer beams, else see that every node has "
-            "this version of dsbd-ort; run the same command again to go on"
+            "ran out use fewer --replicas or fewer beams for that line, else check that every node "
+            "has this version of dsbd-ort; run the same command again to go on"
         ) from error
