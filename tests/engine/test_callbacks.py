@@ -1,4 +1,4 @@
-"""What a caller's code does in the engines' thread, and the end of that thread, hang nobody."""
+"""Callbacks that raise, wait or close, and the end of the engine's thread: no caller hangs."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def goes_on(service: Service) -> bool:
 
 @pytest.mark.parametrize("error", RAISED)
 @pytest.mark.parametrize("moment", ["step", "ending", "cancelled"])
-def test_a_callback_that_raises_stops_nobody_else(
+def test_a_callback_that_raises_stops_no_other_request(
     pipeline: Pipeline, error: type[BaseException], moment: str
 ) -> None:
     service = Service(pipeline)
@@ -153,7 +153,7 @@ def test_a_text_that_cannot_be_made_ends_its_own_request_alone(pipeline: Pipelin
 
 
 @pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, OwnError])
-def test_when_the_engines_end_everybody_is_told_at_once(
+def test_when_the_engines_end_every_request_ends_at_once(
     pipeline: Pipeline, error: type[BaseException]
 ) -> None:
     service = Service(pipeline, ServiceLimits(max_requests=2))

@@ -48,7 +48,7 @@ def test_rows_are_given_as_long_as_there_are_any() -> None:
     assert queue.rows_reserved == 61
 
 
-def test_nobody_overtakes_the_first() -> None:
+def test_no_request_overtakes_the_first() -> None:
     queue = scheduler()
     requests = [request(rows) for rows in (50, 90, 10, 10)]
     for one in requests:
@@ -68,7 +68,7 @@ def test_places_are_bounded_too() -> None:
 def test_a_full_queue_refuses_and_a_free_place_needs_no_queue() -> None:
     queue = scheduler(max_requests=2, max_queued=1)
     requests = [request(5) for _ in range(3)]
-    for one in requests:  # a burst, before anybody could be admitted
+    for one in requests:  # a burst, before any could be admitted
         queue.enqueue(one)
     assert admitted(queue) == [5, 5]
     with pytest.raises(QueueFullError, match="2 requests are running and 1 are waiting"):

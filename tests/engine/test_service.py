@@ -102,7 +102,7 @@ def test_a_stream_brings_the_tokens_the_text_and_the_logprobs(pipeline: Pipeline
             assert "".join(step.text for step in steps) == best.text
 
 
-def test_who_is_cancelled_leaves_and_the_others_stay(pipeline: Pipeline) -> None:
+def test_cancelled_requests_end_and_the_others_go_on(pipeline: Pipeline) -> None:
     with Service(pipeline, ServiceLimits(max_requests=2)) as service:
         gone, its_events = endless(service)
         other, others_events = endless(service)
@@ -215,7 +215,7 @@ def test_closing_ends_what_runs_or_gives_it_up(pipeline: Pipeline, drain: bool) 
     assert pipeline.generate("x", max_new_tokens=2).sequences
 
 
-def test_a_caller_that_raises_hurts_itself_alone(pipeline: Pipeline) -> None:
+def test_a_callback_that_raises_ends_its_own_request_alone(pipeline: Pipeline) -> None:
     def raising(_: ServiceEvent) -> None:
         raise ValueError("mine")
 
@@ -248,7 +248,7 @@ def test_limits_that_make_no_sense_are_refused(pipeline: Pipeline) -> None:
         Service(pipeline, ServiceLimits(kv_bytes=1000))
 
 
-def test_a_pipeline_that_cannot_be_used_is_told_to_who_opens_the_service(
+def test_a_closed_pipeline_is_an_error_of_the_constructor(
     tiny_bundle: Bundle,
 ) -> None:
     pipeline = Pipeline.from_bundle(tiny_bundle.path)

@@ -1,4 +1,4 @@
-"""Who may ask: a key of the file, under every spelling of a path."""
+"""API keys: their file, the header, the paths without authentication."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ def test_a_client_that_goes_takes_its_request_along(pipeline: Pipeline, stream: 
         assert 'dsbd:requests_cancelled_total{model_name="tiny"} 1.0' in metrics
 
 
-def test_a_stream_nobody_reads_is_dropped_and_the_engine_never_waits(pipeline: Pipeline) -> None:
+def test_an_unread_stream_is_dropped_and_the_engine_never_waits(pipeline: Pipeline) -> None:
     told = []
 
     def many() -> Iterator[ServiceEvent]:

@@ -1,4 +1,4 @@
-"""Clients that do not keep to the rules: answered or cut, and the next one is served."""
+"""Clients that violate the protocol: rejected or disconnected, and the next one is served."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_garbage_instead_of_http(strict: RunningServer) -> None:
     assert is_served(strict)
 
 
-def test_no_answer_tells_what_serves_it(server: RunningServer) -> None:
+def test_no_response_names_the_server_software(server: RunningServer) -> None:
     body = json.dumps({"model": MODEL, "prompt": "a", "max_tokens": 1})
     for answer in (
         httpx2.get(f"{server.url}/health"),

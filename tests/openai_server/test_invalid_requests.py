@@ -118,13 +118,13 @@ def refusal(server: RunningServer, path: str, body: dict[str, Any]) -> dict[str,
     return error
 
 
-def test_what_asks_for_nothing_is_taken(server: RunningServer) -> None:
+def test_neutral_values_of_unsupported_fields_are_accepted(server: RunningServer) -> None:
     for path, body in (("/v1/completions", COMPLETION), ("/v1/chat/completions", CHAT)):
         answer = httpx2.post(f"{server.url}{path}", json={**body, **NEUTRAL})
         assert answer.status_code == 200, answer.text
 
 
-TAKEN: list[dict[str, Any]] = [  # neutral and redundant values, and what the server adds itself
+TAKEN: list[dict[str, Any]] = [  # redundant values, and values that the server sets itself
     {"temperature": 0, "top_p": 0.95, "seed": 3},
     {"temperature": 0, "n": 2, "num_beams": 3},
     {"strategy": "beam-search", "n": 3, "best_of": 4},
@@ -178,7 +178,7 @@ def test_chat_refuses(server: RunningServer, fields: dict[str, Any], param: str)
     ],
     ids=lambda body: ascii(body[:60]),
 )
-def test_what_is_no_request_is_a_400(server: RunningServer, body: bytes) -> None:
+def test_malformed_bodies_get_a_400(server: RunningServer, body: bytes) -> None:
     answer = httpx2.post(
         f"{server.url}/v1/completions",
         content=body,
@@ -248,7 +248,9 @@ NO_NUMBERS += ["[" * 900 + "]" * 900, "[" * 100_000, '{"a":' * 900 + "NaN" + "}"
 
 
 @pytest.mark.parametrize("name", sorted(NUMBER_FIELDS))
-def test_a_number_that_is_none_gets_a_400_in_strict_json(server: RunningServer, name: str) -> None:
+def test_values_that_are_no_number_get_a_400_in_strict_json(
+    server: RunningServer, name: str
+) -> None:
     for value in NO_NUMBERS:
         prompt = "" if name == "prompt" else '"prompt": "x", '
         body = f'{{"model": "tiny", {prompt}"{name}": {value}}}'

@@ -1,4 +1,4 @@
-"""Whatever the OpenAPI document allows, and what it does not: no 500, no hang, no other shape."""
+"""Requests generated from the OpenAPI document, valid and not: documented responses, no 500."""
 
 from __future__ import annotations
 
