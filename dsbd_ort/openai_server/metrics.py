@@ -28,47 +28,38 @@ class Metrics:
         self.clock = clock
         self.registry.register(_ServiceCollector(service, model_name))
         self._labels = {"model_name": model_name}
-        self.prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens.")
-        self.generation_tokens = self._counter("vllm:generation_tokens", "Tokens returned.")
-        self.num_drafts = self._counter("vllm:spec_decode_num_drafts", "Drafted forests.")
-        self.num_draft_tokens = self._counter(
+        counter, histogram = self._counter, self._histogram
+        self.prompt_tokens = counter("vllm:prompt_tokens", "Prompt tokens.")
+        self.generation_tokens = counter("vllm:generation_tokens", "Tokens returned.")
+        self.num_drafts = counter("vllm:spec_decode_num_drafts", "Drafted forests.")
+        self.num_draft_tokens = counter(
             "vllm:spec_decode_num_draft_tokens", "Drafted tokens, all branches counted."
         )
-        self.num_accepted_tokens = self._counter(
+        self.num_accepted_tokens = counter(
             "vllm:spec_decode_num_accepted_tokens", "Drafted tokens that were committed."
         )
-        self.num_cancelled = self._counter(
-            "dsbd:requests_cancelled", "Requests cancelled before their end."
-        )
-        self.first_token = self._histogram(
+        self.num_cancelled = counter("dsbd:requests_cancelled", "Requests cancelled.")
+        self.first_token = histogram(
             "vllm:time_to_first_token_seconds", "From arrival to the first token.", _LONG
         )
-        self.inter_token = self._histogram(
+        self.inter_token = histogram(
             "vllm:inter_token_latency_seconds", "Between two steps with new tokens.", _SHORT
         )
-        self.per_token = self._histogram(
+        self.per_token = histogram(
             "vllm:request_time_per_output_token_seconds", "Per token after the first.", _SHORT
         )
-        self.whole = self._histogram(
+        self.end_to_end = histogram(
             "vllm:e2e_request_latency_seconds", "From arrival to the last token.", _LONG
         )
-        self.prompt_length = self._histogram(
-            "vllm:request_prompt_tokens", "Tokens of a prompt.", _TOKENS
-        )
-        self.answer_length = self._histogram(
+        self.prompt_length = histogram("vllm:request_prompt_tokens", "Tokens of a prompt.", _TOKENS)
+        self.output_length = histogram(
             "vllm:request_generation_tokens", "Tokens of a sequence.", _TOKENS
         )
-        self._succeeded = Counter(
-            "vllm:request_success",
-            "Sequences returned, by finish reason.",
-            ("model_name", "finished_reason"),
-            registry=self.registry,
+        self._succeeded = self._labelled_counter(
+            "vllm:request_success", "Sequences returned, by finish reason.", "finished_reason"
         )
-        self._responses = Counter(
-            "dsbd:http_answers",
-            "HTTP responses.",
-            ("model_name", "path", "status"),
-            registry=self.registry,
+        self._responses = self._labelled_counter(
+            "dsbd:http_answers", "HTTP responses.", "path", "status"
         )
 
     def count_success(self, finish_reason: str) -> None:
@@ -79,9 +70,11 @@ class Metrics:
         """Count an HTTP response; ``path`` is a label, so it must be one of few."""
         self._responses.labels(**self._labels, path=path, status=str(status)).inc()
 
+    def _labelled_counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(name, text, (*self._labels, *labels), registry=self.registry)
+
     def _counter(self, name: str, text: str) -> Counter:
-        counter = Counter(name, text, tuple(self._labels), registry=self.registry)
-        return counter.labels(**self._labels)
+        return self._labelled_counter(name, text).labels(**self._labels)
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         names = tuple(self._labels)
@@ -111,7 +104,7 @@ class RequestMeter:
     def result(self, result: GenerationResult) -> None:
         """Record a finished engine request."""
         metrics, stats = self._metrics, result.stats
-        metrics.whole.observe(metrics.clock() - self._arrived)
+        metrics.end_to_end.observe(metrics.clock() - self._arrived)
         metrics.prompt_tokens.inc(stats.num_prompt_tokens)
         metrics.prompt_length.observe(stats.num_prompt_tokens)
         if stats.time_per_output_token_s is not None:
@@ -122,7 +115,7 @@ class RequestMeter:
             metrics.num_accepted_tokens.inc(stats.num_accepted_tokens)
         for sequence in result.sequences:
             metrics.generation_tokens.inc(len(sequence.token_ids))
-            metrics.answer_length.observe(len(sequence.token_ids))
+            metrics.output_length.observe(len(sequence.token_ids))
             metrics.count_success(FINISH_REASONS[sequence.finish_reason])
 
     def cancelled(self) -> None:
