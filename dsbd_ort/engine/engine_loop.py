@@ -6,8 +6,8 @@ import logging
 import threading
 
 from dsbd_errors import DsbdError
-from dsbd_ort.decoding import DecodeStep
-from dsbd_ort.decoding.shared_forest import Outcome, Progress, SharedForest, Tree
+from dsbd_ort.decoding import IterationOutput
+from dsbd_ort.decoding.batched_decoder import BatchedDecoder, Outcome, Progress, Tree
 from dsbd_ort.engine.errors import EnginesEndedError, InternalError, ServiceClosedError
 from dsbd_ort.engine.live_request import Cancelled, Ending, LiveRequest, ServiceEvent
 from dsbd_ort.engine.scheduler import Scheduler
@@ -94,7 +94,7 @@ class EngineLoop:
     def _run(self) -> None:
         try:
             with self._pipeline.engines() as self.models:
-                forest = SharedForest(
+                forest = BatchedDecoder(
                     *self.models,
                     max_rows=self._scheduler.max_rows,
                     shares_prefixes=self._pipeline.reuses_prefix,
@@ -108,7 +108,7 @@ class EngineLoop:
         finally:
             self._has_started.set()
 
-    def _schedule(self, forest: SharedForest) -> bool:
+    def _schedule(self, forest: BatchedDecoder) -> bool:
         """Remove cancelled requests and admit waiting ones, until one runs.
 
         Returns:
@@ -129,7 +129,7 @@ class EngineLoop:
             if self._trees:
                 return True
 
-    def _remove_cancelled(self, forest: SharedForest) -> list[LiveRequest]:
+    def _remove_cancelled(self, forest: BatchedDecoder) -> list[LiveRequest]:
         """Remove cancelled requests from queue and forest; return them."""
         for request in (*self._scheduler.waiting, *self._scheduler.running):
             request.is_cancelled = request.is_cancelled or self._cancels_all
@@ -141,7 +141,7 @@ class EngineLoop:
                 cancelled.append(request)
         return cancelled
 
-    def _join(self, forest: SharedForest, request: LiveRequest) -> None:
+    def _join(self, forest: BatchedDecoder, request: LiveRequest) -> None:
         try:
             tree = forest.join(self._pipeline.planned(request.request))
         except BaseException as error:
@@ -151,7 +151,7 @@ class EngineLoop:
             return
         self._trees[tree] = request
 
-    def _deliver(self, forest: SharedForest, progress: Progress) -> None:
+    def _deliver(self, forest: BatchedDecoder, progress: Progress) -> None:
         """Deliver the result of an iteration to its request."""
         tree = progress.tree
         request = self._trees.get(tree)
@@ -169,10 +169,10 @@ class EngineLoop:
             self._finish(request, ending)
 
     def _as_events(
-        self, request: LiveRequest, event: DecodeStep | Outcome
+        self, request: LiveRequest, event: IterationOutput | Outcome
     ) -> tuple[StreamStep | None, Ending | None]:
         """Return step and ending of an event; a result has both, the step with the last text."""
-        if isinstance(event, DecodeStep):
+        if isinstance(event, IterationOutput):
             return request.texts.push(event), None
         if isinstance(event, BaseException):
             return None, _as_dsbd_error(event)

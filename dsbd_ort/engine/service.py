@@ -10,7 +10,7 @@ from typing import Any
 
 from dsbd_ort.decoding import TraceRecorder
 from dsbd_ort.decoding.decode import check_decodable
-from dsbd_ort.decoding.row_bound import most_rows
+from dsbd_ort.decoding.request import most_rows
 from dsbd_ort.engine.engine_loop import EngineLoop
 from dsbd_ort.engine.errors import ServiceClosedError
 from dsbd_ort.engine.live_request import Cancelled, LiveRequest, ServiceEvent
