@@ -271,7 +271,7 @@ def check_top_k(role: Role, model: RowCache, config: DecodingConfig, top_k: int)
 
 
 def check_logits(logits: Logits, model: RowCache, num_rows: int) -> None:
-    """Raise ModelError unless ``model`` returned logits of ``num_rows`` rows and of known tokens."""
+    """Raise ModelError unless a model returned logits of ``num_rows`` rows and known tokens."""
     if isinstance(logits, tuple):
         _check_top(logits, model.vocab_size, (num_rows, num_top_logits(model)))
     else:

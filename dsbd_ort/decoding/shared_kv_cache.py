@@ -2,8 +2,8 @@
 
 A request sees its own rows alone, through a ``CacheView``; the engine sees one cache and one mask,
 in which no row of a view sees one of another. Views whose tokens begin alike share the rows of
-their common prefix. A view drops rows at once, which costs nothing; the engine drops them together, when
-``_make_room`` finds many of them or too little room.
+their common prefix. A view drops rows at once, which costs nothing; the engine drops them together,
+when ``_make_room`` finds many of them or too little room.
 """
 
 from __future__ import annotations
