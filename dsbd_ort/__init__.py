@@ -3,8 +3,15 @@
     with dsbd_ort.Pipeline.from_bundle("bundle/") as pipe:
         print(pipe.generate("def read_json(", num_beams=4).sequences[0].text)
 
-All names but ``DsbdError`` are imported when first used, so that ``dsbd_ort.decoding`` needs numpy
-alone.
+Pipeline           an opened bundle: generate, stream, chat_prompt
+Service            many requests at a time over one pipeline, within ServiceLimits
+DecodingConfig     the options of a request
+GenerationResult   the GeneratedSequences, best first, and statistics; streaming yields StreamSteps
+RequestTrace       the record of a request, which write_trace draws
+DsbdError          the base of all errors
+
+Every name but ``DsbdError`` is imported on first use, so that ``import dsbd_ort`` is cheap and
+``dsbd_ort.decoding`` needs numpy alone.
 """
 
 from __future__ import annotations
@@ -18,8 +25,8 @@ from dsbd_ort.version import __version__
 if TYPE_CHECKING:
     from dsbd_ort.decoding import DecodingConfig, RequestTrace
     from dsbd_ort.engine import Service, ServiceLimits
-    from dsbd_ort.generated import GeneratedSequence, GenerationResult, StreamStep
     from dsbd_ort.pipeline import Pipeline
+    from dsbd_ort.results import GeneratedSequence, GenerationResult, StreamStep
     from dsbd_ort.trace_page.trace_file import write_trace
 
 __all__ = [
@@ -38,13 +45,13 @@ __all__ = [
 
 _HOMES = {
     "DecodingConfig": "decoding",
-    "GeneratedSequence": "generated",
-    "GenerationResult": "generated",
+    "GeneratedSequence": "results",
+    "GenerationResult": "results",
     "Pipeline": "pipeline",
     "RequestTrace": "decoding",
     "Service": "engine",
     "ServiceLimits": "engine",
-    "StreamStep": "generated",
+    "StreamStep": "results",
     "write_trace": "trace_page.trace_file",
 }
 
@@ -53,3 +60,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -1,4 +1,4 @@
-"""Text in, text out: a bundle, its tokenizer and the decoding loop."""
+"""Text in, text out: an opened bundle, its tokenizer and the decoding loop."""
 
 from __future__ import annotations
 
@@ -8,39 +8,107 @@ import functools
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from inspect import signature
+from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Concatenate, ParamSpec
 
 import numpy as np
+from numpy.typing import NDArray
 
-from dsbd_ort.cost_cache import engine_costs
 from dsbd_ort.decoding import DecodeResult, DecodingConfig, DecodingRequest, TraceRecorder
 from dsbd_ort.decoding.cost_curve import EngineCosts
-from dsbd_ort.decoding.decode import Iterations, iterations_of
 from dsbd_ort.decoding.throughput import AcceptanceEstimator
-from dsbd_ort.generated import GeneratedSequence, GenerationResult, StreamStep
-from dsbd_ort.kept_rows import KeptRows
-from dsbd_ort.memory_error import capacity_error
-from dsbd_ort.prompt_ids import check_context, prompt_ids
-from dsbd_ort.request_lock import RequestLock
-from dsbd_ort.stop_strings import StopSearch, text_before_stop
-from dsbd_ort.text_stream import TextStream
-from dsbd_runtime.bundle import Bundle, open_bundle
+from dsbd_ort.decoding.decode import Iterations, iterations_of
+from dsbd_ort.model_pair import KeptRows, RequestLock, capacity_error, engine_costs
+from dsbd_ort.results import (
+    GeneratedSequence,
+    GenerationResult,
+    StopSearch,
+    StreamStep,
+    TextStream,
+    text_before_stop,
+)
+from dsbd_runtime.bundle import ROLES, Bundle, open_bundle
 from dsbd_runtime.causal_lm import CausalLM
 from dsbd_runtime.chat_template import ChatTemplate, Message
+from dsbd_runtime.errors import CapacityError, InputError
 from dsbd_runtime.loading import load_pair
 from dsbd_runtime.tokenizer import Tokenizer
 
 MOST_EXPERIENCES = 64
 """Settings (strategy, width and warping) for which draft_policy "throughput" remembers how often
-drafts were accepted; those not used for longest are forgotten, and learned anew."""
+drafts were accepted; the least recently used are forgotten, and learned anew."""
+BundlePath = str | os.PathLike[str]
+Keywords = ParamSpec("Keywords")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineOptions:
+    """How a bundle is opened: the keywords of ``Pipeline.from_bundle``, the fields of C's settings.
+
+    Attributes:
+        provider: an execution provider of the table in docs/gpu.md; "cuda:1" is the second GPU.
+        draft_provider: the provider of the draft; None means that of the target.
+        num_threads: on the CPU, threads of the target, and of a draft that is not small; None lets
+            ONNX Runtime choose. See load_pair.
+        cuda_graphs: on "cuda", capture each size of call once and replay it.
+        verify: also check the hash of every file.
+        prefix_cache: keep the rows of a request for the next one, which computes only the part
+            of its prompt that differs.
+    """
+
+    provider: str = "cpu"
+    draft_provider: str | None = None
+    num_threads: int | None = None
+    cuda_graphs: bool = False
+    verify: bool = False
+    prefix_cache: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineSettings(PipelineOptions):
+    """The folder of a bundle and how it is opened, which can be sent to another process."""
+
+    bundle: Path
+
+    def open(self) -> Pipeline:
+        """Open the bundle."""
+        return Pipeline.from_options(self.bundle, self)
+
+
+def _with_keywords_of(
+    options: Callable[Keywords, PipelineOptions],
+) -> Callable[
+    [Callable[[type[Pipeline], BundlePath, PipelineOptions], Pipeline]],
+    Callable[Concatenate[type[Pipeline], BundlePath, Keywords], Pipeline],
+]:
+    """Let a method that takes ``options`` take their fields as keywords, typed and completed."""
+
+    def decorate(
+        method: Callable[[type[Pipeline], BundlePath, PipelineOptions], Pipeline],
+    ) -> Callable[Concatenate[type[Pipeline], BundlePath, Keywords], Pipeline]:
+        @functools.wraps(method)
+        def from_keywords(
+            cls: type[Pipeline], path: BundlePath, *args: Keywords.args, **kwargs: Keywords.kwargs
+        ) -> Pipeline:
+            return method(cls, path, options(*args, **kwargs))
+
+        own = [p for p in signature(method).parameters.values() if p.name != "options"]
+        keywords = signature(options).parameters.values()
+        shown = signature(method).replace(parameters=[*own, *keywords])
+        from_keywords.__signature__ = shown  # type: ignore[attr-defined]
+        return from_keywords  # type: ignore[return-value]  # path may be a keyword too
+
+    return decorate
 
 
 class Pipeline:
     """An opened bundle, ready to generate; may be shared by threads.
 
-    A request holds it from its start to its end (a stream until it is read to the end or closed);
-    those of other threads wait. Each gets what it would get alone.
+    A request holds it from start to end (a stream until it is read to the end or closed) while
+    those of other threads wait. Each request returns what it would return alone.
 
     Attributes:
         bundle, tokenizer: what was opened.
@@ -56,7 +124,7 @@ class Pipeline:
         *,
         prefix_cache: bool = True,
     ) -> None:
-        """Take the opened parts; ``from_bundle`` is the usual way.
+        """Take the opened parts; ``from_bundle`` opens them.
 
         ``measure`` returns the costs of both engines; it is called when they are first needed.
         """
@@ -70,58 +138,41 @@ class Pipeline:
         self._lock = RequestLock()
         self.reuses_prefix = prefix_cache
         self._rows = KeptRows(target, draft, are_reused=prefix_cache)
-        self._experience: OrderedDict[object, AcceptanceEstimator] = (
-            OrderedDict()
-        )  # latest used last
+        self._experience: OrderedDict[object, AcceptanceEstimator] = OrderedDict()  # latest used last
 
     @classmethod
-    def from_bundle(
-        cls,
-        path: str | os.PathLike[str],
-        *,
-        provider: str = "cpu",
-        draft_provider: str | None = None,
-        num_threads: int | None = None,
-        cuda_graphs: bool = False,
-        verify: bool = False,
-        prefix_cache: bool = True,
-    ) -> Pipeline:
-        """Open the bundle at ``path`` on an execution provider.
-
-        Args:
-            path: the folder that dsbd-export wrote.
-            provider: a name of the table in docs/gpu.md; "cuda:1" is the second GPU.
-            draft_provider: where the draft runs; None means where the target does.
-            num_threads: on the CPU of the target, and of a draft that is not small; None lets ONNX
-                Runtime choose. See load_pair.
-            cuda_graphs: on "cuda", capture each size of call once and replay it.
-            verify: also check the hash of every file.
-            prefix_cache: keep the rows of a request for the next one, which computes only what
-                its prompt does not share with them.
+    @_with_keywords_of(PipelineOptions)
+    def from_bundle(cls, path: BundlePath, options: PipelineOptions) -> Pipeline:
+        """Open the bundle in the folder ``path``; keywords are the fields of PipelineOptions.
 
         Raises:
             BundleError: the bundle is absent, damaged or contradictory.
             ProviderError: the provider is unknown or not on this machine.
         """
-        bundle = open_bundle(path, verify=verify)
+        return cls.from_options(path, options)
+
+    @classmethod
+    def from_options(cls, path: BundlePath, options: PipelineOptions) -> Pipeline:
+        """See ``from_bundle``."""
+        bundle = open_bundle(path, verify=options.verify)
         target, draft = load_pair(
             bundle,
-            provider=provider,
-            draft_provider=draft_provider,
-            num_threads=num_threads,
-            cuda_graphs=cuda_graphs,
+            provider=options.provider,
+            draft_provider=options.draft_provider,
+            num_threads=options.num_threads,
+            cuda_graphs=options.cuda_graphs,
         )
-        graphs = ["graphs"] if cuda_graphs else []
-        settings = dict.fromkeys([provider, draft_provider or provider, *graphs])
+        graphs = ["graphs"] if options.cuda_graphs else []
+        draft_provider = options.draft_provider or options.provider
         measure = functools.partial(
             engine_costs,
             bundle,
             target,
             draft,
-            provider=" ".join(settings),
-            num_threads=num_threads,
+            provider=" ".join(dict.fromkeys([options.provider, draft_provider, *graphs])),
+            num_threads=options.num_threads,
         )
-        return cls(bundle, target, draft, measure, prefix_cache=prefix_cache)
+        return cls(bundle, target, draft, measure, prefix_cache=options.prefix_cache)
 
     def close(self) -> None:
         """Wait for the requests of other threads, then release both engines and their caches."""
@@ -147,11 +198,11 @@ class Pipeline:
 
         Args:
             prompt: text, or token ids.
-            trace: is told what every iteration did; a ``RequestTrace`` remembers it.
+            trace: records every iteration; usually a ``RequestTrace``.
             options: see DecodingConfig. ``eos_token_id`` None means the model's own.
 
         Raises:
-            DecodingError: the options or the prompt make no sense.
+            DecodingError: the options or the prompt are invalid.
             CapacityError: prompt and new tokens do not fit the model's context, or the memory.
             BusyError: this thread has a stream that is not finished.
             EngineError: an engine failed in a call.
@@ -167,11 +218,11 @@ class Pipeline:
     def stream(
         self, prompt: str | Sequence[int], *, trace: TraceRecorder | None = None, **options: Any
     ) -> Generator[StreamStep, None, GenerationResult]:
-        """Continue a prompt step by step; yield what is final, return the whole result.
+        """Continue a prompt step by step; yield final tokens and text, return the whole result.
 
-        A step comes after every iteration, an empty one while the live beams disagree, so that a
-        caller may give up in between; the last one brings the rest of the best sequence. The
-        texts together are the text of that sequence. See ``generate`` for arguments and errors.
+        Every iteration yields one step, an empty one while the live beams disagree, so that a
+        caller may stop in between; the last one holds the rest of the best sequence. The texts
+        together are the text of that sequence. See ``generate`` for arguments and errors.
         """
         request = self.prepare(prompt, options, trace=trace)
         texts = TextStream(self.tokenizer, request.config.stop_texts)
@@ -192,7 +243,7 @@ class Pipeline:
         *,
         trace: TraceRecorder | None = None,
     ) -> DecodingRequest:
-        """Return what ``generate`` would decode, checked against this bundle; no engine is used."""
+        """Return the request that ``generate`` would decode, checked; no engine is used."""
         config = self._config(options)
         token_ids = prompt_ids(self.tokenizer, prompt)
         check_context(self.bundle, len(token_ids), config.max_new_tokens)
@@ -205,9 +256,9 @@ class Pipeline:
         )
 
     def planned(self, request: DecodingRequest) -> DecodingRequest:
-        """Return the request with what its drafting policy must know.
+        """Return the request with the costs and the experience that its draft policy uses.
 
-        That may have to be measured first: only for who holds the engines.
+        They may have to be measured first, so the caller must hold the engines.
         """
         config = request.config
         if config.draft_policy != "throughput":
@@ -218,7 +269,7 @@ class Pipeline:
         )
 
     def _experience_of(self, laws: object) -> AcceptanceEstimator:
-        """Return what requests of these settings have learned; only for who holds the engines."""
+        """Return what requests of these settings have learned; the caller holds the engines."""
         experience = self._experience.pop(laws, None) or AcceptanceEstimator.initial()
         self._experience[laws] = experience
         if len(self._experience) > MOST_EXPERIENCES:
@@ -235,7 +286,7 @@ class Pipeline:
 
     @contextlib.contextmanager
     def engines(self) -> Iterator[tuple[CausalLM, CausalLM]]:
-        """Hold target and draft, caches empty; requests of other threads wait for the end."""
+        """Hold target and draft with empty caches, while requests of other threads wait."""
         with self._lock.held():
             self._engine_costs()  # later the caches will be in use
             try:
@@ -268,21 +319,21 @@ class Pipeline:
 
     def _steps(self, request: DecodingRequest) -> Iterations:
         """Hold the pipeline for one request."""
-        with self._lock.held(), self._told_errors():
+        with self._lock.held(), self._failures_cleaned_up():
             request = self.planned(request)
             self._rows.drop_but_for(request.prompt_ids[:-1])
             steps = iterations_of(request, self._target, self._draft, self._rows.prefixes)
             return self.with_peak((yield from steps))
 
     def with_peak(self, result: DecodeResult) -> DecodeResult:
-        """Return a decoded request with the most that both caches took."""
+        """Return a decoded request with the peak memory of both caches."""
         kv_bytes_peak = self._target.kv_bytes_peak + self._draft.kv_bytes_peak
         stats = dataclasses.replace(result.stats, kv_bytes_peak=kv_bytes_peak)
         return dataclasses.replace(result, stats=stats)
 
     @contextlib.contextmanager
-    def _told_errors(self) -> Iterator[None]:
-        """Leave no row of a request that fails to the next; say what a lack of memory means."""
+    def _failures_cleaned_up(self) -> Iterator[None]:
+        """Reuse no row of a request that fails; turn a MemoryError into a CapacityError."""
         try:
             yield
         except GeneratorExit:  # a stream was closed: all rows are right
@@ -308,3 +359,43 @@ class Pipeline:
         if options.get("eos_token_id") is None:
             options["eos_token_id"] = tuple(self.bundle.manifest.target.eos_token_ids)
         return DecodingConfig.from_options(options)
+
+
+def prompt_ids(
+    tokenizer: Tokenizer, prompt: str | Sequence[int] | NDArray[np.integer]
+) -> list[int]:
+    """Return the token ids of a text; token ids are returned as they are.
+
+    Ids are a sequence (list, tuple, range) or an array of one dimension, whose order is defined:
+    not a set or a view of a dict, and not an iterator, which a second request would find empty.
+    """
+    if isinstance(prompt, str):
+        return tokenizer.encode(prompt)
+    if isinstance(prompt, np.ndarray):
+        if prompt.ndim != 1:
+            raise InputError(
+                f"the prompt is an array of {prompt.ndim} dimensions; expected a text, or token "
+                "ids in one dimension; pass one row of it"
+            )
+    elif isinstance(prompt, bytes | bytearray | memoryview) or not isinstance(prompt, Sequence):
+        raise InputError(
+            f"the prompt is a {type(prompt).__name__}; expected a text, or a list of token ids; "
+            "for other collections pass list(...) of the ids in their order"
+        )
+    return list(prompt)
+
+
+def check_context(bundle: Bundle, num_prompt_tokens: int, max_new_tokens: int) -> None:
+    """Raise CapacityError unless prompt and new tokens fit both models' contexts."""
+    limit = min(bundle.entry(role).context_length for role in ROLES)
+    if num_prompt_tokens >= limit:
+        raise CapacityError(
+            f"the prompt has {num_prompt_tokens} tokens, the context of this bundle holds "
+            f"{limit}; shorten the prompt"
+        )
+    if num_prompt_tokens + max_new_tokens > limit:
+        raise CapacityError(
+            f"the prompt's {num_prompt_tokens} tokens and max_new_tokens {max_new_tokens} exceed "
+            f"the context of {limit}; use max_new_tokens {limit - num_prompt_tokens} or less, or "
+            "a shorter prompt"
+        )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pydoc
 import subprocess
 import sys
 
 import pytest
+
+import dsbd_ort
 
 HEAVY = ("torch", "transformers", "optimum", "onnx", "onnxscript")
 
@@ -29,6 +32,20 @@ def loaded_by(statement: str) -> set[str]:
 )
 def test_no_training_framework(statement):
     assert not loaded_by(statement) & set(HEAVY)
+
+
+def test_the_package_is_light_until_a_name_is_used():
+    loaded = loaded_by("import dsbd_ort; dir(dsbd_ort)")
+    assert not loaded & {*HEAVY, "numpy", "onnxruntime", "tokenizers", "click"}
+
+
+def test_the_public_names_are_shown():
+    assert dir(dsbd_ort) == sorted(dsbd_ort.__all__)
+    assert all(hasattr(dsbd_ort, name) for name in dir(dsbd_ort))
+    page = pydoc.plain(pydoc.render_doc(dsbd_ort))
+    for name in set(dir(dsbd_ort)) - {"__version__"}:
+        assert name in page
+    assert "from_bundle(path: " in page and "prefix_cache: 'bool' = True" in page
 
 
 def test_no_server_without_dsbd_serve():

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from dsbd_ort.json_output import json_text
+from dsbd_ort.results import json_text
 
 
 def test_numbers_that_json_does_not_have_become_null():

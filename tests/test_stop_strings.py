@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsbd_ort.stop_strings import StopFilter, StopSearch, text_before_stop
+from dsbd_ort.results import StopFilter, StopSearch, text_before_stop
 from dsbd_runtime.stream_decoder import REPLACEMENT, StreamDecoder
 from dsbd_runtime.tokenizer import Tokenizer
 from tests.runtime.tokenizer_kinds import KINDS, saved

@@ -1,34 +1,33 @@
-"""A batch from top to bottom: what is done already, what is left, one line after another."""
+"""A batch from input to output: the lines left to answer, progress on stderr, the exit code."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+import time
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
+from types import TracebackType
 
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from dsbd_ort.batch.answer_source import AnswerSource, ThisProcess
-from dsbd_ort.batch.errors import BatchError
+from dsbd_ort.answers import Interruption, watched_signals
+from dsbd_ort.batch.answer_sources import AnswerSource, ThisProcess
 from dsbd_ort.batch.journal import open_journal
-from dsbd_ort.batch.line_answer import LineAnswer
-from dsbd_ort.batch.progress import BatchProgress
-from dsbd_ort.batch.prompt_line import RawLine, read_lines
-from dsbd_ort.batch.settings import BatchSettings
+from dsbd_ort.batch.prompt_lines import BatchError, BatchSettings, LineAnswer, RawLine, read_lines
 from dsbd_ort.decoding import DecodingConfig
-from dsbd_ort.interruption import Interruption, watched_signals
 
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """What is to be done.
+    """A batch.
 
     Attributes:
         input, output: JSONL files.
-        settings: what all lines have in common.
-        source: who answers.
+        settings: those that all lines share.
+        source: answers the lines.
     """
 
     input: Path
@@ -41,8 +40,8 @@ def run_batch(batch: Batch, console: Console) -> int:
     """Answer every line of the input that the output does not answer yet; return the exit code.
 
     Raises:
-        BatchError: the files do not fit each other or cannot be used, or a worker ended.
-        DsbdError: the bundle cannot be opened, or no line could take the options.
+        BatchError: the files do not match or cannot be used, or a worker ended.
+        DsbdError: the bundle cannot be opened, or the options are invalid.
     """
     _check(batch)
     fingerprint = batch.settings.fingerprint()
@@ -57,7 +56,7 @@ def run_batch(batch: Batch, console: Console) -> int:
                     journal.append(answer.fields)
                     progress.add(answer)
         console.print(progress.summary(), highlight=False, soft_wrap=True)
-        if interruption.is_wanted():
+        if interruption.is_requested():
             console.print("interrupted; run the same command again to go on", soft_wrap=True)
         return interruption.exit_code
 
@@ -70,10 +69,70 @@ def _answers(
     if first is None:  # nothing is left: open no engine
         return
     lines = chain([first], lines)
-    yield from batch.source.answers(batch.settings, fingerprint, lines, interruption.is_wanted)
+    yield from batch.source.answers(batch.settings, fingerprint, lines, interruption.is_requested)
 
 
 def _check(batch: Batch) -> None:
     DecodingConfig.from_options(batch.settings.options)
     if batch.output.exists() and batch.input.exists() and batch.output.samefile(batch.input):
         raise BatchError(f"--input and --output are both {batch.input}; give another --output")
+
+
+class BatchProgress:
+    """Lines done, time left, tokens per second; a context manager."""
+
+    def __init__(
+        self,
+        num_lines: int,
+        num_done: int,
+        console: Console,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock = clock
+        self._began = clock()
+        self._num_lines = num_lines
+        self._num_before = num_done
+        self.num_done = num_done
+        self.num_errors = 0
+        self.num_tokens = 0
+        self._bar = Progress(
+            TextColumn("lines"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("left:"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[speed]}"),
+            console=console,
+        )
+        self._task = self._bar.add_task("", total=num_lines, completed=num_done, speed="")
+
+    def __enter__(self) -> BatchProgress:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._bar.stop()
+
+    def add(self, answer: LineAnswer) -> None:
+        """Count one line."""
+        self.num_done += 1
+        self.num_errors += answer.is_error
+        self.num_tokens += answer.num_tokens
+        self._bar.update(self._task, completed=self.num_done, speed=f"{self._speed():.1f} tokens/s")
+
+    def summary(self) -> str:
+        """Return one sentence about the lines answered, their errors and the speed."""
+        before = f", {self._num_before} of them before" if self._num_before else ""
+        errors = f"; {self.num_errors} could not be answered, see their error" * bool(
+            self.num_errors
+        )
+        speed = f"; {self.num_tokens} tokens, {self._speed():.1f} tokens/s" * bool(self.num_tokens)
+        return f"{self.num_done} of {self._num_lines} lines are done{before}{errors}{speed}"
+
+    def _speed(self) -> float:
+        return self.num_tokens / max(self._clock() - self._began, 1e-9)

@@ -1,8 +1,8 @@
-"""The output of a batch: a file that only grows, line by line, and tells where to go on.
+"""Output file of a batch: append-only, one line an answer, from which a batch resumes.
 
-A line is handed to the operating system as soon as it is answered, so that it outlives this
-process whatever ends it. The disk itself is told every few seconds and at the end: after a power
-cut the last seconds may have to be done again. A last line that is not whole is dropped.
+A line is written to the operating system as soon as it is answered, so that it survives the end of
+this process. It is synced to disk every few seconds and at the end: after a power cut the last
+seconds may have to be answered again. A last line that is not complete is dropped.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from dsbd_ort.batch.errors import BatchError
-from dsbd_ort.json_output import JSON_VERSION, json_text
+from dsbd_ort.batch.prompt_lines import BatchError
+from dsbd_ort.results import JSON_VERSION, json_text
 
 SYNC_SECONDS = 5.0
-# So begins every line: what is cut off further right is ours to drop, anything else is not.
+# Every line begins like this: a torn line that does is dropped, anything else is an error.
 _HEAD = f'{{"version": {JSON_VERSION}, "line": '.encode()
 
 
@@ -46,27 +46,27 @@ class Journal:
         """
         hashes = iter(request_hashes)
         num_done, torn = 0, b""
-        with _told(self._file, "read"), self._file.open("rb") as lines:
+        with _batch_errors(self._file, "read"), self._file.open("rb") as lines:
             for line in lines:
                 found = None if torn else _request_of(line)
                 if found is None:
                     torn += line
                     continue
                 if found != next(hashes, None):
-                    raise self._foreign(num_done + 1, "was made from another input or otherwise")
+                    raise self._foreign(num_done + 1, "is of another input or other options")
                 num_done += 1
                 self._size += len(line)
         if torn and not _may_be_dropped(torn):
             raise self._foreign(num_done + 1, "was not written by dsbd-run")
         if torn:
-            with _told(self._file, "written"):
+            with _batch_errors(self._file, "written"):
                 os.ftruncate(self._descriptor, self._size)
         return num_done
 
     def append(self, fields: dict[str, Any]) -> None:
-        """Write one line, wholly or not at all."""
+        """Write one line, completely or not at all."""
         line = json_text(fields).encode() + b"\n"
-        with _told(self._file, "written"):
+        with _batch_errors(self._file, "written"):
             try:
                 self._write(line)
             except OSError:
@@ -77,8 +77,8 @@ class Journal:
             self.sync()
 
     def sync(self) -> None:
-        """Have the disk itself hold all lines."""
-        with _told(self._file, "written"):
+        """Sync all lines to disk."""
+        with _batch_errors(self._file, "written"):
             os.fsync(self._descriptor)
         self.synced_at = self._clock()
 
@@ -89,24 +89,24 @@ class Journal:
 
     def _foreign(self, number: int, what: str) -> BatchError:
         return BatchError(
-            f"--output {self._file}: line {number} {what}; to go on with it, give the input, "
-            "bundle and options that it was begun with, else another --output"
+            f"--output {self._file}: line {number} {what}; to resume it, give the input, "
+            "bundle and options that it was started with, else another --output"
         )
 
 
 @contextlib.contextmanager
 def open_journal(file: Path, *, clock: Callable[[], float] = time.monotonic) -> Iterator[Journal]:
-    """Open or make the output; nobody else may write to it meanwhile.
+    """Open or create the output, locked against other processes.
 
     Raises:
-        BatchError: it cannot be written, is no regular file, or another process writes to it.
+        BatchError: it cannot be written, is not a regular file, or another process writes to it.
     """
     if not file.parent.is_dir():
         raise BatchError(f"--output {file} cannot be written: make the folder {file.parent} first")
     if file.exists() and not file.is_file():
-        raise BatchError(f"--output {file} is no regular file; give one that can grow")
+        raise BatchError(f"--output {file} is not a regular file; give one that can be appended to")
     with contextlib.ExitStack() as stack:
-        with _told(file, "written"):
+        with _batch_errors(file, "written"):
             stack.enter_context(_only_writer(file))
             descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
             stack.callback(os.close, descriptor)
@@ -132,19 +132,19 @@ def _only_writer(file: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _told(file: Path, what: str) -> Iterator[None]:
-    """Turn what the operating system says into an error that names the file and the mend."""
+def _batch_errors(file: Path, what: str) -> Iterator[None]:
+    """Turn an OSError into a BatchError that names the file and the fix."""
     try:
         yield
     except OSError as error:
         raise BatchError(
-            f"--output {file} cannot be {what}: {error.strerror or error}; whole lines in it are "
-            "kept: mend that and run the same command again to go on"
+            f"--output {file} cannot be {what}: {error.strerror or error}; complete lines in "
+            "it are kept: fix that and run the same command again to go on"
         ) from error
 
 
 def _request_of(line: bytes) -> str | None:
-    """Return the hash of the request that a whole line answers, None for anything else."""
+    """Return the hash of the request that a complete line answers, None for anything else."""
     if not line.endswith(b"\n"):
         return None
     try:
@@ -155,6 +155,6 @@ def _request_of(line: bytes) -> str | None:
 
 
 def _may_be_dropped(tail: bytes) -> bool:
-    """Tell whether ``tail`` is a line that was not finished, or what a power cut leaves of some."""
+    """Return whether ``tail`` is an unfinished line, or the rest of some after a power cut."""
     begun = tail.rstrip(b"\0")
     return "\n" not in begun.decode(errors="replace") and _HEAD.startswith(begun[: len(_HEAD)])

@@ -1,4 +1,4 @@
-"""Answer lines by several processes, each with a pipeline of its own; the order is kept."""
+"""Worker processes that answer the lines of a batch, each with a pipeline of its own."""
 
 from __future__ import annotations
 
@@ -12,11 +12,8 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
 from dsbd_errors import DsbdError
-from dsbd_ort.batch.errors import BatchError
-from dsbd_ort.batch.line_answer import LineAnswer, answer_line
-from dsbd_ort.batch.pool import answers_in_order
-from dsbd_ort.batch.prompt_line import RawLine
-from dsbd_ort.batch.settings import BatchSettings
+from dsbd_ort.batch.answer_sources import answers_in_order
+from dsbd_ort.batch.prompt_lines import BatchError, BatchSettings, LineAnswer, RawLine, answer_line
 
 
 @dataclass(frozen=True)
@@ -32,7 +29,7 @@ class _Worker:
     connection: Connection
 
     def receive(self) -> object:
-        """Return what the worker sends next."""
+        """Return the next object that the worker sends."""
         try:
             return self.connection.recv()
         except (EOFError, OSError) as error:
@@ -43,7 +40,7 @@ class _Worker:
             ) from error
 
     def send(self, line: RawLine) -> None:
-        """Give the worker a line; that it has ended shows when its answer is awaited."""
+        """Send the worker a line; if it has ended, ``receive`` raises."""
         with contextlib.suppress(OSError):
             self.connection.send(line)
 
@@ -52,7 +49,7 @@ class _Worker:
 class Workers:
     """Processes of this machine that share its cores.
 
-    ``answers`` raises BatchError where a worker could not open the bundle, or ended.
+    ``answers`` raises BatchError if a worker could not open the bundle, or ended.
     """
 
     num_workers: int
@@ -115,7 +112,7 @@ def usable_cores() -> int:
 def _started(
     settings: BatchSettings, fingerprint: str, num_workers: int
 ) -> Iterator[list[_Worker]]:
-    """Start the workers and wait until all have opened the bundle; end them in the end."""
+    """Start the workers, wait until all have opened the bundle, and end them after the block."""
     workers: list[_Worker] = []
     try:
         with _ignored_signals():
@@ -129,7 +126,7 @@ def _started(
         yield workers
     finally:
         for worker in workers:
-            worker.process.kill()  # it holds nothing that is not done again
+            worker.process.kill()  # an unfinished line is answered again
         for worker in workers:
             worker.process.join()
             worker.connection.close()
@@ -137,7 +134,7 @@ def _started(
 
 @contextlib.contextmanager
 def _ignored_signals() -> Iterator[None]:
-    """Let processes that start inside the block ignore signals to all: this one ends them."""
+    """Let processes started inside the block ignore signals to the group: this one ends them."""
     numbers = (signal.SIGINT, signal.SIGTERM)
     previous = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
     try:

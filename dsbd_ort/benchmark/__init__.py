@@ -1,1 +1,1 @@
-"""Measuring strategies side by side: what runs, what was measured, what it says."""
+"""Strategies measured side by side: runs, timed requests, summaries and plots."""

@@ -1,17 +1,27 @@
-"""One setting under measurement, and the setting that it is compared with."""
+"""Runs of a benchmark: a strategy with its options, its baseline, and the default list."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dsbd_ort.benchmark.errors import BenchmarkError
+from dsbd_ort.benchmark.prompts import BenchmarkError
 from dsbd_ort.decoding import STRATEGIES, DecodingConfig
+from dsbd_ort.decoding.strategies import Strategy
 
+DEFAULT_STRATEGIES = (
+    "sample",
+    "speculative",
+    "beam-sample",
+    "dsbd",
+    "beam-search",
+    "speculative-beam-search",
+)
 NO_BASELINE = "none"
-BASELINES = {  # strategy: the one without a draft (or without joint tokens) of the same law
+BASELINES = {  # strategy: the same distribution without a draft (or without joint tokens)
     "dsbd": "beam-sample",
     "speculative": "sample",
     "tree-speculative": "sample",
@@ -31,8 +41,8 @@ class BenchRun:
 
     Attributes:
         options: fields of DecodingConfig that were given, the strategy among them.
-        given_name: what to call the run; None names it after its options.
-        baseline: name of the run to compare with; None: the same law without a draft;
+        given_name: the name of the run; None names it after its options.
+        baseline: name of the run to compare with; None: the same distribution without a draft;
             ``NO_BASELINE``: nothing.
     """
 
@@ -47,7 +57,7 @@ class BenchRun:
                     f"{name} is set to {self.options[name]!r} in a run, but the benchmark sets "
                     "it, the same for all runs; leave it out"
                 )
-        _ = self.config  # refuses senseless options before anything is measured
+        _ = self.config  # refuses invalid options before anything is measured
 
     @property
     def config(self) -> DecodingConfig:
@@ -56,7 +66,7 @@ class BenchRun:
 
     @property
     def name(self) -> str:
-        """The given name, or one made of what sets runs apart: "dsbd W=4 fixed 4x4"."""
+        """The given name, or one made of the options that differ: "dsbd W=4 fixed 4x4"."""
         if self.given_name is not None:
             return self.given_name
         config = self.config
@@ -80,7 +90,7 @@ def with_baselines(runs: list[BenchRun]) -> list[BenchRun]:
     """Return the runs with every baseline named, missing ones put before their first use.
 
     Raises:
-        BenchmarkError: two runs of one name, or a baseline that is no run.
+        BenchmarkError: two runs of one name, or a baseline that is not a run.
     """
     complete: list[BenchRun] = []
     for run in runs:
@@ -98,7 +108,7 @@ def with_baselines(runs: list[BenchRun]) -> list[BenchRun]:
 
 
 def _implied_baseline(run: BenchRun) -> BenchRun | None:
-    """Return the run of the same law that ``run`` is made to beat, None for a baseline."""
+    """Return the undrafted run of the same distribution, None for a baseline."""
     strategy = BASELINES.get(run.config.strategy)
     if strategy is None:
         return None
@@ -121,6 +131,59 @@ def _check_names(runs: list[BenchRun]) -> None:
     for run in runs:
         if run.baseline not in (None, NO_BASELINE, *counts):
             raise BenchmarkError(
-                f"run {run.name!r} has baseline {run.baseline!r}, which is no run; the runs are "
+                f"run {run.name!r} has baseline {run.baseline!r}, which is not a run; the runs are "
                 f"{', '.join(counts)}"
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommonSettings:
+    """Options of every run whose strategy has them, unless the run sets its own.
+
+    Attributes:
+        num_beams: widths; a strategy with beams runs once for each.
+        draft_length, draft_beams: None leaves them to DecodingConfig.
+        top_k: of strategies that sample.
+        max_new_tokens: of all.
+    """
+
+    num_beams: Sequence[int] = (2, 4)
+    draft_length: int | None = None
+    draft_beams: int | Sequence[int] | None = None
+    top_k: int = 20
+    max_new_tokens: int = 64
+
+    def options_of(self, strategy: str) -> dict[str, Any]:
+        """Return the options that apply to a strategy, except the width."""
+        row = _row(strategy)
+        options: dict[str, Any] = {"max_new_tokens": self.max_new_tokens}
+        if row.rule == "sample":
+            options["top_k"] = self.top_k
+        if row.has_draft and self.draft_length is not None:
+            options["draft_length"] = self.draft_length
+        if row.has_draft_tree and self.draft_beams is not None:
+            options["draft_beams"] = self.draft_beams
+        if row.rule in ("joint", "joint-greedy"):
+            options["temperature"] = 0.0
+        return options
+
+
+def runs_of(strategies: Sequence[str], common: CommonSettings) -> list[BenchRun]:
+    """Return a run for every strategy and width; dsbd with both of its width policies."""
+    runs = []
+    for strategy in strategies:
+        row = _row(strategy)
+        options = {"strategy": strategy, **common.options_of(strategy)}
+        policies = ("fixed", "threshold") if strategy == "dsbd" else (None,)
+        for width in common.num_beams if row.has_beams else (None,):
+            for policy in policies:
+                of_run = {"num_beams": width, "width_policy": policy}
+                given = {name: value for name, value in of_run.items() if value is not None}
+                runs.append(BenchRun(options={**options, **given}))
+    return runs
+
+
+def _row(strategy: str) -> Strategy:
+    if strategy not in STRATEGIES:
+        raise BenchmarkError(f"strategy is {strategy!r}; expected one of {', '.join(STRATEGIES)}")
+    return STRATEGIES[strategy]

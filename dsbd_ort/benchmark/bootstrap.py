@@ -1,4 +1,4 @@
-"""A statistic of paired measurements and how sure it is."""
+"""Statistics of paired measurements with bootstrap confidence intervals; scripts use them too."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class Spread:
 
 
 def bootstrap(values: Sequence[float], statistic: Literal["mean", "median"]) -> Estimate:
-    """Return a statistic of ``values`` and its percentile bootstrap interval, always the same.
+    """Return a statistic of ``values`` and its percentile bootstrap interval, from a fixed seed.
 
-    A value belongs to one pair of measurements, so what both of a pair share (the prompt, the
-    seed, a slow moment of the machine) cancels before anything is resampled.
+    A value belongs to one pair of measurements, so the effects that both of a pair share (the
+    prompt, the seed, a slow moment of the machine) cancel before anything is resampled.
     """
     data = np.asarray(values, dtype=np.float64)  # (num_pairs,)
     compute = STATISTICS[statistic]

@@ -1,13 +1,23 @@
-"""Where a benchmark ran: the machine and the versions of what it ran."""
+"""The machine of a benchmark: processor, memory, versions, and the energy that it counts.
+
+RAPL counts the joules of processors, NVML those of GPUs (package nvidia-ml-py). Both count
+everything that runs on the part, not this process alone.
+"""
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import os
 import platform
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
+POWERCAP = Path("/sys/class/powercap")
+_PACKAGE = re.compile(r"intel-rapl:\d+")  # AMD's have this name too; parts of a package have 0:0
 _DISTRIBUTIONS = ("numpy", "onnxruntime", "onnxruntime-gpu", "tensorrt", "tokenizers")
 
 
@@ -19,7 +29,7 @@ class Machine:
         num_cpus, num_usable_cpus: of the machine, of this process.
         memory_bytes: of the machine, None where it does not tell.
         load_average: processes that wanted to run in the last minute, when the benchmark began;
-            None where the system does not tell. Much above 0 means that others disturbed it.
+            None where the system does not tell. Much above 0: other processes disturbed it.
     """
 
     system: str
@@ -71,3 +81,109 @@ def _memory_bytes() -> int | None:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
         return None
+
+
+class EnergyCounter(Protocol):
+    """One part of the machine that counts its energy."""
+
+    @property
+    def name(self) -> str:
+        """The part that is measured, such as "rapl intel-rapl:0"."""
+
+    def joules(self) -> float:
+        """Return the energy used since some fixed moment."""
+
+
+class RaplCounter:
+    """A processor package, from the kernel's powercap files."""
+
+    def __init__(self, folder: Path) -> None:
+        """Start counting; the folder holds energy_uj and max_energy_range_uj."""
+        self.name = f"rapl {folder.name}"
+        self._file = folder / "energy_uj"
+        self._range = _number(folder / "max_energy_range_uj")
+        self._last = _number(self._file)
+        self._total = 0
+
+    def joules(self) -> float:
+        """Return the energy since construction; the file's number wraps around at its range."""
+        found = _number(self._file)
+        self._total += (found - self._last) % (self._range + 1)
+        self._last = found
+        return self._total * 1e-6
+
+
+class EnergyMeter:
+    """The sum of several energy counters."""
+
+    def __init__(self, counters: Sequence[EnergyCounter]) -> None:
+        """Take the counters; none means that nothing can be measured."""
+        self._counters = counters
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the counters."""
+        return [counter.name for counter in self._counters]
+
+    def joules(self) -> float | None:
+        """Return the energy used since some fixed moment, None without a counter."""
+        if not self._counters:
+            return None
+        return sum(counter.joules() for counter in self._counters)
+
+    def joules_since(self, earlier: float | None) -> float | None:
+        """Return the energy used since ``joules()`` returned ``earlier``."""
+        now = self.joules()
+        return None if now is None or earlier is None else now - earlier
+
+
+def energy_meter(providers: Sequence[str], powercap: Path = POWERCAP) -> EnergyMeter:
+    """Return a meter of the processors and, unless all run on "cpu", of the first GPU."""
+    counters: list[EnergyCounter] = [*rapl_counters(powercap)]
+    if any(provider != "cpu" for provider in providers):
+        counters += nvml_counters()
+    return EnergyMeter(counters)
+
+
+def rapl_counters(powercap: Path) -> list[RaplCounter]:
+    """Return a counter per processor package whose files may be read (often only by root)."""
+    counters = []
+    for folder in sorted(powercap.glob("intel-rapl:*")):
+        if _PACKAGE.fullmatch(folder.name):
+            try:
+                counters.append(RaplCounter(folder))
+            except (OSError, ValueError):  # not readable: not measured, and reported as such
+                continue
+    return counters
+
+
+def _number(file: Path) -> int:
+    return int(file.read_text())
+
+
+class NvmlCounter:
+    """The first GPU, since its driver was loaded."""
+
+    def __init__(self, nvml: Any) -> None:
+        """Take the module pynvml, initialised."""
+        self._nvml = nvml
+        self._device = nvml.nvmlDeviceGetHandleByIndex(0)
+        self.name = f"nvml 0: {nvml.nvmlDeviceGetName(self._device)}"
+        self.joules()  # refused here where the GPU has no counter
+
+    def joules(self) -> float:
+        """Return the energy used since the driver was loaded."""
+        return float(self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._device)) * 1e-3
+
+
+def nvml_counters() -> list[NvmlCounter]:
+    """Return the first GPU's counter, or nothing where there is no package, driver or counter."""
+    try:
+        nvml = importlib.import_module("pynvml")
+    except ImportError:
+        return []
+    try:
+        nvml.nvmlInit()
+        return [NvmlCounter(nvml)]
+    except nvml.NVMLError:
+        return []

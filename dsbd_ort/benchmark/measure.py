@@ -1,4 +1,4 @@
-"""Timing: every run on every prompt, side by side, again and again."""
+"""Timed requests: every run on every prompt, interleaved, in several repetitions."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from dsbd_ort.benchmark.bench_run import BenchRun
-from dsbd_ort.benchmark.energy import EnergyMeter
+from dsbd_ort.benchmark.machine import EnergyMeter
 from dsbd_ort.decoding import DecodingStats
-from dsbd_ort.generated import GenerationResult
+from dsbd_ort.results import GenerationResult
 
 Clock = Callable[[], float]
 
 
 class Generates(Protocol):
-    """What is measured: a Pipeline, or a stand-in."""
+    """A Pipeline, or a fake, to be measured."""
 
     def generate(self, prompt: str, **options: Any) -> GenerationResult:
         """See Pipeline.generate."""
@@ -27,7 +27,7 @@ class Measurement:
 
     Attributes:
         run: name of the run.
-        prompt_index, repetition: what it is paired by: all runs have measured the same two.
+        prompt_index, repetition: its pair: every run has one measurement of the same two.
         seed: of the request, the same for all runs of a pair.
         seconds: wall time of the whole request, tokenizer included.
         token_ids: new tokens of the best sequence; logprob: their sum under the target.
@@ -74,10 +74,10 @@ def measure(
 ) -> Iterator[Measurement]:
     """Yield a measurement for every repetition, prompt and run.
 
-    All runs continue a prompt before the next prompt comes, in turn forwards and backwards from
-    one repetition to the next, so that a machine that slows down slows all of them. Every
-    prompt and repetition has a seed of its own: 3 prompts from seed 10 have 10, 11, 12 and, in
-    the second repetition, 13, 14, 15.
+    All runs continue a prompt before the next prompt, in alternating order from one repetition to
+    the next, so that a machine that slows down slows all of them. Every prompt and repetition
+    has its own seed: 3 prompts from seed 10 have 10, 11, 12 and, in the second repetition, 13,
+    14, 15.
     """
     for repetition in range(repetitions):
         order = runs if repetition % 2 == 0 else runs[::-1]

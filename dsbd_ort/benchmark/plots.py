@@ -11,8 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from dsbd_ort.benchmark.errors import BenchmarkError
-from dsbd_ort.benchmark.summary import RunSummary
+from dsbd_ort.benchmark.prompts import BenchmarkError
+from dsbd_ort.benchmark.report import RunSummary
 
 _ESTIMATE = ("value", "low", "high")
 NUM_COLOURS = 20  # of the map tab20
@@ -21,11 +21,11 @@ TIME_COLOURS = {"draft": "tab:orange", "target": "tab:blue", "host": "tab:grey"}
 
 
 def check_picture(file: Path) -> None:
-    """Raise BenchmarkError unless the name ends in a kind of picture that can be written."""
+    """Raise BenchmarkError unless the name ends in a file type that can be written."""
     known = sorted(Figure().canvas.get_supported_filetypes())
     if file.suffix.removeprefix(".") not in known:
         raise BenchmarkError(
-            f"{file} has no known kind of picture; end its name in one of {', '.join(known)}"
+            f"{file} has no known file type of a plot; end its name in one of {', '.join(known)}"
         )
 
 

@@ -1,14 +1,14 @@
-"""The prompts that a benchmark continues."""
+"""Prompts of a benchmark: the built-in table, or those of a file."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-from dsbd_ort.benchmark.errors import BenchmarkError
+from dsbd_errors import DsbdError
 
-# Signatures end where a token ends: a cut inside a word or an indent would leave the model half a
-# token, which it never saw.
+# Signatures end where a token ends: a cut inside a word or an indent would leave half a token,
+# which the model never saw in training.
 PROMPTS = (
     "def read_json(path):",
     "def find_files(root, pattern):",
@@ -19,6 +19,10 @@ PROMPTS = (
     "async def fetch(self, url, timeout=None):",
     "def test_empty_string(self):",
 )
+
+
+class BenchmarkError(DsbdError, ValueError):
+    """Runs or prompts that cannot be measured, files that cannot be written, a missing package."""
 
 
 def read_prompts(file: Path) -> list[str]:
@@ -38,7 +42,9 @@ def _prompt_of(line: str, where: str) -> str:
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise BenchmarkError(f"{where} is no JSON ({error}); write one object a line") from error
+        raise BenchmarkError(
+            f"{where} is invalid JSON ({error}); write one object a line"
+        ) from error
     prompt = entry.get("prompt") if isinstance(entry, dict) else None
     if not isinstance(prompt, str) or not prompt:
         raise BenchmarkError(f'{where} has no text under "prompt"; write {{"prompt": "..."}}')

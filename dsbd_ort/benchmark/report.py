@@ -1,17 +1,167 @@
-"""The result of a benchmark, and the JSON of ``dsbd-bench --json`` (docs/benchmark.md)."""
+"""Summary of a benchmark's measurements, and the JSON report of ``dsbd-bench --json``."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from dsbd_ort.benchmark.bench_run import NO_BASELINE, BenchRun
+from dsbd_ort.benchmark.bootstrap import Estimate, Spread, bootstrap, spread
 from dsbd_ort.benchmark.machine import Machine
 from dsbd_ort.benchmark.measure import Measurement
-from dsbd_ort.benchmark.summary import RunSummary
-from dsbd_ort.json_output import json_text
+from dsbd_ort.results import json_text
 
 SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimeSplit:
+    """Seconds per new token of the best sequence, over all requests, the prompt included."""
+
+    draft: float
+    target: float
+    host: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """A run against its baseline, pair by pair (same prompt, repetition and seed).
+
+    Attributes:
+        baseline: name of the other run.
+        speedup: median ratio of tokens per second.
+        logprob_difference: mean difference of log-probability per token, this run's minus
+            the baseline's.
+        num_pairs, num_identical: pairs, and those whose tokens were the same to the last.
+        is_identical: whether all were.
+    """
+
+    baseline: str
+    speedup: Estimate
+    logprob_difference: Estimate
+    num_pairs: int
+    num_identical: int
+    is_identical: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSummary:
+    """One run.
+
+    Attributes:
+        settings: the resolved DecodingConfig; its seed is not the one used.
+        tokens_per_s, time_to_first_token_s: over requests.
+        logprob_per_token: mean over requests, of the best sequence under the target.
+        seconds_per_token: the time split.
+        host_us_per_iteration: microseconds outside engine calls.
+        mean_acceptance_length: layers committed per iteration, over all iterations.
+        draft_acceptance_rate: accepted / drafted tokens, None if nothing was drafted.
+        acceptance_histogram: [j] iterations that accepted j layers.
+        mean_beam_width: beams kept per committed layer.
+        target_rows_per_iteration, draft_rows_per_iteration: rows computed, the prompt's not
+            counted but for its last, the root of the first forest.
+        kv_bytes_peak: the highest of all requests, None for models that do not report it.
+        energy_joules_per_token: None without an energy counter.
+        comparison: None for a baseline.
+    """
+
+    name: str
+    settings: dict[str, Any]
+    tokens_per_s: Spread
+    time_to_first_token_s: Spread
+    logprob_per_token: float
+    seconds_per_token: TimeSplit
+    host_us_per_iteration: float
+    mean_acceptance_length: float
+    draft_acceptance_rate: float | None
+    acceptance_histogram: list[int]
+    mean_beam_width: float
+    target_rows_per_iteration: float
+    draft_rows_per_iteration: float
+    kv_bytes_peak: int | None
+    energy_joules_per_token: float | None
+    comparison: Comparison | None
+
+
+def summarize(runs: Sequence[BenchRun], measurements: Sequence[Measurement]) -> list[RunSummary]:
+    """Return a summary per run, in the order of the runs."""
+    by_run = {run.name: [m for m in measurements if m.run == run.name] for run in runs}
+    summaries = []
+    for run in runs:
+        comparison = None
+        if run.baseline not in (None, NO_BASELINE):
+            comparison = compare(by_run[run.name], by_run[run.baseline])
+        summaries.append(_summarize_run(run, by_run[run.name], comparison))
+    return summaries
+
+
+def compare(own: Sequence[Measurement], baseline: Sequence[Measurement]) -> Comparison:
+    """Compare two runs pair by pair."""
+    by_pair = {(m.prompt_index, m.repetition): m for m in baseline}
+    pairs = [(m, by_pair[m.prompt_index, m.repetition]) for m in own]
+    num_identical = sum(a.token_ids == b.token_ids for a, b in pairs)
+    return Comparison(
+        baseline=baseline[0].run,
+        speedup=bootstrap([a.tokens_per_s / b.tokens_per_s for a, b in pairs], "median"),
+        logprob_difference=bootstrap(
+            [a.logprob_per_token - b.logprob_per_token for a, b in pairs], "mean"
+        ),
+        num_pairs=len(pairs),
+        num_identical=num_identical,
+        is_identical=num_identical == len(pairs),
+    )
+
+
+def _summarize_run(
+    run: BenchRun, measurements: Sequence[Measurement], comparison: Comparison | None
+) -> RunSummary:
+    stats = [m.stats for m in measurements]
+    num_tokens = sum(len(m.token_ids) for m in measurements)
+    num_iterations = sum(s.num_iterations for s in stats)
+    num_drafted = sum(s.num_draft_tokens for s in stats)
+    num_accepted = sum(s.num_accepted_tokens for s in stats)
+    layers = [s.num_iterations + s.num_accepted_layers for s in stats]
+    num_prompt_rows = sum(s.num_prompt_tokens - 1 for s in stats)  # the last one is a node
+    draft_rows = sum(s.draft_rows for s in stats)
+    kv_bytes = [s.kv_bytes_peak for s in stats if s.kv_bytes_peak is not None]
+    joules = [m.energy_joules for m in measurements if m.energy_joules is not None]
+    host_s = sum(s.host_s for s in stats)
+    return RunSummary(
+        name=run.name,
+        settings=dataclasses.asdict(run.config),
+        tokens_per_s=spread([m.tokens_per_s for m in measurements]),
+        time_to_first_token_s=spread([s.time_to_first_token_s for s in stats]),
+        logprob_per_token=float(np.mean([m.logprob_per_token for m in measurements])),
+        seconds_per_token=TimeSplit(
+            draft=sum(s.draft_s for s in stats) / num_tokens,
+            target=sum(s.target_s for s in stats) / num_tokens,
+            host=host_s / num_tokens,
+        ),
+        host_us_per_iteration=1e6 * host_s / num_iterations,
+        mean_acceptance_length=sum(layers) / num_iterations,
+        draft_acceptance_rate=num_accepted / num_drafted if num_drafted else None,
+        acceptance_histogram=_summed([s.acceptance_histogram for s in stats]),
+        mean_beam_width=float(np.average([s.mean_beam_width for s in stats], weights=layers)),
+        target_rows_per_iteration=(sum(s.target_rows for s in stats) - num_prompt_rows)
+        / num_iterations,
+        draft_rows_per_iteration=(draft_rows - num_prompt_rows) / num_iterations
+        if draft_rows
+        else 0.0,
+        kv_bytes_peak=max(kv_bytes) if kv_bytes else None,
+        energy_joules_per_token=sum(joules) / num_tokens if joules else None,
+        comparison=comparison,
+    )
+
+
+def _summed(histograms: Sequence[Sequence[int]]) -> list[int]:
+    total = np.zeros(max(map(len, histograms)), dtype=np.int64)
+    for histogram in histograms:
+        total[: len(histogram)] += histogram
+    return [int(count) for count in total]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,17 +192,17 @@ class BundleInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchReport:
-    """All that a benchmark knows; nested names are those of the dataclasses.
+    """The JSON report, whose names docs/benchmark.md lists; nested ones are those of dataclasses.
 
     Attributes:
-        schema_version: changes when a name goes or changes its meaning.
+        schema_version: raised when a field is removed or changes its meaning.
         created: when the benchmark began, ISO 8601, UTC.
         versions: by name, of Python and of the packages.
         provider, draft_provider: where the target and the draft ran.
         threads: of both engines; None: ONNX Runtime's choice.
         cuda_graphs: whether calls were captured once and replayed.
-        energy_counters: what ``energy_joules`` counts; empty: nothing, and it is null.
-        repetitions, seed: what was asked for.
+        energy_counters: the counters behind ``energy_joules``, which is null without any.
+        repetitions, seed: as given.
         prompts: ``prompt_index`` points here.
         runs: one summary per run.
         measurements: one per repetition, prompt and run, in the order they were made.
@@ -75,7 +225,7 @@ class BenchReport:
     measurements: list[Measurement]
 
     def to_json(self) -> str:
-        """Return the report as one JSON object; what is not known is null."""
+        """Return the report as one JSON object, with null for unknown values."""
         return json_text(self.to_dict(), indent=1) + "\n"
 
     def to_dict(self) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from dsbd_ort.number_checks import MOST, MOST_SECONDS
 from dsbd_ort.openai_server.api_keys import read_api_keys
 from dsbd_ort.openai_server.app import create_app
 from dsbd_ort.openai_server.settings import ServingSettings
-from dsbd_ort.pipeline_settings import PipelineSettings
+from dsbd_ort.pipeline import PipelineSettings
 
 
 class ServeArguments(BaseModel, extra="forbid", protected_namespaces=()):

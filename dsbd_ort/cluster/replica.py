@@ -7,15 +7,13 @@ import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from dsbd_runtime.placement import parse_placement
+from dsbd_runtime.providers import parse_placement
 
 from dsbd_errors import DsbdError
-from dsbd_ort.batch.line_answer import LineAnswer, answer_line
-from dsbd_ort.batch.prompt_line import RawLine
-from dsbd_ort.batch.settings import BatchSettings
+from dsbd_ort.batch.prompt_lines import BatchSettings, LineAnswer, RawLine, answer_line
 from dsbd_ort.cluster.errors import ClusterError
 from dsbd_ort.pipeline import Pipeline
-from dsbd_ort.pipeline_settings import PipelineSettings
+from dsbd_ort.pipeline import PipelineSettings
 
 _CORE_PARTS = 10_000  # Ray counts cores to four decimals
 

@@ -1,75 +1,118 @@
-"""dsbd-bench: strategies side by side in one process, as a table, JSON and plots."""
+"""dsbd-bench: strategies side by side in one process, as tables, JSON and plots."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+import shlex
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
+import click
 from rich.console import Console
 from rich.progress import track
 
-from dsbd_ort.benchmark.bench_run import BenchRun, with_baselines
-from dsbd_ort.benchmark.default_runs import DEFAULT_STRATEGIES, CommonSettings, runs_of
-from dsbd_ort.benchmark.energy import energy_meter
-from dsbd_ort.benchmark.errors import BenchmarkError
-from dsbd_ort.benchmark.machine import this_machine, versions
+from dsbd_ort.benchmark.bench_run import (
+    DEFAULT_STRATEGIES,
+    BenchRun,
+    CommonSettings,
+    runs_of,
+    with_baselines,
+)
+from dsbd_ort.benchmark.machine import energy_meter, this_machine, versions
 from dsbd_ort.benchmark.measure import measure, warm_up
-from dsbd_ort.benchmark.prompts import PROMPTS, read_prompts
-from dsbd_ort.benchmark.report import SCHEMA_VERSION, BenchReport, BundleInfo, EngineInfo
-from dsbd_ort.benchmark.summary import RunSummary, summarize
-from dsbd_ort.commands.bench_runs import run_from_text
+from dsbd_ort.benchmark.prompts import PROMPTS, BenchmarkError, read_prompts
+from dsbd_ort.benchmark.report import (
+    SCHEMA_VERSION,
+    BenchReport,
+    BundleInfo,
+    EngineInfo,
+    RunSummary,
+    summarize,
+)
 from dsbd_ort.commands.bench_table import VALUE_COLUMNS, WORK_COLUMNS, bench_table
-from dsbd_ort.pipeline import Pipeline
+from dsbd_ort.commands.options import (
+    COUNT,
+    COUNT_OR_NONE,
+    OPTIONS,
+    PATH,
+    IntList,
+    group,
+    option,
+    option_type,
+    pipeline_settings,
+)
+from dsbd_ort.decoding.option_table import MOST_BEAMS, MOST_NODES
+from dsbd_ort.pipeline import PipelineSettings
 from dsbd_ort.version import __version__
 from dsbd_runtime.bundle import MANIFEST_NAME, Bundle
 
-FILE_WIDTH = 160  # columns of the tables where no terminal sets them
+FILE_WIDTH = 160  # columns of the tables without a terminal
+_OWN_KEYS = ("name", "baseline")
+
+
+def _names(context: click.Context, parameter: click.Parameter, text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _widths(
+    context: click.Context, parameter: click.Parameter, value: int | tuple[int, ...]
+) -> tuple[int, ...]:
+    return (value,) if isinstance(value, int) else value
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchRequest:
-    """What the command line asked for.
+class BenchArguments:
+    """The arguments of dsbd-bench. ``common`` are options of runs that do not set their own."""
 
-    Attributes:
-        bundle: folder of the bundle.
-        strategies: to run under the common settings; with neither these nor runs, a default list.
-        runs: the texts of ``--run``.
-        common: settings for every run that does not name its own.
-        prompts: file with prompts, None for the built-in ones.
-        repetitions, seed: see ``measure``.
-        provider, draft_provider, num_threads, cuda_graphs: see Pipeline.from_bundle.
-        json_file, plot_file: what else to write.
-    """
+    strategies: tuple[str, ...] = option(
+        default="",
+        callback=_names,
+        help=f"Names separated by commas; baselines are added [{','.join(DEFAULT_STRATEGIES)}].",
+    )
+    runs: tuple[str, ...] = option(
+        "--run",
+        multiple=True,
+        metavar="TEXT",
+        help="A strategy and its options, 'dsbd num_beams=4 width_policy=fixed', optionally with "
+        "name= and baseline=. May be repeated.",
+    )
+    prompts: Path | None = option(type=PATH, help="One a line, or *.jsonl.")
+    common: CommonSettings = group(
+        CommonSettings,
+        num_beams=option(
+            type=IntList(1, MOST_BEAMS),
+            default="2,4",
+            show_default=True,
+            callback=_widths,
+            help="All widths.",
+        ),
+        draft_length=option(type=COUNT, help="Of strategies that draft."),
+        draft_beams=option(type=IntList(1, MOST_NODES), help="Of strategies that draft a tree."),
+        top_k=option(type=COUNT_OR_NONE, show_default=True, help="Of strategies that sample."),
+        max_new_tokens=option(type=COUNT, show_default=True),
+    )
+    repetitions: int = option(type=COUNT, default=5, show_default=True)
+    seed: int = option(type=click.IntRange(0, 2**128 - 1), default=0, show_default=True)
+    # All runs continue one prompt in turn: with a prefix cache only the first would compute it.
+    pipeline: PipelineSettings = pipeline_settings(verify=False, prefix_cache=False)
+    json_file: Path | None = option("--json", type=PATH, help="Write the report to this file.")
+    plot_file: Path | None = option("--plot", type=PATH, help="Write the plots to this file.")
 
-    bundle: Path
-    strategies: Sequence[str]
-    runs: Sequence[str]
-    common: CommonSettings
-    prompts: Path | None
-    repetitions: int
-    seed: int
-    provider: str
-    draft_provider: str | None
-    num_threads: int | None
-    cuda_graphs: bool
-    json_file: Path | None
-    plot_file: Path | None
 
-
-def run(request: BenchRequest) -> None:
+def run(arguments: BenchArguments) -> None:
     """Measure and print: the table to stdout, progress to stderr."""
-    runs = with_baselines(_runs(request))
-    prompts = list(PROMPTS) if request.prompts is None else read_prompts(request.prompts)
-    plot = _plotter(request.plot_file)
-    for file in (request.json_file, request.plot_file):
+    runs = with_baselines(_runs(arguments))
+    prompts = list(PROMPTS) if arguments.prompts is None else read_prompts(arguments.prompts)
+    plot = _plotter(arguments.plot_file)
+    for file in (arguments.json_file, arguments.plot_file):
         if file is not None and not file.parent.is_dir():
             raise BenchmarkError(f"{file} cannot be written: no folder {file.parent}; make it")
-    report = _measured(request, runs, prompts)
+    report = _measured(arguments, runs, prompts)
     title = _title(report)
     console = Console()
     if not console.is_terminal:
@@ -77,17 +120,17 @@ def run(request: BenchRequest) -> None:
     console.print(bench_table(report.runs, title, VALUE_COLUMNS))
     console.print(bench_table(report.runs, title, WORK_COLUMNS))
     try:
-        if request.json_file is not None:
-            request.json_file.write_text(report.to_json(), encoding="utf-8")
+        if arguments.json_file is not None:
+            arguments.json_file.write_text(report.to_json(), encoding="utf-8")
         if plot is not None:
             plot(report.runs, title)
     except OSError as error:
-        files = " or ".join(str(f) for f in (request.json_file, request.plot_file) if f)
+        files = " or ".join(str(f) for f in (arguments.json_file, arguments.plot_file) if f)
         raise BenchmarkError(f"{files} cannot be written: {error.strerror or error}") from error
 
 
 def _plotter(file: Path | None) -> Callable[[Sequence[RunSummary], str], None] | None:
-    """Return what writes the plots to ``file``, known to work before hours of measuring."""
+    """Return a function that writes the plots to ``file``, checked before hours of measuring."""
     if file is None:
         return None
     try:  # here, not at the top: matplotlib is an extra
@@ -111,51 +154,80 @@ def _title(report: BenchReport) -> str:
     )
 
 
-def _runs(request: BenchRequest) -> list[BenchRun]:
-    strategies = request.strategies or (() if request.runs else DEFAULT_STRATEGIES)
-    texts = [run_from_text(text, request.common) for text in request.runs]
-    return [*runs_of(strategies, request.common), *texts]
+def _runs(arguments: BenchArguments) -> list[BenchRun]:
+    strategies = arguments.strategies or (() if arguments.runs else DEFAULT_STRATEGIES)
+    texts = [run_from_text(text, arguments.common) for text in arguments.runs]
+    return [*runs_of(strategies, arguments.common), *texts]
 
 
-def _measured(request: BenchRequest, runs: list[BenchRun], prompts: list[str]) -> BenchReport:
+def run_from_text(text: str, common: CommonSettings) -> BenchRun:
+    """Return the run of a text such as "dsbd num_beams=4 width_policy=fixed name=fast".
+
+    Keys are the fields of DecodingConfig, ``name`` (of the run) and ``baseline`` (the name of the
+    run to compare with, or none). Options that the text does not set are those of ``common``.
+    """
+    try:
+        strategy, *words = shlex.split(text)
+    except ValueError as error:
+        raise click.UsageError(
+            f"--run {text!r} names no strategy; write one such as 'dsbd num_beams=4'"
+        ) from error
+    options: dict[str, Any] = {"strategy": strategy, **common.options_of(strategy)}
+    own: dict[str, str] = {}
+    for word in words:
+        key, is_pair, value = word.partition("=")
+        if not is_pair or not value or key not in (*OPTIONS, *_OWN_KEYS) or key == "strategy":
+            raise click.UsageError(
+                f"--run {text!r} has {word!r}; expected key=value with a key among "
+                f"{', '.join([*_OWN_KEYS, *OPTIONS])}"
+            )
+        if key in _OWN_KEYS:
+            own[key] = value
+        else:
+            options[key] = _option_value(key, value)
+    return BenchRun(options=options, given_name=own.get("name"), baseline=own.get("baseline"))
+
+
+def _option_value(key: str, value: str) -> Any:
+    try:
+        return option_type(key).convert(value, None, None)
+    except click.BadParameter as error:
+        raise click.UsageError(f"--run has {key}={value}: {error.message}") from error
+
+
+def _measured(arguments: BenchArguments, runs: list[BenchRun], prompts: list[str]) -> BenchReport:
+    settings = arguments.pipeline
     machine, created = this_machine(), datetime.now(UTC).isoformat(timespec="seconds")
-    energy = energy_meter([request.provider, request.draft_provider or request.provider])
+    energy = energy_meter([settings.provider, settings.draft_provider or settings.provider])
     stderr = Console(stderr=True)
-    with Pipeline.from_bundle(
-        request.bundle,
-        provider=request.provider,
-        draft_provider=request.draft_provider,
-        num_threads=request.num_threads,
-        cuda_graphs=request.cuda_graphs,
-        prefix_cache=False,  # all runs continue one prompt in turn: only the first would pay for it
-    ) as pipeline:
+    with settings.open() as pipeline:
         stderr.print(f"warming up {len(runs)} runs", highlight=False)
         warm_up(pipeline, runs, prompts)
         requests = measure(
             pipeline,
             runs,
             prompts,
-            repetitions=request.repetitions,
-            seed=request.seed,
+            repetitions=arguments.repetitions,
+            seed=arguments.seed,
             clock=time.perf_counter,
             energy=energy,
         )
-        total = request.repetitions * len(prompts) * len(runs)
+        total = arguments.repetitions * len(prompts) * len(runs)
         measurements = list(track(requests, "measuring", total=total, console=stderr))
-        bundle = _bundle_info(request.bundle, pipeline.bundle)
+        bundle = _bundle_info(settings.bundle, pipeline.bundle)
     return BenchReport(
         schema_version=SCHEMA_VERSION,
         created=created,
         bundle=bundle,
         machine=machine,
         versions=versions(__version__),
-        provider=request.provider,
-        draft_provider=request.draft_provider or request.provider,
-        threads=request.num_threads,
-        cuda_graphs=request.cuda_graphs,
+        provider=settings.provider,
+        draft_provider=settings.draft_provider or settings.provider,
+        threads=settings.num_threads,
+        cuda_graphs=settings.cuda_graphs,
         energy_counters=energy.names,
-        repetitions=request.repetitions,
-        seed=request.seed,
+        repetitions=arguments.repetitions,
+        seed=arguments.seed,
         prompts=prompts,
         runs=summarize(runs, measurements),
         measurements=measurements,

@@ -1,4 +1,4 @@
-"""The tables that dsbd-bench prints: what a run is worth, and where its time goes."""
+"""Tables of dsbd-bench: speed and quality of every run, and where its time is spent."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 
 from rich.table import Table
 
-from dsbd_ort.benchmark.summary import RunSummary
+from dsbd_ort.benchmark.report import RunSummary
 
 Cell = Callable[[RunSummary], str]
-NOTHING = "-"  # does not apply, or nothing can measure it
+NOTHING = "-"  # does not apply, or was not measured
 
 
 def _quartiles(run: RunSummary) -> str:

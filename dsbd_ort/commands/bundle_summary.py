@@ -1,19 +1,19 @@
-"""What a bundle holds and which providers of this machine can run it, as plain data."""
+"""Summary of a bundle as plain data: models, files, TensorRT engines, usable providers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dsbd_ort.commands.engine_summary import (
-    EngineSummary,
-    engine_problems,
-    summarize_engines,
-)
-from dsbd_runtime.bundle import MODEL_FILE, ROLES, Bundle, KVGeometry
-from dsbd_runtime.errors import ProviderError
 from dsbd_runtime.loading import check_available
-from dsbd_runtime.providers import PROVIDERS, Placement, Provider, check_dtype
+from dsbd_runtime.bundle import MODEL_FILE, ROLES, Bundle, KVGeometry
+from dsbd_runtime.cuda_device import import_cuda_runtime
+from dsbd_runtime.errors import BundleError, ProviderError
+from dsbd_runtime.providers import Placement
+from dsbd_runtime.providers import PROVIDERS, Provider, check_dtype
+from dsbd_runtime.trt_record import TrtMachine, fitting_record, gpu_compute_capability, misfits
+from dsbd_runtime.trt_module import FLAVOURS, Flavour, import_trt
+from dsbd_runtime.trt_record import EngineRecord, find_record
 
 _NUM_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 _CACHES_A_LAYER = 2  # keys and values
@@ -58,8 +58,25 @@ class ModelSummary:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EngineSummary:
+    """The engines of one model.
+
+    Attributes:
+        role: "target" or "draft".
+        built: content of its engine.json.
+        problems: why they do not run on this machine.
+        not_checked: facts that this machine does not reveal, so not compared.
+    """
+
+    role: str
+    built: EngineRecord
+    problems: list[str]
+    not_checked: list[str]
+
+
+@dataclass(frozen=True, kw_only=True)
 class ProviderSummary:
-    """Whether an execution provider can run the bundle here, and what to mend if not."""
+    """Whether an execution provider can run the bundle here, and if not, the problems to fix."""
 
     name: str
     can_run: bool
@@ -68,7 +85,7 @@ class ProviderSummary:
 
 @dataclass(frozen=True, kw_only=True)
 class BundleSummary:
-    """Everything that dsbd-inspect tells; ``--json`` prints these fields, in this order.
+    """Everything that dsbd-inspect prints; ``--json`` prints these fields, in this order.
 
     Attributes:
         bundle: the folder.
@@ -98,7 +115,7 @@ class BundleSummary:
 
 
 def summarize_bundle(bundle: Bundle, *, verified: bool) -> BundleSummary:
-    """Return the summary of an opened bundle; ONNX Runtime is asked only for its providers."""
+    """Return the summary of an opened bundle; ONNX Runtime is used only to list its providers."""
     manifest = bundle.manifest
     files = {name: entry.size for name, entry in manifest.files.items()}
     target, draft = (_model_summary(bundle, role) for role in ROLES)
@@ -156,7 +173,7 @@ def _provider_summary(provider: Provider, bundle: Bundle) -> ProviderSummary:
 
 
 def _problems(provider: Provider, bundle: Bundle) -> Iterator[str]:
-    """Yield every reason why the provider cannot run the bundle here, each with its mend."""
+    """Yield every reason why the provider cannot run the bundle here, each with its fix."""
     try:
         check_available(Placement(provider, 0))
     except ProviderError as error:
@@ -168,3 +185,49 @@ def _problems(provider: Provider, bundle: Bundle) -> Iterator[str]:
             yield str(error)
     if provider.backend == "tensorrt":
         yield from engine_problems(bundle, provider)
+
+
+def summarize_engines(bundle: Bundle) -> list[EngineSummary]:
+    """Return a summary for each model with TensorRT engines."""
+    records = ((role, find_record(bundle, role)) for role in ROLES)
+    return [_engine_summary(bundle, role, record) for role, record in records if record is not None]
+
+
+def engine_problems(bundle: Bundle, provider: Provider) -> Iterator[str]:
+    """Yield for each model why it has no engine for a TensorRT provider here, with the fix."""
+    flavour = FLAVOURS[provider.name]
+    machine = _machine_here(flavour)
+    for role in ROLES:
+        try:
+            fitting_record(bundle, role, flavour, machine)
+        except BundleError as error:
+            yield str(error)
+
+
+def _machine_here(flavour: Flavour) -> TrtMachine:
+    """Return the TensorRT version and first GPU of this machine, as far as they are known."""
+    try:
+        version = str(import_trt(flavour).__version__)
+    except ProviderError:
+        version = None
+    try:
+        runtime = import_cuda_runtime(flavour.provider.install_line)
+        capability = gpu_compute_capability(runtime, 0)
+    except ProviderError:
+        capability = None
+    return TrtMachine(tensorrt_version=version, compute_capability=capability)
+
+
+def _engine_summary(bundle: Bundle, role: str, record: EngineRecord) -> EngineSummary:
+    flavour = FLAVOURS[record.flavour]
+    machine = _machine_here(flavour)
+    facts = {
+        f"version of {flavour.name}, which is not installed": machine.tensorrt_version,
+        "compute capability, because no GPU is found": machine.compute_capability,
+    }
+    return EngineSummary(
+        role=role,
+        built=record,
+        problems=list(misfits(record, bundle, role, flavour, machine)),
+        not_checked=[name for name, fact in facts.items() if fact is None],
+    )

@@ -1,26 +1,99 @@
-"""dsbd-export: two checkpoints in, one bundle out, with a table of what was made."""
+"""dsbd-export: two checkpoints to a bundle, or TensorRT engines for a bundle that exists."""
 
 from __future__ import annotations
 
+import contextlib
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from types import FrameType
 
 import click
 from rich.console import Console
 from rich.table import Table
 
-from dsbd_ort.commands.termination import orderly_termination
+from dsbd_export.families import FAMILIES
+from dsbd_ort.commands.options import COUNT, PATH, TOLERANCE, flag, option
 from dsbd_runtime.bundle import MANIFEST_NAME, ROLES, Manifest, ParityReport
 
+ENGINE_OPTIONS = ("bundle", "engine", "compute_capability", "capacity")
+"""Options that may accompany --bundle."""
+CAPTION = (
+    "A family that is not listed is tried in the same way; every export is compared with its "
+    "checkpoint, and refused when they differ. Measured errors: docs/export.md"
+)
+_EXIT_CODE = 128 + signal.SIGTERM  # as shells report a command that this signal ended
 
-def run(options: dict[str, Any], *, demo: bool) -> None:
-    """Export; ``options`` are the fields of dsbd_export's ExportConfig.
+
+@dataclass(frozen=True, kw_only=True)
+class ExportArguments:
+    """The arguments of dsbd-export; all but ``demo`` and ``bundle`` are fields of ExportConfig."""
+
+    target: str | None = option(help="Checkpoint folder or hub id of the large model.")
+    draft: str | None = option(help="Checkpoint folder or hub id of the small model.")
+    demo: bool = flag(help="Export the demo pair that ships with this package.")
+    output: Path | None = option("-o", "--output", type=PATH, help="Folder of the bundle.")
+    bundle: Path | None = option(
+        type=PATH,
+        help="Build TensorRT engines for this bundle from its ONNX files, without a checkpoint.",
+    )
+    dtype: str = option(default="fp32", show_default=True, help="fp32, fp16 or bf16.")
+    quantize: str = option(
+        default="none", show_default=True, help="none, int8-dynamic, int8 or int4."
+    )
+    logits: str = option(
+        default="full",
+        show_default=True,
+        help="full, or topk:K: engines return only the K largest of a row.",
+    )
+    attention: str = option(
+        default="fused",
+        show_default=True,
+        help="fused, or grouped: query heads that share a key head become rows of one head.",
+    )
+    max_context: int | None = option(type=COUNT, help="Cap the context length of the bundle.")
+    engine: str = option(
+        default="onnx",
+        show_default=True,
+        help="onnx; tensorrt or tensorrt-rtx: TensorRT engines beside the ONNX files.",
+    )
+    compute_capability: str | None = option(
+        metavar="12.0",
+        help="GPU that a tensorrt-rtx engine is for; by default the one of this machine.",
+    )
+    capacity: int | None = option(
+        type=COUNT, help="Cache rows of TensorRT engines; default: the context."
+    )
+    revision: str | None = option(help="Branch, tag or commit on the hub.")
+    trust_remote_code: bool = flag(help="Run the Python code of a checkpoint.")
+    atol: float | None = option(type=TOLERANCE, help="Largest logit error allowed in fp32 (1e-4).")
+    max_kl: float | None = option(
+        type=TOLERANCE, help="Largest mean KL divergence allowed otherwise."
+    )
+
+
+def run(arguments: ExportArguments, given: dict[str, str]) -> None:
+    """Export, or build engines with --bundle; ``given`` are the flags on the command line."""
+    if arguments.bundle is None:
+        export(arguments)
+        return
+    for name, long_flag in given.items():
+        if name not in ENGINE_OPTIONS:
+            raise click.UsageError(
+                f"--bundle takes its models from the bundle; leave out {long_flag}"
+            )
+    build_engines(arguments, arguments.bundle)
+
+
+def export(arguments: ExportArguments) -> None:
+    """Export a pair of checkpoints and print the files of the bundle.
 
     Raises:
-        click.UsageError: neither a pair nor the demo was asked for, or both.
+        click.UsageError: neither a pair nor the demo was given, or both.
         click.ClickException: the packages of the export are not installed.
     """
-    try:  # here, not at the top: they bring torch, which no other command may load
+    try:  # here, not at the top: they import torch, which no other command may load
         from dsbd_export.config import ExportConfig
         from dsbd_export.demo import demo_pair
         from dsbd_export.pipeline import export_bundle
@@ -29,13 +102,18 @@ def run(options: dict[str, Any], *, demo: bool) -> None:
             f"the export needs a package that is not installed ({error.name}); "
             "run: pip install 'dsbd-ort[export]'"
         ) from error
-    if demo == bool(options["target"] or options["draft"]):
+    options = {
+        field.name: getattr(arguments, field.name)
+        for field in fields(arguments)
+        if field.name not in ("demo", "bundle")
+    }
+    if arguments.demo == bool(arguments.target or arguments.draft):
         raise click.UsageError("give either --demo or both --target and --draft")
-    if demo:
+    if arguments.demo:
         target, draft = demo_pair()
         options = {**options, "target": str(target), "draft": str(draft)}
-    if not options["output"]:
-        raise click.UsageError("-o is missing; give the folder that the bundle is to be")
+    if not arguments.output:
+        raise click.UsageError("-o is missing; give the folder of the bundle")
     for role in ROLES:
         if not options[role]:
             raise click.UsageError(f"--{role} is missing; give a checkpoint folder or hub id")
@@ -47,8 +125,35 @@ def run(options: dict[str, Any], *, demo: bool) -> None:
     print_bundle(result.output, result.manifest)
 
 
+def build_engines(arguments: ExportArguments, bundle: Path) -> None:
+    """Build TensorRT engines for a bundle and print its files.
+
+    Raises:
+        click.ClickException: the packages that the build needs are not installed.
+    """
+    try:  # here, not at the top: no other command needs onnx
+        from dsbd_export.tensorrt_build import add_engines
+        from dsbd_export.tensorrt_options import TensorrtOptions
+    except ImportError as error:
+        raise click.ClickException(
+            f"building engines needs a package that is not installed ({error.name}); "
+            "run: pip install 'dsbd-ort[tensorrt]' or 'dsbd-ort[tensorrt-rtx]'"
+        ) from error
+    console = Console(stderr=True)
+    options = TensorrtOptions(
+        engine=arguments.engine,
+        compute_capability=arguments.compute_capability,
+        capacity=arguments.capacity,
+    )
+    with orderly_termination():
+        manifest = add_engines(
+            bundle, options, report=lambda line: console.print(line, highlight=False)
+        )
+    print_bundle(bundle, manifest)
+
+
 def print_bundle(folder: Path, manifest: Manifest) -> None:
-    """Print on stdout the files with their sizes, and what parity measured."""
+    """Print on stdout the files with their sizes, and the measured parity."""
     files = Table(title=str(folder))
     files.add_column("file")
     files.add_column("bytes", justify="right")
@@ -66,7 +171,7 @@ def print_bundle(folder: Path, manifest: Manifest) -> None:
 
 
 def _parity_cells(parity: ParityReport) -> tuple[str, ...]:
-    """Return the cells of one model: what was measured, and the limit of its measure."""
+    """Return the cells of one model: its measured errors, and the limit of its measure."""
     name = {"max_abs_error": "error", "mean_kl": "KL"}[parity.measure]
     return (
         f"{parity.max_abs_error:.1e}",
@@ -74,3 +179,36 @@ def _parity_cells(parity: ParityReport) -> tuple[str, ...]:
         f"{parity.top1_agreement:.1%}",
         f"{name} {parity.limit:.0e}",
     )
+
+
+def print_families() -> None:
+    """Print the table of families."""
+    table = Table(caption=CAPTION, caption_justify="left")
+    for column in ("family", "status", "attention"):
+        table.add_column(column, no_wrap=True)
+    table.add_column("notes, or why it is refused")
+    for name, family in FAMILIES.items():
+        if family.refusal is None:
+            experts = ["all experts computed for every row"] if family.has_experts else []
+            notes = "; ".join([family.note, *experts])
+            table.add_row(name, "supported", family.attention.value, notes)
+        else:
+            table.add_row(name, "refused", "", family.refusal)
+    Console().print(table)
+
+
+@contextlib.contextmanager
+def orderly_termination() -> Iterator[None]:
+    """Turn SIGTERM into an exception inside the block, as Python does with Ctrl-C.
+
+    Python's default ends the process on the spot: no ``finally`` runs, files stay behind.
+    """
+    previous = signal.signal(signal.SIGTERM, _raise_exit)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _raise_exit(_signal: int, _frame: FrameType | None) -> None:
+    raise SystemExit(_EXIT_CODE)

@@ -1,17 +1,23 @@
-"""dsbd-inspect: what is in a bundle, what it needs, and will it run here."""
+"""dsbd-inspect: the contents of a bundle, its memory, and the providers that can run it here."""
 
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 from rich.console import Console
 from rich.table import Table
 
-from dsbd_ort.commands.bundle_summary import BundleSummary, ModelSummary, summarize_bundle
-from dsbd_ort.commands.engine_summary import EngineSummary
-from dsbd_ort.json_output import json_text
+from dsbd_ort.commands.bundle_summary import (
+    BundleSummary,
+    EngineSummary,
+    ModelSummary,
+    summarize_bundle,
+)
+from dsbd_ort.commands.options import PATH, argument, flag
+from dsbd_ort.results import json_text
 from dsbd_runtime.bundle import open_bundle
 
 JSON_FIELDS = """\b
@@ -32,14 +38,24 @@ The object that --json prints has these fields:
 _PRINTED_WIDTH = 100  # where stdout is no terminal: lines are not cut to 80 columns
 
 
-def run(bundle: Path, *, verify: bool, as_json: bool) -> None:
-    """Print the summary of a bundle: tables, or with ``as_json`` one object.
+@dataclass(frozen=True, kw_only=True)
+class InspectArguments:
+    """The arguments of dsbd-inspect."""
+
+    bundle: Path = argument(type=PATH)
+    verify: bool = flag(help="Check the hash of every file too.")
+    as_json: bool = flag("--json", help="Print one JSON object.")
+
+
+def run(arguments: InspectArguments) -> None:
+    """Print the summary of a bundle: tables, or one JSON object.
 
     Raises:
         BundleError: the bundle is absent, damaged or contradictory.
     """
-    summary = summarize_bundle(open_bundle(bundle, verify=verify), verified=verify)
-    if as_json:
+    bundle = open_bundle(arguments.bundle, verify=arguments.verify)
+    summary = summarize_bundle(bundle, verified=arguments.verify)
+    if arguments.as_json:
         click.echo(json_text(dataclasses.asdict(summary), indent=2))
     else:
         print_summary(summary)
@@ -68,7 +84,7 @@ def print_summary(summary: BundleSummary) -> None:
 
 
 def _print_lines(console: Console, lines: list[str]) -> None:
-    """Print the first line, and what belongs to it further in."""
+    """Print the first line, and the others indented."""
     console.print("\n  ".join(lines), highlight=False, markup=False, soft_wrap=True)
 
 

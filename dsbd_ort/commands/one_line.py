@@ -1,4 +1,4 @@
-"""A click command that ends in one line: exit code 2 for what the user can mend."""
+"""Command whose errors end in one line: exit code 2 if the user can fix them."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from dsbd_errors import DsbdError
 
 
 class OneLineCommand(click.Command):
-    """Exit 0: done. 2: an error of the user's, as one line on stderr. 130: Ctrl-C. 1: a bug.
+    """Exit 0: done. 2: an error the user can fix, as one line on stderr. 130: Ctrl-C. 1: a bug.
 
-    ``--debug``, which every command has, shows where an error comes from before the line.
+    ``--debug``, an option of every command, prints the traceback before that line.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         option = click.Option(
-            ["--debug"], is_flag=True, help="Show where an error comes from.", expose_value=False
+            ["--debug"], is_flag=True, help="Print the traceback of an error.", expose_value=False
         )
         option.callback = lambda context, _, wanted: context.meta.update({__name__: wanted})
         self.params.append(option)
@@ -42,7 +42,7 @@ class OneLineCommand(click.Command):
             _fail(str(error))
         except click.Abort:
             _fail("interrupted", exit_code=130)
-        except BrokenPipeError:  # whoever read the output has seen enough
+        except BrokenPipeError:  # the reader of the output, such as head, has ended
             _drop_output()
             sys.exit(1)
         except OSError as error:
@@ -68,8 +68,8 @@ class OneLineCommand(click.Command):
 
 
 def _drop_output() -> None:
-    """Keep what could not be written from failing again when the interpreter ends."""
-    with contextlib.suppress(AttributeError, OSError):  # no stdout, or none with a number
+    """Discard unwritten output, which would fail again when the interpreter ends."""
+    with contextlib.suppress(AttributeError, OSError):  # no stdout, or one without a descriptor
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -1,107 +1,105 @@
-"""dsbd-run: open a bundle, continue a prompt, print text and statistics."""
+"""dsbd-run: one prompt, a terminal session, or a batch of prompts in a file."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
 
-from dsbd_ort.answer import Answer, answer
-from dsbd_ort.commands.answer_output import OutputStyle, print_answer
-from dsbd_ort.commands.interactive import line_of_terminal, talk
-from dsbd_ort.conversation import Messages, user_messages, with_answer
-from dsbd_ort.decoding import RequestTrace
-from dsbd_ort.interruption import watched_signals
-from dsbd_ort.pipeline import Pipeline
-from dsbd_ort.pipeline_settings import PipelineSettings
-from dsbd_ort.trace_page.trace_file import write_trace
+import click
+from rich.console import Console
 
+from dsbd_ort.answers import watched_signals
+from dsbd_ort.batch.answer_sources import AnswerSource, SharedCalls, ThisProcess
+from dsbd_ort.batch.job import Batch, run_batch
+from dsbd_ort.batch.prompt_lines import BatchError, BatchSettings
+from dsbd_ort.batch.workers import Workers
+from dsbd_ort.commands.prompt_session import line_of_terminal, responder_of, talk
+from dsbd_ort.commands.run_arguments import RunArguments
+from dsbd_ort.trace_page.trace_file import check_trace_path
 
-@dataclass(frozen=True, kw_only=True)
-class RunRequest:
-    """What the command line asked for.
-
-    Attributes:
-        pipeline: how to open the bundle.
-        prompt: text to continue or, in a chat, what the user says; None: ask at the terminal.
-        options: fields of DecodingConfig that were given.
-        is_chat: whether to fill the prompt into the checkpoint's chat template.
-        system: the system message of a chat, None for none.
-        style: what to print and when.
-        trace: where to write the request's trace, None for no trace.
-    """
-
-    pipeline: PipelineSettings
-    prompt: str | None
-    options: dict[str, Any]
-    is_chat: bool = False
-    system: str | None = None
-    style: OutputStyle
-    trace: Path | None = None
+ANSWERS_FILE = "answers.jsonl"
 
 
-def run(request: RunRequest) -> int:
-    """Generate and print: text (or JSON) to stdout, all else to stderr; return the exit code."""
-    with request.pipeline.open() as pipeline:
-        responder = responder_of(pipeline, request)
-        if request.prompt is None:
-            talk(responder.respond, line_of_terminal)
-            return 0
+def run(arguments: RunArguments) -> int:
+    """Answer one prompt, those of a terminal, or those of a file; return the exit code."""
+    trace = arguments.trace
+    if trace is not None:
+        check_trace_path(trace)
+    if arguments.input is not None and arguments.output is not None:
+        console = Console(stderr=True)
+        batch = _batch(arguments, arguments.input, arguments.output, console)
+        return run_batch(batch, console)
+    prompt = arguments.read_prompt()
+    if prompt is not None:
+        return _answer_one(arguments, prompt)
+    if trace is not None:
+        raise click.UsageError(
+            f"--trace {trace} draws one request; give its prompt with --prompt, --prompt-file or "
+            "on stdin"
+        )
+    return _answer_terminal(arguments)
+
+
+def _answer_one(arguments: RunArguments, prompt: str) -> int:
+    with arguments.pipeline.open() as pipeline:
+        responder = responder_of(pipeline, arguments)
         with watched_signals() as interruption:
-            responder.respond(request.prompt, interruption.is_wanted)
+            responder.respond(prompt, interruption.is_requested)
         return interruption.exit_code
 
 
-class Responder(Protocol):
-    """Answers one prompt after another."""
-
-    def respond(self, text: str, is_interrupted: Callable[[], bool]) -> Answer:
-        """Answer ``text``, print the answer."""
-
-
-def responder_of(pipeline: Pipeline, request: RunRequest) -> Responder:
-    """Return what continues text, or what answers in a conversation."""
-    return _Chat(pipeline, request) if request.is_chat else _Continuation(pipeline, request)
+def _answer_terminal(arguments: RunArguments) -> int:
+    """Answer prompts typed at the terminal, streamed unless several sequences are printed."""
+    is_single = arguments.options.get("num_return_sequences", 1) == 1
+    arguments = replace(arguments, stream=is_single and not arguments.as_json)
+    with arguments.pipeline.open() as pipeline:
+        talk(responder_of(pipeline, arguments).respond, line_of_terminal)
+    return 0
 
 
-class _Continuation:
-    """Continues every prompt for itself."""
-
-    def __init__(self, pipeline: Pipeline, request: RunRequest) -> None:
-        self._pipeline = pipeline
-        self._request = request
-
-    def respond(self, text: str, is_interrupted: Callable[[], bool]) -> Answer:
-        """Continue ``text`` and print both."""
-        return self._print(text, is_interrupted, heading=text)
-
-    def _print(
-        self, prompt: str | list[int], is_interrupted: Callable[[], bool], *, heading: str
-    ) -> Answer:
-        request, pipeline = self._request, self._pipeline
-        trace = RequestTrace() if request.trace else None
-        given = print_answer(
-            lambda show: answer(pipeline, prompt, request.options, is_interrupted, show, trace),
-            request.style,
-            heading=heading,
-        )
-        if request.trace and trace:
-            write_trace(request.trace, trace, pipeline.tokenizer)
-        return given
+def _batch(arguments: RunArguments, input: Path, output: Path, console: Console) -> Batch:
+    """Return the batch; with a cluster ``output`` is a folder, created if missing."""
+    settings = BatchSettings(
+        pipeline=arguments.pipeline,
+        options=arguments.options,
+        is_chat=arguments.chat,
+        system=arguments.system,
+    )
+    if arguments.cluster is None:
+        source = _local_source(arguments.workers or 1, arguments.concurrency or 1)
+    else:
+        source = _replicas(arguments.cluster, arguments.replicas or 1, console)
+        output = _file_in(output)
+    return Batch(input=input, output=output, settings=settings, source=source)
 
 
-class _Chat(_Continuation):
-    """Answers what the user says, and remembers it."""
+def _local_source(num_workers: int, num_requests: int) -> AnswerSource:
+    if num_requests > 1:
+        return SharedCalls(num_requests)
+    return Workers(num_workers) if num_workers > 1 else ThisProcess()
 
-    def __init__(self, pipeline: Pipeline, request: RunRequest) -> None:
-        super().__init__(pipeline, request)
-        self._messages: Messages = []
 
-    def respond(self, text: str, is_interrupted: Callable[[], bool]) -> Answer:
-        """Answer ``text``, print the answer; an interrupted one is remembered as far as it came."""
-        system = None if self._messages else self._request.system
-        asked = [*self._messages, *user_messages(text, system)]
-        given = self._print(self._pipeline.chat_prompt(asked), is_interrupted, heading="")
-        self._messages = with_answer(asked, given.text)
-        return given
+def _replicas(cluster: str, num_replicas: int, console: Console) -> AnswerSource:
+    try:  # here, not at the top: it imports Ray, which no other option needs
+        from dsbd_ort.cluster.replicas import Replicas
+    except ImportError as error:
+        raise click.ClickException(
+            f"--cluster needs a package that is not installed ({error.name}); "
+            "run: pip install 'dsbd-ort[cluster]'"
+        ) from error
+
+    def report(line: str) -> None:
+        console.print(line, highlight=False, soft_wrap=True)
+
+    return Replicas(address=cluster, num_replicas=num_replicas, report=report)
+
+
+def _file_in(folder: Path) -> Path:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BatchError(
+            f"--output {folder} cannot be created ({error.strerror}); with --cluster it is a "
+            f"folder, which gets {ANSWERS_FILE}"
+        ) from error
+    return folder / ANSWERS_FILE

@@ -1,98 +1,125 @@
-"""From the arguments of dsbd-run to a request or a batch."""
+"""Arguments of dsbd-run: its options, their contradictions, and the prompt."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 
-from dsbd_ort.batch.job import run_batch
-from dsbd_ort.batch.settings import BatchSettings
-from dsbd_ort.commands.answer_output import OutputStyle
-from dsbd_ort.commands.batch_of_arguments import batch_of_arguments
-from dsbd_ort.commands.decoding_options import given_options
-from dsbd_ort.commands.prompt_source import read_prompt
-from dsbd_ort.commands.run import RunRequest, run
-from dsbd_ort.pipeline_settings import PipelineSettings
-from dsbd_ort.trace_page.trace_file import check_trace_path
+from dsbd_ort.commands.options import (
+    COUNT,
+    PATH,
+    decoding_options,
+    flag,
+    option,
+    pipeline_settings,
+)
+from dsbd_ort.pipeline import PipelineSettings
+
+_EXCLUDE = [  # (option, option, fix)
+    ("--prompt", "--prompt-file", "give one of them, not both"),
+    ("--stream", "--json", "one prints text as it comes, the other one object; use one"),
+    *(
+        ("--input", other, "the prompts are the lines of --input; leave the other out")
+        for other in ("--prompt", "--prompt-file")
+    ),
+    *(
+        ("--input", other, "--output gets one JSON object a line, statistics too; leave it out")
+        for other in ("--stream", "--json", "--stats")
+    ),
+    ("--input", "--trace", "a trace draws one request; give one prompt with --prompt"),
+    (
+        "--workers",
+        "--concurrency",
+        "requests of several processes share no calls; give one of them",
+    ),
+    ("--cluster", "--concurrency", "a replica answers one line at a time; give --replicas"),
+    ("--cluster", "--workers", "replicas take the place of workers; give --replicas"),
+]
+_NEED = [  # (option, the option that it needs)
+    ("--input", "--output"),
+    ("--output", "--input"),
+    ("--workers", "--input"),
+    ("--concurrency", "--input"),
+    ("--cluster", "--input"),
+    ("--replicas", "--cluster"),
+    ("--system", "--chat"),
+]
 
 
-def run_from_arguments(
-    *,
-    bundle: Path,
-    prompt: str | None,
-    prompt_file: Path | None,
-    input: Path | None,
-    output: Path | None,
-    workers: int | None,
-    concurrency: int | None,
-    cluster: str | None,
-    replicas: int | None,
-    chat: bool,
-    system: str | None,
-    provider: str,
-    draft_provider: str | None,
-    threads: int | None,
-    cuda_graphs: bool,
-    verify: bool,
-    no_prefix_cache: bool,
-    stream: bool,
-    as_json: bool,
-    stats: bool,
-    trace: Path | None,
-    **decoding: Any,
-) -> int:
-    """Answer one prompt, those of a person, or those of a file; return the exit code.
+@dataclass(frozen=True, kw_only=True)
+class RunArguments:
+    """The arguments of dsbd-run. ``options`` are the fields of DecodingConfig that were given."""
 
-    ``decoding`` are all fields of DecodingConfig, None or () where not given.
-    """
-    options = given_options(decoding)
-    if trace is not None:
-        check_trace_path(trace)
-    pipeline = PipelineSettings(
-        bundle=bundle,
-        provider=provider,
-        draft_provider=draft_provider,
-        num_threads=threads,
-        cuda_graphs=cuda_graphs,
-        verify=verify,
-        prefix_cache=not no_prefix_cache,
+    prompt: str | None = option(help="Text to continue, or the user's message in a --chat.")
+    prompt_file: Path | None = option(type=PATH, help="File with the text.")
+    input: Path | None = option(type=PATH, help="JSONL file with many prompts.")
+    output: Path | None = option(type=PATH, help="JSONL file for their answers.")
+    workers: int | None = option(
+        type=COUNT, help="Processes that answer --input and share --threads [1]."
     )
-    if input is not None and output is not None:
-        settings = BatchSettings(pipeline=pipeline, options=options, is_chat=chat, system=system)
-        console = Console(stderr=True)
-        batch = batch_of_arguments(
-            settings,
-            console,
-            input=input,
-            output=output,
-            workers=workers,
-            concurrency=concurrency,
-            cluster=cluster,
-            replicas=replicas,
-        )
-        return run_batch(batch, console)
-    text = read_prompt(prompt, prompt_file)
-    if text is None and trace is not None:
-        raise click.UsageError(
-            f"--trace {trace} draws one request; give its prompt with --prompt, --prompt-file or "
-            "on stdin"
-        )
-    request = RunRequest(
-        pipeline=pipeline,
-        prompt=text,
-        options=options,
-        is_chat=chat,
-        system=system,
-        # Somebody who waits at the terminal sees text as it comes, unless more than one is asked.
-        style=OutputStyle(
-            stream=stream
-            or (text is None and not as_json and options.get("num_return_sequences", 1) == 1),
-            as_json=as_json,
-            stats=stats,
-        ),
-        trace=trace,
+    concurrency: int | None = option(
+        type=COUNT, help="Lines of --input that share the engine calls of one process [1]."
     )
-    return run(request)
+    cluster: str | None = option(
+        metavar="ADDRESS",
+        help="Answer --input on a Ray cluster, HOST:PORT or auto; --output is a folder then.",
+    )
+    replicas: int | None = option(
+        type=COUNT, help="Actors of the --cluster that answer and share --threads [1]."
+    )
+    chat: bool = flag(help="Fill the prompt into the checkpoint's chat template.")
+    system: str | None = option(metavar="TEXT", help="The system message of a --chat.")
+    options: dict[str, Any] = decoding_options()
+    pipeline: PipelineSettings = pipeline_settings()
+    stream: bool = flag(help="Print text as soon as all live beams agree on it.")
+    as_json: bool = flag("--json", help="Print one JSON object per prompt.")
+    stats: bool = flag(help="Print statistics to stderr.")
+    trace: Path | None = option(
+        type=PATH, help="Draw every iteration's forest: a page (.html), or its data (.json)."
+    )
+
+    def check(self, given: Collection[str]) -> None:
+        """Refuse contradictions among the options ``given`` on the command line.
+
+        Raises:
+            click.UsageError: naming both options and the fix.
+        """
+        for one, other, fix in _EXCLUDE:
+            if one in given and other in given:
+                raise click.UsageError(f"{one} and {other} contradict each other: {fix}")
+        for needing, needed in _NEED:
+            if needing in given and needed not in given:
+                raise click.UsageError(f"{needing} needs {needed}; add it, or leave {needing} out")
+        num_sequences = self.options.get("num_return_sequences", 1)
+        if self.stream and num_sequences > 1:
+            raise click.UsageError(
+                f"--stream prints the best sequence alone, but --num-return-sequences is "
+                f"{num_sequences}; use 1, or leave --stream out"
+            )
+
+    def read_prompt(self) -> str | None:
+        """Return the prompt; None if prompts are read from the terminal.
+
+        Raises:
+            click.UsageError: there is none, or it is invalid UTF-8.
+        """
+        text, file = self.prompt, self.prompt_file
+        if text is None and file is None:
+            if sys.stdin is None:  # closed by the parent process
+                raise click.UsageError("no prompt; give --prompt, --prompt-file or text on stdin")
+            if sys.stdin.isatty():
+                return None
+        if text is None:
+            source = "the prompt on stdin" if file is None else f"--prompt-file {file}"
+            try:
+                text = (sys.stdin.buffer.read() if file is None else file.read_bytes()).decode()
+            except (OSError, UnicodeDecodeError) as error:
+                raise click.UsageError(f"{source} cannot be read as UTF-8 text: {error}") from error
+        if not text:
+            raise click.UsageError("the prompt is empty (''); give at least one character")
+        return text

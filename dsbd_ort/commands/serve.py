@@ -1,4 +1,4 @@
-"""dsbd-serve: open a bundle and answer OpenAI's HTTP interface."""
+"""dsbd-serve: its options, and a server of OpenAI's HTTP interface over a bundle."""
 
 from __future__ import annotations
 
@@ -11,43 +11,127 @@ from typing import Any
 
 import click
 
+from dsbd_ort.commands.options import (
+    BYTES,
+    COUNT,
+    COUNT_OR_NONE,
+    PATH,
+    SECONDS,
+    SECONDS_OR_NONE,
+    WHOLE_SECONDS,
+    flag,
+    group,
+    no_flag,
+    option,
+    pipeline_settings,
+)
 from dsbd_ort.engine import Service, ServiceLimits
-from dsbd_ort.pipeline_settings import PipelineSettings
+from dsbd_ort.pipeline import PipelineSettings
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServeRequest:
-    """What the command line asked for.
+class ServeArguments:
+    """The arguments of dsbd-serve; ``settings`` are fields of ServingSettings."""
 
-    Attributes:
-        pipeline: how to open the bundle.
-        limits: how many requests share the engine.
-        settings: fields of ServingSettings but for the keys.
-        api_key_file: one key a line; None lets everybody ask.
-        host, port: where to listen; port 0 takes any that is free.
-        idle_timeout_s: for a connection to begin a request.
-        stuck_timeout_s: for a client to take what was sent.
-        shutdown_timeout_s: for requests to finish after a signal.
-        max_connections: open at a time.
-        logs_access: whether every request is a line of the log.
-    """
+    host: str = option(default="127.0.0.1", show_default=True, help="Address to listen on.")
+    port: int = option(
+        type=click.IntRange(0, 65535),
+        default=8000,
+        show_default=True,
+        help="Port to listen on; 0: any free one.",
+    )
+    model_name: str | None = option(help="Name of the model in requests [the bundle's folder].")
+    api_key_file: Path | None = option(
+        type=PATH, help="Text file with one API key a line; without it no key is required."
+    )
+    limits: ServiceLimits = group(
+        ServiceLimits,
+        max_requests=option(
+            type=COUNT, show_default=True, help="Requests that share the engine calls."
+        ),
+        max_queued=option(
+            type=COUNT_OR_NONE,
+            show_default=True,
+            help="Requests that wait beyond those; one more gets a 429.",
+        ),
+        kv_bytes=option(type=BYTES, help="Maximum bytes of both engines' caches."),
+    )
+    settings: dict[str, Any] = group(
+        dict,
+        keys_everywhere=flag(help="Require a key for /health, /ready and /metrics too."),
+        max_prompt_tokens=option(
+            type=COUNT, help="Maximum tokens of a prompt [the context of the bundle]."
+        ),
+        max_new_tokens=option(
+            type=COUNT, default=4096, show_default=True, help="Maximum new tokens of a sequence."
+        ),
+        max_beams=option(
+            type=COUNT, default=16, show_default=True, help="Maximum num_beams and joint_beams."
+        ),
+        max_draft_nodes=option(
+            type=COUNT,
+            default=256,
+            show_default=True,
+            help="Maximum candidates of a drafted forest.",
+        ),
+        max_best_of=option(
+            type=COUNT, default=16, show_default=True, help="Maximum n and best_of."
+        ),
+        max_prompts=option(
+            type=COUNT, default=16, show_default=True, help="Maximum prompts of a request body."
+        ),
+        max_body_bytes=option(
+            type=BYTES, default=2**20, show_default=True, help="Maximum bytes of a request body."
+        ),
+        body_timeout_s=option(
+            "--body-timeout",
+            type=SECONDS,
+            default=10.0,
+            show_default=True,
+            help="Seconds for a request body to arrive.",
+        ),
+        request_timeout_s=option(
+            "--request-timeout",
+            type=SECONDS,
+            default=600.0,
+            show_default=True,
+            help="Seconds for a whole request, including the queue.",
+        ),
+    )
+    idle_timeout_s: int = option(
+        "--idle-timeout",
+        type=WHOLE_SECONDS,
+        default=10,
+        show_default=True,
+        help="Seconds for a connection to begin a request.",
+    )
+    stuck_timeout_s: float = option(
+        "--stuck-timeout",
+        type=SECONDS,
+        default=60.0,
+        show_default=True,
+        help="Seconds after which a client that reads nothing of an answer is dropped.",
+    )
+    shutdown_timeout_s: float = option(
+        "--shutdown-timeout",
+        type=SECONDS_OR_NONE,
+        default=30.0,
+        show_default=True,
+        help="Seconds for requests to finish after SIGTERM.",
+    )
+    max_connections: int = option(
+        type=COUNT,
+        default=512,
+        show_default=True,
+        help="Maximum open connections; one more gets a 503.",
+    )
+    logs_access: bool = no_flag("--no-access-log", help="Do not log requests.")
+    pipeline: PipelineSettings = pipeline_settings()
 
-    pipeline: PipelineSettings
-    limits: ServiceLimits
-    settings: dict[str, Any]
-    api_key_file: Path | None
-    host: str
-    port: int
-    idle_timeout_s: int
-    stuck_timeout_s: float
-    shutdown_timeout_s: float
-    max_connections: int
-    logs_access: bool
 
-
-def run(request: ServeRequest) -> None:
+def run(arguments: ServeArguments) -> None:
     """Serve until SIGTERM or Ctrl-C; logs go to stderr.
 
     Raises:
@@ -68,27 +152,30 @@ def run(request: ServeRequest) -> None:
         level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s"
     )
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    keys = None if request.api_key_file is None else read_api_keys(request.api_key_file)
-    if keys is None and not is_loopback(request.host):
+    keys = None if arguments.api_key_file is None else read_api_keys(arguments.api_key_file)
+    if keys is None and not is_loopback(arguments.host):
         _log.warning(
-            "%s can be reached from elsewhere and everybody may ask; give --api-key-file",
-            request.host,
+            "%s can be reached from other machines and no API key is required; give --api-key-file",
+            arguments.host,
         )
-    settings = ServingSettings(keys=keys, **request.settings)
-    listener = listening_socket(request.host, request.port, stuck_after_s=request.stuck_timeout_s)
+    model_name = arguments.model_name or arguments.pipeline.bundle.resolve().name
+    settings = ServingSettings(model_name=model_name, keys=keys, **arguments.settings)
+    listener = listening_socket(
+        arguments.host, arguments.port, stuck_after_s=arguments.stuck_timeout_s
+    )
     with (
         listener,
-        request.pipeline.open() as pipeline,
-        Service(pipeline, request.limits) as service,
+        arguments.pipeline.open() as pipeline,
+        Service(pipeline, arguments.limits) as service,
     ):
         gate = Gate()
         server = GracefulServer(
-            create_app(service, settings, gate=gate, logs_access=request.logs_access),
+            create_app(service, settings, gate=gate, logs_access=arguments.logs_access),
             service,
             gate,
-            idle_timeout_s=request.idle_timeout_s,
-            shutdown_timeout_s=request.shutdown_timeout_s,
-            max_connections=request.max_connections,
+            idle_timeout_s=arguments.idle_timeout_s,
+            shutdown_timeout_s=arguments.shutdown_timeout_s,
+            max_connections=arguments.max_connections,
         )
         host, port = listener.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
@@ -101,7 +188,7 @@ def run(request: ServeRequest) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether a host is reached from this machine alone."""
+    """Return whether a host can be reached from this machine only."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -1,4 +1,4 @@
-"""What a C caller gives, as Python values; every refusal names the argument and the mend."""
+"""Arguments of a C caller as Python values; errors name the argument and the fix."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any, get_args, get_type_hints
 
 from dsbd_errors import DsbdError
 from dsbd_ort.engine import ServiceLimits
-from dsbd_ort.json_output import json_text
-from dsbd_ort.pipeline_settings import PipelineSettings
+from dsbd_ort.pipeline import PipelineOptions, PipelineSettings
+from dsbd_ort.results import json_text
 from dsbd_runtime.errors import InputError
 from dsbd_runtime.typed_json import in_short
 
-_PIPELINE_TYPES = {k: v for k, v in get_type_hints(PipelineSettings).items() if k != "bundle"}
+_PIPELINE_TYPES = get_type_hints(PipelineOptions)
 _LIMIT_TYPES = get_type_hints(ServiceLimits)
 _JSON_NAMES = {str: "a text", int: "a whole number", bool: "true or false", NoneType: "null"}
 
 
 @dataclass(frozen=True)
 class Opening:
-    """How to open a bundle, and how many requests it serves."""
+    """A bundle to open, and the limits of its service."""
 
     pipeline: PipelineSettings
     limits: ServiceLimits
@@ -34,12 +34,12 @@ def decoded(name: str, content: bytes) -> str:
         return content.decode()
     except UnicodeDecodeError as error:
         raise InputError(
-            f"{name} is no UTF-8: byte 0x{content[error.start]:02x} at {error.start}; give UTF-8"
+            f"{name} is invalid UTF-8: byte 0x{content[error.start]:02x} at {error.start}"
         ) from error
 
 
 def json_object(name: str, content: bytes | None) -> dict[str, Any]:
-    """Return the fields of a JSON object, none where nothing is given."""
+    """Return the fields of a JSON object; None has none."""
     if content is None:
         return {}
     fields = _json(name, content)
@@ -60,7 +60,7 @@ def json_messages(content: bytes) -> list[Any]:
 
 
 def opening(bundle: bytes, settings: bytes | None) -> Opening:
-    """Return what dsbd_open is asked for."""
+    """Return the arguments of dsbd_open."""
     given = json_object("settings", settings)
     hint_by_name = _PIPELINE_TYPES | _LIMIT_TYPES
     for name, value in given.items():
@@ -84,7 +84,7 @@ def _json(name: str, content: bytes) -> Any:
     except DsbdError:
         raise
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{name} is no JSON ({error}): {_start(content)}") from error
+        raise InputError(f"{name} is invalid JSON ({error}): {_start(content)}") from error
 
 
 def _shown(value: Any) -> str:

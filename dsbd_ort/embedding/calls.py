@@ -1,31 +1,36 @@
-"""What the C library asks of Python: four functions that answer with a status, never an exception.
+"""Python side of libdsbd: its calls return a status to C, never an exception.
 
-They run in the thread that called the library, which holds no Python of its own: cffi gives it one
-for the time of the call. ``ffi`` and ``lib`` are those of the library, see c_source.py.
+They run in the thread that called the library, which is not a Python thread: cffi attaches it for
+the time of the call. ``ffi`` and ``lib`` are those of the library, see library_build.py.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
 import logging
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from queue import SimpleQueue
 from typing import Any
 
 from dsbd_errors import DsbdError
-from dsbd_ort.embedding.answer import answer
-from dsbd_ort.embedding.arguments import decoded, json_messages, json_object, opening
-from dsbd_ort.embedding.errors import BuildError
-from dsbd_ort.embedding.open_pipelines import OpenPipelines
-from dsbd_ort.engine import QueueFullError, Service
+from dsbd_ort.embedding.arguments import Opening, decoded, json_messages, json_object, opening
+from dsbd_ort.engine import QueueFullError, Service, ServiceEvent
 from dsbd_ort.engine.errors import InternalError
-from dsbd_ort.generated import StreamStep
-from dsbd_ort.json_output import json_text, result_object
-from dsbd_ort.prompt_ids import check_context
+from dsbd_ort.pipeline import check_context
+from dsbd_ort.results import GenerationResult, StreamStep, json_text, result_object
 from dsbd_ort.version import __version__
+from dsbd_runtime.errors import InputError
 
 _log = logging.getLogger(__name__)
 _MOST_BYTES = 2000
 """Of a message; last_error of library.c holds a little more."""
+
+
+class BuildError(DsbdError):
+    """The C library cannot be built here, or was built for another version."""
 
 
 def join(ffi: Any, lib: Any, *, built_for: str) -> None:
@@ -43,7 +48,7 @@ def join(ffi: Any, lib: Any, *, built_for: str) -> None:
 
 
 class _Calls:
-    """The four functions; each returns a status, and raises what ``with_status`` translates."""
+    """The four functions; ``with_status`` turns their exceptions into a status."""
 
     def __init__(self, ffi: Any, lib: Any) -> None:
         self._ffi = ffi
@@ -51,7 +56,7 @@ class _Calls:
         self._pipelines = OpenPipelines()
 
     def with_status(self, call: Callable[..., int]) -> Callable[..., int]:
-        """Return ``call`` with a status for every exception, whose message is kept for C."""
+        """Return ``call`` with a status for every exception, whose message C can read."""
 
         def guarded(*arguments: Any) -> int:
             try:
@@ -62,7 +67,7 @@ class _Calls:
                 return self._failed(self._lib.DSBD_INTERNAL, str(error))
             except DsbdError as error:
                 return self._failed(self._lib.DSBD_ERROR, str(error))
-            except BaseException as error:  # nothing may pass through C
+            except BaseException as error:  # no exception may pass through C
                 _log.debug("a call of the C library", exc_info=True)
                 text = f"internal error, {type(error).__name__}: {error}"
                 return self._failed(self._lib.DSBD_INTERNAL, text)
@@ -70,17 +75,17 @@ class _Calls:
         return guarded
 
     def open(self, bundle: Any, settings: Any, number: Any) -> int:
-        asked = opening(self._ffi.string(bundle), self._bytes(settings))
-        number[0] = self._pipelines.open(asked)
+        given = opening(self._ffi.string(bundle), self._bytes(settings))
+        number[0] = self._pipelines.open(given)
         return self._ok()
 
     def generate(self, number: int, request: Any, result: Any) -> int:
         service = self._pipelines.service(number)
         options = json_object("options", self._bytes(request.options))
         prompt = self._prompt(service, request)
-        given = answer(service, prompt, options, self._is_wanted(request))
+        given = answer(service, prompt, options, self._on_step(request))
         if given is None:
-            return self._failed(self._lib.DSBD_CANCELLED, "cancelled, as on_step asked")
+            return self._failed(self._lib.DSBD_CANCELLED, "cancelled by on_step")
         if result:
             result[0] = self._copied(json_text(result_object(given)))
         return self._ok()
@@ -103,11 +108,11 @@ class _Calls:
         ids: list[int] = self._ffi.unpack(request.prompt_ids, request.num_prompt_ids)
         return ids
 
-    def _is_wanted(self, request: Any) -> Callable[[StreamStep], bool]:
+    def _on_step(self, request: Any) -> Callable[[StreamStep], bool]:
         if not request.on_step:
             return lambda step: True
 
-        def tell(step: StreamStep) -> bool:
+        def call_on_step(step: StreamStep) -> bool:
             text = step.text.encode()
             parts = (
                 self._ffi.new("int64_t[]", step.token_ids),
@@ -116,10 +121,10 @@ class _Calls:
                 self._ffi.new("char[]", text),
                 len(text),
             )
-            told = self._ffi.new("dsbd_step *", parts)
-            return bool(request.on_step(told, request.on_step_context) == 0)
+            c_step = self._ffi.new("dsbd_step *", parts)
+            return bool(request.on_step(c_step, request.on_step_context) == 0)
 
-        return tell
+        return call_on_step
 
     def _bytes(self, text: Any) -> bytes | None:
         return self._ffi.string(text) if text else None
@@ -138,3 +143,74 @@ class _Calls:
         line = " ".join(message.split()).replace("\0", "")
         self._lib.dsbd_set_error(line.encode(errors="replace")[:_MOST_BYTES])
         return status
+
+
+def answer(
+    service: Service,
+    prompt: str | Sequence[int],
+    options: Mapping[str, Any],
+    on_step: Callable[[StreamStep], bool],
+) -> GenerationResult | None:
+    """Answer a request in the calling thread; return None if it was cancelled.
+
+    Args:
+        service: an open one.
+        prompt: text or token ids.
+        options: fields of DecodingConfig.
+        on_step: called with every step; False cancels the request.
+    """
+    events: SimpleQueue[ServiceEvent] = SimpleQueue()
+    request = service.submit(prompt, options, events.put)
+    is_cancelled = False
+    try:
+        while True:
+            event = events.get()
+            if isinstance(event, StreamStep):
+                if not is_cancelled and not on_step(event):
+                    is_cancelled = True
+                    request.cancel()
+            elif isinstance(event, DsbdError):
+                raise event
+            else:
+                return event if isinstance(event, GenerationResult) and not is_cancelled else None
+    finally:
+        request.cancel()  # if on_step raised
+
+
+class OpenPipelines:
+    """The open pipelines by the number that C knows each by: from 1, never reused; thread-safe."""
+
+    def __init__(self) -> None:
+        self._service_by_number: dict[int, Service] = {}
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+
+    def open(self, opening: Opening) -> int:
+        """Open a bundle, return its number."""
+        with contextlib.ExitStack() as stack:
+            service = Service(stack.enter_context(opening.pipeline.open()), opening.limits)
+            stack.pop_all()  # it stays open
+        with self._lock:
+            number = next(self._numbers)
+            self._service_by_number[number] = service
+        return number
+
+    def service(self, number: int) -> Service:
+        """Return the service of an open pipeline."""
+        with self._lock:
+            return _known(self._service_by_number.get(number))
+
+    def close(self, number: int) -> None:
+        """Refuse new requests, finish those of other threads, release the engines."""
+        with self._lock:
+            service = _known(self._service_by_number.pop(number, None))
+        service.close()
+        service.pipeline.close()
+
+
+def _known(service: Service | None) -> Service:
+    if service is None:
+        raise InputError(
+            "this pipeline is not open; pass one that dsbd_open returned and that is not closed yet"
+        )
+    return service

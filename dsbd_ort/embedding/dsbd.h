@@ -32,20 +32,21 @@
 extern "C" {
 #endif
 
-/* What a call came to. After all but DSBD_OK, dsbd_last_error() says more. */
+/* The status of a call. After any but DSBD_OK, dsbd_last_error() returns the message. */
 typedef enum dsbd_status {
     DSBD_OK = 0,
-    DSBD_ERROR = 1,      /* the caller can mend it: an argument, an option, a bundle, the memory */
+    DSBD_ERROR = 1,      /* the caller can fix it: an argument, an option, a bundle, the memory */
     DSBD_QUEUE_FULL = 2, /* too many requests wait already; try again later */
-    DSBD_CANCELLED = 3,  /* on_step asked for it */
-    DSBD_INTERNAL = 4    /* a bug, or a Python environment that is not whole */
+    DSBD_CANCELLED = 3,  /* by on_step */
+    DSBD_INTERNAL = 4    /* a bug, or an incomplete Python environment */
 } dsbd_status;
 
 /* An opened bundle. Nothing can be read through the pointer. One that is closed, or was never
  * opened, is refused with DSBD_ERROR. */
 typedef struct dsbd_pipeline dsbd_pipeline;
 
-/* What became certain in one iteration; all of it may be empty. Valid during on_step only. */
+/* The tokens and text that became final in one iteration; all may be empty. Valid during on_step
+ * only. */
 typedef struct dsbd_step {
     const int64_t *token_ids;     /* new tokens of the best sequence: never taken back */
     const double *token_logprobs; /* the target's log-probability of each */
@@ -86,14 +87,14 @@ DSBD_API dsbd_status dsbd_generate(dsbd_pipeline *pipeline, const dsbd_request *
  * be freed with dsbd_free (NULL on failure). */
 DSBD_API dsbd_status dsbd_stats(const dsbd_pipeline *pipeline, char **stats);
 
-/* Refuse new requests, finish those of other threads, then release the engines. NULL is no error.
+/* Refuse new requests, finish those of other threads, then release the engines. NULL is allowed.
  * To be called for every pipeline before main returns. */
 DSBD_API dsbd_status dsbd_close(dsbd_pipeline *pipeline);
 
-/* Free what dsbd_generate or dsbd_stats wrote. NULL is no error. */
+/* Free the text of dsbd_generate or dsbd_stats. NULL is allowed. */
 DSBD_API void dsbd_free(char *text);
 
-/* The message of the last call of this thread that failed, in one line; "" where none has. Valid
+/* The message of the last call of this thread that failed, in one line; "" if none has. Valid
  * until the next call of this thread. */
 DSBD_API const char *dsbd_last_error(void);
 

@@ -1,4 +1,4 @@
-/* The functions of dsbd.h: check pointers, start Python once, ask it. */
+/* The functions of dsbd.h: check pointers, start Python once, call it. */
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -30,7 +30,7 @@ static bool python_is_ready(void)
 {
     const char *failure = dsbd_start_interpreter();
     if (failure == NULL && dsbd_start_calls() != 0)
-        failure = "internal error: Python could not load dsbd_ort; what it says is on stderr";
+        failure = "internal error: Python could not load dsbd_ort; its message is on stderr";
     if (failure != NULL)
         dsbd_set_error(failure);
     return failure == NULL;

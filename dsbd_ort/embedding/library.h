@@ -1,4 +1,4 @@
-/* What the parts of the library call of each other; the caller sees dsbd.h alone. */
+/* Functions shared by the parts of the library; callers include dsbd.h alone. */
 #ifndef DSBD_LIBRARY_H
 #define DSBD_LIBRARY_H
 

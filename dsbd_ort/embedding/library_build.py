@@ -1,7 +1,9 @@
-"""Build libdsbd.so for the Python environment that this runs in."""
+"""Build of libdsbd.so for the Python environment that this runs in: C source by cffi, compiler."""
 
 from __future__ import annotations
 
+import io
+import re
 import shutil
 import subprocess
 import sys
@@ -12,12 +14,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dsbd_ort.embedding.c_source import FOLDER, c_source
-from dsbd_ort.embedding.errors import BuildError
+from cffi import FFI
+
+from dsbd_ort.embedding.calls import BuildError
 from dsbd_ort.version import __version__
 
 LIBRARY = "libdsbd.so"
 HEADER = "dsbd.h"
+MODULE = "_dsbd_library"
+FOLDER = Path(__file__).parent
+_START = f"""\
+from {MODULE} import ffi, lib
+from dsbd_ort.embedding.calls import join
+join(ffi, lib, built_for={__version__!r})
+"""
 
 
 @dataclass(frozen=True)
@@ -38,7 +48,7 @@ class SharedPython:
 
 
 def shared_python(executable: Path, variables: Mapping[str, Any]) -> SharedPython:
-    """Return the files of a Python; raise BuildError where one is not there.
+    """Return the files of a Python; raise BuildError if one is missing.
 
     ``variables`` are those of its ``sysconfig.get_config_vars()``.
     """
@@ -49,7 +59,7 @@ def shared_python(executable: Path, variables: Mapping[str, Any]) -> SharedPytho
     library = next((place for place in places if place.exists()), None)
     if library is None:
         raise BuildError(
-            f"{executable} has no shared library (none of {', '.join(map(str, places))}); take a "
+            f"{executable} has no shared library (none of {', '.join(map(str, places))}); use a "
             "Python that was configured with --enable-shared, or install its development package, "
             "such as python3-dev"
         )
@@ -94,3 +104,28 @@ def _arguments(python: SharedPython) -> list[str]:
         f'-DDSBD_LIBPYTHON="{python.library.resolve().name}"',
         *(str(FOLDER / name) for name in ("library.c", "interpreter.c")),
     ]
+
+
+def c_source() -> str:
+    """Return the C file that connects the library to Python, compiled with the others."""
+    ffi = FFI()
+    ffi.embedding_api("")
+    ffi.cdef(_declarations("dsbd.h"))
+    ffi.cdef(f'extern "Python+C" {{ {_declarations("python_calls.h")} }}')
+    ffi.cdef(_declarations("library.h"))
+    ffi.embedding_init_code(_START)
+    ffi.set_source(
+        MODULE,
+        '#include "library.h"\nint dsbd_start_calls(void) { return cffi_start_python(); }',
+        compiler_verbose=0,
+    )
+    written = io.StringIO()
+    ffi.emit_c_code(written)
+    return written.getvalue()
+
+
+def _declarations(header: str) -> str:
+    """Return a header without preprocessor lines, which cffi does not read."""
+    text = (FOLDER / header).read_text(encoding="utf-8")
+    text = re.sub(r"#ifdef __cplusplus.*?#endif", "", text, flags=re.DOTALL)
+    return re.sub(r"^#.*$", "", text, flags=re.MULTILINE).replace("DSBD_API ", "")

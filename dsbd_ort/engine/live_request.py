@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from dsbd_errors import DsbdError
 from dsbd_ort.decoding import DecodingRequest
-from dsbd_ort.generated import GenerationResult, StreamStep
-from dsbd_ort.text_stream import TextStream
+from dsbd_ort.results import GenerationResult, StreamStep
+from dsbd_ort.results import TextStream
 
 
 @dataclass(frozen=True)

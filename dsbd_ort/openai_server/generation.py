@@ -16,7 +16,7 @@ from starlette.types import Receive
 
 from dsbd_errors import DsbdError
 from dsbd_ort.engine import LiveRequest, Service, ServiceEvent
-from dsbd_ort.generated import GenerationResult, StreamStep
+from dsbd_ort.results import GenerationResult, StreamStep
 from dsbd_ort.openai_server.chat import ChatBody
 from dsbd_ort.openai_server.completions import CompletionBody
 from dsbd_ort.openai_server.errors import (

@@ -9,7 +9,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from dsbd_ort.engine import Service
-from dsbd_ort.generated import GenerationResult, StreamStep
+from dsbd_ort.results import GenerationResult, StreamStep
 from dsbd_ort.openai_server.protocol import FINISH_REASONS
 
 Clock = Callable[[], float]

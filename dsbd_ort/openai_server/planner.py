@@ -19,7 +19,7 @@ from dsbd_ort.openai_server.settings import (
     check_prompt,
 )
 from dsbd_ort.pipeline import Pipeline
-from dsbd_ort.prompt_ids import prompt_ids
+from dsbd_ort.pipeline import prompt_ids
 from dsbd_runtime.errors import BundleError
 
 _DEFAULT_NEW_TOKENS = 64

@@ -10,7 +10,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
 
-from dsbd_ort.generated import GeneratedSequence, GenerationResult, StreamStep
+from dsbd_ort.results import GeneratedSequence, GenerationResult, StreamStep
 from dsbd_ort.openai_server.errors import ErrorResponse
 from dsbd_ort.openai_server.planner import GenerationPlan
 from dsbd_ort.openai_server.protocol import (

@@ -66,7 +66,7 @@ function summaryOf(index) {
   const accepted = numAccepted
     ? `The target went through ${plural(numAccepted, "layer")} that ${numAccepted === 1 ? "was" : "were"} there already, then chose one more`
     : "The target chose one layer";
-  const bonus = numBonus ? `, with ${plural(numBonus, "token")} that nobody had drafted` : "";
+  const bonus = numBonus ? `, with ${plural(numBonus, "token")} that were not drafted` : "";
   const numOn = iteration.beams.filter((beam) => goesOn(beam, iteration)).length;
   const numEnded = iteration.beams.length - numOn;
   const alive = `${plural(numOn, "beam")} ${numOn === 1 ? "goes" : "go"} on`;

@@ -13,7 +13,7 @@ const roles = {
   },
   bonus: {
     name: "bonus", shape: "M6 0L7.6 4.1 12 4.4 8.6 7.2 9.7 11.5 6 9.1 2.3 11.5 3.4 7.2 0 4.4 4.4 4.1Z",
-    note: "The target chose it although nobody had drafted it. The iteration ends with such a layer.",
+    note: "The target chose it although it was not drafted. The iteration ends with such a layer.",
   },
   finished: {
     name: "finished", shape: "M1 0.5H3.5V11.5H1ZM5 1.5H12L9.5 4.5 12 7.5H5Z",

@@ -1,19 +1,34 @@
-"""Write a trace: a page for people (.html) or JSON for programs (.json)."""
+"""Trace of a request as a file: a page for people (.html), or JSON (.json, docs/trace.md)."""
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import os
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from dsbd_ort.decoding import RequestTrace
-from dsbd_ort.json_output import json_text
-from dsbd_ort.trace_page.trace_json import trace_object
+from dsbd_ort.decoding import RequestTrace, TraceIteration, TraceNode
+from dsbd_ort.decoding.beams import Hypothesis
+from dsbd_ort.results import json_text
+from dsbd_ort.version import __version__
 from dsbd_runtime.errors import InputError
+from dsbd_runtime.stream_decoder import REPLACEMENT, TextWindow
 from dsbd_runtime.tokenizer import Tokenizer
 
+TRACE_VERSION = 1
+"""Raised when a field is removed or changes its meaning, not when a field is added."""
+
 _SCRIPTS = ("trace_data.js", "forest_layout.js", "forest_view.js", "panels.js", "page.js")
+_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
+BYTE_BY_SYMBOL = {chr(byte): byte for byte in _PRINTABLE} | {
+    chr(256 + index): byte for index, byte in enumerate(_OTHERS)
+}
+"""How byte-level BPE (GPT-2) spells bytes: printable Latin-1 as itself, others from U+0100 on."""
+
+_VISIBLE = {" ": "·", "\n": "⏎", "\t": "⇥", "\r": "␍"}
 
 
 def write_trace(path: str | os.PathLike[str], trace: RequestTrace, tokenizer: Tokenizer) -> None:
@@ -36,7 +51,7 @@ def check_trace_path(file: Path) -> None:
     """Refuse a name or a folder to which no trace can be written, before anything is computed.
 
     Raises:
-        InputError: naming the mend.
+        InputError: with the fix.
     """
     if file.suffix not in (".html", ".json"):
         raise InputError(
@@ -45,15 +60,15 @@ def check_trace_path(file: Path) -> None:
         )
     if not file.parent.is_dir():
         raise InputError(
-            f"a trace cannot be written to {file}: {file.parent} is no folder; make it first"
+            f"a trace cannot be written to {file}: {file.parent} is not a folder; make it first"
         )
 
 
 def page_html(fields: dict[str, Any]) -> str:
-    """Return one page that needs nothing but itself.
+    """Return a self-contained page.
 
-    All but ASCII, and every "<", is escaped in the embedded JSON: no text in it ends its element,
-    and the line ends U+2028 and U+2029 do no harm.
+    Every "<" and all characters but ASCII are escaped in the embedded JSON, so that no text in it
+    closes its element, nor contains the line ends U+2028 and U+2029.
     """
     data = json_text(fields, ensure_ascii=True).replace("<", "\\u003c")
     page = _part("page.html")
@@ -64,3 +79,108 @@ def page_html(fields: dict[str, Any]) -> str:
 
 def _part(name: str) -> str:
     return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+def trace_object(trace: RequestTrace, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return the trace as one JSON object, with all that the page shows."""
+    hypotheses = _HypothesisTable(tokenizer)
+    iterations = [_iteration(iteration, hypotheses) for iteration in trace.iterations]
+    in_forest = {node.token for iteration in trace.iterations for node in iteration.nodes}
+    in_beams = {row["token"] for row in hypotheses.rows[1:]}
+    return {
+        "version": TRACE_VERSION,
+        "program": f"dsbd-ort {__version__}",
+        "config": dataclasses.asdict(trace.config) if trace.config else None,
+        "prompt": {"token_ids": trace.prompt_ids, "text": tokenizer.decode(trace.prompt_ids)},
+        "labels": {token: token_label(tokenizer, token) for token in sorted(in_forest | in_beams)},
+        "hypotheses": hypotheses.rows,
+        "iterations": iterations,
+    }
+
+
+class _HypothesisTable:
+    """All hypotheses of a request, each once, as rows that name the row of their parent."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.rows: list[dict[str, Any]] = [{"parent": None, "text": "", "rest": ""}]
+        self._windows = [TextWindow()]
+        self._index: dict[Hypothesis, int] = {}
+
+    def index(self, hypothesis: Hypothesis) -> int:
+        """Return the row of ``hypothesis``, added with its ancestors where it is new."""
+        new = []
+        link: Hypothesis | None = hypothesis
+        while link is not None and link not in self._index and link.parent is not None:
+            new.append(link)
+            link = link.parent
+        row = self._index.get(link, 0) if link else 0
+        for link in reversed(new):
+            row = self._index[link] = self._add(link, row)
+        return row
+
+    def _add(self, link: Hypothesis, parent: int) -> int:
+        window, text = self._windows[parent].extended(self._tokenizer, (link.token,))
+        self._windows.append(window)
+        self.rows.append(
+            {
+                "parent": parent,
+                "token": link.token,
+                "logprob": _rounded(link.token_logprob),
+                "text": text,  # final with this token
+                "rest": window.rest(self._tokenizer),  # follows it if this token is the last
+            }
+        )
+        return len(self.rows) - 1
+
+
+def _iteration(iteration: TraceIteration, hypotheses: _HypothesisTable) -> dict[str, Any]:
+    return {
+        "roots": iteration.roots,
+        "drafted": iteration.drafted,
+        "committed": iteration.committed,
+        "beams": [
+            {"node": beam.node, "hypothesis": hypotheses.index(beam.hypothesis)}
+            for beam in iteration.beams
+        ],
+        "rows": {"draft": iteration.draft_rows, "target": iteration.target_rows},
+        "seconds": {
+            "draft": _rounded(iteration.draft_s),
+            "target": _rounded(iteration.target_s),
+            "host": _rounded(iteration.host_s),
+        },
+        "nodes": [_node(node) for node in iteration.nodes],
+    }
+
+
+def _node(node: TraceNode) -> dict[str, Any]:
+    """Return a node; probability 0 has a ``log_weight`` of null, since JSON has no -inf."""
+    fields = dataclasses.asdict(node)
+    p, q = fields.pop("target_log_prob"), fields.pop("draft_log_prob")
+    weight = fields.pop("log_weight")
+    return fields | {
+        "p": None if p is None else _rounded(math.exp(p)),
+        "q": None if q is None else _rounded(math.exp(q)),
+        "log_weight": None if weight is None or math.isinf(weight) else _rounded(weight),
+    }
+
+
+def _rounded(number: float) -> float:
+    return float(f"{number:.7g}")
+
+
+def token_label(tokenizer: Tokenizer, token_id: int) -> str:
+    r"""Return a token as text: ``·def``, ``⏎``, ``<eos>``, ``\xe2\x82`` (part of a character)."""
+    text, piece = tokenizer.decode([token_id]), tokenizer.piece(token_id)
+    if not text or REPLACEMENT in text:  # a special token, or bytes that are no character
+        is_spelled = all(symbol in BYTE_BY_SYMBOL for symbol in piece) and not piece.isascii()
+        return "".join(f"\\x{BYTE_BY_SYMBOL[s]:02x}" for s in piece) if is_spelled else piece
+    if piece.startswith("▁") and not text.startswith(" "):  # dropped at the start of a text
+        text = " " + text
+    return "".join(map(_visible, text))
+
+
+def _visible(character: str) -> str:
+    if character in _VISIBLE:
+        return _VISIBLE[character]
+    return character if character.isprintable() else ascii(character)[1:-1]

@@ -2,11 +2,11 @@
 
     DsbdError              every error that a user can fix; ``dsbd_ort.DsbdError``
     ├── dsbd_ort.decoding.errors: DecodingError, with ConfigError and ModelError
-    ├── dsbd_ort.batch.errors: BatchError
-    ├── dsbd_ort.benchmark.errors: BenchmarkError
+    ├── dsbd_ort.batch.prompt_lines: BatchError
+    ├── dsbd_ort.benchmark.prompts: BenchmarkError
     ├── dsbd_ort.cluster.errors: ClusterError
-    ├── dsbd_ort.embedding.errors: BuildError
-    ├── dsbd_ort.request_lock: BusyError
+    ├── dsbd_ort.embedding.calls: BuildError
+    ├── dsbd_ort.model_pair: BusyError
     ├── dsbd_ort.engine.errors: QueueFullError, ServiceClosedError, InternalError with
     │   EnginesEndedError
     ├── dsbd_ort.openai_server.errors: ServingError

@@ -13,13 +13,9 @@ from dataclasses import dataclass
 import pytest
 from rich.console import Console
 
-from dsbd_ort.batch.answer_source import AnswerSource, ThisProcess
+from dsbd_ort.batch.answer_sources import AnswerSource, SharedCalls, ThisProcess, answers_in_order
 from dsbd_ort.batch.job import run_batch
-from dsbd_ort.batch.line_answer import LineAnswer
-from dsbd_ort.batch.pool import answers_in_order
-from dsbd_ort.batch.prompt_line import RawLine
-from dsbd_ort.batch.settings import BatchSettings
-from dsbd_ort.batch.shared_calls import SharedCalls
+from dsbd_ort.batch.prompt_lines import BatchSettings, LineAnswer, RawLine
 from dsbd_ort.batch.workers import Workers
 from dsbd_ort.cluster.replica import Replica
 from dsbd_ort.decoding import DecodingConfig

@@ -15,14 +15,12 @@ import time
 import pytest
 from rich.console import Console
 
-from dsbd_ort.batch.answer_source import ThisProcess
-from dsbd_ort.batch.errors import BatchError
+from dsbd_ort.batch.answer_sources import ThisProcess
 from dsbd_ort.batch.job import Batch, run_batch
-from dsbd_ort.batch.settings import BatchSettings
+from dsbd_ort.batch.prompt_lines import BatchError, BatchSettings
 from dsbd_ort.batch.workers import Workers
 from dsbd_ort.decoding import ConfigError
-from dsbd_ort.pipeline import Pipeline
-from dsbd_ort.pipeline_settings import PipelineSettings
+from dsbd_ort.pipeline import Pipeline, PipelineSettings
 from dsbd_runtime.errors import DsbdError
 
 OPTIONS = {"max_new_tokens": 6, "num_beams": 2, "seed": 3}
@@ -122,7 +120,7 @@ def test_other_settings_do_not_go_on_with_an_output(tiny_bundle, tmp_path):
     done(batch_of(tmp_path, tiny_bundle))
     before = (tmp_path / "out.jsonl").read_bytes()
     for change in ({"options": {**OPTIONS, "seed": 4}}, {"is_chat": True}, {"system": "x"}):
-        with pytest.raises(BatchError, match="line 1 was made from another input or otherwise"):
+        with pytest.raises(BatchError, match="line 1 is of another input or other options"):
             run_batch(batch_of(tmp_path, tiny_bundle, **change), Console(file=io.StringIO()))
     assert (tmp_path / "out.jsonl").read_bytes() == before
 

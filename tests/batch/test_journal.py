@@ -7,8 +7,8 @@ import json
 
 import pytest
 
-from dsbd_ort.batch.errors import BatchError
 from dsbd_ort.batch.journal import SYNC_SECONDS, open_journal
+from dsbd_ort.batch.prompt_lines import BatchError
 
 HASHES = [f"hash{number}" for number in range(5)]
 
@@ -67,7 +67,7 @@ def test_changed_inputs_are_refused(tmp_path, hashes):
     path = tmp_path / "out.jsonl"
     written(path, [0, 1])
     before = path.read_bytes()
-    wanted = rf"line {min(len(hashes), 1) + 1} was made from another input or otherwise"
+    wanted = rf"line {min(len(hashes), 1) + 1} is of another input or other options"
     with pytest.raises(BatchError, match=wanted), open_journal(path) as journal:
         journal.resume(hashes)
     assert path.read_bytes() == before
@@ -90,7 +90,7 @@ def test_only_one_process_writes(tmp_path):
 
 @pytest.mark.parametrize("name", ["no/such/folder/out", ".", "/dev/null"])
 def test_what_cannot_be_written_is_named(tmp_path, name):
-    with pytest.raises(BatchError, match=r"--output .* (cannot be written|is no regular file)"):
+    with pytest.raises(BatchError, match=r"--output .* (cannot be written|is not a regular file)"):
         with open_journal(tmp_path / name):
             pass
     assert list(tmp_path.iterdir()) == []

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dsbd_ort.batch.line_answer import LineAnswer
-from dsbd_ort.batch.pool import answers_in_order
-from dsbd_ort.batch.prompt_line import RawLine
+from dsbd_ort.batch.answer_sources import answers_in_order
+from dsbd_ort.batch.prompt_lines import LineAnswer, RawLine
 
 
 class LastFirst:

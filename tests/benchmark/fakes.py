@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dsbd_ort.decoding import DecodingStats
-from dsbd_ort.generated import GeneratedSequence, GenerationResult
+from dsbd_ort.results import GeneratedSequence, GenerationResult
 
 LOGPROB_OF_A_TOKEN = -0.5
 

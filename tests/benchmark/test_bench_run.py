@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dsbd_ort.benchmark.bench_run import BenchRun, with_baselines
-from dsbd_ort.benchmark.default_runs import CommonSettings, runs_of
-from dsbd_ort.benchmark.errors import BenchmarkError
+from dsbd_ort.benchmark.bench_run import BenchRun, CommonSettings, runs_of, with_baselines
+from dsbd_ort.benchmark.prompts import BenchmarkError
 from dsbd_ort.decoding import STRATEGIES, ConfigError
 
 
@@ -76,7 +75,7 @@ def test_a_named_baseline_and_none_are_kept():
 
 REFUSED = [  # (runs, words of the message)
     ([run("sample"), run("sample", temperature=1.0, given_name="sample")], "called 'sample'"),
-    ([run("dsbd", baseline="x")], "baseline 'x', which is no run"),
+    ([run("dsbd", baseline="x")], "baseline 'x', which is not a run"),
 ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import count
 
 from dsbd_ort.benchmark.bench_run import BenchRun
-from dsbd_ort.benchmark.energy import EnergyMeter
+from dsbd_ort.benchmark.machine import EnergyMeter
 from dsbd_ort.benchmark.measure import measure, warm_up
 from tests.benchmark.fakes import FakeClock, FakePipeline
 

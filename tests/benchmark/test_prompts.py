@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dsbd_ort.benchmark.errors import BenchmarkError
-from dsbd_ort.benchmark.prompts import PROMPTS, read_prompts
+from dsbd_ort.benchmark.prompts import PROMPTS, BenchmarkError, read_prompts
 
 
 def test_built_in_prompts_are_different_and_end_where_a_token_ends():
@@ -23,9 +22,9 @@ def test_text_has_a_prompt_a_line_and_jsonl_an_object(tmp_path):
 
 DAMAGED = [  # (file name, content, words of the message)
     ("a.txt", "\n\n", "has no prompt"),
-    ("a.jsonl", '{"prompt": "a"}\nnonsense\n', "line 2 is no JSON"),
+    ("a.jsonl", '{"prompt": "a"}\nnonsense\n', "line 2 is invalid JSON"),
     ("a.jsonl", '{"text": "a"}\n', 'no text under "prompt"'),
-    ("a.jsonl", "[" * 100_000, "line 1 is no JSON"),
+    ("a.jsonl", "[" * 100_000, "line 1 is invalid JSON"),
     ("a.jsonl", '["a"]\n', 'no text under "prompt"'),
 ]
 

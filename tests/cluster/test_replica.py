@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dsbd_ort.batch.prompt_line import RawLine
-from dsbd_ort.batch.settings import BatchSettings
+from dsbd_ort.batch.prompt_lines import RawLine
+from dsbd_ort.batch.prompt_lines import BatchSettings
 from dsbd_ort.cluster.errors import ClusterError
 from dsbd_ort.cluster.replica import (
     NodeResources,
@@ -18,7 +18,7 @@ from dsbd_ort.cluster.replica import (
     num_gpus,
     replica_share,
 )
-from dsbd_ort.pipeline_settings import PipelineSettings
+from dsbd_ort.pipeline import PipelineSettings
 
 OPTIONS = {"max_new_tokens": 6, "num_beams": 2}
 

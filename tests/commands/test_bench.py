@@ -113,7 +113,7 @@ USER_ERRORS = [  # (arguments after the bundle, words of the message)
     (["--run", "dsbd num_beams=many"], "num_beams=many: 'many'"),
     (["--run", "sample num_beams=2"], "num_beams is 2, which means nothing to strategy sample"),
     (["--run", "sample seed=2"], "seed is set to 2"),
-    (["--run", "dsbd baseline=x"], "baseline 'x', which is no run"),
+    (["--run", "dsbd baseline=x"], "baseline 'x', which is not a run"),
     (["--run", "sample", "--run", "sample"], "2 runs are called 'sample'"),
     (["--prompts", "/no/such/file"], "/no/such/file cannot be read"),
     (["--json", "/no/such/folder/a.json"], "no folder /no/such/folder"),

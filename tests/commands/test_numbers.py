@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from dsbd_ort import cli
-from dsbd_ort.commands.number_types import IntList
+from dsbd_ort.commands.options import IntList
 from dsbd_ort.engine import ServiceLimits
 from dsbd_ort.openai_server.generation import Gate
 from dsbd_ort.openai_server.server import GracefulServer, listening_socket

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from dsbd_ort.cli import run
-from dsbd_ort.commands.decoding_options import OPTIONS
+from dsbd_ort.commands.options import OPTIONS
 from dsbd_ort.decoding import DecodingConfig
 
 SHORT = ["--max-new-tokens", "8", "--top-k", "20"]
@@ -79,7 +79,7 @@ USER_ERRORS = [  # (arguments after the bundle, words of the message)
     (["--prompt", "x", "--num-beams", "many"], "'many'"),
     (["--prompt", "x", "--strategy", "magic"], "strategy is 'magic'; expected one of dsbd"),
     (["--prompt", "x", "--draft-beams", "4;4"], "'4;4'"),
-    (["--prompt", "x", "--strategy", "greedy", "--eos-token-id", str(2**63)], "eos_token_id is 92"),
+    (["--prompt", "x", "--strategy", "greedy", "--eos-token-id", str(2**63)], "922337203685477580"),
     (["--prompt", "x", "--eos-token-id", "1,4096"], "eos_token_id has 4096; expected 0 to 4095"),
     (["--prompt", "x", "--provider", "tpu"], "tpu"),
     (["--prompt", "x", "--draft-provider", "tpu"], "tpu"),
@@ -89,11 +89,11 @@ USER_ERRORS = [  # (arguments after the bundle, words of the message)
     (["--prompt", "x", "--prompt-file", "y"], "not both"),
     (["--prompt", "x", "--stop", ""], "stop_strings has an empty text"),
     (["--prompt", "x", "--chat"], "has no chat template"),
-    (["--prompt", "x", "--system", "y"], "--system means nothing without --chat"),
-    (["--prompt", "x", "--workers", "2"], "--workers means nothing without --input"),
-    (["--prompt", "x", "--concurrency", "2"], "--concurrency means nothing without --input"),
-    (["--input", "x"], "--input means nothing without --output"),
-    (["--output", "x"], "--output means nothing without --input"),
+    (["--prompt", "x", "--system", "y"], "--system needs --chat"),
+    (["--prompt", "x", "--workers", "2"], "--workers needs --input"),
+    (["--prompt", "x", "--concurrency", "2"], "--concurrency needs --input"),
+    (["--input", "x"], "--input needs --output"),
+    (["--output", "x"], "--output needs --input"),
     (["--input", "/no/such/file", "--output", "x"], "--input /no/such/file cannot be read"),
     (["--input", "x", "--output", "y", "--prompt", "z"], "--input and --prompt contradict"),
     (["--input", "x", "--output", "y", "--json"], "--output gets one JSON object a line"),

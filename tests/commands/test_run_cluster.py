@@ -11,10 +11,10 @@ from click.testing import CliRunner
 from dsbd_ort.cli import run
 
 REFUSED = [
-    (["--cluster", "auto"], "--cluster means nothing without --input"),
+    (["--cluster", "auto"], "--cluster needs --input"),
     (
         ["--input", "in", "--output", "out", "--replicas", "2"],
-        "--replicas means nothing without --cluster",
+        "--replicas needs --cluster",
     ),
     (
         ["--input", "in", "--output", "out", "--cluster", "auto", "--workers", "2"],

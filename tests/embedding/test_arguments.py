@@ -8,7 +8,7 @@ import pytest
 
 from dsbd_ort.embedding.arguments import decoded, json_messages, json_object, opening
 from dsbd_ort.engine import ServiceLimits
-from dsbd_ort.pipeline_settings import PipelineSettings
+from dsbd_ort.pipeline import PipelineSettings
 from dsbd_runtime.errors import InputError
 
 
@@ -32,9 +32,9 @@ def test_nothing_given_means_the_defaults():
         (b'{"provider": null}', "provider null; expected a text"),
         (b'{"verify": 1}', "verify 1; expected true or false"),
         (b'{"verify": %s}' % (b"[" * 900 + b"]" * 900), "verify .*; expected true or false"),
-        (b'{"num_threads": %s}' % (b"9" * 5000), r"settings is no JSON \(Exceeds the limit"),
-        (b"", "settings is no JSON"),
-        (b"[" * 100_000, r"settings is no JSON \(maximum recursion depth"),
+        (b'{"num_threads": %s}' % (b"9" * 5000), r"settings is invalid JSON \(Exceeds the limit"),
+        (b"", "settings is invalid JSON"),
+        (b"[" * 100_000, r"settings is invalid JSON \(maximum recursion depth"),
         (b"7", "settings is 7; expected a JSON object"),
     ],
 )
@@ -50,5 +50,5 @@ def test_what_is_shown_of_a_long_text_is_short():
 
 
 def test_bytes_that_are_no_utf_8_are_counted():
-    with pytest.raises(InputError, match="prompt is no UTF-8: byte 0x80 at 2; give UTF-8"):
+    with pytest.raises(InputError, match="prompt is invalid UTF-8: byte 0x80 at 2"):
         decoded("prompt", b"ab\x80")

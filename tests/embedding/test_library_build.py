@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from dsbd_ort.embedding.calls import join
-from dsbd_ort.embedding.errors import BuildError
+from dsbd_ort.embedding.calls import BuildError, join
 from dsbd_ort.embedding.library_build import build_library, shared_python
 from tests.test_import_boundaries import loaded_by
 

@@ -7,15 +7,15 @@ import subprocess
 from tests.embedding.conftest import PROGRAMS
 
 OK, ERROR, QUEUE_FULL, CANCELLED = range(4)
-NOT_OPEN = "this pipeline is not open; give one that dsbd_open wrote and that is not closed yet"
+NOT_OPEN = "this pipeline is not open; pass one that dsbd_open returned and that is not closed yet"
 EXPECTED = [  # what is done, its status, how its message begins
     ("no error yet", OK, ""),
     ("open: no place", ERROR, "pipeline is NULL; expected a place for the opened pipeline"),
     ("open: no bundle", ERROR, "bundle is NULL; expected the folder of a bundle"),
     ("open: a place is cleared", OK, ""),
     ("open: nowhere", ERROR, "no bundle at /no/such/bundle: no such folder; make one with "),
-    ("open: not UTF-8", ERROR, "bundle is no UTF-8: byte 0xff at 0; give UTF-8"),
-    ("open: no JSON", ERROR, "settings is no JSON (Expecting property name enclosed in double "),
+    ("open: not UTF-8", ERROR, "bundle is invalid UTF-8: byte 0xff at 0"),
+    ("open: no JSON", ERROR, "settings is invalid JSON (Expecting property name enclosed in "),
     ("open: no object", ERROR, "settings is [1]; expected a JSON object"),
     ("open: unknown setting", ERROR, "settings has 'bundle'; expected one of cuda_graphs, "),
     ("open: wrong type", ERROR, "settings has num_threads true; expected a whole number or null"),
@@ -24,9 +24,9 @@ EXPECTED = [  # what is done, its status, how its message begins
     ("generate: no request", ERROR, "request is NULL; expected a request"),
     ("generate: no prompt", ERROR, "a request needs exactly one of prompt, prompt_ids and mess"),
     ("generate: two prompts", ERROR, "a request needs exactly one of prompt, prompt_ids and me"),
-    ("generate: not UTF-8", ERROR, "prompt is no UTF-8: byte 0xc3 at 2; give UTF-8"),
-    ("generate: options not UTF-8", ERROR, "options is no UTF-8: byte 0xff at 6; give UTF-8"),
-    ("generate: options no JSON", ERROR, "options is no JSON (Expecting property name enclosed"),
+    ("generate: not UTF-8", ERROR, "prompt is invalid UTF-8: byte 0xc3 at 2"),
+    ("generate: options not UTF-8", ERROR, "options is invalid UTF-8: byte 0xff at 6"),
+    ("generate: options no JSON", ERROR, "options is invalid JSON (Expecting property name"),
     ("generate: unknown option", ERROR, "unknown option 'prompt'; expected one of "),
     ("generate: wrong option", ERROR, "num_beams is 0; expected at least 1"),
     ("generate: lone surrogate", ERROR, "strategy is '\\ud800'; expected one of dsbd, "),
@@ -35,7 +35,7 @@ EXPECTED = [  # what is done, its status, how its message begins
     ("generate: too many ids", ERROR, "the prompt has 18446744073709551615 tokens, the context "),
     ("chat: no array", ERROR, 'messages is {"role": "user"}; expected a JSON array such as [{"ro'),
     ("chat: no template", ERROR, "tiny has no chat template: "),
-    ("generate: cancelled", CANCELLED, "cancelled, as on_step asked"),
+    ("generate: cancelled", CANCELLED, "cancelled by on_step"),
     ("generate: no step after it", OK, ""),
     ("stats: no place", ERROR, "stats is NULL; expected a place for the text"),
     ("generate: no result wanted", OK, ""),

@@ -14,7 +14,7 @@ import pytest
 
 from dsbd_ort import Pipeline
 from dsbd_ort.decoding import DecodingConfig, TraceIteration
-from dsbd_ort.embedding.answer import answer
+from dsbd_ort.embedding.calls import answer
 from dsbd_ort.engine import (
     Cancelled,
     EnginesEndedError,
@@ -24,8 +24,8 @@ from dsbd_ort.engine import (
     ServiceLimits,
 )
 from dsbd_ort.engine.errors import InternalError
-from dsbd_ort.generated import GenerationResult, StreamStep
-from dsbd_ort.request_lock import BusyError
+from dsbd_ort.model_pair import BusyError
+from dsbd_ort.results import GenerationResult, StreamStep
 from dsbd_runtime.bundle import Bundle
 from tests.engine.test_service import endless, until_ending
 

@@ -22,7 +22,7 @@ from dsbd_ort.engine import (
     ServiceLimits,
     ServiceStats,
 )
-from dsbd_ort.generated import GenerationResult, StreamStep
+from dsbd_ort.results import GenerationResult, StreamStep
 from dsbd_runtime.bundle import Bundle
 from dsbd_runtime.errors import CapacityError, InputError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dsbd_ort import GenerationResult, Pipeline, RequestTrace
-from dsbd_ort.trace_page.trace_json import trace_object
+from dsbd_ort.trace_page.trace_file import trace_object
 
 # A text that would end the element which holds it, and the line ends that JavaScript once forbade.
 PROMPT = "a</script><script>console.error(1)</script><!--\u2028é\t"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dsbd_ort.trace_page.token_labels import BYTE_BY_SYMBOL, token_label
+from dsbd_ort.trace_page.trace_file import BYTE_BY_SYMBOL, token_label
 
 LABELS = {  # piece, decoded alone: label
     ("Ġdef", " def"): "·def",

@@ -46,6 +46,6 @@ def test_suffix_decides_and_others_are_refused(requests, pipeline, tmp_path):
     dsbd_ort.write_trace(tmp_path / "trace.html", trace, pipeline.tokenizer)
     assert json.loads((tmp_path / "trace.json").read_text()) == json.loads(json.dumps(fields))
     assert (tmp_path / "trace.html").read_text().startswith("<!DOCTYPE html>")
-    for name, words in (("trace.txt", "ends in .html"), ("no/trace.html", "is no folder")):
+    for name, words in (("trace.txt", "ends in .html"), ("no/trace.html", "is not a folder")):
         with pytest.raises(InputError, match=words):
             dsbd_ort.write_trace(tmp_path / name, trace, pipeline.tokenizer)

@@ -8,7 +8,7 @@ import math
 import pytest
 
 from dsbd_ort import RequestTrace
-from dsbd_ort.trace_page.trace_json import trace_object
+from dsbd_ort.trace_page.trace_file import trace_object
 from tests.trace_page.conftest import PROMPT, STRATEGIES
 
 every_strategy = pytest.mark.parametrize("strategy", STRATEGIES)

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dsbd_ort.cost_cache import engine_costs
 from dsbd_ort.decoding import TableModel
+from dsbd_ort.model_pair import engine_costs
 from dsbd_ort.pipeline import Pipeline
 from dsbd_runtime.bundle import open_bundle
 

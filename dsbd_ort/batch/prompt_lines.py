@@ -1,36 +1,84 @@
-"""One line of the input: a prompt or messages, an id, and options of its own."""
+"""Lines of a batch: settings that they share, prompts parsed from JSON, answers as JSON objects."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 import json
+import logging
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dsbd_ort.batch.errors import BatchError
+from dsbd_errors import DsbdError
+from dsbd_ort.answers import TextGenerator, answer, user_messages
 from dsbd_ort.decoding import DecodingConfig
+from dsbd_ort.pipeline import PipelineSettings
+from dsbd_ort.results import JSON_VERSION, error_object, result_object
+from dsbd_ort.version import __version__
+from dsbd_runtime.bundle import MANIFEST_NAME, open_bundle
 from dsbd_runtime.errors import InputError
 from dsbd_runtime.typed_json import in_short
 
+_log = logging.getLogger(__name__)
+_MOST_CHARACTERS = 1000  # of an error, which may quote the line
 MOST_LEVELS = 64
-"""Of lists and objects within each other: what parsers, pickle and templates take everywhere."""
+"""Of nested lists and objects: parsers, pickle and templates accept that depth everywhere."""
 _OPTIONS = frozenset(option.name for option in dataclasses.fields(DecodingConfig))
 _OTHERS = frozenset(("id", "prompt", "messages"))
 _BOM = b"\xef\xbb\xbf"
 _STRING_OR_BRACKET = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\Z)|[\[\]{}]', re.DOTALL)
 
 
-@dataclass(frozen=True)
-class RawLine:
-    """A line as it stands in the input.
+class BatchError(DsbdError):
+    """Unreadable input, output that cannot be written or resumed, or a worker that ended."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchSettings:
+    """The settings that all lines of a batch share.
 
     Attributes:
-        number: counted from 1; lines of white space count, but are no requests.
+        pipeline: how every process opens the bundle.
+        options: fields of DecodingConfig that were given; a line may override them.
+        is_chat: whether a prompt is a message of the user's.
+        system: the system message before such a prompt, None for none.
+    """
+
+    pipeline: PipelineSettings
+    options: dict[str, Any] = field(default_factory=dict)
+    is_chat: bool = False
+    system: str | None = None
+
+    def fingerprint(self) -> str:
+        """Return a hash of all that an answer depends on besides its line.
+
+        That is the bundle (by its manifest, which holds a hash of every file), the options and
+        this version; not how many threads or workers there are.
+        """
+        bundle = open_bundle(self.pipeline.bundle)
+        manifest = (bundle.path / MANIFEST_NAME).read_bytes()
+        parts = [
+            __version__,
+            hashlib.sha256(manifest).hexdigest(),
+            self.pipeline.provider,
+            self.pipeline.draft_provider,
+            sorted(self.options.items()),
+            self.is_chat,
+            self.system,
+        ]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class RawLine:
+    """A line of the input.
+
+    Attributes:
+        number: counted from 1; blank lines count, but are not requests.
         content: its bytes without white space around.
     """
 
@@ -38,9 +86,9 @@ class RawLine:
     content: bytes
 
     def request_hash(self, fingerprint: str) -> str:
-        """Return what tells an answered line from one that has changed since.
+        """Return a hash that changes with the line.
 
-        ``fingerprint`` is that of all other things that an answer depends on.
+        ``fingerprint`` is that of everything else that an answer depends on.
         """
         parts = f"{fingerprint}\n{self.number}\n".encode() + self.content
         return hashlib.sha256(parts).hexdigest()[:24]
@@ -53,11 +101,11 @@ class RawLine:
 
 @dataclass(frozen=True, kw_only=True)
 class PromptLine:
-    """A line, understood.
+    """A parsed line.
 
     Attributes:
-        prompt: text to continue; None where there are messages.
-        messages: a conversation for the chat template; None where there is a prompt.
+        prompt: text to continue; None if there are messages.
+        messages: a conversation for the chat template; None if there is a prompt.
         options: fields of DecodingConfig that this line sets.
     """
 
@@ -79,9 +127,9 @@ def read_lines(file: Path) -> Iterator[RawLine]:
 
 
 def parsed_object(content: bytes) -> dict[str, Any]:
-    """Return the JSON object of a line; ``check_field`` says which of its values are usable.
+    """Return the JSON object of a line; ``check_field`` checks its values.
 
-    What is nested too deep to parse is cut at a level that ``check_field`` refuses. A whole number
+    Values nested too deep to parse are cut at a level that ``check_field`` refuses. A whole number
     of more digits than Python converts becomes infinite, which it refuses too.
     """
     try:
@@ -90,7 +138,9 @@ def parsed_object(content: bytes) -> dict[str, Any]:
         except RecursionError:
             fields = json.loads(_cut(content, MOST_LEVELS + 2), parse_int=_whole)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"the line is no JSON ({error}); write one object a line") from error
+        raise InputError(
+            f"the line is invalid JSON ({error}); expected one object a line"
+        ) from error
     if not isinstance(fields, dict):
         raise InputError(
             f"the line is a JSON {type(fields).__name__}; expected an object such as "
@@ -100,7 +150,7 @@ def parsed_object(content: bytes) -> dict[str, Any]:
 
 
 def check_field(name: str, value: Any) -> None:
-    """Refuse a value that cannot be written as JSON again, or not read everywhere."""
+    """Refuse a value that JSON cannot express, or that is nested too deep for some parsers."""
     layer, num_levels = [value], 0
     while layer:
         for entry in layer:
@@ -119,7 +169,7 @@ def check_field(name: str, value: Any) -> None:
 
 
 def prompt_line(fields: dict[str, Any]) -> PromptLine:
-    """Return what a line asks for."""
+    """Return the request of a line."""
     for name, value in fields.items():
         check_field(in_short(name) if name not in _OPTIONS | _OTHERS else name, value)
     given = [name for name in ("prompt", "messages") if name in fields]
@@ -154,9 +204,9 @@ def _whole(digits: str) -> int | float:
 
 
 def _cut(content: bytes, num_levels: int) -> bytes:
-    """Return JSON without what lies deeper than ``num_levels``: of 2, [1, [2, [3]]] is [1, [[]]].
+    """Return JSON cut below ``num_levels``, whose innermost level is left empty.
 
-    The innermost level that is left is empty.
+    With 2 levels, [1, [2, [3]]] becomes [1, []].
     """
     kept: list[bytes] = []
     begin = level = 0
@@ -171,3 +221,71 @@ def _cut(content: bytes, num_levels: int) -> bytes:
                 begin = found.start()
             level -= 1
     return b"".join(kept) + content[begin:] if kept else content
+
+
+@dataclass(frozen=True)
+class LineAnswer:
+    """The answer to a line.
+
+    Attributes:
+        fields: its object in the output.
+        num_tokens: new tokens of its best sequence.
+        is_error: whether the object is an error.
+    """
+
+    fields: dict[str, Any]
+    num_tokens: int
+    is_error: bool
+
+
+def answer_line(
+    generator: TextGenerator,
+    settings: BatchSettings,
+    fingerprint: str,
+    line: RawLine,
+    is_interrupted: Callable[[], bool],
+) -> LineAnswer | None:
+    """Answer a line; return None if the work was interrupted."""
+    head = {
+        "version": JSON_VERSION,
+        "line": line.number,
+        "request": line.request_hash(fingerprint),
+    }
+    try:
+        fields = parsed_object(line.content)
+        if "id" in fields:
+            check_field("id", fields["id"])
+            head["id"] = fields["id"]
+        return _answered(generator, settings, line, prompt_line(fields), head, is_interrupted)
+    except DsbdError as error:
+        message = str(error)
+    except Exception as error:  # a bug that one line triggers must not cost the others
+        _log.debug("line %d", line.number, exc_info=True)
+        message = f"internal error, {type(error).__name__}: {error}"
+    fields = {**head, **error_object(message[:_MOST_CHARACTERS])}
+    return LineAnswer(fields, num_tokens=0, is_error=True)
+
+
+def _answered(
+    generator: TextGenerator,
+    settings: BatchSettings,
+    line: RawLine,
+    request: PromptLine,
+    head: dict[str, Any],
+    is_interrupted: Callable[[], bool],
+) -> LineAnswer | None:
+    options = {**settings.options, **request.options}
+    if "seed" not in request.options:
+        options["seed"] = line.seed(settings.options.get("seed", 0))
+    prompt: str | list[int]
+    if request.messages is not None:
+        prompt = generator.chat_prompt(request.messages)
+    elif settings.is_chat:
+        prompt = generator.chat_prompt(user_messages(request.prompt or "", settings.system))
+    else:
+        prompt = request.prompt or ""
+    done = answer(generator, prompt, options, is_interrupted)
+    if done.result is None:
+        return None
+    fields = {**head, "seed": options["seed"], **result_object(done.result)}
+    return LineAnswer(fields, done.result.stats.num_output_tokens, is_error=False)

@@ -13,12 +13,10 @@ import time
 
 import pytest
 
-from dsbd_ort.answer import Answer
-from dsbd_ort.commands.answer_output import OutputStyle
-from dsbd_ort.commands.interactive import talk
-from dsbd_ort.commands.run import RunRequest, responder_of
-from dsbd_ort.pipeline import Pipeline
-from dsbd_ort.pipeline_settings import PipelineSettings
+from dsbd_ort.answers import Answer
+from dsbd_ort.commands.prompt_session import responder_of, talk
+from dsbd_ort.commands.run_arguments import RunArguments
+from dsbd_ort.pipeline import Pipeline, PipelineSettings
 from dsbd_runtime.bundle import write_manifest
 from dsbd_runtime.chat_template import ChatTemplate
 from dsbd_runtime.errors import InputError
@@ -69,12 +67,10 @@ def test_sigterm_ends_it():
 
 
 def chat_request(bundle, **more):
-    return RunRequest(
+    return RunArguments(
         pipeline=PipelineSettings(bundle=bundle.path, num_threads=1),
-        prompt=None,
         options={"max_new_tokens": 5, "strategy": "greedy"},
-        is_chat=True,
-        style=OutputStyle(),
+        chat=True,
         **more,
     )
 

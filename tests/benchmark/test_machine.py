@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dsbd_ort.benchmark.energy import EnergyMeter, energy_meter, rapl_counters
-from dsbd_ort.benchmark.nvml_counter import NvmlCounter
+from dsbd_ort.benchmark.machine import EnergyMeter, NvmlCounter, energy_meter, rapl_counters
 
 
 def write_package(powercap, name, energy_uj, range_uj=10_000_000):

@@ -10,13 +10,10 @@ from itertools import count
 import pytest
 from rich.console import Console
 
-from dsbd_ort.batch.errors import BatchError
+from dsbd_ort.batch.answer_sources import SharedCalls
 from dsbd_ort.batch.job import Batch, run_batch
-from dsbd_ort.batch.prompt_line import RawLine
-from dsbd_ort.batch.settings import BatchSettings
-from dsbd_ort.batch.shared_calls import SharedCalls
-from dsbd_ort.pipeline import Pipeline
-from dsbd_ort.pipeline_settings import PipelineSettings
+from dsbd_ort.batch.prompt_lines import BatchError, BatchSettings, RawLine
+from dsbd_ort.pipeline import Pipeline, PipelineSettings
 from tests.batch.test_job import LINES, answers, batch_of, done, without_times, write_lines
 
 

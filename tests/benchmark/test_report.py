@@ -6,7 +6,7 @@ import pytest
 
 from dsbd_ort.benchmark.bench_run import BenchRun, with_baselines
 from dsbd_ort.benchmark.measure import Measurement
-from dsbd_ort.benchmark.summary import compare, summarize
+from dsbd_ort.benchmark.report import compare, summarize
 from tests.benchmark.fakes import stats
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dsbd_ort.batch.errors import BatchError
-from dsbd_ort.batch.prompt_line import RawLine, parsed_object, prompt_line, read_lines
+from dsbd_ort.batch.prompt_lines import BatchError, RawLine, parsed_object, prompt_line, read_lines
 from dsbd_runtime.errors import InputError
 
 
@@ -28,9 +27,9 @@ def test_options_of_a_line():
 
 
 REFUSED = [
-    (b"{", "is no JSON"),
-    (b"\xff", "is no JSON"),
-    (b"[" * 100_000, "is no JSON"),
+    (b"{", "is invalid JSON"),
+    (b"\xff", "is invalid JSON"),
+    (b"[" * 100_000, "is invalid JSON"),
     (b"[1]", "is a JSON list"),
     (b"{}", "neither prompt nor messages"),
     (b'{"prompt": "a", "messages": []}', "prompt and messages"),

@@ -1,0 +1,129 @@
+"""Answers to single prompts that a command or a batch can show early and interrupt.
+
+A chat is a list of messages, oldest first. Inside ``watched_signals`` Ctrl-C and SIGTERM are only
+remembered; the work polls ``Interruption.is_requested`` between two iterations.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any, Protocol
+
+from dsbd_ort.decoding import TraceRecorder
+from dsbd_ort.results import GenerationResult, StreamStep
+from dsbd_runtime.chat_template import Message
+
+Messages = list[dict[str, str]]
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class TextGenerator(Protocol):
+    """A Pipeline or a Service, which continue prompts."""
+
+    def stream(
+        self, prompt: str | Sequence[int], *, trace: TraceRecorder | None = None, **options: Any
+    ) -> Generator[StreamStep, None, GenerationResult]:
+        """Continue a prompt step by step; see Pipeline.stream."""
+
+    def chat_prompt(self, messages: Sequence[Message]) -> list[int]:
+        """Return the token ids of a conversation; see Pipeline.chat_prompt."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer to a prompt.
+
+    Attributes:
+        text: of the best sequence; as far as it was final, if the answer was interrupted.
+        result: None if the answer was interrupted.
+    """
+
+    text: str
+    result: GenerationResult | None
+
+
+def answer(
+    generator: TextGenerator,
+    prompt: str | Sequence[int],
+    options: dict[str, Any],
+    is_interrupted: Callable[[], bool] = lambda: False,
+    show: Callable[[str], None] = lambda piece: None,
+    trace: TraceRecorder | None = None,
+) -> Answer:
+    """Continue a prompt.
+
+    Args:
+        generator: an opened bundle.
+        prompt: text or token ids.
+        options: fields of DecodingConfig.
+        is_interrupted: called after every iteration.
+        show: called with every piece of text as soon as it is final.
+        trace: records every iteration.
+    """
+    pieces: list[str] = []
+    steps = generator.stream(prompt, trace=trace, **options)
+    while True:
+        try:
+            piece = next(steps).text
+        except StopIteration as stop:
+            return Answer("".join(pieces), stop.value)
+        if piece:
+            pieces.append(piece)
+            show(piece)
+        if is_interrupted():
+            steps.close()
+            return Answer("".join(pieces), None)
+
+
+def user_messages(text: str, system: str | None = None) -> Messages:
+    """Return a conversation that begins with a message of the user's."""
+    begun = [] if system is None else [{"role": "system", "content": system}]
+    return [*begun, {"role": "user", "content": text}]
+
+
+def with_answer(messages: Messages, text: str) -> Messages:
+    """Return the conversation with the model's answer."""
+    return [*messages, {"role": "assistant", "content": text}]
+
+
+class Interruption:
+    """The first signal is remembered; a second one ends the process at once."""
+
+    def __init__(self) -> None:
+        self._signal: int | None = None
+
+    def is_requested(self) -> bool:
+        """Return whether a signal has been received."""
+        return self._signal is not None
+
+    @property
+    def is_termination(self) -> bool:
+        """Whether the whole process is to end, not only the answer in progress."""
+        return self._signal == signal.SIGTERM
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of a command that the signal ended; 0 without a signal."""
+        return 0 if self._signal is None else 128 + self._signal
+
+    def receive(self, number: int, _frame: FrameType | None = None) -> None:
+        """Handle a signal."""
+        if self._signal is not None:
+            raise SystemExit(128 + number)
+        self._signal = number
+
+
+@contextlib.contextmanager
+def watched_signals() -> Iterator[Interruption]:
+    """Remember signals inside the block instead of raising; for the main thread only."""
+    interruption = Interruption()
+    previous = {number: signal.signal(number, interruption.receive) for number in _SIGNALS}
+    try:
+        yield interruption
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

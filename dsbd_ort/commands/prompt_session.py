@@ -1,0 +1,158 @@
+"""Prompts answered one after another: printed, streamed, traced, remembered in a chat."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable
+from typing import Protocol
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from dsbd_errors import DsbdError
+from dsbd_ort.answers import Answer, Messages, answer, user_messages, watched_signals, with_answer
+from dsbd_ort.commands.run_arguments import RunArguments
+from dsbd_ort.decoding import DecodingStats, RequestTrace
+from dsbd_ort.pipeline import Pipeline
+from dsbd_ort.results import error_object, json_text, result_object
+from dsbd_ort.trace_page.trace_file import write_trace
+
+PROMPT_SIGN = ">>> "
+
+
+class Responder(Protocol):
+    """Answers one prompt after another."""
+
+    def respond(self, text: str, is_interrupted: Callable[[], bool]) -> Answer:
+        """Answer ``text``, print the answer."""
+
+
+def responder_of(pipeline: Pipeline, arguments: RunArguments) -> Responder:
+    """Return a responder that continues text or, with --chat, holds a conversation."""
+    return _Chat(pipeline, arguments) if arguments.chat else _Continuation(pipeline, arguments)
+
+
+class _Continuation:
+    """Continues every prompt on its own."""
+
+    def __init__(self, pipeline: Pipeline, arguments: RunArguments) -> None:
+        self._pipeline = pipeline
+        self._arguments = arguments
+
+    def respond(self, text: str, is_interrupted: Callable[[], bool]) -> Answer:
+        """Continue ``text`` and print both."""
+        return self._answer(text, is_interrupted, heading=text)
+
+    def _answer(
+        self, prompt: str | list[int], is_interrupted: Callable[[], bool], *, heading: str
+    ) -> Answer:
+        """Answer a prompt and print the answer after ``heading``, the text that it continues."""
+        arguments, pipeline = self._arguments, self._pipeline
+        trace = RequestTrace() if arguments.trace else None
+        streamed = _StreamedText(heading)
+        show = streamed.show if arguments.stream else lambda piece: None
+        done = answer(pipeline, prompt, arguments.options, is_interrupted, show, trace)
+        if arguments.as_json:
+            click.echo(_as_json(done))
+        elif arguments.stream:
+            streamed.finish()
+        else:
+            click.echo(_as_text(done, heading))
+        if arguments.stats and done.result is not None:
+            print_stats(done.result.stats)
+        if arguments.trace and trace:
+            write_trace(arguments.trace, trace, pipeline.tokenizer)
+        return done
+
+
+class _Chat(_Continuation):
+    """Answers the user's messages, and remembers them."""
+
+    def __init__(self, pipeline: Pipeline, arguments: RunArguments) -> None:
+        super().__init__(pipeline, arguments)
+        self._messages: Messages = []
+
+    def respond(self, text: str, is_interrupted: Callable[[], bool]) -> Answer:
+        """Answer ``text``, print the answer; an interrupted one is remembered as far as printed."""
+        system = None if self._messages else self._arguments.system
+        messages = [*self._messages, *user_messages(text, system)]
+        done = self._answer(self._pipeline.chat_prompt(messages), is_interrupted, heading="")
+        self._messages = with_answer(messages, done.text)
+        return done
+
+
+def talk(
+    respond: Callable[[str, Callable[[], bool]], Answer], read_line: Callable[[], str]
+) -> None:
+    """Read and answer lines until the end of input: Ctrl-C ends an answer, Ctrl-D the session.
+
+    Args:
+        respond: takes a text and a callable that returns whether to stop; returns the answer.
+        read_line: returns the next text; raises EOFError at the end.
+    """
+    while True:
+        try:
+            text = read_line()
+        except EOFError:
+            click.echo(err=True)
+            return
+        except KeyboardInterrupt:
+            click.echo(err=True)
+            continue
+        if not text.strip():
+            continue
+        with watched_signals() as interruption:
+            try:
+                respond(text, interruption.is_requested)
+            except DsbdError as error:
+                click.echo(f"Error: {error}", err=True)
+        if interruption.is_termination:
+            raise SystemExit(interruption.exit_code)
+
+
+def line_of_terminal() -> str:
+    """Read one line from the terminal, with line editing and history if available."""
+    try:
+        import readline  # noqa: F401 - input() uses it; it prints to a terminal only
+    except ImportError:
+        pass
+    if sys.stdout.isatty():
+        return input(PROMPT_SIGN)
+    click.echo(PROMPT_SIGN, nl=False, err=True)  # stdout is a file, for answers only
+    return input()
+
+
+class _StreamedText:
+    """Text printed as it streams: the heading with the first piece, nothing for a bad prompt."""
+
+    def __init__(self, heading: str) -> None:
+        self._heading = heading
+
+    def show(self, piece: str) -> None:
+        click.echo(self._heading + piece, nl=False)
+        self._heading = ""
+
+    def finish(self) -> None:
+        click.echo(self._heading)
+
+
+def _as_text(answer: Answer, heading: str) -> str:
+    if answer.result is None:
+        return heading + answer.text
+    return "\n\n".join(heading + sequence.text for sequence in answer.result.sequences)
+
+
+def _as_json(answer: Answer) -> str:
+    if answer.result is None:
+        return json_text({**error_object("interrupted"), "text": answer.text})
+    return json_text(result_object(answer.result))
+
+
+def print_stats(stats: DecodingStats) -> None:
+    """Print one row per statistic."""
+    table = Table(title="statistics", show_header=False)
+    for name, value in dataclasses.asdict(stats).items():
+        table.add_row(name, f"{value:.4g}" if isinstance(value, float) else str(value))
+    Console(stderr=True).print(table)

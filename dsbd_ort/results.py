@@ -1,0 +1,194 @@
+"""Results of a request: sequences with their text, streamed steps, stop strings, and JSON.
+
+The text of a sequence is that of its new tokens, special tokens left out. A sequence ends with the
+token that completes a stop string for the first time; its text is cut where the earliest stop
+string begins. That is the text of ``decode`` for the tokens so far, even where a later token could
+have changed it: the sequence has ended, there is no later token.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dsbd_ort.decoding import DecodedSequence, IterationOutput, DecodingStats
+from dsbd_runtime.stream_decoder import StreamDecoder, TextWindow
+from dsbd_runtime.tokenizer import Tokenizer
+
+JSON_VERSION = 1
+"""Raised when a field is removed or changes its meaning, not when a field is added."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeneratedSequence(DecodedSequence):
+    """A decoded sequence with its text, special tokens left out, cut before a stop string."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class GenerationResult:
+    """The sequences, best first, and the statistics of a request."""
+
+    sequences: list[GeneratedSequence]
+    stats: DecodingStats
+
+
+@dataclass(frozen=True)
+class StreamStep:
+    """New tokens that all live beams agree on, and text that is final: it is never taken back.
+
+    All may be empty; text is also held back while a character or a stop string is incomplete.
+
+    Attributes:
+        token_ids: the tokens.
+        text: that became final with them.
+        token_logprobs: raw log-probability of every token under the target.
+    """
+
+    token_ids: list[int]
+    text: str
+    token_logprobs: list[float]
+
+
+class TextStream:
+    """Turns the iterations of a request into the tokens and the text that each one adds."""
+
+    def __init__(self, tokenizer: Tokenizer, stop_texts: Sequence[str]) -> None:
+        self._decoder = StreamDecoder(tokenizer)
+        self._stops = StopFilter(stop_texts)
+        self._num_shown = 0
+
+    def push(self, step: IterationOutput) -> StreamStep:
+        """Return what all beams of ``step`` agree on and did not agree on before."""
+        shown = self._num_shown
+        tokens = step.agreed_tokens[shown:]
+        if not tokens:
+            return StreamStep([], "", [])
+        self._num_shown += len(tokens)
+        text = self._stops.push(self._decoder.push(tokens))
+        return StreamStep(tokens, text, step.agreed_logprobs(shown))
+
+    def finish(self, best: GeneratedSequence) -> StreamStep:
+        """Return the rest of the best sequence."""
+        tokens = best.token_ids[self._num_shown :]
+        text = self._decoder.push(tokens) + self._decoder.finish()
+        text = self._stops.push(text) + self._stops.finish()
+        return StreamStep(tokens, text, best.token_logprobs[self._num_shown :])
+
+
+@dataclass(frozen=True)
+class StopSearch:
+    """A decoding.StopState that searches the text of one path for stop strings.
+
+    Attributes:
+        tokenizer: of the bundle.
+        stop_texts: the stop strings; none is empty.
+        has_ended: whether one was found.
+        window: the end of the path's tokens.
+        tail: the end of its final text, in which a stop string may have begun.
+    """
+
+    tokenizer: Tokenizer
+    stop_texts: tuple[str, ...]
+    has_ended: bool = False
+    window: TextWindow = field(default_factory=TextWindow)
+    tail: str = ""
+
+    def extended(self, token: int) -> StopSearch:
+        """See StopState.extended."""
+        if self.has_ended:
+            return self
+        window, piece = self.window.extended(self.tokenizer, (token,))
+        text = self.tail + piece
+        most = max(map(len, self.stop_texts)) - 1
+        tail = text[max(len(text) - most, 0) :]
+        uncertain = window.end_of_rest(self.tokenizer, most + 1)
+        at_the_end = uncertain if len(uncertain) > most else tail + uncertain
+        has_ended = any(stop in text or stop in at_the_end for stop in self.stop_texts)
+        return StopSearch(self.tokenizer, self.stop_texts, has_ended, window, tail)
+
+
+def text_before_stop(text: str, stop_texts: Sequence[str]) -> str:
+    """Return ``text`` up to where its earliest stop string begins."""
+    return text[: min((text.find(stop) for stop in stop_texts if stop in text), default=None)]
+
+
+class StopFilter:
+    """Passes text on piece by piece, except stop strings and the text that follows one."""
+
+    def __init__(self, stop_texts: Sequence[str]) -> None:
+        self._stop_texts = stop_texts
+        self._held = ""
+        self._is_over = False
+
+    def push(self, piece: str) -> str:
+        """Take the next piece; return the text that can no longer be part of a stop string."""
+        if self._is_over:
+            return ""
+        text = self._held + piece
+        shown = text_before_stop(text, self._stop_texts)
+        self._is_over = len(shown) < len(text)
+        num_held = 0 if self._is_over else self._num_begun(text)
+        self._held = text[len(text) - num_held :]
+        return shown[: len(shown) - num_held]
+
+    def finish(self) -> str:
+        """Return the rest, which began like a stop string that was never completed."""
+        rest = "" if self._is_over else self._held
+        self._held, self._is_over = "", False
+        return rest
+
+    def _num_begun(self, text: str) -> int:
+        """Return how many last characters of ``text`` begin a stop string."""
+        return max(
+            (
+                length
+                for stop in self._stop_texts
+                for length in range(1, min(len(stop) - 1, len(text)) + 1)
+                if text.endswith(stop[:length])
+            ),
+            default=0,
+        )
+
+
+def result_object(result: GenerationResult) -> dict[str, Any]:
+    """Return the fields of an answered request."""
+    return {"version": JSON_VERSION, **dataclasses.asdict(result)}
+
+
+def error_object(message: str) -> dict[str, Any]:
+    """Return the fields of a request that was not answered."""
+    return {"version": JSON_VERSION, "error": message}
+
+
+def json_text(fields: Any, *, ensure_ascii: bool = False, indent: int | None = None) -> str:
+    """Return ``fields`` as JSON, on one line without ``indent``; NaN and infinity become null.
+
+    Characters are not escaped unless ``ensure_ascii`` is set or the text holds a lone surrogate.
+    """
+    dumps = functools.partial(json.dumps, allow_nan=False, indent=indent)
+    try:
+        text = dumps(fields, ensure_ascii=ensure_ascii)
+    except ValueError:
+        fields = _finite(fields)
+        text = dumps(fields, ensure_ascii=ensure_ascii)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return dumps(fields, ensure_ascii=True)
+    return text
+
+
+def _finite(value: Any) -> Any:
+    """Return a copy with None in place of every number that is not finite."""
+    if isinstance(value, dict):
+        return {_finite(name): _finite(entry) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
