@@ -1,4 +1,4 @@
-"""Numbers that settings may have: finite, and not beyond what clocks, sockets and memory take."""
+"""Bounds of numbers in settings: finite, and within the range of clocks, sockets and memory."""
 
 from __future__ import annotations
 

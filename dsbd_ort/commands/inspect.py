@@ -35,7 +35,7 @@ The object that --json prints has these fields:
 """
 """The end of the command's help; \\b keeps click from wrapping the lines."""
 
-_PRINTED_WIDTH = 100  # where stdout is no terminal: lines are not cut to 80 columns
+_PRINTED_WIDTH = 100  # without a terminal, where rich would cut lines at 80 columns
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,7 @@ from dsbd_ort.pipeline import PipelineSettings
 
 _EXCLUDE = [  # (option, option, fix)
     ("--prompt", "--prompt-file", "give one of them, not both"),
-    ("--stream", "--json", "one prints text as it comes, the other one object; use one"),
+    ("--stream", "--json", "one streams text, the other prints one object; use one"),
     *(
         ("--input", other, "the prompts are the lines of --input; leave the other out")
         for other in ("--prompt", "--prompt-file")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+import socket
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -148,10 +149,7 @@ def run(arguments: ServeArguments) -> None:
             f"the server needs a package that is not installed ({error.name}); "
             "run: pip install 'dsbd-ort[serve]'"
         ) from error
-    logging.basicConfig(
-        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s"
-    )
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    _log_to_stderr()
     keys = None if arguments.api_key_file is None else read_api_keys(arguments.api_key_file)
     if keys is None and not is_loopback(arguments.host):
         _log.warning(
@@ -177,14 +175,22 @@ def run(arguments: ServeArguments) -> None:
             shutdown_timeout_s=arguments.shutdown_timeout_s,
             max_connections=arguments.max_connections,
         )
-        host, port = listener.getsockname()[:2]
-        shown = f"[{host}]" if ":" in host else host
+        url = _url(listener)
         server.run_on(
-            listener,
-            when_listening=lambda: _log.info(
-                "serving %s at http://%s:%d/v1", settings.model_name, shown, port
-            ),
+            listener, when_listening=lambda: _log.info("serving %s at %s", model_name, url)
         )
+
+
+def _log_to_stderr() -> None:
+    logging.basicConfig(
+        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s"
+    )
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
 
 
 def is_loopback(host: str) -> bool:
