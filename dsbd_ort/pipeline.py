@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from dsbd_ort.decoding import DecodeResult, DecodingConfig, DecodingRequest, TraceRecorder
 from dsbd_ort.decoding.cost_curve import EngineCosts
-from dsbd_ort.decoding.throughput import AcceptanceEstimator
 from dsbd_ort.decoding.decode import Iterations, iterations_of
+from dsbd_ort.decoding.throughput import AcceptanceEstimator
 from dsbd_ort.model_pair import KeptRows, RequestLock, capacity_error, engine_costs
 from dsbd_ort.results import (
     GeneratedSequence,
@@ -138,7 +138,9 @@ class Pipeline:
         self._lock = RequestLock()
         self.reuses_prefix = prefix_cache
         self._rows = KeptRows(target, draft, are_reused=prefix_cache)
-        self._experience: OrderedDict[object, AcceptanceEstimator] = OrderedDict()  # latest used last
+        self._experience: OrderedDict[object, AcceptanceEstimator] = (
+            OrderedDict()
+        )  # latest used last
 
     @classmethod
     @_with_keywords_of(PipelineOptions)

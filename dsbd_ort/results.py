@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dsbd_ort.decoding import DecodedSequence, IterationOutput, DecodingStats
+from dsbd_ort.decoding import DecodedSequence, DecodingStats, IterationOutput
 from dsbd_runtime.stream_decoder import StreamDecoder, TextWindow
 from dsbd_runtime.tokenizer import Tokenizer
 

@@ -16,10 +16,8 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayTaskError
 
-from dsbd_ort.batch.prompt_lines import LineAnswer
 from dsbd_ort.batch.answer_sources import answers_in_order
-from dsbd_ort.batch.prompt_lines import RawLine
-from dsbd_ort.batch.prompt_lines import BatchSettings
+from dsbd_ort.batch.prompt_lines import BatchSettings, LineAnswer, RawLine
 from dsbd_ort.cluster.connection import connected, first_line, node_resources
 from dsbd_ort.cluster.errors import ClusterError
 from dsbd_ort.cluster.replica import Replica, ReplicaShare, num_gpus, replica_share

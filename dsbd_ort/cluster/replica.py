@@ -7,13 +7,11 @@ import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from dsbd_runtime.providers import parse_placement
-
 from dsbd_errors import DsbdError
 from dsbd_ort.batch.prompt_lines import BatchSettings, LineAnswer, RawLine, answer_line
 from dsbd_ort.cluster.errors import ClusterError
-from dsbd_ort.pipeline import Pipeline
-from dsbd_ort.pipeline import PipelineSettings
+from dsbd_ort.pipeline import Pipeline, PipelineSettings
+from dsbd_runtime.providers import parse_placement
 
 _CORE_PARTS = 10_000  # Ray counts cores to four decimals
 

@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dsbd_runtime.loading import check_available
 from dsbd_runtime.bundle import MODEL_FILE, ROLES, Bundle, KVGeometry
-from dsbd_runtime.cuda_device import import_cuda_runtime
+from dsbd_runtime.cuda_device import gpu_compute_capability, import_cuda_runtime
 from dsbd_runtime.errors import BundleError, ProviderError
-from dsbd_runtime.providers import Placement
-from dsbd_runtime.providers import PROVIDERS, Provider, check_dtype
-from dsbd_runtime.trt_record import TrtMachine, fitting_record, gpu_compute_capability, misfits
+from dsbd_runtime.loading import check_available
+from dsbd_runtime.providers import PROVIDERS, Placement, Provider, check_dtype
 from dsbd_runtime.trt_module import FLAVOURS, Flavour, import_trt
-from dsbd_runtime.trt_record import EngineRecord, find_record
+from dsbd_runtime.trt_record import (
+    EngineRecord,
+    TrtMachine,
+    find_record,
+    fitting_record,
+    misfits,
+)
 
 _NUM_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 _CACHES_A_LAYER = 2  # keys and values

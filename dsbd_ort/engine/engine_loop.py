@@ -11,9 +11,9 @@ from dsbd_ort.decoding.batched_decoder import BatchedDecoder, Outcome, Progress,
 from dsbd_ort.engine.errors import EnginesEndedError, InternalError, ServiceClosedError
 from dsbd_ort.engine.live_request import Cancelled, Ending, LiveRequest, ServiceEvent
 from dsbd_ort.engine.scheduler import Scheduler
-from dsbd_ort.results import StreamStep
 from dsbd_ort.model_pair import capacity_error
 from dsbd_ort.pipeline import Pipeline
+from dsbd_ort.results import StreamStep
 from dsbd_runtime.causal_lm import CausalLM
 
 _log = logging.getLogger(__name__)

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 
 from dsbd_errors import DsbdError
 from dsbd_ort.decoding import DecodingRequest
-from dsbd_ort.results import GenerationResult, StreamStep
-from dsbd_ort.results import TextStream
+from dsbd_ort.results import GenerationResult, StreamStep, TextStream
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,9 @@ from dsbd_ort.engine.engine_loop import EngineLoop
 from dsbd_ort.engine.errors import ServiceClosedError
 from dsbd_ort.engine.live_request import Cancelled, LiveRequest, ServiceEvent
 from dsbd_ort.engine.scheduler import Scheduler, ServiceLimits, cache_rows
-from dsbd_ort.results import GenerationResult, StreamStep
-from dsbd_ort.pipeline import Pipeline
 from dsbd_ort.model_pair import BusyError
-from dsbd_ort.results import TextStream
+from dsbd_ort.pipeline import Pipeline
+from dsbd_ort.results import GenerationResult, StreamStep, TextStream
 from dsbd_runtime.chat_template import Message
 
 

@@ -16,7 +16,6 @@ from starlette.types import Receive
 
 from dsbd_errors import DsbdError
 from dsbd_ort.engine import LiveRequest, Service, ServiceEvent
-from dsbd_ort.results import GenerationResult, StreamStep
 from dsbd_ort.openai_server.chat import ChatBody
 from dsbd_ort.openai_server.completions import CompletionBody
 from dsbd_ort.openai_server.errors import (
@@ -33,6 +32,7 @@ from dsbd_ort.openai_server.planner import EngineRequest, GenerationPlan
 from dsbd_ort.openai_server.protocol import GenerationBody, ResponseBuilder, ResponseHead
 from dsbd_ort.openai_server.responses import EventStream, full_response, streamed_events
 from dsbd_ort.openai_server.settings import ServingSettings
+from dsbd_ort.results import GenerationResult, StreamStep
 from dsbd_ort.version import __version__
 from dsbd_runtime.bundle import MANIFEST_NAME
 

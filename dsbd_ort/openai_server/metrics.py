@@ -9,8 +9,8 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from dsbd_ort.engine import Service
-from dsbd_ort.results import GenerationResult, StreamStep
 from dsbd_ort.openai_server.protocol import FINISH_REASONS
+from dsbd_ort.results import GenerationResult, StreamStep
 
 Clock = Callable[[], float]
 

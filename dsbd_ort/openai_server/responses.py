@@ -10,7 +10,6 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
 
-from dsbd_ort.results import GeneratedSequence, GenerationResult, StreamStep
 from dsbd_ort.openai_server.errors import ErrorResponse
 from dsbd_ort.openai_server.planner import GenerationPlan
 from dsbd_ort.openai_server.protocol import (
@@ -21,6 +20,7 @@ from dsbd_ort.openai_server.protocol import (
     TokenPieces,
     Usage,
 )
+from dsbd_ort.results import GeneratedSequence, GenerationResult, StreamStep
 from dsbd_runtime.stream_decoder import TextWindow
 from dsbd_runtime.tokenizer import Tokenizer
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dsbd_ort.batch.prompt_lines import RawLine
-from dsbd_ort.batch.prompt_lines import BatchSettings
+from dsbd_ort.batch.prompt_lines import BatchSettings, RawLine
 from dsbd_ort.cluster.errors import ClusterError
 from dsbd_ort.cluster.replica import (
     NodeResources,

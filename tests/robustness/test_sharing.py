@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dsbd_ort.model_pair import BusyError
 
 from dsbd_ort import GenerationResult, Pipeline
+from dsbd_ort.model_pair import BusyError
 
 ROOT = Path(__file__).parents[2]
 NUM_THREADS = 8
