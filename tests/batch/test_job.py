@@ -221,7 +221,7 @@ def test_a_full_disk_is_said_and_nothing_is_lost(tiny_bundle, tmp_path):
     process = started(tmp_path, tiny_bundle, preexec_fn=little_room)
     _, messages = process.communicate(timeout=60)
     assert process.returncode == 2
-    assert "out.jsonl cannot be written: File too large; whole lines in it are kept" in messages
+    assert "out.jsonl cannot be written: File too large; complete lines in it are kept" in messages
     assert "Traceback" not in messages
     output = tmp_path / "out.jsonl"
     assert 0 < num_lines(output) < 12 and output.read_bytes().endswith(b"\n")
