@@ -81,7 +81,7 @@ def _local_source(num_workers: int, num_requests: int) -> AnswerSource:
 
 def _replicas(cluster: str, num_replicas: int, console: Console) -> AnswerSource:
     try:  # here, not at the top: it imports Ray, which no other option needs
-        from dsbd_ort.cluster.replicas import Replicas
+        from dsbd_ort.cluster.actor_pool import Replicas
     except ImportError as error:
         raise click.ClickException(
             f"--cluster needs a package that is not installed ({error.name}); "
