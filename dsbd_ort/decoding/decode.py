@@ -1,6 +1,6 @@
 """The decoding loop: draft a forest, verify it in one target call, select, prune, observe.
 
-The page to read first. Every strategy is this loop (docs/algorithm.md, section 3); they differ in
+The page to read first. Every strategy is this loop (docs/algorithm.md 3); they differ in
 the selection rule that their row of the strategy table names. The loop yields the engine calls that
 it needs and never makes one: ``decode`` makes those of one request, ``batched_decoder`` those of
 several requests together.

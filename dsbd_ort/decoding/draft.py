@@ -71,7 +71,7 @@ Scores = Callable[[JointDistribution, int], NDArray[np.float64]]
 
 
 class DraftPolicy(Protocol):
-    """Decides, layer by layer, whether to draft further and how many candidates (section 3.5)."""
+    """Decides, layer by layer, whether to draft and how many candidates (docs/algorithm.md 3.5)."""
 
     def begin(self, num_pending: int, most_layers: int) -> None:
         """Start an iteration.

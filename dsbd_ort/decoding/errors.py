@@ -1,6 +1,6 @@
 """What can go wrong in the algorithm: a senseless request, or a model that breaks its word.
 
-DsbdError                every error that a user can mend (dsbd_errors)
+DsbdError                every error that a user can fix (dsbd_errors)
 └── DecodingError        every error of this package (also a ValueError)
     ├── ConfigError      a field of DecodingConfig, or a combination, that makes no sense
     └── ModelError       a StepModel returned what the protocol does not allow

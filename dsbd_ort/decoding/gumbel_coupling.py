@@ -1,4 +1,4 @@
-"""Rule "sample", coupling "gumbel" (ALGORITHM.md 3.1): draft and target see the same noise.
+"""Rule "sample", coupling "gumbel" (docs/algorithm.md 3.1): draft and target see the same noise.
 
 By the Gumbel-top-k theorem (Kool et al. 2019, section 2.3) the n candidates of largest
 log P + G, in that order, are n sequential draws without replacement from P. G belongs to (seed,

@@ -1,4 +1,4 @@
-"""The joint distribution of (beam, token) candidates, and the best of them (section 1)."""
+"""Joint distributions of (beam, token) candidates, and the best of them (docs/algorithm.md 1)."""
 
 from __future__ import annotations
 

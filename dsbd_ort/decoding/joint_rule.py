@@ -1,4 +1,4 @@
-"""Rule "joint": multi-token joint decoding, MJSD and its costly reference MJGD (section 3.4).
+"""Rule "joint": multi-token joint decoding, MJSD and its reference MJGD (docs/algorithm.md 3.4).
 
 Approximate by design: MJSD trades the target's distribution for a better joint likelihood of the
 accepted tokens (Qin et al. 2024, arXiv 2407.09722). Temperature 0 takes the best next token where

@@ -1,4 +1,4 @@
-"""Rule "sample", coupling "rejection" (ALGORITHM.md 3.2): the paper's scheme, made exact.
+"""Rule "sample", coupling "rejection" (docs/algorithm.md 3.2): the paper's scheme, made exact.
 
     p: the target's joint distribution P_t, q: the draft's Q_t, R: the residual, O: the outputs.
 

@@ -39,7 +39,7 @@ class Finished:
 
 
 class SelectionRule(Protocol):
-    """One rule of docs/algorithm.md section 3, with the state of one request.
+    """One rule of docs/algorithm.md 3, with the state of one request.
 
     Attributes:
         warp: how logits of both models become distributions.

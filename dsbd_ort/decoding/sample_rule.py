@@ -1,4 +1,4 @@
-"""Rule "sample": every layer is a draw from the target's joint distribution (section 3.1, 3.2)."""
+"""Rule "sample": layers drawn from the target's distribution (docs/algorithm.md 3.1, 3.2)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of strategies: every decoder is the same loop with another row (ALGORITHM.md 3)."""
+"""Table of strategies: every decoder is the same loop with another row (docs/algorithm.md 3)."""
 
 from __future__ import annotations
 

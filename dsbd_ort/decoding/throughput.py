@@ -1,4 +1,4 @@
-"""DraftPolicy policy "throughput" (section 3.5): as much as pays, from costs and estimator.
+"""Draft policy "throughput" (docs/algorithm.md 3.5): as much as pays, by costs and acceptance.
 
 Lawful only where the output does not depend on the draft (gumbel coupling or search, fixed
 width): it looks at the noise of a layer before the layer is selected.

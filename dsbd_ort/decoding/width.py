@@ -1,4 +1,4 @@
-"""Width policies: how many beams a layer keeps (section 3.5; DSBD paper, dynamic width)."""
+"""Width policies: how many beams a layer keeps (docs/algorithm.md 3.5)."""
 
 from __future__ import annotations
 

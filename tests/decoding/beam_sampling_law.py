@@ -1,4 +1,4 @@
-"""The exact law of beam sampling (ALGORITHM.md section 2) by recursion, written on its own."""
+"""The exact law of beam sampling (docs/algorithm.md 2) by recursion, written on its own."""
 
 from __future__ import annotations
 

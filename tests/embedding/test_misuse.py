@@ -1,4 +1,4 @@
-"""Wrong calls get a status and one line that says how to mend it; none of them crashes."""
+"""Wrong calls get a status and one line that says how to fix it; none of them crashes."""
 
 from __future__ import annotations
 

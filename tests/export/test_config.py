@@ -1,4 +1,4 @@
-"""Options that cannot be are refused at once, with the mend."""
+"""Options that cannot be are refused at once, with the fix."""
 
 from __future__ import annotations
 
