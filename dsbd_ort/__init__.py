@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dsbd_ort.decoding import DecodingConfig, RequestTrace
     from dsbd_ort.engine import Service, ServiceLimits
     from dsbd_ort.pipeline import Pipeline
-    from dsbd_ort.results import GeneratedSequence, GenerationResult, StreamStep
+    from dsbd_ort.results import GeneratedSequence, GenerationResult, StreamPiece
     from dsbd_ort.trace_page.trace_file import write_trace
 
 __all__ = [
@@ -38,7 +38,7 @@ __all__ = [
     "RequestTrace",
     "Service",
     "ServiceLimits",
-    "StreamStep",
+    "StreamPiece",
     "__version__",
     "write_trace",
 ]
@@ -51,7 +51,7 @@ _HOMES = {
     "RequestTrace": "decoding",
     "Service": "engine",
     "ServiceLimits": "engine",
-    "StreamStep": "results",
+    "StreamPiece": "results",
     "write_trace": "trace_page.trace_file",
 }
 

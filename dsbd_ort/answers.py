@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any, Protocol
 
 from dsbd_ort.decoding import TraceRecorder
-from dsbd_ort.results import GenerationResult, StreamStep
+from dsbd_ort.results import GenerationResult, StreamPiece
 from dsbd_runtime.chat_template import Message
 
 Messages = list[dict[str, str]]
@@ -26,7 +26,7 @@ class TextGenerator(Protocol):
 
     def stream(
         self, prompt: str | Sequence[int], *, trace: TraceRecorder | None = None, **options: Any
-    ) -> Generator[StreamStep, None, GenerationResult]:
+    ) -> Generator[StreamPiece, None, GenerationResult]:
         """Continue a prompt step by step; see Pipeline.stream."""
 
     def chat_prompt(self, messages: Sequence[Message]) -> list[int]:

@@ -26,7 +26,7 @@ from dsbd_ort.results import (
     GeneratedSequence,
     GenerationResult,
     StopSearch,
-    StreamStep,
+    StreamPiece,
     TextStream,
     text_before_stop,
 )
@@ -219,7 +219,7 @@ class Pipeline:
 
     def stream(
         self, prompt: str | Sequence[int], *, trace: TraceRecorder | None = None, **options: Any
-    ) -> Generator[StreamStep, None, GenerationResult]:
+    ) -> Generator[StreamPiece, None, GenerationResult]:
         """Continue a prompt step by step; yield final tokens and text, return the whole result.
 
         Every iteration yields one step, an empty one while the live beams disagree, so that a

@@ -40,7 +40,7 @@ class GenerationResult:
 
 
 @dataclass(frozen=True)
-class StreamStep:
+class StreamPiece:
     """New tokens that all live beams agree on, and text that is final: it is never taken back.
 
     All may be empty; text is also held back while a character or a stop string is incomplete.
@@ -64,22 +64,22 @@ class TextStream:
         self._stops = StopFilter(stop_texts)
         self._num_shown = 0
 
-    def push(self, step: IterationOutput) -> StreamStep:
+    def push(self, step: IterationOutput) -> StreamPiece:
         """Return what all beams of ``step`` agree on and did not agree on before."""
         shown = self._num_shown
         tokens = step.agreed_tokens[shown:]
         if not tokens:
-            return StreamStep([], "", [])
+            return StreamPiece([], "", [])
         self._num_shown += len(tokens)
         text = self._stops.push(self._decoder.push(tokens))
-        return StreamStep(tokens, text, step.agreed_logprobs(shown))
+        return StreamPiece(tokens, text, step.agreed_logprobs(shown))
 
-    def finish(self, best: GeneratedSequence) -> StreamStep:
+    def finish(self, best: GeneratedSequence) -> StreamPiece:
         """Return the rest of the best sequence."""
         tokens = best.token_ids[self._num_shown :]
         text = self._decoder.push(tokens) + self._decoder.finish()
         text = self._stops.push(text) + self._stops.finish()
-        return StreamStep(tokens, text, best.token_logprobs[self._num_shown :])
+        return StreamPiece(tokens, text, best.token_logprobs[self._num_shown :])
 
 
 @dataclass(frozen=True)

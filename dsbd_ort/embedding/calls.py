@@ -20,7 +20,7 @@ from dsbd_ort.embedding.arguments import Opening, decoded, json_messages, json_o
 from dsbd_ort.engine import QueueFullError, Service, ServiceEvent
 from dsbd_ort.engine.errors import InternalError
 from dsbd_ort.pipeline import check_context
-from dsbd_ort.results import GenerationResult, StreamStep, json_text, result_object
+from dsbd_ort.results import GenerationResult, StreamPiece, json_text, result_object
 from dsbd_ort.version import __version__
 from dsbd_runtime.errors import InputError
 
@@ -108,11 +108,11 @@ class _Calls:
         ids: list[int] = self._ffi.unpack(request.prompt_ids, request.num_prompt_ids)
         return ids
 
-    def _on_step(self, request: Any) -> Callable[[StreamStep], bool]:
+    def _on_step(self, request: Any) -> Callable[[StreamPiece], bool]:
         if not request.on_step:
             return lambda step: True
 
-        def call_on_step(step: StreamStep) -> bool:
+        def call_on_step(step: StreamPiece) -> bool:
             text = step.text.encode()
             parts = (
                 self._ffi.new("int64_t[]", step.token_ids),
@@ -149,7 +149,7 @@ def answer(
     service: Service,
     prompt: str | Sequence[int],
     options: Mapping[str, Any],
-    on_step: Callable[[StreamStep], bool],
+    on_step: Callable[[StreamPiece], bool],
 ) -> GenerationResult | None:
     """Answer a request in the calling thread; return None if it was cancelled.
 
@@ -165,7 +165,7 @@ def answer(
     try:
         while True:
             event = events.get()
-            if isinstance(event, StreamStep):
+            if isinstance(event, StreamPiece):
                 if not is_cancelled and not on_step(event):
                     is_cancelled = True
                     request.cancel()

@@ -13,7 +13,7 @@ from dsbd_ort.engine.live_request import Cancelled, Ending, LiveRequest, Service
 from dsbd_ort.engine.scheduler import Scheduler
 from dsbd_ort.model_pair import capacity_error
 from dsbd_ort.pipeline import Pipeline
-from dsbd_ort.results import StreamStep
+from dsbd_ort.results import StreamPiece
 from dsbd_runtime.causal_lm import CausalLM
 
 _log = logging.getLogger(__name__)
@@ -170,7 +170,7 @@ class EngineLoop:
 
     def _as_events(
         self, request: LiveRequest, event: IterationOutput | Outcome
-    ) -> tuple[StreamStep | None, Ending | None]:
+    ) -> tuple[StreamPiece | None, Ending | None]:
         """Return step and ending of an event; a result has both, the step with the last text."""
         if isinstance(event, IterationOutput):
             return request.texts.push(event), None

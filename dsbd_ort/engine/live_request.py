@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from dsbd_errors import DsbdError
 from dsbd_ort.decoding import DecodingRequest
-from dsbd_ort.results import GenerationResult, StreamStep, TextStream
+from dsbd_ort.results import GenerationResult, StreamPiece, TextStream
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Cancelled:
 Ending = GenerationResult | DsbdError | Cancelled
 """The last event of a request."""
 
-ServiceEvent = StreamStep | Ending
+ServiceEvent = StreamPiece | Ending
 
 
 @dataclass(eq=False, kw_only=True)

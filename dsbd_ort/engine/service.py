@@ -17,7 +17,7 @@ from dsbd_ort.engine.live_request import Cancelled, LiveRequest, ServiceEvent
 from dsbd_ort.engine.scheduler import Scheduler, ServiceLimits, cache_rows
 from dsbd_ort.model_pair import BusyError
 from dsbd_ort.pipeline import Pipeline
-from dsbd_ort.results import GenerationResult, StreamStep, TextStream
+from dsbd_ort.results import GenerationResult, StreamPiece, TextStream
 from dsbd_runtime.chat_template import Message
 
 
@@ -115,7 +115,7 @@ class Service:
 
     def stream(
         self, prompt: str | Sequence[int], *, trace: TraceRecorder | None = None, **options: Any
-    ) -> Generator[StreamStep, None, GenerationResult]:
+    ) -> Generator[StreamPiece, None, GenerationResult]:
         """Continue a prompt step by step; see Pipeline.stream and ``submit``.
 
         Steps are queued until they are taken. Closing the stream cancels the request.
@@ -133,7 +133,7 @@ class Service:
         try:
             while True:
                 event = events.get()
-                if isinstance(event, StreamStep):
+                if isinstance(event, StreamPiece):
                     yield event
                 elif isinstance(event, GenerationResult):
                     return event

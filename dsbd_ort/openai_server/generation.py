@@ -32,7 +32,7 @@ from dsbd_ort.openai_server.planner import EngineRequest, GenerationPlan
 from dsbd_ort.openai_server.protocol import GenerationBody, ResponseBuilder, ResponseHead
 from dsbd_ort.openai_server.responses import EventStream, full_response, streamed_events
 from dsbd_ort.openai_server.settings import ServingSettings
-from dsbd_ort.results import GenerationResult, StreamStep
+from dsbd_ort.results import GenerationResult, StreamPiece
 from dsbd_ort.version import __version__
 from dsbd_runtime.bundle import MANIFEST_NAME
 
@@ -190,7 +190,7 @@ class Generation:
             live.cancel()
         self._num_ended = len(self._live)
 
-    async def results(self) -> AsyncIterator[tuple[int, StreamStep | GenerationResult]]:
+    async def results(self) -> AsyncIterator[tuple[int, StreamPiece | GenerationResult]]:
         """Yield steps and results, each with the index of its engine request, until all ended.
 
         Raises:
@@ -207,7 +207,7 @@ class Generation:
                     "fewer tokens",
                     code="timeout",
                 ) from error
-            if isinstance(event, StreamStep):
+            if isinstance(event, StreamPiece):
                 self._meter.step(index, event)
             elif isinstance(event, GenerationResult):
                 self._num_ended += 1

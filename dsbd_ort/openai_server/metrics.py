@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 
 from dsbd_ort.engine import Service
 from dsbd_ort.openai_server.protocol import FINISH_REASONS
-from dsbd_ort.results import GenerationResult, StreamStep
+from dsbd_ort.results import GenerationResult, StreamPiece
 
 Clock = Callable[[], float]
 
@@ -90,7 +90,7 @@ class RequestMeter:
         self._arrived = metrics.clock()
         self._last_token_by_index: dict[int, float] = {}
 
-    def step(self, index: int, step: StreamStep) -> None:
+    def step(self, index: int, step: StreamPiece) -> None:
         """Record a step of the engine request with this index."""
         if not step.token_ids:
             return

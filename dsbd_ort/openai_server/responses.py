@@ -20,11 +20,11 @@ from dsbd_ort.openai_server.protocol import (
     TokenPieces,
     Usage,
 )
-from dsbd_ort.results import GeneratedSequence, GenerationResult, StreamStep
+from dsbd_ort.results import GeneratedSequence, GenerationResult, StreamPiece
 from dsbd_runtime.stream_decoder import TextWindow
 from dsbd_runtime.tokenizer import Tokenizer
 
-Results = AsyncIterator[tuple[int, StreamStep | GenerationResult]]
+Results = AsyncIterator[tuple[int, StreamPiece | GenerationResult]]
 """Steps and results of a plan's engine requests, each with the index of its engine request."""
 
 # A proxy that buffers responses would undo the streaming.
@@ -104,7 +104,7 @@ async def streamed_events(
         for chunk in choices.first_chunks():
             yield _event(chunk)
         async for index, event in results:
-            if isinstance(event, StreamStep):
+            if isinstance(event, StreamPiece):
                 chunks = choices.step_chunks(index, event)
             else:
                 chunks = choices.result_chunks(index, event)
@@ -141,7 +141,7 @@ class _ChoiceStreams:
             if chunk is not None:
                 yield chunk
 
-    def step_chunks(self, request_index: int, step: StreamStep) -> Iterator[BaseModel]:
+    def step_chunks(self, request_index: int, step: StreamPiece) -> Iterator[BaseModel]:
         """Yield the new text of an engine request, if any."""
         if self._num_each[request_index] > 1:
             return

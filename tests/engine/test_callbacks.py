@@ -25,7 +25,7 @@ from dsbd_ort.engine import (
 )
 from dsbd_ort.engine.errors import InternalError
 from dsbd_ort.model_pair import BusyError
-from dsbd_ort.results import GenerationResult, StreamStep
+from dsbd_ort.results import GenerationResult, StreamPiece
 from dsbd_runtime.bundle import Bundle
 from tests.engine.test_service import endless, until_ending
 
@@ -83,7 +83,7 @@ def test_a_callback_that_raises_stops_no_other_request(
     was_told = threading.Event()
 
     def raising(event: ServiceEvent) -> None:
-        if moment != "ending" or not isinstance(event, StreamStep):
+        if moment != "ending" or not isinstance(event, StreamPiece):
             was_told.set()
             raise error
 
@@ -195,7 +195,7 @@ def test_a_callback_may_submit_cancel_and_close(pipeline: Pipeline) -> None:
 
     def then_close(event: ServiceEvent) -> None:
         second.put(event)
-        if isinstance(event, StreamStep):
+        if isinstance(event, StreamPiece):
             for wait in (service.generate, pipeline.generate):
                 try:
                     wait("x", **SHORT)
@@ -233,7 +233,7 @@ def test_streams_that_are_dropped_give_their_places_back(pipeline: Pipeline) -> 
     service = Service(pipeline, ServiceLimits(max_requests=2))
     options = {"strategy": "sample", "max_new_tokens": 400, "eos_token_id": []}
 
-    def drop() -> Iterator[StreamStep]:
+    def drop() -> Iterator[StreamPiece]:
         stream = service.stream("x", **options)
         next(stream)
         yield next(stream)
@@ -255,7 +255,7 @@ class OneStep:
     def submit(
         self, prompt: str, options: Any, on_event: Callable[[ServiceEvent], None]
     ) -> OneStep:
-        on_event(StreamStep([1], "a", [0.0]))
+        on_event(StreamPiece([1], "a", [0.0]))
         return self
 
     def cancel(self) -> None:
@@ -263,7 +263,7 @@ class OneStep:
 
 
 def test_a_caller_of_the_c_library_that_fails_gives_its_request_up() -> None:
-    def failing(step: StreamStep) -> bool:
+    def failing(step: StreamPiece) -> bool:
         raise OwnError
 
     service = OneStep()

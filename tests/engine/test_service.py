@@ -22,7 +22,7 @@ from dsbd_ort.engine import (
     ServiceLimits,
     ServiceStats,
 )
-from dsbd_ort.results import GenerationResult, StreamStep
+from dsbd_ort.results import GenerationResult, StreamPiece
 from dsbd_runtime.bundle import Bundle
 from dsbd_runtime.errors import CapacityError, InputError
 
@@ -59,7 +59,7 @@ def told(result: GenerationResult) -> list[tuple[list[int], str, str]]:
 
 
 def until_ending(events: SimpleQueue[ServiceEvent]) -> ServiceEvent:
-    while isinstance(event := events.get(timeout=60), StreamStep):
+    while isinstance(event := events.get(timeout=60), StreamPiece):
         pass
     return event
 
@@ -69,7 +69,7 @@ def endless(service: Service) -> tuple[LiveRequest, SimpleQueue[ServiceEvent]]:
     events: SimpleQueue[ServiceEvent] = SimpleQueue()
     options = {"strategy": "sample", "max_new_tokens": 400, "eos_token_id": []}
     live = service.submit("x", options, events.put)
-    assert isinstance(events.get(timeout=60), StreamStep)
+    assert isinstance(events.get(timeout=60), StreamPiece)
     return live, events
 
 
@@ -183,7 +183,7 @@ def test_memory_is_bounded(pipeline: Pipeline) -> None:
         def submit(number: int, options: dict[str, Any]) -> None:
             def on_event(event: ServiceEvent) -> None:
                 seen.append(service.stats())
-                if not isinstance(event, StreamStep):
+                if not isinstance(event, StreamPiece):
                     order.put(number)
 
             service.submit("x", options, on_event)
@@ -204,7 +204,7 @@ def test_closing_ends_what_runs_or_gives_it_up(pipeline: Pipeline, drain: bool) 
     options = {"strategy": "sample", "max_new_tokens": 100, "eos_token_id": []}
     for _ in range(2):  # one runs, one waits
         service.submit("x", options, events.put)
-    assert isinstance(events.get(timeout=60), StreamStep)
+    assert isinstance(events.get(timeout=60), StreamPiece)
     service.close(drain=drain)
     kind = GenerationResult if drain else Cancelled
     assert isinstance(until_ending(events), kind)

@@ -12,14 +12,14 @@ import httpx2
 import openai
 import pytest
 
-from dsbd_ort import Pipeline, StreamStep
+from dsbd_ort import Pipeline, StreamPiece
 from dsbd_ort.engine import ServiceEvent, ServiceLimits
 from dsbd_runtime.errors import CapacityError, EngineError
 from tests.openai_server.fakes import ScriptedService
 from tests.openai_server.running_server import MODEL, running_server
 
 BODY = {"model": MODEL, "prompt": "SECRET", "max_tokens": 8}
-STEP = StreamStep([65, 66], "AB", [-1.0, -2.0])
+STEP = StreamPiece([65, 66], "AB", [-1.0, -2.0])
 LONG: dict[str, Any] = {  # lasts until its client has gone
     "model": MODEL,
     "prompt": "a",
@@ -145,7 +145,7 @@ def test_an_unread_stream_is_dropped_and_the_engine_never_waits(pipeline: Pipeli
     def many() -> Iterator[ServiceEvent]:
         for number in range(300):
             told.append(number)
-            yield StreamStep([65], "x" * 65_536, [-1.0])
+            yield StreamPiece([65], "x" * 65_536, [-1.0])
 
     service = ScriptedService(pipeline, many)
     with running_server(service, stuck_after_s=1) as server:
