@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Protocol
 
-from dsbd_ort.decoding import TraceRecorder
+from dsbd_ort.decoding import TraceRecorder, WithResult
 from dsbd_ort.results import GenerationResult, StreamPiece
 from dsbd_runtime.chat_template import Message
 
@@ -64,19 +64,16 @@ def answer(
         show: called with every piece of text as soon as it is final.
         trace: records every iteration.
     """
-    pieces: list[str] = []
-    steps = generator.stream(prompt, trace=trace, **options)
-    while True:
-        try:
-            piece = next(steps).text
-        except StopIteration as stop:
-            return Answer("".join(pieces), stop.value)
-        if piece:
-            pieces.append(piece)
-            show(piece)
-        if is_interrupted():
-            steps.close()
-            return Answer("".join(pieces), None)
+    texts: list[str] = []
+    with contextlib.closing(generator.stream(prompt, trace=trace, **options)) as stream:
+        pieces = WithResult(stream)
+        for piece in pieces:
+            if piece.text:
+                texts.append(piece.text)
+                show(piece.text)
+            if is_interrupted():
+                return Answer("".join(texts), None)
+    return Answer("".join(texts), pieces.result)
 
 
 def user_messages(text: str, system: str | None = None) -> Messages:

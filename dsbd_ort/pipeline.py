@@ -17,7 +17,14 @@ from typing import Any, Concatenate, ParamSpec
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_ort.decoding import DecodeResult, DecodingConfig, DecodingRequest, TraceRecorder
+from dsbd_ort.decoding import (
+    DecodeResult,
+    DecodingConfig,
+    DecodingRequest,
+    TraceRecorder,
+    WithResult,
+    result_of,
+)
 from dsbd_ort.decoding.cost_curve import EngineCosts
 from dsbd_ort.decoding.decode import Iterations, iterations_of
 from dsbd_ort.decoding.throughput import AcceptanceEstimator
@@ -210,12 +217,7 @@ class Pipeline:
             EngineError: an engine failed in a call.
         """
         request = self.prepare(prompt, options, trace=trace)
-        steps = self._steps(request)
-        while True:
-            try:
-                next(steps)
-            except StopIteration as stop:
-                return self.with_text(stop.value, request.config)
+        return self.with_text(result_of(self._iterations(request)), request.config)
 
     def stream(
         self, prompt: str | Sequence[int], *, trace: TraceRecorder | None = None, **options: Any
@@ -228,15 +230,13 @@ class Pipeline:
         """
         request = self.prepare(prompt, options, trace=trace)
         texts = TextStream(self.tokenizer, request.config.stop_texts)
-        steps = self._steps(request)
-        with contextlib.closing(steps):
-            while True:
-                try:
-                    yield texts.push(next(steps))
-                except StopIteration as stop:
-                    result = self.with_text(stop.value, request.config)
-                    yield texts.finish(result.sequences[0])
-                    return result
+        with contextlib.closing(self._iterations(request)) as iterations:
+            outputs = WithResult(iterations)
+            for output in outputs:
+                yield texts.push(output)
+        result = self.with_text(outputs.result, request.config)
+        yield texts.finish(result.sequences[0])
+        return result
 
     def prepare(
         self,
@@ -319,7 +319,7 @@ class Pipeline:
         )
         return self.tokenizer.encode(text, add_special_tokens=False)
 
-    def _steps(self, request: DecodingRequest) -> Iterations:
+    def _iterations(self, request: DecodingRequest) -> Iterations:
         """Hold the pipeline for one request."""
         with self._lock.held(), self._failures_cleaned_up():
             request = self.planned(request)

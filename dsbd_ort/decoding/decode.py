@@ -20,9 +20,9 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -204,17 +204,32 @@ def check_decodable(request: DecodingRequest, target: RowCache, draft: RowCache 
         check_top_k("draft", draft, config, top_k)
 
 
+_Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 
+class WithResult(Generic[_Item, _Result]):
+    """Iterates over a generator and keeps its return value.
+
+    Attributes:
+        result: the return value, once the iteration has ended.
+    """
+
+    result: _Result
+
+    def __init__(self, generator: Generator[_Item, None, _Result]) -> None:
+        self._generator = generator
+
+    def __iter__(self) -> Iterator[_Item]:
+        self.result = yield from self._generator
+
+
 def result_of(generator: Generator[object, None, _Result]) -> _Result:
-    """Run a generator to its end and return its result."""
-    while True:
-        try:
-            next(generator)
-        except StopIteration as end:
-            result: _Result = end.value
-            return result
+    """Run a generator to its end and return its return value."""
+    items = WithResult(generator)
+    for _ in items:
+        pass
+    return items.result
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Any
 
-from dsbd_ort.decoding import TraceRecorder
+from dsbd_ort.decoding import TraceRecorder, result_of
 from dsbd_ort.decoding.decode import check_decodable
 from dsbd_ort.decoding.request import most_rows
 from dsbd_ort.engine.engine_loop import EngineLoop
@@ -105,13 +105,7 @@ class Service:
         self, prompt: str | Sequence[int], *, trace: TraceRecorder | None = None, **options: Any
     ) -> GenerationResult:
         """Continue a prompt and wait for the result; see Pipeline.generate and ``submit``."""
-        steps = self.stream(prompt, trace=trace, **options)
-        while True:
-            try:
-                next(steps)
-            except StopIteration as stop:
-                result: GenerationResult = stop.value
-                return result
+        return result_of(self.stream(prompt, trace=trace, **options))
 
     def stream(
         self, prompt: str | Sequence[int], *, trace: TraceRecorder | None = None, **options: Any

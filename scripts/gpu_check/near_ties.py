@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_ort.decoding import DecodingConfig, decode_iterations
+from dsbd_ort.decoding import DecodingConfig, WithResult, decode_iterations
 from dsbd_ort.decoding.distribution import TopDistribution, Warp
 from dsbd_ort.decoding.noise import child_key, gumbel_noise, root_key
 from dsbd_runtime.causal_lm import CausalLM
@@ -42,15 +42,16 @@ def trace_of(
     model: CausalLM, prompt_ids: Sequence[int], config: DecodingConfig, seed: int
 ) -> Trace:
     """Return what beam sampling does; ``config`` returns all its beams."""
-    steps = decode_iterations(model, None, prompt_ids, config, np.random.default_rng(seed))
-    layers: list[set[Tokens]] = []
-    while True:
-        try:
-            step = next(steps)
-        except StopIteration as stop:
-            found = {tuple(s.token_ids): s.score for s in stop.value.sequences}
-            return Trace(layers, tuple(stop.value.sequences[0].token_ids), found)
-        layers.append({tuple(link.token for link in h.chain()) for h in step.hypotheses})
+    iterations = WithResult(
+        decode_iterations(model, None, prompt_ids, config, np.random.default_rng(seed))
+    )
+    layers = [
+        {tuple(link.token for link in hypothesis.chain()) for hypothesis in output.hypotheses}
+        for output in iterations
+    ]
+    sequences = iterations.result.sequences
+    scores = {tuple(sequence.token_ids): sequence.score for sequence in sequences}
+    return Trace(layers, tuple(sequences[0].token_ids), scores)
 
 
 def gap_of(

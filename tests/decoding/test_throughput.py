@@ -11,9 +11,9 @@ from dsbd_ort.decoding import (
     StopState,
     TableModel,
     decode_iterations,
+    result_of,
 )
 from dsbd_ort.decoding.cost_curve import CostCurve, EngineCosts
-from dsbd_ort.decoding.decode import Iterations
 from dsbd_ort.decoding.throughput import AcceptanceEstimator, _never_falling
 from tests.decoding.tables import LogitsOf, all_tokens, ends_with, mixed_table, random_table
 
@@ -55,15 +55,6 @@ def generate(
         estimator=experience,
     )
     return result_of(steps)
-
-
-def result_of(steps: Iterations) -> DecodeResult:
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            result: DecodeResult = end.value
-            return result
 
 
 @pytest.mark.parametrize("costs", [FREE_ROWS, DEAR_ROWS], ids=["free rows", "dear rows"])

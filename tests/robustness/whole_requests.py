@@ -21,6 +21,7 @@ from dsbd_ort.decoding import (
     DecodingStats,
     RequestTrace,
     TableModel,
+    WithResult,
     decode_iterations,
 )
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder
@@ -252,12 +253,9 @@ def decoded(
         prefixes=prefixes,
         trace=trace,
     )
-    steps = []
-    while True:
-        try:
-            steps.append(next(loop))
-        except StopIteration as end:
-            return end.value, steps
+    outputs = WithResult(loop)
+    steps = list(outputs)
+    return outputs.result, steps
 
 
 def check_result(result: DecodeResult, config: DecodingConfig, request: WholeRequest) -> None:
