@@ -108,7 +108,7 @@ def test_at_a_terminal_prompts_are_asked_for_and_ctrl_c_ends_an_answer(tiny_bund
     code = "from dsbd_ort.cli import run; run()"
     arguments = [str(tiny_bundle.path), "--threads", "1", "--max-new-tokens", "1500"]
     process = subprocess.Popen(
-        [sys.executable, "-c", code, *arguments, "--strategy", "sample", "--eos-token-id", "300"],
+        [sys.executable, "-c", code, *arguments, "--strategy", "greedy", "--eos-token-id", "257"],
         preexec_fn=lambda: os.login_tty(secondary),
         env={**os.environ, "TERM": "dumb"},
     )

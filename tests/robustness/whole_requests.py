@@ -155,13 +155,13 @@ OF_RULE = {  # fields that only strategies of some rules take
     "temperature": ("sample", "joint"),
     "top_k": ("sample", "joint", "joint-greedy"),
     "top_p": ("sample", "joint", "joint-greedy"),
-    "early_stopping": ("search",),
+    "early_stopping": ("search",),  # with beams
     "joint_threshold": ("joint",),
     "joint_tokens": ("joint-greedy",),
     "joint_beams": ("joint-greedy",),
 }
 OF_DRAFT = ("draft_policy", "draft_length", "draft_beams")
-OF_BEAMS = ("num_beams", "num_return_sequences")
+OF_BEAMS = ("num_beams", "num_return_sequences", "early_stopping")
 OF_TREE = ("draft_beams", "replacement")
 OF_DSBD = ("width_policy", "min_beams", "accept_threshold", "memory")
 
