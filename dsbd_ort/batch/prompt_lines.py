@@ -26,7 +26,7 @@ from dsbd_runtime.typed_json import in_short
 _log = logging.getLogger(__name__)
 _MOST_CHARACTERS = 1000  # of an error, which may quote the line
 MOST_LEVELS = 64
-"""Of nested lists and objects: parsers, worker processes and templates accept that depth everywhere."""
+"""Of nested lists and objects: parsers, processes and templates all accept that depth."""
 _OPTIONS = frozenset(option.name for option in dataclasses.fields(DecodingConfig))
 _OTHERS = frozenset(("id", "prompt", "messages"))
 _BOM = b"\xef\xbb\xbf"

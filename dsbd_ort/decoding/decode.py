@@ -324,7 +324,7 @@ def _iteration(run: _Run, drafted: list[DraftLayer], committed: list[Beams]) -> 
     config, forest = run.request.config, run.forest
     beams = _most_likely(committed[-1]) if config.memory == "single" else committed[-1]
     survivors = set(beams.nodes)
-    if run.rule.keeps_descendants:
+    if run.draft and run.rule.keeps_descendants:
         survivors.update(forest.descendants(beams.nodes)[: most_descendants(config)])
     for cache in run.caches:
         survivors |= cache.parents_of_pending(survivors)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,14 +41,11 @@ class JointDistribution:
 
     def raw_log_probs(self, chosen: NDArray[np.int64]) -> list[float]:
         """Return the unwarped log-probability of the token of every chosen candidate."""
-        first = self.parents.searchsorted(
-            np.arange(len(self.distributions))
-        )  # candidate of every beam
-        parents = self.parents[chosen]
-        places = (chosen - first[parents]).tolist()
+        parents, found = self.parents, self.distributions
+        first = [0, *accumulate([len(each.tokens) for each in found])]  # candidate of every beam
         return [
-            self.distributions[parent].raw_log_prob(place)
-            for parent, place in zip(parents.tolist(), places, strict=True)
+            found[parent].raw_log_prob(candidate - first[parent])
+            for parent, candidate in zip(parents[chosen].tolist(), chosen.tolist(), strict=True)
         ]
 
     def probabilities(self) -> NDArray[np.float64]:
