@@ -44,7 +44,7 @@ from dsbd_runtime.errors import CapacityError, InputError
 from dsbd_runtime.loading import load_pair
 from dsbd_runtime.tokenizer import Tokenizer
 
-MOST_EXPERIENCES = 64
+MOST_ESTIMATORS = 64
 """Settings (strategy, width and warping) for which draft_policy "throughput" remembers how often
 drafts were accepted; the least recently used are forgotten, and learned anew."""
 BundlePath = str | os.PathLike[str]
@@ -145,7 +145,7 @@ class Pipeline:
         self._lock = RequestLock()
         self.reuses_prefix = prefix_cache
         self._rows = KeptRows(target, draft, are_reused=prefix_cache)
-        self._experience: OrderedDict[object, AcceptanceEstimator] = (
+        self._estimators: OrderedDict[object, AcceptanceEstimator] = (
             OrderedDict()
         )  # latest used last
 
@@ -258,25 +258,25 @@ class Pipeline:
         )
 
     def planned(self, request: DecodingRequest) -> DecodingRequest:
-        """Return the request with the costs and the experience that its draft policy uses.
+        """Return the request with the costs and the acceptance estimator of its draft policy.
 
         They may have to be measured first, so the caller must hold the engines.
         """
         config = request.config
         if config.draft_policy != "throughput":
             return request
-        laws = (config.strategy, config.width, config.temperature, config.top_k, config.top_p)
+        setting = (config.strategy, config.width, config.temperature, config.top_k, config.top_p)
         return dataclasses.replace(
-            request, costs=self._engine_costs(), estimator=self._experience_of(laws)
+            request, costs=self._engine_costs(), estimator=self._estimator_of(setting)
         )
 
-    def _experience_of(self, laws: object) -> AcceptanceEstimator:
+    def _estimator_of(self, setting: object) -> AcceptanceEstimator:
         """Return what requests of these settings have learned; the caller holds the engines."""
-        experience = self._experience.pop(laws, None) or AcceptanceEstimator.initial()
-        self._experience[laws] = experience
-        if len(self._experience) > MOST_EXPERIENCES:
-            self._experience.popitem(last=False)
-        return experience
+        estimator = self._estimators.pop(setting, None) or AcceptanceEstimator.initial()
+        self._estimators[setting] = estimator
+        if len(self._estimators) > MOST_ESTIMATORS:
+            self._estimators.popitem(last=False)
+        return estimator
 
     def with_text(self, result: DecodeResult, config: DecodingConfig) -> GenerationResult:
         """Return a decoded request with the text of its sequences."""

@@ -9,7 +9,7 @@ import pytest
 
 from dsbd_ort import Pipeline, Service
 from dsbd_ort.decoding.cost_curve import CostCurve, EngineCosts
-from dsbd_ort.pipeline import MOST_EXPERIENCES
+from dsbd_ort.pipeline import MOST_ESTIMATORS
 from dsbd_runtime.bundle import Bundle
 from dsbd_runtime.loading import load_pair
 
@@ -31,13 +31,13 @@ def pipeline(tiny_bundle: Bundle) -> Pipeline:
 def test_many_temperatures_are_not_remembered_for_ever(
     pipeline: Pipeline, is_service: bool
 ) -> None:
-    temperatures = np.linspace(0.5, 1.5, 2 * MOST_EXPERIENCES).tolist()
+    temperatures = np.linspace(0.5, 1.5, 2 * MOST_ESTIMATORS).tolist()
     asked = Service(pipeline) if is_service else pipeline
     for temperature in temperatures:
         asked.generate("x", temperature=temperature, **OPTIONS)
         asked.generate("x", temperature=temperatures[0], **OPTIONS)  # always of the latest used
-    kept = [laws[2] for laws in pipeline._experience]  # type: ignore[index]
-    assert kept == [*temperatures[1 - MOST_EXPERIENCES :], temperatures[0]]
+    kept = [laws[2] for laws in pipeline._estimators]  # type: ignore[index]
+    assert kept == [*temperatures[1 - MOST_ESTIMATORS :], temperatures[0]]
     asked.close()
     pipeline.close()
 
@@ -45,6 +45,6 @@ def test_many_temperatures_are_not_remembered_for_ever(
 def test_requests_of_one_setting_learn_together(pipeline: Pipeline) -> None:
     for _ in range(3):
         pipeline.generate("x", **{**OPTIONS, "max_new_tokens": 8})
-    (experience,) = pipeline._experience.values()
-    assert pipeline._experience_of(next(iter(pipeline._experience))) is experience
+    (experience,) = pipeline._estimators.values()
+    assert pipeline._estimator_of(next(iter(pipeline._estimators))) is experience
     pipeline.close()

@@ -57,7 +57,7 @@ class Beams:
 
     Attributes:
         nodes: (num_distinct,) node of the forest of every distinct beam.
-        log_weights: (num_distinct,) float64. Log-probability under the warped target laws.
+        log_weights: (num_distinct,) float64. Log-probability under the warped target distributions.
         hypotheses: (num_distinct,) the new tokens of every beam.
         copies: (num_distinct,) how often the beam was drawn; all 1 without replacement.
     """
