@@ -25,7 +25,7 @@ import numpy as np
 
 from dsbd_errors import DsbdError
 from dsbd_ort.decoding.cost_curve import CostCurve, EngineCosts, measure_costs
-from dsbd_ort.decoding.forest_cache import PrefixCache
+from dsbd_ort.decoding.kv_cache import PrefixCache
 from dsbd_ort.decoding.step_model import StepModel
 from dsbd_runtime.bundle import Bundle
 from dsbd_runtime.causal_lm import CausalLM

@@ -13,9 +13,8 @@ import time
 from dataclasses import dataclass
 
 from dsbd_ort.decoding.decode import DecodingLoop, decoding_loop
-from dsbd_ort.decoding.forest_cache import PREFILL_CHUNK
+from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK, CacheView, KVCache
 from dsbd_ort.decoding.request import DecodeResult, DecodingRequest, IterationOutput
-from dsbd_ort.decoding.shared_kv_cache import CacheView, SharedKVCache
 from dsbd_ort.decoding.step_model import Clock, EngineCall, Logits, Role, StepModel
 
 Outcome = DecodeResult | BaseException
@@ -80,7 +79,7 @@ class BatchedDecoder:
         """
         models: dict[Role, StepModel] = {"target": target, "draft": draft}
         self.caches = {
-            role: SharedKVCache(model, max_rows, shares_prefixes=shares_prefixes)
+            role: KVCache(model, max_rows, shares_prefixes=shares_prefixes)
             for role, model in models.items()
         }
         self._clock = clock
@@ -97,10 +96,12 @@ class BatchedDecoder:
         Raises what ``decoding_loop`` raises.
         """
         known = request.prompt_ids[:-1]
-        views = {role: cache.open_view(known) for role, cache in self.caches.items()}
-        target, draft = views["target"], views["draft"]
+        views = {
+            role: cache.open_view(cache.longest_prefix(known))
+            for role, cache in self.caches.items()
+        }
         request = dataclasses.replace(request, num_sharers=lambda: len(self._trees))
-        tree = Tree(views, decoding_loop(request, target, draft, (target.prefix, draft.prefix)))
+        tree = Tree(views, decoding_loop(request, views["target"], views["draft"]))
         self._trees.append(tree)
         try:
             tree.wanted = next(tree.loop)  # type: ignore[assignment]  # a call precedes any output
@@ -157,16 +158,16 @@ class BatchedDecoder:
 
     def _run(self, role: Role, trees: list[Tree], progress: list[Progress]) -> None:
         """Make the calls that the trees wait for together, and let each go on."""
-        calls = [(t.views[role], t.wanted) for t in trees if t.wanted is not None]
+        calls = [tree.wanted for tree in trees if tree.wanted is not None]
         began = self._clock()
         try:
-            parts = self.caches[role].run(calls)
+            parts = self.caches[role].forward(calls)
         except Exception as error:  # of the engine: all who took part have lost their rows
             for tree in trees:
                 self._end(tree, error, progress)
             return
         seconds = self._clock() - began
-        for tree, (_, call), part in zip(trees, calls, parts, strict=True):
+        for tree, call, part in zip(trees, calls, parts, strict=True):
             call.meter.count(len(call.token_ids), seconds)
             self._advance(tree, part, progress)
 

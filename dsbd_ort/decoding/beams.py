@@ -2,97 +2,230 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dsbd_ort.decoding.distribution import larger
 
-@dataclass(frozen=True, eq=False)
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """The new tokens of a beam as a chain to its parent; beams share their common part.
+    """One entry of ``Hypotheses``: the new tokens of a beam.
 
     Attributes:
-        parent: the hypothesis without its last token, None for the empty one.
-        token: last token.
-        token_logprob: its raw (unwarped) log-probability under the target.
-        logprob: sum of ``token_logprob`` from the first token on.
-        num_tokens: length of the chain.
+        index: of the entry; 0 is the empty hypothesis.
     """
 
-    parent: Hypothesis | None = None
-    token: int = -1
-    token_logprob: float = 0.0
-    logprob: float = 0.0
-    num_tokens: int = 0
+    hypotheses: Hypotheses
+    index: int
 
-    def extended(self, token: int, token_logprob: float) -> Hypothesis:
-        """Return this hypothesis with one more token."""
-        return Hypothesis(
-            self, token, token_logprob, self.logprob + token_logprob, self.num_tokens + 1
-        )
+    @property
+    def parent(self) -> Hypothesis | None:
+        """The hypothesis without its last token, None for the empty one."""
+        parent = int(self.hypotheses.parents[self.index])
+        return None if parent < 0 else Hypothesis(self.hypotheses, parent)
+
+    @property
+    def token(self) -> int:
+        """Last token, -1 of the empty one."""
+        return int(self.hypotheses.tokens[self.index])
+
+    @property
+    def token_logprob(self) -> float:
+        """Its raw (unwarped) log-probability under the target."""
+        return float(self.hypotheses.token_logprobs[self.index])
+
+    @property
+    def logprob(self) -> float:
+        """Sum of ``token_logprob`` from the first token on."""
+        return float(self.hypotheses.logprobs[self.index])
+
+    @property
+    def num_tokens(self) -> int:
+        """New tokens."""
+        return int(self.hypotheses.lengths[self.index])
 
     def chain(self) -> list[Hypothesis]:
         """Return the non-empty hypotheses from the first token to this one."""
-        links, link = [], self
-        while link.parent is not None:
-            links.append(link)
-            link = link.parent
-        return links[::-1]
+        (entries,) = self.hypotheses.paths(np.array([self.index]))
+        return [Hypothesis(self.hypotheses, entry) for entry in entries.tolist()]
 
-    def score(self, length_penalty: float) -> float:
+
+class Hypotheses:
+    """All hypotheses of a request as back-pointers: each is its parent and one more token.
+
+    Entry 0 is the empty one, with which every request starts.
+
+    Attributes:
+        parents, tokens, lengths: (num_entries,) int64.
+        token_logprobs, logprobs: (num_entries,) float64. Raw log-probability of the last token
+            under the target, and the sum from the first token on.
+    """
+
+    def __init__(self) -> None:
+        self._integers = np.empty((64, 3), dtype=np.int64)
+        self._floats = np.empty((64, 2))
+        self._show(1)
+        self._integers[0] = -1, -1, 0
+        self._floats[0] = 0.0
+
+    def __len__(self) -> int:
+        return len(self.parents)
+
+    def extend(self, parents: Ints, tokens: Ints, token_logprobs: Floats) -> Ints:
+        """Return the entries of these hypotheses with one more token, (n,) int64 each.
+
+        Where a token is negative, the hypothesis stays what it is.
+        """
+        grows = tokens >= 0
+        if not grows.all():
+            entries = parents.copy()
+            entries[grows] = self.extend(parents[grows], tokens[grows], token_logprobs[grows])
+            return entries
+        first, size = len(self), len(self) + len(tokens)
+        if size > len(self._integers):
+            self._integers = larger(self._integers, 2 * size)
+            self._floats = larger(self._floats, 2 * size)
+        self._show(size)
+        self.parents[first:] = parents
+        self.tokens[first:] = tokens
+        self.lengths[first:] = self.lengths[parents] + 1
+        self.token_logprobs[first:] = token_logprobs
+        self.logprobs[first:] = self.logprobs[parents] + token_logprobs
+        return np.arange(first, size)
+
+    def scores(self, entries: Ints, length_penalty: float) -> Floats:
         """Return logprob / num_tokens ** length_penalty, by which sequences are ranked."""
-        return self.logprob / math.pow(max(self.num_tokens, 1), length_penalty)
+        lengths = np.maximum(self.lengths[entries], 1).astype(np.float64)
+        scores: Floats = self.logprobs[entries] / lengths**length_penalty
+        return scores
+
+    def paths(self, entries: Ints) -> list[Ints]:
+        """Return for each the non-empty entries from the first token to it, (num_tokens,) int64."""
+        lengths = self.lengths[entries]
+        table = self._path_table(entries)
+        return [table[:length, i] for i, length in enumerate(lengths.tolist())]
+
+    def common(self, entries: Ints) -> Ints:
+        """Return the entries that the paths of all begin with, (num_tokens,) int64."""
+        if not len(entries):
+            return entries
+        table = self._path_table(entries)
+        differs = (table != table[:, :1]).any(axis=1)
+        return table[: int(differs.argmax()) if differs.any() else len(table), 0]
+
+    def _path_table(self, entries: Ints) -> Ints:
+        """Return the paths as columns, (most tokens, num_paths) int64, -1 behind a shorter one."""
+        lengths = self.lengths[entries]
+        table = np.full((lengths.max(initial=0), len(entries)), -1, dtype=np.int64)
+        columns = np.arange(len(entries))
+        while len(columns):
+            is_open = self.lengths[entries] > 0
+            entries, columns = entries[is_open], columns[is_open]
+            table[self.lengths[entries] - 1, columns] = entries
+            entries = self.parents[entries]
+        return table
+
+    def _show(self, size: int) -> None:
+        self.parents, self.tokens, self.lengths = self._integers[:size].T
+        self.token_logprobs, self.logprobs = self._floats[:size].T
 
 
-EMPTY = Hypothesis()
-"""The hypothesis without a token, with which every request starts."""
+class Agreement:
+    """The first tokens that all live hypotheses share, followed from iteration to iteration.
+
+    Of the hypotheses' tree it keeps the branches that still live: how many each entry has, and the
+    exclusive or of these, which is the branch itself where there is one. Every entry is added and
+    removed once, however long the hypotheses are.
+
+    Attributes:
+        entries, tokens: the shared ones, from the first on.
+    """
+
+    def __init__(self, hypotheses: Hypotheses) -> None:
+        self._hypotheses = hypotheses
+        self._num_branches = np.zeros(64, dtype=np.int64)
+        self._branches = np.zeros(64, dtype=np.int64)
+        self._num_known = 1
+        self._live: Ints = np.zeros(1, dtype=np.int64)
+        self.entries: list[int] = []
+        self.tokens: list[int] = []
+
+    def update(self, live: Ints) -> None:
+        """Take the live hypotheses; all of them extend earlier live ones or are among them."""
+        live = np.unique(live)
+        self._grow(live)
+        gone = self._live[~np.isin(self._live, live)]
+        while len(gone := gone[self._num_branches[gone] == 0]):
+            parents = self._hypotheses.parents[gone]
+            np.subtract.at(self._num_branches, parents, 1)
+            np.bitwise_xor.at(self._branches, parents, gone)
+            gone = np.unique(parents)
+        self._live = live
+        entry = self.entries[-1] if self.entries else 0
+        while self._num_branches[entry] == 1 and entry not in live:
+            entry = int(self._branches[entry])
+            self.entries.append(entry)
+            self.tokens.append(int(self._hypotheses.tokens[entry]))
+
+    def _grow(self, live: Ints) -> None:
+        """Add the paths of ``live`` down from the entries known so far."""
+        size = int(live[-1]) + 1
+        if size > len(self._num_branches):
+            more = np.zeros(2 * size - len(self._num_branches), dtype=np.int64)
+            self._num_branches = np.append(self._num_branches, more)
+            self._branches = np.append(self._branches, more)
+        new = live[live >= self._num_known]
+        while len(new):
+            parents = self._hypotheses.parents[new]
+            has_more = self._num_branches[parents] > 0
+            np.add.at(self._num_branches, parents, 1)
+            np.bitwise_xor.at(self._branches, parents, new)
+            new = np.unique(parents[(parents >= self._num_known) & ~has_more])
+        self._num_known = max(self._num_known, size)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Beams:
     """The beam set between two layers. Draws with replacement make it a multiset.
 
     Attributes:
-        nodes: (num_distinct,) node of the forest of every distinct beam.
+        nodes: (num_distinct,) int64. Node of the forest of every distinct beam.
         log_weights: (num_distinct,) float64. Log-probability under the warped target distributions.
-        hypotheses: (num_distinct,) the new tokens of every beam.
-        copies: (num_distinct,) how often the beam was drawn; all 1 without replacement.
+        hypotheses: (num_distinct,) int64. Entry of ``Hypotheses`` of every beam.
+        copies: (num_distinct,) int64. How often the beam was drawn; None: once each.
     """
 
-    nodes: list[int]
-    log_weights: NDArray[np.float64]
-    hypotheses: list[Hypothesis]
-    copies: list[int]
+    nodes: Ints
+    log_weights: Floats
+    hypotheses: Ints
+    copies: Ints | None = None
 
     @classmethod
-    def single(cls, node: int, hypothesis: Hypothesis, log_weight: float = 0.0) -> Beams:
+    def single(cls, node: int, hypothesis: int, log_weight: float = 0.0) -> Beams:
         """Return the set of one beam."""
-        return cls([node], np.array([log_weight]), [hypothesis], [1])
+        return cls(np.array([node]), np.array([log_weight]), np.array([hypothesis]))
 
     @classmethod
     def initial(cls) -> Beams:
         """Return the beams of a new request: one, at the last token of the prompt, node 0."""
-        return cls.single(0, EMPTY)
+        return cls.single(0, 0)
 
     @property
     def width(self) -> int:
         """Number of beams, copies counted."""
-        return sum(self.copies)
+        return len(self.nodes) if self.copies is None else int(self.copies.sum())
+
+    @property
+    def repeated(self) -> Ints:
+        """Index of the beam of every copy, (width,) int64."""
+        return np.repeat(np.arange(len(self.nodes)), 1 if self.copies is None else self.copies)
 
     def only(self, index: int) -> Beams:
         """Return the set of beam ``index`` alone, with weight 1."""
-        return Beams.single(self.nodes[index], self.hypotheses[index])
-
-
-def common_tokens(hypotheses: Iterable[Hypothesis]) -> list[int]:
-    """Return the longest run of first tokens that all hypotheses share."""
-    chains: Sequence[list[int]] = [[link.token for link in h.chain()] for h in hypotheses]
-    shared: list[int] = []
-    for tokens in zip(*chains, strict=False):
-        if len(set(tokens)) > 1:
-            break
-        shared.append(tokens[0])
-    return shared
+        return Beams.single(int(self.nodes[index]), int(self.hypotheses[index]))

@@ -26,7 +26,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from dsbd_ort.decoding.beams import Beams, common_tokens
+from dsbd_ort.decoding.beams import Agreement, Beams, Hypotheses
 from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.cost_curve import EngineCosts, measure_costs
 from dsbd_ort.decoding.distribution import check_top_k
@@ -38,19 +38,20 @@ from dsbd_ort.decoding.draft import (
     draft_forest,
 )
 from dsbd_ort.decoding.forest import Forest, StopState
-from dsbd_ort.decoding.forest_cache import ForestCache, PrefixCache
+from dsbd_ort.decoding.forest_cache import ForestCache
 from dsbd_ort.decoding.gumbel_coupling import GumbelCoupling
 from dsbd_ort.decoding.joint_rule import JointGreedyRule, JointSpeculativeRule
+from dsbd_ort.decoding.kv_cache import CacheView, KVCache, PrefixCache
 from dsbd_ort.decoding.rejection_coupling import GeneratorSource, RandomSource, RejectionCoupling
 from dsbd_ort.decoding.request import (
     DecodeResult,
     DecodingRequest,
     IterationOutput,
     check_request,
-    decoded_sequence,
+    decoded_sequences,
     most_descendants,
 )
-from dsbd_ort.decoding.rule import SelectionRule
+from dsbd_ort.decoding.rule import Growth, SelectionRule
 from dsbd_ort.decoding.sample_rule import SampleRule
 from dsbd_ort.decoding.search_rule import SearchRule
 from dsbd_ort.decoding.stats import StatsRecorder
@@ -58,9 +59,9 @@ from dsbd_ort.decoding.step_model import (
     Clock,
     EngineCall,
     EngineCalls,
+    Head,
     Logits,
     Meter,
-    RowCache,
     StepModel,
 )
 from dsbd_ort.decoding.throughput import AcceptanceEstimator, ThroughputDraftPolicy
@@ -136,60 +137,69 @@ def iterations_of(
     draft: StepModel | None,
     prefixes: Prefixes | None,
 ) -> Iterations:
-    """Run the loop of a request, making every engine call at once."""
-    loop = decoding_loop(request, target, draft, prefixes)
+    """Run the loop of a request, making every engine call at once.
+
+    prefixes: the tokens whose rows both caches hold already, updated for the next request; of the
+    other rows in the caches none is kept.
+    """
+    prefixes = prefixes or (PrefixCache(), PrefixCache())
+    caches = {"target": KVCache(target)} | ({"draft": KVCache(draft)} if draft else {})
+    views = []
+    for cache, prefix in zip(caches.values(), prefixes, strict=False):
+        prefix.shorten(prefix.num_common(request.prompt_ids[:-1]))
+        views.append(cache.open_view(prefix))
+        cache.trim()
+    loop = decoding_loop(request, views[0], views[1] if draft else None)
     logits: Logits | None = None
     while True:
         try:
             needed = loop.send(logits)
         except StopIteration as end:
             result: DecodeResult = end.value
-            return result
+            break
         if isinstance(needed, EngineCall):
-            model = target if needed.role == "target" else draft
-            assert model is not None  # only a draft that was given is called
-            logits = needed.run(model)
+            began = request.clock()
+            (logits,) = caches[needed.role].forward([needed])
+            needed.meter.count(len(needed.token_ids), request.clock() - began)
         else:
             logits = None
             yield needed
+    for cache in caches.values():
+        cache.trim()
+    return result
 
 
 def decoding_loop(
-    request: DecodingRequest,
-    target: RowCache,
-    draft: RowCache | None,
-    prefixes: Prefixes | None = None,
+    request: DecodingRequest, target: CacheView, draft: CacheView | None
 ) -> DecodingLoop:
     """Continue a prompt; yield the engine calls it needs, and the output of every iteration.
 
     Args:
         request: the prompt and its options.
-        target: the cache of the model whose distribution the output follows. Of the rows in it, no
-            more than a prefix of the prompt is kept.
-        draft: that of the model that proposes; unused by strategies without a draft.
-        prefixes: the tokens whose rows both caches hold already, updated for the next request;
-            None drops them.
+        target: a view of the cache of the model whose distribution the output follows, which begins
+            with the rows of a prefix of the prompt but for its last token.
+        draft: the same of the model that proposes; unused by strategies without a draft.
 
     Raises what ``check_decodable`` raises.
     """
-    run = _set_up(request, target, draft, prefixes or (PrefixCache(), PrefixCache()))
+    run = _set_up(request, target, draft)
     rule = run.rule
     yield from _prefill(run)
     beams, depth = Beams.initial(), 0
     while not rule.is_finished(beams, depth):
         drafted = yield from _draft(run, beams, depth)
-        yield from run.target.compute(range(len(run.forest)))
+        yield from run.target.compute()
         committed = _select(run, beams, drafted, depth)
         iteration = _iteration(run, drafted, committed)
         for observer in run.observers:
             observer.observe(iteration)
         beams = _prune(run, iteration)
         depth += len(committed)
-        yield IterationOutput(rule.live(beams))
+        yield IterationOutput(run.hypotheses, iteration.hypotheses, run.agreement)
     return _finish(run, beams)
 
 
-def check_decodable(request: DecodingRequest, target: RowCache, draft: RowCache | None) -> None:
+def check_decodable(request: DecodingRequest, target: Head, draft: Head | None) -> None:
     """Raise for a request that these models cannot decode; no engine is called.
 
     Raises:
@@ -198,7 +208,7 @@ def check_decodable(request: DecodingRequest, target: RowCache, draft: RowCache 
     """
     config = request.config
     check_request(request, target, draft)
-    top_k = _rule(request, Forest(0, 0, 0, config.eos_ids)).warp.top_k
+    top_k = _rule(request, _growth(request, 0)).warp.top_k
     check_top_k("target", target, config, top_k)
     if draft and config.row.has_draft:
         check_top_k("draft", draft, config, top_k)
@@ -238,6 +248,8 @@ class _Run:
 
     request: DecodingRequest
     forest: Forest
+    hypotheses: Hypotheses
+    agreement: Agreement
     rule: SelectionRule
     policy: DraftPolicy
     target: ForestCache
@@ -256,26 +268,39 @@ class _Run:
         return [self.target, self.draft] if self.draft else [self.target]
 
 
-def _set_up(
-    request: DecodingRequest, target: RowCache, draft: RowCache | None, prefixes: Prefixes
-) -> _Run:
-    check_decodable(request, target, draft)
-    config, prompt_ids = request.config, request.prompt_ids
-    seed = int(request.rng.integers(2**63))
-    forest = Forest(int(prompt_ids[-1]), len(prompt_ids) - 1, seed, config.eos_ids, request.stop)
-    rule = _rule(request, forest)
+def _set_up(request: DecodingRequest, target: CacheView, draft: CacheView | None) -> _Run:
+    check_decodable(request, target.kv, draft.kv if draft else None)
+    growth = _growth(request, int(request.rng.integers(2**63)))
+    forest, rule = growth.forest, _rule(request, growth)
     meters = Meter(request.clock), Meter(request.clock)
-    has_draft = draft is not None and config.row.has_draft
-    target_cache = ForestCache("target", target, meters[0], forest, rule.warp, prefixes[0])
+    target_cache = ForestCache("target", target, meters[0], forest, rule.warp)
     draft_cache = None
-    if draft is not None and has_draft:
-        draft_cache = ForestCache("draft", draft, meters[1], forest, rule.warp, prefixes[1])
-    stats = StatsRecorder(meters[0], meters[1] if has_draft else None, request.clock)
+    if draft is not None and request.config.row.has_draft:
+        draft_cache = ForestCache("draft", draft, meters[1], forest, rule.warp)
+    stats = StatsRecorder(meters[0], meters[1] if draft_cache else None, request.clock)
     policy = _draft_policy(request, rule, forest)
     tracer = None
     if request.trace is not None:
-        tracer = Tracer(request.trace, forest, target_cache, draft_cache, stats)
-    return _Run(request, forest, rule, policy, target_cache, draft_cache, stats, tracer)
+        tracer = Tracer(request.trace, growth, target_cache, draft_cache, stats)
+    return _Run(
+        request=request,
+        forest=forest,
+        hypotheses=growth.hypotheses,
+        agreement=Agreement(growth.hypotheses),
+        rule=rule,
+        policy=policy,
+        target=target_cache,
+        draft=draft_cache,
+        stats=stats,
+        tracer=tracer,
+    )
+
+
+def _growth(request: DecodingRequest, seed: int) -> Growth:
+    """Return the forest and the hypotheses of a request that begins."""
+    config, prompt_ids = request.config, request.prompt_ids
+    forest = Forest(int(prompt_ids[-1]), len(prompt_ids) - 1, seed, config.eos_ids, request.stop)
+    return Growth(forest, Hypotheses(), repeats=config.replacement)
 
 
 def _prefill(run: _Run) -> EngineCalls[None]:
@@ -291,7 +316,7 @@ def _draft(run: _Run, beams: Beams, depth: int) -> EngineCalls[list[DraftLayer]]
     """Add the layers that the draft policy chooses to the forest."""
     if not run.draft:
         return []
-    num_pending = len(run.target.pending(beams.nodes))
+    num_pending = run.target.num_pending(beams.nodes)
     run.policy.begin(num_pending, run.request.config.max_new_tokens - depth - 1)
     return (
         yield from draft_forest(
@@ -301,6 +326,7 @@ def _draft(run: _Run, beams: Beams, depth: int) -> EngineCalls[list[DraftLayer]]
             run.policy,
             depth,
             keeps_distributions=run.rule.reads_draft_distributions,
+            repeats=run.request.config.replacement,
         )
     )
 
@@ -322,64 +348,64 @@ def _iteration(run: _Run, drafted: list[DraftLayer], committed: list[Beams]) -> 
     and ancestors that an engine has yet to compute.
     """
     config, forest = run.request.config, run.forest
-    beams = _most_likely(committed[-1]) if config.memory == "single" else committed[-1]
-    survivors = set(beams.nodes)
+    beams = _most_likely(run, committed[-1]) if config.memory == "single" else committed[-1]
+    survivors = np.zeros(len(forest), dtype=np.bool_)
     if run.draft and run.rule.keeps_descendants:
-        survivors.update(forest.descendants(beams.nodes)[: most_descendants(config)])
+        survivors[forest.below(beams.nodes).nonzero()[0][: most_descendants(config)]] = True
+    survivors[beams.nodes] = True
     for cache in run.caches:
-        survivors |= cache.parents_of_pending(survivors)
+        survivors = cache.needed_for(survivors)
     return Iteration(
         drafted=drafted,
         committed=committed,
         beams=beams,
         hypotheses=run.rule.live(beams),
         survivors=survivors,
-        num_draft_tokens=forest.num_proposed(),
-        num_accepted_tokens=sum(forest.commit(layer.nodes) for layer in committed),
+        num_draft_tokens=sum(layer.num_new for layer in drafted),
+        num_accepted_tokens=forest.commit([layer.nodes for layer in committed]),
     )
 
 
-def _most_likely(beams: Beams) -> Beams:
+def _most_likely(run: _Run, beams: Beams) -> Beams:
     """Keep the beam of highest log-probability per token (DSBD paper, memory reduction)."""
-    per_token = [hypothesis.score(1.0) for hypothesis in beams.hypotheses]
-    return beams.only(int(np.argmax(per_token)))
+    return beams.only(int(run.hypotheses.scores(beams.hypotheses, 1.0).argmax()))
 
 
 def _prune(run: _Run, iteration: Iteration) -> Beams:
     """Drop all but the survivors from forest and caches; return the beams renumbered."""
-    renumbered = run.forest.prune(sorted(iteration.survivors))
+    renumbered = run.forest.prune(iteration.survivors)
     for cache in run.caches:
-        cache.prune(renumbered)
+        cache.prune()
     beams = iteration.beams
-    nodes = [renumbered[node] for node in beams.nodes]
-    return Beams(nodes, beams.log_weights, beams.hypotheses, beams.copies)
+    return Beams(renumbered[beams.nodes], beams.log_weights, beams.hypotheses, beams.copies)
 
 
 def _finish(run: _Run, beams: Beams) -> DecodeResult:
     """Leave the caches to the next request; return the best sequences and the statistics."""
-    request = run.request
+    request, hypotheses = run.request, run.hypotheses
+    agreed = hypotheses.tokens[hypotheses.common(beams.hypotheses)].tolist()
     for cache in run.caches:
-        cache.finish([*request.prompt_ids, *common_tokens(beams.hypotheses)])
-    finished = run.rule.results(beams)[: request.config.num_return_sequences]
-    sequences = [decoded_sequence(each, request.config, request.stop) for each in finished]
+        cache.finish([*request.prompt_ids, *agreed])
+    best = run.rule.results(beams).first(request.config.num_return_sequences)
+    sequences = decoded_sequences(best, hypotheses, request)
     num_output_tokens = len(sequences[0].token_ids)
     return DecodeResult(sequences, run.stats.stats(len(request.prompt_ids), num_output_tokens))
 
 
-def _rule(request: DecodingRequest, forest: Forest) -> SelectionRule:
+def _rule(request: DecodingRequest, growth: Growth) -> SelectionRule:
     """Return the selection rule of the strategy, with the state of one request."""
     config = request.config
     match config.row.rule:
         case "search":
-            return SearchRule(config, forest)
+            return SearchRule(config, growth)
         case "joint":
-            return JointSpeculativeRule(config, forest)
+            return JointSpeculativeRule(config, growth)
         case "joint-greedy":
-            return JointGreedyRule(config, forest)
+            return JointGreedyRule(config, growth)
     if config.coupling == "gumbel":
-        return SampleRule(config, forest, GumbelCoupling(forest, config.replacement))
+        return SampleRule(config, growth, GumbelCoupling(growth.forest, config.replacement))
     source = request.source or GeneratorSource(request.rng)
-    return SampleRule(config, forest, RejectionCoupling(source, config.replacement))
+    return SampleRule(config, growth, RejectionCoupling(source, config.replacement))
 
 
 def _draft_policy(request: DecodingRequest, rule: SelectionRule, forest: Forest) -> DraftPolicy:

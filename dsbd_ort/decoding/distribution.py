@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 
 from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.errors import ConfigError, ModelError
-from dsbd_ort.decoding.step_model import Logits, Role, RowCache, TopLogits, num_top_logits
+from dsbd_ort.decoding.step_model import Head, Logits, Role, TopLogits, num_top_logits
 
 Floats = NDArray[np.float64]
 
 
-class TopDistribution(NamedTuple):
-    """The next-token distribution of one position, as arrays.
+class TokenDistribution(NamedTuple):
+    """The next-token distribution of one position.
 
     Attributes:
         tokens: (num_tokens,) int64. The tokens that may be drawn: top_k of them by decreasing
@@ -31,63 +31,141 @@ class TopDistribution(NamedTuple):
     log_probs: Floats
     raw_log_probs: Floats
 
-    def raw_log_prob(self, index: int) -> float:
-        """Return the entry ``index`` of ``raw_log_probs``."""
-        return float(self.raw_log_probs[index])
+
+class TopDistributions(Sequence[TokenDistribution]):
+    """Next-token distributions over K tokens each, in arrays with room for more.
+
+    Attributes:
+        tokens: (num_rows, K) int64. See TokenDistribution.
+        log_probs, raw_log_probs: (num_rows, K) float64. See TokenDistribution.
+    """
+
+    def __init__(self, tokens: NDArray[np.int64], log_probs: Floats, raw_log_probs: Floats) -> None:
+        self._arrays = tokens, log_probs, raw_log_probs
+        self._show(len(tokens))
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __getitem__(self, row: int) -> TokenDistribution:  # type: ignore[override]  # no slices
+        if row >= len(self):
+            raise IndexError(row)
+        return TokenDistribution(self.tokens[row], self.log_probs[row], self.raw_log_probs[row])
+
+    def behind_unused_row(self) -> TopDistributions:
+        """Return a copy whose row 0 is no distribution."""
+        return TopDistributions(*(np.concatenate([old[:1], old]) for old in self._arrays))
+
+    def append(self, more: TopDistributions) -> None:
+        """Add rows."""
+        first, size = len(self), len(self) + len(more)
+        if size > len(self._arrays[0]):
+            self._arrays = tuple(larger(array, 2 * size) for array in self._arrays)  # type: ignore[assignment]
+        self._show(size)
+        self.tokens[first:] = more.tokens
+        self.log_probs[first:] = more.log_probs
+        self.raw_log_probs[first:] = more.raw_log_probs
+
+    def keep(self, rows: NDArray[np.int64]) -> None:
+        """Keep row 0 and ``rows``, which become 1, 2, ...; drop all others."""
+        for array in self._arrays:
+            array[1 : 1 + len(rows)] = array[rows]
+        self._show(1 + len(rows))
+
+    def _show(self, size: int) -> None:
+        tokens, log_probs, raw_log_probs = self._arrays
+        self.tokens, self.log_probs = tokens[:size], log_probs[:size]
+        self.raw_log_probs = raw_log_probs[:size]
+
+    def candidates(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], Floats, Floats]:
+        """Return tokens, warped and raw log-probabilities of these rows, (num_rows, K) each."""
+        return self.tokens[rows], self.log_probs[rows], self.raw_log_probs[rows]
+
+    def log_probs_of(self, rows: NDArray[np.int64], tokens: NDArray[np.int64]) -> Floats:
+        """Return the warped log-probability of one token of each of these rows, (num_rows,)."""
+        is_token = self.tokens[rows] == tokens[:, None]
+        found: Floats = self.log_probs[rows, is_token.argmax(axis=1)]
+        return np.where(is_token.any(axis=1), found, -np.inf)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes held."""
+        return sum(array.nbytes for array in self._arrays)
 
 
-class DenseDistribution:
-    """A distribution over the whole vocabulary, with the same members, computed when it is read.
+class DenseDistributions(Sequence[TokenDistribution]):
+    """Next-token distributions over the whole vocabulary, computed when they are read.
 
-    It holds the float32 logits, half of one float64 array: most nodes of a forest are never
+    They are held as float32 logits, half of one float64 array: most nodes of a forest are never
     selected, and their distributions never read.
     """
 
-    __slots__ = ("_largest", "_log_normalizer", "_logits", "_warp")
-
-    def __init__(self, warp: Warp, logits: NDArray[np.float32], largest: np.float32) -> None:
-        """Take a copy of (vocab_size,) logits and the largest of them."""
+    def __init__(
+        self, warp: Warp, logits: NDArray[np.float32], largest: NDArray[np.float32]
+    ) -> None:
+        """Take (num_rows, vocab) logits and the largest of each row."""
         self._warp = warp
-        self._logits = logits.copy()
-        self._largest = largest
-        self._log_normalizer: float | None = None
+        self._arrays = logits, largest
+        self._size = len(logits)
 
-    @property
-    def tokens(self) -> NDArray[np.int64]:
-        """See TopDistribution."""
-        return _all_tokens(len(self._logits))
+    def __len__(self) -> int:
+        return self._size
 
-    @property
-    def log_probs(self) -> Floats:
-        """See TopDistribution."""
-        if self._warp.changes_nothing:
-            return self.raw_log_probs
-        log_probs: Floats = self._warp.warped(self._centred()[None])[0]
+    def __getitem__(self, row: int) -> TokenDistribution:  # type: ignore[override]  # no slices
+        if row >= self._size:
+            raise IndexError(row)
+        tokens, log_probs, raw = self.candidates(np.array([row]))
+        return TokenDistribution(tokens[0], log_probs[0], raw[0])
+
+    def behind_unused_row(self) -> DenseDistributions:
+        """Return a copy whose row 0 is no distribution."""
+        arrays = [np.concatenate([old[:1], old]) for old in self._arrays]
+        return DenseDistributions(self._warp, *arrays)
+
+    def append(self, more: DenseDistributions) -> None:
+        """Add rows."""
+        size = self._size + len(more)
+        if size > len(self._arrays[0]):
+            self._arrays = tuple(larger(array, size + size // 4) for array in self._arrays)  # type: ignore[assignment]
+        for array, added in zip(self._arrays, more._arrays, strict=True):
+            array[self._size : size] = added
+        self._size = size
+
+    def keep(self, rows: NDArray[np.int64]) -> None:
+        """Keep row 0 and ``rows``, which become 1, 2, ...; drop all others and their memory."""
+        self._size = 1 + len(rows)
+        kept = np.concatenate([[0], rows])
+        self._arrays = tuple(array[kept] for array in self._arrays)  # type: ignore[assignment]
+
+    def candidates(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], Floats, Floats]:
+        """Return tokens, warped and raw log-probabilities of these rows, (num_rows, vocab) each."""
+        logits, largest = self._arrays
+        centred = logits[rows].astype(np.float64)
+        centred -= largest[rows, None]
+        raw = centred - np.log(np.exp(centred).sum(axis=1, keepdims=True))
+        log_probs = raw if self._warp.changes_nothing else self._warp.warped(centred)
+        tokens = np.broadcast_to(_all_tokens(logits.shape[1]), raw.shape)
+        return tokens, log_probs, raw
+
+    def log_probs_of(self, rows: NDArray[np.int64], tokens: NDArray[np.int64]) -> Floats:
+        """Return the warped log-probability of one token of each of these rows, (num_rows,)."""
+        log_probs: Floats = self.candidates(rows)[1][np.arange(len(rows)), tokens]
         return log_probs
 
     @property
-    def raw_log_probs(self) -> Floats:
-        """See TopDistribution."""
-        centred = self._centred()
-        centred -= self._normalizer()
-        return centred
-
-    def raw_log_prob(self, index: int) -> float:
-        """Return the entry ``index`` of ``raw_log_probs``."""
-        return float(self._logits[index]) - float(self._largest) - self._normalizer()
-
-    def _normalizer(self) -> float:
-        if self._log_normalizer is None:
-            self._log_normalizer = float(np.log(np.exp(self._centred()).sum()))
-        return self._log_normalizer
-
-    def _centred(self) -> Floats:
-        centred: Floats = self._logits.astype(np.float64) - self._largest
-        return centred
+    def num_bytes(self) -> int:
+        """Bytes held."""
+        return sum(array.nbytes for array in self._arrays)
 
 
-TokenDistribution = TopDistribution | DenseDistribution
-"""The next-token distribution of one position."""
+TokenDistributions = TopDistributions | DenseDistributions
+
+
+def larger(array: NDArray[Any], num_rows: int) -> NDArray[Any]:
+    """Return a copy with room for ``num_rows`` rows."""
+    copy = np.empty((num_rows, *array.shape[1:]), dtype=array.dtype)
+    copy[: len(array)] = array
+    return copy
 
 
 @lru_cache(maxsize=8)  # two models of one vocabulary, as a rule
@@ -115,7 +193,7 @@ class Warp:
         """Whether the warped distribution over the whole vocabulary is the raw one."""
         return self.is_raw or (self.temperature == 1.0 and self.top_p == 1.0)
 
-    def distributions(self, logits: Logits) -> Sequence[TokenDistribution]:
+    def distributions(self, logits: Logits) -> TokenDistributions:
         """Return the next-token distribution of every row of a forward's result.
 
         logits: see StepModel.forward; of ``TopLogits`` the first ``top_k`` of K >= top_k count.
@@ -124,21 +202,18 @@ class Warp:
             ModelError: a row without a finite largest logit or logsumexp (NaN, +inf, or all -inf).
         """
         if isinstance(logits, tuple):
-            return self._from_top(*logits) if len(logits[0]) else []
-        return self._from_all(logits) if len(logits) else []
-
-    def _from_all(self, logits: NDArray[np.float32]) -> Sequence[TokenDistribution]:
-        if not self.top_k:
-            largest = _finite(logits.max(axis=1))
-            return [DenseDistribution(self, *row) for row in zip(logits, largest, strict=True)]
-        return self._by_row(*_top(logits, min(self.top_k, logits.shape[1])))
+            return self._from_top(*logits)
+        if self.top_k:
+            return self._top_distributions(*_top(logits, min(self.top_k, logits.shape[1])))
+        largest = _finite(logits.max(axis=1)) if len(logits) else logits[:, 0]
+        return DenseDistributions(self, logits, largest)
 
     def _from_top(
         self,
         top_ids: NDArray[np.int64],
         top_logits: NDArray[np.float32],
         logsumexp: NDArray[np.float32],
-    ) -> list[TopDistribution]:
+    ) -> TopDistributions:
         top = top_logits[:, : self.top_k].astype(np.float64)
         largest = _finite(top[:, :1]).copy()
         if not (top <= largest).all():
@@ -148,19 +223,18 @@ class Warp:
             )
         log_normalizers = _finite(logsumexp[:, None]) - largest
         top -= largest
-        return self._by_row(top_ids[:, : self.top_k], top, log_normalizers)
+        return self._top_distributions(top_ids[:, : self.top_k], top, log_normalizers)
 
-    def _by_row(
+    def _top_distributions(
         self, tokens: NDArray[np.int64], centred: Floats, log_normalizers: Floats
-    ) -> list[TopDistribution]:
+    ) -> TopDistributions:
         """Return distributions; tokens and centred: (num_rows, n), log_normalizers: (num_rows, 1).
 
         centred: logits less the row's largest. log_normalizers: the log of the sum of
         exponentials of such differences over the whole vocabulary.
         """
         raw = centred - log_normalizers
-        log_probs = raw if self.is_raw else self.warped(centred)
-        return list(map(TopDistribution, tokens, log_probs, raw))
+        return TopDistributions(tokens, raw if self.is_raw else self.warped(centred), raw)
 
     def warped(self, centred: Floats) -> Floats:
         """Return warped log-probabilities of logits, both (num_rows, n) float64."""
@@ -170,6 +244,9 @@ class Warp:
         if self.top_p < 1.0:
             log_probs = _log_normalise(_cut_top_p(log_probs, self.top_p))
         return log_probs
+
+
+_BLOCK = 1 << 16  # logits looked at together: they and a copy fit the processor's cache
 
 
 def _top(
@@ -185,28 +262,30 @@ def _top(
     num_rows, vocab_size = logits.shape
     tokens = np.empty((num_rows, top_k), dtype=np.int64)
     sums = np.empty((num_rows, 1))
-    scratch = np.empty(vocab_size, dtype=np.float32)
-    for i, row in enumerate(logits):  # row by row: a row fits the processor's cache, all do not
-        largest = _finite(row.max())
-        scratch[:] = row
-        scratch.partition(vocab_size - top_k)
-        chosen = np.flatnonzero(row >= scratch[vocab_size - top_k])
-        tokens[i] = chosen if len(chosen) == top_k else _lowest_of_ties(row, chosen, top_k)
-        np.exp(np.subtract(row, largest, out=scratch), out=scratch)
-        sums[i] = scratch.sum(dtype=np.float64)
-    chosen_logits = np.take_along_axis(logits, tokens, axis=1)
-    order = np.argsort(-chosen_logits, axis=1, kind="stable")  # tokens are increasing: ties too
-    centred = np.take_along_axis(chosen_logits, order, axis=1).astype(np.float64)
+    size = max(1, _BLOCK // vocab_size)
+    for first in range(0, num_rows, size):
+        block = logits[first : first + size]
+        largest = _finite(block.max(axis=1, keepdims=True))
+        tokens[first : first + size] = _largest(block, top_k)
+        sums[first : first + size, 0] = np.exp(block - largest).sum(axis=1, dtype=np.float64)
+    chosen = np.take_along_axis(logits, tokens, axis=1)
+    order = np.argsort(-chosen, axis=1, kind="stable")  # tokens are increasing: ties too
+    centred = np.take_along_axis(chosen, order, axis=1).astype(np.float64)
     centred -= centred[:, :1].copy()
     return np.take_along_axis(tokens, order, axis=1), centred, np.log(sums)
 
 
-def _lowest_of_ties(
-    row: NDArray[np.float32], chosen: NDArray[np.int64], top_k: int
-) -> NDArray[np.int64]:
-    """Return the ``top_k`` best of ``chosen`` (increasing ids), increasing; ties by lowest id."""
-    best = np.argsort(-row[chosen], kind="stable")[:top_k]
-    return np.sort(chosen[best])
+def _largest(logits: NDArray[np.float32], top_k: int) -> NDArray[np.int64]:
+    """Return the ids of the ``top_k`` largest logits of every row, increasing; ties by lowest id."""
+    last = logits.shape[1] - top_k
+    bar = np.partition(logits, last, axis=1)[:, last, None]
+    is_chosen = logits >= bar
+    if is_chosen.sum() > top_k * len(logits):  # some tie with the last
+        is_above = logits > bar
+        ties = is_chosen & ~is_above
+        num_free = top_k - is_above.sum(axis=1, keepdims=True)
+        is_chosen = is_above | (ties & (ties.cumsum(axis=1) <= num_free))
+    return is_chosen.nonzero()[1].reshape(len(logits), top_k)
 
 
 def _finite(largest: Any) -> Any:
@@ -240,7 +319,7 @@ def _cut_top_p(log_probs: Floats, top_p: float) -> Floats:
     return np.where(is_cut, -np.inf, log_probs)
 
 
-def check_top_k(role: Role, model: RowCache, config: DecodingConfig, top_k: int) -> None:
+def check_top_k(role: Role, model: Head, config: DecodingConfig, top_k: int) -> None:
     """Refuse a request that looks at more tokens of a position than the model returns.
 
     Args:
@@ -270,7 +349,7 @@ def check_top_k(role: Role, model: RowCache, config: DecodingConfig, top_k: int)
     )
 
 
-def check_logits(logits: Logits, model: RowCache, num_rows: int) -> None:
+def check_logits(logits: Logits, model: Head, num_rows: int) -> None:
     """Raise ModelError unless a model returned logits of ``num_rows`` rows and known tokens."""
     if isinstance(logits, tuple):
         _check_top(logits, model.vocab_size, (num_rows, num_top_logits(model)))

@@ -12,10 +12,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_ort.decoding.beams import Beams, Hypothesis
-from dsbd_ort.decoding.forest import Forest
+from dsbd_ort.decoding.beams import Beams
+from dsbd_ort.decoding.forest import Forest, Nodes
 from dsbd_ort.decoding.forest_cache import ForestCache
-from dsbd_ort.decoding.joint_distribution import JointDistribution, joint_distribution
+from dsbd_ort.decoding.joint_distribution import JointDistribution
 from dsbd_ort.decoding.step_model import EngineCalls
 
 
@@ -25,13 +25,15 @@ class DraftLayer:
 
     Attributes:
         drawn: (<= W_S,) int64 candidates of ``distribution`` in the order drawn.
-        children: the nodes of the distinct drawn candidates, in the order first drawn.
+        children: (<= W_S,) int64. Nodes of the distinct drawn candidates, in the order first drawn.
+        num_new: how many of them were not drafted before.
         kept: ``distribution``, None where the rule never reads it: without top-k it is an array
             of the vocabulary's size for every beam.
     """
 
     drawn: NDArray[np.int64]
-    children: list[int]
+    children: Nodes
+    num_new: int
     kept: JointDistribution | None
 
     @property
@@ -48,8 +50,8 @@ class Iteration:
     Attributes:
         drafted, committed: the drafted layers, the beams of every committed layer.
         beams: those that go on; the last committed ones, or fewer.
-        hypotheses: the live ones, one of which begins the best sequence.
-        survivors: the nodes that pruning will leave.
+        hypotheses: (n,) int64. The live ones, one of which begins the best sequence.
+        survivors: (num_nodes,) bool. Which nodes pruning will leave.
         num_draft_tokens: nodes that the draft added.
         num_accepted_tokens: drafted nodes that were committed, of earlier drafts too.
     """
@@ -57,8 +59,8 @@ class Iteration:
     drafted: list[DraftLayer]
     committed: list[Beams]
     beams: Beams
-    hypotheses: list[Hypothesis]
-    survivors: set[int]
+    hypotheses: NDArray[np.int64]
+    survivors: NDArray[np.bool_]
     num_draft_tokens: int
     num_accepted_tokens: int
 
@@ -129,6 +131,7 @@ def draft_forest(
     depth: int,
     *,
     keeps_distributions: bool,
+    repeats: bool,
 ) -> EngineCalls[list[DraftLayer]]:
     """Add the draft's candidates to the forest: one engine call a layer.
 
@@ -142,31 +145,30 @@ def draft_forest(
         policy: has begun its iteration.
         depth: of the first layer, counted from the prompt.
         keeps_distributions: whether the layers hold the draft's joint distributions.
+        repeats: whether a candidate may be drawn more than once.
 
     Returns:
         The layers; none are added once all draft beams have ended.
     """
     layers: list[DraftLayer] = []
     nodes, log_u, copies = beams.nodes, beams.log_weights, beams.copies
-    while not forest.absorbing.issuperset(nodes) and policy.wants_layer(len(nodes)):
+    while not forest.are_absorbing(nodes) and policy.wants_layer(len(nodes)):
         yield from draft.compute(nodes)
-        found = [draft.distribution(node) for node in nodes]
-        joint = joint_distribution(nodes, log_u, copies, found)
+        joint = draft.joint(nodes, log_u, copies)
         drawn = policy.choose(joint, depth + len(layers))
         if not len(drawn):
             break
-        distinct, copies = distinct_in_order(drawn)
-        nodes, log_u = forest.propose(joint, distinct), joint.log_weights[distinct]
-        layers.append(DraftLayer(drawn, nodes, joint if keeps_distributions else None))
+        distinct, copies = distinct_in_order(drawn) if repeats else (drawn, None)
+        nodes, num_new = forest.propose(joint, distinct)
+        log_u = joint.log_weights[distinct]
+        layers.append(DraftLayer(drawn, nodes, num_new, joint if keeps_distributions else None))
     return layers
 
 
 def distinct_in_order(
     drawn: NDArray[np.int64],
-) -> tuple[NDArray[np.int64], list[int]]:
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the distinct candidates in the order first drawn, and how often each was drawn."""
-    if len(set(drawn.tolist())) == len(drawn):  # always so without replacement
-        return drawn, [1] * len(drawn)
     values, first, counts = np.unique(drawn, return_index=True, return_counts=True)
     order = np.argsort(first)
-    return values[order], counts[order].tolist()
+    return values[order], counts[order]

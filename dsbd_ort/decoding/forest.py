@@ -15,10 +15,13 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_ort.decoding.joint_distribution import STAY, JointDistribution
-from dsbd_ort.decoding.noise import child_key, child_keys, root_key
+from dsbd_ort.decoding.joint_distribution import JointDistribution
+from dsbd_ort.decoding.noise import child_keys, root_key
 
 NO_NODE = -1
+NOT_COMPUTED = -1
+
+Nodes = NDArray[np.int64]
 
 
 class StopState(Protocol):
@@ -42,13 +45,18 @@ def state_after(start: StopState, token_ids: Iterable[int]) -> StopState:
 
 
 class Forest:
-    """The nodes by number, parents before children.
+    """The nodes by number, parents before children, as columns of one array.
+
+    Pruning is one gather of the kept columns. The attributes are views that end with the last node:
+    read them anew after nodes were added or pruned.
 
     Attributes:
-        tokens, parents, positions: per node. The parent of an oldest node is ``NO_NODE``.
-        path_keys: per node, uint64 as int; chained from the root's, see ``noise``.
-        drafted: the nodes that the draft proposed and that are not committed.
-        absorbing: the nodes with which a sequence ends: they never cost a row.
+        tokens, parents, positions: (num_nodes,) int64. An oldest node's parent is ``NO_NODE``.
+        path_keys: (num_nodes,) uint64. Chained from the root's, see ``noise``.
+        is_absorbing: (num_nodes,) int64, 0 or 1. A sequence ends with the node: it costs no row.
+        is_drafted: (num_nodes,) int64, 0 or 1. Proposed by the draft and not committed.
+        slots: (2, num_nodes) int64. By engine, the node's place in its ``CacheView`` and
+            distributions; ``NOT_COMPUTED``, or 0 for an absorbing node, which needs none.
         stop_states: per node, its StopState; empty where only tokens end a sequence.
     """
 
@@ -61,101 +69,130 @@ class Forest:
         stop: StopState | None = None,
     ):
         """Start with one node, the last token of the prompt."""
-        self.tokens = [last_prompt_token]
-        self.parents = [NO_NODE]
-        self.positions = [position]
-        self.path_keys = [root_key(seed)]
-        self.drafted: set[int] = set()
-        self._num_proposed = 0
-        self.absorbing: set[int] = set()
+        self._eos_ids = np.array(sorted(eos_ids), dtype=np.int64)[:, None]
         self.stop_states = [stop] if stop else []
-        self._eos_ids = eos_ids
-        self._children: dict[tuple[int, int], int] = {}
+        self._columns = np.empty((_NUM_FIELDS, 64), dtype=np.int64)
+        self._show(1)
+        self._columns[:, 0] = 0
+        self.tokens[0], self.parents[0], self.positions[0] = last_prompt_token, NO_NODE, position
+        self.path_keys[0] = root_key(seed)
+        self.slots[:] = NOT_COMPUTED
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def candidate_keys(self, joint: JointDistribution) -> NDArray[np.uint64]:
         """Return the path keys of all candidates, (num_candidates,) uint64."""
-        keys = np.array([self.path_keys[node] for node in joint.nodes], dtype=np.uint64)
-        return child_keys(keys[joint.parents], joint.tokens)
+        return child_keys(self.path_keys[joint.nodes].take(joint.parents), joint.tokens)
 
-    def descend(self, joint: JointDistribution, chosen: NDArray[np.int64]) -> list[int]:
-        """Return the node of every chosen candidate, made where it is not there yet.
+    def descend(self, joint: JointDistribution, chosen: NDArray[np.int64]) -> Nodes:
+        """Return the node of every distinct chosen candidate, made where it is not there yet.
 
         An absorbing beam stays the node it is.
         """
-        nodes = []
-        for parent, token in zip(joint.parents[chosen].tolist(), joint.tokens[chosen].tolist()):  # noqa: B905
-            beam = joint.nodes[parent]
-            nodes.append(beam if token == STAY else self._child(beam, token))
+        parents, tokens = joint.nodes[joint.parents[chosen]], joint.tokens[chosen]
+        nodes = self._found(parents, tokens)
+        stays = tokens < 0
+        if stays.any():
+            nodes[stays] = parents[stays]
+        missing = (nodes < 0).nonzero()[0]
+        if len(missing):
+            first = len(self)
+            nodes[missing] = np.arange(first, first + len(missing))
+            self._add(parents[missing], tokens[missing])
         return nodes
 
-    def _child(self, parent: int, token: int) -> int:
-        child = self._children.get((parent, token))
-        if child is None:
-            child = self._children[parent, token] = len(self.tokens)
-            self.tokens.append(token)
-            self.parents.append(parent)
-            self.positions.append(self.positions[parent] + 1)
-            self.path_keys.append(child_key(self.path_keys[parent], token))
-            if token in self._eos_ids:
-                self.absorbing.add(child)
-            if self.stop_states:
-                state = self.stop_states[parent].extended(token)
-                self.stop_states.append(state)
-                if state.has_ended:
-                    self.absorbing.add(child)
-        return child
+    def _found(self, parents: Nodes, tokens: NDArray[np.int64]) -> Nodes:
+        """Return the children that are there already, -1 where there is none."""
+        wanted = (parents << 32) + tokens
+        known = (self.parents << 32) + self.tokens
+        order = known.argsort()
+        found = order.take(known.searchsorted(wanted, sorter=order), mode="clip")
+        return np.where(known[found] == wanted, found, -1)
+
+    def _add(self, parents: Nodes, tokens: NDArray[np.int64]) -> None:
+        first = len(self)
+        self._show(first + len(tokens))
+        self.tokens[first:] = tokens
+        self.parents[first:] = parents
+        self.positions[first:] = self.positions[parents] + 1
+        self.path_keys[first:] = child_keys(self.path_keys[parents], tokens)
+        self.is_drafted[first:] = 0
+        self.is_absorbing[first:] = (tokens == self._eos_ids).any(axis=0)
+        if self.stop_states:
+            self._add_stop_states(first, parents, tokens)
+        self.slots[:, first:] = self.is_absorbing[first:] + NOT_COMPUTED
+
+    def _add_stop_states(self, first: int, parents: Nodes, tokens: NDArray[np.int64]) -> None:
+        states = self._extended(parents, tokens)
+        self.stop_states += states
+        self.is_absorbing[first:] |= [state.has_ended for state in states]
+
+    def _extended(self, parents: Nodes, tokens: NDArray[np.int64]) -> list[StopState]:
+        pairs = zip(parents.tolist(), tokens.tolist(), strict=True)
+        return [self.stop_states[parent].extended(token) for parent, token in pairs]
+
+    def _show(self, num_nodes: int) -> None:
+        """Let the attributes show ``num_nodes`` nodes, in a larger array where they do not fit."""
+        if num_nodes > self._columns.shape[1]:
+            larger = np.empty((_NUM_FIELDS, 2 * num_nodes), dtype=np.int64)
+            larger[:, : len(self)] = self._columns[:, : len(self)]
+            self._columns = larger
+        shown = self._columns[:, :num_nodes]
+        self.tokens, self.parents, self.positions = shown[0], shown[1], shown[2]
+        self.path_keys = shown[3].view(np.uint64)
+        self.is_absorbing, self.is_drafted, self.slots = shown[4], shown[5], shown[6:]
 
     def stopped(self, joint: JointDistribution, chosen: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Tell which chosen candidates would end by their stop state: (num_chosen,) bool."""
-        pairs = zip(joint.parents[chosen].tolist(), joint.tokens[chosen].tolist(), strict=True)
-        states = [self.stop_states[joint.nodes[parent]].extended(token) for parent, token in pairs]
-        return np.array([state.has_ended for state in states], dtype=np.bool_)
+        parents, tokens = joint.nodes[joint.parents[chosen]], joint.tokens[chosen]
+        ended = [state.has_ended for state in self._extended(parents, tokens)]
+        return np.array(ended, dtype=np.bool_)
 
-    def propose(self, joint: JointDistribution, chosen: NDArray[np.int64]) -> list[int]:
-        """Return the nodes of the draft's chosen candidates, as ``descend``, noted as drafted."""
+    def propose(self, joint: JointDistribution, chosen: NDArray[np.int64]) -> tuple[Nodes, int]:
+        """Return the nodes of the draft's chosen candidates, as ``descend``, noted as drafted.
+
+        Returns:
+            The nodes, and how many of them were not drafted before.
+        """
         nodes = self.descend(joint, chosen)
-        num_before = len(self.drafted)
-        self.drafted.update(set(nodes).difference(joint.nodes))
-        self._num_proposed += len(self.drafted) - num_before
-        return nodes
+        is_new = (joint.tokens[chosen] >= 0) & (self.is_drafted[nodes] == 0)
+        self.is_drafted[nodes] |= is_new
+        return nodes, int(is_new.sum())
 
-    def num_proposed(self) -> int:
-        """Return how many nodes were drafted since the last call."""
-        number, self._num_proposed = self._num_proposed, 0
-        return number
+    def commit(self, layers: list[Nodes]) -> int:
+        """Note that layers of nodes are committed; return how many of the nodes were drafted."""
+        num_before = self.is_drafted.sum()
+        for nodes in layers:
+            self.is_drafted[nodes] = 0
+        return int(num_before - self.is_drafted.sum())
 
-    def commit(self, nodes: Iterable[int]) -> int:
-        """Take the selected nodes of a layer out of ``drafted``; return how many were."""
-        accepted = self.drafted.intersection(nodes)
-        self.drafted -= accepted
-        return len(accepted)
+    def are_absorbing(self, nodes: Nodes) -> bool:
+        """Return whether a sequence ends with each of these nodes."""
+        return bool(self.is_absorbing[nodes].all())
 
-    def descendants(self, roots: Iterable[int]) -> list[int]:
-        """Return the nodes below ``roots``, parents before children."""
-        found, below = set(roots), []
-        for node, parent in enumerate(self.parents):
-            if parent in found:
-                found.add(node)
-                below.append(node)
-        return below
+    def below(self, roots: Nodes) -> NDArray[np.bool_]:
+        """Return which nodes are descendants of ``roots``, these not included: (num_nodes,)."""
+        is_root = np.zeros(len(self) + 1, dtype=np.bool_)  # the last: NO_NODE, never one
+        is_root[roots] = True
+        is_below, parents = is_root[self.parents], self.parents
+        while True:
+            found = is_below | np.append(is_below, False)[parents]
+            if (found == is_below).all():
+                return found & ~is_root[:-1]
+            is_below = found
 
-    def prune(self, kept: list[int]) -> dict[int, int]:
-        """Keep the nodes ``kept`` (increasing), renumbered from 0; return new number by old."""
-        renumbered = {old: new for new, old in enumerate(kept)}
-        self.parents = [renumbered.get(self.parents[old], NO_NODE) for old in kept]
-        self.tokens = [self.tokens[old] for old in kept]
-        self.positions = [self.positions[old] for old in kept]
-        self.path_keys = [self.path_keys[old] for old in kept]
-        self.drafted = {renumbered[old] for old in self.drafted if old in renumbered}
-        self.absorbing = {renumbered[old] for old in self.absorbing if old in renumbered}
+    def prune(self, is_kept: NDArray[np.bool_]) -> Nodes:
+        """Drop the nodes that are not kept, (num_nodes,); return new number by old, or NO_NODE."""
+        kept = is_kept.nonzero()[0]
+        renumbered = np.full(len(self) + 1, NO_NODE)  # the last is that of NO_NODE
+        renumbered[kept] = np.arange(len(kept))
         if self.stop_states:
-            self.stop_states = [self.stop_states[old] for old in kept]
-        self._children = {
-            (parent, token): node
-            for node, (parent, token) in enumerate(zip(self.parents, self.tokens, strict=True))
-            if parent != NO_NODE
-        }
+            self.stop_states = [self.stop_states[old] for old in kept.tolist()]
+        self._columns[:, : len(kept)] = self._columns[:, kept]
+        self._show(len(kept))
+        self.parents[:] = renumbered[self.parents]
         return renumbered
+
+
+_NUM_FIELDS = 8

@@ -1,222 +1,170 @@
-"""One engine's side of the forest: the cache rows and distributions of its nodes.
-
-Three verbs change an engine's cache: a forward appends rows, ``keep`` drops some, and dropping the
-rows that no live node sees waits until there are ``MOST_UNSHARED_ROWS`` behind the shared prefix.
-"""
+"""One engine's side of the forest: which nodes it has computed, and the distributions after them."""
 
 from __future__ import annotations
-
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from functools import reduce
-from operator import and_, or_
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_ort.decoding.distribution import TokenDistribution, Warp, check_logits
+from dsbd_ort.decoding.distribution import (
+    TokenDistribution,
+    TokenDistributions,
+    Warp,
+    check_logits,
+)
 from dsbd_ort.decoding.errors import ModelError
-from dsbd_ort.decoding.forest import NO_NODE, Forest
-from dsbd_ort.decoding.step_model import EngineCall, EngineCalls, Logits, Meter, Role, RowCache
+from dsbd_ort.decoding.forest import NO_NODE, Forest, Nodes
+from dsbd_ort.decoding.joint_distribution import JointDistribution, joint_distribution
+from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK, CacheView
+from dsbd_ort.decoding.step_model import EngineCall, EngineCalls, Logits, Meter, Role
 
-PREFILL_CHUNK = 256
-"""Prompt rows per call: bounds the mask at PREFILL_CHUNK x capacity."""
-
-MOST_UNSHARED_ROWS = 64
-"""Rows behind the shared ones from which on pruning drops the unseen among them: until then they
-are masked, which costs next to nothing, while dropping moves the rows behind them in every
-transformer layer."""
-
-
-@dataclass
-class PrefixCache:
-    """The tokens whose rows begin an engine's cache, reused by the next request that begins alike.
-
-    Valid at any time between two requests, also after one that was given up half-way: the rows of
-    a prompt stay in place while the forest behind them changes.
-    """
-
-    tokens: list[int] = field(default_factory=list)
-
-    def num_common(self, token_ids: Sequence[int]) -> int:
-        """Return how many first tokens of ``token_ids`` the cache holds."""
-        num_common = 0
-        for ours, theirs in zip(self.tokens, token_ids, strict=False):
-            if ours != theirs:
-                break
-            num_common += 1
-        return num_common
+_NOTHING = np.arange(0)
+_SLOTS = {"target": 0, "draft": 1}  # row of Forest.slots
 
 
 class ForestCache:
-    """Rows, visibility and distributions of the nodes that one engine has computed.
+    """The computed nodes of the forest in one engine; none is computed twice while it is live.
 
-    No node is computed twice while it is live. The first ``num_shared`` rows are seen by every live
-    node (the prompt and the beams' common path); only the rows behind them have visibility of their
-    own, so that the work of masks and pruning does not grow with the context. Which of those rows a
-    node sees is one integer, bit by bit: with 10 shared rows, 0b101 sees the rows 10 and 12.
+    A computed node has a slot, the same in the ``CacheView`` (its row and what that sees) and in
+    the distributions. Slot 0 is no node's: it stands for the prompt in the one, for "stays what it
+    is" in the other.
     """
 
     def __init__(
-        self,
-        role: Role,
-        rows: RowCache,
-        meter: Meter,
-        forest: Forest,
-        warp: Warp,
-        prefix: PrefixCache,
+        self, role: Role, view: CacheView, meter: Meter, forest: Forest, warp: Warp
     ) -> None:
-        """Take an engine's cache, which begins with the rows of ``prefix``; that is kept valid."""
+        """Take an engine's view, which begins with the rows of its prefix."""
         self._role = role
-        self._rows = rows
+        self._view = view
         self._meter = meter
-        self._prefix = prefix
         self._forest = forest
         self._warp = warp
         self._num_calls = 0
-        self._num_shared = 0
-        self._distributions: dict[int, TokenDistribution] = {}
-        self._seen: dict[int, int] = {}  # bit r: the node sees row num_shared + r
+        self._distributions: TokenDistributions | None = None  # as the first logits are
+
+    @property
+    def slots(self) -> NDArray[np.int64]:
+        """Slot of every node, (num_nodes,) int64: negative where it is not computed."""
+        return self._forest.slots[_SLOTS[self._role]]
 
     def prefill(self, token_ids: NDArray[np.int64]) -> EngineCalls[None]:
         """Compute the prompt but for its last token, which is the forest's root. No logits."""
-        tokens, prefix = token_ids.tolist(), self._prefix
-        num_cached = prefix.num_common(tokens)
-        prefix.tokens = tokens[:num_cached]
-        self._keep(np.arange(num_cached))
-        nothing = np.arange(0)
-        for start in range(num_cached, len(token_ids), PREFILL_CHUNK):
+        tokens, view = token_ids.tolist(), self._view
+        for start in range(len(view.prefix.tokens), len(tokens), PREFILL_CHUNK):
             chunk = token_ids[start : start + PREFILL_CHUNK]
             positions = np.arange(start, start + len(chunk))
-            mask = np.tri(len(chunk), start + len(chunk), start, dtype=np.bool_)
-            logits = yield self._call(chunk, positions, mask, nothing)
+
+            def mask(first_row: int, size: int = len(chunk)) -> NDArray[np.bool_]:
+                return view.append_prompt(size, first_row)
+
+            logits = yield EngineCall(self._role, self._meter, chunk, positions, _NOTHING, mask)
             self._read(logits, 0)
-            prefix.tokens = tokens[: start + len(chunk)]
-        self._num_shared = len(token_ids)
+            view.prefix.tokens = tokens[: start + len(chunk)]
+        view.begin()
 
     def finish(self, agreed_tokens: list[int]) -> None:
-        """Note for the next request which tokens the shared rows hold.
+        """Leave the rows that all nodes see to the next request.
 
-        agreed_tokens: the prompt and the new tokens that all live beams share.
+        agreed_tokens: the prompt and the new tokens that all beams share.
         """
-        self._drop_unseen_rows()
-        self._prefix.tokens = agreed_tokens[: self._num_shared]
+        self._view.end(agreed_tokens)
 
-    def is_computed(self, node: int) -> bool:
-        """Return whether the node's row and distribution are known; an absorbing one needs none."""
-        return node in self._distributions or node in self._forest.absorbing
+    def are_computed(self, nodes: Nodes) -> bool:
+        """Return whether the distribution after each is known; an absorbing one needs none."""
+        return bool((self.slots[nodes] >= 0).all())
+
+    def num_pending(self, nodes: Nodes) -> int:
+        """Return how many rows must be computed before the distributions after ``nodes``."""
+        return int(self._pending(nodes).sum())
+
+    def _pending(self, nodes: Nodes) -> NDArray[np.bool_]:
+        """Return which nodes must be computed before the distributions after ``nodes``."""
+        slots, parents = self.slots, self._forest.parents
+        is_pending = np.zeros(len(slots), dtype=np.bool_)
+        found = nodes[slots[nodes] < 0]
+        while len(found):
+            is_pending[found] = True
+            above = parents[found]
+            found = above[(above != NO_NODE) & (slots[above] < 0)]
+        return is_pending
+
+    def compute(self, nodes: Nodes | None = None) -> EngineCalls[None]:
+        """Compute ``nodes`` (all by default) and their pending ancestors in one call, if any."""
+        forest = self._forest
+        pending = (self.slots < 0 if nodes is None else self._pending(nodes)).nonzero()[0]
+        size = len(pending)
+        if not size:
+            return
+        positions = forest.positions[pending]
+        generations = _generations(positions)
+        parents = forest.parents[pending]
+        self.slots[pending] = np.arange(self._view.num_slots, self._view.num_slots + size)
+        parent_slots = np.where(parents == NO_NODE, 0, self.slots[parents])
+        view = self._view
+
+        def mask(first_row: int) -> NDArray[np.bool_]:
+            return view.append(parent_slots, generations, first_row)
+
+        logits = yield EngineCall(
+            self._role, self._meter, forest.tokens[pending], positions, np.arange(size), mask
+        )
+        found = self._read(logits, size)
+        if self._distributions is None:
+            self._distributions = found.behind_unused_row()
+        else:
+            self._distributions.append(found)  # type: ignore[arg-type]  # of the same kind
+
+    def joint(
+        self, nodes: Nodes, log_weights: NDArray[np.float64], copies: NDArray[np.int64] | None
+    ) -> JointDistribution:
+        """Return the joint distribution over the continuations of computed beams."""
+        assert self._distributions is not None  # of computed nodes
+        return joint_distribution(
+            nodes, log_weights, copies, self._distributions, self.slots[nodes]
+        )
+
+    def log_probs(self, nodes: Nodes, tokens: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return the warped log-probability of one token after each computed node."""
+        assert self._distributions is not None  # of computed nodes
+        return self._distributions.log_probs_of(self.slots[nodes], tokens)
 
     def distribution(self, node: int) -> TokenDistribution | None:
-        """Return the distribution after a computed node, None for an absorbing one."""
-        return None if node in self._forest.absorbing else self._distributions[node]
+        """Return the distribution after a node, None for one not computed or absorbing."""
+        slot = int(self.slots[node])
+        return self._distributions[slot] if slot > 0 and self._distributions is not None else None
 
-    def pending(self, nodes: Iterable[int]) -> list[int]:
-        """Return what must be computed before the distributions after ``nodes``, parents first."""
-        parents, need_nothing = self._forest.parents, self._forest.absorbing | {NO_NODE}
-        missing: set[int] = set()
-        found = set(nodes)
-        while found := found.difference(self._distributions, need_nothing, missing):
-            missing |= found
-            found = {parents[node] for node in found}
-        return sorted(missing)
+    def needed_for(self, is_kept: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Return which nodes are kept, or needed to compute those later: (num_nodes,) bool."""
+        is_pending = self._pending(is_kept.nonzero()[0])
+        needed = is_kept | is_pending
+        parents = self._forest.parents[is_pending]
+        needed[parents[parents != NO_NODE]] = True
+        return needed
 
-    def compute(self, nodes: Iterable[int]) -> EngineCalls[None]:
-        """Compute ``nodes`` and their pending ancestors in one engine call, if any."""
-        nodes = self.pending(nodes)
-        if not nodes:
+    def prune(self) -> None:
+        """Forget the nodes that the forest has dropped."""
+        slots = self.slots
+        computed = (slots > 0).nonzero()[0]
+        kept = slots[computed]
+        if not len(kept):  # all beams have ended: ``finish`` looks at the rows as they were
             return
-        forest, seen, num_shared = self._forest, self._seen, self._num_shared
-        first_row = self._rows.num_rows
-        for bit, node in enumerate(nodes, start=first_row - num_shared):
-            parent = forest.parents[node]
-            seen[node] = (0 if parent == NO_NODE else seen[parent]) | 1 << bit
-        mask = np.ones((len(nodes), first_row + len(nodes)), dtype=np.bool_)
-        mask[:, num_shared:] = _bits([seen[node] for node in nodes], mask.shape[1] - num_shared)
-        logits = yield self._call(
-            np.array([forest.tokens[node] for node in nodes]),
-            np.array([forest.positions[node] for node in nodes]),
-            mask,
-            np.arange(len(nodes)),
-        )
-        self._distributions.update(zip(nodes, self._read(logits, len(nodes)), strict=True))
+        self._view.keep(kept)
+        if self._distributions is not None:
+            self._distributions.keep(kept)
+        slots[computed] = np.arange(1, 1 + len(kept))
 
-    def parents_of_pending(self, nodes: set[int]) -> set[int]:
-        """Return the ancestors of ``nodes`` without which these could not be computed later."""
-        pending = self.pending(nodes)
-        return {self._forest.parents[node] for node in pending}.union(pending) - {NO_NODE}
-
-    def prune(self, renumbered: dict[int, int]) -> None:
-        """Forget all but the kept nodes, and drop unseen rows once there are many.
-
-        renumbered: new number by old of the kept nodes.
-        """
-        distributions, seen = self._distributions, self._seen
-        self._distributions = {
-            new: distributions[old] for old, new in renumbered.items() if old in distributions
-        }
-        kept = {new: seen[old] for old, new in renumbered.items() if old in seen}
-        self._seen = kept or seen  # none is kept once all beams have ended, before ``finish``
-        if self._rows.num_rows - self._num_shared > MOST_UNSHARED_ROWS:
-            self._drop_unseen_rows()
-
-    def _drop_unseen_rows(self) -> None:
-        """Keep the rows that a node sees; the first of them that all nodes see become shared.
-
-        With 10 shared rows, two nodes and six rows behind, lowest bit (row 10) to the right:
-
-            node 7 sees       0b010111      any: 0b110111, row 13 is unseen and dropped
-            node 8 sees       0b100111      all: 0b000111, the rows 10 to 12 become shared
-
-        What is left to tell apart are the old rows 14 and 15, now 13 and 14: 0b01 and 0b10.
-        """
-        seen, num_own = self._seen, self._rows.num_rows - self._num_shared
-        if not seen:  # nothing was computed
-            return
-        by_any, by_all = reduce(or_, seen.values()), reduce(and_, seen.values())
-        bits = _bits([by_any, by_all, *seen.values()], num_own)
-        kept = np.flatnonzero(bits[0])
-        is_shared = bits[1, kept]
-        num_common = len(kept) if is_shared.all() else int(is_shared.argmin())
-        if len(kept) < num_own:
-            rows_of_all = np.arange(self._num_shared)
-            self._keep(np.concatenate([rows_of_all, kept + self._num_shared]))
-        self._seen = dict(zip(seen, _integers(bits[2:, kept[num_common:]]), strict=True))
-        self._num_shared += num_common
-
-    def _read(self, logits: Logits, num_rows: int) -> Sequence[TokenDistribution]:
+    def _read(self, logits: Logits, num_rows: int) -> TokenDistributions:
         """Return the distributions of a call's rows; an error says which call of which engine."""
         self._num_calls += 1
         try:
-            check_logits(logits, self._rows, num_rows)
+            check_logits(logits, self._view.kv, num_rows)
             return self._warp.distributions(logits)
         except ModelError as error:
             raise ModelError(f"call {self._num_calls} of the {self._role}: {error}") from error
 
-    def _call(
-        self,
-        token_ids: NDArray[np.int64],
-        positions: NDArray[np.int64],
-        mask: NDArray[np.bool_],
-        logit_rows: NDArray[np.int64],
-    ) -> EngineCall:
-        return EngineCall(self._role, self._meter, token_ids, positions, mask, logit_rows)
 
-    def _keep(self, rows: NDArray[np.int64]) -> None:
-        meter = self._meter
-        began = meter.clock()
-        self._rows.keep(rows)
-        meter.seconds += meter.clock() - began
-
-
-def _bits(integers: list[int], num_bits: int) -> NDArray[np.bool_]:
-    """Return the lowest bits of each integer, lowest first: (num_integers, num_bits) bool."""
-    num_bytes = (num_bits + 7) // 8
-    joined = b"".join([integer.to_bytes(num_bytes, "little") for integer in integers])
-    rows = np.frombuffer(joined, np.uint8).reshape(len(integers), num_bytes)
-    return np.unpackbits(rows, axis=1, count=num_bits, bitorder="little").view(np.bool_)
-
-
-def _integers(bits: NDArray[np.bool_]) -> list[int]:
-    """Return the integers of which ``_bits`` gives ``bits``, (num_integers, num_bits) bool."""
-    rows = np.packbits(bits, axis=1, bitorder="little")
-    return [int.from_bytes(row.tobytes(), "little") for row in rows]
+def _generations(positions: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    """Return the indices of equal positions, lowest position first."""
+    first, last = int(positions.min()), int(positions.max())
+    if first == last:
+        return [np.arange(len(positions))]
+    return [(positions == position).nonzero()[0] for position in range(first, last + 1)]

@@ -49,7 +49,7 @@ class GumbelCoupling:
         if self._replacement:
             keys = self._forest.candidate_keys(joint)
             scores = [joint.log_masses + gumbel_noise(keys, depth, j) for j in range(num_draws)]
-            return np.array([np.argmax(score) for score in scores])
+            return np.array([score.argmax() for score in scores])
         return best_candidates(self.scores(joint, depth), num_draws)
 
     def scores(self, joint: JointDistribution, depth: int) -> NDArray[np.float64]:

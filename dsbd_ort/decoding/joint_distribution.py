@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_ort.decoding.distribution import TokenDistribution, TopDistribution
+from dsbd_ort.decoding.distribution import TokenDistributions
 
 STAY = -1
 """The "token" by which an absorbing beam continues: it stays what it is, with probability 1."""
@@ -18,35 +16,28 @@ STAY = -1
 _ALL = slice(None)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class JointDistribution:
     """P(i, v) = w_i * p~(v | x_i) of draft or target, unnormalised, in logs.
 
+    Candidates are numbered by beam, then by token.
+
     Attributes:
-        nodes: (num_beams,) the nodes that ``parents`` counts.
-        distributions: (num_beams,) of their next tokens.
+        nodes: (num_beams,) int64. The nodes that ``parents`` counts.
         parents: (num_candidates,) int64. Index of the candidate's beam.
         tokens: (num_candidates,) int64. STAY for an absorbing beam.
         log_weights: (num_candidates,) float64. log w_i + log p~(v | x_i): the child's weight.
         log_masses: (num_candidates,) float64. The same times the copies of the beam: what draws
             go by.
+        raw_log_probs: (num_candidates,) float64. Unwarped log-probability of the token.
     """
 
-    nodes: list[int]
-    distributions: list[TokenDistribution]
+    nodes: NDArray[np.int64]
     parents: NDArray[np.int64]
     tokens: NDArray[np.int64]
     log_weights: NDArray[np.float64]
     log_masses: NDArray[np.float64]
-
-    def raw_log_probs(self, chosen: NDArray[np.int64]) -> list[float]:
-        """Return the unwarped log-probability of the token of every chosen candidate."""
-        parents, found = self.parents, self.distributions
-        first = [0, *accumulate([len(each.tokens) for each in found])]  # candidate of every beam
-        return [
-            found[parent].raw_log_prob(candidate - first[parent])
-            for parent, candidate in zip(parents[chosen].tolist(), chosen.tolist(), strict=True)
-        ]
+    raw_log_probs: NDArray[np.float64]
 
     def probabilities(self) -> NDArray[np.float64]:
         """Return the normalised probabilities, (num_candidates,) float64."""
@@ -60,8 +51,9 @@ class JointDistribution:
         It is the same in every joint distribution: the node is in the upper half, the token
         (STAY is -1) plus one in the lower.
         """
-        nodes = np.array(self.nodes, dtype=np.int64)
-        numbers: NDArray[np.int64] = (nodes[self.parents[chosen]] << 32) + self.tokens[chosen] + 1
+        numbers: NDArray[np.int64] = (
+            (self.nodes[self.parents[chosen]] << 32) + self.tokens[chosen] + 1
+        )
         return numbers
 
     def aligned_to(self, other: JointDistribution) -> NDArray[np.int64]:
@@ -74,40 +66,55 @@ class JointDistribution:
         return index
 
 
-_FEW_CANDIDATES = 4096
-_STAY = TopDistribution(np.array([STAY]), np.zeros(1), np.zeros(1))
-
-
 def joint_distribution(
-    nodes: list[int],
+    nodes: NDArray[np.int64],
     log_weights: NDArray[np.float64],
-    copies: list[int],
-    distributions: Sequence[TokenDistribution | None],
+    copies: NDArray[np.int64] | None,
+    distributions: TokenDistributions,
+    rows: NDArray[np.int64],
 ) -> JointDistribution:
-    """Combine beam weights and next-token distributions; None stands for an absorbing beam."""
-    full = [_STAY if each is None else each for each in distributions]
-    num_tokens = tuple([len(each.tokens) for each in full])
-    few = sum(num_tokens) <= _FEW_CANDIDATES
-    parents = _parents(num_tokens) if few else np.repeat(np.arange(len(full)), num_tokens)
-    weights = np.concatenate([each.log_probs for each in full])
-    weights += log_weights[parents]
-    return JointDistribution(
-        nodes=nodes,
-        distributions=full,
-        parents=parents,
-        tokens=np.concatenate([each.tokens for each in full]),
-        log_weights=weights,
-        log_masses=weights if max(copies) == 1 else weights + np.log(copies)[parents],
+    """Combine beam weights and next-token distributions.
+
+    Args:
+        nodes: (num_beams,) int64. Of the beams.
+        log_weights: (num_beams,) float64. Theirs.
+        copies: (num_beams,) int64. How often each was drawn; None: once.
+        distributions: row 0 stands for "stays what it is".
+        rows: (num_beams,) int64. The row of each beam, 0 for an absorbing one.
+    """
+    tokens, log_probs, raw = (array.ravel() for array in distributions.candidates(rows))
+    num_tokens = len(tokens) // len(rows)
+    parents = _parents(len(rows), num_tokens)
+    if not rows.all():
+        first = num_tokens * (rows == 0).nonzero()[0]
+        tokens[first], log_probs[first], raw[first] = STAY, 0.0, 0.0
+        is_left = (rows != 0)[parents]
+        is_left[first] = True
+        tokens, log_probs, raw = tokens[is_left], log_probs[is_left], raw[is_left]
+        parents = parents[is_left]
+    weights = log_probs + log_weights[parents]
+    masses = weights if copies is None else weights + np.log(copies)[parents]
+    return JointDistribution(nodes, parents, tokens, weights, masses, raw)
+
+
+_FEW_CANDIDATES = 4096
+
+
+def _parents(num_beams: int, num_tokens: int) -> NDArray[np.int64]:
+    """Return the beam of every candidate: (2, 3) gives [0, 0, 0, 1, 1, 1]."""
+    few = num_beams * num_tokens <= _FEW_CANDIDATES
+    return (
+        _remembered_parents(num_beams, num_tokens) if few else _new_parents(num_beams, num_tokens)
     )
 
 
-@lru_cache(maxsize=64)  # the same few shapes recur in every layer
-def _parents(num_tokens: tuple[int, ...]) -> NDArray[np.int64]:
-    """Return the beam of every candidate: (2, 3) gives [0, 0, 1, 1, 1]."""
-    parents = np.repeat(np.arange(len(num_tokens)), num_tokens)
+def _new_parents(num_beams: int, num_tokens: int) -> NDArray[np.int64]:
+    parents = np.repeat(np.arange(num_beams), num_tokens)
     parents.flags.writeable = False
     return parents
 
+
+_remembered_parents = lru_cache(maxsize=64)(_new_parents)  # the same few recur in every layer
 
 _SORTED_WHOLE = 256  # up to here sorting all candidates is faster than finding the best first
 

@@ -17,10 +17,9 @@ from dsbd_ort.decoding.beams import Beams
 from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.distribution import Warp
 from dsbd_ort.decoding.draft import DraftLayer
-from dsbd_ort.decoding.forest import Forest
 from dsbd_ort.decoding.gumbel_coupling import GumbelCoupling
 from dsbd_ort.decoding.joint_distribution import JointDistribution, best_candidates
-from dsbd_ort.decoding.rule import BeamSetRule, NodeDistributions, descended, target_distribution
+from dsbd_ort.decoding.rule import BeamSetRule, Growth, NodeDistributions
 
 
 class _JointDecoding(BeamSetRule):
@@ -29,8 +28,8 @@ class _JointDecoding(BeamSetRule):
     keeps_descendants = True
     reads_draft_distributions = True
 
-    def __init__(self, config: DecodingConfig, forest: Forest) -> None:
-        super().__init__(config, forest)
+    def __init__(self, config: DecodingConfig, growth: Growth) -> None:
+        super().__init__(config, growth)
         self.warp = Warp(config.temperature or 1.0, config.top_k, config.top_p)
 
     def propose(self, joint: JointDistribution, num_draws: int, depth: int) -> NDArray[np.int64]:
@@ -43,8 +42,8 @@ class _JointDecoding(BeamSetRule):
 
     def _next_beams(self, target: NodeDistributions, beams: Beams, width: int) -> Beams:
         """Return the ``width`` continuations of largest joint target likelihood."""
-        joint = target_distribution(target, beams)
-        return descended(self._forest, beams, joint, best_candidates(joint.log_masses, width))
+        joint = target.joint(beams.nodes, beams.log_weights, None)
+        return self._growth.descended(beams, joint, best_candidates(joint.log_masses, width))
 
 
 class JointSpeculativeRule(_JointDecoding):
@@ -57,57 +56,50 @@ class JointSpeculativeRule(_JointDecoding):
     single sequence, r_i > joint_threshold.
     """
 
-    def __init__(self, config: DecodingConfig, forest: Forest) -> None:
-        super().__init__(config, forest)
-        self._gumbel = GumbelCoupling(forest, replacement=False)
+    def __init__(self, config: DecodingConfig, growth: Growth) -> None:
+        super().__init__(config, growth)
+        self._gumbel = GumbelCoupling(growth.forest, replacement=False)
 
     def select(
         self, target: NodeDistributions, beams: Beams, drafted: list[DraftLayer], depth: int
     ) -> Iterator[Beams]:
         """See SelectionRule.select."""
+        forest = self._growth.forest
         for node in self._accepted_path(target, beams, drafted):
-            joint = target_distribution(target, beams)
-            tokens = joint.tokens == self._forest.tokens[node]
-            beams = descended(self._forest, beams, joint, np.flatnonzero(tokens))
+            joint = target.joint(beams.nodes, beams.log_weights, None)
+            tokens = joint.tokens == forest.tokens[node]
+            beams = self._growth.descended(beams, joint, np.flatnonzero(tokens))
             depth += 1
             yield beams
-        if beams.nodes[0] in self._forest.absorbing:
+        if forest.are_absorbing(beams.nodes):
             return
         if self._config.temperature == 0.0:
             yield self._next_beams(target, beams, 1)
         else:
-            joint = target_distribution(target, beams)
-            yield descended(self._forest, beams, joint, self._gumbel.draw(joint, 1, depth))
+            joint = target.joint(beams.nodes, beams.log_weights, None)
+            yield self._growth.descended(beams, joint, self._gumbel.draw(joint, 1, depth))
 
     def _accepted_path(
         self, target: NodeDistributions, beams: Beams, drafted: list[DraftLayer]
     ) -> list[int]:
         """Return the nodes from below the input beam to the accepted one; none if none passes."""
-        root = beams.nodes[0]
-        log_p = {root: 0.0}
+        forest, root = self._growth.forest, int(beams.nodes[0])
+        log_p = np.full(len(forest), -np.inf)  # of the path from the root, where it is known
+        log_p[root] = 0.0
         accepted = root
         for layer in drafted:
-            for child in layer.children:
-                if child not in log_p:
-                    log_p[child] = self._log_p_of_child(target, log_p, child)
-            best = max(layer.children, key=log_p.__getitem__)
+            children = layer.children
+            parents = forest.parents[children]  # of one that has ended as well: the same again
+            log_p[children] = log_p[parents] + target.log_probs(parents, forest.tokens[children])
+            best = int(children[log_p[children].argmax()])
             largest_log_q = layer.distribution.log_weights[layer.drawn].max() - beams.log_weights[0]
             if log_p[best] - largest_log_q > math.log(self._config.joint_limit):
                 accepted = best
         path = []
         while accepted != root:
             path.append(accepted)
-            accepted = self._forest.parents[accepted]
+            accepted = int(forest.parents[accepted])
         return path[::-1]
-
-    def _log_p_of_child(
-        self, target: NodeDistributions, log_p: dict[int, float], child: int
-    ) -> float:
-        parent = self._forest.parents[child]
-        found = target.distribution(parent)
-        assert found is not None  # an absorbing node has no child
-        place = np.flatnonzero(found.tokens == self._forest.tokens[child])
-        return log_p[parent] + float(found.log_probs[place[0]]) if len(place) else -math.inf
 
 
 class JointGreedyRule(_JointDecoding):
@@ -120,7 +112,7 @@ class JointGreedyRule(_JointDecoding):
         self, target: NodeDistributions, beams: Beams, drafted: list[DraftLayer], depth: int
     ) -> Iterator[Beams]:
         """See SelectionRule.select."""
-        while all(map(target.is_computed, beams.nodes)):
+        while target.are_computed(beams.nodes):
             beams = self._next_beams(target, beams, self._config.search_width)
             depth += 1
             if depth % self._config.block_length == 0 or self.is_finished(beams, depth):

@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
-from dsbd_ort.decoding.beams import Hypothesis, common_tokens
+from dsbd_ort.decoding.beams import Agreement, Hypotheses, Hypothesis
 from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.cost_curve import EngineCosts
 from dsbd_ort.decoding.errors import DecodingError
 from dsbd_ort.decoding.forest import StopState, state_after
-from dsbd_ort.decoding.forest_cache import MOST_UNSHARED_ROWS
 from dsbd_ort.decoding.option_values import shown
 from dsbd_ort.decoding.rejection_coupling import RandomSource
 from dsbd_ort.decoding.rule import Finished
 from dsbd_ort.decoding.stats import DecodingStats
-from dsbd_ort.decoding.step_model import Clock, RowCache
+from dsbd_ort.decoding.step_model import Clock, Head
 from dsbd_ort.decoding.throughput import AcceptanceEstimator
 from dsbd_ort.decoding.trace import TraceRecorder
 
@@ -87,34 +87,52 @@ class DecodeResult:
 
 @dataclass(frozen=True)
 class IterationOutput:
-    """The live hypotheses after one iteration of the loop."""
+    """The live hypotheses after one iteration of the loop; read outputs in their order."""
 
-    hypotheses: list[Hypothesis]
+    all_hypotheses: Hypotheses
+    live: NDArray[np.int64]
+    agreement: Agreement
+
+    @property
+    def hypotheses(self) -> list[Hypothesis]:
+        """The live hypotheses."""
+        return [Hypothesis(self.all_hypotheses, entry) for entry in self.live.tolist()]
 
     @cached_property
     def agreed_tokens(self) -> list[int]:
         """New tokens, from the first on, that all live hypotheses share: they are final."""
-        return common_tokens(self.hypotheses)
+        self.agreement.update(self.live)
+        return self.agreement.tokens.copy()
 
     def agreed_logprobs(self, start: int) -> list[float]:
         """Return the raw log-probabilities of the agreed tokens from number ``start`` on."""
-        stop = len(self.agreed_tokens)
-        return [link.token_logprob for link in self.hypotheses[0].chain()[start:stop]]
+        entries = self.agreement.entries[start : len(self.agreed_tokens)]
+        return self.all_hypotheses.token_logprobs[entries].tolist()
 
 
-def decoded_sequence(
-    finished: Finished, config: DecodingConfig, stop: StopState | None
-) -> DecodedSequence:
-    """Return a final hypothesis as a sequence."""
-    chain = finished.hypothesis.chain()
-    token_ids = [link.token for link in chain]
-    return DecodedSequence(
-        token_ids=token_ids,
-        token_logprobs=[link.token_logprob for link in chain],
-        logprob=finished.hypothesis.logprob,
-        score=finished.score,
-        finish_reason=_finish_reason(token_ids, config, stop),
+def decoded_sequences(
+    finished: Finished, hypotheses: Hypotheses, request: DecodingRequest
+) -> list[DecodedSequence]:
+    """Return final hypotheses as sequences."""
+    sequences = []
+    paths, logprobs = (
+        hypotheses.paths(finished.hypotheses),
+        hypotheses.logprobs[finished.hypotheses],
     )
+    for path, logprob, score in zip(
+        paths, logprobs.tolist(), finished.scores.tolist(), strict=True
+    ):
+        token_ids = hypotheses.tokens[path].tolist()
+        sequences.append(
+            DecodedSequence(
+                token_ids=token_ids,
+                token_logprobs=hypotheses.token_logprobs[path].tolist(),
+                logprob=logprob,
+                score=score,
+                finish_reason=_finish_reason(token_ids, request.config, request.stop),
+            )
+        )
+    return sequences
 
 
 def _finish_reason(token_ids: list[int], config: DecodingConfig, stop: StopState | None) -> str:
@@ -123,7 +141,7 @@ def _finish_reason(token_ids: list[int], config: DecodingConfig, stop: StopState
     return "stop" if stop and state_after(stop, token_ids).has_ended else "length"
 
 
-def check_request(request: DecodingRequest, target: RowCache, draft: RowCache | None) -> None:
+def check_request(request: DecodingRequest, target: Head, draft: Head | None) -> None:
     """Raise DecodingError for a prompt, models or a missing stop state that cannot be decoded."""
     config = request.config
     _check_prompt(request.prompt_ids, target.vocab_size)
@@ -187,12 +205,12 @@ def most_rows(num_prompt_tokens: int, config: DecodingConfig) -> int:
     """Return a bound of the rows that a request ever holds in the cache of one engine.
 
     The paths of the beams take at most ``num_beams`` rows a token (where beams share no token).
-    Added are the nodes that pruning leaves or the unseen rows not dropped yet, and the rows of one
-    iteration: a draft, and the selected nodes of every layer.
+    Added are the nodes that pruning leaves, and the rows of one iteration: a draft, and the
+    selected nodes of every layer. Rows that are not used any more give way where there is no room.
     """
     num_beams = max(config.width, config.joint_beams or 1)
     num_layers = len(config.layer_widths) + 1
     on_paths = num_beams * (config.max_new_tokens + 1)
-    left = max(MOST_UNSHARED_ROWS, num_beams + most_descendants(config))
+    left = num_beams + most_descendants(config)
     added = sum(config.layer_widths) + (num_layers + 1) * num_beams
     return num_prompt_tokens + on_paths + left + added

@@ -12,30 +12,44 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_ort.decoding.beams import Beams, Hypothesis
+from dsbd_ort.decoding.beams import Beams, Hypotheses
 from dsbd_ort.decoding.config import DecodingConfig
-from dsbd_ort.decoding.distribution import TokenDistribution, Warp
+from dsbd_ort.decoding.distribution import Warp
 from dsbd_ort.decoding.draft import DraftLayer, distinct_in_order
-from dsbd_ort.decoding.forest import Forest
-from dsbd_ort.decoding.joint_distribution import JointDistribution, joint_distribution
+from dsbd_ort.decoding.forest import Forest, Nodes
+from dsbd_ort.decoding.joint_distribution import JointDistribution
 
 
 class NodeDistributions(Protocol):
     """The distributions that the target has computed of the forest."""
 
-    def is_computed(self, node: int) -> bool:
-        """Return whether the distribution after ``node`` is known; absorbing nodes need none."""
+    def are_computed(self, nodes: Nodes) -> bool:
+        """Return whether the distribution after each is known; absorbing nodes need none."""
 
-    def distribution(self, node: int) -> TokenDistribution | None:
-        """Return the distribution after a computed node, None for an absorbing one."""
+    def joint(
+        self, nodes: Nodes, log_weights: NDArray[np.float64], copies: NDArray[np.int64] | None
+    ) -> JointDistribution:
+        """Return the joint distribution over the continuations of computed beams."""
+
+    def log_probs(self, nodes: Nodes, tokens: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return the warped log-probability of one token after each computed node."""
 
 
 @dataclass(frozen=True)
 class Finished:
-    """A hypothesis to return, and its rank."""
+    """Hypotheses to return, best first, and what they are ranked by.
 
-    hypothesis: Hypothesis
-    score: float
+    Attributes:
+        hypotheses: (n,) int64. Entries of ``Hypotheses``.
+        scores: (n,) float64.
+    """
+
+    hypotheses: NDArray[np.int64]
+    scores: NDArray[np.float64]
+
+    def first(self, number: int) -> Finished:
+        """Return the best ones."""
+        return Finished(self.hypotheses[:number], self.scores[:number])
 
 
 class SelectionRule(Protocol):
@@ -72,65 +86,61 @@ class SelectionRule(Protocol):
     def is_finished(self, beams: Beams, num_layers: int) -> bool:
         """Return whether nothing is left to select after ``num_layers`` layers."""
 
-    def live(self, beams: Beams) -> list[Hypothesis]:
+    def live(self, beams: Beams) -> NDArray[np.int64]:
         """Return the hypotheses one of which will begin the best sequence."""
 
-    def results(self, beams: Beams) -> list[Finished]:
+    def results(self, beams: Beams) -> Finished:
         """Return the final hypotheses, best first."""
 
 
-def target_distribution(target: NodeDistributions, beams: Beams) -> JointDistribution:
-    """Return the target's joint distribution over the continuations of computed beams."""
-    found = [target.distribution(node) for node in beams.nodes]
-    return joint_distribution(beams.nodes, beams.log_weights, beams.copies, found)
+class Growth:
+    """The forest and the hypotheses of a request, which grow together layer by layer."""
 
+    def __init__(self, forest: Forest, hypotheses: Hypotheses, *, repeats: bool) -> None:
+        """Take both; ``repeats``: whether a candidate may be drawn more than once."""
+        self.forest = forest
+        self.hypotheses = hypotheses
+        self._repeats = repeats
 
-def descended(
-    forest: Forest, beams: Beams, joint: JointDistribution, drawn: NDArray[np.int64]
-) -> Beams:
-    """Return the beams that the drawn candidates of ``joint`` make of ``beams``."""
-    chosen, copies = distinct_in_order(drawn)
-    hypotheses = extended(beams, joint, chosen)
-    return Beams(forest.descend(joint, chosen), joint.log_weights[chosen], hypotheses, copies)
+    def descended(self, beams: Beams, joint: JointDistribution, drawn: NDArray[np.int64]) -> Beams:
+        """Return the beams that the drawn candidates of ``joint`` make of ``beams``."""
+        chosen, copies = distinct_in_order(drawn) if self._repeats else (drawn, None)
+        nodes = self.forest.descend(joint, chosen)
+        return Beams(nodes, joint.log_weights[chosen], self.extended(beams, joint, chosen), copies)
 
-
-def extended(beams: Beams, joint: JointDistribution, chosen: NDArray[np.int64]) -> list[Hypothesis]:
-    """Return the hypotheses of the chosen candidates; that of an absorbing beam is unchanged."""
-    taken = zip(
-        joint.parents[chosen].tolist(),
-        joint.tokens[chosen].tolist(),
-        joint.raw_log_probs(chosen),
-        strict=True,
-    )
-    return [
-        beams.hypotheses[parent] if token < 0 else beams.hypotheses[parent].extended(token, logprob)
-        for parent, token, logprob in taken
-    ]
+    def extended(
+        self, beams: Beams, joint: JointDistribution, chosen: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Return the hypotheses of the chosen candidates; that of an absorbing beam is unchanged."""
+        parents = beams.hypotheses[joint.parents[chosen]]
+        return self.hypotheses.extend(parents, joint.tokens[chosen], joint.raw_log_probs[chosen])
 
 
 class BeamSetRule:
     """Base of the rules whose final beams are the results: ended beams stay in the set."""
 
-    def __init__(self, config: DecodingConfig, forest: Forest) -> None:
+    def __init__(self, config: DecodingConfig, growth: Growth) -> None:
         self._config = config
-        self._forest = forest
+        self._growth = growth
 
     def is_finished(self, beams: Beams, num_layers: int) -> bool:
         """Return whether all beams have ended or reached ``max_new_tokens``."""
         if num_layers == self._config.max_new_tokens:
             return True
-        return self._forest.absorbing.issuperset(beams.nodes)
+        return self._growth.forest.are_absorbing(beams.nodes)
 
-    def live(self, beams: Beams) -> list[Hypothesis]:
+    def live(self, beams: Beams) -> NDArray[np.int64]:
         """See SelectionRule.live."""
         return beams.hypotheses
 
-    def results(self, beams: Beams) -> list[Finished]:
+    def results(self, beams: Beams) -> Finished:
         """Return the beams' hypotheses, copies repeated, by score."""
-        penalty = self._config.length_penalty
-        finished = [
-            Finished(hypothesis, hypothesis.score(penalty))
-            for hypothesis, copies in zip(beams.hypotheses, beams.copies, strict=True)
-            for _ in range(copies)
-        ]
-        return sorted(finished, key=lambda f: -f.score)
+        hypotheses = beams.hypotheses[beams.repeated]
+        return ranked(self._growth.hypotheses, hypotheses, self._config.length_penalty)
+
+
+def ranked(hypotheses: Hypotheses, entries: NDArray[np.int64], length_penalty: float) -> Finished:
+    """Return these hypotheses by score; of equal scores the first comes first."""
+    scores = hypotheses.scores(entries, length_penalty)
+    order = (-scores).argsort(kind="stable")
+    return Finished(entries[order], scores[order])

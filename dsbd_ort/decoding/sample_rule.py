@@ -12,10 +12,9 @@ from dsbd_ort.decoding.beams import Beams
 from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.distribution import Warp
 from dsbd_ort.decoding.draft import DraftLayer
-from dsbd_ort.decoding.forest import Forest
 from dsbd_ort.decoding.gumbel_coupling import GumbelCoupling
 from dsbd_ort.decoding.joint_distribution import JointDistribution
-from dsbd_ort.decoding.rule import BeamSetRule, NodeDistributions, descended, target_distribution
+from dsbd_ort.decoding.rule import BeamSetRule, Growth, NodeDistributions
 from dsbd_ort.decoding.width import layer_width
 
 
@@ -44,8 +43,8 @@ class Coupling(Protocol):
 class SampleRule(BeamSetRule):
     """Beam sampling: draws with or without replacement until all beams are absorbing."""
 
-    def __init__(self, config: DecodingConfig, forest: Forest, coupling: Coupling) -> None:
-        super().__init__(config, forest)
+    def __init__(self, config: DecodingConfig, growth: Growth, coupling: Coupling) -> None:
+        super().__init__(config, growth)
         self.warp = Warp(config.temperature, config.top_k, config.top_p)
         self.keeps_descendants = coupling.keeps_descendants
         self.reads_draft_distributions = (
@@ -68,11 +67,11 @@ class SampleRule(BeamSetRule):
         """See SelectionRule.select."""
         layers = iter(drafted)
         may_go_on = True
-        while may_go_on and all(map(target.is_computed, beams.nodes)):
-            joint = target_distribution(target, beams)
+        while may_go_on and target.are_computed(beams.nodes):
+            joint = target.joint(beams.nodes, beams.log_weights, beams.copies)
             layer = next(layers, None)
             width = layer_width(self._config, joint, layer)
             drawn, may_go_on = self._coupling.choose(joint, layer, width, depth)
-            beams = descended(self._forest, beams, joint, drawn)
+            beams = self._growth.descended(beams, joint, drawn)
             depth += 1
             yield beams

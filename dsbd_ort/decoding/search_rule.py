@@ -13,19 +13,12 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_ort.decoding.beams import Beams, Hypothesis
+from dsbd_ort.decoding.beams import Beams
 from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.distribution import Warp
 from dsbd_ort.decoding.draft import DraftLayer
-from dsbd_ort.decoding.forest import Forest
 from dsbd_ort.decoding.joint_distribution import JointDistribution, best_candidates
-from dsbd_ort.decoding.rule import (
-    Finished,
-    NodeDistributions,
-    descended,
-    extended,
-    target_distribution,
-)
+from dsbd_ort.decoding.rule import Finished, Growth, NodeDistributions, ranked
 
 
 class SearchRule:
@@ -34,12 +27,12 @@ class SearchRule:
     keeps_descendants = True
     reads_draft_distributions = False
 
-    def __init__(self, config: DecodingConfig, forest: Forest) -> None:
+    def __init__(self, config: DecodingConfig, growth: Growth) -> None:
         self._config = config
-        self._forest = forest
+        self._growth = growth
         self._eos = np.array(sorted(config.eos_ids), dtype=np.int64)
         self._num_candidates = config.width * max(2, 1 + len(self._eos))
-        self._pool: list[Finished] = []
+        self._pool = ranked(growth.hypotheses, np.arange(0), config.length_penalty)
         # A layer never takes more candidates than this from one beam, so no more are kept.
         most = max((self._num_candidates, config.most_draft_beams + len(self._eos)))
         self.warp = Warp(1.0, most, 1.0, is_raw=True)
@@ -50,32 +43,35 @@ class SearchRule:
 
     def draft_scores(self, joint: JointDistribution, depth: int) -> NDArray[np.float64]:
         """Return the log-weight of every candidate, -inf where it ends: (num_candidates,)."""
-        scores: NDArray[np.float64] = np.where(
-            np.isin(joint.tokens, self._eos), -np.inf, joint.log_weights
-        )
-        return scores
+        return np.where(self._is_eos(joint.tokens), -np.inf, joint.log_weights)
+
+    def _is_eos(self, tokens: NDArray[np.int64]) -> NDArray[np.bool_]:
+        is_eos: NDArray[np.bool_] = (tokens == self._eos[:, None]).any(axis=0)
+        return is_eos
 
     def select(
         self, target: NodeDistributions, beams: Beams, drafted: list[DraftLayer], depth: int
     ) -> Iterator[Beams]:
         """See SelectionRule.select."""
-        while beams.nodes and all(map(target.is_computed, beams.nodes)):
-            joint = target_distribution(target, beams)
+        width = self._config.width
+        while len(beams.nodes) and target.are_computed(beams.nodes):
+            joint = target.joint(beams.nodes, beams.log_weights, None)
             best = best_candidates(joint.log_weights, self._num_candidates)
             depth += 1
-            ends = np.isin(joint.tokens[best], self._eos) | (depth == self._config.max_new_tokens)
-            if self._forest.stop_states:
-                ends |= self._forest.stopped(joint, best)
-            is_first = np.arange(len(best)) < self._config.width
-            self._add_to_pool(extended(beams, joint, best[ends & is_first]))
-            beams = descended(self._forest, beams, joint, best[~ends][: self._config.width])
+            ends = self._is_eos(joint.tokens[best]) | (depth == self._config.max_new_tokens)
+            if self._growth.forest.stop_states:
+                ends |= self._growth.forest.stopped(joint, best)
+            if ends[:width].any():
+                finished = best[:width][ends[:width]]
+                self._add_to_pool(self._growth.extended(beams, joint, finished))
+            beams = self._growth.descended(beams, joint, best[~ends][:width])
             yield beams
 
     def is_finished(self, beams: Beams, num_layers: int) -> bool:
         """See SelectionRule.is_finished; the heuristics are those of transformers."""
-        if num_layers == self._config.max_new_tokens or not beams.nodes:
+        if num_layers == self._config.max_new_tokens or not len(beams.nodes):
             return True
-        if len(self._pool) < self._config.width:
+        if len(self._pool.scores) < self._config.width:
             return False
         if self._config.early_stopping is True or self._config.width == 1:
             return True
@@ -83,17 +79,17 @@ class SearchRule:
         is_hopeful = self._config.early_stopping == "never" and length_penalty > 0.0
         length = self._config.max_new_tokens if is_hopeful else num_layers
         best_possible = beams.log_weights[0] / length**length_penalty
-        return bool(best_possible <= self._pool[-1].score)
+        return bool(best_possible <= self._pool.scores[-1])
 
-    def live(self, beams: Beams) -> list[Hypothesis]:
+    def live(self, beams: Beams) -> NDArray[np.int64]:
         """See SelectionRule.live."""
-        return [*beams.hypotheses, *(finished.hypothesis for finished in self._pool)]
+        return np.concatenate([beams.hypotheses, self._pool.hypotheses])
 
-    def results(self, beams: Beams) -> list[Finished]:
+    def results(self, beams: Beams) -> Finished:
         """See SelectionRule.results."""
         return self._pool
 
-    def _add_to_pool(self, hypotheses: list[Hypothesis]) -> None:
-        penalty = self._config.length_penalty
-        added = [Finished(hypothesis, hypothesis.score(penalty)) for hypothesis in hypotheses]
-        self._pool = sorted([*self._pool, *added], key=lambda f: -f.score)[: self._config.width]
+    def _add_to_pool(self, hypotheses: NDArray[np.int64]) -> None:
+        everyone = np.concatenate([self._pool.hypotheses, hypotheses])
+        found = ranked(self._growth.hypotheses, everyone, self._config.length_penalty)
+        self._pool = found.first(self._config.width)

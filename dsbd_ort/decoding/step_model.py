@@ -23,12 +23,19 @@ Logits = NDArray[np.float32] | TopLogits
 Role = Literal["target", "draft"]
 
 
-class RowCache(Protocol):
-    """A key/value cache of rows, as the forest keeps book of it."""
+class Head(Protocol):
+    """What a request must know of an engine before it begins."""
 
     @property
     def vocab_size(self) -> int:
         """Number of tokens."""
+
+
+class StepModel(Head, Protocol):
+    """A language model with a key/value cache of rows.
+
+    A model whose ``forward`` returns ``TopLogits`` has a further attribute, ``num_top_logits``: K.
+    """
 
     @property
     def num_rows(self) -> int:
@@ -36,13 +43,6 @@ class RowCache(Protocol):
 
     def keep(self, rows: NDArray[np.int64]) -> None:
         """Keep these cache rows, (K,) int64 increasing, in this order; drop all others."""
-
-
-class StepModel(RowCache, Protocol):
-    """A language model with a key/value cache of rows.
-
-    A model whose ``forward`` returns ``TopLogits`` has a further attribute, ``num_top_logits``: K.
-    """
 
     def forward(
         self,
@@ -64,7 +64,15 @@ class StepModel(RowCache, Protocol):
         """
 
 
-def num_top_logits(model: RowCache) -> int:
+def logits_of_rows(logits: Logits, begin: int, end: int) -> Logits:
+    """Return the logits of the rows ``begin`` to ``end`` - 1 of a forward's result."""
+    if isinstance(logits, tuple):
+        top_ids, top_logits, logsumexp = logits
+        return top_ids[begin:end], top_logits[begin:end], logsumexp[begin:end]
+    return logits[begin:end]
+
+
+def num_top_logits(model: Head) -> int:
     """Return K of a model that returns the K largest logits of a row, 0 of one that returns all."""
     number: int = getattr(model, "num_top_logits", 0)
     return number
@@ -106,28 +114,22 @@ class EngineCall:
     Attributes:
         role: the engine.
         meter: of the request, for this engine.
-        token_ids, positions, mask, logit_rows: the arguments of ``StepModel.forward``.
+        token_ids, positions, logit_rows: the arguments of ``StepModel.forward``.
+        mask: returns the fourth, (S, first_row + S) bool, once it is known in which row of the
+            cache the first of the S new ones will be; called once, just before the forward.
     """
 
     role: Role
     meter: Meter
     token_ids: NDArray[np.int64]
     positions: NDArray[np.int64]
-    mask: NDArray[np.bool_]
     logit_rows: NDArray[np.int64]
+    mask: Callable[[int], NDArray[np.bool_]]
 
     @property
     def is_prefill(self) -> bool:
         """Whether it computes a part of the prompt: none of its rows needs logits."""
         return not len(self.logit_rows)
-
-    def run(self, model: StepModel) -> Logits:
-        """Make the call, for this request alone."""
-        meter = self.meter
-        began = meter.clock()
-        logits = model.forward(self.token_ids, self.positions, self.mask, self.logit_rows)
-        meter.count(len(self.token_ids), meter.clock() - began)
-        return logits
 
 
 Result = TypeVar("Result")

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from dsbd_ort.decoding.cost_curve import EngineCosts
 from dsbd_ort.decoding.draft import Iteration, Scores
-from dsbd_ort.decoding.forest import Forest
+from dsbd_ort.decoding.forest import Forest, Nodes
 from dsbd_ort.decoding.joint_distribution import STAY, JointDistribution, best_candidates
 
 Floats = NDArray[np.float64]
@@ -132,7 +132,7 @@ class _Layer:
         included: (num_widths,) float64. Largest deficit among the candidates of each width.
     """
 
-    nodes: list[int]
+    nodes: Nodes
     best: NDArray[np.int64]
     deficits: Floats
     gaps: Floats
@@ -250,7 +250,9 @@ class ThroughputDraftPolicy:
         for depth, (layer, beams) in enumerate(
             zip(self._layers, iteration.committed, strict=False)
         ):
-            if not beams.nodes:  # all that was selected has ended: no width was put to the test
+            if not len(
+                beams.nodes
+            ):  # all that was selected has ended: no width was put to the test
                 break
             taken = _candidate_ids(self._forest, layer.nodes, beams.nodes)
             is_taken = layer.best == taken[:, None]  # (num_taken, num_best)
@@ -336,18 +338,15 @@ def _seconds_of_share(
     return target, tuple(draft.tolist())
 
 
-def _candidate_ids(forest: Forest, parents: list[int], nodes: list[int]) -> NDArray[np.int64]:
+def _candidate_ids(forest: Forest, parents: Nodes, nodes: Nodes) -> NDArray[np.int64]:
     """Return the ``JointDistribution.candidate_ids`` of ``nodes``, (num_nodes,) int64.
 
     A node that is itself among the ``parents`` has ended before and stayed.
     """
-    beams = set(parents)
-    return np.array(
-        [
-            (node << 32) + STAY + 1
-            if node in beams
-            else (forest.parents[node] << 32) + forest.tokens[node] + 1
-            for node in nodes
-        ],
-        dtype=np.int64,
-    )
+    is_parent = np.zeros(len(forest), dtype=np.bool_)
+    is_parent[parents] = True
+    stays = is_parent[nodes]
+    above = np.where(stays, nodes, forest.parents[nodes])
+    tokens = np.where(stays, STAY, forest.tokens[nodes])
+    ids: NDArray[np.int64] = (above << 32) + tokens + 1
+    return ids

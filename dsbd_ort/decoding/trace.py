@@ -10,8 +10,9 @@ import numpy as np
 from dsbd_ort.decoding.beams import Beams, Hypothesis
 from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.draft import Iteration
-from dsbd_ort.decoding.forest import NO_NODE, Forest
+from dsbd_ort.decoding.forest import NO_NODE
 from dsbd_ort.decoding.forest_cache import ForestCache
+from dsbd_ort.decoding.rule import Growth
 from dsbd_ort.decoding.stats import StatsRecorder
 
 NodeRole = Literal[
@@ -137,14 +138,15 @@ class Tracer:
     def __init__(
         self,
         recorder: TraceRecorder,
-        forest: Forest,
+        growth: Growth,
         target: ForestCache,
         draft: ForestCache | None,
         stats: StatsRecorder,
     ) -> None:
         """Take the parts of a request whose forest is the last token of the prompt."""
         self._recorder = recorder
-        self._forest = forest
+        self._forest = growth.forest
+        self._hypotheses = growth.hypotheses
         self._target = target
         self._draft = draft
         self._stats = stats
@@ -161,11 +163,13 @@ class Tracer:
         """Tell the recorder about one iteration."""
         nodes = self._trace_nodes(iteration)
         rows, seconds = self._rows_and_seconds()
-        committed = [np.repeat(layer.nodes, layer.copies).tolist() for layer in iteration.committed]
+        committed = [layer.nodes[layer.repeated].tolist() for layer in iteration.committed]
         told = TraceIteration(
             nodes=nodes,
             roots=self._roots,
-            drafted=[[self._id(node) for node in layer.children] for layer in iteration.drafted],
+            drafted=[
+                [self._id(node) for node in layer.children.tolist()] for layer in iteration.drafted
+            ],
             committed=[[self._id(node) for node in layer] for layer in committed],
             beams=self._trace_beams(iteration),
             draft_rows=rows[0],
@@ -181,19 +185,20 @@ class Tracer:
 
     def _start_from(self, beams: Beams) -> None:
         """Note the roots of the next iteration."""
-        self._roots = [self._id(node) for node in beams.nodes]
+        self._roots = [self._id(node) for node in beams.nodes.tolist()]
         self._root_weights = beams.log_weights.tolist()
-        self._root_hypotheses = beams.hypotheses
+        self._root_hypotheses = beams.hypotheses.tolist()
 
     def _id(self, node: int) -> int:
-        return self._ids.setdefault(self._forest.path_keys[node], len(self._ids))
+        return self._ids.setdefault(int(self._forest.path_keys[node]), len(self._ids))
 
     def _trace_nodes(self, iteration: Iteration) -> list[TraceNode]:
         forest = self._forest
         roles = self._roles(iteration)
         weights = dict(zip(self._roots, self._root_weights, strict=True))
         nodes = []
-        for number, (parent, token) in enumerate(zip(forest.parents, forest.tokens, strict=True)):
+        pairs = zip(forest.parents.tolist(), forest.tokens.tolist(), strict=True)
+        for number, (parent, token) in enumerate(pairs):
             before = self._nodes.get(self._id(number))
             log_p = _log_prob(self._target, parent, token)
             log_q = _log_prob(self._draft, parent, token)
@@ -210,13 +215,13 @@ class Tracer:
                     id=node_id,
                     parent=parent_id,
                     token=token,
-                    position=forest.positions[number],
+                    position=int(forest.positions[number]),
                     draft_log_prob=log_q,
                     target_log_prob=log_p,
                     log_weight=weights.get(node_id),
                     role=roles[number],
-                    survives=number in iteration.survivors,
-                    has_ended=number in forest.absorbing,
+                    survives=bool(iteration.survivors[number]),
+                    has_ended=bool(forest.is_absorbing[number]),
                 )
             )
         return nodes
@@ -225,24 +230,24 @@ class Tracer:
         """Return the role of every node of the forest."""
         forest = self._forest
         roots = {node for node in range(len(forest)) if self._id(node) in self._roots}
-        below_roots = {*roots, *forest.descendants(roots)}
-        drafted = {node for layer in iteration.drafted for node in layer.children}
-        selected = {node for layer in iteration.committed for node in layer.nodes}
+        is_below = forest.below(np.array(sorted(roots)))
+        drafted = {node for layer in iteration.drafted for node in layer.children.tolist()}
+        selected = {node for layer in iteration.committed for node in layer.nodes.tolist()}
         finished = self._finished(iteration)
-        judged_parents = roots.union(*(layer.nodes for layer in iteration.committed[:-1]))
+        judged_parents = roots.union(*(layer.nodes.tolist() for layer in iteration.committed[:-1]))
 
         def role(node: int) -> NodeRole:
             if node in roots:
                 return "root"
-            if node not in below_roots:
+            if not is_below[node]:
                 return "ancestor"
             if node in selected:
                 return "accepted" if node in drafted or self._id(node) in self._nodes else "bonus"
-            if (forest.parents[node], forest.tokens[node]) in finished:
+            if (int(forest.parents[node]), int(forest.tokens[node])) in finished:
                 return "finished"
-            if node in iteration.survivors:
+            if iteration.survivors[node]:
                 return "kept"
-            return "rejected" if forest.parents[node] in judged_parents else "pruned"
+            return "rejected" if int(forest.parents[node]) in judged_parents else "pruned"
 
         return [role(node) for node in range(len(forest))]
 
@@ -252,18 +257,27 @@ class Tracer:
         roots = [number_by_id[root] for root in self._roots]
         node_of = dict(zip(self._root_hypotheses, roots, strict=True))
         for layer in iteration.committed:
-            node_of |= dict(zip(layer.hypotheses, layer.nodes, strict=True))
+            node_of |= dict(zip(layer.hypotheses.tolist(), layer.nodes.tolist(), strict=True))
+        parents = self._hypotheses.parents[iteration.hypotheses].tolist()
+        tokens = self._hypotheses.tokens[iteration.hypotheses].tolist()
         return {
-            (node_of[hypothesis.parent], hypothesis.token)
-            for hypothesis in iteration.hypotheses
-            if hypothesis.parent in node_of
+            (node_of[parent], token)
+            for parent, token in zip(parents, tokens, strict=True)
+            if parent in node_of
         }
 
     def _trace_beams(self, iteration: Iteration) -> list[TraceBeam]:
-        going_on = zip(iteration.beams.nodes, iteration.beams.hypotheses, strict=True)
-        beams = [TraceBeam(self._id(node), hypothesis) for node, hypothesis in going_on]
-        others = [h for h in iteration.hypotheses if h not in iteration.beams.hypotheses]
-        return beams + [TraceBeam(None, hypothesis) for hypothesis in others]
+        going_on = dict(
+            zip(iteration.beams.hypotheses.tolist(), iteration.beams.nodes.tolist(), strict=True)
+        )
+        others = [entry for entry in iteration.hypotheses.tolist() if entry not in going_on]
+        return [
+            *(TraceBeam(self._id(node), self._hypothesis(h)) for h, node in going_on.items()),
+            *(TraceBeam(None, self._hypothesis(entry)) for entry in others),
+        ]
+
+    def _hypothesis(self, entry: int) -> Hypothesis:
+        return Hypothesis(self._hypotheses, entry)
 
     def _rows_and_seconds(self) -> tuple[tuple[int, int], tuple[float, float, float]]:
         """Return rows (draft, target) and seconds (draft, target, host) since the last time."""
@@ -297,9 +311,10 @@ class _Counts:
 
 def _log_prob(cache: ForestCache | None, parent: int, token: int) -> float | None:
     """Return the warped log-probability of ``token`` after ``parent``, None if not computed."""
-    if cache is None or not cache.is_computed(parent):
+    if cache is None or parent == NO_NODE:
         return None
     found = cache.distribution(parent)
-    assert found is not None  # a node that has ended has no child
+    if found is None:
+        return None
     place = np.flatnonzero(found.tokens == token)
     return float(found.log_probs[place[0]]) if len(place) else -np.inf

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -23,47 +25,93 @@ def layer_width(config: DecodingConfig, joint: JointDistribution, layer: DraftLa
         return config.width
     index = layer.distribution.aligned_to(joint)
     q = np.where(index >= 0, layer.distribution.probabilities()[index], 0.0)
+    waits = waiting_distribution(joint.probabilities(), q, len(layer.drawn))
     return threshold_width(
-        acceptance_counts(joint.probabilities(), q, len(layer.drawn)),
+        lambda n: prob_at_least(waits, n),
         config.width,
         config.smallest_width,
         config.accept_threshold,
     )
 
 
-def threshold_width(counts: Floats, most: int, least: int, threshold: float) -> int:
+def threshold_width(
+    at_least: Callable[[int], float], most: int, least: int, threshold: float
+) -> int:
     """Return the largest n in [least, most] with Pr[at least n accepted] >= threshold.
 
-    counts: (num_drafts + 1,) probability that exactly n drafts are accepted. If no n reaches the
-    threshold: ``least``.
+    at_least: this probability of n, which never grows with n: so n is found by bisection. If none
+    reaches the threshold: ``least``.
     """
-    at_least = counts[::-1].cumsum()[::-1]
-    for n in range(min(most, len(counts) - 1), least, -1):
-        if at_least[n] >= threshold:
-            return n
-    return least
+    low, high = least, max(least, most)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if at_least(middle) >= threshold:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
-def acceptance_counts(p: Floats, q: Floats, num_drafts: int) -> Floats:
-    """Return Pr[exactly n of ``num_drafts`` drafts are accepted], (num_drafts + 1,) float64.
+def prob_at_least(waits: Floats, num_accepted: int) -> float:
+    """Return Pr[at least so many of the drafts are accepted].
+
+    waits: see ``waiting_distribution``.
+
+    The n-th acceptance comes after the sum of n waits, so this is the mass of their n-fold
+    convolution within the drafts; powers of two of it are multiplied, each cut to the drafts.
+    """
+    size = len(waits) + 1
+    of_sum, power = np.zeros(size), np.zeros(size)  # by number of drafts, from 0 on
+    of_sum[0] = 1.0
+    power[1:] = waits
+    if num_accepted > len(waits):
+        return 0.0
+    while num_accepted:
+        if num_accepted & 1:
+            of_sum = _convolved(of_sum, power)
+        num_accepted >>= 1
+        if num_accepted:
+            power = _convolved(power, power)
+    return float(of_sum.sum())
+
+
+def _convolved(first: Floats, second: Floats) -> Floats:
+    """Return the first entries of the convolution of two arrays of one length."""
+    size = len(first)
+    if size <= _SHORT:
+        return np.convolve(first, second)[:size]
+    padded = 1 << (2 * size - 1).bit_length()
+    product = np.fft.rfft(first, padded) * np.fft.rfft(second, padded)
+    convolved: Floats = np.maximum(np.fft.irfft(product, padded)[:size], 0.0)
+    return convolved
+
+
+_SHORT = 256  # up to here summing the products is faster than the Fourier transform
+
+
+def waiting_distribution(p: Floats, q: Floats, num_drafts: int) -> Floats:
+    """Return Pr[the k-th draft after an acceptance is the next accepted], (num_drafts,) float64.
 
     p, q: target and draft distribution on the target's candidates, (num_candidates,) float64; q may
-    sum to less than 1. ``alpha[k]``: the k-th draft since the last acceptance is accepted;
-    ``beta[k]``: it is the first to be. (The published code subtracts q twice in the residual.)
+    sum to less than 1. In terms of docs/algorithm.md 3.5 this is beta. The residual after k
+    rejections is max(0, p - c_k q) / M(c_k) with M(c) = sum max(0, p - c q), c_0 = 0 and
+    c_{k+1} = c_k + M(c_k): subtracting q from a normalised residual subtracts M(c_k) q from what it
+    was. So Pr[the first k drafts are rejected] = M(c_k), and M is a sum over the candidates above
+    one ratio p / q. (The published code subtracts q twice in the residual.)
     """
-    alphas = []
-    residual = p
+    is_drafted = q > 0.0
+    p_drafted, q_drafted = p[is_drafted], q[is_drafted]
+    ratios = p_drafted / q_drafted
+    order = (-ratios).argsort()
+    rising = ratios[order][::-1]
+    p_sums = np.concatenate([[0.0], p_drafted[order].cumsum()])
+    q_sums = np.concatenate([[0.0], q_drafted[order].cumsum()])
+    p_elsewhere = max(float(p.sum() - p_sums[-1]), 0.0)
+    rejected, multiple = [1.0], 0.0
     for _ in range(num_drafts):
-        alphas.append(min(float(np.minimum(residual, q).sum()), 1.0))
-        rest = np.maximum(residual - q, 0.0)
-        mass = rest.sum()
-        residual = rest / mass if mass > 0.0 else residual  # else: an event of probability zero
-    none_of_first = np.concatenate([[1.0], np.cumprod(1.0 - np.array(alphas))])
-    beta = np.array(alphas) * none_of_first[:-1]
-    counts = np.zeros((num_drafts + 1, num_drafts + 1))  # [drafts, accepted]
-    counts[:, 0] = none_of_first
-    for m in range(1, num_drafts + 1):
-        for n in range(1, m + 1):
-            counts[m, n] = beta[:m] @ counts[m - 1 :: -1, n - 1][:m]
-    result: Floats = counts[num_drafts]
-    return result
+        multiple += rejected[-1]
+        above = len(rising) - int(rising.searchsorted(multiple, side="right"))
+        mass = p_elsewhere + float(p_sums[above]) - multiple * float(q_sums[above])
+        rejected.append(min(max(mass, 0.0), rejected[-1]))
+    waits: Floats = -np.diff(rejected)
+    return waits

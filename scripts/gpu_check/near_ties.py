@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_ort.decoding import DecodingConfig, WithResult, decode_iterations
-from dsbd_ort.decoding.distribution import TopDistribution, Warp
+from dsbd_ort.decoding.distribution import TokenDistribution, Warp
 from dsbd_ort.decoding.noise import child_key, gumbel_noise, root_key
 from dsbd_runtime.causal_lm import CausalLM
 
@@ -92,13 +92,13 @@ def _score(
 
 def laws_along(
     model: CausalLM, token_ids: Sequence[int], warp: Warp, sizes: Sequence[int] = CALL_SIZES
-) -> list[TopDistribution]:
+) -> list[TokenDistribution]:
     """Return the law after every token of a path, computed in calls of different sizes.
 
     ``warp.top_k`` must not be larger than the candidates of a top-k head.
     """
     model.keep(np.empty(0, np.int64))
-    laws: list[TopDistribution] = []
+    laws: list[TokenDistribution] = []
     turn = 0
     while len(laws) < len(token_ids):
         size = min(sizes[turn % len(sizes)], len(token_ids) - len(laws))
@@ -112,7 +112,7 @@ def laws_along(
     return laws
 
 
-def total_variation(law: TopDistribution, other: TopDistribution) -> float:
+def total_variation(law: TokenDistribution, other: TokenDistribution) -> float:
     """Return half the sum of absolute differences of the raw laws.
 
     Tokens that a law does not name (beyond the candidates of a top-k head) count as one outcome.
@@ -135,7 +135,7 @@ def whole_law_warp(model: CausalLM) -> Warp:
 
 
 def variations(
-    laws: Sequence[TopDistribution], others: Sequence[TopDistribution]
+    laws: Sequence[TokenDistribution], others: Sequence[TokenDistribution]
 ) -> NDArray[np.float64]:
     """Return the total variation at every position, (num_tokens,)."""
     return np.array([total_variation(a, b) for a, b in zip(laws, others, strict=True)])

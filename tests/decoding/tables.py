@@ -9,6 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_ort.decoding import DecodeResult, DecodingConfig, TableModel, decode
+from dsbd_ort.decoding.distribution import TopDistributions
+from dsbd_ort.decoding.joint_distribution import JointDistribution, joint_distribution
 
 LogitsOf = Callable[[tuple[int, ...]], NDArray[np.floating]]
 
@@ -79,3 +81,20 @@ def all_tokens(result: DecodeResult) -> list[tuple[list[int], float]]:
 def final_beams(result: DecodeResult) -> tuple[tuple[int, ...], ...]:
     """The returned token sequences as a sorted multiset, the outcomes of ``beam_sampling_law``."""
     return tuple(sorted(tuple(sequence.token_ids) for sequence in result.sequences))
+
+
+def joint_of(
+    nodes: list[int],
+    weights: NDArray[np.float64],
+    laws: list[tuple[list[int], NDArray[np.float64]] | None],
+    copies: list[int] | None = None,
+) -> JointDistribution:
+    """The joint distribution of beams with these next tokens and probabilities; None has ended."""
+    (size,) = {len(law[0]) for law in laws if law}
+    given = [law or ([0] * size, np.ones(size)) for law in laws]
+    log_probs = np.log(np.array([given[0][1], *(probs for _, probs in given)]))
+    tokens = np.array([given[0][0], *(tokens for tokens, _ in given)])
+    rows = np.array([row if law else 0 for row, law in enumerate(laws, start=1)])
+    distributions = TopDistributions(tokens, log_probs, log_probs)
+    each = None if copies is None else np.array(copies)
+    return joint_distribution(np.array(nodes), weights, each, distributions, rows)

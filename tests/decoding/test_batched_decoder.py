@@ -20,7 +20,7 @@ from dsbd_ort.decoding import (
     TableModel,
 )
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder, Tree
-from dsbd_ort.decoding.forest_cache import PREFILL_CHUNK
+from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK
 from dsbd_ort.decoding.request import IterationOutput, most_rows
 from tests.decoding.tables import all_tokens, mixed_table, random_table, run
 from tests.decoding.top_table import TopTable

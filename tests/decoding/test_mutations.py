@@ -57,8 +57,8 @@ FAULTS = {
     ),
     "noise keyed by row instead of path": Fault(
         "forest.py",
-        "[self.path_keys[node] for node in joint.nodes]",
-        "[node + 1 for node in joint.nodes]",
+        "self.path_keys[joint.nodes].take",
+        "(joint.nodes + 1).view(np.uint64).take",
         EQUALITY,
     ),
 }

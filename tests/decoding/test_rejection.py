@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 
 from dsbd_ort.decoding import DecodingConfig, TableModel, decode_iterations
-from dsbd_ort.decoding.distribution import TopDistribution
 from dsbd_ort.decoding.draft import DraftLayer
-from dsbd_ort.decoding.joint_distribution import JointDistribution, joint_distribution
+from dsbd_ort.decoding.joint_distribution import JointDistribution
 from dsbd_ort.decoding.rejection_coupling import RejectionCoupling
 from tests.decoding.beam_sampling_law import beam_sampling_law
 from tests.decoding.every_outcome import ScriptedChance, law_of, total_variation
-from tests.decoding.tables import final_beams, mixed_table, random_table
+from tests.decoding.tables import final_beams, joint_of, mixed_table, random_table
 
 VOCAB = 3
 
@@ -22,16 +21,12 @@ VOCAB = 3
 def random_law(
     rng: np.random.Generator, nodes: list[int], absorbing: int | None, vocab_size: int
 ) -> JointDistribution:
+    tokens = list(range(vocab_size))
     laws = [
-        None if node == absorbing else token_law(rng.dirichlet(np.ones(vocab_size)))
+        None if node == absorbing else (tokens, rng.dirichlet(np.ones(vocab_size)))
         for node in nodes
     ]
-    weights = np.log(rng.dirichlet(np.ones(len(nodes))))
-    return joint_distribution(nodes, weights, [1] * len(nodes), laws)
-
-
-def token_law(probs):
-    return TopDistribution(np.arange(len(probs)), np.log(probs), np.log(probs))
+    return joint_of(nodes, np.log(rng.dirichlet(np.ones(len(nodes)))), laws)
 
 
 def drawn_one_by_one(law: JointDistribution, num_draws: int, replacement: bool) -> dict:
@@ -76,7 +71,7 @@ def test_one_layer_has_the_law_of_sequential_draws(layer, replacement, width, nu
     def run(chance: ScriptedChance) -> tuple[int, ...]:
         coupling = RejectionCoupling(chance, replacement)
         drawn = coupling.propose(q, num_drafts, 0)
-        layer = DraftLayer(drawn, [], q)
+        layer = DraftLayer(drawn, np.arange(0), 0, q)
         return tuple(coupling.choose(p, layer, width, 0)[0].tolist())
 
     expected = drawn_one_by_one(p, width, replacement)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dsbd_ort.decoding.width import acceptance_counts, threshold_width
+from dsbd_ort.decoding.width import prob_at_least, threshold_width, waiting_distribution
 
 P = np.array([0.5, 0.2, 0.2, 0.1])
 Q = np.array([0.2, 0.4, 0.1, 0.1])  # the missing 0.2 lies outside the target's candidates
@@ -28,6 +28,13 @@ def simulated_counts(p, q, num_drafts, num_runs, rng):
     return counts / num_runs
 
 
+def acceptance_counts(p, q, num_drafts):
+    """Pr[exactly n of the drafts are accepted], n from 0 on."""
+    waits = waiting_distribution(p, q, num_drafts)
+    at_least = [prob_at_least(waits, n) for n in range(num_drafts + 2)]
+    return -np.diff(at_least)
+
+
 @pytest.mark.parametrize("num_drafts", [1, 2, 4])
 def test_acceptance_counts_match_a_simulation(num_drafts):
     rng = np.random.default_rng(0)
@@ -42,6 +49,38 @@ def test_acceptance_counts_are_a_distribution_and_one_draft_is_the_overlap():
 
 def test_equal_laws_accept_every_draft():
     np.testing.assert_allclose(acceptance_counts(P, P, 3), [0, 0, 0, 1], atol=1e-12)
+
+
+def test_many_drafts_are_counted_as_few_are():
+    """Beyond 256 drafts convolutions go by the Fourier transform."""
+    waits = waiting_distribution(P, Q, 700)
+    law = np.zeros(701)
+    law[0] = 1.0
+    for n in range(1, 500):
+        law = np.convolve(law, np.append(0.0, waits))[:701]
+        if n % 83 == 0:
+            assert prob_at_least(waits, n) == pytest.approx(law.sum(), abs=1e-12)
+
+
+def one_by_one(p, q, num_drafts):
+    """``waiting_distribution`` by subtracting q from the residual draft by draft."""
+    residual, rejected, waits = p, 1.0, []
+    for _ in range(num_drafts):
+        accepted = min(np.minimum(residual, q).sum(), 1.0)
+        waits.append(rejected * accepted)
+        rejected *= 1.0 - accepted
+        rest = np.maximum(residual - q, 0.0)
+        residual = rest / rest.sum() if rest.sum() > 0.0 else residual
+    return np.array(waits)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_waits_are_those_of_the_residuals(seed):
+    rng = np.random.default_rng(seed)
+    p, q = rng.dirichlet(np.full(30, 0.3)), rng.dirichlet(np.full(30, 0.3))
+    q[rng.integers(30, size=5)] = 0.0
+    waits = waiting_distribution(p, q, 12)
+    np.testing.assert_allclose(waits, one_by_one(p, q, 12), atol=1e-9)
 
 
 COUNTS = np.array([0.1, 0.2, 0.4, 0.3])  # at least 1: 0.9, 2: 0.7, 3: 0.3
@@ -60,4 +99,4 @@ COUNTS = np.array([0.1, 0.2, 0.4, 0.3])  # at least 1: 0.9, 2: 0.7, 3: 0.3
     ],
 )
 def test_threshold_width(most, least, threshold, width):
-    assert threshold_width(COUNTS, most, least, threshold) == width
+    assert threshold_width(lambda n: COUNTS[n:].sum(), most, least, threshold) == width

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dsbd_ort.decoding import DecodingConfig
-from dsbd_ort.decoding.distribution import TopDistribution, Warp
+from dsbd_ort.decoding.distribution import TokenDistribution, Warp
 from dsbd_runtime.loading import load_causal_lm
 from gpu_check.near_ties import gap_of, laws_along, total_variation, trace_of, variations
 from gpu_check.parity import compare
@@ -17,7 +17,7 @@ EVERYTHING = Warp(temperature=1.0, top_k=0, top_p=1.0)
 
 def law(probs_by_token):
     log_probs = np.log(list(probs_by_token.values()))
-    return TopDistribution(np.array(list(probs_by_token)), log_probs, log_probs)
+    return TokenDistribution(np.array(list(probs_by_token)), log_probs, log_probs)
 
 
 DISTANCES = [  # law, other, total variation

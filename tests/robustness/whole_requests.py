@@ -26,7 +26,7 @@ from dsbd_ort.decoding import (
 )
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder
 from dsbd_ort.decoding.cost_curve import CostCurve, EngineCosts
-from dsbd_ort.decoding.forest_cache import PrefixCache
+from dsbd_ort.decoding.kv_cache import PrefixCache
 from dsbd_ort.decoding.request import DecodingRequest, IterationOutput, most_rows
 from dsbd_ort.decoding.throughput import AcceptanceEstimator
 from tests.decoding.tables import LogitsOf, ends_with, random_table
@@ -357,7 +357,9 @@ def with_candidates(request: WholeRequest, config: DecodingConfig) -> DecodeResu
         top_k = max(config.width * per_beam, config.most_draft_beams + len(config.eos_ids))
     else:
         top_k = config.top_k
-    has_ties = config.row.rule == "search" and request.table != "smooth"  # tipped by a float32 sum
+    # Equal candidates or equal scores of sequences are tipped by a float32 logsumexp.
+    has_equal_scores = config.width > 1 and request.table in ("equal", "rounded")
+    has_ties = has_equal_scores or (config.row.rule == "search" and request.table != "smooth")
     if not 1 <= top_k <= request.vocab_size or request.table == "forbidding" or has_ties:
         return None
     return decoded(request, config, request.models(top_k))[0]

@@ -1,0 +1,317 @@
+"""Rows of one engine's key/value cache, of one request or of several: append, keep, trim.
+
+A request sees its rows through a ``CacheView``; the engine sees one cache and one mask, in which no
+row of a view sees a row of another. Views whose tokens begin alike share the rows of their common
+prefix. A view gives rows up at no cost; the engine drops them together, before a call, when they
+are many or there is too little room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsbd_ort.decoding.step_model import (
+    EngineCall,
+    Logits,
+    StepModel,
+    logits_of_rows,
+    num_top_logits,
+)
+
+PREFILL_CHUNK = 256
+"""Prompt rows per call: bounds the mask at PREFILL_CHUNK x capacity."""
+
+MOST_UNUSED_ROWS = 64
+"""Rows that no view sees may lie between the others, and besides them a quarter of the others: an
+unused row costs a masked column, dropping it moves those behind it in every transformer layer."""
+
+_MOST_CLOSED = 256
+"""Closed views whose rows may serve a request that begins alike."""
+
+Rows = NDArray[np.int64]
+
+
+@dataclass
+class PrefixCache:
+    """The tokens whose rows begin a path in an engine's cache, for a request that begins alike.
+
+    Valid at any time between two requests, also after one that was given up half-way.
+
+    Attributes:
+        tokens: from position 0 on.
+        rows: (>= num_tokens,) int64 increasing. The row of each.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    rows: Rows = field(default_factory=lambda: np.arange(0))
+
+    def num_common(self, token_ids: Sequence[int]) -> int:
+        """Return how many first tokens of ``token_ids`` the cache holds."""
+        num_common = 0
+        for ours, theirs in zip(self.tokens, token_ids, strict=False):
+            if ours != theirs:
+                break
+            num_common += 1
+        return num_common
+
+    def shorten(self, num_tokens: int) -> None:
+        """Keep the first tokens alone."""
+        self.tokens, self.rows = self.tokens[:num_tokens], self.rows[:num_tokens]
+
+
+class CacheView:
+    """One request's rows of an engine's cache, and which of them each of its nodes sees.
+
+    A node that was computed has a *slot*; slot 0 sees the prompt. Visibility is packed: bit c of a
+    slot says whether it sees row c of the cache, lowest first. With the prompt in the rows 0 and 1,
+    a node in row 2 and its child in row 4 (row 3 is another's) the slots are
+
+        0b00011, 0b00111, 0b10111
+
+    Attributes:
+        kv: the engine's cache.
+        prefix: the tokens of the prompt's rows.
+    """
+
+    def __init__(self, kv: KVCache, prefix: PrefixCache) -> None:
+        self.kv = kv
+        self.prefix = prefix
+        self._seen = np.zeros((64, 32), dtype=np.uint8)  # (slot capacity, bytes)
+        self._num_slots = 1
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that a node of this view sees."""
+        return int(self.used().sum())
+
+    @property
+    def num_slots(self) -> int:
+        """Slots in use, slot 0 included."""
+        return self._num_slots
+
+    def begin(self) -> None:
+        """Let slot 0 see the prompt, whose rows are all there."""
+        self._reserve(0, self.kv.model.num_rows)
+        self._seen[0] = 0
+        is_seen = np.zeros(self.kv.model.num_rows, dtype=np.bool_)
+        is_seen[self.prefix.rows] = True
+        packed = np.packbits(is_seen, bitorder="little")
+        self._seen[0, : len(packed)] = packed
+
+    def append_prompt(self, num_tokens: int, first_row: int) -> NDArray[np.bool_]:
+        """Add the next tokens of the prompt; return the mask of their rows, which are the last."""
+        rows = self.prefix.rows[: len(self.prefix.tokens)]
+        mask = np.zeros((num_tokens, first_row + num_tokens), dtype=np.bool_)
+        mask[:, rows] = True
+        mask[:, first_row:] = np.tri(num_tokens, dtype=np.bool_)
+        self.prefix.rows = np.append(rows, np.arange(first_row, first_row + num_tokens))
+        return mask
+
+    def append(
+        self, parent_slots: NDArray[np.int64], generations: list[Rows], first_row: int
+    ) -> NDArray[np.bool_]:
+        """Add nodes, whose slots and rows are the next ones; return the mask of their rows.
+
+        Args:
+            parent_slots: (S,) int64. The slot of each node's parent, which may be a new one.
+            generations: the new nodes (0 to S - 1), parents before children.
+            first_row: row of the first.
+
+        Returns:
+            (S, first_row + S) bool.
+        """
+        size, first = len(parent_slots), self._num_slots
+        num_rows = first_row + size
+        self._reserve(size, num_rows)
+        seen, rows = self._seen, np.arange(first_row, num_rows)
+        byte, bit = rows >> 3, np.left_shift(1, rows & 7)
+        for nodes in generations:
+            seen[first + nodes] = seen[parent_slots[nodes]]
+            seen[first + nodes, byte[nodes]] |= bit[nodes].astype(np.uint8)
+        self._num_slots += size
+        return _unpacked(seen[first : self._num_slots], num_rows)
+
+    def keep(self, slots: NDArray[np.int64]) -> None:
+        """Keep slot 0 and these, (num_kept,) int64, which become 1, 2, ...; drop all others."""
+        self._seen[1 : 1 + len(slots)] = self._seen[slots]
+        self._num_slots = 1 + len(slots)
+
+    def end(self, agreed_tokens: list[int]) -> None:
+        """Leave to the next request the rows that all slots see; free the others.
+
+        agreed_tokens: from position 0 on, those that all paths share.
+        """
+        seen = self._seen[min(1, self._num_slots - 1) : self._num_slots]
+        seen_by_all = _unpacked(np.bitwise_and.reduce(seen)[None], self.kv.model.num_rows)[0]
+        self.prefix.rows = seen_by_all.nonzero()[0]
+        self.prefix.tokens = agreed_tokens[: len(self.prefix.rows)]
+        self.prefix.shorten(len(self.prefix.tokens))
+        self._num_slots = 1
+        self.begin()
+
+    def used(self) -> NDArray[np.bool_]:
+        """Return which rows of the cache this view sees, (num_rows of the engine,) bool."""
+        num_rows = self.kv.model.num_rows
+        self._reserve(0, num_rows)
+        seen = np.bitwise_or.reduce(self._seen[: self._num_slots])
+        is_used = _unpacked(seen[None], num_rows)[0]
+        is_used[self.prefix.rows[: len(self.prefix.tokens)]] = True
+        return is_used
+
+    def renumber(self, kept: Rows, new_rows: Rows) -> None:
+        """Follow the engine, which has kept the rows ``kept``; ``new_rows`` is new row by old."""
+        self.prefix.rows = new_rows[self.prefix.rows[: len(self.prefix.tokens)]]
+        bits = _unpacked(self._seen[: self._num_slots], len(new_rows))
+        packed = np.packbits(bits[:, kept], axis=1, bitorder="little")
+        self._seen[: self._num_slots] = 0
+        self._seen[: self._num_slots, : packed.shape[1]] = packed
+
+    def _reserve(self, num_more_slots: int, num_rows: int) -> None:
+        slots, size = self._seen.shape
+        num_slots = self._num_slots + num_more_slots
+        if num_slots <= slots and num_rows <= 8 * size:
+            return
+        more_slots = max(slots, 2 * num_slots if num_slots > slots else 0)
+        more_bytes = max(size, num_rows // 4 if num_rows > 8 * size else 0)
+        larger = np.zeros((more_slots, more_bytes), dtype=np.uint8)
+        larger[: self._num_slots, :size] = self._seen[: self._num_slots]
+        self._seen = larger
+
+
+class KVCache:
+    """The key/value cache of one engine.
+
+    Attributes:
+        model: the engine, whose cache is used for nothing else.
+        max_rows: most rows that it may hold, None for no limit.
+    """
+
+    def __init__(
+        self, model: StepModel, max_rows: int | None = None, *, shares_prefixes: bool = True
+    ) -> None:
+        """Take an engine; without ``shares_prefixes`` no view begins with rows of another."""
+        self.model = model
+        self.max_rows = max_rows
+        self._shares_prefixes = shares_prefixes
+        self._views: list[CacheView] = []
+        self._closed: list[PrefixCache] = []  # oldest first
+        self._next_check = 0  # so many rows may be there before the unused are counted
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens."""
+        return self.model.vocab_size
+
+    @property
+    def num_top_logits(self) -> int:
+        """See StepModel."""
+        return num_top_logits(self.model)
+
+    @property
+    def num_views(self) -> int:
+        """Views whose rows are there, the closed ones included."""
+        return len(self._views) + len(self._closed)
+
+    def open_view(self, prefix: PrefixCache) -> CacheView:
+        """Return a view that begins with the rows of ``prefix``, which is kept valid."""
+        view = CacheView(self, prefix)
+        self._views.append(view)
+        self._next_check = 0
+        return view
+
+    def longest_prefix(self, token_ids: Sequence[int]) -> PrefixCache:
+        """Return a copy of the longest prefix of ``token_ids`` of any view."""
+        tokens, longest, num_common = list(token_ids), PrefixCache(), 0
+        others = (*(view.prefix for view in self._views), *self._closed)
+        for other in others if self._shares_prefixes else ():
+            if (found := other.num_common(tokens)) > num_common:
+                longest, num_common = other, found
+        return PrefixCache(tokens[:num_common], longest.rows[:num_common])
+
+    def close_view(self, view: CacheView) -> None:
+        """Give up a view's rows; until dropped its prefix may serve a request that begins alike."""
+        self._views.remove(view)
+        self._next_check = 0
+        if view.prefix.tokens:
+            self._closed.append(view.prefix)
+            del self._closed[:-_MOST_CLOSED]
+
+    def forward(self, calls: Sequence[EngineCall]) -> list[Logits]:
+        """Make the calls of several views in one forward of the engine; return the logits of each.
+
+        Two views with the rows [0, 1] and [2] that add two rows and one see, of the six,
+
+            [[1, 1, 0, 1, 0, 0],
+             [1, 1, 0, 1, 1, 0],
+             [0, 0, 1, 0, 0, 1]]
+        """
+        sizes = [len(call.token_ids) for call in calls]
+        self._make_room(sum(sizes))
+        first_row = self.model.num_rows
+        if len(calls) == 1:
+            (call,) = calls
+            mask = call.mask(first_row)
+            return [self.model.forward(call.token_ids, call.positions, mask, call.logit_rows)]
+        ends = np.cumsum(sizes)
+        mask = np.zeros((ends[-1], first_row + ends[-1]), dtype=np.bool_)
+        for call, end, size in zip(calls, ends.tolist(), sizes, strict=True):
+            mask[end - size : end, : first_row + end] = call.mask(first_row + end - size)
+        logits = self.model.forward(
+            np.concatenate([call.token_ids for call in calls]),
+            np.concatenate([call.positions for call in calls]),
+            mask,
+            np.concatenate(
+                [
+                    call.logit_rows + end - size
+                    for call, end, size in zip(calls, ends, sizes, strict=True)
+                ]
+            ),
+        )
+        spans = np.cumsum([0, *(len(call.logit_rows) for call in calls)]).tolist()
+        return [
+            logits_of_rows(logits, begin, end)
+            for begin, end in zip(spans[:-1], spans[1:], strict=True)
+        ]
+
+    def trim(self) -> None:
+        """Drop all rows that no view sees."""
+        is_used = np.zeros(self.model.num_rows, dtype=np.bool_)
+        for view in self._views:
+            is_used |= view.used()
+        self._closed.clear()
+        self._drop(is_used)
+
+    def _make_room(self, num_new: int) -> None:
+        """Drop the unused rows if they are many, or if ``num_new`` rows do not fit beside them."""
+        num_rows = self.model.num_rows
+        is_full = self.max_rows is not None and num_rows + num_new > self.max_rows
+        if num_rows <= self._next_check and not is_full:
+            return
+        is_used = np.zeros(num_rows, dtype=np.bool_)
+        for view in self._views:
+            is_used |= view.used()
+        num_used = int(is_used.sum())
+        most_unused = MOST_UNUSED_ROWS + num_used // 4
+        self._next_check = num_used + most_unused
+        if num_rows - num_used > (0 if is_full else most_unused):
+            self._closed.clear()
+            self._drop(is_used)
+
+    def _drop(self, is_used: NDArray[np.bool_]) -> None:
+        if is_used.all():
+            return
+        kept = is_used.nonzero()[0]
+        self.model.keep(kept)
+        new_rows = is_used.cumsum() - 1
+        for view in self._views:
+            view.renumber(kept, new_rows)
+
+
+def _unpacked(packed: NDArray[np.uint8], num_bits: int) -> NDArray[np.bool_]:
+    """Return the first bits of every row, lowest first: (num_packed, num_bits) bool."""
+    bits = np.unpackbits(packed, axis=1, count=num_bits, bitorder="little")
+    return bits.view(np.bool_)
