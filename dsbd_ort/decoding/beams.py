@@ -78,15 +78,7 @@ class Hypotheses:
         return len(self.parents)
 
     def extend(self, parents: Ints, tokens: Ints, token_logprobs: Floats) -> Ints:
-        """Return the entries of these hypotheses with one more token, (n,) int64 each.
-
-        Where a token is negative, the hypothesis stays what it is.
-        """
-        grows = tokens >= 0
-        if not grows.all():
-            entries = parents.copy()
-            entries[grows] = self.extend(parents[grows], tokens[grows], token_logprobs[grows])
-            return entries
+        """Return the entries of these hypotheses with one more token, (n,) int64 each."""
         first, size = len(self), len(self) + len(tokens)
         if size > len(self._integers):
             self._integers = larger(self._integers, 2 * size)

@@ -189,8 +189,8 @@ def decoding_loop(
     while not rule.is_finished(beams, depth):
         drafted = yield from _draft(run, beams, depth)
         yield from run.target.compute()
-        committed = _select(run, beams, drafted, depth)
-        iteration = _iteration(run, drafted, committed)
+        committed, num_accepted = _select(run, beams, drafted, depth)
+        iteration = _iteration(run, drafted, committed, num_accepted)
         for observer in run.observers:
             observer.observe(iteration)
         beams = _prune(run, iteration)
@@ -316,7 +316,7 @@ def _draft(run: _Run, beams: Beams, depth: int) -> EngineCalls[list[DraftLayer]]
     """Add the layers that the draft policy chooses to the forest."""
     if not run.draft:
         return []
-    num_pending = run.target.num_pending(beams.nodes)
+    num_pending = run.target.num_missing(beams.nodes)
     run.policy.begin(num_pending, run.request.config.max_new_tokens - depth - 1)
     return (
         yield from draft_forest(
@@ -331,17 +331,25 @@ def _draft(run: _Run, beams: Beams, depth: int) -> EngineCalls[list[DraftLayer]]
     )
 
 
-def _select(run: _Run, beams: Beams, drafted: list[DraftLayer], depth: int) -> list[Beams]:
-    """Return the beams of every committed layer: as many layers as the target's nodes allow."""
+def _select(
+    run: _Run, beams: Beams, drafted: list[DraftLayer], depth: int
+) -> tuple[list[Beams], int]:
+    """Return the beams of every committed layer: as many layers as the target's nodes allow.
+
+    And how many of them are drafted nodes: those that the forest had already.
+    """
     committed: list[Beams] = []
+    num_met = run.forest.num_met
     for selected in run.rule.select(run.target, beams, drafted, depth):
         committed.append(selected)
         if run.rule.is_finished(selected, depth + len(committed)):
             break
-    return committed
+    return committed, run.forest.num_met - num_met
 
 
-def _iteration(run: _Run, drafted: list[DraftLayer], committed: list[Beams]) -> Iteration:
+def _iteration(
+    run: _Run, drafted: list[DraftLayer], committed: list[Beams], num_accepted: int
+) -> Iteration:
     """Return the record of an iteration: which beams go on, and which nodes pruning leaves.
 
     The nodes that can still matter are the beams, descendants of them that the target has computed,
@@ -354,7 +362,7 @@ def _iteration(run: _Run, drafted: list[DraftLayer], committed: list[Beams]) -> 
         survivors[forest.below(beams.nodes).nonzero()[0][: most_descendants(config)]] = True
     survivors[beams.nodes] = True
     for cache in run.caches:
-        survivors = cache.needed_for(survivors)
+        cache.keep_needed(survivors)
     return Iteration(
         drafted=drafted,
         committed=committed,
@@ -362,7 +370,7 @@ def _iteration(run: _Run, drafted: list[DraftLayer], committed: list[Beams]) -> 
         hypotheses=run.rule.live(beams),
         survivors=survivors,
         num_draft_tokens=sum(layer.num_new for layer in drafted),
-        num_accepted_tokens=forest.commit([layer.nodes for layer in committed]),
+        num_accepted_tokens=num_accepted,
     )
 
 

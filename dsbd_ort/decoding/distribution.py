@@ -33,64 +33,69 @@ class TokenDistribution(NamedTuple):
 
 
 class TopDistributions(Sequence[TokenDistribution]):
-    """Next-token distributions over K tokens each, in arrays with room for more.
+    """Next-token distributions over K tokens each, in one array with room for more.
 
-    Attributes:
-        tokens: (num_rows, K) int64. See TokenDistribution.
-        log_probs, raw_log_probs: (num_rows, K) float64. See TokenDistribution.
+    The array is (3, room, K) float64: log-probabilities, raw ones, and token ids, whose int64 bits
+    are kept as they are.
     """
 
-    def __init__(self, tokens: NDArray[np.int64], log_probs: Floats, raw_log_probs: Floats) -> None:
-        self._arrays = tokens, log_probs, raw_log_probs
-        self._show(len(tokens))
+    def __init__(self, entries: Floats) -> None:
+        """Take (3, num_rows, K) entries."""
+        self._entries = entries
+        self._size = entries.shape[1]
+
+    @classmethod
+    def of(
+        cls, tokens: NDArray[np.int64], log_probs: Floats, raw_log_probs: Floats
+    ) -> TopDistributions:
+        """Return distributions, (num_rows, K) each; see TokenDistribution."""
+        entries = np.empty((3, *tokens.shape))
+        entries[0], entries[1], entries[2].view(np.int64)[:] = log_probs, raw_log_probs, tokens
+        return cls(entries)
 
     def __len__(self) -> int:
-        return len(self.tokens)
+        return self._size
 
     def __getitem__(self, row: int) -> TokenDistribution:  # type: ignore[override]  # no slices
-        if row >= len(self):
+        if row >= self._size:
             raise IndexError(row)
-        return TokenDistribution(self.tokens[row], self.log_probs[row], self.raw_log_probs[row])
+        return TokenDistribution(*self.candidates(np.array([row])))
 
     def behind_unused_row(self) -> TopDistributions:
         """Return a copy whose row 0 is no distribution."""
-        return TopDistributions(*(np.concatenate([old[:1], old]) for old in self._arrays))
+        return TopDistributions(np.concatenate([self._entries[:, :1], self._entries], axis=1))
 
     def append(self, more: TopDistributions) -> None:
         """Add rows."""
-        first, size = len(self), len(self) + len(more)
-        if size > len(self._arrays[0]):
-            self._arrays = tuple(larger(array, 2 * size) for array in self._arrays)  # type: ignore[assignment]
-        self._show(size)
-        self.tokens[first:] = more.tokens
-        self.log_probs[first:] = more.log_probs
-        self.raw_log_probs[first:] = more.raw_log_probs
+        size = self._size + more._size
+        if size > self._entries.shape[1]:
+            entries = np.empty((3, 2 * size, self._entries.shape[2]))
+            entries[:, : self._size] = self._entries[:, : self._size]
+            self._entries = entries
+        self._entries[:, self._size : size] = more._entries
+        self._size = size
 
     def keep(self, rows: NDArray[np.int64]) -> None:
         """Keep row 0 and ``rows``, which become 1, 2, ...; drop all others."""
-        for array in self._arrays:
-            array[1 : 1 + len(rows)] = array[rows]
-        self._show(1 + len(rows))
-
-    def _show(self, size: int) -> None:
-        tokens, log_probs, raw_log_probs = self._arrays
-        self.tokens, self.log_probs = tokens[:size], log_probs[:size]
-        self.raw_log_probs = raw_log_probs[:size]
+        self._size = 1 + len(rows)
+        self._entries[:, 1 : self._size] = self._entries.take(rows, axis=1)
 
     def candidates(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], Floats, Floats]:
-        """Return tokens, warped and raw log-probabilities of these rows, (num_rows, K) each."""
-        return self.tokens[rows], self.log_probs[rows], self.raw_log_probs[rows]
+        """Return tokens, warped and raw log-probabilities of these rows, (num_rows * K,) each."""
+        found = self._entries.take(rows, axis=1).reshape(3, -1)
+        return found[2].view(np.int64), found[0], found[1]
 
     def log_probs_of(self, rows: NDArray[np.int64], tokens: NDArray[np.int64]) -> Floats:
         """Return the warped log-probability of one token of each of these rows, (num_rows,)."""
-        is_token = self.tokens[rows] == tokens[:, None]
-        found: Floats = self.log_probs[rows, is_token.argmax(axis=1)]
+        log_probs, _, known = self._entries[:, rows]
+        is_token = known.view(np.int64) == tokens[:, None]
+        found: Floats = log_probs[np.arange(len(rows)), is_token.argmax(axis=1)]
         return np.where(is_token.any(axis=1), found, -np.inf)
 
     @property
     def num_bytes(self) -> int:
         """Bytes held."""
-        return sum(array.nbytes for array in self._arrays)
+        return self._entries.nbytes
 
 
 class DenseDistributions(Sequence[TokenDistribution]):
@@ -114,8 +119,7 @@ class DenseDistributions(Sequence[TokenDistribution]):
     def __getitem__(self, row: int) -> TokenDistribution:  # type: ignore[override]  # no slices
         if row >= self._size:
             raise IndexError(row)
-        tokens, log_probs, raw = self.candidates(np.array([row]))
-        return TokenDistribution(tokens[0], log_probs[0], raw[0])
+        return TokenDistribution(*self.candidates(np.array([row])))
 
     def behind_unused_row(self) -> DenseDistributions:
         """Return a copy whose row 0 is no distribution."""
@@ -138,19 +142,20 @@ class DenseDistributions(Sequence[TokenDistribution]):
         self._arrays = tuple(array[kept] for array in self._arrays)  # type: ignore[assignment]
 
     def candidates(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], Floats, Floats]:
-        """Return tokens, warped and raw log-probabilities of these rows, (num_rows, vocab) each."""
+        """Return tokens, warped and raw log-probabilities of rows, (num_rows * vocab,) each."""
         logits, largest = self._arrays
         centred = logits[rows].astype(np.float64)
         centred -= largest[rows, None]
         raw = centred - np.log(np.exp(centred).sum(axis=1, keepdims=True))
         log_probs = raw if self._warp.changes_nothing else self._warp.warped(centred)
         tokens = np.broadcast_to(_all_tokens(logits.shape[1]), raw.shape)
-        return tokens, log_probs, raw
+        return tokens.ravel(), log_probs.ravel(), raw.ravel()
 
     def log_probs_of(self, rows: NDArray[np.int64], tokens: NDArray[np.int64]) -> Floats:
         """Return the warped log-probability of one token of each of these rows, (num_rows,)."""
-        log_probs: Floats = self.candidates(rows)[1][np.arange(len(rows)), tokens]
-        return log_probs
+        log_probs = self.candidates(rows)[1].reshape(len(rows), -1)
+        found: Floats = log_probs[np.arange(len(rows)), tokens]
+        return found
 
     @property
     def num_bytes(self) -> int:
@@ -215,11 +220,11 @@ class Warp:
         logsumexp: NDArray[np.float32],
     ) -> TopDistributions:
         top = top_logits[:, : self.top_k].astype(np.float64)
-        largest = _finite(top[:, :1]).copy()
-        if not (top <= largest).all():
+        largest = top[:, :1].copy()
+        if np.count_nonzero(top <= largest) < top.size or not _are_finite(largest):
             raise ModelError(
-                "the model returned top_logits with NaN or a larger one behind the first; check "
-                "the engine's precision and the export's parity report"
+                "the model returned top_logits with NaN, infinity or a larger one behind the "
+                "first; check the engine's precision and the export's parity report"
             )
         log_normalizers = _finite(logsumexp[:, None]) - largest
         top -= largest
@@ -234,7 +239,7 @@ class Warp:
         exponentials of such differences over the whole vocabulary.
         """
         raw = centred - log_normalizers
-        return TopDistributions(tokens, raw if self.is_raw else self.warped(centred), raw)
+        return TopDistributions.of(tokens, raw if self.is_raw else self.warped(centred), raw)
 
     def warped(self, centred: Floats) -> Floats:
         """Return warped log-probabilities of logits, both (num_rows, n) float64."""
@@ -288,9 +293,13 @@ def _largest(logits: NDArray[np.float32], top_k: int) -> NDArray[np.int64]:
     return is_chosen.nonzero()[1].reshape(len(logits), top_k)
 
 
+def _are_finite(values: NDArray[Any]) -> bool:
+    return np.count_nonzero(np.isfinite(values)) == values.size
+
+
 def _finite(largest: Any) -> Any:
     """Return the largest logits if they are finite."""
-    if not np.isfinite(largest).all():
+    if not _are_finite(largest):
         raise ModelError(
             "the model returned logits without a finite largest value (NaN or infinite); "
             "check the engine's precision and the export's parity report"
@@ -362,7 +371,7 @@ def _check_top(logits: TopLogits, vocab_size: int, expected: tuple[int, int]) ->
     _check_shape("top_ids", top_ids, expected)
     _check_shape("top_logits", top_logits, expected)
     _check_shape("logsumexp", logsumexp, expected[:1])
-    if top_ids.size and not (0 <= top_ids.min() and top_ids.max() < vocab_size):
+    if top_ids.size and top_ids.view(np.uint64).max() >= vocab_size:  # negative ids are large
         raise ModelError(
             f"the model returned top_ids from {top_ids.min()} to {top_ids.max()}, expected 0 to "
             f"{vocab_size - 1}; export the engine again"

@@ -26,7 +26,7 @@ class DraftLayer:
     Attributes:
         drawn: (<= W_S,) int64 candidates of ``distribution`` in the order drawn.
         children: (<= W_S,) int64. Nodes of the distinct drawn candidates, in the order first drawn.
-        num_new: how many of them were not drafted before.
+        num_new: how many of them the forest did not have.
         kept: ``distribution``, None where the rule never reads it: without top-k it is an array
             of the vocabulary's size for every beam.
     """
@@ -159,9 +159,10 @@ def draft_forest(
         if not len(drawn):
             break
         distinct, copies = distinct_in_order(drawn) if repeats else (drawn, None)
-        nodes, num_new = forest.propose(joint, distinct)
-        log_u = joint.log_weights[distinct]
-        layers.append(DraftLayer(drawn, nodes, num_new, joint if keeps_distributions else None))
+        num_added = forest.num_added
+        nodes, log_u = forest.descend(joint, distinct), joint.log_weights[distinct]
+        num_new, kept = forest.num_added - num_added, joint if keeps_distributions else None
+        layers.append(DraftLayer(drawn, nodes, num_new, kept))
     return layers
 
 

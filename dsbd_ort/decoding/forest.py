@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_ort.decoding.joint_distribution import JointDistribution
-from dsbd_ort.decoding.noise import child_keys, root_key
+from dsbd_ort.decoding.noise import Keys, child_keys, root_key
 
 NO_NODE = -1
 NOT_COMPUTED = -1
@@ -54,10 +54,11 @@ class Forest:
         tokens, parents, positions: (num_nodes,) int64. An oldest node's parent is ``NO_NODE``.
         path_keys: (num_nodes,) uint64. Chained from the root's, see ``noise``.
         is_absorbing: (num_nodes,) int64, 0 or 1. A sequence ends with the node: it costs no row.
-        is_drafted: (num_nodes,) int64, 0 or 1. Proposed by the draft and not committed.
         slots: (2, num_nodes) int64. By engine, the node's place in its ``CacheView`` and
             distributions; ``NOT_COMPUTED``, or 0 for an absorbing node, which needs none.
         stop_states: per node, its StopState; empty where only tokens end a sequence.
+        has_ends: whether there is an absorbing node.
+        num_added, num_met: nodes that ``descend`` has made, and found there, so far.
     """
 
     def __init__(
@@ -71,6 +72,8 @@ class Forest:
         """Start with one node, the last token of the prompt."""
         self._eos_ids = np.array(sorted(eos_ids), dtype=np.int64)[:, None]
         self.stop_states = [stop] if stop else []
+        self.has_ends = False
+        self.num_added = self.num_met = 0
         self._columns = np.empty((_NUM_FIELDS, 64), dtype=np.int64)
         self._show(1)
         self._columns[:, 0] = 0
@@ -81,9 +84,12 @@ class Forest:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def candidate_keys(self, joint: JointDistribution) -> NDArray[np.uint64]:
+    def candidate_keys(self, joint: JointDistribution) -> Keys:
         """Return the path keys of all candidates, (num_candidates,) uint64."""
-        return child_keys(self.path_keys[joint.nodes].take(joint.parents), joint.tokens)
+        if joint.path_keys is None:
+            keys = self.path_keys[joint.nodes].take(joint.parents)
+            joint.path_keys = child_keys(keys, joint.tokens)
+        return joint.path_keys
 
     def descend(self, joint: JointDistribution, chosen: NDArray[np.int64]) -> Nodes:
         """Return the node of every distinct chosen candidate, made where it is not there yet.
@@ -91,42 +97,57 @@ class Forest:
         An absorbing beam stays the node it is.
         """
         parents, tokens = joint.nodes[joint.parents[chosen]], joint.tokens[chosen]
-        nodes = self._found(parents, tokens)
-        stays = tokens < 0
-        if stays.any():
+        nodes = self._children(parents, tokens)
+        if self.has_ends:
+            stays = (tokens < 0).nonzero()[0]
             nodes[stays] = parents[stays]
+            self.num_met -= len(stays)
         missing = (nodes < 0).nonzero()[0]
+        self.num_met += len(nodes) - len(missing)
         if len(missing):
-            first = len(self)
-            nodes[missing] = np.arange(first, first + len(missing))
-            self._add(parents[missing], tokens[missing])
+            self.num_added += len(missing)
+            nodes[missing] = np.arange(len(self), len(self) + len(missing))
+            parents, tokens = parents[missing], tokens[missing]
+            if joint.path_keys is None:
+                keys = child_keys(self.path_keys[parents], tokens)
+            else:
+                keys = joint.path_keys[chosen[missing]]
+            self._add(parents, tokens, keys)
         return nodes
 
-    def _found(self, parents: Nodes, tokens: NDArray[np.int64]) -> Nodes:
+    def _children(self, parents: Nodes, tokens: NDArray[np.int64]) -> Nodes:
         """Return the children that are there already, -1 where there is none."""
         wanted = (parents << 32) + tokens
         known = (self.parents << 32) + self.tokens
+        nodes = np.full(len(wanted), -1)
+        if len(wanted) * len(known) <= _FEW_PAIRS:
+            which, found = (wanted[:, None] == known).nonzero()
+            nodes[which] = found
+            return nodes
         order = known.argsort()
         found = order.take(known.searchsorted(wanted, sorter=order), mode="clip")
-        return np.where(known[found] == wanted, found, -1)
+        is_found = known[found] == wanted
+        nodes[is_found] = found[is_found]
+        return nodes
 
-    def _add(self, parents: Nodes, tokens: NDArray[np.int64]) -> None:
+    def _add(self, parents: Nodes, tokens: NDArray[np.int64], keys: Keys) -> None:
         first = len(self)
+        positions = self.positions[parents] + 1
         self._show(first + len(tokens))
-        self.tokens[first:] = tokens
-        self.parents[first:] = parents
-        self.positions[first:] = self.positions[parents] + 1
-        self.path_keys[first:] = child_keys(self.path_keys[parents], tokens)
-        self.is_drafted[first:] = 0
-        self.is_absorbing[first:] = (tokens == self._eos_ids).any(axis=0)
+        added = self._columns[:, first : len(self)]
+        added[0], added[1], added[2], added[3] = tokens, parents, positions, keys.view(np.int64)
+        added[4] = 0
+        added[5:] = NOT_COMPUTED
+        ends = (tokens == self._eos_ids).nonzero()[1]
         if self.stop_states:
-            self._add_stop_states(first, parents, tokens)
-        self.slots[:, first:] = self.is_absorbing[first:] + NOT_COMPUTED
-
-    def _add_stop_states(self, first: int, parents: Nodes, tokens: NDArray[np.int64]) -> None:
-        states = self._extended(parents, tokens)
-        self.stop_states += states
-        self.is_absorbing[first:] |= [state.has_ended for state in states]
+            states = self._extended(parents, tokens)
+            self.stop_states += states
+            stops = [index for index, state in enumerate(states) if state.has_ended]
+            ends = np.concatenate([ends, np.array(stops, dtype=np.int64)])
+        if len(ends):
+            self.has_ends = True
+            added[4, ends] = 1
+            added[5:, ends] = 0
 
     def _extended(self, parents: Nodes, tokens: NDArray[np.int64]) -> list[StopState]:
         pairs = zip(parents.tolist(), tokens.tolist(), strict=True)
@@ -139,9 +160,8 @@ class Forest:
             larger[:, : len(self)] = self._columns[:, : len(self)]
             self._columns = larger
         shown = self._columns[:, :num_nodes]
-        self.tokens, self.parents, self.positions = shown[0], shown[1], shown[2]
-        self.path_keys = shown[3].view(np.uint64)
-        self.is_absorbing, self.is_drafted, self.slots = shown[4], shown[5], shown[6:]
+        self.tokens, self.parents, self.positions, keys, self.is_absorbing = shown[:5]
+        self.path_keys, self.slots = keys.view(np.uint64), shown[5:]
 
     def stopped(self, joint: JointDistribution, chosen: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Tell which chosen candidates would end by their stop state: (num_chosen,) bool."""
@@ -149,38 +169,20 @@ class Forest:
         ended = [state.has_ended for state in self._extended(parents, tokens)]
         return np.array(ended, dtype=np.bool_)
 
-    def propose(self, joint: JointDistribution, chosen: NDArray[np.int64]) -> tuple[Nodes, int]:
-        """Return the nodes of the draft's chosen candidates, as ``descend``, noted as drafted.
-
-        Returns:
-            The nodes, and how many of them were not drafted before.
-        """
-        nodes = self.descend(joint, chosen)
-        is_new = (joint.tokens[chosen] >= 0) & (self.is_drafted[nodes] == 0)
-        self.is_drafted[nodes] |= is_new
-        return nodes, int(is_new.sum())
-
-    def commit(self, layers: list[Nodes]) -> int:
-        """Note that layers of nodes are committed; return how many of the nodes were drafted."""
-        num_before = self.is_drafted.sum()
-        for nodes in layers:
-            self.is_drafted[nodes] = 0
-        return int(num_before - self.is_drafted.sum())
-
     def are_absorbing(self, nodes: Nodes) -> bool:
         """Return whether a sequence ends with each of these nodes."""
-        return bool(self.is_absorbing[nodes].all())
+        return self.has_ends and bool(self.is_absorbing[nodes].all())
 
     def below(self, roots: Nodes) -> NDArray[np.bool_]:
         """Return which nodes are descendants of ``roots``, these not included: (num_nodes,)."""
-        is_root = np.zeros(len(self) + 1, dtype=np.bool_)  # the last: NO_NODE, never one
-        is_root[roots] = True
-        is_below, parents = is_root[self.parents], self.parents
-        while True:
-            found = is_below | np.append(is_below, False)[parents]
-            if (found == is_below).all():
-                return found & ~is_root[:-1]
-            is_below = found
+        is_below = np.zeros(len(self) + 1, dtype=np.bool_)  # the last: NO_NODE, never one
+        is_below[roots] = True
+        num_found, num_before = len(roots), 0
+        while num_found > num_before:
+            is_below[:-1] |= is_below[self.parents]
+            num_found, num_before = np.count_nonzero(is_below), num_found
+        is_below[roots] = False
+        return is_below[:-1]
 
     def prune(self, is_kept: NDArray[np.bool_]) -> Nodes:
         """Drop the nodes that are not kept, (num_nodes,); return new number by old, or NO_NODE."""
@@ -189,10 +191,11 @@ class Forest:
         renumbered[kept] = np.arange(len(kept))
         if self.stop_states:
             self.stop_states = [self.stop_states[old] for old in kept.tolist()]
-        self._columns[:, : len(kept)] = self._columns[:, kept]
+        self._columns[:, : len(kept)] = self._columns.take(kept, axis=1)
         self._show(len(kept))
         self.parents[:] = renumbered[self.parents]
         return renumbered
 
 
-_NUM_FIELDS = 8
+_NUM_FIELDS = 7
+_FEW_PAIRS = 1 << 14  # up to here comparing all pairs is faster than sorting

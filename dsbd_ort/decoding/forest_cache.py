@@ -70,44 +70,50 @@ class ForestCache:
 
     def are_computed(self, nodes: Nodes) -> bool:
         """Return whether the distribution after each is known; an absorbing one needs none."""
-        return bool((self.slots[nodes] >= 0).all())
+        return not self.num_missing(nodes)
 
-    def num_pending(self, nodes: Nodes) -> int:
-        """Return how many rows must be computed before the distributions after ``nodes``."""
-        return int(self._pending(nodes).sum())
+    def num_missing(self, nodes: Nodes) -> int:
+        """Return how many of ``nodes`` are not computed."""
+        return np.count_nonzero(self.slots[nodes] < 0)
 
-    def _pending(self, nodes: Nodes) -> NDArray[np.bool_]:
-        """Return which nodes must be computed before the distributions after ``nodes``."""
+    def _pending(self, nodes: Nodes) -> Nodes:
+        """Return what must be computed before the distributions after ``nodes``, parents first."""
         slots, parents = self.slots, self._forest.parents
-        is_pending = np.zeros(len(slots), dtype=np.bool_)
         found = nodes[slots[nodes] < 0]
-        while len(found):
-            is_pending[found] = True
-            above = parents[found]
-            found = above[(above != NO_NODE) & (slots[above] < 0)]
-        return is_pending
+        above = self._missing_parents(found)
+        if not len(above):  # as a rule
+            return found
+        is_pending = np.zeros(len(slots), dtype=np.bool_)
+        is_pending[found] = True
+        while len(above):
+            is_pending[above] = True
+            above = self._missing_parents(above)
+        return is_pending.nonzero()[0]
+
+    def _missing_parents(self, nodes: Nodes) -> Nodes:
+        """Return the parents of ``nodes`` that are not computed, one for each such node."""
+        above = self._forest.parents[nodes]
+        return above[(self.slots[above] < 0) & (above != NO_NODE)]
 
     def compute(self, nodes: Nodes | None = None) -> EngineCalls[None]:
         """Compute ``nodes`` (all by default) and their pending ancestors in one call, if any."""
-        forest = self._forest
-        pending = (self.slots < 0 if nodes is None else self._pending(nodes)).nonzero()[0]
-        size = len(pending)
-        if not size:
+        forest, view = self._forest, self._view
+        pending = (self.slots < 0).nonzero()[0] if nodes is None else self._pending(nodes)
+        if not len(pending):
             return
-        positions = forest.positions[pending]
-        generations = _generations(positions)
         parents = forest.parents[pending]
-        self.slots[pending] = np.arange(self._view.num_slots, self._view.num_slots + size)
-        parent_slots = np.where(parents == NO_NODE, 0, self.slots[parents])
-        view = self._view
+        rows = np.arange(len(pending))
+        self.slots[pending] = view.num_slots + rows
+        parent_slots = self.slots[parents]
+        if parents[0] == NO_NODE:  # no other pending node has lost its parent
+            parent_slots[0] = 0
 
         def mask(first_row: int) -> NDArray[np.bool_]:
-            return view.append(parent_slots, generations, first_row)
+            return view.append(parent_slots, first_row)
 
-        logits = yield EngineCall(
-            self._role, self._meter, forest.tokens[pending], positions, np.arange(size), mask
-        )
-        found = self._read(logits, size)
+        tokens, positions = forest.tokens[pending], forest.positions[pending]
+        logits = yield EngineCall(self._role, self._meter, tokens, positions, rows, mask)
+        found = self._read(logits, len(rows))
         if self._distributions is None:
             self._distributions = found.behind_unused_row()
         else:
@@ -119,7 +125,12 @@ class ForestCache:
         """Return the joint distribution over the continuations of computed beams."""
         assert self._distributions is not None  # of computed nodes
         return joint_distribution(
-            nodes, log_weights, copies, self._distributions, self.slots[nodes]
+            nodes,
+            log_weights,
+            copies,
+            self._distributions,
+            self.slots[nodes],
+            has_ends=self._forest.has_ends,
         )
 
     def log_probs(self, nodes: Nodes, tokens: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -132,13 +143,12 @@ class ForestCache:
         slot = int(self.slots[node])
         return self._distributions[slot] if slot > 0 and self._distributions is not None else None
 
-    def needed_for(self, is_kept: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Return which nodes are kept, or needed to compute those later: (num_nodes,) bool."""
-        is_pending = self._pending(is_kept.nonzero()[0])
-        needed = is_kept | is_pending
-        parents = self._forest.parents[is_pending]
-        needed[parents[parents != NO_NODE]] = True
-        return needed
+    def keep_needed(self, is_kept: NDArray[np.bool_]) -> None:
+        """Keep the nodes as well that are needed to compute kept ones later: (num_nodes,) bool."""
+        pending = self._pending(is_kept.nonzero()[0])
+        is_kept[pending] = True
+        parents = self._forest.parents[pending]
+        is_kept[parents[parents != NO_NODE]] = True
 
     def prune(self) -> None:
         """Forget the nodes that the forest has dropped."""
@@ -160,11 +170,3 @@ class ForestCache:
             return self._warp.distributions(logits)
         except ModelError as error:
             raise ModelError(f"call {self._num_calls} of the {self._role}: {error}") from error
-
-
-def _generations(positions: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-    """Return the indices of equal positions, lowest position first."""
-    first, last = int(positions.min()), int(positions.max())
-    if first == last:
-        return [np.arange(len(positions))]
-    return [(positions == position).nonzero()[0] for position in range(first, last + 1)]

@@ -16,7 +16,7 @@ STAY = -1
 _ALL = slice(None)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class JointDistribution:
     """P(i, v) = w_i * p~(v | x_i) of draft or target, unnormalised, in logs.
 
@@ -30,6 +30,7 @@ class JointDistribution:
         log_masses: (num_candidates,) float64. The same times the copies of the beam: what draws
             go by.
         raw_log_probs: (num_candidates,) float64. Unwarped log-probability of the token.
+        path_keys: (num_candidates,) uint64. See ``Forest.candidate_keys``; None: not computed yet.
     """
 
     nodes: NDArray[np.int64]
@@ -38,6 +39,7 @@ class JointDistribution:
     log_weights: NDArray[np.float64]
     log_masses: NDArray[np.float64]
     raw_log_probs: NDArray[np.float64]
+    path_keys: NDArray[np.uint64] | None = None
 
     def probabilities(self) -> NDArray[np.float64]:
         """Return the normalised probabilities, (num_candidates,) float64."""
@@ -72,6 +74,8 @@ def joint_distribution(
     copies: NDArray[np.int64] | None,
     distributions: TokenDistributions,
     rows: NDArray[np.int64],
+    *,
+    has_ends: bool = True,
 ) -> JointDistribution:
     """Combine beam weights and next-token distributions.
 
@@ -81,11 +85,12 @@ def joint_distribution(
         copies: (num_beams,) int64. How often each was drawn; None: once.
         distributions: row 0 stands for "stays what it is".
         rows: (num_beams,) int64. The row of each beam, 0 for an absorbing one.
+        has_ends: whether there may be one.
     """
-    tokens, log_probs, raw = (array.ravel() for array in distributions.candidates(rows))
+    tokens, log_probs, raw = distributions.candidates(rows)
     num_tokens = len(tokens) // len(rows)
     parents = _parents(len(rows), num_tokens)
-    if not rows.all():
+    if has_ends and not rows.all():
         first = num_tokens * (rows == 0).nonzero()[0]
         tokens[first], log_probs[first], raw[first] = STAY, 0.0, 0.0
         is_left = (rows != 0)[parents]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -111,14 +112,11 @@ class CacheView:
         self.prefix.rows = np.append(rows, np.arange(first_row, first_row + num_tokens))
         return mask
 
-    def append(
-        self, parent_slots: NDArray[np.int64], generations: list[Rows], first_row: int
-    ) -> NDArray[np.bool_]:
+    def append(self, parent_slots: NDArray[np.int64], first_row: int) -> NDArray[np.bool_]:
         """Add nodes, whose slots and rows are the next ones; return the mask of their rows.
 
         Args:
             parent_slots: (S,) int64. The slot of each node's parent, which may be a new one.
-            generations: the new nodes (0 to S - 1), parents before children.
             first_row: row of the first.
 
         Returns:
@@ -127,13 +125,31 @@ class CacheView:
         size, first = len(parent_slots), self._num_slots
         num_rows = first_row + size
         self._reserve(size, num_rows)
-        seen, rows = self._seen, np.arange(first_row, num_rows)
-        byte, bit = rows >> 3, np.left_shift(1, rows & 7)
-        for nodes in generations:
-            seen[first + nodes] = seen[parent_slots[nodes]]
-            seen[first + nodes, byte[nodes]] |= bit[nodes].astype(np.uint8)
         self._num_slots += size
-        return _unpacked(seen[first : self._num_slots], num_rows)
+        own, begin = _own_bits(size, first_row & 7), first_row >> 3
+        seen = self._seen[parent_slots]
+        is_new = parent_slots >= first
+        if not np.count_nonzero(is_new):
+            seen[:, begin : begin + own.shape[1]] |= own
+        else:
+            seen[is_new] = 0
+            seen[:, begin : begin + own.shape[1]] |= own
+            above = np.where(is_new, parent_slots - first, size)  # the last: no new one
+            self._add_ancestors(seen, above)
+        self._seen[first : self._num_slots] = seen
+        return _unpacked(seen, num_rows)
+
+    @staticmethod
+    def _add_ancestors(seen: NDArray[np.uint8], above: NDArray[np.int64]) -> None:
+        """Let new nodes see what their new ancestors see, twice as many of these in every round.
+
+        seen: (S, bytes). above: (S,) int64, the parent among the S, or S where it is none of them.
+        """
+        size = len(above)
+        above = np.append(above, size)
+        while len(nodes := (above < size).nonzero()[0]):
+            seen[nodes] |= seen[above[nodes]]
+            above = above[above]
 
     def keep(self, slots: NDArray[np.int64]) -> None:
         """Keep slot 0 and these, (num_kept,) int64, which become 1, 2, ...; drop all others."""
@@ -309,6 +325,22 @@ class KVCache:
         new_rows = is_used.cumsum() - 1
         for view in self._views:
             view.renumber(kept, new_rows)
+
+
+_FEW_ROWS = 64
+
+
+def _own_bits(num_rows: int, shift: int) -> NDArray[np.uint8]:
+    """Return the bits by which new rows see themselves, beginning at bit ``shift`` of a byte."""
+    return (_remembered_own_bits if num_rows <= _FEW_ROWS else _new_own_bits)(num_rows, shift)
+
+
+def _new_own_bits(num_rows: int, shift: int) -> NDArray[np.uint8]:
+    bits = np.eye(num_rows, num_rows + shift, shift, dtype=np.bool_)
+    return np.packbits(bits, axis=1, bitorder="little")
+
+
+_remembered_own_bits = lru_cache(maxsize=8 * _FEW_ROWS)(_new_own_bits)
 
 
 def _unpacked(packed: NDArray[np.uint8], num_bits: int) -> NDArray[np.bool_]:

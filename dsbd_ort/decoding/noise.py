@@ -93,5 +93,7 @@ def gumbel_noise(keys: Keys, depth: int, draw: int | None = None) -> NDArray[np.
     u = bits.astype(np.float64)
     u += _HALF
     u *= _TO_UNIT
-    noise: NDArray[np.float64] = -np.log(-np.log(u))
-    return noise
+    for _ in range(2):
+        np.log(u, out=u)
+        np.negative(u, out=u)
+    return u

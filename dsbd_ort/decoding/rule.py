@@ -111,9 +111,16 @@ class Growth:
     def extended(
         self, beams: Beams, joint: JointDistribution, chosen: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """Return the hypotheses of the chosen candidates; that of an absorbing beam is unchanged."""
-        parents = beams.hypotheses[joint.parents[chosen]]
-        return self.hypotheses.extend(parents, joint.tokens[chosen], joint.raw_log_probs[chosen])
+        """Return the hypotheses of the chosen candidates, that of an absorbing beam as it is."""
+        parents, tokens = beams.hypotheses[joint.parents[chosen]], joint.tokens[chosen]
+        token_logprobs = joint.raw_log_probs[chosen]
+        if not self.forest.has_ends:
+            return self.hypotheses.extend(parents, tokens, token_logprobs)
+        entries, grows = parents.copy(), tokens >= 0
+        entries[grows] = self.hypotheses.extend(
+            parents[grows], tokens[grows], token_logprobs[grows]
+        )
+        return entries
 
 
 class BeamSetRule:
