@@ -1,7 +1,7 @@
 """Answers to single prompts that a command or a batch can show early and interrupt.
 
-A chat is a list of messages, oldest first. Inside ``watched_signals`` Ctrl-C and SIGTERM are only
-remembered; the work polls ``Interruption.is_requested`` between two iterations.
+Inside ``watched_signals`` Ctrl-C and SIGTERM are only remembered; the work polls
+``Interruption.is_requested`` between two iterations.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from dsbd_ort.decoding import TraceRecorder, WithResult
 from dsbd_ort.results import GenerationResult, StreamPiece
 from dsbd_runtime.chat_template import Message
 
-Messages = list[dict[str, str]]
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -74,17 +73,6 @@ def answer(
             if is_interrupted():
                 return Answer("".join(texts), None)
     return Answer("".join(texts), pieces.result)
-
-
-def user_messages(text: str, system: str | None = None) -> Messages:
-    """Return a conversation that begins with a message of the user's."""
-    begun = [] if system is None else [{"role": "system", "content": system}]
-    return [*begun, {"role": "user", "content": text}]
-
-
-def with_answer(messages: Messages, text: str) -> Messages:
-    """Return the conversation with the model's answer."""
-    return [*messages, {"role": "assistant", "content": text}]
 
 
 class Interruption:

@@ -1,4 +1,7 @@
-"""The target and draft of a pipeline: exclusive use, cache rows kept between requests, call costs.
+"""The target and draft of a pipeline: exclusive use, and all that outlives a request.
+
+Cache rows are kept for a next prompt that begins alike; acceptance estimators and call costs for
+draft_policy "throughput".
 
 Measured costs belong to a bundle, a provider, a number of threads and a machine, so they are kept
 in the user's cache: ``$XDG_CACHE_HOME/dsbd-ort`` (``~/.cache/dsbd-ort``), one small JSON file each.
@@ -17,6 +20,7 @@ import platform
 import tempfile
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -27,12 +31,16 @@ from dsbd_errors import DsbdError
 from dsbd_ort.decoding.cost_curve import CostCurve, EngineCosts, measure_costs
 from dsbd_ort.decoding.forest_cache import PrefixCache
 from dsbd_ort.decoding.step_model import StepModel
+from dsbd_ort.decoding.throughput import AcceptanceEstimator
 from dsbd_runtime.bundle import Bundle
 from dsbd_runtime.causal_lm import CausalLM
 from dsbd_runtime.errors import CapacityError
 
 _log = logging.getLogger(__name__)
 _FORMAT = 1  # of the files of costs
+MOST_ESTIMATORS = 64
+"""Settings (strategy, width and warping) for which draft_policy "throughput" remembers how often
+drafts were accepted; the least recently used are forgotten, and learned anew."""
 
 
 class BusyError(DsbdError):
@@ -93,6 +101,26 @@ class KeptRows:
             model.keep(np.arange(len(prefix.tokens)))
             model.shrink()
             model.reset_peak()
+
+
+class KeptEstimators:
+    """The acceptance estimators of the settings used last, at most MOST_ESTIMATORS of them."""
+
+    def __init__(self) -> None:
+        self._estimators: OrderedDict[object, AcceptanceEstimator] = OrderedDict()
+
+    @property
+    def settings(self) -> list[object]:
+        """The settings that have an estimator, the latest used last."""
+        return list(self._estimators)
+
+    def of(self, setting: object) -> AcceptanceEstimator:
+        """Return the estimator that all requests of a setting update."""
+        estimator = self._estimators.pop(setting, None) or AcceptanceEstimator.initial()
+        self._estimators[setting] = estimator
+        if len(self._estimators) > MOST_ESTIMATORS:
+            self._estimators.popitem(last=False)
+        return estimator
 
 
 def capacity_error(error: MemoryError) -> CapacityError:

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import functools
 import os
-from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import signature
@@ -15,7 +14,6 @@ from types import TracebackType
 from typing import Any, Concatenate, ParamSpec
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dsbd_ort.decoding import (
     DecodeResult,
@@ -27,8 +25,8 @@ from dsbd_ort.decoding import (
 )
 from dsbd_ort.decoding.cost_curve import EngineCosts
 from dsbd_ort.decoding.decode import Iterations, iterations_of
-from dsbd_ort.decoding.throughput import AcceptanceEstimator
-from dsbd_ort.model_pair import KeptRows, RequestLock, capacity_error, engine_costs
+from dsbd_ort.model_pair import KeptEstimators, KeptRows, RequestLock, capacity_error, engine_costs
+from dsbd_ort.prompts import check_context, prompt_ids
 from dsbd_ort.results import (
     GeneratedSequence,
     GenerationResult,
@@ -37,16 +35,12 @@ from dsbd_ort.results import (
     TextStream,
     text_before_stop,
 )
-from dsbd_runtime.bundle import ROLES, Bundle, open_bundle
+from dsbd_runtime.bundle import Bundle, open_bundle
 from dsbd_runtime.causal_lm import CausalLM
 from dsbd_runtime.chat_template import ChatTemplate, Message
-from dsbd_runtime.errors import CapacityError, InputError
 from dsbd_runtime.loading import load_pair
 from dsbd_runtime.tokenizer import Tokenizer
 
-MOST_ESTIMATORS = 64
-"""Settings (strategy, width and warping) for which draft_policy "throughput" remembers how often
-drafts were accepted; the least recently used are forgotten, and learned anew."""
 BundlePath = str | os.PathLike[str]
 Keywords = ParamSpec("Keywords")
 
@@ -145,9 +139,7 @@ class Pipeline:
         self._lock = RequestLock()
         self.reuses_prefix = prefix_cache
         self._rows = KeptRows(target, draft, are_reused=prefix_cache)
-        self._estimators: OrderedDict[object, AcceptanceEstimator] = (
-            OrderedDict()
-        )  # latest used last
+        self._estimators = KeptEstimators()
 
     @classmethod
     @_with_keywords_of(PipelineOptions)
@@ -267,16 +259,8 @@ class Pipeline:
             return request
         setting = (config.strategy, config.width, config.temperature, config.top_k, config.top_p)
         return dataclasses.replace(
-            request, costs=self._engine_costs(), estimator=self._estimator_of(setting)
+            request, costs=self._engine_costs(), estimator=self._estimators.of(setting)
         )
-
-    def _estimator_of(self, setting: object) -> AcceptanceEstimator:
-        """Return what requests of these settings have learned; the caller holds the engines."""
-        estimator = self._estimators.pop(setting, None) or AcceptanceEstimator.initial()
-        self._estimators[setting] = estimator
-        if len(self._estimators) > MOST_ESTIMATORS:
-            self._estimators.popitem(last=False)
-        return estimator
 
     def with_text(self, result: DecodeResult, config: DecodingConfig) -> GenerationResult:
         """Return a decoded request with the text of its sequences."""
@@ -361,43 +345,3 @@ class Pipeline:
         if options.get("eos_token_id") is None:
             options["eos_token_id"] = tuple(self.bundle.manifest.target.eos_token_ids)
         return DecodingConfig.from_options(options)
-
-
-def prompt_ids(
-    tokenizer: Tokenizer, prompt: str | Sequence[int] | NDArray[np.integer]
-) -> list[int]:
-    """Return the token ids of a text; token ids are returned as they are.
-
-    Ids are a sequence (list, tuple, range) or an array of one dimension, whose order is defined:
-    not a set or a view of a dict, and not an iterator, which a second request would find empty.
-    """
-    if isinstance(prompt, str):
-        return tokenizer.encode(prompt)
-    if isinstance(prompt, np.ndarray):
-        if prompt.ndim != 1:
-            raise InputError(
-                f"the prompt is an array of {prompt.ndim} dimensions; expected a text, or token "
-                "ids in one dimension; pass one row of it"
-            )
-    elif isinstance(prompt, bytes | bytearray | memoryview) or not isinstance(prompt, Sequence):
-        raise InputError(
-            f"the prompt is a {type(prompt).__name__}; expected a text, or a list of token ids; "
-            "for other collections pass list(...) of the ids in their order"
-        )
-    return list(prompt)
-
-
-def check_context(bundle: Bundle, num_prompt_tokens: int, max_new_tokens: int) -> None:
-    """Raise CapacityError unless prompt and new tokens fit both models' contexts."""
-    limit = min(bundle.entry(role).context_length for role in ROLES)
-    if num_prompt_tokens >= limit:
-        raise CapacityError(
-            f"the prompt has {num_prompt_tokens} tokens, the context of this bundle holds "
-            f"{limit}; shorten the prompt"
-        )
-    if num_prompt_tokens + max_new_tokens > limit:
-        raise CapacityError(
-            f"the prompt's {num_prompt_tokens} tokens and max_new_tokens {max_new_tokens} exceed "
-            f"the context of {limit}; use max_new_tokens {limit - num_prompt_tokens} or less, or "
-            "a shorter prompt"
-        )

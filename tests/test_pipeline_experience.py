@@ -9,7 +9,7 @@ import pytest
 
 from dsbd_ort import Pipeline, Service
 from dsbd_ort.decoding.cost_curve import CostCurve, EngineCosts
-from dsbd_ort.pipeline import MOST_ESTIMATORS
+from dsbd_ort.model_pair import MOST_ESTIMATORS
 from dsbd_runtime.bundle import Bundle
 from dsbd_runtime.loading import load_pair
 
@@ -36,7 +36,7 @@ def test_many_temperatures_are_not_remembered_for_ever(
     for temperature in temperatures:
         asked.generate("x", temperature=temperature, **OPTIONS)
         asked.generate("x", temperature=temperatures[0], **OPTIONS)  # always of the latest used
-    kept = [laws[2] for laws in pipeline._estimators]  # type: ignore[index]
+    kept = [setting[2] for setting in pipeline._estimators.settings]  # type: ignore[index]
     assert kept == [*temperatures[1 - MOST_ESTIMATORS :], temperatures[0]]
     asked.close()
     pipeline.close()
@@ -45,6 +45,7 @@ def test_many_temperatures_are_not_remembered_for_ever(
 def test_requests_of_one_setting_learn_together(pipeline: Pipeline) -> None:
     for _ in range(3):
         pipeline.generate("x", **{**OPTIONS, "max_new_tokens": 8})
-    (experience,) = pipeline._estimators.values()
-    assert pipeline._estimator_of(next(iter(pipeline._estimators))) is experience
+    (setting,) = pipeline._estimators.settings
+    estimator = pipeline._estimators.of(setting)
+    assert pipeline._estimators.of(setting) is estimator
     pipeline.close()

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from dsbd_errors import DsbdError
-from dsbd_ort.answers import TextGenerator, answer, user_messages
+from dsbd_ort.answers import TextGenerator, answer
 from dsbd_ort.decoding import DecodingConfig
 from dsbd_ort.pipeline import PipelineSettings
+from dsbd_ort.prompts import user_messages
 from dsbd_ort.results import JSON_VERSION, error_object, result_object
 from dsbd_ort.version import __version__
 from dsbd_runtime.bundle import MANIFEST_NAME, open_bundle

@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 
 from dsbd_ort.cluster.errors import ClusterError
 from dsbd_ort.engine import Service, ServiceLimits
-from dsbd_ort.number_checks import MOST, MOST_SECONDS
+from dsbd_ort.engine.limits import MOST, MOST_SECONDS
 from dsbd_ort.openai_server.api_keys import read_api_keys
 from dsbd_ort.openai_server.app import create_app
 from dsbd_ort.openai_server.settings import ServingSettings

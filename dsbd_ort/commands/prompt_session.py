@@ -12,10 +12,11 @@ from rich.console import Console
 from rich.table import Table
 
 from dsbd_errors import DsbdError
-from dsbd_ort.answers import Answer, Messages, answer, user_messages, watched_signals, with_answer
+from dsbd_ort.answers import Answer, answer, watched_signals
 from dsbd_ort.commands.run_arguments import RunArguments
 from dsbd_ort.decoding import DecodingStats, RequestTrace
 from dsbd_ort.pipeline import Pipeline
+from dsbd_ort.prompts import Messages, user_messages, with_answer
 from dsbd_ort.results import error_object, json_text, result_object
 from dsbd_ort.trace_page.trace_file import write_trace
 

@@ -19,7 +19,7 @@ from dsbd_errors import DsbdError
 from dsbd_ort.embedding.arguments import Opening, decoded, json_messages, json_object, opening
 from dsbd_ort.engine import QueueFullError, Service, ServiceEvent
 from dsbd_ort.engine.errors import InternalError
-from dsbd_ort.pipeline import check_context
+from dsbd_ort.prompts import check_context
 from dsbd_ort.results import GenerationResult, StreamPiece, json_text, result_object
 from dsbd_ort.version import __version__
 from dsbd_runtime.errors import InputError

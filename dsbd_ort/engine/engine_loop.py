@@ -9,8 +9,7 @@ from dsbd_errors import DsbdError
 from dsbd_ort.decoding import IterationOutput
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder, Outcome, Progress, Tree
 from dsbd_ort.engine.errors import EnginesEndedError, InternalError, ServiceClosedError
-from dsbd_ort.engine.live_request import Cancelled, Ending, LiveRequest, ServiceEvent
-from dsbd_ort.engine.scheduler import Scheduler
+from dsbd_ort.engine.scheduler import Cancelled, Ending, LiveRequest, Scheduler, ServiceEvent
 from dsbd_ort.model_pair import capacity_error
 from dsbd_ort.pipeline import Pipeline
 from dsbd_ort.results import StreamPiece

@@ -13,8 +13,8 @@ from dsbd_ort.decoding.decode import check_decodable
 from dsbd_ort.decoding.request import most_rows
 from dsbd_ort.engine.engine_loop import EngineLoop
 from dsbd_ort.engine.errors import ServiceClosedError
-from dsbd_ort.engine.live_request import Cancelled, LiveRequest, ServiceEvent
-from dsbd_ort.engine.scheduler import Scheduler, ServiceLimits, cache_rows
+from dsbd_ort.engine.limits import ServiceLimits, cache_rows
+from dsbd_ort.engine.scheduler import Cancelled, LiveRequest, Scheduler, ServiceEvent
 from dsbd_ort.model_pair import BusyError
 from dsbd_ort.pipeline import Pipeline
 from dsbd_ort.results import GenerationResult, StreamPiece, TextStream

@@ -18,7 +18,8 @@ from dsbd_ort.openai_server.settings import (
     check_limit,
     check_prompt,
 )
-from dsbd_ort.pipeline import Pipeline, prompt_ids
+from dsbd_ort.pipeline import Pipeline
+from dsbd_ort.prompts import prompt_ids
 from dsbd_runtime.errors import BundleError
 
 _DEFAULT_NEW_TOKENS = 64

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from dsbd_ort.engine import Service
-from dsbd_ort.number_checks import MOST_SECONDS, check_count, check_seconds
+from dsbd_ort.engine.limits import MOST_SECONDS, check_count, check_seconds
 from dsbd_ort.openai_server.errors import ServingError
 from dsbd_ort.openai_server.generation import Gate
 

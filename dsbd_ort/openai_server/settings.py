@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dsbd_ort.decoding import DecodingConfig
-from dsbd_ort.number_checks import MOST_BYTES, check_count, check_seconds
+from dsbd_ort.engine.limits import MOST_BYTES, check_count, check_seconds
 from dsbd_ort.openai_server.api_keys import ApiKeys
 from dsbd_ort.openai_server.errors import bad_request
 
