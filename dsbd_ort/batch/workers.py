@@ -6,13 +6,13 @@ import contextlib
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
 from dsbd_errors import DsbdError
-from dsbd_ort.batch.answer_sources import answers_in_order
+from dsbd_ort.batch.answer_sources import Answers, Backlog, answers_in_order
 from dsbd_ort.batch.prompt_lines import BatchError, BatchSettings, LineAnswer, RawLine, answer_line
 
 
@@ -54,17 +54,12 @@ class Workers:
 
     num_workers: int
 
-    def answers(
-        self,
-        settings: BatchSettings,
-        fingerprint: str,
-        lines: Iterator[RawLine],
-        is_interrupted: Callable[[], bool],
-    ) -> Generator[LineAnswer, None, None]:
+    def answers(self, backlog: Backlog) -> Answers:
         """See AnswerSource."""
-        shared = _with_share_of_threads(settings, self.num_workers)
-        with _started(shared, fingerprint, self.num_workers) as workers:
-            yield from answers_in_order(_WorkerPool(workers), lines, is_interrupted)
+        shared = _with_share_of_threads(backlog.settings, self.num_workers)
+        with _started(shared, backlog.fingerprint, self.num_workers) as workers:
+            pool = _WorkerPool(workers)
+            yield from answers_in_order(pool, backlog.lines, backlog.is_interrupted)
 
 
 class _WorkerPool:

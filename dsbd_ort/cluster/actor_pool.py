@@ -8,7 +8,7 @@ require pandas on every node.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayTaskError
 
-from dsbd_ort.batch.answer_sources import answers_in_order
+from dsbd_ort.batch.answer_sources import Answers, Backlog, answers_in_order
 from dsbd_ort.batch.prompt_lines import BatchSettings, LineAnswer, RawLine
 from dsbd_ort.cluster.connection import connected, first_line, node_resources
 from dsbd_ort.cluster.errors import ClusterError
@@ -44,23 +44,18 @@ class Replicas:
     num_replicas: int
     report: Callable[[str], None]
 
-    def answers(
-        self,
-        settings: BatchSettings,
-        fingerprint: str,
-        lines: Iterator[RawLine],
-        is_interrupted: Callable[[], bool],
-    ) -> Generator[LineAnswer, None, None]:
+    def answers(self, backlog: Backlog) -> Answers:
         """See AnswerSource."""
         with connected(self.address, self.report):
-            share = self._share(settings)
+            share = self._share(backlog.settings)
             self.report(
                 f"replicas: {self.num_replicas}, threads of each: {share.num_threads}; they start "
                 "as soon as the cluster has room"
             )
-            replicas = self._start(settings, fingerprint, share)
-            _wait_until_open(replicas, is_interrupted)
-            yield from answers_in_order(_ReplicaPool(replicas), lines, is_interrupted)
+            replicas = self._start(backlog.settings, backlog.fingerprint, share)
+            _wait_until_open(replicas, backlog.is_interrupted)
+            pool = _ReplicaPool(replicas)
+            yield from answers_in_order(pool, backlog.lines, backlog.is_interrupted)
 
     def _share(self, settings: BatchSettings) -> ReplicaShare:
         gpus = num_gpus(settings.pipeline)

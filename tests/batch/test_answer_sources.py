@@ -10,7 +10,7 @@ from itertools import count
 import pytest
 from rich.console import Console
 
-from dsbd_ort.batch.answer_sources import SharedCalls
+from dsbd_ort.batch.answer_sources import Backlog, SharedCalls
 from dsbd_ort.batch.job import Batch, run_batch
 from dsbd_ort.batch.prompt_lines import BatchError, BatchSettings, RawLine
 from dsbd_ort.pipeline import Pipeline, PipelineSettings
@@ -59,8 +59,10 @@ def test_an_interrupted_batch_ends_at_once(tiny_bundle):
     lines = (RawLine(number, b'{"prompt": "x"}') for number in count(1))
     given = []
     began = time.monotonic()
-    source = SharedCalls(4).answers(settings, "", lines, lambda: len(given) >= 2)
-    for answer in source:
+    backlog = Backlog(
+        settings=settings, fingerprint="", lines=lines, is_interrupted=lambda: len(given) >= 2
+    )
+    for answer in SharedCalls(4).answers(backlog):
         given.append(answer)
     assert len(given) >= 2
     assert time.monotonic() - began < 60
