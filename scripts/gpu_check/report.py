@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from document_section import write_section
+from document_section import table, write_section
 from gpu_check.pieces import BENCH_PREFIX, PARITY_PREFIX, TABLES_NAME
 from gpu_check.runner import DONE, Result, ResultFolder
 
@@ -62,10 +62,10 @@ def section_of(results: Sequence[Result]) -> str:
             "Compared with the CPU provider, same bundle and seeds. A gap is the difference of the "
             "scores that decided otherwise; TV is the total variation of next-token laws along one "
             "path.",
-            _markdown(PARITY_COLUMNS, parity_rows(results)),
+            "\n".join(table(PARITY_COLUMNS, parity_rows(results))),
             "Speed beside beam sampling of the same law in one process (docs/benchmark.md). "
             "Bundles with -graphs replay CUDA graphs, those with -tensorrt run its engines.",
-            _markdown(BENCH_COLUMNS, bench_rows(results)),
+            "\n".join(table(BENCH_COLUMNS, bench_rows(results))),
             *not_done(results),
         ]
     )
@@ -88,17 +88,12 @@ def _machine_line(results: Sequence[Result]) -> str:
 
 
 def _rich(title: str, columns: Sequence[str], rows: Sequence[Row]) -> Table:
-    table = Table(title=title)
+    printed = Table(title=title)
     for index, column in enumerate(columns):
-        table.add_column(column, no_wrap=index < 2, justify="left" if index < 2 else "right")
+        printed.add_column(column, no_wrap=index < 2, justify="left" if index < 2 else "right")
     for row in rows:
-        table.add_row(*row)
-    return table
-
-
-def _markdown(columns: Sequence[str], rows: Sequence[Row]) -> str:
-    lines = [columns, ["---"] * len(columns), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        printed.add_row(*row)
+    return printed
 
 
 def bench_rows(results: Sequence[Result]) -> list[Row]:

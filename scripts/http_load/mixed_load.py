@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from random import Random
@@ -14,6 +14,7 @@ from typing import Any
 import httpx2
 import numpy as np
 
+from document_section import table
 from dsbd_ort.benchmark.prompts import PROMPTS
 
 MODEL = "soak"
@@ -69,15 +70,13 @@ class Outcomes:
             if status not in wanted[kind]
         ]
 
-    def table(self) -> Iterator[str]:
-        """Yield the lines of a table."""
-        yield "| request | status | number | p50 ms | p99 ms | longest ms |"
-        yield "|---" * 6 + "|"
+    def table(self) -> list[str]:
+        """Return the lines of a table."""
+        rows = []
         for (kind, status), seconds in sorted(self.seconds_by_outcome.items()):
-            median, high = 1e3 * np.quantile(seconds, (0.5, 0.99))
-            longest = 1e3 * max(seconds)
-            number = len(seconds)
-            yield f"| {kind} | {status} | {number} | {median:.1f} | {high:.1f} | {longest:.1f} |"
+            times = 1e3 * np.quantile(seconds, (0.5, 0.99, 1))
+            rows.append((kind, status, str(len(seconds)), *(f"{ms:.1f}" for ms in times)))
+        return table(["request", "status", "number", "p50 ms", "p99 ms", "longest ms"], rows)
 
 
 Client = Callable[[httpx2.Client, Random, Outcomes], None]
