@@ -44,14 +44,14 @@ drafts were accepted; the least recently used are forgotten, and learned anew.""
 
 
 class BusyError(DsbdError):
-    """A thread uses a pipeline of which it holds an unfinished stream itself."""
+    """The calling thread already holds an unfinished stream of the pipeline."""
 
 
 class RequestLock:
-    """Exclusive use of a pipeline by one request; another thread may finish a stream."""
+    """Exclusive use of a pipeline by one request; a stream may end in another thread."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # no RLock: only its own thread could release that
+        self._lock = threading.Lock()  # not an RLock: only its owner could release it
         self._owner: int | None = None
 
     @contextlib.contextmanager
@@ -89,11 +89,11 @@ class KeptRows:
         self.forget()
 
     def forget(self) -> None:
-        """Reuse none of the rows that the caches hold now."""
+        """Reuse none of the rows in the caches."""
         self.prefixes = PrefixCache(), PrefixCache()
 
     def drop_but_for(self, token_ids: Sequence[int]) -> None:
-        """Release the memory of the last request, except for the rows that begin ``token_ids``."""
+        """Release the memory of the last request, except its common prefix with ``token_ids``."""
         if not self._are_reused:
             self.forget()
         for model, prefix in zip(self._models, self.prefixes, strict=True):
@@ -140,14 +140,14 @@ def engine_costs(
     num_threads: int | None,
     environment: Mapping[str, str] = os.environ,
 ) -> EngineCosts:
-    """Return the costs of both engines: read from the cache, else measured and written there.
+    """Return the costs of both engines: read from the cache folder, else measured and stored.
 
     Measuring takes some sixty calls of each engine and drops the rows of their caches.
     """
     file = _cache_folder(environment) / f"costs-{_key(bundle, provider, num_threads)}.json"
     costs = _read(file)
     if costs is None:
-        _log.info("measuring what calls of both engines cost, once for this bundle and machine")
+        _log.info("measuring the cost of engine calls, once for this bundle and machine")
         costs = measure_costs(target, draft, time.perf_counter)
         _write(file, costs)
     return costs

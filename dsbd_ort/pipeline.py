@@ -56,8 +56,8 @@ class PipelineOptions:
             ONNX Runtime choose. See load_pair.
         cuda_graphs: on "cuda", capture each size of call once and replay it.
         verify: also check the hash of every file.
-        prefix_cache: keep the rows of a request for the next one, which computes only the part
-            of its prompt that differs.
+        prefix_cache: keep cache rows between requests, so that of a prompt only the part behind
+            the common prefix is computed.
     """
 
     provider: str = "cpu"
@@ -70,7 +70,7 @@ class PipelineOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineSettings(PipelineOptions):
-    """The folder of a bundle and how it is opened, which can be sent to another process."""
+    """The folder of a bundle and how it is opened; can be pickled for another process."""
 
     bundle: Path
 
@@ -112,8 +112,8 @@ class Pipeline:
     those of other threads wait. Each request returns what it would return alone.
 
     Attributes:
-        bundle, tokenizer: what was opened.
-        reuses_prefix: whether rows of a prompt serve others that begin alike.
+        bundle, tokenizer: the opened bundle and its tokenizer.
+        reuses_prefix: whether cache rows are reused for prompts with a common prefix.
     """
 
     def __init__(
@@ -214,10 +214,10 @@ class Pipeline:
     def stream(
         self, prompt: str | Sequence[int], *, trace: TraceRecorder | None = None, **options: Any
     ) -> Generator[StreamPiece, None, GenerationResult]:
-        """Continue a prompt step by step; yield final tokens and text, return the whole result.
+        """Stream the continuation of a prompt: yield final tokens and text, return the result.
 
-        Every iteration yields one step, an empty one while the live beams disagree, so that a
-        caller may stop in between; the last one holds the rest of the best sequence. The texts
+        Every iteration yields one piece, empty while the live beams disagree, so that a caller may
+        stop between iterations; the last piece holds the rest of the best sequence. The texts
         together are the text of that sequence. See ``generate`` for arguments and errors.
         """
         request = self.prepare(prompt, options, trace=trace)
@@ -237,7 +237,7 @@ class Pipeline:
         *,
         trace: TraceRecorder | None = None,
     ) -> DecodingRequest:
-        """Return the request that ``generate`` would decode, checked; no engine is used."""
+        """Return the validated request that ``generate`` would decode; no engine is called."""
         config = self._config(options)
         token_ids = prompt_ids(self.tokenizer, prompt)
         check_context(self.bundle, len(token_ids), config.max_new_tokens)
@@ -263,7 +263,7 @@ class Pipeline:
         )
 
     def with_text(self, result: DecodeResult, config: DecodingConfig) -> GenerationResult:
-        """Return a decoded request with the text of its sequences."""
+        """Return a decoding result with the text of its sequences."""
         sequences = []
         for sequence in result.sequences:
             text = text_before_stop(self.tokenizer.decode(sequence.token_ids), config.stop_texts)
@@ -274,7 +274,7 @@ class Pipeline:
     def engines(self) -> Iterator[tuple[CausalLM, CausalLM]]:
         """Hold target and draft with empty caches, while requests of other threads wait."""
         with self._lock.held():
-            self._engine_costs()  # later the caches will be in use
+            self._engine_costs()  # now: measuring them empties the caches
             try:
                 self._empty_caches()
                 yield self._target, self._draft
@@ -288,7 +288,7 @@ class Pipeline:
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """Return the token ids of a conversation, filled into the checkpoint's chat template.
+        """Return the token ids of a conversation, rendered with the checkpoint's chat template.
 
         They are a prompt for ``generate`` and ``stream``. See ChatTemplate.render.
 
@@ -308,11 +308,11 @@ class Pipeline:
         with self._lock.held(), self._failures_cleaned_up():
             request = self.planned(request)
             self._rows.drop_but_for(request.prompt_ids[:-1])
-            steps = iterations_of(request, self._target, self._draft, self._rows.prefixes)
-            return self.with_peak((yield from steps))
+            iterations = iterations_of(request, self._target, self._draft, self._rows.prefixes)
+            return self.with_peak((yield from iterations))
 
     def with_peak(self, result: DecodeResult) -> DecodeResult:
-        """Return a decoded request with the peak memory of both caches."""
+        """Return a decoding result with the peak memory of both caches."""
         kv_bytes_peak = self._target.kv_bytes_peak + self._draft.kv_bytes_peak
         stats = dataclasses.replace(result.stats, kv_bytes_peak=kv_bytes_peak)
         return dataclasses.replace(result, stats=stats)
@@ -322,7 +322,7 @@ class Pipeline:
         """Reuse no row of a request that fails; turn a MemoryError into a CapacityError."""
         try:
             yield
-        except GeneratorExit:  # a stream was closed: all rows are right
+        except GeneratorExit:  # a stream was closed: its rows are valid
             raise
         except BaseException as error:
             self._rows.forget()

@@ -1,4 +1,4 @@
-"""Prompts: token ids of the caller's collections, the context that they must fit, conversations.
+"""Prompts: conversion to token ids, the check of the context length, chat messages.
 
 A conversation is a list of messages, oldest first.
 """
@@ -23,7 +23,7 @@ def prompt_ids(
     """Return the token ids of a text; token ids are returned as they are.
 
     Ids are a sequence (list, tuple, range) or an array of one dimension, whose order is defined:
-    not a set or a view of a dict, and not an iterator, which a second request would find empty.
+    not a set or a dict view, and not an iterator, which one request would exhaust.
     """
     if isinstance(prompt, str):
         return tokenizer.encode(prompt)
@@ -58,11 +58,11 @@ def check_context(bundle: Bundle, num_prompt_tokens: int, max_new_tokens: int) -
 
 
 def user_messages(text: str, system: str | None = None) -> Messages:
-    """Return a conversation that begins with a message of the user's."""
+    """Return a conversation of one user message, after the system message if there is one."""
     begun = [] if system is None else [{"role": "system", "content": system}]
     return [*begun, {"role": "user", "content": text}]
 
 
 def with_answer(messages: Messages, text: str) -> Messages:
-    """Return the conversation with the model's answer."""
+    """Return the conversation with the model's answer appended."""
     return [*messages, {"role": "assistant", "content": text}]

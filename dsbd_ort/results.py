@@ -57,7 +57,7 @@ class StreamPiece:
 
 
 class TextStream:
-    """Turns the iterations of a request into the tokens and the text that each one adds."""
+    """Turns the iterations of a request into stream pieces: the tokens and text each one adds."""
 
     def __init__(self, tokenizer: Tokenizer, stop_texts: Sequence[str]) -> None:
         self._decoder = StreamDecoder(tokenizer)
@@ -65,7 +65,7 @@ class TextStream:
         self._num_shown = 0
 
     def push(self, step: IterationOutput) -> StreamPiece:
-        """Return what all beams of ``step`` agree on and did not agree on before."""
+        """Return the tokens that all beams of ``step`` agree on, beyond those returned before."""
         shown = self._num_shown
         tokens = step.agreed_tokens[shown:]
         if not tokens:
@@ -120,7 +120,7 @@ def text_before_stop(text: str, stop_texts: Sequence[str]) -> str:
 
 
 class StopFilter:
-    """Passes text on piece by piece, except stop strings and the text that follows one."""
+    """Streams text up to the first stop string; text that may begin one is held back."""
 
     def __init__(self, stop_texts: Sequence[str]) -> None:
         self._stop_texts = stop_texts

@@ -11,7 +11,7 @@ from typing import Protocol
 from dsbd_ort.batch.prompt_lines import BatchError, BatchSettings, LineAnswer, RawLine, answer_line
 from dsbd_ort.engine import Service, ServiceLimits
 
-_WAIT_SECONDS = 0.2  # the longest that an interruption goes unnoticed
+_WAIT_SECONDS = 0.2  # between two checks for an interruption
 _AHEAD = 8  # lines per member that may be answered before an earlier one is
 
 
@@ -23,7 +23,7 @@ class Backlog:
     """The lines of a batch that are left to answer.
 
     Attributes:
-        settings: those that all lines share.
+        settings: shared by all lines.
         fingerprint: of the settings, part of each answer's request hash.
         lines: in the order of the answers.
         is_interrupted: whether the batch has to end before the last line.
@@ -36,7 +36,7 @@ class Backlog:
 
 
 class AnswerSource(Protocol):
-    """Answers the lines of a batch; closing the iterator ends the workers behind it."""
+    """Answers the lines of a batch; closing the generator ends the workers behind it."""
 
     def answers(self, backlog: Backlog) -> Answers:
         """Yield the answers in the order of the lines; end early on an interruption."""

@@ -1,4 +1,4 @@
-"""A batch from input to output: the lines left to answer, progress on stderr, the exit code."""
+"""A batch job: answer the lines that are left, show progress on stderr, return the exit code."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from dsbd_ort.decoding import DecodingConfig
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """A batch.
+    """A batch job.
 
     Attributes:
         input, output: JSONL files.
-        settings: those that all lines share.
+        settings: shared by all lines.
         source: answers the lines.
     """
 

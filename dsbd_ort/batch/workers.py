@@ -18,7 +18,7 @@ from dsbd_ort.batch.prompt_lines import BatchError, BatchSettings, LineAnswer, R
 
 @dataclass(frozen=True)
 class _Ready:
-    """A worker has opened its bundle; ``refusal`` says why it could not."""
+    """Sent once by a worker; ``refusal`` says why it could not open the bundle."""
 
     refusal: str | None = None
 
@@ -47,7 +47,7 @@ class _Worker:
 
 @dataclass(frozen=True)
 class Workers:
-    """Processes of this machine that share its cores.
+    """Answer source: processes of this machine that share its cores.
 
     ``answers`` raises BatchError if a worker could not open the bundle, or ended.
     """
@@ -144,7 +144,7 @@ def _start(settings: BatchSettings, fingerprint: str) -> _Worker:
     ours, theirs = context.Pipe()
     process = context.Process(target=_work, args=(settings, fingerprint, theirs), daemon=True)
     process.start()
-    theirs.close()  # so that its end shows here as the end of the connection
+    theirs.close()  # so that the end of the process closes the connection here
     return _Worker(process, ours)
 
 

@@ -24,12 +24,12 @@ from dsbd_ort.cluster.replica import Replica, ReplicaShare, num_gpus, replica_sh
 
 _MAX_RESTARTS = 10  # of a replica: one that cannot start must not be restarted for ever
 _MAX_RETRIES = 3  # of a line: one that kills its replica must not kill all of them
-_WAIT_SECONDS = 0.2  # until an interruption is noticed
+_WAIT_SECONDS = 0.2  # between two checks for an interruption
 
 
 @dataclass(frozen=True, kw_only=True)
 class Replicas:
-    """Actors on a Ray cluster.
+    """Answer source: actors on a Ray cluster.
 
     ``answers`` raises ClusterError if the cluster cannot be used, a replica cannot open the bundle,
     or one ends again and again.
@@ -37,7 +37,7 @@ class Replicas:
     Attributes:
         address: of the cluster, see ``connected``.
         num_replicas: number of pipelines.
-        report: is called with lines that name the cluster and the resources of a replica.
+        report: called with lines that name the cluster and the resources of a replica.
     """
 
     address: str
@@ -82,7 +82,7 @@ class Replicas:
 
 
 class _ReplicaPool:
-    """The Pool of these actors."""
+    """A Pool of actors; see answer_sources."""
 
     def __init__(self, replicas: list[ActorHandle[Replica]]) -> None:
         self.num_members = len(replicas)

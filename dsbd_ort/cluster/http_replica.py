@@ -89,7 +89,7 @@ class ServeArguments(BaseModel, extra="forbid", protected_namespaces=()):
 class HttpReplica:
     """One replica: the application of dsbd-serve over its own pipeline.
 
-    Ray Serve calls the methods, also the dunder ones.
+    Ray Serve calls the methods, including the dunder ones.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Prompts answered one after another: printed, streamed, traced, remembered in a chat."""
+"""Prompts answered one after another: printed, streamed, traced, kept as the history of a chat."""
 
 from __future__ import annotations
 
@@ -69,14 +69,14 @@ class _Continuation:
 
 
 class _Chat(_Continuation):
-    """Answers the user's messages, and remembers them."""
+    """Answers the user's messages, and keeps the conversation."""
 
     def __init__(self, pipeline: Pipeline, arguments: RunArguments) -> None:
         super().__init__(pipeline, arguments)
         self._messages: Messages = []
 
     def respond(self, text: str, is_interrupted: Callable[[], bool]) -> Answer:
-        """Answer ``text``, print the answer; an interrupted one is remembered as far as printed."""
+        """Answer ``text``, print the answer; an interrupted one is kept as far as printed."""
         system = None if self._messages else self._arguments.system
         messages = [*self._messages, *user_messages(text, system)]
         done = self._answer(self._pipeline.chat_prompt(messages), is_interrupted, heading="")

@@ -1,4 +1,4 @@
-"""Python side of libdsbd: its calls return a status to C, never an exception.
+"""Python side of libdsbd: functions called from C, which return a status and never raise.
 
 They run in the thread that called the library, which is not a Python thread: cffi attaches it for
 the time of the call. ``ffi`` and ``lib`` are those of the library, see library_build.py.
@@ -178,7 +178,7 @@ def answer(
 
 
 class OpenPipelines:
-    """The open pipelines by the number that C knows each by: from 1, never reused; thread-safe."""
+    """Open pipelines by the number that C holds of each: from 1, never reused; thread-safe."""
 
     def __init__(self) -> None:
         self._service_by_number: dict[int, Service] = {}

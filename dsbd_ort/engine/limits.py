@@ -13,11 +13,11 @@ from dsbd_runtime.kv_cache import bucket_capacity, row_bytes
 from dsbd_runtime.typed_json import in_short
 
 MOST = 2**31 - 1
-"""Of counts."""
+"""Upper bound of counts."""
 MOST_BYTES = 2**53
-"""Of caches and bodies; exact in every reader of JSON."""
+"""Upper bound of cache and body sizes; exact in every JSON parser."""
 MOST_SECONDS = 7 * 24 * 3600
-"""Of timeouts: a week, which every clock and socket can count in milliseconds."""
+"""Upper bound of timeouts: a week, which clocks and sockets can count in milliseconds."""
 _DEFAULT_ROWS = 2048
 
 
@@ -30,7 +30,7 @@ def check_count(name: str, value: object, least: int, most: int = MOST) -> None:
 
 
 def check_seconds(name: str, value: object, *, may_be_zero: bool = False) -> None:
-    """Raise InputError unless ``value`` is a number of seconds, at most a week of them."""
+    """Raise InputError unless ``value`` is a number of seconds, at most a week."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         if 0 < value <= MOST_SECONDS or (may_be_zero and value == 0):
             return
@@ -45,11 +45,10 @@ class ServiceLimits:
     """Limits of a service.
 
     Attributes:
-        max_requests: that run at a time; they share the engine calls.
-        max_queued: that wait beyond those; one more is rejected.
-        kv_bytes: of the caches of both engines (one of their buffers is there twice for a moment
-            when they grow). None: enough for max_requests requests of 2,048 rows, and for one of
-            the whole context.
+        max_requests: number of requests that run concurrently; they share the engine calls.
+        max_queued: number of requests that wait beyond those; one more is rejected.
+        kv_bytes: memory of both engines' caches (while they grow, one buffer exists twice). None:
+            enough for max_requests requests of 2,048 rows, and for one of the whole context.
     """
 
     max_requests: int = 8

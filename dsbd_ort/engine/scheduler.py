@@ -30,10 +30,10 @@ class LiveRequest:
     """A request that waits, runs or has ended.
 
     Attributes:
-        request: of the decoding.
-        texts: the text of its steps.
-        num_rows: cache rows that it may need at most.
-        on_event: is called with each of its events.
+        request: the decoding request.
+        texts: turns its iterations into stream pieces.
+        num_rows: the most cache rows that it may need.
+        on_event: called with each of its events.
         wake: makes the engine loop look for cancelled requests.
         is_cancelled: whether its caller has cancelled it.
     """
@@ -60,12 +60,12 @@ class LiveRequest:
 class Scheduler:
     """A queue in front of a bounded number of running requests and of cache rows.
 
-    A request is admitted once the rows that it may need at most are free, so none is ever
-    preempted for want of memory. No request overtakes the first of the queue, so that one with many
-    rows does not starve.
+    A request is admitted once the most rows that it may need are free, so no running request is
+    ever preempted. No request overtakes the first of the queue, so that one with many rows does not
+    starve.
 
     Attributes:
-        max_rows: of the cache.
+        max_rows: rows that the cache may hold.
         waiting: requests in the order of their arrival.
         running: requests admitted and not released.
     """

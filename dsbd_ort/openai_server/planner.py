@@ -66,7 +66,7 @@ class GenerationPlan:
 
 
 class Planner:
-    """Plans requests within the limits of a server; tokenizes, so not for the event loop."""
+    """Plans requests within the limits of a server; it tokenizes: call it off the event loop."""
 
     def __init__(
         self, pipeline: Pipeline, settings: ServingSettings, new_seed: Callable[[], int]

@@ -25,9 +25,8 @@ OPENAI_NAMES = {  # OpenAI's name: that of DecodingConfig
 }
 OPTION_NAMES = frozenset(field.name for field in dataclasses.fields(DecodingConfig))
 
-# OpenAI's fields that are not supported, with the values, beside null, that request nothing: many
-# clients always send them. Any other value is an error, because to ignore it would change the
-# answer without a word.
+# Unsupported fields of OpenAI's, with the values besides null that have no effect: many clients
+# always send them. Any other value is an error: ignoring it would silently change the answer.
 _NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "audio": (),
     "echo": (False,),
@@ -51,7 +50,7 @@ _NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "verbosity": (),
     "web_search_options": (),
 }
-_IDENTIFIERS = ("prompt_cache_key", "safety_identifier")  # of a user or a cache: any text, unused
+_IDENTIFIERS = ("prompt_cache_key", "safety_identifier")  # accepted and unused
 
 FinishReason = Literal["stop", "length"]
 FINISH_REASONS: dict[str, FinishReason] = {"eos": "stop", "stop": "stop", "length": "length"}
@@ -111,7 +110,7 @@ class GenerationBody(BaseModel):
 
 
 def _without_neutral(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return ``fields`` without nulls and without those of OpenAI's that request nothing."""
+    """Return ``fields`` without nulls and without unsupported ones whose value has no effect."""
     options = {}
     for name, value in fields.items():
         if value is None:
@@ -144,7 +143,7 @@ class Usage(BaseModel):
 
 
 class Report(BaseModel):
-    """The field ``dsbd``: seed and strategy, to repeat the request, and its statistics.
+    """The field ``dsbd``: seed and strategy, to reproduce the request, and its statistics.
 
     ``requests`` are the statistics of each engine request, see docs/run.md.
     """

@@ -29,8 +29,7 @@ class ServingSettings:
         max_prompts: of one request.
         max_body_bytes: of one request.
         body_timeout_s: to receive a body.
-        request_timeout_s: from the arrival of a request to its last token, time in the queue
-            included.
+        request_timeout_s: from the arrival of a request to its last token, including the queue.
     """
 
     model_name: str
