@@ -47,7 +47,7 @@ def main(work: Path, document: Path) -> None:
 
 
 def measured_on_gpu(results: Sequence[Result]) -> bool:
-    """Tell whether a benchmark was done on anything but the CPU."""
+    """Return whether a benchmark was done on anything but the CPU."""
     return any(
         r.state == DONE and r.piece.startswith(BENCH_PREFIX) and r.values["provider"] != "cpu"
         for r in results
@@ -55,16 +55,17 @@ def measured_on_gpu(results: Sequence[Result]) -> bool:
 
 
 def section_of(results: Sequence[Result]) -> str:
-    """Return the tables as Markdown, with what they were measured on and when."""
+    """Return the tables as Markdown, with the machine and the date."""
     return "\n\n".join(
         [
             _machine_line(results),
             "Compared with the CPU provider, same bundle and seeds. A gap is the difference of the "
-            "scores that decided otherwise; TV is the total variation of next-token laws along one "
-            "path.",
+            "scores that decided differently; TV is the total variation of next-token "
+            "distributions along one path.",
             "\n".join(table(PARITY_COLUMNS, parity_rows(results))),
-            "Speed beside beam sampling of the same law in one process (docs/benchmark.md). "
-            "Bundles with -graphs replay CUDA graphs, those with -tensorrt run its engines.",
+            "Speed beside beam sampling of the same distribution in one process "
+            "(docs/benchmark.md). Bundles with -graphs replay CUDA graphs, those with -tensorrt "
+            "run its engines.",
             "\n".join(table(BENCH_COLUMNS, bench_rows(results))),
             *not_done(results),
         ]

@@ -1,4 +1,4 @@
-"""Mixed load on a server: requests of all kinds, and their times by kind and status."""
+"""Mixed load on a server: clients of all kinds, and their response times by kind and status."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ BAD_BODIES = (
     b'{"model": "soak", "prompt": "a", "tools": [1]}',
     b'{"model": "soak", "prompt": ' + b"[" * 10_000,
 )
-WANTED = {  # the statuses that each kind may get; 429 where a burst came first
+WANTED = {  # the statuses allowed for each kind; 429 during a burst
     "plain": {"200", "429"},
     "stream": {"200", "429"},
     "wrong body": {"400"},
@@ -58,12 +58,12 @@ class Outcomes:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, kind: str, status: str, seconds: float) -> None:
-        """Note one request."""
+        """Record one request."""
         with self._lock:
             self.seconds_by_outcome[kind, status].append(seconds)
 
     def unwanted(self, wanted: dict[str, set[str]]) -> list[str]:
-        """Return what came that is not among the statuses ``wanted`` of its kind."""
+        """Return the outcomes whose status is not among those ``wanted`` of their kind."""
         return [
             f"{len(seconds)} x {kind}: {status}"
             for (kind, status), seconds in sorted(self.seconds_by_outcome.items())
@@ -83,7 +83,7 @@ Client = Callable[[httpx2.Client, Random, Outcomes], None]
 
 
 def plain(http: httpx2.Client, random: Random, outcomes: Outcomes) -> None:
-    """Ask for a few tokens."""
+    """Request a few tokens."""
     _post(http, outcomes, "plain", json=_body(random, max_tokens=random.randint(1, 32)))
 
 
@@ -99,14 +99,14 @@ def stream(http: httpx2.Client, random: Random, outcomes: Outcomes) -> None:
 
 
 def wrong_body(http: httpx2.Client, random: Random, outcomes: Outcomes) -> None:
-    """Send what is no request."""
+    """Send an invalid body."""
     headers = {"Content-Type": "application/json"}
     content = random.choice(BAD_BODIES)
     _post(http, outcomes, "wrong body", content=content, headers=headers)
 
 
 def prompt_too_long(http: httpx2.Client, random: Random, outcomes: Outcomes) -> None:
-    """Send more tokens than the context holds."""
+    """Send a prompt that exceeds the context."""
     body = {**_body(random), "prompt": "x y " * 20_000}
     _post(http, outcomes, "prompt too long", json=body)
 
@@ -117,12 +117,12 @@ def body_too_large(http: httpx2.Client, random: Random, outcomes: Outcomes) -> N
 
 
 def no_such_model(http: httpx2.Client, random: Random, outcomes: Outcomes) -> None:
-    """Ask for another model."""
+    """Request another model."""
     _post(http, outcomes, "no such model", json={**_body(random), "model": "other"})
 
 
 def burst(http: httpx2.Client, random: Random, outcomes: Outcomes) -> None:
-    """Ask for more at a time than the server lets in."""
+    """Send more requests at a time than the server admits."""
     bodies = [_body(random, max_tokens=4) for _ in range(24)]
     with ThreadPoolExecutor(len(bodies)) as threads:
         list(threads.map(lambda body: _post(http, outcomes, "burst", json=body), bodies))
@@ -137,7 +137,7 @@ def gone_client(http: httpx2.Client, random: Random, outcomes: Outcomes) -> None
     body = _body(random, max_tokens=400, stream=True, eos_token_id=[])
     with http.stream("POST", PATH, json=body) as answer:
         if answer.status_code != 200:
-            return  # a burst was before it
+            return  # rejected during a burst
         lines = answer.iter_lines()
         for _ in range(random.randint(1, 6)):
             next(lines)

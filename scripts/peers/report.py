@@ -25,16 +25,16 @@ BAR_COLUMNS = ("ours", "over", "precision", "aimed at", "measured")
 
 @dataclass(frozen=True, kw_only=True)
 class PeersReport:
-    """All that a comparison knows; nested names are those of the dataclasses.
+    """The report of a comparison; nested names are those of the dataclasses.
 
     Attributes:
         created: when it began, ISO 8601, UTC.
         params: size of the twin.
         checkpoints: key of both checkpoints (see conversion.checkpoint_key).
         installs: arguments of pip, by tool.
-        rows: one for every run, those that failed included.
-        bars: the ratios that were aimed at.
-        requests: what was measured, in order.
+        rows: one for every run, including those that failed.
+        bars: the target ratios.
+        requests: all measurements, in order.
     """
 
     created: str
@@ -62,7 +62,7 @@ def compare(
     threads: int,
     report: Callable[[str], None],
 ) -> PeersReport:
-    """Make everything ready, measure it and return the report."""
+    """Prepare and measure all runs; return the report."""
     created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     machine = this_machine()  # before the load is our own
     runs = [run for peer in peers for run in prepare(peer, pair, work, checkout, threads)]

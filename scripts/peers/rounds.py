@@ -46,7 +46,7 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What every run does in every round."""
+    """The requests of every run in every round."""
 
     prompts: Sequence[list[int]]
     warm_up: list[int]

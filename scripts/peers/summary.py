@@ -1,4 +1,4 @@
-"""Summary of the requests: a row for every run, and the speed ratios that were the goal."""
+"""Summary of the requests: a row for every run, and the speed ratios that are aimed at."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from document_section import ratio_cell, spread_cell, table
 from dsbd_ort.benchmark.bootstrap import Estimate, Spread
 
-# Every law once without a draft and once with one, then the widths in between.
+# Every distribution once without a draft and once with one, then the widths in between.
 FRONTIER_RUNS = (
     "sample",
     "speculative draft_policy=throughput",

@@ -15,7 +15,7 @@ MODEL = "target"
 
 
 def convert(job: Job) -> None:
-    """Write the target; the draft has no use here."""
+    """Convert the target; the draft is not used."""
     folder = Path(job.folder) / MODEL
     quantization = TYPE_BY_PRECISION[job.precision]
     TransformersConverter(job.target).convert(str(folder), quantization=quantization)

@@ -39,7 +39,7 @@ def convert(job: Job) -> None:
 
 
 def open_job(job: Job) -> Opened:
-    """Open the built models, the draft too where the task wants it."""
+    """Open the built models, and the draft if the task needs it."""
     if job.task not in OPTIONS_BY_TASK:
         raise unknown_task(job)
     config = onnxruntime_genai.Config(job.folder)
@@ -67,7 +67,7 @@ def open_job(job: Job) -> Opened:
 
 
 def _overlay(job: Job) -> dict[str, Any]:
-    """Return what this job changes in the configuration that the conversion left."""
+    """Return the job's changes to the configuration that the conversion wrote."""
     threads = {"session_options": {"intra_op_num_threads": job.num_threads}}
     model: dict[str, Any] = {"decoder": threads}
     if job.task == "assisted":

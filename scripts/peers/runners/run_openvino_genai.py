@@ -87,7 +87,7 @@ def _config(
 
 
 def _in_effect(draft: str, properties: dict[str, Any]) -> str:
-    """Return what the plugin makes of the properties, asked of the draft: it adds no memory."""
+    """Return the properties that the plugin resolved, read from the draft to save memory."""
     model = str(Path(draft) / "openvino_model.xml")
     compiled = openvino.Core().compile_model(model, DEVICE, properties)
     values = {name: compiled.get_property(name) for name in REPORTED}
