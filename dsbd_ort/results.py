@@ -1,4 +1,4 @@
-"""Results of a request: sequences with their text, streamed steps, stop strings, and JSON.
+"""Results of a request: sequences with their text, stream pieces, stop strings, and JSON.
 
 The text of a sequence is that of its new tokens, special tokens left out. A sequence ends with the
 token that completes a stop string for the first time; its text is cut where the earliest stop
@@ -64,15 +64,15 @@ class TextStream:
         self._stops = StopFilter(stop_texts)
         self._num_shown = 0
 
-    def push(self, step: IterationOutput) -> StreamPiece:
-        """Return the tokens that all beams of ``step`` agree on, beyond those returned before."""
+    def push(self, output: IterationOutput) -> StreamPiece:
+        """Return the tokens that all beams of ``output`` agree on, beyond those returned before."""
         shown = self._num_shown
-        tokens = step.agreed_tokens[shown:]
+        tokens = output.agreed_tokens[shown:]
         if not tokens:
             return StreamPiece([], "", [])
         self._num_shown += len(tokens)
         text = self._stops.push(self._decoder.push(tokens))
-        return StreamPiece(tokens, text, step.agreed_logprobs(shown))
+        return StreamPiece(tokens, text, output.agreed_logprobs(shown))
 
     def finish(self, best: GeneratedSequence) -> StreamPiece:
         """Return the rest of the best sequence."""

@@ -1,4 +1,4 @@
-"""Output file of a batch: append-only, one answer a line; an interrupted batch resumes from it.
+"""Output file of a batch: append-only, one answer per line; an interrupted batch resumes from it.
 
 A line is written to the operating system as soon as it is answered, so that it survives the end of
 this process. It is synced to disk every few seconds and at the end: after a power cut the last

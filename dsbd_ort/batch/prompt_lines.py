@@ -140,7 +140,7 @@ def parsed_object(content: bytes) -> dict[str, Any]:
             fields = json.loads(_cut(content, MOST_LEVELS + 2), parse_int=_whole)
     except (ValueError, RecursionError) as error:
         raise InputError(
-            f"the line is invalid JSON ({error}); expected one object a line"
+            f"the line is invalid JSON ({error}); expected one object per line"
         ) from error
     if not isinstance(fields, dict):
         raise InputError(

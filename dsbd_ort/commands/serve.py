@@ -39,7 +39,7 @@ class ServeArguments:
     )
     model_name: str | None = option(help="Name of the model in requests [the bundle's folder].")
     api_key_file: Path | None = option(
-        type=PATH, help="Text file with one API key a line; without it no key is required."
+        type=PATH, help="Text file with one API key per line; without it no key is required."
     )
     limits: ServiceLimits = group(
         ServiceLimits,

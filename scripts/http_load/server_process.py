@@ -80,7 +80,7 @@ class MemorySamples:
     megabytes: list[float] = field(default_factory=list)
 
     def slope_after(self, share: float) -> float:
-        """Return megabytes a minute: the slope of a line fitted after ``share`` of the time."""
+        """Return megabytes per minute: the slope of a line fitted after ``share`` of the time."""
         begin = int(share * len(self.seconds))
         seconds, megabytes = self.seconds[begin:], self.megabytes[begin:]
         return float(60 * np.polyfit(seconds, megabytes, 1)[0])

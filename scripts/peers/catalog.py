@@ -9,8 +9,8 @@ from typing import Any, Literal
 Source = Literal["bundle", "checkpoints", "conversion", "checkout"]
 
 WIDTH, TOP_K = 4, 20
-# torch comes first and alone, and stays in the second call: a range would take the newest build
-# and its gigabytes of CUDA packages.
+# torch is installed first and alone, and pinned in the second call too: a range would select the
+# newest build with gigabytes of CUDA packages.
 TORCH = "torch==2.13.0"
 OURS = "dsbd-ort"
 PRECISIONS = ("fp32", "int8")

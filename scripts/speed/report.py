@@ -54,7 +54,7 @@ OF_FAMILY = {
 
 
 def plot_frontier(reports: dict[str, dict[str, Any]], file: Path) -> None:
-    """Write one panel a report of dsbd-bench, side by side; the keys are their titles."""
+    """Write one panel per report of dsbd-bench, side by side; the keys are their titles."""
     width, height = PANEL_INCHES
     figure = Figure(figsize=(width * len(reports), height), layout="constrained")
     panels = figure.subplots(1, len(reports), squeeze=False)[0]

@@ -33,7 +33,7 @@ def open_job(job: Job) -> Opened:
         intra_threads=job.num_threads,
     )
     tokenizer = Tokenizer.from_file(str(Path(job.target) / "tokenizer.json"))
-    no_token = tokenizer.get_vocab_size()  # an end token that never comes
+    no_token = tokenizer.get_vocab_size()  # an end token that is never generated
 
     def generate(prompt_ids: list[int], max_new_tokens: int, seed: int) -> list[int]:
         (result,) = generator.generate_batch(

@@ -30,7 +30,7 @@ def convert(job: Job) -> None:
         command += ["-o", str(folder / role), "-c", str(folder / "cache")]
         subprocess.run(command, check=True)
     config = json.loads((folder / "target" / CONFIG).read_text())
-    # no end token can be switched off, but the begin token never comes again
+    # no end token can be switched off, but the begin token is never generated
     config["model"]["eos_token_id"] = config["model"]["bos_token_id"]
     config["model"]["decoder"]["filename"] = "target/model.onnx"
     (folder / CONFIG).write_text(json.dumps(config))

@@ -15,7 +15,7 @@ from peers.runners.serve import Job, Opened, serve, unknown_task
 
 DEVICE = "CPU"
 ROLES = ("target", "draft")
-# int8 keeps what the plugin chooses by itself: it is how the tool is used
+# int8 keeps the plugin's defaults, as users of the tool do
 PROPERTIES_BY_PRECISION = {
     "fp32": {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"},
     "int8": {},
