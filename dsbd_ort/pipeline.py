@@ -70,7 +70,7 @@ class PipelineOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineSettings(PipelineOptions):
-    """The folder of a bundle and how it is opened; can be pickled for another process."""
+    """The folder of a bundle and how it is opened; can be sent to another process."""
 
     bundle: Path
 

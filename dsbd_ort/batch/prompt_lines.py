@@ -27,7 +27,7 @@ from dsbd_runtime.typed_json import in_short
 _log = logging.getLogger(__name__)
 _MOST_CHARACTERS = 1000  # of an error message, which may quote the line
 MOST_LEVELS = 64
-"""Depth of nested lists and objects that parsers, pickle and templates all accept."""
+"""Depth of nested lists and objects that parsers, worker processes and templates accept."""
 _OPTIONS = frozenset(option.name for option in dataclasses.fields(DecodingConfig))
 _OTHERS = frozenset(("id", "prompt", "messages"))
 _BOM = b"\xef\xbb\xbf"
