@@ -4,9 +4,9 @@
         print(pipe.generate("def read_json(", num_beams=4).sequences[0].text)
 
 Pipeline           an opened bundle: generate, stream, chat_prompt
-Service            many requests at a time over one pipeline, within ServiceLimits
+Service            concurrent requests over one pipeline, within ServiceLimits
 DecodingConfig     the options of a request
-GenerationResult   the GeneratedSequences, best first, and statistics; streaming yields StreamSteps
+GenerationResult   the GeneratedSequences, best first, and statistics; streaming yields StreamPieces
 RequestTrace       the record of a request, which write_trace draws
 DsbdError          the base of all errors
 

@@ -1,7 +1,7 @@
-"""Answers to single prompts that a command or a batch can show early and interrupt.
+"""Answer to one prompt, shown while it is generated and interrupted by signals.
 
-A chat is a list of messages, oldest first. Inside ``watched_signals`` Ctrl-C and SIGTERM are only
-remembered; the work polls ``Interruption.is_requested`` between two iterations.
+Inside ``watched_signals`` SIGINT and SIGTERM only set a flag, ``Interruption.is_requested``, which
+is polled between two iterations.
 """
 
 from __future__ import annotations
@@ -17,17 +17,16 @@ from dsbd_ort.decoding import TraceRecorder, WithResult
 from dsbd_ort.results import GenerationResult, StreamPiece
 from dsbd_runtime.chat_template import Message
 
-Messages = list[dict[str, str]]
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class TextGenerator(Protocol):
-    """A Pipeline or a Service, which continue prompts."""
+    """Streams the continuation of a prompt: a Pipeline or a Service."""
 
     def stream(
         self, prompt: str | Sequence[int], *, trace: TraceRecorder | None = None, **options: Any
     ) -> Generator[StreamPiece, None, GenerationResult]:
-        """Continue a prompt step by step; see Pipeline.stream."""
+        """Stream the continuation of a prompt; see Pipeline.stream."""
 
     def chat_prompt(self, messages: Sequence[Message]) -> list[int]:
         """Return the token ids of a conversation; see Pipeline.chat_prompt."""
@@ -76,19 +75,8 @@ def answer(
     return Answer("".join(texts), pieces.result)
 
 
-def user_messages(text: str, system: str | None = None) -> Messages:
-    """Return a conversation that begins with a message of the user's."""
-    begun = [] if system is None else [{"role": "system", "content": system}]
-    return [*begun, {"role": "user", "content": text}]
-
-
-def with_answer(messages: Messages, text: str) -> Messages:
-    """Return the conversation with the model's answer."""
-    return [*messages, {"role": "assistant", "content": text}]
-
-
 class Interruption:
-    """The first signal is remembered; a second one ends the process at once."""
+    """The first signal received; a second one ends the process at once."""
 
     def __init__(self) -> None:
         self._signal: int | None = None
@@ -116,7 +104,7 @@ class Interruption:
 
 @contextlib.contextmanager
 def watched_signals() -> Iterator[Interruption]:
-    """Remember signals inside the block instead of raising; for the main thread only."""
+    """Record signals inside the block instead of raising; for the main thread only."""
     interruption = Interruption()
     previous = {number: signal.signal(number, interruption.receive) for number in _SIGNALS}
     try:

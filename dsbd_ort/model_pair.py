@@ -1,4 +1,7 @@
-"""The target and draft of a pipeline: exclusive use, cache rows kept between requests, call costs.
+"""The target and draft of a pipeline: exclusive use, and all that outlives a request.
+
+Cache rows are kept for a next prompt that begins alike; acceptance estimators and call costs for
+draft_policy "throughput".
 
 Measured costs belong to a bundle, a provider, a number of threads and a machine, so they are kept
 in the user's cache: ``$XDG_CACHE_HOME/dsbd-ort`` (``~/.cache/dsbd-ort``), one small JSON file each.
@@ -17,6 +20,7 @@ import platform
 import tempfile
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -27,23 +31,27 @@ from dsbd_errors import DsbdError
 from dsbd_ort.decoding.cost_curve import CostCurve, EngineCosts, measure_costs
 from dsbd_ort.decoding.kv_cache import PrefixCache
 from dsbd_ort.decoding.step_model import StepModel
+from dsbd_ort.decoding.throughput import AcceptanceEstimator
 from dsbd_runtime.bundle import Bundle
 from dsbd_runtime.causal_lm import CausalLM
 from dsbd_runtime.errors import CapacityError
 
 _log = logging.getLogger(__name__)
 _FORMAT = 1  # of the files of costs
+MOST_ESTIMATORS = 64
+"""Settings (strategy, width and warping) for which draft_policy "throughput" remembers how often
+drafts were accepted; the least recently used are forgotten, and learned anew."""
 
 
 class BusyError(DsbdError):
-    """A thread uses a pipeline of which it holds an unfinished stream itself."""
+    """The calling thread already holds an unfinished stream of the pipeline."""
 
 
 class RequestLock:
-    """Exclusive use of a pipeline by one request; another thread may finish a stream."""
+    """Exclusive use of a pipeline by one request; a stream may end in another thread."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # no RLock: only its own thread could release that
+        self._lock = threading.Lock()  # not an RLock: only its owner could release it
         self._owner: int | None = None
 
     @contextlib.contextmanager
@@ -81,11 +89,11 @@ class KeptRows:
         self.forget()
 
     def forget(self) -> None:
-        """Reuse none of the rows that the caches hold now."""
+        """Reuse none of the rows in the caches."""
         self.prefixes = PrefixCache(), PrefixCache()
 
     def drop_but_for(self, token_ids: Sequence[int]) -> None:
-        """Release the memory of the last request, except for the rows that begin ``token_ids``."""
+        """Release the memory of the last request, except its common prefix with ``token_ids``."""
         if not self._are_reused:
             self.forget()
         for model, prefix in zip(self._models, self.prefixes, strict=True):
@@ -93,6 +101,26 @@ class KeptRows:
             model.keep(np.arange(len(prefix.tokens)))
             model.shrink()
             model.reset_peak()
+
+
+class KeptEstimators:
+    """The acceptance estimators of the settings used last, at most MOST_ESTIMATORS of them."""
+
+    def __init__(self) -> None:
+        self._estimators: OrderedDict[object, AcceptanceEstimator] = OrderedDict()
+
+    @property
+    def settings(self) -> list[object]:
+        """The settings that have an estimator, the latest used last."""
+        return list(self._estimators)
+
+    def of(self, setting: object) -> AcceptanceEstimator:
+        """Return the estimator that all requests of a setting update."""
+        estimator = self._estimators.pop(setting, None) or AcceptanceEstimator.initial()
+        self._estimators[setting] = estimator
+        if len(self._estimators) > MOST_ESTIMATORS:
+            self._estimators.popitem(last=False)
+        return estimator
 
 
 def capacity_error(error: MemoryError) -> CapacityError:
@@ -112,14 +140,14 @@ def engine_costs(
     num_threads: int | None,
     environment: Mapping[str, str] = os.environ,
 ) -> EngineCosts:
-    """Return the costs of both engines: read from the cache, else measured and written there.
+    """Return the costs of both engines: read from the cache folder, else measured and stored.
 
     Measuring takes some sixty calls of each engine and drops the rows of their caches.
     """
     file = _cache_folder(environment) / f"costs-{_key(bundle, provider, num_threads)}.json"
     costs = _read(file)
     if costs is None:
-        _log.info("measuring what calls of both engines cost, once for this bundle and machine")
+        _log.info("measuring the cost of engine calls, once for this bundle and machine")
         costs = measure_costs(target, draft, time.perf_counter)
         _write(file, costs)
     return costs

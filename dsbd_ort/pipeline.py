@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import functools
 import os
-from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import signature
@@ -15,7 +14,6 @@ from types import TracebackType
 from typing import Any, Concatenate, ParamSpec
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dsbd_ort.decoding import (
     DecodeResult,
@@ -27,8 +25,8 @@ from dsbd_ort.decoding import (
 )
 from dsbd_ort.decoding.cost_curve import EngineCosts
 from dsbd_ort.decoding.decode import Iterations, iterations_of
-from dsbd_ort.decoding.throughput import AcceptanceEstimator
-from dsbd_ort.model_pair import KeptRows, RequestLock, capacity_error, engine_costs
+from dsbd_ort.model_pair import KeptEstimators, KeptRows, RequestLock, capacity_error, engine_costs
+from dsbd_ort.prompts import check_context, prompt_ids
 from dsbd_ort.results import (
     GeneratedSequence,
     GenerationResult,
@@ -37,16 +35,12 @@ from dsbd_ort.results import (
     TextStream,
     text_before_stop,
 )
-from dsbd_runtime.bundle import ROLES, Bundle, open_bundle
+from dsbd_runtime.bundle import Bundle, open_bundle
 from dsbd_runtime.causal_lm import CausalLM
 from dsbd_runtime.chat_template import ChatTemplate, Message
-from dsbd_runtime.errors import CapacityError, InputError
 from dsbd_runtime.loading import load_pair
 from dsbd_runtime.tokenizer import Tokenizer
 
-MOST_ESTIMATORS = 64
-"""Settings (strategy, width and warping) for which draft_policy "throughput" remembers how often
-drafts were accepted; the least recently used are forgotten, and learned anew."""
 BundlePath = str | os.PathLike[str]
 Keywords = ParamSpec("Keywords")
 
@@ -62,8 +56,8 @@ class PipelineOptions:
             ONNX Runtime choose. See load_pair.
         cuda_graphs: on "cuda", capture each size of call once and replay it.
         verify: also check the hash of every file.
-        prefix_cache: keep the rows of a request for the next one, which computes only the part
-            of its prompt that differs.
+        prefix_cache: keep cache rows between requests, so that of a prompt only the part behind
+            the common prefix is computed.
     """
 
     provider: str = "cpu"
@@ -76,7 +70,7 @@ class PipelineOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineSettings(PipelineOptions):
-    """The folder of a bundle and how it is opened, which can be sent to another process."""
+    """The folder of a bundle and how it is opened; can be sent to another process."""
 
     bundle: Path
 
@@ -118,8 +112,8 @@ class Pipeline:
     those of other threads wait. Each request returns what it would return alone.
 
     Attributes:
-        bundle, tokenizer: what was opened.
-        reuses_prefix: whether rows of a prompt serve others that begin alike.
+        bundle, tokenizer: the opened bundle and its tokenizer.
+        reuses_prefix: whether cache rows are reused for prompts with a common prefix.
     """
 
     def __init__(
@@ -145,9 +139,7 @@ class Pipeline:
         self._lock = RequestLock()
         self.reuses_prefix = prefix_cache
         self._rows = KeptRows(target, draft, are_reused=prefix_cache)
-        self._estimators: OrderedDict[object, AcceptanceEstimator] = (
-            OrderedDict()
-        )  # latest used last
+        self._estimators = KeptEstimators()
 
     @classmethod
     @_with_keywords_of(PipelineOptions)
@@ -222,10 +214,10 @@ class Pipeline:
     def stream(
         self, prompt: str | Sequence[int], *, trace: TraceRecorder | None = None, **options: Any
     ) -> Generator[StreamPiece, None, GenerationResult]:
-        """Continue a prompt step by step; yield final tokens and text, return the whole result.
+        """Stream the continuation of a prompt: yield final tokens and text, return the result.
 
-        Every iteration yields one step, an empty one while the live beams disagree, so that a
-        caller may stop in between; the last one holds the rest of the best sequence. The texts
+        Every iteration yields one piece, empty while the live beams disagree, so that a caller may
+        stop between iterations; the last piece holds the rest of the best sequence. The texts
         together are the text of that sequence. See ``generate`` for arguments and errors.
         """
         request = self.prepare(prompt, options, trace=trace)
@@ -245,7 +237,7 @@ class Pipeline:
         *,
         trace: TraceRecorder | None = None,
     ) -> DecodingRequest:
-        """Return the request that ``generate`` would decode, checked; no engine is used."""
+        """Return the validated request that ``generate`` would decode; no engine is called."""
         config = self._config(options)
         token_ids = prompt_ids(self.tokenizer, prompt)
         check_context(self.bundle, len(token_ids), config.max_new_tokens)
@@ -267,19 +259,11 @@ class Pipeline:
             return request
         setting = (config.strategy, config.width, config.temperature, config.top_k, config.top_p)
         return dataclasses.replace(
-            request, costs=self._engine_costs(), estimator=self._estimator_of(setting)
+            request, costs=self._engine_costs(), estimator=self._estimators.of(setting)
         )
 
-    def _estimator_of(self, setting: object) -> AcceptanceEstimator:
-        """Return what requests of these settings have learned; the caller holds the engines."""
-        estimator = self._estimators.pop(setting, None) or AcceptanceEstimator.initial()
-        self._estimators[setting] = estimator
-        if len(self._estimators) > MOST_ESTIMATORS:
-            self._estimators.popitem(last=False)
-        return estimator
-
     def with_text(self, result: DecodeResult, config: DecodingConfig) -> GenerationResult:
-        """Return a decoded request with the text of its sequences."""
+        """Return a decoding result with the text of its sequences."""
         sequences = []
         for sequence in result.sequences:
             text = text_before_stop(self.tokenizer.decode(sequence.token_ids), config.stop_texts)
@@ -290,7 +274,7 @@ class Pipeline:
     def engines(self) -> Iterator[tuple[CausalLM, CausalLM]]:
         """Hold target and draft with empty caches, while requests of other threads wait."""
         with self._lock.held():
-            self._engine_costs()  # later the caches will be in use
+            self._engine_costs()  # now: measuring them empties the caches
             try:
                 self._empty_caches()
                 yield self._target, self._draft
@@ -304,7 +288,7 @@ class Pipeline:
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """Return the token ids of a conversation, filled into the checkpoint's chat template.
+        """Return the token ids of a conversation, rendered with the checkpoint's chat template.
 
         They are a prompt for ``generate`` and ``stream``. See ChatTemplate.render.
 
@@ -324,11 +308,11 @@ class Pipeline:
         with self._lock.held(), self._failures_cleaned_up():
             request = self.planned(request)
             self._rows.drop_but_for(request.prompt_ids[:-1])
-            steps = iterations_of(request, self._target, self._draft, self._rows.prefixes)
-            return self.with_peak((yield from steps))
+            iterations = iterations_of(request, self._target, self._draft, self._rows.prefixes)
+            return self.with_peak((yield from iterations))
 
     def with_peak(self, result: DecodeResult) -> DecodeResult:
-        """Return a decoded request with the peak memory of both caches."""
+        """Return a decoding result with the peak memory of both caches."""
         kv_bytes_peak = self._target.kv_bytes_peak + self._draft.kv_bytes_peak
         stats = dataclasses.replace(result.stats, kv_bytes_peak=kv_bytes_peak)
         return dataclasses.replace(result, stats=stats)
@@ -338,7 +322,7 @@ class Pipeline:
         """Reuse no row of a request that fails; turn a MemoryError into a CapacityError."""
         try:
             yield
-        except GeneratorExit:  # a stream was closed: all rows are right
+        except GeneratorExit:  # a stream was closed: its rows are valid
             raise
         except BaseException as error:
             self._rows.forget()
@@ -361,43 +345,3 @@ class Pipeline:
         if options.get("eos_token_id") is None:
             options["eos_token_id"] = tuple(self.bundle.manifest.target.eos_token_ids)
         return DecodingConfig.from_options(options)
-
-
-def prompt_ids(
-    tokenizer: Tokenizer, prompt: str | Sequence[int] | NDArray[np.integer]
-) -> list[int]:
-    """Return the token ids of a text; token ids are returned as they are.
-
-    Ids are a sequence (list, tuple, range) or an array of one dimension, whose order is defined:
-    not a set or a view of a dict, and not an iterator, which a second request would find empty.
-    """
-    if isinstance(prompt, str):
-        return tokenizer.encode(prompt)
-    if isinstance(prompt, np.ndarray):
-        if prompt.ndim != 1:
-            raise InputError(
-                f"the prompt is an array of {prompt.ndim} dimensions; expected a text, or token "
-                "ids in one dimension; pass one row of it"
-            )
-    elif isinstance(prompt, bytes | bytearray | memoryview) or not isinstance(prompt, Sequence):
-        raise InputError(
-            f"the prompt is a {type(prompt).__name__}; expected a text, or a list of token ids; "
-            "for other collections pass list(...) of the ids in their order"
-        )
-    return list(prompt)
-
-
-def check_context(bundle: Bundle, num_prompt_tokens: int, max_new_tokens: int) -> None:
-    """Raise CapacityError unless prompt and new tokens fit both models' contexts."""
-    limit = min(bundle.entry(role).context_length for role in ROLES)
-    if num_prompt_tokens >= limit:
-        raise CapacityError(
-            f"the prompt has {num_prompt_tokens} tokens, the context of this bundle holds "
-            f"{limit}; shorten the prompt"
-        )
-    if num_prompt_tokens + max_new_tokens > limit:
-        raise CapacityError(
-            f"the prompt's {num_prompt_tokens} tokens and max_new_tokens {max_new_tokens} exceed "
-            f"the context of {limit}; use max_new_tokens {limit - num_prompt_tokens} or less, or "
-            "a shorter prompt"
-        )

@@ -1,4 +1,4 @@
-"""Results of a request: sequences with their text, streamed steps, stop strings, and JSON.
+"""Results of a request: sequences with their text, stream pieces, stop strings, and JSON.
 
 The text of a sequence is that of its new tokens, special tokens left out. A sequence ends with the
 token that completes a stop string for the first time; its text is cut where the earliest stop
@@ -57,22 +57,22 @@ class StreamPiece:
 
 
 class TextStream:
-    """Turns the iterations of a request into the tokens and the text that each one adds."""
+    """Turns the iterations of a request into stream pieces: the tokens and text each one adds."""
 
     def __init__(self, tokenizer: Tokenizer, stop_texts: Sequence[str]) -> None:
         self._decoder = StreamDecoder(tokenizer)
         self._stops = StopFilter(stop_texts)
         self._num_shown = 0
 
-    def push(self, step: IterationOutput) -> StreamPiece:
-        """Return what all beams of ``step`` agree on and did not agree on before."""
+    def push(self, output: IterationOutput) -> StreamPiece:
+        """Return the tokens that all beams of ``output`` agree on, beyond those returned before."""
         shown = self._num_shown
-        tokens = step.agreed_tokens[shown:]
+        tokens = output.agreed_tokens[shown:]
         if not tokens:
             return StreamPiece([], "", [])
         self._num_shown += len(tokens)
         text = self._stops.push(self._decoder.push(tokens))
-        return StreamPiece(tokens, text, step.agreed_logprobs(shown))
+        return StreamPiece(tokens, text, output.agreed_logprobs(shown))
 
     def finish(self, best: GeneratedSequence) -> StreamPiece:
         """Return the rest of the best sequence."""
@@ -120,7 +120,7 @@ def text_before_stop(text: str, stop_texts: Sequence[str]) -> str:
 
 
 class StopFilter:
-    """Passes text on piece by piece, except stop strings and the text that follows one."""
+    """Streams text up to the first stop string; text that may begin one is held back."""
 
     def __init__(self, stop_texts: Sequence[str]) -> None:
         self._stop_texts = stop_texts

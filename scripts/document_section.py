@@ -1,10 +1,17 @@
-"""Sections of a document between two markers, rewritten by scripts."""
+"""Sections of a document that scripts rewrite, and the tables and figures in them."""
 
 from __future__ import annotations
 
+import datetime
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import click
+
+from dsbd_ort.benchmark.bootstrap import Estimate, Spread
+from dsbd_ort.benchmark.machine import this_machine
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
 
 
 def write_section(document: Path, name: str, text: str) -> None:
@@ -21,3 +28,25 @@ def write_section(document: Path, name: str, text: str) -> None:
             f"{document} has no section from {begin} to {end}; put both lines where it belongs"
         )
     document.write_text(f"{head}{begin}\n{text}\n{end}{tail}", encoding="utf-8")
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Return the lines of a Markdown table."""
+    head = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    return [*head, *(f"| {' | '.join(cells)} |" for cells in rows)]
+
+
+def spread_cell(found: Spread) -> str:
+    """Return median and quartiles: 12.3 (11.9 to 12.8)."""
+    return f"{found.median:.1f} ({found.quartile_1:.1f} to {found.quartile_3:.1f})"
+
+
+def ratio_cell(found: Estimate) -> str:
+    """Return a ratio with its interval: **1.23** (1.20 to 1.27)."""
+    return f"**{found.value:.2f}** ({found.low:.2f} to {found.high:.2f})"
+
+
+def measured_here(threads: int, *details: str) -> str:
+    """Return where and how figures were measured: date, processor, threads, ``details``."""
+    parts = (str(datetime.date.today()), this_machine().processor, f"{threads} threads", *details)
+    return ", ".join(parts) + "."

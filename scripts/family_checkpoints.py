@@ -51,7 +51,7 @@ _LONGROPE: dict[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True)
 class FamilyCheckpoint:
-    """One row: the family that it stands for and its config.
+    """One row: a model family and its config.
 
     Attributes:
         family: row of dsbd_export's table, the ``model_type`` of the config.

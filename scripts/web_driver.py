@@ -1,4 +1,4 @@
-"""A page in headless Chromium, through chromedriver and the few W3C WebDriver commands we need."""
+"""A page in headless Chromium, driven through chromedriver by a few W3C WebDriver commands."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ELEMENT = "element-6066-11e4-a52e-4f735466cecf"  # the key that the standard gi
 
 
 def missing_browser() -> str | None:
-    """Return what is missing to open pages here, None if nothing is."""
+    """Return the programs that are missing to open pages here, None if none are."""
     missing = [name for name in ("chromium", "chromedriver") if shutil.which(name) is None]
     return f"{' and '.join(missing)} not installed" if missing else None
 
@@ -46,7 +46,7 @@ class Browser:
         self._command("POST", "url", {"url": url})
 
     def value(self, script: str) -> Any:
-        """Return what an expression of JavaScript is worth."""
+        """Return the value of a JavaScript expression."""
         body = {"script": f"return {script}", "args": []}
         return self._command("POST", "execute/sync", body)
 

@@ -1,13 +1,11 @@
-"""Engine calls side by side: the rounds, the random calls, and the section of a document."""
+"""Engine calls side by side: the rounds, the random calls, the choices."""
 
 from __future__ import annotations
 
-import click
 import numpy as np
 import onnxruntime as ort
 import pytest
 
-from document_section import write_section
 from dsbd_runtime.bundle import open_bundle
 from engine_timing.choices import CHOICES, SHARINGS
 from engine_timing.random_calls import RandomCalls, time_in_rounds
@@ -62,16 +60,6 @@ def test_random_calls_are_steps_of_that_many_rows_behind_full_caches(tmp_path):
         for key, value in calls.caches.items():
             is_same = (value.numpy() == before[key]).all(axis=(0, 1, 3))  # (C,)
             np.testing.assert_array_equal(is_same, np.arange(16) < 16 - rows)
-
-
-def test_a_section_is_replaced_and_nothing_else(tmp_path):
-    document = tmp_path / "page.md"
-    document.write_text("a\n<!-- x -->\nold\n<!-- end of x -->\nb <!-- end -->\n")
-    write_section(document, "x", "new")
-    assert document.read_text() == "a\n<!-- x -->\nnew\n<!-- end of x -->\nb <!-- end -->\n"
-    with pytest.raises(click.ClickException, match="no section from <!-- y -->"):
-        write_section(document, "y", "new")
-    assert "new" in document.read_text()
 
 
 FIELDS = ("enable_cpu_mem_arena", "enable_mem_pattern", "graph_optimization_level")

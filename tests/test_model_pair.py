@@ -1,17 +1,20 @@
-"""DraftPolicy policy "throughput" over a bundle: measured once, kept, invisible in the text."""
+"""Target and draft of a pipeline: measured costs, acceptance estimators, kept cache rows."""
 
 from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from dsbd_ort import Pipeline, Service
 from dsbd_ort.decoding import TableModel
-from dsbd_ort.model_pair import engine_costs
-from dsbd_ort.pipeline import Pipeline
-from dsbd_runtime.bundle import open_bundle
+from dsbd_ort.decoding.cost_curve import CostCurve, EngineCosts
+from dsbd_ort.model_pair import MOST_ESTIMATORS, engine_costs
+from dsbd_runtime.bundle import Bundle, open_bundle
+from dsbd_runtime.loading import load_pair
 
 PROMPT = "def read_json(path):"
 
@@ -110,3 +113,41 @@ def test_a_prompt_that_goes_on_from_the_last_computes_only_what_is_new(demo_bund
     assert again.sequences[0].token_ids == alone.sequences[0].token_ids
     assert again.stats.target_rows < alone.stats.target_rows
     assert again.stats.kv_bytes_peak == alone.stats.kv_bytes_peak
+
+
+OPTIONS: dict[str, Any] = {
+    "strategy": "speculative",
+    "draft_policy": "throughput",
+    "max_new_tokens": 1,
+}
+CURVE = CostCurve((1, 2), (0.001, 0.002))
+
+
+@pytest.fixture
+def pipeline(tiny_bundle: Bundle) -> Pipeline:
+    target, draft = load_pair(tiny_bundle, provider="cpu")
+    return Pipeline(tiny_bundle, target, draft, lambda: EngineCosts(CURVE, CURVE))
+
+
+@pytest.mark.parametrize("is_service", [False, True])
+def test_many_temperatures_are_not_remembered_for_ever(
+    pipeline: Pipeline, is_service: bool
+) -> None:
+    temperatures = np.linspace(0.5, 1.5, 2 * MOST_ESTIMATORS).tolist()
+    asked = Service(pipeline) if is_service else pipeline
+    for temperature in temperatures:
+        asked.generate("x", temperature=temperature, **OPTIONS)
+        asked.generate("x", temperature=temperatures[0], **OPTIONS)  # always of the latest used
+    kept = [setting[2] for setting in pipeline._estimators.settings]  # type: ignore[index]
+    assert kept == [*temperatures[1 - MOST_ESTIMATORS :], temperatures[0]]
+    asked.close()
+    pipeline.close()
+
+
+def test_requests_of_one_setting_learn_together(pipeline: Pipeline) -> None:
+    for _ in range(3):
+        pipeline.generate("x", **{**OPTIONS, "max_new_tokens": 8})
+    (setting,) = pipeline._estimators.settings
+    estimator = pipeline._estimators.of(setting)
+    assert pipeline._estimators.of(setting) is estimator
+    pipeline.close()

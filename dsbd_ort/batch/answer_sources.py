@@ -11,41 +11,51 @@ from typing import Protocol
 from dsbd_ort.batch.prompt_lines import BatchError, BatchSettings, LineAnswer, RawLine, answer_line
 from dsbd_ort.engine import Service, ServiceLimits
 
-_WAIT_SECONDS = 0.2  # the longest that an interruption goes unnoticed
+_WAIT_SECONDS = 0.2  # between two checks for an interruption
 _AHEAD = 8  # lines per member that may be answered before an earlier one is
 
 
-class AnswerSource(Protocol):
-    """Answers lines; closing the iterator ends the workers behind it."""
+Answers = Generator[LineAnswer, None, None]
 
-    def answers(
-        self,
-        settings: BatchSettings,
-        fingerprint: str,
-        lines: Iterator[RawLine],
-        is_interrupted: Callable[[], bool],
-    ) -> Generator[LineAnswer, None, None]:
-        """Yield the answers in the order of ``lines``; end early on an interruption."""
+
+@dataclass(frozen=True, kw_only=True)
+class Backlog:
+    """The lines of a batch that are left to answer.
+
+    Attributes:
+        settings: shared by all lines.
+        fingerprint: of the settings, part of each answer's request hash.
+        lines: in the order of the answers.
+        is_interrupted: whether the batch has to end before the last line.
+    """
+
+    settings: BatchSettings
+    fingerprint: str
+    lines: Iterator[RawLine]
+    is_interrupted: Callable[[], bool]
+
+
+class AnswerSource(Protocol):
+    """Answers the lines of a batch; closing the generator ends the workers behind it."""
+
+    def answers(self, backlog: Backlog) -> Answers:
+        """Yield the answers in the order of the lines; end early on an interruption."""
 
 
 class ThisProcess:
     """One pipeline of this process, which answers one line after another."""
 
-    def answers(
-        self,
-        settings: BatchSettings,
-        fingerprint: str,
-        lines: Iterator[RawLine],
-        is_interrupted: Callable[[], bool],
-    ) -> Generator[LineAnswer, None, None]:
+    def answers(self, backlog: Backlog) -> Answers:
         """See AnswerSource."""
-        with settings.pipeline.open() as pipeline:
-            for line in lines:
-                answer = answer_line(pipeline, settings, fingerprint, line, is_interrupted)
+        with backlog.settings.pipeline.open() as pipeline:
+            for line in backlog.lines:
+                answer = answer_line(
+                    pipeline, backlog.settings, backlog.fingerprint, line, backlog.is_interrupted
+                )
                 if answer is None:
                     return
                 yield answer
-                if is_interrupted():
+                if backlog.is_interrupted():
                     return
 
 
@@ -66,8 +76,8 @@ class Pool(Protocol):
 
 def answers_in_order(
     pool: Pool, lines: Iterator[RawLine], is_interrupted: Callable[[], bool]
-) -> Generator[LineAnswer, None, None]:
-    """Yield the answers in the order of ``lines``; end early on an interruption."""
+) -> Answers:
+    """Yield the answers of a pool in the order of ``lines``; end early on an interruption."""
     answers: dict[int, LineAnswer] = {}
     num_sent = num_given = 0
     while not is_interrupted():
@@ -90,28 +100,22 @@ class SharedCalls:
 
     num_requests: int
 
-    def answers(
-        self,
-        settings: BatchSettings,
-        fingerprint: str,
-        lines: Iterator[RawLine],
-        is_interrupted: Callable[[], bool],
-    ) -> Generator[LineAnswer, None, None]:
+    def answers(self, backlog: Backlog) -> Answers:
         """See AnswerSource."""
         limits = ServiceLimits(max_requests=self.num_requests, max_queued=self.num_requests)
         is_over = threading.Event()
 
         def may_stop() -> bool:
-            return is_over.is_set() or is_interrupted()
+            return is_over.is_set() or backlog.is_interrupted()
 
         with (
-            settings.pipeline.open() as pipeline,
+            backlog.settings.pipeline.open() as pipeline,
             Service(pipeline, limits) as service,
             ThreadPoolExecutor(self.num_requests) as threads,
         ):
 
             def ask(line: RawLine) -> LineAnswer | None:
-                answer = answer_line(service, settings, fingerprint, line, may_stop)
+                answer = answer_line(service, backlog.settings, backlog.fingerprint, line, may_stop)
                 if not service.is_open:  # its error is that of the engines, not of the line
                     raise BatchError(
                         "the thread that runs the engines has ended; run the same command again "
@@ -121,7 +125,7 @@ class SharedCalls:
 
             try:
                 pool = _Threads(threads, self.num_requests, ask)
-                yield from answers_in_order(pool, lines, is_interrupted)
+                yield from answers_in_order(pool, backlog.lines, backlog.is_interrupted)
             finally:
                 is_over.set()
 

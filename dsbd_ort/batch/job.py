@@ -1,11 +1,11 @@
-"""A batch from input to output: the lines left to answer, progress on stderr, the exit code."""
+"""A batch job: answer the lines that are left, show progress on stderr, return the exit code."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
 from types import TracebackType
@@ -13,20 +13,20 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from dsbd_ort.answers import Interruption, watched_signals
-from dsbd_ort.batch.answer_sources import AnswerSource, ThisProcess
+from dsbd_ort.answers import watched_signals
+from dsbd_ort.batch.answer_sources import Answers, AnswerSource, Backlog, ThisProcess
 from dsbd_ort.batch.journal import open_journal
-from dsbd_ort.batch.prompt_lines import BatchError, BatchSettings, LineAnswer, RawLine, read_lines
+from dsbd_ort.batch.prompt_lines import BatchError, BatchSettings, LineAnswer, read_lines
 from dsbd_ort.decoding import DecodingConfig
 
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """A batch.
+    """A batch job.
 
     Attributes:
         input, output: JSONL files.
-        settings: those that all lines share.
+        settings: shared by all lines.
         source: answers the lines.
     """
 
@@ -51,7 +51,13 @@ def run_batch(batch: Batch, console: Console) -> int:
         num_done = journal.resume(hashes)
         with BatchProgress(num_lines, num_done, console) as progress:
             left = islice(read_lines(batch.input), num_done, None)
-            with closing(_answers(batch, fingerprint, left, interruption)) as answers:
+            backlog = Backlog(
+                settings=batch.settings,
+                fingerprint=fingerprint,
+                lines=left,
+                is_interrupted=interruption.is_requested,
+            )
+            with closing(_answers(batch.source, backlog)) as answers:
                 for answer in answers:
                     journal.append(answer.fields)
                     progress.add(answer)
@@ -61,15 +67,12 @@ def run_batch(batch: Batch, console: Console) -> int:
         return interruption.exit_code
 
 
-def _answers(
-    batch: Batch, fingerprint: str, lines: Iterator[RawLine], interruption: Interruption
-) -> Generator[LineAnswer, None, None]:
+def _answers(source: AnswerSource, backlog: Backlog) -> Answers:
     """Yield the answers in order, none after an interruption."""
-    first = next(lines, None)
+    first = next(backlog.lines, None)
     if first is None:  # nothing is left: open no engine
         return
-    lines = chain([first], lines)
-    yield from batch.source.answers(batch.settings, fingerprint, lines, interruption.is_requested)
+    yield from source.answers(replace(backlog, lines=chain([first], backlog.lines)))
 
 
 def _check(batch: Batch) -> None:

@@ -1,4 +1,4 @@
-"""Output file of a batch: append-only, one line an answer, from which a batch resumes.
+"""Output file of a batch: append-only, one answer per line; an interrupted batch resumes from it.
 
 A line is written to the operating system as soon as it is answered, so that it survives the end of
 this process. It is synced to disk every few seconds and at the end: after a power cut the last
@@ -26,7 +26,7 @@ _HEAD = f'{{"version": {JSON_VERSION}, "line": '.encode()
 
 
 class Journal:
-    """The opened output. See ``open_journal``."""
+    """The open output file; see ``open_journal``."""
 
     def __init__(self, file: Path, descriptor: int, clock: Callable[[], float]) -> None:
         self._file = file

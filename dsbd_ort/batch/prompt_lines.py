@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from dsbd_errors import DsbdError
-from dsbd_ort.answers import TextGenerator, answer, user_messages
+from dsbd_ort.answers import TextGenerator, answer
 from dsbd_ort.decoding import DecodingConfig
 from dsbd_ort.pipeline import PipelineSettings
+from dsbd_ort.prompts import user_messages
 from dsbd_ort.results import JSON_VERSION, error_object, result_object
 from dsbd_ort.version import __version__
 from dsbd_runtime.bundle import MANIFEST_NAME, open_bundle
@@ -24,9 +25,9 @@ from dsbd_runtime.errors import InputError
 from dsbd_runtime.typed_json import in_short
 
 _log = logging.getLogger(__name__)
-_MOST_CHARACTERS = 1000  # of an error, which may quote the line
+_MOST_CHARACTERS = 1000  # of an error message, which may quote the line
 MOST_LEVELS = 64
-"""Of nested lists and objects: parsers, processes and templates all accept that depth."""
+"""Depth of nested lists and objects that parsers, worker processes and templates accept."""
 _OPTIONS = frozenset(option.name for option in dataclasses.fields(DecodingConfig))
 _OTHERS = frozenset(("id", "prompt", "messages"))
 _BOM = b"\xef\xbb\xbf"
@@ -39,12 +40,12 @@ class BatchError(DsbdError):
 
 @dataclass(frozen=True, kw_only=True)
 class BatchSettings:
-    """The settings that all lines of a batch share.
+    """Settings shared by all lines of a batch.
 
     Attributes:
         pipeline: how every process opens the bundle.
         options: fields of DecodingConfig that were given; a line may override them.
-        is_chat: whether a prompt is a message of the user's.
+        is_chat: whether a prompt is a user message for the chat template.
         system: the system message before such a prompt, None for none.
     """
 
@@ -54,7 +55,7 @@ class BatchSettings:
     system: str | None = None
 
     def fingerprint(self) -> str:
-        """Return a hash of all that an answer depends on besides its line.
+        """Return a hash of everything that an answer depends on besides its line.
 
         That is the bundle (by its manifest, which holds a hash of every file), the options and
         this version; not how many threads or workers there are.
@@ -79,7 +80,7 @@ class RawLine:
 
     Attributes:
         number: counted from 1; blank lines count, but are not requests.
-        content: its bytes without white space around.
+        content: its bytes, stripped.
     """
 
     number: int
@@ -88,7 +89,7 @@ class RawLine:
     def request_hash(self, fingerprint: str) -> str:
         """Return a hash that changes with the line.
 
-        ``fingerprint`` is that of everything else that an answer depends on.
+        ``fingerprint``: of the settings, see BatchSettings.fingerprint.
         """
         parts = f"{fingerprint}\n{self.number}\n".encode() + self.content
         return hashlib.sha256(parts).hexdigest()[:24]
@@ -127,7 +128,7 @@ def read_lines(file: Path) -> Iterator[RawLine]:
 
 
 def parsed_object(content: bytes) -> dict[str, Any]:
-    """Return the JSON object of a line; ``check_field`` checks its values.
+    """Parse the JSON object of a line; ``check_field`` checks its values.
 
     Values nested too deep to parse are cut at a level that ``check_field`` refuses. A whole number
     of more digits than Python converts becomes infinite, which it refuses too.
@@ -139,7 +140,7 @@ def parsed_object(content: bytes) -> dict[str, Any]:
             fields = json.loads(_cut(content, MOST_LEVELS + 2), parse_int=_whole)
     except (ValueError, RecursionError) as error:
         raise InputError(
-            f"the line is invalid JSON ({error}); expected one object a line"
+            f"the line is invalid JSON ({error}); expected one object per line"
         ) from error
     if not isinstance(fields, dict):
         raise InputError(

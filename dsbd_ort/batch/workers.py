@@ -6,19 +6,19 @@ import contextlib
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
 from dsbd_errors import DsbdError
-from dsbd_ort.batch.answer_sources import answers_in_order
+from dsbd_ort.batch.answer_sources import Answers, Backlog, answers_in_order
 from dsbd_ort.batch.prompt_lines import BatchError, BatchSettings, LineAnswer, RawLine, answer_line
 
 
 @dataclass(frozen=True)
 class _Ready:
-    """A worker has opened its bundle; ``refusal`` says why it could not."""
+    """Sent once by a worker; ``refusal`` says why it could not open the bundle."""
 
     refusal: str | None = None
 
@@ -47,24 +47,19 @@ class _Worker:
 
 @dataclass(frozen=True)
 class Workers:
-    """Processes of this machine that share its cores.
+    """Answer source: processes of this machine that share its cores.
 
     ``answers`` raises BatchError if a worker could not open the bundle, or ended.
     """
 
     num_workers: int
 
-    def answers(
-        self,
-        settings: BatchSettings,
-        fingerprint: str,
-        lines: Iterator[RawLine],
-        is_interrupted: Callable[[], bool],
-    ) -> Generator[LineAnswer, None, None]:
+    def answers(self, backlog: Backlog) -> Answers:
         """See AnswerSource."""
-        shared = _with_share_of_threads(settings, self.num_workers)
-        with _started(shared, fingerprint, self.num_workers) as workers:
-            yield from answers_in_order(_WorkerPool(workers), lines, is_interrupted)
+        shared = _with_share_of_threads(backlog.settings, self.num_workers)
+        with _started(shared, backlog.fingerprint, self.num_workers) as workers:
+            pool = _WorkerPool(workers)
+            yield from answers_in_order(pool, backlog.lines, backlog.is_interrupted)
 
 
 class _WorkerPool:
@@ -149,7 +144,7 @@ def _start(settings: BatchSettings, fingerprint: str) -> _Worker:
     ours, theirs = context.Pipe()
     process = context.Process(target=_work, args=(settings, fingerprint, theirs), daemon=True)
     process.start()
-    theirs.close()  # so that its end shows here as the end of the connection
+    theirs.close()  # so that the end of the process closes the connection here
     return _Worker(process, ours)
 
 

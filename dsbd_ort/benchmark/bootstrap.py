@@ -1,4 +1,4 @@
-"""Statistics of paired measurements with bootstrap confidence intervals; scripts use them too."""
+"""Statistics of paired measurements with bootstrap confidence intervals, also for scripts."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The machine of a benchmark: processor, memory, versions, and the energy that it counts.
+"""The machine of a benchmark: processor, memory, versions, energy counters.
 
 RAPL counts the joules of processors, NVML those of GPUs (package nvidia-ml-py). Both count
-everything that runs on the part, not this process alone.
+everything that runs on the device, not this process alone.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class Machine:
 
     Attributes:
         num_cpus, num_usable_cpus: of the machine, of this process.
-        memory_bytes: of the machine, None where it does not tell.
-        load_average: processes that wanted to run in the last minute, when the benchmark began;
-            None where the system does not tell. Much above 0: other processes disturbed it.
+        memory_bytes: of the machine, None where unknown.
+        load_average: of the minute before the benchmark, None where unknown. Much above 0: other
+            processes disturbed it.
     """
 
     system: str
@@ -43,8 +43,8 @@ class Machine:
 
 def this_machine() -> Machine:
     """Describe the machine that this process runs on."""
-    affinity = getattr(os, "sched_getaffinity", None)  # Linux has it
-    load = getattr(os, "getloadavg", None)  # Windows has it not
+    affinity = getattr(os, "sched_getaffinity", None)  # only on Linux
+    load = getattr(os, "getloadavg", None)  # not on Windows
     return Machine(
         system=f"{platform.system()} {platform.release()}",
         architecture=platform.machine(),
@@ -57,7 +57,7 @@ def this_machine() -> Machine:
 
 
 def versions(dsbd_ort_version: str) -> dict[str, str]:
-    """Return the versions of Python, of this distribution and of what it runs on."""
+    """Return the versions of Python, of this distribution and of its dependencies."""
     found = {"python": platform.python_version(), "dsbd-ort": dsbd_ort_version}
     for name in _DISTRIBUTIONS:
         try:
@@ -84,11 +84,11 @@ def _memory_bytes() -> int | None:
 
 
 class EnergyCounter(Protocol):
-    """One part of the machine that counts its energy."""
+    """Energy counter of one device of the machine."""
 
     @property
     def name(self) -> str:
-        """The part that is measured, such as "rapl intel-rapl:0"."""
+        """The device that is measured, such as "rapl intel-rapl:0"."""
 
     def joules(self) -> float:
         """Return the energy used since some fixed moment."""

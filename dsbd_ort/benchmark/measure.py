@@ -15,7 +15,7 @@ Clock = Callable[[], float]
 
 
 class Generates(Protocol):
-    """A Pipeline, or a fake, to be measured."""
+    """Answers prompts: a Pipeline."""
 
     def generate(self, prompt: str, **options: Any) -> GenerationResult:
         """See Pipeline.generate."""
@@ -27,11 +27,11 @@ class Measurement:
 
     Attributes:
         run: name of the run.
-        prompt_index, repetition: its pair: every run has one measurement of the same two.
+        prompt_index, repetition: they pair it with the measurements of the other runs.
         seed: of the request, the same for all runs of a pair.
         seconds: wall time of the whole request, tokenizer included.
         token_ids: new tokens of the best sequence; logprob: their sum under the target.
-        energy_joules: of the machine while the request ran, None where nothing can measure it.
+        energy_joules: of the machine while the request ran, None without a counter.
     """
 
     run: str

@@ -26,13 +26,13 @@ class BenchmarkError(DsbdError, ValueError):
 
 
 def read_prompts(file: Path) -> list[str]:
-    """Return the prompts of a file: ``*.jsonl`` has objects with "prompt", others one a line."""
+    """Return the prompts of a file: ``*.jsonl`` has objects with "prompt", others one per line."""
     try:
         lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise BenchmarkError(f"{file} cannot be read as UTF-8 text: {error}") from error
     if not lines:
-        raise BenchmarkError(f"{file} has no prompt; write one a line")
+        raise BenchmarkError(f"{file} has no prompt; write one per line")
     if file.suffix != ".jsonl":
         return lines
     return [_prompt_of(line, f"{file}, line {number}") for number, line in enumerate(lines, 1)]
@@ -43,7 +43,7 @@ def _prompt_of(line: str, where: str) -> str:
         entry = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise BenchmarkError(
-            f"{where} is invalid JSON ({error}); write one object a line"
+            f"{where} is invalid JSON ({error}); write one object per line"
         ) from error
     prompt = entry.get("prompt") if isinstance(entry, dict) else None
     if not isinstance(prompt, str) or not prompt:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -16,6 +16,23 @@ from dsbd_ort.benchmark.measure import Measurement
 from dsbd_ort.results import json_text
 
 SCHEMA_VERSION = 1
+
+
+class Precision(Protocol):
+    """The precision of an engine: a ModelEntry of a manifest, or an EngineInfo."""
+
+    @property
+    def dtype(self) -> str:
+        """The dtype that it computes in."""
+
+    @property
+    def quantization(self) -> str:
+        """The quantization of its weights, or "none"."""
+
+
+def precision_name(engine: Precision) -> str:
+    """Return the name of an engine's precision: fp32, int8-dynamic."""
+    return engine.dtype if engine.quantization == "none" else engine.quantization
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ require pandas on every node.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayTaskError
 
-from dsbd_ort.batch.answer_sources import answers_in_order
+from dsbd_ort.batch.answer_sources import Answers, Backlog, answers_in_order
 from dsbd_ort.batch.prompt_lines import BatchSettings, LineAnswer, RawLine
 from dsbd_ort.cluster.connection import connected, first_line, node_resources
 from dsbd_ort.cluster.errors import ClusterError
@@ -24,12 +24,12 @@ from dsbd_ort.cluster.replica import Replica, ReplicaShare, num_gpus, replica_sh
 
 _MAX_RESTARTS = 10  # of a replica: one that cannot start must not be restarted for ever
 _MAX_RETRIES = 3  # of a line: one that kills its replica must not kill all of them
-_WAIT_SECONDS = 0.2  # until an interruption is noticed
+_WAIT_SECONDS = 0.2  # between two checks for an interruption
 
 
 @dataclass(frozen=True, kw_only=True)
 class Replicas:
-    """Actors on a Ray cluster.
+    """Answer source: actors on a Ray cluster.
 
     ``answers`` raises ClusterError if the cluster cannot be used, a replica cannot open the bundle,
     or one ends again and again.
@@ -37,30 +37,25 @@ class Replicas:
     Attributes:
         address: of the cluster, see ``connected``.
         num_replicas: number of pipelines.
-        report: is called with lines that name the cluster and the resources of a replica.
+        report: called with lines that name the cluster and the resources of a replica.
     """
 
     address: str
     num_replicas: int
     report: Callable[[str], None]
 
-    def answers(
-        self,
-        settings: BatchSettings,
-        fingerprint: str,
-        lines: Iterator[RawLine],
-        is_interrupted: Callable[[], bool],
-    ) -> Generator[LineAnswer, None, None]:
+    def answers(self, backlog: Backlog) -> Answers:
         """See AnswerSource."""
         with connected(self.address, self.report):
-            share = self._share(settings)
+            share = self._share(backlog.settings)
             self.report(
                 f"replicas: {self.num_replicas}, threads of each: {share.num_threads}; they start "
                 "as soon as the cluster has room"
             )
-            replicas = self._start(settings, fingerprint, share)
-            _wait_until_open(replicas, is_interrupted)
-            yield from answers_in_order(_ReplicaPool(replicas), lines, is_interrupted)
+            replicas = self._start(backlog.settings, backlog.fingerprint, share)
+            _wait_until_open(replicas, backlog.is_interrupted)
+            pool = _ReplicaPool(replicas)
+            yield from answers_in_order(pool, backlog.lines, backlog.is_interrupted)
 
     def _share(self, settings: BatchSettings) -> ReplicaShare:
         gpus = num_gpus(settings.pipeline)
@@ -87,7 +82,7 @@ class Replicas:
 
 
 class _ReplicaPool:
-    """The Pool of these actors."""
+    """A Pool of actors; see answer_sources."""
 
     def __init__(self, replicas: list[ActorHandle[Replica]]) -> None:
         self.num_members = len(replicas)

@@ -1,4 +1,4 @@
-"""Connection to a Ray cluster: the one that is named, the one that runs here, or a new one."""
+"""Connection to a Ray cluster: at a given address, found here, or started for the run."""
 
 from __future__ import annotations
 

@@ -11,11 +11,11 @@ from pydantic import BaseModel, Field
 
 from dsbd_ort.cluster.errors import ClusterError
 from dsbd_ort.engine import Service, ServiceLimits
-from dsbd_ort.number_checks import MOST, MOST_SECONDS
+from dsbd_ort.engine.limits import MOST, MOST_SECONDS
 from dsbd_ort.openai_server.api_keys import read_api_keys
 from dsbd_ort.openai_server.app import create_app
 from dsbd_ort.openai_server.settings import ServingSettings
-from dsbd_ort.pipeline import PipelineSettings
+from dsbd_ort.pipeline import PipelineOptions, PipelineSettings
 
 
 class ServeArguments(BaseModel, extra="forbid", protected_namespaces=()):
@@ -33,9 +33,9 @@ class ServeArguments(BaseModel, extra="forbid", protected_namespaces=()):
     bundle: Path
     replicas: int = Field(1, ge=1, le=MOST)
     threads: int = Field(1, ge=1, le=MOST)
-    provider: str = PipelineSettings.provider
-    draft_provider: str | None = None
-    cuda_graphs: bool = False
+    provider: str = PipelineOptions.provider
+    draft_provider: str | None = PipelineOptions.draft_provider
+    cuda_graphs: bool = PipelineOptions.cuda_graphs
     api_key_file: Path | None = None
     shutdown_timeout: float = Field(30.0, ge=0, le=MOST_SECONDS, allow_inf_nan=False)
 
@@ -59,17 +59,13 @@ class ServeArguments(BaseModel, extra="forbid", protected_namespaces=()):
         """Return the settings of a replica's pipeline."""
         return PipelineSettings(
             bundle=self.bundle.absolute(),  # Ray runs replicas in folders of its own
-            provider=self.provider,
-            draft_provider=self.draft_provider,
             num_threads=self.threads,
-            cuda_graphs=self.cuda_graphs,
+            **self._fields_of(PipelineOptions),
         )
 
     def limits(self) -> ServiceLimits:
         """Return the limits of a replica's service."""
-        return ServiceLimits(
-            max_requests=self.max_requests, max_queued=self.max_queued, kv_bytes=self.kv_bytes
-        )
+        return ServiceLimits(**self._fields_of(ServiceLimits))
 
     def settings(self) -> ServingSettings:
         """Return the settings of a replica's HTTP server.
@@ -77,20 +73,23 @@ class ServeArguments(BaseModel, extra="forbid", protected_namespaces=()):
         Raises:
             ServingError: the file of keys cannot be used.
         """
-        given: dict[str, Any] = {
-            field.name: getattr(self, field.name)
-            for field in fields(ServingSettings)
-            if field.name != "keys"
-        }
+        given = self._fields_of(ServingSettings)
         given["model_name"] = self.model_name or self.bundle.absolute().name
         keys = None if self.api_key_file is None else read_api_keys(self.api_key_file)
         return ServingSettings(**given, keys=keys)
+
+    def _fields_of(
+        self, options: type[PipelineOptions | ServiceLimits | ServingSettings]
+    ) -> dict[str, Any]:
+        """Return the arguments that are fields of ``options``."""
+        names = {field.name for field in fields(options)} & set(type(self).model_fields)
+        return {name: getattr(self, name) for name in names}
 
 
 class HttpReplica:
     """One replica: the application of dsbd-serve over its own pipeline.
 
-    Ray Serve calls the methods, also the dunder ones.
+    Ray Serve calls the methods, including the dunder ones.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Replica of a batch: a pipeline on one node, and the cores and GPUs that it gets."""
+"""Replica of a batch: a pipeline on one node, and its share of the cluster's cores and GPUs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Replica:
         self._fingerprint = fingerprint
         self._opened: Pipeline | ClusterError
         try:
-            self._opened = _opened_alike(settings, fingerprint)
+            self._opened = _open_same_bundle(settings, fingerprint)
         except DsbdError as error:
             self._opened = ClusterError(f"replica on node {socket.gethostname()}: {error}")
 
@@ -48,7 +48,7 @@ class Replica:
         return self._opened
 
 
-def _opened_alike(settings: BatchSettings, fingerprint: str) -> Pipeline:
+def _open_same_bundle(settings: BatchSettings, fingerprint: str) -> Pipeline:
     """Open the bundle; raise if this node's answers would differ from those of others."""
     bundle = settings.pipeline.bundle
     if not bundle.is_dir():

@@ -1,1 +1,1 @@
-"""One module a command: the only place where algorithm, runtime and export meet."""
+"""One module per command: the only place where algorithm, runtime and export meet."""

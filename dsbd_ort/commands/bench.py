@@ -32,6 +32,7 @@ from dsbd_ort.benchmark.report import (
     BundleInfo,
     EngineInfo,
     RunSummary,
+    precision_name,
     summarize,
 )
 from dsbd_ort.commands.bench_table import VALUE_COLUMNS, WORK_COLUMNS, bench_table
@@ -145,8 +146,7 @@ def _plotter(file: Path | None) -> Callable[[Sequence[RunSummary], str], None] |
 
 
 def _title(report: BenchReport) -> str:
-    engine = report.bundle.target
-    precision = engine.dtype if engine.quantization == "none" else engine.quantization
+    precision = precision_name(report.bundle.target)
     threads = "default" if report.threads is None else report.threads
     return (
         f"{Path(report.bundle.path).name}, {precision}, {report.provider}, threads: {threads}, "

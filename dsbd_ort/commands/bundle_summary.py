@@ -38,7 +38,7 @@ class ModelSummary:
 
     Attributes:
         family: ``model_type`` of the checkpoint.
-        dtype: type of what is not quantized.
+        dtype: of the weights that are not quantized.
         logits: "full" or "topk:K".
         weight_bytes: the engine's files, prune graph aside.
         kv_bytes_per_token: of keys and values of all layers.
@@ -69,7 +69,7 @@ class EngineSummary:
         role: "target" or "draft".
         built: content of its engine.json.
         problems: why they do not run on this machine.
-        not_checked: facts that this machine does not reveal, so not compared.
+        not_checked: facts that are unknown on this machine, so not compared.
     """
 
     role: str

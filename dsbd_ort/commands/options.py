@@ -28,7 +28,7 @@ from dsbd_ort.commands.one_line import OneLineCommand
 from dsbd_ort.decoding import STRATEGIES, DecodingConfig
 from dsbd_ort.decoding.option_table import OPTION_TABLE
 from dsbd_ort.decoding.option_values import Choice, Number, Whole, Wholes
-from dsbd_ort.number_checks import MOST, MOST_BYTES, MOST_SECONDS
+from dsbd_ort.engine.limits import MOST, MOST_BYTES, MOST_SECONDS
 from dsbd_ort.pipeline import PipelineSettings
 from dsbd_ort.version import __version__
 

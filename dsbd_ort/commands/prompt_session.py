@@ -1,4 +1,4 @@
-"""Prompts answered one after another: printed, streamed, traced, remembered in a chat."""
+"""Prompts answered one after another: printed, streamed, traced, kept as the history of a chat."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from rich.console import Console
 from rich.table import Table
 
 from dsbd_errors import DsbdError
-from dsbd_ort.answers import Answer, Messages, answer, user_messages, watched_signals, with_answer
+from dsbd_ort.answers import Answer, answer, watched_signals
 from dsbd_ort.commands.run_arguments import RunArguments
 from dsbd_ort.decoding import DecodingStats, RequestTrace
 from dsbd_ort.pipeline import Pipeline
+from dsbd_ort.prompts import Messages, user_messages, with_answer
 from dsbd_ort.results import error_object, json_text, result_object
 from dsbd_ort.trace_page.trace_file import write_trace
 
@@ -68,14 +69,14 @@ class _Continuation:
 
 
 class _Chat(_Continuation):
-    """Answers the user's messages, and remembers them."""
+    """Answers the user's messages, and keeps the conversation."""
 
     def __init__(self, pipeline: Pipeline, arguments: RunArguments) -> None:
         super().__init__(pipeline, arguments)
         self._messages: Messages = []
 
     def respond(self, text: str, is_interrupted: Callable[[], bool]) -> Answer:
-        """Answer ``text``, print the answer; an interrupted one is remembered as far as printed."""
+        """Answer ``text``, print the answer; an interrupted one is kept as far as printed."""
         system = None if self._messages else self._arguments.system
         messages = [*self._messages, *user_messages(text, system)]
         done = self._answer(self._pipeline.chat_prompt(messages), is_interrupted, heading="")

@@ -28,7 +28,7 @@ _EXCLUDE = [  # (option, option, fix)
         for other in ("--prompt", "--prompt-file")
     ),
     *(
-        ("--input", other, "--output gets one JSON object a line, statistics too; leave it out")
+        ("--input", other, "--output gets one JSON object per line with statistics; leave it out")
         for other in ("--stream", "--json", "--stats")
     ),
     ("--input", "--trace", "a trace draws one request; give one prompt with --prompt"),
@@ -72,7 +72,7 @@ class RunArguments:
     replicas: int | None = option(
         type=COUNT, help="Actors of the --cluster that answer and share --threads [1]."
     )
-    chat: bool = flag(help="Fill the prompt into the checkpoint's chat template.")
+    chat: bool = flag(help="Apply the checkpoint's chat template to the prompt.")
     system: str | None = option(metavar="TEXT", help="The system message of a --chat.")
     options: dict[str, Any] = decoding_options()
     pipeline: PipelineSettings = pipeline_settings()

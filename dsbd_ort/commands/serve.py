@@ -1,11 +1,7 @@
-"""dsbd-serve: its options, and a server of OpenAI's HTTP interface over a bundle."""
+"""dsbd-serve: the arguments of an OpenAI-compatible HTTP server over a bundle."""
 
 from __future__ import annotations
 
-import ipaddress
-import logging
-import socket
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,10 +22,8 @@ from dsbd_ort.commands.options import (
     option,
     pipeline_settings,
 )
-from dsbd_ort.engine import Service, ServiceLimits
+from dsbd_ort.engine import ServiceLimits
 from dsbd_ort.pipeline import PipelineSettings
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +39,7 @@ class ServeArguments:
     )
     model_name: str | None = option(help="Name of the model in requests [the bundle's folder].")
     api_key_file: Path | None = option(
-        type=PATH, help="Text file with one API key a line; without it no key is required."
+        type=PATH, help="Text file with one API key per line; without it no key is required."
     )
     limits: ServiceLimits = group(
         ServiceLimits,
@@ -139,63 +133,10 @@ def run(arguments: ServeArguments) -> None:
         click.ClickException: the packages of the server are not installed.
     """
     try:  # here, not at the top: they are an extra
-        from dsbd_ort.openai_server.api_keys import read_api_keys
-        from dsbd_ort.openai_server.app import create_app
-        from dsbd_ort.openai_server.generation import Gate
-        from dsbd_ort.openai_server.server import GracefulServer, listening_socket
-        from dsbd_ort.openai_server.settings import ServingSettings
+        from dsbd_ort.commands.http_server import serve
     except ImportError as error:
         raise click.ClickException(
             f"the server needs a package that is not installed ({error.name}); "
             "run: pip install 'dsbd-ort[serve]'"
         ) from error
-    _log_to_stderr()
-    keys = None if arguments.api_key_file is None else read_api_keys(arguments.api_key_file)
-    if keys is None and not is_loopback(arguments.host):
-        _log.warning(
-            "%s can be reached from other machines and no API key is required; give --api-key-file",
-            arguments.host,
-        )
-    model_name = arguments.model_name or arguments.pipeline.bundle.resolve().name
-    settings = ServingSettings(model_name=model_name, keys=keys, **arguments.settings)
-    listener = listening_socket(
-        arguments.host, arguments.port, stuck_after_s=arguments.stuck_timeout_s
-    )
-    with (
-        listener,
-        arguments.pipeline.open() as pipeline,
-        Service(pipeline, arguments.limits) as service,
-    ):
-        gate = Gate()
-        server = GracefulServer(
-            create_app(service, settings, gate=gate, logs_access=arguments.logs_access),
-            service,
-            gate,
-            idle_timeout_s=arguments.idle_timeout_s,
-            shutdown_timeout_s=arguments.shutdown_timeout_s,
-            max_connections=arguments.max_connections,
-        )
-        url = _url(listener)
-        server.run_on(
-            listener, when_listening=lambda: _log.info("serving %s at %s", model_name, url)
-        )
-
-
-def _log_to_stderr() -> None:
-    logging.basicConfig(
-        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s"
-    )
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
-
-
-def _url(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether a host can be reached from this machine only."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+    serve(arguments)

@@ -29,7 +29,7 @@ class Opening:
 
 
 def decoded(name: str, content: bytes) -> str:
-    """Return the text of UTF-8."""
+    """Decode UTF-8."""
     try:
         return content.decode()
     except UnicodeDecodeError as error:

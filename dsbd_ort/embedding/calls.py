@@ -1,4 +1,4 @@
-"""Python side of libdsbd: its calls return a status to C, never an exception.
+"""Python side of libdsbd: functions called from C, which return a status and never raise.
 
 They run in the thread that called the library, which is not a Python thread: cffi attaches it for
 the time of the call. ``ffi`` and ``lib`` are those of the library, see library_build.py.
@@ -19,7 +19,7 @@ from dsbd_errors import DsbdError
 from dsbd_ort.embedding.arguments import Opening, decoded, json_messages, json_object, opening
 from dsbd_ort.engine import QueueFullError, Service, ServiceEvent
 from dsbd_ort.engine.errors import InternalError
-from dsbd_ort.pipeline import check_context
+from dsbd_ort.prompts import check_context
 from dsbd_ort.results import GenerationResult, StreamPiece, json_text, result_object
 from dsbd_ort.version import __version__
 from dsbd_runtime.errors import InputError
@@ -178,7 +178,7 @@ def answer(
 
 
 class OpenPipelines:
-    """The open pipelines by the number that C knows each by: from 1, never reused; thread-safe."""
+    """Open pipelines by the number that C holds of each: from 1, never reused; thread-safe."""
 
     def __init__(self) -> None:
         self._service_by_number: dict[int, Service] = {}

@@ -1,4 +1,4 @@
-"""Build of libdsbd.so for the Python environment that this runs in: C source by cffi, compiler."""
+"""Build of libdsbd.so against the running Python environment: cffi's C source, then a compiler."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ join(ffi, lib, built_for={__version__!r})
 
 @dataclass(frozen=True)
 class SharedPython:
-    """The files of a Python that other programs can load.
+    """The files of a Python installation that other programs can embed.
 
     Attributes:
         executable: the environment's, beside which Python finds its packages.
@@ -83,9 +83,9 @@ def build_library(output: Path, compiler: str = "cc") -> None:
     python = shared_python(Path(sys.executable), sysconfig.get_config_vars())
     output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as temporary:
-        joint, library = Path(temporary) / "calls.c", Path(temporary) / LIBRARY
-        joint.write_text(c_source(), encoding="utf-8")
-        command = [compiler, *_arguments(python), str(joint), "-o", str(library)]
+        source, library = Path(temporary) / "calls.c", Path(temporary) / LIBRARY
+        source.write_text(c_source(), encoding="utf-8")
+        command = [compiler, *_arguments(python), str(source), "-o", str(library)]
         command += [f"-l{python.name}", "-ldl", "-pthread"]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:

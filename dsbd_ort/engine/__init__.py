@@ -1,8 +1,8 @@
 """Concurrent requests on one pipeline: they share the engine calls and a bounded cache."""
 
 from dsbd_ort.engine.errors import EnginesEndedError, QueueFullError, ServiceClosedError
-from dsbd_ort.engine.live_request import Cancelled, LiveRequest, ServiceEvent
-from dsbd_ort.engine.scheduler import ServiceLimits
+from dsbd_ort.engine.limits import ServiceLimits
+from dsbd_ort.engine.scheduler import Cancelled, LiveRequest, ServiceEvent
 from dsbd_ort.engine.service import Service, ServiceStats
 
 __all__ = [

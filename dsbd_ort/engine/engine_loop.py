@@ -9,8 +9,7 @@ from dsbd_errors import DsbdError
 from dsbd_ort.decoding import IterationOutput
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder, Outcome, Progress, Tree
 from dsbd_ort.engine.errors import EnginesEndedError, InternalError, ServiceClosedError
-from dsbd_ort.engine.live_request import Cancelled, Ending, LiveRequest, ServiceEvent
-from dsbd_ort.engine.scheduler import Scheduler
+from dsbd_ort.engine.scheduler import Cancelled, Ending, LiveRequest, Scheduler, ServiceEvent
 from dsbd_ort.model_pair import capacity_error
 from dsbd_ort.pipeline import Pipeline
 from dsbd_ort.results import StreamPiece
@@ -109,7 +108,7 @@ class EngineLoop:
             self._has_started.set()
 
     def _schedule(self, forest: BatchedDecoder) -> bool:
-        """Remove cancelled requests and admit waiting ones, until one runs.
+        """Remove cancelled requests and admit waiting ones, until at least one runs.
 
         Returns:
             False when the loop is closing and no request is left.
@@ -158,12 +157,12 @@ class EngineLoop:
         if request is None:  # it failed in an earlier event of this iteration
             return
         try:
-            step, ending = self._as_events(request, progress.event)
+            piece, ending = self._as_events(request, progress.event)
         except BaseException as error:  # of the tokenizer, at the text of this request
             forest.leave(tree)
-            step, ending = None, _as_dsbd_error(error)
-        if step is not None:
-            _notify(request, step)
+            piece, ending = None, _as_dsbd_error(error)
+        if piece is not None:
+            _notify(request, piece)
         if ending is not None:
             self._release(tree)
             self._finish(request, ending)
@@ -171,7 +170,7 @@ class EngineLoop:
     def _as_events(
         self, request: LiveRequest, event: IterationOutput | Outcome
     ) -> tuple[StreamPiece | None, Ending | None]:
-        """Return step and ending of an event; a result has both, the step with the last text."""
+        """Return the piece and the ending of an event; a result has both: the last text, itself."""
         if isinstance(event, IterationOutput):
             return request.texts.push(event), None
         if isinstance(event, BaseException):

@@ -1,4 +1,4 @@
-"""Errors of a service that are not caused by a request.
+"""Errors of a service, as opposed to those of an invalid request.
 
 QueueFullError        too many requests wait
 ServiceClosedError    the service is closed, or is closing

@@ -1,78 +1,71 @@
-"""Admission of requests to the engine: first come, first served, within a bounded cache."""
+"""Requests of a service and their admission: first come, first served, within a bounded cache."""
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
+from dsbd_errors import DsbdError
+from dsbd_ort.decoding import DecodingRequest
 from dsbd_ort.engine.errors import QueueFullError
-from dsbd_ort.engine.live_request import LiveRequest
-from dsbd_ort.number_checks import MOST_BYTES, check_count
-from dsbd_runtime.bundle import ROLES, Bundle
-from dsbd_runtime.errors import CapacityError, InputError
-from dsbd_runtime.kv_cache import bucket_capacity, row_bytes
-
-_DEFAULT_ROWS = 2048
+from dsbd_ort.engine.limits import ServiceLimits
+from dsbd_ort.results import GenerationResult, StreamPiece, TextStream
+from dsbd_runtime.errors import CapacityError
 
 
-@dataclass(frozen=True, kw_only=True)
-class ServiceLimits:
-    """Limits of a service.
+@dataclass(frozen=True)
+class Cancelled:
+    """The request was cancelled, by its caller or because the service was closed."""
+
+
+Ending = GenerationResult | DsbdError | Cancelled
+"""The last event of a request."""
+
+ServiceEvent = StreamPiece | Ending
+
+
+@dataclass(eq=False, kw_only=True)
+class LiveRequest:
+    """A request that waits, runs or has ended.
 
     Attributes:
-        max_requests: that run at a time; they share the engine calls.
-        max_queued: that wait beyond those; one more is rejected.
-        kv_bytes: of the caches of both engines (one of their buffers is there twice for a moment
-            when they grow). None: enough for max_requests requests of 2,048 rows, and for one of
-            the whole context.
+        request: the decoding request.
+        texts: turns its iterations into stream pieces.
+        num_rows: the most cache rows that it may need.
+        on_event: called with each of its events.
+        wake: makes the engine loop look for cancelled requests.
+        is_cancelled: whether its caller has cancelled it.
     """
 
-    max_requests: int = 8
-    max_queued: int = 64
-    kv_bytes: int | None = None
+    request: DecodingRequest = field(repr=False)
+    texts: TextStream = field(repr=False)
+    num_rows: int
+    on_event: Callable[[ServiceEvent], None] = field(repr=False)
+    wake: Callable[[], None] = field(repr=False)
+    is_cancelled: bool = False
 
-    def __post_init__(self) -> None:
-        check_count("max_requests", self.max_requests, 1)
-        check_count("max_queued", self.max_queued, 0)
-        if self.kv_bytes is not None:
-            check_count("kv_bytes", self.kv_bytes, 1, MOST_BYTES)
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.request.prompt_ids)
 
-
-def cache_rows(limits: ServiceLimits, bundle: Bundle) -> int:
-    """Return the rows that each engine's cache may hold.
-
-    Caches grow in steps (``bucket_capacity``): the largest step within ``kv_bytes``.
-
-    Raises:
-        InputError: ``kv_bytes`` is less than the smallest caches take.
-    """
-    entries = [bundle.entry(role) for role in ROLES]
-    if limits.kv_bytes is None:
-        context = min(entry.context_length for entry in entries)
-        return bucket_capacity(max(limits.max_requests * _DEFAULT_ROWS, 2 * context))
-    bytes_of_row = sum(row_bytes(entry.kv) for entry in entries)
-    affordable = limits.kv_bytes // bytes_of_row
-    rows = 0
-    while (bucket := bucket_capacity(rows + 1)) <= affordable:
-        rows = bucket
-    if rows == 0:
-        least = bucket_capacity(1) * bytes_of_row
-        raise InputError(
-            f"kv_bytes is {limits.kv_bytes}, but the smallest caches of this bundle take {least} "
-            "bytes; raise it"
-        )
-    return rows
+    def cancel(self) -> None:
+        """Cancel it, from any thread: it ends before the next engine call."""
+        if not self.is_cancelled:
+            self.is_cancelled = True
+            self.wake()
 
 
 class Scheduler:
     """A queue in front of a bounded number of running requests and of cache rows.
 
-    A request is admitted once the rows that it may need at most are free, so none is ever
-    preempted for want of memory. No request overtakes the first of the queue, so that one with many
-    rows does not starve.
+    A request is admitted once the most rows that it may need are free, so no running request is
+    ever preempted. No request overtakes the first of the queue, so that one with many rows does not
+    starve.
 
     Attributes:
-        max_rows: of the cache.
+        max_rows: rows that the cache may hold.
         waiting: requests in the order of their arrival.
         running: requests admitted and not released.
     """

@@ -1,4 +1,4 @@
-"""Service: requests of many threads on one pipeline."""
+"""Service: concurrent requests on one pipeline, from any thread."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from dsbd_ort.decoding.decode import check_decodable
 from dsbd_ort.decoding.request import most_rows
 from dsbd_ort.engine.engine_loop import EngineLoop
 from dsbd_ort.engine.errors import ServiceClosedError
-from dsbd_ort.engine.live_request import Cancelled, LiveRequest, ServiceEvent
-from dsbd_ort.engine.scheduler import Scheduler, ServiceLimits, cache_rows
+from dsbd_ort.engine.limits import ServiceLimits, cache_rows
+from dsbd_ort.engine.scheduler import Cancelled, LiveRequest, Scheduler, ServiceEvent
 from dsbd_ort.model_pair import BusyError
 from dsbd_ort.pipeline import Pipeline
 from dsbd_ort.results import GenerationResult, StreamPiece, TextStream
@@ -42,14 +42,14 @@ class ServiceStats:
 
 
 class Service:
-    """Runs the requests of any number of threads; those that run share the engine calls.
+    """Runs the requests of any number of threads; concurrent ones share the engine calls.
 
     Each request gets the result of ``Pipeline.generate``. The service holds the engines of the
     pipeline until it is closed: until then ``Pipeline.generate`` itself waits.
 
     Attributes:
-        pipeline: whose bundle, tokenizer and chat template are used.
-        limits: of requests and memory.
+        pipeline: provides the engines, the tokenizer and the chat template.
+        limits: on requests and memory.
     """
 
     def __init__(self, pipeline: Pipeline, limits: ServiceLimits | None = None) -> None:
@@ -78,7 +78,7 @@ class Service:
         Args:
             prompt: text, or token ids.
             options: fields of DecodingConfig.
-            on_event: is called with every step and then one ending, in the thread that runs the
+            on_event: called with every StreamPiece and then one ending, in the thread that runs the
                 engines: it must return at once, and must not raise. It may submit, cancel and
                 close (which then does not wait), but not generate or stream.
             trace: records every iteration of this request, in the same thread.
@@ -110,9 +110,9 @@ class Service:
     def stream(
         self, prompt: str | Sequence[int], *, trace: TraceRecorder | None = None, **options: Any
     ) -> Generator[StreamPiece, None, GenerationResult]:
-        """Continue a prompt step by step; see Pipeline.stream and ``submit``.
+        """Stream the continuation of a prompt; see Pipeline.stream and ``submit``.
 
-        Steps are queued until they are taken. Closing the stream cancels the request.
+        Pieces are queued until they are read. Closing the stream cancels the request.
 
         Raises:
             BusyError: it is called from an ``on_event``, so that the engines would wait for it.

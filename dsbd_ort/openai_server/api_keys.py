@@ -36,7 +36,7 @@ class ApiKeys:
 
 
 def read_api_keys(file: Path) -> ApiKeys:
-    """Read a file of one key a line; empty lines and lines that begin with # are skipped.
+    """Read a file of one key per line; empty lines and lines that begin with # are skipped.
 
     Raises:
         ServingError: the file cannot be read, holds no key, or a key that no header can carry.
@@ -46,7 +46,7 @@ def read_api_keys(file: Path) -> ApiKeys:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ServingError(
-            f"the API keys {file} cannot be read ({error}); expected a text file with one key a "
+            f"the API keys {file} cannot be read ({error}); expected a text file with one key per "
             "line"
         ) from error
     if mode & (stat.S_IRGRP | stat.S_IROTH):
@@ -54,7 +54,7 @@ def read_api_keys(file: Path) -> ApiKeys:
     keys = [line.strip() for line in lines]
     keys = [key for key in keys if key and not key.startswith("#")]
     if not keys:
-        raise ServingError(f"{file} holds no API key; write one a line")
+        raise ServingError(f"{file} has no API key; write one per line")
     for number, key in enumerate(keys, 1):
         if not (key.isascii() and key.isprintable()) or " " in key:
             raise ServingError(

@@ -44,7 +44,7 @@ def create_app(
     """Return the application; the caller closes the service.
 
     Args:
-        service: generates.
+        service: runs the engine requests.
         settings: limits and API keys.
         gate: shared with a server that drains it; None for an application that never drains.
         clock: seconds, for log and metrics.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -13,7 +11,7 @@ from dsbd_ort.openai_server.protocol import (
     FinishReason,
     GenerationBody,
     Report,
-    ResponseHead,
+    ResponseBuilder,
     ReturnedSequence,
     TokenPieces,
     Usage,
@@ -145,49 +143,32 @@ class ChatCompletionChunk(BaseModel):
     dsbd: Report | None = None
 
 
-class ChatBuilder:
+class ChatBuilder(ResponseBuilder):
     """The ResponseBuilder of the endpoint."""
 
-    def __init__(self, head: ResponseHead) -> None:
-        self._head = asdict(head)
+    response = ChatCompletion
+    chunk = ChatCompletionChunk
 
-    def full(
-        self, sequences: Sequence[ReturnedSequence], usage: Usage, report: Report
-    ) -> ChatCompletion:
+    def choice(self, sequence: ReturnedSequence) -> ChatChoice:
         """See ResponseBuilder."""
-        choices = [
-            ChatChoice(
-                index=each.index,
-                message=AssistantMessage(content=each.text),
-                logprobs=_logprobs(each.tokens),
-                finish_reason=each.finish_reason,
-            )
-            for each in sequences
-        ]
-        return ChatCompletion(**self._head, choices=choices, usage=usage, dsbd=report)
+        return ChatChoice(
+            index=sequence.index,
+            message=AssistantMessage(content=sequence.text),
+            logprobs=_logprobs(sequence.tokens),
+            finish_reason=sequence.finish_reason,
+        )
 
-    def first_chunk(self, index: int) -> ChatCompletionChunk:
+    def first_choice(self, index: int) -> ChunkChoice:
         """See ResponseBuilder."""
-        return self._chunk(ChunkChoice(index=index, delta=Delta(role="assistant", content="")))
+        return ChunkChoice(index=index, delta=Delta(role="assistant", content=""))
 
-    def text_chunk(self, index: int, text: str, tokens: TokenPieces | None) -> ChatCompletionChunk:
+    def text_choice(self, index: int, text: str, tokens: TokenPieces | None) -> ChunkChoice:
         """See ResponseBuilder."""
-        logprobs = _logprobs(tokens)
-        return self._chunk(ChunkChoice(index=index, delta=Delta(content=text), logprobs=logprobs))
+        return ChunkChoice(index=index, delta=Delta(content=text), logprobs=_logprobs(tokens))
 
-    def last_chunk(
-        self, index: int, finish_reason: FinishReason, report: Report
-    ) -> ChatCompletionChunk:
+    def last_choice(self, index: int, finish_reason: FinishReason) -> ChunkChoice:
         """See ResponseBuilder."""
-        choice = ChunkChoice(index=index, delta=Delta(), finish_reason=finish_reason)
-        return self._chunk(choice, report)
-
-    def usage_chunk(self, usage: Usage) -> ChatCompletionChunk:
-        """See ResponseBuilder."""
-        return ChatCompletionChunk(**self._head, choices=[], usage=usage)
-
-    def _chunk(self, choice: ChunkChoice, report: Report | None = None) -> ChatCompletionChunk:
-        return ChatCompletionChunk(**self._head, choices=[choice], dsbd=report)
+        return ChunkChoice(index=index, delta=Delta(), finish_reason=finish_reason)
 
 
 def _logprobs(tokens: TokenPieces | None) -> ChatLogprobs | None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict
 from itertools import accumulate
 from typing import Literal
 
@@ -14,6 +12,7 @@ from dsbd_ort.openai_server.protocol import (
     FinishReason,
     GenerationBody,
     Report,
+    ResponseBuilder,
     ResponseHead,
     ReturnedSequence,
     TokenPieces,
@@ -79,45 +78,31 @@ class Completion(BaseModel):
     dsbd: Report | None = None
 
 
-class CompletionBuilder:
+class CompletionBuilder(ResponseBuilder):
     """The ResponseBuilder of the endpoint."""
 
+    response = chunk = Completion
+
     def __init__(self, head: ResponseHead) -> None:
-        self._head = asdict(head)
+        super().__init__(head)
         self._offset_by_index: dict[int, int] = {}
 
-    def full(
-        self, sequences: Sequence[ReturnedSequence], usage: Usage, report: Report
-    ) -> Completion:
+    def choice(self, sequence: ReturnedSequence) -> CompletionChoice:
         """See ResponseBuilder."""
-        choices = [
-            CompletionChoice(
-                index=each.index,
-                text=each.text,
-                logprobs=self._logprobs(each.index, each.tokens),
-                finish_reason=each.finish_reason,
-            )
-            for each in sequences
-        ]
-        return Completion(**self._head, choices=choices, usage=usage, dsbd=report)
+        return CompletionChoice(
+            index=sequence.index,
+            text=sequence.text,
+            logprobs=self._logprobs(sequence.index, sequence.tokens),
+            finish_reason=sequence.finish_reason,
+        )
 
-    def first_chunk(self, index: int) -> None:
+    def text_choice(self, index: int, text: str, tokens: TokenPieces | None) -> CompletionChoice:
         """See ResponseBuilder."""
+        return CompletionChoice(index=index, text=text, logprobs=self._logprobs(index, tokens))
 
-    def text_chunk(self, index: int, text: str, tokens: TokenPieces | None) -> Completion:
+    def last_choice(self, index: int, finish_reason: FinishReason) -> CompletionChoice:
         """See ResponseBuilder."""
-        logprobs = self._logprobs(index, tokens)
-        choice = CompletionChoice(index=index, text=text, logprobs=logprobs)
-        return Completion(**self._head, choices=[choice])
-
-    def last_chunk(self, index: int, finish_reason: FinishReason, report: Report) -> Completion:
-        """See ResponseBuilder."""
-        choice = CompletionChoice(index=index, text="", finish_reason=finish_reason)
-        return Completion(**self._head, choices=[choice], dsbd=report)
-
-    def usage_chunk(self, usage: Usage) -> Completion:
-        """See ResponseBuilder."""
-        return Completion(**self._head, choices=[], usage=usage)
+        return CompletionChoice(index=index, text="", finish_reason=finish_reason)
 
     def _logprobs(self, index: int, tokens: TokenPieces | None) -> CompletionLogprobs | None:
         """Return the next log-probabilities of a choice; offsets continue those before."""

@@ -1,4 +1,4 @@
-"""Errors of the server: those that keep it from starting, and the error responses of requests."""
+"""Errors of the server: failures to start, and the error responses to requests."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class ErrorResponse(Exception):
 
     Attributes:
         status: HTTP status.
-        message: the fault, the value, the expected value, the fix.
+        message: the fault, the given value, the expected one, and the fix.
         param: the field of the body that is at fault; None for none.
         code: for programs.
         headers: of the response.
@@ -98,7 +98,7 @@ def unknown_model(requested: str, served: str) -> ErrorResponse:
 
 
 def client_disconnected() -> ErrorResponse:
-    """Return the response that no client reads; access log and metrics show its status."""
+    """Return the status, for access log and metrics, of a client that has disconnected."""
     return ErrorResponse(499, "the client disconnected")
 
 
@@ -108,7 +108,7 @@ def shutting_down() -> ErrorResponse:
 
 
 def engine_ended() -> ErrorResponse:
-    """Return the response of a server whose service takes no more requests."""
+    """Return the response of a server whose engine has ended by a failure."""
     return ErrorResponse(
         503, "the engine has ended; restart the server, its log says why", code="engine_ended"
     )
@@ -129,7 +129,7 @@ def rejection(error: DsbdError) -> ErrorResponse:
 
 
 def failure(event: DsbdError | Cancelled) -> ErrorResponse:
-    """Return the response to a request that began and did not finish; gives no internals away."""
+    """Return the response to a request that began and did not finish; reveals no internals."""
     if isinstance(event, Cancelled):
         return shutting_down()
     _log.error("a request failed: %s: %s", type(event).__name__, event)

@@ -1,4 +1,4 @@
-"""Life of one generation request: submitted, awaited, timed out or cancelled."""
+"""Lifecycle of a generation request: submission, results, timeout, cancellation."""
 
 from __future__ import annotations
 
@@ -41,14 +41,17 @@ T = TypeVar("T")
 
 
 class Gate:
-    """Generation requests in flight, and whether new ones are let in. For one event loop."""
+    """Counts the generation requests in flight and, once draining, rejects new ones.
+
+    To be used in one event loop only.
+    """
 
     def __init__(self) -> None:
         self.num_inside = 0
         self.is_draining = False
 
     def enter(self) -> None:
-        """Let a request in.
+        """Count a request that begins.
 
         Raises:
             ErrorResponse: the server is shutting down.
@@ -58,11 +61,11 @@ class Gate:
         self.num_inside += 1
 
     def leave(self) -> None:
-        """Let a request out."""
+        """Count a request that has ended."""
         self.num_inside -= 1
 
     def drain(self) -> None:
-        """Let no more requests in."""
+        """Reject new requests from now on."""
         self.is_draining = True
 
 
@@ -191,7 +194,7 @@ class Generation:
         self._num_ended = len(self._live)
 
     async def results(self) -> AsyncIterator[tuple[int, StreamPiece | GenerationResult]]:
-        """Yield steps and results, each with the index of its engine request, until all ended.
+        """Yield pieces and results, each with the index of its engine request, until all ended.
 
         Raises:
             ErrorResponse: one failed or was cancelled, or the request timed out.
@@ -208,7 +211,7 @@ class Generation:
                     code="timeout",
                 ) from error
             if isinstance(event, StreamPiece):
-                self._meter.step(index, event)
+                self._meter.piece(index, event)
             elif isinstance(event, GenerationResult):
                 self._num_ended += 1
                 self._meter.result(event)

@@ -43,7 +43,7 @@ class Metrics:
             "vllm:time_to_first_token_seconds", "From arrival to the first token.", _LONG
         )
         self.inter_token = histogram(
-            "vllm:inter_token_latency_seconds", "Between two steps with new tokens.", _SHORT
+            "vllm:inter_token_latency_seconds", "Between two pieces with new tokens.", _SHORT
         )
         self.per_token = histogram(
             "vllm:request_time_per_output_token_seconds", "Per token after the first.", _SHORT
@@ -90,9 +90,9 @@ class RequestMeter:
         self._arrived = metrics.clock()
         self._last_token_by_index: dict[int, float] = {}
 
-    def step(self, index: int, step: StreamPiece) -> None:
-        """Record a step of the engine request with this index."""
-        if not step.token_ids:
+    def piece(self, index: int, piece: StreamPiece) -> None:
+        """Record a piece of the engine request with this index."""
+        if not piece.token_ids:
             return
         now = self._metrics.clock()
         if index in self._last_token_by_index:

@@ -66,7 +66,7 @@ class AccessLog:
 
 
 def _log_bug(error: Exception) -> None:
-    """Log where an error was raised, without its message: that may quote a request."""
+    """Log where an error was raised, without its message, which may quote a request."""
     frames = "".join(traceback.format_tb(error.__traceback__))
     _log.error("internal error, %s, at:\n%s", type(error).__name__, frames)
 
@@ -128,7 +128,7 @@ class BodyLimit:
 
 
 class _ReceiveAgain:
-    """An ASGI ``receive`` that begins with a body that was received already."""
+    """An ASGI ``receive`` that replays a body already received."""
 
     def __init__(self, body: bytes, receive: Receive) -> None:
         self._first: Message | None = {"type": "http.request", "body": body, "more_body": False}

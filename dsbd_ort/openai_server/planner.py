@@ -18,7 +18,8 @@ from dsbd_ort.openai_server.settings import (
     check_limit,
     check_prompt,
 )
-from dsbd_ort.pipeline import Pipeline, prompt_ids
+from dsbd_ort.pipeline import Pipeline
+from dsbd_ort.prompts import prompt_ids
 from dsbd_runtime.errors import BundleError
 
 _DEFAULT_NEW_TOKENS = 64
@@ -65,7 +66,7 @@ class GenerationPlan:
 
 
 class Planner:
-    """Plans requests within the limits of a server; tokenizes, so not for the event loop."""
+    """Plans requests within the limits of a server; it tokenizes: call it off the event loop."""
 
     def __init__(
         self, pipeline: Pipeline, settings: ServingSettings, new_seed: Callable[[], int]

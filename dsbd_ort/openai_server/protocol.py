@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
@@ -24,9 +25,8 @@ OPENAI_NAMES = {  # OpenAI's name: that of DecodingConfig
 }
 OPTION_NAMES = frozenset(field.name for field in dataclasses.fields(DecodingConfig))
 
-# OpenAI's fields that are not supported, with the values, beside null, that request nothing: many
-# clients always send them. Any other value is an error, because to ignore it would change the
-# answer without a word.
+# Unsupported fields of OpenAI's, with the values besides null that have no effect: many clients
+# always send them. Any other value is an error: ignoring it would silently change the answer.
 _NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "audio": (),
     "echo": (False,),
@@ -50,7 +50,7 @@ _NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "verbosity": (),
     "web_search_options": (),
 }
-_IDENTIFIERS = ("prompt_cache_key", "safety_identifier")  # of a user or a cache: any text, unused
+_IDENTIFIERS = ("prompt_cache_key", "safety_identifier")  # accepted and unused
 
 FinishReason = Literal["stop", "length"]
 FINISH_REASONS: dict[str, FinishReason] = {"eos": "stop", "stop": "stop", "length": "length"}
@@ -110,7 +110,7 @@ class GenerationBody(BaseModel):
 
 
 def _without_neutral(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return ``fields`` without nulls and without those of OpenAI's that request nothing."""
+    """Return ``fields`` without nulls and without unsupported ones whose value has no effect."""
     options = {}
     for name, value in fields.items():
         if value is None:
@@ -143,7 +143,7 @@ class Usage(BaseModel):
 
 
 class Report(BaseModel):
-    """The field ``dsbd``: seed and strategy, to repeat the request, and its statistics.
+    """The field ``dsbd``: seed and strategy, to reproduce the request, and its statistics.
 
     ``requests`` are the statistics of each engine request, see docs/run.md.
     """
@@ -181,22 +181,58 @@ class ReturnedSequence:
     tokens: TokenPieces | None
 
 
-class ResponseBuilder(Protocol):
-    """The response format of one endpoint: a response in one piece, or the chunks of a stream."""
+class ResponseBuilder(ABC):
+    """The response format of one endpoint: a response in one piece, or the chunks of a stream.
+
+    An endpoint says what its choices look like; this class puts them into its response or chunk.
+
+    Attributes:
+        response, chunk: the models of the endpoint.
+    """
+
+    response: type[BaseModel]
+    chunk: type[BaseModel]
+
+    def __init__(self, head: ResponseHead) -> None:
+        self._head = asdict(head)
 
     def full(
         self, sequences: Sequence[ReturnedSequence], usage: Usage, report: Report
     ) -> BaseModel:
         """Return the response without streaming."""
+        choices = [self.choice(sequence) for sequence in sequences]
+        return self.response(**self._head, choices=choices, usage=usage, dsbd=report)
 
     def first_chunk(self, index: int) -> BaseModel | None:
         """Return the chunk that begins a choice; None where the endpoint has none."""
+        choice = self.first_choice(index)
+        return None if choice is None else self.chunk(**self._head, choices=[choice])
 
     def text_chunk(self, index: int, text: str, tokens: TokenPieces | None) -> BaseModel:
         """Return a chunk with the next text of a choice."""
+        return self.chunk(**self._head, choices=[self.text_choice(index, text, tokens)])
 
     def last_chunk(self, index: int, finish_reason: FinishReason, report: Report) -> BaseModel:
         """Return the chunk that ends a choice."""
+        choice = self.last_choice(index, finish_reason)
+        return self.chunk(**self._head, choices=[choice], dsbd=report)
 
     def usage_chunk(self, usage: Usage) -> BaseModel:
         """Return the chunk with the usage, the last of a stream."""
+        return self.chunk(**self._head, choices=[], usage=usage)
+
+    @abstractmethod
+    def choice(self, sequence: ReturnedSequence) -> BaseModel:
+        """Return a whole choice."""
+
+    def first_choice(self, index: int) -> BaseModel | None:
+        """Return the choice of the first chunk; None where the endpoint has no such chunk."""
+        return None
+
+    @abstractmethod
+    def text_choice(self, index: int, text: str, tokens: TokenPieces | None) -> BaseModel:
+        """Return the choice of a chunk with text."""
+
+    @abstractmethod
+    def last_choice(self, index: int, finish_reason: FinishReason) -> BaseModel:
+        """Return the choice of the last chunk."""

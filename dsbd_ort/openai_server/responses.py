@@ -25,7 +25,7 @@ from dsbd_runtime.stream_decoder import TextWindow
 from dsbd_runtime.tokenizer import Tokenizer
 
 Results = AsyncIterator[tuple[int, StreamPiece | GenerationResult]]
-"""Steps and results of a plan's engine requests, each with the index of its engine request."""
+"""Pieces and results of a plan's engine requests, each with the index of its engine request."""
 
 # A proxy that buffers responses would undo the streaming.
 _STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
@@ -105,7 +105,7 @@ async def streamed_events(
             yield _event(chunk)
         async for index, event in results:
             if isinstance(event, StreamPiece):
-                chunks = choices.step_chunks(index, event)
+                chunks = choices.piece_chunks(index, event)
             else:
                 chunks = choices.result_chunks(index, event)
                 num_new_tokens += sum(len(each.token_ids) for each in event.sequences)
@@ -121,8 +121,8 @@ async def streamed_events(
 class _ChoiceStreams:
     """The chunks of all choices of a stream.
 
-    An engine request that returns one sequence streams it. One that returns several is certain of
-    none before its end: each of them is a single chunk then.
+    An engine request that returns one sequence streams it. One that returns several knows none of
+    them before it ends: each is then sent as a single chunk.
     """
 
     def __init__(
@@ -141,15 +141,15 @@ class _ChoiceStreams:
             if chunk is not None:
                 yield chunk
 
-    def step_chunks(self, request_index: int, step: StreamPiece) -> Iterator[BaseModel]:
+    def piece_chunks(self, request_index: int, piece: StreamPiece) -> Iterator[BaseModel]:
         """Yield the new text of an engine request, if any."""
         if self._num_each[request_index] > 1:
             return
         index = self._first_choice(request_index)
         texts = self._texts[index]
-        tokens = texts.push(step.token_ids, step.token_logprobs) if texts else None
-        if step.text or tokens:
-            yield self._builder.text_chunk(index, step.text, tokens)
+        tokens = texts.push(piece.token_ids, piece.token_logprobs) if texts else None
+        if piece.text or tokens:
+            yield self._builder.text_chunk(index, piece.text, tokens)
 
     def result_chunks(self, request_index: int, result: GenerationResult) -> Iterator[BaseModel]:
         """Yield the chunks that end the choices of an engine request."""

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from dsbd_ort.engine import Service
-from dsbd_ort.number_checks import MOST_SECONDS, check_count, check_seconds
+from dsbd_ort.engine.limits import MOST_SECONDS, check_count, check_seconds
 from dsbd_ort.openai_server.errors import ServingError
 from dsbd_ort.openai_server.generation import Gate
 
@@ -24,8 +24,8 @@ _LAST_RESPONSES_S = 2  # for the responses to cancelled requests to reach their 
 def listening_socket(host: str, port: int, *, stuck_after_s: float) -> socket.socket:
     """Return a bound socket; port 0 picks a free one.
 
-    Where the kernel supports it (Linux), it drops connections whose client has acknowledged none
-    of the data sent for ``stuck_after_s``: one that vanished, or stopped reading.
+    On Linux the kernel drops a connection whose client acknowledges no data for
+    ``stuck_after_s``: it has vanished, or stopped reading.
 
     Raises:
         ServingError: the address cannot be bound.
@@ -127,8 +127,8 @@ class GracefulServer(uvicorn.Server):
 class TimedProtocol(H11Protocol):
     """An HTTP/1.1 connection, closed if no request begins within uvicorn's ``timeout_keep_alive``.
 
-    uvicorn itself waits for ever for the first bytes of a connection, for the rest of a request's
-    head, and for a body that is not read any more.
+    uvicorn itself waits without limit for the first bytes of a connection, for the rest of a
+    request's head, and for the rest of a body that the application no longer reads.
     """
 
     _expiry: asyncio.TimerHandle | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dsbd_ort.decoding import DecodingConfig
-from dsbd_ort.number_checks import MOST_BYTES, check_count, check_seconds
+from dsbd_ort.engine.limits import MOST_BYTES, check_count, check_seconds
 from dsbd_ort.openai_server.api_keys import ApiKeys
 from dsbd_ort.openai_server.errors import bad_request
 
@@ -29,8 +29,7 @@ class ServingSettings:
         max_prompts: of one request.
         max_body_bytes: of one request.
         body_timeout_s: to receive a body.
-        request_timeout_s: from the arrival of a request to its last token, time in the queue
-            included.
+        request_timeout_s: from the arrival of a request to its last token, including the queue.
     """
 
     model_name: str

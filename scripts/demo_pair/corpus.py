@@ -37,7 +37,7 @@ def stdlib_sources() -> Iterator[tuple[str, str]]:
 
 
 def is_held_out(relative: str) -> bool:
-    """Tell whether a module belongs to the held-out 5 %, by the hash of its path alone."""
+    """Return whether a module belongs to the held-out 5 %, by the hash of its path alone."""
     return hashlib.sha256(relative.encode()).digest()[0] < 13
 
 
@@ -45,7 +45,7 @@ def definitions(source: str) -> Iterator[str]:
     """Yield every top-level function and class of a module as a document of its own.
 
     They teach the models to end after one definition, so that completions of a prompt such as
-    ``def read_json(path):`` come to an end-of-sequence token.
+    ``def read_json(path):`` reach an end-of-sequence token.
     """
     lines = source.splitlines(keepends=True)
     for node in ast.parse(source).body:

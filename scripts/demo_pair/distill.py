@@ -60,7 +60,7 @@ def teacher_probabilities(
 
 
 class TeacherSet:
-    """What ``teacher_probabilities`` wrote, memory-mapped."""
+    """The files of ``teacher_probabilities``, memory-mapped."""
 
     def __init__(self, folder: Path) -> None:
         self.tokens = np.load(folder / "tokens.npy", mmap_mode="r")
@@ -106,11 +106,12 @@ class Pair(nn.Module):
 
 
 def mutual_loss(pair: nn.Module, tokens: Tensor, num_corpus: Tensor, agreement: Tensor) -> Tensor:
-    """Return the target's cross entropy plus ``agreement`` times the distance of the two laws.
+    """Return the target's cross entropy plus ``agreement`` times the distance of both models.
 
     The distance is KL(p || q) and the total variation, 0.4 and 0.6, and both models follow its
-    gradient (deep mutual learning, Zhang et al. 2018): the draft learns the target's law, and of
-    laws that explain the corpus nearly as well the target learns one that a draft can follow.
+    gradient (deep mutual learning, Zhang et al. 2018): the draft learns the target's
+    distribution, and of those that explain the corpus nearly as well the target learns one that a
+    draft can follow.
 
     tokens: (B, length) int64, of which the rows before ``num_corpus`` are from the corpus; the
     others, the target's own samples, teach agreement only.

@@ -1,4 +1,4 @@
-"""Choices of session options that are measured, and those that the runtime makes."""
+"""Session options that are measured, and those that the runtime sets."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Choice:
     """One line of the table: ``change`` is made to the options that the runtime uses today.
 
     Attributes:
-        verdict: what the runtime does, and why where the figures do not say it.
+        verdict: whether the runtime does it, and why where the figures do not show it.
         is_grouped: whether attention is grouped instead, which is a choice of the export.
     """
 
@@ -58,7 +58,7 @@ CHOICES = (
     ),
     Choice("one thread", "not kept", _field("intra_op_num_threads", 1)),
     Choice(
-        "nobody waits busily",
+        "no busy waiting",
         "not kept",
         _entry("session.intra_op.allow_spinning", "0"),
     ),

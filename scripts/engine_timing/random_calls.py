@@ -29,14 +29,14 @@ from dsbd_runtime.manifest import ModelEntry
 _LOG_ERRORS = 3
 _WEIGHTS_FOLDER_OPTION = "session.model_external_initializers_file_folder_path"
 
-PAUSE_S = 0.02  # idle threads of the engine before have stopped to wait busily by then
+PAUSE_S = 0.02  # by then the idle threads of the other engine have stopped spinning
 
 
 class RandomCalls:
-    """An engine under session options of one's choice, its caches and a binding for each S.
+    """An engine with given session options, its caches and a binding for each S.
 
     The caches are bound in place as the runtime binds them; the S rows are siblings, the last of
-    the C rows, and every row's logits are asked for.
+    the C rows, and the logits of every row are computed.
 
     Attributes:
         caches: by (layer, part), (1, Hkv, C, D) each; every call overwrites its last S rows.
@@ -125,8 +125,8 @@ def time_in_rounds(
 ) -> Timings:
     """Time every call ``calls_a_round`` times in each round; the first of a round does not count.
 
-    A machine that slows down slows all of them, and the calls of a round follow each other as
-    the steps of a request do.
+    A machine that slows down slows all of them, and the calls of a round follow each other as in a
+    request.
     """
     medians: dict[str, list[float]] = {name: [] for name in calls}
     names = list(calls)

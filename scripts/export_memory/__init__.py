@@ -1,1 +1,1 @@
-"""How much memory an export takes: a large random checkpoint, and a process that is watched."""
+"""Memory of an export: a large random checkpoint, and a monitored process."""

@@ -1,4 +1,4 @@
-"""Run a command and watch its memory, stage by stage."""
+"""Process whose memory is sampled, stage by stage."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class StagePeak:
 
 @dataclass(kw_only=True)
 class WatchedRun:
-    """What a finished command took.
+    """Time and memory of a finished command.
 
     Attributes:
-        peak_resident: bytes of memory in use at most (file pages that are mapped included), as the
-            kernel counts them. Not what wait4 returns, which may be the size of this process.
+        peak_resident: bytes of peak resident memory (including mapped file pages), as the kernel
+            counts them. Not that of wait4, which may be the size of this process.
         peak_anonymous: the part that belongs to no file, sampled.
         stages: the same by the line of stderr that was the last one.
         stderr: all lines.
@@ -57,7 +57,7 @@ def watch(command: Sequence[str]) -> WatchedRun:
     ) as process:
         sampler = threading.Thread(target=_sample, args=(process.pid, run), daemon=True)
         sampler.start()
-        assert process.stderr is not None  # a pipe was asked for
+        assert process.stderr is not None  # stderr is a pipe
         for line in process.stderr:
             run.stages.setdefault(line.strip(), StagePeak())
             run.stderr.append(line.strip())

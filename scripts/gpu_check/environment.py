@@ -1,4 +1,4 @@
-"""Environment of a check: made from a folder of wheels without network, and what it lacks."""
+"""Environment of a check, installed offline from a folder of wheels, and missing requirements."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def requirements(extra: str | None = None) -> list[str]:
 
 
 def variables(settings: Settings) -> dict[str, str]:
-    """Return the environment variables of the pieces: our sources, and CUDA's libraries.
+    """Return the environment variables of the pieces: our sources and CUDA's libraries.
 
     ONNX Runtime looks for CUDA's libraries beside itself; those of other site-packages are found
     by LD_LIBRARY_PATH, which a process reads when it starts.
@@ -122,7 +122,7 @@ def join_parts(folder: Path, output: Path) -> list[Path]:
     for name, parts in sorted(_parts_by_wheel(folder).items()):
         missing = set(range(max(parts) + 1)) - set(parts)
         if missing:
-            raise PieceError(f"{folder / name} lacks part {min(missing):02}; carry it as well")
+            raise PieceError(f"{folder / name} lacks part {min(missing):02}; bring it as well")
         wheels.append(output / name)
         with wheels[-1].open("wb") as whole:
             for number in sorted(parts):
@@ -140,7 +140,7 @@ def _parts_by_wheel(folder: Path) -> dict[str, dict[int, Path]]:
     return dict(found)
 
 
-def missing_things(
+def missing_requirements(
     settings: Settings, load_library: Callable[[str], object] = ctypes.CDLL
 ) -> list[str]:
     """Return the missing requirements of a piece on a GPU, one line each; none for the CPU."""
@@ -157,7 +157,7 @@ def missing_things(
     for wheel, (module, distribution) in _PACKAGES.items():
         if not _is_here(settings, wheel, module, distribution):
             where = f"in {settings.wheels}" if settings.wheels else "in this Python"
-            lines.append(f"no package {distribution} {where}; carry its wheel, see docs/gpu.md")
+            lines.append(f"no package {distribution} {where}; bring its wheel, see docs/gpu.md")
     return lines
 
 

@@ -19,7 +19,7 @@ _FIELDS = ("name", "driver_version", "memory.total", "compute_cap")
 
 
 def describe_machine() -> dict[str, Any]:
-    """Return Python, GPUs as nvidia-smi tells them (none without it), and versions by package."""
+    """Return Python, the GPUs that nvidia-smi lists (none without it), and versions by package."""
     versions = {"python": platform.python_version()}
     for name in PACKAGES:
         try:

@@ -1,8 +1,8 @@
-"""Why two runs of one seed gave different tokens: the gap between the scores of two candidates.
+"""Near-ties: the gap between two candidates' scores where runs of one seed differ.
 
 Beam sampling takes, layer by layer, the candidates of largest log-weight + Gumbel number
 (dsbd_ort/decoding/gumbel_coupling.py). The Gumbel numbers come from the seed, so two engines
-whose laws are nearly the same differ only where two scores are nearly the same.
+whose distributions are nearly the same differ only where two scores are nearly the same.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dsbd_runtime.causal_lm import CausalLM
 
 Tokens = tuple[int, ...]
 
-CALL_SIZES = (1, 2, 3, 5, 8, 17, 40)  # rows of the calls in turn: several sizes of engine calls
+CALL_SIZES = (1, 2, 3, 5, 8, 17, 40)  # rows of successive engine calls: several sizes
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Trace:
     Attributes:
         layers: by layer, the beams: their new tokens so far.
         best: new tokens of the best beam.
-        scores: of every final beam, by its tokens: what it is ranked by.
+        scores: of the final beams, by their tokens; beams are ranked by them.
     """
 
     layers: list[set[Tokens]]
@@ -41,7 +41,7 @@ class Trace:
 def trace_of(
     model: CausalLM, prompt_ids: Sequence[int], config: DecodingConfig, seed: int
 ) -> Trace:
-    """Return what beam sampling does; ``config`` returns all its beams."""
+    """Run beam sampling and record it; ``config`` must return all beams."""
     iterations = WithResult(
         decode_iterations(model, None, prompt_ids, config, np.random.default_rng(seed))
     )
@@ -78,50 +78,52 @@ def gap_of(
 def _score(
     model: CausalLM, prompt_ids: Sequence[int], path: Tokens, config: DecodingConfig, seed: int
 ) -> float:
-    """Return log-weight + Gumbel number of a candidate, by the laws of ``model``."""
+    """Return log-weight + Gumbel number of a candidate, by the distributions of ``model``."""
     warp = Warp(config.temperature, config.top_k, config.top_p)
-    laws = laws_along(model, [*prompt_ids, *path[:-1]], warp)[len(prompt_ids) - 1 :]
+    distributions = distributions_along(model, [*prompt_ids, *path[:-1]], warp)[
+        len(prompt_ids) - 1 :
+    ]
     log_weight, key = 0.0, root_key(int(np.random.default_rng(seed).integers(2**63)))
-    for law, token in zip(laws, path, strict=True):
-        found = np.flatnonzero(law.tokens == token)
-        log_weight += float(law.log_probs[found[0]]) if len(found) else -np.inf
+    for distribution, token in zip(distributions, path, strict=True):
+        found = np.flatnonzero(distribution.tokens == token)
+        log_weight += float(distribution.log_probs[found[0]]) if len(found) else -np.inf
         key = child_key(key, token)
     noise = gumbel_noise(np.array([key], np.uint64), len(path) - 1)
     return log_weight + float(noise[0])
 
 
-def laws_along(
+def distributions_along(
     model: CausalLM, token_ids: Sequence[int], warp: Warp, sizes: Sequence[int] = CALL_SIZES
 ) -> list[TokenDistribution]:
-    """Return the law after every token of a path, computed in calls of different sizes.
+    """Return the distribution after every token of a path, computed in calls of different sizes.
 
     ``warp.top_k`` must not be larger than the candidates of a top-k head.
     """
     model.keep(np.empty(0, np.int64))
-    laws: list[TokenDistribution] = []
+    distributions: list[TokenDistribution] = []
     turn = 0
-    while len(laws) < len(token_ids):
-        size = min(sizes[turn % len(sizes)], len(token_ids) - len(laws))
-        first = len(laws)
+    while len(distributions) < len(token_ids):
+        size = min(sizes[turn % len(sizes)], len(token_ids) - len(distributions))
+        first = len(distributions)
         tokens = np.array(token_ids[first : first + size], np.int64)
         mask = np.tri(size, first + size, first, dtype=np.bool_)
         rows = np.arange(size)
         logits = model.forward(tokens, first + rows, mask, rows)
-        laws += warp.distributions(logits)
+        distributions += warp.distributions(logits)
         turn += 1
-    return laws
+    return distributions
 
 
-def total_variation(law: TokenDistribution, other: TokenDistribution) -> float:
-    """Return half the sum of absolute differences of the raw laws.
+def total_variation(distribution: TokenDistribution, other: TokenDistribution) -> float:
+    """Return half the sum of absolute differences of the raw distributions.
 
-    Tokens that a law does not name (beyond the candidates of a top-k head) count as one outcome.
+    Tokens that a distribution lacks (beyond those of a top-k head) count as one outcome.
     """
     probs, other_probs = (
         dict[int, float](
             zip(each.tokens.tolist(), np.exp(each.raw_log_probs).tolist(), strict=True)
         )
-        for each in (law, other)
+        for each in (distribution, other)
     )
     named = set(probs) | set(other_probs)
     difference = sum(abs(probs.get(t, 0.0) - other_probs.get(t, 0.0)) for t in named)
@@ -129,13 +131,13 @@ def total_variation(law: TokenDistribution, other: TokenDistribution) -> float:
     return 0.5 * float(difference + rest)
 
 
-def whole_law_warp(model: CausalLM) -> Warp:
-    """Return the warp that changes nothing, over as many tokens as the model names."""
+def raw_warp(model: CausalLM) -> Warp:
+    """Return the warp that changes nothing, over as many tokens as the model returns."""
     return Warp(temperature=1.0, top_k=model.num_top_logits, top_p=1.0)
 
 
 def variations(
-    laws: Sequence[TokenDistribution], others: Sequence[TokenDistribution]
+    distributions: Sequence[TokenDistribution], others: Sequence[TokenDistribution]
 ) -> NDArray[np.float64]:
     """Return the total variation at every position, (num_tokens,)."""
-    return np.array([total_variation(a, b) for a, b in zip(laws, others, strict=True)])
+    return np.array([total_variation(a, b) for a, b in zip(distributions, others, strict=True)])

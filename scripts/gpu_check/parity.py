@@ -1,4 +1,4 @@
-"""Compare a provider with the CPU on one bundle: tokens of the same seeds, and next-token laws."""
+"""Comparison of a provider with the CPU: tokens of the same seeds, next-token distributions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dsbd_runtime.bundle import Bundle, open_bundle
 from dsbd_runtime.causal_lm import CausalLM
 from dsbd_runtime.loading import load_causal_lm, load_pair
 from dsbd_runtime.tokenizer import Tokenizer
-from gpu_check.near_ties import Trace, gap_of, laws_along, trace_of, variations, whole_law_warp
+from gpu_check.near_ties import Trace, distributions_along, gap_of, raw_warp, trace_of, variations
 
 WIDTHS = (1, 2, 4)
 BEAM_SAMPLE = {"strategy": "beam-sample"}
@@ -28,11 +28,11 @@ DSBD = {"strategy": "dsbd", "width_policy": "fixed", "draft_length": 4, "draft_b
 
 @dataclass(frozen=True)
 class Limits:
-    """What rounding in a dtype may do.
+    """Differences that rounding in a dtype may cause.
 
     Attributes:
         gap: difference of two scores that counts as a near-tie.
-        variation: largest total variation of a next-token law.
+        variation: largest total variation of a next-token distribution.
     """
 
     gap: float
@@ -44,15 +44,15 @@ LIMITS = {"fp32": Limits(1e-3, 1e-3), "fp16": Limits(0.05, 0.02), "bf16": Limits
 
 @dataclass(frozen=True, kw_only=True)
 class Parity:
-    """What was found.
+    """Result of a comparison.
 
     Attributes:
         num_compared: requests: prompts x widths x (beam-sample and dsbd with fixed width).
         num_identical: of which the best beams were the same to the last token.
         num_near_ties: of which they were not, by a gap of at most ``gap_limit``.
         gaps: of all that were not identical; None for a token beyond the candidates.
-        mean_variation, max_variation: of the target's laws along the CPU's continuations.
-        is_within_limits: whether every difference is a near-tie and every law close enough.
+        mean_variation, max_variation: of the target's distributions along the CPU's continuations.
+        is_within_limits: whether every difference is a near-tie and all distributions are close.
     """
 
     provider: str
@@ -62,7 +62,7 @@ class Parity:
     num_near_ties: int
     gap_limit: float
     gaps: list[float | None]
-    num_laws: int
+    num_distributions: int
     mean_variation: float
     max_variation: float
     variation_limit: float
@@ -86,7 +86,7 @@ def compare(bundle: Bundle, provider: str, prompts: Sequence[str], max_new_token
                     others = _best_beams(target, draft, prompt, config, seed)
                     num_compared += len(others)
                     gaps += _gaps(reference, prompt, config, seed, trace, others)
-                distances.append(_law_distances(reference, target, [*prompt, *trace.best]))
+                distances.append(_distances(reference, target, [*prompt, *trace.best]))
     return _parity(bundle, provider, num_compared, gaps, np.concatenate(distances))
 
 
@@ -107,7 +107,7 @@ def _config(
 def _best_beams(
     target: CausalLM, draft: CausalLM, prompt: list[int], config: DecodingConfig, seed: int
 ) -> list[tuple[int, ...]]:
-    """Return the best beam of beam sampling, and of DSBD with the same law."""
+    """Return the best beam of beam sampling, and of DSBD of the same distribution."""
     drafting = _config(DSBD, config.width, config.max_new_tokens, target)
     found = []
     for each in (config, drafting):
@@ -132,9 +132,11 @@ def _gaps(
     ]
 
 
-def _law_distances(reference: CausalLM, target: CausalLM, path: list[int]) -> NDArray[np.float64]:
-    laws = [laws_along(model, path, whole_law_warp(model)) for model in (reference, target)]
-    return variations(*laws)
+def _distances(reference: CausalLM, target: CausalLM, path: list[int]) -> NDArray[np.float64]:
+    distributions = [
+        distributions_along(model, path, raw_warp(model)) for model in (reference, target)
+    ]
+    return variations(*distributions)
 
 
 def _parity(
@@ -156,7 +158,7 @@ def _parity(
         num_near_ties=num_near_ties,
         gap_limit=limits.gap,
         gaps=[gap if np.isfinite(gap) else None for gap in gaps],
-        num_laws=len(distances),
+        num_distributions=len(distances),
         mean_variation=float(distances.mean()),
         max_variation=largest,
         variation_limit=limits.variation,
@@ -165,7 +167,7 @@ def _parity(
 
 
 def main() -> None:
-    """Print what was found and write it to ``--json``; a bundle beyond the limits is no failure."""
+    """Print the result and write it to ``--json``; a bundle beyond the limits is no failure."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--provider", required=True)

@@ -1,4 +1,4 @@
-"""The pieces of a check in their order: what each runs, and how long it may take."""
+"""The pieces of a check in order, with their actions and time limits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpu_check.settings import TOP_K, Settings, Subject, run_texts, subjects
 
 Action = Callable[[Settings, Runner], dict[str, Any]]
 TABLE = "table"
-TABLES_NAME = "tables.txt"  # what the piece writes to the work folder
+TABLES_NAME = "tables.txt"  # written by the piece to the work folder
 PARITY_PREFIX, BENCH_PREFIX = "parity-", "bench-"
 GRAPHS_SUFFIX, TENSORRT_SUFFIX = "-graphs", "-tensorrt"
 _TENSORRT_MODULES = {"tensorrt": "tensorrt", "tensorrt_rtx": "tensorrt-rtx"}  # module: --engine
@@ -31,9 +31,9 @@ class Piece:
     Attributes:
         name: as in ``--only``.
         limit_s: seconds it may take.
-        action: runs it; returns what it found.
-        is_repeated: whether it is run although its result is there.
-        needs_gpu: whether it is pointless without what ``missing_things`` asks for.
+        action: runs it; returns its measurements.
+        is_repeated: whether it is run again although it has a result.
+        needs_gpu: whether it requires what ``missing_requirements`` checks.
     """
 
     name: str
@@ -126,7 +126,7 @@ def _bench_of_tensorrt(subject: Subject, settings: Settings, runner: Runner) -> 
 
 
 def _tensorrt_engine(settings: Settings, runner: Runner) -> str:
-    """Return what to build: an engine of the first TensorRT that can be imported."""
+    """Return the first TensorRT that can be imported, as a value of --engine."""
     if settings.provider == "cpu":
         raise NotRunError("the provider under test is cpu")
     reasons = []

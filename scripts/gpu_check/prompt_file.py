@@ -10,7 +10,7 @@ from dsbd_ort.benchmark.prompts import PROMPTS
 
 
 def main(file: Path, num_prompts: int) -> None:
-    """Write one JSON object a line."""
+    """Write one JSON object per line."""
     lines = [json.dumps({"prompt": prompt}) + "\n" for prompt in PROMPTS[:num_prompts]]
     file.write_text("".join(lines), encoding="utf-8")
 

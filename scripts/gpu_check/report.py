@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from document_section import write_section
+from document_section import table, write_section
 from gpu_check.pieces import BENCH_PREFIX, PARITY_PREFIX, TABLES_NAME
 from gpu_check.runner import DONE, Result, ResultFolder
 
@@ -47,7 +47,7 @@ def main(work: Path, document: Path) -> None:
 
 
 def measured_on_gpu(results: Sequence[Result]) -> bool:
-    """Tell whether a benchmark was done on anything but the CPU."""
+    """Return whether a benchmark was done on anything but the CPU."""
     return any(
         r.state == DONE and r.piece.startswith(BENCH_PREFIX) and r.values["provider"] != "cpu"
         for r in results
@@ -55,17 +55,18 @@ def measured_on_gpu(results: Sequence[Result]) -> bool:
 
 
 def section_of(results: Sequence[Result]) -> str:
-    """Return the tables as Markdown, with what they were measured on and when."""
+    """Return the tables as Markdown, with the machine and the date."""
     return "\n\n".join(
         [
             _machine_line(results),
             "Compared with the CPU provider, same bundle and seeds. A gap is the difference of the "
-            "scores that decided otherwise; TV is the total variation of next-token laws along one "
-            "path.",
-            _markdown(PARITY_COLUMNS, parity_rows(results)),
-            "Speed beside beam sampling of the same law in one process (docs/benchmark.md). "
-            "Bundles with -graphs replay CUDA graphs, those with -tensorrt run its engines.",
-            _markdown(BENCH_COLUMNS, bench_rows(results)),
+            "scores that decided differently; TV is the total variation of next-token "
+            "distributions along one path.",
+            "\n".join(table(PARITY_COLUMNS, parity_rows(results))),
+            "Speed beside beam sampling of the same distribution in one process "
+            "(docs/benchmark.md). Bundles with -graphs replay CUDA graphs, those with -tensorrt "
+            "run its engines.",
+            "\n".join(table(BENCH_COLUMNS, bench_rows(results))),
             *not_done(results),
         ]
     )
@@ -88,17 +89,12 @@ def _machine_line(results: Sequence[Result]) -> str:
 
 
 def _rich(title: str, columns: Sequence[str], rows: Sequence[Row]) -> Table:
-    table = Table(title=title)
+    printed = Table(title=title)
     for index, column in enumerate(columns):
-        table.add_column(column, no_wrap=index < 2, justify="left" if index < 2 else "right")
+        printed.add_column(column, no_wrap=index < 2, justify="left" if index < 2 else "right")
     for row in rows:
-        table.add_row(*row)
-    return table
-
-
-def _markdown(columns: Sequence[str], rows: Sequence[Row]) -> str:
-    lines = [columns, ["---"] * len(columns), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        printed.add_row(*row)
+    return printed
 
 
 def bench_rows(results: Sequence[Result]) -> list[Row]:

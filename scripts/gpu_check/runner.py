@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-_COMMANDS = {  # by the name that a piece uses: what runs it, whether or not it is installed
+_COMMANDS = {  # arguments of Python by command: scripts need not be installed
     "dsbd-export": ("-c", "from dsbd_ort.cli import export; export()"),
     "dsbd-bench": ("-c", "from dsbd_ort.cli import bench; bench()"),
 }
@@ -133,7 +133,7 @@ class ResultFolder:
         self._folder = folder
 
     def write(self, result: Result) -> None:
-        """Keep a result; one of the same piece is replaced."""
+        """Store a result; it replaces an earlier one of the same piece."""
         self._folder.mkdir(parents=True, exist_ok=True)
         file = self._file(result.piece)
         partial = file.with_suffix(".partial")
@@ -146,7 +146,7 @@ class ResultFolder:
         return Result(**json.loads(file.read_text())) if file.exists() else None
 
     def is_done(self, piece: str) -> bool:
-        """Tell whether a piece need not be run again."""
+        """Return whether a piece need not be run again."""
         result = self.read(piece)
         return result is not None and result.state == DONE
 

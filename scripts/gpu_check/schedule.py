@@ -23,7 +23,7 @@ from gpu_check.runner import (
 )
 from gpu_check.settings import ROOT, Settings
 
-_LEAST_S = 5.0  # nothing is begun with less time left
+_LEAST_S = 5.0  # no piece is started with less time left
 
 
 def chosen(pieces: Sequence[Piece], only: Sequence[str]) -> list[Piece]:
@@ -39,10 +39,10 @@ def run_pieces(
     report: Callable[[str], None],
     clock: Callable[[], float] = time.monotonic,
 ) -> bool:
-    """Run what has no result yet; return whether nothing is left or failed.
+    """Run the pieces without a result; return whether all are done and none failed.
 
-    A piece that failed or was not run is tried again. What has no time left is reported and
-    left for the next call.
+    A piece that failed or was not run is tried again. Pieces for which no time is left are
+    reported and left for the next call.
     """
     results = ResultFolder(settings.work / "results")
     ends, is_complete = clock() + settings.limit_s, True

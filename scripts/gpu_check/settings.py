@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 EXTRA_BY_PROVIDER = {"cuda": "gpu", "cpu": "cpu"}  # extras of pyproject.toml
 
-# (beams of the law, drafted layers, candidates of a layer): on a GPU a wide draft costs little
+# (num_beams, draft layers, candidates of a layer): on a GPU a wide draft costs little
 SHAPES = ((2, 4, 2), (2, 4, 4), (2, 4, 8), (2, 4, 16), (2, 6, 16), (2, 4, 32),
           (4, 4, 4), (4, 4, 8), (4, 4, 16), (4, 6, 16), (4, 4, 32))  # fmt: skip
 WIDTHS = tuple(dict.fromkeys(width for width, _, _ in SHAPES))
@@ -21,7 +21,7 @@ class Settings:
 
     Attributes:
         work: folder for the environment, the bundles, the results and the logs.
-        provider: what is compared with the CPU and measured, a key of ``EXTRA_BY_PROVIDER``.
+        provider: compared with the CPU and measured; a key of ``EXTRA_BY_PROVIDER``.
         wheels: folder with wheels, complete or in parts; None uses the Python that runs the script.
         site_packages: installed packages that need no wheel; None for none.
         bundles: exported elsewhere; empty: export the demo pair and a twin here.

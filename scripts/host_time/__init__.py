@@ -1,1 +1,1 @@
-"""What measure_host_time measures by: models that cost next to nothing."""
+"""Models of measure_host_time whose calls cost next to nothing."""

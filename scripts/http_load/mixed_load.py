@@ -1,11 +1,11 @@
-"""Mixed load on a server: requests of all kinds, and their times by kind and status."""
+"""Mixed load on a server: clients of all kinds, and their response times by kind and status."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from random import Random
@@ -14,6 +14,7 @@ from typing import Any
 import httpx2
 import numpy as np
 
+from document_section import table
 from dsbd_ort.benchmark.prompts import PROMPTS
 
 MODEL = "soak"
@@ -35,7 +36,7 @@ BAD_BODIES = (
     b'{"model": "soak", "prompt": "a", "tools": [1]}',
     b'{"model": "soak", "prompt": ' + b"[" * 10_000,
 )
-WANTED = {  # the statuses that each kind may get; 429 where a burst came first
+WANTED = {  # the statuses allowed for each kind; 429 during a burst
     "plain": {"200", "429"},
     "stream": {"200", "429"},
     "wrong body": {"400"},
@@ -57,34 +58,32 @@ class Outcomes:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, kind: str, status: str, seconds: float) -> None:
-        """Note one request."""
+        """Record one request."""
         with self._lock:
             self.seconds_by_outcome[kind, status].append(seconds)
 
     def unwanted(self, wanted: dict[str, set[str]]) -> list[str]:
-        """Return what came that is not among the statuses ``wanted`` of its kind."""
+        """Return the outcomes whose status is not among those ``wanted`` of their kind."""
         return [
             f"{len(seconds)} x {kind}: {status}"
             for (kind, status), seconds in sorted(self.seconds_by_outcome.items())
             if status not in wanted[kind]
         ]
 
-    def table(self) -> Iterator[str]:
-        """Yield the lines of a table."""
-        yield "| request | status | number | p50 ms | p99 ms | longest ms |"
-        yield "|---" * 6 + "|"
+    def table(self) -> list[str]:
+        """Return the lines of a table."""
+        rows = []
         for (kind, status), seconds in sorted(self.seconds_by_outcome.items()):
-            median, high = 1e3 * np.quantile(seconds, (0.5, 0.99))
-            longest = 1e3 * max(seconds)
-            number = len(seconds)
-            yield f"| {kind} | {status} | {number} | {median:.1f} | {high:.1f} | {longest:.1f} |"
+            times = 1e3 * np.quantile(seconds, (0.5, 0.99, 1))
+            rows.append((kind, status, str(len(seconds)), *(f"{ms:.1f}" for ms in times)))
+        return table(["request", "status", "number", "p50 ms", "p99 ms", "longest ms"], rows)
 
 
 Client = Callable[[httpx2.Client, Random, Outcomes], None]
 
 
 def plain(http: httpx2.Client, random: Random, outcomes: Outcomes) -> None:
-    """Ask for a few tokens."""
+    """Request a few tokens."""
     _post(http, outcomes, "plain", json=_body(random, max_tokens=random.randint(1, 32)))
 
 
@@ -100,14 +99,14 @@ def stream(http: httpx2.Client, random: Random, outcomes: Outcomes) -> None:
 
 
 def wrong_body(http: httpx2.Client, random: Random, outcomes: Outcomes) -> None:
-    """Send what is no request."""
+    """Send an invalid body."""
     headers = {"Content-Type": "application/json"}
     content = random.choice(BAD_BODIES)
     _post(http, outcomes, "wrong body", content=content, headers=headers)
 
 
 def prompt_too_long(http: httpx2.Client, random: Random, outcomes: Outcomes) -> None:
-    """Send more tokens than the context holds."""
+    """Send a prompt that exceeds the context."""
     body = {**_body(random), "prompt": "x y " * 20_000}
     _post(http, outcomes, "prompt too long", json=body)
 
@@ -118,12 +117,12 @@ def body_too_large(http: httpx2.Client, random: Random, outcomes: Outcomes) -> N
 
 
 def no_such_model(http: httpx2.Client, random: Random, outcomes: Outcomes) -> None:
-    """Ask for another model."""
+    """Request another model."""
     _post(http, outcomes, "no such model", json={**_body(random), "model": "other"})
 
 
 def burst(http: httpx2.Client, random: Random, outcomes: Outcomes) -> None:
-    """Ask for more at a time than the server lets in."""
+    """Send more requests at a time than the server admits."""
     bodies = [_body(random, max_tokens=4) for _ in range(24)]
     with ThreadPoolExecutor(len(bodies)) as threads:
         list(threads.map(lambda body: _post(http, outcomes, "burst", json=body), bodies))
@@ -138,7 +137,7 @@ def gone_client(http: httpx2.Client, random: Random, outcomes: Outcomes) -> None
     body = _body(random, max_tokens=400, stream=True, eos_token_id=[])
     with http.stream("POST", PATH, json=body) as answer:
         if answer.status_code != 200:
-            return  # a burst was before it
+            return  # rejected during a burst
         lines = answer.iter_lines()
         for _ in range(random.randint(1, 6)):
             next(lines)

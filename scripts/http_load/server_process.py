@@ -17,6 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
+from document_section import table
+
 _COMMAND = (sys.executable, "-c", "from dsbd_ort.cli import serve; serve()")
 _READY = re.compile(rb"serving \S+ at (http://\S+)/v1\n")
 _START_S, _END_S = 60, 60
@@ -78,17 +80,16 @@ class MemorySamples:
     megabytes: list[float] = field(default_factory=list)
 
     def slope_after(self, share: float) -> float:
-        """Return megabytes a minute: a line through what came after ``share`` of the time."""
+        """Return megabytes per minute: the slope of a line fitted after ``share`` of the time."""
         begin = int(share * len(self.seconds))
         seconds, megabytes = self.seconds[begin:], self.megabytes[begin:]
         return float(60 * np.polyfit(seconds, megabytes, 1)[0])
 
-    def table(self, num_rows: int = 10) -> Iterator[str]:
-        """Yield the lines of a table of evenly spaced samples."""
-        yield "| seconds | resident MB |"
-        yield "|---|---|"
-        for index in np.linspace(0, len(self.seconds) - 1, num_rows).astype(int):
-            yield f"| {self.seconds[index]:.0f} | {self.megabytes[index]:.1f} |"
+    def table(self, num_rows: int = 10) -> list[str]:
+        """Return the lines of a table of evenly spaced samples."""
+        indices = np.linspace(0, len(self.seconds) - 1, num_rows).astype(int)
+        rows = [(f"{self.seconds[i]:.0f}", f"{self.megabytes[i]:.1f}") for i in indices]
+        return table(["seconds", "resident MB"], rows)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Catalog of the tools to compare with, and the runs of each."""
+"""Catalog of the compared tools, and the runs of each."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any, Literal
 Source = Literal["bundle", "checkpoints", "conversion", "checkout"]
 
 WIDTH, TOP_K = 4, 20
-# torch comes first and alone, and stays in the second call: a range would take the newest build
-# and its gigabytes of CUDA packages.
+# torch is installed first and alone, and pinned in the second call too: a range would select the
+# newest build with gigabytes of CUDA packages.
 TORCH = "torch==2.13.0"
 OURS = "dsbd-ort"
 PRECISIONS = ("fp32", "int8")
@@ -31,11 +31,10 @@ class PeerRun:
     """One row of the comparison.
 
     Attributes:
-        name: what is done; with the tool and the precision it names the row.
+        name: of the method; with the tool and the precision it names the row.
         precision, task, options: see ``runners.serve.Job``.
         counterpart: the run of ours, of the same precision, that does the same; None for ours.
-        same_tokens_as: the run of ours whose tokens should be these, None where nothing ties
-            the two.
+        same_tokens_as: the run of ours that should have the same tokens, None for none.
     """
 
     name: str
@@ -53,8 +52,8 @@ class Peer:
     Attributes:
         name: of its row, and of its folder below the work folder.
         runner: module below peers.runners.
-        source: what its runner opens: a bundle of ours, the checkpoints themselves, a conversion
-            by the tool, a checkout of its code.
+        source: opened by its runner: a bundle of ours, the checkpoints themselves, a conversion
+            by the tool, or a checkout of its code.
         installs: arguments of one ``pip install`` each; none: this very environment.
         runs: its rows.
     """

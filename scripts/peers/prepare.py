@@ -25,7 +25,7 @@ _TIMEOUT_S = 1800
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """The checkpoints that every tool gets, and our bundle of them by precision."""
+    """The checkpoints for every tool, and our bundle of them by precision."""
 
     target: Path
     draft: Path
@@ -34,7 +34,7 @@ class Pair:
 
 @dataclass(frozen=True, kw_only=True)
 class ReadyRun:
-    """A run that can start: all that its process needs."""
+    """A run that can start, with everything its process needs."""
 
     peer: Peer
     run: PeerRun
@@ -43,13 +43,13 @@ class ReadyRun:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """Return what names the row."""
+        """Return the tool, the run and the precision, which name the row."""
         return self.peer.name, self.run.name, self.run.precision
 
 
 @dataclass(frozen=True, kw_only=True)
 class NotRun:
-    """A run that cannot start or did not end well, and why."""
+    """A run that cannot start or failed, and the reason."""
 
     peer: Peer
     run: PeerRun
@@ -94,7 +94,7 @@ def _opened_folder(
     checkout: Path | None,
     num_threads: int,
 ) -> Path:
-    """Return what the runner opens beside the checkpoints, made when it is missing."""
+    """Return the folder that the runner opens beside the checkpoints, created if missing."""
     if peer.source == "bundle":
         return pair.bundle_of(precision)
     if peer.source == "checkout" and checkout is not None:
@@ -140,14 +140,14 @@ def checkpoint_key(*checkpoints: Path) -> str:
 
 
 def conversion_key(checkpoints: str, installs: Sequence[Sequence[str]], converter: Path) -> str:
-    """Return what a conversion hangs on: the checkpoints' key, the versions, the program."""
+    """Return a hash of what a conversion depends on: checkpoints, versions, program."""
     words = "\n".join(" ".join(words) for words in installs)
     digest = hashlib.sha256(f"{checkpoints}\n{words}\n".encode() + converter.read_bytes())
     return digest.hexdigest()[:_KEY_LENGTH]
 
 
 def converted_folder(folder: Path, convert: Callable[[Path], None]) -> Path:
-    """Return ``folder``, filled by ``convert`` unless it is there: it is whole or absent."""
+    """Return ``folder``, filled by ``convert`` if missing; it is complete or absent."""
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as temporary:
@@ -159,7 +159,7 @@ def converted_folder(folder: Path, convert: Callable[[Path], None]) -> Path:
 
 
 def environment_python(folder: Path, installs: Sequence[Sequence[str]]) -> Path:
-    """Return the Python of the environment in ``folder``, made anew unless it has ``installs``.
+    """Return the Python of the environment in ``folder``, created again if ``installs`` changed.
 
     Raises:
         PeerError: it cannot be made.

@@ -8,27 +8,33 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from document_section import ratio_cell, spread_cell, table
+from dsbd_ort.benchmark.bootstrap import Estimate, Spread
 from dsbd_ort.benchmark.machine import Machine, this_machine
 from peers.catalog import OURS, Peer
 from peers.prepare import NotRun, Pair, checkpoint_key, prepare
 from peers.rounds import Plan, Request, measure_rounds
 from peers.summary import BARS, BarResult, Requests, Row
 
-COLUMNS = ("tool", "version", "precision", "what it did", "tokens/s", "new tokens")
+COLUMNS = (
+    *("tool", "version", "precision", "what it did", "tokens/s", "new tokens"),
+    *("ours / theirs", "peak memory, MB", "same tokens"),
+)
+BAR_COLUMNS = ("ours", "over", "precision", "aimed at", "measured")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PeersReport:
-    """All that a comparison knows; nested names are those of the dataclasses.
+    """The report of a comparison; nested names are those of the dataclasses.
 
     Attributes:
         created: when it began, ISO 8601, UTC.
         params: size of the twin.
         checkpoints: key of both checkpoints (see conversion.checkpoint_key).
         installs: arguments of pip, by tool.
-        rows: one for every run, those that failed included.
-        bars: the ratios that were aimed at.
-        requests: what was measured, in order.
+        rows: one for every run, including those that failed.
+        bars: the target ratios.
+        requests: all measurements, in order.
     """
 
     created: str
@@ -56,18 +62,15 @@ def compare(
     threads: int,
     report: Callable[[str], None],
 ) -> PeersReport:
-    """Make everything ready, measure it and return the report."""
+    """Prepare and measure all runs; return the report."""
     created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     machine = this_machine()  # before the load is our own
     runs = [run for peer in peers for run in prepare(peer, pair, work, checkout, threads)]
     not_run = [run for run in runs if isinstance(run, NotRun)]
     ready = [run for run in runs if not isinstance(run, NotRun)]
-    requests = []
-    for outcome in measure_rounds(ready, plan, work / "logs", report):
-        if isinstance(outcome, NotRun):
-            not_run.append(outcome)
-        else:
-            requests.append(outcome)
+    outcomes = list(measure_rounds(ready, plan, work / "logs", report))
+    requests = [outcome for outcome in outcomes if isinstance(outcome, Request)]
+    not_run += [outcome for outcome in outcomes if isinstance(outcome, NotRun)]
     for item in not_run:
         report(f"{item.peer.name}, {item.run.name}, {item.run.precision}: {item.reason}")
     by_row = Requests(requests, OURS)
@@ -92,14 +95,10 @@ def compare(
     )
 
 
-COLUMNS += ("ours / theirs", "peak memory, MB", "same tokens")
-BAR_COLUMNS = ("ours", "over", "precision", "aimed at", "measured")
-
-
 def tables_of(report: dict[str, Any]) -> str:
     """Return the rows, the bars and how they were measured."""
-    rows = _table(COLUMNS, [_cells(row) for row in report["rows"]])
-    bars = _table(BAR_COLUMNS, [_bar_cells(bar) for bar in report["bars"]])
+    rows = "\n".join(table(COLUMNS, [_cells(row) for row in report["rows"]]))
+    bars = "\n".join(table(BAR_COLUMNS, [_bar_cells(bar) for bar in report["bars"]]))
     settings = {
         f"{row['peer']}, {row['precision']}": row["settings"]
         for row in report["rows"]
@@ -124,14 +123,13 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     if row["reason"]:
         reason = " ".join(row["reason"].replace("|", "\\|").split())
         return (*name, reason, "", "", "", "")
-    rate = row["tokens_per_s"]
     same = ""
     if row["num_identical"] is not None:
         same = f"{row['num_identical']}/{row['num_requests']} as {row['same_tokens_as']}"
     ratio = _interval(row["ratio"])
     return (
         *name,
-        f"{rate['median']:.1f} ({rate['quartile_1']:.1f} to {rate['quartile_3']:.1f})",
+        spread_cell(Spread(**row["tokens_per_s"])),
         f"{row['num_tokens']:.1f}",
         f"{ratio} of {row['counterpart']}" if ratio else "",
         f"{row['peak_bytes'] / 1e6:.0f}",
@@ -146,11 +144,4 @@ def _bar_cells(bar: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _interval(estimate: dict[str, float] | None) -> str:
-    if estimate is None:
-        return ""
-    return f"**{estimate['value']:.2f}** ({estimate['low']:.2f} to {estimate['high']:.2f})"
-
-
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
-    return "\n".join(lines + [f"| {' | '.join(cells)} |" for cells in rows])
+    return "" if estimate is None else ratio_cell(Estimate(**estimate))

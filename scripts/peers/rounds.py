@@ -19,11 +19,11 @@ class Request:
 
     Attributes:
         peer, run, precision: the row.
-        prompt_index, round: what it is paired by; ``seed`` is the same for all runs of a pair.
+        prompt_index, round: they pair it with requests of other runs, which have the same seed.
         seconds: of the whole request, in the runner's process.
         token_ids: new tokens of the best sequence.
-        peak_bytes: the most memory that the process had in use so far, loading included.
-        version, settings: what the runner says of itself.
+        peak_bytes: peak memory of the process so far, including loading.
+        version, settings: reported by the runner.
     """
 
     peer: str
@@ -46,7 +46,7 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What every run does in every round."""
+    """The requests of every run in every round."""
 
     prompts: Sequence[list[int]]
     warm_up: list[int]

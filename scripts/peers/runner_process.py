@@ -32,13 +32,13 @@ class RunnerProcess:
         import_from: Sequence[Path] = (SCRIPTS,),
         timeout_s: float = 900.0,
     ) -> None:
-        """Say what to start.
+        """Set the command of the process.
 
         Args:
             python: of the tool's environment.
             runner: its module in ``package``.
             package: where the runners are.
-            job: what it is to convert or open.
+            job: to convert or open.
             log: its stderr is written here.
             import_from: folders that hold ``package`` and peers.
             timeout_s: of one answer.
@@ -79,7 +79,7 @@ class RunnerProcess:
         self._stderr.close()
 
     def convert(self) -> None:
-        """Let the tool write its own form of the checkpoints to the job's folder."""
+        """Have the tool convert the checkpoints into the job's folder."""
         self._ask("convert", dataclasses.asdict(self._job))
 
     def open(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Summary of the requests: a row for every run, and the speed ratios that were the goal."""
+"""Summary of the requests: a row for every run, and the speed ratios that are aimed at."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ BARS = (
 
 @dataclass(frozen=True, kw_only=True)
 class BarResult(Bar):
-    """A bar and what was measured; ``ratio`` None: one of the two did not run."""
+    """A bar and the measured ratio, None if one of the two did not run."""
 
     ratio: Estimate | None
 
@@ -116,7 +116,7 @@ class Requests:
         )
 
     def bar(self, bar: Bar) -> BarResult:
-        """Return a bar with what was measured."""
+        """Return a bar with the measured ratio."""
         requests = self._by_key.get((bar.peer, bar.run, bar.precision), [])
         return BarResult(**vars(bar), ratio=self._ratio(bar.ours, requests))
 

@@ -8,7 +8,10 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-# Every law once without a draft and once with one, then the widths in between.
+from document_section import ratio_cell, spread_cell, table
+from dsbd_ort.benchmark.bootstrap import Estimate, Spread
+
+# Every distribution once without a draft and once with one, then the widths in between.
 FRONTIER_RUNS = (
     "sample",
     "speculative draft_policy=throughput",
@@ -51,7 +54,7 @@ OF_FAMILY = {
 
 
 def plot_frontier(reports: dict[str, dict[str, Any]], file: Path) -> None:
-    """Write one panel a report of dsbd-bench, side by side; the keys are their titles."""
+    """Write one panel per report of dsbd-bench, side by side; the keys are their titles."""
     width, height = PANEL_INCHES
     figure = Figure(figsize=(width * len(reports), height), layout="constrained")
     panels = figure.subplots(1, len(reports), squeeze=False)[0]
@@ -98,18 +101,16 @@ def table_of(report: dict[str, Any], title: str) -> str:
     """Return the table of one report, in markdown."""
     columns = ("run", "tokens/s", "speed-up", "same tokens", "nats/token", "tokens/iteration")
     columns += ("rows", "target / draft / host ms per token", "host us/iteration")
-    lines = [f"### {title}", "", "| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
+    rows = []
     for run in report["runs"]:
         compared, split = run["comparison"], run["seconds_per_token"]
         speedup, same = "", ""
         if compared is not None:
-            low, high = compared["speedup"]["low"], compared["speedup"]["high"]
-            speedup = f"**{compared['speedup']['value']:.2f}** ({low:.2f} to {high:.2f})"
+            speedup = ratio_cell(Estimate(**compared["speedup"]))
             same = f"{compared['num_identical']}/{compared['num_pairs']}"
-        rate = run["tokens_per_s"]
         cells = (
             run["name"],
-            f"{rate['median']:.1f} ({rate['quartile_1']:.1f} to {rate['quartile_3']:.1f})",
+            spread_cell(Spread(**run["tokens_per_s"])),
             speedup,
             same,
             f"{run['logprob_per_token']:.3f}",
@@ -118,9 +119,12 @@ def table_of(report: dict[str, Any], title: str) -> str:
             " / ".join(f"{1e3 * split[part]:.2f}" for part in ("target", "draft", "host")),
             f"{run['host_us_per_iteration']:.0f}",
         )
-        lines.append("| " + " | ".join(cells) + " |")
+        rows.append(cells)
     machine, versions = report["machine"], report["versions"]
-    lines += [
+    lines = [
+        f"### {title}",
+        "",
+        *table(columns, rows),
         "",
         f"{report['created'][:10]}, {machine['processor']}, {report['threads']} threads, "
         f"onnxruntime {versions['onnxruntime']}, {len(report['prompts'])} prompts x "

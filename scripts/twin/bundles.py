@@ -1,4 +1,4 @@
-"""Twins and bundles of them in a work folder, made when they are missing."""
+"""Twins and their bundles in a work folder, created if missing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SCRIPTS = Path(__file__).resolve().parents[1]
 
 
 def twin_of(params: str, work: Path) -> Path:
-    """Return the folder of a twin, made unless it is there."""
+    """Return the folder of a twin, created if missing."""
     twin = work / f"twin-{params}"
     if not twin.exists():
         call(SCRIPTS / "make_twin", "--params", params, "-o", twin)
@@ -23,7 +23,7 @@ def twin_of(params: str, work: Path) -> Path:
 
 
 def bundle_of(params: str, quantize: str, pair: str, work: Path) -> Path:
-    """Return the bundle of a twin, made unless it is there."""
+    """Return the bundle of a twin, created if missing."""
     twin, bundle = twin_of(params, work), work / f"bundle-{params}-{quantize}-{pair}"
     if not bundle.exists():
         draft = twin / "draft" if pair == "demo" else _hostile_draft(work)
@@ -33,7 +33,7 @@ def bundle_of(params: str, quantize: str, pair: str, work: Path) -> Path:
 
 
 def call(*command: str | Path) -> None:
-    """Show a command and run it; its failure is an error."""
+    """Print and run a command; raise if it fails."""
     print("+", *command, file=sys.stderr)
     subprocess.run([str(word) for word in command], check=True)
 

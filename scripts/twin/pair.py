@@ -1,4 +1,4 @@
-"""Twin and its draft: written, checked, and only then put in place."""
+"""Twin and its draft: written to a temporary folder, checked, then renamed into place."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def make_twin(
     report: Callable[[str], None],
     tolerance: float = TOLERANCE,
 ) -> None:
-    """Write and check the pair next to ``output``, then put it there: it is whole or absent.
+    """Write and check the pair in a temporary folder, then rename it to ``output``.
 
     Raises:
         click.ClickException: the twin's logits are not the trained target's.
@@ -111,7 +111,7 @@ def copy_draft(source: Path, output: Path, context: int | None) -> None:
 
 
 def copy_other_files(source: Path, output: Path) -> None:
-    """Copy the tokenizer and whatever else lies beside config and weights."""
+    """Copy the tokenizer and all other files but config and weights."""
     for file in source.iterdir():
         is_weight = ".safetensors" in file.name
         if file.is_file() and not is_weight and file.name != "config.json":
@@ -133,7 +133,7 @@ def streamed_logits(folder: Path, token_ids: Tensor) -> Tensor:
     config = LlamaConfig.from_pretrained(folder)
     with torch.device("meta"):
         model = LlamaForCausalLM(config).eval()
-    model.model.rotary_emb = LlamaRotaryEmbedding(config)  # its buffer is in no file
+    model.model.rotary_emb = LlamaRotaryEmbedding(config)  # its buffer is not in the checkpoint
     model.model.embed_tokens.load_state_dict(_tensors(folder, "model.embed_tokens."), assign=True)
     model.model.norm.load_state_dict(_tensors(folder, "model.norm."), assign=True)
     head = "model.embed_tokens." if config.tie_word_embeddings else "lm_head."
@@ -144,7 +144,7 @@ def streamed_logits(folder: Path, token_ids: Tensor) -> Tensor:
 
 
 def _stream(layer: nn.Module, folder: Path, prefix: str) -> None:
-    """Give a layer its weights when it is called and take them away afterwards."""
+    """Load a layer's weights when it is called and drop them afterwards."""
 
     def load(module: nn.Module, *_: Any) -> None:
         module.load_state_dict(_tensors(folder, prefix), assign=True)

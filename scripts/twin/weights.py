@@ -1,11 +1,11 @@
-"""Twin tensors: the trained weights in place, random ones around that change no result.
+"""Twin tensors: the trained weights, and random ones around them that do not change the logits.
 
 ``twin_config`` finds the shape of a twin of a wanted number of parameters.
 
 The residual stream gets further dimensions that stay zero: the embedding and the output projections
 (o_proj, down_proj) write nothing there. RMSNorm then divides by a mean over more dimensions; its
 weights and eps (see ``twin_config``) make up for it: with r = new / old hidden size,
-x / sqrt(mean(x^2) / r + eps / r) * w / sqrt(r) is what the trained model computes.
+x / sqrt(mean(x^2) / r + eps / r) * w / sqrt(r) equals the trained model's result.
 
 Added heads, head dimensions and MLP rows have random weights, so they cost and look like real ones;
 the output projections' columns that would read them are zero. A dimension i of a trained head lies
@@ -28,7 +28,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 MLP_MULTIPLE = 32  # of the intermediate size: the block of 4-bit weights
 MAX_HEAD_DIM = 128
-MAX_EXCESS = 0.1  # parameters beyond what was asked for, where the target leaves no choice
+MAX_EXCESS = 0.1  # share of parameters over the requested number
 HEAD_WIDENING = 4  # its square root is exact, so widened queries stay exact in half precision
 
 
@@ -41,7 +41,7 @@ class Step:
     num_layers: int
 
 
-# Shapes of models that people run: Qwen3-0.6B has 1024, Llama-3.2 2048 x 16 and 3072 x 28,
+# Shapes of common models: Qwen3-0.6B has 1024, Llama-3.2 2048 x 16 and 3072 x 28,
 # Llama-3.1-8B 4096 x 32. The intermediate size makes up the rest of the parameters.
 LADDER = (
     Step(0, 320, 7),
@@ -62,7 +62,7 @@ def params_from_text(text: str) -> int:
     except (ValueError, OverflowError):
         number = 0
     if not 0 < number < 10**12:
-        raise click.BadParameter(f"{text!r} is no number of parameters; give one such as 150M")
+        raise click.BadParameter(f"{text!r} is not a number of parameters; give one such as 150M")
     return round(number)
 
 
@@ -149,7 +149,7 @@ class Placement:
 
     Attributes:
         rows, columns: names of axes.
-        is_silent: whether what is added must be zero, because it would be heard.
+        is_silent: whether added weights must be zero because they would change the logits.
     """
 
     rows: str
@@ -227,7 +227,7 @@ class TwinWeights:
     def _around(
         self, name: str, trained: Tensor, shape: torch.Size, placement: Placement
     ) -> Tensor:
-        """Return what lies around the trained part: zeros, or random numbers of its size.
+        """Return the weights around the trained part: zeros, or random ones of its magnitude.
 
         Uniform up to the root mean square of the trained weights: no added weight or activation
         stands out, so scales of quantized rows and tokens stay those of the trained part.

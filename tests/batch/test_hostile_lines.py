@@ -7,15 +7,21 @@ import json
 import pickle
 import random
 import string
-from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 
 import pytest
 from rich.console import Console
 
-from dsbd_ort.batch.answer_sources import AnswerSource, SharedCalls, ThisProcess, answers_in_order
+from dsbd_ort.batch.answer_sources import (
+    Answers,
+    AnswerSource,
+    Backlog,
+    SharedCalls,
+    ThisProcess,
+    answers_in_order,
+)
 from dsbd_ort.batch.job import run_batch
-from dsbd_ort.batch.prompt_lines import BatchSettings, LineAnswer, RawLine
+from dsbd_ort.batch.prompt_lines import LineAnswer, RawLine
 from dsbd_ort.batch.workers import Workers
 from dsbd_ort.cluster.replica import Replica
 from dsbd_ort.decoding import DecodingConfig
@@ -74,15 +80,9 @@ def strict(text: str) -> dict[str, object]:
 class ReplicasHere:
     """What a cluster runs, without the cluster: answers go through pickle."""
 
-    def answers(
-        self,
-        settings: BatchSettings,
-        fingerprint: str,
-        lines: Iterator[RawLine],
-        is_interrupted: Callable[[], bool],
-    ) -> Generator[LineAnswer, None, None]:
-        pool = _Replica(Replica(settings, fingerprint))
-        yield from answers_in_order(pool, lines, is_interrupted)
+    def answers(self, backlog: Backlog) -> Answers:
+        pool = _Replica(Replica(backlog.settings, backlog.fingerprint))
+        yield from answers_in_order(pool, backlog.lines, backlog.is_interrupted)
 
 
 class _Replica:
@@ -115,14 +115,8 @@ class Stopping:
     source: AnswerSource
     num_answers: int
 
-    def answers(
-        self,
-        settings: BatchSettings,
-        fingerprint: str,
-        lines: Iterator[RawLine],
-        is_interrupted: Callable[[], bool],
-    ) -> Generator[LineAnswer, None, None]:
-        answers = self.source.answers(settings, fingerprint, lines, is_interrupted)
+    def answers(self, backlog: Backlog) -> Answers:
+        answers = self.source.answers(backlog)
         try:
             for number, answer in enumerate(answers):
                 if number == self.num_answers:

@@ -32,8 +32,9 @@ ENDLESS = {"eos_token_id": [], "num_beams": 4}
 @pytest.fixture(scope="module")
 def client(tiny_bundle, cluster) -> Iterator[openai.OpenAI]:
     arguments = [f"bundle={tiny_bundle.path}", f"model_name={MODEL}", "replicas=2"]
+    patient = "shutdown_timeout=300"  # a busy machine may take long over the streams left
     with (
-        serve_run(cluster, ["dsbd_ort.cluster.serve_app:build_app", *arguments]) as served,
+        serve_run(cluster, ["dsbd_ort.cluster.serve_app:build_app", *arguments, patient]) as served,
         openai.OpenAI(base_url=f"{served.url}/v1", api_key="none") as client,
     ):
         yield client
@@ -133,7 +134,7 @@ def test_deleting_the_application_waits_for_streams(client, cluster):
         text=True,
     ) as deleting:
         assert deleting.stdout.readline() == "connected\n"
-        streams = [long_stream(client, seed) for seed in range(2)]
+        streams = [long_stream(client, seed, num_tokens=600) for seed in range(2)]
         for stream in streams:
             next(stream)
         deleting.stdin.write("now\n")
@@ -141,15 +142,15 @@ def test_deleting_the_application_waits_for_streams(client, cluster):
         time.sleep(0.2)
         assert deleting.poll() is None  # it waits for those that are being answered
         assert [list(stream)[-1] for stream in streams] == ["length"] * 2
-        assert deleting.wait(30) == 0
+        assert deleting.wait(120) == 0
     assert cluster.actors("ServeReplica") == []
     with pytest.raises(openai.NotFoundError):
         client.models.list()
 
 
-def long_stream(client, seed):
-    """Yield the finish reason of every part of an answer that takes long."""
-    body = {"prompt": "x", "seed": seed, "max_tokens": 1900}
+def long_stream(client, seed, *, num_tokens=1900):
+    """Yield the finish reason of every part of an answer that takes seconds."""
+    body = {"prompt": "x", "seed": seed, "max_tokens": num_tokens}
     with client.completions.create(model=MODEL, **body, stream=True, extra_body=ENDLESS) as stream:
         for part in stream:
             yield part.choices[0].finish_reason

@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from dsbd_export.demo import demo_pair
+from dsbd_export.families import FAMILIES
 from dsbd_ort.cli import export
 from dsbd_runtime.bundle import open_bundle
 from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle
@@ -91,3 +92,29 @@ def test_engines_are_built_for_a_bundle(tmp_path):
     assert done.exit_code == 0, done.stderr
     assert "target/engine.plan" in done.stdout and "draft/prune.plan" in done.stdout
     assert "compute capability 12.0, 256 cache rows" in " ".join(done.stderr.split())
+
+
+@pytest.fixture(scope="module")
+def rows():
+    """The table as printed: family -> its first line."""
+    done = CliRunner().invoke(export, ["--list-families"])  # no --target, no --output
+    assert done.exit_code == 0 and done.stderr == ""
+    lines = [line.split("│") for line in done.stdout.splitlines() if line.startswith("│")]
+    return {cells[1].strip(): cells for cells in lines if cells[1].strip()}
+
+
+def test_every_family_is_a_row(rows):
+    assert list(rows) == list(FAMILIES)
+
+
+ROWS = [  # (family, status, attention)
+    ("llama", "supported", "Attention node"),
+    ("gemma2", "supported", "decomposed"),
+    ("gptj", "supported", "the model's own"),
+    ("bloom", "refused", ""),
+]
+
+
+@pytest.mark.parametrize(("family", "status", "attention"), ROWS)
+def test_status_and_attention(rows, family, status, attention):
+    assert [cell.strip() for cell in rows[family][2:4]] == [status, attention]

@@ -96,7 +96,7 @@ USER_ERRORS = [  # (arguments after the bundle, words of the message)
     (["--output", "x"], "--output needs --input"),
     (["--input", "/no/such/file", "--output", "x"], "--input /no/such/file cannot be read"),
     (["--input", "x", "--output", "y", "--prompt", "z"], "--input and --prompt contradict"),
-    (["--input", "x", "--output", "y", "--json"], "--output gets one JSON object a line"),
+    (["--input", "x", "--output", "y", "--json"], "--output gets one JSON object per line"),
     (
         ["--prompt", "x", "--stream", "--num-beams", "2", "--num-return-sequences", "2"],
         "--stream prints the best sequence alone",

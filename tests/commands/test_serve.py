@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from dsbd_ort.cli import serve
-from dsbd_ort.commands.serve import is_loopback
+from dsbd_ort.commands.http_server import is_loopback
 from dsbd_ort.openai_server.metrics import Metrics
 from dsbd_ort.pipeline import Pipeline
 from dsbd_runtime.bundle import Bundle

@@ -7,8 +7,7 @@ import pytest
 
 from dsbd_ort.decoding import DecodingConfig, DecodingRequest
 from dsbd_ort.engine import QueueFullError, ServiceLimits
-from dsbd_ort.engine.live_request import LiveRequest
-from dsbd_ort.engine.scheduler import Scheduler
+from dsbd_ort.engine.scheduler import LiveRequest, Scheduler
 from dsbd_ort.results import TextStream
 from dsbd_runtime.errors import CapacityError
 from dsbd_runtime.tokenizer import Tokenizer

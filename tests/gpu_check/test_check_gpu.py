@@ -41,7 +41,7 @@ def test_without_a_gpu_the_script_says_what_is_missing(tmp_path):
     lines = done.stderr.splitlines()
     assert done.returncode == 2 and done.stdout == ""
     assert lines[-2:] == [
-        f"no package {name} in {tmp_path}; carry its wheel, see docs/gpu.md"
+        f"no package {name} in {tmp_path}; bring its wheel, see docs/gpu.md"
         for name in ("onnxruntime-gpu", "cuda-bindings")
     ]
     assert not (tmp_path / "work").exists()

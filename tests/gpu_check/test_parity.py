@@ -1,4 +1,4 @@
-"""What the comparison with the CPU finds: distances of laws, and the gaps of near-ties."""
+"""What the comparison with the CPU finds: distances of distributions, and the gaps of near-ties."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import pytest
 from dsbd_ort.decoding import DecodingConfig
 from dsbd_ort.decoding.distribution import TokenDistribution, Warp
 from dsbd_runtime.loading import load_causal_lm
-from gpu_check.near_ties import gap_of, laws_along, total_variation, trace_of, variations
+from gpu_check.near_ties import distributions_along, gap_of, total_variation, trace_of, variations
 from gpu_check.parity import compare
 
 PROMPT = [104, 105, 33]
 EVERYTHING = Warp(temperature=1.0, top_k=0, top_p=1.0)
 
 
-def law(probs_by_token):
+def distribution(probs_by_token):
     log_probs = np.log(list(probs_by_token.values()))
     return TokenDistribution(np.array(list(probs_by_token)), log_probs, log_probs)
 
 
-DISTANCES = [  # law, other, total variation
+DISTANCES = [  # distribution, other, total variation
     ({1: 0.5, 2: 0.5}, {1: 0.5, 2: 0.5}, 0.0),
     ({1: 0.75, 2: 0.25}, {2: 0.5, 1: 0.5}, 0.25),
     ({1: 1.0}, {2: 1.0}, 1.0),
@@ -30,14 +30,14 @@ DISTANCES = [  # law, other, total variation
 
 @pytest.mark.parametrize(("one", "other", "distance"), DISTANCES)
 def test_total_variation(one, other, distance):
-    assert total_variation(law(one), law(other)) == pytest.approx(distance)
+    assert total_variation(distribution(one), distribution(other)) == pytest.approx(distance)
 
 
-def test_laws_do_not_depend_on_the_sizes_of_the_calls(tiny_bundle):
+def test_distributions_do_not_depend_on_the_sizes_of_the_calls(tiny_bundle):
     with load_causal_lm(tiny_bundle, "target") as model:
         path = list(range(40, 60))
-        in_calls = laws_along(model, path, EVERYTHING)
-        in_one = laws_along(model, path, EVERYTHING, sizes=(20,))
+        in_calls = distributions_along(model, path, EVERYTHING)
+        in_one = distributions_along(model, path, EVERYTHING, sizes=(20,))
     assert len(in_calls) == 20
     assert variations(in_calls, in_one).max() < 1e-6
 
@@ -74,7 +74,7 @@ def test_a_candidate_beyond_top_k_is_infinitely_far(tiny_bundle):
     )
     with load_causal_lm(tiny_bundle, "target") as model:
         trace = trace_of(model, PROMPT, few, 7)
-        known = laws_along(model, PROMPT, Warp(1.0, 2, 1.0))[-1].tokens
+        known = distributions_along(model, PROMPT, Warp(1.0, 2, 1.0))[-1].tokens
         other = next(token for token in range(256) if token not in known)
         assert gap_of(model, PROMPT, few, 7, trace, (other,) * 3) == np.inf
 
@@ -83,4 +83,4 @@ def test_a_provider_that_is_the_reference_agrees_with_it(tiny_bundle):
     parity = compare(tiny_bundle, "cpu", ["def f(x):"], 6)
     assert (parity.num_identical, parity.num_compared, parity.gaps) == (6, 6, [])
     assert parity.max_variation == 0 and parity.is_within_limits
-    assert parity.num_laws == len("def f(x):") + 6
+    assert parity.num_distributions == len("def f(x):") + 6

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from gpu_check.environment import join_parts, missing_things, wheel_names
+from gpu_check.environment import join_parts, missing_requirements, wheel_names
 from gpu_check.runner import PieceError
 from gpu_check.settings import Settings
 
@@ -39,16 +39,16 @@ def no_driver(name):
 
 def test_a_bare_machine_lacks_the_driver_and_both_packages(tmp_path):
     settings = Settings(work=tmp_path, wheels=filled(tmp_path / "wheels", PARTS))
-    lines = missing_things(settings, no_driver)
+    lines = missing_requirements(settings, no_driver)
     words = ("no NVIDIA driver: libcuda.so.1", "onnxruntime-gpu", "cuda-bindings")
     assert len(lines) == len(words)
     for line, word in zip(lines, words, strict=True):
         assert word in line and "\n" not in line
-    assert missing_things(dataclasses.replace(settings, provider="cpu"), no_driver) == []
+    assert missing_requirements(dataclasses.replace(settings, provider="cpu"), no_driver) == []
 
 
 def test_a_package_is_there_as_wheel_in_parts_or_in_other_site_packages(tmp_path):
     wheels = filled(tmp_path / "wheels", {"onnxruntime_gpu-1.31.1-cp312.whl.part-00": b""})
     site_packages = filled(tmp_path / "site", {"cuda_bindings-13.5.0.dist-info": b""})
     settings = Settings(work=tmp_path, wheels=wheels, site_packages=site_packages)
-    assert missing_things(settings, lambda name: None) == []
+    assert missing_requirements(settings, lambda name: None) == []

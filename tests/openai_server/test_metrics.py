@@ -79,9 +79,9 @@ def test_times_are_those_of_the_clock(pipeline: Pipeline) -> None:
     times = iter([100.0, 100.5, 100.75, 102.0])
     metrics = Metrics(ScriptedService(pipeline, lambda: iter(())), MODEL, lambda: next(times))
     meter = RequestMeter(metrics)
-    meter.step(0, StreamPiece([], "", []))  # nothing is certain yet: no token, no time
-    meter.step(0, StreamPiece([1], "a", [-1.0]))
-    meter.step(0, StreamPiece([2], "b", [-1.0]))
+    meter.piece(0, StreamPiece([], "", []))  # nothing is certain yet: no token, no time
+    meter.piece(0, StreamPiece([1], "a", [-1.0]))
+    meter.piece(0, StreamPiece([2], "b", [-1.0]))
     result = pipeline.generate("a", max_new_tokens=2)
     meter.result(GenerationResult(result.sequences, result.stats))
     registry = metrics.registry

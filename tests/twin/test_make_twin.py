@@ -148,7 +148,7 @@ def test_shapes_have_the_wanted_size(text, hidden_size, num_layers):
 
 @pytest.mark.parametrize("text", ["", "lots", "-5M", "0", "5T", "infB"])
 def test_a_size_that_is_no_number_is_refused(text):
-    with pytest.raises(click.BadParameter, match="no number of parameters"):
+    with pytest.raises(click.BadParameter, match="not a number of parameters"):
         params_from_text(text)
 
 
@@ -211,7 +211,7 @@ def test_the_command_makes_a_pair_that_exports_and_generates_what_the_demo_pair_
 
 
 USER_ERRORS = [  # (arguments, words of the message)
-    (["--params", "lots"], "'lots' is no number"),
+    (["--params", "lots"], "'lots' is not a number"),
     (["--params", "8M", "-o", "."], ". exists"),
     (["--params", "8M", "--pair", "/no/such"], "/no/such"),
 ]

@@ -15,7 +15,7 @@ MODEL = "target"
 
 
 def convert(job: Job) -> None:
-    """Write the target; the draft has no use here."""
+    """Convert the target; the draft is not used."""
     folder = Path(job.folder) / MODEL
     quantization = TYPE_BY_PRECISION[job.precision]
     TransformersConverter(job.target).convert(str(folder), quantization=quantization)
@@ -33,7 +33,7 @@ def open_job(job: Job) -> Opened:
         intra_threads=job.num_threads,
     )
     tokenizer = Tokenizer.from_file(str(Path(job.target) / "tokenizer.json"))
-    no_token = tokenizer.get_vocab_size()  # an end token that never comes
+    no_token = tokenizer.get_vocab_size()  # an end token that is never generated
 
     def generate(prompt_ids: list[int], max_new_tokens: int, seed: int) -> list[int]:
         (result,) = generator.generate_batch(

@@ -30,7 +30,7 @@ def convert(job: Job) -> None:
         command += ["-o", str(folder / role), "-c", str(folder / "cache")]
         subprocess.run(command, check=True)
     config = json.loads((folder / "target" / CONFIG).read_text())
-    # no end token can be switched off, but the begin token never comes again
+    # no end token can be switched off, but the begin token is never generated
     config["model"]["eos_token_id"] = config["model"]["bos_token_id"]
     config["model"]["decoder"]["filename"] = "target/model.onnx"
     (folder / CONFIG).write_text(json.dumps(config))
@@ -39,7 +39,7 @@ def convert(job: Job) -> None:
 
 
 def open_job(job: Job) -> Opened:
-    """Open the built models, the draft too where the task wants it."""
+    """Open the built models, and the draft if the task needs it."""
     if job.task not in OPTIONS_BY_TASK:
         raise unknown_task(job)
     config = onnxruntime_genai.Config(job.folder)
@@ -67,7 +67,7 @@ def open_job(job: Job) -> Opened:
 
 
 def _overlay(job: Job) -> dict[str, Any]:
-    """Return what this job changes in the configuration that the conversion left."""
+    """Return the job's changes to the configuration that the conversion wrote."""
     threads = {"session_options": {"intra_op_num_threads": job.num_threads}}
     model: dict[str, Any] = {"decoder": threads}
     if job.task == "assisted":

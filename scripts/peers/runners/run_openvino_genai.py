@@ -15,7 +15,7 @@ from peers.runners.serve import Job, Opened, serve, unknown_task
 
 DEVICE = "CPU"
 ROLES = ("target", "draft")
-# int8 keeps what the plugin chooses by itself: it is how the tool is used
+# int8 keeps the plugin's defaults, as users of the tool do
 PROPERTIES_BY_PRECISION = {
     "fp32": {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"},
     "int8": {},
@@ -87,7 +87,7 @@ def _config(
 
 
 def _in_effect(draft: str, properties: dict[str, Any]) -> str:
-    """Return what the plugin makes of the properties, asked of the draft: it adds no memory."""
+    """Return the properties that the plugin resolved, read from the draft to save memory."""
     model = str(Path(draft) / "openvino_model.xml")
     compiled = openvino.Core().compile_model(model, DEVICE, properties)
     values = {name: compiled.get_property(name) for name in REPORTED}

@@ -45,7 +45,7 @@ def open_job(job: Job) -> Opened:
 
 
 def _commit(checkout: Path) -> str:
-    """Return the start of the checkout's commit, if it tells."""
+    """Return the start of the checkout's commit, if known."""
     head = checkout / ".git" / "HEAD"
     if not head.is_file():
         return "unknown commit"

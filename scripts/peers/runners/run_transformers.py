@@ -19,7 +19,7 @@ OPTIONS_BY_TASK: dict[str, dict[str, Any]] = {
 
 
 def open_job(job: Job) -> Opened:
-    """Load the checkpoints and return generate() of the wanted kind."""
+    """Load the checkpoints and return generate() for the task."""
     if job.precision != "fp32" or job.task not in OPTIONS_BY_TASK:
         raise unknown_task(job)
     torch.set_num_threads(job.num_threads)

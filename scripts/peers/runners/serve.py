@@ -1,4 +1,4 @@
-"""What all runners share: requests come as lines of JSON on stdin, answers go as lines to stdout.
+"""Protocol of all runners: requests as JSON lines on stdin, answers as JSON lines on stdout.
 
 Each is run by the Python of another environment, so this file imports the standard library alone.
 
@@ -25,11 +25,11 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What a runner opens or converts, and for what.
+    """The models that a runner opens or converts, and the task.
 
     Attributes:
         target, draft: checkpoints of Hugging Face layout.
-        folder: what the tool reads besides: its conversion, our bundle, a checkout.
+        folder: also read by the tool: its conversion, our bundle, or a checkout.
         precision: "fp32" or "int8".
         task: "beam-search", "beam-sampling", "assisted" or "sampling".
         options: further options of the task.
@@ -55,7 +55,7 @@ class Opened:
 
     Attributes:
         version: of the tool.
-        settings: what decides the result, in words.
+        settings: the settings that determine the result, as text.
     """
 
     version: str
@@ -109,7 +109,7 @@ def _timed(
 
 
 def _peak_bytes() -> int:
-    """Return the most memory this process ever had in use, file pages that are mapped included."""
+    """Return the peak resident memory of this process, including mapped file pages."""
     status = Path("/proc/self/status").read_text()
     (kilobytes,) = (line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:"))
     return int(kilobytes) * 1024

@@ -7,7 +7,7 @@ from collections import deque
 import numpy as np
 import pytest
 
-from dsbd_ort.pipeline import prompt_ids
+from dsbd_ort.prompts import prompt_ids
 from dsbd_runtime.errors import InputError
 from dsbd_runtime.tokenizer import Tokenizer
 

@@ -1,14 +1,16 @@
-"""Stop strings in text: found at the token that completes one, cut, never shown in part."""
+"""Text of results: stop strings found at the token that completes one, streams, and JSON."""
 
 from __future__ import annotations
 
 import functools
+import json
+import math
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsbd_ort.results import StopFilter, StopSearch, text_before_stop
+from dsbd_ort.results import StopFilter, StopSearch, json_text, text_before_stop
 from dsbd_runtime.stream_decoder import REPLACEMENT, StreamDecoder
 from dsbd_runtime.tokenizer import Tokenizer
 from tests.runtime.tokenizer_kinds import KINDS, saved
@@ -145,3 +147,26 @@ def test_a_search_in_an_endless_run_of_bytes_is_linear(tmp_path):
     before = tokenizer.num_decoded
     functools.reduce(StopSearch.extended, ids[2:], search)
     assert tokenizer.num_decoded - before < 30 * len(ids)
+
+
+def test_numbers_that_json_does_not_have_become_null():
+    fields = {"a": math.nan, "b": [math.inf, {"c": (-math.inf, 1.5)}], "d": None, "e": 10**300}
+    expected = '{"a": null, "b": [null, {"c": [null, 1.5]}], "d": null, "e": 1%s}' % ("0" * 300)
+    assert json_text(fields) == expected
+
+
+@pytest.mark.parametrize("text", ["\ud800", "é\ud800", "\ud83d"])
+def test_a_lone_surrogate_is_escaped(text):
+    line = json_text({"text": text, text: math.nan})
+    assert line.isascii() and json.loads(line) == {"text": text, text: None}
+
+
+def test_characters_stand_for_themselves_unless_ascii_is_wanted():
+    assert json_text({"text": "é\n"}) == '{"text": "é\\n"}'
+    assert json_text({"text": "é\n"}, ensure_ascii=True) == '{"text": "\\u00e9\\n"}'
+    assert json_text({"a": [1]}, indent=1) == '{\n "a": [\n  1\n ]\n}'
+
+
+def test_what_python_could_not_write_at_all_is_still_an_error():
+    with pytest.raises(ValueError, match="limit"):
+        json_text({"a": 10**5000})

@@ -1,0 +1,88 @@
+"""Limits of a service, and the bounds of every number in settings.
+
+A number of settings is finite and within the range of clocks, sockets and memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dsbd_runtime.bundle import ROLES, Bundle
+from dsbd_runtime.errors import InputError
+from dsbd_runtime.kv_cache import bucket_capacity, row_bytes
+from dsbd_runtime.typed_json import in_short
+
+MOST = 2**31 - 1
+"""Upper bound of counts."""
+MOST_BYTES = 2**53
+"""Upper bound of cache and body sizes; exact in every JSON parser."""
+MOST_SECONDS = 7 * 24 * 3600
+"""Upper bound of timeouts: a week, which clocks and sockets can count in milliseconds."""
+_DEFAULT_ROWS = 2048
+
+
+def check_count(name: str, value: object, least: int, most: int = MOST) -> None:
+    """Raise InputError unless ``value`` is a whole number from ``least`` to ``most``."""
+    if type(value) is not int or not least <= value <= most:
+        raise InputError(
+            f"{name} is {in_short(value)}; expected a whole number from {least} to {most}"
+        )
+
+
+def check_seconds(name: str, value: object, *, may_be_zero: bool = False) -> None:
+    """Raise InputError unless ``value`` is a number of seconds, at most a week."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        if 0 < value <= MOST_SECONDS or (may_be_zero and value == 0):
+            return
+    raise InputError(
+        f"{name} is {in_short(value)}; expected seconds, {'from' if may_be_zero else 'more than'} "
+        f"0 up to {MOST_SECONDS}"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceLimits:
+    """Limits of a service.
+
+    Attributes:
+        max_requests: number of requests that run concurrently; they share the engine calls.
+        max_queued: number of requests that wait beyond those; one more is rejected.
+        kv_bytes: memory of both engines' caches (while they grow, one buffer exists twice). None:
+            enough for max_requests requests of 2,048 rows, and for one of the whole context.
+    """
+
+    max_requests: int = 8
+    max_queued: int = 64
+    kv_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        check_count("max_requests", self.max_requests, 1)
+        check_count("max_queued", self.max_queued, 0)
+        if self.kv_bytes is not None:
+            check_count("kv_bytes", self.kv_bytes, 1, MOST_BYTES)
+
+
+def cache_rows(limits: ServiceLimits, bundle: Bundle) -> int:
+    """Return the rows that each engine's cache may hold.
+
+    Caches grow in steps (``bucket_capacity``): the largest step within ``kv_bytes``.
+
+    Raises:
+        InputError: ``kv_bytes`` is less than the smallest caches take.
+    """
+    entries = [bundle.entry(role) for role in ROLES]
+    if limits.kv_bytes is None:
+        context = min(entry.context_length for entry in entries)
+        return bucket_capacity(max(limits.max_requests * _DEFAULT_ROWS, 2 * context))
+    bytes_of_row = sum(row_bytes(entry.kv) for entry in entries)
+    affordable = limits.kv_bytes // bytes_of_row
+    rows = 0
+    while (bucket := bucket_capacity(rows + 1)) <= affordable:
+        rows = bucket
+    if rows == 0:
+        least = bucket_capacity(1) * bytes_of_row
+        raise InputError(
+            f"kv_bytes is {limits.kv_bytes}, but the smallest caches of this bundle take {least} "
+            "bytes; raise it"
+        )
+    return rows

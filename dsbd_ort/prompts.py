@@ -1,0 +1,68 @@
+"""Prompts: conversion to token ids, the check of the context length, chat messages.
+
+A conversation is a list of messages, oldest first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsbd_runtime.bundle import ROLES, Bundle
+from dsbd_runtime.errors import CapacityError, InputError
+from dsbd_runtime.tokenizer import Tokenizer
+
+Messages = list[dict[str, str]]
+
+
+def prompt_ids(
+    tokenizer: Tokenizer, prompt: str | Sequence[int] | NDArray[np.integer]
+) -> list[int]:
+    """Return the token ids of a text; token ids are returned as they are.
+
+    Ids are a sequence (list, tuple, range) or an array of one dimension, whose order is defined:
+    not a set or a dict view, and not an iterator, which one request would exhaust.
+    """
+    if isinstance(prompt, str):
+        return tokenizer.encode(prompt)
+    if isinstance(prompt, np.ndarray):
+        if prompt.ndim != 1:
+            raise InputError(
+                f"the prompt is an array of {prompt.ndim} dimensions; expected a text, or token "
+                "ids in one dimension; pass one row of it"
+            )
+    elif isinstance(prompt, bytes | bytearray | memoryview) or not isinstance(prompt, Sequence):
+        raise InputError(
+            f"the prompt is a {type(prompt).__name__}; expected a text, or a list of token ids; "
+            "for other collections pass list(...) of the ids in their order"
+        )
+    return list(prompt)
+
+
+def check_context(bundle: Bundle, num_prompt_tokens: int, max_new_tokens: int) -> None:
+    """Raise CapacityError unless prompt and new tokens fit both models' contexts."""
+    limit = min(bundle.entry(role).context_length for role in ROLES)
+    if num_prompt_tokens >= limit:
+        raise CapacityError(
+            f"the prompt has {num_prompt_tokens} tokens, the context of this bundle holds "
+            f"{limit}; shorten the prompt"
+        )
+    if num_prompt_tokens + max_new_tokens > limit:
+        raise CapacityError(
+            f"the prompt's {num_prompt_tokens} tokens and max_new_tokens {max_new_tokens} exceed "
+            f"the context of {limit}; use max_new_tokens {limit - num_prompt_tokens} or less, or "
+            "a shorter prompt"
+        )
+
+
+def user_messages(text: str, system: str | None = None) -> Messages:
+    """Return a conversation of one user message, after the system message if there is one."""
+    begun = [] if system is None else [{"role": "system", "content": system}]
+    return [*begun, {"role": "user", "content": text}]
+
+
+def with_answer(messages: Messages, text: str) -> Messages:
+    """Return the conversation with the model's answer appended."""
+    return [*messages, {"role": "assistant", "content": text}]
