@@ -124,7 +124,7 @@ class Warp:
             ModelError: a row without a finite largest logit or logsumexp (NaN, +inf, or all -inf).
         """
         if isinstance(logits, tuple):
-            return self._from_top(*logits) if len(logits[0]) else []
+            return self._from_top(*logits[:3]) if len(logits[0]) else []
         return self._from_all(logits) if len(logits) else []
 
     def _from_all(self, logits: NDArray[np.float32]) -> Sequence[TokenDistribution]:
@@ -279,7 +279,7 @@ def check_logits(logits: Logits, model: RowCache, num_rows: int) -> None:
 
 
 def _check_top(logits: TopLogits, vocab_size: int, expected: tuple[int, int]) -> None:
-    top_ids, top_logits, logsumexp = logits
+    top_ids, top_logits, logsumexp, _ = logits
     _check_shape("top_ids", top_ids, expected)
     _check_shape("top_logits", top_logits, expected)
     _check_shape("logsumexp", logsumexp, expected[:1])

@@ -13,8 +13,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from dsbd_ort.decoding.errors import ModelError
 from dsbd_ort.decoding.forest_cache import PrefixCache
-from dsbd_ort.decoding.step_model import EngineCall, Logits, StepModel, num_top_logits
+from dsbd_ort.decoding.step_model import EngineCall, FullLogits, Logits, StepModel, num_top_logits
 
 MOST_UNUSED_ROWS = 64
 """Rows of no view that may lie between the others, and besides them a quarter of the others: an
@@ -157,6 +158,38 @@ def _split(logits: Logits, ends: list[int]) -> list[Logits]:
     """Return each call's part of the logits, whose rows end where ``ends`` says."""
     spans = [slice(begin, end) for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
     if isinstance(logits, tuple):
-        top_ids, top_logits, logsumexp = logits
-        return [(top_ids[span], top_logits[span], logsumexp[span]) for span in spans]
+        top_ids, top_logits, logsumexp, full = logits
+        return [
+            (
+                top_ids[span],
+                top_logits[span],
+                logsumexp[span],
+                None if full is None else FullLogitsPart(full, span.start, span.stop),
+            )
+            for span in spans
+        ]
     return [logits[span] for span in spans]
+
+
+class FullLogitsPart:
+    """The ``FullLogits`` of one call's rows of a shared forward.
+
+    Attributes:
+        first_row: first of them that can be read.
+    """
+
+    def __init__(self, full: FullLogits, begin: int, end: int) -> None:
+        """Take rows ``begin`` to ``end - 1`` of a forward, which become 0, 1, ..."""
+        self._full = full
+        self._begin = begin
+        self._num_rows = end - begin
+        self.first_row = min(max(full.first_row - begin, 0), self._num_rows)
+
+    def read(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        """See FullLogits; other rows would be those of another request."""
+        if ((rows < self.first_row) | (rows >= self._num_rows)).any():
+            raise ModelError(
+                f"full logits of rows {rows.tolist()} are read, expected rows {self.first_row} to "
+                f"{self._num_rows - 1} of the call; read those of its own rows"
+            )
+        return self._full.read(rows + self._begin)

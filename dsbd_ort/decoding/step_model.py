@@ -10,11 +10,29 @@ from typing import Literal, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-TopLogits = tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]
-"""What an engine with a top-k head returns of R rows: (top_ids, top_logits, logsumexp).
+
+class FullLogits(Protocol):
+    """All logits of the R rows of a forward, which stay with the engine until they are read."""
+
+    @property
+    def first_row(self) -> int:
+        """First of the R rows that can be read, R if none can."""
+
+    def read(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Return a copy of the logits of some rows, (n, vocab_size) float32.
+
+        rows: (n,) int64, ``first_row`` to R - 1, in any order, also repeated.
+
+        Valid until the model's next forward or its end; raises after that.
+        """
+
+
+TopLogits = tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32], FullLogits | None]
+"""What an engine with a top-k head returns of R rows: (top_ids, top_logits, logsumexp, full).
 
 top_ids, top_logits: (R, K), the K largest logits of each row by decreasing logit, ties by
-increasing id. logsumexp: (R,), the log of the sum of exp(logit) over the whole vocabulary.
+increasing id. logsumexp: (R,), the log of the sum of exp(logit) over the whole vocabulary. full:
+all logits of the rows, None where the engine does not keep them.
 """
 
 Logits = NDArray[np.float32] | TopLogits
