@@ -32,12 +32,15 @@ class KeptLogits:
             logit_rows: (R,) int64. Those of the forward.
             last_start: the forward's row with which its last call began.
         """
-        is_held = logit_rows >= last_start  # (R,)
-        overwritten = np.flatnonzero(~is_held)
         self._session: Session | None = session
         self._num_rows = len(logit_rows)
-        self.first_row = int(overwritten[-1]) + 1 if len(overwritten) else 0
-        self._held_row = int(np.count_nonzero(is_held[: self.first_row]))  # of first_row
+        self.first_row = 0
+        self._held_row = 0  # the session's row that is first_row
+        if last_start:  # rare, and the arrays below take longer than all else here
+            is_held = logit_rows >= last_start  # (R,)
+            overwritten = np.flatnonzero(~is_held)
+            self.first_row = int(overwritten[-1]) + 1 if len(overwritten) else 0
+            self._held_row = int(np.count_nonzero(is_held[: self.first_row]))
 
     def read(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """See FullLogits."""

@@ -58,6 +58,7 @@ class OrtSession:
         self._model_path = model_path
         self._head = entry.head
         self._full = None if entry.kept_output is None else HostLogits(entry.vocab_size)
+        self._num_full_bound: int | None = None
         self._ort = import_ort_for(row)
         options = session_options(self._ort, entry, num_threads, spins)
         options.log_severity_level = log_severity
@@ -96,6 +97,7 @@ class OrtSession:
         # The binding holds the buffers: let go first, so that each can be freed once replaced.
         self._binding.clear_binding_inputs()
         self._binding.clear_binding_outputs()
+        self._num_full_bound = None
         try:
             cache.resize(capacity, num_used)
         finally:
@@ -109,9 +111,7 @@ class OrtSession:
         outputs = empty_outputs(self._head, inputs.logit_rows.shape[0])
         for name, array in outputs.items():
             self._binding.bind_ortvalue_output(name, self._ort_value(array))
-        if self._full is not None:
-            logits = self._full.room_for(inputs.logit_rows.shape[0])
-            self._binding.bind_ortvalue_output(graph.LOGITS, self._ort_value(logits))
+        self._bind_full_logits(inputs.logit_rows.shape[0])
         try:
             self._engine.run_with_iobinding(self._binding)
         except Exception as error:  # ONNX Runtime's exceptions share no base but this one
@@ -161,6 +161,13 @@ class OrtSession:
             value = self._ort_value(buffer)
             self._binding.bind_ortvalue_input(graph.past_name(layer, part), value)
             self._binding.bind_ortvalue_output(graph.present_name(layer, part), value)
+
+    def _bind_full_logits(self, num_logit_rows: int) -> None:
+        """Bind the output that stays here, unless a call of as many rows has bound it."""
+        if self._full is not None and num_logit_rows != self._num_full_bound:
+            logits = self._full.room_for(num_logit_rows)
+            self._binding.bind_ortvalue_output(graph.LOGITS, self._ort_value(logits))
+            self._num_full_bound = num_logit_rows
 
     def _ort_value(self, array: NDArray[Any]) -> Any:
         """Return an OrtValue on the memory of ``array``, which the value keeps alive."""
