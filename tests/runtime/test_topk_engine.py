@@ -196,6 +196,18 @@ def test_full_logits_end_with_the_next_forward_and_not_before(tmp_path: Path) ->
         second.read(np.array([0]))
 
 
+def test_full_logits_follow_caches_that_grow(tmp_path: Path) -> None:
+    dense, topk = open_model(tmp_path, DENSE), open_model(tmp_path, TOPK)
+    for num_rows in (10, 200, 3):  # as many logit rows each time, in caches of 128 and 256
+        first = topk.num_rows
+        rows = np.arange(first, first + num_rows)
+        mask = np.tri(first + num_rows, dtype=np.bool_)[first:]
+        asked = np.array([num_rows - 1, 0])
+        logits = dense.forward(rows % 256, rows, mask, asked)
+        full = topk.forward(rows % 256, rows, mask, asked).full
+        np.testing.assert_array_equal(full.read(np.arange(2)), logits)
+
+
 def test_an_engine_without_the_output_has_no_full_logits(tmp_path: Path) -> None:
     asked = np.array([2, 0])
     wanted = open_model(tmp_path, TOPK).forward(*chain(3), asked)
