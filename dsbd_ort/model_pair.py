@@ -76,15 +76,18 @@ class RequestLock:
 
 
 class KeptRows:
-    """The rows that a request leaves in both caches for the next one with the same prefix.
+    """The rows that a request leaves in the caches for the next one with the same prefix.
 
     Attributes:
         prefixes: the tokens whose rows the caches of target and draft hold.
     """
 
-    def __init__(self, target: CausalLM, draft: CausalLM, *, are_reused: bool) -> None:
-        """Take both engines with empty caches; without ``are_reused`` no row is ever reused."""
-        self._models = target, draft
+    def __init__(self, models: Sequence[CausalLM], *, are_reused: bool) -> None:
+        """Take the target and, where there is one, the draft, with empty caches.
+
+        Without ``are_reused`` no row is ever reused.
+        """
+        self._models = models
         self._are_reused = are_reused
         self.forget()
 
@@ -96,9 +99,10 @@ class KeptRows:
         """Release the memory of the last request, except its common prefix with ``token_ids``."""
         if not self._are_reused:
             self.forget()
-        for model, prefix in zip(self._models, self.prefixes, strict=True):
-            prefix.tokens = list(token_ids[: prefix.num_common(token_ids)])
-            model.keep(np.arange(len(prefix.tokens)))
+        for model, prefix in zip(self._models, self.prefixes, strict=False):
+            prefix.shorten(prefix.num_common(token_ids))
+            model.keep(prefix.rows)
+            prefix.rows = np.arange(len(prefix.rows))
             model.shrink()
             model.reset_peak()
 

@@ -38,7 +38,8 @@ from dsbd_ort.results import (
 from dsbd_runtime.bundle import Bundle, open_bundle
 from dsbd_runtime.causal_lm import CausalLM
 from dsbd_runtime.chat_template import ChatTemplate, Message
-from dsbd_runtime.loading import load_pair
+from dsbd_runtime.errors import InputError
+from dsbd_runtime.loading import load_causal_lm, load_pair
 from dsbd_runtime.tokenizer import Tokenizer
 
 BundlePath = str | os.PathLike[str]
@@ -120,14 +121,15 @@ class Pipeline:
         self,
         bundle: Bundle,
         target: CausalLM,
-        draft: CausalLM,
+        draft: CausalLM | None,
         measure: Callable[[], EngineCosts],
         *,
         prefix_cache: bool = True,
     ) -> None:
         """Take the opened parts; ``from_bundle`` opens them.
 
-        ``measure`` returns the costs of both engines; it is called when they are first needed.
+        Without a draft only strategies without one are taken. ``measure`` returns the costs of
+        both engines; it is called when they are first needed.
         """
         self.bundle = bundle
         self.tokenizer = Tokenizer.from_bundle(bundle)
@@ -138,7 +140,7 @@ class Pipeline:
         self._costs: EngineCosts | None = None
         self._lock = RequestLock()
         self.reuses_prefix = prefix_cache
-        self._rows = KeptRows(target, draft, are_reused=prefix_cache)
+        self._rows = KeptRows(self._models, are_reused=prefix_cache)
         self._estimators = KeptEstimators()
 
     @classmethod
@@ -156,6 +158,8 @@ class Pipeline:
     def from_options(cls, path: BundlePath, options: PipelineOptions) -> Pipeline:
         """See ``from_bundle``."""
         bundle = open_bundle(path, verify=options.verify)
+        if "draft" not in bundle.roles:
+            return cls._without_draft(bundle, options)
         target, draft = load_pair(
             bundle,
             provider=options.provider,
@@ -175,11 +179,35 @@ class Pipeline:
         )
         return cls(bundle, target, draft, measure, prefix_cache=options.prefix_cache)
 
+    @classmethod
+    def _without_draft(cls, bundle: Bundle, options: PipelineOptions) -> Pipeline:
+        if options.draft_provider is not None:
+            raise InputError(
+                f"draft_provider is {options.draft_provider!r}, but the bundle {bundle.path} has "
+                "no draft; leave it out"
+            )
+        target = load_causal_lm(
+            bundle,
+            "target",
+            provider=options.provider,
+            num_threads=options.num_threads,
+            cuda_graphs=options.cuda_graphs,
+        )
+
+        def measure() -> EngineCosts:
+            raise AssertionError("costs are those of a pair; requests that draft are refused")
+
+        return cls(bundle, target, None, measure, prefix_cache=options.prefix_cache)
+
+    @property
+    def _models(self) -> list[CausalLM]:
+        return [self._target] if self._draft is None else [self._target, self._draft]
+
     def close(self) -> None:
         """Wait for the requests of other threads, then release both engines and their caches."""
         with contextlib.nullcontext() if self._lock.is_own else self._lock.held():
-            self._target.close()
-            self._draft.close()
+            for model in self._models:
+                model.close()
 
     def __enter__(self) -> Pipeline:
         return self
@@ -239,6 +267,8 @@ class Pipeline:
     ) -> DecodingRequest:
         """Return the validated request that ``generate`` would decode; no engine is called."""
         config = self._config(options)
+        if config.row.has_draft:
+            self.bundle.entry("draft")  # refuse a bundle without one
         token_ids = prompt_ids(self.tokenizer, prompt)
         check_context(self.bundle, len(token_ids), config.max_new_tokens)
         return DecodingRequest(
@@ -272,7 +302,12 @@ class Pipeline:
 
     @contextlib.contextmanager
     def engines(self) -> Iterator[tuple[CausalLM, CausalLM]]:
-        """Hold target and draft with empty caches, while requests of other threads wait."""
+        """Hold target and draft with empty caches, while requests of other threads wait.
+
+        Raises InputError for a bundle without a draft.
+        """
+        self.bundle.entry("draft")
+        assert self._draft is not None  # as the bundle has one
         with self._lock.held():
             self._engine_costs()  # now: measuring them empties the caches
             try:
@@ -312,8 +347,8 @@ class Pipeline:
             return self.with_peak((yield from iterations))
 
     def with_peak(self, result: DecodeResult) -> DecodeResult:
-        """Return a decoding result with the peak memory of both caches."""
-        kv_bytes_peak = self._target.kv_bytes_peak + self._draft.kv_bytes_peak
+        """Return a decoding result with the peak memory of all caches."""
+        kv_bytes_peak = sum(model.kv_bytes_peak for model in self._models)
         stats = dataclasses.replace(result.stats, kv_bytes_peak=kv_bytes_peak)
         return dataclasses.replace(result, stats=stats)
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_runtime.bundle import ROLES, Bundle
+from dsbd_runtime.bundle import Bundle
 from dsbd_runtime.errors import CapacityError, InputError
 from dsbd_runtime.tokenizer import Tokenizer
 
@@ -42,8 +42,8 @@ def prompt_ids(
 
 
 def check_context(bundle: Bundle, num_prompt_tokens: int, max_new_tokens: int) -> None:
-    """Raise CapacityError unless prompt and new tokens fit both models' contexts."""
-    limit = min(bundle.entry(role).context_length for role in ROLES)
+    """Raise CapacityError unless prompt and new tokens fit the models' contexts."""
+    limit = bundle.context_length
     if num_prompt_tokens >= limit:
         raise CapacityError(
             f"the prompt has {num_prompt_tokens} tokens, the context of this bundle holds "

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dsbd_runtime.bundle import MODEL_FILE, ROLES, Bundle, KVGeometry
+from dsbd_runtime.bundle import MODEL_FILE, Bundle, KVGeometry
 from dsbd_runtime.cuda_device import gpu_compute_capability, import_cuda_runtime
 from dsbd_runtime.errors import BundleError, ProviderError
+from dsbd_runtime.graph import FULL
 from dsbd_runtime.loading import check_available
 from dsbd_runtime.providers import PROVIDERS, Placement, Provider, check_dtype
 from dsbd_runtime.trt_module import FLAVOURS, Flavour, import_trt
@@ -40,6 +41,8 @@ class ModelSummary:
         family: ``model_type`` of the checkpoint.
         dtype: of the weights that are not quantized.
         logits: "full" or "topk:K".
+        full_logits: whether all logits of a row can be read, whatever ``logits`` says.
+        bit_exact: "by construction", "observed", False, or None where nothing is claimed.
         weight_bytes: the engine's files, prune graph aside.
         kv_bytes_per_token: of keys and values of all layers.
         kv_bytes_full_context: the same times the context length.
@@ -50,6 +53,8 @@ class ModelSummary:
     dtype: str
     quantization: str
     logits: str
+    full_logits: bool
+    bit_exact: str | bool | None
     weight_bytes: int
     vocab_size: int
     context_length: int
@@ -59,6 +64,11 @@ class ModelSummary:
     masks: list[str]
     sliding_window: int | None
     parity: ParitySummary
+
+    @property
+    def keeps_logits(self) -> bool:
+        """Whether all logits can be read besides those that a forward returns."""
+        return self.full_logits and self.logits != FULL
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +107,7 @@ class BundleSummary:
         versions: of the tools that made it.
         context_length: the smaller of both models', which is what a request may use.
         kv_bytes_per_token, kv_bytes_full_context: of both models together.
+        draft: None in a bundle without one.
         total_bytes: of all files.
         files: size in bytes by name.
         engines: of the models with TensorRT engines.
@@ -111,7 +122,7 @@ class BundleSummary:
     kv_bytes_per_token: int
     kv_bytes_full_context: int
     target: ModelSummary
-    draft: ModelSummary
+    draft: ModelSummary | None
     total_bytes: int
     files: dict[str, int]
     engines: list[EngineSummary]
@@ -122,20 +133,20 @@ def summarize_bundle(bundle: Bundle, *, verified: bool) -> BundleSummary:
     """Return the summary of an opened bundle; ONNX Runtime is used only to list its providers."""
     manifest = bundle.manifest
     files = {name: entry.size for name, entry in manifest.files.items()}
-    target, draft = (_model_summary(bundle, role) for role in ROLES)
-    context_length = min(target.context_length, draft.context_length)
-    kv_bytes_per_token = target.kv_bytes_per_token + draft.kv_bytes_per_token
+    models = {role: _model_summary(bundle, role) for role in bundle.roles}
+    context_length = bundle.context_length
+    kv_bytes_per_token = sum(model.kv_bytes_per_token for model in models.values())
     return BundleSummary(
         bundle=str(bundle.path),
         schema_version=manifest.schema_version,
         verified=verified,
         versions=manifest.versions,
-        vocab_size=target.vocab_size,
+        vocab_size=manifest.target.vocab_size,
         context_length=context_length,
         kv_bytes_per_token=kv_bytes_per_token,
         kv_bytes_full_context=kv_bytes_per_token * context_length,
-        target=target,
-        draft=draft,
+        target=models["target"],
+        draft=models.get("draft"),
         total_bytes=sum(files.values()),
         files=files,
         engines=summarize_engines(bundle),
@@ -153,6 +164,8 @@ def _model_summary(bundle: Bundle, role: str) -> ModelSummary:
         dtype=entry.dtype,
         quantization=entry.quantization,
         logits=entry.logits,
+        full_logits=entry.full_logits,
+        bit_exact=entry.bit_exact,
         weight_bytes=sum(
             file.size
             for name, file in bundle.manifest.files.items()
@@ -182,7 +195,7 @@ def _problems(provider: Provider, bundle: Bundle) -> Iterator[str]:
         check_available(Placement(provider, 0))
     except ProviderError as error:
         yield str(error)
-    for role in ROLES:
+    for role in bundle.roles:
         try:
             check_dtype(provider, bundle.entry(role), bundle.model_path(role))
         except ProviderError as error:
@@ -193,7 +206,7 @@ def _problems(provider: Provider, bundle: Bundle) -> Iterator[str]:
 
 def summarize_engines(bundle: Bundle) -> list[EngineSummary]:
     """Return a summary for each model with TensorRT engines."""
-    records = ((role, find_record(bundle, role)) for role in ROLES)
+    records = ((role, find_record(bundle, role)) for role in bundle.roles)
     return [_engine_summary(bundle, role, record) for role, record in records if record is not None]
 
 
@@ -201,7 +214,7 @@ def engine_problems(bundle: Bundle, provider: Provider) -> Iterator[str]:
     """Yield for each model why it has no engine for a TensorRT provider here, with the fix."""
     flavour = FLAVOURS[provider.name]
     machine = _machine_here(flavour)
-    for role in ROLES:
+    for role in bundle.roles:
         try:
             fitting_record(bundle, role, flavour, machine)
         except BundleError as error:

@@ -163,8 +163,8 @@ def print_bundle(folder: Path, manifest: Manifest) -> None:
     parity = Table(title="compared with the checkpoint in fp32")
     for column in ("model", "max abs logit error", "mean KL", "top-1", "limit"):
         parity.add_column(column, justify="left" if column == "model" else "right")
-    for role in ROLES:
-        parity.add_row(role, *_parity_cells(getattr(manifest, role).parity))
+    for role, model in manifest.entry_by_role.items():
+        parity.add_row(role, *_parity_cells(model.parity))
     console = Console()
     console.print(files)
     console.print(parity)

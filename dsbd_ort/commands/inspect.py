@@ -24,10 +24,11 @@ JSON_FIELDS = """\b
 The object that --json prints has these fields:
   bundle, schema_version, verified, versions {tool: version}
   vocab_size, context_length, kv_bytes_per_token, kv_bytes_full_context (of both models)
-  target, draft:
-    family, dtype, quantization, logits, weight_bytes, vocab_size, context_length,
-    kv {num_layers, num_heads, head_dim, dtype}, kv_bytes_per_token,
-    kv_bytes_full_context, masks, sliding_window, parity {measure, value, limit}
+  target, draft (null without one):
+    family, dtype, quantization, logits, full_logits, bit_exact, weight_bytes,
+    vocab_size, context_length, kv {num_layers, num_heads, head_dim, dtype},
+    kv_bytes_per_token, kv_bytes_full_context, masks, sliding_window,
+    parity {measure, value, limit}
   total_bytes, files {name: bytes}
   engines [{role, built {flavour, tensorrt_version, compute_capability, capacity,
     step_profiles, move_profiles, attention, onnx_sha256}, problems, not_checked}]
@@ -67,14 +68,19 @@ def print_summary(summary: BundleSummary) -> None:
     if not console.is_terminal:
         console = Console(width=_PRINTED_WIDTH)
     console.print(_models_table(summary))
+    models = "the target" if summary.draft is None else "both"
     console.print(
-        f"keys and values of both: {summary.kv_bytes_per_token:,} bytes a token, "
+        f"keys and values of {models}: {summary.kv_bytes_per_token:,} bytes a token, "
         f"{summary.kv_bytes_full_context:,} in a context of {summary.context_length:,}",
         highlight=False,
     )
     console.print(_files_table(summary))
     versions = ", ".join(f"{tool} {version}" for tool, version in summary.versions.items())
-    console.print(f"made with {versions}", highlight=False, markup=False)
+    console.print(
+        f"schema version {summary.schema_version}, made with {versions}",
+        highlight=False,
+        markup=False,
+    )
     for engine in summary.engines:
         _print_lines(console, _engine_lines(engine))
     for provider in summary.providers:
@@ -109,7 +115,8 @@ def _engine_lines(engine: EngineSummary) -> list[str]:
 
 def _models_table(summary: BundleSummary) -> Table:
     table = Table("", "target", "draft", title=summary.bundle)
-    target, draft = _model_cells(summary.target), _model_cells(summary.draft)
+    target = _model_cells(summary.target)
+    draft = {"family": "none"} if summary.draft is None else _model_cells(summary.draft)
     for name in dict.fromkeys([*target, *draft]):  # the parity row is named by its measure
         table.add_row(name, target.get(name, ""), draft.get(name, ""))
     return table
@@ -121,7 +128,8 @@ def _model_cells(model: ModelSummary) -> dict[str, str]:
         "family": model.family,
         "dtype, quantization": f"{model.dtype}, {model.quantization}",
         "weights": f"{model.weight_bytes:,} bytes",
-        "logits": model.logits,
+        "logits": f"{model.logits}, full to read" if model.keeps_logits else model.logits,
+        "bit-exact": "not claimed" if model.bit_exact is None else str(model.bit_exact or "no"),
         "vocabulary": f"{model.vocab_size:,}",
         "context": f"{model.context_length:,}",
         "masks": "\n".join(model.masks),

@@ -37,6 +37,7 @@ from dsbd_ort.decoding.draft import (
     Iteration,
     draft_forest,
 )
+from dsbd_ort.decoding.errors import ModelError
 from dsbd_ort.decoding.forest import Forest, StopState
 from dsbd_ort.decoding.forest_cache import ForestCache
 from dsbd_ort.decoding.gumbel_coupling import GumbelCoupling
@@ -188,8 +189,7 @@ def decoding_loop(
     beams, depth = Beams.initial(), 0
     while not rule.is_finished(beams, depth):
         drafted = yield from _draft(run, beams, depth)
-        yield from run.target.compute()
-        committed, num_accepted = _select(run, beams, drafted, depth)
+        committed, num_accepted = yield from _verify_and_select(run, beams, drafted, depth)
         iteration = _iteration(run, drafted, committed, num_accepted)
         for observer in run.observers:
             observer.observe(iteration)
@@ -331,20 +331,26 @@ def _draft(run: _Run, beams: Beams, depth: int) -> EngineCalls[list[DraftLayer]]
     )
 
 
-def _select(
+def _verify_and_select(
     run: _Run, beams: Beams, drafted: list[DraftLayer], depth: int
-) -> tuple[list[Beams], int]:
-    """Return the beams of every committed layer: as many layers as the target's nodes allow.
+) -> EngineCalls[tuple[list[Beams], int]]:
+    """Compute the forest; return the beams of every committed layer, as many as the nodes allow.
 
-    And how many of them are drafted nodes: those that the forest had already.
+    And how many of their nodes were drafted: those that the forest had already. Further calls
+    are needed where logits that a top-k head has left out are missing in the first layer: each
+    brings some of them.
     """
     committed: list[Beams] = []
     num_met = run.forest.num_met
-    for selected in run.rule.select(run.target, beams, drafted, depth):
-        committed.append(selected)
-        if run.rule.is_finished(selected, depth + len(committed)):
-            break
-    return committed, run.forest.num_met - num_met
+    for _ in range(1 + len(beams.nodes)):
+        yield from run.target.compute()
+        for selected in run.rule.select(run.target, beams, drafted, depth):
+            committed.append(selected)
+            if run.rule.is_finished(selected, depth + len(committed)):
+                break
+        if committed:
+            return committed, run.forest.num_met - num_met
+    raise ModelError("the target keeps all logits of its last rows, but they could not be read")
 
 
 def _iteration(

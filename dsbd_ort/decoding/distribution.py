@@ -12,7 +12,14 @@ from numpy.typing import NDArray
 
 from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.errors import ConfigError, ModelError
-from dsbd_ort.decoding.step_model import Head, Logits, Role, TopLogits, num_top_logits
+from dsbd_ort.decoding.step_model import (
+    Head,
+    Logits,
+    Role,
+    TopLogits,
+    keeps_full_logits,
+    num_top_logits,
+)
 
 Floats = NDArray[np.float64]
 
@@ -42,7 +49,8 @@ class TopDistributions(Sequence[TokenDistribution]):
     def __init__(self, entries: Floats) -> None:
         """Take (3, num_rows, K) entries."""
         self._entries = entries
-        self._size = entries.shape[1]
+        self._size = int(entries.shape[1])
+        self._num_narrow = int(entries.shape[2])  # tokens of rows that were not completed
 
     @classmethod
     def of(
@@ -72,18 +80,55 @@ class TopDistributions(Sequence[TokenDistribution]):
             entries = np.empty((3, 2 * size, self._entries.shape[2]))
             entries[:, : self._size] = self._entries[:, : self._size]
             self._entries = entries
-        self._entries[:, self._size : size] = more._entries
+        num_tokens = more._entries.shape[2]
+        added = self._entries[:, self._size : size]
+        added[:, :, :num_tokens] = more._entries
+        if num_tokens < added.shape[2]:
+            _make_impossible(added[:, :, num_tokens:])
         self._size = size
 
     def keep(self, rows: NDArray[np.int64]) -> None:
         """Keep row 0 and ``rows``, which become 1, 2, ...; drop all others."""
         self._size = 1 + len(rows)
         self._entries[:, 1 : self._size] = self._entries.take(rows, axis=1)
+        narrow = self._num_narrow
+        if narrow < self._entries.shape[2] and not (self._entries[0, rows, narrow] > -np.inf).any():
+            self._entries = self._entries[:, :, :narrow].copy()
 
     def candidates(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], Floats, Floats]:
         """Return tokens, warped and raw log-probabilities of these rows, (num_rows * K,) each."""
         found = self._entries.take(rows, axis=1).reshape(3, -1)
         return found[2].view(np.int64), found[0], found[1]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of a row that was not completed."""
+        return self._num_narrow
+
+    def least_log_probs(self, rows: NDArray[np.int64]) -> Floats:
+        """Return the smallest known log-probability of each row, -inf of one that is complete."""
+        narrow = self._num_narrow
+        least: Floats = self._entries[0, rows, narrow - 1]
+        if narrow < self._entries.shape[2]:
+            least = np.where(self._entries[0, rows, narrow] > -np.inf, -np.inf, least)
+        return least
+
+    def complete(self, rows: NDArray[np.int64], logits: NDArray[np.float32], most: int) -> None:
+        """Take the ``most`` largest of all logits, (num_rows, vocab), of raw distributions.
+
+        Other rows get as many entries, of which the further ones are impossible.
+        """
+        most = min(most, logits.shape[1])
+        num_known = self._entries.shape[2]
+        if num_known < most:
+            wider = np.empty((*self._entries.shape[:2], most))
+            wider[:, :, :num_known] = self._entries
+            _make_impossible(wider[:, :, num_known:])
+            self._entries = wider
+        tokens, centred, _ = _top(logits, most)
+        raw = centred + self._entries[1, rows, :1]  # of the most probable: minus the normalizer
+        self._entries[:2, rows] = raw
+        self._entries[2].view(np.int64)[rows] = tokens
 
     def log_probs_of(self, rows: NDArray[np.int64], tokens: NDArray[np.int64]) -> Floats:
         """Return the warped log-probability of one token of each of these rows, (num_rows,)."""
@@ -95,7 +140,15 @@ class TopDistributions(Sequence[TokenDistribution]):
     @property
     def num_bytes(self) -> int:
         """Bytes held."""
-        return self._entries.nbytes
+        return int(self._entries.nbytes)
+
+
+def _make_impossible(entries: Floats) -> None:
+    entries[:2] = -np.inf
+    entries[2].view(np.int64)[:] = _NO_TOKEN
+
+
+_NO_TOKEN = -2
 
 
 class DenseDistributions(Sequence[TokenDistribution]):
@@ -139,7 +192,8 @@ class DenseDistributions(Sequence[TokenDistribution]):
         """Keep row 0 and ``rows``, which become 1, 2, ...; drop all others and their memory."""
         self._size = 1 + len(rows)
         kept = np.concatenate([[0], rows])
-        self._arrays = tuple(array[kept] for array in self._arrays)  # type: ignore[assignment]
+        logits, largest = self._arrays
+        self._arrays = logits[kept], largest[kept]
 
     def candidates(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], Floats, Floats]:
         """Return tokens, warped and raw log-probabilities of rows, (num_rows * vocab,) each."""
@@ -207,7 +261,7 @@ class Warp:
             ModelError: a row without a finite largest logit or logsumexp (NaN, +inf, or all -inf).
         """
         if isinstance(logits, tuple):
-            return self._from_top(*logits)
+            return self._from_top(*logits[:3])
         if self.top_k:
             return self._top_distributions(*_top(logits, min(self.top_k, logits.shape[1])))
         largest = _finite(logits.max(axis=1)) if len(logits) else logits[:, 0]
@@ -281,7 +335,7 @@ def _top(
 
 
 def _largest(logits: NDArray[np.float32], top_k: int) -> NDArray[np.int64]:
-    """Return the ids of the ``top_k`` largest logits of every row, increasing; ties by lowest id."""
+    """Return the ids of the ``top_k`` largest logits of each row, increasing; ties by lowest id."""
     last = logits.shape[1] - top_k
     bar = np.partition(logits, last, axis=1)[:, last, None]
     is_chosen = logits >= bar
@@ -294,7 +348,7 @@ def _largest(logits: NDArray[np.float32], top_k: int) -> NDArray[np.int64]:
 
 
 def _are_finite(values: NDArray[Any]) -> bool:
-    return np.count_nonzero(np.isfinite(values)) == values.size
+    return bool(np.count_nonzero(np.isfinite(values)) == values.size)
 
 
 def _finite(largest: Any) -> Any:
@@ -343,12 +397,15 @@ def check_top_k(role: Role, model: Head, config: DecodingConfig, top_k: int) -> 
     most = num_top_logits(model)
     if not most or 1 <= top_k <= most:
         return
+    if config.row.rule == "search" and (role == "draft" or keeps_full_logits(model)):
+        return  # a draft may look at fewer; the target's other logits are read where they matter
     returns = f"but the {role}'s engine returns the {most} largest logits of a position"
     if config.row.rule == "search":
         raise ConfigError(
             f"num_beams is {config.width}, for which strategy {config.strategy} looks at the "
-            f"{top_k} best tokens of a position (top_k {top_k}), {returns}; lower num_beams, or "
-            f"export with --logits full or --logits topk:{top_k}"
+            f"{top_k} best tokens of a position (top_k {top_k}), {returns} and keeps no others; "
+            f"lower num_beams, or export again, where --logits topk keeps them all (or with "
+            f"--logits full or --logits topk:{top_k})"
         )
     of_all = "" if top_k else " (all tokens)"
     larger = f" or --logits topk:{top_k}" if most < top_k <= model.vocab_size else ""
@@ -367,7 +424,7 @@ def check_logits(logits: Logits, model: Head, num_rows: int) -> None:
 
 
 def _check_top(logits: TopLogits, vocab_size: int, expected: tuple[int, int]) -> None:
-    top_ids, top_logits, logsumexp = logits
+    top_ids, top_logits, logsumexp, _ = logits
     _check_shape("top_ids", top_ids, expected)
     _check_shape("top_logits", top_logits, expected)
     _check_shape("logsumexp", logsumexp, expected[:1])

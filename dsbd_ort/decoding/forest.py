@@ -180,7 +180,7 @@ class Forest:
         num_found, num_before = len(roots), 0
         while num_found > num_before:
             is_below[:-1] |= is_below[self.parents]
-            num_found, num_before = np.count_nonzero(is_below), num_found
+            num_found, num_before = int(np.count_nonzero(is_below)), num_found
         is_below[roots] = False
         return is_below[:-1]
 

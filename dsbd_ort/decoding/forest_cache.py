@@ -1,21 +1,23 @@
-"""One engine's side of the forest: which nodes it has computed, and the distributions after them."""
+"""One engine's side of the forest: the nodes it has computed, the distributions after them."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dsbd_ort.decoding.beams import Beams
 from dsbd_ort.decoding.distribution import (
     TokenDistribution,
     TokenDistributions,
+    TopDistributions,
     Warp,
     check_logits,
 )
 from dsbd_ort.decoding.errors import ModelError
-from dsbd_ort.decoding.forest import NO_NODE, Forest, Nodes
+from dsbd_ort.decoding.forest import NO_NODE, NOT_COMPUTED, Forest, Nodes
 from dsbd_ort.decoding.joint_distribution import JointDistribution, joint_distribution
 from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK, CacheView
-from dsbd_ort.decoding.step_model import EngineCall, EngineCalls, Logits, Meter, Role
+from dsbd_ort.decoding.step_model import EngineCall, EngineCalls, FullLogits, Logits, Meter, Role
 
 _NOTHING = np.arange(0)
 _SLOTS = {"target": 0, "draft": 1}  # row of Forest.slots
@@ -40,11 +42,14 @@ class ForestCache:
         self._warp = warp
         self._num_calls = 0
         self._distributions: TokenDistributions | None = None  # as the first logits are
+        self._last_call: tuple[int, FullLogits | None] = 0, None  # its first slot
+        self._slots_above: dict[int, int] = {}  # by node to be computed again whose parent is gone
 
     @property
     def slots(self) -> NDArray[np.int64]:
         """Slot of every node, (num_nodes,) int64: negative where it is not computed."""
-        return self._forest.slots[_SLOTS[self._role]]
+        slots: NDArray[np.int64] = self._forest.slots[_SLOTS[self._role]]
+        return slots
 
     def prefill(self, token_ids: NDArray[np.int64]) -> EngineCalls[None]:
         """Compute the prompt but for its last token, which is the forest's root. No logits."""
@@ -74,11 +79,11 @@ class ForestCache:
 
     def num_missing(self, nodes: Nodes) -> int:
         """Return how many of ``nodes`` are not computed."""
-        return np.count_nonzero(self.slots[nodes] < 0)
+        return int(np.count_nonzero(self.slots[nodes] < 0))
 
     def _pending(self, nodes: Nodes) -> Nodes:
         """Return what must be computed before the distributions after ``nodes``, parents first."""
-        slots, parents = self.slots, self._forest.parents
+        slots = self.slots
         found = nodes[slots[nodes] < 0]
         above = self._missing_parents(found)
         if not len(above):  # as a rule
@@ -92,8 +97,9 @@ class ForestCache:
 
     def _missing_parents(self, nodes: Nodes) -> Nodes:
         """Return the parents of ``nodes`` that are not computed, one for each such node."""
-        above = self._forest.parents[nodes]
-        return above[(self.slots[above] < 0) & (above != NO_NODE)]
+        above: Nodes = self._forest.parents[nodes]
+        missing: Nodes = above[(self.slots[above] < 0) & (above != NO_NODE)]
+        return missing
 
     def compute(self, nodes: Nodes | None = None) -> EngineCalls[None]:
         """Compute ``nodes`` (all by default) and their pending ancestors in one call, if any."""
@@ -105,8 +111,9 @@ class ForestCache:
         rows = np.arange(len(pending))
         self.slots[pending] = view.num_slots + rows
         parent_slots = self.slots[parents]
-        if parents[0] == NO_NODE:  # no other pending node has lost its parent
-            parent_slots[0] = 0
+        for index in (parents == NO_NODE).nonzero()[0].tolist():  # few: see ``complete``
+            parent_slots[index] = self._slots_above.get(int(pending[index]), 0)
+        first_slot = view.num_slots
 
         def mask(first_row: int) -> NDArray[np.bool_]:
             return view.append(parent_slots, first_row)
@@ -114,6 +121,7 @@ class ForestCache:
         tokens, positions = forest.tokens[pending], forest.positions[pending]
         logits = yield EngineCall(self._role, self._meter, tokens, positions, rows, mask)
         found = self._read(logits, len(rows))
+        self._last_call = first_slot, logits[3] if isinstance(logits, tuple) else None
         if self._distributions is None:
             self._distributions = found.behind_unused_row()
         else:
@@ -132,6 +140,30 @@ class ForestCache:
             self.slots[nodes],
             has_ends=self._forest.has_ends,
         )
+
+    def complete(self, beams: Beams, bar: float, most: int) -> bool | None:
+        """See NodeDistributions.complete."""
+        known = self._distributions
+        if not isinstance(known, TopDistributions) or not self._view.kv.keeps_full_logits:
+            return None
+        slots = self.slots[beams.nodes]
+        is_unsure = beams.log_weights + known.least_log_probs(slots) >= bar
+        unsure = slots[is_unsure]
+        if not len(unsure) or known.num_tokens >= min(most, self._view.kv.vocab_size):
+            return None
+        first_slot, full = self._last_call
+        can_read = unsure >= first_slot + full.first_row if full else np.zeros_like(unsure, bool)
+        readable = unsure[can_read]
+        if full and len(readable):
+            known.complete(readable, full.read(readable - first_slot), most)
+        gone = unsure[~can_read]
+        if not len(gone):
+            return True
+        nodes = beams.nodes[is_unsure][~can_read]
+        self._slots_above = dict(zip(nodes.tolist(), gone.tolist(), strict=True))
+        self._view.forget_own_rows(gone)
+        self.slots[nodes] = NOT_COMPUTED
+        return False
 
     def log_probs(self, nodes: Nodes, tokens: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return the warped log-probability of one token after each computed node."""
@@ -152,6 +184,7 @@ class ForestCache:
 
     def prune(self) -> None:
         """Forget the nodes that the forest has dropped."""
+        self._last_call, self._slots_above = (0, None), {}
         slots = self.slots
         computed = (slots > 0).nonzero()[0]
         kept = slots[computed]

@@ -19,6 +19,7 @@ from dsbd_ort.decoding.step_model import (
     EngineCall,
     Logits,
     StepModel,
+    keeps_full_logits,
     logits_of_rows,
     num_top_logits,
 )
@@ -151,6 +152,13 @@ class CacheView:
             seen[nodes] |= seen[above[nodes]]
             above = above[above]
 
+    def forget_own_rows(self, slots: NDArray[np.int64]) -> None:
+        """Let the slots see what the parents of their nodes do: no longer their own rows."""
+        bits = _unpacked(self._seen[slots], 8 * self._seen.shape[1])
+        own = bits.shape[1] - 1 - bits[:, ::-1].argmax(axis=1)  # the last row that each sees
+        bits[np.arange(len(slots)), own] = False
+        self._seen[slots] = np.packbits(bits, axis=1, bitorder="little")
+
     def keep(self, slots: NDArray[np.int64]) -> None:
         """Keep slot 0 and these, (num_kept,) int64, which become 1, 2, ...; drop all others."""
         self._seen[1 : 1 + len(slots)] = self._seen[slots]
@@ -174,7 +182,7 @@ class CacheView:
         num_rows = self.kv.model.num_rows
         self._reserve(0, num_rows)
         seen = np.bitwise_or.reduce(self._seen[: self._num_slots])
-        is_used = _unpacked(seen[None], num_rows)[0]
+        is_used: NDArray[np.bool_] = _unpacked(seen[None], num_rows)[0]
         is_used[self.prefix.rows[: len(self.prefix.tokens)]] = True
         return is_used
 
@@ -228,6 +236,11 @@ class KVCache:
         return num_top_logits(self.model)
 
     @property
+    def keeps_full_logits(self) -> bool:
+        """See StepModel."""
+        return keeps_full_logits(self.model)
+
+    @property
     def num_views(self) -> int:
         """Views whose rows are there, the closed ones included."""
         return len(self._views) + len(self._closed)
@@ -276,21 +289,18 @@ class KVCache:
         mask = np.zeros((ends[-1], first_row + ends[-1]), dtype=np.bool_)
         for call, end, size in zip(calls, ends.tolist(), sizes, strict=True):
             mask[end - size : end, : first_row + end] = call.mask(first_row + end - size)
+        begins = ends - sizes
+        logit_rows = [call.logit_rows + begin for call, begin in zip(calls, begins, strict=True)]
         logits = self.model.forward(
             np.concatenate([call.token_ids for call in calls]),
             np.concatenate([call.positions for call in calls]),
             mask,
-            np.concatenate(
-                [
-                    call.logit_rows + end - size
-                    for call, end, size in zip(calls, ends, sizes, strict=True)
-                ]
-            ),
+            np.concatenate(logit_rows),
         )
-        spans = np.cumsum([0, *(len(call.logit_rows) for call in calls)]).tolist()
+        ends = np.cumsum([len(rows) for rows in logit_rows])
         return [
-            logits_of_rows(logits, begin, end)
-            for begin, end in zip(spans[:-1], spans[1:], strict=True)
+            logits_of_rows(logits, int(end) - len(rows), int(end))
+            for rows, end in zip(logit_rows, ends, strict=True)
         ]
 
     def trim(self) -> None:

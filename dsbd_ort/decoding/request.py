@@ -107,7 +107,8 @@ class IterationOutput:
     def agreed_logprobs(self, start: int) -> list[float]:
         """Return the raw log-probabilities of the agreed tokens from number ``start`` on."""
         entries = self.agreement.entries[start : len(self.agreed_tokens)]
-        return self.all_hypotheses.token_logprobs[entries].tolist()
+        logprobs: list[float] = self.all_hypotheses.token_logprobs[entries].tolist()
+        return logprobs
 
 
 def decoded_sequences(

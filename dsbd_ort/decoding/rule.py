@@ -31,6 +31,17 @@ class NodeDistributions(Protocol):
     ) -> JointDistribution:
         """Return the joint distribution over the continuations of computed beams."""
 
+    def complete(self, beams: Beams, bar: float, most: int) -> bool | None:
+        """Look for continuations that an engine with a top-k head did not return.
+
+        Of every beam that may have one with a log-weight of at least ``bar``, the ``most`` best
+        are read.
+
+        Returns:
+            None: no beam may have one. True: they are read. False: such a beam has to be computed
+            again first, and counts as not computed from now on.
+        """
+
     def log_probs(self, nodes: Nodes, tokens: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return the warped log-probability of one token after each computed node."""
 

@@ -55,8 +55,13 @@ class SearchRule:
         """See SelectionRule.select."""
         width = self._config.width
         while len(beams.nodes) and target.are_computed(beams.nodes):
-            joint = target.joint(beams.nodes, beams.log_weights, None)
-            best = best_candidates(joint.log_weights, self._num_candidates)
+            joint, best = self._best(target, beams)
+            bar = joint.log_weights[best[-1]] if len(best) == self._num_candidates else -np.inf
+            is_complete = target.complete(beams, bar, self._num_candidates)
+            if is_complete is False:
+                return
+            if is_complete:
+                joint, best = self._best(target, beams)
             depth += 1
             ends = self._is_eos(joint.tokens[best]) | (depth == self._config.max_new_tokens)
             if self._growth.forest.stop_states:
@@ -66,6 +71,13 @@ class SearchRule:
                 self._add_to_pool(self._growth.extended(beams, joint, finished))
             beams = self._growth.descended(beams, joint, best[~ends][:width])
             yield beams
+
+    def _best(
+        self, target: NodeDistributions, beams: Beams
+    ) -> tuple[JointDistribution, NDArray[np.int64]]:
+        """Return the candidates of a layer, and which are the best."""
+        joint = target.joint(beams.nodes, beams.log_weights, None)
+        return joint, best_candidates(joint.log_weights, self._num_candidates)
 
     def is_finished(self, beams: Beams, num_layers: int) -> bool:
         """See SelectionRule.is_finished; the heuristics are those of transformers."""

@@ -10,11 +10,31 @@ from typing import Literal, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-TopLogits = tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]
-"""What an engine with a top-k head returns of R rows: (top_ids, top_logits, logsumexp).
+from dsbd_ort.decoding.errors import ModelError
+
+
+class FullLogits(Protocol):
+    """All logits of the R rows of a forward, which stay with the engine until they are read."""
+
+    @property
+    def first_row(self) -> int:
+        """First of the R rows that can be read, R if none can."""
+
+    def read(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Return a copy of the logits of some rows, (n, vocab_size) float32.
+
+        rows: (n,) int64, ``first_row`` to R - 1, in any order, also repeated.
+
+        Valid until the model's next forward or its end; raises after that.
+        """
+
+
+TopLogits = tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32], FullLogits | None]
+"""What an engine with a top-k head returns of R rows: (top_ids, top_logits, logsumexp, full).
 
 top_ids, top_logits: (R, K), the K largest logits of each row by decreasing logit, ties by
-increasing id. logsumexp: (R,), the log of the sum of exp(logit) over the whole vocabulary.
+increasing id. logsumexp: (R,), the log of the sum of exp(logit) over the whole vocabulary. full:
+all logits of the rows, None where the engine does not keep them.
 """
 
 Logits = NDArray[np.float32] | TopLogits
@@ -34,7 +54,8 @@ class Head(Protocol):
 class StepModel(Head, Protocol):
     """A language model with a key/value cache of rows.
 
-    A model whose ``forward`` returns ``TopLogits`` has a further attribute, ``num_top_logits``: K.
+    A model whose ``forward`` returns ``TopLogits`` has a further attribute, ``num_top_logits``: K;
+    and where these have ``full``, another one that is true: ``keeps_full_logits``.
     """
 
     @property
@@ -67,15 +88,45 @@ class StepModel(Head, Protocol):
 def logits_of_rows(logits: Logits, begin: int, end: int) -> Logits:
     """Return the logits of the rows ``begin`` to ``end`` - 1 of a forward's result."""
     if isinstance(logits, tuple):
-        top_ids, top_logits, logsumexp = logits
-        return top_ids[begin:end], top_logits[begin:end], logsumexp[begin:end]
+        top_ids, top_logits, logsumexp, full = logits
+        part = None if full is None else FullLogitsPart(full, begin, end)
+        return top_ids[begin:end], top_logits[begin:end], logsumexp[begin:end], part
     return logits[begin:end]
+
+
+class FullLogitsPart:
+    """The ``FullLogits`` of one call's rows of a shared forward.
+
+    Attributes:
+        first_row: first of them that can be read.
+    """
+
+    def __init__(self, full: FullLogits, begin: int, end: int) -> None:
+        """Take rows ``begin`` to ``end - 1`` of a forward, which become 0, 1, ..."""
+        self._full = full
+        self._begin = begin
+        self._num_rows = end - begin
+        self.first_row = min(max(full.first_row - begin, 0), self._num_rows)
+
+    def read(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        """See FullLogits; other rows would be those of another request."""
+        if ((rows < self.first_row) | (rows >= self._num_rows)).any():
+            raise ModelError(
+                f"full logits of rows {rows.tolist()} are read, expected rows {self.first_row} to "
+                f"{self._num_rows - 1} of the call; read those of its own rows"
+            )
+        return self._full.read(rows + self._begin)
 
 
 def num_top_logits(model: Head) -> int:
     """Return K of a model that returns the K largest logits of a row, 0 of one that returns all."""
     number: int = getattr(model, "num_top_logits", 0)
     return number
+
+
+def keeps_full_logits(model: Head) -> bool:
+    """Return whether all logits of a forward of a model with a top-k head can be read."""
+    return bool(getattr(model, "keeps_full_logits", False))
 
 
 Clock = Callable[[], float]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dsbd_runtime.bundle import ROLES, Bundle
+from dsbd_runtime.bundle import Bundle
 from dsbd_runtime.errors import InputError
 from dsbd_runtime.kv_cache import bucket_capacity, row_bytes
 from dsbd_runtime.typed_json import in_short
@@ -70,11 +70,10 @@ def cache_rows(limits: ServiceLimits, bundle: Bundle) -> int:
     Raises:
         InputError: ``kv_bytes`` is less than the smallest caches take.
     """
-    entries = [bundle.entry(role) for role in ROLES]
     if limits.kv_bytes is None:
-        context = min(entry.context_length for entry in entries)
-        return bucket_capacity(max(limits.max_requests * _DEFAULT_ROWS, 2 * context))
-    bytes_of_row = sum(row_bytes(entry.kv) for entry in entries)
+        wanted = max(limits.max_requests * _DEFAULT_ROWS, 2 * bundle.context_length)
+        return bucket_capacity(wanted)
+    bytes_of_row = sum(row_bytes(entry.kv) for entry in bundle.entry_by_role.values())
     affordable = limits.kv_bytes // bytes_of_row
     rows = 0
     while (bucket := bucket_capacity(rows + 1)) <= affordable:

@@ -25,7 +25,6 @@ from dsbd_ort.openai_server.planner import Planner
 from dsbd_ort.openai_server.routes import generation_routes, model_routes, operation_routes
 from dsbd_ort.openai_server.settings import ServingSettings
 from dsbd_ort.version import __version__
-from dsbd_runtime.bundle import ROLES
 
 
 def _random_seed() -> int:
@@ -60,8 +59,7 @@ def create_app(
         redoc_url=None,
         redirect_slashes=False,
     )
-    bundle = service.pipeline.bundle
-    context_length = min(bundle.entry(role).context_length for role in ROLES)
+    context_length = service.pipeline.bundle.context_length
     handler = GenerationHandler(service, settings, metrics, gate)
     app.include_router(generation_routes(handler, Planner(service.pipeline, settings, new_seed)))
     app.include_router(model_routes(settings.model_name, context_length))

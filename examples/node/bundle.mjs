@@ -5,9 +5,13 @@ import path from "node:path";
 
 import { Tokenizer } from "@huggingface/tokenizers";
 
-const SCHEMA_VERSION = 2;
-const ROLES = ["target", "draft"];
-const FILES = ["tokenizer.json", ...ROLES.flatMap((r) => [`${r}/model.onnx`, `${r}/prune.onnx`])];
+const SCHEMA_VERSIONS = [3, 2]; // what this host reads is the same in both
+const MANIFEST_FIELDS = ["schema_version", "versions", "target", "draft", "files"];
+const ENTRY_FIELDS = [
+  ...["family", "vocab_size", "bos_token_id", "eos_token_ids", "context_length", "kv", "dtype"],
+  ...["quantization", "logits", "full_logits", "bit_exact", "masks", "sliding_window", "parity"],
+];
+const LOGITS_KIND = /^(full|topk:[1-9][0-9]*)$/;
 
 /** What a bundle or a request is refused for; `main.mjs` prints it as one line. */
 export class HostError extends Error {}
@@ -21,15 +25,28 @@ export async function openBundle(folder) {
   } catch (error) {
     throw new HostError(`cannot read ${file} (${error.message}); make one with dsbd-export`);
   }
-  if (manifest.schema_version !== SCHEMA_VERSION) {
+  if (!SCHEMA_VERSIONS.includes(manifest?.schema_version)) {
     throw new HostError(
-      `${file} has schema_version ${manifest.schema_version}, this host reads ${SCHEMA_VERSION}; ` +
-        "export again with the version of dsbd-ort that this host came with",
+      `${file} has schema_version ${JSON.stringify(manifest?.schema_version)}, this host reads ` +
+        `${SCHEMA_VERSIONS.join(" and ")}; export again with the version of dsbd-ort that this ` +
+        "host came with",
     );
   }
-  await checkFiles(folder, manifest.files);
+  checkFields(file, manifest, MANIFEST_FIELDS);
+  const roles = manifest.draft === null ? ["target"] : ["target", "draft"];
+  for (const role of roles) {
+    checkFields(`${file}: ${role}`, manifest[role], ENTRY_FIELDS);
+    checkLogits(`${file}: ${role}`, manifest[role].logits);
+  }
+  await checkFiles(folder, manifest.files, roles);
+  if (manifest.draft === null) {
+    throw new HostError(
+      `the bundle ${folder} has no draft, and this host speculates; export with --draft, or use ` +
+        "dsbd-run with a strategy without one",
+    );
+  }
   for (const field of ["vocab_size", "bos_token_id", "eos_token_ids"]) {
-    const [target, draft] = ROLES.map((role) => JSON.stringify(manifest[role][field]));
+    const [target, draft] = roles.map((role) => JSON.stringify(manifest[role][field]));
     if (target !== draft) {
       throw new HostError(
         `target and draft differ in ${field}: ${target} and ${draft}; export a pair that shares ` +
@@ -56,8 +73,28 @@ export async function openTokenizer({ folder, manifest }) {
   };
 }
 
-async function checkFiles(folder, files) {
-  for (const name of FILES) {
+/** Refuse what only a later version knows: a field that is null says that the bundle lacks it. */
+function checkFields(where, object, known) {
+  for (const [name, value] of Object.entries(object)) {
+    if (!known.includes(name) && value !== null) {
+      throw unknownTo(where, name);
+    }
+  }
+}
+
+function checkLogits(where, logits) {
+  if (!LOGITS_KIND.test(logits)) throw unknownTo(where, `logits ${JSON.stringify(logits)}`);
+}
+
+const unknownTo = (where, what) =>
+  new HostError(
+    `${where} has ${what}, which this host does not know; use the host of the version of ` +
+      "dsbd-ort that made the bundle",
+  );
+
+async function checkFiles(folder, files, roles) {
+  const needed = roles.flatMap((role) => [`${role}/model.onnx`, `${role}/prune.onnx`]);
+  for (const name of ["tokenizer.json", ...needed]) {
     if (!(name in files)) {
       throw new HostError(`dsbd.json of ${folder} lists no ${name}; export again`);
     }

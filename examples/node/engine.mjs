@@ -74,8 +74,8 @@ export class Engine {
       ...this.#masks(positions, seen),
       ...this.past,
     };
-    const fetches = { ...this.present };
-    for (const name of this.model.outputNames) fetches[name] ??= null;
+    const fetches = { ...this.present }; // not the full logits that a top-k head leaves behind
+    for (const name of headOutputs(this.entry)) fetches[name] = null;
     const outputs = await this.model.run(feeds, fetches);
     this.numRows += size;
     this.numCalls += 1;
@@ -151,6 +151,9 @@ function emptyCaches(kv, capacity) {
   }
   return [past, present];
 }
+
+/** The outputs of the head that this host reads. */
+const headOutputs = ({ logits }) => (logits === "full" ? ["logits"] : ["top_ids", "top_logits"]);
 
 /** The `count` likeliest tokens of one row, from all logits or from a top-k head. */
 function likeliest({ logits, top_ids, top_logits }, row, count) {

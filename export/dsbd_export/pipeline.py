@@ -160,6 +160,7 @@ def _manifest_entry(
         dtype=config.dtype,
         quantization=config.quantize,
         logits=config.logits,
+        full_logits=True,
         masks=checkpoint.masks,
         sliding_window=checkpoint.sliding_window,
         parity=parity,

@@ -65,7 +65,7 @@ def add_engines(bundle_path: Path, options: TensorrtOptions, *, report: Report) 
     bundle = open_bundle(bundle_path)
     manifest = bundle.manifest
     place = build_place(options)
-    entries = [manifest.target, manifest.draft]
+    entries = list(manifest.entry_by_role.values())
     try:
         with new_bundle(bundle_path) as folder:
             for name in manifest.files:
@@ -88,13 +88,13 @@ def build_engines(
     *,
     report: Report,
 ) -> None:
-    """Write the engines of target and draft, whose entries are given in this order.
+    """Write the engines of the target and, where there is one, the draft: entries in this order.
 
-    capacity: rows of the caches of both; None for the longer context, rounded up.
+    capacity: rows of the caches of all; None for the longer context, rounded up.
     """
     if capacity is None:
         capacity = _rounded_up(max(entry.context_length for entry in entries))
-    for role, entry in zip(ROLES, entries, strict=True):
+    for role, entry in zip(ROLES, entries, strict=False):
         check_buildable(role, entry.quantization)
         report(
             f"{role}: building engines with {place.flavour.name} {place.trt.__version__} for "

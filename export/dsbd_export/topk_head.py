@@ -6,6 +6,9 @@ against those logits. Shapes are those of ``dsbd_runtime.graph``.
     top_logits, top_ids = TopK(logits, K)                  largest first, ties by lower id
     logsumexp           = top_logits[0] - LogSoftmax(logits)[top_ids[0]]
 
+The logits that it reads stay an output, which costs nothing more: a host leaves them with the
+engine and copies the rows that it needs.
+
 The last line instead of ReduceLogSumExp because of onnxruntime 1.31 on CPU: that one adds up one
 after the other in float32 (20 rows of 128,256 logits: 16 ms and wrong by 2e-4; LogSoftmax 0.6 ms
 and 6e-6), and every Reduce operator returns a wrong shape without rows.
@@ -46,17 +49,17 @@ def check_num_top_logits(num_top_logits: int, vocab_size: int) -> None:
 
 
 def append_topk_head(model_file: Path, num_top_logits: int) -> None:
-    """Put the head on a graph file in place of its output ``logits``; weights stay as they are."""
+    """Put the head on a graph file before its output ``logits``; weights stay as they are."""
     model = onnx.load(model_file, load_external_data=False)
     graph = model.graph
     position = [output.name for output in graph.output].index(LOGITS)
     logits = graph.output[position]
     num_rows = logits.type.tensor_type.shape.dim[0].dim_param
-    graph.value_info.append(logits)
     outputs = [
         helper.make_tensor_value_info(TOP_LOGITS, TensorProto.FLOAT, [num_rows, num_top_logits]),
         helper.make_tensor_value_info(TOP_IDS, TensorProto.INT64, [num_rows, num_top_logits]),
         helper.make_tensor_value_info(LOGSUMEXP, TensorProto.FLOAT, [num_rows]),
+        logits,
     ]
     caches = [output for output in graph.output if output.name != LOGITS]
     del graph.output[:]
@@ -70,7 +73,7 @@ def append_topk_head(model_file: Path, num_top_logits: int) -> None:
 
 
 def _head_nodes() -> list[onnx.NodeProto]:
-    """Return the nodes from ``logits`` to the three outputs."""
+    """Return the nodes from ``logits`` to the three outputs of the head."""
     k, first, second, log_probs, best_logit, best_id, best_log_prob, row_sums = (
         _PREFIX + name
         for name in (
@@ -97,11 +100,12 @@ def _head_nodes() -> list[onnx.NodeProto]:
 
 @dataclass(frozen=True)
 class HeadRows:
-    """Outputs of the head for R rows: (R, K) int64, (R, K) float32, (R,) float32."""
+    """Outputs for R rows: (R, K) int64, (R, K) float32, (R,) float32, (R, V) float32."""
 
     top_ids: NDArray[np.int64]
     top_logits: NDArray[np.float32]
     logsumexp: NDArray[np.float32]
+    logits: NDArray[np.float32]
 
 
 def add_topk_head(
@@ -122,7 +126,7 @@ def add_topk_head(
     append_topk_head(folder / MODEL_FILE, num_top_logits)
     engine = _engine(folder, checkpoint, cases)
     for case, logits in zip(cases, logits_by_case, strict=True):
-        found = HeadRows(*engine.outputs(case, [TOP_IDS, TOP_LOGITS, LOGSUMEXP]))
+        found = HeadRows(*engine.outputs(case, [TOP_IDS, TOP_LOGITS, LOGSUMEXP, LOGITS]))
         if problem := head_problem(found, logits, num_top_logits):
             raise ExportError(
                 f"parity failed: the top-k head of the {checkpoint.role} (family "
@@ -136,6 +140,8 @@ def head_problem(found: HeadRows, logits: NDArray[np.float32], num_top_logits: i
     wanted_shape = (len(logits), num_top_logits)
     if found.top_ids.shape != wanted_shape or found.top_logits.shape != wanted_shape:
         return f"shape {found.top_ids.shape}, expected {wanted_shape}"
+    if found.logits.shape != logits.shape:
+        return f"logits has shape {found.logits.shape}, expected {logits.shape}"
     ids = np.argsort(-logits, axis=1, kind="stable")[:, :num_top_logits]
     limit = _RELATIVE_LIMIT * max(1.0, float(np.abs(logits).max()))
     largest = logits.max(axis=1).astype(np.float64)
@@ -145,6 +151,7 @@ def head_problem(found: HeadRows, logits: NDArray[np.float32], num_top_logits: i
         # Two engines may round a tie differently: an id is right if its logit is.
         "top_ids": found.top_logits - np.take_along_axis(logits, found.top_ids, axis=1),
         "logsumexp": found.logsumexp - sums,
+        "logits": found.logits - logits,
     }
     for name, error in errors.items():
         worst = float(np.abs(error).max())

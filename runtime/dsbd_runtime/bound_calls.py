@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_runtime.device import BoundCall, Device, DeviceEngine
-from dsbd_runtime.graph import head_outputs
+from dsbd_runtime.device import BoundCall, Device, DeviceArray, DeviceEngine
+from dsbd_runtime.full_logits import DeviceLogits
+from dsbd_runtime.graph import LOGITS
 from dsbd_runtime.kv_cache import DeviceCaches
 from dsbd_runtime.manifest import ModelEntry
 from dsbd_runtime.packed_buffer import (
@@ -50,10 +51,14 @@ class BoundCaches:
     first forward of R logit rows for their outputs; a call is bound at the first use of its size.
     """
 
-    def __init__(self, model: LoadedModel, capacity: int) -> None:
-        """Take the memory; raise MemoryError, with nothing taken, when there is no room."""
+    def __init__(self, model: LoadedModel, capacity: int, full: DeviceLogits | None) -> None:
+        """Take the memory; raise MemoryError, with nothing taken, when there is no room.
+
+        full: where the engine writes the logits that it keeps, None if it keeps none.
+        """
         self._model = model
-        self._head = head_outputs(model.entry.logits, model.entry.vocab_size)
+        self._full = full
+        self._head = model.entry.head
         self._forwards: dict[tuple[int, int], BoundForward] = {}
         self._moves: dict[int, BoundMove] = {}
         self._output_buffers: dict[int, PackedBuffer] = {}
@@ -111,11 +116,14 @@ class BoundCaches:
         input_buffer, output_buffer = self._input_buffers[0], self._output_buffer(num_logit_rows)
         inputs = input_buffer.lay_out(self._forward_parts(num_rows, num_logit_rows))
         outputs = output_buffer.lay_out(self._output_parts(num_logit_rows))
+        full = None if self._full is None else self._full.room_for(num_logit_rows)
+        kept = {} if full is None else {LOGITS: full}
         call = self._model.engine.bind(
             {**inputs.on_device, **self.caches.inputs},
-            {**outputs.on_device, **self.caches.outputs},
+            {**outputs.on_device, **kept, **self.caches.outputs},
         )
-        return BoundForward(self._model.device, call, input_buffer, inputs, output_buffer, outputs)
+        device = self._model.device
+        return BoundForward(device, call, input_buffer, inputs, output_buffer, outputs, full)
 
     def _bind_move(self, num_rows: int) -> BoundMove:
         buffer = self._input_buffers[1]
@@ -151,6 +159,7 @@ class BoundForward:
     Attributes:
         input_buffer, output_buffer: memory of ``inputs`` and ``outputs``; other sizes share the
             input buffer.
+        full: the full logits, which ``run`` leaves on the device; None if none are kept.
     """
 
     device: Device
@@ -159,6 +168,7 @@ class BoundForward:
     inputs: PackedArrays
     output_buffer: PackedBuffer
     outputs: PackedArrays
+    full: DeviceArray | None
 
     def run(self, inputs: EngineInputs) -> EngineOutputs:
         """Append at most S rows; return the outputs of its logit rows, at most R."""

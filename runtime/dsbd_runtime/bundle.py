@@ -31,6 +31,7 @@ from dsbd_runtime.manifest import (
     ParityCase,
     ParityReport,
     check_entry,
+    entry_by_role,
     manifest_from_file,
 )
 from dsbd_runtime.typed_json import in_short, name_in_short
@@ -76,10 +77,30 @@ class Bundle:
     path: Path
     manifest: Manifest
 
+    @property
+    def entry_by_role(self) -> dict[str, ModelEntry]:
+        """The entries of the models that are there, the target first."""
+        return self.manifest.entry_by_role
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The models that are there: "target" and, where there is one, "draft"."""
+        return tuple(self.entry_by_role)
+
+    @property
+    def context_length(self) -> int:
+        """Number of positions that every model has."""
+        return min(entry.context_length for entry in self.entry_by_role.values())
+
     def entry(self, role: str) -> ModelEntry:
-        """Return the entry of "target" or "draft"."""
+        """Return the entry of "target" or "draft"; raise InputError where there is no draft."""
         _check_role(role)
-        return self.manifest.target if role == "target" else self.manifest.draft
+        if role not in self.entry_by_role:
+            raise InputError(
+                f"the bundle {self.path} has no {role}; use a strategy without one, as sample, "
+                "beam-sample, greedy or beam-search, or export with --draft"
+            )
+        return self.entry_by_role[role]
 
     def model_path(self, role: str) -> Path:
         """Return the path of the engine of "target" or "draft"."""
@@ -121,7 +142,7 @@ def open_bundle(path: str | os.PathLike[str], *, verify: bool = False) -> Bundle
             raise BundleError(f"cannot read {shown}: {error.strerror or error}") from error
     for required in (
         TOKENIZER_FILE,
-        *(f"{r}/{f}" for r in ROLES for f in (MODEL_FILE, PRUNE_FILE)),
+        *(f"{r}/{f}" for r in manifest.entry_by_role for f in (MODEL_FILE, PRUNE_FILE)),
     ):
         if required not in manifest.files:
             raise BundleError(f"{file} lists no {required}; export again")
@@ -131,11 +152,11 @@ def open_bundle(path: str | os.PathLike[str], *, verify: bool = False) -> Bundle
 
 
 def write_manifest(
-    folder: Path, *, versions: dict[str, str], target: ModelEntry, draft: ModelEntry
+    folder: Path, *, versions: dict[str, str], target: ModelEntry, draft: ModelEntry | None
 ) -> Manifest:
     """Hash every file in ``folder`` and write dsbd.json; return its content."""
-    check_entry(target, "target")
-    check_entry(draft, "draft")
+    for role, entry in entry_by_role(target, draft).items():
+        check_entry(entry, role)
     files = {
         file.relative_to(folder).as_posix(): FileEntry(
             size=file.stat().st_size, sha256=sha256_of(file)
@@ -180,6 +201,8 @@ def _check_file(folder: Path, name: str, entry: FileEntry, verify: bool) -> None
 
 
 def _check_agreement(folder: Path, manifest: Manifest) -> None:
+    if manifest.draft is None:
+        return
     for field in ("vocab_size", "bos_token_id", "eos_token_ids"):
         target, draft = getattr(manifest.target, field), getattr(manifest.draft, field)
         if target != draft:

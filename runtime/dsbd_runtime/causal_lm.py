@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_runtime.forward_inputs import ForwardInputs, ForwardMasks, check_forward, check_keep
+from dsbd_runtime.full_logits import KeptLogits
 from dsbd_runtime.graph import (
     LOGITS,
     LOGSUMEXP,
@@ -15,7 +16,6 @@ from dsbd_runtime.graph import (
     TOP_LOGITS,
     TopLogits,
     empty_outputs,
-    head_outputs,
     parse_num_top_logits,
 )
 from dsbd_runtime.manifest import ModelEntry
@@ -33,7 +33,9 @@ class CausalLM:
         self._session = session
         self._vocab_size = entry.vocab_size
         self._num_top_logits = parse_num_top_logits(entry.logits)
-        self._head = head_outputs(entry.logits, entry.vocab_size)
+        self._head = entry.head
+        self._keeps_full_logits = entry.kept_output is not None
+        self._full: KeptLogits | None = None
         self._context_length = entry.context_length
         self._masks = ForwardMasks(entry.masks, entry.sliding_window, MAX_FORWARD_ROWS)
         self._num_rows = 0
@@ -49,6 +51,11 @@ class CausalLM:
     def num_top_logits(self) -> int:
         """K of an engine with a top-k head; 0 where ``forward`` returns all logits."""
         return self._num_top_logits
+
+    @property
+    def keeps_full_logits(self) -> bool:
+        """Whether all logits of a forward of an engine with a top-k head can be read."""
+        return self._keeps_full_logits
 
     @property
     def context_length(self) -> int:
@@ -93,14 +100,14 @@ class CausalLM:
 
         Returns:
             (R, vocab_size) float32, or the ``TopLogits`` of R rows where the engine has a top-k
-            head; the caller's own arrays.
+            head; the caller's own arrays, but for ``TopLogits.full``.
 
         Raises InputError for a wrong shape, type or value, CapacityError for a position beyond
         the context or caches beyond the memory.
         """
         outputs = self._forward(ForwardInputs(token_ids, positions, mask, logit_rows))
         if self._num_top_logits:
-            return TopLogits(outputs[TOP_IDS], outputs[TOP_LOGITS], outputs[LOGSUMEXP])
+            return TopLogits(outputs[TOP_IDS], outputs[TOP_LOGITS], outputs[LOGSUMEXP], self._full)
         logits: NDArray[np.float32] = outputs[LOGITS]
         return logits
 
@@ -130,6 +137,7 @@ class CausalLM:
     def close(self) -> None:
         """Release the engine and the caches; calling it again does nothing."""
         self._num_rows = 0
+        self._expire_full_logits()
         self._session.close()
 
     def __enter__(self) -> CausalLM:
@@ -153,6 +161,7 @@ class CausalLM:
             context_length=self._context_length,
         )
         num_new = inputs.num_new
+        self._expire_full_logits()
         self._reserve(self._num_rows + num_new)
         self._row_positions[self._num_rows : self._num_rows + num_new] = inputs.positions
         if num_new <= MAX_FORWARD_ROWS:
@@ -160,7 +169,15 @@ class CausalLM:
         else:
             outputs = self._run_in_chunks(inputs)
         self._num_rows += num_new
+        if self._keeps_full_logits:
+            last_start = (num_new - 1) // MAX_FORWARD_ROWS * MAX_FORWARD_ROWS
+            self._full = KeptLogits(self._session, inputs.logit_rows, last_start)
         return outputs
+
+    def _expire_full_logits(self) -> None:
+        if self._full is not None:
+            self._full.expire()
+            self._full = None
 
     def _reserve(self, num_rows: int) -> None:
         self._session.reserve(num_rows, self._num_rows)

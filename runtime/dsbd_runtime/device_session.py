@@ -8,7 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_runtime.bound_calls import BoundCaches, LoadedModel
+from dsbd_runtime.device import DeviceArray
 from dsbd_runtime.errors import CapacityError, EngineError, InputError
+from dsbd_runtime.full_logits import DeviceLogits
 from dsbd_runtime.session import EngineInputs, EngineOutputs
 
 
@@ -19,7 +21,8 @@ class DeviceSession:
     of a size nothing is allocated, and a CUDA graph can be replayed. A forward is one copy to the
     device (ids, positions, masks), one call, and one copy back (the logit rows); a move is one
     copy to the device and one call. The caches never cross to the host: they grow by copies on
-    the device, into new memory beside the old.
+    the device, into new memory beside the old. Full logits beside a top-k head stay on the device
+    but for the rows that are read.
     """
 
     def __init__(self, model: LoadedModel) -> None:
@@ -29,6 +32,10 @@ class DeviceSession:
         """
         self._model = model
         self._bound: BoundCaches | None = None
+        kept = model.entry.kept_output is not None
+        self._full = DeviceLogits(model.device, model.entry.vocab_size) if kept else None
+        self._last_full: DeviceArray | None = None
+        self._last_index: NDArray[np.int64] | None = None  # its row of each logit row that repeats
         try:
             self._bound = self._allocate(model.engine.capacity_for(0, 0))
         except BaseException:
@@ -75,7 +82,24 @@ class DeviceSession:
             return self._run(inputs)
         distinct, index = np.unique(inputs.logit_rows, return_inverse=True)  # some rows repeat
         outputs = self._run(dataclasses.replace(inputs, logit_rows=distinct))
+        self._last_index = index
         return {name: array[index] for name, array in outputs.items()}
+
+    def read_full_logits(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Return a copy of all logits of some of the last run's logit rows, (n, V).
+
+        Raises CapacityError when there is no pinned memory for them.
+        """
+        self._open()
+        assert self._full is not None and self._last_full is not None  # the caller knows of both
+        try:
+            index = rows if self._last_index is None else self._last_index[rows]
+            return self._full.read(self._last_full, index)
+        except MemoryError as error:
+            raise CapacityError(
+                f"{self._model.device.name} has no memory to copy full logits ({error}); close "
+                "other programs that use the memory"
+            ) from error
 
     def move_rows(self, src_rows: NDArray[np.int64], first_row: int) -> None:
         """Copy the rows ``src_rows`` (K,) to ``first_row .. first_row + K - 1``, as if at once."""
@@ -90,6 +114,8 @@ class DeviceSession:
         if self._bound is not None:
             self._bound.free()
             self._bound = None
+        if self._full is not None:
+            self._full.free()
         self._model.prune_engine.close()
         self._model.engine.close()
         self._model.device.close()
@@ -105,6 +131,7 @@ class DeviceSession:
                 f"{self._model.device.name} has no memory for the outputs of {num_logit_rows} "
                 "rows; ask for fewer beams or a shorter draft, or export with --logits topk:K"
             ) from error
+        self._last_full, self._last_index = forward.full, None
         return forward.run(inputs)
 
     def _open(self) -> BoundCaches:
@@ -129,7 +156,7 @@ class DeviceSession:
 
     def _allocate(self, capacity: int) -> BoundCaches:
         try:
-            return BoundCaches(self._model, capacity)
+            return BoundCaches(self._model, capacity, self._full)
         except MemoryError as error:
             raise CapacityError(
                 f"{self._model.device.name} has no memory for a key/value cache of {capacity} rows "

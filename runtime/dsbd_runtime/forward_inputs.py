@@ -89,6 +89,21 @@ def check_keep(rows: NDArray[np.int64], num_rows: int) -> None:
         )
 
 
+def check_read(rows: NDArray[np.int64], first_row: int, num_rows: int) -> None:
+    """Raise InputError unless ``rows`` are of the R = ``num_rows`` whose full logits are kept."""
+    _check_array("rows", rows, _INT64, 1)
+    if first_row:
+        is_lost = (0 <= rows) & (rows < first_row)
+        if is_lost.any():
+            index = int(np.argmax(is_lost))
+            raise InputError(
+                f"rows[{index}] is {rows[index]}, expected {first_row} to {num_rows - 1}: the "
+                "forward's later calls have overwritten the full logits of earlier rows; run "
+                "shorter forwards"
+            )
+    _check_range("rows", rows, num_rows)
+
+
 def _check_array(name: str, array: Any, dtype: np.dtype[Any], num_dims: int) -> None:
     if isinstance(array, np.ndarray) and array.dtype == dtype and array.ndim == num_dims:
         return

@@ -17,7 +17,9 @@ logits are requested, V: vocabulary, Hkv: key/value heads, D: head dimension, K:
 The manifest names the head: "full" for all logits, or "topk:64" for an engine with a top-k head.
 That one returns, of each row, its K largest logits in decreasing order and the log of the sum of
 exp(logit) over all V tokens, from which log-probabilities follow without a row of V numbers:
-top_logits [R,K] float32, top_ids [R,K] int64 and logsumexp [R] float32.
+top_logits [R,K] float32, top_ids [R,K] int64 and logsumexp [R] float32. Where the manifest says
+``full_logits`` it also has the output logits, the tensor that the head reads: a host leaves it with
+the engine and copies the rows that it needs.
 
 The prune graph takes src_rows [K] int64, write_indices [1] int64 and the caches; row
 write_indices + k becomes the old row src_rows[k].
@@ -81,6 +83,26 @@ class KVGeometry:
     dtype: str
 
 
+class FullLogits(Protocol):
+    """All logits of the R rows of a forward, which stay with the engine until they are read."""
+
+    @property
+    def first_row(self) -> int:
+        """First of the R rows that can be read, R if none can.
+
+        A forward of more than ``MAX_FORWARD_ROWS`` rows runs in several calls; only the rows of the
+        last call can be read.
+        """
+
+    def read(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Return a copy of the logits of some rows, (n, vocab_size) float32.
+
+        rows: (n,) int64, ``first_row`` to R - 1, in any order, also repeated.
+
+        Raises InputError for other rows, and after the model's next forward or ``close``.
+        """
+
+
 class TopLogits(NamedTuple):
     """The K largest logits of each of R rows, by decreasing logit, ties by increasing id.
 
@@ -88,11 +110,13 @@ class TopLogits(NamedTuple):
         top_ids: (R, K) int64. Their tokens.
         top_logits: (R, K) float32.
         logsumexp: (R,) float32. Log of the sum of exp(logit) over the whole vocabulary.
+        full: all logits of the rows; None where the engine does not keep them.
     """
 
     top_ids: NDArray[np.int64]
     top_logits: NDArray[np.float32]
     logsumexp: NDArray[np.float32]
+    full: FullLogits | None
 
 
 @dataclass(frozen=True)
@@ -115,15 +139,20 @@ def parse_num_top_logits(kind: str) -> int:
 
 
 def head_outputs(kind: str, vocab_size: int) -> tuple[HeadOutput, ...]:
-    """Return the outputs of an engine that returns ``kind``, caches aside."""
+    """Return the outputs that a forward copies from an engine that returns ``kind``."""
     num_top_logits = parse_num_top_logits(kind)
     if not num_top_logits:
-        return (HeadOutput(LOGITS, np.float32, (vocab_size,)),)
+        return (full_output(vocab_size),)
     return (
         HeadOutput(TOP_LOGITS, np.float32, (num_top_logits,)),
         HeadOutput(TOP_IDS, np.int64, (num_top_logits,)),
         HeadOutput(LOGSUMEXP, np.float32, ()),
     )
+
+
+def full_output(vocab_size: int) -> HeadOutput:
+    """Return the output of all logits."""
+    return HeadOutput(LOGITS, np.float32, (vocab_size,))
 
 
 def empty_outputs(head: tuple[HeadOutput, ...], num_logit_rows: int) -> dict[str, NDArray[Any]]:
@@ -147,7 +176,7 @@ class GraphContract:
 
     Attributes:
         masks: names of the mask inputs.
-        head: outputs besides the caches.
+        head: outputs besides the caches, those that stay with the engine included.
     """
 
     kv: KVGeometry

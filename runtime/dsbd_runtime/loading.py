@@ -85,8 +85,9 @@ def load_pair(
         num_threads: of the engines on the CPU.
         cuda_graphs: for engines whose provider has them.
 
-    Raises the errors of ``load_causal_lm``.
+    Raises the errors of ``load_causal_lm``, and InputError for a bundle without a draft.
     """
+    bundle.entry("draft")  # refuse a bundle without one before anything is opened
     target_place = parse_placement(provider)
     draft_place = parse_placement(draft_provider or provider)
     providers = [target_place.provider, draft_place.provider]

@@ -1,25 +1,45 @@
-"""Content of dsbd.json: typed entries, and the checks of their values against each other."""
+"""Content of dsbd.json: typed entries, and the checks of their values against each other.
+
+A bundle can say more than this version knows, without another schema version: a field that is null
+or absent means that the bundle lacks the thing. So an unknown field is ignored when it is null, and
+refused by its name otherwise; a field that is added later has a default and may be absent. A new
+schema version is for a change of what is there: only such a change can be read wrongly.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from dsbd_runtime.errors import BundleError
 from dsbd_runtime.graph import (
     ATTENTION_MASK,
     ATTENTION_MASK_SLIDING,
+    FULL,
     GraphContract,
+    HeadOutput,
     KVGeometry,
+    full_output,
     head_outputs,
     parse_num_top_logits,
 )
-from dsbd_runtime.typed_json import in_short, json_from_file, mismatch, typed
+from dsbd_runtime.typed_json import (
+    in_short,
+    json_from_file,
+    mismatch,
+    name_in_short,
+    typed,
+    unknown_fields,
+)
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
+_OLDER_VERSION = 2  # read as 3: it has a draft, and no engine with a top-k head has full_logits
 MANIFEST_NAME = "dsbd.json"
 DTYPES = ("fp32", "fp16", "bf16")
 QUANTIZATIONS = ("none", "int8-dynamic", "int8", "int4")
+LOGITS_KINDS = ("full", "topk")
+BIT_EXACTNESS = ("by construction", "observed", False, None)
 _MOST = 2**31 - 1
 _MOST_LAYERS = 10_000
 PARITY_MEASURES = ("max_abs_error", "mean_kl")
@@ -73,8 +93,15 @@ class ModelEntry:
         dtype: one of ``DTYPES``, the type of weights that are not quantized.
         quantization: one of ``QUANTIZATIONS``.
         logits: "full", or "topk:K" with K up to the vocabulary; see ``graph``.
+        full_logits: whether the graph has the output ``logits``; always with "full".
         masks: the mask inputs of the graph, a subset of the two names in ``graph``.
         sliding_window: positions a sliding-window layer sees, None without such layers.
+        bit_exact: one of ``BIT_EXACTNESS``: whether a row's logits depend on its path alone, bit
+            for bit, whatever else is in the call or the cache. None: nothing is claimed.
+        features: hidden states of the target that the engine returns or takes. None: none; this
+            version reads no others.
+        d2t: file with the bundle's token id for each of the engine's. None: they are the same;
+            this version reads no others.
     """
 
     family: str
@@ -86,15 +113,30 @@ class ModelEntry:
     dtype: str
     quantization: str
     logits: str
+    full_logits: bool
     masks: list[str]
     sliding_window: int | None
     parity: ParityReport
+    bit_exact: str | bool | None = None
+    features: None = None
+    d2t: None = None
+
+    @property
+    def head(self) -> tuple[HeadOutput, ...]:
+        """The outputs besides the caches that every forward copies."""
+        return head_outputs(self.logits, self.vocab_size)
+
+    @property
+    def kept_output(self) -> HeadOutput | None:
+        """The output that stays with the engine until rows of it are read, None without one."""
+        is_kept = self.full_logits and self.logits != FULL
+        return full_output(self.vocab_size) if is_kept else None
 
     @property
     def contract(self) -> GraphContract:
         """The inputs and outputs that its graph must have."""
-        head = head_outputs(self.logits, self.vocab_size)
-        return GraphContract(kv=self.kv, masks=self.masks, head=head)
+        kept = () if self.kept_output is None else (self.kept_output,)
+        return GraphContract(kv=self.kv, masks=self.masks, head=(*self.head, *kept))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,28 +149,81 @@ class FileEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """The content of dsbd.json. ``files`` is keyed by path relative to the bundle."""
+    """The content of dsbd.json.
+
+    Attributes:
+        schema_version: that of the file; the other fields are as in ``SCHEMA_VERSION``.
+        versions: of the tools that made the bundle.
+        draft: None in a bundle for strategies without a draft.
+        files: by path relative to the bundle.
+    """
 
     schema_version: int
     versions: dict[str, str]
     target: ModelEntry
-    draft: ModelEntry
+    draft: ModelEntry | None
     files: dict[str, FileEntry]
+
+    @property
+    def entry_by_role(self) -> dict[str, ModelEntry]:
+        """The entries of the models that are there, the target first."""
+        return entry_by_role(self.target, self.draft)
+
+
+def entry_by_role(target: ModelEntry, draft: ModelEntry | None) -> dict[str, ModelEntry]:
+    """Return the entries by "target" and, where there is one, "draft"."""
+    return {"target": target} | ({} if draft is None else {"draft": draft})
 
 
 def manifest_from_file(file: Path) -> Manifest:
     """Read and check dsbd.json; raise BundleError naming the place of the first mismatch."""
     data = json_from_file(file)
     found = data.get("schema_version") if isinstance(data, dict) else None
-    if type(found) is not int or found != SCHEMA_VERSION:
+    if type(found) is not int or found not in (SCHEMA_VERSION, _OLDER_VERSION):
         raise BundleError(
-            f"{file} has schema_version {in_short(found)}, this version reads {SCHEMA_VERSION}; "
-            "export the bundle again with this version of dsbd-ort"
+            f"{file} has schema_version {in_short(found)}, this version reads {SCHEMA_VERSION} "
+            f"and {_OLDER_VERSION}; export the bundle again with this version of dsbd-ort"
         )
+    if found == _OLDER_VERSION:
+        data = _as_current(data)
+    _refuse_unknown(data, str(file))
     manifest = typed(Manifest, data, str(file))
-    check_entry(manifest.target, f"{file}: target")
-    check_entry(manifest.draft, f"{file}: draft")
+    for role, entry in manifest.entry_by_role.items():
+        check_entry(entry, f"{file}: {role}")
     return manifest
+
+
+def _as_current(data: dict[str, Any]) -> dict[str, Any]:
+    """Return a manifest of ``_OLDER_VERSION`` with the fields that it lacks."""
+    entries = {role: data[role] for role in ("target", "draft") if isinstance(data.get(role), dict)}
+    return data | {
+        role: {"full_logits": entry.get("logits") == FULL, **entry}
+        for role, entry in entries.items()
+    }
+
+
+def _refuse_unknown(data: dict[str, Any], where: str) -> None:
+    """Raise BundleError for a part or kind of bundle that only a later version knows."""
+    for name in unknown_fields(Manifest, data):
+        raise _unknown(data, name, data[name], where)
+    for role in ("target", "draft"):
+        if not isinstance(entry := data.get(role), dict):
+            continue
+        later = [name for name in ("features", "d2t") if entry.get(name) is not None]
+        logits = entry.get("logits")
+        if isinstance(logits, str) and logits.partition(":")[0] not in LOGITS_KINDS:
+            later.append("logits")
+        for name in (*unknown_fields(ModelEntry, entry), *later):
+            raise _unknown(data, name, entry[name], f"{where}: {role}")
+
+
+def _unknown(data: dict[str, Any], name: str, value: object, where: str) -> BundleError:
+    versions = data.get("versions")
+    made_by = versions.get("dsbd-ort") if isinstance(versions, dict) else None
+    return BundleError(
+        f"{where} has {name_in_short(name)} {in_short(value)}, which this version of dsbd-ort does "
+        f"not know; use the version that made the bundle ({in_short(made_by)}) or a later one"
+    )
 
 
 def check_entry(entry: ModelEntry, where: str) -> None:
@@ -156,6 +251,8 @@ def check_entry(entry: ModelEntry, where: str) -> None:
     for name, value, known in choices:
         if value not in known:
             raise mismatch(f"one of {', '.join(known)}", value, f"{where}: {name}")
+    if entry.bit_exact not in BIT_EXACTNESS:
+        raise mismatch(f"one of {BIT_EXACTNESS}", entry.bit_exact, f"{where}: bit_exact")
     special_ids = [
         *entry.eos_token_ids,
         *([] if entry.bos_token_id is None else [entry.bos_token_id]),
@@ -175,6 +272,8 @@ def _check_logits(entry: ModelEntry, where: str) -> None:
     if not is_known:
         expected = f"full or topk:K with K from 1 to {entry.vocab_size}"
         raise mismatch(expected, entry.logits, f"{where}: logits")
+    if entry.logits == FULL and not entry.full_logits:
+        raise mismatch("true with logits full", entry.full_logits, f"{where}: full_logits")
 
 
 def _check_masks(entry: ModelEntry, where: str) -> None:

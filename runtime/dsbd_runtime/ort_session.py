@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from dsbd_runtime import graph
 from dsbd_runtime.errors import BundleError, CapacityError, EngineError
-from dsbd_runtime.graph import check_graph, empty_outputs, head_outputs
+from dsbd_runtime.full_logits import HostLogits
+from dsbd_runtime.graph import check_graph, empty_outputs
 from dsbd_runtime.kv_cache import KVCache, bucket_capacity
 from dsbd_runtime.manifest import ModelEntry
 from dsbd_runtime.ort_module import LOG_ERRORS, check_offered, import_ort_for, session_options
@@ -55,7 +56,9 @@ class OrtSession:
         row = find_provider(provider)
         check_dtype(row, entry, model_path)
         self._model_path = model_path
-        self._head = head_outputs(entry.logits, entry.vocab_size)
+        self._head = entry.head
+        self._full = None if entry.kept_output is None else HostLogits(entry.vocab_size)
+        self._num_full_bound: int | None = None
         self._ort = import_ort_for(row)
         options = session_options(self._ort, entry, num_threads, spins)
         options.log_severity_level = log_severity
@@ -94,6 +97,7 @@ class OrtSession:
         # The binding holds the buffers: let go first, so that each can be freed once replaced.
         self._binding.clear_binding_inputs()
         self._binding.clear_binding_outputs()
+        self._num_full_bound = None
         try:
             cache.resize(capacity, num_used)
         finally:
@@ -107,11 +111,17 @@ class OrtSession:
         outputs = empty_outputs(self._head, inputs.logit_rows.shape[0])
         for name, array in outputs.items():
             self._binding.bind_ortvalue_output(name, self._ort_value(array))
+        self._bind_full_logits(inputs.logit_rows.shape[0])
         try:
             self._engine.run_with_iobinding(self._binding)
         except Exception as error:  # ONNX Runtime's exceptions share no base but this one
             raise self._call_error(inputs, error) from error
         return outputs
+
+    def read_full_logits(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Return a copy of all logits of some of the last run's logit rows, (n, V)."""
+        assert self._full is not None  # the caller has asked the manifest
+        return self._full.read(rows)
 
     def move_rows(self, src_rows: NDArray[np.int64], first_row: int) -> None:
         """Copy the rows ``src_rows`` (K,) to ``first_row .. first_row + K - 1``, as if at once."""
@@ -122,6 +132,7 @@ class OrtSession:
         self._binding = None
         self._engine = None
         self._cache = None
+        self._full = None
 
     def _open_cache(self) -> KVCache:
         if self._cache is None:
@@ -150,6 +161,13 @@ class OrtSession:
             value = self._ort_value(buffer)
             self._binding.bind_ortvalue_input(graph.past_name(layer, part), value)
             self._binding.bind_ortvalue_output(graph.present_name(layer, part), value)
+
+    def _bind_full_logits(self, num_logit_rows: int) -> None:
+        """Bind the output that stays here, unless a call of as many rows has bound it."""
+        if self._full is not None and num_logit_rows != self._num_full_bound:
+            logits = self._full.room_for(num_logit_rows)
+            self._binding.bind_ortvalue_output(graph.LOGITS, self._ort_value(logits))
+            self._num_full_bound = num_logit_rows
 
     def _ort_value(self, array: NDArray[Any]) -> Any:
         """Return an OrtValue on the memory of ``array``, which the value keeps alive."""

@@ -49,7 +49,7 @@ class EngineInputs:
 
 
 EngineOutputs = dict[str, NDArray[Any]]
-"""The outputs of one engine call besides the caches, by name; ``graph.head_outputs`` lists them."""
+"""The outputs of one engine call that are copied, by name; ``graph.head_outputs`` lists them."""
 
 
 class Session(Protocol):
@@ -77,6 +77,13 @@ class Session(Protocol):
         """Append S rows at ``first_row``; return the outputs of the head for the R logit rows.
 
         The arrays are the caller's own: the next call does not change them.
+        """
+
+    def read_full_logits(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Return a copy of all logits of some of the last run's R logit rows, (n, V).
+
+        Only of an engine with a ``kept_output``. Neither ``move_rows`` nor another capacity
+        changes them.
         """
 
     def move_rows(self, src_rows: NDArray[np.int64], first_row: int) -> None:

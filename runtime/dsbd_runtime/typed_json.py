@@ -29,8 +29,9 @@ def json_from_file(file: Path) -> Any:
 def typed(kind: type[Entry], value: Any, where: str) -> Entry:
     """Return parsed JSON as the dataclass ``kind``; raise BundleError at the first mismatch.
 
-    Fields are str, int, bool, float, lists and dicts of them, dataclasses, and "X | None". All
-    must be there and no other; ``where`` names the whole in messages.
+    Fields are str, int, bool, float, None, lists and dicts of them, dataclasses, and unions. Those
+    without a default must be there, and no other unless it is null; ``where`` names the whole in
+    messages.
     """
     entry: Entry = _parsed(kind, value, where)
     return entry
@@ -67,8 +68,9 @@ def _parsed(kind: Any, value: Any, where: str) -> Any:
         return {
             k: _parsed(arguments[1], v, f"{where}: {name_in_short(k)}") for k, v in value.items()
         }
-    if origin is types.UnionType:  # only "X | None"
-        return None if value is None else _parsed(arguments[0], value, where)
+    if origin is types.UnionType:
+        scalars = (argument for argument in arguments if type(value) is argument)
+        return _parsed(next(scalars, arguments[0]), value, where)
     if kind is float and type(value) in (int, float) and math.isfinite(_as_float(value)):
         return float(value)
     if origin is None and type(value) is kind and kind is not float:
@@ -78,11 +80,25 @@ def _parsed(kind: Any, value: Any, where: str) -> Any:
 
 def _parsed_dataclass(kind: Any, value: dict[str, Any], where: str) -> Any:
     hints = typing.get_type_hints(kind)
-    if odd := sorted(set(value) ^ set(hints)):
+    required = {
+        field.name for field in dataclasses.fields(kind) if field.default is dataclasses.MISSING
+    }
+    if odd := sorted([*(required - set(value)), *unknown_fields(kind, value)]):
         raise BundleError(
             f"{where}: missing or unknown entries {in_short(odd)}; export the bundle again"
         )
-    return kind(**{k: _parsed(t, value[k], f"{where}: {k}") for k, t in hints.items()})
+    return kind(
+        **{k: _parsed(t, value[k], f"{where}: {k}") for k, t in hints.items() if k in value}
+    )
+
+
+def unknown_fields(kind: Any, value: dict[str, Any]) -> list[str]:
+    """Return the names in a JSON object that are no fields of a dataclass and not null, sorted."""
+    return sorted(set(_given(value)) - set(typing.get_type_hints(kind)))
+
+
+def _given(value: dict[str, Any]) -> list[str]:
+    return [name for name, content in value.items() if content is not None]
 
 
 def _as_float(value: int | float) -> float:

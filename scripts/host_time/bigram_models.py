@@ -65,4 +65,4 @@ class TopKBigram(DenseBigram):
         """See StepModel.forward."""
         self.num_rows += len(token_ids)
         states = token_ids[logit_rows] % NUM_STATES
-        return TopLogits(self._ids[states], self._top[states], self._sums[states])
+        return TopLogits(self._ids[states], self._top[states], self._sums[states], None)

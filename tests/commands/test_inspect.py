@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from dsbd_ort.cli import inspect
 from dsbd_ort.commands.bundle_summary import summarize_bundle
 from dsbd_runtime.bundle import open_bundle
+from tests.runtime.bundle_edits import as_version_2, edited, without_draft
 from tests.runtime.fake_trt import add_fake_engines
 from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle
 
@@ -43,6 +44,9 @@ def test_json_tells_both_models_and_their_caches(bundle):
     target, draft = summary["target"], summary["draft"]
     assert (target["dtype"], target["quantization"], target["logits"]) == ("fp32", "none", "full")
     assert (draft["dtype"], draft["logits"], draft["context_length"]) == ("fp16", "topk:8", 300)
+    assert summary["schema_version"] == 3
+    for model in (target, draft):
+        assert (model["full_logits"], model["bit_exact"]) == (True, None)
     assert target["kv"] == {"num_layers": 3, "num_heads": 2, "head_dim": 8, "dtype": "fp32"}
     assert (target["kv_bytes_per_token"], draft["kv_bytes_per_token"]) == (TARGET_KV, DRAFT_KV)
     assert target["kv_bytes_full_context"] == TARGET_KV * 512
@@ -75,7 +79,9 @@ def test_the_tables_say_it_in_words(bundle):
     done = dsbd_inspect(bundle)
     assert done.exit_code == 0
     for words in (
-        "topk:8",
+        "topk:8, full to read",
+        "not claimed",
+        "schema version 3, made with onnx",
         "fp16, none",
         "attention_mask_sliding",
         "max_abs_error",
@@ -86,6 +92,29 @@ def test_the_tables_say_it_in_words(bundle):
         "provider cpu: runs this bundle here",
     ):
         assert words in done.stdout, words
+
+
+def test_a_bundle_of_schema_version_2(tmp_path):
+    draft = replace(DRAFT, full_logits=False)
+    write_tiny_bundle(tmp_path / "bundle", target=TARGET, draft=draft)
+    edited(tmp_path / "bundle", as_version_2)
+    summary = inspected(tmp_path / "bundle")
+    assert summary["schema_version"] == 2
+    models = summary["target"], summary["draft"]
+    assert [model["full_logits"] for model in models] == [True, False]
+    text = dsbd_inspect(tmp_path / "bundle").stdout
+    assert "schema version 2" in text and "full to read" not in text
+
+
+def test_a_bundle_without_a_draft(tmp_path):
+    write_tiny_bundle(tmp_path / "bundle", target=TARGET)
+    without_draft(tmp_path / "bundle", TARGET)
+    summary = inspected(tmp_path / "bundle")
+    assert summary["draft"] is None
+    assert (summary["context_length"], summary["kv_bytes_per_token"]) == (512, TARGET_KV)
+    assert next(row for row in summary["providers"] if row["name"] == "cpu")["can_run"]
+    text = dsbd_inspect(tmp_path / "bundle").stdout
+    assert f"keys and values of the target: {TARGET_KV:,} bytes a token" in text
 
 
 def test_a_type_that_the_provider_lacks_is_a_problem(bundle):

@@ -133,7 +133,7 @@ def test_broken_candidates_are_refused(bad, place):
     arrays[place].flat[0] = bad
     top_logits, logsumexp = (array.astype(np.float32) for array in arrays.values())
     with pytest.raises(ModelError, match="finite"):
-        Warp(1.0, 2, 1.0).distributions((np.array([[1, 0]]), top_logits, logsumexp))
+        Warp(1.0, 2, 1.0).distributions((np.array([[1, 0]]), top_logits, logsumexp, None))
 
 
 def test_laws_of_no_candidates():

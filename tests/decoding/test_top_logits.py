@@ -120,3 +120,45 @@ def test_candidates_of_a_wrong_shape_are_named():
     model = ShortRows(VOCAB, target, NUM_CANDIDATES)
     with pytest.raises(ModelError, match=r"top_logits of shape \(0, 9\), expected \(0, 10\)"):
         decoded(model, None, 0, strategy="sample", top_k=4)
+
+
+MANY_TIES = random_table(9, VOCAB)
+
+
+def tied(path):
+    """Logits of which several are equal, at the cut of any K."""
+    return np.round(MANY_TIES(path))
+
+
+FULL_CASES = [
+    {"strategy": "beam-search", "num_beams": 6},
+    {"strategy": "beam-search", "num_beams": 12, "early_stopping": "never"},
+    {"strategy": "speculative-beam-search", "num_beams": 6, "draft_length": 3},
+    {"strategy": "speculative-beam-search", "num_beams": 3, "draft_length": 4, "draft_beams": 9},
+    {"strategy": "greedy", "eos_token_id": [1, 2, 3, 4, 5, 6]},
+]
+
+
+@pytest.mark.parametrize("table", [SMOOTH, tied], ids=["smooth", "tied"])
+@pytest.mark.parametrize("full_chunk", [1, 2, 5, 99])
+@pytest.mark.parametrize("num_top_logits", [1, 2, 5, 11])
+@pytest.mark.parametrize("options", FULL_CASES, ids=lambda o: "-".join(map(str, o.values())))
+def test_a_search_reads_other_logits_only_where_they_matter(
+    options, num_top_logits, full_chunk, table
+):
+    draft = mixed_table(table, random_table(8, VOCAB), 0.9)
+    num_read = num_computed = 0
+    for seed in range(4):
+        options = {"num_return_sequences": options.get("num_beams", 1), **options}
+        expected = decoded(dense(table), dense(draft), seed, max_new_tokens=10, **options)
+        model = TopTable(VOCAB, table, num_top_logits, full_chunk=full_chunk)
+        found = decoded(model, topk(draft, 2), seed, max_new_tokens=10, **options)
+        assert [s.token_ids for s in found.sequences] == [s.token_ids for s in expected.sequences]
+        for of_topk, of_dense in zip(found.sequences, expected.sequences, strict=True):
+            assert of_topk.token_logprobs == pytest.approx(of_dense.token_logprobs, abs=2e-6)
+        num_read += sum(map(len, model.rows_read))
+        num_computed += found.stats.target_rows
+    if num_top_logits == 1:
+        assert num_read > 0
+    if num_top_logits == 11:
+        assert num_read < num_computed / 2

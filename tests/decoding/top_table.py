@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_ort.decoding import TableModel
+from dsbd_ort.decoding.step_model import FullLogits
 from tests.decoding.tables import LogitsOf
 
 
@@ -15,19 +16,43 @@ class TableTop(NamedTuple):
     top_ids: NDArray[np.int64]
     top_logits: NDArray[np.float32]
     logsumexp: NDArray[np.float32]
+    full: FullLogits | None = None
 
 
 class TopTable:
-    """The ``num_top_logits`` largest logits of a TableModel."""
+    """The ``num_top_logits`` largest logits of a TableModel.
 
-    def __init__(self, vocab_size: int, logits_of: LogitsOf, num_top_logits: int) -> None:
+    Attributes:
+        first_full_row: None without full logits; else those of a forward can be read from this row
+            on, or from R if it has fewer rows.
+        full_chunk: instead: those of the last so many rows or fewer, as an engine that splits a
+            forward into calls of this size keeps them.
+        rows_read: the rows of every read of full logits.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        logits_of: LogitsOf,
+        num_top_logits: int,
+        first_full_row: int | None = None,
+        full_chunk: int = 0,
+    ) -> None:
         self.table = TableModel(vocab_size, logits_of)
         self.vocab_size = vocab_size
         self.num_top_logits = num_top_logits
+        self.first_full_row = first_full_row
+        self.full_chunk = full_chunk
+        self.rows_read: list[list[int]] = []
+        self._full: TableFull | None = None
 
     @property
     def num_rows(self) -> int:
         return self.table.num_rows
+
+    @property
+    def keeps_full_logits(self) -> bool:
+        return self.first_full_row is not None or self.full_chunk > 0
 
     def forward(
         self,
@@ -36,12 +61,38 @@ class TopTable:
         mask: NDArray[np.bool_],
         logit_rows: NDArray[np.int64],
     ) -> TableTop:
-        return candidates_of(
-            self.table.forward(token_ids, positions, mask, logit_rows), self.num_top_logits
-        )
+        logits = self.table.forward(token_ids, positions, mask, logit_rows)
+        top = candidates_of(logits, self.num_top_logits)
+        if not self.keeps_full_logits:
+            return top
+        first_row = self.first_full_row or 0
+        if self.full_chunk:
+            first_row = (len(logits) - 1) // self.full_chunk * self.full_chunk
+        if self._full is not None:
+            self._full.logits = None
+        self._full = TableFull(logits, min(first_row, len(logits)), self.rows_read)
+        return top._replace(full=self._full)
 
     def keep(self, rows: NDArray[np.int64]) -> None:
         self.table.keep(rows)
+
+
+class TableFull:
+    """The full logits of a forward of a TopTable, until its next one."""
+
+    def __init__(
+        self, logits: NDArray[np.float32], first_row: int, rows_read: list[list[int]]
+    ) -> None:
+        self.logits: NDArray[np.float32] | None = logits
+        self.first_row = first_row
+        self._rows_read = rows_read
+
+    def read(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        assert self.logits is not None, "read after the next forward"
+        assert rows.dtype == np.int64 and rows.ndim == 1
+        assert ((self.first_row <= rows) & (rows < len(self.logits))).all(), (rows, self.first_row)
+        self._rows_read.append(rows.tolist())
+        return self.logits[rows]
 
 
 def candidates_of(logits: NDArray[np.float32], num_candidates: int) -> TableTop:

@@ -15,6 +15,7 @@ import pytest
 from dsbd_ort import Pipeline
 from tests.doc_blocks import blocks_of
 from tests.examples.cpp_requests import Options, arguments_of, of_python
+from tests.runtime.bundle_edits import as_version_2, edited, without_draft
 from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle
 
 ROOT = Path(__file__).parents[2]
@@ -171,12 +172,13 @@ def test_damaged_bundles_are_refused(host, tiny_bundle, tmp_path):
     copy = Path(shutil.copytree(tiny_bundle.path, tmp_path / "bundle"))
     manifest = json.loads((copy / "dsbd.json").read_text())
     damages: list[tuple[Options, str]] = [
-        ({"schema_version": 3}, "schema_version 3, this host reads 2"),
+        ({"schema_version": 4}, "schema_version 4, this host reads 3 and 2"),
         ({"files": {**manifest["files"], "../x": {"size": 1}}}, "outside the bundle"),
         ({"target": {**manifest["target"], "logits": "topk:0"}}, "expected full or topk:K"),
         ({"target": {**manifest["target"], "vocab_size": 9}}, "target and draft differ in"),
         ({"draft": {**manifest["draft"], "masks": ["mask"]}}, "unknown mask"),
-        ({"draft": None}, "is not what dsbd-export writes"),
+        ({"draft": 3}, "is not what dsbd-export writes"),
+        ({"draft": None}, "this bundle has no draft, but strategy dsbd needs one; use sample"),
     ]
     for damage, words in damages:
         (copy / "dsbd.json").write_text(json.dumps({**manifest, **damage}))
@@ -187,3 +189,25 @@ def test_damaged_bundles_are_refused(host, tiny_bundle, tmp_path):
         file.truncate(100)
     done = run_host(host, copy, "--ids", "1")
     assert done.returncode == 2 and "has 100 bytes, the manifest says" in done.stderr
+
+
+def test_a_bundle_without_a_draft_samples(host, tmp_path):
+    write_tiny_bundle(tmp_path / "bundle")
+    options: Options = {"strategy": "beam-sample", "num_beams": 2, "top_k": 4}
+    command = ["--ids", "1,2,3", "--json", *arguments_of(options)]
+    wanted = run_host(host, tmp_path / "bundle", *command)
+    without_draft(tmp_path / "bundle", TinyModel())
+    found = run_host(host, tmp_path / "bundle", *command)
+    assert found.returncode == 0 and found.stdout == wanted.stdout
+
+
+def test_a_bundle_of_schema_version_2_answers_alike(host, tmp_path):
+    answers = []
+    for full_logits in (True, False):
+        model = TinyModel(logits="topk:8", full_logits=full_logits)
+        bundle = tmp_path / str(full_logits)
+        write_tiny_bundle(bundle, target=model, draft=model)
+        if not full_logits:
+            edited(bundle, as_version_2)
+        answers.append(run_host(host, bundle, "--ids", "1,2,3", "--top-k", "8").stdout)
+    assert answers[0] == answers[1] != ""

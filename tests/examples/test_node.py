@@ -6,6 +6,7 @@ import hashlib
 import json
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from filelock import FileLock
 
 from dsbd_ort import Pipeline
+from tests.runtime.bundle_edits import as_version_2, edited
 from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle
 
 ROOT = Path(__file__).parents[2]
@@ -149,6 +151,39 @@ def test_what_cannot_be_done_is_refused_in_one_line(host, tiny_bundle, arguments
     done = run_host(host, tiny_bundle.path, *arguments)
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
     assert words in done.stderr
+
+
+def test_a_bundle_of_schema_version_2_answers_alike(host, tmp_path):
+    answers = []
+    for full_logits in (True, False):
+        model = TinyModel(logits="topk:8", full_logits=full_logits)
+        bundle = tmp_path / str(full_logits)
+        write_tiny_bundle(bundle, target=model, draft=replace(model, seed=1))
+        if not full_logits:
+            edited(bundle, as_version_2)
+        answers.append(answer_of(host, bundle, "--ids", "256,40,41"))
+    assert answers[0] == answers[1]
+
+
+REFUSED = [
+    ({"schema_version": 1}, {}, "has schema_version 1, this host reads 3 and 2; export again"),
+    ({"schema_version": "3"}, {}, 'has schema_version "3", this host reads 3 and 2'),
+    ({"surprise": 1}, {}, "has surprise, which this host does not know; use the host of the"),
+    ({}, {"features": {}}, "draft has features, which this host does not know"),
+    ({}, {"logits": "gather"}, 'draft has logits "gather", which this host does not know'),
+    ({"draft": None}, {}, "has no draft, and this host speculates; export with --draft"),
+]
+
+
+@pytest.mark.parametrize(("fields", "of_draft", "said"), REFUSED)
+def test_other_manifests_are_refused(host, tiny_bundle, tmp_path, fields, of_draft, said):
+    copy = Path(shutil.copytree(tiny_bundle.path, tmp_path / "bundle"))
+    data = json.loads((copy / "dsbd.json").read_text())
+    data["draft"] |= of_draft
+    (copy / "dsbd.json").write_text(json.dumps(data | fields))
+    done = run_host(host, copy, "--ids", "1")
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    assert said in done.stderr
 
 
 def test_a_cut_bundle_is_refused(host, tiny_bundle, tmp_path):

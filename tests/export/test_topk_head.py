@@ -38,7 +38,7 @@ def test_the_outputs_and_operators(exported_topk, exported):
             for value in topk.output[:3]
         }
         assert shapes == {"top_logits": ["R", 8], "top_ids": ["R", 8], "logsumexp": ["R"]}
-        assert [o.name for o in topk.output[3:]] == [o.name for o in dense.output[1:]]
+        assert list(topk.output[3:]) == list(dense.output)  # logits and caches
         assert topk.input == dense.input
         assert not any(node.domain for node in topk.node)
         head = [node.op_type for node in topk.node[len(dense.node) :]]
@@ -47,7 +47,8 @@ def test_the_outputs_and_operators(exported_topk, exported):
 
 def test_manifest_and_report_name_the_head(exported_topk):
     manifest = open_bundle(exported_topk.config.output, verify=True).manifest
-    assert manifest.target.logits == manifest.draft.logits == "topk:8"
+    for entry in (manifest.target, manifest.draft):
+        assert (entry.logits, entry.full_logits) == ("topk:8", True)
     assert sum("top-k head" in line for line in exported_topk.report) == 2
 
 
@@ -58,7 +59,11 @@ def test_candidates_are_those_of_the_dense_export(exported_topk, exported):
             logits = dense.forward(*step)
         with load_causal_lm(open_bundle(exported_topk.config.output), role) as topk:
             found = topk.forward(*step)
+            full = found.full.read(np.arange(2))
         assert_candidates_of(found, logits)
+        np.testing.assert_allclose(full, logits, rtol=1e-6, atol=1e-6)
+        best = np.take_along_axis(full, found.top_ids, axis=1)
+        np.testing.assert_array_equal(best, found.top_logits)
 
 
 def assert_candidates_of(found, logits):
@@ -102,7 +107,7 @@ LOGITS = np.random.default_rng(0).normal(size=(3, 300)).astype(np.float32) * 3
 def right_rows():
     ids = np.argsort(-LOGITS, axis=1)[:, :NUM_CANDIDATES]
     sums = np.log(np.exp(LOGITS.astype(np.float64)).sum(axis=1)).astype(np.float32)
-    return HeadRows(ids, np.take_along_axis(LOGITS, ids, axis=1), sums)
+    return HeadRows(ids, np.take_along_axis(LOGITS, ids, axis=1), sums, LOGITS.copy())
 
 
 def test_right_rows_pass():
@@ -111,12 +116,15 @@ def test_right_rows_pass():
 
 def damaged(rows, place):
     if place == "width":
-        return HeadRows(rows.top_ids[:, 1:], rows.top_logits[:, 1:], rows.logsumexp)
+        return replace(rows, top_ids=rows.top_ids[:, 1:], top_logits=rows.top_logits[:, 1:])
     if place == "order":
-        return HeadRows(rows.top_ids[:, ::-1], rows.top_logits[:, ::-1], rows.logsumexp)
+        return replace(rows, top_ids=rows.top_ids[:, ::-1], top_logits=rows.top_logits[:, ::-1])
     if place == "next best":
         ids = np.argsort(-LOGITS, axis=1)[:, 1 : NUM_CANDIDATES + 1]
-        return HeadRows(ids, np.take_along_axis(LOGITS, ids, axis=1), rows.logsumexp)
+        top_logits = np.take_along_axis(LOGITS, ids, axis=1)
+        return replace(rows, top_ids=ids, top_logits=top_logits)
+    if place == "rows of logits":
+        return replace(rows, logits=rows.logits[:2])
     if place == "id":
         rows.top_ids[2, 3] = (rows.top_ids[2, 3] + 1) % 300
     if place == "logit":
@@ -125,6 +133,8 @@ def damaged(rows, place):
         rows.logsumexp[0] += 1e-3
     if place == "NaN":
         rows.logsumexp[0] = np.nan
+    if place == "full logit":
+        rows.logits[2, 299] += 1e-3
     return rows
 
 
@@ -136,6 +146,8 @@ DAMAGE = [
     ("logit", "top_logits differs by 0.001"),
     ("sum", "logsumexp differs by 0.001"),
     ("NaN", "logsumexp differs by nan"),
+    ("full logit", "logits differs by 0.001"),
+    ("rows of logits", r"logits has shape \(2, 300\), expected \(3, 300\)"),
 ]
 
 
@@ -148,5 +160,6 @@ def test_a_wrong_head_is_named(place, words):
 
 def test_a_token_named_twice_is_caught():
     logits = np.zeros((1, 10), np.float32)
-    rows = HeadRows(np.array([[0, 0]]), np.zeros((1, 2), np.float32), np.log([10.0]).astype("f"))
+    sums = np.log([10.0]).astype(np.float32)
+    rows = HeadRows(np.array([[0, 0]]), np.zeros((1, 2), np.float32), sums, logits)
     assert head_problem(rows, logits, 2) == "top_ids names a token twice"

@@ -89,4 +89,4 @@ def test_a_bad_number_among_candidates_is_found(top_logits, logsumexp):
     ids = np.array([[5, 6, 7]])
     arrays = np.array([top_logits], np.float32), np.array([logsumexp], np.float32)
     with pytest.raises(ModelError, match="the model returned"):
-        Warp(1.0, 3, 1.0).distributions((ids, *arrays))
+        Warp(1.0, 3, 1.0).distributions((ids, *arrays, None))

@@ -72,6 +72,9 @@ class FakeSession:
         logits = tokens[:, None] + np.arange(self._vocab_size, dtype=np.float32) / 1000
         return {LOGITS: logits}
 
+    def read_full_logits(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        raise AssertionError("an engine that returns all logits keeps none")
+
     def move_rows(self, src_rows: NDArray[np.int64], first_row: int) -> None:
         self.moves.append((src_rows.tolist(), first_row))
         self.rows[first_row : first_row + len(src_rows)] = self.rows[src_rows]

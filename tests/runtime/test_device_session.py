@@ -49,10 +49,11 @@ MODELS = [
     TinyModel(),
     TinyModel(sliding_window=3),
     TinyModel(logits="topk:5"),
+    TinyModel(logits="topk:5", full_logits=False),
 ]
 
 
-@pytest.mark.parametrize("tiny", MODELS, ids=["dense", "sliding", "topk"])
+@pytest.mark.parametrize("tiny", MODELS, ids=["dense", "sliding", "topk", "topk alone"])
 @pytest.mark.parametrize("captures_graphs", [False, True])
 def test_every_output_is_that_of_the_host_session_whatever_lies_in_unused_rows(
     tmp_path: Path, tiny: TinyModel, captures_graphs: bool
@@ -84,6 +85,12 @@ def assert_same(found: Any, wanted: Any) -> None:
     np.testing.assert_array_equal(found.top_ids, wanted.top_ids)
     np.testing.assert_allclose(found.top_logits, wanted.top_logits, atol=2e-5)
     np.testing.assert_allclose(found.logsumexp, wanted.logsumexp, atol=2e-5)
+    if wanted.full is None:
+        assert found.full is None
+        return
+    assert found.full.first_row == wanted.full.first_row
+    rows = np.arange(found.full.first_row, len(wanted.top_ids))[::-1]
+    np.testing.assert_allclose(found.full.read(rows), wanted.full.read(rows), atol=2e-5)
 
 
 def test_the_poison_would_be_seen(tiny_bundle: Bundle) -> None:
@@ -149,6 +156,81 @@ def test_bytes_of_a_step_are_its_small_inputs_and_the_asked_rows(
         else:
             assert downloaded <= padded_asked * (8 * 4 + 8 * 8 + 4) + 2 * 256
             assert (downloaded == 0) == (not asked)
+
+
+def open_topk(folder: Path, **options: Any) -> FakeMachine:
+    write_tiny_bundle(folder / "bundle", target=TinyModel(logits="topk:8"))
+    return open_on_fake(open_bundle(folder / "bundle"), **options)
+
+
+FULL_ROW_BYTES = 4 * VOCAB_SIZE
+
+
+def test_full_logits_cross_when_they_are_read(tmp_path: Path) -> None:
+    machine = open_topk(tmp_path)
+    traffic = machine.device.traffic
+    full = append_chain(machine.model, 20, np.arange(20)).full
+    assert traffic.num_bytes["download"] < 4 * FULL_ROW_BYTES  # top logits, ids and sums
+    for num_rows in (1, 20, 3):
+        traffic.clear()
+        full.read(np.arange(num_rows))
+        assert traffic.num_bytes["download"] == num_rows * FULL_ROW_BYTES
+        assert traffic.counts["synchronize"] == -(-num_rows // 8)
+    assert traffic.num_bytes["allocate_pinned"] == 0  # the first read took room for eight rows
+    assert full.read(NO_ROWS).shape == (0, VOCAB_SIZE)
+
+
+def test_rows_that_repeat_are_read_as_the_caller_counts_them(tmp_path: Path) -> None:
+    machine = open_topk(tmp_path)
+    found = append_chain(machine.model, 2, np.array([1, 0, 1, 1, 0]))
+    full = found.full.read(np.arange(5))
+    np.testing.assert_array_equal(full.max(axis=1), found.top_logits[:, 0])
+    np.testing.assert_array_equal(full[[0, 1]], full[[2, 4]])
+    again = append_chain(machine.model, 2, np.array([1, 0]))
+    np.testing.assert_array_equal(again.full.read(np.arange(2)).max(axis=1), again.top_logits[:, 0])
+
+
+@pytest.mark.parametrize("captures_graphs", [False, True])
+def test_full_logits_outlast_the_caches(tmp_path: Path, captures_graphs: bool) -> None:
+    machine = open_topk(tmp_path, captures_graphs=captures_graphs)
+    full = append_chain(machine.model, 300, np.array([299])).full
+    wanted = full.read(np.array([0]))
+    machine.model.keep(np.arange(4, 10))
+    machine.model.shrink()
+    machine.model.keep(NO_ROWS)
+    np.testing.assert_array_equal(full.read(np.array([0])), wanted)
+    assert np.abs(wanted).max() > 0
+
+
+def test_the_room_for_full_logits_is_bounded(tmp_path: Path) -> None:
+    machine = open_topk(tmp_path, capacity=300)
+    for num_new in (1, 200, 1, 7, 33, 20, 9, 13, 11, 5):  # the last without room for padding
+        append_chain(machine.model, num_new, np.arange(num_new))
+    sizes = sorted(
+        memory.nbytes // FULL_ROW_BYTES
+        for memory in machine.device.live.values()
+        if memory.nbytes % FULL_ROW_BYTES == 0
+    )
+    assert sizes == [1, 8, 16, 32, 64, 256]
+    with pytest.raises(CapacityError):
+        append_chain(machine.model, 1, NO_ROWS)
+
+
+def test_without_memory_for_full_logits_the_rows_are_as_before(tmp_path: Path) -> None:
+    machine = open_topk(tmp_path)
+    append_chain(machine.model, 10, np.array([9]))
+    machine.device.room = 6 * FULL_ROW_BYTES
+    with pytest.raises(CapacityError, match="no memory for the outputs of 8 rows"):
+        append_chain(machine.model, 8, np.arange(8))
+    assert machine.model.num_rows == 10
+    append_chain(machine.model, 8, np.array([7])).full.read(np.array([0]))
+
+
+def test_closing_frees_the_full_logits(tmp_path: Path) -> None:
+    machine = open_topk(tmp_path)
+    append_chain(machine.model, 9, np.arange(9)).full.read(np.arange(9))
+    machine.model.close()
+    assert (machine.device.live, machine.device.pinned) == ({}, {})
 
 
 def test_bytes_of_a_move_are_its_row_numbers(tiny_bundle: Bundle) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from dsbd_runtime.graph import empty_outputs, head_outputs, parse_num_top_logits
+from tests.runtime.tiny_graph import TinyModel
 
 KINDS = [("full", 0), ("topk:1", 1), ("topk:64", 64), ("topk:128256", 128256)]
 NO_KINDS = ["", "Full", "topk", "topk:", "topk:0", "topk:-1", "topk:08", "topk:4.0", "topk: 4", "4"]
@@ -33,3 +34,24 @@ def test_outputs_and_their_arrays() -> None:
         "top_ids": ((3, 8), np.int64),
         "logsumexp": ((3,), np.float32),
     }
+
+
+@pytest.mark.parametrize(
+    ("model", "kept", "outputs"),
+    [
+        (TinyModel(), None, ["logits"]),
+        (TinyModel(logits="topk:8"), "logits", ["top_logits", "top_ids", "logsumexp", "logits"]),
+        (
+            TinyModel(logits="topk:8", full_logits=False),
+            None,
+            ["top_logits", "top_ids", "logsumexp"],
+        ),
+    ],
+)
+def test_the_full_logits_of_a_topk_engine_are_kept(
+    model: TinyModel, kept: str | None, outputs: list[str]
+) -> None:
+    entry = model.entry()
+    assert (entry.kept_output and entry.kept_output.name) == kept
+    assert [name for name in entry.contract.outputs if "present" not in name] == outputs
+    assert [output.name for output in entry.head if output.name != kept] == outputs[:3]

@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dsbd_runtime.bundle import Bundle, open_bundle, write_manifest
 from dsbd_runtime.errors import BundleError, CapacityError, DsbdError, InputError, ProviderError
-from tests.runtime.tiny_graph import TinyModel
-
-
-def edited(folder: Path, edit: Callable[[dict[str, Any]], object]) -> Path:
-    """Change the manifest's JSON in place; return the folder."""
-    file = folder / "dsbd.json"
-    data = json.loads(file.read_text())
-    edit(data)
-    file.write_text(json.dumps(data))
-    return folder
+from dsbd_runtime.loading import load_causal_lm, load_pair
+from tests.runtime.bundle_edits import as_version_2, edited, without_draft
+from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle
 
 
 def refusal(folder: Path, *, verify: bool = False) -> str:
@@ -78,12 +71,12 @@ def test_a_manifest_that_is_no_json(bundle_copy: Path, content: bytes) -> None:
     assert "dsbd.json cannot be read as JSON" in refusal(bundle_copy)
 
 
-@pytest.mark.parametrize("version", [3, 1, None, "2", 2.0, True, [1], {"a": "b" * 1000}])
+@pytest.mark.parametrize("version", [4, 1, None, "3", 3.0, "2", True, [1], {"a": "b" * 1000}])
 def test_another_schema_version(bundle_copy: Path, version: Any) -> None:
     edited(bundle_copy, lambda data: data.update(schema_version=version))
     message = refusal(bundle_copy)
     assert f"has schema_version {version!r}"[:60] in message
-    assert "this version reads 2; export the bundle again" in message
+    assert "this version reads 3 and 2; export the bundle again" in message
 
 
 @pytest.mark.parametrize("content", ["[]", "3", "null", '"text"', "{}"])
@@ -112,7 +105,12 @@ WRONG_VALUES: list[tuple[list[str | int], Any, str]] = [
     (["target", "dtype"], "int4", "dtype is 'int4', expected one of fp32, fp16, bf16"),
     (["target", "logits"], "topk:0", "logits is 'topk:0', expected full or topk:K with K from 1"),
     (["target", "logits"], "topk:259", "'topk:259', expected full or topk:K with K from 1 to 258"),
-    (["target", "logits"], "top", "logits is 'top', expected full or topk:K"),
+    (["target", "full_logits"], None, "target: full_logits is None, expected bool"),
+    (["target", "full_logits"], False, "full_logits is False, expected true with logits full"),
+    (["draft", "bit_exact"], True, "bit_exact is True, expected one of ('by construction', 'ob"),
+    (["draft", "bit_exact"], "yes", "bit_exact is 'yes', expected one of ('by construction', "),
+    (["draft", "bit_exact"], 0, "draft: bit_exact is 0, expected str"),
+    (["draft"], [], "draft is [], expected ModelEntry"),
     (["target", "masks"], [], "masks is [], expected one of"),
     (["target", "masks"], ["attention_mask"] * 2, "expected one of"),
     (["target", "masks"], ["other"], "masks is ['other'], expected one of"),
@@ -137,7 +135,7 @@ WRONG_VALUES: list[tuple[list[str | int], Any, str]] = [
     (["files", "tokenizer.json"], {"size": 1}, "missing or unknown entries ['sha256']"),
     (["files", "tokenizer.json", "size"], "1", "tokenizer.json: size is '1', expected int"),
     (["files"], {}, "lists no tokenizer.json; export again"),
-    (["surprise"], 1, "missing or unknown entries ['surprise']"),
+    (["files", "tokenizer.json", "mode"], 1, "missing or unknown entries ['mode']"),
     (["target", "dtype"], "x" * 5000, "target: dtype is 'xxx"),
 ]
 
@@ -152,6 +150,93 @@ def test_wrong_values_name_their_place(
         data[place[-1]] = value
 
     assert said in refusal(edited(bundle_copy, edit))
+
+
+LATER = [
+    # what a later version may write, what is said of it
+    (["surprise"], 1, "dsbd.json has surprise 1, which"),
+    (["target", "surprise"], [1], "dsbd.json: target has surprise [1], which"),
+    (["target", "logits"], "gather", "dsbd.json: target has logits 'gather', which"),
+    (["draft", "logits"], "top", "dsbd.json: draft has logits 'top', which"),
+    (["draft", "features"], {"layers": [1]}, "draft has features {'layers': [1]}, which"),
+    (["draft", "d2t"], "draft/d2t.npy", "draft has d2t 'draft/d2t.npy', which"),
+]
+
+
+@pytest.mark.parametrize(("place", "value", "said"), LATER)
+def test_a_later_versions_bundle_is_refused_by_the_name_of_the_field(
+    bundle_copy: Path, place: list[str], value: Any, said: str
+) -> None:
+    def edit(data: Any) -> None:
+        data["versions"]["dsbd-ort"] = "7.8.9"
+        for key in place[:-1]:
+            data = data[key]
+        data[place[-1]] = value
+
+    message = refusal(edited(bundle_copy, edit))
+    assert f"{said} this version of dsbd-ort does not know" in message
+    assert "use the version that made the bundle ('7.8.9') or a later one" in message
+
+
+def test_a_later_versions_field_that_is_null_or_absent_means_none(
+    bundle_copy: Path, tiny_bundle: Bundle
+) -> None:
+    def edit(data: Any) -> None:
+        data["surprise"] = data["target"]["surprise"] = None
+        for name in ("bit_exact", "features", "d2t"):
+            del data["draft"][name]
+
+    assert open_bundle(edited(bundle_copy, edit)).manifest == tiny_bundle.manifest
+
+
+@pytest.mark.parametrize("claim", ["by construction", "observed", False, None])
+def test_what_is_claimed_of_exactness(bundle_copy: Path, claim: Any) -> None:
+    edited(bundle_copy, lambda data: data["target"].update(bit_exact=claim))
+    assert open_bundle(bundle_copy).entry("target").bit_exact == claim
+
+
+def test_version_2_is_read_with_the_defaults(bundle_copy: Path, tiny_bundle: Bundle) -> None:
+    bundle = open_bundle(edited(bundle_copy, as_version_2), verify=True)
+    assert bundle.manifest == replace(tiny_bundle.manifest, schema_version=2)
+    assert set(json.loads((bundle_copy / "dsbd.json").read_text())["target"]) == {
+        "family", "vocab_size", "bos_token_id", "eos_token_ids", "context_length", "kv", "dtype",
+        "quantization", "logits", "masks", "sliding_window", "parity",
+    }  # fmt: skip
+
+
+def test_a_topk_engine_of_version_2_has_no_full_logits(tmp_path: Path) -> None:
+    old = TinyModel(logits="topk:8", full_logits=False)
+    write_tiny_bundle(tmp_path / "bundle", target=old, draft=replace(old, seed=1))
+    bundle = open_bundle(edited(tmp_path / "bundle", as_version_2))
+    with load_causal_lm(bundle, "target") as model:
+        rows = np.arange(3)
+        found = model.forward(rows, rows, np.tri(3, dtype=np.bool_), rows)
+    assert found.full is None
+    assert found.top_ids.shape == (3, 8)
+
+
+@pytest.mark.parametrize("break_it", [lambda d: d.update(draft=3), lambda d: d.pop("target")])
+def test_a_broken_manifest_of_version_2_is_refused(bundle_copy: Path, break_it: Any) -> None:
+    edited(bundle_copy, as_version_2)
+    assert "export the bundle again" in refusal(edited(bundle_copy, break_it))
+
+
+def test_a_bundle_without_a_draft_opens(bundle_copy: Path) -> None:
+    bundle = without_draft(bundle_copy, TinyModel())
+    assert json.loads((bundle_copy / "dsbd.json").read_text())["draft"] is None
+    assert (bundle.roles, bundle.manifest.draft) == (("target",), None)
+    assert sorted(bundle.manifest.files)[0] == "target/model.onnx"
+    load_causal_lm(bundle, "target").close()
+
+
+def test_its_draft_is_refused_where_one_is_needed(bundle_copy: Path) -> None:
+    bundle = without_draft(bundle_copy, TinyModel())
+    said = "has no draft; use a strategy without one, as sample, .* or export with --draft"
+    for ask in (bundle.entry, lambda role: load_causal_lm(bundle, role)):
+        with pytest.raises(InputError, match=said):
+            ask("draft")
+    with pytest.raises(InputError, match=said):
+        load_pair(bundle)
 
 
 def test_a_missing_entry_is_named(bundle_copy: Path) -> None:

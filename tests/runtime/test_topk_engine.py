@@ -1,4 +1,4 @@
-"""Engines with a top-k head: the candidates of the dense engine, and nothing larger."""
+"""Engines with a top-k head: the candidates of the dense engine, and full logits when read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from dsbd_runtime.causal_lm import CausalLM
-from dsbd_runtime.errors import BundleError
+from dsbd_runtime.errors import BundleError, InputError
 from dsbd_runtime.graph import TopLogits
 from dsbd_runtime.ort_session import OrtSession
 from tests.runtime.reference import ancestor_mask
@@ -20,10 +20,11 @@ from tests.runtime.tiny_graph import TinyModel, write_engine
 NUM_CANDIDATES = 8
 DENSE = TinyModel()
 TOPK = replace(DENSE, logits=f"topk:{NUM_CANDIDATES}")
+WITHOUT_FULL = replace(TOPK, full_logits=False)
 
 
 def open_model(folder: Path, model: TinyModel) -> CausalLM:
-    path = folder / f"{model.logits.replace(':', '-')}-{model.dtype}.onnx"
+    path = folder / f"{model.logits.replace(':', '-')}-{model.dtype}-{model.full_logits}.onnx"
     write_engine(model, path)
     return CausalLM(OrtSession(path, model.entry(), num_threads=1), model.entry())
 
@@ -71,26 +72,146 @@ def test_a_long_step_runs_in_chunks(tmp_path: Path) -> None:
 def test_manifest_and_head_must_agree(tmp_path: Path) -> None:
     write_engine(TOPK, tmp_path / "topk.onnx")
     write_engine(DENSE, tmp_path / "dense.onnx")
-    with pytest.raises(BundleError, match="lacks the output logits"):
+    write_engine(WITHOUT_FULL, tmp_path / "without.onnx")
+    with pytest.raises(BundleError, match="has an output top_logits that the manifest excludes"):
         OrtSession(tmp_path / "topk.onnx", DENSE.entry())
+    with pytest.raises(BundleError, match="has an output logits that the manifest excludes"):
+        OrtSession(tmp_path / "topk.onnx", WITHOUT_FULL.entry())
+    with pytest.raises(BundleError, match="lacks the output logits"):
+        OrtSession(tmp_path / "without.onnx", TOPK.entry())
     with pytest.raises(BundleError, match="lacks the output top_logits"):
         OrtSession(tmp_path / "dense.onnx", TOPK.entry())
     with pytest.raises(BundleError, match=r"top_logits of shape .*8.*, expected .*9"):
         OrtSession(tmp_path / "topk.onnx", replace(TOPK, logits="topk:9").entry())
 
 
-def test_no_array_of_the_vocabularys_size_reaches_the_host(tmp_path: Path) -> None:
-    large = replace(TOPK, vocab_size=50_000, num_layers=1, num_kv_heads=1, context_length=128)
-    row_bytes = large.vocab_size * 4
-    peak_by_kind = {}
-    for model in (large, replace(large, logits="full")):
-        with open_model(tmp_path, model) as opened:
-            step = opened.forward
-            tracemalloc.start()
-            for _ in range(3):
-                opened.keep(np.arange(0))
-                step(*chain(4), np.arange(4))
-            peak_by_kind[model.logits] = tracemalloc.get_traced_memory()[1]
-            tracemalloc.stop()
-    assert peak_by_kind["topk:8"] < row_bytes / 2
-    assert peak_by_kind["full"] > 4 * row_bytes  # the measure sees such arrays
+LARGE = replace(TOPK, vocab_size=50_000, num_layers=1, num_kv_heads=1, context_length=512)
+LARGE_ROW_BYTES = LARGE.vocab_size * 4
+
+
+def traced_peak(model: CausalLM, num_rows: int) -> int:
+    """Return the most bytes that Python and numpy took in forwards of so many logit rows."""
+    tracemalloc.start()
+    for _ in range(3):
+        model.keep(np.arange(0))
+        model.forward(*chain(num_rows), np.arange(num_rows))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return peak
+
+
+def test_no_forward_takes_an_array_of_the_vocabularys_size(tmp_path: Path) -> None:
+    with open_model(tmp_path, replace(LARGE, logits="full")) as dense:
+        assert traced_peak(dense, 4) > 4 * LARGE_ROW_BYTES  # the measure sees such arrays
+    with open_model(tmp_path, replace(LARGE, full_logits=False)) as without:
+        assert traced_peak(without, 4) < LARGE_ROW_BYTES / 2
+    with open_model(tmp_path, LARGE) as topk:
+        traced_peak(topk, 5)
+        for num_rows in (5, 1, 8, 4):  # the buffer of five has room for eight
+            assert traced_peak(topk, num_rows) < LARGE_ROW_BYTES / 2
+
+
+def test_the_buffer_of_full_logits_is_that_of_the_largest_call(tmp_path: Path) -> None:
+    with open_model(tmp_path, LARGE) as topk:
+        tracemalloc.start()
+        for num_rows, num_held in ((3, 4), (20, 32), (2, 32), (300, 256), (30, 256)):
+            topk.keep(np.arange(0))
+            topk.forward(*chain(num_rows), np.arange(num_rows))
+            held = tracemalloc.get_traced_memory()[0] / LARGE_ROW_BYTES
+            assert num_held <= held < num_held + 2
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+def test_full_logits_are_those_of_the_dense_engine(tmp_path: Path, dtype: str) -> None:
+    dense, topk = (open_model(tmp_path, replace(m, dtype=dtype)) for m in (DENSE, TOPK))
+    step = (np.array([5, 6, 7, 8, 9]), np.array([0, 1, 1, 2, 2]), ancestor_mask([-1, 0, 0, 2, 1]))
+    asked = np.array([4, 1, 1, 0])
+    logits = dense.forward(*step, asked)
+    found = topk.forward(*step, asked)
+    assert found.full.first_row == 0
+    for rows in ([0, 1, 2, 3], [3, 0], [1], [2, 2, 3, 2], []):
+        full = found.full.read(np.array(rows, np.int64))
+        assert full.dtype == np.float32 and full.shape == (len(rows), DENSE.vocab_size)
+        np.testing.assert_array_equal(full, logits[rows])
+        full[:] = 0  # the caller's own
+    best = np.take_along_axis(found.full.read(np.arange(4)), found.top_ids, axis=1)
+    np.testing.assert_array_equal(best, found.top_logits)
+
+
+def test_of_several_calls_only_the_last_can_be_read(tmp_path: Path) -> None:
+    dense, topk = open_model(tmp_path, DENSE), open_model(tmp_path, TOPK)
+    asked = [
+        # logit rows of 300, the last call begins with 256; the first that can be read
+        ([299, 3, 255, 256, 280], 3),
+        ([256, 257], 0),
+        ([299, 255], 2),
+        ([], 0),
+    ]
+    for logit_rows, first_row in asked:
+        dense.keep(np.arange(0))
+        topk.keep(np.arange(0))
+        rows = np.array(logit_rows, np.int64)
+        logits = dense.forward(*chain(300), rows)
+        full = topk.forward(*chain(300), rows).full
+        assert full.first_row == first_row
+        readable = np.arange(first_row, len(rows))[::-1]
+        np.testing.assert_array_equal(full.read(readable), logits[readable])
+        for lost in range(first_row):
+            with pytest.raises(InputError, match=rf"rows\[0\] is {lost}, expected {first_row} to "):
+                full.read(np.array([lost]))
+
+
+WRONG_ROWS = [
+    (np.array([0, 3]), r"rows\[1\] is 3, expected 0 to 2"),
+    (np.array([-1]), r"rows\[0\] is -1, expected 0 to 2"),
+    (np.array([[0]]), r"rows has shape \(1, 1\) and type int64, expected .* 1 dimensions, int64"),
+    (np.array([0.0]), "type float64"),
+]
+
+
+@pytest.mark.parametrize(("rows", "said"), WRONG_ROWS)
+def test_other_rows_are_refused(tmp_path: Path, rows: NDArray[np.int64], said: str) -> None:
+    full = open_model(tmp_path, TOPK).forward(*chain(3), np.arange(3)).full
+    with pytest.raises(InputError, match=said):
+        full.read(rows)
+
+
+def test_full_logits_end_with_the_next_forward_and_not_before(tmp_path: Path) -> None:
+    model = open_model(tmp_path, TOPK)
+    first = model.forward(*chain(200), np.array([199])).full
+    wanted = first.read(np.array([0]))
+    model.keep(np.arange(10, 20))
+    model.shrink()
+    with pytest.raises(InputError):
+        model.forward(*chain(3), np.array([5]))  # refused: no forward
+    model.keep(np.arange(0))
+    np.testing.assert_array_equal(first.read(np.array([0])), wanted)
+    second = model.forward(*chain(3), np.array([2])).full
+    with pytest.raises(InputError, match="read after the model's next forward or its end"):
+        first.read(np.array([0]))
+    second.read(np.array([0]))
+    model.close()
+    with pytest.raises(InputError, match="read after the model's next forward or its end"):
+        second.read(np.array([0]))
+
+
+def test_full_logits_follow_caches_that_grow(tmp_path: Path) -> None:
+    dense, topk = open_model(tmp_path, DENSE), open_model(tmp_path, TOPK)
+    for num_rows in (10, 200, 3):  # as many logit rows each time, in caches of 128 and 256
+        first = topk.num_rows
+        rows = np.arange(first, first + num_rows)
+        mask = np.tri(first + num_rows, dtype=np.bool_)[first:]
+        asked = np.array([num_rows - 1, 0])
+        logits = dense.forward(rows % 256, rows, mask, asked)
+        full = topk.forward(rows % 256, rows, mask, asked).full
+        np.testing.assert_array_equal(full.read(np.arange(2)), logits)
+
+
+def test_an_engine_without_the_output_has_no_full_logits(tmp_path: Path) -> None:
+    asked = np.array([2, 0])
+    wanted = open_model(tmp_path, TOPK).forward(*chain(3), asked)
+    found = open_model(tmp_path, WITHOUT_FULL).forward(*chain(3), asked)
+    assert found.full is None
+    for array, other in zip(found[:3], wanted[:3], strict=True):
+        np.testing.assert_array_equal(array, other)

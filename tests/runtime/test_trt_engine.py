@@ -17,6 +17,7 @@ from dsbd_runtime.providers import Placement, find_provider, parse_placement
 from dsbd_runtime.session import EngineRequest
 from dsbd_runtime.trt_engine import open_trt_session
 from tests.runtime.fake_trt import CAPACITY, STEPS, FakeGpu, FakeTrt, add_fake_engines
+from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle
 
 RTX = find_provider("tensorrt-rtx")
 
@@ -55,6 +56,28 @@ def test_steps_and_moves_give_what_the_cpu_gives(bundle: Bundle) -> None:
             for one in (model, on_cpu):
                 one.keep(np.concatenate([[0, 1], kept]) if num_rows == 300 else np.r_[0:150])
         assert model.kv_bytes == 2 * 2 * 2 * CAPACITY * 8 * 4  # layers, parts, heads, dims, bytes
+    assert gpu.live == {} and gpu.streams == []
+
+
+@pytest.mark.parametrize("full_logits", [True, False])
+def test_full_logits_of_a_plan_with_a_topk_head(tmp_path: Path, full_logits: bool) -> None:
+    target = TinyModel(logits="topk:8", full_logits=full_logits)
+    write_tiny_bundle(tmp_path / "bundle", target=target)
+    bundle, gpu = add_fake_engines(tmp_path / "bundle"), FakeGpu()
+    with (
+        CausalLM(opened(bundle, gpu=gpu), bundle.entry("target")) as model,
+        load_causal_lm(bundle, "target") as on_cpu,
+    ):
+        for num_rows in (9, 1, 9):
+            asked = np.arange(num_rows)
+            found, wanted = (
+                m.forward(*chain(m.num_rows, num_rows), asked) for m in (model, on_cpu)
+            )
+            np.testing.assert_array_equal(found.top_ids, wanted.top_ids)
+            assert (found.full is not None) == (wanted.full is not None) == full_logits
+            if full_logits:
+                rows = asked[::-1]
+                np.testing.assert_allclose(found.full.read(rows), wanted.full.read(rows), atol=1e-5)
     assert gpu.live == {} and gpu.streams == []
 
 

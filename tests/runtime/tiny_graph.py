@@ -34,7 +34,8 @@ NUMPY_TYPES = {"fp32": np.float32, "fp16": np.float16}
 class TinyModel:
     """Sizes and seed of a tiny model: embeddings, attention layers, a head; no MLP, no norm.
 
-    With a sliding window the odd layers are sliding.
+    With a sliding window the odd layers are sliding. Without ``full_logits`` a graph with a top-k
+    head lacks the output logits, as in bundles of schema version 2.
     """
 
     seed: int = 0
@@ -47,6 +48,7 @@ class TinyModel:
     sliding_window: int | None = None
     dtype: str = "fp32"
     logits: str = "full"
+    full_logits: bool = True
 
     @property
     def width(self) -> int:
@@ -90,6 +92,7 @@ class TinyModel:
             dtype=self.dtype,
             quantization="none",
             logits=self.logits,
+            full_logits=self.full_logits,
             masks=[graph.ATTENTION_MASK, *sliding],
             sliding_window=self.sliding_window,
             parity=ParityReport(
@@ -140,6 +143,15 @@ def write_engine(model: TinyModel, path: Path) -> None:
     _save(nodes, [*inputs, *past], [logits, *present], initializers, path)
     if num_candidates := parse_num_top_logits(model.logits):
         append_topk_head(path, num_candidates)
+        if not model.full_logits:
+            _drop_output(path, graph.LOGITS)
+
+
+def _drop_output(path: Path, name: str) -> None:
+    model = onnx.load(path, load_external_data=False)
+    [position] = [i for i, output in enumerate(model.graph.output) if output.name == name]
+    del model.graph.output[position]
+    onnx.save(model, path)
 
 
 def write_prune_graph(model: TinyModel, path: Path) -> None:

@@ -33,8 +33,28 @@ struct ModelEntry {
 
 struct Bundle {
     ModelEntry target;
-    ModelEntry draft;
+    std::optional<ModelEntry> draft;             // not in a bundle for strategies without one
 };
+
+constexpr int schema_version = 3;
+constexpr int older_version = 2;                 // all that this host reads is the same in both
+
+inline const std::set<std::string> manifest_fields{"schema_version", "versions", "target",
+                                                   "draft", "files"};
+inline const std::set<std::string> entry_fields{
+    "family", "vocab_size", "bos_token_id", "eos_token_ids", "context_length", "kv", "dtype",
+    "quantization", "logits", "full_logits", "bit_exact", "masks", "sliding_window", "parity"};
+
+/// Refuse what only a later version knows: a field that is null says that the bundle lacks it.
+inline void check_fields(const nlohmann::json& object, const std::set<std::string>& known,
+                         const std::string& where) {
+    for (const auto& [name, value] : object.items()) {
+        if (known.count(name) == 0 && !value.is_null()) {
+            throw Error(where + " has " + name + ", which this host does not know; use the host " +
+                        "of the version of dsbd-ort that made the bundle");
+        }
+    }
+}
 
 inline std::size_t positive(const nlohmann::json& entry, const char* name,
                             const std::filesystem::path& file) {
@@ -82,6 +102,7 @@ inline ModelEntry entry_of(const nlohmann::json& manifest, const std::string& ro
                            const std::filesystem::path& folder) {
     const std::filesystem::path file = folder / "dsbd.json";
     const nlohmann::json& json = manifest.at(role);
+    check_fields(json, entry_fields, file.string() + ": " + role);
     const nlohmann::json& kv = json.at("kv");
     const nlohmann::json& files = manifest.at("files");
     const std::string weights = role + "/model.onnx.data";
@@ -106,8 +127,13 @@ inline ModelEntry entry_of(const nlohmann::json& manifest, const std::string& ro
 }
 
 /// Refuse files that are missing, cut or outside of the bundle.
-inline void check_files(const nlohmann::json& files, const std::filesystem::path& folder) {
-    for (const char* name : {"target/model.onnx", "draft/model.onnx"}) {
+inline void check_files(const nlohmann::json& files, const std::filesystem::path& folder,
+                        bool has_draft) {
+    std::vector<std::string> needed{"target/model.onnx"};
+    if (has_draft) {
+        needed.push_back("draft/model.onnx");
+    }
+    for (const std::string& name : needed) {
         if (!files.contains(name)) {
             throw Error("dsbd.json of " + folder.string() + " lists no " + name +
                         "; export the bundle again");
@@ -133,14 +159,19 @@ inline void check_files(const nlohmann::json& files, const std::filesystem::path
 }
 
 inline Bundle bundle_of(const nlohmann::json& manifest, const std::filesystem::path& folder) {
-    constexpr int schema_version = 2;
+    const std::string file = (folder / "dsbd.json").string();
     const nlohmann::json& found = manifest.at("schema_version");
-    if (found != schema_version) {
-        throw Error((folder / "dsbd.json").string() + " has schema_version " + found.dump() +
-                    ", this host reads " + std::to_string(schema_version) +
+    if (!found.is_number_integer() || (found != schema_version && found != older_version)) {
+        throw Error(file + " has schema_version " + found.dump() + ", this host reads " +
+                    std::to_string(schema_version) + " and " + std::to_string(older_version) +
                     "; export again with the version of dsbd-ort that it came with");
     }
-    check_files(manifest.at("files"), folder);
+    check_fields(manifest, manifest_fields, file);
+    const bool has_draft = !manifest.at("draft").is_null();
+    check_files(manifest.at("files"), folder, has_draft);
+    if (!has_draft) {
+        return {entry_of(manifest, "target", folder), std::nullopt};
+    }
     for (const char* field : {"vocab_size", "bos_token_id", "eos_token_ids"}) {
         const nlohmann::json& target = manifest.at("target").at(field);
         const nlohmann::json& draft = manifest.at("draft").at(field);

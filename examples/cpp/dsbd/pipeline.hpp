@@ -15,25 +15,32 @@
 
 namespace dsbd {
 
-/// Target and draft on the processor; for one thread at a time. Tokens are those of dsbd-run with
-/// --width-policy fixed, for the same seed.
+/// Target and, where there is one, draft on the processor; for one thread at a time. Tokens are
+/// those of dsbd-run with --width-policy fixed, for the same seed.
 class Pipeline {
 public:
     /// num_threads: of one call; without a value ONNX Runtime chooses.
     explicit Pipeline(const std::filesystem::path& folder, std::optional<int> num_threads = {})
         : bundle_(open_bundle(folder)),
-          target_(env_, bundle_.target, {num_threads, has_small_draft(bundle_)}),
-          draft_(env_, bundle_.draft, draft_threads(bundle_, num_threads)) {}
+          target_(env_, bundle_.target, {num_threads, has_small_draft(bundle_)}) {
+        if (bundle_.draft) {
+            draft_.emplace(env_, *bundle_.draft, draft_threads(bundle_, num_threads));
+        }
+    }
 
     Result generate(const std::vector<std::int64_t>& prompt_ids, const Options& options) {
-        return decode(target_, &draft_, prompt_ids,
-                      checked(options, bundle_.target.eos_token_ids));
+        const Request request = checked(options, bundle_.target.eos_token_ids);
+        if (!draft_ && !request.layer_widths.empty()) {
+            throw Error("this bundle has no draft, but strategy " + options.strategy +
+                        " needs one; use sample, beam-sample or greedy, or export with --draft");
+        }
+        return decode(target_, draft_ ? &*draft_ : nullptr, prompt_ids, request);
     }
 
 private:
-    /// A draft whose calls are over before a second thread has begun.
+    /// A draft whose calls are over before a second thread has begun, or none.
     static bool has_small_draft(const Bundle& bundle) {
-        return bundle.draft.weight_bytes <= std::uintmax_t{32} << 20;
+        return !bundle.draft || bundle.draft->weight_bytes <= std::uintmax_t{32} << 20;
     }
 
     /// Two pools of busily waiting threads would take each other's cores: a small draft gets one
@@ -45,7 +52,7 @@ private:
     Ort::Env env_{ORT_LOGGING_LEVEL_ERROR, "dsbd"};
     Bundle bundle_;
     Engine target_;
-    Engine draft_;
+    std::optional<Engine> draft_;
 };
 
 }  // namespace dsbd

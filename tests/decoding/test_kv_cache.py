@@ -1,0 +1,73 @@
+"""Shared forwards: what a call gets of the result, full logits included, is its own rows alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dsbd_ort.decoding.errors import ModelError
+from dsbd_ort.decoding.kv_cache import CacheView, KVCache, PrefixCache
+from dsbd_ort.decoding.step_model import EngineCall, FullLogitsPart, Meter
+from tests.decoding.tables import random_table
+from tests.decoding.top_table import TableTop, TopTable
+
+VOCAB = 9
+TABLE = random_table(3, VOCAB)
+
+
+def results_of_calls(num_logit_rows: list[int], first_full_row: int | None) -> list[TableTop]:
+    """Make a call for every view: a chain of so many rows, all with logits, in one forward."""
+    cache = KVCache(TopTable(VOCAB, TABLE, 4, first_full_row))
+    calls = []
+    for tokens, num_rows in enumerate(num_logit_rows):
+        rows = np.arange(num_rows)
+        view = cache.open_view(PrefixCache())
+
+        def mask(first_row: int, rows: np.ndarray = rows, view: CacheView = view) -> np.ndarray:
+            return view.append(rows, first_row)  # the slot of each one's parent is its number
+
+        calls.append(EngineCall("target", Meter(), rows + tokens, rows, rows, mask))
+    return [TableTop(*part) for part in cache.forward(calls)]
+
+
+PARTS = [
+    # first row of five that can be read, and of the parts of two, none and three
+    (0, [0, 0, 0]),
+    (1, [1, 0, 0]),
+    (2, [2, 0, 0]),
+    (4, [2, 0, 2]),
+    (5, [2, 0, 3]),
+]
+
+
+@pytest.mark.parametrize(("first_full_row", "first_rows"), PARTS)
+def test_every_call_reads_its_own_rows(first_full_row: int, first_rows: list[int]) -> None:
+    whole = results_of_calls([2, 1, 3], 0)
+    parts = results_of_calls([2, 0, 3], first_full_row)
+    del whole[1]
+    wanted = [whole[0].full, None, whole[1].full]
+    assert [part.full.first_row for part in parts] == first_rows
+    for part, full in zip(parts, wanted, strict=True):
+        rows = np.arange(part.full.first_row, len(part.top_ids))[::-1]
+        found = part.full.read(rows)
+        assert found.shape == (len(rows), VOCAB)
+        if full is not None:
+            np.testing.assert_array_equal(found, full.read(rows))
+            np.testing.assert_array_equal(found.max(axis=1), part.top_logits[rows, 0])
+
+
+def test_rows_of_another_call_are_refused() -> None:
+    first, second = results_of_calls([2, 3], 1)
+    for part, rows, said in (
+        (first, [0], "expected rows 1 to 1"),
+        (first, [1, 2], "expected rows 1 to 1"),
+        (second, [-1], "expected rows 0 to 2"),
+        (second, [3], "expected rows 0 to 2"),
+    ):
+        with pytest.raises(ModelError, match=said):
+            part.full.read(np.array(rows))
+
+
+def test_without_full_logits_no_part_has_them() -> None:
+    assert [part.full for part in results_of_calls([2, 3], None)] == [None, None]
+    assert isinstance(results_of_calls([1], 0)[0].full, FullLogitsPart)
