@@ -349,6 +349,7 @@ class Pipeline:
     def with_peak(self, result: DecodeResult) -> DecodeResult:
         """Return a decoding result with the peak memory of all caches."""
         kv_bytes_peak = sum(model.kv_bytes_peak for model in self._models)
+        kv_bytes_peak += result.distribution_bytes_peak
         stats = dataclasses.replace(result.stats, kv_bytes_peak=kv_bytes_peak)
         return dataclasses.replace(result, stats=stats)
 

@@ -1,7 +1,7 @@
 """The algorithm: speculative beam decoding over any StepModel, in numpy alone."""
 
 from dsbd_ort.decoding.config import DecodingConfig
-from dsbd_ort.decoding.decode import WithResult, decode, decode_iterations, result_of
+from dsbd_ort.decoding.decode import decode, decode_iterations
 from dsbd_ort.decoding.errors import ConfigError, DecodingError, ModelError
 from dsbd_ort.decoding.forest import StopState
 from dsbd_ort.decoding.request import (
@@ -9,6 +9,8 @@ from dsbd_ort.decoding.request import (
     DecodeResult,
     DecodingRequest,
     IterationOutput,
+    WithResult,
+    result_of,
 )
 from dsbd_ort.decoding.stats import DecodingStats
 from dsbd_ort.decoding.step_model import StepModel, TopLogits

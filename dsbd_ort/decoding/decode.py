@@ -20,16 +20,14 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
 import numpy as np
 
 from dsbd_ort.decoding.beams import Agreement, Beams, Hypotheses
 from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.cost_curve import EngineCosts, measure_costs
-from dsbd_ort.decoding.distribution import check_top_k
 from dsbd_ort.decoding.draft import (
     DraftLayer,
     DraftPolicy,
@@ -40,7 +38,6 @@ from dsbd_ort.decoding.draft import (
 from dsbd_ort.decoding.errors import ModelError
 from dsbd_ort.decoding.forest import Forest, StopState
 from dsbd_ort.decoding.forest_cache import ForestCache
-from dsbd_ort.decoding.gumbel_coupling import GumbelCoupling
 from dsbd_ort.decoding.joint_rule import JointGreedyRule, JointSpeculativeRule
 from dsbd_ort.decoding.kv_cache import CacheView, KVCache, PrefixCache
 from dsbd_ort.decoding.rejection_coupling import GeneratorSource, RandomSource, RejectionCoupling
@@ -51,9 +48,10 @@ from dsbd_ort.decoding.request import (
     check_request,
     decoded_sequences,
     most_descendants,
+    result_of,
 )
 from dsbd_ort.decoding.rule import Growth, SelectionRule
-from dsbd_ort.decoding.sample_rule import SampleRule
+from dsbd_ort.decoding.sample_rule import GumbelCoupling, SampleRule
 from dsbd_ort.decoding.search_rule import SearchRule
 from dsbd_ort.decoding.stats import StatsRecorder
 from dsbd_ort.decoding.step_model import (
@@ -67,6 +65,7 @@ from dsbd_ort.decoding.step_model import (
 )
 from dsbd_ort.decoding.throughput import AcceptanceEstimator, ThroughputDraftPolicy
 from dsbd_ort.decoding.trace import Tracer, TraceRecorder
+from dsbd_ort.decoding.warp import check_top_k
 
 Prefixes = tuple[PrefixCache, PrefixCache]
 """Of the caches of target and draft."""
@@ -212,34 +211,6 @@ def check_decodable(request: DecodingRequest, target: Head, draft: Head | None) 
     check_top_k("target", target, config, top_k)
     if draft and config.row.has_draft:
         check_top_k("draft", draft, config, top_k)
-
-
-_Item = TypeVar("_Item")
-_Result = TypeVar("_Result")
-
-
-class WithResult(Generic[_Item, _Result]):
-    """Iterates over a generator and keeps its return value.
-
-    Attributes:
-        result: the return value, once the iteration has ended.
-    """
-
-    result: _Result
-
-    def __init__(self, generator: Generator[_Item, None, _Result]) -> None:
-        self._generator = generator
-
-    def __iter__(self) -> Iterator[_Item]:
-        self.result = yield from self._generator
-
-
-def result_of(generator: Generator[object, None, _Result]) -> _Result:
-    """Run a generator to its end and return its return value."""
-    items = WithResult(generator)
-    for _ in items:
-        pass
-    return items.result
 
 
 @dataclass(frozen=True)
@@ -403,7 +374,9 @@ def _finish(run: _Run, beams: Beams) -> DecodeResult:
     best = run.rule.results(beams).first(request.config.num_return_sequences)
     sequences = decoded_sequences(best, hypotheses, request)
     num_output_tokens = len(sequences[0].token_ids)
-    return DecodeResult(sequences, run.stats.stats(len(request.prompt_ids), num_output_tokens))
+    stats = run.stats.stats(len(request.prompt_ids), num_output_tokens)
+    num_bytes = sum(cache.distribution_bytes_peak for cache in run.caches)
+    return DecodeResult(sequences, stats, num_bytes)
 
 
 def _rule(request: DecodingRequest, growth: Growth) -> SelectionRule:

@@ -74,6 +74,7 @@ class Forest:
         self.stop_states = [stop] if stop else []
         self.has_ends = False
         self.num_added = self.num_met = 0
+        self._last_parent = NO_NODE  # highest number of a node with a child
         self._columns = np.empty((_NUM_FIELDS, 64), dtype=np.int64)
         self._show(1)
         self._columns[:, 0] = 0
@@ -117,9 +118,11 @@ class Forest:
 
     def _children(self, parents: Nodes, tokens: NDArray[np.int64]) -> Nodes:
         """Return the children that are there already, -1 where there is none."""
+        nodes = np.full(len(tokens), NO_NODE)
+        if parents.min(initial=len(self)) > self._last_parent:  # nodes just added have none
+            return nodes
         wanted = (parents << 32) + tokens
         known = (self.parents << 32) + self.tokens
-        nodes = np.full(len(wanted), -1)
         if len(wanted) * len(known) <= _FEW_PAIRS:
             which, found = (wanted[:, None] == known).nonzero()
             nodes[which] = found
@@ -135,6 +138,7 @@ class Forest:
         positions = self.positions[parents] + 1
         self._show(first + len(tokens))
         added = self._columns[:, first : len(self)]
+        self._last_parent = max(self._last_parent, int(parents.max()))
         added[0], added[1], added[2], added[3] = tokens, parents, positions, keys.view(np.int64)
         added[4] = 0
         added[5:] = NOT_COMPUTED
@@ -169,6 +173,10 @@ class Forest:
         ended = [state.has_ended for state in self._extended(parents, tokens)]
         return np.array(ended, dtype=np.bool_)
 
+    def told(self, nodes: Nodes) -> NDArray[np.int64]:
+        """Return tokens, parents and positions of these nodes, (3, num_nodes) int64."""
+        return self._columns[:3].take(nodes, axis=1)
+
     def are_absorbing(self, nodes: Nodes) -> bool:
         """Return whether a sequence ends with each of these nodes."""
         return self.has_ends and bool(self.is_absorbing[nodes].all())
@@ -194,6 +202,7 @@ class Forest:
         self._columns[:, : len(kept)] = self._columns.take(kept, axis=1)
         self._show(len(kept))
         self.parents[:] = renumbered[self.parents]
+        self._last_parent = int(self.parents.max(initial=NO_NODE))
         return renumbered
 
 

@@ -10,14 +10,13 @@ from dsbd_ort.decoding.distribution import (
     TokenDistribution,
     TokenDistributions,
     TopDistributions,
-    Warp,
-    check_logits,
 )
 from dsbd_ort.decoding.errors import ModelError
 from dsbd_ort.decoding.forest import NO_NODE, NOT_COMPUTED, Forest, Nodes
 from dsbd_ort.decoding.joint_distribution import JointDistribution, joint_distribution
 from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK, CacheView
 from dsbd_ort.decoding.step_model import EngineCall, EngineCalls, FullLogits, Logits, Meter, Role
+from dsbd_ort.decoding.warp import Warp, check_logits, largest_logits
 
 _NOTHING = np.arange(0)
 _SLOTS = {"target": 0, "draft": 1}  # row of Forest.slots
@@ -29,6 +28,9 @@ class ForestCache:
     A computed node has a slot, the same in the ``CacheView`` (its row and what that sees) and in
     the distributions. Slot 0 is no node's: it stands for the prompt in the one, for "stays what it
     is" in the other.
+
+    Attributes:
+        distribution_bytes_peak: most bytes that the distributions took.
     """
 
     def __init__(
@@ -41,6 +43,7 @@ class ForestCache:
         self._forest = forest
         self._warp = warp
         self._num_calls = 0
+        self.distribution_bytes_peak = 0
         self._distributions: TokenDistributions | None = None  # as the first logits are
         self._last_call: tuple[int, FullLogits | None] = 0, None  # its first slot
         self._slots_above: dict[int, int] = {}  # by node to be computed again whose parent is gone
@@ -107,7 +110,7 @@ class ForestCache:
         pending = (self.slots < 0).nonzero()[0] if nodes is None else self._pending(nodes)
         if not len(pending):
             return
-        parents = forest.parents[pending]
+        tokens, parents, positions = forest.told(pending)
         rows = np.arange(len(pending))
         self.slots[pending] = view.num_slots + rows
         parent_slots = self.slots[parents]
@@ -118,7 +121,6 @@ class ForestCache:
         def mask(first_row: int) -> NDArray[np.bool_]:
             return view.append(parent_slots, first_row)
 
-        tokens, positions = forest.tokens[pending], forest.positions[pending]
         logits = yield EngineCall(self._role, self._meter, tokens, positions, rows, mask)
         found = self._read(logits, len(rows))
         self._last_call = first_slot, logits[3] if isinstance(logits, tuple) else None
@@ -126,6 +128,8 @@ class ForestCache:
             self._distributions = found.behind_unused_row()
         else:
             self._distributions.append(found)  # type: ignore[arg-type]  # of the same kind
+        num_bytes = self._distributions.num_bytes
+        self.distribution_bytes_peak = max(self.distribution_bytes_peak, num_bytes)
 
     def joint(
         self, nodes: Nodes, log_weights: NDArray[np.float64], copies: NDArray[np.int64] | None
@@ -143,19 +147,22 @@ class ForestCache:
 
     def complete(self, beams: Beams, bar: float, most: int) -> bool | None:
         """See NodeDistributions.complete."""
-        known = self._distributions
-        if not isinstance(known, TopDistributions) or not self._view.kv.keeps_full_logits:
+        known, kv = self._distributions, self._view.kv
+        if not isinstance(known, TopDistributions) or not kv.keeps_full_logits:
+            return None
+        if known.num_tokens >= min(most, kv.vocab_size):
             return None
         slots = self.slots[beams.nodes]
         is_unsure = beams.log_weights + known.least_log_probs(slots) >= bar
         unsure = slots[is_unsure]
-        if not len(unsure) or known.num_tokens >= min(most, self._view.kv.vocab_size):
+        if not len(unsure):
             return None
         first_slot, full = self._last_call
         can_read = unsure >= first_slot + full.first_row if full else np.zeros_like(unsure, bool)
         readable = unsure[can_read]
         if full and len(readable):
-            known.complete(readable, full.read(readable - first_slot), most)
+            tokens, centred, _ = largest_logits(full.read(readable - first_slot), most)
+            known.complete(readable, tokens, centred)
         gone = unsure[~can_read]
         if not len(gone):
             return True

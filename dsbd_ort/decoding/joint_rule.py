@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from dsbd_ort.decoding.beams import Beams
 from dsbd_ort.decoding.config import DecodingConfig
-from dsbd_ort.decoding.distribution import Warp
 from dsbd_ort.decoding.draft import DraftLayer
-from dsbd_ort.decoding.gumbel_coupling import GumbelCoupling
 from dsbd_ort.decoding.joint_distribution import JointDistribution, best_candidates
 from dsbd_ort.decoding.rule import BeamSetRule, Growth, NodeDistributions
+from dsbd_ort.decoding.sample_rule import GumbelCoupling
+from dsbd_ort.decoding.warp import Warp
 
 
 class _JointDecoding(BeamSetRule):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,10 +80,15 @@ class DecodedSequence:
 
 @dataclass(frozen=True)
 class DecodeResult:
-    """The sequences, best first, and the statistics of a request."""
+    """The sequences, best first, and the statistics of a request.
+
+    Attributes:
+        distribution_bytes_peak: most bytes that the distributions of nodes took, of both engines.
+    """
 
     sequences: list[DecodedSequence]
     stats: DecodingStats
+    distribution_bytes_peak: int = 0
 
 
 @dataclass(frozen=True)
@@ -109,6 +115,34 @@ class IterationOutput:
         entries = self.agreement.entries[start : len(self.agreed_tokens)]
         logprobs: list[float] = self.all_hypotheses.token_logprobs[entries].tolist()
         return logprobs
+
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
+
+class WithResult(Generic[_Item, _Result]):
+    """Iterates over a generator and keeps its return value.
+
+    Attributes:
+        result: the return value, once the iteration has ended.
+    """
+
+    result: _Result
+
+    def __init__(self, generator: Generator[_Item, None, _Result]) -> None:
+        self._generator = generator
+
+    def __iter__(self) -> Iterator[_Item]:
+        self.result = yield from self._generator
+
+
+def result_of(generator: Generator[object, None, _Result]) -> _Result:
+    """Run a generator to its end and return its return value."""
+    items = WithResult(generator)
+    for _ in items:
+        pass
+    return items.result
 
 
 def decoded_sequences(
@@ -213,5 +247,6 @@ def most_rows(num_prompt_tokens: int, config: DecodingConfig) -> int:
     num_layers = len(config.layer_widths) + 1
     on_paths = num_beams * (config.max_new_tokens + 1)
     left = num_beams + most_descendants(config)
-    added = sum(config.layer_widths) + (num_layers + 1) * num_beams
+    again = num_beams if config.row.rule == "search" else 0  # see ForestCache.complete
+    added = sum(config.layer_widths) + (num_layers + 1) * num_beams + again
     return num_prompt_tokens + on_paths + left + added

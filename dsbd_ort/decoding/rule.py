@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from dsbd_ort.decoding.beams import Beams, Hypotheses
 from dsbd_ort.decoding.config import DecodingConfig
-from dsbd_ort.decoding.distribution import Warp
 from dsbd_ort.decoding.draft import DraftLayer, distinct_in_order
 from dsbd_ort.decoding.forest import Forest, Nodes
 from dsbd_ort.decoding.joint_distribution import JointDistribution
+from dsbd_ort.decoding.warp import Warp
 
 
 class NodeDistributions(Protocol):

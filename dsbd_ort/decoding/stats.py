@@ -33,7 +33,8 @@ class DecodingStats:
         tokens_per_s: tokens of the best sequence per second of the whole request.
         draft_s, target_s: inside engine calls, those whole that it shared with other requests;
             host_s: everything that is not.
-        kv_bytes_peak: bytes allocated for both caches, None for models that do not tell.
+        kv_bytes_peak: most bytes allocated for both caches and for the distributions after nodes,
+            None for models that do not tell.
         energy_joules: None where nothing can measure it.
     """
 

@@ -1,7 +1,7 @@
 """Near-ties: the gap between two candidates' scores where runs of one seed differ.
 
 Beam sampling takes, layer by layer, the candidates of largest log-weight + Gumbel number
-(dsbd_ort/decoding/gumbel_coupling.py). The Gumbel numbers come from the seed, so two engines
+(dsbd_ort/decoding/sample_rule.py). The Gumbel numbers come from the seed, so two engines
 whose distributions are nearly the same differ only where two scores are nearly the same.
 """
 
@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_ort.decoding import DecodingConfig, WithResult, decode_iterations
-from dsbd_ort.decoding.distribution import TokenDistribution, Warp
+from dsbd_ort.decoding.distribution import TokenDistribution
 from dsbd_ort.decoding.noise import child_key, gumbel_noise, root_key
+from dsbd_ort.decoding.warp import Warp
 from dsbd_runtime.causal_lm import CausalLM
 
 Tokens = tuple[int, ...]

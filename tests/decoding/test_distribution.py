@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from dsbd_ort.decoding import ModelError
-from dsbd_ort.decoding.distribution import TokenDistribution, Warp
+from dsbd_ort.decoding.distribution import TokenDistribution
+from dsbd_ort.decoding.warp import Warp
 from tests.decoding.top_table import candidates_of
 
 LOGITS = np.array([[1.0, 3.0, 2.0, -1.0, 0.0]], dtype=np.float32)

@@ -70,4 +70,4 @@ def test_rows_of_another_call_are_refused() -> None:
 
 def test_without_full_logits_no_part_has_them() -> None:
     assert [part.full for part in results_of_calls([2, 3], None)] == [None, None]
-    assert isinstance(results_of_calls([1], 0)[0].full, FullLogitsPart)
+    assert isinstance(results_of_calls([1, 1], 0)[0].full, FullLogitsPart)

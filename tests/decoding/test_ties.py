@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dsbd_ort.decoding import DecodingConfig
-from dsbd_ort.decoding.gumbel_coupling import best_candidates
+from dsbd_ort.decoding.joint_distribution import best_candidates
 from tests.decoding.tables import LogitsOf, all_tokens, random_table, run
 
 SMOOTH = random_table(5, 300)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dsbd_ort.decoding import DecodingConfig, RequestTrace, TableModel, decode
-from dsbd_ort.decoding.distribution import Warp
+from dsbd_ort.decoding.warp import Warp
 from tests.decoding.tables import all_tokens, mixed_table, random_table
 from tests.decoding.test_strategies import VARIANT_NAMES, VARIANTS
 

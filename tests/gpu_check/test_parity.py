@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from dsbd_ort.decoding import DecodingConfig
-from dsbd_ort.decoding.distribution import TokenDistribution, Warp
+from dsbd_ort.decoding.distribution import TokenDistribution
+from dsbd_ort.decoding.warp import Warp
 from dsbd_runtime.loading import load_causal_lm
 from gpu_check.near_ties import distributions_along, gap_of, total_variation, trace_of, variations
 from gpu_check.parity import compare

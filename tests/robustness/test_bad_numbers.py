@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from dsbd_ort import DsbdError, Pipeline
 from dsbd_ort.decoding import DecodingConfig, ModelError, TableModel, decode
-from dsbd_ort.decoding.distribution import Warp
+from dsbd_ort.decoding.warp import Warp
 from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle
 from tests.runtime.tiny_tokenizer import tiny_tokenizer
 

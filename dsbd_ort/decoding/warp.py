@@ -1,0 +1,239 @@
+"""From logits to distributions: temperature, top-k, top-p, renormalised per position."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsbd_ort.decoding.config import DecodingConfig
+from dsbd_ort.decoding.distribution import (
+    DenseDistributions,
+    Floats,
+    TokenDistributions,
+    TopDistributions,
+)
+from dsbd_ort.decoding.errors import ConfigError, ModelError
+from dsbd_ort.decoding.step_model import (
+    Head,
+    Logits,
+    Role,
+    TopLogits,
+    keeps_full_logits,
+    num_top_logits,
+)
+
+
+@dataclass(frozen=True)
+class Warp:
+    """The warping of a request: ``top_k`` 0 and ``top_p`` 1 switch a stage off.
+
+    With ``is_raw`` the ``log_probs`` are the raw ones: top-k then only bounds how many tokens are
+    looked at.
+    """
+
+    temperature: float
+    top_k: int
+    top_p: float
+    is_raw: bool = False
+
+    @property
+    def changes_nothing(self) -> bool:
+        """Whether the warped distribution over the whole vocabulary is the raw one."""
+        return self.is_raw or (self.temperature == 1.0 and self.top_p == 1.0)
+
+    def distributions(self, logits: Logits) -> TokenDistributions:
+        """Return the next-token distribution of every row of a forward's result.
+
+        logits: see StepModel.forward; of ``TopLogits`` the first ``top_k`` of K >= top_k count.
+
+        Raises:
+            ModelError: a row without a finite largest logit or logsumexp (NaN, +inf, or all -inf).
+        """
+        if isinstance(logits, tuple):
+            return self._from_top(*logits[:3])
+        if self.top_k:
+            return self._top_distributions(*largest_logits(logits, self.top_k))
+        largest = _finite(logits.max(axis=1)) if len(logits) else logits[:, 0]
+        return DenseDistributions(logits, largest, None if self.changes_nothing else self.warped)
+
+    def _from_top(
+        self,
+        top_ids: NDArray[np.int64],
+        top_logits: NDArray[np.float32],
+        logsumexp: NDArray[np.float32],
+    ) -> TopDistributions:
+        largest = _finite(top_logits[:, :1].astype(np.float64))
+        entries = np.empty((3, len(top_ids), min(self.top_k, top_ids.shape[1])))
+        log_probs, raw, tokens = entries
+        log_probs[:] = top_logits[:, : self.top_k]
+        if np.count_nonzero(log_probs <= largest) < log_probs.size:
+            raise ModelError(
+                "the model returned top_logits with NaN or a larger one behind the first; check "
+                "the engine's precision and the export's parity report"
+            )
+        np.subtract(log_probs, _finite(logsumexp)[:, None], out=raw)
+        tokens.view(np.int64)[:] = top_ids[:, : self.top_k]
+        if self.is_raw:
+            log_probs[:] = raw
+        else:
+            log_probs -= largest
+            log_probs[:] = self.warped(log_probs)
+        return TopDistributions(entries)
+
+    def _top_distributions(
+        self, tokens: NDArray[np.int64], centred: Floats, log_normalizers: Floats
+    ) -> TopDistributions:
+        """Return distributions; tokens and centred: (num_rows, n), log_normalizers: (num_rows, 1).
+
+        centred: logits less the row's largest. log_normalizers: the log of the sum of
+        exponentials of such differences over the whole vocabulary.
+        """
+        raw = centred - log_normalizers
+        return TopDistributions.of(tokens, raw if self.is_raw else self.warped(centred), raw)
+
+    def warped(self, centred: Floats) -> Floats:
+        """Return warped log-probabilities of logits, both (num_rows, n) float64."""
+        log_probs = _log_normalise(
+            centred if self.temperature == 1.0 else centred / self.temperature
+        )
+        if self.top_p < 1.0:
+            log_probs = _log_normalise(_cut_top_p(log_probs, self.top_p))
+        return log_probs
+
+
+_BLOCK = 1 << 16  # logits looked at together: they and a copy fit the processor's cache
+
+
+def largest_logits(
+    logits: NDArray[np.float32], top_k: int
+) -> tuple[NDArray[np.int64], Floats, NDArray[np.float64]]:
+    """Return the most probable tokens of every row without a second (num_rows, vocab) array.
+
+    Returns:
+        tokens (num_rows, top_k) int64 by decreasing logit, ties by increasing id (the order of
+        ONNX's TopK), their logits less the row's largest (num_rows, top_k), and the log of the
+        row's sum of exponentials of such differences (num_rows, 1).
+    """
+    num_rows, vocab_size = logits.shape
+    top_k = min(top_k, vocab_size)
+    tokens = np.empty((num_rows, top_k), dtype=np.int64)
+    sums = np.empty((num_rows, 1))
+    size = max(1, _BLOCK // vocab_size)
+    for first in range(0, num_rows, size):
+        block = logits[first : first + size]
+        largest = _finite(block.max(axis=1, keepdims=True))
+        tokens[first : first + size] = _largest(block, top_k)
+        sums[first : first + size, 0] = np.exp(block - largest).sum(axis=1, dtype=np.float64)
+    chosen = np.take_along_axis(logits, tokens, axis=1)
+    order = np.argsort(-chosen, axis=1, kind="stable")  # tokens are increasing: ties too
+    centred = np.take_along_axis(chosen, order, axis=1).astype(np.float64)
+    centred -= centred[:, :1].copy()
+    return np.take_along_axis(tokens, order, axis=1), centred, np.log(sums)
+
+
+def _largest(logits: NDArray[np.float32], top_k: int) -> NDArray[np.int64]:
+    """Return the ids of the ``top_k`` largest logits of each row, increasing; ties by lowest id."""
+    last = logits.shape[1] - top_k
+    bar = np.partition(logits, last, axis=1)[:, last, None]
+    is_chosen = logits >= bar
+    if is_chosen.sum() > top_k * len(logits):  # some tie with the last
+        is_above = logits > bar
+        ties = is_chosen & ~is_above
+        num_free = top_k - is_above.sum(axis=1, keepdims=True)
+        is_chosen = is_above | (ties & (ties.cumsum(axis=1) <= num_free))
+    return is_chosen.nonzero()[1].reshape(len(logits), top_k)
+
+
+def _finite(largest: Any) -> Any:
+    """Return the largest logits if they are finite."""
+    if np.count_nonzero(np.isfinite(largest)) < largest.size:
+        raise ModelError(
+            "the model returned logits without a finite largest value (NaN or infinite); "
+            "check the engine's precision and the export's parity report"
+        )
+    return largest
+
+
+def _log_normalise(scores: Floats) -> Floats:
+    """Return ``scores`` (num_rows, n) as log-probabilities by row.
+
+    The largest of a row is 0, or the log of what was the largest probability: no exp can overflow,
+    nor all of a row underflow.
+    """
+    normalised: Floats = scores - np.log(np.exp(scores).sum(axis=1, keepdims=True))
+    return normalised
+
+
+def _cut_top_p(log_probs: Floats, top_p: float) -> Floats:
+    """Set all but the smallest set of most probable tokens that reaches ``top_p`` to -inf."""
+    order = np.argsort(-log_probs, axis=1, kind="stable")
+    probs = np.exp(np.take_along_axis(log_probs, order, axis=1))
+    is_cut_sorted = np.cumsum(probs, axis=1) - probs >= top_p  # mass before this token
+    is_cut_sorted[:, 0] = False
+    is_cut = np.empty_like(is_cut_sorted)
+    np.put_along_axis(is_cut, order, is_cut_sorted, axis=1)
+    return np.where(is_cut, -np.inf, log_probs)
+
+
+def check_top_k(role: Role, model: Head, config: DecodingConfig, top_k: int) -> None:
+    """Refuse a request that looks at more tokens of a position than the model returns.
+
+    Args:
+        role: for the message.
+        model: one that returns all logits takes every request.
+        config: the request.
+        top_k: most tokens of a position that its rule looks at (``Warp.top_k``), 0 for all.
+
+    Raises:
+        ConfigError: naming what to change.
+    """
+    most = num_top_logits(model)
+    if not most or 1 <= top_k <= most:
+        return
+    if config.row.rule == "search" and (role == "draft" or keeps_full_logits(model)):
+        return  # a draft may look at fewer; the target's other logits are read where they matter
+    returns = f"but the {role}'s engine returns the {most} largest logits of a position"
+    if config.row.rule == "search":
+        raise ConfigError(
+            f"num_beams is {config.width}, for which strategy {config.strategy} looks at the "
+            f"{top_k} best tokens of a position (top_k {top_k}), {returns} and keeps no others; "
+            f"lower num_beams, or export again, where --logits topk keeps them all (or with "
+            f"--logits full or --logits topk:{top_k})"
+        )
+    of_all = "" if top_k else " (all tokens)"
+    larger = f" or --logits topk:{top_k}" if most < top_k <= model.vocab_size else ""
+    raise ConfigError(
+        f"top_k is {top_k}{of_all}, {returns}; use top_k 1 to {most}, or export with --logits "
+        f"full{larger}"
+    )
+
+
+def check_logits(logits: Logits, model: Head, num_rows: int) -> None:
+    """Raise ModelError unless a model returned logits of ``num_rows`` rows and known tokens."""
+    if isinstance(logits, tuple):
+        _check_top(logits, model.vocab_size, (num_rows, num_top_logits(model)))
+    else:
+        _check_shape("logits", logits, (num_rows, model.vocab_size))
+
+
+def _check_top(logits: TopLogits, vocab_size: int, expected: tuple[int, int]) -> None:
+    top_ids, top_logits, logsumexp, _ = logits
+    _check_shape("top_ids", top_ids, expected)
+    _check_shape("top_logits", top_logits, expected)
+    _check_shape("logsumexp", logsumexp, expected[:1])
+    if top_ids.size and top_ids.view(np.uint64).max() >= vocab_size:  # negative ids are large
+        raise ModelError(
+            f"the model returned top_ids from {top_ids.min()} to {top_ids.max()}, expected 0 to "
+            f"{vocab_size - 1}; export the engine again"
+        )
+
+
+def _check_shape(name: str, found: NDArray[np.generic], expected: tuple[int, ...]) -> None:
+    if found.shape != expected:
+        raise ModelError(
+            f"the model returned {name} of shape {found.shape}, expected {expected}: one row per "
+            "entry of logit_rows"
+        )
