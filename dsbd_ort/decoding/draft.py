@@ -163,6 +163,7 @@ def draft_forest(
         nodes, log_u = forest.descend(joint, distinct), joint.log_weights[distinct]
         num_new, kept = forest.num_added - num_added, joint if keeps_distributions else None
         layers.append(DraftLayer(drawn, nodes, num_new, kept))
+        del joint, kept  # before the next one is made: each may be of beams x vocabulary
     return layers
 
 

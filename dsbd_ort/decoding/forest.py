@@ -88,8 +88,12 @@ class Forest:
     def candidate_keys(self, joint: JointDistribution) -> Keys:
         """Return the path keys of all candidates, (num_candidates,) uint64."""
         if joint.path_keys is None:
-            keys = self.path_keys[joint.nodes].take(joint.parents)
-            joint.path_keys = child_keys(keys, joint.tokens)
+            keys = self.path_keys[joint.nodes]
+            if joint.num_tokens:
+                tokens = joint.tokens.reshape(-1, joint.num_tokens)
+                joint.path_keys = child_keys(keys[:, None], tokens).ravel()
+            else:
+                joint.path_keys = child_keys(keys[joint.parents], joint.tokens)
         return joint.path_keys
 
     def descend(self, joint: JointDistribution, chosen: NDArray[np.int64]) -> Nodes:

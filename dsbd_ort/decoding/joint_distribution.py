@@ -30,6 +30,7 @@ class JointDistribution:
         log_masses: (num_candidates,) float64. The same times the copies of the beam: what draws
             go by.
         raw_log_probs: (num_candidates,) float64. Unwarped log-probability of the token.
+        num_tokens: candidates of each beam, 0 if not all have as many.
         path_keys: (num_candidates,) uint64. See ``Forest.candidate_keys``; None: not computed yet.
     """
 
@@ -39,6 +40,7 @@ class JointDistribution:
     log_weights: NDArray[np.float64]
     log_masses: NDArray[np.float64]
     raw_log_probs: NDArray[np.float64]
+    num_tokens: int
     path_keys: NDArray[np.uint64] | None = None
 
     def probabilities(self) -> NDArray[np.float64]:
@@ -96,10 +98,12 @@ def joint_distribution(
         is_left = (rows != 0)[parents]
         is_left[first] = True
         tokens, log_probs, raw = tokens[is_left], log_probs[is_left], raw[is_left]
-        parents = parents[is_left]
-    weights = log_probs + log_weights[parents]
+        parents, num_tokens = parents[is_left], 0
+        weights = log_probs + log_weights[parents]
+    else:
+        weights = (log_probs.reshape(-1, num_tokens) + log_weights[:, None]).ravel()
     masses = weights if copies is None else weights + np.log(copies)[parents]
-    return JointDistribution(nodes, parents, tokens, weights, masses, raw)
+    return JointDistribution(nodes, parents, tokens, weights, masses, raw, num_tokens)
 
 
 _FEW_CANDIDATES = 4096

@@ -177,6 +177,11 @@ class CacheView:
         self._num_slots = 1
         self.begin()
 
+    def close(self) -> None:
+        """See no row any more."""
+        self.prefix, self._num_slots = PrefixCache(), 1
+        self._seen[0] = 0
+
     def used(self) -> NDArray[np.bool_]:
         """Return which rows of the cache this view sees, (num_rows of the engine,) bool."""
         num_rows = self.kv.model.num_rows
@@ -268,6 +273,7 @@ class KVCache:
         if view.prefix.tokens:
             self._closed.append(view.prefix)
             del self._closed[:-_MOST_CLOSED]
+        view.close()
 
     def forward(self, calls: Sequence[EngineCall]) -> list[Logits]:
         """Make the calls of several views in one forward of the engine; return the logits of each.

@@ -57,8 +57,8 @@ FAULTS = {
     ),
     "noise keyed by row instead of path": Fault(
         "forest.py",
-        "self.path_keys[joint.nodes].take",
-        "(joint.nodes + 1).view(np.uint64).take",
+        "keys = self.path_keys[joint.nodes]",
+        "keys = (joint.nodes + 1).view(np.uint64)",
         EQUALITY,
     ),
 }
