@@ -250,16 +250,12 @@ class ThroughputDraftPolicy:
         for depth, (layer, beams) in enumerate(
             zip(self._layers, iteration.committed, strict=False)
         ):
-            if not len(
-                beams.nodes
-            ):  # all that was selected has ended: no width was put to the test
+            if not len(beams.nodes):  # all that was selected has ended: no width was tested
                 break
             taken = _candidate_ids(self._forest, layer.nodes, beams.nodes)
-            is_taken = layer.best == taken[:, None]  # (num_taken, num_best)
-            if is_taken.any(axis=1).all():
-                needed = layer.deficits[is_taken.argmax(axis=1)].max()
-            else:
-                needed = np.inf
+            is_taken = np.isin(layer.best, taken)
+            all_found = np.count_nonzero(is_taken) == len(taken)
+            needed = layer.deficits[is_taken].max() if all_found else np.inf
             estimator.learn(layer.gaps, needed <= layer.included, depth)
         estimator.tokens = _RATE_MEMORY * estimator.tokens + len(iteration.committed)
         estimator.seconds = _RATE_MEMORY * estimator.seconds + self._seconds
@@ -276,17 +272,18 @@ class ThroughputDraftPolicy:
         scores = self._scores(joint, depth)
         parents = self._parent_deficits
         if parents is None:  # the beams themselves are certain
-            parents = np.zeros(len(joint.nodes))
-        inherited = parents[joint.parents]
-        is_possible = scores > -np.inf
-        certain = scores[is_possible & (inherited == 0.0)]
-        deficits = np.full(len(scores), np.inf)
-        deficits[is_possible] = inherited[is_possible]
-        if len(certain) >= self._num_beams:  # fewer: a draft that is always right selects them all
+            certain, inherited = scores, np.zeros_like(scores)
+        else:
+            inherited = parents[joint.parents]
+            certain = scores[inherited == 0.0]
+        bar = -np.inf
+        if len(certain) >= self._num_beams:
             last = len(certain) - self._num_beams
             bar = np.partition(certain, last)[last]
-            deficits[is_possible] += np.maximum(bar - scores[is_possible], 0.0)
-        return deficits
+        if bar > -np.inf:
+            return inherited + np.maximum(bar - scores, 0.0)
+        # Fewer can be selected than beams: a draft that is always right selects them all.
+        return np.where(scores > -np.inf, inherited, np.inf)
 
     def _worth_of_more(self, reach: Floats) -> Floats:
         """Return what layers behind one reached so are worth, less their cost, (n,) float64.
