@@ -88,7 +88,7 @@ class ForestCache:
         """Return what must be computed before the distributions after ``nodes``, parents first."""
         slots = self.slots
         found = nodes[slots[nodes] < 0]
-        above = self._missing_parents(found)
+        above = self._missing_parents(found) if len(found) else found
         if not len(above):  # as a rule
             return found
         is_pending = np.zeros(len(slots), dtype=np.bool_)
@@ -106,17 +106,17 @@ class ForestCache:
 
     def compute(self, nodes: Nodes | None = None) -> EngineCalls[None]:
         """Compute ``nodes`` (all by default) and their pending ancestors in one call, if any."""
-        forest, view = self._forest, self._view
-        pending = (self.slots < 0).nonzero()[0] if nodes is None else self._pending(nodes)
+        forest, view, slots = self._forest, self._view, self.slots
+        pending = (slots < 0).nonzero()[0] if nodes is None else self._pending(nodes)
         if not len(pending):
             return
         tokens, parents, positions = forest.told(pending)
         rows = np.arange(len(pending))
-        self.slots[pending] = view.num_slots + rows
-        parent_slots = self.slots[parents]
+        first_slot = view.num_slots
+        slots[pending] = first_slot + rows
+        parent_slots = slots[parents]
         for index in (parents == NO_NODE).nonzero()[0].tolist():  # few: see ``complete``
             parent_slots[index] = self._slots_above.get(int(pending[index]), 0)
-        first_slot = view.num_slots
 
         def mask(first_row: int) -> NDArray[np.bool_]:
             return view.append(parent_slots, first_row)

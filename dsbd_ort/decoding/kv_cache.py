@@ -87,8 +87,9 @@ class CacheView:
 
     @property
     def num_rows(self) -> int:
-        """Rows that a node of this view sees."""
-        return int(self.used().sum())
+        """Rows that a node of this view sees, at the end of a closed one."""
+        seen = np.bitwise_or.reduce(self._seen[: self._num_slots])
+        return max(int(np.unpackbits(seen).sum()), len(self.prefix.tokens))
 
     @property
     def num_slots(self) -> int:
@@ -177,11 +178,6 @@ class CacheView:
         self._num_slots = 1
         self.begin()
 
-    def close(self) -> None:
-        """See no row any more."""
-        self.prefix, self._num_slots = PrefixCache(), 1
-        self._seen[0] = 0
-
     def used(self) -> NDArray[np.bool_]:
         """Return which rows of the cache this view sees, (num_rows of the engine,) bool."""
         num_rows = self.kv.model.num_rows
@@ -216,6 +212,7 @@ class KVCache:
 
     Attributes:
         model: the engine, whose cache is used for nothing else.
+        vocab_size, num_top_logits, keeps_full_logits: see StepModel.
         max_rows: most rows that it may hold, None for no limit.
     """
 
@@ -224,26 +221,14 @@ class KVCache:
     ) -> None:
         """Take an engine; without ``shares_prefixes`` no view begins with rows of another."""
         self.model = model
+        self.vocab_size = model.vocab_size
+        self.num_top_logits = num_top_logits(model)
+        self.keeps_full_logits = keeps_full_logits(model)
         self.max_rows = max_rows
         self._shares_prefixes = shares_prefixes
         self._views: list[CacheView] = []
         self._closed: list[PrefixCache] = []  # oldest first
         self._next_check = 0  # so many rows may be there before the unused are counted
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of tokens."""
-        return self.model.vocab_size
-
-    @property
-    def num_top_logits(self) -> int:
-        """See StepModel."""
-        return num_top_logits(self.model)
-
-    @property
-    def keeps_full_logits(self) -> bool:
-        """See StepModel."""
-        return keeps_full_logits(self.model)
 
     @property
     def num_views(self) -> int:
@@ -273,7 +258,6 @@ class KVCache:
         if view.prefix.tokens:
             self._closed.append(view.prefix)
             del self._closed[:-_MOST_CLOSED]
-        view.close()
 
     def forward(self, calls: Sequence[EngineCall]) -> list[Logits]:
         """Make the calls of several views in one forward of the engine; return the logits of each.
