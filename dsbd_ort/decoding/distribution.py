@@ -39,7 +39,6 @@ class TopDistributions(Sequence[TokenDistribution]):
         """Take (3, num_rows, K) entries."""
         self._entries = entries
         self._size = int(entries.shape[1])
-        self._num_narrow = int(entries.shape[2])  # tokens of rows that were not completed
 
     @classmethod
     def of(
@@ -69,20 +68,13 @@ class TopDistributions(Sequence[TokenDistribution]):
             entries = np.empty((3, 2 * size, self._entries.shape[2]))
             entries[:, : self._size] = self._entries[:, : self._size]
             self._entries = entries
-        num_tokens = more._entries.shape[2]
-        added = self._entries[:, self._size : size]
-        added[:, :, :num_tokens] = more._entries
-        if num_tokens < added.shape[2]:
-            _make_impossible(added[:, :, num_tokens:])
+        self._entries[:, self._size : size] = more._entries
         self._size = size
 
     def keep(self, rows: NDArray[np.int64]) -> None:
         """Keep row 0 and ``rows``, which become 1, 2, ...; drop all others."""
         self._size = 1 + len(rows)
         self._entries[:, 1 : self._size] = self._entries.take(rows, axis=1)
-        narrow = self._num_narrow
-        if narrow < self._entries.shape[2] and not (self._entries[0, rows, narrow] > -np.inf).any():
-            self._entries = self._entries[:, :, :narrow].copy()
 
     def candidates(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], Floats, Floats]:
         """Return tokens, warped and raw log-probabilities of these rows, (num_rows * K,) each."""
@@ -91,31 +83,12 @@ class TopDistributions(Sequence[TokenDistribution]):
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of a row that was not completed."""
-        return self._num_narrow
+        """K."""
+        return int(self._entries.shape[2])
 
-    def least_log_probs(self, rows: NDArray[np.int64]) -> Floats:
-        """Return the smallest known log-probability of each row, -inf of one that is complete."""
-        narrow = self._num_narrow
-        least: Floats = self._entries[0, rows, narrow - 1]
-        if narrow < self._entries.shape[2]:
-            least = np.where(self._entries[0, rows, narrow] > -np.inf, -np.inf, least)
-        return least
-
-    def complete(self, rows: NDArray[np.int64], tokens: NDArray[np.int64], centred: Floats) -> None:
-        """Take more tokens of raw distributions; other rows get as many, impossible ones.
-
-        tokens, centred: (num_rows, n). By decreasing logit; their logits less the largest.
-        """
-        num_known = self._entries.shape[2]
-        if num_known < tokens.shape[1]:
-            wider = np.empty((*self._entries.shape[:2], tokens.shape[1]))
-            wider[:, :, :num_known] = self._entries
-            _make_impossible(wider[:, :, num_known:])
-            self._entries = wider
-        raw = centred + self._entries[1, rows, :1]  # of the most probable: minus the normalizer
-        self._entries[:2, rows] = raw
-        self._entries[2].view(np.int64)[rows] = tokens
+    def least_and_largest(self, rows: NDArray[np.int64]) -> tuple[Floats, Floats]:
+        """Return the last and the first log-probability of these rows, (num_rows,) each."""
+        return self._entries[0, rows, -1], self._entries[0, rows, 0]
 
     def log_probs_of(self, rows: NDArray[np.int64], tokens: NDArray[np.int64]) -> Floats:
         """Return the warped log-probability of one token of each of these rows, (num_rows,)."""
@@ -128,14 +101,6 @@ class TopDistributions(Sequence[TokenDistribution]):
     def num_bytes(self) -> int:
         """Bytes held."""
         return int(self._entries.nbytes)
-
-
-def _make_impossible(entries: Floats) -> None:
-    entries[:2] = -np.inf
-    entries[2].view(np.int64)[:] = _NO_TOKEN
-
-
-_NO_TOKEN = -2
 
 
 class DenseDistributions(Sequence[TokenDistribution]):

@@ -46,6 +46,7 @@ class ForestCache:
         self.distribution_bytes_peak = 0
         self._distributions: TokenDistributions | None = None  # as the first logits are
         self._last_call: tuple[int, FullLogits | None] = 0, None  # its first slot
+        self._further = _FurtherTokens()
         self._slots_above: dict[int, int] = {}  # by node to be computed again whose parent is gone
 
     @property
@@ -136,13 +137,12 @@ class ForestCache:
     ) -> JointDistribution:
         """Return the joint distribution over the continuations of computed beams."""
         assert self._distributions is not None  # of computed nodes
-        return joint_distribution(
-            nodes,
-            log_weights,
-            copies,
-            self._distributions,
-            self.slots[nodes],
-            has_ends=self._forest.has_ends,
+        slots, has_ends = self.slots[nodes], self._forest.has_ends
+        joint = joint_distribution(
+            nodes, log_weights, copies, self._distributions, slots, has_ends=has_ends
+        )
+        return (
+            self._further.added_to(joint, log_weights, slots) if self._further.slots.size else joint
         )
 
     def complete(self, beams: Beams, bar: float, most: int) -> bool | None:
@@ -153,22 +153,28 @@ class ForestCache:
         if known.num_tokens >= min(most, kv.vocab_size):
             return None
         slots = self.slots[beams.nodes]
-        is_unsure = beams.log_weights + known.least_log_probs(slots) >= bar
-        unsure = slots[is_unsure]
+        least, largest = known.least_and_largest(slots)
+        unsure = (beams.log_weights + least >= bar).nonzero()[0]
+        unsure = unsure[~np.isin(slots[unsure], self._further.complete)]
         if not len(unsure):
             return None
         first_slot, full = self._last_call
-        can_read = unsure >= first_slot + full.first_row if full else np.zeros_like(unsure, bool)
-        readable = unsure[can_read]
+        first_readable = first_slot + full.first_row if full else self._view.num_slots
+        readable, gone = (
+            unsure[slots[unsure] >= first_readable],
+            unsure[slots[unsure] < first_readable],
+        )
         if full and len(readable):
-            tokens, centred, _ = largest_logits(full.read(readable - first_slot), most)
-            known.complete(readable, tokens, centred)
-        gone = unsure[~can_read]
+            logits = full.read(slots[readable] - first_slot)
+            tokens, centred, _ = largest_logits(logits, most)
+            raw = (centred + largest[readable, None])[:, known.num_tokens :]
+            counts = beams.log_weights[readable, None] + raw >= bar
+            self._further.add(slots[readable], counts, tokens[:, known.num_tokens :], raw)
         if not len(gone):
             return True
-        nodes = beams.nodes[is_unsure][~can_read]
-        self._slots_above = dict(zip(nodes.tolist(), gone.tolist(), strict=True))
-        self._view.forget_own_rows(gone)
+        nodes = beams.nodes[gone]
+        self._slots_above = dict(zip(nodes.tolist(), slots[gone].tolist(), strict=True))
+        self._view.forget_own_rows(slots[gone])
         self.slots[nodes] = NOT_COMPUTED
         return False
 
@@ -191,7 +197,7 @@ class ForestCache:
 
     def prune(self) -> None:
         """Forget the nodes that the forest has dropped."""
-        self._last_call, self._slots_above = (0, None), {}
+        self._last_call, self._further, self._slots_above = (0, None), _FurtherTokens(), {}
         slots = self.slots
         computed = (slots > 0).nonzero()[0]
         kept = slots[computed]
@@ -210,3 +216,50 @@ class ForestCache:
             return self._warp.distributions(logits)
         except ModelError as error:
             raise ModelError(f"call {self._num_calls} of the {self._role}: {error}") from error
+
+
+class _FurtherTokens:
+    """Tokens that a top-k head left out and that were read from all logits, until the next prune.
+
+    Attributes:
+        complete: (n,) int64. The slots of which they were read.
+        slots, tokens, raw_log_probs: (num_tokens,) each. By slot, then by decreasing probability.
+    """
+
+    def __init__(self) -> None:
+        self.complete = self.slots = self.tokens = _NOTHING
+        self.raw_log_probs = np.zeros(0)
+
+    def add(
+        self,
+        slots: NDArray[np.int64],
+        counts: NDArray[np.bool_],
+        tokens: NDArray[np.int64],
+        raw_log_probs: NDArray[np.float64],
+    ) -> None:
+        """Add the tokens that count, (num_slots, n) each, of complete slots."""
+        self.complete = np.append(self.complete, slots)
+        self.slots = np.append(self.slots, np.repeat(slots, counts.sum(axis=1)))
+        self.tokens = np.append(self.tokens, tokens[counts])
+        self.raw_log_probs = np.append(self.raw_log_probs, raw_log_probs[counts])
+
+    def added_to(
+        self, joint: JointDistribution, log_weights: NDArray[np.float64], slots: NDArray[np.int64]
+    ) -> JointDistribution:
+        """Return a raw joint distribution of the beams at ``slots`` with their further tokens."""
+        order = slots.argsort()
+        place = order.take(slots.searchsorted(self.slots, sorter=order), mode="clip")
+        is_here = slots[place] == self.slots
+        beams, raw = place[is_here], self.raw_log_probs[is_here]
+        parents = np.append(joint.parents, beams)
+        order = parents.argsort(kind="stable")
+        weights = np.append(joint.log_weights, log_weights[beams] + raw)[order]
+        return JointDistribution(
+            nodes=joint.nodes,
+            parents=parents[order],
+            tokens=np.append(joint.tokens, self.tokens[is_here])[order],
+            log_weights=weights,
+            log_masses=weights,
+            raw_log_probs=np.append(joint.raw_log_probs, raw)[order],
+            num_tokens=0,
+        )

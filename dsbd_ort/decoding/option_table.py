@@ -132,7 +132,9 @@ def _half_width(options: Deciding) -> int:
 
 def _usual_draft_beams(options: Deciding) -> int:
     usual = options.width if options.row.has_beams else 4
-    return 4 * usual if _is_planned(options) else usual
+    if not _is_planned(options):
+        return usual
+    return max(usual, min(4 * usual, MOST_NODES // max(options.draft_length or 0, 1)))
 
 
 def _one_path(options: Deciding) -> tuple[Any, ...]:

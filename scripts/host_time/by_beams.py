@@ -68,7 +68,7 @@ def measure(
             for seed in range(repetitions + 1):
                 for name, options in runs_of(num_beams).items():
                     text = PROMPTS[seed % len(PROMPTS)]
-                    length = 64 if num_beams <= 32 else 16
+                    length = 64 if num_beams <= 32 else 8
                     stats = pipeline.generate(
                         text, num_beams=num_beams, max_new_tokens=length, seed=seed, **options
                     ).stats
