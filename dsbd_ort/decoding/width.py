@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -26,53 +24,28 @@ def layer_width(config: DecodingConfig, joint: JointDistribution, layer: DraftLa
     index = layer.distribution.aligned_to(joint)
     q = np.where(index >= 0, layer.distribution.probabilities()[index], 0.0)
     waits = waiting_distribution(joint.probabilities(), q, len(layer.drawn))
-    return threshold_width(
-        lambda n: prob_at_least(waits, n),
-        config.width,
-        config.smallest_width,
-        config.accept_threshold,
-    )
+    return threshold_width(waits, config.width, config.smallest_width, config.accept_threshold)
 
 
-def threshold_width(
-    at_least: Callable[[int], float], most: int, least: int, threshold: float
-) -> int:
+def threshold_width(waits: Floats, most: int, least: int, threshold: float) -> int:
     """Return the largest n in [least, most] with Pr[at least n accepted] >= threshold.
 
-    at_least: this probability of n, which never grows with n: so n is found by bisection. If none
-    reaches the threshold: ``least``.
+    waits: see ``waiting_distribution``. If no n reaches the threshold: ``least``. The n-th
+    acceptance comes after the sum of n waits, so that probability is the mass which their n-fold
+    convolution has within the drafts. It never grows with n: bit by bit, from the highest, n takes
+    the powers of two with which it stays above the threshold.
     """
-    low, high = least, max(least, most)
-    while low < high:
-        middle = (low + high + 1) // 2
-        if at_least(middle) >= threshold:
-            low = middle
-        else:
-            high = middle - 1
-    return low
-
-
-def prob_at_least(waits: Floats, num_accepted: int) -> float:
-    """Return Pr[at least so many of the drafts are accepted].
-
-    waits: see ``waiting_distribution``.
-
-    The n-th acceptance comes after the sum of n waits, so this is the mass of their n-fold
-    convolution within the drafts; powers of two of it are multiplied, each cut to the drafts.
-    """
-    size = len(waits) + 1
-    of_sum, power = np.zeros(size), np.zeros(size)  # by number of drafts, from 0 on
+    powers = [np.append(0.0, waits)]  # the first, second, fourth ... power, by number of drafts
+    while 2 ** len(powers) <= min(most, len(waits)):
+        powers.append(_convolved(powers[-1], powers[-1]))
+    of_sum = np.zeros(len(waits) + 1)
     of_sum[0] = 1.0
-    power[1:] = waits
-    if num_accepted > len(waits):
-        return 0.0
-    while num_accepted:
-        if num_accepted & 1:
-            of_sum = _convolved(of_sum, power)
-        num_accepted >>= 1
-        if num_accepted:
-            power = _convolved(power, power)
-    return float(of_sum.sum())
+    width = 0
+    for bit in range(len(powers) - 1, -1, -1):
+        longer = _convolved(of_sum, powers[bit])
+        if longer.sum() >= threshold:
+            of_sum, width = longer, width + 2**bit
+    return min(max(min(width, len(waits)), least), most)
 
 
 def _convolved(first: Floats, second: Floats) -> Floats:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dsbd_ort.decoding.width import prob_at_least, threshold_width, waiting_distribution
+from dsbd_ort.decoding.width import threshold_width, waiting_distribution
 
 P = np.array([0.5, 0.2, 0.2, 0.1])
 Q = np.array([0.2, 0.4, 0.1, 0.1])  # the missing 0.2 lies outside the target's candidates
@@ -29,9 +29,14 @@ def simulated_counts(p, q, num_drafts, num_runs, rng):
 
 
 def acceptance_counts(p, q, num_drafts):
-    """Pr[exactly n of the drafts are accepted], n from 0 on."""
+    """Pr[exactly n of the drafts are accepted], n from 0 on, by summing over the waits."""
     waits = waiting_distribution(p, q, num_drafts)
-    at_least = [prob_at_least(waits, n) for n in range(num_drafts + 2)]
+    law = np.zeros(num_drafts + 1)
+    law[0] = 1.0
+    at_least = [1.0]
+    for _ in range(num_drafts + 1):
+        law = np.convolve(law, np.append(0.0, waits))[: num_drafts + 1]
+        at_least.append(law.sum())
     return -np.diff(at_least)
 
 
@@ -51,15 +56,14 @@ def test_equal_laws_accept_every_draft():
     np.testing.assert_allclose(acceptance_counts(P, P, 3), [0, 0, 0, 1], atol=1e-12)
 
 
-def test_many_drafts_are_counted_as_few_are():
-    """Beyond 256 drafts convolutions go by the Fourier transform."""
-    waits = waiting_distribution(P, Q, 700)
-    law = np.zeros(701)
-    law[0] = 1.0
-    for n in range(1, 500):
-        law = np.convolve(law, np.append(0.0, waits))[:701]
-        if n % 83 == 0:
-            assert prob_at_least(waits, n) == pytest.approx(law.sum(), abs=1e-12)
+@pytest.mark.parametrize("num_drafts", [5, 64, 700])
+def test_the_width_is_that_of_the_counts(num_drafts):
+    """Also beyond 256 drafts, where convolutions go by the Fourier transform."""
+    waits = waiting_distribution(P, Q, num_drafts)
+    at_least = acceptance_counts(P, Q, num_drafts)[::-1].cumsum()[::-1]
+    for threshold in (0.01, 0.3, 0.7, 0.99):
+        expected = max(n for n, prob in enumerate(at_least) if prob >= threshold)
+        assert threshold_width(waits, num_drafts, 0, threshold) == expected
 
 
 def one_by_one(p, q, num_drafts):
@@ -83,20 +87,21 @@ def test_waits_are_those_of_the_residuals(seed):
     np.testing.assert_allclose(waits, one_by_one(p, q, 12), atol=1e-9)
 
 
-COUNTS = np.array([0.1, 0.2, 0.4, 0.3])  # at least 1: 0.9, 2: 0.7, 3: 0.3
+WAITS = np.array([0.5, 0.25, 0.125])  # at least 1 of 3 drafts: 0.875, 2: 0.5, 3: 0.125
 
 
 @pytest.mark.parametrize(
     ("most", "least", "threshold", "width"),
     [
         (3, 1, 0.95, 1),
-        (3, 1, 0.9, 1),
-        (3, 1, 0.7, 2),
-        (3, 1, 0.3, 3),
-        (2, 1, 0.3, 2),
+        (3, 1, 0.875, 1),
+        (3, 1, 0.5, 2),
+        (3, 1, 0.125, 3),
+        (2, 1, 0.125, 2),
         (3, 2, 0.95, 2),
-        (8, 1, 0.2, 3),
+        (8, 1, 0.1, 3),
+        (8, 1, 0.0, 3),
     ],
 )
 def test_threshold_width(most, least, threshold, width):
-    assert threshold_width(lambda n: COUNTS[n:].sum(), most, least, threshold) == width
+    assert threshold_width(WAITS, most, least, threshold) == width
