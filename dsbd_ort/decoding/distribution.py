@@ -160,7 +160,7 @@ class DenseDistributions(Sequence[TokenDistribution]):
         warped = None if self._warped is None else self._warped(centred)
         raw = np.subtract(centred, log_normalizers, out=centred)
         log_probs = raw if warped is None else warped
-        tokens = np.broadcast_to(_all_tokens(logits.shape[1]), raw.shape)
+        tokens = _all_tokens(logits.shape[1]) + np.zeros((len(rows), 1), dtype=np.int64)
         return tokens.ravel(), log_probs.ravel(), raw.ravel()
 
     def log_probs_of(self, rows: NDArray[np.int64], tokens: NDArray[np.int64]) -> Floats:
