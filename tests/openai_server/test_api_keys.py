@@ -55,7 +55,7 @@ def test_a_file_of_keys(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Non
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"# nothing\n", "holds no API key"),
+        (b"# nothing\n", "has no API key"),
         (b"two words\n", "key 1 of"),
         ("schlüssel\n".encode(), "key 1 of"),
         (b"\xff\n", "cannot be read"),
