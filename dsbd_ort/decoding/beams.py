@@ -199,9 +199,9 @@ class Beams:
     copies: Ints | None = None
 
     @classmethod
-    def single(cls, node: int, hypothesis: int, log_weight: float = 0.0) -> Beams:
-        """Return the set of one beam."""
-        return cls(np.array([node]), np.array([log_weight]), np.array([hypothesis]))
+    def single(cls, node: int, hypothesis: int) -> Beams:
+        """Return the set of one beam of weight 1."""
+        return cls(np.array([node]), np.zeros(1), np.array([hypothesis]))
 
     @classmethod
     def initial(cls) -> Beams:

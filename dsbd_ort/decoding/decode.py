@@ -321,7 +321,10 @@ def _verify_and_select(
                 break
         if committed:
             return committed, run.forest.num_met - num_met
-    raise ModelError("the target keeps all logits of its last rows, but they could not be read")
+    raise ModelError(
+        "the target said that all logits of its last rows can be read, but they cannot; export the "
+        "bundle again, or with --logits full"
+    )
 
 
 def _iteration(

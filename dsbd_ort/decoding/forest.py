@@ -127,10 +127,6 @@ class Forest:
             return nodes
         wanted = (parents << 32) + tokens
         known = (self.parents << 32) + self.tokens
-        if len(wanted) * len(known) <= _FEW_PAIRS:
-            which, found = (wanted[:, None] == known).nonzero()
-            nodes[which] = found
-            return nodes
         order = known.argsort()
         found = order.take(known.searchsorted(wanted, sorter=order), mode="clip")
         is_found = known[found] == wanted
@@ -211,4 +207,3 @@ class Forest:
 
 
 _NUM_FIELDS = 7
-_FEW_PAIRS = 1 << 14  # up to here comparing all pairs is faster than sorting

@@ -295,11 +295,7 @@ class KVCache:
 
     def trim(self) -> None:
         """Drop all rows that no view sees."""
-        is_used = np.zeros(self.model.num_rows, dtype=np.bool_)
-        for view in self._views:
-            is_used |= view.used()
-        self._closed.clear()
-        self._drop(is_used)
+        self._keep(self._used())
 
     def _make_room(self, num_new: int) -> None:
         """Drop the unused rows if they are many, or if ``num_new`` rows do not fit beside them."""
@@ -307,17 +303,23 @@ class KVCache:
         is_full = self.max_rows is not None and num_rows + num_new > self.max_rows
         if num_rows <= self._next_check and not is_full:
             return
-        is_used = np.zeros(num_rows, dtype=np.bool_)
-        for view in self._views:
-            is_used |= view.used()
+        is_used = self._used()
         num_used = int(is_used.sum())
         most_unused = MOST_UNUSED_ROWS + num_used // 4
         self._next_check = num_used + most_unused
         if num_rows - num_used > (0 if is_full else most_unused):
-            self._closed.clear()
-            self._drop(is_used)
+            self._keep(is_used)
 
-    def _drop(self, is_used: NDArray[np.bool_]) -> None:
+    def _used(self) -> NDArray[np.bool_]:
+        """Return which rows an open view sees, (num_rows,) bool."""
+        is_used = np.zeros(self.model.num_rows, dtype=np.bool_)
+        for view in self._views:
+            is_used |= view.used()
+        return is_used
+
+    def _keep(self, is_used: NDArray[np.bool_]) -> None:
+        """Drop all other rows, those of closed views among them."""
+        self._closed.clear()
         if is_used.all():
             return
         kept = is_used.nonzero()[0]

@@ -59,7 +59,7 @@ def _convolved(first: Floats, second: Floats) -> Floats:
     return convolved
 
 
-_SHORT = 256  # up to here summing the products is faster than the Fourier transform
+_SHORT = 640  # 67 us by products and 107 by the Fourier transform at 512, 234 and 181 at 1,024
 
 
 def waiting_distribution(p: Floats, q: Floats, num_drafts: int) -> Floats:

@@ -58,7 +58,7 @@ def test_equal_laws_accept_every_draft():
 
 @pytest.mark.parametrize("num_drafts", [5, 64, 700])
 def test_the_width_is_that_of_the_counts(num_drafts):
-    """Also beyond 256 drafts, where convolutions go by the Fourier transform."""
+    """Also beyond 640 drafts, where convolutions go by the Fourier transform."""
     waits = waiting_distribution(P, Q, num_drafts)
     at_least = acceptance_counts(P, Q, num_drafts)[::-1].cumsum()[::-1]
     for threshold in (0.01, 0.3, 0.7, 0.99):
