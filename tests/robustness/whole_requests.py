@@ -71,14 +71,18 @@ class WholeRequest:
     def config(self) -> DecodingConfig:
         return DecodingConfig.from_options(self.options)
 
-    def models(self, num_candidates: int = 0) -> tuple[Any, Any]:
-        """Return target and draft, with a top-k head where ``num_candidates`` is given."""
+    def models(self, num_candidates: int = 0, full_chunk: int = 0) -> tuple[Any, Any]:
+        """Return target and draft, with a top-k head where ``num_candidates`` is given.
+
+        full_chunk: see TopTable; 0: without full logits.
+        """
         if not self.tables:
             target = shaped(random_table(self.table_seed, self.vocab_size), self.table)
             self.tables.extend([target, draft_of(self, target)])
         if num_candidates:
             return tuple(  # type: ignore[return-value]
-                TopTable(self.vocab_size, table, num_candidates) for table in self.tables
+                TopTable(self.vocab_size, table, num_candidates, full_chunk=full_chunk)
+                for table in self.tables
             )
         return tuple(TableModel(self.vocab_size, table) for table in self.tables)  # type: ignore[return-value]
 
@@ -364,6 +368,9 @@ def with_candidates(request: WholeRequest, config: DecodingConfig) -> DecodeResu
     has_ties = has_equal_scores or (config.row.rule == "search" and request.table != "smooth")
     if not 1 <= top_k <= request.vocab_size or request.table == "forbidding" or has_ties:
         return None
+    if config.row.rule == "search":  # reads what fewer candidates leave out
+        fewer = 1 + request.table_seed % top_k
+        return decoded(request, config, request.models(fewer, 1 + request.table_seed % 40))[0]
     return decoded(request, config, request.models(top_k))[0]
 
 
