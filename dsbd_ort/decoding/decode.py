@@ -27,7 +27,7 @@ import numpy as np
 
 from dsbd_ort.decoding.beams import Agreement, Beams, Hypotheses
 from dsbd_ort.decoding.config import DecodingConfig
-from dsbd_ort.decoding.cost_curve import EngineCosts, measure_costs
+from dsbd_ort.decoding.cost_curve import Costs, measure_costs
 from dsbd_ort.decoding.draft import (
     DraftLayer,
     DraftPolicy,
@@ -102,7 +102,7 @@ def decode_iterations(
     stop: StopState | None = None,
     source: RandomSource | None = None,
     clock: Clock = time.perf_counter,
-    costs: EngineCosts | None = None,
+    costs: Costs | None = None,
     estimator: AcceptanceEstimator | None = None,
     prefixes: Prefixes | None = None,
     trace: TraceRecorder | None = None,
@@ -110,8 +110,8 @@ def decode_iterations(
     """Continue a prompt; yield the live hypotheses after every iteration, return the result.
 
     The models and ``prefixes`` are those of ``decoding_loop``, which also documents the errors; the
-    rest are the fields of ``DecodingRequest``. With ``costs`` None both engines are measured first
-    where the request needs it.
+    rest are the fields of ``DecodingRequest``. With ``costs`` None draft_policy None means "fixed",
+    and both engines are measured first for "throughput".
     """
     request = DecodingRequest(
         prompt_ids=prompt_ids,
@@ -160,7 +160,10 @@ def iterations_of(
         if isinstance(needed, EngineCall):
             began = request.clock()
             (logits,) = caches[needed.role].forward([needed])
-            needed.meter.count(len(needed.token_ids), request.clock() - began)
+            seconds = request.clock() - began
+            needed.meter.count(len(needed.token_ids), seconds)
+            if request.costs and not needed.is_prefill:
+                request.costs.observe(needed.role, len(needed.token_ids), seconds)
         else:
             logits = None
             yield needed
