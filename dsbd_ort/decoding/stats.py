@@ -67,6 +67,7 @@ class DecodingStats:
 class StatsRecorder:
     """Counts the iterations of a request and measures its time."""
 
+    num_prompt_tokens: int
     target: Meter
     draft: Meter | None
     clock: Clock = time.perf_counter
@@ -91,8 +92,8 @@ class StatsRecorder:
         self.accepted.append(len(iteration.committed) - 1)
         self.widths.extend(beams.width for beams in iteration.committed)
 
-    def stats(self, num_prompt_tokens: int, num_output_tokens: int) -> DecodingStats:
-        """Return the statistics of the finished request."""
+    def stats(self, num_output_tokens: int) -> DecodingStats:
+        """Return the statistics of the request up to now."""
         now = self.clock()
         total, num_iterations = now - self.began, len(self.accepted)
         num_accepted, num_drafted = self.num_accepted_tokens, self.num_draft_tokens
@@ -111,7 +112,7 @@ class StatsRecorder:
             draft_acceptance_rate=num_accepted / num_drafted if num_drafted else None,
             acceptance_histogram=np.bincount(self.accepted).tolist(),
             mean_beam_width=float(np.mean(np.maximum(self.widths, 1))),  # a search's last is 0
-            num_prompt_tokens=num_prompt_tokens,
+            num_prompt_tokens=self.num_prompt_tokens,
             num_output_tokens=num_output_tokens,
             target_rows=target.rows,
             draft_rows=draft.rows if draft else 0,
