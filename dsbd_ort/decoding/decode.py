@@ -197,7 +197,7 @@ def decoding_loop(
             observer.observe(iteration)
         beams = _prune(run, iteration)
         depth += len(committed)
-        yield IterationOutput(run.hypotheses, iteration.hypotheses, run.agreement)
+        yield IterationOutput(run.hypotheses, iteration.hypotheses, run.agreement, run.stats)
     return _finish(run, beams)
 
 
@@ -250,7 +250,8 @@ def _set_up(request: DecodingRequest, target: CacheView, draft: CacheView | None
     draft_cache = None
     if draft is not None and request.config.row.has_draft:
         draft_cache = ForestCache("draft", draft, meters[1], forest, warp)
-    stats = StatsRecorder(meters[0], meters[1] if draft_cache else None, request.clock)
+    draft_meter = meters[1] if draft_cache else None
+    stats = StatsRecorder(len(request.prompt_ids), meters[0], draft_meter, request.clock)
     policy = _draft_policy(request, rule, forest)
     tracer = None
     if request.trace is not None:
@@ -380,7 +381,7 @@ def _finish(run: _Run, beams: Beams) -> DecodeResult:
     best = run.rule.results(beams).first(request.config.num_return_sequences)
     sequences = decoded_sequences(best, hypotheses, request)
     num_output_tokens = len(sequences[0].token_ids)
-    stats = run.stats.stats(len(request.prompt_ids), num_output_tokens)
+    stats = run.stats.stats(num_output_tokens)
     num_bytes = sum(cache.distribution_bytes_peak for cache in run.caches)
     return DecodeResult(sequences, stats, num_bytes)
 
