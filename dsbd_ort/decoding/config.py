@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
@@ -53,6 +53,24 @@ class DecodingConfig:
         temperature, top_k, top_p: warping of both models; top_k 0 and top_p 1 switch it off.
             Temperature 0 belongs to the search and joint strategies; with it a search takes any
             top_k and top_p, for its best token is in every set of them.
+        min_p: tokens of less than this share of the most probable one's probability are cut.
+        typical_p: the fewest tokens nearest to the entropy that reach this mass stay (locally
+            typical sampling); 1 switches it off.
+        repetition_penalty: divides positive scores of tokens in the prompt or output, multiplies
+            negative ones; 1 switches it off.
+        presence_penalty, frequency_penalty: subtracted from the logits of tokens in the output,
+            once and for each time.
+        no_repeat_ngram_size: no n-gram of this size occurs twice in prompt and output; 0: off.
+        bad_words_ids: token sequences that never occur in the output.
+        logit_bias: token ids and what is added to their logits.
+        suppress_tokens: tokens that never occur in the output.
+        min_new_tokens: no sequence ends before it has so many new tokens.
+        forced_bos_token_id, forced_eos_token_id: the only token behind a prompt of one token, and
+            as the last of ``max_new_tokens``.
+        constraint: which tokens may follow (``dsbd_ort.constraints``).
+        logits_processors: functions (path, scores) -> scores of the caller's, in this order, behind
+            those above; path: the prompt and the new tokens, (num_tokens,) int64; scores:
+            (vocab_size,) float64.
         max_new_tokens: longest continuation, the end-of-sequence token included.
         seed: of the request; used by the pipeline, ``decode`` takes a generator instead.
         num_return_sequences: how many of the final beams to return, best first.
@@ -81,6 +99,20 @@ class DecodingConfig:
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
+    min_p: float = 0.0
+    typical_p: float = 1.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    no_repeat_ngram_size: int = 0
+    bad_words_ids: Sequence[int | Sequence[int]] = ()
+    logit_bias: Mapping[int, float] | Sequence[tuple[int, float]] = ()
+    suppress_tokens: Sequence[int] = ()
+    min_new_tokens: int = 0
+    forced_bos_token_id: int | None = None
+    forced_eos_token_id: int | None = None
+    constraint: Any = None
+    logits_processors: Sequence[Callable[..., Any]] = ()
     max_new_tokens: int = 64
     seed: int = 0
     num_return_sequences: int = 1
@@ -171,6 +203,28 @@ class DecodingConfig:
         return self.joint_beams
 
     @property
+    def has_controls(self) -> bool:
+        """Whether a processor or a constraint changes what may be drawn."""
+        return any(getattr(self, name) != usual for name, usual in _NO_CONTROLS.items())
+
+    @property
+    def biases(self) -> tuple[tuple[int, float], ...]:
+        """The resolved ``logit_bias``."""
+        assert isinstance(self.logit_bias, tuple)  # resolved at construction
+        return self.logit_bias
+
+    @property
+    def bad_sequences(self) -> tuple[tuple[int, ...], ...]:
+        """The resolved ``bad_words_ids``."""
+        return self.bad_words_ids  # type: ignore[return-value]  # resolved at construction
+
+    @property
+    def suppressed_ids(self) -> tuple[int, ...]:
+        """The resolved ``suppress_tokens``."""
+        tokens = self.suppress_tokens
+        return (tokens,) if isinstance(tokens, int) else tuple(tokens)
+
+    @property
     def eos_ids(self) -> frozenset[int]:
         """The end-of-sequence ids, as a set."""
         if isinstance(self.eos_token_id, int):
@@ -183,6 +237,22 @@ class DecodingConfig:
         if isinstance(self.stop_strings, str):
             return (self.stop_strings,)
         return tuple(self.stop_strings or ())
+
+
+_NO_CONTROLS: dict[str, Any] = {
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "no_repeat_ngram_size": 0,
+    "bad_words_ids": (),
+    "logit_bias": (),
+    "suppress_tokens": (),
+    "min_new_tokens": 0,
+    "forced_bos_token_id": None,
+    "forced_eos_token_id": None,
+    "constraint": None,
+    "logits_processors": (),
+}
 
 
 def _check_widths(config: DecodingConfig) -> None:

@@ -27,6 +27,7 @@ import numpy as np
 
 from dsbd_ort.decoding.beams import Agreement, Beams, Hypotheses
 from dsbd_ort.decoding.config import DecodingConfig
+from dsbd_ort.decoding.controls import Controls, controls_of
 from dsbd_ort.decoding.cost_curve import Costs, measure_costs
 from dsbd_ort.decoding.draft import (
     DraftLayer,
@@ -36,10 +37,11 @@ from dsbd_ort.decoding.draft import (
     draft_forest,
 )
 from dsbd_ort.decoding.errors import ModelError
-from dsbd_ort.decoding.forest import Forest, StopState
+from dsbd_ort.decoding.forest import Forest
 from dsbd_ort.decoding.forest_cache import ForestCache
 from dsbd_ort.decoding.joint_rule import JointGreedyRule, JointSpeculativeRule
 from dsbd_ort.decoding.kv_cache import CacheView, KVCache, PrefixCache
+from dsbd_ort.decoding.path_states import PathStates, StopState, StopStates
 from dsbd_ort.decoding.rejection_coupling import GeneratorSource, RandomSource, RejectionCoupling
 from dsbd_ort.decoding.request import (
     DecodeResult,
@@ -243,13 +245,16 @@ class _Run:
 
 def _set_up(request: DecodingRequest, target: CacheView, draft: CacheView | None) -> _Run:
     check_decodable(request, target.kv, draft.kv if draft else None)
-    growth = _growth(request)
-    forest, rule, warp = growth.forest, _rule(request, growth), Warp.of(request.config)
+    config, vocab_size = request.config, target.kv.vocab_size
+    controls = controls_of(config, request.running_constraint, request.prompt_ids, vocab_size)
+    warp = Warp.of(config)
+    growth = _growth(request, controls)
+    forest, rule = growth.forest, _rule(request, growth)
     meters = Meter(request.clock), Meter(request.clock)
-    target_cache = ForestCache("target", target, meters[0], forest, warp)
+    target_cache = ForestCache("target", target, meters[0], forest, warp, controls)
     draft_cache = None
-    if draft is not None and request.config.row.has_draft:
-        draft_cache = ForestCache("draft", draft, meters[1], forest, warp)
+    if draft is not None and config.row.has_draft:
+        draft_cache = ForestCache("draft", draft, meters[1], forest, warp, controls)
     draft_meter = meters[1] if draft_cache else None
     stats = StatsRecorder(len(request.prompt_ids), meters[0], draft_meter, request.clock)
     policy = _draft_policy(request, rule, forest)
@@ -270,11 +275,13 @@ def _set_up(request: DecodingRequest, target: CacheView, draft: CacheView | None
     )
 
 
-def _growth(request: DecodingRequest) -> Growth:
+def _growth(request: DecodingRequest, controls: Controls | None) -> Growth:
     """Return the forest and the hypotheses of a request that begins."""
     config, prompt_ids = request.config, request.prompt_ids
     seed = int(request.rng.integers(2**63))
-    forest = Forest(int(prompt_ids[-1]), len(prompt_ids) - 1, seed, config.eos_ids, request.stop)
+    states: list[PathStates] = [StopStates(request.stop)] if request.stop else []
+    states += controls.path_states if controls else []
+    forest = Forest(int(prompt_ids[-1]), len(prompt_ids) - 1, seed, config.eos_ids, states)
     return Growth(forest, Hypotheses(), repeats=config.replacement)
 
 

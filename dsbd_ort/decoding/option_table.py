@@ -12,7 +12,18 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from dsbd_ort.decoding.errors import ConfigError
-from dsbd_ort.decoding.option_values import Choice, Domain, Number, Texts, Whole, Wholes, shown
+from dsbd_ort.decoding.option_values import (
+    Biases,
+    Choice,
+    Domain,
+    Number,
+    Objects,
+    Texts,
+    TokenSequences,
+    Whole,
+    Wholes,
+    shown,
+)
 from dsbd_ort.decoding.strategies import STRATEGIES, Strategy
 
 MOST_BEAMS = MOST_LAYERS = 1024
@@ -259,6 +270,39 @@ OPTION_TABLE = {  # resolved in this order: what decides stands above what it de
         domain=Number(0.0, _LARGEST, least_positive=1e-6),  # a logit divided by it stays finite
         needs=(_NO_SEARCH,),
         neutral=lambda _: (1.0, 0.0),
+    ),
+    "min_p": OptionRow(
+        domain=Number(0.0, 1.0),
+        needs=(_NO_SEARCH,),
+        neutral=lambda _: (0.0,),
+        is_redundant=lambda o: o.temperature == 0.0,
+    ),
+    "typical_p": OptionRow(
+        domain=Number(0.0, 1.0, is_open=True), needs=(_NO_SEARCH,), neutral=lambda _: (1.0,)
+    ),
+    "repetition_penalty": OptionRow(domain=Number(0.0, 1e6, is_open=True)),
+    "presence_penalty": OptionRow(domain=Number(-1e6, 1e6)),
+    "frequency_penalty": OptionRow(domain=Number(-1e6, 1e6)),
+    "no_repeat_ngram_size": OptionRow(domain=Whole(0, 1024)),
+    "bad_words_ids": OptionRow(domain=TokenSequences(4096, 256)),
+    "logit_bias": OptionRow(domain=Biases(4096, Number(-_LARGEST, _LARGEST))),
+    "suppress_tokens": OptionRow(
+        domain=Wholes(Whole(0, _MOST), 65_536, is_ordered=False, noun="token id")
+    ),
+    "min_new_tokens": OptionRow(domain=Whole(0, _MOST)),
+    "forced_bos_token_id": OptionRow(domain=Whole(0, _MOST), default=lambda _: None),
+    "forced_eos_token_id": OptionRow(domain=Whole(0, _MOST), default=lambda _: None),
+    "constraint": OptionRow(
+        domain=Objects(
+            (("start", "advance", "allowed", "accepts", "has_ended"), ("bind",)),
+            "a constraint, such as dsbd_ort.JsonSchema",
+        ),
+        default=lambda _: None,
+    ),
+    "logits_processors": OptionRow(
+        domain=Objects(
+            (("__call__",),), "a list of functions of a path and its scores", is_list=True
+        )
     ),
     "max_new_tokens": OptionRow(domain=Whole(1, _MOST)),
     "seed": OptionRow(domain=Whole(0, 2**128 - 1)),  # taken where nothing is drawn: clients send it

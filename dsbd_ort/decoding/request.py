@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 
 from dsbd_ort.decoding.beams import Agreement, Hypotheses, Hypothesis
 from dsbd_ort.decoding.config import DecodingConfig
+from dsbd_ort.decoding.constraint import Constraint
 from dsbd_ort.decoding.cost_curve import Costs
 from dsbd_ort.decoding.errors import DecodingError
-from dsbd_ort.decoding.forest import StopState, state_after
 from dsbd_ort.decoding.option_values import shown
+from dsbd_ort.decoding.path_states import StopState, state_after
 from dsbd_ort.decoding.rejection_coupling import RandomSource
 from dsbd_ort.decoding.rule import Finished
 from dsbd_ort.decoding.stats import DecodingStats, StatsRecorder
@@ -39,6 +40,7 @@ class DecodingRequest:
         rng: its first 63-bit draw is the noise key; only the rejection coupling draws more.
         stop: the state of the empty continuation, which finds the request's ``stop_strings``. A
             beam ends with the token that makes its state end.
+        constraint: the running one of ``config.constraint`` where that is only a specification.
         source: the randomness of the rejection coupling, instead of ``rng``.
         clock: seconds, for the statistics.
         costs: of both engines' calls; draft_policy "throughput" requires them, None stands for it
@@ -52,12 +54,18 @@ class DecodingRequest:
     config: DecodingConfig
     rng: np.random.Generator
     stop: StopState | None = None
+    constraint: Constraint | None = None
     source: RandomSource | None = None
     clock: Clock = time.perf_counter
     costs: Costs | None = None
     estimator: AcceptanceEstimator | None = None
     trace: TraceRecorder | None = None
     num_sharers: Callable[[], int] = _one
+
+    @property
+    def running_constraint(self) -> Constraint | None:
+        """The constraint that says which tokens may follow, None without one."""
+        return self.config.constraint if self.constraint is None else self.constraint
 
     def __post_init__(self) -> None:
         settled = self.config.settled(costs_are_known=self.costs is not None)
@@ -174,16 +182,24 @@ def decoded_sequences(
                 token_logprobs=hypotheses.token_logprobs[path].tolist(),
                 logprob=logprob,
                 score=score,
-                finish_reason=_finish_reason(token_ids, request.config, request.stop),
+                finish_reason=_finish_reason(token_ids, request),
             )
         )
     return sequences
 
 
-def _finish_reason(token_ids: list[int], config: DecodingConfig, stop: StopState | None) -> str:
-    if token_ids[-1] in config.eos_ids:
+def _finish_reason(token_ids: list[int], request: DecodingRequest) -> str:
+    if token_ids[-1] in request.config.eos_ids:
         return "eos"
-    return "stop" if stop and state_after(stop, token_ids).has_ended else "length"
+    if request.stop and state_after(request.stop, token_ids).has_ended:
+        return "stop"
+    if (constraint := request.running_constraint) is not None:
+        states = constraint.start(request.prompt_ids)
+        for token in token_ids:
+            states = constraint.advance(states, np.array([token]))
+        if constraint.has_ended(states)[0]:
+            return "stop"
+    return "length"
 
 
 def check_request(request: DecodingRequest, target: Head, draft: Head | None) -> None:
@@ -194,6 +210,11 @@ def check_request(request: DecodingRequest, target: Head, draft: Head | None) ->
         raise DecodingError(
             f"stop_strings is {shown(config.stop_texts)}, but decoding sees tokens, not text; give "
             "decode a stop state as well, or use Pipeline"
+        )
+    if request.running_constraint is not None and not hasattr(request.running_constraint, "start"):
+        raise DecodingError(
+            f"constraint is {shown(config.constraint)}, which requires a tokenizer; bind it to "
+            "one, or use Pipeline"
         )
     highest_eos = max(config.eos_ids, default=0)
     if highest_eos >= target.vocab_size:

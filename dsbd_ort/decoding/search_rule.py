@@ -61,7 +61,7 @@ class SearchRule:
                 joint, best = self._best(target, beams)
             depth += 1
             ends = self._is_eos(joint.tokens[best]) | (depth == self._config.max_new_tokens)
-            if self._growth.forest.stop_states:
+            if self._growth.forest.path_states:
                 ends |= self._growth.forest.stopped(joint, best)
             if ends[:width].any():
                 finished = best[:width][ends[:width]]
