@@ -35,12 +35,13 @@ class Controls:
 
     def __init__(
         self,
-        warp: Warp,
+        config: DecodingConfig,
         processors: Sequence[LogitsProcessor],
         constraint: ConstraintStates | None,
         paths: PathTokens,
     ) -> None:
-        self._warp = warp
+        self._warp = Warp.of(config)
+        self._processes_log_probs = self._warp.is_raw and config.width > 1
         self.processors = processors
         self.constraint = constraint
         self.paths = paths
@@ -150,11 +151,16 @@ class Controls:
     def _processed(
         self, scores: Scores, normalizers: NDArray[np.floating], candidates: Candidates
     ) -> tuple[Scores, Scores]:
-        """Return the processed scores, and the raw log-probabilities."""
+        """Return the processed scores, and the raw log-probabilities.
+
+        Beam search processes log-probabilities, all else logits: greedy search too.
+        """
         raw = scores - normalizers
-        processed = raw.copy() if self._warp.is_raw else scores.copy()
+        processed = raw.copy() if self._processes_log_probs else scores.copy()
         for processor in self.processors:
             processed = processor.process(processed, candidates)
+        if self._warp.is_raw and not self._processes_log_probs:
+            processed -= normalizers
         return processed, raw
 
     def _listed(
@@ -193,7 +199,7 @@ def controls_of(
         states = ConstraintStates(constraint, prompt_ids, np.array(sorted(config.eos_ids), int))
     paths = PathTokens(prompt_ids, vocab_size)
     processors = processors_of(config, len(prompt_ids), vocab_size)
-    return Controls(Warp.of(config), processors, states, paths)
+    return Controls(config, processors, states, paths)
 
 
 class _Allowed:
