@@ -64,7 +64,8 @@ class DecodingConfig:
         bad_words_ids: token sequences that never occur in the output.
         logit_bias: token ids and what is added to their logits.
         suppress_tokens: tokens that never occur in the output.
-        min_new_tokens: no sequence ends before it has so many new tokens.
+        min_new_tokens: none of so many new tokens ends a sequence; stop strings are looked for
+            behind them.
         forced_bos_token_id, forced_eos_token_id: the only token behind a prompt of one token, and
             as the last of ``max_new_tokens``.
         constraint: which tokens may follow (``dsbd_ort.constraints``).

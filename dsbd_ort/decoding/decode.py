@@ -279,7 +279,9 @@ def _growth(request: DecodingRequest, controls: Controls | None) -> Growth:
     """Return the forest and the hypotheses of a request that begins."""
     config, prompt_ids = request.config, request.prompt_ids
     seed = int(request.rng.integers(2**63))
-    states: list[PathStates] = [StopStates(request.stop)] if request.stop else []
+    states: list[PathStates] = []
+    if request.stop:
+        states.append(StopStates(request.stop, config.min_new_tokens))
     states += controls.path_states if controls else []
     forest = Forest(int(prompt_ids[-1]), len(prompt_ids) - 1, seed, config.eos_ids, states)
     return Growth(forest, Hypotheses(), repeats=config.replacement)

@@ -57,16 +57,18 @@ def state_after(start: StopState, token_ids: Iterable[int]) -> StopState:
 
 
 class StopStates:
-    """The StopState of every node."""
+    """The StopState of every node; it is shown the tokens behind the first ``num_exempt`` alone."""
 
-    def __init__(self, start: StopState) -> None:
+    def __init__(self, start: StopState, num_exempt: int) -> None:
         """Take the state of the empty continuation."""
         self._states = [start]
+        self._exempt = [num_exempt]  # new tokens that are still exempt behind each node
 
     def add(self, parents: Nodes, tokens: Tokens) -> NDArray[np.bool_]:
         """See PathStates.add."""
         states = self._extended(parents, tokens)
         self._states += states
+        self._exempt += [max(self._exempt[parent] - 1, 0) for parent in parents.tolist()]
         return _ended(states)
 
     def would_end(self, parents: Nodes, tokens: Tokens) -> NDArray[np.bool_]:
@@ -75,11 +77,15 @@ class StopStates:
 
     def prune(self, kept: Nodes, is_absorbing: NDArray[np.int64]) -> None:
         """See PathStates.prune."""
-        self._states = [self._states[old] for old in kept.tolist()]
+        numbers = kept.tolist()
+        self._states = [self._states[old] for old in numbers]
+        self._exempt = [self._exempt[old] for old in numbers]
 
     def _extended(self, parents: Nodes, tokens: Tokens) -> list[StopState]:
-        pairs = zip(parents.tolist(), tokens.tolist(), strict=True)
-        return [self._states[parent].extended(token) for parent, token in pairs]
+        return [
+            self._states[parent] if self._exempt[parent] else self._states[parent].extended(token)
+            for parent, token in zip(parents.tolist(), tokens.tolist(), strict=True)
+        ]
 
 
 def _ended(states: list[StopState]) -> NDArray[np.bool_]:

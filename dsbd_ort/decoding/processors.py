@@ -274,7 +274,9 @@ class ForcedToken:
 
 
 UserProcessor = Callable[[NDArray[np.int64], NDArray[np.float64]], NDArray[np.float64]]
-"""(path, scores) -> scores: the prompt and the new tokens, (num_tokens,) int64; (vocab_size,)."""
+"""(path, scores) -> scores: the prompt and the new tokens, (num_tokens,) int64; (vocab_size,).
+
+Tokens that cannot be drawn, or that a draft's top-k head left out, have the score -inf."""
 
 
 class PathFunction:
@@ -287,7 +289,15 @@ class PathFunction:
     def process(self, scores: Scores, candidates: Candidates) -> Scores:
         """See LogitsProcessor.process."""
         for row, node in enumerate(candidates.nodes.tolist()):
-            scores[row] = self._of_path(candidates.paths.path(node), scores[row])
+            path = candidates.paths.path(node)
+            if candidates.tokens is None:
+                scores[row] = self._of_path(path, scores[row])
+                continue
+            is_token = candidates.tokens[row] >= 0
+            tokens = candidates.tokens[row, is_token]
+            by_token = np.full(candidates.vocab_size, -np.inf)
+            by_token[tokens] = scores[row, is_token]
+            scores[row, is_token] = self._of_path(path, by_token)[tokens]
         return scores
 
     def may_raise(self, candidates: Candidates) -> bool:

@@ -191,7 +191,8 @@ def decoded_sequences(
 def _finish_reason(token_ids: list[int], request: DecodingRequest) -> str:
     if token_ids[-1] in request.config.eos_ids:
         return "eos"
-    if request.stop and state_after(request.stop, token_ids).has_ended:
+    searched = token_ids[request.config.min_new_tokens :]
+    if request.stop and state_after(request.stop, searched).has_ended:
         return "stop"
     if (constraint := request.running_constraint) is not None:
         states = constraint.start(request.prompt_ids)
@@ -222,6 +223,7 @@ def check_request(request: DecodingRequest, target: Head, draft: Head | None) ->
             f"eos_token_id has {highest_eos}; expected 0 to {target.vocab_size - 1}, the target's "
             "vocabulary"
         )
+    _check_token_ids(config, target.vocab_size)
     if not config.row.has_draft:
         return
     if draft is None:
@@ -234,6 +236,23 @@ def check_request(request: DecodingRequest, target: Head, draft: Head | None) ->
             f"draft has {draft.vocab_size} tokens, target {target.vocab_size}; use a pair that "
             "shares its vocabulary"
         )
+
+
+def _check_token_ids(config: DecodingConfig, vocab_size: int) -> None:
+    """Refuse ids outside the vocabulary in the options of processors."""
+    ids_by_field = {
+        "logit_bias": [token for token, _ in config.biases],
+        "bad_words_ids": [token for word in config.bad_sequences for token in word],
+        "suppress_tokens": config.suppressed_ids,
+        "forced_bos_token_id": [config.forced_bos_token_id or 0],
+        "forced_eos_token_id": [config.forced_eos_token_id or 0],
+    }
+    for name, ids in ids_by_field.items():
+        if (highest := max(ids, default=0)) >= vocab_size:
+            raise DecodingError(
+                f"{name} has token id {highest}; expected 0 to {vocab_size - 1}, the target's "
+                "vocabulary"
+            )
 
 
 def _check_prompt(prompt_ids: Sequence[int], vocab_size: int) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -26,9 +27,11 @@ from dsbd_ort.decoding import (
 )
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder
 from dsbd_ort.decoding.cost_curve import CostCurve, EngineCosts
+from dsbd_ort.decoding.errors import ConstraintError
 from dsbd_ort.decoding.kv_cache import PrefixCache
 from dsbd_ort.decoding.request import DecodingRequest, IterationOutput, most_rows
 from dsbd_ort.decoding.throughput import AcceptanceEstimator
+from tests.decoding.path_constraint import PathConstraint, some_tokens
 from tests.decoding.tables import LogitsOf, ends_with, random_table
 from tests.decoding.top_table import TopTable
 
@@ -132,6 +135,15 @@ def draft_of(request: WholeRequest, target: LogitsOf) -> LogitsOf:
     return kinds[request.draft]
 
 
+def fewer_of_the_last(path: NDArray[np.int64], scores: NDArray[np.float64]) -> NDArray[np.float64]:
+    """A processor of a user's own, which raises a score as well."""
+    scores[path[-1]] -= 0.7
+    scores[(path[-1] + len(path)) % len(scores)] += 0.3
+    return scores
+
+
+SOME_TOKENS = st.lists(st.integers(0, 4), min_size=1, max_size=3)
+CONSTRAINTS = ("none", "lists", "bits", "ending")
 VALUES: dict[str, st.SearchStrategy[Any]] = {
     "num_beams": st.sampled_from([1, 2, 3, 4, 7] * 8 + [40, 300, 1024]),
     "coupling": st.sampled_from(["gumbel", "rejection"]),
@@ -146,6 +158,20 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "temperature": st.sampled_from([0.0, 1e-6, 0.5, 1.0, 3.0, 1e3]),
     "top_k": st.sampled_from([0, 1, 2, 5, 400]),
     "top_p": st.sampled_from([1e-9, 0.3, 0.5, 0.9, 0.999, 1.0]),
+    "min_p": st.sampled_from([0.0, 0.05, 0.5, 1.0]),
+    "typical_p": st.sampled_from([0.2, 0.9, 1.0]),
+    "repetition_penalty": st.sampled_from([0.5, 1.0, 1.1, 2.0]),
+    "presence_penalty": st.sampled_from([-1.0, 0.0, 0.6]),
+    "frequency_penalty": st.sampled_from([-0.5, 0.0, 0.3]),
+    "no_repeat_ngram_size": st.integers(0, 4),
+    "bad_words_ids": st.lists(SOME_TOKENS, max_size=3),
+    "logit_bias": st.dictionaries(st.integers(0, 2), st.sampled_from([-9.0, -0.5, 1.5])),
+    "suppress_tokens": st.lists(st.integers(0, 2), max_size=2),
+    "min_new_tokens": st.integers(0, 6),
+    "forced_bos_token_id": st.integers(0, 2),
+    "forced_eos_token_id": st.integers(0, 2),
+    "logits_processors": st.sampled_from([(), (fewer_of_the_last,)]),
+    "constraint": st.sampled_from(CONSTRAINTS),
     "num_return_sequences": st.integers(1, 4),
     "length_penalty": st.sampled_from([-2.0, 0.0, 1.0, 3.0]),
     "early_stopping": st.sampled_from([False, True, "never"]),
@@ -159,6 +185,8 @@ OF_RULE = {  # fields that only strategies of some rules take
     "temperature": ("sample", "joint"),
     "top_k": ("sample", "joint", "joint-greedy"),
     "top_p": ("sample", "joint", "joint-greedy"),
+    "min_p": ("sample", "joint", "joint-greedy"),
+    "typical_p": ("sample", "joint", "joint-greedy"),
     "early_stopping": ("search",),  # with beams
     "joint_threshold": ("joint",),
     "joint_tokens": ("joint-greedy",),
@@ -199,6 +227,19 @@ def whole_requests(draw: st.DrawFn, strategy: str, largest_vocab: int = 300) -> 
         "eos_token_id": draw(st.sets(tokens, max_size=2).map(sorted)) or None,
         **{name: draw(VALUES[name]) for name in chosen},
     }
+    table = draw(st.sampled_from(TABLE_KINDS))
+    for name in ("forced_bos_token_id", "forced_eos_token_id"):
+        if table == "forbidding":  # a forced token may be an impossible one
+            options.pop(name, None)
+        elif name in options:
+            options[name] %= vocab_size
+    for name in ("bad_words_ids", "suppress_tokens"):
+        options[name] = within(options.get(name, []), vocab_size)
+    options["logit_bias"] = {
+        token % vocab_size: bias for token, bias in options.get("logit_bias", {}).items()
+    }
+    eos = tuple(options["eos_token_id"] or ())
+    options["constraint"] = constraint_of(options.get("constraint", "none"), vocab_size, eos)
     if options.get("num_beams", 1) > 32:  # a table takes its time
         options["max_new_tokens"] = min(options["max_new_tokens"], 3)
     run = st.lists(tokens, min_size=1, max_size=2).map(tuple)
@@ -208,7 +249,7 @@ def whole_requests(draw: st.DrawFn, strategy: str, largest_vocab: int = 300) -> 
     return WholeRequest(
         options=options,
         vocab_size=vocab_size,
-        table=draw(st.sampled_from(TABLE_KINDS)),
+        table=table,
         draft=draw(st.sampled_from(DRAFT_KINDS)),
         table_seed=draw(st.integers(0, 999)),
         prompt=tuple(draw(st.lists(tokens, min_size=1, max_size=5))),
@@ -218,6 +259,27 @@ def whole_requests(draw: st.DrawFn, strategy: str, largest_vocab: int = 300) -> 
     )
 
 
+def within(tokens: Any, vocab_size: int) -> Any:
+    """Return token ids, in lists or not, brought into a vocabulary."""
+    if isinstance(tokens, list):
+        return [within(entry, vocab_size) for entry in tokens]
+    return tokens % vocab_size
+
+
+def constraint_of(kind: str, vocab_size: int, eos: tuple[int, ...]) -> PathConstraint | None:
+    """Return a constraint that allows about half of the tokens, and the end of a sequence."""
+    if kind == "none":
+        return None
+    allowed = some_tokens(vocab_size, always=eos)
+    if kind == "ending":
+        return PathConstraint(vocab_size, allowed, eos, ends_after=ends_by_itself)
+    return PathConstraint(vocab_size, allowed, eos, as_bits=kind == "bits")
+
+
+def ends_by_itself(path: tuple[int, ...]) -> bool:
+    return len(path) > 2 and (sum(path) + len(path)) % 5 == 0
+
+
 def check_whole_request(request: WholeRequest) -> bool:
     """Decode a request on tables and hold it against what must be true; False: it is refused."""
     try:
@@ -225,7 +287,14 @@ def check_whole_request(request: WholeRequest) -> bool:
     except DsbdError as error:
         assert 10 < len(str(error)) < 600, error
         return False
-    result, steps = decoded(request, config)
+    try:
+        result, steps = decoded(request, config)
+    except ConstraintError as error:
+        assert 10 < len(str(error)) < 600, error
+        if (plain := config_without_draft(config)) is not None:
+            with pytest.raises(ConstraintError):
+                decoded(request, plain)
+        return False
     check_result(result, config, request)
     check_stream(steps, result)
     if (plain := config_without_draft(config)) is not None:
@@ -286,14 +355,16 @@ def check_sequence(
         "an impossible token"
     )
     assert math.isclose(sequence.logprob, sum(sequence.token_logprobs), abs_tol=1e-9)
-    assert math.isclose(
-        sequence.score, sequence.logprob / len(ids) ** config.length_penalty, abs_tol=1e-9
-    )
+    if config.row.rule != "search" or not config.has_controls:  # else by the processed one
+        score = sequence.logprob / len(ids) ** config.length_penalty
+        assert math.isclose(sequence.score, score, abs_tol=1e-9)
+    check_controls(ids, config, request)
     ends = [i for i, token in enumerate(ids) if token in config.eos_ids]
     stops = [
         end
         for end in range(1, len(ids) + 1)
-        if any(tuple(ids[:end][-len(run) :]) == run for run in request.stop)
+        if any(tuple(ids[config.min_new_tokens : end][-len(run) :]) == run for run in request.stop)
+        or (config.constraint and config.constraint.ends_after((*request.prompt, *ids[:end])))
     ]
     first_end = min([*(i + 1 for i in ends), *stops], default=None)
     assert first_end in (None, len(ids)), "tokens after the end"
@@ -301,6 +372,32 @@ def check_sequence(
     assert sequence.finish_reason == reason
     if reason == "length":
         assert len(ids) == config.max_new_tokens
+
+
+def check_controls(ids: list[int], config: DecodingConfig, request: WholeRequest) -> None:
+    """Hold the tokens against what the controls forbid, searched for in another way."""
+    path = (*request.prompt, *ids)
+    for begin in range(len(request.prompt), len(path)):
+        token, before = path[begin], path[:begin]
+        if config.constraint:
+            assert token in config.constraint.allowed_after(before), "a forbidden token"
+        is_forced = (begin == 1 and config.forced_bos_token_id is not None) or (
+            len(ids) == config.max_new_tokens
+            and begin == len(path) - 1
+            and config.forced_eos_token_id is not None
+        )
+        assert token not in config.suppressed_ids
+        if is_forced:
+            continue
+        assert not any(path[: begin + 1][-len(word) :] == word for word in bad_words(config))
+        if size := config.no_repeat_ngram_size:
+            ngrams = [path[i : i + size] for i in range(begin + 2 - size)]
+            assert begin + 1 < size or ngrams.count(ngrams[-1]) == 1, "a repeated n-gram"
+        assert token not in config.eos_ids or begin - len(request.prompt) >= config.min_new_tokens
+
+
+def bad_words(config: DecodingConfig) -> tuple[tuple[int, ...], ...]:
+    return config.bad_sequences
 
 
 def check_stats(stats: DecodingStats, config: DecodingConfig, request: WholeRequest) -> None:
@@ -335,21 +432,12 @@ def config_without_draft(config: DecodingConfig) -> DecodingConfig | None:
     )
     if plain is None or is_seen:
         return None
-    return DecodingConfig(
-        strategy=plain,
-        num_beams=config.num_beams,
-        replacement=config.replacement,
-        temperature=config.temperature,
-        top_k=config.top_k,
-        top_p=config.top_p,
-        max_new_tokens=config.max_new_tokens,
-        seed=config.seed,
-        num_return_sequences=config.num_return_sequences,
-        length_penalty=config.length_penalty,
-        early_stopping=config.early_stopping,
-        stop_strings=config.stop_strings,
-        eos_token_id=config.eos_token_id,
-    )
+    kept = {
+        field.name: getattr(config, field.name)
+        for field in dataclasses.fields(config)
+        if field.name not in ("coupling", *OF_DRAFT, *OF_DSBD)
+    }
+    return DecodingConfig(**kept | {"strategy": plain})
 
 
 def contents(result: DecodeResult) -> list[tuple[list[int], float, str]]:
@@ -368,6 +456,9 @@ def with_candidates(request: WholeRequest, config: DecodingConfig) -> DecodeResu
     has_ties = has_equal_scores or (config.row.rule == "search" and request.table != "smooth")
     if not 1 <= top_k <= request.vocab_size or request.table == "forbidding" or has_ties:
         return None
+    if config.has_controls:
+        fewer = min(top_k + request.table_seed % 3, request.vocab_size)
+        return decoded(request, config, request.models(fewer, 1 + request.table_seed % 40))[0]
     if config.row.rule == "search":  # reads what fewer candidates leave out
         fewer = 1 + request.table_seed % top_k
         return decoded(request, config, request.models(fewer, 1 + request.table_seed % 40))[0]
