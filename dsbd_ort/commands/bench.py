@@ -100,7 +100,9 @@ class BenchArguments:
     repetitions: int = option(type=COUNT, default=5, show_default=True)
     seed: int = option(type=click.IntRange(0, 2**128 - 1), default=0, show_default=True)
     # All runs continue one prompt in turn: with a prefix cache only the first would compute it.
-    pipeline: PipelineSettings = pipeline_settings(verify=False, prefix_cache=False)
+    pipeline: PipelineSettings = pipeline_settings(
+        verify=False, prefix_cache=False, generation_config=False
+    )
     json_file: Path | None = option("--json", type=PATH, help="Write the report to this file.")
     plot_file: Path | None = option("--plot", type=PATH, help="Write the plots to this file.")
 

@@ -216,6 +216,10 @@ def pipeline_settings(**fixed: Any) -> Any:
         "prefix_cache": no_flag(
             "--no-prefix-cache", help="Do not reuse cache rows of earlier prompts."
         ),
+        "generation_config": no_flag(
+            "--no-generation-config",
+            help="Leave the bundle's generation_config.json out: it has the model's own defaults.",
+        ),
     }
     members = {name: field for name, field in options.items() if name not in fixed}
     return group(PipelineSettings, fixed, **members)
@@ -255,8 +259,8 @@ OPTIONS = {
 def option_type(name: str) -> click.ParamType[Any]:
     """Return the type of a decoding option, by the values that the option accepts."""
     match OPTION_TABLE[name].domain:
-        case Whole(least, most):
-            return click.IntRange(least, most)
+        case Whole(least, most, off):
+            return click.IntRange(least if off is None else off, most)
         case Wholes(entry=Whole(least, most)):
             return IntList(least, most)
         case Number(least, most, is_open):

@@ -47,7 +47,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"safety_identifier": 5}, "safety_identifier"),
     ({"stream_options": {"include_usage": True}}, "stream_options"),
     ({"no_such_field": 1}, "no_such_field"),
-    ({"top_k": -1}, "top_k"),
+    ({"top_k": -2}, "top_k"),
     ({"top_k": "5"}, "top_k"),
     ({"strategy": "magic"}, "strategy"),
     ({"strategy": ["dsbd"]}, "strategy"),
