@@ -76,6 +76,11 @@ def print_summary(summary: BundleSummary) -> None:
         f"{summary.kv_bytes_full_context:,} in a context of {summary.context_length:,}",
         highlight=False,
     )
+    if summary.context_length < summary.target.context_length:
+        shorter = (
+            f"the draft's context is shorter than the target's {summary.target.context_length:,}"
+        )
+        _print_lines(console, [f"requests can use {summary.context_length:,} tokens: {shorter}"])
     _print_lines(console, _defaults_lines(summary))
     console.print(_files_table(summary))
     versions = ", ".join(f"{tool} {version}" for tool, version in summary.versions.items())
