@@ -13,7 +13,7 @@ from dsbd_ort.decoding.option_table import (
     read_option,
     resolved_option,
 )
-from dsbd_ort.decoding.option_values import shown
+from dsbd_ort.decoding.option_values import did_you_mean, shown
 from dsbd_ort.decoding.strategies import STRATEGIES, Strategy
 
 
@@ -111,9 +111,9 @@ class DecodingConfig:
         """Build a config from keyword arguments; an unknown name is a ConfigError."""
         known = {field.name for field in fields(cls)}
         if unknown := sorted(set(options) - known, key=str):
-            raise ConfigError(
-                f"unknown option {shown(unknown[0])}; expected one of {', '.join(sorted(known))}"
-            )
+            close = did_you_mean(unknown[0], known)
+            expected = close or f"; expected one of {', '.join(sorted(known))}"
+            raise ConfigError(f"unknown option {shown(unknown[0])}{expected}")
         return cls(**options)
 
     def settled(self, *, costs_are_known: bool) -> DecodingConfig:

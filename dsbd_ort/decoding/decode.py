@@ -65,7 +65,7 @@ from dsbd_ort.decoding.step_model import (
 )
 from dsbd_ort.decoding.throughput import AcceptanceEstimator, ThroughputDraftPolicy
 from dsbd_ort.decoding.trace import Tracer, TraceRecorder
-from dsbd_ort.decoding.warp import check_top_k
+from dsbd_ort.decoding.warp import Warp, check_top_k
 
 Prefixes = tuple[PrefixCache, PrefixCache]
 """Of the caches of target and draft."""
@@ -197,7 +197,7 @@ def decoding_loop(
             observer.observe(iteration)
         beams = _prune(run, iteration)
         depth += len(committed)
-        yield IterationOutput(run.hypotheses, iteration.hypotheses, run.agreement)
+        yield IterationOutput(run.hypotheses, iteration.hypotheses, run.agreement, run.stats)
     return _finish(run, beams)
 
 
@@ -210,10 +210,9 @@ def check_decodable(request: DecodingRequest, target: Head, draft: Head | None) 
     """
     config = request.config
     check_request(request, target, draft)
-    top_k = _rule(request, _growth(request, 0)).warp.top_k
-    check_top_k("target", target, config, top_k)
+    check_top_k("target", target, config)
     if draft and config.row.has_draft:
-        check_top_k("draft", draft, config, top_k)
+        check_top_k("draft", draft, config)
 
 
 @dataclass(frozen=True)
@@ -244,14 +243,15 @@ class _Run:
 
 def _set_up(request: DecodingRequest, target: CacheView, draft: CacheView | None) -> _Run:
     check_decodable(request, target.kv, draft.kv if draft else None)
-    growth = _growth(request, int(request.rng.integers(2**63)))
-    forest, rule = growth.forest, _rule(request, growth)
+    growth = _growth(request)
+    forest, rule, warp = growth.forest, _rule(request, growth), Warp.of(request.config)
     meters = Meter(request.clock), Meter(request.clock)
-    target_cache = ForestCache("target", target, meters[0], forest, rule.warp)
+    target_cache = ForestCache("target", target, meters[0], forest, warp)
     draft_cache = None
     if draft is not None and request.config.row.has_draft:
-        draft_cache = ForestCache("draft", draft, meters[1], forest, rule.warp)
-    stats = StatsRecorder(meters[0], meters[1] if draft_cache else None, request.clock)
+        draft_cache = ForestCache("draft", draft, meters[1], forest, warp)
+    draft_meter = meters[1] if draft_cache else None
+    stats = StatsRecorder(len(request.prompt_ids), meters[0], draft_meter, request.clock)
     policy = _draft_policy(request, rule, forest)
     tracer = None
     if request.trace is not None:
@@ -270,9 +270,10 @@ def _set_up(request: DecodingRequest, target: CacheView, draft: CacheView | None
     )
 
 
-def _growth(request: DecodingRequest, seed: int) -> Growth:
+def _growth(request: DecodingRequest) -> Growth:
     """Return the forest and the hypotheses of a request that begins."""
     config, prompt_ids = request.config, request.prompt_ids
+    seed = int(request.rng.integers(2**63))
     forest = Forest(int(prompt_ids[-1]), len(prompt_ids) - 1, seed, config.eos_ids, request.stop)
     return Growth(forest, Hypotheses(), repeats=config.replacement)
 
@@ -380,7 +381,7 @@ def _finish(run: _Run, beams: Beams) -> DecodeResult:
     best = run.rule.results(beams).first(request.config.num_return_sequences)
     sequences = decoded_sequences(best, hypotheses, request)
     num_output_tokens = len(sequences[0].token_ids)
-    stats = run.stats.stats(len(request.prompt_ids), num_output_tokens)
+    stats = run.stats.stats(num_output_tokens)
     num_bytes = sum(cache.distribution_bytes_peak for cache in run.caches)
     return DecodeResult(sequences, stats, num_bytes)
 

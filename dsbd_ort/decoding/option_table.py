@@ -285,7 +285,8 @@ OPTION_TABLE = {  # resolved in this order: what decides stands above what it de
     ),
     "stop_strings": OptionRow(domain=Texts(256, 4096), default=lambda _: None),
     "eos_token_id": OptionRow(
-        domain=Wholes(Whole(0, _MOST), 1024, is_ordered=False), default=lambda _: None
+        domain=Wholes(Whole(0, _MOST), 1024, is_ordered=False, noun="token id"),
+        default=lambda _: None,
     ),
 }
 

@@ -19,7 +19,7 @@ from dsbd_ort.decoding.forest import StopState, state_after
 from dsbd_ort.decoding.option_values import shown
 from dsbd_ort.decoding.rejection_coupling import RandomSource
 from dsbd_ort.decoding.rule import Finished
-from dsbd_ort.decoding.stats import DecodingStats
+from dsbd_ort.decoding.stats import DecodingStats, StatsRecorder
 from dsbd_ort.decoding.step_model import Clock, Head
 from dsbd_ort.decoding.throughput import AcceptanceEstimator
 from dsbd_ort.decoding.trace import TraceRecorder
@@ -103,6 +103,7 @@ class IterationOutput:
     all_hypotheses: Hypotheses
     live: NDArray[np.int64]
     agreement: Agreement
+    recorder: StatsRecorder
 
     @property
     def hypotheses(self) -> list[Hypothesis]:
@@ -114,6 +115,10 @@ class IterationOutput:
         """New tokens, from the first on, that all live hypotheses share: they are final."""
         self.agreement.update(self.live)
         return self.agreement.tokens.copy()
+
+    def stats(self) -> DecodingStats:
+        """Return the statistics so far, of the agreed tokens."""
+        return self.recorder.stats(len(self.agreed_tokens))
 
     def agreed_logprobs(self, start: int) -> list[float]:
         """Return the raw log-probabilities of the agreed tokens from number ``start`` on."""
