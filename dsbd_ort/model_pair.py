@@ -28,8 +28,8 @@ from pathlib import Path
 import numpy as np
 
 from dsbd_errors import DsbdError
+from dsbd_ort.decoding.cache_view import PrefixCache
 from dsbd_ort.decoding.cost_curve import CostCurve, EngineCosts, measure_costs
-from dsbd_ort.decoding.kv_cache import PrefixCache
 from dsbd_ort.decoding.step_model import StepModel
 from dsbd_ort.decoding.throughput import AcceptanceEstimator
 from dsbd_runtime.bundle import Bundle

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_ort.decoding.beams import Beams
+from dsbd_ort.decoding.cache_view import CacheView
 from dsbd_ort.decoding.distribution import (
     TokenDistribution,
     TokenDistributions,
@@ -14,8 +15,8 @@ from dsbd_ort.decoding.distribution import (
 from dsbd_ort.decoding.errors import ModelError
 from dsbd_ort.decoding.forest import NO_NODE, NOT_COMPUTED, Forest, Nodes
 from dsbd_ort.decoding.joint_distribution import JointDistribution, joint_distribution
-from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK, CacheView
-from dsbd_ort.decoding.step_model import EngineCall, EngineCalls, FullLogits, Logits, Meter, Role
+from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK
+from dsbd_ort.decoding.step_model import EngineCall, EngineCalls, FullLogits, Logits, Role
 from dsbd_ort.decoding.warp import Warp, check_logits, largest_logits
 
 _NOTHING = np.arange(0)
@@ -33,13 +34,11 @@ class ForestCache:
         distribution_bytes_peak: most bytes that the distributions took.
     """
 
-    def __init__(
-        self, role: Role, view: CacheView, meter: Meter, forest: Forest, warp: Warp
-    ) -> None:
+    def __init__(self, role: Role, view: CacheView, forest: Forest, warp: Warp) -> None:
         """Take an engine's view, which begins with the rows of its prefix."""
         self._role = role
         self._view = view
-        self._meter = meter
+        self._meter = view.meter
         self._forest = forest
         self._warp = warp
         self._num_calls = 0
