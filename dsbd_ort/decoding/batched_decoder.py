@@ -129,6 +129,11 @@ class BatchedDecoder:
         """Live requests."""
         return len(self._trees)
 
+    @property
+    def num_used_rows(self) -> int:
+        """Rows that live requests use in the cache of one engine, shared ones counted once."""
+        return max(cache.num_used for cache in self.caches.values())
+
     def join(self, request: DecodingRequest) -> Tree:
         """Take in a request; it starts with the next iteration.
 

@@ -63,6 +63,11 @@ class KVCache:
         """Views whose rows are there, the closed ones included."""
         return len(self._views) + len(self._closed)
 
+    @property
+    def num_used(self) -> int:
+        """Rows that an open view sees."""
+        return int(self._used().sum())
+
     def open_view(self, prefix: PrefixCache) -> CacheView:
         """Return a view that begins with the rows of ``prefix``, which is kept valid."""
         view = CacheView(self, prefix)
@@ -108,7 +113,7 @@ class KVCache:
         """Return whether so many rows fit beside those in use."""
         if self.max_rows is None or self.model.num_rows + num_new <= self.max_rows:
             return True
-        return int(self._used().sum()) + num_new <= self.max_rows
+        return self.num_used + num_new <= self.max_rows
 
     def forward(self, calls: Sequence[EngineCall]) -> list[Logits]:
         """Make the calls of several views in one forward of the engine; return the logits of each.

@@ -28,9 +28,10 @@ class ServiceStats:
     Attributes:
         num_running, num_waiting: engine requests.
         rows_in_use: rows in the target's cache.
-        rows_reserved: rows that the running requests may need.
+        rows_reserved: rows that the running requests were expected to need when they were admitted.
         max_rows: rows that the cache may hold.
         kv_bytes: of the caches of both engines.
+        num_preemptions: how often a running request has given up its rows so far.
     """
 
     num_running: int
@@ -39,6 +40,7 @@ class ServiceStats:
     rows_reserved: int
     max_rows: int
     kv_bytes: int
+    num_preemptions: int
 
 
 class Service:
@@ -94,7 +96,7 @@ class Service:
         live = LiveRequest(
             request=request,
             texts=TextStream(self.pipeline.tokenizer, request.config.stop_texts),
-            num_rows=most_rows(len(request.prompt_ids), request.config),
+            most_rows=most_rows(len(request.prompt_ids), request.config),
             on_event=on_event,
             wake=self._loop.wake,
         )
@@ -157,6 +159,7 @@ class Service:
             rows_reserved=scheduler.rows_reserved,
             max_rows=scheduler.max_rows,
             kv_bytes=target.kv_bytes + draft.kv_bytes,
+            num_preemptions=scheduler.num_preemptions,
         )
 
     def close(self, *, drain: bool = True) -> None:
