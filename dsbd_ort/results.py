@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,11 +49,16 @@ class StreamPiece:
         token_ids: the tokens.
         text: that became final with them.
         token_logprobs: raw log-probability of every token under the target.
+        stats_so_far: returns the statistics of the request up to this piece, if called before the
+            next one; None for the last piece, whose request returns its result.
     """
 
     token_ids: list[int]
     text: str
     token_logprobs: list[float]
+    stats_so_far: Callable[[], DecodingStats] | None = field(
+        default=None, repr=False, compare=False
+    )
 
 
 class TextStream:
@@ -69,10 +74,10 @@ class TextStream:
         shown = self._num_shown
         tokens = output.agreed_tokens[shown:]
         if not tokens:
-            return StreamPiece([], "", [])
+            return StreamPiece([], "", [], output.stats)
         self._num_shown += len(tokens)
         text = self._stops.push(self._decoder.push(tokens))
-        return StreamPiece(tokens, text, output.agreed_logprobs(shown))
+        return StreamPiece(tokens, text, output.agreed_logprobs(shown), output.stats)
 
     def finish(self, best: GeneratedSequence) -> StreamPiece:
         """Return the rest of the best sequence."""

@@ -61,8 +61,8 @@ class _Continuation:
             streamed.finish()
         else:
             click.echo(_as_text(done, heading))
-        if arguments.stats and done.result is not None:
-            print_stats(done.result.stats)
+        if arguments.stats and done.stats is not None:
+            print_stats(done.stats, "statistics" if done.result else "statistics until interrupted")
         if arguments.trace and trace:
             write_trace(arguments.trace, trace, pipeline.tokenizer)
         return done
@@ -151,9 +151,9 @@ def _as_json(answer: Answer) -> str:
     return json_text(result_object(answer.result))
 
 
-def print_stats(stats: DecodingStats) -> None:
+def print_stats(stats: DecodingStats, title: str) -> None:
     """Print one row per statistic."""
-    table = Table(title="statistics", show_header=False)
+    table = Table(title=title, show_header=False)
     for name, value in dataclasses.asdict(stats).items():
         table.add_row(name, f"{value:.4g}" if isinstance(value, float) else str(value))
     Console(stderr=True).print(table)

@@ -15,6 +15,7 @@ import time
 from dataclasses import dataclass, field
 
 from dsbd_ort.decoding.cache_view import CacheView
+from dsbd_ort.decoding.cost_curve import Costs
 from dsbd_ort.decoding.decode import DecodingLoop, decoding_loop
 from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK, KVCache
 from dsbd_ort.decoding.preemption import PreemptedRows
@@ -105,6 +106,7 @@ class BatchedDecoder:
         *,
         max_rows: int | None = None,
         shares_prefixes: bool = True,
+        costs: Costs | None = None,
         clock: Clock = time.perf_counter,
     ) -> None:
         """Take both engines, whose caches are used for nothing else.
@@ -114,6 +116,7 @@ class BatchedDecoder:
             draft: the small one.
             max_rows: most rows of each cache, None for no limit.
             shares_prefixes: whether prompts that begin alike are computed once.
+            costs: learn from the calls.
             clock: seconds, for the statistics.
         """
         models: dict[Role, StepModel] = {"target": target, "draft": draft}
@@ -121,6 +124,7 @@ class BatchedDecoder:
             role: KVCache(model, max_rows, shares_prefixes=shares_prefixes)
             for role, model in models.items()
         }
+        self._costs = costs
         self._clock = clock
         self._trees: list[Tree] = []
 
@@ -236,6 +240,8 @@ class BatchedDecoder:
                 self._end(tree, error, progress)
             return
         seconds = self._clock() - began
+        if self._costs and not any(call.is_prefill for call in calls):
+            self._costs.observe(role, sum(len(call.token_ids) for call in calls), seconds)
         for tree, call, part in zip(trees, calls, parts, strict=True):
             call.meter.count(len(call.token_ids), seconds)
             self._advance(tree, part, progress)

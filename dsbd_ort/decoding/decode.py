@@ -28,7 +28,7 @@ import numpy as np
 from dsbd_ort.decoding.beams import Agreement, Beams, Hypotheses
 from dsbd_ort.decoding.cache_view import CacheView, PrefixCache
 from dsbd_ort.decoding.config import DecodingConfig
-from dsbd_ort.decoding.cost_curve import EngineCosts, measure_costs
+from dsbd_ort.decoding.cost_curve import Costs, measure_costs
 from dsbd_ort.decoding.draft import (
     DraftLayer,
     DraftPolicy,
@@ -65,7 +65,7 @@ from dsbd_ort.decoding.step_model import (
 )
 from dsbd_ort.decoding.throughput import AcceptanceEstimator, ThroughputDraftPolicy
 from dsbd_ort.decoding.trace import Tracer, TraceRecorder
-from dsbd_ort.decoding.warp import check_top_k
+from dsbd_ort.decoding.warp import Warp, check_top_k
 
 Prefixes = tuple[PrefixCache, PrefixCache]
 """Of the caches of target and draft."""
@@ -102,7 +102,7 @@ def decode_iterations(
     stop: StopState | None = None,
     source: RandomSource | None = None,
     clock: Clock = time.perf_counter,
-    costs: EngineCosts | None = None,
+    costs: Costs | None = None,
     estimator: AcceptanceEstimator | None = None,
     prefixes: Prefixes | None = None,
     trace: TraceRecorder | None = None,
@@ -110,8 +110,8 @@ def decode_iterations(
     """Continue a prompt; yield the live hypotheses after every iteration, return the result.
 
     The models and ``prefixes`` are those of ``decoding_loop``, which also documents the errors; the
-    rest are the fields of ``DecodingRequest``. With ``costs`` None both engines are measured first
-    where the request needs it.
+    rest are the fields of ``DecodingRequest``. With ``costs`` None draft_policy None means "fixed",
+    and both engines are measured first for "throughput".
     """
     request = DecodingRequest(
         prompt_ids=prompt_ids,
@@ -160,7 +160,10 @@ def iterations_of(
         if isinstance(needed, EngineCall):
             began = request.clock()
             (logits,) = caches[needed.role].forward([needed])
-            needed.meter.count(len(needed.token_ids), request.clock() - began)
+            seconds = request.clock() - began
+            needed.meter.count(len(needed.token_ids), seconds)
+            if request.costs and not needed.is_prefill:
+                request.costs.observe(needed.role, len(needed.token_ids), seconds)
         else:
             logits = None
             yield needed
@@ -194,7 +197,7 @@ def decoding_loop(
             observer.observe(iteration)
         beams = _prune(run, iteration)
         depth += len(committed)
-        yield IterationOutput(run.hypotheses, iteration.hypotheses, run.agreement)
+        yield IterationOutput(run.hypotheses, iteration.hypotheses, run.agreement, run.stats)
     return _finish(run, beams)
 
 
@@ -207,10 +210,9 @@ def check_decodable(request: DecodingRequest, target: Head, draft: Head | None) 
     """
     config = request.config
     check_request(request, target, draft)
-    top_k = _rule(request, _growth(request, 0)).warp.top_k
-    check_top_k("target", target, config, top_k)
+    check_top_k("target", target, config)
     if draft and config.row.has_draft:
-        check_top_k("draft", draft, config, top_k)
+        check_top_k("draft", draft, config)
 
 
 @dataclass(frozen=True)
@@ -241,15 +243,13 @@ class _Run:
 
 def _set_up(request: DecodingRequest, target: CacheView, draft: CacheView | None) -> _Run:
     check_decodable(request, target.kv, draft.kv if draft else None)
-    growth = _growth(request, int(request.rng.integers(2**63)))
-    forest, rule = growth.forest, _rule(request, growth)
-    target_cache = ForestCache("target", target, forest, rule.warp)
-    draft_cache = None
+    growth = _growth(request)
+    forest, rule, warp = growth.forest, _rule(request, growth), Warp.of(request.config)
+    target_cache = ForestCache("target", target, forest, warp)
+    draft_cache, draft_meter = None, None
     if draft is not None and request.config.row.has_draft:
-        draft_cache = ForestCache("draft", draft, forest, rule.warp)
-    stats = StatsRecorder(
-        target.meter, draft.meter if draft and draft_cache else None, request.clock
-    )
+        draft_cache, draft_meter = ForestCache("draft", draft, forest, warp), draft.meter
+    stats = StatsRecorder(len(request.prompt_ids), target.meter, draft_meter, request.clock)
     policy = _draft_policy(request, rule, forest)
     tracer = None
     if request.trace is not None:
@@ -268,9 +268,10 @@ def _set_up(request: DecodingRequest, target: CacheView, draft: CacheView | None
     )
 
 
-def _growth(request: DecodingRequest, seed: int) -> Growth:
+def _growth(request: DecodingRequest) -> Growth:
     """Return the forest and the hypotheses of a request that begins."""
     config, prompt_ids = request.config, request.prompt_ids
+    seed = int(request.rng.integers(2**63))
     forest = Forest(int(prompt_ids[-1]), len(prompt_ids) - 1, seed, config.eos_ids, request.stop)
     return Growth(forest, Hypotheses(), repeats=config.replacement)
 
@@ -378,7 +379,7 @@ def _finish(run: _Run, beams: Beams) -> DecodeResult:
     best = run.rule.results(beams).first(request.config.num_return_sequences)
     sequences = decoded_sequences(best, hypotheses, request)
     num_output_tokens = len(sequences[0].token_ids)
-    stats = run.stats.stats(len(request.prompt_ids), num_output_tokens)
+    stats = run.stats.stats(num_output_tokens)
     num_bytes = sum(cache.distribution_bytes_peak for cache in run.caches)
     return DecodeResult(sequences, stats, num_bytes)
 

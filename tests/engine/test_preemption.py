@@ -19,9 +19,9 @@ from tests.engine.test_service import told, until_ending
 
 MAX_ROWS = 256
 LONG: list[dict[str, Any]] = [
-    {"strategy": "sample", "max_new_tokens": 200},
-    {"strategy": "speculative", "max_new_tokens": 190, "top_k": 20},
-    {"strategy": "dsbd", "num_beams": 2, "width_policy": "fixed", "max_new_tokens": 80},
+    {"strategy": "sample", "max_new_tokens": 200, "top_k": 20},
+    {"strategy": "speculative", "max_new_tokens": 190, "draft_length": 4},
+    {"strategy": "dsbd", "num_beams": 2, "draft_length": 3, "max_new_tokens": 80},
     {"strategy": "speculative", "coupling": "rejection", "max_new_tokens": 150, "draft_length": 3},
     {"strategy": "mjsd", "draft_beams": 2, "max_new_tokens": 70},
     {"strategy": "dsbd", "num_beams": 2, "replacement": True, "max_new_tokens": 70},
@@ -147,4 +147,4 @@ def test_engines_that_fail_end_a_preempted_request_as_well(
         calls = [callers.submit(service.generate, **request) for request in asked(2)]
         failed = [call for call in calls if call.exception() is not None]
     assert [str(call.exception()) for call in failed] == ["no memory for the call"]
-    assert service.generate("x", max_new_tokens=3).sequences
+    assert service.generate("x", strategy="sample", max_new_tokens=3).sequences
