@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dsbd_ort.decoding import DecodedSequence, DecodingStats, IterationOutput
+from dsbd_ort.decoding.top_tokens import PromptLogprobs, TokenLogprobs
 from dsbd_runtime.stream_decoder import StreamDecoder, TextWindow
 from dsbd_runtime.tokenizer import Tokenizer
 
@@ -33,10 +34,16 @@ class GeneratedSequence(DecodedSequence):
 
 @dataclass(frozen=True)
 class GenerationResult:
-    """The sequences, best first, and the statistics of a request."""
+    """The sequences, best first, the statistics of a request, and the seed that repeats it.
+
+    Attributes:
+        prompt_logprobs: with ``prompt_logprobs`` in the request.
+    """
 
     sequences: list[GeneratedSequence]
     stats: DecodingStats
+    seed: int
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 @dataclass(frozen=True)
@@ -49,11 +56,14 @@ class StreamPiece:
         token_ids: the tokens.
         text: that became final with them.
         token_logprobs: raw log-probability of every token under the target.
+        top_logprobs: the most probable tokens in the place of each, with ``top_logprobs`` in the
+            request.
     """
 
     token_ids: list[int]
     text: str
     token_logprobs: list[float]
+    top_logprobs: list[TokenLogprobs] | None = None
 
 
 class TextStream:
@@ -72,14 +82,16 @@ class TextStream:
             return StreamPiece([], "", [])
         self._num_shown += len(tokens)
         text = self._stops.push(self._decoder.push(tokens))
-        return StreamPiece(tokens, text, output.agreed_logprobs(shown))
+        tops = output.agreed_top_logprobs(shown)
+        return StreamPiece(tokens, text, output.agreed_logprobs(shown), tops)
 
     def finish(self, best: GeneratedSequence) -> StreamPiece:
         """Return the rest of the best sequence."""
         tokens = best.token_ids[self._num_shown :]
         text = self._decoder.push(tokens) + self._decoder.finish()
         text = self._stops.push(text) + self._stops.finish()
-        return StreamPiece(tokens, text, best.token_logprobs[self._num_shown :])
+        tops = best.top_logprobs and best.top_logprobs[self._num_shown :]
+        return StreamPiece(tokens, text, best.token_logprobs[self._num_shown :], tops)
 
 
 @dataclass(frozen=True)
@@ -158,8 +170,15 @@ class StopFilter:
 
 
 def result_object(result: GenerationResult) -> dict[str, Any]:
-    """Return the fields of an answered request."""
-    return {"version": JSON_VERSION, **dataclasses.asdict(result)}
+    """Return the fields of an answered request, without those that it did not ask for."""
+    fields = {"version": JSON_VERSION, **dataclasses.asdict(result)}
+    for holder, name in [
+        (fields, "prompt_logprobs"),
+        *((s, "top_logprobs") for s in fields["sequences"]),
+    ]:
+        if holder[name] is None:
+            del holder[name]
+    return fields
 
 
 def error_object(message: str) -> dict[str, Any]:

@@ -103,6 +103,7 @@ def test_throughput_gives_the_tokens_of_beam_sampling(demo_bundle, tmp_path, mon
 
 def test_a_prompt_that_goes_on_from_the_last_computes_only_what_is_new(demo_bundle):
     options = {"num_beams": 2, "width_policy": "fixed", "top_k": 20, "max_new_tokens": 16}
+    options["seed"] = 0
     with Pipeline.from_bundle(demo_bundle) as pipeline:
         first = pipeline.generate(PROMPT, **options)
         longer = PROMPT + first.sequences[0].text + "\n    return"

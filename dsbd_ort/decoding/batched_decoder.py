@@ -95,9 +95,8 @@ class BatchedDecoder:
 
         Raises what ``decoding_loop`` raises.
         """
-        known = request.prompt_ids[:-1]
         views = {
-            role: cache.open_view(cache.longest_prefix(known))
+            role: cache.open_view(cache.longest_prefix(request.reusable_prompt(role)))
             for role, cache in self.caches.items()
         }
         request = dataclasses.replace(request, num_sharers=lambda: len(self._trees))
@@ -129,8 +128,14 @@ class BatchedDecoder:
         while drafting := self._callers("draft", prompts):
             self._run("draft", drafting, progress)
             prompts = set()
-        if verifying := self._callers("target", self._next_prompts("target")):
-            self._run("target", verifying, progress)
+        verifying = self._callers("target", self._next_prompts("target"))
+        alone = [tree for tree in verifying if tree.wanted and tree.wanted.reads_full_logits]
+        for trees in (
+            [tree for tree in verifying if tree not in alone],
+            *([tree] for tree in alone),
+        ):
+            if trees:
+                self._run("target", trees, progress)
         return progress
 
     def _next_prompts(self, role: Role) -> set[Tree]:

@@ -83,7 +83,7 @@ def test_times_are_those_of_the_clock(pipeline: Pipeline) -> None:
     meter.piece(0, StreamPiece([1], "a", [-1.0]))
     meter.piece(0, StreamPiece([2], "b", [-1.0]))
     result = pipeline.generate("a", max_new_tokens=2)
-    meter.result(GenerationResult(result.sequences, result.stats))
+    meter.result(GenerationResult(result.sequences, result.stats, result.seed))
     registry = metrics.registry
     for name, wanted in (
         ("vllm:time_to_first_token_seconds_sum", 0.5),
