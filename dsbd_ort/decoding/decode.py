@@ -67,7 +67,7 @@ from dsbd_ort.decoding.step_model import (
 from dsbd_ort.decoding.throughput import AcceptanceEstimator, ThroughputDraftPolicy
 from dsbd_ort.decoding.top_tokens import PromptScorer, TopTokens, check_top_logprobs
 from dsbd_ort.decoding.trace import Tracer, TraceRecorder
-from dsbd_ort.decoding.warp import check_top_k
+from dsbd_ort.decoding.warp import Warp, check_top_k
 
 Prefixes = tuple[PrefixCache, PrefixCache]
 """Of the caches of target and draft."""
@@ -212,10 +212,9 @@ def check_decodable(request: DecodingRequest, target: Head, draft: Head | None) 
     config = request.config
     check_request(request, target, draft)
     check_top_logprobs(target, config)
-    top_k = _rule(request, _growth(request, 0)).warp.top_k
-    check_top_k("target", target, config, top_k)
+    check_top_k("target", target, config)
     if draft and config.row.has_draft:
-        check_top_k("draft", draft, config, top_k)
+        check_top_k("draft", draft, config)
 
 
 @dataclass(frozen=True)
@@ -248,15 +247,15 @@ class _Run:
 
 def _set_up(request: DecodingRequest, target: CacheView, draft: CacheView | None) -> _Run:
     check_decodable(request, target.kv, draft.kv if draft else None)
-    growth = _growth(request, int(request.rng.integers(2**63)))
-    forest, rule = growth.forest, _rule(request, growth)
+    growth = _growth(request)
+    forest, rule, warp = growth.forest, _rule(request, growth), Warp.of(request.config)
     meters = Meter(request.clock), Meter(request.clock)
     num_top = min(request.config.top_logprobs, target.kv.vocab_size)
     tops = TopTokens(num_top, growth.hypotheses) if num_top else None
-    target_cache = ForestCache("target", target, meters[0], forest, rule.warp, tops)
+    target_cache = ForestCache("target", target, meters[0], forest, warp, tops)
     draft_cache = None
     if draft is not None and request.config.row.has_draft:
-        draft_cache = ForestCache("draft", draft, meters[1], forest, rule.warp)
+        draft_cache = ForestCache("draft", draft, meters[1], forest, warp)
     stats = StatsRecorder(meters[0], meters[1] if draft_cache else None, request.clock)
     policy = _draft_policy(request, rule, forest)
     tracer = None
@@ -280,9 +279,10 @@ def _set_up(request: DecodingRequest, target: CacheView, draft: CacheView | None
     )
 
 
-def _growth(request: DecodingRequest, seed: int) -> Growth:
+def _growth(request: DecodingRequest) -> Growth:
     """Return the forest and the hypotheses of a request that begins."""
     config, prompt_ids = request.config, request.prompt_ids
+    seed = int(request.rng.integers(2**63))
     forest = Forest(int(prompt_ids[-1]), len(prompt_ids) - 1, seed, config.eos_ids, request.stop)
     return Growth(forest, Hypotheses(), repeats=config.replacement)
 
