@@ -55,6 +55,9 @@ class ServeArguments:
     )
     settings: dict[str, Any] = group(
         dict,
+        shows_docs=flag(
+            "--docs", help="Serve /docs, a page to try requests on (its scripts come from a CDN)."
+        ),
         keys_everywhere=flag(help="Require a key for /health, /ready and /metrics too."),
         max_prompt_tokens=option(
             type=COUNT, help="Maximum tokens of a prompt [the context of the bundle]."

@@ -51,7 +51,7 @@ def create_app(
     app = FastAPI(
         title="dsbd-serve",
         version=__version__,
-        docs_url=None,  # its page would load scripts from elsewhere
+        docs_url="/docs" if settings.shows_docs else None,  # it loads scripts from elsewhere
         redoc_url=None,
         redirect_slashes=False,
     )

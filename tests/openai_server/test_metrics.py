@@ -49,7 +49,13 @@ def fresh(serve) -> Iterator[RunningServer]:
 
 def test_what_was_answered_is_counted(fresh: RunningServer) -> None:
     assert not samples(httpx2.get(f"{fresh.url}/metrics").text)["vllm:prompt_tokens_total",]
-    body = {"model": MODEL, "prompt": "def f(", "max_tokens": 9, "seed": 1, "n": 2}
+    body = {
+        "model": MODEL,
+        "prompt": "def f(",
+        "max_tokens": 9,
+        "seed": 1,
+        "num_return_sequences": 2,
+    }
     answer = httpx2.post(f"{fresh.url}/v1/completions", json=body).json()
     httpx2.post(f"{fresh.url}/v1/completions", json={**body, "n": 99})
     httpx2.get(f"{fresh.url}/no/such/path")
