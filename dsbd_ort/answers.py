@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Protocol
 
-from dsbd_ort.decoding import TraceRecorder, WithResult
+from dsbd_ort.decoding import DecodingStats, TraceRecorder, WithResult
 from dsbd_ort.results import GenerationResult, StreamPiece
 from dsbd_runtime.chat_template import Message
 
@@ -39,10 +39,12 @@ class Answer:
     Attributes:
         text: of the best sequence; as far as it was final, if the answer was interrupted.
         result: None if the answer was interrupted.
+        stats: of the whole request, or up to the interruption; None before its first iteration.
     """
 
     text: str
     result: GenerationResult | None
+    stats: DecodingStats | None = None
 
 
 def answer(
@@ -71,8 +73,9 @@ def answer(
                 texts.append(piece.text)
                 show(piece.text)
             if is_interrupted():
-                return Answer("".join(texts), None)
-    return Answer("".join(texts), pieces.result)
+                stats = piece.stats_so_far() if piece.stats_so_far else None
+                return Answer("".join(texts), None, stats)
+    return Answer("".join(texts), pieces.result, pieces.result.stats)
 
 
 class Interruption:

@@ -18,6 +18,37 @@ from dsbd_ort.commands.options import command, given_flags
 from dsbd_ort.commands.run_arguments import RunArguments
 from dsbd_ort.commands.serve import ServeArguments
 
+# \b keeps click from wrapping the lines of a paragraph.
+EXPORT_EXAMPLES = """\b
+Examples:
+  dsbd-export --demo -o bundle/
+  dsbd-export --target TARGET --draft DRAFT --quantize int8-dynamic -o bundle/
+"""
+RUN_EXAMPLES = """\b
+Examples:
+  dsbd-run bundle/ --prompt "def read_json(path):" --num-beams 4 --top-k 20
+  dsbd-run bundle/ --input prompts.jsonl --output answers.jsonl --concurrency 8
+
+Which strategy: dsbd for the best text that is still sampled, speculative for the fastest samples,
+speculative-beam-search for the likeliest text; beam-sample, sample, beam-search and greedy give the
+same outputs without a draft. docs/settings.md says more.
+"""
+BENCH_EXAMPLES = """\b
+Examples:
+  dsbd-bench bundle/ --strategies speculative,dsbd --num-beams 4 --json report.json
+  dsbd-bench bundle/ --run "dsbd num_beams=4" --run "beam-search num_beams=4" --plot bench.png
+"""
+INSPECT_EXAMPLES = """\b
+Examples:
+  dsbd-inspect bundle/
+  dsbd-inspect bundle/ --verify --json
+"""
+SERVE_EXAMPLES = """\b
+Examples:
+  dsbd-serve bundle/
+  dsbd-serve bundle/ --host 0.0.0.0 --port 8080 --api-key-file keys.txt --max-requests 16
+"""
+
 
 def _list_families(context: click.Context, _: click.Parameter, is_given: bool) -> None:
     if is_given and not context.resilient_parsing:
@@ -25,7 +56,7 @@ def _list_families(context: click.Context, _: click.Parameter, is_given: bool) -
         context.exit()
 
 
-@command(ExportArguments)
+@command(ExportArguments, epilog=EXPORT_EXAMPLES)
 @click.option(
     "--list-families",
     is_flag=True,
@@ -39,7 +70,7 @@ def export(arguments: ExportArguments) -> None:
     export_command.run(arguments, given_flags(click.get_current_context()))
 
 
-@command(RunArguments)
+@command(RunArguments, epilog=RUN_EXAMPLES)
 def run(arguments: RunArguments) -> None:
     """Continue a prompt with a bundle.
 
@@ -49,19 +80,19 @@ def run(arguments: RunArguments) -> None:
     sys.exit(run_command.run(arguments))
 
 
-@command(BenchArguments)
+@command(BenchArguments, epilog=BENCH_EXAMPLES)
 def bench(arguments: BenchArguments) -> None:
     """Measure strategies side by side: speed, quality, and whether the tokens are the same."""
     bench_command.run(arguments)
 
 
-@command(InspectArguments, epilog=JSON_FIELDS)
+@command(InspectArguments, epilog=f"{INSPECT_EXAMPLES}\n\n{JSON_FIELDS}")
 def inspect(arguments: InspectArguments) -> None:
     """Show the contents of a bundle, its memory, and which providers can run it here."""
     inspect_command.run(arguments)
 
 
-@command(ServeArguments)
+@command(ServeArguments, epilog=SERVE_EXAMPLES)
 def serve(arguments: ServeArguments) -> None:
     """Serve a bundle over OpenAI's HTTP interface, many requests at a time."""
     serve_command.run(arguments)

@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,6 +56,8 @@ class StreamPiece:
         token_ids: the tokens.
         text: that became final with them.
         token_logprobs: raw log-probability of every token under the target.
+        stats_so_far: returns the statistics of the request up to this piece, if called before the
+            next one; None for the last piece, whose request returns its result.
         top_logprobs: the most probable tokens in the place of each, with ``top_logprobs`` in the
             request.
     """
@@ -63,6 +65,9 @@ class StreamPiece:
     token_ids: list[int]
     text: str
     token_logprobs: list[float]
+    stats_so_far: Callable[[], DecodingStats] | None = field(
+        default=None, repr=False, compare=False
+    )
     top_logprobs: list[TokenLogprobs] | None = None
 
 
@@ -79,11 +84,11 @@ class TextStream:
         shown = self._num_shown
         tokens = output.agreed_tokens[shown:]
         if not tokens:
-            return StreamPiece([], "", [])
+            return StreamPiece([], "", [], output.stats)
         self._num_shown += len(tokens)
         text = self._stops.push(self._decoder.push(tokens))
         tops = output.agreed_top_logprobs(shown)
-        return StreamPiece(tokens, text, output.agreed_logprobs(shown), tops)
+        return StreamPiece(tokens, text, output.agreed_logprobs(shown), output.stats, tops)
 
     def finish(self, best: GeneratedSequence) -> StreamPiece:
         """Return the rest of the best sequence."""
@@ -91,7 +96,7 @@ class TextStream:
         text = self._decoder.push(tokens) + self._decoder.finish()
         text = self._stops.push(text) + self._stops.finish()
         tops = best.top_logprobs and best.top_logprobs[self._num_shown :]
-        return StreamPiece(tokens, text, best.token_logprobs[self._num_shown :], tops)
+        return StreamPiece(tokens, text, best.token_logprobs[self._num_shown :], None, tops)
 
 
 @dataclass(frozen=True)

@@ -89,10 +89,10 @@ def test_speculation_stays_invisible_with_stop_strings(pipeline):
 
 
 def test_without_prefix_cache_every_prompt_is_computed_anew(tiny_bundle):
-    rows = {}
+    rows, options = {}, {"max_new_tokens": 4, "draft_length": 2, "seed": 0}
     for kept in (True, False):
         with Pipeline.from_bundle(tiny_bundle.path, num_threads=1, prefix_cache=kept) as pipeline:
-            results = [pipeline.generate("a" * 50, max_new_tokens=4, seed=0) for _ in range(2)]
+            results = [pipeline.generate("a" * 50, **options) for _ in range(2)]
         rows[kept] = [result.stats.target_rows for result in results]
         assert results[0].sequences == results[1].sequences
     assert rows[False][1] == rows[False][0] == rows[True][0]

@@ -15,9 +15,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from dsbd_ort.answers import watched_signals
 from dsbd_ort.batch.answer_sources import Answers, AnswerSource, Backlog, ThisProcess
-from dsbd_ort.batch.journal import open_journal
+from dsbd_ort.batch.journal import StandardOutput, open_output
 from dsbd_ort.batch.prompt_lines import BatchError, BatchSettings, LineAnswer, read_lines
 from dsbd_ort.decoding import DecodingConfig
+
+_RESUMED = "; run the same command again to go on"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +27,7 @@ class Batch:
     """A batch job.
 
     Attributes:
-        input, output: JSONL files.
+        input, output: JSONL files; the output ``-`` is stdout.
         settings: shared by all lines.
         source: answers the lines.
     """
@@ -46,9 +48,9 @@ def run_batch(batch: Batch, console: Console) -> int:
     _check(batch)
     fingerprint = batch.settings.fingerprint()
     num_lines = sum(1 for _ in read_lines(batch.input))
-    with open_journal(batch.output) as journal, watched_signals() as interruption:
+    with open_output(batch.output) as output, watched_signals() as interruption:
         hashes = (line.request_hash(fingerprint) for line in read_lines(batch.input))
-        num_done = journal.resume(hashes)
+        num_done = output.resume(hashes)
         with BatchProgress(num_lines, num_done, console) as progress:
             left = islice(read_lines(batch.input), num_done, None)
             backlog = Backlog(
@@ -59,11 +61,12 @@ def run_batch(batch: Batch, console: Console) -> int:
             )
             with closing(_answers(batch.source, backlog)) as answers:
                 for answer in answers:
-                    journal.append(answer.fields)
+                    output.append(answer.fields)
                     progress.add(answer)
         console.print(progress.summary(), highlight=False, soft_wrap=True)
         if interruption.is_requested():
-            console.print("interrupted; run the same command again to go on", soft_wrap=True)
+            resumed = "" if isinstance(output, StandardOutput) else _RESUMED
+            console.print(f"interrupted{resumed}", soft_wrap=True)
         return interruption.exit_code
 
 

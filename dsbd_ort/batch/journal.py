@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -92,6 +93,31 @@ class Journal:
             f"--output {self._file}: line {number} {what}; to resume it, give the input, "
             "bundle and options that it was started with, else another --output"
         )
+
+
+class StandardOutput:
+    """The answers of a batch on stdout: written as they are there, not resumed."""
+
+    def resume(self, request_hashes: Iterable[str]) -> int:
+        """Return that no line is done."""
+        return 0
+
+    def append(self, fields: dict[str, Any]) -> None:
+        """Write one line."""
+        sys.stdout.write(json_text(fields) + "\n")
+        sys.stdout.flush()
+
+
+@contextlib.contextmanager
+def open_output(file: Path) -> Iterator[Journal | StandardOutput]:
+    """Open the output of a batch: ``-`` is stdout, all else the file of ``open_journal``."""
+    if file != Path("-"):
+        with open_journal(file) as journal:
+            yield journal
+    elif sys.stdout is None:
+        raise BatchError("--output is - (stdout), which is closed; give a file")
+    else:
+        yield StandardOutput()
 
 
 @contextlib.contextmanager

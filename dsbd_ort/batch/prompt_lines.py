@@ -16,6 +16,7 @@ from typing import Any
 from dsbd_errors import DsbdError
 from dsbd_ort.answers import TextGenerator, answer
 from dsbd_ort.decoding import DecodingConfig
+from dsbd_ort.decoding.option_values import did_you_mean
 from dsbd_ort.pipeline import PipelineSettings
 from dsbd_ort.prompts import new_seed, user_messages
 from dsbd_ort.results import JSON_VERSION, error_object, result_object
@@ -184,10 +185,12 @@ def prompt_line(fields: dict[str, Any]) -> PromptLine:
         )
     options = {key: value for key, value in fields.items() if key not in (given[0], "id")}
     if unknown := sorted(set(options) - _OPTIONS):
-        raise InputError(
-            f"the line has {in_short(unknown[0])}; expected id, prompt or messages, and fields of "
-            f"DecodingConfig: {', '.join(sorted(_OPTIONS))}"
+        close = did_you_mean(unknown[0], _OPTIONS | _OTHERS)
+        expected = close or (
+            "; expected id, prompt or messages, and fields of DecodingConfig: "
+            f"{', '.join(sorted(_OPTIONS))}"
         )
+        raise InputError(f"the line has {in_short(unknown[0])}{expected}")
     prompt, messages = fields.get("prompt"), fields.get("messages")
     if given == ["prompt"] and not isinstance(prompt, str):
         raise InputError(f"prompt is {in_short(prompt)}; expected a text")

@@ -55,11 +55,15 @@ class Measurement:
         return self.logprob / len(self.token_ids)
 
 
-def warm_up(pipeline: Generates, runs: Sequence[BenchRun], prompts: Sequence[str]) -> None:
-    """Run everything once on the longest prompt; first calls allocate and plan."""
+def warm_up(pipeline: Generates, runs: Sequence[BenchRun], prompts: Sequence[str]) -> Iterator[str]:
+    """Run everything once on the longest prompt; yield the name of every run when it is done.
+
+    First calls allocate and plan.
+    """
     longest = max(prompts, key=len)
     for run in runs:
         pipeline.generate(longest, seed=0, **run.options)
+        yield run.name
 
 
 def measure(

@@ -16,6 +16,7 @@ import click
 from rich.console import Console
 from rich.progress import track
 
+from dsbd_errors import install_hint
 from dsbd_ort.benchmark.bench_run import (
     DEFAULT_STRATEGIES,
     BenchRun,
@@ -36,23 +37,15 @@ from dsbd_ort.benchmark.report import (
     summarize,
 )
 from dsbd_ort.commands.bench_table import VALUE_COLUMNS, WORK_COLUMNS, bench_table
-from dsbd_ort.commands.options import (
-    COUNT,
-    COUNT_OR_NONE,
-    OPTIONS,
-    PATH,
-    IntList,
-    group,
-    option,
-    option_type,
-    pipeline_settings,
-)
+from dsbd_ort.commands.option_types import COUNT, COUNT_OR_NONE, PATH, IntList, OptionText
+from dsbd_ort.commands.options import OPTIONS, group, option, pipeline_settings
 from dsbd_ort.decoding.option_table import MOST_BEAMS, MOST_NODES
 from dsbd_ort.pipeline import PipelineSettings
 from dsbd_ort.version import __version__
 from dsbd_runtime.bundle import MANIFEST_NAME, Bundle
 
 FILE_WIDTH = 160  # columns of the tables without a terminal
+_COMPARED, _MEASURED, _REPORT = "Strategies", "Measurement", "Report"  # sections of the help
 _OWN_KEYS = ("name", "baseline")
 
 
@@ -73,7 +66,8 @@ class BenchArguments:
     strategies: tuple[str, ...] = option(
         default="",
         callback=_names,
-        help=f"Names separated by commas; baselines are added [{','.join(DEFAULT_STRATEGIES)}].",
+        help=f"Names separated by commas; baselines are added [{', '.join(DEFAULT_STRATEGIES)}].",
+        section=_COMPARED,
     )
     runs: tuple[str, ...] = option(
         "--run",
@@ -81,10 +75,11 @@ class BenchArguments:
         metavar="TEXT",
         help="A strategy and its options, 'dsbd num_beams=4 width_policy=fixed', optionally with "
         "name= and baseline=. May be repeated.",
+        section=_COMPARED,
     )
-    prompts: Path | None = option(type=PATH, help="One a line, or *.jsonl.")
     common: CommonSettings = group(
         CommonSettings,
+        section="Options of runs that do not set their own",
         num_beams=option(
             type=IntList(1, MOST_BEAMS),
             default="2,4",
@@ -95,14 +90,29 @@ class BenchArguments:
         draft_length=option(type=COUNT, help="Of strategies that draft."),
         draft_beams=option(type=IntList(1, MOST_NODES), help="Of strategies that draft a tree."),
         top_k=option(type=COUNT_OR_NONE, show_default=True, help="Of strategies that sample."),
-        max_new_tokens=option(type=COUNT, show_default=True),
+        max_new_tokens=option(type=COUNT, show_default=True, help="Longest continuation."),
     )
-    repetitions: int = option(type=COUNT, default=5, show_default=True)
-    seed: int = option(type=click.IntRange(0, 2**128 - 1), default=0, show_default=True)
+    prompts: Path | None = option(
+        type=PATH, help="One a line, or *.jsonl [8 of code].", section=_MEASURED
+    )
+    repetitions: int = option(
+        type=COUNT, default=5, show_default=True, help="Of every prompt.", section=_MEASURED
+    )
+    seed: int = option(
+        type=click.IntRange(0, 2**128 - 1),
+        default=0,
+        show_default=True,
+        help="Of the first prompt; those of the others count up from it.",
+        section=_MEASURED,
+    )
     # All runs continue one prompt in turn: with a prefix cache only the first would compute it.
     pipeline: PipelineSettings = pipeline_settings(verify=False, prefix_cache=False)
-    json_file: Path | None = option("--json", type=PATH, help="Write the report to this file.")
-    plot_file: Path | None = option("--plot", type=PATH, help="Write the plots to this file.")
+    json_file: Path | None = option(
+        "--json", type=PATH, help="Write the report to this file.", section=_REPORT
+    )
+    plot_file: Path | None = option(
+        "--plot", type=PATH, help="Write the plots to this file.", section=_REPORT
+    )
 
 
 def run(arguments: BenchArguments) -> None:
@@ -138,8 +148,7 @@ def _plotter(file: Path | None) -> Callable[[Sequence[RunSummary], str], None] |
         from dsbd_ort.benchmark.plots import check_picture, plot
     except ImportError as error:
         raise BenchmarkError(
-            f"--plot needs a package that is not installed ({error.name}); "
-            "run: pip install 'dsbd-ort[bench]'"
+            f"--plot needs a package that is not installed ({error.name}); {install_hint('bench')}"
         ) from error
     check_picture(file)
     return lambda runs, title: plot(runs, title, file)
@@ -190,8 +199,8 @@ def run_from_text(text: str, common: CommonSettings) -> BenchRun:
 
 def _option_value(key: str, value: str) -> Any:
     try:
-        return option_type(key).convert(value, None, None)
-    except click.BadParameter as error:
+        return OptionText(key).convert(value, None, None)
+    except click.UsageError as error:
         raise click.UsageError(f"--run has {key}={value}: {error.message}") from error
 
 
@@ -201,8 +210,9 @@ def _measured(arguments: BenchArguments, runs: list[BenchRun], prompts: list[str
     energy = energy_meter([settings.provider, settings.draft_provider or settings.provider])
     stderr = Console(stderr=True)
     with settings.open() as pipeline:
-        stderr.print(f"warming up {len(runs)} runs", highlight=False)
-        warm_up(pipeline, runs, prompts)
+        warmed = warm_up(pipeline, runs, prompts)
+        for _ in track(warmed, "warming up", total=len(runs), console=stderr):
+            pass
         requests = measure(
             pipeline,
             runs,

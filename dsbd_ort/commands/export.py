@@ -13,8 +13,10 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from dsbd_errors import install_hint
 from dsbd_export.families import FAMILIES
-from dsbd_ort.commands.options import COUNT, PATH, TOLERANCE, flag, option
+from dsbd_ort.commands.option_types import COUNT, PATH, TOLERANCE
+from dsbd_ort.commands.options import flag, option
 from dsbd_runtime.bundle import MANIFEST_NAME, ROLES, Manifest, ParityReport
 
 ENGINE_OPTIONS = ("bundle", "engine", "compute_capability", "capacity")
@@ -23,6 +25,8 @@ CAPTION = (
     "A family that is not listed is tried in the same way; every export is compared with its "
     "checkpoint, and refused when they differ. Measured errors: docs/export.md"
 )
+_MODELS, _ENGINES = "Models", "What the engines compute and return"  # sections of the help
+_TENSORRT, _PARITY = "TensorRT", "Comparison with the checkpoint"
 _EXIT_CODE = 128 + signal.SIGTERM  # as shells report a command that this signal ended
 
 
@@ -30,46 +34,68 @@ _EXIT_CODE = 128 + signal.SIGTERM  # as shells report a command that this signal
 class ExportArguments:
     """The arguments of dsbd-export; all but ``demo`` and ``bundle`` are fields of ExportConfig."""
 
-    target: str | None = option(help="Checkpoint folder or hub id of the large model.")
-    draft: str | None = option(help="Checkpoint folder or hub id of the small model.")
-    demo: bool = flag(help="Export the demo pair that ships with this package.")
-    output: Path | None = option("-o", "--output", type=PATH, help="Folder of the bundle.")
-    bundle: Path | None = option(
-        type=PATH,
-        help="Build TensorRT engines for this bundle from its ONNX files, without a checkpoint.",
+    target: str | None = option(
+        help="Checkpoint folder or hub id of the large model.", section=_MODELS
     )
-    dtype: str = option(default="fp32", show_default=True, help="fp32, fp16 or bf16.")
+    draft: str | None = option(
+        help="Checkpoint folder or hub id of the small model.", section=_MODELS
+    )
+    demo: bool = flag(help="Export the demo pair that ships with this package.", section=_MODELS)
+    output: Path | None = option(
+        "-o", "--output", type=PATH, help="Folder of the bundle.", section=_MODELS
+    )
+    revision: str | None = option(help="Branch, tag or commit on the hub.", section=_MODELS)
+    trust_remote_code: bool = flag(help="Run the Python code of a checkpoint.", section=_MODELS)
+    dtype: str = option(
+        default="fp32", show_default=True, help="fp32, fp16 or bf16.", section=_ENGINES
+    )
     quantize: str = option(
-        default="none", show_default=True, help="none, int8-dynamic, int8 or int4."
+        default="none",
+        show_default=True,
+        help="none, int8-dynamic, int8 or int4.",
+        section=_ENGINES,
     )
     logits: str = option(
         default="full",
         show_default=True,
         help="full, or topk:K: engines return only the K largest of a row.",
+        section=_ENGINES,
     )
     attention: str = option(
         default="fused",
         show_default=True,
         help="fused, or grouped: query heads that share a key head become rows of one head.",
+        section=_ENGINES,
     )
-    max_context: int | None = option(type=COUNT, help="Cap the context length of the bundle.")
+    max_context: int | None = option(
+        type=COUNT, help="Cap the context length of the bundle.", section=_ENGINES
+    )
     engine: str = option(
         default="onnx",
         show_default=True,
         help="onnx; tensorrt or tensorrt-rtx: TensorRT engines beside the ONNX files.",
+        section=_TENSORRT,
+    )
+    bundle: Path | None = option(
+        type=PATH,
+        help="Build TensorRT engines for this bundle from its ONNX files, without a checkpoint.",
+        section=_TENSORRT,
     )
     compute_capability: str | None = option(
         metavar="12.0",
         help="GPU that a tensorrt-rtx engine is for; by default the one of this machine.",
+        section=_TENSORRT,
     )
     capacity: int | None = option(
-        type=COUNT, help="Cache rows of TensorRT engines; default: the context."
+        type=COUNT,
+        help="Cache rows of TensorRT engines; default: the context.",
+        section=_TENSORRT,
     )
-    revision: str | None = option(help="Branch, tag or commit on the hub.")
-    trust_remote_code: bool = flag(help="Run the Python code of a checkpoint.")
-    atol: float | None = option(type=TOLERANCE, help="Largest logit error allowed in fp32 (1e-4).")
+    atol: float | None = option(
+        type=TOLERANCE, help="Largest logit error allowed in fp32 (1e-4).", section=_PARITY
+    )
     max_kl: float | None = option(
-        type=TOLERANCE, help="Largest mean KL divergence allowed otherwise."
+        type=TOLERANCE, help="Largest mean KL divergence allowed otherwise.", section=_PARITY
     )
 
 
@@ -100,7 +126,7 @@ def export(arguments: ExportArguments) -> None:
     except ImportError as error:
         raise click.ClickException(
             f"the export needs a package that is not installed ({error.name}); "
-            "run: pip install 'dsbd-ort[export]'"
+            f"{install_hint('export')}"
         ) from error
     options = {
         field.name: getattr(arguments, field.name)
@@ -137,7 +163,7 @@ def build_engines(arguments: ExportArguments, bundle: Path) -> None:
     except ImportError as error:
         raise click.ClickException(
             f"building engines needs a package that is not installed ({error.name}); "
-            "run: pip install 'dsbd-ort[tensorrt]' or 'dsbd-ort[tensorrt-rtx]'"
+            f"{install_hint('tensorrt', 'tensorrt-rtx')}"
         ) from error
     console = Console(stderr=True)
     options = TensorrtOptions(

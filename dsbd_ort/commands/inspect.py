@@ -16,7 +16,8 @@ from dsbd_ort.commands.bundle_summary import (
     ModelSummary,
     summarize_bundle,
 )
-from dsbd_ort.commands.options import PATH, argument, flag
+from dsbd_ort.commands.option_types import PATH
+from dsbd_ort.commands.options import argument, flag
 from dsbd_ort.results import json_text
 from dsbd_runtime.bundle import open_bundle
 

@@ -1,20 +1,45 @@
-"""Command whose errors end in one line: exit code 2 if the user can fix them."""
+"""Command whose help is in sections, and whose errors end in one line."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 import traceback
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
 from dsbd_errors import DsbdError
+from dsbd_ort.engine.limits import MOST_SECONDS
+
+_LAST_SECTION = "Options"
+
+
+class SectionedOption(click.Option):
+    """Option with the heading of its section in the command's help."""
+
+    def __init__(self, *args: Any, section: str = _LAST_SECTION, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.section = section
+
+    def make_metavar(self, ctx: click.Context) -> str:
+        """Return the name of the values; a range is shown behind the help, if at all."""
+        return super().make_metavar(ctx).removesuffix(" RANGE")
+
+    def get_help_extra(self, ctx: click.Context) -> Any:
+        """Leave out a range whose end only keeps numbers in 32 or 64 bits."""
+        extra = super().get_help_extra(ctx)
+        if (getattr(self.type, "max", None) or 0) >= MOST_SECONDS:
+            extra.pop("range", None)
+        return extra
 
 
 class OneLineCommand(click.Command):
-    """Exit 0: done. 2: an error the user can fix, as one line on stderr. 130: Ctrl-C. 1: a bug.
+    """Exit 0: done. 2: an error the user can fix, as one line on stderr. 1: a bug.
+
+    130: Ctrl-C. 141: the reader of the output has ended, as of programs that SIGPIPE ends.
 
     ``--debug``, an option of every command, prints the traceback before that line.
     """
@@ -42,9 +67,8 @@ class OneLineCommand(click.Command):
             _fail(str(error))
         except click.Abort:
             _fail("interrupted", exit_code=130)
-        except BrokenPipeError:  # the reader of the output, such as head, has ended
-            _drop_output()
-            sys.exit(1)
+        except BrokenPipeError:  # from the last flush
+            _end_without_reader()
         except OSError as error:
             _drop_output()
             place = "the output" if error.filename is None else str(error.filename)
@@ -57,14 +81,34 @@ class OneLineCommand(click.Command):
             )
         sys.exit(0)
 
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options under the headings of their sections, those without one last."""
+        records: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None and isinstance(parameter, click.Option):
+                records.setdefault(getattr(parameter, "section", _LAST_SECTION), []).append(record)
+        last = records.pop(_LAST_SECTION)  # --help is always there
+        for section, rows in [*records.items(), (_LAST_SECTION, last)]:
+            with formatter.section(section):
+                formatter.write_dl(rows)
+
     def invoke(self, context: click.Context) -> Any:
         """Run the command with its arguments."""
         try:
             return super().invoke(context)
+        except BrokenPipeError:  # here, as click would exit with 1
+            _end_without_reader()
         except Exception:
             if context.meta[__name__]:
                 traceback.print_exc()
             raise
+
+
+def _end_without_reader() -> NoReturn:
+    """End as SIGPIPE would: the reader of the output, such as head, has ended."""
+    _drop_output()
+    sys.exit(128 + signal.SIGPIPE)
 
 
 def _drop_output() -> None:
@@ -73,6 +117,6 @@ def _drop_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _fail(message: str, *, exit_code: int = 2) -> None:
+def _fail(message: str, *, exit_code: int = 2) -> NoReturn:
     click.echo(f"Error: {' '.join(message.split())}", err=True)
     sys.exit(exit_code)

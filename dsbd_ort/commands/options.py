@@ -1,4 +1,4 @@
-"""Command-line options as fields of a dataclass: bounded numbers, groups, and shared options.
+"""Command-line options as fields of a dataclass: groups, sections of the help, shared options.
 
 A command is a function of one frozen dataclass. Each field carries its click option, so that an
 option is spelled once; a field may also be a group of options that make one value:
@@ -10,90 +10,29 @@ option is spelled once; a field may also be a group of options that make one val
 
     @command(InspectArguments)
     def inspect(arguments: InspectArguments) -> None: ...
+
+``section`` is the heading of an option in the command's help.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import click
 from click.core import ParameterSource
 
-from dsbd_ort.commands.one_line import OneLineCommand
+from dsbd_ort.commands.one_line import OneLineCommand, SectionedOption
+from dsbd_ort.commands.option_types import COUNT, PATH, OptionText
 from dsbd_ort.decoding import STRATEGIES, DecodingConfig
-from dsbd_ort.decoding.option_table import OPTION_TABLE
-from dsbd_ort.decoding.option_values import Choice, Number, Whole, Wholes
-from dsbd_ort.engine.limits import MOST, MOST_BYTES, MOST_SECONDS
 from dsbd_ort.pipeline import PipelineSettings
 from dsbd_ort.version import __version__
 
 Arguments = TypeVar("Arguments")
 _KEY = "command line"  # of a field's metadata
-
-
-class FiniteRange(click.FloatRange):
-    """click's FloatRange without NaN, which passes every comparison there."""
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        """Parse the option's text."""
-        number: float = super().convert(value, param, ctx)
-        if not math.isfinite(number):
-            self.fail(f"{value!r} is not a finite number", param, ctx)
-        return number
-
-
-class IntList(click.ParamType[int | tuple[int, ...]]):
-    """One integer, or several separated by commas: 4 or 4,4,2."""
-
-    name = "INT[,INT...]"
-
-    def __init__(self, least: int, most: int) -> None:
-        self._each = click.IntRange(least, most)
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int | tuple[int, ...]:
-        """Parse the option's text."""
-        if not isinstance(value, str):
-            return value  # type: ignore[no-any-return]
-        try:
-            numbers = tuple(int(part) for part in value.split(","))
-        except ValueError:
-            self.fail(f"{value!r} is not a whole number or a list such as 4,4,2", param, ctx)
-        numbers = tuple(self._each.convert(number, param, ctx) for number in numbers)
-        return numbers[0] if len(numbers) == 1 else numbers
-
-
-class EarlyStopping(click.ParamType[bool | str]):
-    """The three values of transformers' early_stopping."""
-
-    name = "true|false|never"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> bool | str:
-        """Parse the option's text."""
-        values: dict[Any, bool | str] = {"true": True, "false": False, "never": "never"}
-        if value in values:
-            return values[value]
-        self.fail(f"{value!r} is not one of true, false, never", param, ctx)
-
-
-COUNT = click.IntRange(1, MOST)
-COUNT_OR_NONE = click.IntRange(0, MOST)
-BYTES = click.IntRange(1, MOST_BYTES)
-SECONDS = FiniteRange(0, MOST_SECONDS, min_open=True)
-SECONDS_OR_NONE = FiniteRange(0, MOST_SECONDS)
-WHOLE_SECONDS = click.IntRange(1, MOST_SECONDS)
-TOLERANCE = FiniteRange(max=1e6)
-PATH = click.Path(path_type=Path)
+_HELP_WIDTH = 100  # most columns of a command's help
 
 
 class _Parameter(Protocol):
@@ -115,7 +54,7 @@ class _Single:
         if self.flags is None:
             return click.argument(name, **self.settings)(function)
         flags = self.flags or ("--" + name.replace("_", "-"),)
-        return click.option(*flags, name, **self.settings)(function)
+        return click.option(*flags, name, cls=SectionedOption, **self.settings)(function)
 
     def value(self, name: str, values: dict[str, Any]) -> Any:
         return values[name]
@@ -138,7 +77,10 @@ class _Group:
 
 
 def option(*flags: str, **settings: Any) -> Any:
-    """Return a field with an option, --its-name without ``flags``; settings as of click.option."""
+    """Return a field with an option, --its-name without ``flags``.
+
+    Settings are those of click.option, and ``section``.
+    """
     default = settings.get("default", False if settings.get("is_flag") else None)
     return dataclasses.field(default=default, metadata={_KEY: _Single(flags, settings)})
 
@@ -158,15 +100,27 @@ def argument(**settings: Any) -> Any:
     return dataclasses.field(metadata={_KEY: _Single(None, settings)})
 
 
-def group(make: Callable[..., Any], fixed: dict[str, Any] | None = None, /, **members: Any) -> Any:
+def group(
+    make: Callable[..., Any],
+    fixed: dict[str, Any] | None = None,
+    /,
+    *,
+    section: str | None = None,
+    **members: Any,
+) -> Any:
     """Return a field whose value is ``make(**fixed, **members)``; members are fields of the above.
 
-    Where ``make`` is a dataclass, members take their defaults from its fields.
+    Where ``make`` is a dataclass, members take their defaults from its fields. ``section`` is that
+    of the members that name none.
     """
     parameters: dict[str, _Parameter] = {n: field.metadata[_KEY] for n, field in members.items()}
     for name, parameter in parameters.items():
+        if not isinstance(parameter, _Single) or parameter.flags is None:
+            continue
+        if section is not None:
+            parameter.settings.setdefault("section", section)
         default = getattr(make, name, None)
-        if isinstance(parameter, _Single) and default is not None:
+        if default is not None:
             parameter.settings.setdefault("default", default)
     return dataclasses.field(metadata={_KEY: _Group(make, fixed or {}, parameters)})
 
@@ -186,6 +140,7 @@ def command(
         for field in reversed(fields):
             decorated = field.metadata[_KEY].add(field.name, decorated)
         decorated = click.version_option(__version__)(decorated)
+        settings.setdefault("context_settings", {"max_content_width": _HELP_WIDTH})
         return click.command(cls=OneLineCommand, **settings)(decorated)
 
     return decorate
@@ -218,19 +173,21 @@ def pipeline_settings(**fixed: Any) -> Any:
         ),
     }
     members = {name: field for name, field in options.items() if name not in fixed}
-    return group(PipelineSettings, fixed, **members)
+    return group(PipelineSettings, fixed, section="Engines", **members)
 
 
 OPTIONS = {
     "strategy": f"one of {', '.join(STRATEGIES)}",
     "num_beams": "W, beams of the output [4; 1 for single-beam strategies]",
     "coupling": "gumbel or rejection [gumbel for sampling strategies]",
-    "width_policy": "fixed; of dsbd also threshold [threshold for dsbd]",
+    "width_policy": "fixed; of dsbd also threshold [fixed, unless the next two are given]",
     "min_beams": "fewest beams that threshold keeps [half of num_beams]",
     "accept_threshold": "probability of acceptance that threshold requires",
-    "draft_policy": "fixed, or throughput: as much as is expected to pay",
-    "draft_length": "layers of a drafted forest [4]",
-    "draft_beams": "candidates of every drafted layer, or of each [num_beams]",
+    "draft_policy": "fixed, or throughput: as much as is expected to pay "
+    "[throughput where it never shows in the output, unless the next two are given]",
+    "draft_length": "layers of a drafted forest [4; throughput: at most 8]",
+    "draft_beams": "candidates of every drafted layer, or of each "
+    "[num_beams; throughput: at most 4 times as many]",
     "memory": "forest; of dsbd also single",
     "replacement": "draw beams with replacement",
     "temperature": "of both models",
@@ -253,32 +210,41 @@ OPTIONS = {
 """Help of every field of DecodingConfig; the defaults that it states itself are added."""
 
 
-def option_type(name: str) -> click.ParamType[Any]:
-    """Return the type of a decoding option, by the values that the option accepts."""
-    match OPTION_TABLE[name].domain:
-        case Whole(least, most):
-            return click.IntRange(least, most)
-        case Wholes(entry=Whole(least, most)):
-            return IntList(least, most)
-        case Number(least, most, is_open):
-            return FiniteRange(least, most, min_open=is_open)
-        case Choice((False, True)):
-            return click.BOOL
-        case Choice((False, True, "never")):
-            return EarlyStopping()
-    return click.STRING
+_SECTIONS = {
+    "Strategy and beams": "strategy num_beams num_return_sequences length_penalty early_stopping",
+    "Sampling": "temperature top_k top_p seed",
+    "Length and end": "max_new_tokens stop_strings eos_token_id",
+    "Drafts and width (rarely needed)": (
+        "draft_policy draft_length draft_beams width_policy min_beams accept_threshold "
+        "coupling memory replacement"
+    ),
+    "Joint decoding (mjsd, mjgd)": "joint_threshold joint_tokens joint_beams",
+}
+_OTHER_SECTION = "Other decoding options"
+
+
+def _options_by_section() -> dict[str, str]:
+    """Return the section of every decoding option, in the order of the help."""
+    known = {name: section for section, names in _SECTIONS.items() for name in names.split()}
+    others = [name for name in OPTIONS if name not in known]
+    return {**known, **dict.fromkeys(others, _OTHER_SECTION)}
 
 
 def decoding_options() -> Any:
     """Return a field with an option per field of DecodingConfig: a dict of those given."""
+    default_by_name = {field.name: field.default for field in dataclasses.fields(DecodingConfig)}
     options = {}
-    for field in dataclasses.fields(DecodingConfig):
-        shown = "" if field.default is None else f" [{field.default}]"
-        settings = {"type": option_type(field.name), "help": OPTIONS[field.name] + shown}
-        if field.name == "stop_strings":
-            options[field.name] = option("--stop", multiple=True, **settings)
+    for name, section in _options_by_section().items():
+        default = default_by_name[name]
+        settings = {
+            "type": OptionText(name),
+            "help": OPTIONS[name] + ("" if default is None else f" [{default}]"),
+            "section": section,
+        }
+        if name == "stop_strings":
+            options[name] = option("--stop", multiple=True, **settings)
         else:
-            options[field.name] = option(**settings)
+            options[name] = option(**settings)
     return group(_given, **options)
 
 

@@ -64,8 +64,8 @@ class _Continuation:
             click.echo(_as_text(done, heading))
         if done.result is not None and not arguments.as_json:
             _print_seed(done.result.seed, arguments)
-        if arguments.stats and done.result is not None:
-            print_stats(done.result.stats)
+        if arguments.stats and done.stats is not None:
+            print_stats(done.stats, "statistics" if done.result else "statistics until interrupted")
         if arguments.trace and trace:
             write_trace(arguments.trace, trace, pipeline.tokenizer)
         return done
@@ -162,9 +162,9 @@ def _print_seed(seed: int, arguments: RunArguments) -> None:
         click.echo(f"seed {seed} (--seed {seed} repeats this answer)", err=True)
 
 
-def print_stats(stats: DecodingStats) -> None:
+def print_stats(stats: DecodingStats, title: str) -> None:
     """Print one row per statistic."""
-    table = Table(title="statistics", show_header=False)
+    table = Table(title=title, show_header=False)
     for name, value in dataclasses.asdict(stats).items():
         table.add_row(name, f"{value:.4g}" if isinstance(value, float) else str(value))
     Console(stderr=True).print(table)

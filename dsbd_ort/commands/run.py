@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import click
 from rich.console import Console
 
+from dsbd_errors import install_hint
 from dsbd_ort.answers import watched_signals
 from dsbd_ort.batch.answer_sources import AnswerSource, SharedCalls, ThisProcess
 from dsbd_ort.batch.job import Batch, run_batch
 from dsbd_ort.batch.prompt_lines import BatchError, BatchSettings
 from dsbd_ort.batch.workers import Workers
 from dsbd_ort.commands.prompt_session import line_of_terminal, responder_of, talk
-from dsbd_ort.commands.run_arguments import RunArguments
+from dsbd_ort.commands.run_arguments import STANDARD_STREAM, RunArguments
 from dsbd_ort.trace_page.trace_file import check_trace_path
 
 ANSWERS_FILE = "answers.jsonl"
@@ -27,8 +33,8 @@ def run(arguments: RunArguments) -> int:
         check_trace_path(trace)
     if arguments.input is not None and arguments.output is not None:
         console = Console(stderr=True)
-        batch = _batch(arguments, arguments.input, arguments.output, console)
-        return run_batch(batch, console)
+        with _input_file(arguments.input) as input:
+            return run_batch(_batch(arguments, input, arguments.output, console), console)
     prompt = arguments.read_prompt()
     if prompt is not None:
         return _answer_one(arguments, prompt)
@@ -40,7 +46,28 @@ def run(arguments: RunArguments) -> int:
     return _answer_terminal(arguments)
 
 
+@contextlib.contextmanager
+def _input_file(given: Path) -> Iterator[Path]:
+    """Hold the file of --input; stdin is read to its end first, as a batch reads its input twice.
+
+    Raises:
+        click.UsageError: stdin is closed.
+    """
+    if given != STANDARD_STREAM:
+        yield given
+        return
+    if sys.stdin is None:
+        raise click.UsageError("--input is - (stdin), which is closed; give a file")
+    with tempfile.NamedTemporaryFile(prefix="dsbd-run-stdin-", suffix=".jsonl") as file:
+        shutil.copyfileobj(sys.stdin.buffer, file)
+        file.flush()
+        yield Path(file.name)
+
+
 def _answer_one(arguments: RunArguments, prompt: str) -> int:
+    """Answer one prompt, streamed where somebody reads along."""
+    is_read_along = sys.stdout is not None and sys.stdout.isatty() and arguments.can_stream
+    arguments = replace(arguments, stream=arguments.stream or is_read_along)
     with arguments.pipeline.open() as pipeline:
         responder = responder_of(pipeline, arguments)
         with watched_signals() as interruption:
@@ -50,8 +77,7 @@ def _answer_one(arguments: RunArguments, prompt: str) -> int:
 
 def _answer_terminal(arguments: RunArguments) -> int:
     """Answer prompts typed at the terminal, streamed unless several sequences are printed."""
-    is_single = arguments.options.get("num_return_sequences", 1) == 1
-    arguments = replace(arguments, stream=is_single and not arguments.as_json)
+    arguments = replace(arguments, stream=arguments.can_stream)
     with arguments.pipeline.open() as pipeline:
         talk(responder_of(pipeline, arguments).respond, line_of_terminal)
     return 0
@@ -85,7 +111,7 @@ def _replicas(cluster: str, num_replicas: int, console: Console) -> AnswerSource
     except ImportError as error:
         raise click.ClickException(
             f"--cluster needs a package that is not installed ({error.name}); "
-            "run: pip install 'dsbd-ort[cluster]'"
+            f"{install_hint('cluster')}"
         ) from error
 
     def report(line: str) -> None:

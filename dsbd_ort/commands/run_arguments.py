@@ -10,16 +10,14 @@ from typing import Any
 
 import click
 
-from dsbd_ort.commands.options import (
-    COUNT,
-    PATH,
-    decoding_options,
-    flag,
-    option,
-    pipeline_settings,
-)
+from dsbd_ort.commands.option_types import COUNT, PATH
+from dsbd_ort.commands.options import decoding_options, flag, option, pipeline_settings
 from dsbd_ort.pipeline import PipelineSettings
 
+STANDARD_STREAM = Path("-")
+_NO_PROMPT = "no prompt; give --prompt, --prompt-file or text on stdin"
+_PROMPT, _OUTPUT = "Prompt", "Output"  # sections of the help
+_BATCH = "Many prompts, one JSON object a line"
 _EXCLUDE = [  # (option, option, fix)
     ("--prompt", "--prompt-file", "give one of them, not both"),
     ("--stream", "--json", "one streams text, the other prints one object; use one"),
@@ -55,33 +53,51 @@ _NEED = [  # (option, the option that it needs)
 class RunArguments:
     """The arguments of dsbd-run. ``options`` are the fields of DecodingConfig that were given."""
 
-    prompt: str | None = option(help="Text to continue, or the user's message in a --chat.")
-    prompt_file: Path | None = option(type=PATH, help="File with the text.")
-    input: Path | None = option(type=PATH, help="JSONL file with many prompts.")
-    output: Path | None = option(type=PATH, help="JSONL file for their answers.")
+    prompt: str | None = option(
+        help="Text to continue, or the user's message in a --chat.", section=_PROMPT
+    )
+    prompt_file: Path | None = option(type=PATH, help="File with the text.", section=_PROMPT)
+    chat: bool = flag(help="Apply the checkpoint's chat template to the prompt.", section=_PROMPT)
+    system: str | None = option(
+        metavar="TEXT", help="The system message of a --chat.", section=_PROMPT
+    )
+    stream: bool = flag(
+        help="Print text as soon as all live beams agree on it; as always at a terminal.",
+        section=_OUTPUT,
+    )
+    as_json: bool = flag("--json", help="Print one JSON object per prompt.", section=_OUTPUT)
+    stats: bool = flag(help="Print statistics to stderr.", section=_OUTPUT)
+    trace: Path | None = option(
+        type=PATH,
+        help="Draw every iteration's forest: a page (.html), or its data (.json).",
+        section=_OUTPUT,
+    )
+    input: Path | None = option(
+        type=PATH, help="JSONL file with many prompts; -: stdin.", section=_BATCH
+    )
+    output: Path | None = option(
+        type=PATH, help="JSONL file for their answers; -: stdout.", section=_BATCH
+    )
     workers: int | None = option(
-        type=COUNT, help="Processes that answer --input and share --threads [1]."
+        type=COUNT, help="Processes that answer --input and share --threads [1].", section=_BATCH
     )
     concurrency: int | None = option(
-        type=COUNT, help="Lines of --input that share the engine calls of one process [1]."
+        type=COUNT,
+        help="Lines of --input that share the engine calls of one process [1].",
+        section=_BATCH,
     )
     cluster: str | None = option(
         metavar="ADDRESS",
         help="Answer --input on a Ray cluster, HOST:PORT or auto; --output is a folder then.",
+        section=_BATCH,
     )
     replicas: int | None = option(
-        type=COUNT, help="Actors of the --cluster that answer and share --threads [1]."
+        type=COUNT,
+        help="Actors of the --cluster that answer and share --threads [1].",
+        section=_BATCH,
     )
-    chat: bool = flag(help="Apply the checkpoint's chat template to the prompt.")
-    system: str | None = option(metavar="TEXT", help="The system message of a --chat.")
     options: dict[str, Any] = decoding_options()
     pipeline: PipelineSettings = pipeline_settings()
-    stream: bool = flag(help="Print text as soon as all live beams agree on it.")
-    as_json: bool = flag("--json", help="Print one JSON object per prompt.")
-    stats: bool = flag(help="Print statistics to stderr.")
-    trace: Path | None = option(
-        type=PATH, help="Draw every iteration's forest: a page (.html), or its data (.json)."
-    )
 
     def check(self, given: Collection[str]) -> None:
         """Refuse contradictions among the options ``given`` on the command line.
@@ -95,12 +111,21 @@ class RunArguments:
         for needing, needed in _NEED:
             if needing in given and needed not in given:
                 raise click.UsageError(f"{needing} needs {needed}; add it, or leave {needing} out")
-        num_sequences = self.options.get("num_return_sequences", 1)
-        if self.stream and num_sequences > 1:
+        if self.stream and not self.can_stream:
             raise click.UsageError(
-                f"--stream prints the best sequence alone, but --num-return-sequences is "
-                f"{num_sequences}; use 1, or leave --stream out"
+                "--stream prints the best sequence alone, but --num-return-sequences is "
+                f"{self.options['num_return_sequences']}; use 1, or leave --stream out"
             )
+        if self.cluster is not None and self.output == STANDARD_STREAM:
+            raise click.UsageError(
+                "--output is - (stdout), but with --cluster it is a folder, on a disk that "
+                "survives this process; give a folder"
+            )
+
+    @property
+    def can_stream(self) -> bool:
+        """Whether the output is the text of one sequence."""
+        return not self.as_json and self.options.get("num_return_sequences", 1) == 1
 
     def read_prompt(self) -> str | None:
         """Return the prompt; None if prompts are read from the terminal.
@@ -111,7 +136,7 @@ class RunArguments:
         text, file = self.prompt, self.prompt_file
         if text is None and file is None:
             if sys.stdin is None:  # closed by the parent process
-                raise click.UsageError("no prompt; give --prompt, --prompt-file or text on stdin")
+                raise click.UsageError(_NO_PROMPT)
             if sys.stdin.isatty():
                 return None
         if text is None:
@@ -120,6 +145,6 @@ class RunArguments:
                 text = (sys.stdin.buffer.read() if file is None else file.read_bytes()).decode()
             except (OSError, UnicodeDecodeError) as error:
                 raise click.UsageError(f"{source} cannot be read as UTF-8 text: {error}") from error
-        if not text:
-            raise click.UsageError("the prompt is empty (''); give at least one character")
+            if not text and file is None:
+                raise click.UsageError(_NO_PROMPT)
         return text

@@ -8,7 +8,8 @@ from typing import Any
 
 import click
 
-from dsbd_ort.commands.options import (
+from dsbd_errors import install_hint
+from dsbd_ort.commands.option_types import (
     BYTES,
     COUNT,
     COUNT_OR_NONE,
@@ -16,33 +17,39 @@ from dsbd_ort.commands.options import (
     SECONDS,
     SECONDS_OR_NONE,
     WHOLE_SECONDS,
-    flag,
-    group,
-    no_flag,
-    option,
-    pipeline_settings,
 )
+from dsbd_ort.commands.options import flag, group, no_flag, option, pipeline_settings
 from dsbd_ort.engine import ServiceLimits
 from dsbd_ort.pipeline import PipelineSettings
+
+_SERVER, _CONNECTIONS = "Server", "Connections"  # sections of the help
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServeArguments:
     """The arguments of dsbd-serve; ``settings`` are fields of ServingSettings."""
 
-    host: str = option(default="127.0.0.1", show_default=True, help="Address to listen on.")
+    host: str = option(
+        default="127.0.0.1", show_default=True, help="Address to listen on.", section=_SERVER
+    )
     port: int = option(
         type=click.IntRange(0, 65535),
         default=8000,
         show_default=True,
         help="Port to listen on; 0: any free one.",
+        section=_SERVER,
     )
-    model_name: str | None = option(help="Name of the model in requests [the bundle's folder].")
+    model_name: str | None = option(
+        help="Name of the model in requests [the bundle's folder].", section=_SERVER
+    )
     api_key_file: Path | None = option(
-        type=PATH, help="Text file with one API key per line; without it no key is required."
+        type=PATH,
+        help="Text file with one API key per line; without it no key is required.",
+        section=_SERVER,
     )
     limits: ServiceLimits = group(
         ServiceLimits,
+        section="Shared engine calls and memory",
         max_requests=option(
             type=COUNT, show_default=True, help="Requests that share the engine calls."
         ),
@@ -55,10 +62,15 @@ class ServeArguments:
     )
     settings: dict[str, Any] = group(
         dict,
+        section="Limits of a request",
         shows_docs=flag(
-            "--docs", help="Serve /docs, a page to try requests on (its scripts come from a CDN)."
+            "--docs",
+            help="Serve /docs, a page to try requests on (its scripts come from a CDN).",
+            section=_SERVER,
         ),
-        keys_everywhere=flag(help="Require a key for /health, /ready and /metrics too."),
+        keys_everywhere=flag(
+            help="Require a key for /health, /ready and /metrics too.", section=_SERVER
+        ),
         max_prompt_tokens=option(
             type=COUNT, help="Maximum tokens of a prompt [the context of the bundle]."
         ),
@@ -104,6 +116,7 @@ class ServeArguments:
         default=10,
         show_default=True,
         help="Seconds for a connection to begin a request.",
+        section=_CONNECTIONS,
     )
     stuck_timeout_s: float = option(
         "--stuck-timeout",
@@ -111,6 +124,7 @@ class ServeArguments:
         default=60.0,
         show_default=True,
         help="Seconds after which a client that reads nothing of an answer is dropped.",
+        section=_CONNECTIONS,
     )
     shutdown_timeout_s: float = option(
         "--shutdown-timeout",
@@ -118,14 +132,16 @@ class ServeArguments:
         default=30.0,
         show_default=True,
         help="Seconds for requests to finish after SIGTERM.",
+        section=_CONNECTIONS,
     )
     max_connections: int = option(
         type=COUNT,
         default=512,
         show_default=True,
         help="Maximum open connections; one more gets a 503.",
+        section=_CONNECTIONS,
     )
-    logs_access: bool = no_flag("--no-access-log", help="Do not log requests.")
+    logs_access: bool = no_flag("--no-access-log", help="Do not log requests.", section=_SERVER)
     pipeline: PipelineSettings = pipeline_settings()
 
 
@@ -140,6 +156,6 @@ def run(arguments: ServeArguments) -> None:
     except ImportError as error:
         raise click.ClickException(
             f"the server needs a package that is not installed ({error.name}); "
-            "run: pip install 'dsbd-ort[serve]'"
+            f"{install_hint('serve')}"
         ) from error
     serve(arguments)

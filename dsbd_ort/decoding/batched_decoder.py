@@ -12,8 +12,9 @@ import dataclasses
 import time
 from dataclasses import dataclass
 
+from dsbd_ort.decoding.cost_curve import Costs
 from dsbd_ort.decoding.decode import DecodingLoop, decoding_loop
-from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK, CacheView, KVCache
+from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK, CacheView, KVCache, PrefixCache
 from dsbd_ort.decoding.request import DecodeResult, DecodingRequest, IterationOutput
 from dsbd_ort.decoding.step_model import Clock, EngineCall, Logits, Role, StepModel
 
@@ -31,12 +32,16 @@ class Tree:
     Attributes:
         views: by engine, its rows of the cache.
         loop: of the request.
-        wanted: the engine call that it waits for, None once it is over.
+        request: as it was given.
+        wanted: the engine call that it waits for, None once it is over, and before it starts.
+        has_started: whether the loop runs; before, the prompt is being computed for another.
     """
 
     views: dict[Role, CacheView]
     loop: DecodingLoop
+    request: DecodingRequest
     wanted: EngineCall | None = None
+    has_started: bool = False
 
     def call_of(self, role: Role) -> EngineCall | None:
         """Return the call that the request waits for if it is one of this engine."""
@@ -66,6 +71,7 @@ class BatchedDecoder:
         *,
         max_rows: int | None = None,
         shares_prefixes: bool = True,
+        costs: Costs | None = None,
         clock: Clock = time.perf_counter,
     ) -> None:
         """Take both engines, whose caches are used for nothing else.
@@ -75,6 +81,7 @@ class BatchedDecoder:
             draft: the small one.
             max_rows: most rows of each cache, None for no limit.
             shares_prefixes: whether prompts that begin alike are computed once.
+            costs: learn from the calls.
             clock: seconds, for the statistics.
         """
         models: dict[Role, StepModel] = {"target": target, "draft": draft}
@@ -82,7 +89,9 @@ class BatchedDecoder:
             role: KVCache(model, max_rows, shares_prefixes=shares_prefixes)
             for role, model in models.items()
         }
+        self._costs = costs
         self._clock = clock
+        self._shares_prefixes = shares_prefixes
         self._trees: list[Tree] = []
 
     @property
@@ -91,23 +100,44 @@ class BatchedDecoder:
         return len(self._trees)
 
     def join(self, request: DecodingRequest) -> Tree:
-        """Take in a request; it starts with the next iteration.
+        """Take in a request; it starts with the next iteration, or once its prompt is computed.
 
-        Raises what ``decoding_loop`` raises.
+        The latter where another request is computing the same prompt: the samples of one request
+        compute it once.
+
+        Raises what ``decoding_loop`` raises, unless it starts later.
         """
-        views = {
-            role: cache.open_view(cache.longest_prefix(request.reusable_prompt(role)))
-            for role, cache in self.caches.items()
-        }
+        views = {role: cache.open_view(PrefixCache()) for role, cache in self.caches.items()}
         request = dataclasses.replace(request, num_sharers=lambda: len(self._trees))
-        tree = Tree(views, decoding_loop(request, views["target"], views["draft"]))
+        loop = decoding_loop(request, views["target"], views["draft"])
+        tree = Tree(views, loop, request)
         self._trees.append(tree)
         try:
-            tree.wanted = next(tree.loop)  # type: ignore[assignment]  # a call precedes any output
+            if not self._prompt_is_coming(tree):
+                self._start(tree)
         except BaseException:
             self.leave(tree)
             raise
         return tree
+
+    def _prompt_is_coming(self, tree: Tree) -> bool:
+        """Return whether another request computes the prompt of one that has not started."""
+        request = tree.request
+        if not self._shares_prefixes or request.config.prompt_logprobs:
+            return False
+        return any(
+            other.wanted is not None
+            and other.wanted.is_prefill
+            and list(other.request.prompt_ids) == list(request.prompt_ids)
+            for other in self._trees
+        )
+
+    def _start(self, tree: Tree) -> None:
+        """Let a request go on to its first engine call, behind the rows that it can share."""
+        tree.has_started = True
+        for role, view in tree.views.items():
+            view.prefix = self.caches[role].longest_prefix(tree.request.reusable_prompt(role))
+        tree.wanted = next(tree.loop)  # type: ignore[assignment]  # a call precedes any output
 
     def leave(self, tree: Tree) -> None:
         """Give up a request between two iterations; one that is over has left already."""
@@ -124,6 +154,12 @@ class BatchedDecoder:
         A request whose prompt is still being computed brings nothing; one that ends has left.
         """
         progress: list[Progress] = []
+        for tree in [tree for tree in self._trees if not tree.has_started]:
+            if not self._prompt_is_coming(tree):
+                try:
+                    self._start(tree)
+                except BaseException as error:  # of this request alone
+                    self._end(tree, error, progress)
         prompts = self._next_prompts("draft")
         while drafting := self._callers("draft", prompts):
             self._run("draft", drafting, progress)
@@ -172,6 +208,8 @@ class BatchedDecoder:
                 self._end(tree, error, progress)
             return
         seconds = self._clock() - began
+        if self._costs and not any(call.is_prefill for call in calls):
+            self._costs.observe(role, sum(len(call.token_ids) for call in calls), seconds)
         for tree, call, part in zip(trees, calls, parts, strict=True):
             call.meter.count(len(call.token_ids), seconds)
             self._advance(tree, part, progress)

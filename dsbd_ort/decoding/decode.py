@@ -27,7 +27,7 @@ import numpy as np
 
 from dsbd_ort.decoding.beams import Agreement, Beams, Hypotheses
 from dsbd_ort.decoding.config import DecodingConfig
-from dsbd_ort.decoding.cost_curve import EngineCosts, measure_costs
+from dsbd_ort.decoding.cost_curve import Costs, measure_costs
 from dsbd_ort.decoding.draft import (
     DraftLayer,
     DraftPolicy,
@@ -104,7 +104,7 @@ def decode_iterations(
     stop: StopState | None = None,
     source: RandomSource | None = None,
     clock: Clock = time.perf_counter,
-    costs: EngineCosts | None = None,
+    costs: Costs | None = None,
     estimator: AcceptanceEstimator | None = None,
     prefixes: Prefixes | None = None,
     trace: TraceRecorder | None = None,
@@ -112,8 +112,8 @@ def decode_iterations(
     """Continue a prompt; yield the live hypotheses after every iteration, return the result.
 
     The models and ``prefixes`` are those of ``decoding_loop``, which also documents the errors; the
-    rest are the fields of ``DecodingRequest``. With ``costs`` None both engines are measured first
-    where the request needs it.
+    rest are the fields of ``DecodingRequest``. With ``costs`` None draft_policy None means "fixed",
+    and both engines are measured first for "throughput".
     """
     request = DecodingRequest(
         prompt_ids=prompt_ids,
@@ -164,7 +164,10 @@ def iterations_of(
         if isinstance(needed, EngineCall):
             began = request.clock()
             (logits,) = caches[needed.role].forward([needed])
-            needed.meter.count(len(needed.token_ids), request.clock() - began)
+            seconds = request.clock() - began
+            needed.meter.count(len(needed.token_ids), seconds)
+            if request.costs and not needed.is_prefill:
+                request.costs.observe(needed.role, len(needed.token_ids), seconds)
         else:
             logits = None
             yield needed
@@ -198,7 +201,8 @@ def decoding_loop(
             observer.observe(iteration)
         beams = _prune(run, iteration)
         depth += len(committed)
-        yield IterationOutput(run.hypotheses, iteration.hypotheses, run.agreement, run.tops)
+        outputs = run.hypotheses, iteration.hypotheses, run.agreement
+        yield IterationOutput(*outputs, run.stats, run.tops)
     return _finish(run, beams)
 
 
@@ -256,7 +260,8 @@ def _set_up(request: DecodingRequest, target: CacheView, draft: CacheView | None
     draft_cache = None
     if draft is not None and request.config.row.has_draft:
         draft_cache = ForestCache("draft", draft, meters[1], forest, warp)
-    stats = StatsRecorder(meters[0], meters[1] if draft_cache else None, request.clock)
+    draft_meter = meters[1] if draft_cache else None
+    stats = StatsRecorder(len(request.prompt_ids), meters[0], draft_meter, request.clock)
     policy = _draft_policy(request, rule, forest)
     tracer = None
     if request.trace is not None:
@@ -393,7 +398,7 @@ def _finish(run: _Run, beams: Beams) -> DecodeResult:
     best = run.rule.results(beams).first(request.config.num_return_sequences)
     sequences = decoded_sequences(best, hypotheses, request, run.tops)
     num_output_tokens = len(sequences[0].token_ids)
-    stats = run.stats.stats(len(request.prompt_ids), num_output_tokens)
+    stats = run.stats.stats(num_output_tokens)
     num_bytes = sum(cache.distribution_bytes_peak for cache in run.caches)
     prompt_logprobs = run.scorer.result() if run.scorer else None
     return DecodeResult(sequences, stats, num_bytes, prompt_logprobs)

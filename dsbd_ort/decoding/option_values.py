@@ -7,9 +7,11 @@ option, the value and what was expected. A bool is no number.
 
 from __future__ import annotations
 
+import difflib
 import itertools
 import numbers
 import operator
+import sys
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -52,12 +54,14 @@ class Whole:
 class Wholes:
     """A whole number, or at most ``most_entries`` of them: an int, or a tuple of ints.
 
-    A set is taken only where ``is_ordered`` is False; it becomes a sorted tuple.
+    A set is taken only where ``is_ordered`` is False; it becomes a sorted tuple. ``noun`` names an
+    entry in messages.
     """
 
     entry: Whole
     most_entries: int
     is_ordered: bool
+    noun: str = "whole number"
 
     def read(self, name: str, value: object) -> int | tuple[int, ...]:
         """See Domain.read."""
@@ -65,9 +69,7 @@ class Wholes:
             return self.entry.read(name, value)
         entries = _entries_of(value, self.most_entries)
         if entries is None or (self.is_ordered and isinstance(value, Set)):
-            raise ConfigError(
-                f"{name} is {shown(value)}; expected a whole number or a list of them"
-            )
+            raise ConfigError(f"{name} is {shown(value)}; expected a {self.noun} or a list of them")
         if len(entries) > self.most_entries:
             raise ConfigError(
                 f"{name} is {shown(value)}; expected a list of at most {self.most_entries}"
@@ -79,7 +81,7 @@ class Wholes:
         number = _whole_from(entry)
         if number is None or not self.entry.least <= number <= self.entry.most:
             raise ConfigError(
-                f"{name} has {shown(entry)}; expected whole numbers from {self.entry.least} to "
+                f"{name} has {shown(entry)}; expected {self.noun}s from {self.entry.least} to "
                 f"{self.entry.most}"
             )
         return number
@@ -108,16 +110,22 @@ class Number:
         except OverflowError:
             number = float("nan")  # beyond every bound
         if not self.least <= number <= self.most or (self.is_open and number == self.least):
-            above = "more than" if self.is_open else "at least"
-            raise ConfigError(
-                f"{name} is {shown(value)}; expected a number {above} {self.least}, up to "
-                f"{self.most}"
-            )
+            raise ConfigError(f"{name} is {shown(value)}; expected {self._bounds()}")
         if 0.0 < number < self.least_positive:
             raise ConfigError(
                 f"{name} is {shown(value)}; expected 0 or at least {self.least_positive}"
             )
         return number
+
+    def _bounds(self) -> str:
+        """Return the numbers as a message writes them: "0 to 1", "more than 0, up to 1"."""
+        if self.most == sys.float_info.max:
+            return f"a finite number, {'more than ' * self.is_open}{self.least:g}" + (
+                " or more" * (not self.is_open)
+            )
+        if self.is_open:
+            return f"a number more than {self.least:g}, up to {self.most:g}"
+        return f"a number from {self.least:g} to {self.most:g}"
 
 
 @dataclass(frozen=True)
@@ -187,6 +195,12 @@ def shown(value: object) -> str:
     if not text.isprintable():
         text = text.encode("unicode_escape").decode("ascii")
     return text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 3]}..."
+
+
+def did_you_mean(name: object, known: Iterable[str]) -> str:
+    """Return "; did you mean 'top_k'?" for a name close to a known one, else nothing."""
+    close = difflib.get_close_matches(name, known, 1) if isinstance(name, str) else []
+    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def _whole_from(value: object) -> int | None:

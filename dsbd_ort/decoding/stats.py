@@ -65,6 +65,7 @@ class DecodingStats:
 class StatsRecorder:
     """Counts the iterations of a request and measures its time."""
 
+    num_prompt_tokens: int
     target: Meter
     draft: Meter | None
     clock: Clock = time.perf_counter
@@ -87,12 +88,11 @@ class StatsRecorder:
         self.num_draft_tokens += iteration.num_draft_tokens
         self.num_accepted_tokens += iteration.num_accepted_tokens
         self.accepted.append(len(iteration.committed) - 1)
-        self.widths.extend(
-            max(beams.width, 1) for beams in iteration.committed
-        )  # a search's last: 0
+        widths = (max(beams.width, 1) for beams in iteration.committed)  # a search ends with none
+        self.widths.extend(widths)
 
-    def stats(self, num_prompt_tokens: int, num_output_tokens: int) -> DecodingStats:
-        """Return the statistics of the finished request."""
+    def stats(self, num_output_tokens: int) -> DecodingStats:
+        """Return the statistics of the request up to now."""
         now = self.clock()
         total, num_iterations = now - self.began, len(self.accepted)
         num_accepted, num_drafted = self.num_accepted_tokens, self.num_draft_tokens
@@ -111,7 +111,7 @@ class StatsRecorder:
             draft_acceptance_rate=num_accepted / num_drafted if num_drafted else None,
             acceptance_histogram=_histogram(self.accepted),
             mean_beam_width=sum(self.widths) / len(self.widths),
-            num_prompt_tokens=num_prompt_tokens,
+            num_prompt_tokens=self.num_prompt_tokens,
             num_output_tokens=num_output_tokens,
             target_rows=target.rows,
             draft_rows=draft.rows if draft else 0,

@@ -9,6 +9,7 @@ from types import NoneType
 from typing import Any, get_args, get_type_hints
 
 from dsbd_errors import DsbdError
+from dsbd_ort.decoding.option_values import did_you_mean
 from dsbd_ort.engine import ServiceLimits
 from dsbd_ort.pipeline import PipelineOptions, PipelineSettings
 from dsbd_ort.results import json_text
@@ -65,9 +66,9 @@ def opening(bundle: bytes, settings: bytes | None) -> Opening:
     hint_by_name = _PIPELINE_TYPES | _LIMIT_TYPES
     for name, value in given.items():
         if name not in hint_by_name:
-            raise InputError(
-                f"settings has {in_short(name)}; expected one of {', '.join(sorted(hint_by_name))}"
-            )
+            close = did_you_mean(name, hint_by_name)
+            expected = close or f"; expected one of {', '.join(sorted(hint_by_name))}"
+            raise InputError(f"settings has {in_short(name)}{expected}")
         hint = hint_by_name[name]
         if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
             wanted = " or ".join(_JSON_NAMES[kind] for kind in get_args(hint) or (hint,))

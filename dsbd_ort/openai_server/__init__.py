@@ -15,7 +15,7 @@ A request passes through, in this order:
     token_texts.py          tokens and log-probabilities -> their texts
     errors.py  metrics.py   error responses; /metrics
 
-A new request field is a field of ``GenerationBody`` (or of one endpoint's body) and a ``Done`` row of
-the table in request_fields.py; planner.py makes options of it. A new response field is a field of a
-model in chat.py or completions.py, filled in by the builder beside it.
+A new request field is a field of ``GenerationBody`` (or of one endpoint's body) and a ``Done`` row
+of the table in request_fields.py; planner.py makes options of it. A new response field is a field
+of a model in chat.py or completions.py, filled in by the builder beside it.
 """

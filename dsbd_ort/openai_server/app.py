@@ -19,7 +19,7 @@ from dsbd_ort.openai_server.errors import (
 )
 from dsbd_ort.openai_server.generation import Gate, GenerationHandler
 from dsbd_ort.openai_server.metrics import Metrics
-from dsbd_ort.openai_server.middleware import AccessLog, BodyLimit
+from dsbd_ort.openai_server.middleware import AccessLog, BodyLimit, JsonByDefault
 from dsbd_ort.openai_server.planner import Planner
 from dsbd_ort.openai_server.routes import generation_routes, model_routes, operation_routes
 from dsbd_ort.openai_server.settings import ServingSettings
@@ -70,12 +70,13 @@ def create_app(
 def _add_middlewares(
     app: FastAPI, settings: ServingSettings, metrics: Metrics, *, logs_access: bool
 ) -> None:
-    """Add the middlewares, the innermost first: a request meets log, key, body, endpoint."""
+    """Add the middlewares, the innermost first: a request meets log, key, body, type, endpoint."""
     paths = frozenset(app.openapi()["paths"])
 
     def count(path: str, status: int) -> None:
         metrics.count_response(path if path in paths else "other", status)
 
+    app.add_middleware(JsonByDefault)
     app.add_middleware(
         BodyLimit, max_bytes=settings.max_body_bytes, timeout_s=settings.body_timeout_s
     )

@@ -152,9 +152,14 @@ def handle_http_exception(_: Request, error: Exception) -> Response:
     return ErrorResponse(error.status_code, str(error.detail), headers=headers).response()
 
 
-def handle_validation_error(_: Request, error: Exception) -> Response:
+def handle_validation_error(request: Request, error: Exception) -> Response:
     """Respond to invalid JSON, or to a body with an invalid field; names the first."""
     assert isinstance(error, RequestValidationError)  # registered for these alone
+    kind = request.headers.get("content-type", "").partition(";")[0].strip()
+    if not kind.lower().endswith(("/json", "+json")):
+        return bad_request(
+            f"Content-Type is {_shortened(kind, 80)!r}; expected application/json"
+        ).response()
     fault = error.errors()[0]
     reason = str(fault.get("ctx", {}).get("error") or fault["msg"])
     if fault["type"] == "json_invalid":

@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from dsbd_ort.openai_server.errors import ErrorResponse, client_disconnected
 
 _log = logging.getLogger(__name__)
+_TYPE = b"content-type"
 _CLOSE = {"Connection": "close"}
 
 
@@ -69,6 +70,29 @@ def _log_bug(error: Exception) -> None:
     """Log where an error was raised, without its message, which may quote a request."""
     frames = "".join(traceback.format_tb(error.__traceback__))
     _log.error("internal error, %s, at:\n%s", type(error).__name__, frames)
+
+
+class JsonByDefault:
+    """Takes a body without a Content-Type, or of the one that ``curl -d`` sends, for JSON.
+
+    A request with an Origin keeps its type: another site's page may send these types, but JSON only
+    after the browser has asked this server, which agrees to none.
+    """
+
+    _TAKEN = (b"", b"application/x-www-form-urlencoded")
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Forward a request."""
+        if scope["type"] == "http" and scope["method"] == "POST":
+            headers = dict(scope["headers"])
+            kind = headers.get(_TYPE, b"").partition(b";")[0].strip().lower()
+            if kind in self._TAKEN and b"origin" not in headers:
+                others = [(name, value) for name, value in scope["headers"] if name != _TYPE]
+                scope = {**scope, "headers": [*others, (_TYPE, b"application/json")]}
+        await self._app(scope, receive, send)
 
 
 class BodyLimit:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from dsbd_ort.decoding import STRATEGIES, DecodingConfig
+from dsbd_ort.decoding.option_values import did_you_mean
 from dsbd_ort.openai_server.errors import bad_request
 from dsbd_ort.openai_server.request_fields import FIELDS, refusal, without_neutral
 
@@ -89,7 +90,9 @@ class GenerationBody(BaseModel):
         """
         options = without_neutral(self.model_extra or {})
         if unknown := sorted(set(options) - OPTION_NAMES):
-            raise bad_request(f"unknown field {unknown[0]!r}; see docs/serving.md", unknown[0])
+            known = {*type(self).model_fields, *OPTION_NAMES, *FIELDS}
+            expected = did_you_mean(unknown[0], known) or "; see docs/serving.md"
+            raise bad_request(f"unknown field {unknown[0]!r}{expected}", unknown[0])
         self._check_min_tokens(options)
         for openai_name, name in OPENAI_NAMES.items():
             value = getattr(self, openai_name)

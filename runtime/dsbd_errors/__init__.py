@@ -19,3 +19,14 @@ A package of its own, because the algorithm and the runtime know nothing of each
 
 class DsbdError(Exception):
     """Base of all errors that a user can fix."""
+
+
+def install_hint(*extras: str) -> str:
+    """Return how to install one of ``extras``: dsbd-ort is on no package index, so from a checkout.
+
+    It ends an error message, as in "...; in a checkout of dsbd-ort run: pip install ...".
+    """
+    first, *others = [f"'.[{extra}]'" for extra in extras]
+    return " or ".join(
+        [f"in a checkout of dsbd-ort run: pip install -c constraints.txt -e {first}", *others]
+    )

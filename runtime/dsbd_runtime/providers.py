@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from dsbd_errors import install_hint
 from dsbd_runtime.errors import ProviderError
 from dsbd_runtime.manifest import ModelEntry
 
@@ -37,8 +38,8 @@ class Provider:
 
     @property
     def install_line(self) -> str:
-        """The command that installs it."""
-        return f'pip install "dsbd-ort[{self.extra}]"'
+        """How to install it."""
+        return install_hint(self.extra)
 
 
 PROVIDERS = (

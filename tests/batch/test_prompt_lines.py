@@ -35,7 +35,8 @@ REFUSED = [
     (b'{"prompt": "a", "messages": []}', "prompt and messages"),
     (b'{"prompt": 7}', "prompt is 7; expected a text"),
     (b'{"messages": "a"}', "messages is 'a'; expected a list"),
-    (b'{"prompt": "a", "beams": 2}', "'beams'; expected id, prompt or messages, and fields of"),
+    (b'{"prompt": "a", "beams": 2}', "the line has 'beams'; did you mean 'num_beams'"),
+    (b'{"prompt": "a", "x": 2}', "'x'; expected id, prompt or messages, and fields of"),
 ]
 
 

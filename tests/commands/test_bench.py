@@ -110,7 +110,10 @@ USER_ERRORS = [  # (arguments after the bundle, words of the message)
     (["--run", "dsbd 'num"], "names no strategy"),
     (["--run", "dsbd colour=3"], "has 'colour=3'; expected key=value"),
     (["--run", "dsbd num_beams"], "has 'num_beams'; expected key=value"),
-    (["--run", "dsbd num_beams=many"], "num_beams=many: 'many'"),
+    (
+        ["--run", "dsbd num_beams=many"],
+        "num_beams=many: num_beams is 'many'; expected a whole number",
+    ),
     (["--run", "sample num_beams=2"], "num_beams is 2, which means nothing to strategy sample"),
     (["--run", "sample seed=2"], "seed is set to 2"),
     (["--run", "dsbd baseline=x"], "baseline 'x', which is not a run"),

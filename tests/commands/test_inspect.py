@@ -159,7 +159,10 @@ def test_without_onnxruntime_it_says_so(bundle):
     assert done.returncode == 0, done.stderr
     cpu = json.loads(done.stdout)["providers"][0]
     assert cpu["name"] == "cpu" and not cpu["can_run"]
-    assert 'pip install "dsbd-ort[cpu]"' in cpu["problems"][0]
+    assert (
+        "in a checkout of dsbd-ort run: pip install -c constraints.txt -e '.[cpu]'"
+        in cpu["problems"][0]
+    )
 
 
 def test_user_errors_end_in_one_line(bundle, tmp_path):

@@ -27,7 +27,7 @@ ENDS = [  # (what the command raises, exit code, the line)
         1,
         "Error: internal error, TypeError: x; run again with --debug and report what it shows\n",
     ),
-    (BrokenPipeError(), 1, ""),
+    (BrokenPipeError(), 141, ""),
     (SystemExit(3), 3, ""),
 ]
 

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from dsbd_ort.cli import run
 from dsbd_ort.commands.options import OPTIONS
 from dsbd_ort.decoding import DecodingConfig
+from dsbd_ort.pipeline import Pipeline
 
 SHORT = ["--max-new-tokens", "8", "--top-k", "20", "--seed", "0"]
 
@@ -74,12 +75,26 @@ def test_a_prompt_that_is_no_utf_8_is_named(demo_bundle, tmp_path, text):
 
 
 USER_ERRORS = [  # (arguments after the bundle, words of the message)
-    (["--prompt", ""], "prompt is empty"),
-    ([], "prompt is empty"),
-    (["--prompt", "x", "--num-beams", "0"], "'--num-beams': 0 is not in the range 1<=x<=1024"),
-    (["--prompt", "x", "--num-beams", "many"], "'many'"),
-    (["--prompt", "x", "--strategy", "magic"], "strategy is 'magic'; expected one of dsbd"),
-    (["--prompt", "x", "--draft-beams", "4;4"], "'4;4'"),
+    ([], "no prompt; give --prompt, --prompt-file or text on stdin"),
+    (["--prompt", "x", "--num-beams", "0"], "Error: --num-beams is 0; expected at least 1"),
+    (
+        ["--prompt", "x", "--num-beams", "many"],
+        "Error: --num-beams is 'many'; expected a whole number",
+    ),
+    (
+        ["--prompt", "x", "--temperature", "-1"],
+        "Error: --temperature is -1.0; expected a finite number, 0 or more",
+    ),
+    (["--prompt", "x", "--top-p", "0"], "is 0.0; expected a number more than 0, up to 1"),
+    (["--prompt", "x", "--length-penalty", "31"], "is 31.0; expected a number from -30 to 30"),
+    (["--prompt", "x", "--replacement", "maybe"], "is 'maybe'; expected one of False, True"),
+    (["--prompt", "x", "--strategy", "magic"], "--strategy is 'magic'; expected one of dsbd"),
+    (["--prompt", "x", "--draft-beams", "4;4"], "'4;4'; expected a whole number or a list of them"),
+    (
+        ["--prompt", "x", "--eos-token-id", "a"],
+        "--eos-token-id is 'a'; expected a token id or a list of them",
+    ),
+    (["--prompt", "x", "--eos-token-id", "99999999"], "has 99999999; expected 0 to 4095"),
     (["--prompt", "x", "--strategy", "greedy", "--eos-token-id", str(2**63)], "922337203685477580"),
     (["--prompt", "x", "--eos-token-id", "1,4096"], "eos_token_id has 4096; expected 0 to 4095"),
     (["--prompt", "x", "--provider", "tpu"], "tpu"),
@@ -88,7 +103,7 @@ USER_ERRORS = [  # (arguments after the bundle, words of the message)
     (["--prompt", "x " * 3000], "the context of this bundle holds 2048"),
     (["--prompt", "x", "--max-new-tokens", "4000"], "use max_new_tokens 2046 or less"),
     (["--prompt", "x", "--prompt-file", "y"], "not both"),
-    (["--prompt", "x", "--stop", ""], "stop_strings has an empty text"),
+    (["--prompt", "x", "--stop", ""], "--stop has an empty text"),
     (["--prompt", "x", "--chat"], "has no chat template"),
     (["--prompt", "x", "--system", "y"], "--system needs --chat"),
     (["--prompt", "x", "--workers", "2"], "--workers needs --input"),
@@ -111,6 +126,21 @@ USER_ERRORS = [  # (arguments after the bundle, words of the message)
 @pytest.mark.parametrize(("arguments", "words"), USER_ERRORS)
 def test_user_errors_end_in_one_line_and_exit_code_2(demo_bundle, arguments, words):
     assert_one_line_error(dsbd_run(demo_bundle, *arguments), words)
+
+
+def test_the_empty_prompt_is_continued_as_from_python(demo_bundle):
+    with Pipeline.from_bundle(demo_bundle) as pipeline:
+        text = pipeline.generate("", seed=0, max_new_tokens=8, top_k=20).sequences[0].text
+    done = dsbd_run(demo_bundle, "--prompt", "", "--seed", 0, *SHORT)
+    assert (done.exit_code, done.stdout) == (0, f"{text}\n")
+
+
+def test_the_empty_prompt_without_a_first_token_is_refused(tiny_bundle):
+    with Pipeline.from_bundle(tiny_bundle.path) as pipeline:
+        if pipeline.tokenizer.encode(""):
+            pytest.skip("this tokenizer begins every text with a token")
+    done = dsbd_run(tiny_bundle.path, "--prompt", "")
+    assert_one_line_error(done, "the prompt has no token; give at least one")
 
 
 def test_no_such_bundle(tmp_path):

@@ -42,7 +42,9 @@ def test_without_ray_one_line_says_what_to_install(tiny_bundle, tmp_path):
     )
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
-    assert "(ray)" in line and line.endswith("run: pip install 'dsbd-ort[cluster]'")
+    assert "(ray)" in line and line.endswith(
+        "in a checkout of dsbd-ort run: pip install -c constraints.txt -e '.[cluster]'"
+    )
     assert not (tmp_path / "out").exists()
 
 

@@ -47,7 +47,9 @@ def test_a_missing_package_is_named_with_its_mend(tiny_bundle: Bundle) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
-    assert done.stderr.endswith("(fastapi); run: pip install 'dsbd-ort[serve]'\n")
+    assert done.stderr.endswith(
+        "(fastapi); in a checkout of dsbd-ort run: pip install -c constraints.txt -e '.[serve]'\n"
+    )
 
 
 @pytest.mark.parametrize(

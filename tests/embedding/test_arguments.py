@@ -26,7 +26,7 @@ def test_nothing_given_means_the_defaults():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (b'{"threads": 1}', "settings has 'threads'; expected one of cuda_graphs, draft_provider"),
+        (b'{"threads": 1}', "settings has 'threads'; did you mean 'num_threads'?"),
         (b'{"num_threads": true}', "num_threads true; expected a whole number or null"),
         (b'{"num_threads": 1.5}', "num_threads 1.5; expected a whole number or null"),
         (b'{"provider": null}', "provider null; expected a text"),

@@ -217,12 +217,50 @@ def test_malformed_bodies_get_a_400(server: RunningServer, body: bytes) -> None:
     assert len(answer.content) < 1000
 
 
-def test_a_body_of_another_type_is_a_400(server: RunningServer) -> None:
-    for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "x"):
-        answer = httpx2.post(
-            f"{server.url}/v1/completions", content=b"a=b", headers={"Content-Type": kind}
-        )
-        assert answer.status_code == 400
+VALID = b'{"model": "tiny", "prompt": "a", "max_tokens": 2}'
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "multipart/form-data", "x", "text/xml; a=b"])
+def test_a_body_of_another_type_is_a_400_that_names_it(server: RunningServer, kind: str) -> None:
+    answer = httpx2.post(
+        f"{server.url}/v1/completions", content=VALID, headers={"Content-Type": kind}
+    )
+    assert answer.status_code == 400
+    kind = kind.partition(";")[0]
+    message = f"Content-Type is {kind!r}; expected application/json"
+    assert answer.json()["error"]["message"] == message
+
+
+@pytest.mark.parametrize(
+    "headers", [{}, {"Content-Type": "application/x-www-form-urlencoded"}, {"Content-Type": ""}]
+)
+def test_json_without_its_type_is_taken_but_not_from_another_site(
+    server: RunningServer, headers: dict[str, str]
+) -> None:
+    url = f"{server.url}/v1/completions"
+    answer = httpx2.post(url, content=VALID, headers=headers, timeout=30)
+    assert answer.status_code == 200, answer.text
+    assert 1 <= answer.json()["usage"]["completion_tokens"] <= 2
+    wrong = httpx2.post(url, content=b"a=b", headers=headers)
+    assert wrong.status_code == 400 and "invalid JSON" in wrong.json()["error"]["message"]
+    other = httpx2.post(url, content=VALID, headers={**headers, "Origin": "http://else.where"})
+    assert other.status_code == 400
+    assert "expected application/json" in other.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("field", "meant"), [("temprature", "temperature"), ("max_token", "max_tokens")]
+)
+def test_an_unknown_field_is_refused_with_the_nearest_one(
+    server: RunningServer, field: str, meant: str
+) -> None:
+    answer = httpx2.post(
+        f"{server.url}/v1/completions", json={"model": "tiny", "prompt": "a", field: 1}
+    )
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["param"] == field
+    assert error["message"] == f"unknown field {field!r}; did you mean {meant!r}?"
 
 
 def test_unknown_paths_and_methods(server: RunningServer) -> None:

@@ -87,7 +87,7 @@ def test_n_are_independent_samples(
 
 
 BEAMS: list[tuple[dict[str, Any], dict[str, Any]]] = [  # (fields of the body, of DecodingConfig)
-    ({"num_return_sequences": 3}, {"min_beams": 3, "num_return_sequences": 3}),
+    ({"num_return_sequences": 3}, {"num_return_sequences": 3}),
     (
         {"use_beam_search": True, "n": 3},
         {"strategy": "beam-search", "num_beams": 4, "num_return_sequences": 3},

@@ -115,7 +115,7 @@ def test_a_provider_that_was_left_out_is_an_error_with_the_reason(
     fake: Any = OrtWithoutItsLibraries
     with pytest.raises(
         ProviderError,
-        match=rf"without CUDAExecutionProvider: .*{said}.*; pip install \"dsbd-ort\[gpu\]\"",
+        match=rf"without CUDAExecutionProvider: .*{said}.*; in a checkout .* '\.\[gpu\]'",
     ):
         open_on_provider(fake, tiny_bundle.model_path("target"), CUDA, {}, libraries)
 

@@ -63,7 +63,7 @@ def test_a_provider_that_is_not_offered_is_refused() -> None:
     with pytest.raises(
         ProviderError,
         match=r"'cuda' needs CUDAExecutionProvider, the session runs on \['CPUExecutionProvider'\]"
-        r'; pip uninstall onnxruntime .*, then pip install "dsbd-ort\[gpu\]"',
+        r"; pip uninstall onnxruntime .*, then in a checkout .* '\.\[gpu\]'",
     ):
         check_offered(cuda, ["CPUExecutionProvider"], "the session runs on")
 
@@ -81,7 +81,7 @@ def test_cuda_without_its_package_is_refused_and_never_another_provider(
         lambda: load_pair(bundle, draft_provider=provider),
         lambda: check_available(parse_placement(provider)),
     ):
-        with pytest.raises(ProviderError, match=r'needs CUDAExec.* install "dsbd-ort\[gpu\]"'):
+        with pytest.raises(ProviderError, match=r"needs CUDAExec.* in a checkout .* '\.\[gpu\]'"):
             load()
 
 
@@ -89,7 +89,7 @@ def test_tensorrt_without_its_module_says_how_to_get_it() -> None:
     if importlib.util.find_spec("tensorrt") is not None:
         pytest.skip("TensorRT is installed")
     with pytest.raises(
-        ProviderError, match=r'needs the package tensorrt, .*; pip install "dsbd-ort\[tensorrt\]"'
+        ProviderError, match=r"needs the package tensorrt, .*; in a checkout .* '\.\[tensorrt\]'"
     ):
         check_available(parse_placement("tensorrt"))
 
@@ -159,7 +159,7 @@ def output_of(code: str, *arguments: str) -> str:
 def test_a_missing_package_is_the_line_that_mends_it(tiny_bundle: Bundle) -> None:
     printed = output_of(WITHOUT_ONNXRUNTIME, str(tiny_bundle.path))
     assert printed.count("\n") == 1
-    assert 'pip install "dsbd-ort[cpu]"' in printed
+    assert "in a checkout of dsbd-ort run: pip install -c constraints.txt -e '.[cpu]'" in printed
 
 
 def test_the_runtime_imports_nothing_heavy() -> None:

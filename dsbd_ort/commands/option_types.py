@@ -1,0 +1,134 @@
+"""Types of command-line options: bounded numbers, lists, and the values of decoding options."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dsbd_ort.decoding.errors import ConfigError
+from dsbd_ort.decoding.option_table import OPTION_TABLE
+from dsbd_ort.decoding.option_values import Choice, Number, Whole, Wholes
+from dsbd_ort.engine.limits import MOST, MOST_BYTES, MOST_SECONDS
+
+_MOST_CHOICES_SHOWN = 3
+
+
+class FiniteRange(click.FloatRange):
+    """click's FloatRange without NaN, which passes every comparison there."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Parse the option's text."""
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a finite number", param, ctx)
+        return number
+
+
+class IntList(click.ParamType[int | tuple[int, ...]]):
+    """One integer, or several separated by commas: 4 or 4,4,2."""
+
+    name = "INT[,INT...]"
+
+    def __init__(self, least: int, most: int) -> None:
+        self._each = click.IntRange(least, most)
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int | tuple[int, ...]:
+        """Parse the option's text."""
+        if not isinstance(value, str):
+            return value  # type: ignore[no-any-return]
+        numbers = _wholes(value)
+        if isinstance(numbers, str):
+            self.fail(f"{value!r} is not a whole number or a list such as 4,4,2", param, ctx)
+        entries = numbers if isinstance(numbers, tuple) else (numbers,)
+        checked = tuple(self._each.convert(number, param, ctx) for number in entries)
+        return checked[0] if len(checked) == 1 else checked
+
+
+class OptionText(click.ParamType[Any]):
+    """The value of a decoding option, read by the option's row: messages as from Python."""
+
+    def __init__(self, option: str) -> None:
+        self._option = option
+        self._domain = OPTION_TABLE[option].domain
+        match self._domain:
+            case Whole():
+                self.name = "INTEGER"
+            case Wholes():
+                self.name = "INT[,INT...]"
+            case Number():
+                self.name = "FLOAT"
+            case Choice(choices) if len(choices) <= _MOST_CHOICES_SHOWN:
+                self.name = "|".join(str(choice).lower() for choice in choices)
+            case _:
+                self.name = "TEXT"
+
+    @property
+    def is_number(self) -> bool:
+        """Whether the values are numbers."""
+        return isinstance(self._domain, Whole | Wholes | Number)
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        """Return the values as the help shows them."""
+        return self.name
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Parse the option's text."""
+        if not isinstance(value, str):
+            return value
+        name = self._option if param is None else param.opts[-1]
+        try:
+            return self._domain.read(name, self._parsed(value))
+        except ConfigError as error:
+            raise click.UsageError(str(error), ctx) from error
+
+    def _parsed(self, text: str) -> Any:
+        """Return the value of a text; the text itself where it is none, which is then refused."""
+        match self._domain:
+            case Whole():
+                return _whole(text)
+            case Wholes():
+                return _wholes(text)
+            case Number():
+                return _number(text)
+            case Choice(choices) if True in choices:
+                return {"true": True, "false": False}.get(text.lower(), text)
+        return text
+
+
+def _whole(text: str) -> int | str:
+    try:
+        return int(text)
+    except ValueError:
+        return text
+
+
+def _wholes(text: str) -> int | tuple[int, ...] | str:
+    numbers = [_whole(part) for part in text.split(",")]
+    wholes = tuple(number for number in numbers if isinstance(number, int))
+    if len(wholes) < len(numbers):
+        return text
+    return wholes[0] if len(wholes) == 1 else wholes
+
+
+def _number(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+COUNT = click.IntRange(1, MOST)
+COUNT_OR_NONE = click.IntRange(0, MOST)
+BYTES = click.IntRange(1, MOST_BYTES)
+SECONDS = FiniteRange(0, MOST_SECONDS, min_open=True)
+SECONDS_OR_NONE = FiniteRange(0, MOST_SECONDS)
+WHOLE_SECONDS = click.IntRange(1, MOST_SECONDS)
+TOLERANCE = FiniteRange(max=1e6)
+PATH = click.Path(path_type=Path)
