@@ -14,7 +14,7 @@ import dataclasses
 import time
 from dataclasses import dataclass, field
 
-from dsbd_ort.decoding.cache_view import CacheView
+from dsbd_ort.decoding.cache_view import CacheView, PrefixCache
 from dsbd_ort.decoding.cost_curve import Costs
 from dsbd_ort.decoding.decode import DecodingLoop, decoding_loop
 from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK, KVCache
@@ -41,7 +41,9 @@ class Tree:
     Attributes:
         views: by engine, its rows of the cache.
         loop: of the request.
-        wanted: the engine call that the loop waits for, None once it is over.
+        request: as it was given.
+        wanted: the engine call that the loop waits for, None once it is over, and before it starts.
+        has_started: whether the loop runs; before, the prompt is being computed for another.
         preempted: by engine, rows that must be computed again before.
         recomputation: of these, once it is resumed.
         wanted_again: the engine call that the recomputation waits for.
@@ -49,7 +51,9 @@ class Tree:
 
     views: dict[Role, CacheView]
     loop: DecodingLoop
+    request: DecodingRequest
     wanted: EngineCall | None = None
+    has_started: bool = False
     preempted: dict[Role, PreemptedRows] = field(default_factory=dict)
     recomputation: EngineCalls[None] | None = None
     wanted_again: EngineCall | None = None
@@ -126,6 +130,7 @@ class BatchedDecoder:
         }
         self._costs = costs
         self._clock = clock
+        self._shares_prefixes = shares_prefixes
         self._trees: list[Tree] = []
 
     @property
@@ -139,20 +144,21 @@ class BatchedDecoder:
         return max(cache.num_used for cache in self.caches.values())
 
     def join(self, request: DecodingRequest) -> Tree:
-        """Take in a request; it starts with the next iteration.
+        """Take in a request; it starts with the next iteration, or once its prompt is computed.
 
-        Raises what ``decoding_loop`` raises.
+        The latter where another request is computing the same prompt: the samples of one request
+        compute it once.
+
+        Raises what ``decoding_loop`` raises, unless it starts later.
         """
-        known = request.prompt_ids[:-1]
-        views = {
-            role: cache.open_view(cache.longest_prefix(known))
-            for role, cache in self.caches.items()
-        }
+        views = {role: cache.open_view(PrefixCache()) for role, cache in self.caches.items()}
         request = dataclasses.replace(request, num_sharers=lambda: len(self._trees))
-        tree = Tree(views, decoding_loop(request, views["target"], views["draft"]))
+        loop = decoding_loop(request, views["target"], views["draft"])
+        tree = Tree(views, loop, request)
         self._trees.append(tree)
         try:
-            tree.wanted = next(tree.loop)  # type: ignore[assignment]  # a call precedes any output
+            if not self._prompt_is_coming(tree):
+                self._start(tree)
         except BaseException:
             self.leave(tree)
             raise
@@ -176,6 +182,25 @@ class BatchedDecoder:
         self._trees.append(tree)
         self._recompute(tree)
 
+    def _prompt_is_coming(self, tree: Tree) -> bool:
+        """Return whether another request computes the prompt of one that has not started."""
+        request = tree.request
+        if not self._shares_prefixes or request.config.prompt_logprobs:
+            return False
+        return any(
+            other.wanted is not None
+            and other.wanted.is_prefill
+            and list(other.request.prompt_ids) == list(request.prompt_ids)
+            for other in self._trees
+        )
+
+    def _start(self, tree: Tree) -> None:
+        """Let a request go on to its first engine call, behind the rows that it can share."""
+        tree.has_started = True
+        for role, view in tree.views.items():
+            view.prefix = self.caches[role].longest_prefix(tree.request.reusable_prompt(role))
+        tree.wanted = next(tree.loop)  # type: ignore[assignment]  # a call precedes any output
+
     def leave(self, tree: Tree) -> None:
         """Give up a request between two iterations; one that is over has left already."""
         if tree in self._trees:
@@ -191,12 +216,22 @@ class BatchedDecoder:
         A request whose prompt is still being computed brings nothing; one that ends has left.
         """
         progress: list[Progress] = []
+        for tree in [tree for tree in self._trees if not tree.has_started]:
+            if not self._prompt_is_coming(tree):
+                try:
+                    self._start(tree)
+                except BaseException as error:  # of this request alone
+                    self._end(tree, error, progress)
         prompts = self._next_prompts("draft")
         while drafting := self._callers("draft", prompts):
             self._run("draft", drafting, progress)
             prompts = set()
-        if verifying := self._callers("target", self._next_prompts("target")):
-            self._run("target", verifying, progress)
+        verifying = self._callers("target", self._next_prompts("target"))
+        alone = [tree for tree in verifying if tree.call and tree.call.reads_full_logits]
+        self._run("target", [tree for tree in verifying if tree not in alone], progress)
+        for tree in alone:
+            if tree in self._trees:  # not preempted for one before
+                self._run("target", [tree], progress)
         return progress
 
     def _next_prompts(self, role: Role) -> set[Tree]:

@@ -78,7 +78,8 @@ class PreemptedRows:
                 return self._append(chunk, first_row)
 
             tokens, positions = self._tokens[chunk], self._positions[chunk]
-            yield EngineCall(role, self._view.meter, tokens, positions, _NO_LOGITS, mask)
+            meter = self._view.meter
+            yield EngineCall(role, meter, tokens, positions, _NO_LOGITS, mask, is_prefill=True)
             self._show_prefix()
         self._restore()
 

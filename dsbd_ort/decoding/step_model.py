@@ -165,6 +165,9 @@ class EngineCall:
         token_ids, positions, logit_rows: the arguments of ``StepModel.forward``.
         mask: returns the fourth, (S, first_row + S) bool, once it is known in which row of the
             cache the first of the S new ones will be; called once, just before the forward.
+        is_prefill: whether it computes a part of the prompt.
+        reads_full_logits: whether all logits of its rows are read where the engine has a top-k
+            head: the engine keeps those of its own forward, not of all calls that share one.
     """
 
     role: Role
@@ -173,11 +176,8 @@ class EngineCall:
     positions: NDArray[np.int64]
     logit_rows: NDArray[np.int64]
     mask: Callable[[int], NDArray[np.bool_]]
-
-    @property
-    def is_prefill(self) -> bool:
-        """Whether it computes a part of the prompt: none of its rows needs logits."""
-        return not len(self.logit_rows)
+    is_prefill: bool = False
+    reads_full_logits: bool = False
 
 
 Result = TypeVar("Result")

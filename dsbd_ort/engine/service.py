@@ -17,7 +17,7 @@ from dsbd_ort.engine.limits import ServiceLimits, cache_rows
 from dsbd_ort.engine.scheduler import LiveRequest, Scheduler, ServiceEvent
 from dsbd_ort.model_pair import BusyError
 from dsbd_ort.pipeline import Pipeline
-from dsbd_ort.results import GenerationResult, StreamPiece, TextStream
+from dsbd_ort.results import GenerationResult, StreamPiece
 from dsbd_runtime.chat_template import Message
 
 
@@ -95,7 +95,7 @@ class Service:
         check_decodable(request, *self._loop.models)
         live = LiveRequest(
             request=request,
-            texts=TextStream(self.pipeline.tokenizer, request.config.stop_texts),
+            texts=self.pipeline.text_stream(request.config),
             most_rows=most_rows(len(request.prompt_ids), request.config),
             on_event=on_event,
             wake=self._loop.wake,
