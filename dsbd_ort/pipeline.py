@@ -25,6 +25,7 @@ from dsbd_ort.decoding import (
 )
 from dsbd_ort.decoding.cost_curve import Costs, LearnedCosts
 from dsbd_ort.decoding.decode import Iterations, iterations_of
+from dsbd_ort.model_defaults import ModelDefaults
 from dsbd_ort.model_pair import KeptEstimators, KeptRows, RequestLock, capacity_error
 from dsbd_ort.prompts import check_context, new_seed, prompt_ids
 from dsbd_ort.results import (
@@ -59,6 +60,7 @@ class PipelineOptions:
         verify: also check the hash of every file.
         prefix_cache: keep cache rows between requests, so that of a prompt only the part behind
             the common prefix is computed.
+        generation_config: take what a request leaves out from the bundle's generation_config.json.
     """
 
     provider: str = "cpu"
@@ -67,6 +69,7 @@ class PipelineOptions:
     cuda_graphs: bool = False
     verify: bool = False
     prefix_cache: bool = True
+    generation_config: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +117,7 @@ class Pipeline:
 
     Attributes:
         bundle, tokenizer: the opened bundle and its tokenizer.
+        defaults: what requests that leave options out get.
         costs: of the engines' calls, learned as requests make them.
         reuses_prefix: whether cache rows are reused for prompts with a common prefix.
     """
@@ -126,6 +130,7 @@ class Pipeline:
         *,
         costs: Costs | None = None,
         prefix_cache: bool = True,
+        generation_config: bool = True,
     ) -> None:
         """Take the opened parts; ``from_bundle`` opens them.
 
@@ -133,6 +138,8 @@ class Pipeline:
         """
         self.bundle = bundle
         self.tokenizer = Tokenizer.from_bundle(bundle)
+        self.defaults = ModelDefaults.from_bundle(bundle, reads_file=generation_config)
+        self.defaults.log()
         self._chat_template: ChatTemplate | None = None
         self._target = target
         self._draft = draft
@@ -166,7 +173,13 @@ class Pipeline:
             num_threads=options.num_threads,
             cuda_graphs=options.cuda_graphs,
         )
-        return cls(bundle, target, draft, prefix_cache=options.prefix_cache)
+        return cls(
+            bundle,
+            target,
+            draft,
+            prefix_cache=options.prefix_cache,
+            generation_config=options.generation_config,
+        )
 
     @classmethod
     def _without_draft(cls, bundle: Bundle, options: PipelineOptions) -> Pipeline:
@@ -182,7 +195,13 @@ class Pipeline:
             num_threads=options.num_threads,
             cuda_graphs=options.cuda_graphs,
         )
-        return cls(bundle, target, None, prefix_cache=options.prefix_cache)
+        return cls(
+            bundle,
+            target,
+            None,
+            prefix_cache=options.prefix_cache,
+            generation_config=options.generation_config,
+        )
 
     @property
     def _models(self) -> list[CausalLM]:
@@ -213,8 +232,9 @@ class Pipeline:
         Args:
             prompt: text, or token ids.
             trace: records every iteration; usually a ``RequestTrace``.
-            options: see DecodingConfig. ``eos_token_id`` None means the model's own, ``seed``
-                None a random one, which the result reports.
+            options: see DecodingConfig. What is left out, or ``eos_token_id`` None, is the model's
+                own: see ``ModelDefaults``, and as much of it as fits the context. ``seed`` None is
+                a random one, which the result reports.
 
         Raises:
             DecodingError: the options or the prompt are invalid.
@@ -252,10 +272,13 @@ class Pipeline:
         trace: TraceRecorder | None = None,
     ) -> DecodingRequest:
         """Return the validated request that ``generate`` would decode; no engine is called."""
-        config = self._config(options)
+        config = self.config(options)
         if config.row.has_draft:
             self.bundle.entry("draft")  # refuse a bundle without one
         token_ids = prompt_ids(self.tokenizer, prompt)
+        room = self.bundle.context_length - len(token_ids)
+        if "max_new_tokens" not in options and 0 < room < config.max_new_tokens:
+            config = dataclasses.replace(config, max_new_tokens=room)
         check_context(self.bundle, len(token_ids), config.max_new_tokens)
         return DecodingRequest(
             prompt_ids=token_ids,
@@ -264,6 +287,15 @@ class Pipeline:
             stop=self._stop_search(config),
             trace=trace,
         )
+
+    def config(self, options: Mapping[str, Any]) -> DecodingConfig:
+        """Return the config of a request with these ``options``: the others are the model's own."""
+        options = dict(options)
+        if options.get("eos_token_id") is None:
+            options["eos_token_id"] = tuple(self.bundle.manifest.target.eos_token_ids)
+        if options.get("seed") is None:
+            options["seed"] = new_seed()
+        return self.defaults.config(options).settled(costs_are_known=True)
 
     def planned(self, request: DecodingRequest) -> DecodingRequest:
         """Return the request with the costs and the acceptance estimator of its draft policy."""
@@ -367,11 +399,3 @@ class Pipeline:
     def _empty_caches(self) -> None:
         self._rows.forget()
         self._rows.drop_but_for([])
-
-    def _config(self, options: Mapping[str, Any]) -> DecodingConfig:
-        options = dict(options)
-        if options.get("eos_token_id") is None:
-            options["eos_token_id"] = tuple(self.bundle.manifest.target.eos_token_ids)
-        if options.get("seed") is None:
-            options["seed"] = new_seed()
-        return DecodingConfig.from_options(options).settled(costs_are_known=True)
