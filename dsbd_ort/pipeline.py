@@ -27,7 +27,7 @@ from dsbd_ort.decoding.cost_curve import Costs, LearnedCosts
 from dsbd_ort.decoding.decode import Iterations, iterations_of
 from dsbd_ort.model_defaults import ModelDefaults
 from dsbd_ort.model_pair import KeptEstimators, KeptRows, RequestLock, capacity_error
-from dsbd_ort.prompts import check_context, prompt_ids
+from dsbd_ort.prompts import check_context, new_seed, prompt_ids
 from dsbd_ort.results import (
     GeneratedSequence,
     GenerationResult,
@@ -233,7 +233,8 @@ class Pipeline:
             prompt: text, or token ids.
             trace: records every iteration; usually a ``RequestTrace``.
             options: see DecodingConfig. What is left out, or ``eos_token_id`` None, is the model's
-                own: see ``ModelDefaults``, and as much of it as fits the context.
+                own: see ``ModelDefaults``, and as much of it as fits the context. ``seed`` None is
+                a random one, which the result reports.
 
         Raises:
             DecodingError: the options or the prompt are invalid.
@@ -254,7 +255,7 @@ class Pipeline:
         together are the text of that sequence. See ``generate`` for arguments and errors.
         """
         request = self.prepare(prompt, options, trace=trace)
-        texts = TextStream(self.tokenizer, request.config.stop_texts)
+        texts = self.text_stream(request.config)
         with contextlib.closing(self._iterations(request)) as iterations:
             outputs = WithResult(iterations)
             for output in outputs:
@@ -283,7 +284,7 @@ class Pipeline:
             prompt_ids=token_ids,
             config=config,
             rng=np.random.default_rng(config.seed),
-            stop=StopSearch(self.tokenizer, config.stop_texts) if config.stop_texts else None,
+            stop=self._stop_search(config),
             trace=trace,
         )
 
@@ -292,6 +293,8 @@ class Pipeline:
         options = dict(options)
         if options.get("eos_token_id") is None:
             options["eos_token_id"] = tuple(self.bundle.manifest.target.eos_token_ids)
+        if options.get("seed") is None:
+            options["seed"] = new_seed()
         return self.defaults.config(options).settled(costs_are_known=True)
 
     def planned(self, request: DecodingRequest) -> DecodingRequest:
@@ -304,13 +307,29 @@ class Pipeline:
             request, costs=self.costs, estimator=self._estimators.of(setting)
         )
 
+    def text_stream(self, config: DecodingConfig) -> TextStream:
+        """Return what turns the iterations of a request into stream pieces."""
+        return TextStream(self.tokenizer_of(config), config.stop_texts)
+
+    def tokenizer_of(self, config: DecodingConfig) -> Tokenizer:
+        """Return the tokenizer by which a request's tokens become text."""
+        if config.skip_special_tokens:
+            return self.tokenizer
+        return self.tokenizer.with_special_tokens
+
+    def _stop_search(self, config: DecodingConfig) -> StopSearch | None:
+        if not config.stop_texts:
+            return None
+        return StopSearch(self.tokenizer_of(config), config.stop_texts)
+
     def with_text(self, result: DecodeResult, config: DecodingConfig) -> GenerationResult:
         """Return a decoding result with the text of its sequences."""
-        sequences = []
+        sequences, tokenizer = [], self.tokenizer_of(config)
         for sequence in result.sequences:
-            text = text_before_stop(self.tokenizer.decode(sequence.token_ids), config.stop_texts)
+            text = text_before_stop(tokenizer.decode(sequence.token_ids), config.stop_texts)
             sequences.append(GeneratedSequence(**vars(sequence), text=text))
-        return GenerationResult(sequences, result.stats)
+        assert config.seed is not None  # drawn by ``prepare``
+        return GenerationResult(sequences, result.stats, config.seed, result.prompt_logprobs)
 
     @contextlib.contextmanager
     def engines(self) -> Iterator[tuple[CausalLM, CausalLM]]:

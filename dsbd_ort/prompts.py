@@ -1,10 +1,11 @@
-"""Prompts: conversion to token ids, the check of the context length, chat messages.
+"""Prompts: token ids, the check of the context length, chat messages, the seed nobody gave.
 
 A conversation is a list of messages, oldest first.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 
 import numpy as np
@@ -57,6 +58,11 @@ def check_context(bundle: Bundle, num_prompt_tokens: int, max_new_tokens: int) -
             f"the context of {limit}{whose}; use max_new_tokens {limit - num_prompt_tokens} or "
             "less, or a shorter prompt"
         )
+
+
+def new_seed() -> int:
+    """Return a random seed, for a request without one."""
+    return secrets.randbelow(2**32)  # short to type, and a number that JavaScript can hold
 
 
 def user_messages(text: str, system: str | None = None) -> Messages:

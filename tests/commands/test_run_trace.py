@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from dsbd_ort.cli import run
 
-SHORT = ["--prompt", "def", "--max-new-tokens", "6"]
+SHORT = ["--prompt", "def", "--max-new-tokens", "6", "--seed", "0"]
 
 
 def dsbd_run(*arguments):
