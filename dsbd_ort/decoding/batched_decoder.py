@@ -11,7 +11,9 @@ computed again once it is resumed; what it returns stays the same.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dsbd_ort.decoding.cache_view import CacheView, PrefixCache
@@ -324,3 +326,30 @@ class BatchedDecoder:
     def _end(self, tree: Tree, outcome: Outcome, progress: list[Progress]) -> None:
         self.leave(tree)
         progress.append(Progress(tree, outcome))
+
+
+def decoded_together(
+    decoder: BatchedDecoder, requests: Sequence[DecodingRequest], most_live: int
+) -> list[DecodeResult]:
+    """Decode requests with shared engine calls, at most ``most_live`` of them at a time.
+
+    Raises what the first request that fails raises, with a note of its place; the others end.
+    """
+    results: dict[int, DecodeResult] = {}
+    waiting, live = iter(enumerate(requests)), dict[Tree, int]()
+    try:
+        while True:
+            for index, request in itertools.islice(waiting, most_live - len(live)):
+                live[decoder.join(request)] = index
+            if not live:
+                return [results[index] for index in range(len(requests))]
+            for progress in decoder.iterate():
+                event = progress.event
+                if isinstance(event, DecodeResult):
+                    results[live.pop(progress.tree)] = event
+                elif isinstance(event, BaseException):
+                    event.add_note(f"prompt {live.pop(progress.tree)} of the list")
+                    raise event
+    finally:
+        for tree in live:
+            decoder.leave(tree)

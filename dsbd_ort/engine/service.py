@@ -6,9 +6,9 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any
+from typing import Any, Unpack
 
-from dsbd_ort.decoding import TraceRecorder, result_of
+from dsbd_ort.decoding import DecodingConfig, TraceRecorder, result_of
 from dsbd_ort.decoding.decode import check_decodable
 from dsbd_ort.decoding.request import most_rows
 from dsbd_ort.engine.async_stream import AsyncStream, result_or_raise
@@ -17,6 +17,7 @@ from dsbd_ort.engine.limits import ServiceLimits, cache_rows
 from dsbd_ort.engine.scheduler import LiveRequest, Scheduler, ServiceEvent
 from dsbd_ort.model_pair import BusyError
 from dsbd_ort.pipeline import Pipeline
+from dsbd_ort.request_options import Options, Prompt, RequestOptions, given_options
 from dsbd_ort.results import GenerationResult, StreamPiece
 from dsbd_runtime.chat_template import Message
 
@@ -69,8 +70,8 @@ class Service:
 
     def submit(
         self,
-        prompt: str | Sequence[int],
-        options: Mapping[str, Any],
+        prompt: Prompt,
+        options: Options,
         on_event: Callable[[ServiceEvent], None],
         *,
         trace: TraceRecorder | None = None,
@@ -79,7 +80,7 @@ class Service:
 
         Args:
             prompt: text, or token ids.
-            options: fields of DecodingConfig.
+            options: fields of DecodingConfig, or one.
             on_event: called with every StreamPiece and then one ending, in the thread that runs the
                 engines: it must return at once, and must not raise. It may submit, cancel and
                 close (which then does not wait), but not generate or stream.
@@ -104,13 +105,23 @@ class Service:
         return live
 
     def generate(
-        self, prompt: str | Sequence[int], *, trace: TraceRecorder | None = None, **options: Any
+        self,
+        prompt: Prompt,
+        *,
+        config: DecodingConfig | None = None,
+        trace: TraceRecorder | None = None,
+        **options: Unpack[RequestOptions],
     ) -> GenerationResult:
         """Continue a prompt and wait for the result; see Pipeline.generate and ``submit``."""
-        return result_of(self.stream(prompt, trace=trace, **options))
+        return result_of(self.stream(prompt, config=config, trace=trace, **options))
 
     def stream(
-        self, prompt: str | Sequence[int], *, trace: TraceRecorder | None = None, **options: Any
+        self,
+        prompt: Prompt,
+        *,
+        config: DecodingConfig | None = None,
+        trace: TraceRecorder | None = None,
+        **options: Unpack[RequestOptions],
     ) -> Generator[StreamPiece, None, GenerationResult]:
         """Stream the continuation of a prompt; see Pipeline.stream and ``submit``.
 
@@ -121,7 +132,7 @@ class Service:
         """
         self._check_may_wait()
         events: SimpleQueue[ServiceEvent] = SimpleQueue()
-        live = self.submit(prompt, options, events.put, trace=trace)
+        live = self.submit(prompt, given_options(config, options), events.put, trace=trace)
         try:
             while isinstance(event := events.get(), StreamPiece):
                 yield event
@@ -130,10 +141,15 @@ class Service:
             live.cancel()
 
     async def agenerate(
-        self, prompt: str | Sequence[int], *, trace: TraceRecorder | None = None, **options: Any
+        self,
+        prompt: Prompt,
+        *,
+        config: DecodingConfig | None = None,
+        trace: TraceRecorder | None = None,
+        **options: Unpack[RequestOptions],
     ) -> GenerationResult:
         """Continue a prompt, as ``generate``; cancelling the task cancels the request."""
-        stream = self.astream(prompt, trace=trace, **options)
+        stream = self.astream(prompt, config=config, trace=trace, **options)
         try:
             async for _ in stream:
                 pass
@@ -143,11 +159,17 @@ class Service:
         return stream.result
 
     def astream(
-        self, prompt: str | Sequence[int], *, trace: TraceRecorder | None = None, **options: Any
+        self,
+        prompt: Prompt,
+        *,
+        config: DecodingConfig | None = None,
+        trace: TraceRecorder | None = None,
+        **options: Unpack[RequestOptions],
     ) -> AsyncStream:
         """Return the pieces of a request, as ``stream``, for ``async for``; see AsyncStream."""
         self._check_may_wait()
-        return AsyncStream(lambda on_event: self.submit(prompt, options, on_event, trace=trace))
+        given = given_options(config, options)
+        return AsyncStream(lambda on_event: self.submit(prompt, given, on_event, trace=trace))
 
     def _check_may_wait(self) -> None:
         if self._loop.is_own_thread:
@@ -156,9 +178,14 @@ class Service:
                 "use submit, or call them in another thread"
             )
 
-    def chat_prompt(self, messages: Sequence[Message]) -> list[int]:
+    def chat_prompt(
+        self,
+        messages: Sequence[Message],
+        *,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
         """Return the token ids of a conversation; see Pipeline.chat_prompt."""
-        return self.pipeline.chat_prompt(messages)
+        return self.pipeline.chat_prompt(messages, chat_template_kwargs=chat_template_kwargs)
 
     @property
     def is_open(self) -> bool:
