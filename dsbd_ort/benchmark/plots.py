@@ -88,7 +88,7 @@ def _plot_time_split(axes: Axes, runs: Sequence[RunSummary]) -> None:
         left += milliseconds
     axes.invert_yaxis()
     axes.set(title="time split", xlabel="ms per token")
-    axes.legend()
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, -0.22), ncols=len(TIME_COLOURS))
 
 
 def _plot_acceptance(axes: Axes, runs: Sequence[RunSummary]) -> None:
@@ -100,7 +100,7 @@ def _plot_acceptance(axes: Axes, runs: Sequence[RunSummary]) -> None:
     axes.set(title="accepted layers per iteration", xlabel="layers", ylabel="share of iterations")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if drafting:
-        axes.legend()
+        axes.legend(fontsize="small")
 
 
 def _plot_quality(axes: Axes, runs: Sequence[RunSummary]) -> None:
@@ -117,4 +117,4 @@ def _plot_quality(axes: Axes, runs: Sequence[RunSummary]) -> None:
         xlabel="tokens/s (median, quartiles)",
         ylabel="target log-probability per token (nats)",
     )
-    axes.legend(fontsize="small")
+    axes.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1.0, 1.0))
