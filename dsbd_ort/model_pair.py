@@ -1,43 +1,24 @@
 """The target and draft of a pipeline: exclusive use, and all that outlives a request.
 
-Cache rows are kept for a next prompt that begins alike; acceptance estimators and call costs for
-draft_policy "throughput".
-
-Measured costs belong to a bundle, a provider, a number of threads and a machine, so they are kept
-in the user's cache: ``$XDG_CACHE_HOME/dsbd-ort`` (``~/.cache/dsbd-ort``), one small JSON file each.
-A deleted file is measured again.
+Cache rows are kept for a next prompt that begins alike, acceptance estimators for draft_policy
+"throughput".
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
-import logging
-import math
-import os
-import platform
-import tempfile
 import threading
-import time
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from dsbd_errors import DsbdError
-from dsbd_ort.decoding.cost_curve import CostCurve, EngineCosts, measure_costs
 from dsbd_ort.decoding.kv_cache import PrefixCache
-from dsbd_ort.decoding.step_model import StepModel
 from dsbd_ort.decoding.throughput import AcceptanceEstimator
-from dsbd_runtime.bundle import Bundle
 from dsbd_runtime.causal_lm import CausalLM
 from dsbd_runtime.errors import CapacityError
 
-_log = logging.getLogger(__name__)
-_FORMAT = 1  # of the files of costs
 MOST_ESTIMATORS = 64
 """Settings (strategy, width and warping) for which draft_policy "throughput" remembers how often
 drafts were accepted; the least recently used are forgotten, and learned anew."""
@@ -133,76 +114,3 @@ def capacity_error(error: MemoryError) -> CapacityError:
         f"no memory for this request ({error}); use fewer beams, a shorter draft or fewer new "
         "tokens"
     )
-
-
-def engine_costs(
-    bundle: Bundle,
-    target: StepModel,
-    draft: StepModel,
-    *,
-    provider: str,
-    num_threads: int | None,
-    environment: Mapping[str, str] = os.environ,
-) -> EngineCosts:
-    """Return the costs of both engines: read from the cache folder, else measured and stored.
-
-    Measuring takes some sixty calls of each engine and drops the rows of their caches.
-    """
-    file = _cache_folder(environment) / f"costs-{_key(bundle, provider, num_threads)}.json"
-    costs = _read(file)
-    if costs is None:
-        _log.info("measuring the cost of engine calls, once for this bundle and machine")
-        costs = measure_costs(target, draft, time.perf_counter)
-        _write(file, costs)
-    return costs
-
-
-def _cache_folder(environment: Mapping[str, str]) -> Path:
-    root = environment.get("XDG_CACHE_HOME")
-    return (Path(root) if root else Path.home() / ".cache") / "dsbd-ort"
-
-
-def _key(bundle: Bundle, provider: str, num_threads: int | None) -> str:
-    """Return a hash of all that the curves depend on."""
-    manifest = bundle.manifest
-    parts = [
-        _FORMAT,
-        provider,
-        num_threads,
-        os.cpu_count(),
-        platform.node(),
-        platform.processor() or platform.machine(),
-        sorted((name, entry.sha256) for name, entry in manifest.files.items()),
-    ]
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
-
-
-def _read(file: Path) -> EngineCosts | None:
-    """Return the costs in a file, None if it does not exist or is damaged."""
-    try:
-        data = json.loads(file.read_text(encoding="utf-8"))
-        return EngineCosts(*(_curve(data[role]) for role in ("target", "draft")))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-        _log.warning("%s cannot be used (%s); the costs are measured again", file, error)
-        return None
-
-
-def _curve(data: Mapping[str, list[float]]) -> CostCurve:
-    curve = CostCurve(tuple(map(int, data["rows"])), tuple(map(float, data["seconds"])))
-    if len(curve.rows) != len(curve.seconds) or len(curve.rows) < 2:
-        raise ValueError(f"{len(curve.rows)} rows and {len(curve.seconds)} seconds")
-    if not all(0 <= seconds < math.inf for seconds in curve.seconds):
-        raise ValueError("seconds that are negative or not finite")
-    return curve
-
-
-def _write(file: Path, costs: EngineCosts) -> None:
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False) as partial:
-            json.dump(asdict(costs), partial, allow_nan=False)
-        os.replace(partial.name, file)
-    except OSError as error:
-        _log.warning("%s cannot be written (%s); the costs are measured every time", file, error)

@@ -23,9 +23,9 @@ from dsbd_ort.decoding import (
     WithResult,
     result_of,
 )
-from dsbd_ort.decoding.cost_curve import EngineCosts
+from dsbd_ort.decoding.cost_curve import Costs, LearnedCosts
 from dsbd_ort.decoding.decode import Iterations, iterations_of
-from dsbd_ort.model_pair import KeptEstimators, KeptRows, RequestLock, capacity_error, engine_costs
+from dsbd_ort.model_pair import KeptEstimators, KeptRows, RequestLock, capacity_error
 from dsbd_ort.prompts import check_context, prompt_ids
 from dsbd_ort.results import (
     GeneratedSequence,
@@ -114,6 +114,7 @@ class Pipeline:
 
     Attributes:
         bundle, tokenizer: the opened bundle and its tokenizer.
+        costs: of the engines' calls, learned as requests make them.
         reuses_prefix: whether cache rows are reused for prompts with a common prefix.
     """
 
@@ -122,22 +123,20 @@ class Pipeline:
         bundle: Bundle,
         target: CausalLM,
         draft: CausalLM | None,
-        measure: Callable[[], EngineCosts],
         *,
+        costs: Costs | None = None,
         prefix_cache: bool = True,
     ) -> None:
         """Take the opened parts; ``from_bundle`` opens them.
 
-        Without a draft only strategies without one are taken. ``measure`` returns the costs of
-        both engines; it is called when they are first needed.
+        Without a draft only strategies without one are taken. ``costs`` None are learned.
         """
         self.bundle = bundle
         self.tokenizer = Tokenizer.from_bundle(bundle)
         self._chat_template: ChatTemplate | None = None
         self._target = target
         self._draft = draft
-        self._measure = measure
-        self._costs: EngineCosts | None = None
+        self.costs = costs or LearnedCosts(bundle.num_bytes("target"), bundle.num_bytes("draft"))
         self._lock = RequestLock()
         self.reuses_prefix = prefix_cache
         self._rows = KeptRows(self._models, are_reused=prefix_cache)
@@ -167,17 +166,7 @@ class Pipeline:
             num_threads=options.num_threads,
             cuda_graphs=options.cuda_graphs,
         )
-        graphs = ["graphs"] if options.cuda_graphs else []
-        draft_provider = options.draft_provider or options.provider
-        measure = functools.partial(
-            engine_costs,
-            bundle,
-            target,
-            draft,
-            provider=" ".join(dict.fromkeys([options.provider, draft_provider, *graphs])),
-            num_threads=options.num_threads,
-        )
-        return cls(bundle, target, draft, measure, prefix_cache=options.prefix_cache)
+        return cls(bundle, target, draft, prefix_cache=options.prefix_cache)
 
     @classmethod
     def _without_draft(cls, bundle: Bundle, options: PipelineOptions) -> Pipeline:
@@ -193,11 +182,7 @@ class Pipeline:
             num_threads=options.num_threads,
             cuda_graphs=options.cuda_graphs,
         )
-
-        def measure() -> EngineCosts:
-            raise AssertionError("costs are those of a pair; requests that draft are refused")
-
-        return cls(bundle, target, None, measure, prefix_cache=options.prefix_cache)
+        return cls(bundle, target, None, prefix_cache=options.prefix_cache)
 
     @property
     def _models(self) -> list[CausalLM]:
@@ -280,16 +265,13 @@ class Pipeline:
         )
 
     def planned(self, request: DecodingRequest) -> DecodingRequest:
-        """Return the request with the costs and the acceptance estimator of its draft policy.
-
-        They may have to be measured first, so the caller must hold the engines.
-        """
+        """Return the request with the costs and the acceptance estimator of its draft policy."""
         config = request.config
         if config.draft_policy != "throughput":
             return request
         setting = (config.strategy, config.width, config.temperature, config.top_k, config.top_p)
         return dataclasses.replace(
-            request, costs=self._engine_costs(), estimator=self._estimators.of(setting)
+            request, costs=self.costs, estimator=self._estimators.of(setting)
         )
 
     def with_text(self, result: DecodeResult, config: DecodingConfig) -> GenerationResult:
@@ -309,7 +291,6 @@ class Pipeline:
         self.bundle.entry("draft")
         assert self._draft is not None  # as the bundle has one
         with self._lock.held():
-            self._engine_costs()  # now: measuring them empties the caches
             try:
                 self._empty_caches()
                 yield self._target, self._draft
@@ -370,14 +351,8 @@ class Pipeline:
         self._rows.forget()
         self._rows.drop_but_for([])
 
-    def _engine_costs(self) -> EngineCosts:
-        if self._costs is None:
-            self._rows.forget()  # measuring empties the caches
-            self._costs = self._measure()
-        return self._costs
-
     def _config(self, options: Mapping[str, Any]) -> DecodingConfig:
         options = dict(options)
         if options.get("eos_token_id") is None:
             options["eos_token_id"] = tuple(self.bundle.manifest.target.eos_token_ids)
-        return DecodingConfig.from_options(options)
+        return DecodingConfig.from_options(options).settled(costs_are_known=True)

@@ -62,7 +62,7 @@ class BenchRun:
     @property
     def config(self) -> DecodingConfig:
         """The resolved options."""
-        return DecodingConfig.from_options(self.options)
+        return DecodingConfig.from_options(self.options).settled(costs_are_known=True)
 
     @property
     def name(self) -> str:
@@ -78,7 +78,7 @@ class BenchRun:
         if config.row.has_draft:
             widths = sorted(set(config.layer_widths))
             shape = "/".join(map(str, config.layer_widths)) if len(widths) > 1 else widths[0]
-            if config.draft_policy != "fixed":
+            if config.draft_policy == "throughput":
                 words.append(config.draft_policy)
             words.append(f"{config.draft_length}x{shape}")
         said = {"strategy", "num_beams", "max_new_tokens", "top_k", *_DRAFTING}

@@ -180,12 +180,14 @@ OPTIONS = {
     "strategy": f"one of {', '.join(STRATEGIES)}",
     "num_beams": "W, beams of the output [4; 1 for single-beam strategies]",
     "coupling": "gumbel or rejection [gumbel for sampling strategies]",
-    "width_policy": "fixed; of dsbd also threshold [threshold for dsbd]",
+    "width_policy": "fixed; of dsbd also threshold [fixed, unless the next two are given]",
     "min_beams": "fewest beams that threshold keeps [half of num_beams]",
     "accept_threshold": "probability of acceptance that threshold requires",
-    "draft_policy": "fixed, or throughput: as much as is expected to pay",
-    "draft_length": "layers of a drafted forest [4]",
-    "draft_beams": "candidates of every drafted layer, or of each [num_beams]",
+    "draft_policy": "fixed, or throughput: as much as is expected to pay "
+    "[throughput where it never shows in the output, unless the next two are given]",
+    "draft_length": "layers of a drafted forest [4; throughput: at most 8]",
+    "draft_beams": "candidates of every drafted layer, or of each "
+    "[num_beams; throughput: at most 4 times as many]",
     "memory": "forest; of dsbd also single",
     "replacement": "draw beams with replacement",
     "temperature": "of both models",

@@ -12,6 +12,7 @@ import dataclasses
 import time
 from dataclasses import dataclass
 
+from dsbd_ort.decoding.cost_curve import Costs
 from dsbd_ort.decoding.decode import DecodingLoop, decoding_loop
 from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK, CacheView, KVCache
 from dsbd_ort.decoding.request import DecodeResult, DecodingRequest, IterationOutput
@@ -66,6 +67,7 @@ class BatchedDecoder:
         *,
         max_rows: int | None = None,
         shares_prefixes: bool = True,
+        costs: Costs | None = None,
         clock: Clock = time.perf_counter,
     ) -> None:
         """Take both engines, whose caches are used for nothing else.
@@ -75,6 +77,7 @@ class BatchedDecoder:
             draft: the small one.
             max_rows: most rows of each cache, None for no limit.
             shares_prefixes: whether prompts that begin alike are computed once.
+            costs: learn from the calls.
             clock: seconds, for the statistics.
         """
         models: dict[Role, StepModel] = {"target": target, "draft": draft}
@@ -82,6 +85,7 @@ class BatchedDecoder:
             role: KVCache(model, max_rows, shares_prefixes=shares_prefixes)
             for role, model in models.items()
         }
+        self._costs = costs
         self._clock = clock
         self._trees: list[Tree] = []
 
@@ -167,6 +171,8 @@ class BatchedDecoder:
                 self._end(tree, error, progress)
             return
         seconds = self._clock() - began
+        if self._costs and not any(call.is_prefill for call in calls):
+            self._costs.observe(role, sum(len(call.token_ids) for call in calls), seconds)
         for tree, call, part in zip(trees, calls, parts, strict=True):
             call.meter.count(len(call.token_ids), seconds)
             self._advance(tree, part, progress)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from dsbd_ort.decoding.errors import ConfigError
@@ -30,21 +30,22 @@ class DecodingConfig:
         num_beams: W, beams of the output law. Default 4, or 1 for single-beam strategies.
         coupling: how draft and target draws hang together: "gumbel" (default; the output does not
             depend on the draft) or "rejection" (the paper's). Sampling strategies only.
-        width_policy: "fixed" keeps W beams in every layer, which is beam sampling's exact law;
-            "threshold" (the paper's dynamic width) keeps as many as are likely to be accepted.
-            Default "threshold" for dsbd with fixed drafting, "fixed" for all others.
+        width_policy: "fixed" (default) keeps W beams in every layer, which is beam sampling's exact
+            law; "threshold" (the paper's dynamic width) keeps as many as are likely to be accepted.
+            ``min_beams`` or another ``accept_threshold`` than 0.7 chooses "threshold" as well.
         min_beams: fewest beams that "threshold" keeps. Default half of ``num_beams``; None where
             the width is fixed or nothing is drafted.
         accept_threshold: probability with which "threshold" wants a layer accepted.
         draft_policy: "fixed" drafts ``draft_length`` layers of ``draft_beams`` candidates;
             "throughput" as much as is expected to pay, with both numbers as upper limits. It
             needs an output that does not depend on the draft: gumbel coupling or search, fixed
-            width, memory "forest".
+            width, memory "forest", no replacement. Default "fixed" where that is not given, or
+            one of both numbers is; else None, and ``settled`` says what it stands for.
         draft_length: gamma, layers of a drafted forest. Default 4 (a limit of 8 for
-            "throughput"), or 0 without a draft.
+            "throughput"), or 0 without a draft; None while ``draft_policy`` is.
         draft_beams: W_S, candidates of a drafted layer: one number or one per layer. Default
             ``num_beams``; 4 for single-beam strategies that draft a tree; four times as many as
-            a limit for "throughput". Resolved to one per layer.
+            a limit for "throughput". Resolved to one per layer; None while ``draft_policy`` is.
         memory: "forest" goes on with all beams; "single" (the paper's memory reduction) with the
             one of highest log-probability per token after each iteration.
         replacement: draw beams i.i.d. (the paper's theorem) instead of distinct ones. Sampling
@@ -72,7 +73,7 @@ class DecodingConfig:
     width_policy: Literal["fixed", "threshold"] | None = None
     min_beams: int | None = None
     accept_threshold: float = 0.7
-    draft_policy: Literal["fixed", "throughput"] = "fixed"
+    draft_policy: Literal["fixed", "throughput"] | None = None
     draft_length: int | None = None
     draft_beams: int | Sequence[int] | None = None
     memory: Literal["forest", "single"] = "forest"
@@ -100,7 +101,8 @@ class DecodingConfig:
             per_layer = (self.draft_beams,) * (self.draft_length or 0)
             object.__setattr__(self, "draft_beams", per_layer)
         _check_widths(self)
-        _check_draft_beams(self)
+        if self.draft_policy is not None:
+            _check_draft_beams(self)
         if self.draft_policy == "throughput":
             _check_throughput(self)
 
@@ -113,6 +115,15 @@ class DecodingConfig:
             expected = close or f"; expected one of {', '.join(sorted(known))}"
             raise ConfigError(f"unknown option {shown(unknown[0])}{expected}")
         return cls(**options)
+
+    def settled(self, *, costs_are_known: bool) -> DecodingConfig:
+        """Return the config with its draft policy decided.
+
+        None stands for "throughput" where the costs of engine calls are known, else for "fixed".
+        """
+        if self.draft_policy is not None:
+            return self
+        return replace(self, draft_policy="throughput" if costs_are_known else "fixed")
 
     @property
     def row(self) -> Strategy:
@@ -132,8 +143,8 @@ class DecodingConfig:
 
     @property
     def layer_widths(self) -> tuple[int, ...]:
-        """W_S of every drafted layer, first to last; empty without a draft."""
-        assert isinstance(self.draft_beams, tuple)  # resolved at construction
+        """W_S of every drafted layer, first to last; empty without a draft. Of a settled config."""
+        assert isinstance(self.draft_beams, tuple)  # resolved with the draft policy
         return self.draft_beams
 
     @property

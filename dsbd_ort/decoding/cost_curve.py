@@ -1,17 +1,33 @@
-"""What an engine call costs: seconds as a function of its rows, measured once."""
+"""What an engine call costs: seconds as a function of its rows, measured or learned.
+
+Learned (docs/algorithm.md 3.5) from the calls that requests make anyway, so that no request waits
+for a measurement. Known before any call: one row reads every weight once, and a further row costs
+a small part of that. Of the latest calls of each size the first quartile counts (a disturbance
+only ever lengthens a call), the very first excepted, which warms up. Sizes that were never called
+lie on a line through the others, which two guessed points hold where all calls are of one size.
+"""
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_ort.decoding.step_model import StepModel
+from dsbd_ort.decoding.step_model import Role, StepModel
 
+Floats = NDArray[np.float64]
 MEASURED_ROWS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48)
 _REPETITIONS = 5
+
+LEARNED_ROWS = (*MEASURED_ROWS, 64, 96, 128, 192, 256)  # calls that requests share are larger
+_REMEMBERED = 9  # calls of a size
+_GUESSED_SHARE = 0.05  # of the seconds of one row: what a further row costs
+_BYTES_PER_SECOND = 1e10  # read by a call of one row
 
 
 @dataclass(frozen=True)
@@ -26,7 +42,7 @@ class CostCurve:
     rows: tuple[int, ...]
     seconds: tuple[float, ...]
 
-    def up_to(self, most_rows: int, num_sharers: int = 1) -> NDArray[np.float64]:
+    def up_to(self, most_rows: int, num_sharers: int = 1) -> Floats:
         """Return the seconds of calls with 0, 1, ... ``most_rows`` rows; 0 rows are no call.
 
         With ``num_sharers`` requests in each call, all alike: one's share. Twice 3 rows in 8 ms
@@ -35,16 +51,160 @@ class CostCurve:
         num_rows = np.arange(most_rows + 1) * num_sharers
         inside = np.interp(num_rows, (0, *self.rows), (0.0, *self.seconds))
         slope = (self.seconds[-1] - self.seconds[-2]) / (self.rows[-1] - self.rows[-2])
-        beyond: NDArray[np.float64] = np.maximum(num_rows - self.rows[-1], 0) * slope
+        beyond: Floats = np.maximum(num_rows - self.rows[-1], 0) * slope
         return (inside + beyond) / num_sharers
+
+
+class Costs(Protocol):
+    """Costs of the calls of both engines of a pair, which may change with every call."""
+
+    def now(self) -> EngineCosts:
+        """Return the costs as they are known now."""
+
+    def observe(self, role: Role, num_rows: int, seconds: float) -> None:
+        """Learn from a call, all of whose rows returned logits."""
 
 
 @dataclass(frozen=True)
 class EngineCosts:
-    """The cost curves of both engines of a pair."""
+    """The cost curves of both engines of a pair; as Costs, known for good."""
 
     target: CostCurve
     draft: CostCurve
+
+    def now(self) -> EngineCosts:
+        """See Costs.now."""
+        return self
+
+    def observe(self, role: Role, num_rows: int, seconds: float) -> None:
+        """Learn nothing: the curves are given."""
+
+
+class LearnedCosts:
+    """The costs of a pair, learned from the calls that its requests make; see Costs."""
+
+    def __init__(self, target_bytes: int, draft_bytes: int) -> None:
+        """Take the size of the weights, by which one row of each engine is guessed."""
+        self._curves: dict[Role, LearnedCurve] = {
+            "target": LearnedCurve(target_bytes / _BYTES_PER_SECOND),
+            "draft": LearnedCurve(draft_bytes / _BYTES_PER_SECOND),
+        }
+        self._costs: EngineCosts | None = None
+
+    def now(self) -> EngineCosts:
+        """See Costs.now."""
+        if self._costs is None:
+            target, draft = self._curves["target"], self._curves["draft"]
+            self._costs = EngineCosts(
+                target.curve(1.0 if target.num_calls else draft.times_guessed),
+                draft.curve(1.0 if draft.num_calls else target.times_guessed),
+            )
+        return self._costs
+
+    def observe(self, role: Role, num_rows: int, seconds: float) -> None:
+        """See Costs.observe."""
+        if self._curves[role].learn(num_rows, seconds):
+            self._costs = None
+
+
+class LearnedCurve:
+    """The cost curve of one engine, learned from its calls.
+
+    Attributes:
+        num_calls: learned from.
+        times_guessed: how many times as long as guessed a row takes.
+    """
+
+    def __init__(self, guess: float) -> None:
+        """Take the guessed seconds of one row."""
+        self._guess = max(guess, 1e-6)
+        self._calls: list[deque[tuple[float, int]]] = [
+            deque(maxlen=_REMEMBERED) for _ in LEARNED_ROWS
+        ]
+        self._next_fit = 1
+        self.num_calls = 0
+        self.times_guessed = 1.0
+
+    def learn(self, num_rows: int, seconds: float) -> bool:
+        """Remember a call; return whether enough were since to change the curve."""
+        if not 1 <= num_rows <= LEARNED_ROWS[-1] or not seconds > 0.0:
+            return False
+        self._calls[bisect_left(LEARNED_ROWS, num_rows)].append((seconds, num_rows))
+        self.num_calls += 1
+        if self.num_calls < self._next_fit:
+            return False
+        self._next_fit = self.num_calls + min(self.num_calls, 32)
+        return True
+
+    def curve(self, scale: float) -> CostCurve:
+        """Return the curve; before the first call the guess, times ``scale``."""
+        sizes = np.array(LEARNED_ROWS, dtype=np.float64)
+        if not self.num_calls:
+            return CostCurve(LEARNED_ROWS, tuple((self._guess * scale * _guessed(sizes)).tolist()))
+        rows, seconds, weights = self._quartiles()
+        one_row = float(np.median(seconds / _guessed(rows)))
+        self.times_guessed = one_row / self._guess
+        line = _line_through(rows, seconds, weights, one_row)
+        # Of an observed size its own calls count as often as they were seen, the line once.
+        ratios = (weights * seconds / line(rows) + 1.0) / (weights + 1.0)
+        called = np.searchsorted(sizes, rows)
+        values: Floats = line(sizes) * np.interp(sizes, sizes[called], ratios)
+        trust = np.full(len(sizes), 0.5)
+        trust[called] += weights
+        return CostCurve(LEARNED_ROWS, tuple(never_falling(trust * values, trust).tolist()))
+
+    def _quartiles(self) -> tuple[Floats, Floats, Floats]:
+        """Return (rows, seconds, weight), (num_sizes,) float64 each, of every size that was called.
+
+        Of each the call of the first quartile. A size that was called once counts only where none
+        was called again.
+        """
+        again = [list(calls)[1:] for calls in self._calls if len(calls) > 1]
+        counted = again or [list(calls) for calls in self._calls if calls]
+        short = [sorted(calls)[(len(calls) - 1) // 4] for calls in counted]
+        seconds, rows = np.array(short, dtype=np.float64).T
+        return rows, seconds, np.array([len(calls) for calls in counted], dtype=np.float64)
+
+
+def _guessed(rows: Floats) -> Floats:
+    """Return the guessed seconds of calls, in those of one row."""
+    guessed: Floats = 1.0 + _GUESSED_SHARE * (rows - 1.0)
+    return guessed
+
+
+def _line_through(
+    rows: Floats, seconds: Floats, weights: Floats, one_row: float
+) -> Callable[[Floats], Floats]:
+    """Return the line of least relative errors through the points and two guessed ones.
+
+    Nowhere below the seconds per row of any point.
+    """
+    guessed_rows = np.array([1.0, 1.0 + 1.0 / _GUESSED_SHARE])
+    all_rows = np.concatenate([rows, guessed_rows])
+    all_seconds = np.concatenate([seconds, one_row * _guessed(guessed_rows)])
+    relative = np.sqrt(np.concatenate([weights, [1.0, 1.0]])) / all_seconds
+    slope, start = np.polyfit(all_rows, all_seconds, 1, w=relative).tolist()
+    least = float((seconds / rows).min())
+
+    def line(sizes: Floats) -> Floats:
+        seconds: Floats = np.maximum(start + max(slope, 0.0) * sizes, least)
+        return seconds
+
+    return line
+
+
+def never_falling(sums: Floats, weights: Floats) -> Floats:
+    """Return the means sums / weights, pooled over neighbours until none is below the one before.
+
+    Isotonic regression (pool adjacent violators): [1/2, 3/4, 1/4] becomes [1/2, 4/8, 4/8].
+    """
+    pools: list[tuple[float, float, int]] = []
+    for pool in zip(sums.tolist(), weights.tolist(), [1] * len(weights), strict=True):
+        while pools and pools[-1][0] * pool[1] > pool[0] * pools[-1][1]:
+            last = pools.pop()
+            pool = (last[0] + pool[0], last[1] + pool[1], last[2] + pool[2])
+        pools.append(pool)
+    return np.repeat([pool[0] / pool[1] for pool in pools], [pool[2] for pool in pools])
 
 
 def measure_costs(target: StepModel, draft: StepModel, clock: Callable[[], float]) -> EngineCosts:

@@ -27,7 +27,7 @@ import numpy as np
 
 from dsbd_ort.decoding.beams import Agreement, Beams, Hypotheses
 from dsbd_ort.decoding.config import DecodingConfig
-from dsbd_ort.decoding.cost_curve import EngineCosts, measure_costs
+from dsbd_ort.decoding.cost_curve import Costs, measure_costs
 from dsbd_ort.decoding.draft import (
     DraftLayer,
     DraftPolicy,
@@ -65,7 +65,7 @@ from dsbd_ort.decoding.step_model import (
 )
 from dsbd_ort.decoding.throughput import AcceptanceEstimator, ThroughputDraftPolicy
 from dsbd_ort.decoding.trace import Tracer, TraceRecorder
-from dsbd_ort.decoding.warp import check_top_k
+from dsbd_ort.decoding.warp import Warp, check_top_k
 
 Prefixes = tuple[PrefixCache, PrefixCache]
 """Of the caches of target and draft."""
@@ -102,7 +102,7 @@ def decode_iterations(
     stop: StopState | None = None,
     source: RandomSource | None = None,
     clock: Clock = time.perf_counter,
-    costs: EngineCosts | None = None,
+    costs: Costs | None = None,
     estimator: AcceptanceEstimator | None = None,
     prefixes: Prefixes | None = None,
     trace: TraceRecorder | None = None,
@@ -110,8 +110,8 @@ def decode_iterations(
     """Continue a prompt; yield the live hypotheses after every iteration, return the result.
 
     The models and ``prefixes`` are those of ``decoding_loop``, which also documents the errors; the
-    rest are the fields of ``DecodingRequest``. With ``costs`` None both engines are measured first
-    where the request needs it.
+    rest are the fields of ``DecodingRequest``. With ``costs`` None draft_policy None means "fixed",
+    and both engines are measured first for "throughput".
     """
     request = DecodingRequest(
         prompt_ids=prompt_ids,
@@ -160,7 +160,10 @@ def iterations_of(
         if isinstance(needed, EngineCall):
             began = request.clock()
             (logits,) = caches[needed.role].forward([needed])
-            needed.meter.count(len(needed.token_ids), request.clock() - began)
+            seconds = request.clock() - began
+            needed.meter.count(len(needed.token_ids), seconds)
+            if request.costs and not needed.is_prefill:
+                request.costs.observe(needed.role, len(needed.token_ids), seconds)
         else:
             logits = None
             yield needed
@@ -207,10 +210,9 @@ def check_decodable(request: DecodingRequest, target: Head, draft: Head | None) 
     """
     config = request.config
     check_request(request, target, draft)
-    top_k = _rule(request, _growth(request, 0)).warp.top_k
-    check_top_k("target", target, config, top_k)
+    check_top_k("target", target, config)
     if draft and config.row.has_draft:
-        check_top_k("draft", draft, config, top_k)
+        check_top_k("draft", draft, config)
 
 
 @dataclass(frozen=True)
@@ -241,13 +243,13 @@ class _Run:
 
 def _set_up(request: DecodingRequest, target: CacheView, draft: CacheView | None) -> _Run:
     check_decodable(request, target.kv, draft.kv if draft else None)
-    growth = _growth(request, int(request.rng.integers(2**63)))
-    forest, rule = growth.forest, _rule(request, growth)
+    growth = _growth(request)
+    forest, rule, warp = growth.forest, _rule(request, growth), Warp.of(request.config)
     meters = Meter(request.clock), Meter(request.clock)
-    target_cache = ForestCache("target", target, meters[0], forest, rule.warp)
+    target_cache = ForestCache("target", target, meters[0], forest, warp)
     draft_cache = None
     if draft is not None and request.config.row.has_draft:
-        draft_cache = ForestCache("draft", draft, meters[1], forest, rule.warp)
+        draft_cache = ForestCache("draft", draft, meters[1], forest, warp)
     draft_meter = meters[1] if draft_cache else None
     stats = StatsRecorder(len(request.prompt_ids), meters[0], draft_meter, request.clock)
     policy = _draft_policy(request, rule, forest)
@@ -268,9 +270,10 @@ def _set_up(request: DecodingRequest, target: CacheView, draft: CacheView | None
     )
 
 
-def _growth(request: DecodingRequest, seed: int) -> Growth:
+def _growth(request: DecodingRequest) -> Growth:
     """Return the forest and the hypotheses of a request that begins."""
     config, prompt_ids = request.config, request.prompt_ids
+    seed = int(request.rng.integers(2**63))
     forest = Forest(int(prompt_ids[-1]), len(prompt_ids) - 1, seed, config.eos_ids, request.stop)
     return Growth(forest, Hypotheses(), repeats=config.replacement)
 

@@ -74,6 +74,7 @@ class Forest:
         self.stop_states = [stop] if stop else []
         self.has_ends = False
         self.num_added = self.num_met = 0
+        self._num_nodes = 0
         self._last_parent = NO_NODE  # highest number of a node with a child
         self._columns = np.empty((_NUM_FIELDS, 64), dtype=np.int64)
         self._show(1)
@@ -83,7 +84,7 @@ class Forest:
         self.slots[:] = NOT_COMPUTED
 
     def __len__(self) -> int:
-        return len(self.tokens)
+        return self._num_nodes
 
     def candidate_keys(self, joint: JointDistribution) -> Keys:
         """Return the path keys of all candidates, (num_candidates,) uint64."""
@@ -102,6 +103,8 @@ class Forest:
         An absorbing beam stays the node it is.
         """
         parents, tokens = joint.nodes[joint.parents[chosen]], joint.tokens[chosen]
+        if not self.has_ends and parents.min(initial=self._num_nodes) > self._last_parent:
+            return self._add(parents, tokens, joint, chosen)  # no node among them has a child yet
         nodes = self._children(parents, tokens)
         if self.has_ends:
             stays = (tokens < 0).nonzero()[0]
@@ -109,22 +112,12 @@ class Forest:
             self.num_met -= len(stays)
         missing = (nodes < 0).nonzero()[0]
         self.num_met += len(nodes) - len(missing)
-        if len(missing):
-            self.num_added += len(missing)
-            nodes[missing] = np.arange(len(self), len(self) + len(missing))
-            parents, tokens = parents[missing], tokens[missing]
-            if joint.path_keys is None:
-                keys = child_keys(self.path_keys[parents], tokens)
-            else:
-                keys = joint.path_keys[chosen[missing]]
-            self._add(parents, tokens, keys)
+        nodes[missing] = self._add(parents[missing], tokens[missing], joint, chosen[missing])
         return nodes
 
     def _children(self, parents: Nodes, tokens: NDArray[np.int64]) -> Nodes:
         """Return the children that are there already, -1 where there is none."""
         nodes = np.full(len(tokens), NO_NODE)
-        if parents.min(initial=len(self)) > self._last_parent:  # nodes just added have none
-            return nodes
         wanted = (parents << 32) + tokens
         known = (self.parents << 32) + self.tokens
         order = known.argsort()
@@ -133,12 +126,26 @@ class Forest:
         nodes[is_found] = found[is_found]
         return nodes
 
-    def _add(self, parents: Nodes, tokens: NDArray[np.int64], keys: Keys) -> None:
-        first = len(self)
+    def _add(
+        self,
+        parents: Nodes,
+        tokens: NDArray[np.int64],
+        joint: JointDistribution,
+        chosen: NDArray[np.int64],
+    ) -> Nodes:
+        """Add a node for each of these candidates of ``joint``; return the new nodes."""
+        first, last = self._num_nodes, self._num_nodes + len(tokens)
+        if first == last:
+            return chosen
+        if joint.path_keys is None:
+            keys = child_keys(self.path_keys[parents], tokens)
+        else:
+            keys = joint.path_keys[chosen]
         positions = self.positions[parents] + 1
-        self._show(first + len(tokens))
-        added = self._columns[:, first : len(self)]
+        self._show(last)
+        self.num_added += len(tokens)
         self._last_parent = max(self._last_parent, int(parents.max()))
+        added = self._columns[:, first:last]
         added[0], added[1], added[2], added[3] = tokens, parents, positions, keys.view(np.int64)
         added[4] = 0
         added[5:] = NOT_COMPUTED
@@ -152,6 +159,7 @@ class Forest:
             self.has_ends = True
             added[4, ends] = 1
             added[5:, ends] = 0
+        return np.arange(first, last)
 
     def _extended(self, parents: Nodes, tokens: NDArray[np.int64]) -> list[StopState]:
         pairs = zip(parents.tolist(), tokens.tolist(), strict=True)
@@ -161,8 +169,9 @@ class Forest:
         """Let the attributes show ``num_nodes`` nodes, in a larger array where they do not fit."""
         if num_nodes > self._columns.shape[1]:
             larger = np.empty((_NUM_FIELDS, 2 * num_nodes), dtype=np.int64)
-            larger[:, : len(self)] = self._columns[:, : len(self)]
+            larger[:, : self._num_nodes] = self._columns[:, : self._num_nodes]
             self._columns = larger
+        self._num_nodes = num_nodes
         shown = self._columns[:, :num_nodes]
         self.tokens, self.parents, self.positions, keys, self.is_absorbing = shown[:5]
         self.path_keys, self.slots = keys.view(np.uint64), shown[5:]
@@ -183,7 +192,7 @@ class Forest:
 
     def below(self, roots: Nodes) -> NDArray[np.bool_]:
         """Return which nodes are descendants of ``roots``, these not included: (num_nodes,)."""
-        is_below = np.zeros(len(self) + 1, dtype=np.bool_)  # the last: NO_NODE, never one
+        is_below = np.zeros(self._num_nodes + 1, dtype=np.bool_)  # the last: NO_NODE, never one
         is_below[roots] = True
         num_found, num_before = len(roots), 0
         while num_found > num_before:
@@ -195,7 +204,7 @@ class Forest:
     def prune(self, is_kept: NDArray[np.bool_]) -> Nodes:
         """Drop the nodes that are not kept, (num_nodes,); return new number by old, or NO_NODE."""
         kept = is_kept.nonzero()[0]
-        renumbered = np.full(len(self) + 1, NO_NODE)  # the last is that of NO_NODE
+        renumbered = np.full(self._num_nodes + 1, NO_NODE)  # the last is that of NO_NODE
         renumbered[kept] = np.arange(len(kept))
         if self.stop_states:
             self.stop_states = [self.stop_states[old] for old in kept.tolist()]

@@ -19,18 +19,13 @@ from dsbd_ort.decoding.draft import DraftLayer
 from dsbd_ort.decoding.joint_distribution import JointDistribution, best_candidates
 from dsbd_ort.decoding.rule import BeamSetRule, Growth, NodeDistributions
 from dsbd_ort.decoding.sample_rule import GumbelCoupling
-from dsbd_ort.decoding.warp import Warp
 
 
 class _JointDecoding(BeamSetRule):
-    """Base of MJSD and MJGD: their warping, and beam decoding by joint likelihood."""
+    """Base of MJSD and MJGD: beam decoding by joint likelihood."""
 
     keeps_descendants = True
     reads_draft_distributions = True
-
-    def __init__(self, config: DecodingConfig, growth: Growth) -> None:
-        super().__init__(config, growth)
-        self.warp = Warp(config.temperature or 1.0, config.top_k, config.top_p)
 
     def propose(self, joint: JointDistribution, num_draws: int, depth: int) -> NDArray[np.int64]:
         """Return the candidates of largest joint likelihood: beam decoding by the draft."""

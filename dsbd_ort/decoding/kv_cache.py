@@ -176,7 +176,7 @@ class CacheView:
         self.prefix.tokens = agreed_tokens[: len(self.prefix.rows)]
         self.prefix.shorten(len(self.prefix.tokens))
         self._num_slots = 1
-        self.begin()
+        self._seen[0] = 0  # the prefix is all that is left
 
     def used(self) -> NDArray[np.bool_]:
         """Return which rows of the cache this view sees, (num_rows of the engine,) bool."""

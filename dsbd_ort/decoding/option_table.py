@@ -17,6 +17,7 @@ from dsbd_ort.decoding.strategies import STRATEGIES, Strategy
 
 MOST_BEAMS = MOST_LAYERS = 1024
 MOST_NODES = 16_384  # of a forest, whose mask has a cell for every pair of nodes
+_USUAL_THRESHOLD = 0.7
 _MOST = 2**31 - 1
 _LARGEST = sys.float_info.max
 
@@ -37,16 +38,40 @@ class Deciding(Protocol):
         """The resolved ``num_beams``."""
 
     @property
+    def coupling(self) -> str | None:
+        """Either "gumbel" or "rejection"; None where nothing is sampled."""
+
+    @property
     def width_policy(self) -> str | None:
         """Either "fixed" or "threshold"."""
 
     @property
-    def draft_policy(self) -> str:
-        """Either "fixed" or "throughput"."""
+    def min_beams(self) -> int | None:
+        """Fewest beams that a layer keeps."""
+
+    @property
+    def accept_threshold(self) -> float:
+        """Probability with which a layer is to be accepted."""
+
+    @property
+    def memory(self) -> str:
+        """Either "forest" or "single"."""
+
+    @property
+    def replacement(self) -> bool:
+        """Whether beams are drawn i.i.d."""
+
+    @property
+    def draft_policy(self) -> str | None:
+        """Either "fixed" or "throughput"; None is decided where the engines' costs are known."""
 
     @property
     def draft_length(self) -> int | None:
-        """Layers of a drafted forest."""
+        """Layers of a drafted forest; None follows an undecided draft policy."""
+
+    @property
+    def draft_beams(self) -> object:
+        """Candidates of its layers."""
 
     @property
     def temperature(self) -> float:
@@ -118,28 +143,49 @@ _FREE_OF_THE_DRAFT = Condition(  # an output that can be: it may take a coupling
     "one with a draft, which its output may not depend on, such as dsbd",
 )
 _THRESHOLD = Condition("width_policy", lambda o: o.width_policy == "threshold", "'threshold'")
-_DRAFTED_LAYERS = Condition("draft_length", lambda o: bool(o.draft_length), "at least 1")
+_DRAFTED_LAYERS = Condition("draft_length", lambda o: o.draft_length != 0, "at least 1")
 _DYNAMIC_WIDTH = (_SAMPLED_BEAMS_OF_A_DRAFT, _THRESHOLD, _DRAFTED_LAYERS)
-
-
-def _is_planned(options: Deciding) -> bool:
-    return options.draft_policy == "throughput"
 
 
 def _half_width(options: Deciding) -> int:
     return max(1, options.width // 2)
 
 
-def _usual_draft_beams(options: Deciding) -> int:
+def _usual_width_policy(options: Deciding) -> str:
+    """Return "threshold" where one of its options is given and it is possible, else "fixed"."""
+    is_given = options.min_beams is not None or options.accept_threshold != _USUAL_THRESHOLD
+    is_possible = options.draft_length != 0 and options.draft_policy != "throughput"
+    return "threshold" if is_given and is_possible else "fixed"
+
+
+def _usual_draft_policy(options: Deciding) -> str | None:
+    """Return "fixed" where a shape is given or the draft could be seen, else None: undecided."""
+    has_shape = options.draft_length is not None or options.draft_beams is not None
+    is_seen = (
+        options.coupling == "rejection"
+        or options.width_policy == "threshold"
+        or options.memory == "single"
+        or options.replacement
+    )
+    return "fixed" if has_shape or is_seen else None
+
+
+def _usual_draft_length(options: Deciding) -> int | None:
+    return {"fixed": 4, "throughput": 8, None: None}[options.draft_policy]
+
+
+def _usual_draft_beams(options: Deciding) -> int | None:
     usual = options.width if options.row.has_beams else 4
-    if not _is_planned(options):
-        return usual
-    return max(usual, min(4 * usual, MOST_NODES // max(options.draft_length or 0, 1)))
+    if options.draft_policy == "throughput":
+        return max(usual, min(4 * usual, MOST_NODES // max(options.draft_length or 0, 1)))
+    return usual if options.draft_policy == "fixed" else None
 
 
 def _one_path(options: Deciding) -> tuple[Any, ...]:
     """Return what draft_beams may be where there is no tree to draft."""
-    layers = (1,) * (options.draft_length or 0)
+    if options.draft_length is None:
+        return (None, 1)
+    layers = (1,) * options.draft_length
     return (layers, 1) if layers else (layers,)
 
 
@@ -154,14 +200,21 @@ OPTION_TABLE = {  # resolved in this order: what decides stands above what it de
         needs=(_SAMPLING,),
         neutral=lambda _: (None,),
     ),
+    "width_policy": OptionRow(
+        domain=Choice(("fixed", "threshold")),
+        default=_usual_width_policy,
+        needs=(_SAMPLED_BEAMS_OF_A_DRAFT,),
+        neutral=lambda _: ("fixed",),
+    ),
     "draft_policy": OptionRow(
         domain=Choice(("fixed", "throughput")),
+        default=_usual_draft_policy,
         needs=(_FREE_OF_THE_DRAFT,),
         neutral=lambda _: ("fixed",),
     ),
     "draft_length": OptionRow(
         domain=Whole(0, MOST_LAYERS),
-        default=lambda o: 8 if _is_planned(o) else 4,
+        default=_usual_draft_length,
         needs=(_DRAFT,),
         neutral=lambda _: (0,),
     ),
@@ -171,12 +224,6 @@ OPTION_TABLE = {  # resolved in this order: what decides stands above what it de
         needs=(_DRAFT, _DRAFTED_LAYERS, _DRAFT_TREE),
         neutral=_one_path,
     ),
-    "width_policy": OptionRow(
-        domain=Choice(("fixed", "threshold")),
-        default=lambda o: "fixed" if _is_planned(o) else "threshold",
-        needs=(_SAMPLED_BEAMS_OF_A_DRAFT,),
-        neutral=lambda _: ("fixed",),
-    ),
     "min_beams": OptionRow(
         domain=Whole(1, MOST_BEAMS),
         default=_half_width,
@@ -184,7 +231,7 @@ OPTION_TABLE = {  # resolved in this order: what decides stands above what it de
         neutral=lambda o: (None, o.width, _half_width(o)),
     ),
     "accept_threshold": OptionRow(
-        domain=Number(0.0, 1.0), needs=_DYNAMIC_WIDTH, neutral=lambda _: (0.7,)
+        domain=Number(0.0, 1.0), needs=_DYNAMIC_WIDTH, neutral=lambda _: (_USUAL_THRESHOLD,)
     ),
     "memory": OptionRow(
         domain=Choice(("forest", "single")),

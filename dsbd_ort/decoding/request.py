@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from dsbd_ort.decoding.beams import Agreement, Hypotheses, Hypothesis
 from dsbd_ort.decoding.config import DecodingConfig
-from dsbd_ort.decoding.cost_curve import EngineCosts
+from dsbd_ort.decoding.cost_curve import Costs
 from dsbd_ort.decoding.errors import DecodingError
 from dsbd_ort.decoding.forest import StopState, state_after
 from dsbd_ort.decoding.option_values import shown
@@ -35,13 +35,14 @@ class DecodingRequest:
 
     Attributes:
         prompt_ids: at least one token id.
-        config: the options. ``eos_token_id`` None means that nothing ends a sequence.
+        config: the options, settled. ``eos_token_id`` None means that nothing ends a sequence.
         rng: its first 63-bit draw is the noise key; only the rejection coupling draws more.
         stop: the state of the empty continuation, which finds the request's ``stop_strings``. A
             beam ends with the token that makes its state end.
         source: the randomness of the rejection coupling, instead of ``rng``.
         clock: seconds, for the statistics.
-        costs: of both engines; draft_policy "throughput" requires them.
+        costs: of both engines' calls; draft_policy "throughput" requires them, None stands for it
+            where they are given.
         estimator: of earlier requests with the same widths, for the same policy; is updated.
         trace: receives every iteration.
         num_sharers: returns how many requests share the engine calls now, for the same policy.
@@ -53,10 +54,14 @@ class DecodingRequest:
     stop: StopState | None = None
     source: RandomSource | None = None
     clock: Clock = time.perf_counter
-    costs: EngineCosts | None = None
+    costs: Costs | None = None
     estimator: AcceptanceEstimator | None = None
     trace: TraceRecorder | None = None
     num_sharers: Callable[[], int] = _one
+
+    def __post_init__(self) -> None:
+        settled = self.config.settled(costs_are_known=self.costs is not None)
+        object.__setattr__(self, "config", settled)
 
 
 @dataclass(frozen=True, kw_only=True)

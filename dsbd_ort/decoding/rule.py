@@ -17,7 +17,6 @@ from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.draft import DraftLayer, distinct_in_order
 from dsbd_ort.decoding.forest import Forest, Nodes
 from dsbd_ort.decoding.joint_distribution import JointDistribution
-from dsbd_ort.decoding.warp import Warp
 
 
 class NodeDistributions(Protocol):
@@ -67,13 +66,11 @@ class SelectionRule(Protocol):
     """One rule of docs/algorithm.md 3, with the state of one request.
 
     Attributes:
-        warp: how logits of both models become distributions.
         keeps_descendants: whether computed descendants of the beams may be kept.
         reads_draft_distributions: whether it reads the draft's joint distributions, not only what
             was drawn from them.
     """
 
-    warp: Warp
     keeps_descendants: bool
     reads_draft_distributions: bool
 

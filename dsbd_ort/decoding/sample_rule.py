@@ -15,7 +15,6 @@ from dsbd_ort.decoding.forest import Forest
 from dsbd_ort.decoding.joint_distribution import JointDistribution, best_candidates
 from dsbd_ort.decoding.noise import gumbel_noise
 from dsbd_ort.decoding.rule import BeamSetRule, Growth, NodeDistributions
-from dsbd_ort.decoding.warp import Warp
 from dsbd_ort.decoding.width import layer_width
 
 
@@ -91,7 +90,6 @@ class SampleRule(BeamSetRule):
 
     def __init__(self, config: DecodingConfig, growth: Growth, coupling: Coupling) -> None:
         super().__init__(config, growth)
-        self.warp = Warp(config.temperature, config.top_k, config.top_p)
         self.keeps_descendants = coupling.keeps_descendants
         self.reads_draft_distributions = (
             coupling.reads_draft_distributions or config.width_policy == "threshold"

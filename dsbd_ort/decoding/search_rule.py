@@ -18,7 +18,7 @@ from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.draft import DraftLayer
 from dsbd_ort.decoding.joint_distribution import JointDistribution, best_candidates
 from dsbd_ort.decoding.rule import Finished, Growth, NodeDistributions, ranked
-from dsbd_ort.decoding.warp import Warp
+from dsbd_ort.decoding.warp import num_searched
 
 
 class SearchRule:
@@ -31,11 +31,8 @@ class SearchRule:
         self._config = config
         self._growth = growth
         self._eos = np.array(sorted(config.eos_ids), dtype=np.int64)
-        self._num_candidates = config.width * max(2, 1 + len(self._eos))
+        self._num_candidates = num_searched(config)
         self._pool = ranked(growth.hypotheses, np.arange(0), config.length_penalty)
-        # A layer never takes more candidates than this from one beam, so no more are kept.
-        most = max((self._num_candidates, config.most_draft_beams + len(self._eos)))
-        self.warp = Warp(1.0, most, 1.0, is_raw=True)
 
     def propose(self, joint: JointDistribution, num_draws: int, depth: int) -> NDArray[np.int64]:
         """Return the draft's best candidates that go on: an ended one is never a beam."""

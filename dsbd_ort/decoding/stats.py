@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from dsbd_ort.decoding.draft import Iteration
 from dsbd_ort.decoding.step_model import Clock, Meter
 
@@ -90,7 +88,8 @@ class StatsRecorder:
         self.num_draft_tokens += iteration.num_draft_tokens
         self.num_accepted_tokens += iteration.num_accepted_tokens
         self.accepted.append(len(iteration.committed) - 1)
-        self.widths.extend(beams.width for beams in iteration.committed)
+        widths = (max(beams.width, 1) for beams in iteration.committed)  # a search ends with none
+        self.widths.extend(widths)
 
     def stats(self, num_output_tokens: int) -> DecodingStats:
         """Return the statistics of the request up to now."""
@@ -110,8 +109,8 @@ class StatsRecorder:
             num_accepted_layers=num_accepted_layers,
             mean_acceptance_length=1 + num_accepted_layers / num_iterations,
             draft_acceptance_rate=num_accepted / num_drafted if num_drafted else None,
-            acceptance_histogram=np.bincount(self.accepted).tolist(),
-            mean_beam_width=float(np.mean(np.maximum(self.widths, 1))),  # a search's last is 0
+            acceptance_histogram=_histogram(self.accepted),
+            mean_beam_width=sum(self.widths) / len(self.widths),
             num_prompt_tokens=self.num_prompt_tokens,
             num_output_tokens=num_output_tokens,
             target_rows=target.rows,
@@ -125,3 +124,8 @@ class StatsRecorder:
             target_s=target.seconds,
             host_s=total - target.seconds - draft_s,
         )
+
+
+def _histogram(numbers: list[int]) -> list[int]:
+    """Return how often 0, 1, ... up to the largest occurs."""
+    return [numbers.count(number) for number in range(max(numbers) + 1)]

@@ -29,7 +29,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_ort.decoding.cost_curve import EngineCosts
+from dsbd_ort.decoding.cost_curve import Costs, EngineCosts, never_falling
 from dsbd_ort.decoding.draft import Iteration, Scores
 from dsbd_ort.decoding.forest import Forest, Nodes
 from dsbd_ort.decoding.joint_distribution import STAY, JointDistribution, best_candidates
@@ -54,7 +54,8 @@ class AcceptanceEstimator:
         enough, seen: (2, num_bins) float64. Weighted layers, by gap, that were accepted, and all:
             of first layers of a draft, and of those behind an accepted one, which are harder.
         rates: (2, num_bins) float64. What follows from them: a wider gap is never worse.
-        tokens, seconds: committed and spent, the latest counting most; their ratio is lambda.
+        tokens, calls: committed, and the time spent in target calls of one row, the latest
+            counting most; their ratio is lambda, whatever the calls are found to cost.
         acceptance, rows: running means of what chosen layers promised and held.
         is_stale: whether more was learned since ``rates`` were taken.
         num_without, probe_after: iterations without a draft, and after how many to try one.
@@ -64,7 +65,7 @@ class AcceptanceEstimator:
     seen: Floats
     rates: Floats
     tokens: float = 0.0
-    seconds: float = 0.0
+    calls: float = 0.0
     acceptance: float = 0.7
     rows: float = 0.0
     is_stale: bool = False
@@ -101,23 +102,9 @@ class AcceptanceEstimator:
         """Bring ``rates`` up to date with what was learned."""
         if self.is_stale:
             for kind, (enough, seen) in enumerate(zip(self.enough, self.seen, strict=True)):
-                self.rates[kind] = _never_falling(enough, seen)
+                # Else the best of many noisy rates would be believed.
+                self.rates[kind] = never_falling(enough, seen)
             self.is_stale = False
-
-
-def _never_falling(enough: Floats, seen: Floats) -> Floats:
-    """Return the rates enough / seen, pooled over neighbours until none is below the one before.
-
-    Isotonic regression (pool adjacent violators): [1/2, 3/4, 1/4] becomes [1/2, 4/8, 4/8]. Without
-    it the best of many noisy rates would be believed.
-    """
-    pools: list[tuple[float, float, int]] = []
-    for pool in zip(enough.tolist(), seen.tolist(), [1] * len(seen), strict=True):
-        while pools and pools[-1][0] * pool[1] > pool[0] * pools[-1][1]:
-            last = pools.pop()
-            pool = (last[0] + pool[0], last[1] + pool[1], last[2] + pool[2])
-        pools.append(pool)
-    return np.repeat([pool[0] / pool[1] for pool in pools], [pool[2] for pool in pools])
 
 
 @dataclass(frozen=True)
@@ -154,7 +141,7 @@ class ThroughputDraftPolicy:
 
     def __init__(
         self,
-        costs: EngineCosts,
+        costs: Costs,
         estimator: AcceptanceEstimator,
         scores: Scores,
         forest: Forest,
@@ -192,9 +179,9 @@ class ThroughputDraftPolicy:
         self._parent_deficits = None
         self._seconds = float(self._target_seconds[self._num_rows]) + _HOST_SECONDS
         estimator = self._estimator
-        if not estimator.seconds:
-            estimator.seconds, estimator.tokens = self._seconds, 1.0
-        self._token_seconds = estimator.seconds / estimator.tokens
+        if not estimator.calls:
+            estimator.calls, estimator.tokens = self._seconds / self._call_seconds, 1.0
+        self._token_seconds = self._call_seconds * estimator.calls / estimator.tokens
         self._is_probe = estimator.num_without >= estimator.probe_after
 
     def wants_layer(self, num_rows: int) -> bool:
@@ -258,13 +245,16 @@ class ThroughputDraftPolicy:
             needed = layer.deficits[is_taken].max() if all_found else np.inf
             estimator.learn(layer.gaps, needed <= layer.included, depth)
         estimator.tokens = _RATE_MEMORY * estimator.tokens + len(iteration.committed)
-        estimator.seconds = _RATE_MEMORY * estimator.seconds + self._seconds
+        calls = self._seconds / self._call_seconds
+        estimator.calls = _RATE_MEMORY * estimator.calls + calls
         self._count_probes()
 
     def _take_share(self) -> None:
         """Count with what calls cost this request just now."""
+        costs = self._costs.now()
+        self._call_seconds = costs.target.seconds[0]
         self._target_seconds, self._draft_seconds = _seconds_of_share(
-            self._costs, self._most_rows, self._num_sharers()
+            costs, self._most_rows, self._num_sharers()
         )
 
     def _deficits_of(self, joint: JointDistribution, depth: int) -> Floats:

@@ -39,6 +39,13 @@ class Warp:
     top_p: float
     is_raw: bool = False
 
+    @classmethod
+    def of(cls, config: DecodingConfig) -> Warp:
+        """Return the warping of both models' logits that a request's rule requires."""
+        if config.row.rule == "search":
+            return cls(1.0, most_tokens_searched(config), 1.0, is_raw=True)
+        return cls(config.temperature or 1.0, config.top_k, config.top_p)
+
     @property
     def changes_nothing(self) -> bool:
         """Whether the warped distribution over the whole vocabulary is the raw one."""
@@ -178,19 +185,28 @@ def _cut_top_p(log_probs: Floats, top_p: float) -> Floats:
     return np.where(is_cut, -np.inf, log_probs)
 
 
-def check_top_k(role: Role, model: Head, config: DecodingConfig, top_k: int) -> None:
+def num_searched(config: DecodingConfig) -> int:
+    """Return how many candidates of a layer beam search takes, so that W of them go on."""
+    return config.width * max(2, 1 + len(config.eos_ids))
+
+
+def most_tokens_searched(config: DecodingConfig) -> int:
+    """Return a bound of the candidates that beam search or its draft takes from one beam."""
+    return max(num_searched(config), config.most_draft_beams + len(config.eos_ids))
+
+
+def check_top_k(role: Role, model: Head, config: DecodingConfig) -> None:
     """Refuse a request that looks at more tokens of a position than the model returns.
 
     Args:
         role: for the message.
         model: one that returns all logits takes every request.
         config: the request.
-        top_k: most tokens of a position that its rule looks at (``Warp.top_k``), 0 for all.
 
     Raises:
         ConfigError: naming what to change.
     """
-    most = num_top_logits(model)
+    most, top_k = num_top_logits(model), Warp.of(config).top_k
     if not most or 1 <= top_k <= most:
         return
     if config.row.rule == "search" and (role == "draft" or keeps_full_logits(model)):

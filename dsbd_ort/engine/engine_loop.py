@@ -97,6 +97,7 @@ class EngineLoop:
                     *self.models,
                     max_rows=self._scheduler.max_rows,
                     shares_prefixes=self._pipeline.reuses_prefix,
+                    costs=self._pipeline.costs,
                 )
                 self._has_started.set()
                 while self._schedule(forest):

@@ -63,12 +63,13 @@ def check_config(config: DecodingConfig, settings: ServingSettings) -> None:
     """
     longest_stop = max(map(len, config.stop_texts), default=0)
     draft_nodes = " candidates over all draft layers"
+    num_drafted = sum(config.layer_widths) if config.draft_policy else 0  # else our own choice
     for name, value, limit, unit in (
         ("max_new_tokens", config.max_new_tokens, settings.max_new_tokens, ""),
         ("num_beams", config.width, settings.max_beams, ""),
         ("joint_beams", config.joint_beams or 0, settings.max_beams, ""),
         ("joint_tokens", config.joint_tokens or 0, settings.max_draft_nodes, ""),
-        ("draft_beams", sum(config.layer_widths), settings.max_draft_nodes, draft_nodes),
+        ("draft_beams", num_drafted, settings.max_draft_nodes, draft_nodes),
         ("stop", len(config.stop_texts), _MAX_STOPS, " stop texts"),
         ("stop", longest_stop, _MAX_STOP_CHARACTERS, " characters in one stop text"),
         ("eos_token_id", len(config.eos_ids), _MAX_EOS_IDS, " token ids"),

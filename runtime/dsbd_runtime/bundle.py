@@ -102,6 +102,12 @@ class Bundle:
             )
         return self.entry_by_role[role]
 
+    def num_bytes(self, role: str) -> int:
+        """Return the size of the files of "target" or "draft", 0 where it is absent."""
+        _check_role(role)
+        files = self.manifest.files.items()
+        return sum(entry.size for name, entry in files if name.startswith(f"{role}/"))
+
     def model_path(self, role: str) -> Path:
         """Return the path of the engine of "target" or "draft"."""
         _check_role(role)

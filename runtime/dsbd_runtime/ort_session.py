@@ -66,6 +66,7 @@ class OrtSession:
         check_graph(
             model_path, entry.contract, self._engine.get_inputs(), self._engine.get_outputs()
         )
+        self._next_options: Any = None  # of the next call
         self._cache: KVCache | None = _new_cache(model_path, entry)
         self._binding: Any = self._engine.io_binding()
         self._bind_caches(self._cache)
@@ -98,6 +99,8 @@ class OrtSession:
         self._binding.clear_binding_inputs()
         self._binding.clear_binding_outputs()
         self._num_full_bound = None
+        if capacity <= cache.capacity // 4:
+            self._next_options = _releasing_options(self._ort)
         try:
             cache.resize(capacity, num_used)
         finally:
@@ -113,7 +116,8 @@ class OrtSession:
             self._binding.bind_ortvalue_output(name, self._ort_value(array))
         self._bind_full_logits(inputs.logit_rows.shape[0])
         try:
-            self._engine.run_with_iobinding(self._binding)
+            self._engine.run_with_iobinding(self._binding, self._next_options)
+            self._next_options = None
         except Exception as error:  # ONNX Runtime's exceptions share no base but this one
             raise self._call_error(inputs, error) from error
         return outputs
@@ -203,6 +207,17 @@ def _new_cache(model_path: Path, entry: ModelEntry) -> KVCache:
             f"no memory for the smallest key/value cache of {model_path}, {entry.kv}: {error}; "
             "close other programs that use the memory, or export again"
         ) from error
+
+
+def _releasing_options(ort: ModuleType) -> Any:
+    """Return the options of a call that releases what it does not need itself when it is over.
+
+    ONNX Runtime keeps the memory for the intermediate results of its largest call, attention's over
+    all of the caches, until a call says otherwise.
+    """
+    options = ort.RunOptions()
+    options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+    return options
 
 
 def _open_engine(ort: ModuleType, model_path: Path, provider: Provider, options: Any) -> Any:

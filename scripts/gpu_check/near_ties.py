@@ -80,7 +80,7 @@ def _score(
     model: CausalLM, prompt_ids: Sequence[int], path: Tokens, config: DecodingConfig, seed: int
 ) -> float:
     """Return log-weight + Gumbel number of a candidate, by the distributions of ``model``."""
-    warp = Warp(config.temperature, config.top_k, config.top_p)
+    warp = Warp.of(config)
     distributions = distributions_along(model, [*prompt_ids, *path[:-1]], warp)[
         len(prompt_ids) - 1 :
     ]

@@ -15,10 +15,10 @@ def run(strategy, given_name=None, baseline=None, **options):
 
 
 NAMES = [
-    (run("dsbd"), "dsbd W=4 threshold 4x4"),
+    (run("dsbd"), "dsbd W=4 fixed throughput 8x16"),
     (run("dsbd", num_beams=2, width_policy="fixed", draft_length=3), "dsbd W=2 fixed 3x2"),
-    (run("dsbd", draft_beams=(6, 4), draft_length=2, top_k=9), "dsbd W=4 threshold 2x6/4"),
-    (run("dsbd", memory="single"), "dsbd W=4 threshold 4x4 memory=single"),
+    (run("dsbd", draft_beams=(6, 4), draft_length=2, top_k=9), "dsbd W=4 fixed 2x6/4"),
+    (run("dsbd", memory="single"), "dsbd W=4 fixed 4x4 memory=single"),
     (run("dsbd", num_beams=2, draft_policy="throughput"), "dsbd W=2 fixed throughput 8x8"),
     (run("speculative", draft_length=5), "speculative 5x1"),
     (run("beam-search", num_beams=3), "beam-search W=3"),

@@ -76,7 +76,7 @@ def test_a_run_is_summed_over_its_requests():
     ]
     first, second = summarize(runs, [of_baseline, *of_dsbd])
     assert first.comparison is None and second.comparison.baseline == baseline.name
-    assert second.settings["strategy"] == "dsbd" and second.settings["draft_beams"] == (4,) * 4
+    assert second.settings["strategy"] == "dsbd" and second.settings["draft_beams"] == (16,) * 8
     assert second.tokens_per_s.median == 4.0
     assert second.mean_acceptance_length == 18 / 8
     assert second.draft_acceptance_rate == 30 / 80

@@ -54,7 +54,8 @@ class Asked:
 
     @property
     def config(self) -> DecodingConfig:
-        return DecodingConfig(**{"max_new_tokens": 12, "eos_token_id": EOS, **self.options})
+        config = DecodingConfig(**{"max_new_tokens": 12, "eos_token_id": EOS, **self.options})
+        return config.settled(costs_are_known=False)
 
     def request(self) -> DecodingRequest:
         rng = np.random.default_rng(self.seed)

@@ -13,11 +13,61 @@ from dsbd_ort.decoding.request import most_rows
 
 def test_defaults_are_resolved_by_strategy():
     dsbd = DecodingConfig()
-    assert (dsbd.num_beams, dsbd.width_policy, dsbd.min_beams) == (4, "threshold", 2)
-    assert dsbd.layer_widths == (4, 4, 4, 4)
+    assert (dsbd.num_beams, dsbd.width_policy, dsbd.min_beams) == (4, "fixed", None)
     sample = DecodingConfig(strategy="sample")
     assert (sample.num_beams, sample.width_policy, sample.layer_widths) == (1, "fixed", ())
-    assert DecodingConfig(strategy="speculative").layer_widths == (1, 1, 1, 1)
+
+
+UNDECIDED: list[tuple[dict[str, Any], tuple[int, ...], tuple[int, ...]]] = [
+    ({}, (4,) * 4, (16,) * 8),  # (options, the shape without known costs, the limit with them)
+    ({"num_beams": 2, "top_p": 0.5}, (2,) * 4, (8,) * 8),
+    ({"num_beams": 1024}, (1024,) * 4, (2048,) * 8),
+    ({"coupling": "gumbel", "width_policy": "fixed", "accept_threshold": 0.7}, (4,) * 4, (16,) * 8),
+    ({"strategy": "speculative"}, (1,) * 4, (1,) * 8),
+    ({"strategy": "tree-speculative"}, (4,) * 4, (16,) * 8),
+    ({"strategy": "speculative-beam-search", "num_beams": 3}, (3,) * 4, (12,) * 8),
+]
+
+
+@pytest.mark.parametrize(("options", "fixed", "limit"), UNDECIDED)
+def test_how_much_is_drafted_is_decided_where_costs_are_known(options, fixed, limit):
+    config = DecodingConfig(**options)
+    assert (config.draft_policy, config.draft_length) == (None, None)
+    shapes = {"fixed": fixed, "throughput": limit}
+    for policy, shape in shapes.items():
+        settled = config.settled(costs_are_known=policy == "throughput")
+        assert (settled.draft_policy, settled.layer_widths) == (policy, shape)
+        assert settled == DecodingConfig(**options, draft_policy=policy)
+        assert settled.settled(costs_are_known=True) is settled
+
+
+FIXED: list[dict[str, Any]] = [
+    {"draft_length": 8},
+    {"draft_length": 0},
+    {"draft_beams": 16},
+    {"strategy": "speculative", "draft_length": 2},
+    {"coupling": "rejection"},
+    {"width_policy": "threshold"},
+    {"min_beams": 2},
+    {"accept_threshold": 0.5},
+    {"memory": "single"},
+    {"replacement": True},
+    {"strategy": "mjsd"},
+    {"strategy": "beam-sample"},
+    {"strategy": "greedy"},
+]
+
+
+@pytest.mark.parametrize("options", FIXED)
+def test_a_given_shape_and_an_output_that_follows_the_draft_have_a_fixed_draft(options):
+    assert DecodingConfig(**options).draft_policy == "fixed"
+
+
+def test_options_of_the_dynamic_width_choose_it():
+    for options in ({"min_beams": 1}, {"accept_threshold": 0.9}, {"width_policy": "threshold"}):
+        config = DecodingConfig(**options)
+        assert config.width_policy == "threshold" and config.layer_widths == (4, 4, 4, 4)
+    assert DecodingConfig(width_policy="threshold").min_beams == 2
 
 
 REFUSED = [  # (options, words of the message)
@@ -35,7 +85,7 @@ REFUSED = [  # (options, words of the message)
     ({"width_policy": "wide"}, "width_policy is 'wide'; expected one of"),
     ({"num_beams": 2, "min_beams": 3}, "min_beams is 3, more than num_beams 2"),
     ({"draft_beams": (4, 4), "draft_length": 3}, "draft_beams (4, 4) has 2 layers"),
-    ({"draft_beams": (4, 1, 4, 4)}, "narrower than 2"),
+    ({"draft_beams": (4, 1, 4, 4), "width_policy": "threshold"}, "narrower than 2"),
     ({"draft_beams": 3, "width_policy": "fixed"}, "narrower than 4"),
     ({"temperature": 0.0}, "temperature is 0, but strategy dsbd samples"),
     ({"temperature": float("nan")}, "temperature is nan"),
@@ -44,7 +94,11 @@ REFUSED = [  # (options, words of the message)
     ({"top_p": 0.0}, "top_p is 0"),
     ({"top_p": 1.5}, "top_p is 1.5"),
     ({"max_new_tokens": 0}, "max_new_tokens is 0"),
-    ({"num_return_sequences": 3}, "num_return_sequences is 3, but as few as 2"),
+    (
+        {"num_return_sequences": 3, "width_policy": "threshold"},
+        "num_return_sequences is 3, but as few as 2",
+    ),
+    ({"min_beams": 1, "draft_policy": "throughput"}, "min_beams is 1, which means nothing with"),
     ({"accept_threshold": 1.2}, "accept_threshold is 1.2"),
     ({"eos_token_id": -2}, "eos_token_id is -2"),
     ({"eos_token_id": "x"}, "eos_token_id is 'x'"),

@@ -1,4 +1,4 @@
-"""Cost curves: between, before and beyond the measured points, and how they are measured."""
+"""Cost curves: between, before and beyond the points, how they are measured and learned."""
 
 from __future__ import annotations
 
@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 
 from dsbd_ort.decoding import TableModel
-from dsbd_ort.decoding.cost_curve import MEASURED_ROWS, CostCurve, measure_costs
+from dsbd_ort.decoding.cost_curve import (
+    LEARNED_ROWS,
+    MEASURED_ROWS,
+    CostCurve,
+    LearnedCosts,
+    LearnedCurve,
+    measure_costs,
+)
 
 CURVE = CostCurve((1, 3, 5), (2.0, 4.0, 5.0))
 
@@ -40,3 +47,86 @@ def test_both_engines_are_measured_and_left_empty():
     assert costs.target.seconds == pytest.approx([1.0 + 0.5 * n for n in MEASURED_ROWS])
     assert costs.draft.seconds == pytest.approx([1.0] * len(MEASURED_ROWS))
     assert target.num_rows == draft.num_rows == 0
+
+
+def learned(calls: list[tuple[int, float]], guess: float = 1e-3) -> LearnedCurve:
+    curve = LearnedCurve(guess)
+    for num_rows, seconds in calls:
+        curve.learn(num_rows, seconds)
+    return curve
+
+
+def seconds_of(curve: LearnedCurve, most_rows: int = 64) -> np.ndarray:
+    return curve.curve(1.0).up_to(most_rows)
+
+
+def test_before_the_first_call_a_further_row_is_guessed_as_a_small_part_of_one() -> None:
+    guessed = seconds_of(LearnedCurve(2e-3))
+    assert guessed[1] == pytest.approx(2e-3)
+    assert guessed[21] == pytest.approx(4e-3)
+
+
+@pytest.mark.parametrize("num_rows", [1, 5, 40])
+def test_one_call_says_how_long_a_row_takes(num_rows: int) -> None:
+    seconds = 0.3 * (1 + 0.05 * (num_rows - 1))
+    assert seconds_of(learned([(num_rows, seconds)]))[1] == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize(("start", "a_row"), [(1.0, 0.0), (1.0, 0.02), (1.0, 0.5), (0.1, 1.0)])
+def test_the_true_line_is_found_from_calls_of_the_usual_sizes(start: float, a_row: float) -> None:
+    rng = np.random.default_rng(0)
+    sizes = rng.integers(3, 30, 200).tolist()
+    curve = learned([(n, (start + a_row * n) * rng.uniform(0.95, 1.05)) for n in sizes])
+    found = seconds_of(curve)
+    true = start + a_row * np.arange(65)
+    assert found[3:30] == pytest.approx(true[3:30], rel=0.15)
+    assert found[64] == pytest.approx(true[64], rel=0.35)
+    assert (np.diff(found) >= 0).all()
+
+
+def test_a_step_between_two_sizes_is_found() -> None:
+    rng = np.random.default_rng(1)
+    sizes = rng.integers(1, 33, 400).tolist()
+    found = seconds_of(learned([(n, 1.0 if n <= 8 else 3.0) for n in sizes]), 32)
+    assert found[[2, 6, 8]] == pytest.approx([1.0] * 3, rel=0.15)
+    assert found[[16, 24, 32]] == pytest.approx([3.0] * 3, rel=0.25)
+
+
+def test_disturbances_and_the_first_slow_call_of_a_size_leave_the_curve_as_it_is() -> None:
+    calls = [(n, 1.0 + 0.1 * n) for n in (2, 9, 20)] * 6
+    disturbed = [
+        (n, 40.0 * seconds if i < 3 or i % 4 == 0 else seconds)
+        for i, (n, seconds) in enumerate(calls)
+    ]
+    assert seconds_of(learned(disturbed)) == pytest.approx(seconds_of(learned(calls)), rel=0.05)
+
+
+def test_the_latest_calls_count() -> None:
+    curve = learned([(n, 1.0) for n in (2, 9, 20)] * 20 + [(n, 5.0) for n in (2, 9, 20)] * 20)
+    assert seconds_of(curve)[[2, 9, 20]] == pytest.approx([5.0] * 3, rel=0.15)
+
+
+def test_calls_that_a_stopped_clock_timed_teach_nothing() -> None:
+    curve = LearnedCurve(1e-3)
+    assert not curve.learn(4, 0.0) and not curve.learn(4, float("nan")) and not curve.learn(0, 1.0)
+    assert not curve.learn(LEARNED_ROWS[-1] + 1, 1.0)
+    assert seconds_of(curve)[1] == pytest.approx(1e-3)
+
+
+def test_an_engine_that_was_never_called_is_guessed_by_the_other() -> None:
+    costs = LearnedCosts(target_bytes=4 * 10**7, draft_bytes=10**7)
+    guessed = costs.now()
+    assert guessed.target.seconds[0] == pytest.approx(4 * guessed.draft.seconds[0])
+    costs.observe("target", 1, 8.0)
+    assert costs.now().draft.seconds[0] == pytest.approx(2.0)
+    costs.observe("draft", 1, 0.5)
+    assert costs.now().draft.seconds[0] == pytest.approx(0.5)
+
+
+def test_costs_stay_the_same_object_between_two_fits() -> None:
+    costs = LearnedCosts(10**7, 10**6)
+    for _ in range(32):
+        costs.observe("target", 4, 1.0)
+    known = costs.now()
+    costs.observe("target", 4, 1.0)
+    assert costs.now() is known

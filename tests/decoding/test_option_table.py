@@ -48,7 +48,7 @@ DYNAMIC_WIDTH = {"min_beams", "accept_threshold"}  # need width_policy "threshol
 DEFAULT = {field.name: field.default for field in dataclasses.fields(DecodingConfig)}
 POLICIES: dict[str, tuple[Any, ...]] = {
     "width_policy": (None, "fixed", "threshold"),
-    "draft_policy": ("fixed", "throughput"),
+    "draft_policy": (None, "fixed", "throughput"),
     "coupling": (None, "gumbel", "rejection"),
     "memory": ("forest", "single"),
     "draft_length": (None, 0),
@@ -59,8 +59,8 @@ def means_something(name: str, config: DecodingConfig) -> bool:
     if config.strategy not in MEANINGFUL[name][0]:
         return False
     if name in DYNAMIC_WIDTH:
-        return config.width_policy == "threshold" and bool(config.draft_length)
-    return name != "draft_beams" or bool(config.draft_length)
+        return config.width_policy == "threshold" and config.draft_length != 0
+    return name != "draft_beams" or config.draft_length != 0
 
 
 def settings_of(strategy: str) -> list[dict[str, Any]]:
@@ -121,8 +121,8 @@ def has_effect(strategy: str, name: str, value: Any) -> bool:
     target = random_table(41, 6)
     draft = mixed_table(target, random_table(42, 6), 0.7)
     common: dict[str, Any] = {"strategy": strategy, "max_new_tokens": 12, "eos_token_id": 5}
-    if name == "width_policy":
-        common["width_policy"] = "fixed"
+    if name in ("min_beams", "accept_threshold"):
+        common["width_policy"] = "threshold"
     for seed in range(40):
         prompt = (1, seed % 5, seed // 5)
         seen = []
@@ -164,8 +164,8 @@ NEUTRAL: list[dict[str, Any]] = [
     {"strategy": "beam-search", "seed": 17},
     {"strategy": "beam-sample", "width_policy": "fixed", "min_beams": 4, "accept_threshold": 0.7},
     {"strategy": "beam-sample", "width_policy": "fixed", "min_beams": 2, "draft_beams": []},
-    {"strategy": "speculative", "draft_beams": 1},
-    {"strategy": "speculative", "draft_beams": [1, 1, 1, 1], "min_beams": 1},
+    {"strategy": "speculative", "draft_policy": "fixed", "draft_beams": 1},
+    {"strategy": "speculative", "draft_length": 4, "draft_beams": [1, 1, 1, 1], "min_beams": 1},
     {"strategy": "dsbd", "draft_length": 0, "accept_threshold": 0.7, "min_beams": 2},
 ]
 
@@ -173,7 +173,8 @@ NEUTRAL: list[dict[str, Any]] = [
 @pytest.mark.parametrize("options", NEUTRAL)
 def test_neutral_and_redundant_values_change_nothing(options: dict[str, Any]) -> None:
     config = DecodingConfig(**options)
-    only = {name: options[name] for name in ("strategy", "draft_length", "seed") if name in options}
+    meant = ("strategy", "draft_policy", "draft_length", "seed")
+    only = {name: options[name] for name in meant if name in options}
     assert config == DecodingConfig(**only)
 
 

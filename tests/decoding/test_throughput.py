@@ -13,8 +13,8 @@ from dsbd_ort.decoding import (
     decode_iterations,
     result_of,
 )
-from dsbd_ort.decoding.cost_curve import CostCurve, EngineCosts
-from dsbd_ort.decoding.throughput import AcceptanceEstimator, _never_falling
+from dsbd_ort.decoding.cost_curve import CostCurve, EngineCosts, LearnedCosts, never_falling
+from dsbd_ort.decoding.throughput import AcceptanceEstimator
 from tests.decoding.tables import LogitsOf, all_tokens, ends_with, mixed_table, random_table
 
 VOCAB = 8
@@ -178,6 +178,58 @@ def test_costs_are_measured_where_none_are_given():
     assert all_tokens(result) == all_tokens(generate(None, 0, strategy="beam-sample"))
 
 
+class TimedTable(TableModel):
+    """A table model whose calls take the seconds of a curve on a clock."""
+
+    def __init__(self, table: LogitsOf, curve: CostCurve, clock: list[float]) -> None:
+        super().__init__(VOCAB, table)
+        self._seconds, self._clock = curve.up_to(512), clock
+
+    def forward(self, token_ids, positions, mask, logit_rows):
+        self._clock[0] += float(self._seconds[len(token_ids)])
+        return super().forward(token_ids, positions, mask, logit_rows)
+
+
+TRUE = {  # seconds of target and draft; guessed from the same sizes of weights in every case
+    "free rows": FREE_ROWS,
+    "dear rows": DEAR_ROWS,
+    "a step": EngineCosts(CostCurve((1, 8, 9, 64), (1e-2, 1e-2, 3e-2, 4e-2)), CHEAP_DRAFT),
+    "a dear draft": EngineCosts(FREE_ROWS.target, CostCurve((1, 8), (6e-3, 7e-3))),
+    "fast": EngineCosts(CostCurve((1, 64), (2e-5, 4e-5)), CostCurve((1, 64), (2e-6, 3e-6))),
+}
+
+
+@pytest.mark.parametrize("draft", ["itself", "decent", "hostile"])
+@pytest.mark.parametrize("true", TRUE)
+def test_learned_costs_serve_as_well_as_known_ones(true: str, draft: str) -> None:
+    """Within 10 % from the second request on, but where rows cost as much as calls: within half."""
+    taken = {}
+    for costs in (TRUE[true], LearnedCosts(target_bytes=10**8, draft_bytes=10**7)):
+        clock, experience = [0.0], AcceptanceEstimator.initial()
+        models = (
+            TimedTable(TARGET, TRUE[true].target, clock),
+            TimedTable(DRAFTS[draft], TRUE[true].draft, clock),
+        )
+        for seed in range(4):
+            if seed == 1:
+                began = clock[0]
+            config = DecodingConfig(num_beams=2, max_new_tokens=80, seed=seed)
+            result_of(
+                decode_iterations(
+                    *models,
+                    (seed, 1),
+                    config,
+                    np.random.default_rng(seed),
+                    clock=lambda clock=clock: clock[0],  # type: ignore[misc]
+                    costs=costs,
+                    estimator=experience,
+                )
+            )
+        taken[type(costs).__name__] = clock[0] - began
+    allowed = 1.5 if true in ("dear rows", "a step") else 1.1
+    assert taken["LearnedCosts"] < allowed * taken["EngineCosts"]
+
+
 def test_experience_counts_by_gap_and_depth():
     experience = AcceptanceEstimator.initial()
     gaps = np.array([0.01, 0.7, 5.0])
@@ -197,7 +249,7 @@ def test_experience_counts_by_gap_and_depth():
 
 def test_a_wider_gap_is_never_worse():
     enough, seen = np.array([1.0, 3.0, 1.0, 1.0]), np.array([2.0, 4.0, 4.0, 1.0])
-    assert _never_falling(enough, seen).tolist() == [0.5, 0.5, 0.5, 1.0]
+    assert never_falling(enough, seen).tolist() == [0.5, 0.5, 0.5, 1.0]
 
 
 def test_what_was_never_seen_stays_a_guess_however_long_it_runs():

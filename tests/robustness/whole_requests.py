@@ -69,7 +69,7 @@ class WholeRequest:
 
     @property
     def config(self) -> DecodingConfig:
-        return DecodingConfig.from_options(self.options)
+        return DecodingConfig.from_options(self.options).settled(costs_are_known=True)
 
     def models(self, num_candidates: int = 0, full_chunk: int = 0) -> tuple[Any, Any]:
         """Return target and draft, with a top-k head where ``num_candidates`` is given.
@@ -138,7 +138,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "width_policy": st.sampled_from(["fixed", "threshold"]),
     "min_beams": st.integers(1, 3),
     "accept_threshold": st.sampled_from([0.0, 0.3, 0.7, 1.0]),
-    "draft_policy": st.sampled_from(["fixed", "throughput"]),
+    "draft_policy": st.sampled_from([None, "fixed", "throughput"]),
     "draft_length": st.integers(0, 4),
     "draft_beams": st.one_of(st.integers(1, 9), st.lists(st.integers(1, 9), max_size=4)),
     "memory": st.sampled_from(["forest", "single"]),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
@@ -107,6 +109,27 @@ def test_a_fresh_start_shrinks_the_caches_and_forgets(tiny_bundle: Bundle) -> No
     assert session.capacity == 128
     assert session.kv_bytes == sum(buffer.nbytes for buffer in buffers_of(session))
     assert not any(buffer.any() for buffer in buffers_of(session))
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_memory_of_a_call_over_large_caches_is_released(tmp_path: Path) -> None:
+    """Attention over 16 heads, 256 rows and 8,192 cache rows takes 128 MiB a layer."""
+    tiny = TinyModel(num_layers=1, num_heads=16, context_length=8192)
+    write_engine(tiny, tmp_path / "model.onnx")
+    session = OrtSession(tmp_path / "model.onnx", tiny.entry(), num_threads=1)
+    session.run(step_inputs(session.capacity, 1))
+    before = resident_bytes()
+    session.reserve(8192, 0)
+    session.run(step_inputs(session.capacity, 256))
+    wide = resident_bytes()
+    assert wide - before > 100 << 20
+    session.shrink(1)
+    session.run(step_inputs(session.capacity, 1, first_row=1))
+    assert resident_bytes() - before < (wide - before) // 4
 
 
 def test_growth_lets_go_of_each_old_buffer_before_the_next(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@
 namespace dsbd {
 
 /// Target and, where there is one, draft on the processor; for one thread at a time. Tokens are
-/// those of dsbd-run with --width-policy fixed, for the same seed.
+/// those of dsbd-run, for the same seed.
 class Pipeline {
 public:
     /// num_threads: of one call; without a value ONNX Runtime chooses.
