@@ -77,7 +77,11 @@ function listenToForest() {
     forest.addEventListener(name, (event) => boxOf(event) && showDetails(boxOf(event)));
   }
   for (const name of ["pointerout", "focusout"]) forest.addEventListener(name, hideDetails);
-  forest.addEventListener("scroll", hideDetails);
+  forest.addEventListener("scroll", () => { // to a node that the keyboard has reached, or away
+    const focused = document.activeElement?.closest("g.node");
+    if (focused && !byId("details").hidden) showDetails(focused);
+    else hideDetails();
+  });
 }
 
 function isDark() {
