@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dsbd_ort.decoding import DecodedSequence, DecodingStats, IterationOutput
+from dsbd_ort.decoding.top_tokens import PromptLogprobs, TokenLogprobs
 from dsbd_runtime.stream_decoder import StreamDecoder, TextWindow
 from dsbd_runtime.tokenizer import Tokenizer
 
@@ -33,10 +34,16 @@ class GeneratedSequence(DecodedSequence):
 
 @dataclass(frozen=True)
 class GenerationResult:
-    """The sequences, best first, and the statistics of a request."""
+    """The sequences, best first, the statistics of a request, and the seed that repeats it.
+
+    Attributes:
+        prompt_logprobs: with ``prompt_logprobs`` in the request.
+    """
 
     sequences: list[GeneratedSequence]
     stats: DecodingStats
+    seed: int
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 @dataclass(frozen=True)
@@ -51,6 +58,8 @@ class StreamPiece:
         token_logprobs: raw log-probability of every token under the target.
         stats_so_far: returns the statistics of the request up to this piece, if called before the
             next one; None for the last piece, whose request returns its result.
+        top_logprobs: the most probable tokens in the place of each, with ``top_logprobs`` in the
+            request.
     """
 
     token_ids: list[int]
@@ -59,6 +68,7 @@ class StreamPiece:
     stats_so_far: Callable[[], DecodingStats] | None = field(
         default=None, repr=False, compare=False
     )
+    top_logprobs: list[TokenLogprobs] | None = None
 
 
 class TextStream:
@@ -77,14 +87,16 @@ class TextStream:
             return StreamPiece([], "", [], output.stats)
         self._num_shown += len(tokens)
         text = self._stops.push(self._decoder.push(tokens))
-        return StreamPiece(tokens, text, output.agreed_logprobs(shown), output.stats)
+        tops = output.agreed_top_logprobs(shown)
+        return StreamPiece(tokens, text, output.agreed_logprobs(shown), output.stats, tops)
 
     def finish(self, best: GeneratedSequence) -> StreamPiece:
         """Return the rest of the best sequence."""
         tokens = best.token_ids[self._num_shown :]
         text = self._decoder.push(tokens) + self._decoder.finish()
         text = self._stops.push(text) + self._stops.finish()
-        return StreamPiece(tokens, text, best.token_logprobs[self._num_shown :])
+        tops = best.top_logprobs and best.top_logprobs[self._num_shown :]
+        return StreamPiece(tokens, text, best.token_logprobs[self._num_shown :], None, tops)
 
 
 @dataclass(frozen=True)
@@ -163,8 +175,15 @@ class StopFilter:
 
 
 def result_object(result: GenerationResult) -> dict[str, Any]:
-    """Return the fields of an answered request."""
-    return {"version": JSON_VERSION, **dataclasses.asdict(result)}
+    """Return the fields of an answered request, without those that it did not ask for."""
+    fields = {"version": JSON_VERSION, **dataclasses.asdict(result)}
+    for holder, name in [
+        (fields, "prompt_logprobs"),
+        *((s, "top_logprobs") for s in fields["sequences"]),
+    ]:
+        if holder[name] is None:
+            del holder[name]
+    return fields
 
 
 def error_object(message: str) -> dict[str, Any]:

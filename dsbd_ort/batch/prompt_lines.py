@@ -18,7 +18,7 @@ from dsbd_ort.answers import TextGenerator, answer
 from dsbd_ort.decoding import DecodingConfig
 from dsbd_ort.decoding.option_values import did_you_mean
 from dsbd_ort.pipeline import PipelineSettings
-from dsbd_ort.prompts import user_messages
+from dsbd_ort.prompts import new_seed, user_messages
 from dsbd_ort.results import JSON_VERSION, error_object, result_object
 from dsbd_ort.version import __version__
 from dsbd_runtime.bundle import MANIFEST_NAME, open_bundle
@@ -46,6 +46,7 @@ class BatchSettings:
     Attributes:
         pipeline: how every process opens the bundle.
         options: fields of DecodingConfig that were given; a line may override them.
+        seed: of the batch, from which lines have theirs, where ``options`` have none.
         is_chat: whether a prompt is a user message for the chat template.
         system: the system message before such a prompt, None for none.
     """
@@ -54,12 +55,14 @@ class BatchSettings:
     options: dict[str, Any] = field(default_factory=dict)
     is_chat: bool = False
     system: str | None = None
+    seed: int = field(default_factory=new_seed)
 
     def fingerprint(self) -> str:
         """Return a hash of everything that an answer depends on besides its line.
 
         That is the bundle (by its manifest, which holds a hash of every file), the options and
-        this version; not how many threads or workers there are.
+        this version; not how many threads or workers there are, nor a seed that nobody gave: a
+        resumed batch keeps its answers, and each says its own.
         """
         bundle = open_bundle(self.pipeline.bundle)
         manifest = (bundle.path / MANIFEST_NAME).read_bytes()
@@ -68,6 +71,7 @@ class BatchSettings:
             hashlib.sha256(manifest).hexdigest(),
             self.pipeline.provider,
             self.pipeline.draft_provider,
+            self.pipeline.generation_config,
             sorted(self.options.items()),
             self.is_chat,
             self.system,
@@ -280,7 +284,7 @@ def _answered(
 ) -> LineAnswer | None:
     options = {**settings.options, **request.options}
     if "seed" not in request.options:
-        options["seed"] = line.seed(settings.options.get("seed", 0))
+        options["seed"] = line.seed(settings.options.get("seed", settings.seed))
     prompt: str | list[int]
     if request.messages is not None:
         prompt = generator.chat_prompt(request.messages)
@@ -291,5 +295,5 @@ def _answered(
     done = answer(generator, prompt, options, is_interrupted)
     if done.result is None:
         return None
-    fields = {**head, "seed": options["seed"], **result_object(done.result)}
+    fields = {**head, **result_object(done.result)}
     return LineAnswer(fields, done.result.stats.num_output_tokens, is_error=False)

@@ -171,6 +171,10 @@ def pipeline_settings(**fixed: Any) -> Any:
         "prefix_cache": no_flag(
             "--no-prefix-cache", help="Do not reuse cache rows of earlier prompts."
         ),
+        "generation_config": no_flag(
+            "--no-generation-config",
+            help="Leave the bundle's generation_config.json out: it has the model's own defaults.",
+        ),
     }
     members = {name: field for name, field in options.items() if name not in fixed}
     return group(PipelineSettings, fixed, section="Engines", **members)
@@ -203,6 +207,9 @@ OPTIONS = {
     "joint_beams": "of mjgd: beams that search them [4]",
     "stop_strings": "end at this text; may be repeated",
     "eos_token_id": "token ids that end a sequence [the model's own]",
+    "top_logprobs": "most probable tokens to tell with every new one, in the JSON",
+    "prompt_logprobs": "tell the log-probabilities of the prompt's tokens, in the JSON",
+    "skip_special_tokens": "leave special tokens out of the text",
 }
 """Help of every field of DecodingConfig; the defaults that it states itself are added."""
 
@@ -211,6 +218,7 @@ _SECTIONS = {
     "Strategy and beams": "strategy num_beams num_return_sequences length_penalty early_stopping",
     "Sampling": "temperature top_k top_p seed",
     "Length and end": "max_new_tokens stop_strings eos_token_id",
+    "Text and log-probabilities": "top_logprobs prompt_logprobs skip_special_tokens",
     "Drafts and width (rarely needed)": (
         "draft_policy draft_length draft_beams width_policy min_beams accept_threshold "
         "coupling memory replacement"

@@ -63,6 +63,11 @@ class ServeArguments:
     settings: dict[str, Any] = group(
         dict,
         section="Limits of a request",
+        shows_docs=flag(
+            "--docs",
+            help="Serve /docs, a page to try requests on (its scripts come from a CDN).",
+            section=_SERVER,
+        ),
         keys_everywhere=flag(
             help="Require a key for /health, /ready and /metrics too.", section=_SERVER
         ),

@@ -26,7 +26,8 @@ class DecodingConfig:
     then is stored as None or as the neutral value.
 
     Attributes:
-        strategy: a key of ``STRATEGIES``.
+        strategy: a key of ``STRATEGIES``. Default "dsbd"; at temperature 0 its deterministic
+            counterpart, speculative-beam-search.
         num_beams: W, beams of the output. Default 4, or 1 for single-beam strategies.
         coupling: how draft and target draws hang together: "gumbel" (default; the output does not
             depend on the draft) or "rejection" (the paper's). Sampling strategies only.
@@ -50,11 +51,12 @@ class DecodingConfig:
             one of highest log-probability per token after each iteration.
         replacement: draw beams i.i.d. (the paper's theorem) instead of distinct ones. Sampling
             strategies with several beams, or a draft of several.
-        temperature, top_k, top_p: warping of both models; top_k 0 and top_p 1 switch it off.
-            Temperature 0 belongs to the search and joint strategies; with it a search takes any
-            top_k and top_p, for its best token is in every set of them.
+        temperature, top_k, top_p: warping of both models; top_k 0, read from -1 too, and top_p 1
+            switch it off. Temperature 0 is for the search and joint strategies; with it a search
+            takes any top_k and top_p, for its best token is in every set of them.
         max_new_tokens: longest continuation, the end-of-sequence token included.
-        seed: of the request; used by the pipeline, ``decode`` takes a generator instead.
+        seed: of the request. None: the pipeline draws one and reports it with the result.
+            ``decode`` takes a generator instead.
         num_return_sequences: how many of the final beams to return, best first.
         length_penalty: sequences are ranked by logprob / num_new_tokens ** length_penalty.
         early_stopping: of beam search, as in transformers: False, True or "never".
@@ -65,9 +67,13 @@ class DecodingConfig:
         stop_strings: one text or several. A sequence whose text (special tokens left out) contains
             one ends there; its text is cut before it.
         eos_token_id: one id, several, or None for what the model says (none in ``decode``).
+        top_logprobs: most probable tokens, by raw log-probability, to return with every new one.
+        prompt_logprobs: also return the log-probabilities of the prompt's tokens, which are
+            computed anew even where the target's cache holds them.
+        skip_special_tokens: whether special tokens are left out of the text.
     """
 
-    strategy: str = "dsbd"
+    strategy: str | None = None
     num_beams: int | None = None
     coupling: Literal["gumbel", "rejection"] | None = None
     width_policy: Literal["fixed", "threshold"] | None = None
@@ -82,7 +88,7 @@ class DecodingConfig:
     top_k: int = 0
     top_p: float = 1.0
     max_new_tokens: int = 64
-    seed: int = 0
+    seed: int | None = None
     num_return_sequences: int = 1
     length_penalty: float = 1.0
     early_stopping: bool | Literal["never"] = False
@@ -91,6 +97,9 @@ class DecodingConfig:
     joint_beams: int | None = None
     stop_strings: str | Sequence[str] | None = None
     eos_token_id: int | Sequence[int] | None = None
+    top_logprobs: int = 0
+    prompt_logprobs: bool = False
+    skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
         for name in OPTION_TABLE:
@@ -128,6 +137,7 @@ class DecodingConfig:
     @property
     def row(self) -> Strategy:
         """The strategy's row of the table."""
+        assert self.strategy is not None  # resolved at construction
         return STRATEGIES[self.strategy]
 
     @property
@@ -189,8 +199,8 @@ def _check_widths(config: DecodingConfig) -> None:
     """Refuse widths that contradict each other, and a rule that cannot draw."""
     if config.row.rule == "sample" and config.temperature == 0.0:
         raise ConfigError(
-            f"temperature is 0, but strategy {config.strategy} samples; use more than 0, or "
-            "beam-search, speculative-beam-search or greedy"
+            f"temperature is 0, but strategy {config.strategy} samples; use more than 0, leave "
+            f"strategy out, or use its counterpart {config.row.at_zero}"
         )
     if config.smallest_width > config.width:
         raise ConfigError(

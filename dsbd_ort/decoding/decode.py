@@ -26,6 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dsbd_ort.decoding.beams import Agreement, Beams, Hypotheses
+from dsbd_ort.decoding.cache_view import CacheView, PrefixCache
 from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.cost_curve import Costs, measure_costs
 from dsbd_ort.decoding.draft import (
@@ -39,7 +40,7 @@ from dsbd_ort.decoding.errors import ModelError
 from dsbd_ort.decoding.forest import Forest, StopState
 from dsbd_ort.decoding.forest_cache import ForestCache
 from dsbd_ort.decoding.joint_rule import JointGreedyRule, JointSpeculativeRule
-from dsbd_ort.decoding.kv_cache import CacheView, KVCache, PrefixCache
+from dsbd_ort.decoding.kv_cache import KVCache
 from dsbd_ort.decoding.rejection_coupling import GeneratorSource, RandomSource, RejectionCoupling
 from dsbd_ort.decoding.request import (
     DecodeResult,
@@ -60,10 +61,11 @@ from dsbd_ort.decoding.step_model import (
     EngineCalls,
     Head,
     Logits,
-    Meter,
+    Role,
     StepModel,
 )
 from dsbd_ort.decoding.throughput import AcceptanceEstimator, ThroughputDraftPolicy
+from dsbd_ort.decoding.top_tokens import PromptScorer, TopTokens, check_top_logprobs
 from dsbd_ort.decoding.trace import Tracer, TraceRecorder
 from dsbd_ort.decoding.warp import Warp, check_top_k
 
@@ -143,10 +145,12 @@ def iterations_of(
     other rows in the caches none is kept.
     """
     prefixes = prefixes or (PrefixCache(), PrefixCache())
-    caches = {"target": KVCache(target)} | ({"draft": KVCache(draft)} if draft else {})
+    caches: dict[Role, KVCache] = {"target": KVCache(target)}
+    if draft:
+        caches["draft"] = KVCache(draft)
     views = []
-    for cache, prefix in zip(caches.values(), prefixes, strict=False):
-        prefix.shorten(prefix.num_common(request.prompt_ids[:-1]))
+    for (role, cache), prefix in zip(caches.items(), prefixes, strict=False):
+        prefix.shorten(prefix.num_common(request.reusable_prompt(role)))
         views.append(cache.open_view(prefix))
         cache.trim()
     loop = decoding_loop(request, views[0], views[1] if draft else None)
@@ -197,7 +201,8 @@ def decoding_loop(
             observer.observe(iteration)
         beams = _prune(run, iteration)
         depth += len(committed)
-        yield IterationOutput(run.hypotheses, iteration.hypotheses, run.agreement, run.stats)
+        outputs = run.hypotheses, iteration.hypotheses, run.agreement
+        yield IterationOutput(*outputs, run.stats, run.tops)
     return _finish(run, beams)
 
 
@@ -210,6 +215,7 @@ def check_decodable(request: DecodingRequest, target: Head, draft: Head | None) 
     """
     config = request.config
     check_request(request, target, draft)
+    check_top_logprobs(target, config)
     check_top_k("target", target, config)
     if draft and config.row.has_draft:
         check_top_k("draft", draft, config)
@@ -229,6 +235,8 @@ class _Run:
     draft: ForestCache | None
     stats: StatsRecorder
     tracer: Tracer | None
+    tops: TopTokens | None
+    scorer: PromptScorer | None
 
     @property
     def observers(self) -> list[DraftPolicy | StatsRecorder | Tracer]:
@@ -245,13 +253,13 @@ def _set_up(request: DecodingRequest, target: CacheView, draft: CacheView | None
     check_decodable(request, target.kv, draft.kv if draft else None)
     growth = _growth(request)
     forest, rule, warp = growth.forest, _rule(request, growth), Warp.of(request.config)
-    meters = Meter(request.clock), Meter(request.clock)
-    target_cache = ForestCache("target", target, meters[0], forest, warp)
-    draft_cache = None
+    num_top = min(request.config.top_logprobs, target.kv.vocab_size)
+    tops = TopTokens(num_top, growth.hypotheses) if num_top else None
+    target_cache = ForestCache("target", target, forest, warp, tops)
+    draft_cache, draft_meter = None, None
     if draft is not None and request.config.row.has_draft:
-        draft_cache = ForestCache("draft", draft, meters[1], forest, warp)
-    draft_meter = meters[1] if draft_cache else None
-    stats = StatsRecorder(len(request.prompt_ids), meters[0], draft_meter, request.clock)
+        draft_cache, draft_meter = ForestCache("draft", draft, forest, warp), draft.meter
+    stats = StatsRecorder(len(request.prompt_ids), target.meter, draft_meter, request.clock)
     policy = _draft_policy(request, rule, forest)
     tracer = None
     if request.trace is not None:
@@ -267,6 +275,10 @@ def _set_up(request: DecodingRequest, target: CacheView, draft: CacheView | None
         draft=draft_cache,
         stats=stats,
         tracer=tracer,
+        tops=tops,
+        scorer=PromptScorer(request.prompt_ids, num_top)
+        if request.config.prompt_logprobs
+        else None,
     )
 
 
@@ -281,8 +293,9 @@ def _growth(request: DecodingRequest) -> Growth:
 def _prefill(run: _Run) -> EngineCalls[None]:
     """Compute the prompt but for its last token, which is the root of the forest."""
     prompt = np.array(run.request.prompt_ids, dtype=np.int64)
-    for cache in run.caches:
-        yield from cache.prefill(prompt[:-1])
+    yield from run.target.prefill(prompt[:-1], run.scorer)
+    if run.draft:
+        yield from run.draft.prefill(prompt[:-1])
     if run.tracer:
         run.tracer.begin(prompt.tolist(), run.request.config)
 
@@ -324,6 +337,8 @@ def _verify_and_select(
             if run.rule.is_finished(selected, depth + len(committed)):
                 break
         if committed:
+            if run.tops:
+                run.tops.record([beams, *committed], run.target.slots)
             return committed, run.forest.num_met - num_met
     raise ModelError(
         "the target said that all logits of its last rows can be read, but they cannot; export the "
@@ -379,11 +394,12 @@ def _finish(run: _Run, beams: Beams) -> DecodeResult:
     for cache in run.caches:
         cache.finish([*request.prompt_ids, *agreed])
     best = run.rule.results(beams).first(request.config.num_return_sequences)
-    sequences = decoded_sequences(best, hypotheses, request)
+    sequences = decoded_sequences(best, hypotheses, request, run.tops)
     num_output_tokens = len(sequences[0].token_ids)
     stats = run.stats.stats(num_output_tokens)
     num_bytes = sum(cache.distribution_bytes_peak for cache in run.caches)
-    return DecodeResult(sequences, stats, num_bytes)
+    prompt_logprobs = run.scorer.result() if run.scorer else None
+    return DecodeResult(sequences, stats, num_bytes, prompt_logprobs)
 
 
 def _rule(request: DecodingRequest, growth: Growth) -> SelectionRule:

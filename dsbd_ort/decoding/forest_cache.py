@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_ort.decoding.beams import Beams
+from dsbd_ort.decoding.cache_view import CacheView
 from dsbd_ort.decoding.distribution import (
     TokenDistribution,
     TokenDistributions,
@@ -14,10 +15,13 @@ from dsbd_ort.decoding.distribution import (
 from dsbd_ort.decoding.errors import ModelError
 from dsbd_ort.decoding.forest import NO_NODE, NOT_COMPUTED, Forest, Nodes
 from dsbd_ort.decoding.joint_distribution import JointDistribution, joint_distribution
-from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK, CacheView
-from dsbd_ort.decoding.step_model import EngineCall, EngineCalls, FullLogits, Logits, Meter, Role
+from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK
+from dsbd_ort.decoding.step_model import EngineCall, EngineCalls, FullLogits, Logits, Role
+from dsbd_ort.decoding.top_tokens import PromptScorer, TopTokens
 from dsbd_ort.decoding.warp import Warp, check_logits, largest_logits
 
+SCORED_CHUNK = 64
+"""Prompt rows per call where each has logits: bounds these at SCORED_CHUNK x vocabulary."""
 _NOTHING = np.arange(0)
 _SLOTS = {"target": 0, "draft": 1}  # row of Forest.slots
 
@@ -34,14 +38,23 @@ class ForestCache:
     """
 
     def __init__(
-        self, role: Role, view: CacheView, meter: Meter, forest: Forest, warp: Warp
+        self,
+        role: Role,
+        view: CacheView,
+        forest: Forest,
+        warp: Warp,
+        tops: TopTokens | None = None,
     ) -> None:
-        """Take an engine's view, which begins with the rows of its prefix."""
+        """Take an engine's view, which begins with the rows of its prefix.
+
+        tops: keeps the most probable tokens after every node, for a request that returns them.
+        """
         self._role = role
         self._view = view
-        self._meter = meter
+        self._meter = view.meter
         self._forest = forest
         self._warp = warp
+        self._tops = tops
         self._num_calls = 0
         self.distribution_bytes_peak = 0
         self._distributions: TokenDistributions | None = None  # as the first logits are
@@ -55,18 +68,37 @@ class ForestCache:
         slots: NDArray[np.int64] = self._forest.slots[_SLOTS[self._role]]
         return slots
 
-    def prefill(self, token_ids: NDArray[np.int64]) -> EngineCalls[None]:
-        """Compute the prompt but for its last token, which is the forest's root. No logits."""
+    def prefill(
+        self, token_ids: NDArray[np.int64], scorer: PromptScorer | None = None
+    ) -> EngineCalls[None]:
+        """Compute the prompt but for its last token, which is the forest's root.
+
+        scorer: takes the logits after every token, of a prefix that is not there yet at all. None:
+            no logits are computed.
+        """
         tokens, view = token_ids.tolist(), self._view
-        for start in range(len(view.prefix.tokens), len(tokens), PREFILL_CHUNK):
-            chunk = token_ids[start : start + PREFILL_CHUNK]
+        size = SCORED_CHUNK if scorer else PREFILL_CHUNK
+        for start in range(len(view.prefix.tokens), len(tokens), size):
+            chunk = token_ids[start : start + size]
             positions = np.arange(start, start + len(chunk))
+            logit_rows = np.arange(len(chunk) if scorer else 0)
 
             def mask(first_row: int, size: int = len(chunk)) -> NDArray[np.bool_]:
                 return view.append_prompt(size, first_row)
 
-            logits = yield EngineCall(self._role, self._meter, chunk, positions, _NOTHING, mask)
-            self._read(logits, 0)
+            logits = yield EngineCall(
+                self._role,
+                self._meter,
+                chunk,
+                positions,
+                logit_rows,
+                mask,
+                is_prefill=True,
+                reads_full_logits=bool(scorer and view.kv.num_top_logits),
+            )
+            self._read(logits, len(logit_rows))
+            if scorer:
+                scorer.append(logits)
             view.prefix.tokens = tokens[: start + len(chunk)]
         view.begin()
 
@@ -122,8 +154,19 @@ class ForestCache:
         def mask(first_row: int) -> NDArray[np.bool_]:
             return view.append(parent_slots, first_row)
 
-        logits = yield EngineCall(self._role, self._meter, tokens, positions, rows, mask)
+        reads_full = self._tops is not None and 0 < view.kv.num_top_logits < self._tops.number
+        logits = yield EngineCall(
+            self._role,
+            self._meter,
+            tokens,
+            positions,
+            rows,
+            mask,
+            reads_full_logits=reads_full,
+        )
         found = self._read(logits, len(rows))
+        if self._tops is not None:
+            self._tops.append(logits)
         self._last_call = first_slot, logits[3] if isinstance(logits, tuple) else None
         if self._distributions is None:
             self._distributions = found.behind_unused_row()
@@ -206,6 +249,8 @@ class ForestCache:
         self._view.keep(kept)
         if self._distributions is not None:
             self._distributions.keep(kept)
+        if self._tops is not None:
+            self._tops.keep(kept)
         slots[computed] = np.arange(1, 1 + len(kept))
 
     def _read(self, logits: Logits, num_rows: int) -> TokenDistributions:

@@ -20,8 +20,9 @@ from dsbd_ort.decoding.option_values import shown
 from dsbd_ort.decoding.rejection_coupling import RandomSource
 from dsbd_ort.decoding.rule import Finished
 from dsbd_ort.decoding.stats import DecodingStats, StatsRecorder
-from dsbd_ort.decoding.step_model import Clock, Head
+from dsbd_ort.decoding.step_model import Clock, Head, Role
 from dsbd_ort.decoding.throughput import AcceptanceEstimator
+from dsbd_ort.decoding.top_tokens import PromptLogprobs, TokenLogprobs, TopTokens
 from dsbd_ort.decoding.trace import TraceRecorder
 
 
@@ -63,6 +64,16 @@ class DecodingRequest:
         settled = self.config.settled(costs_are_known=self.costs is not None)
         object.__setattr__(self, "config", settled)
 
+    def reusable_prompt(self, role: Role) -> Sequence[int]:
+        """Return the tokens of the prompt whose rows may be there already.
+
+        None of the target's where the prompt's log-probabilities are wanted: a row that was
+        computed for another request has no logits any more.
+        """
+        if role == "target" and self.config.prompt_logprobs:
+            return []
+        return self.prompt_ids[:-1]
+
 
 @dataclass(frozen=True, kw_only=True)
 class DecodedSequence:
@@ -74,6 +85,8 @@ class DecodedSequence:
         logprob: their sum.
         score: logprob / num_new_tokens ** length_penalty, the ranking.
         finish_reason: "eos", "stop" (a stop string) or "length".
+        top_logprobs: the most probable tokens in the place of every new token, with
+            ``top_logprobs`` in the request.
     """
 
     token_ids: list[int]
@@ -81,6 +94,7 @@ class DecodedSequence:
     logprob: float
     score: float
     finish_reason: str
+    top_logprobs: list[TokenLogprobs] | None = None
 
 
 @dataclass(frozen=True)
@@ -89,11 +103,13 @@ class DecodeResult:
 
     Attributes:
         distribution_bytes_peak: most bytes that the distributions of nodes took, of both engines.
+        prompt_logprobs: with ``prompt_logprobs`` in the request.
     """
 
     sequences: list[DecodedSequence]
     stats: DecodingStats
     distribution_bytes_peak: int = 0
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 @dataclass(frozen=True)
@@ -104,6 +120,7 @@ class IterationOutput:
     live: NDArray[np.int64]
     agreement: Agreement
     recorder: StatsRecorder
+    tops: TopTokens | None = None
 
     @property
     def hypotheses(self) -> list[Hypothesis]:
@@ -125,6 +142,13 @@ class IterationOutput:
         entries = self.agreement.entries[start : len(self.agreed_tokens)]
         logprobs: list[float] = self.all_hypotheses.token_logprobs[entries].tolist()
         return logprobs
+
+    def agreed_top_logprobs(self, start: int) -> list[TokenLogprobs] | None:
+        """Return the most probable tokens in the places of the agreed ones from ``start`` on."""
+        if self.tops is None:
+            return None
+        entries = self.agreement.entries[start : len(self.agreed_tokens)]
+        return self.tops.of(np.array(entries, dtype=np.int64))
 
 
 _Item = TypeVar("_Item")
@@ -156,7 +180,10 @@ def result_of(generator: Generator[object, None, _Result]) -> _Result:
 
 
 def decoded_sequences(
-    finished: Finished, hypotheses: Hypotheses, request: DecodingRequest
+    finished: Finished,
+    hypotheses: Hypotheses,
+    request: DecodingRequest,
+    tops: TopTokens | None = None,
 ) -> list[DecodedSequence]:
     """Return final hypotheses as sequences."""
     sequences = []
@@ -175,6 +202,7 @@ def decoded_sequences(
                 logprob=logprob,
                 score=score,
                 finish_reason=_finish_reason(token_ids, request.config, request.stop),
+                top_logprobs=tops.of(path) if tops else None,
             )
         )
     return sequences

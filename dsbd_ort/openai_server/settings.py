@@ -20,6 +20,7 @@ class ServingSettings:
     Attributes:
         model_name: the ``model`` of requests.
         keys: accepted API keys; None for no authentication.
+        shows_docs: whether /docs is there, a page that loads its scripts from elsewhere.
         keys_everywhere: whether /health, /ready and /metrics require a key as well.
         max_prompt_tokens: of one prompt; None for the context length.
         max_new_tokens: of one sequence.
@@ -34,6 +35,7 @@ class ServingSettings:
 
     model_name: str
     keys: ApiKeys | None = None
+    shows_docs: bool = False
     keys_everywhere: bool = False
     max_prompt_tokens: int | None = None
     max_new_tokens: int = 4096

@@ -43,6 +43,9 @@ MEANINGFUL = {  # option: (strategies to which it means something, a value that 
     "joint_beams": ({"mjgd"}, 2),
     "stop_strings": (EVERY, ("x",)),
     "eos_token_id": (EVERY, (1, 2)),
+    "top_logprobs": (EVERY, 2),
+    "prompt_logprobs": (EVERY, True),
+    "skip_special_tokens": (EVERY, False),
 }
 DYNAMIC_WIDTH = {"min_beams", "accept_threshold"}  # need width_policy "threshold" and a draft
 DEFAULT = {field.name: field.default for field in dataclasses.fields(DecodingConfig)}
@@ -108,7 +111,7 @@ def test_an_option_means_something_or_is_refused(name: str, strategy: str) -> No
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_what_a_strategy_takes_has_an_effect(strategy: str) -> None:
-    without_effect = {"stop_strings", "draft_policy"}  # need texts, and costs
+    without_effect = {"stop_strings", "skip_special_tokens", "draft_policy"}  # need texts, costs
     if STRATEGIES[strategy].rule in ("search", "joint-greedy"):
         without_effect.add("seed")  # taken everywhere: clients send it
     for name, (strategies, value) in MEANINGFUL.items():
@@ -132,7 +135,7 @@ def has_effect(strategy: str, name: str, value: Any) -> bool:
             result = run(config, target, uses, 6, config.seed, prompt)
             stats = vars(result.stats)
             counts = {key: stats[key] for key in stats if not key.endswith("_s")}
-            seen.append((result.sequences, counts))
+            seen.append((result.sequences, result.prompt_logprobs, counts))
         if seen[0] != seen[1]:
             return True
     return False

@@ -19,6 +19,7 @@ from tests.openai_server.running_server import RunningServer, running_server
 CHAT_TEMPLATE = (
     "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"
+    "{% if think is defined and think %}<think>{% endif %}"
 )
 Serve = Callable[..., AbstractContextManager[RunningServer]]
 

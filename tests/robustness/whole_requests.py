@@ -25,10 +25,11 @@ from dsbd_ort.decoding import (
     decode_iterations,
 )
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder
+from dsbd_ort.decoding.cache_view import PrefixCache
 from dsbd_ort.decoding.cost_curve import CostCurve, EngineCosts
-from dsbd_ort.decoding.kv_cache import PrefixCache
 from dsbd_ort.decoding.request import DecodingRequest, IterationOutput, most_rows
 from dsbd_ort.decoding.throughput import AcceptanceEstimator
+from tests.decoding.preempting import together
 from tests.decoding.tables import LogitsOf, ends_with, random_table
 from tests.decoding.top_table import TopTable
 
@@ -40,7 +41,7 @@ WITHOUT_DRAFT = {  # the strategy that returns the same with a draft policy that
 }
 TABLE_KINDS = ("smooth", "peaked", "rounded", "equal", "forbidding")
 DRAFT_KINDS = ("itself", "mixed", "hostile", "forbidding")
-CHECKS = ("candidates", "shared", "repeated", "traced", "alone")
+CHECKS = ("candidates", "shared", "preempted", "repeated", "traced", "alone")
 
 
 @dataclass(frozen=True)
@@ -152,6 +153,8 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "joint_threshold": st.sampled_from([1e-9, 0.1, 0.9, 5.0]),
     "joint_tokens": st.integers(1, 5),
     "joint_beams": st.integers(1, 6),
+    "top_logprobs": st.sampled_from([0, 1, 2, 20]),
+    "prompt_logprobs": st.booleans(),
 }
 OF_RULE = {  # fields that only strategies of some rules take
     "coupling": ("sample",),
@@ -274,6 +277,9 @@ def check_result(result: DecodeResult, config: DecodingConfig, request: WholeReq
     for sequence in sequences:
         check_sequence(sequence, config, request)
     check_stats(result.stats, config, request)
+    scored = result.prompt_logprobs
+    assert (scored is not None) is config.prompt_logprobs
+    assert scored is None or len(scored.token_logprobs) == len(request.prompt)
 
 
 def check_sequence(
@@ -285,6 +291,7 @@ def check_sequence(
     assert all(math.isfinite(p) and p <= 0.0 for p in sequence.token_logprobs), (
         "an impossible token"
     )
+    check_top_logprobs(sequence, config, request)
     assert math.isclose(sequence.logprob, sum(sequence.token_logprobs), abs_tol=1e-9)
     assert math.isclose(
         sequence.score, sequence.logprob / len(ids) ** config.length_penalty, abs_tol=1e-9
@@ -301,6 +308,23 @@ def check_sequence(
     assert sequence.finish_reason == reason
     if reason == "length":
         assert len(ids) == config.max_new_tokens
+
+
+def check_top_logprobs(
+    sequence: DecodedSequence, config: DecodingConfig, request: WholeRequest
+) -> None:
+    if not config.top_logprobs:
+        assert sequence.top_logprobs is None
+        return
+    assert sequence.top_logprobs is not None
+    number = min(config.top_logprobs, request.vocab_size)
+    for token, own, top in zip(
+        sequence.token_ids, sequence.token_logprobs, sequence.top_logprobs, strict=True
+    ):
+        assert len({each for each, _ in top}) == number
+        logprobs = [logprob for _, logprob in top]
+        np.testing.assert_array_less(np.diff(np.maximum(logprobs, -1e9)), 1e-5)
+        assert dict(top).get(token, own) == own <= logprobs[0] + 1e-5
 
 
 def check_stats(stats: DecodingStats, config: DecodingConfig, request: WholeRequest) -> None:
@@ -368,6 +392,8 @@ def with_candidates(request: WholeRequest, config: DecodingConfig) -> DecodeResu
     has_ties = has_equal_scores or (config.row.rule == "search" and request.table != "smooth")
     if not 1 <= top_k <= request.vocab_size or request.table == "forbidding" or has_ties:
         return None
+    if config.prompt_logprobs or config.top_logprobs:  # see tests/decoding/test_top_tokens.py
+        return None
     if config.row.rule == "search":  # reads what fewer candidates leave out
         fewer = 1 + request.table_seed % top_k
         return decoded(request, config, request.models(fewer, 1 + request.table_seed % 40))[0]
@@ -403,6 +429,14 @@ def with_others(request: WholeRequest, config: DecodingConfig) -> DecodeResult:
     return outcome
 
 
+def preempted(request: WholeRequest, config: DecodingConfig) -> DecodeResult:
+    """Decode beside two older twins in a cache that is too small for them."""
+    max_rows = len(request.prompt) + config.width * (2 + request.table_seed % 9)
+    forest = BatchedDecoder(*request.models(), max_rows=max_rows)
+    twins = [request.request(config) for _ in range(3)]
+    return together(forest, twins, request.table_seed).result(2)
+
+
 def again_on_the_same_caches(request: WholeRequest, config: DecodingConfig) -> DecodeResult:
     """Give a request up half-way, then decode it on what the caches still hold."""
     models = request.models()
@@ -431,6 +465,7 @@ def traced(request: WholeRequest, config: DecodingConfig) -> DecodeResult:
 AGAIN = {
     "candidates": with_candidates,
     "shared": with_others,
+    "preempted": preempted,
     "repeated": again_on_the_same_caches,
     "traced": traced,
     "alone": lambda request, config: decoded(request, config)[0],
