@@ -218,6 +218,7 @@ _SECTIONS = {
     "Strategy and beams": "strategy num_beams num_return_sequences length_penalty early_stopping",
     "Sampling": "temperature top_k top_p seed",
     "Length and end": "max_new_tokens stop_strings eos_token_id",
+    "Text and log-probabilities": "top_logprobs prompt_logprobs skip_special_tokens",
     "Drafts and width (rarely needed)": (
         "draft_policy draft_length draft_beams width_policy min_beams accept_threshold "
         "coupling memory replacement"
