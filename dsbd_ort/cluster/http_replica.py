@@ -37,6 +37,7 @@ class ServeArguments(BaseModel, extra="forbid", protected_namespaces=()):
     provider: str = PipelineOptions.provider
     draft_provider: str | None = PipelineOptions.draft_provider
     cuda_graphs: bool = PipelineOptions.cuda_graphs
+    generation_config: bool = PipelineOptions.generation_config
     api_key_file: Path | None = None
     shutdown_timeout: float = Field(30.0, ge=0, le=MOST_SECONDS, allow_inf_nan=False)
 
