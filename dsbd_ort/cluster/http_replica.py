@@ -48,7 +48,7 @@ class ServeArguments(BaseModel, extra="forbid", protected_namespaces=()):
     model_name: str | None = None
     keys_everywhere: bool = ServingSettings.keys_everywhere
     max_prompt_tokens: int | None = None
-    max_new_tokens: int = ServingSettings.max_new_tokens
+    max_new_tokens: int | None = None
     max_beams: int = ServingSettings.max_beams
     max_draft_nodes: int = ServingSettings.max_draft_nodes
     max_best_of: int = ServingSettings.max_best_of

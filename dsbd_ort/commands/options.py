@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Protocol, TypeVar
 
 import click
@@ -235,11 +235,16 @@ def _options_by_section() -> dict[str, str]:
     return {**known, **dict.fromkeys(others, _OTHER_SECTION)}
 
 
-def decoding_options() -> Any:
-    """Return a field with an option per field of DecodingConfig: a dict of those given."""
+def decoding_options(*, without: Collection[str] = ()) -> Any:
+    """Return a field with an option per field of DecodingConfig: a dict of those given.
+
+    without: fields that get no option.
+    """
     default_by_name = {field.name: field.default for field in dataclasses.fields(DecodingConfig)}
     options = {}
     for name, section in _options_by_section().items():
+        if name in without:
+            continue
         default = default_by_name[name]
         settings = {
             "type": OptionText(name),
