@@ -71,6 +71,7 @@ class BatchSettings:
             hashlib.sha256(manifest).hexdigest(),
             self.pipeline.provider,
             self.pipeline.draft_provider,
+            self.pipeline.generation_config,
             sorted(self.options.items()),
             self.is_chat,
             self.system,

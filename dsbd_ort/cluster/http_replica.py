@@ -15,7 +15,8 @@ from dsbd_ort.engine.limits import MOST, MOST_SECONDS
 from dsbd_ort.openai_server.api_keys import read_api_keys
 from dsbd_ort.openai_server.app import create_app
 from dsbd_ort.openai_server.settings import ServingSettings
-from dsbd_ort.pipeline import PipelineOptions, PipelineSettings
+from dsbd_ort.pipeline import PipelineSettings
+from dsbd_ort.pipeline_options import PipelineOptions
 
 
 class ServeArguments(BaseModel, extra="forbid", protected_namespaces=()):

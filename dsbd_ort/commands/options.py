@@ -171,6 +171,10 @@ def pipeline_settings(**fixed: Any) -> Any:
         "prefix_cache": no_flag(
             "--no-prefix-cache", help="Do not reuse cache rows of earlier prompts."
         ),
+        "generation_config": no_flag(
+            "--no-generation-config",
+            help="Leave the bundle's generation_config.json out: it has the model's own defaults.",
+        ),
     }
     members = {name: field for name, field in options.items() if name not in fixed}
     return group(PipelineSettings, fixed, section="Engines", **members)

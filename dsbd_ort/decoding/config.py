@@ -51,9 +51,9 @@ class DecodingConfig:
             one of highest log-probability per token after each iteration.
         replacement: draw beams i.i.d. (the paper's theorem) instead of distinct ones. Sampling
             strategies with several beams, or a draft of several.
-        temperature, top_k, top_p: warping of both models; top_k 0 and top_p 1 switch it off.
-            Temperature 0 is for the search and joint strategies; with it a search takes any
-            top_k and top_p, for its best token is in every set of them.
+        temperature, top_k, top_p: warping of both models; top_k 0, read from -1 too, and top_p 1
+            switch it off. Temperature 0 is for the search and joint strategies; with it a search
+            takes any top_k and top_p, for its best token is in every set of them.
         max_new_tokens: longest continuation, the end-of-sequence token included.
         seed: of the request. None: the pipeline draws one and reports it with the result.
             ``decode`` takes a generator instead.

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dsbd_ort.decoding.beams import Agreement, Beams, Hypotheses
+from dsbd_ort.decoding.cache_view import CacheView, PrefixCache
 from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.cost_curve import Costs, measure_costs
 from dsbd_ort.decoding.draft import (
@@ -39,7 +40,7 @@ from dsbd_ort.decoding.errors import ModelError
 from dsbd_ort.decoding.forest import Forest, StopState
 from dsbd_ort.decoding.forest_cache import ForestCache
 from dsbd_ort.decoding.joint_rule import JointGreedyRule, JointSpeculativeRule
-from dsbd_ort.decoding.kv_cache import CacheView, KVCache, PrefixCache
+from dsbd_ort.decoding.kv_cache import KVCache
 from dsbd_ort.decoding.rejection_coupling import GeneratorSource, RandomSource, RejectionCoupling
 from dsbd_ort.decoding.request import (
     DecodeResult,
@@ -60,7 +61,6 @@ from dsbd_ort.decoding.step_model import (
     EngineCalls,
     Head,
     Logits,
-    Meter,
     Role,
     StepModel,
 )
@@ -253,15 +253,13 @@ def _set_up(request: DecodingRequest, target: CacheView, draft: CacheView | None
     check_decodable(request, target.kv, draft.kv if draft else None)
     growth = _growth(request)
     forest, rule, warp = growth.forest, _rule(request, growth), Warp.of(request.config)
-    meters = Meter(request.clock), Meter(request.clock)
     num_top = min(request.config.top_logprobs, target.kv.vocab_size)
     tops = TopTokens(num_top, growth.hypotheses) if num_top else None
-    target_cache = ForestCache("target", target, meters[0], forest, warp, tops)
-    draft_cache = None
+    target_cache = ForestCache("target", target, forest, warp, tops)
+    draft_cache, draft_meter = None, None
     if draft is not None and request.config.row.has_draft:
-        draft_cache = ForestCache("draft", draft, meters[1], forest, warp)
-    draft_meter = meters[1] if draft_cache else None
-    stats = StatsRecorder(len(request.prompt_ids), meters[0], draft_meter, request.clock)
+        draft_cache, draft_meter = ForestCache("draft", draft, forest, warp), draft.meter
+    stats = StatsRecorder(len(request.prompt_ids), target.meter, draft_meter, request.clock)
     policy = _draft_policy(request, rule, forest)
     tracer = None
     if request.trace is not None:

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_ort.decoding.beams import Beams
+from dsbd_ort.decoding.cache_view import CacheView
 from dsbd_ort.decoding.distribution import (
     TokenDistribution,
     TokenDistributions,
@@ -14,8 +15,8 @@ from dsbd_ort.decoding.distribution import (
 from dsbd_ort.decoding.errors import ModelError
 from dsbd_ort.decoding.forest import NO_NODE, NOT_COMPUTED, Forest, Nodes
 from dsbd_ort.decoding.joint_distribution import JointDistribution, joint_distribution
-from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK, CacheView
-from dsbd_ort.decoding.step_model import EngineCall, EngineCalls, FullLogits, Logits, Meter, Role
+from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK
+from dsbd_ort.decoding.step_model import EngineCall, EngineCalls, FullLogits, Logits, Role
 from dsbd_ort.decoding.top_tokens import PromptScorer, TopTokens
 from dsbd_ort.decoding.warp import Warp, check_logits, largest_logits
 
@@ -40,7 +41,6 @@ class ForestCache:
         self,
         role: Role,
         view: CacheView,
-        meter: Meter,
         forest: Forest,
         warp: Warp,
         tops: TopTokens | None = None,
@@ -51,7 +51,7 @@ class ForestCache:
         """
         self._role = role
         self._view = view
-        self._meter = meter
+        self._meter = view.meter
         self._forest = forest
         self._warp = warp
         self._tops = tops

@@ -248,7 +248,7 @@ OPTION_TABLE = {  # resolved in this order: what decides stands above what it de
         neutral=lambda _: (False,),
     ),
     "top_k": OptionRow(
-        domain=Whole(0, _MOST),
+        domain=Whole(0, _MOST, off=-1),
         needs=(_NO_SEARCH,),
         neutral=lambda _: (0,),
         is_redundant=lambda o: o.temperature == 0.0,  # the best token is in every such set

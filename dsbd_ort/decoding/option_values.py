@@ -33,16 +33,23 @@ class Domain(Protocol):
 
 @dataclass(frozen=True)
 class Whole:
-    """A whole number from ``least`` to ``most``."""
+    """A whole number from ``least`` to ``most``.
+
+    Attributes:
+        off: another number that is read as ``least``; None for none.
+    """
 
     least: int
     most: int
+    off: int | None = None
 
     def read(self, name: str, value: object) -> int:
         """See Domain.read."""
         number = _whole_from(value)
         if number is None:
             raise ConfigError(f"{name} is {shown(value)}; expected a whole number")
+        if number == self.off:
+            return self.least
         if number < self.least:
             raise ConfigError(f"{name} is {shown(number)}; expected at least {self.least}")
         if number > self.most:

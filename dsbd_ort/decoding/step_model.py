@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeVar
@@ -136,14 +135,12 @@ class Meter:
     """Counts the engine calls and rows of a request and their time, that of cache moves included.
 
     Attributes:
-        clock: seconds.
         calls: engine calls that the request took part in.
         rows: its own rows in them.
         seconds: of the calls; a call that several requests share counts whole for each.
     """
 
-    def __init__(self, clock: Clock = time.perf_counter) -> None:
-        self.clock = clock
+    def __init__(self) -> None:
         self.calls = 0
         self.rows = 0
         self.seconds = 0.0

@@ -126,7 +126,7 @@ class Planner:
             prompt = self._pipeline.chat_prompt(
                 messages,
                 add_generation_prompt=body.add_generation_prompt is not False,
-                variables=body.chat_template_kwargs,
+                chat_template_kwargs=body.chat_template_kwargs,
             )
             return self._plan(body, [prompt], None, echo=False)
         except BundleError as error:  # its message names folders of this machine

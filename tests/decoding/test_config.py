@@ -94,7 +94,7 @@ REFUSED = [  # (options, words of the message)
     ),
     ({"temperature": float("nan")}, "temperature is nan"),
     ({"temperature": -1}, "temperature is -1"),
-    ({"top_k": -1}, "top_k is -1"),
+    ({"top_k": -2}, "top_k is -2; expected at least 0"),
     ({"top_p": 0.0}, "top_p is 0"),
     ({"top_p": 1.5}, "top_p is 1.5"),
     ({"max_new_tokens": 0}, "max_new_tokens is 0"),
@@ -210,6 +210,11 @@ def test_any_exact_type_is_taken_and_stored_as_plain_python(
     assert stored == plain and type(stored) is type(plain)
     if isinstance(stored, tuple):
         assert {type(entry) for entry in stored} <= {int, str}
+
+
+def test_top_k_may_be_switched_off_by_minus_one() -> None:
+    assert DecodingConfig(top_k=-1) == DecodingConfig(top_k=0)
+    assert DecodingConfig(strategy="beam-search", top_k=-1).top_k == 0
 
 
 def test_options_given_as_numpy_numbers_decode_alike() -> None:

@@ -82,6 +82,7 @@ class ScriptedService:
             rows_reserved=50,
             max_rows=120,
             kv_bytes=4096,
+            num_preemptions=7,
         )
 
     def close(self, *, drain: bool = True) -> None:

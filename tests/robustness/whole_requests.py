@@ -25,10 +25,11 @@ from dsbd_ort.decoding import (
     decode_iterations,
 )
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder
+from dsbd_ort.decoding.cache_view import PrefixCache
 from dsbd_ort.decoding.cost_curve import CostCurve, EngineCosts
-from dsbd_ort.decoding.kv_cache import PrefixCache
 from dsbd_ort.decoding.request import DecodingRequest, IterationOutput, most_rows
 from dsbd_ort.decoding.throughput import AcceptanceEstimator
+from tests.decoding.preempting import together
 from tests.decoding.tables import LogitsOf, ends_with, random_table
 from tests.decoding.top_table import TopTable
 
@@ -40,7 +41,7 @@ WITHOUT_DRAFT = {  # the strategy that returns the same with a draft policy that
 }
 TABLE_KINDS = ("smooth", "peaked", "rounded", "equal", "forbidding")
 DRAFT_KINDS = ("itself", "mixed", "hostile", "forbidding")
-CHECKS = ("candidates", "shared", "repeated", "traced", "alone")
+CHECKS = ("candidates", "shared", "preempted", "repeated", "traced", "alone")
 
 
 @dataclass(frozen=True)
@@ -428,6 +429,14 @@ def with_others(request: WholeRequest, config: DecodingConfig) -> DecodeResult:
     return outcome
 
 
+def preempted(request: WholeRequest, config: DecodingConfig) -> DecodeResult:
+    """Decode beside two older twins in a cache that is too small for them."""
+    max_rows = len(request.prompt) + config.width * (2 + request.table_seed % 9)
+    forest = BatchedDecoder(*request.models(), max_rows=max_rows)
+    twins = [request.request(config) for _ in range(3)]
+    return together(forest, twins, request.table_seed).result(2)
+
+
 def again_on_the_same_caches(request: WholeRequest, config: DecodingConfig) -> DecodeResult:
     """Give a request up half-way, then decode it on what the caches still hold."""
     models = request.models()
@@ -456,6 +465,7 @@ def traced(request: WholeRequest, config: DecodingConfig) -> DecodeResult:
 AGAIN = {
     "candidates": with_candidates,
     "shared": with_others,
+    "preempted": preempted,
     "repeated": again_on_the_same_caches,
     "traced": traced,
     "alone": lambda request, config: decoded(request, config)[0],
