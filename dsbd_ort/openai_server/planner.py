@@ -111,7 +111,8 @@ class Planner:
             if not body.echo:
                 return plan
             texts = tuple(map(self._text, prompts, tokens))
-            return replace(plan, echoes=texts, drops_new_tokens=body.max_tokens == 0)
+            has_none = body.decoding_options().get("max_new_tokens") == 0
+            return replace(plan, echoes=texts, drops_new_tokens=has_none)
         except DsbdError as error:
             raise rejection(error) from error
 
