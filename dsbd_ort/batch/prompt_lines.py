@@ -49,12 +49,14 @@ class BatchSettings:
         seed: of the batch, from which lines have theirs, where ``options`` have none.
         is_chat: whether a prompt is a user message for the chat template.
         system: the system message before such a prompt, None for none.
+        chat_template_kwargs: more variables of the template.
     """
 
     pipeline: PipelineSettings
     options: dict[str, Any] = field(default_factory=dict)
     is_chat: bool = False
     system: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     seed: int = field(default_factory=new_seed)
 
     def fingerprint(self) -> str:
@@ -75,6 +77,7 @@ class BatchSettings:
             sorted(self.options.items()),
             self.is_chat,
             self.system,
+            self.chat_template_kwargs,
         ]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
@@ -285,13 +288,13 @@ def _answered(
     options = {**settings.options, **request.options}
     if "seed" not in request.options:
         options["seed"] = line.seed(settings.options.get("seed", settings.seed))
-    prompt: str | list[int]
-    if request.messages is not None:
-        prompt = generator.chat_prompt(request.messages)
-    elif settings.is_chat:
-        prompt = generator.chat_prompt(user_messages(request.prompt or "", settings.system))
-    else:
-        prompt = request.prompt or ""
+    prompt: str | list[int] = request.prompt or ""
+    messages = request.messages
+    if messages is None and settings.is_chat:
+        messages = user_messages(request.prompt or "", settings.system)
+    if messages is not None:
+        template_kwargs = settings.chat_template_kwargs
+        prompt = generator.chat_prompt(messages, chat_template_kwargs=template_kwargs)
     done = answer(generator, prompt, options, is_interrupted)
     if done.result is None:
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from dsbd_ort.decoding.errors import ConfigError
 from dsbd_ort.decoding.option_table import OPTION_TABLE
 from dsbd_ort.decoding.option_values import Choice, Number, Whole, Wholes
 from dsbd_ort.engine.limits import MOST, MOST_BYTES, MOST_SECONDS
+from dsbd_runtime.typed_json import in_short
 
 _MOST_CHOICES_SHOWN = 3
 
@@ -100,6 +102,24 @@ class OptionText(click.ParamType[Any]):
             case Choice(choices) if True in choices:
                 return {"true": True, "false": False}.get(text.lower(), text)
         return text
+
+
+class JsonObject(click.ParamType[dict[str, Any]]):
+    """A JSON object."""
+
+    name = "JSON"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> dict[str, Any]:
+        """Parse the option's text."""
+        try:
+            parsed = json.loads(value) if isinstance(value, str) else value
+        except (ValueError, RecursionError) as error:
+            self.fail(f"{in_short(value)} is invalid JSON ({error})", param, ctx)
+        if not isinstance(parsed, dict):
+            self.fail(f'{in_short(value)} is no JSON object such as {{"a": 1}}', param, ctx)
+        return parsed
 
 
 def _whole(text: str) -> int | str:

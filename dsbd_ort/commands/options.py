@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Protocol, TypeVar
 
 import click
@@ -218,6 +218,7 @@ _SECTIONS = {
     "Strategy and beams": "strategy num_beams num_return_sequences length_penalty early_stopping",
     "Sampling": "temperature top_k top_p seed",
     "Length and end": "max_new_tokens stop_strings eos_token_id",
+    "Text and log-probabilities": "top_logprobs prompt_logprobs skip_special_tokens",
     "Drafts and width (rarely needed)": (
         "draft_policy draft_length draft_beams width_policy min_beams accept_threshold "
         "coupling memory replacement"
@@ -234,11 +235,16 @@ def _options_by_section() -> dict[str, str]:
     return {**known, **dict.fromkeys(others, _OTHER_SECTION)}
 
 
-def decoding_options() -> Any:
-    """Return a field with an option per field of DecodingConfig: a dict of those given."""
+def decoding_options(*, without: Collection[str] = ()) -> Any:
+    """Return a field with an option per field of DecodingConfig: a dict of those given.
+
+    without: fields that get no option.
+    """
     default_by_name = {field.name: field.default for field in dataclasses.fields(DecodingConfig)}
     options = {}
     for name, section in _options_by_section().items():
+        if name in without:
+            continue
         default = default_by_name[name]
         settings = {
             "type": OptionText(name),

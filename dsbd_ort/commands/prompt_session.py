@@ -82,7 +82,10 @@ class _Chat(_Continuation):
         """Answer ``text``, print the answer; an interrupted one is kept as far as printed."""
         system = None if self._messages else self._arguments.system
         messages = [*self._messages, *user_messages(text, system)]
-        done = self._answer(self._pipeline.chat_prompt(messages), is_interrupted, heading="")
+        prompt = self._pipeline.chat_prompt(
+            messages, chat_template_kwargs=self._arguments.chat_template_kwargs
+        )
+        done = self._answer(prompt, is_interrupted, heading="")
         self._messages = with_answer(messages, done.text)
         return done
 

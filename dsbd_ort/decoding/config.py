@@ -28,7 +28,7 @@ class DecodingConfig:
     Attributes:
         strategy: a key of ``STRATEGIES``. Default "dsbd"; at temperature 0 its deterministic
             counterpart, speculative-beam-search.
-        num_beams: W, beams of the output law. Default 4, or 1 for single-beam strategies.
+        num_beams: W, beams of the output. Default 4, or 1 for single-beam strategies.
         coupling: how draft and target draws hang together: "gumbel" (default; the output does not
             depend on the draft) or "rejection" (the paper's). Sampling strategies only.
         width_policy: "fixed" (default) keeps W beams in every layer, which is beam sampling's exact

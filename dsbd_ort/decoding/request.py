@@ -328,3 +328,10 @@ def most_rows(num_prompt_tokens: int, config: DecodingConfig) -> int:
     again = num_beams if config.row.rule == "search" else 0  # see ForestCache.complete
     added = sum(config.layer_widths) + (num_layers + 1) * num_beams + again
     return num_prompt_tokens + on_paths + left + added
+
+
+def most_new_tokens(num_prompt_tokens: int, config: DecodingConfig, max_rows: int) -> int:
+    """Return the ``max_new_tokens`` with which ``most_rows`` is at most ``max_rows``."""
+    num_beams = max(config.width, config.joint_beams or 1)
+    num_left = max_rows - most_rows(num_prompt_tokens, config)
+    return config.max_new_tokens + num_left // num_beams

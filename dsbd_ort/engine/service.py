@@ -10,7 +10,7 @@ from typing import Any, Unpack
 
 from dsbd_ort.decoding import DecodingConfig, TraceRecorder, result_of
 from dsbd_ort.decoding.decode import check_decodable
-from dsbd_ort.decoding.request import most_rows
+from dsbd_ort.decoding.request import most_new_tokens, most_rows
 from dsbd_ort.engine.async_stream import AsyncStream, result_or_raise
 from dsbd_ort.engine.engine_loop import EngineLoop
 from dsbd_ort.engine.limits import ServiceLimits, cache_rows
@@ -177,6 +177,13 @@ class Service:
                 "generate and stream wait for the engines, which wait for this on_event to return; "
                 "use submit, or call them in another thread"
             )
+
+    def most_new_tokens(self, num_prompt_tokens: int, config: DecodingConfig) -> int:
+        """Return how long an answer may be at most, by context and cache; at least 1."""
+        room = self.pipeline.bundle.context_length - num_prompt_tokens
+        return max(
+            min(room, most_new_tokens(num_prompt_tokens, config, self._scheduler.max_rows)), 1
+        )
 
     def chat_prompt(
         self,

@@ -57,7 +57,7 @@ def create_app(
     )
     context_length = service.pipeline.bundle.context_length
     handler = GenerationHandler(service, settings, metrics, gate)
-    app.include_router(generation_routes(handler, Planner(service.pipeline, settings, draw_seed)))
+    app.include_router(generation_routes(handler, Planner(service, settings, draw_seed)))
     app.include_router(model_routes(settings.model_name, context_length))
     app.include_router(operation_routes(service, gate, metrics))
     app.add_exception_handler(ErrorResponse, handle_error_response)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from dsbd_errors import DsbdError
 from dsbd_ort.decoding import STRATEGIES, DecodingConfig
 from dsbd_ort.decoding.noise import sample_seed
-from dsbd_ort.decoding.strategies import unnamed_strategy
+from dsbd_ort.engine import Service
 from dsbd_ort.openai_server.chat import ChatBody
 from dsbd_ort.openai_server.completions import CompletionBody
+from dsbd_ort.openai_server.default_options import DefaultOptions
 from dsbd_ort.openai_server.errors import bad_request, rejection
 from dsbd_ort.openai_server.protocol import GenerationBody
 from dsbd_ort.openai_server.settings import (
@@ -20,11 +21,8 @@ from dsbd_ort.openai_server.settings import (
     check_limit,
     check_prompt,
 )
-from dsbd_ort.pipeline import Pipeline
 from dsbd_ort.prompts import prompt_ids
 from dsbd_runtime.errors import BundleError
-
-_DEFAULT_NEW_TOKENS = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,11 +78,17 @@ class Planner:
     """Plans requests within the limits of a server; it tokenizes: call it off the event loop."""
 
     def __init__(
-        self, pipeline: Pipeline, settings: ServingSettings, new_seed: Callable[[], int]
+        self, service: Service, settings: ServingSettings, new_seed: Callable[[], int]
     ) -> None:
-        """``new_seed`` returns the seed of a request that has none."""
-        self._pipeline = pipeline
+        """``new_seed`` returns the seed of a request that has none.
+
+        Raises:
+            ConfigError: the server's default options are invalid.
+        """
+        self._service = service
+        self._pipeline = service.pipeline
         self._settings = settings
+        self._defaults = DefaultOptions(settings.defaults, has_draft=self._has_draft)
         self._new_seed = new_seed
 
     def plan_completion(self, body: CompletionBody) -> GenerationPlan:
@@ -107,7 +111,8 @@ class Planner:
             if not body.echo:
                 return plan
             texts = tuple(map(self._text, prompts, tokens))
-            return replace(plan, echoes=texts, drops_new_tokens=body.max_tokens == 0)
+            has_none = body.decoding_options().get("max_new_tokens") == 0
+            return replace(plan, echoes=texts, drops_new_tokens=has_none)
         except DsbdError as error:
             raise rejection(error) from error
 
@@ -144,14 +149,17 @@ class Planner:
         choices = self._choices(body, best_of)
         options = self._options(body, choices, echo=echo)
         each_options, num_copies = _each_options(options, choices)
-        check_config(DecodingConfig.from_options(each_options[0]), self._settings)
         for token_ids in tokens:
             check_prompt(len(token_ids), self._settings)
+        limits = [self._limit(len(token_ids), each_options[0]) for token_ids in tokens]
+        check_config(DecodingConfig.from_options(each_options[0] | limits[0]), self._settings)
         num_returned = each_options[0].get("num_return_sequences", 1)
         num_choices = choices.num_returned if len(each_options) > 1 else num_returned
         return GenerationPlan(
             engine_requests=tuple(
-                EngineRequest(prompt_index=index, token_ids=token_ids, options=options)
+                EngineRequest(
+                    prompt_index=index, token_ids=token_ids, options=options | limits[index]
+                )
                 for index, token_ids in enumerate(tokens)
                 for options in each_options
             ),
@@ -180,19 +188,31 @@ class Planner:
 
     def _options(self, body: GenerationBody, choices: _Choices, *, echo: bool) -> dict[str, Any]:
         """Return the options of an engine request, but for what ``choices`` decide."""
-        options = body.decoding_options()
-        default_new_tokens = min(_DEFAULT_NEW_TOKENS, self._settings.max_new_tokens)
-        options.setdefault("max_new_tokens", default_new_tokens)
-        if echo and options["max_new_tokens"] == 0:
-            options["max_new_tokens"] = 1  # which the response drops
-        options.setdefault("seed", self._new_seed())
-        self._set_ends(body, options)
+        given = body.decoding_options()
+        if echo and given.get("max_new_tokens") == 0:
+            given["max_new_tokens"] = 1  # which the response drops
+        self._set_ends(body, given)
         if (num_top := body.num_top_logprobs) is not None:
-            options |= {"top_logprobs": num_top, "prompt_logprobs": echo}
-        default = "dsbd"
-        if choices.are_beams:
-            default = "speculative-beam-search" if self._has_draft else "beam-search"
-        return options if "strategy" in options else unnamed_strategy(default, options)
+            given |= {"top_logprobs": num_top, "prompt_logprobs": echo}
+        search = "speculative-beam-search" if self._has_draft else "beam-search"
+        options = self._defaults.filled(given, search if choices.are_beams else None)
+        options.setdefault("seed", self._new_seed())
+        if "num_beams" not in given and options.get("num_beams", 1) > 1:
+            if options["num_beams"] < choices.num_beams_needed(options):
+                del options["num_beams"]  # the server's: as many as are needed
+        return options
+
+    def _limit(self, num_prompt_tokens: int, options: dict[str, Any]) -> dict[str, int]:
+        """Return the longest answer where the request names none: what the server has room for.
+
+        The model's own limit, of its generation_config.json, counts as the server's does.
+        """
+        if "max_new_tokens" in options:
+            return {}
+        most = self._service.most_new_tokens(num_prompt_tokens, self._pipeline.config(options))
+        own: int = self._pipeline.defaults.options.get("max_new_tokens", most)
+        of_server: int = self._settings.max_new_tokens or most
+        return {"max_new_tokens": min(most, own, of_server)}
 
     @property
     def _has_draft(self) -> bool:
@@ -225,6 +245,13 @@ class _Choices:
     num_returned: int
     num_tried: int
     are_beams: bool
+
+    def num_beams_needed(self, options: Mapping[str, Any]) -> int:
+        """Return the beams of one engine request that are returned or tried."""
+        row = STRATEGIES.get(options["strategy"])
+        num_tried = self.num_tried if row is not None and row.rule == "search" else 1
+        num_returned: int = options.get("num_return_sequences", 1)
+        return max(num_tried, num_returned)
 
 
 def _each_options(options: dict[str, Any], choices: _Choices) -> tuple[list[dict[str, Any]], int]:

@@ -22,7 +22,6 @@ OPENAI_NAMES = {  # OpenAI's name: that of DecodingConfig
     "num_return_sequences": "num_return_sequences",
     "temperature": "temperature",
     "top_p": "top_p",
-    "top_k": "top_k",
     "seed": "seed",
 }
 _OWN_FIELDS = ("top_logprobs", "prompt_logprobs")  # HTTP has other fields for these two
@@ -66,7 +65,6 @@ class GenerationBody(BaseModel):
     max_completion_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = Field(None, max_length=64)
@@ -102,8 +100,6 @@ class GenerationBody(BaseModel):
                 message = f"{openai_name} contradicts another field for {name}; use one of them"
                 raise bad_request(message, openai_name)
             options[name] = value
-        if options.get("top_k") == -1:
-            options["top_k"] = 0
         return options
 
     def _check_min_tokens(self, options: dict[str, Any]) -> None:

@@ -61,7 +61,9 @@ FIELDS: dict[str, RequestField] = {
         completions=False,
     ),
     "prompt": Done("a text, a list of texts, token ids, a list of lists of token ids", chat=False),
-    "max_tokens": Done("`max_new_tokens`; 0 with `echo`: the prompt alone"),
+    "max_tokens": Done(
+        "`max_new_tokens`; without it as many as the context holds; 0 with `echo`: the prompt alone"
+    ),
     "max_completion_tokens": Done("the same"),
     "temperature": Done(
         "as in DecodingConfig; 0 chooses the strategy that draws nothing where none is named"

@@ -20,6 +20,7 @@ RUN_SECTIONS = [
     "Strategy and beams",
     "Sampling",
     "Length and end",
+    "Text and log-probabilities",
     "Drafts and width (rarely needed)",
     "Joint decoding (mjsd, mjgd)",
     "Engines",

@@ -359,3 +359,21 @@ def test_without_shared_prefixes_every_sample_computes_its_prompt() -> None:
         decoder.iterate()
     prefixes = [path for path in models[0].computed_paths if len(path) < len(prompt)]
     assert len(prefixes) == 3 * (len(prompt) - 1)
+
+
+def test_a_sample_that_waits_for_its_prompt_may_be_preempted() -> None:
+    prompt = tuple(np.random.default_rng(6).integers(5, size=PREFILL_CHUNK + 40).tolist())
+    samples = [Asked({"strategy": "dsbd", "draft_length": 2}, prompt, seed) for seed in range(2)]
+    decoder = BatchedDecoder(TableModel(VOCAB, TARGET), TableModel(VOCAB, DRAFT))
+    _, waiting = (decoder.join(sample.request()) for sample in samples)
+    decoder.iterate()
+    decoder.preempt(waiting)
+    decoder.iterate()
+    decoder.resume(waiting)
+    while decoder.num_trees:
+        for progress in decoder.iterate():
+            if isinstance(progress.event, DecodeResult):
+                samples[progress.tree is waiting].result = progress.event
+    assert [all_tokens(sample.result) for sample in samples if sample.result] == [
+        sample.alone() for sample in samples
+    ]

@@ -62,8 +62,8 @@ def serve(chat_bundle: Path) -> Serve:
 
 @pytest.fixture(scope="session")
 def server(serve: Serve) -> Iterator[RunningServer]:
-    """A server with the usual limits, shared."""
-    with serve() as running:
+    """A server with the usual limits, shared; its requests draw beams, as ``generate`` does."""
+    with serve(defaults={"strategy": "dsbd"}) as running:
         yield running
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from dsbd_errors import DsbdError
 from dsbd_ort import Pipeline
+from dsbd_ort.decoding import DecodingConfig
 from dsbd_ort.engine import (
     Cancelled,
     QueueFullError,
@@ -72,6 +73,9 @@ class ScriptedService:
     @property
     def is_open(self) -> bool:
         return not self._is_closed
+
+    def most_new_tokens(self, num_prompt_tokens: int, config: DecodingConfig) -> int:
+        return 64
 
     def stats(self) -> ServiceStats:
         running = sum(not request.is_cancelled.is_set() for request in self.requests)

@@ -130,11 +130,12 @@ def test_a_harness_can_tell_what_greedy_decoding_would_take(
     )
 
 
+@pytest.mark.parametrize("name", ["max_tokens", "max_new_tokens", "max_completion_tokens"])
 @pytest.mark.parametrize("stream", [False, True])
-def test_no_new_tokens_with_echo(client: openai.OpenAI, stream: bool) -> None:
+def test_no_new_tokens_with_echo(client: openai.OpenAI, stream: bool, name: str) -> None:
     fields: dict[str, Any] = {} if stream else {"logprobs": 1}
     answer = client.completions.create(
-        model=MODEL, prompt=[PROMPT, "x"], max_tokens=0, echo=True, stream=stream, **fields
+        model=MODEL, prompt=[PROMPT, "x"], echo=True, stream=stream, extra_body={name: 0}, **fields
     )
     texts, reasons = ["", ""], []
     for part in answer if stream else [answer]:
