@@ -74,8 +74,10 @@ class Controls:
         if not len(incomplete) or full is None:
             return found, incomplete
         readable = incomplete[incomplete >= full.first_row]
-        read = self._of_all(full.read(readable), nodes[readable], allowed.part(readable))
-        return found.replaced(readable, read), incomplete[incomplete < full.first_row]
+        if len(readable):
+            read = self._of_all(full.read(readable), nodes[readable], allowed.part(readable))
+            found = found.replaced(readable, read)
+        return found, incomplete[incomplete < full.first_row]
 
     def check_continues(self, nodes: Nodes, num_candidates: int) -> None:
         """Raise ConstraintError where nothing may follow.
