@@ -20,22 +20,20 @@ from dsbd_runtime.graph import parse_num_top_logits
 from dsbd_runtime.typed_json import in_short, json_from_file
 
 _log = logging.getLogger(__name__)
-WARPING = ("temperature", "top_k", "top_p")  # which searches do not read
-READ = (*WARPING, "max_new_tokens")
+WARPING = ("temperature", "top_k", "top_p", "min_p", "typical_p")  # which searches do not read
+PROCESSING = (
+    "repetition_penalty",
+    "no_repeat_ngram_size",
+    "min_new_tokens",
+    "bad_words_ids",
+    "suppress_tokens",
+)
+READ = (*WARPING, *PROCESSING, "max_new_tokens")
 _NOT_BUILT: dict[str, tuple[Any, ...]] = {  # name: the values that ask for nothing
-    "repetition_penalty": (None, 1),
-    "presence_penalty": (None, 0),
-    "frequency_penalty": (None, 0),
     "encoder_repetition_penalty": (None, 1),
-    "no_repeat_ngram_size": (None, 0),
     "encoder_no_repeat_ngram_size": (None, 0),
-    "min_p": (None, 0),
-    "typical_p": (None, 1),
     "epsilon_cutoff": (None, 0),
     "eta_cutoff": (None, 0),
-    "min_new_tokens": (None, 0),
-    "bad_words_ids": (None, []),
-    "suppress_tokens": (None, []),
     "begin_suppress_tokens": (None, []),
     "sequence_bias": (None, {}, []),
     "stop_strings": (None, []),
@@ -50,11 +48,13 @@ class ModelDefaults:
         options: of ``READ``, those that the file gives, in plain form.
         not_built: what else it asks for that dsbd-ort cannot do yet.
         num_top_logits: K of the engines' heads, the smaller one; 0 where they return all logits.
+        can_process: whether the target returns or keeps all logits, as ``PROCESSING`` requires.
     """
 
     options: dict[str, Any] = field(default_factory=dict)
     not_built: dict[str, Any] = field(default_factory=dict)
     num_top_logits: int = 0
+    can_process: bool = True
     _has_told_top_k: bool = False
 
     @classmethod
@@ -66,9 +66,11 @@ class ModelDefaults:
         """
         heads = [parse_num_top_logits(entry.logits) for entry in bundle.entry_by_role.values()]
         num_top_logits = min((most for most in heads if most), default=0)
+        target = bundle.entry("target")
+        can_process = not parse_num_top_logits(target.logits) or target.kept_output is not None
         file = bundle.path / GENERATION_CONFIG_FILE
         if not reads_file or GENERATION_CONFIG_FILE not in bundle.manifest.files:
-            return cls(num_top_logits=num_top_logits)
+            return cls(num_top_logits=num_top_logits, can_process=can_process)
         content = json_from_file(file)
         if not isinstance(content, dict):
             raise BundleError(f"{file} is {in_short(content)}, expected a JSON object")
@@ -82,9 +84,15 @@ class ModelDefaults:
                         f"{file}: {error}; export the bundle again from a checkpoint whose file is "
                         "right, or open it without (--no-generation-config)"
                     ) from error
+        usual = vars(DecodingConfig())
+        for name in (*PROCESSING, "min_p", "typical_p"):
+            if options.get(name) == usual[name]:  # as transformers writes them: off
+                del options[name]
         asked = {name: content[name] for name in _NOT_BUILT if name in content}
         not_built = {n: value for n, value in asked.items() if value not in _NOT_BUILT[n]}
-        return cls(options, not_built, num_top_logits)
+        if not can_process:
+            not_built |= {name: options.pop(name) for name in PROCESSING if name in options}
+        return cls(options, not_built, num_top_logits, can_process)
 
     def log(self) -> None:
         """Log what requests will get, and what the file asks for in vain."""

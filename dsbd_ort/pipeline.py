@@ -44,7 +44,7 @@ from dsbd_ort.results import (
     StopSearch,
     StreamPiece,
     TextStream,
-    text_before_stop,
+    text_until_stop,
 )
 from dsbd_runtime.bundle import Bundle, open_bundle
 from dsbd_runtime.causal_lm import CausalLM
@@ -301,7 +301,7 @@ class Pipeline:
 
     def text_stream(self, config: DecodingConfig) -> TextStream:
         """Return what turns the iterations of a request into stream pieces."""
-        return TextStream(self.tokenizer_of(config), config.stop_texts)
+        return TextStream(self.tokenizer_of(config), config.stop_texts, config.min_new_tokens)
 
     def tokenizer_of(self, config: DecodingConfig) -> Tokenizer:
         """Return the tokenizer by which a request's tokens become text."""
@@ -318,7 +318,7 @@ class Pipeline:
         """Return a decoding result with the text of its sequences."""
         sequences, tokenizer = [], self.tokenizer_of(config)
         for sequence in result.sequences:
-            text = text_before_stop(tokenizer.decode(sequence.token_ids), config.stop_texts)
+            text = text_until_stop(tokenizer, sequence.token_ids, config)
             sequences.append(GeneratedSequence(**vars(sequence), text=text))
         assert config.seed is not None  # drawn by ``prepare``
         return GenerationResult(sequences, result.stats, config.seed, result.prompt_logprobs)

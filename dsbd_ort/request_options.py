@@ -38,6 +38,20 @@ class RequestOptions(TypedDict, total=False):
     temperature: float
     top_k: int
     top_p: float
+    min_p: float
+    typical_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    no_repeat_ngram_size: int
+    bad_words_ids: Sequence[int | Sequence[int]]
+    logit_bias: Mapping[int, float] | Sequence[tuple[int, float]]
+    suppress_tokens: Sequence[int]
+    min_new_tokens: int
+    forced_bos_token_id: int | None
+    forced_eos_token_id: int | None
+    constraint: Any
+    logits_processors: Sequence[Any]
     max_new_tokens: int
     seed: int | None
     num_return_sequences: int

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dsbd_ort.decoding import DecodedSequence, DecodingStats, IterationOutput
+from dsbd_ort.decoding import DecodedSequence, DecodingConfig, DecodingStats, IterationOutput
 from dsbd_ort.decoding.top_tokens import PromptLogprobs, TokenLogprobs
 from dsbd_runtime.stream_decoder import StreamDecoder, TextWindow
 from dsbd_runtime.tokenizer import Tokenizer
@@ -74,9 +74,13 @@ class StreamPiece:
 class TextStream:
     """Turns the iterations of a request into stream pieces: the tokens and text each one adds."""
 
-    def __init__(self, tokenizer: Tokenizer, stop_texts: Sequence[str]) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, stop_texts: Sequence[str], num_exempt: int = 0
+    ) -> None:
+        """Take the stop strings, which are looked for behind the first ``num_exempt`` tokens."""
         self._decoder = StreamDecoder(tokenizer)
         self._stops = StopFilter(stop_texts)
+        self._num_exempt = num_exempt
         self._num_shown = 0
 
     def push(self, output: IterationOutput) -> StreamPiece:
@@ -85,18 +89,24 @@ class TextStream:
         tokens = output.agreed_tokens[shown:]
         if not tokens:
             return StreamPiece([], "", [], output.stats)
+        text = self._text_of(tokens)
         self._num_shown += len(tokens)
-        text = self._stops.push(self._decoder.push(tokens))
         tops = output.agreed_top_logprobs(shown)
         return StreamPiece(tokens, text, output.agreed_logprobs(shown), output.stats, tops)
 
     def finish(self, best: GeneratedSequence) -> StreamPiece:
         """Return the rest of the best sequence."""
         tokens = best.token_ids[self._num_shown :]
-        text = self._decoder.push(tokens) + self._decoder.finish()
-        text = self._stops.push(text) + self._stops.finish()
+        text = self._text_of(tokens)
+        text += self._stops.push(self._decoder.finish()) + self._stops.finish()
         tops = best.top_logprobs and best.top_logprobs[self._num_shown :]
         return StreamPiece(tokens, text, best.token_logprobs[self._num_shown :], None, tops)
+
+    def _text_of(self, tokens: list[int]) -> str:
+        """Return the text of the next tokens, as far as no stop string has begun."""
+        num_exempt = max(self._num_exempt - self._num_shown, 0)
+        exempt = self._decoder.push(tokens[:num_exempt]) if num_exempt else ""
+        return exempt + self._stops.push(self._decoder.push(tokens[num_exempt:]))
 
 
 @dataclass(frozen=True)
@@ -131,9 +141,21 @@ class StopSearch:
         return StopSearch(self.tokenizer, self.stop_texts, has_ended, window, tail)
 
 
-def text_before_stop(text: str, stop_texts: Sequence[str]) -> str:
-    """Return ``text`` up to where its earliest stop string begins."""
-    return text[: min((text.find(stop) for stop in stop_texts if stop in text), default=None)]
+def text_before_stop(text: str, stop_texts: Sequence[str], num_exempt: int = 0) -> str:
+    """Return ``text`` up to its earliest stop string behind the first ``num_exempt`` characters."""
+    found = [begin for stop in stop_texts if (begin := text.find(stop, num_exempt)) >= 0]
+    return text[: min(found, default=None)]
+
+
+def text_until_stop(tokenizer: Tokenizer, token_ids: list[int], config: DecodingConfig) -> str:
+    """Return the text of new tokens, up to a stop string behind the first ``min_new_tokens``."""
+    text = tokenizer.decode(token_ids)
+    if not config.stop_texts or not config.min_new_tokens:
+        return text_before_stop(text, config.stop_texts)
+    exempt = tokenizer.decode(token_ids[: config.min_new_tokens])
+    while not text.startswith(exempt):  # its last character is cut, or became another
+        exempt = exempt[:-1]
+    return text_before_stop(text, config.stop_texts, len(exempt))
 
 
 class StopFilter:

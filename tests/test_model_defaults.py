@@ -23,6 +23,7 @@ from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle
 
 QWEN = {"temperature": 0.7, "top_k": 20, "top_p": 0.8, "repetition_penalty": 1.05}
 WARPED = {"temperature": 0.7, "top_k": 20, "top_p": 0.8}
+PENALTY = {"repetition_penalty": 1.05}
 ASKED: dict[str, Any] = {"max_new_tokens": 8, "seed": 3, "eos_token_id": ()}
 
 BundleWith = Callable[[object], Path]
@@ -53,8 +54,8 @@ def bundle_with(tiny_bundle: Bundle, tmp_path: Path) -> BundleWith:
 def test_a_request_gets_what_it_leaves_out_where_its_strategy_reads_it(
     bundle_with: BundleWith, tiny_bundle: Bundle, strategy: str
 ) -> None:
-    reads = {} if STRATEGIES[strategy].rule == "search" else WARPED
-    own = {"temperature": 0.5} if reads else {}
+    reads = PENALTY | ({} if STRATEGIES[strategy].rule == "search" else WARPED)
+    own = {"temperature": 0.5} if "temperature" in reads else {}
     with Pipeline.from_bundle(bundle_with(QWEN)) as by_default:
         with Pipeline.from_bundle(tiny_bundle.path) as plain:
             for given in ({}, own):
@@ -64,8 +65,8 @@ def test_a_request_gets_what_it_leaves_out_where_its_strategy_reads_it(
         config = by_default.config({"strategy": strategy, **own})
     with Pipeline.from_bundle(bundle_with(QWEN), generation_config=False) as without:
         assert without.config({"strategy": strategy}).top_k == 0
-    assert (config.temperature, config.top_k, config.top_p) == (
-        (0.5, 20, 0.8) if reads else (1.0, 0, 1.0)
+    assert (config.temperature, config.top_k, config.top_p, config.repetition_penalty) == (
+        (0.5, 20, 0.8, 1.05) if own else (1.0, 0, 1.0, 1.05)
     )
 
 
@@ -83,27 +84,26 @@ def test_a_default_never_refuses_a_request(bundle_with: BundleWith, strategy: st
 
 def test_what_the_caller_sends_counts_and_may_be_refused(bundle_with: BundleWith) -> None:
     with Pipeline.from_bundle(bundle_with(QWEN)) as pipeline:
-        assert pipeline.config({"top_k": 0, "top_p": 1, "temperature": 1}) == (
-            DecodingConfig(eos_token_id=pipeline.config({}).eos_token_id).settled(
-                costs_are_known=True
-            )
-        )
+        asked = {"top_k": 0, "top_p": 1, "temperature": 1, "repetition_penalty": 1, "seed": 0}
+        plain = DecodingConfig(eos_token_id=pipeline.config({}).eos_token_id, seed=0)
+        assert pipeline.config(asked) == plain.settled(costs_are_known=True)
         with pytest.raises(ConfigError, match="top_k is 5, which means nothing to strategy greedy"):
             pipeline.generate("ab", strategy="greedy", top_k=5)
         with Service(pipeline) as service:
             served = service.generate("ab", **ASKED)
         assert tokens(served) == tokens(pipeline.generate("ab", **ASKED))
-        assert tokens(served) == tokens(pipeline.generate("ab", **ASKED, **WARPED))
+        assert tokens(served) == tokens(pipeline.generate("ab", **ASKED, **QWEN))
 
 
 def test_what_cannot_be_done_yet_is_said_once_a_bundle(
     bundle_with: BundleWith, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.WARNING), Pipeline.from_bundle(bundle_with(QWEN)) as pipeline:
+    file = {**QWEN, "epsilon_cutoff": 0.1}
+    with caplog.at_level(logging.WARNING), Pipeline.from_bundle(bundle_with(file)) as pipeline:
         for _ in range(2):
             pipeline.generate("ab", **ASKED)
     (record,) = caplog.records
-    assert "goes without: repetition_penalty 1.05" in record.getMessage()
+    assert "goes without: epsilon_cutoff 0.1" in record.getMessage()
 
 
 NEUTRAL = {"repetition_penalty": 1.0, "min_p": 0.0, "typical_p": 1.0, "no_repeat_ngram_size": 0}
@@ -144,15 +144,15 @@ def test_a_malformed_file_is_named_at_opening(
 
 
 def test_inspect_shows_the_defaults_and_who_does_not_read_them(bundle_with: BundleWith) -> None:
-    folder = str(bundle_with({**QWEN, "max_new_tokens": 99}))
+    folder = str(bundle_with({**QWEN, "max_new_tokens": 99, "eta_cutoff": 0.2}))
     text = CliRunner().invoke(inspect, [folder]).stdout
-    listed = "temperature 0.7, top_k 20, top_p 0.8, max_new_tokens 99"
+    listed = "temperature 0.7, top_k 20, top_p 0.8, repetition_penalty 1.05, max_new_tokens 99"
     assert f"defaults of generation_config.json: {listed}" in text
     assert "not read by search strategies: temperature, top_k, top_p" in text
-    assert "dsbd-ort cannot do yet: repetition_penalty 1.05" in text
+    assert "dsbd-ort cannot do yet: eta_cutoff 0.2" in text
     summary = json.loads(CliRunner().invoke(inspect, [folder, "--json"]).stdout)
-    assert summary["generation_config"] == {**WARPED, "max_new_tokens": 99}
-    assert summary["not_built"] == {"repetition_penalty": 1.05}
+    assert summary["generation_config"] == {**QWEN, "max_new_tokens": 99}
+    assert summary["not_built"] == {"eta_cutoff": 0.2}
 
 
 def test_the_command_takes_the_file_or_leaves_it(bundle_with: BundleWith) -> None:

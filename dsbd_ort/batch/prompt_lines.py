@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import logging
@@ -15,7 +14,7 @@ from typing import Any
 
 from dsbd_errors import DsbdError
 from dsbd_ort.answers import TextGenerator, answer
-from dsbd_ort.decoding import DecodingConfig
+from dsbd_ort.decoding.option_table import IN_PYTHON_ALONE, OPTION_TABLE
 from dsbd_ort.decoding.option_values import did_you_mean
 from dsbd_ort.pipeline import PipelineSettings
 from dsbd_ort.prompts import new_seed, user_messages
@@ -29,7 +28,7 @@ _log = logging.getLogger(__name__)
 _MOST_CHARACTERS = 1000  # of an error message, which may quote the line
 MOST_LEVELS = 64
 """Depth of nested lists and objects that parsers, worker processes and templates accept."""
-_OPTIONS = frozenset(option.name for option in dataclasses.fields(DecodingConfig))
+_OPTIONS = frozenset(OPTION_TABLE) - {*IN_PYTHON_ALONE}
 _OTHERS = frozenset(("id", "prompt", "messages"))
 _BOM = b"\xef\xbb\xbf"
 _STRING_OR_BRACKET = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\Z)|[\[\]{}]', re.DOTALL)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from pathlib import Path
@@ -11,7 +12,14 @@ import click
 
 from dsbd_ort.decoding.errors import ConfigError
 from dsbd_ort.decoding.option_table import OPTION_TABLE
-from dsbd_ort.decoding.option_values import Choice, Number, Whole, Wholes
+from dsbd_ort.decoding.option_values import (
+    Biases,
+    Choice,
+    Number,
+    TokenSequences,
+    Whole,
+    Wholes,
+)
 from dsbd_ort.engine.limits import MOST, MOST_BYTES, MOST_SECONDS
 from dsbd_runtime.typed_json import in_short
 
@@ -68,6 +76,8 @@ class OptionText(click.ParamType[Any]):
                 self.name = "FLOAT"
             case Choice(choices) if len(choices) <= _MOST_CHOICES_SHOWN:
                 self.name = "|".join(str(choice).lower() for choice in choices)
+            case TokenSequences() | Biases():
+                self.name = "JSON"
             case _:
                 self.name = "TEXT"
 
@@ -99,6 +109,9 @@ class OptionText(click.ParamType[Any]):
                 return _wholes(text)
             case Number():
                 return _number(text)
+            case TokenSequences() | Biases():
+                with contextlib.suppress(ValueError, RecursionError):
+                    return json.loads(text)
             case Choice(choices) if True in choices:
                 return {"true": True, "false": False}.get(text.lower(), text)
         return text

@@ -197,6 +197,18 @@ OPTIONS = {
     "temperature": "of both models",
     "top_k": "draw from the k most probable tokens; 0: from all",
     "top_p": "draw from the smallest set of this probability; 1: from all",
+    "min_p": "draw from tokens of at least this share of the best one's probability",
+    "typical_p": "draw from the tokens nearest to the entropy, of this probability; 1: from all",
+    "repetition_penalty": "above 1: fewer tokens of prompt and output",
+    "presence_penalty": "subtracted from the logits of tokens in the output",
+    "frequency_penalty": "the same, for each time",
+    "no_repeat_ngram_size": "no n-gram of this size twice; 0: off",
+    "bad_words_ids": "token sequences that never occur, as JSON: [[5], [7, 8]]",
+    "logit_bias": 'added to the logits of tokens, as JSON: {"5": -1.5}',
+    "suppress_tokens": "token ids that never occur",
+    "min_new_tokens": "none of so many new tokens ends the output",
+    "forced_bos_token_id": "the only token behind a prompt of one token",
+    "forced_eos_token_id": "the last of max_new_tokens",
     "max_new_tokens": "longest continuation",
     "seed": "same seed, same output",
     "num_return_sequences": "how many of the final beams to print, best first",
@@ -216,8 +228,15 @@ OPTIONS = {
 
 _SECTIONS = {
     "Strategy and beams": "strategy num_beams num_return_sequences length_penalty early_stopping",
-    "Sampling": "temperature top_k top_p seed",
-    "Length and end": "max_new_tokens stop_strings eos_token_id",
+    "Sampling": "temperature top_k top_p min_p typical_p seed",
+    "Length and end": (
+        "max_new_tokens min_new_tokens stop_strings eos_token_id forced_eos_token_id "
+        "forced_bos_token_id"
+    ),
+    "Penalties and bans": (
+        "repetition_penalty presence_penalty frequency_penalty no_repeat_ngram_size "
+        "bad_words_ids logit_bias suppress_tokens"
+    ),
     "Text and log-probabilities": "top_logprobs prompt_logprobs skip_special_tokens",
     "Drafts and width (rarely needed)": (
         "draft_policy draft_length draft_beams width_policy min_beams accept_threshold "
@@ -248,7 +267,7 @@ def decoding_options(*, without: Collection[str] = ()) -> Any:
         default = default_by_name[name]
         settings = {
             "type": OptionText(name),
-            "help": OPTIONS[name] + ("" if default is None else f" [{default}]"),
+            "help": OPTIONS[name] + ("" if default in (None, ()) else f" [{default}]"),
             "section": section,
         }
         if name == "stop_strings":

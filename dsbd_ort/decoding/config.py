@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
@@ -119,7 +119,7 @@ class DecodingConfig:
     forced_bos_token_id: int | None = None
     forced_eos_token_id: int | None = None
     constraint: Any = None
-    logits_processors: Sequence[Callable[..., Any]] = ()
+    logits_processors: Sequence[Any] = ()
     max_new_tokens: int = 64
     seed: int | None = None
     num_return_sequences: int = 1
@@ -214,9 +214,14 @@ class DecodingConfig:
         return self.joint_beams
 
     @property
+    def controls(self) -> list[str]:
+        """The options given that are processors or a constraint."""
+        return [name for name, off in _NO_CONTROLS.items() if getattr(self, name) != off]
+
+    @property
     def has_controls(self) -> bool:
         """Whether a processor or a constraint changes what may be drawn."""
-        return any(getattr(self, name) != usual for name, usual in _NO_CONTROLS.items())
+        return bool(self.controls)
 
     @property
     def biases(self) -> tuple[tuple[int, float], ...]:

@@ -344,6 +344,10 @@ OPTION_TABLE = {  # resolved in this order: what decides stands above what it de
 }
 
 
+IN_PYTHON_ALONE = ("constraint", "logits_processors")
+"""Options whose values are objects, which no text or JSON can give."""
+
+
 def read_option(name: str, value: object) -> Any:
     """Return a value in its plain form, None where None is to be resolved.
 

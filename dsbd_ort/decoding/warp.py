@@ -269,6 +269,12 @@ def check_top_k(role: Role, model: Head, config: DecodingConfig) -> None:
         ConfigError: naming what to change.
     """
     most, top_k = num_top_logits(model), Warp.of(config).top_k
+    if most and config.has_controls and role == "target" and not keeps_full_logits(model):
+        raise ConfigError(
+            f"{', '.join(config.controls)} may raise tokens that are not among the {most} logits "
+            "which the target's engine returns of a position, and it keeps no others; leave it "
+            "out, or export again, where --logits topk keeps them all (or with --logits full)"
+        )
     if not most or 1 <= top_k <= most:
         return
     if config.row.rule == "search" and (role == "draft" or keeps_full_logits(model)):

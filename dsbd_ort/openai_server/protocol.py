@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -11,23 +10,25 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from dsbd_ort.decoding import STRATEGIES, DecodingConfig
+from dsbd_ort.decoding.option_table import IN_PYTHON_ALONE, OPTION_TABLE
 from dsbd_ort.decoding.option_values import did_you_mean
 from dsbd_ort.openai_server.errors import bad_request
-from dsbd_ort.openai_server.request_fields import FIELDS, refusal, without_neutral
+from dsbd_ort.openai_server.request_fields import FIELDS, without_neutral
 
 OPENAI_NAMES = {  # OpenAI's name: that of DecodingConfig
     "max_tokens": "max_new_tokens",
     "max_completion_tokens": "max_new_tokens",
+    "min_tokens": "min_new_tokens",
     "stop": "stop_strings",
     "num_return_sequences": "num_return_sequences",
     "temperature": "temperature",
     "top_p": "top_p",
     "seed": "seed",
 }
-_OWN_FIELDS = ("top_logprobs", "prompt_logprobs")  # HTTP has other fields for these two
-OPTION_NAMES = frozenset(field.name for field in dataclasses.fields(DecodingConfig)) - {
-    *_OWN_FIELDS
-}
+_NO_FIELDS = ("top_logprobs", "prompt_logprobs", *IN_PYTHON_ALONE)
+"""Options that HTTP has other fields for, or none."""
+
+OPTION_NAMES = frozenset(OPTION_TABLE) - {*_NO_FIELDS}
 
 FinishReason = Literal["stop", "length"]
 FINISH_REASONS: dict[str, FinishReason] = {"eos": "stop", "stop": "stop", "length": "length"}
@@ -37,7 +38,7 @@ FINISH_REASONS: dict[str, FinishReason] = {"eos": "stop", "stop": "stop", "lengt
 def _describe_options(schema: dict[str, Any]) -> None:
     """Add the fields of DecodingConfig, which checks them itself, to the schema of a body."""
     described = TypeAdapter(DecodingConfig).json_schema()["properties"]
-    for name in _OWN_FIELDS:
+    for name in _NO_FIELDS:
         del described[name]
     described["strategy"]["enum"] = list(STRATEGIES)
     schema["properties"] = {**described, **schema["properties"]}
@@ -91,7 +92,6 @@ class GenerationBody(BaseModel):
             known = {*type(self).model_fields, *OPTION_NAMES, *FIELDS}
             expected = did_you_mean(unknown[0], known) or "; see docs/serving.md"
             raise bad_request(f"unknown field {unknown[0]!r}{expected}", unknown[0])
-        self._check_min_tokens(options)
         for openai_name, name in OPENAI_NAMES.items():
             value = getattr(self, openai_name)
             if value is None:
@@ -101,12 +101,6 @@ class GenerationBody(BaseModel):
                 raise bad_request(message, openai_name)
             options[name] = value
         return options
-
-    def _check_min_tokens(self, options: dict[str, Any]) -> None:
-        """Refuse a shortest length, unless nothing can end a sequence earlier."""
-        ends = self.stop or self.stop_token_ids or options.get("stop_strings")
-        if self.min_tokens and (ends or not self.ignore_eos or options.get("eos_token_id")):
-            raise refusal("min_tokens", FIELDS["min_tokens"])
 
 
 class Usage(BaseModel):
