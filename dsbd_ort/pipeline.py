@@ -24,7 +24,8 @@ from dsbd_ort.decoding import (
 )
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder, decoded_together
 from dsbd_ort.decoding.cost_curve import Costs, LearnedCosts
-from dsbd_ort.decoding.decode import Iterations, check_decodable, iterations_of
+from dsbd_ort.decoding.decode import Iterations, iterations_of
+from dsbd_ort.decoding.set_up import check_decodable
 from dsbd_ort.model_defaults import ModelDefaults
 from dsbd_ort.model_pair import KeptEstimators, KeptRows, RequestLock, capacity_error
 from dsbd_ort.pipeline_options import OpeningOptions, PipelineOptions
