@@ -325,8 +325,11 @@ def most_rows(num_prompt_tokens: int, config: DecodingConfig) -> int:
     num_layers = len(config.layer_widths) + 1
     on_paths = num_beams * (config.max_new_tokens + 1)
     left = num_beams + most_descendants(config)
-    again = num_beams if config.row.rule == "search" else 0  # see ForestCache.complete
-    added = sum(config.layer_widths) + (num_layers + 1) * num_beams + again
+    added = sum(config.layer_widths) + (num_layers + 1) * num_beams
+    if config.has_controls:  # see ForestCache.compute: once more what a top-k head left out
+        added *= 2
+    elif config.row.rule == "search":  # see ForestCache.complete
+        added += num_beams
     return num_prompt_tokens + on_paths + left + added
 
 
