@@ -16,8 +16,11 @@ import numpy as np
 from dsbd_errors import DsbdError
 from dsbd_ort.decoding.cache_view import PrefixCache
 from dsbd_ort.decoding.throughput import AcceptanceEstimator
+from dsbd_ort.pipeline_options import PipelineOptions
+from dsbd_runtime.bundle import Bundle
 from dsbd_runtime.causal_lm import CausalLM
-from dsbd_runtime.errors import CapacityError
+from dsbd_runtime.errors import CapacityError, InputError
+from dsbd_runtime.loading import load_causal_lm, load_pair
 
 MOST_ESTIMATORS = 64
 """Settings (strategy, width and warping) for which draft_policy "throughput" remembers how often
@@ -114,3 +117,28 @@ def capacity_error(error: MemoryError) -> CapacityError:
         f"no memory for this request ({error}); use fewer beams, a shorter draft or fewer new "
         "tokens"
     )
+
+
+def loaded_pair(bundle: Bundle, options: PipelineOptions) -> tuple[CausalLM, CausalLM | None]:
+    """Return the engines of target and, where the bundle has one, draft."""
+    if "draft" in bundle.roles:
+        return load_pair(
+            bundle,
+            provider=options.provider,
+            draft_provider=options.draft_provider,
+            num_threads=options.num_threads,
+            cuda_graphs=options.cuda_graphs,
+        )
+    if options.draft_provider is not None:
+        raise InputError(
+            f"draft_provider is {options.draft_provider!r}, but the bundle {bundle.path} has "
+            "no draft; leave it out"
+        )
+    target = load_causal_lm(
+        bundle,
+        "target",
+        provider=options.provider,
+        num_threads=options.num_threads,
+        cuda_graphs=options.cuda_graphs,
+    )
+    return target, None

@@ -27,7 +27,13 @@ from dsbd_ort.decoding.cost_curve import Costs, LearnedCosts
 from dsbd_ort.decoding.decode import Iterations, iterations_of
 from dsbd_ort.decoding.set_up import check_decodable
 from dsbd_ort.model_defaults import ModelDefaults
-from dsbd_ort.model_pair import KeptEstimators, KeptRows, RequestLock, capacity_error
+from dsbd_ort.model_pair import (
+    KeptEstimators,
+    KeptRows,
+    RequestLock,
+    capacity_error,
+    loaded_pair,
+)
 from dsbd_ort.pipeline_options import OpeningOptions, PipelineOptions
 from dsbd_ort.prompts import check_context, new_seed, prompt_ids
 from dsbd_ort.request_options import (
@@ -51,7 +57,6 @@ from dsbd_runtime.bundle import Bundle, open_bundle
 from dsbd_runtime.causal_lm import CausalLM
 from dsbd_runtime.chat_template import ChatTemplate, Message
 from dsbd_runtime.errors import InputError
-from dsbd_runtime.loading import load_causal_lm, load_pair
 from dsbd_runtime.tokenizer import Tokenizer
 
 BundlePath = str | os.PathLike[str]
@@ -123,7 +128,7 @@ class Pipeline:
     def from_options(cls, path: BundlePath, options: PipelineOptions) -> Pipeline:
         """See ``from_bundle``."""
         bundle = open_bundle(path, verify=options.verify)
-        target, draft = _loaded(bundle, options)
+        target, draft = loaded_pair(bundle, options)
         return cls(
             bundle,
             target,
@@ -393,28 +398,3 @@ class Pipeline:
     def _empty_caches(self) -> None:
         self._rows.forget()
         self._rows.drop_but_for([])
-
-
-def _loaded(bundle: Bundle, options: PipelineOptions) -> tuple[CausalLM, CausalLM | None]:
-    """Return the engines of target and, where the bundle has one, draft."""
-    if "draft" in bundle.roles:
-        return load_pair(
-            bundle,
-            provider=options.provider,
-            draft_provider=options.draft_provider,
-            num_threads=options.num_threads,
-            cuda_graphs=options.cuda_graphs,
-        )
-    if options.draft_provider is not None:
-        raise InputError(
-            f"draft_provider is {options.draft_provider!r}, but the bundle {bundle.path} has "
-            "no draft; leave it out"
-        )
-    target = load_causal_lm(
-        bundle,
-        "target",
-        provider=options.provider,
-        num_threads=options.num_threads,
-        cuda_graphs=options.cuda_graphs,
-    )
-    return target, None
