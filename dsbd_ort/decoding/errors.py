@@ -3,6 +3,7 @@
 DsbdError                every error that a user can fix (dsbd_errors)
 └── DecodingError        every error of this package (also a ValueError)
     ├── ConfigError      a field of DecodingConfig, or a combination, that makes no sense
+    ├── ConstraintError  a constraint that makes no sense, or a path it leaves without a next token
     └── ModelError       a StepModel returned what the protocol does not allow
 """
 
@@ -15,6 +16,10 @@ class DecodingError(DsbdError, ValueError):
 
 class ConfigError(DecodingError):
     """A field of DecodingConfig, or a combination of fields, that makes no sense."""
+
+
+class ConstraintError(DecodingError):
+    """A constraint that makes no sense, or a path that it leaves without a next token."""
 
 
 class ModelError(DecodingError):
