@@ -126,7 +126,7 @@ class _State:
 
     def token_ids(self) -> NDArray[np.int64]:
         """Return prompt and new tokens, (length,) int64, read-only."""
-        tokens = [position.token for position in self.position.tail(0)]
-        found = np.concatenate([self.prompt_ids, np.array(tokens, dtype=np.int64)])
+        tokens = np.array(self.position.tokens(), dtype=np.int64)
+        found = np.concatenate([self.prompt_ids, tokens])
         found.flags.writeable = False
         return found

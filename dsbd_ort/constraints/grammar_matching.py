@@ -6,6 +6,7 @@ llguidance compiles grammars and computes masks; it is imported where a tokenize
 from __future__ import annotations
 
 import importlib
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -22,6 +23,8 @@ from dsbd_ort.decoding.errors import ConstraintError
 
 if TYPE_CHECKING:
     import llguidance
+
+_MOST_THREADS = 32
 
 MOST_COMPILED = 64
 """Grammars that a tokenizer keeps compiled."""
@@ -46,7 +49,12 @@ class GrammarTokenizer:
     """
 
     def __init__(
-        self, tokenizer_json: str, *, vocab_size: int, eos_token_ids: Sequence[int]
+        self,
+        tokenizer_json: str,
+        *,
+        vocab_size: int,
+        eos_token_ids: Sequence[int],
+        num_threads: int | None = None,
     ) -> None:
         """Read a tokenizer.
 
@@ -54,13 +62,17 @@ class GrammarTokenizer:
             tokenizer_json: text of a tokenizer.json.
             vocab_size: tokens of the model, which may be more or fewer than the tokenizer has.
             eos_token_ids: tokens that no grammar ever allows: the decoder allows them itself.
+            num_threads: how many compute masks; None is one a core, 32 at most.
         """
         library = _library()
         self._tokenizer = _read(library, tokenizer_json, vocab_size, eos_token_ids)
         self._limits = library.LLParserLimits(verbose_errors=False)
         num_words = _num_words(self._tokenizer.vocab_size)
         text_bits = _text_bits(vocab_size, self._tokenizer.eos_tokens)
-        self._masks = TextMasks(library.LLExecutor(), num_words, text_bits)
+        if num_threads is None:
+            num_threads = min(os.cpu_count() or 1, _MOST_THREADS)
+        executor = library.LLExecutor(num_threads) if num_threads > 1 else None
+        self._masks = TextMasks(executor, num_words, text_bits)
         self._compiled: OrderedDict[Grammar, GrammarConstraint] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -174,16 +186,16 @@ class GrammarConstraint:
     token; where more may follow, such a token ends it.
     """
 
-    def __init__(self, name: str, matcher: llguidance.LLMatcher, masks: TextMasks) -> None:
+    def __init__(self, name: str, root: llguidance.LLMatcher, masks: TextMasks) -> None:
         """Take a matcher at the beginning of a grammar; ``GrammarTokenizer.constraint`` does."""
         self._name = name
-        self._matcher = matcher
+        self._root = root
         self._masks = masks
-        self._start_bits = masks.of([matcher])[0]
-        if matcher.is_error():
-            raise grammar_error(name, matcher)
-        self._accepts_at_start = matcher.is_accepting()
-        self._lock = threading.Lock()
+        first = root.deep_copy()  # the root computes no masks, see matcher_pool
+        self._start_bits = masks.of([first])[0]
+        if first.is_error():
+            raise grammar_error(name, first)
+        self._accepts_at_start = first.is_accepting()
 
     @property
     def name(self) -> str:
@@ -192,9 +204,7 @@ class GrammarConstraint:
 
     def start(self, prompt_ids: Sequence[int]) -> States:
         """Return the beginning of a text, (1,) objects, whatever the prompt is."""
-        with self._lock:
-            matcher = self._matcher.deep_copy()
-        pool = MatcherPool(self._name, matcher, self._masks)
+        pool = MatcherPool(self._name, self._root, self._masks)
         beginning = Position(None, -1)
         state = GrammarState(pool, beginning, self._start_bits, self._accepts_at_start)
         return object_states([state])

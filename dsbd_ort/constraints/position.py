@@ -23,12 +23,12 @@ class Position:
         self.token = token
         self.depth: int = 0 if parent is None else parent.depth + 1
 
-    def tail(self, ancestor_depth: int) -> list[Position]:
-        """Return the positions of this path behind that depth, the last one is this."""
+    def tokens(self) -> list[int]:
+        """Return the tokens of this path."""
         found = []
         position = self
-        while position.depth > ancestor_depth and position.parent is not None:
-            found.append(position)
+        while position.parent is not None:
+            found.append(position.token)
             position = position.parent
         return found[::-1]
 
