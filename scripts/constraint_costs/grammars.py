@@ -143,7 +143,7 @@ class GrammarTimes:
 def grammar_times(
     name: str, tokenizer: tokenizers.Tokenizer, grammars: GrammarTokenizer, num_rounds: int
 ) -> GrammarTimes:
-    """Return the times of a schema, along four documents at a time."""
+    """Return the times of a schema, along documents that four beams follow."""
     schema, document = SCHEMAS[name]
     begin = time.perf_counter()
     constraint = JsonSchema(schema).bind(grammars)
@@ -151,21 +151,21 @@ def grammar_times(
     rng = np.random.default_rng(0)
     steps: list[tuple[int, float]] = []
     for _ in range(num_rounds):
-        texts = [
-            json.dumps(document(rng), ensure_ascii=False, separators=(",", ":"))
-            for _ in range(NUM_STATES)
-        ]
-        steps.extend(_walk(constraint, [tokenizer.encode(text).ids for text in texts]))
+        text = json.dumps(document(rng), ensure_ascii=False, separators=(",", ":"))
+        steps.extend(_walk(constraint, tokenizer.encode(text).ids, rng))
     depths, milliseconds = zip(*steps, strict=True)
     return GrammarTimes(compile_ms, np.array(milliseconds), np.array(depths))
 
 
-def _walk(constraint: Constraint, paths: list[list[int]]) -> Iterator[tuple[int, float]]:
-    """Yield depth and milliseconds of each step along some paths."""
-    states = constraint.start([]).repeat(len(paths))
-    for depth, tokens in enumerate(zip(*paths, strict=False)):
+def _walk(
+    constraint: Constraint, tokens: list[int], rng: np.random.Generator
+) -> Iterator[tuple[int, float]]:
+    """Yield depth and milliseconds of each step of four beams, which have random parents."""
+    states = constraint.start([]).repeat(NUM_STATES)
+    for depth, token in enumerate(tokens):
+        parents = rng.integers(0, NUM_STATES, NUM_STATES)
         begin = time.perf_counter()
-        states = constraint.advance(states, np.array(tokens, dtype=np.int64))
+        states = constraint.advance(states[parents], np.full(NUM_STATES, token))
         constraint.allowed(states)
         constraint.accepts(states)
         constraint.has_ended(states)

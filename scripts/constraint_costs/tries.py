@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import resource
 import statistics
 import time
+import tracemalloc
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -25,7 +25,7 @@ class TrieCosts:
     Attributes:
         num_nodes: nodes, the root included.
         build_s: seconds to build it from an array.
-        build_bytes: memory of the process at its peak, less what it had with the array alone.
+        build_bytes: the most memory that building takes at a time, without the array.
         num_bytes: bytes of the trie, and of its file.
         map_s: seconds to map it from its file.
         step_us: microseconds to advance the states of all beams and list what may follow, at each
@@ -51,11 +51,13 @@ def trie_costs(num_items: int, num_tokens: int, num_codes: int, num_beams: int) 
 def _costs(num_items: int, num_tokens: int, num_codes: int, num_beams: int) -> TrieCosts:
     rng = np.random.default_rng(0)
     items = rng.integers(0, num_codes, (num_items, num_tokens), dtype=np.int32)
-    before = _peak_bytes()
     begin = time.perf_counter()
     trie = TokenTrie.from_array(items)
     build_s = time.perf_counter() - begin
-    build_bytes = _peak_bytes() - before
+    tracemalloc.start()
+    TokenTrie.from_array(items)
+    build_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
     with TemporaryDirectory() as folder:
         file = Path(folder) / "items.trie"
         trie.save(file)
@@ -96,7 +98,3 @@ def _step(
         found.append(time.perf_counter() - begin)
         counts.append(len(allowed.tokens))
     return 1e6 * statistics.median(found), int(statistics.median(counts))
-
-
-def _peak_bytes() -> int:
-    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
