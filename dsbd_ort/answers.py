@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any, Protocol, Unpack
 
 from dsbd_ort.decoding import DecodingStats, TraceRecorder, WithResult
+from dsbd_ort.request_options import Prompt, RequestOptions
 from dsbd_ort.results import GenerationResult, StreamPiece
 from dsbd_runtime.chat_template import Message
 
@@ -24,11 +25,20 @@ class TextGenerator(Protocol):
     """Streams the continuation of a prompt: a Pipeline or a Service."""
 
     def stream(
-        self, prompt: str | Sequence[int], *, trace: TraceRecorder | None = None, **options: Any
+        self,
+        prompt: Prompt,
+        *,
+        trace: TraceRecorder | None = None,
+        **options: Unpack[RequestOptions],
     ) -> Generator[StreamPiece, None, GenerationResult]:
         """Stream the continuation of a prompt; see Pipeline.stream."""
 
-    def chat_prompt(self, messages: Sequence[Message]) -> list[int]:
+    def chat_prompt(
+        self,
+        messages: Sequence[Message],
+        *,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
         """Return the token ids of a conversation; see Pipeline.chat_prompt."""
 
 

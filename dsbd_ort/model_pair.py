@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from dsbd_errors import DsbdError
-from dsbd_ort.decoding.kv_cache import PrefixCache
+from dsbd_ort.decoding.cache_view import PrefixCache
 from dsbd_ort.decoding.throughput import AcceptanceEstimator
 from dsbd_runtime.causal_lm import CausalLM
 from dsbd_runtime.errors import CapacityError

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import os
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from inspect import signature
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec
+from typing import Any, Unpack, cast, overload
 
 import numpy as np
 
+from dsbd_errors import DsbdError
 from dsbd_ort.decoding import (
     DecodeResult,
     DecodingConfig,
@@ -23,17 +22,30 @@ from dsbd_ort.decoding import (
     WithResult,
     result_of,
 )
+from dsbd_ort.decoding.batched_decoder import BatchedDecoder, decoded_together
 from dsbd_ort.decoding.cost_curve import Costs, LearnedCosts
 from dsbd_ort.decoding.decode import Iterations, iterations_of
+from dsbd_ort.decoding.set_up import check_decodable
+from dsbd_ort.model_defaults import ModelDefaults
 from dsbd_ort.model_pair import KeptEstimators, KeptRows, RequestLock, capacity_error
-from dsbd_ort.prompts import check_context, prompt_ids
+from dsbd_ort.pipeline_options import OpeningOptions, PipelineOptions
+from dsbd_ort.prompts import check_context, new_seed, prompt_ids
+from dsbd_ort.request_options import (
+    Options,
+    Prompt,
+    Prompts,
+    RequestOptions,
+    given_options,
+    is_given,
+    is_several,
+)
 from dsbd_ort.results import (
     GeneratedSequence,
     GenerationResult,
     StopSearch,
     StreamPiece,
     TextStream,
-    text_before_stop,
+    text_until_stop,
 )
 from dsbd_runtime.bundle import Bundle, open_bundle
 from dsbd_runtime.causal_lm import CausalLM
@@ -43,30 +55,7 @@ from dsbd_runtime.loading import load_causal_lm, load_pair
 from dsbd_runtime.tokenizer import Tokenizer
 
 BundlePath = str | os.PathLike[str]
-Keywords = ParamSpec("Keywords")
-
-
-@dataclass(frozen=True, kw_only=True)
-class PipelineOptions:
-    """How a bundle is opened: the keywords of ``Pipeline.from_bundle``, the fields of C's settings.
-
-    Attributes:
-        provider: an execution provider of the table in docs/gpu.md; "cuda:1" is the second GPU.
-        draft_provider: the provider of the draft; None means that of the target.
-        num_threads: on the CPU, threads of the target, and of a draft that is not small; None lets
-            ONNX Runtime choose. See load_pair.
-        cuda_graphs: on "cuda", capture each size of call once and replay it.
-        verify: also check the hash of every file.
-        prefix_cache: keep cache rows between requests, so that of a prompt only the part behind
-            the common prefix is computed.
-    """
-
-    provider: str = "cpu"
-    draft_provider: str | None = None
-    num_threads: int | None = None
-    cuda_graphs: bool = False
-    verify: bool = False
-    prefix_cache: bool = True
+_TOGETHER = 8  # prompts of a list that share the engine calls
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,32 +69,6 @@ class PipelineSettings(PipelineOptions):
         return Pipeline.from_options(self.bundle, self)
 
 
-def _with_keywords_of(
-    options: Callable[Keywords, PipelineOptions],
-) -> Callable[
-    [Callable[[type[Pipeline], BundlePath, PipelineOptions], Pipeline]],
-    Callable[Concatenate[type[Pipeline], BundlePath, Keywords], Pipeline],
-]:
-    """Let a method that takes ``options`` take their fields as keywords, typed and completed."""
-
-    def decorate(
-        method: Callable[[type[Pipeline], BundlePath, PipelineOptions], Pipeline],
-    ) -> Callable[Concatenate[type[Pipeline], BundlePath, Keywords], Pipeline]:
-        @functools.wraps(method)
-        def from_keywords(
-            cls: type[Pipeline], path: BundlePath, *args: Keywords.args, **kwargs: Keywords.kwargs
-        ) -> Pipeline:
-            return method(cls, path, options(*args, **kwargs))
-
-        own = [p for p in signature(method).parameters.values() if p.name != "options"]
-        keywords = signature(options).parameters.values()
-        shown = signature(method).replace(parameters=[*own, *keywords])
-        from_keywords.__signature__ = shown  # type: ignore[attr-defined]
-        return from_keywords  # type: ignore[return-value]  # path may be a keyword too
-
-    return decorate
-
-
 class Pipeline:
     """An opened bundle, ready to generate; may be shared by threads.
 
@@ -114,6 +77,7 @@ class Pipeline:
 
     Attributes:
         bundle, tokenizer: the opened bundle and its tokenizer.
+        defaults: what requests that leave options out get.
         costs: of the engines' calls, learned as requests make them.
         reuses_prefix: whether cache rows are reused for prompts with a common prefix.
     """
@@ -126,6 +90,7 @@ class Pipeline:
         *,
         costs: Costs | None = None,
         prefix_cache: bool = True,
+        generation_config: bool = True,
     ) -> None:
         """Take the opened parts; ``from_bundle`` opens them.
 
@@ -133,6 +98,8 @@ class Pipeline:
         """
         self.bundle = bundle
         self.tokenizer = Tokenizer.from_bundle(bundle)
+        self.defaults = ModelDefaults.from_bundle(bundle, reads_file=generation_config)
+        self.defaults.log()
         self._chat_template: ChatTemplate | None = None
         self._target = target
         self._draft = draft
@@ -143,46 +110,27 @@ class Pipeline:
         self._estimators = KeptEstimators()
 
     @classmethod
-    @_with_keywords_of(PipelineOptions)
-    def from_bundle(cls, path: BundlePath, options: PipelineOptions) -> Pipeline:
+    def from_bundle(cls, path: BundlePath, **options: Unpack[OpeningOptions]) -> Pipeline:
         """Open the bundle in the folder ``path``; keywords are the fields of PipelineOptions.
 
         Raises:
             BundleError: the bundle is absent, damaged or contradictory.
             ProviderError: the provider is unknown or not on this machine.
         """
-        return cls.from_options(path, options)
+        return cls.from_options(path, PipelineOptions(**options))
 
     @classmethod
     def from_options(cls, path: BundlePath, options: PipelineOptions) -> Pipeline:
         """See ``from_bundle``."""
         bundle = open_bundle(path, verify=options.verify)
-        if "draft" not in bundle.roles:
-            return cls._without_draft(bundle, options)
-        target, draft = load_pair(
+        target, draft = _loaded(bundle, options)
+        return cls(
             bundle,
-            provider=options.provider,
-            draft_provider=options.draft_provider,
-            num_threads=options.num_threads,
-            cuda_graphs=options.cuda_graphs,
+            target,
+            draft,
+            prefix_cache=options.prefix_cache,
+            generation_config=options.generation_config,
         )
-        return cls(bundle, target, draft, prefix_cache=options.prefix_cache)
-
-    @classmethod
-    def _without_draft(cls, bundle: Bundle, options: PipelineOptions) -> Pipeline:
-        if options.draft_provider is not None:
-            raise InputError(
-                f"draft_provider is {options.draft_provider!r}, but the bundle {bundle.path} has "
-                "no draft; leave it out"
-            )
-        target = load_causal_lm(
-            bundle,
-            "target",
-            provider=options.provider,
-            num_threads=options.num_threads,
-            cuda_graphs=options.cuda_graphs,
-        )
-        return cls(bundle, target, None, prefix_cache=options.prefix_cache)
 
     @property
     def _models(self) -> list[CausalLM]:
@@ -205,15 +153,47 @@ class Pipeline:
     ) -> None:
         self.close()
 
+    @overload
     def generate(
-        self, prompt: str | Sequence[int], *, trace: TraceRecorder | None = None, **options: Any
-    ) -> GenerationResult:
+        self,
+        prompt: Prompt,
+        *,
+        config: DecodingConfig | None = None,
+        trace: TraceRecorder | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> GenerationResult: ...
+
+    @overload
+    def generate(
+        self,
+        prompt: Prompts,
+        *,
+        config: DecodingConfig | None = None,
+        trace: None = None,
+        **options: Unpack[RequestOptions],
+    ) -> list[GenerationResult]: ...
+
+    def generate(
+        self,
+        prompt: Prompt | Prompts,
+        *,
+        config: DecodingConfig | None = None,
+        trace: TraceRecorder | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> GenerationResult | list[GenerationResult]:
         """Continue a prompt; further keyword arguments are the fields of ``DecodingConfig``.
 
+        A list of prompts gives a list of results, each that of its prompt alone; they share the
+        engine calls, and the cache as far as they begin alike.
+
         Args:
-            prompt: text, or token ids.
+            prompt: text or token ids, or a list of texts or of lists of token ids.
+            config: instead of keyword arguments, taken as it is, but that ``eos_token_id`` and
+                ``seed`` None mean the same.
             trace: records every iteration; usually a ``RequestTrace``.
-            options: see DecodingConfig. ``eos_token_id`` None means the model's own.
+            options: see DecodingConfig. What is left out, or ``eos_token_id`` None, is the model's
+                own: see ``ModelDefaults``, and as much of it as fits the context. ``seed`` None is
+                a random one, which the result reports.
 
         Raises:
             DecodingError: the options or the prompt are invalid.
@@ -221,11 +201,45 @@ class Pipeline:
             BusyError: this thread has a stream that is not finished.
             EngineError: an engine failed in a call.
         """
-        request = self.prepare(prompt, options, trace=trace)
+        given = given_options(config, options)
+        if is_several(prompt):
+            if trace is not None:
+                raise InputError("trace records one request; generate its prompt alone")
+            return self._generate_all(cast("Sequence[Prompt]", prompt), given)
+        request = self.prepare(cast("Prompt", prompt), given, trace=trace)
         return self.with_text(result_of(self._iterations(request)), request.config)
 
+    def _generate_all(self, prompts: Sequence[Prompt], options: Options) -> list[GenerationResult]:
+        requests = []
+        for index, prompt in enumerate(prompts):
+            try:
+                requests.append(self.prepare(prompt, options))
+                check_decodable(requests[-1], self._target, self._draft)
+            except DsbdError as error:
+                error.add_note(f"prompt {index} of the list")
+                raise
+        if self._draft is None:  # a decoder of several takes a pair
+            results = [result_of(self._iterations(request)) for request in requests]
+        else:
+            results = self._decoded_together(requests)
+        return [
+            self.with_text(result, request.config)
+            for result, request in zip(results, requests, strict=True)
+        ]
+
+    def _decoded_together(self, requests: list[DecodingRequest]) -> list[DecodeResult]:
+        with self.engines() as models, self._failures_cleaned_up():
+            decoder = BatchedDecoder(*models, shares_prefixes=self.reuses_prefix, costs=self.costs)
+            planned = [self.planned(request) for request in requests]
+            return [self.with_peak(each) for each in decoded_together(decoder, planned, _TOGETHER)]
+
     def stream(
-        self, prompt: str | Sequence[int], *, trace: TraceRecorder | None = None, **options: Any
+        self,
+        prompt: Prompt,
+        *,
+        config: DecodingConfig | None = None,
+        trace: TraceRecorder | None = None,
+        **options: Unpack[RequestOptions],
     ) -> Generator[StreamPiece, None, GenerationResult]:
         """Stream the continuation of a prompt: yield final tokens and text, return the result.
 
@@ -233,8 +247,8 @@ class Pipeline:
         stop between iterations; the last piece holds the rest of the best sequence. The texts
         together are the text of that sequence. See ``generate`` for arguments and errors.
         """
-        request = self.prepare(prompt, options, trace=trace)
-        texts = TextStream(self.tokenizer, request.config.stop_texts)
+        request = self.prepare(prompt, given_options(config, options), trace=trace)
+        texts = self.text_stream(request.config)
         with contextlib.closing(self._iterations(request)) as iterations:
             outputs = WithResult(iterations)
             for output in outputs:
@@ -245,24 +259,36 @@ class Pipeline:
 
     def prepare(
         self,
-        prompt: str | Sequence[int],
-        options: Mapping[str, Any],
+        prompt: Prompt,
+        options: Options,
         *,
         trace: TraceRecorder | None = None,
     ) -> DecodingRequest:
         """Return the validated request that ``generate`` would decode; no engine is called."""
-        config = self._config(options)
+        config = self.config(options)
         if config.row.has_draft:
             self.bundle.entry("draft")  # refuse a bundle without one
         token_ids = prompt_ids(self.tokenizer, prompt)
+        room = self.bundle.context_length - len(token_ids)
+        if not is_given("max_new_tokens", options) and 0 < room < config.max_new_tokens:
+            config = dataclasses.replace(config, max_new_tokens=room)
         check_context(self.bundle, len(token_ids), config.max_new_tokens)
         return DecodingRequest(
             prompt_ids=token_ids,
             config=config,
             rng=np.random.default_rng(config.seed),
-            stop=StopSearch(self.tokenizer, config.stop_texts) if config.stop_texts else None,
+            stop=self._stop_search(config),
             trace=trace,
         )
+
+    def config(self, options: Options) -> DecodingConfig:
+        """Return the config of a request with these ``options``: the others are the model's own."""
+        options = dict(vars(options) if isinstance(options, DecodingConfig) else options)
+        if options.get("eos_token_id") is None:
+            options["eos_token_id"] = tuple(self.bundle.manifest.target.eos_token_ids)
+        if options.get("seed") is None:
+            options["seed"] = new_seed()
+        return self.defaults.config(options).settled(costs_are_known=True)
 
     def planned(self, request: DecodingRequest) -> DecodingRequest:
         """Return the request with the costs and the acceptance estimator of its draft policy."""
@@ -274,13 +300,29 @@ class Pipeline:
             request, costs=self.costs, estimator=self._estimators.of(setting)
         )
 
+    def text_stream(self, config: DecodingConfig) -> TextStream:
+        """Return what turns the iterations of a request into stream pieces."""
+        return TextStream(self.tokenizer_of(config), config.stop_texts, config.min_new_tokens)
+
+    def tokenizer_of(self, config: DecodingConfig) -> Tokenizer:
+        """Return the tokenizer by which a request's tokens become text."""
+        if config.skip_special_tokens:
+            return self.tokenizer
+        return self.tokenizer.with_special_tokens
+
+    def _stop_search(self, config: DecodingConfig) -> StopSearch | None:
+        if not config.stop_texts:
+            return None
+        return StopSearch(self.tokenizer_of(config), config.stop_texts)
+
     def with_text(self, result: DecodeResult, config: DecodingConfig) -> GenerationResult:
         """Return a decoding result with the text of its sequences."""
-        sequences = []
+        sequences, tokenizer = [], self.tokenizer_of(config)
         for sequence in result.sequences:
-            text = text_before_stop(self.tokenizer.decode(sequence.token_ids), config.stop_texts)
+            text = text_until_stop(tokenizer, sequence.token_ids, config)
             sequences.append(GeneratedSequence(**vars(sequence), text=text))
-        return GenerationResult(sequences, result.stats)
+        assert config.seed is not None  # drawn by ``prepare``
+        return GenerationResult(sequences, result.stats, config.seed, result.prompt_logprobs)
 
     @contextlib.contextmanager
     def engines(self) -> Iterator[tuple[CausalLM, CausalLM]]:
@@ -302,11 +344,12 @@ class Pipeline:
         messages: Sequence[Message],
         *,
         add_generation_prompt: bool = True,
-        variables: Mapping[str, Any] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Return the token ids of a conversation, rendered with the checkpoint's chat template.
 
-        They are a prompt for ``generate`` and ``stream``. See ChatTemplate.render.
+        They are a prompt for ``generate`` and ``stream``. ``chat_template_kwargs`` are more
+        variables of the template, such as ``enable_thinking``. See ChatTemplate.render.
 
         Raises:
             BundleError: the bundle has no chat template.
@@ -315,7 +358,7 @@ class Pipeline:
         if self._chat_template is None:
             self._chat_template = ChatTemplate.from_folder(self.bundle.path)
         text = self._chat_template.render(
-            messages, add_generation_prompt=add_generation_prompt, variables=variables
+            messages, add_generation_prompt=add_generation_prompt, variables=chat_template_kwargs
         )
         return self.tokenizer.encode(text, add_special_tokens=False)
 
@@ -351,8 +394,27 @@ class Pipeline:
         self._rows.forget()
         self._rows.drop_but_for([])
 
-    def _config(self, options: Mapping[str, Any]) -> DecodingConfig:
-        options = dict(options)
-        if options.get("eos_token_id") is None:
-            options["eos_token_id"] = tuple(self.bundle.manifest.target.eos_token_ids)
-        return DecodingConfig.from_options(options).settled(costs_are_known=True)
+
+def _loaded(bundle: Bundle, options: PipelineOptions) -> tuple[CausalLM, CausalLM | None]:
+    """Return the engines of target and, where the bundle has one, draft."""
+    if "draft" in bundle.roles:
+        return load_pair(
+            bundle,
+            provider=options.provider,
+            draft_provider=options.draft_provider,
+            num_threads=options.num_threads,
+            cuda_graphs=options.cuda_graphs,
+        )
+    if options.draft_provider is not None:
+        raise InputError(
+            f"draft_provider is {options.draft_provider!r}, but the bundle {bundle.path} has "
+            "no draft; leave it out"
+        )
+    target = load_causal_lm(
+        bundle,
+        "target",
+        provider=options.provider,
+        num_threads=options.num_threads,
+        cuda_graphs=options.cuda_graphs,
+    )
+    return target, None

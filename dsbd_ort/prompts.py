@@ -1,10 +1,11 @@
-"""Prompts: conversion to token ids, the check of the context length, chat messages.
+"""Prompts: token ids, the check of the context length, chat messages, the seed nobody gave.
 
 A conversation is a list of messages, oldest first.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 
 import numpy as np
@@ -44,17 +45,24 @@ def prompt_ids(
 def check_context(bundle: Bundle, num_prompt_tokens: int, max_new_tokens: int) -> None:
     """Raise CapacityError unless prompt and new tokens fit the models' contexts."""
     limit = bundle.context_length
+    of_target = bundle.manifest.target.context_length
+    whose = f" (the draft's; the target's has {of_target})" if limit < of_target else ""
     if num_prompt_tokens >= limit:
         raise CapacityError(
             f"the prompt has {num_prompt_tokens} tokens, the context of this bundle holds "
-            f"{limit}; shorten the prompt"
+            f"{limit}{whose}; shorten the prompt"
         )
     if num_prompt_tokens + max_new_tokens > limit:
         raise CapacityError(
             f"the prompt's {num_prompt_tokens} tokens and max_new_tokens {max_new_tokens} exceed "
-            f"the context of {limit}; use max_new_tokens {limit - num_prompt_tokens} or less, or "
-            "a shorter prompt"
+            f"the context of {limit}{whose}; use max_new_tokens {limit - num_prompt_tokens} or "
+            "less, or a shorter prompt"
         )
+
+
+def new_seed() -> int:
+    """Return a random seed, for a request without one."""
+    return secrets.randbelow(2**32)  # short to type, and a number that JavaScript can hold
 
 
 def user_messages(text: str, system: str | None = None) -> Messages:

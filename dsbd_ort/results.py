@@ -16,7 +16,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dsbd_ort.decoding import DecodedSequence, DecodingStats, IterationOutput
+from dsbd_ort.decoding import DecodedSequence, DecodingConfig, DecodingStats, IterationOutput
+from dsbd_ort.decoding.top_tokens import PromptLogprobs, TokenLogprobs
 from dsbd_runtime.stream_decoder import StreamDecoder, TextWindow
 from dsbd_runtime.tokenizer import Tokenizer
 
@@ -33,10 +34,16 @@ class GeneratedSequence(DecodedSequence):
 
 @dataclass(frozen=True)
 class GenerationResult:
-    """The sequences, best first, and the statistics of a request."""
+    """The sequences, best first, the statistics of a request, and the seed that repeats it.
+
+    Attributes:
+        prompt_logprobs: with ``prompt_logprobs`` in the request.
+    """
 
     sequences: list[GeneratedSequence]
     stats: DecodingStats
+    seed: int
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 @dataclass(frozen=True)
@@ -51,6 +58,8 @@ class StreamPiece:
         token_logprobs: raw log-probability of every token under the target.
         stats_so_far: returns the statistics of the request up to this piece, if called before the
             next one; None for the last piece, whose request returns its result.
+        top_logprobs: the most probable tokens in the place of each, with ``top_logprobs`` in the
+            request.
     """
 
     token_ids: list[int]
@@ -59,14 +68,19 @@ class StreamPiece:
     stats_so_far: Callable[[], DecodingStats] | None = field(
         default=None, repr=False, compare=False
     )
+    top_logprobs: list[TokenLogprobs] | None = None
 
 
 class TextStream:
     """Turns the iterations of a request into stream pieces: the tokens and text each one adds."""
 
-    def __init__(self, tokenizer: Tokenizer, stop_texts: Sequence[str]) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, stop_texts: Sequence[str], num_exempt: int = 0
+    ) -> None:
+        """Take the stop strings, which are looked for behind the first ``num_exempt`` tokens."""
         self._decoder = StreamDecoder(tokenizer)
         self._stops = StopFilter(stop_texts)
+        self._num_exempt = num_exempt
         self._num_shown = 0
 
     def push(self, output: IterationOutput) -> StreamPiece:
@@ -75,16 +89,24 @@ class TextStream:
         tokens = output.agreed_tokens[shown:]
         if not tokens:
             return StreamPiece([], "", [], output.stats)
+        text = self._text_of(tokens)
         self._num_shown += len(tokens)
-        text = self._stops.push(self._decoder.push(tokens))
-        return StreamPiece(tokens, text, output.agreed_logprobs(shown), output.stats)
+        tops = output.agreed_top_logprobs(shown)
+        return StreamPiece(tokens, text, output.agreed_logprobs(shown), output.stats, tops)
 
     def finish(self, best: GeneratedSequence) -> StreamPiece:
         """Return the rest of the best sequence."""
         tokens = best.token_ids[self._num_shown :]
-        text = self._decoder.push(tokens) + self._decoder.finish()
-        text = self._stops.push(text) + self._stops.finish()
-        return StreamPiece(tokens, text, best.token_logprobs[self._num_shown :])
+        text = self._text_of(tokens)
+        text += self._stops.push(self._decoder.finish()) + self._stops.finish()
+        tops = best.top_logprobs and best.top_logprobs[self._num_shown :]
+        return StreamPiece(tokens, text, best.token_logprobs[self._num_shown :], None, tops)
+
+    def _text_of(self, tokens: list[int]) -> str:
+        """Return the text of the next tokens, as far as no stop string has begun."""
+        num_exempt = max(self._num_exempt - self._num_shown, 0)
+        exempt = self._decoder.push(tokens[:num_exempt]) if num_exempt else ""
+        return exempt + self._stops.push(self._decoder.push(tokens[num_exempt:]))
 
 
 @dataclass(frozen=True)
@@ -119,9 +141,21 @@ class StopSearch:
         return StopSearch(self.tokenizer, self.stop_texts, has_ended, window, tail)
 
 
-def text_before_stop(text: str, stop_texts: Sequence[str]) -> str:
-    """Return ``text`` up to where its earliest stop string begins."""
-    return text[: min((text.find(stop) for stop in stop_texts if stop in text), default=None)]
+def text_before_stop(text: str, stop_texts: Sequence[str], num_exempt: int = 0) -> str:
+    """Return ``text`` up to its earliest stop string behind the first ``num_exempt`` characters."""
+    found = [begin for stop in stop_texts if (begin := text.find(stop, num_exempt)) >= 0]
+    return text[: min(found, default=None)]
+
+
+def text_until_stop(tokenizer: Tokenizer, token_ids: list[int], config: DecodingConfig) -> str:
+    """Return the text of new tokens, up to a stop string behind the first ``min_new_tokens``."""
+    text = tokenizer.decode(token_ids)
+    if not config.stop_texts or not config.min_new_tokens:
+        return text_before_stop(text, config.stop_texts)
+    exempt = tokenizer.decode(token_ids[: config.min_new_tokens])
+    while not text.startswith(exempt):  # its last character is cut, or became another
+        exempt = exempt[:-1]
+    return text_before_stop(text, config.stop_texts, len(exempt))
 
 
 class StopFilter:
@@ -163,8 +197,15 @@ class StopFilter:
 
 
 def result_object(result: GenerationResult) -> dict[str, Any]:
-    """Return the fields of an answered request."""
-    return {"version": JSON_VERSION, **dataclasses.asdict(result)}
+    """Return the fields of an answered request, without those that it did not ask for."""
+    fields = {"version": JSON_VERSION, **dataclasses.asdict(result)}
+    for holder, name in [
+        (fields, "prompt_logprobs"),
+        *((s, "top_logprobs") for s in fields["sequences"]),
+    ]:
+        if holder[name] is None:
+            del holder[name]
+    return fields
 
 
 def error_object(message: str) -> dict[str, Any]:

@@ -45,7 +45,7 @@ def test_a_first_request_makes_no_call_to_measure_and_every_request_teaches(
 
 
 def test_a_prompt_that_goes_on_from_the_last_computes_only_what_is_new(demo_bundle):
-    options = {"num_beams": 2, "draft_length": 4, "top_k": 20, "max_new_tokens": 16}
+    options = {"num_beams": 2, "draft_length": 4, "top_k": 20, "max_new_tokens": 16, "seed": 0}
     with Pipeline.from_bundle(demo_bundle) as pipeline:
         first = pipeline.generate(PROMPT, **options)
         longer = PROMPT + first.sequences[0].text + "\n    return"

@@ -89,11 +89,20 @@ def test_speculation_stays_invisible_with_stop_strings(pipeline):
 
 
 def test_without_prefix_cache_every_prompt_is_computed_anew(tiny_bundle):
-    rows = {}
+    rows, options = {}, {"max_new_tokens": 4, "draft_length": 2, "seed": 0}
     for kept in (True, False):
         with Pipeline.from_bundle(tiny_bundle.path, num_threads=1, prefix_cache=kept) as pipeline:
-            results = [pipeline.generate("a" * 50, max_new_tokens=4) for _ in range(2)]
+            results = [pipeline.generate("a" * 50, **options) for _ in range(2)]
         rows[kept] = [result.stats.target_rows for result in results]
         assert results[0].sequences == results[1].sequences
     assert rows[False][1] == rows[False][0] == rows[True][0]
     assert rows[True][1] < rows[True][0] - 40
+
+
+def test_a_seed_that_nobody_gave_is_random_and_reported(pipeline):
+    found = [pipeline.generate("abc", max_new_tokens=12) for _ in range(8)]
+    assert len({result.seed for result in found}) == 8
+    assert len({tuple(result.sequences[0].token_ids) for result in found}) > 1
+    for result in found[:2]:
+        again = pipeline.generate("abc", max_new_tokens=12, seed=result.seed)
+        assert again.sequences == result.sequences and again.seed == result.seed

@@ -71,6 +71,6 @@ def test_more_than_the_engines_return_is_refused(pipelines, top_k, words):
 
 
 def test_the_command_says_so_in_one_line(topk_bundle):
-    done = CliRunner().invoke(run, [str(topk_bundle), "--prompt", PROMPT])
+    done = CliRunner().invoke(run, [str(topk_bundle), "--prompt", PROMPT, "--top-k", "25"])
     assert done.exit_code == 2 and len(done.stderr.splitlines()) == 1
     assert "returns the 24 largest logits" in done.stderr

@@ -10,6 +10,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from dsbd_ort.decoding import DecodingConfig, TableModel, decode
+from tests.decoding.path_constraint import PathConstraint, some_tokens
 
 VOCAB, EOS = 24, (3, 5)
 NUM_PROMPTS, NEW_TOKENS = 200, 10
@@ -87,6 +88,9 @@ def theirs(model, prompt, num_beams, **options):
             output_scores=True,
             **options,
         )
+    if "prefix_allowed_tokens_fn" in options:  # beams without a legal path are padded at -1e9
+        kept = out.sequences_scores > -1e6 if num_beams > 1 else [True]
+        out.sequences = out.sequences[kept] if num_beams > 1 else out.sequences
     rows = [row[len(prompt) :].tolist() for row in out.sequences]
     return [cut_after_eos(row) for row in rows]
 
@@ -119,6 +123,63 @@ def test_beam_search_on_200_prompts(target, tables, num_beams):
         expected = theirs(target, prompt, num_beams)
         for draft_length in (0, 1, 3, 5):
             assert ours(tables, prompt, num_beams, draft_length) == expected, (prompt, draft_length)
+
+
+ALLOWED = some_tokens(VOCAB, always=EOS)
+PREFIX_FUNCTION = {"prefix_allowed_tokens_fn": lambda _, ids: sorted(ALLOWED(tuple(ids.tolist())))}
+CONSTRAINT = {"constraint": PathConstraint(VOCAB, ALLOWED, EOS)}
+BITS = {"constraint": PathConstraint(VOCAB, ALLOWED, EOS, as_bits=True)}
+PENALTY = {"repetition_penalty": 1.3}
+NGRAMS = {"no_repeat_ngram_size": 2}
+WORDS = {"bad_words_ids": [[7], [8, 9], [10, 11, 12]]}
+LENGTH = {"min_new_tokens": 6}
+FORCED = {"forced_eos_token_id": EOS[0]}
+CONTROLS = {  # name: (options of transformers, ours)
+    "constraint": (PREFIX_FUNCTION, CONSTRAINT),
+    "constraint as bits": (PREFIX_FUNCTION, BITS),
+    "repetition": (PENALTY, PENALTY),
+    "reward of repetition": ({"repetition_penalty": 0.8}, {"repetition_penalty": 0.8}),
+    "n-grams": (NGRAMS, NGRAMS),
+    "single tokens": ({"no_repeat_ngram_size": 1}, {"no_repeat_ngram_size": 1}),
+    "bad words": (WORDS, WORDS),
+    "length": (LENGTH, LENGTH),
+    "bias": (
+        {"sequence_bias": {(6,): 2.0, (7,): -4.0}},
+        {"logit_bias": {6: 2.0, 7: -4.0}},
+    ),
+    "suppressed": ({"suppress_tokens": [9, 14]}, {"suppress_tokens": [9, 14]}),
+    "forced": (FORCED, FORCED),
+    "penalty and n-grams": (PENALTY | NGRAMS, PENALTY | NGRAMS),
+    "words and length": (WORDS | LENGTH, WORDS | LENGTH),
+    "penalty and constraint": (PENALTY | PREFIX_FUNCTION, PENALTY | CONSTRAINT),
+    "n-grams and forced": (NGRAMS | FORCED, NGRAMS | FORCED),
+    "bias and bits": (
+        {"sequence_bias": {(6,): 2.0}} | PREFIX_FUNCTION,
+        {"logit_bias": {6: 2.0}} | BITS,
+    ),
+}
+
+
+def check_controls(target, tables, name, num_beams, prompts, draft_lengths):
+    their_options, our_options = CONTROLS[name]
+    for prompt in prompts:
+        expected = theirs(target, prompt, num_beams, **their_options)
+        for draft_length in draft_lengths:
+            found = ours(tables, prompt, num_beams, draft_length, **our_options)
+            assert found == expected, (prompt, draft_length)
+
+
+@pytest.mark.parametrize("name", CONTROLS)
+def test_controls(target, tables, name):
+    check_controls(target, tables, name, 1, PROMPTS[:5], (0, 3))
+    check_controls(target, tables, name, 4, PROMPTS[5:15], (0, 3))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("num_beams", [1, 2, 4, 8])
+@pytest.mark.parametrize("name", CONTROLS)
+def test_controls_on_200_prompts(target, tables, name, num_beams):
+    check_controls(target, tables, name, num_beams, PROMPTS, (0, 1, 3))
 
 
 OPTIONS = list(itertools.product([False, True, "never"], [1.0, 0.0, 2.0, -1.0]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import logging
@@ -15,10 +14,10 @@ from typing import Any
 
 from dsbd_errors import DsbdError
 from dsbd_ort.answers import TextGenerator, answer
-from dsbd_ort.decoding import DecodingConfig
+from dsbd_ort.decoding.option_table import IN_PYTHON_ALONE, OPTION_TABLE
 from dsbd_ort.decoding.option_values import did_you_mean
 from dsbd_ort.pipeline import PipelineSettings
-from dsbd_ort.prompts import user_messages
+from dsbd_ort.prompts import new_seed, user_messages
 from dsbd_ort.results import JSON_VERSION, error_object, result_object
 from dsbd_ort.version import __version__
 from dsbd_runtime.bundle import MANIFEST_NAME, open_bundle
@@ -29,7 +28,7 @@ _log = logging.getLogger(__name__)
 _MOST_CHARACTERS = 1000  # of an error message, which may quote the line
 MOST_LEVELS = 64
 """Depth of nested lists and objects that parsers, worker processes and templates accept."""
-_OPTIONS = frozenset(option.name for option in dataclasses.fields(DecodingConfig))
+_OPTIONS = frozenset(OPTION_TABLE) - {*IN_PYTHON_ALONE}
 _OTHERS = frozenset(("id", "prompt", "messages"))
 _BOM = b"\xef\xbb\xbf"
 _STRING_OR_BRACKET = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\Z)|[\[\]{}]', re.DOTALL)
@@ -46,20 +45,25 @@ class BatchSettings:
     Attributes:
         pipeline: how every process opens the bundle.
         options: fields of DecodingConfig that were given; a line may override them.
+        seed: of the batch, from which lines have theirs, where ``options`` have none.
         is_chat: whether a prompt is a user message for the chat template.
         system: the system message before such a prompt, None for none.
+        chat_template_kwargs: more variables of the template.
     """
 
     pipeline: PipelineSettings
     options: dict[str, Any] = field(default_factory=dict)
     is_chat: bool = False
     system: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    seed: int = field(default_factory=new_seed)
 
     def fingerprint(self) -> str:
         """Return a hash of everything that an answer depends on besides its line.
 
         That is the bundle (by its manifest, which holds a hash of every file), the options and
-        this version; not how many threads or workers there are.
+        this version; not how many threads or workers there are, nor a seed that nobody gave: a
+        resumed batch keeps its answers, and each says its own.
         """
         bundle = open_bundle(self.pipeline.bundle)
         manifest = (bundle.path / MANIFEST_NAME).read_bytes()
@@ -68,9 +72,11 @@ class BatchSettings:
             hashlib.sha256(manifest).hexdigest(),
             self.pipeline.provider,
             self.pipeline.draft_provider,
+            self.pipeline.generation_config,
             sorted(self.options.items()),
             self.is_chat,
             self.system,
+            self.chat_template_kwargs,
         ]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
@@ -280,16 +286,16 @@ def _answered(
 ) -> LineAnswer | None:
     options = {**settings.options, **request.options}
     if "seed" not in request.options:
-        options["seed"] = line.seed(settings.options.get("seed", 0))
-    prompt: str | list[int]
-    if request.messages is not None:
-        prompt = generator.chat_prompt(request.messages)
-    elif settings.is_chat:
-        prompt = generator.chat_prompt(user_messages(request.prompt or "", settings.system))
-    else:
-        prompt = request.prompt or ""
+        options["seed"] = line.seed(settings.options.get("seed", settings.seed))
+    prompt: str | list[int] = request.prompt or ""
+    messages = request.messages
+    if messages is None and settings.is_chat:
+        messages = user_messages(request.prompt or "", settings.system)
+    if messages is not None:
+        template_kwargs = settings.chat_template_kwargs
+        prompt = generator.chat_prompt(messages, chat_template_kwargs=template_kwargs)
     done = answer(generator, prompt, options, is_interrupted)
     if done.result is None:
         return None
-    fields = {**head, "seed": options["seed"], **result_object(done.result)}
+    fields = {**head, **result_object(done.result)}
     return LineAnswer(fields, done.result.stats.num_output_tokens, is_error=False)

@@ -70,7 +70,7 @@ class BenchRun:
         if self.given_name is not None:
             return self.given_name
         config = self.config
-        words = [config.strategy]
+        words = [str(config.strategy)]
         if config.row.has_beams:
             words.append(f"W={config.width}")
         if config.strategy == "dsbd":
@@ -109,7 +109,7 @@ def with_baselines(runs: list[BenchRun]) -> list[BenchRun]:
 
 def _implied_baseline(run: BenchRun) -> BenchRun | None:
     """Return the undrafted run of the same distribution, None for a baseline."""
-    strategy = BASELINES.get(run.config.strategy)
+    strategy = BASELINES.get(str(run.config.strategy))
     if strategy is None:
         return None
     row = STRATEGIES[strategy]

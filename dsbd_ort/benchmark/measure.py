@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol, Unpack
 
 from dsbd_ort.benchmark.bench_run import BenchRun
 from dsbd_ort.benchmark.machine import EnergyMeter
 from dsbd_ort.decoding import DecodingStats
+from dsbd_ort.request_options import RequestOptions
 from dsbd_ort.results import GenerationResult
 
 Clock = Callable[[], float]
@@ -17,7 +18,7 @@ Clock = Callable[[], float]
 class Generates(Protocol):
     """Answers prompts: a Pipeline."""
 
-    def generate(self, prompt: str, **options: Any) -> GenerationResult:
+    def generate(self, prompt: str, **options: Unpack[RequestOptions]) -> GenerationResult:
         """See Pipeline.generate."""
 
 

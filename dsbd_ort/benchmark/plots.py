@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib import colormaps
@@ -17,6 +18,9 @@ from dsbd_ort.benchmark.report import RunSummary
 _ESTIMATE = ("value", "low", "high")
 NUM_COLOURS = 20  # of the map tab20
 SIZE_INCHES = (16.0, 11.0)
+DOTS_PER_INCH = 120
+_BELOW: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.13)}
+"""Place of a legend: off the bars and lines, below the axis's own label."""
 TIME_COLOURS = {"draft": "tab:orange", "target": "tab:blue", "host": "tab:grey"}
 
 
@@ -31,14 +35,12 @@ def check_picture(file: Path) -> None:
 
 def plot(runs: Sequence[RunSummary], title: str, file: Path) -> None:
     """Write the four plots as one picture."""
-    figure = Figure(figsize=SIZE_INCHES, layout="constrained")
-    axes = figure.subplots(2, 2)
-    _plot_speedups(axes[0, 0], runs)
-    _plot_time_split(axes[0, 1], runs)
-    _plot_acceptance(axes[1, 0], runs)
-    _plot_quality(axes[1, 1], runs)
+    figure = Figure(figsize=SIZE_INCHES, layout="constrained", dpi=DOTS_PER_INCH)
+    plots = (_plot_speedups, _plot_time_split, _plot_acceptance, _plot_quality)
+    for part, draw in zip(figure.subfigures(2, 2, squeeze=False).flat, plots, strict=True):
+        draw(part.subplots(), runs)  # each lays out its labels and legend by itself
     figure.suptitle(title)
-    figure.savefig(file, dpi=120)
+    figure.savefig(file)
 
 
 def _plot_speedups(axes: Axes, runs: Sequence[RunSummary]) -> None:
@@ -69,7 +71,7 @@ def _plot_speedups(axes: Axes, runs: Sequence[RunSummary]) -> None:
     axes.set_ylim(bottom=0.0)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if lines:
-        axes.legend()
+        axes.legend(**_BELOW, ncols=4)
 
 
 def _family(run: RunSummary) -> str:
@@ -88,7 +90,7 @@ def _plot_time_split(axes: Axes, runs: Sequence[RunSummary]) -> None:
         left += milliseconds
     axes.invert_yaxis()
     axes.set(title="time split", xlabel="ms per token")
-    axes.legend()
+    axes.legend(**_BELOW, ncols=len(TIME_COLOURS))
 
 
 def _plot_acceptance(axes: Axes, runs: Sequence[RunSummary]) -> None:
@@ -100,7 +102,7 @@ def _plot_acceptance(axes: Axes, runs: Sequence[RunSummary]) -> None:
     axes.set(title="accepted layers per iteration", xlabel="layers", ylabel="share of iterations")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if drafting:
-        axes.legend()
+        axes.legend(**_BELOW, fontsize="small", ncols=2)
 
 
 def _plot_quality(axes: Axes, runs: Sequence[RunSummary]) -> None:
@@ -117,4 +119,4 @@ def _plot_quality(axes: Axes, runs: Sequence[RunSummary]) -> None:
         xlabel="tokens/s (median, quartiles)",
         ylabel="target log-probability per token (nats)",
     )
-    axes.legend(fontsize="small")
+    axes.legend(**_BELOW, fontsize="small", ncols=2)

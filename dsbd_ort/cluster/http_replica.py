@@ -15,7 +15,8 @@ from dsbd_ort.engine.limits import MOST, MOST_SECONDS
 from dsbd_ort.openai_server.api_keys import read_api_keys
 from dsbd_ort.openai_server.app import create_app
 from dsbd_ort.openai_server.settings import ServingSettings
-from dsbd_ort.pipeline import PipelineOptions, PipelineSettings
+from dsbd_ort.pipeline import PipelineSettings
+from dsbd_ort.pipeline_options import PipelineOptions
 
 
 class ServeArguments(BaseModel, extra="forbid", protected_namespaces=()):
@@ -36,6 +37,7 @@ class ServeArguments(BaseModel, extra="forbid", protected_namespaces=()):
     provider: str = PipelineOptions.provider
     draft_provider: str | None = PipelineOptions.draft_provider
     cuda_graphs: bool = PipelineOptions.cuda_graphs
+    generation_config: bool = PipelineOptions.generation_config
     api_key_file: Path | None = None
     shutdown_timeout: float = Field(30.0, ge=0, le=MOST_SECONDS, allow_inf_nan=False)
 
@@ -46,7 +48,7 @@ class ServeArguments(BaseModel, extra="forbid", protected_namespaces=()):
     model_name: str | None = None
     keys_everywhere: bool = ServingSettings.keys_everywhere
     max_prompt_tokens: int | None = None
-    max_new_tokens: int = ServingSettings.max_new_tokens
+    max_new_tokens: int | None = None
     max_beams: int = ServingSettings.max_beams
     max_draft_nodes: int = ServingSettings.max_draft_nodes
     max_best_of: int = ServingSettings.max_best_of

@@ -106,7 +106,9 @@ class BenchArguments:
         section=_MEASURED,
     )
     # All runs continue one prompt in turn: with a prefix cache only the first would compute it.
-    pipeline: PipelineSettings = pipeline_settings(verify=False, prefix_cache=False)
+    pipeline: PipelineSettings = pipeline_settings(
+        verify=False, prefix_cache=False, generation_config=False
+    )
     json_file: Path | None = option(
         "--json", type=PATH, help="Write the report to this file.", section=_REPORT
     )

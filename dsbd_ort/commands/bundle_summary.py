@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
+from dsbd_ort.model_defaults import ModelDefaults
 from dsbd_runtime.bundle import MODEL_FILE, Bundle, KVGeometry
 from dsbd_runtime.cuda_device import gpu_compute_capability, import_cuda_runtime
 from dsbd_runtime.errors import BundleError, ProviderError
@@ -108,6 +110,9 @@ class BundleSummary:
         context_length: the smaller of both models', which is what a request may use.
         kv_bytes_per_token, kv_bytes_full_context: of both models together.
         draft: None in a bundle without one.
+        generation_config: what a request that leaves these options out gets, of the strategies that
+            read them; see ModelDefaults.
+        not_built: what generation_config.json asks for besides, and requests go without.
         total_bytes: of all files.
         files: size in bytes by name.
         engines: of the models with TensorRT engines.
@@ -123,6 +128,8 @@ class BundleSummary:
     kv_bytes_full_context: int
     target: ModelSummary
     draft: ModelSummary | None
+    generation_config: dict[str, Any]
+    not_built: dict[str, Any]
     total_bytes: int
     files: dict[str, int]
     engines: list[EngineSummary]
@@ -135,6 +142,7 @@ def summarize_bundle(bundle: Bundle, *, verified: bool) -> BundleSummary:
     files = {name: entry.size for name, entry in manifest.files.items()}
     models = {role: _model_summary(bundle, role) for role in bundle.roles}
     context_length = bundle.context_length
+    defaults = ModelDefaults.from_bundle(bundle)
     kv_bytes_per_token = sum(model.kv_bytes_per_token for model in models.values())
     return BundleSummary(
         bundle=str(bundle.path),
@@ -147,6 +155,8 @@ def summarize_bundle(bundle: Bundle, *, verified: bool) -> BundleSummary:
         kv_bytes_full_context=kv_bytes_per_token * context_length,
         target=models["target"],
         draft=models.get("draft"),
+        generation_config=defaults.options,
+        not_built=defaults.not_built,
         total_bytes=sum(files.values()),
         files=files,
         engines=summarize_engines(bundle),

@@ -55,7 +55,9 @@ def _settings(arguments: ServeArguments) -> ServingSettings:
             arguments.host,
         )
     model_name = arguments.model_name or arguments.pipeline.bundle.resolve().name
-    return ServingSettings(model_name=model_name, keys=keys, **arguments.settings)
+    return ServingSettings(
+        model_name=model_name, keys=keys, defaults=arguments.options, **arguments.settings
+    )
 
 
 def _log_to_stderr() -> None:

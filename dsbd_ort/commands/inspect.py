@@ -18,6 +18,7 @@ from dsbd_ort.commands.bundle_summary import (
 )
 from dsbd_ort.commands.option_types import PATH
 from dsbd_ort.commands.options import argument, flag
+from dsbd_ort.model_defaults import WARPING, listed
 from dsbd_ort.results import json_text
 from dsbd_runtime.bundle import open_bundle
 
@@ -30,6 +31,7 @@ The object that --json prints has these fields:
     vocab_size, context_length, kv {num_layers, num_heads, head_dim, dtype},
     kv_bytes_per_token, kv_bytes_full_context, masks, sliding_window,
     parity {measure, value, limit}
+  generation_config {option: value}, not_built {name: value}
   total_bytes, files {name: bytes}
   engines [{role, built {flavour, tensorrt_version, compute_capability, capacity,
     step_profiles, move_profiles, attention, onnx_sha256}, problems, not_checked}]
@@ -75,6 +77,12 @@ def print_summary(summary: BundleSummary) -> None:
         f"{summary.kv_bytes_full_context:,} in a context of {summary.context_length:,}",
         highlight=False,
     )
+    if summary.context_length < summary.target.context_length:
+        shorter = (
+            f"the draft's context is shorter than the target's {summary.target.context_length:,}"
+        )
+        _print_lines(console, [f"requests can use {summary.context_length:,} tokens: {shorter}"])
+    _print_lines(console, _defaults_lines(summary))
     console.print(_files_table(summary))
     versions = ", ".join(f"{tool} {version}" for tool, version in summary.versions.items())
     console.print(
@@ -93,6 +101,16 @@ def print_summary(summary: BundleSummary) -> None:
 def _print_lines(console: Console, lines: list[str]) -> None:
     """Print the first line, and the others indented."""
     console.print("\n  ".join(lines), highlight=False, markup=False, soft_wrap=True)
+
+
+def _defaults_lines(summary: BundleSummary) -> list[str]:
+    """Return what requests get from generation_config.json, and what of it they go without."""
+    lines = ["defaults of generation_config.json: " + (listed(summary.generation_config) or "none")]
+    if warped := [name for name in WARPING if name in summary.generation_config]:
+        lines.append(f"not read by search strategies: {', '.join(warped)}")
+    if summary.not_built:
+        lines.append(f"dsbd-ort cannot do yet: {listed(summary.not_built)}")
+    return lines
 
 
 def _engine_lines(engine: EngineSummary) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -10,8 +12,16 @@ import click
 
 from dsbd_ort.decoding.errors import ConfigError
 from dsbd_ort.decoding.option_table import OPTION_TABLE
-from dsbd_ort.decoding.option_values import Choice, Number, Whole, Wholes
+from dsbd_ort.decoding.option_values import (
+    Biases,
+    Choice,
+    Number,
+    TokenSequences,
+    Whole,
+    Wholes,
+)
 from dsbd_ort.engine.limits import MOST, MOST_BYTES, MOST_SECONDS
+from dsbd_runtime.typed_json import in_short
 
 _MOST_CHOICES_SHOWN = 3
 
@@ -66,6 +76,8 @@ class OptionText(click.ParamType[Any]):
                 self.name = "FLOAT"
             case Choice(choices) if len(choices) <= _MOST_CHOICES_SHOWN:
                 self.name = "|".join(str(choice).lower() for choice in choices)
+            case TokenSequences() | Biases():
+                self.name = "JSON"
             case _:
                 self.name = "TEXT"
 
@@ -97,9 +109,30 @@ class OptionText(click.ParamType[Any]):
                 return _wholes(text)
             case Number():
                 return _number(text)
+            case TokenSequences() | Biases():
+                with contextlib.suppress(ValueError, RecursionError):
+                    return json.loads(text)
             case Choice(choices) if True in choices:
                 return {"true": True, "false": False}.get(text.lower(), text)
         return text
+
+
+class JsonObject(click.ParamType[dict[str, Any]]):
+    """A JSON object."""
+
+    name = "JSON"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> dict[str, Any]:
+        """Parse the option's text."""
+        try:
+            parsed = json.loads(value) if isinstance(value, str) else value
+        except (ValueError, RecursionError) as error:
+            self.fail(f"{in_short(value)} is invalid JSON ({error})", param, ctx)
+        if not isinstance(parsed, dict):
+            self.fail(f'{in_short(value)} is no JSON object such as {{"a": 1}}', param, ctx)
+        return parsed
 
 
 def _whole(text: str) -> int | str:

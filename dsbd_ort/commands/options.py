@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Protocol, TypeVar
 
 import click
@@ -171,6 +171,10 @@ def pipeline_settings(**fixed: Any) -> Any:
         "prefix_cache": no_flag(
             "--no-prefix-cache", help="Do not reuse cache rows of earlier prompts."
         ),
+        "generation_config": no_flag(
+            "--no-generation-config",
+            help="Leave the bundle's generation_config.json out: it has the model's own defaults.",
+        ),
     }
     members = {name: field for name, field in options.items() if name not in fixed}
     return group(PipelineSettings, fixed, section="Engines", **members)
@@ -193,6 +197,18 @@ OPTIONS = {
     "temperature": "of both models",
     "top_k": "draw from the k most probable tokens; 0: from all",
     "top_p": "draw from the smallest set of this probability; 1: from all",
+    "min_p": "draw from tokens of at least this share of the best one's probability",
+    "typical_p": "draw from the tokens nearest to the entropy, of this probability; 1: from all",
+    "repetition_penalty": "above 1: fewer tokens of prompt and output",
+    "presence_penalty": "subtracted from the logits of tokens in the output",
+    "frequency_penalty": "the same, for each time",
+    "no_repeat_ngram_size": "no n-gram of this size twice; 0: off",
+    "bad_words_ids": "token sequences that never occur, as JSON: [[5], [7, 8]]",
+    "logit_bias": 'added to the logits of tokens, as JSON: {"5": -1.5}',
+    "suppress_tokens": "token ids that never occur",
+    "min_new_tokens": "none of so many new tokens ends the output",
+    "forced_bos_token_id": "the only token behind a prompt of one token",
+    "forced_eos_token_id": "the last of max_new_tokens",
     "max_new_tokens": "longest continuation",
     "seed": "same seed, same output",
     "num_return_sequences": "how many of the final beams to print, best first",
@@ -203,14 +219,25 @@ OPTIONS = {
     "joint_beams": "of mjgd: beams that search them [4]",
     "stop_strings": "end at this text; may be repeated",
     "eos_token_id": "token ids that end a sequence [the model's own]",
+    "top_logprobs": "most probable tokens to tell with every new one, in the JSON",
+    "prompt_logprobs": "tell the log-probabilities of the prompt's tokens, in the JSON",
+    "skip_special_tokens": "leave special tokens out of the text",
 }
 """Help of every field of DecodingConfig; the defaults that it states itself are added."""
 
 
 _SECTIONS = {
     "Strategy and beams": "strategy num_beams num_return_sequences length_penalty early_stopping",
-    "Sampling": "temperature top_k top_p seed",
-    "Length and end": "max_new_tokens stop_strings eos_token_id",
+    "Sampling": "temperature top_k top_p min_p typical_p seed",
+    "Length and end": (
+        "max_new_tokens min_new_tokens stop_strings eos_token_id forced_eos_token_id "
+        "forced_bos_token_id"
+    ),
+    "Penalties and bans": (
+        "repetition_penalty presence_penalty frequency_penalty no_repeat_ngram_size "
+        "bad_words_ids logit_bias suppress_tokens"
+    ),
+    "Text and log-probabilities": "top_logprobs prompt_logprobs skip_special_tokens",
     "Drafts and width (rarely needed)": (
         "draft_policy draft_length draft_beams width_policy min_beams accept_threshold "
         "coupling memory replacement"
@@ -227,15 +254,20 @@ def _options_by_section() -> dict[str, str]:
     return {**known, **dict.fromkeys(others, _OTHER_SECTION)}
 
 
-def decoding_options() -> Any:
-    """Return a field with an option per field of DecodingConfig: a dict of those given."""
+def decoding_options(*, without: Collection[str] = ()) -> Any:
+    """Return a field with an option per field of DecodingConfig: a dict of those given.
+
+    without: fields that get no option.
+    """
     default_by_name = {field.name: field.default for field in dataclasses.fields(DecodingConfig)}
     options = {}
     for name, section in _options_by_section().items():
+        if name in without:
+            continue
         default = default_by_name[name]
         settings = {
             "type": OptionText(name),
-            "help": OPTIONS[name] + ("" if default is None else f" [{default}]"),
+            "help": OPTIONS[name] + ("" if default in (None, ()) else f" [{default}]"),
             "section": section,
         }
         if name == "stop_strings":

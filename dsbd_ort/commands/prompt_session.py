@@ -14,7 +14,8 @@ from rich.table import Table
 from dsbd_errors import DsbdError
 from dsbd_ort.answers import Answer, answer, watched_signals
 from dsbd_ort.commands.run_arguments import RunArguments
-from dsbd_ort.decoding import DecodingStats, RequestTrace
+from dsbd_ort.decoding import STRATEGIES, DecodingStats, RequestTrace
+from dsbd_ort.decoding.strategies import unnamed_strategy
 from dsbd_ort.pipeline import Pipeline
 from dsbd_ort.prompts import Messages, user_messages, with_answer
 from dsbd_ort.results import error_object, json_text, result_object
@@ -61,6 +62,8 @@ class _Continuation:
             streamed.finish()
         else:
             click.echo(_as_text(done, heading))
+        if done.result is not None and not arguments.as_json:
+            _print_seed(done.result.seed, arguments)
         if arguments.stats and done.stats is not None:
             print_stats(done.stats, "statistics" if done.result else "statistics until interrupted")
         if arguments.trace and trace:
@@ -79,7 +82,10 @@ class _Chat(_Continuation):
         """Answer ``text``, print the answer; an interrupted one is kept as far as printed."""
         system = None if self._messages else self._arguments.system
         messages = [*self._messages, *user_messages(text, system)]
-        done = self._answer(self._pipeline.chat_prompt(messages), is_interrupted, heading="")
+        prompt = self._pipeline.chat_prompt(
+            messages, chat_template_kwargs=self._arguments.chat_template_kwargs
+        )
+        done = self._answer(prompt, is_interrupted, heading="")
         self._messages = with_answer(messages, done.text)
         return done
 
@@ -149,6 +155,14 @@ def _as_json(answer: Answer) -> str:
     if answer.result is None:
         return json_text({**error_object("interrupted"), "text": answer.text})
     return json_text(result_object(answer.result))
+
+
+def _print_seed(seed: int, arguments: RunArguments) -> None:
+    """Tell a seed that nobody gave, where it decides the answer."""
+    options = arguments.options
+    strategy = options.get("strategy", unnamed_strategy("dsbd", options)["strategy"])
+    if STRATEGIES[strategy].rule in ("sample", "joint") and "seed" not in options:
+        click.echo(f"seed {seed} (--seed {seed} repeats this answer)", err=True)
 
 
 def print_stats(stats: DecodingStats, title: str) -> None:

@@ -90,6 +90,7 @@ def _batch(arguments: RunArguments, input: Path, output: Path, console: Console)
         options=arguments.options,
         is_chat=arguments.chat,
         system=arguments.system,
+        chat_template_kwargs=arguments.chat_template_kwargs,
     )
     if arguments.cluster is None:
         source = _local_source(arguments.workers or 1, arguments.concurrency or 1)

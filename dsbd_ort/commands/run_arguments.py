@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from dsbd_ort.commands.option_types import COUNT, PATH
+from dsbd_ort.commands.option_types import COUNT, PATH, JsonObject
 from dsbd_ort.commands.options import decoding_options, flag, option, pipeline_settings
 from dsbd_ort.pipeline import PipelineSettings
 
@@ -46,6 +46,7 @@ _NEED = [  # (option, the option that it needs)
     ("--cluster", "--input"),
     ("--replicas", "--cluster"),
     ("--system", "--chat"),
+    ("--chat-template-kwargs", "--chat"),
 ]
 
 
@@ -60,6 +61,12 @@ class RunArguments:
     chat: bool = flag(help="Apply the checkpoint's chat template to the prompt.", section=_PROMPT)
     system: str | None = option(
         metavar="TEXT", help="The system message of a --chat.", section=_PROMPT
+    )
+    chat_template_kwargs: dict[str, Any] | None = option(
+        type=JsonObject(),
+        metavar="JSON",
+        help='More variables of the chat template, as {"enable_thinking": false}.',
+        section=_PROMPT,
     )
     stream: bool = flag(
         help="Print text as soon as all live beams agree on it; as always at a terminal.",

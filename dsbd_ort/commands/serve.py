@@ -18,8 +18,16 @@ from dsbd_ort.commands.option_types import (
     SECONDS_OR_NONE,
     WHOLE_SECONDS,
 )
-from dsbd_ort.commands.options import flag, group, no_flag, option, pipeline_settings
+from dsbd_ort.commands.options import (
+    decoding_options,
+    flag,
+    group,
+    no_flag,
+    option,
+    pipeline_settings,
+)
 from dsbd_ort.engine import ServiceLimits
+from dsbd_ort.openai_server.default_options import NEVER_DEFAULTS
 from dsbd_ort.pipeline import PipelineSettings
 
 _SERVER, _CONNECTIONS = "Server", "Connections"  # sections of the help
@@ -27,7 +35,10 @@ _SERVER, _CONNECTIONS = "Server", "Connections"  # sections of the help
 
 @dataclass(frozen=True, kw_only=True)
 class ServeArguments:
-    """The arguments of dsbd-serve; ``settings`` are fields of ServingSettings."""
+    """The arguments of dsbd-serve; ``settings`` are fields of ServingSettings.
+
+    ``options`` are the server's defaults of requests.
+    """
 
     host: str = option(
         default="127.0.0.1", show_default=True, help="Address to listen on.", section=_SERVER
@@ -63,6 +74,11 @@ class ServeArguments:
     settings: dict[str, Any] = group(
         dict,
         section="Limits of a request",
+        shows_docs=flag(
+            "--docs",
+            help="Serve /docs, a page to try requests on (its scripts come from a CDN).",
+            section=_SERVER,
+        ),
         keys_everywhere=flag(
             help="Require a key for /health, /ready and /metrics too.", section=_SERVER
         ),
@@ -70,7 +86,9 @@ class ServeArguments:
             type=COUNT, help="Maximum tokens of a prompt [the context of the bundle]."
         ),
         max_new_tokens=option(
-            type=COUNT, default=4096, show_default=True, help="Maximum new tokens of a sequence."
+            type=COUNT,
+            help="Maximum new tokens of a sequence; as many without max_tokens "
+            "[as the context holds].",
         ),
         max_beams=option(
             type=COUNT, default=16, show_default=True, help="Maximum num_beams and joint_beams."
@@ -137,6 +155,7 @@ class ServeArguments:
         section=_CONNECTIONS,
     )
     logs_access: bool = no_flag("--no-access-log", help="Do not log requests.", section=_SERVER)
+    options: dict[str, Any] = decoding_options(without=NEVER_DEFAULTS)
     pipeline: PipelineSettings = pipeline_settings()
 
 

@@ -3,7 +3,7 @@
 from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.decode import decode, decode_iterations
 from dsbd_ort.decoding.errors import ConfigError, DecodingError, ModelError
-from dsbd_ort.decoding.forest import StopState
+from dsbd_ort.decoding.path_states import StopState
 from dsbd_ort.decoding.request import (
     DecodedSequence,
     DecodeResult,

@@ -3,26 +3,37 @@
 Each request runs the loop of ``decode`` and gets what it would get alone; here its engine calls are
 made together with those of the others. An iteration makes draft calls as long as a request needs
 one, then one call of the target for all. Of the prompts that are still being computed, as many go
-on as fit one prefill chunk. Requests join and leave between two iterations.
+on as fit one prefill chunk. Requests join and leave between two iterations. Where the rows of a
+call do not fit a bounded cache, the youngest request is preempted: its rows are dropped, and
+computed again once it is resumed; what it returns stays the same.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
+from dsbd_ort.decoding.cache_view import CacheView, PrefixCache
 from dsbd_ort.decoding.cost_curve import Costs
 from dsbd_ort.decoding.decode import DecodingLoop, decoding_loop
-from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK, CacheView, KVCache
+from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK, KVCache
+from dsbd_ort.decoding.preemption import PreemptedRows
 from dsbd_ort.decoding.request import DecodeResult, DecodingRequest, IterationOutput
-from dsbd_ort.decoding.step_model import Clock, EngineCall, Logits, Role, StepModel
+from dsbd_ort.decoding.step_model import Clock, EngineCall, EngineCalls, Logits, Role, StepModel
 
 Outcome = DecodeResult | BaseException
 """How a request ended; an exception is the one that ``decode`` would have raised.
 
 Trace recorders and stop states are callers' code, so it may be any exception: the other requests
 go on."""
+
+
+@dataclass(frozen=True)
+class Preempted:
+    """The request has given up its rows: it waits until it is resumed."""
 
 
 @dataclass(eq=False)
@@ -32,25 +43,59 @@ class Tree:
     Attributes:
         views: by engine, its rows of the cache.
         loop: of the request.
-        wanted: the engine call that it waits for, None once it is over.
+        request: as it was given.
+        wanted: the engine call that the loop waits for, None once it is over, and before it starts.
+        has_started: whether the loop runs; before, the prompt is being computed for another.
+        preempted: by engine, rows that must be computed again before.
+        recomputation: of these, once it is resumed.
+        wanted_again: the engine call that the recomputation waits for.
     """
 
     views: dict[Role, CacheView]
     loop: DecodingLoop
+    request: DecodingRequest
     wanted: EngineCall | None = None
+    has_started: bool = False
+    preempted: dict[Role, PreemptedRows] = field(default_factory=dict)
+    recomputation: EngineCalls[None] | None = None
+    wanted_again: EngineCall | None = None
+
+    @property
+    def call(self) -> EngineCall | None:
+        """The engine call that the request waits for."""
+        return self.wanted_again or self.wanted
 
     def call_of(self, role: Role) -> EngineCall | None:
         """Return the call that the request waits for if it is one of this engine."""
-        call = self.wanted
+        call = self.call
         return call if call is not None and call.role == role else None
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that it has in the cache of one engine, those included to be computed again."""
+        return max(
+            self.preempted[role].num_rows if role in self.preempted else view.num_rows
+            for role, view in self.views.items()
+        )
+
+    @property
+    def num_rows_at_end(self) -> int:
+        """Rows that a request that returned a result had in the cache of one engine."""
+        return max(view.num_rows_at_end for view in self.views.values())
+
+    def recompute(self) -> EngineCalls[None]:
+        """Compute the rows that were dropped, of one engine after the other."""
+        for role, rows in list(self.preempted.items()):
+            yield from rows.compute(role)
+            del self.preempted[role]
 
 
 @dataclass(frozen=True)
 class Progress:
-    """The output of an iteration for one request, or its end."""
+    """The output of an iteration for one request, its preemption or its end."""
 
     tree: Tree
-    event: IterationOutput | Outcome
+    event: IterationOutput | Preempted | Outcome
 
 
 class BatchedDecoder:
@@ -87,6 +132,7 @@ class BatchedDecoder:
         }
         self._costs = costs
         self._clock = clock
+        self._shares_prefixes = shares_prefixes
         self._trees: list[Tree] = []
 
     @property
@@ -94,34 +140,77 @@ class BatchedDecoder:
         """Live requests."""
         return len(self._trees)
 
-    def join(self, request: DecodingRequest) -> Tree:
-        """Take in a request; it starts with the next iteration.
+    @property
+    def num_used_rows(self) -> int:
+        """Rows that live requests use in the cache of one engine, shared ones counted once."""
+        return max(cache.num_used for cache in self.caches.values())
 
-        Raises what ``decoding_loop`` raises.
+    def join(self, request: DecodingRequest) -> Tree:
+        """Take in a request; it starts with the next iteration, or once its prompt is computed.
+
+        The latter where another request is computing the same prompt: the samples of one request
+        compute it once.
+
+        Raises what ``decoding_loop`` raises, unless it starts later.
         """
-        known = request.prompt_ids[:-1]
-        views = {
-            role: cache.open_view(cache.longest_prefix(known))
-            for role, cache in self.caches.items()
-        }
+        views = {role: cache.open_view(PrefixCache()) for role, cache in self.caches.items()}
         request = dataclasses.replace(request, num_sharers=lambda: len(self._trees))
-        tree = Tree(views, decoding_loop(request, views["target"], views["draft"]))
+        loop = decoding_loop(request, views["target"], views["draft"])
+        tree = Tree(views, loop, request)
         self._trees.append(tree)
         try:
-            tree.wanted = next(tree.loop)  # type: ignore[assignment]  # a call precedes any output
+            if not self._prompt_is_coming(tree):
+                self._start(tree)
         except BaseException:
             self.leave(tree)
             raise
         return tree
 
+    def preempt(self, tree: Tree) -> None:
+        """Drop the rows of a live request, which waits until it is resumed."""
+        self._trees.remove(tree)
+        if tree.recomputation is not None:
+            tree.recomputation.close()
+        tree.recomputation = tree.wanted_again = None
+        for role, view in tree.views.items():
+            if role in tree.preempted:  # again, before all of them were there
+                tree.preempted[role].close()
+            else:
+                tree.preempted[role] = PreemptedRows(view)
+
+    def resume(self, tree: Tree) -> None:
+        """Let a preempted request go on, as the youngest, with the next iteration."""
+        tree.recomputation = tree.recompute()
+        self._trees.append(tree)
+        self._recompute(tree)
+
+    def _prompt_is_coming(self, tree: Tree) -> bool:
+        """Return whether another request computes the prompt of one that has not started."""
+        request = tree.request
+        if not self._shares_prefixes or request.config.prompt_logprobs:
+            return False
+        return any(
+            other.wanted is not None
+            and other.wanted.is_prefill
+            and list(other.request.prompt_ids) == list(request.prompt_ids)
+            for other in self._trees
+        )
+
+    def _start(self, tree: Tree) -> None:
+        """Let a request go on to its first engine call, behind the rows that it can share."""
+        tree.has_started = True
+        for role, view in tree.views.items():
+            view.prefix = self.caches[role].longest_prefix(tree.request.reusable_prompt(role))
+        tree.wanted = next(tree.loop)  # type: ignore[assignment]  # a call precedes any output
+
     def leave(self, tree: Tree) -> None:
         """Give up a request between two iterations; one that is over has left already."""
         if tree in self._trees:
             self._trees.remove(tree)
-            tree.wanted = None
-            tree.loop.close()
-            for role, view in tree.views.items():
-                self.caches[role].close_view(view)
+        tree.wanted = tree.wanted_again = None
+        tree.loop.close()
+        for role, view in tree.views.items():
+            self.caches[role].close_view(tree.preempted.get(role, view))
 
     def iterate(self) -> list[Progress]:
         """Run one iteration of every request; return what it brought.
@@ -129,12 +218,22 @@ class BatchedDecoder:
         A request whose prompt is still being computed brings nothing; one that ends has left.
         """
         progress: list[Progress] = []
+        for tree in [tree for tree in self._trees if not tree.has_started]:
+            if not self._prompt_is_coming(tree):
+                try:
+                    self._start(tree)
+                except BaseException as error:  # of this request alone
+                    self._end(tree, error, progress)
         prompts = self._next_prompts("draft")
         while drafting := self._callers("draft", prompts):
             self._run("draft", drafting, progress)
             prompts = set()
-        if verifying := self._callers("target", self._next_prompts("target")):
-            self._run("target", verifying, progress)
+        verifying = self._callers("target", self._next_prompts("target"))
+        alone = [tree for tree in verifying if tree.call and tree.call.reads_full_logits]
+        self._run("target", [tree for tree in verifying if tree not in alone], progress)
+        for tree in alone:
+            if tree in self._trees:  # not preempted for one before
+                self._run("target", [tree], progress)
         return progress
 
     def _next_prompts(self, role: Role) -> set[Tree]:
@@ -153,16 +252,23 @@ class BatchedDecoder:
         return prompts
 
     def _callers(self, role: Role, prompts: set[Tree]) -> list[Tree]:
-        """Return who waits for an engine; of those whose prompt it computes, only ``prompts``."""
-        return [
+        """Return who waits for an engine; of those whose prompt it computes, only ``prompts``.
+
+        These first: an engine keeps all logits of its last rows alone.
+        """
+        callers = [
             tree
             for tree in self._trees
             if (call := tree.call_of(role)) is not None and (tree in prompts or not call.is_prefill)
         ]
+        return sorted(callers, key=lambda tree: tree not in prompts)
 
     def _run(self, role: Role, trees: list[Tree], progress: list[Progress]) -> None:
         """Make the calls that the trees wait for together, and let each go on."""
-        calls = [tree.wanted for tree in trees if tree.wanted is not None]
+        self._make_room(role, trees, progress)
+        if not trees:
+            return
+        calls = [call for tree in trees if (call := tree.call) is not None]
         began = self._clock()
         try:
             parts = self.caches[role].forward(calls)
@@ -177,9 +283,36 @@ class BatchedDecoder:
             call.meter.count(len(call.token_ids), seconds)
             self._advance(tree, part, progress)
 
+    def _make_room(self, role: Role, trees: list[Tree], progress: list[Progress]) -> None:
+        """Preempt the youngest requests until the calls of ``trees`` fit; remove them from there.
+
+        The oldest is left in any case.
+        """
+        cache = self.caches[role]
+        while len(self._trees) > 1:
+            calls = (tree.call for tree in trees)
+            if cache.has_room(sum(len(call.token_ids) for call in calls if call is not None)):
+                return
+            youngest = self._trees[-1]
+            self.preempt(youngest)
+            progress.append(Progress(youngest, Preempted()))
+            if youngest in trees:
+                trees.remove(youngest)
+
+    @staticmethod
+    def _recompute(tree: Tree) -> None:
+        """Let the recomputation of a tree go on to its next call, or to its end."""
+        assert tree.recomputation is not None
+        tree.wanted_again = next(tree.recomputation, None)
+        if tree.wanted_again is None:
+            tree.recomputation = None
+
     def _advance(self, tree: Tree, logits: Logits, progress: list[Progress]) -> None:
         """Let a request go on to the next call that it needs, or to its end."""
         try:
+            if tree.recomputation is not None:
+                self._recompute(tree)
+                return
             wanted = tree.loop.send(logits)
             while isinstance(wanted, IterationOutput):
                 progress.append(Progress(tree, wanted))
@@ -193,3 +326,30 @@ class BatchedDecoder:
     def _end(self, tree: Tree, outcome: Outcome, progress: list[Progress]) -> None:
         self.leave(tree)
         progress.append(Progress(tree, outcome))
+
+
+def decoded_together(
+    decoder: BatchedDecoder, requests: Sequence[DecodingRequest], most_live: int
+) -> list[DecodeResult]:
+    """Decode requests with shared engine calls, at most ``most_live`` of them at a time.
+
+    Raises what the first request that fails raises, with a note of its place; the others end.
+    """
+    results: dict[int, DecodeResult] = {}
+    waiting, live = iter(enumerate(requests)), dict[Tree, int]()
+    try:
+        while True:
+            for index, request in itertools.islice(waiting, most_live - len(live)):
+                live[decoder.join(request)] = index
+            if not live:
+                return [results[index] for index in range(len(requests))]
+            for progress in decoder.iterate():
+                event = progress.event
+                if isinstance(event, DecodeResult):
+                    results[live.pop(progress.tree)] = event
+                elif isinstance(event, BaseException):
+                    event.add_note(f"prompt {live.pop(progress.tree)} of the list")
+                    raise event
+    finally:
+        for tree in live:
+            decoder.leave(tree)

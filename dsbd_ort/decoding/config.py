@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
@@ -26,8 +26,9 @@ class DecodingConfig:
     then is stored as None or as the neutral value.
 
     Attributes:
-        strategy: a key of ``STRATEGIES``.
-        num_beams: W, beams of the output law. Default 4, or 1 for single-beam strategies.
+        strategy: a key of ``STRATEGIES``. Default "dsbd"; at temperature 0 its deterministic
+            counterpart, speculative-beam-search.
+        num_beams: W, beams of the output. Default 4, or 1 for single-beam strategies.
         coupling: how draft and target draws hang together: "gumbel" (default; the output does not
             depend on the draft) or "rejection" (the paper's). Sampling strategies only.
         width_policy: "fixed" (default) keeps W beams in every layer, which is beam sampling's exact
@@ -50,11 +51,31 @@ class DecodingConfig:
             one of highest log-probability per token after each iteration.
         replacement: draw beams i.i.d. (the paper's theorem) instead of distinct ones. Sampling
             strategies with several beams, or a draft of several.
-        temperature, top_k, top_p: warping of both models; top_k 0 and top_p 1 switch it off.
-            Temperature 0 belongs to the search and joint strategies; with it a search takes any
-            top_k and top_p, for its best token is in every set of them.
+        temperature, top_k, top_p: warping of both models; top_k 0, read from -1 too, and top_p 1
+            switch it off. Temperature 0 is for the search and joint strategies; with it a search
+            takes any top_k and top_p, for its best token is in every set of them.
+        min_p: tokens of less than this share of the most probable one's probability are cut.
+        typical_p: the fewest tokens nearest to the entropy that reach this mass stay (locally
+            typical sampling); 1 switches it off.
+        repetition_penalty: divides positive scores of tokens in the prompt or output, multiplies
+            negative ones; 1 switches it off.
+        presence_penalty, frequency_penalty: subtracted from the logits of tokens in the output,
+            once and for each time.
+        no_repeat_ngram_size: no n-gram of this size occurs twice in prompt and output; 0: off.
+        bad_words_ids: token sequences that never occur in the output.
+        logit_bias: token ids and what is added to their logits.
+        suppress_tokens: tokens that never occur in the output.
+        min_new_tokens: none of so many new tokens ends a sequence; stop strings are looked for
+            behind them.
+        forced_bos_token_id, forced_eos_token_id: the only token behind a prompt of one token, and
+            as the last of ``max_new_tokens``.
+        constraint: which tokens may follow (``dsbd_ort.constraints``).
+        logits_processors: functions (path, scores) -> scores of the caller's, in this order, behind
+            those above; path: the prompt and the new tokens, (num_tokens,) int64; scores:
+            (vocab_size,) float64.
         max_new_tokens: longest continuation, the end-of-sequence token included.
-        seed: of the request; used by the pipeline, ``decode`` takes a generator instead.
+        seed: of the request. None: the pipeline draws one and reports it with the result.
+            ``decode`` takes a generator instead.
         num_return_sequences: how many of the final beams to return, best first.
         length_penalty: sequences are ranked by logprob / num_new_tokens ** length_penalty.
         early_stopping: of beam search, as in transformers: False, True or "never".
@@ -65,9 +86,13 @@ class DecodingConfig:
         stop_strings: one text or several. A sequence whose text (special tokens left out) contains
             one ends there; its text is cut before it.
         eos_token_id: one id, several, or None for what the model says (none in ``decode``).
+        top_logprobs: most probable tokens, by raw log-probability, to return with every new one.
+        prompt_logprobs: also return the log-probabilities of the prompt's tokens, which are
+            computed anew even where the target's cache holds them.
+        skip_special_tokens: whether special tokens are left out of the text.
     """
 
-    strategy: str = "dsbd"
+    strategy: str | None = None
     num_beams: int | None = None
     coupling: Literal["gumbel", "rejection"] | None = None
     width_policy: Literal["fixed", "threshold"] | None = None
@@ -81,8 +106,22 @@ class DecodingConfig:
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
+    min_p: float = 0.0
+    typical_p: float = 1.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    no_repeat_ngram_size: int = 0
+    bad_words_ids: Sequence[int | Sequence[int]] = ()
+    logit_bias: Mapping[int, float] | Sequence[tuple[int, float]] = ()
+    suppress_tokens: Sequence[int] = ()
+    min_new_tokens: int = 0
+    forced_bos_token_id: int | None = None
+    forced_eos_token_id: int | None = None
+    constraint: Any = None
+    logits_processors: Sequence[Any] = ()
     max_new_tokens: int = 64
-    seed: int = 0
+    seed: int | None = None
     num_return_sequences: int = 1
     length_penalty: float = 1.0
     early_stopping: bool | Literal["never"] = False
@@ -91,6 +130,9 @@ class DecodingConfig:
     joint_beams: int | None = None
     stop_strings: str | Sequence[str] | None = None
     eos_token_id: int | Sequence[int] | None = None
+    top_logprobs: int = 0
+    prompt_logprobs: bool = False
+    skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
         for name in OPTION_TABLE:
@@ -128,6 +170,7 @@ class DecodingConfig:
     @property
     def row(self) -> Strategy:
         """The strategy's row of the table."""
+        assert self.strategy is not None  # resolved at construction
         return STRATEGIES[self.strategy]
 
     @property
@@ -171,6 +214,33 @@ class DecodingConfig:
         return self.joint_beams
 
     @property
+    def controls(self) -> list[str]:
+        """The options given that are processors or a constraint."""
+        return [name for name, off in _NO_CONTROLS.items() if getattr(self, name) != off]
+
+    @property
+    def has_controls(self) -> bool:
+        """Whether a processor or a constraint changes what may be drawn."""
+        return bool(self.controls)
+
+    @property
+    def biases(self) -> tuple[tuple[int, float], ...]:
+        """The resolved ``logit_bias``."""
+        assert isinstance(self.logit_bias, tuple)  # resolved at construction
+        return self.logit_bias
+
+    @property
+    def bad_sequences(self) -> tuple[tuple[int, ...], ...]:
+        """The resolved ``bad_words_ids``."""
+        return self.bad_words_ids  # type: ignore[return-value]  # resolved at construction
+
+    @property
+    def suppressed_ids(self) -> tuple[int, ...]:
+        """The resolved ``suppress_tokens``."""
+        tokens = self.suppress_tokens
+        return (tokens,) if isinstance(tokens, int) else tuple(tokens)
+
+    @property
     def eos_ids(self) -> frozenset[int]:
         """The end-of-sequence ids, as a set."""
         if isinstance(self.eos_token_id, int):
@@ -185,12 +255,28 @@ class DecodingConfig:
         return tuple(self.stop_strings or ())
 
 
+_NO_CONTROLS: dict[str, Any] = {
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "no_repeat_ngram_size": 0,
+    "bad_words_ids": (),
+    "logit_bias": (),
+    "suppress_tokens": (),
+    "min_new_tokens": 0,
+    "forced_bos_token_id": None,
+    "forced_eos_token_id": None,
+    "constraint": None,
+    "logits_processors": (),
+}
+
+
 def _check_widths(config: DecodingConfig) -> None:
     """Refuse widths that contradict each other, and a rule that cannot draw."""
     if config.row.rule == "sample" and config.temperature == 0.0:
         raise ConfigError(
-            f"temperature is 0, but strategy {config.strategy} samples; use more than 0, or "
-            "beam-search, speculative-beam-search or greedy"
+            f"temperature is 0, but strategy {config.strategy} samples; use more than 0, leave "
+            f"strategy out, or use its counterpart {config.row.at_zero}"
         )
     if config.smallest_width > config.width:
         raise ConfigError(

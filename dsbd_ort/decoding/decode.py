@@ -21,26 +21,22 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
-from dsbd_ort.decoding.beams import Agreement, Beams, Hypotheses
+from dsbd_ort.decoding.beams import Beams
+from dsbd_ort.decoding.cache_view import CacheView, PrefixCache
 from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.cost_curve import Costs, measure_costs
 from dsbd_ort.decoding.draft import (
     DraftLayer,
-    DraftPolicy,
-    FixedDraftPolicy,
     Iteration,
     draft_forest,
 )
 from dsbd_ort.decoding.errors import ModelError
-from dsbd_ort.decoding.forest import Forest, StopState
-from dsbd_ort.decoding.forest_cache import ForestCache
-from dsbd_ort.decoding.joint_rule import JointGreedyRule, JointSpeculativeRule
-from dsbd_ort.decoding.kv_cache import CacheView, KVCache, PrefixCache
-from dsbd_ort.decoding.rejection_coupling import GeneratorSource, RandomSource, RejectionCoupling
+from dsbd_ort.decoding.kv_cache import KVCache
+from dsbd_ort.decoding.path_states import StopState
+from dsbd_ort.decoding.rejection_coupling import RandomSource
 from dsbd_ort.decoding.request import (
     DecodeResult,
     DecodingRequest,
@@ -50,22 +46,17 @@ from dsbd_ort.decoding.request import (
     most_descendants,
     result_of,
 )
-from dsbd_ort.decoding.rule import Growth, SelectionRule
-from dsbd_ort.decoding.sample_rule import GumbelCoupling, SampleRule
-from dsbd_ort.decoding.search_rule import SearchRule
-from dsbd_ort.decoding.stats import StatsRecorder
+from dsbd_ort.decoding.set_up import RunningRequest, set_up
 from dsbd_ort.decoding.step_model import (
     Clock,
     EngineCall,
     EngineCalls,
-    Head,
     Logits,
-    Meter,
+    Role,
     StepModel,
 )
-from dsbd_ort.decoding.throughput import AcceptanceEstimator, ThroughputDraftPolicy
-from dsbd_ort.decoding.trace import Tracer, TraceRecorder
-from dsbd_ort.decoding.warp import Warp, check_top_k
+from dsbd_ort.decoding.throughput import AcceptanceEstimator
+from dsbd_ort.decoding.trace import TraceRecorder
 
 Prefixes = tuple[PrefixCache, PrefixCache]
 """Of the caches of target and draft."""
@@ -143,10 +134,12 @@ def iterations_of(
     other rows in the caches none is kept.
     """
     prefixes = prefixes or (PrefixCache(), PrefixCache())
-    caches = {"target": KVCache(target)} | ({"draft": KVCache(draft)} if draft else {})
+    caches: dict[Role, KVCache] = {"target": KVCache(target)}
+    if draft:
+        caches["draft"] = KVCache(draft)
     views = []
-    for cache, prefix in zip(caches.values(), prefixes, strict=False):
-        prefix.shorten(prefix.num_common(request.prompt_ids[:-1]))
+    for (role, cache), prefix in zip(caches.items(), prefixes, strict=False):
+        prefix.shorten(prefix.num_common(request.reusable_prompt(role)))
         views.append(cache.open_view(prefix))
         cache.trim()
     loop = decoding_loop(request, views[0], views[1] if draft else None)
@@ -185,7 +178,7 @@ def decoding_loop(
 
     Raises what ``check_decodable`` raises.
     """
-    run = _set_up(request, target, draft)
+    run = set_up(request, target, draft)
     rule = run.rule
     yield from _prefill(run)
     beams, depth = Beams.initial(), 0
@@ -197,97 +190,22 @@ def decoding_loop(
             observer.observe(iteration)
         beams = _prune(run, iteration)
         depth += len(committed)
-        yield IterationOutput(run.hypotheses, iteration.hypotheses, run.agreement, run.stats)
+        outputs = run.hypotheses, iteration.hypotheses, run.agreement
+        yield IterationOutput(*outputs, run.stats, run.tops)
     return _finish(run, beams)
 
 
-def check_decodable(request: DecodingRequest, target: Head, draft: Head | None) -> None:
-    """Raise for a request that these models cannot decode; no engine is called.
-
-    Raises:
-        DecodingError: an empty prompt, ids outside the vocabulary, a missing draft, or a top-k
-            beyond the logits that an engine returns.
-    """
-    config = request.config
-    check_request(request, target, draft)
-    check_top_k("target", target, config)
-    if draft and config.row.has_draft:
-        check_top_k("draft", draft, config)
-
-
-@dataclass(frozen=True)
-class _Run:
-    """The parts of one running request; ``draft`` is None for strategies without one."""
-
-    request: DecodingRequest
-    forest: Forest
-    hypotheses: Hypotheses
-    agreement: Agreement
-    rule: SelectionRule
-    policy: DraftPolicy
-    target: ForestCache
-    draft: ForestCache | None
-    stats: StatsRecorder
-    tracer: Tracer | None
-
-    @property
-    def observers(self) -> list[DraftPolicy | StatsRecorder | Tracer]:
-        """Of every iteration, before it is pruned."""
-        return [self.policy, self.stats, *([self.tracer] if self.tracer else [])]
-
-    @property
-    def caches(self) -> list[ForestCache]:
-        """Of the engines in use."""
-        return [self.target, self.draft] if self.draft else [self.target]
-
-
-def _set_up(request: DecodingRequest, target: CacheView, draft: CacheView | None) -> _Run:
-    check_decodable(request, target.kv, draft.kv if draft else None)
-    growth = _growth(request)
-    forest, rule, warp = growth.forest, _rule(request, growth), Warp.of(request.config)
-    meters = Meter(request.clock), Meter(request.clock)
-    target_cache = ForestCache("target", target, meters[0], forest, warp)
-    draft_cache = None
-    if draft is not None and request.config.row.has_draft:
-        draft_cache = ForestCache("draft", draft, meters[1], forest, warp)
-    draft_meter = meters[1] if draft_cache else None
-    stats = StatsRecorder(len(request.prompt_ids), meters[0], draft_meter, request.clock)
-    policy = _draft_policy(request, rule, forest)
-    tracer = None
-    if request.trace is not None:
-        tracer = Tracer(request.trace, growth, target_cache, draft_cache, stats)
-    return _Run(
-        request=request,
-        forest=forest,
-        hypotheses=growth.hypotheses,
-        agreement=Agreement(growth.hypotheses),
-        rule=rule,
-        policy=policy,
-        target=target_cache,
-        draft=draft_cache,
-        stats=stats,
-        tracer=tracer,
-    )
-
-
-def _growth(request: DecodingRequest) -> Growth:
-    """Return the forest and the hypotheses of a request that begins."""
-    config, prompt_ids = request.config, request.prompt_ids
-    seed = int(request.rng.integers(2**63))
-    forest = Forest(int(prompt_ids[-1]), len(prompt_ids) - 1, seed, config.eos_ids, request.stop)
-    return Growth(forest, Hypotheses(), repeats=config.replacement)
-
-
-def _prefill(run: _Run) -> EngineCalls[None]:
+def _prefill(run: RunningRequest) -> EngineCalls[None]:
     """Compute the prompt but for its last token, which is the root of the forest."""
     prompt = np.array(run.request.prompt_ids, dtype=np.int64)
-    for cache in run.caches:
-        yield from cache.prefill(prompt[:-1])
+    yield from run.target.prefill(prompt[:-1], run.scorer)
+    if run.draft:
+        yield from run.draft.prefill(prompt[:-1])
     if run.tracer:
         run.tracer.begin(prompt.tolist(), run.request.config)
 
 
-def _draft(run: _Run, beams: Beams, depth: int) -> EngineCalls[list[DraftLayer]]:
+def _draft(run: RunningRequest, beams: Beams, depth: int) -> EngineCalls[list[DraftLayer]]:
     """Add the layers that the draft policy chooses to the forest."""
     if not run.draft:
         return []
@@ -307,7 +225,7 @@ def _draft(run: _Run, beams: Beams, depth: int) -> EngineCalls[list[DraftLayer]]
 
 
 def _verify_and_select(
-    run: _Run, beams: Beams, drafted: list[DraftLayer], depth: int
+    run: RunningRequest, beams: Beams, drafted: list[DraftLayer], depth: int
 ) -> EngineCalls[tuple[list[Beams], int]]:
     """Compute the forest; return the beams of every committed layer, as many as the nodes allow.
 
@@ -324,6 +242,8 @@ def _verify_and_select(
             if run.rule.is_finished(selected, depth + len(committed)):
                 break
         if committed:
+            if run.tops:
+                run.tops.record([beams, *committed], run.target.slots)
             return committed, run.forest.num_met - num_met
     raise ModelError(
         "the target said that all logits of its last rows can be read, but they cannot; export the "
@@ -332,7 +252,7 @@ def _verify_and_select(
 
 
 def _iteration(
-    run: _Run, drafted: list[DraftLayer], committed: list[Beams], num_accepted: int
+    run: RunningRequest, drafted: list[DraftLayer], committed: list[Beams], num_accepted: int
 ) -> Iteration:
     """Return the record of an iteration: which beams go on, and which nodes pruning leaves.
 
@@ -358,12 +278,12 @@ def _iteration(
     )
 
 
-def _most_likely(run: _Run, beams: Beams) -> Beams:
+def _most_likely(run: RunningRequest, beams: Beams) -> Beams:
     """Keep the beam of highest log-probability per token (DSBD paper, memory reduction)."""
     return beams.only(int(run.hypotheses.scores(beams.hypotheses, 1.0).argmax()))
 
 
-def _prune(run: _Run, iteration: Iteration) -> Beams:
+def _prune(run: RunningRequest, iteration: Iteration) -> Beams:
     """Drop all but the survivors from forest and caches; return the beams renumbered."""
     renumbered = run.forest.prune(iteration.survivors)
     for cache in run.caches:
@@ -372,48 +292,16 @@ def _prune(run: _Run, iteration: Iteration) -> Beams:
     return Beams(renumbered[beams.nodes], beams.log_weights, beams.hypotheses, beams.copies)
 
 
-def _finish(run: _Run, beams: Beams) -> DecodeResult:
+def _finish(run: RunningRequest, beams: Beams) -> DecodeResult:
     """Leave the caches to the next request; return the best sequences and the statistics."""
     request, hypotheses = run.request, run.hypotheses
     agreed = hypotheses.tokens[hypotheses.common(beams.hypotheses)].tolist()
     for cache in run.caches:
         cache.finish([*request.prompt_ids, *agreed])
     best = run.rule.results(beams).first(request.config.num_return_sequences)
-    sequences = decoded_sequences(best, hypotheses, request)
+    sequences = decoded_sequences(best, hypotheses, request, run.tops)
     num_output_tokens = len(sequences[0].token_ids)
     stats = run.stats.stats(num_output_tokens)
     num_bytes = sum(cache.distribution_bytes_peak for cache in run.caches)
-    return DecodeResult(sequences, stats, num_bytes)
-
-
-def _rule(request: DecodingRequest, growth: Growth) -> SelectionRule:
-    """Return the selection rule of the strategy, with the state of one request."""
-    config = request.config
-    match config.row.rule:
-        case "search":
-            return SearchRule(config, growth)
-        case "joint":
-            return JointSpeculativeRule(config, growth)
-        case "joint-greedy":
-            return JointGreedyRule(config, growth)
-    if config.coupling == "gumbel":
-        return SampleRule(config, growth, GumbelCoupling(growth.forest, config.replacement))
-    source = request.source or GeneratorSource(request.rng)
-    return SampleRule(config, growth, RejectionCoupling(source, config.replacement))
-
-
-def _draft_policy(request: DecodingRequest, rule: SelectionRule, forest: Forest) -> DraftPolicy:
-    """Return the draft policy of a request."""
-    config = request.config
-    if request.costs is None or config.draft_policy == "fixed":
-        return FixedDraftPolicy(config.layer_widths, rule.propose)
-    return ThroughputDraftPolicy(
-        request.costs,
-        request.estimator or AcceptanceEstimator.initial(),
-        rule.draft_scores,
-        forest,
-        num_beams=config.width,
-        most_layers=config.draft_length or 0,
-        most_beams=config.most_draft_beams,
-        num_sharers=request.num_sharers,
-    )
+    prompt_logprobs = run.scorer.result() if run.scorer else None
+    return DecodeResult(sequences, stats, num_bytes, prompt_logprobs)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+Rows = NDArray[np.int64]
 Warped = Callable[[Floats], Floats]
 
 
@@ -175,7 +176,114 @@ class DenseDistributions(Sequence[TokenDistribution]):
         return sum(array.nbytes for array in self._arrays)
 
 
-TokenDistributions = TopDistributions | DenseDistributions
+class ListedDistributions(Sequence[TokenDistribution]):
+    """Next-token distributions that list their tokens, of any number each.
+
+    Only tokens that may be drawn are listed. Entries lie in one (3, room) float64 array as in
+    TopDistributions, a row's one after another.
+    """
+
+    def __init__(self, entries: Floats, begins: Rows, counts: Rows) -> None:
+        """Take entries (3, num_entries); of every row, where they begin and how many they are."""
+        self._entries = entries
+        self._size = int(entries.shape[1])
+        self._begins = begins
+        self._counts = counts
+
+    @classmethod
+    def of(
+        cls, tokens: NDArray[np.int64], log_probs: Floats, raw_log_probs: Floats
+    ) -> ListedDistributions:
+        """Return distributions, (num_rows, n) each; a token with log-probability -inf is left out.
+
+        See TokenDistribution.
+        """
+        is_listed = log_probs > -np.inf
+        counts = np.count_nonzero(is_listed, axis=1)
+        entries = np.empty((3, int(counts.sum())))
+        entries[0], entries[1] = log_probs[is_listed], raw_log_probs[is_listed]
+        entries[2].view(np.int64)[:] = tokens[is_listed]
+        return cls(entries, counts.cumsum() - counts, counts)
+
+    def __len__(self) -> int:
+        return len(self._counts)
+
+    def __getitem__(self, row: int) -> TokenDistribution:  # type: ignore[override]  # no slices
+        if row >= len(self):
+            raise IndexError(row)
+        return TokenDistribution(*self.candidates(np.array([row]))[:3])
+
+    def behind_unused_row(self) -> ListedDistributions:
+        """Return a copy whose row 0 is no distribution: one entry, to be overwritten."""
+        entries = np.concatenate([np.zeros((3, 1)), self._entries[:, : self._size]], axis=1)
+        return ListedDistributions(
+            entries, np.append(0, self._begins + 1), np.append(1, self._counts)
+        )
+
+    def replaced(self, rows: Rows, others: ListedDistributions) -> ListedDistributions:
+        """Return a copy in which ``others`` stand in these rows."""
+        begins, counts = self._begins.copy(), self._counts.copy()
+        begins[rows], counts[rows] = others._begins + self._size, others._counts
+        parts = [self._entries[:, : self._size], others._entries[:, : others._size]]
+        return ListedDistributions(np.concatenate(parts, axis=1), begins, counts)
+
+    def append(self, more: ListedDistributions) -> None:
+        """Add rows."""
+        size = self._size + more._size
+        if size > self._entries.shape[1]:
+            entries = np.empty((3, 2 * size))
+            entries[:, : self._size] = self._entries[:, : self._size]
+            self._entries = entries
+        self._entries[:, self._size : size] = more._entries[:, : more._size]
+        self._begins = np.append(self._begins, more._begins + self._size)
+        self._counts = np.append(self._counts, more._counts)
+        self._size = size
+
+    def keep(self, rows: Rows) -> None:
+        """Keep row 0 and ``rows``, which become 1, 2, ...; drop all others and their memory."""
+        kept = np.append(0, rows)
+        self._entries = self._entries[:, self._places(kept)]
+        self._counts = self._counts[kept]
+        self._begins = self._counts.cumsum() - self._counts
+        self._size = self._entries.shape[1]
+
+    def counts(self, rows: Rows) -> Rows:
+        """Return how many tokens these rows list, (num_rows,) int64."""
+        counts: Rows = self._counts[rows]
+        return counts
+
+    def candidates(self, rows: Rows) -> tuple[NDArray[np.int64], Floats, Floats]:
+        """Return tokens, warped and raw log-probabilities of these rows, one after another."""
+        found = self._entries[:, self._places(rows)]
+        return found[2].view(np.int64), found[0], found[1]
+
+    def _places(self, rows: Rows) -> Rows:
+        """Return where the entries of these rows lie, one row after another."""
+        return joined_ranges(self._begins[rows], self._counts[rows])
+
+    def log_probs_of(self, rows: Rows, tokens: NDArray[np.int64]) -> Floats:
+        """Return the warped log-probability of one token of each of these rows, (num_rows,)."""
+        known, log_probs, _ = self.candidates(rows)
+        row_of = np.repeat(np.arange(len(rows)), self._counts[rows])
+        found = np.full(len(rows), -np.inf)
+        is_token = known == tokens[row_of]
+        found[row_of[is_token]] = log_probs[is_token]
+        return found
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes held."""
+        return int(self._entries.nbytes)
+
+
+TokenDistributions = TopDistributions | DenseDistributions | ListedDistributions
+
+
+def joined_ranges(begins: Rows, counts: Rows) -> Rows:
+    """Return the numbers of several ranges: from [5, 9], [2, 1] of them, gives [5, 6, 9]."""
+    ends = counts.cumsum()
+    size = int(ends[-1]) if len(ends) else 0
+    return np.arange(size) + np.repeat(begins - (ends - counts), counts)
 
 
 def larger(array: NDArray[Any], num_rows: int) -> NDArray[Any]:

@@ -155,6 +155,8 @@ def draft_forest(
     while not forest.are_absorbing(nodes) and policy.wants_layer(len(nodes)):
         yield from draft.compute(nodes)
         joint = draft.joint(nodes, log_u, copies)
+        if not len(joint.tokens):  # processors and constraint leave none of those it returned
+            break
         drawn = policy.choose(joint, depth + len(layers))
         if not len(drawn):
             break

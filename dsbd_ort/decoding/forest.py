@@ -8,40 +8,19 @@ in the caches and as the beams' hypotheses.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from functools import reduce
-from typing import Protocol
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_ort.decoding.joint_distribution import JointDistribution
 from dsbd_ort.decoding.noise import Keys, child_keys, root_key
+from dsbd_ort.decoding.path_states import PathStates
 
 NO_NODE = -1
 NOT_COMPUTED = -1
 
 Nodes = NDArray[np.int64]
-
-
-class StopState(Protocol):
-    """Whether the new tokens of one path end it: the seam for stop strings.
-
-    Immutable: every node of the forest has its own, made from its parent's. A path that has ended
-    is absorbing, as one whose last token ends the sequence.
-    """
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether the path has ended, with its last token or before."""
-
-    def extended(self, token: int) -> StopState:
-        """Return the state of the path with one more token."""
-
-
-def state_after(start: StopState, token_ids: Iterable[int]) -> StopState:
-    """Return the state of the path of ``token_ids``."""
-    return reduce(lambda state, token: state.extended(token), token_ids, start)
 
 
 class Forest:
@@ -56,7 +35,7 @@ class Forest:
         is_absorbing: (num_nodes,) int64, 0 or 1. A sequence ends with the node: it costs no row.
         slots: (2, num_nodes) int64. By engine, the node's place in its ``CacheView`` and
             distributions; ``NOT_COMPUTED``, or 0 for an absorbing node, which needs none.
-        stop_states: per node, its StopState; empty where only tokens end a sequence.
+        path_states: what else is known of the path of every node, kept in step.
         has_ends: whether there is an absorbing node.
         num_added, num_met: nodes that ``descend`` has made, and found there, so far.
     """
@@ -67,11 +46,11 @@ class Forest:
         position: int,
         seed: int,
         eos_ids: frozenset[int],
-        stop: StopState | None = None,
+        path_states: Sequence[PathStates] = (),
     ):
         """Start with one node, the last token of the prompt."""
         self._eos_ids = np.array(sorted(eos_ids), dtype=np.int64)[:, None]
-        self.stop_states = [stop] if stop else []
+        self.path_states = path_states
         self.has_ends = False
         self.num_added = self.num_met = 0
         self._num_nodes = 0
@@ -150,20 +129,14 @@ class Forest:
         added[4] = 0
         added[5:] = NOT_COMPUTED
         ends = (tokens == self._eos_ids).nonzero()[1]
-        if self.stop_states:
-            states = self._extended(parents, tokens)
-            self.stop_states += states
-            stops = [index for index, state in enumerate(states) if state.has_ended]
-            ends = np.concatenate([ends, np.array(stops, dtype=np.int64)])
+        for states in self.path_states:
+            if (stops := states.add(parents, tokens)) is not None:
+                ends = np.append(ends, stops.nonzero()[0])
         if len(ends):
             self.has_ends = True
             added[4, ends] = 1
             added[5:, ends] = 0
         return np.arange(first, last)
-
-    def _extended(self, parents: Nodes, tokens: NDArray[np.int64]) -> list[StopState]:
-        pairs = zip(parents.tolist(), tokens.tolist(), strict=True)
-        return [self.stop_states[parent].extended(token) for parent, token in pairs]
 
     def _show(self, num_nodes: int) -> None:
         """Let the attributes show ``num_nodes`` nodes, in a larger array where they do not fit."""
@@ -177,10 +150,13 @@ class Forest:
         self.path_keys, self.slots = keys.view(np.uint64), shown[5:]
 
     def stopped(self, joint: JointDistribution, chosen: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Tell which chosen candidates would end by their stop state: (num_chosen,) bool."""
+        """Tell which chosen candidates would end by the state of their path: (num_chosen,) bool."""
         parents, tokens = joint.nodes[joint.parents[chosen]], joint.tokens[chosen]
-        ended = [state.has_ended for state in self._extended(parents, tokens)]
-        return np.array(ended, dtype=np.bool_)
+        ends = np.zeros(len(chosen), dtype=np.bool_)
+        for states in self.path_states:
+            if (stops := states.would_end(parents, tokens)) is not None:
+                ends |= stops
+        return ends
 
     def told(self, nodes: Nodes) -> NDArray[np.int64]:
         """Return tokens, parents and positions of these nodes, (3, num_nodes) int64."""
@@ -206,10 +182,10 @@ class Forest:
         kept = is_kept.nonzero()[0]
         renumbered = np.full(self._num_nodes + 1, NO_NODE)  # the last is that of NO_NODE
         renumbered[kept] = np.arange(len(kept))
-        if self.stop_states:
-            self.stop_states = [self.stop_states[old] for old in kept.tolist()]
         self._columns[:, : len(kept)] = self._columns.take(kept, axis=1)
         self._show(len(kept))
+        for states in self.path_states:
+            states.prune(kept, self.is_absorbing)
         self.parents[:] = renumbered[self.parents]
         self._last_parent = int(self.parents.max(initial=NO_NODE))
         return renumbered

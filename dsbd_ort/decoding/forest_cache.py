@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_ort.decoding.beams import Beams
+from dsbd_ort.decoding.cache_view import CacheView
+from dsbd_ort.decoding.controls import Controls
 from dsbd_ort.decoding.distribution import (
     TokenDistribution,
     TokenDistributions,
@@ -14,10 +18,13 @@ from dsbd_ort.decoding.distribution import (
 from dsbd_ort.decoding.errors import ModelError
 from dsbd_ort.decoding.forest import NO_NODE, NOT_COMPUTED, Forest, Nodes
 from dsbd_ort.decoding.joint_distribution import JointDistribution, joint_distribution
-from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK, CacheView
-from dsbd_ort.decoding.step_model import EngineCall, EngineCalls, FullLogits, Logits, Meter, Role
+from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK
+from dsbd_ort.decoding.step_model import EngineCall, EngineCalls, FullLogits, Logits, Role
+from dsbd_ort.decoding.top_tokens import PromptScorer, TopTokens
 from dsbd_ort.decoding.warp import Warp, check_logits, largest_logits
 
+SCORED_CHUNK = 64
+"""Prompt rows per call where each has logits: bounds these at SCORED_CHUNK x vocabulary."""
 _NOTHING = np.arange(0)
 _SLOTS = {"target": 0, "draft": 1}  # row of Forest.slots
 
@@ -34,14 +41,25 @@ class ForestCache:
     """
 
     def __init__(
-        self, role: Role, view: CacheView, meter: Meter, forest: Forest, warp: Warp
+        self,
+        role: Role,
+        view: CacheView,
+        forest: Forest,
+        warp: Warp,
+        controls: Controls | None = None,
+        tops: TopTokens | None = None,
     ) -> None:
-        """Take an engine's view, which begins with the rows of its prefix."""
+        """Take an engine's view, which begins with the rows of its prefix.
+
+        tops: keeps the most probable tokens after every node, for a request that returns them.
+        """
         self._role = role
         self._view = view
-        self._meter = meter
+        self._meter = view.meter
         self._forest = forest
         self._warp = warp
+        self._controls = controls
+        self._tops = tops
         self._num_calls = 0
         self.distribution_bytes_peak = 0
         self._distributions: TokenDistributions | None = None  # as the first logits are
@@ -55,18 +73,37 @@ class ForestCache:
         slots: NDArray[np.int64] = self._forest.slots[_SLOTS[self._role]]
         return slots
 
-    def prefill(self, token_ids: NDArray[np.int64]) -> EngineCalls[None]:
-        """Compute the prompt but for its last token, which is the forest's root. No logits."""
+    def prefill(
+        self, token_ids: NDArray[np.int64], scorer: PromptScorer | None = None
+    ) -> EngineCalls[None]:
+        """Compute the prompt but for its last token, which is the forest's root.
+
+        scorer: takes the logits after every token, of a prefix that is not there yet at all. None:
+            no logits are computed.
+        """
         tokens, view = token_ids.tolist(), self._view
-        for start in range(len(view.prefix.tokens), len(tokens), PREFILL_CHUNK):
-            chunk = token_ids[start : start + PREFILL_CHUNK]
+        size = SCORED_CHUNK if scorer else PREFILL_CHUNK
+        for start in range(len(view.prefix.tokens), len(tokens), size):
+            chunk = token_ids[start : start + size]
             positions = np.arange(start, start + len(chunk))
+            logit_rows = np.arange(len(chunk) if scorer else 0)
 
             def mask(first_row: int, size: int = len(chunk)) -> NDArray[np.bool_]:
                 return view.append_prompt(size, first_row)
 
-            logits = yield EngineCall(self._role, self._meter, chunk, positions, _NOTHING, mask)
-            self._read(logits, 0)
+            logits = yield EngineCall(
+                self._role,
+                self._meter,
+                chunk,
+                positions,
+                logit_rows,
+                mask,
+                is_prefill=True,
+                reads_full_logits=bool(scorer and view.kv.num_top_logits),
+            )
+            self._read(logits, len(logit_rows))
+            if scorer:
+                scorer.append(logits)
             view.prefix.tokens = tokens[: start + len(chunk)]
         view.begin()
 
@@ -106,31 +143,44 @@ class ForestCache:
         return missing
 
     def compute(self, nodes: Nodes | None = None) -> EngineCalls[None]:
-        """Compute ``nodes`` (all by default) and their pending ancestors in one call, if any."""
+        """Compute ``nodes`` (all by default) and their pending ancestors in one call, if any.
+
+        Further calls are needed where logits count that a top-k head has left out and that a later
+        part of the same forward has overwritten: each call brings some of them.
+        """
         forest, view, slots = self._forest, self._view, self.slots
         pending = (slots < 0).nonzero()[0] if nodes is None else self._pending(nodes)
-        if not len(pending):
-            return
-        tokens, parents, positions = forest.told(pending)
-        rows = np.arange(len(pending))
-        first_slot = view.num_slots
-        slots[pending] = first_slot + rows
-        parent_slots = slots[parents]
-        for index in (parents == NO_NODE).nonzero()[0].tolist():  # few: see ``complete``
-            parent_slots[index] = self._slots_above.get(int(pending[index]), 0)
-
-        def mask(first_row: int) -> NDArray[np.bool_]:
-            return view.append(parent_slots, first_row)
-
-        logits = yield EngineCall(self._role, self._meter, tokens, positions, rows, mask)
-        found = self._read(logits, len(rows))
-        self._last_call = first_slot, logits[3] if isinstance(logits, tuple) else None
-        if self._distributions is None:
-            self._distributions = found.behind_unused_row()
-        else:
-            self._distributions.append(found)  # type: ignore[arg-type]  # of the same kind
-        num_bytes = self._distributions.num_bytes
-        self.distribution_bytes_peak = max(self.distribution_bytes_peak, num_bytes)
+        reads_full = self._tops is not None and 0 < view.kv.num_top_logits < self._tops.number
+        while len(pending):
+            tokens, parents, positions = forest.told(pending)
+            rows = np.arange(len(pending))
+            first_slot = view.num_slots
+            slots[pending] = first_slot + rows
+            parent_slots = slots[parents]
+            for index in (parents == NO_NODE).nonzero()[0].tolist():  # few: see ``_set_back``
+                parent_slots[index] = self._slots_above.get(int(pending[index]), 0)
+            logits = yield EngineCall(
+                self._role,
+                self._meter,
+                tokens,
+                positions,
+                rows,
+                partial(view.append, parent_slots),
+                reads_full_logits=reads_full,
+            )
+            found, unread = self._read(logits, len(rows), pending)
+            if self._tops is not None:
+                self._tops.append(logits)
+            self._last_call = first_slot, logits[3] if isinstance(logits, tuple) else None
+            if self._distributions is None:
+                self._distributions = found.behind_unused_row()
+            else:
+                self._distributions.append(found)  # type: ignore[arg-type]  # of the same kind
+            num_bytes = self._distributions.num_bytes
+            self.distribution_bytes_peak = max(self.distribution_bytes_peak, num_bytes)
+            pending = pending[unread]
+            if len(pending):
+                self._set_back(pending)
 
     def joint(
         self, nodes: Nodes, log_weights: NDArray[np.float64], copies: NDArray[np.int64] | None
@@ -141,6 +191,8 @@ class ForestCache:
         joint = joint_distribution(
             nodes, log_weights, copies, self._distributions, slots, has_ends=has_ends
         )
+        if self._controls is not None and self._role == "target":
+            self._controls.check_continues(nodes[slots > 0], len(joint.tokens))
         return (
             self._further.added_to(joint, log_weights, slots) if self._further.slots.size else joint
         )
@@ -172,11 +224,15 @@ class ForestCache:
             self._further.add(slots[readable], counts, tokens[:, known.num_tokens :], raw)
         if not len(gone):
             return True
-        nodes = beams.nodes[gone]
-        self._slots_above = dict(zip(nodes.tolist(), slots[gone].tolist(), strict=True))
-        self._view.forget_own_rows(slots[gone])
-        self.slots[nodes] = NOT_COMPUTED
+        self._set_back(beams.nodes[gone])
         return False
+
+    def _set_back(self, nodes: Nodes) -> None:
+        """Let these nodes count as not computed; what their parents see remains known."""
+        slots = self.slots[nodes]
+        self._slots_above |= dict(zip(nodes.tolist(), slots.tolist(), strict=True))
+        self._view.forget_own_rows(slots)
+        self.slots[nodes] = NOT_COMPUTED
 
     def log_probs(self, nodes: Nodes, tokens: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return the warped log-probability of one token after each computed node."""
@@ -206,14 +262,26 @@ class ForestCache:
         self._view.keep(kept)
         if self._distributions is not None:
             self._distributions.keep(kept)
+        if self._tops is not None:
+            self._tops.keep(kept)
         slots[computed] = np.arange(1, 1 + len(kept))
 
-    def _read(self, logits: Logits, num_rows: int) -> TokenDistributions:
-        """Return the distributions of a call's rows; an error says which call of which engine."""
+    def _read(
+        self, logits: Logits, num_rows: int, nodes: Nodes | None = None
+    ) -> tuple[TokenDistributions, NDArray[np.int64]]:
+        """Return the distributions after nodes, and the rows that have to be computed once more.
+
+        nodes: (num_rows,) int64; None for rows of the prompt.
+
+        An error says which call of which engine.
+        """
         self._num_calls += 1
         try:
             check_logits(logits, self._view.kv, num_rows)
-            return self._warp.distributions(logits)
+            if self._controls is None or nodes is None:
+                return self._warp.distributions(logits), _NOTHING
+            is_draft = self._role == "draft"
+            return self._controls.distributions(logits, nodes, is_draft=is_draft)
         except ModelError as error:
             raise ModelError(f"call {self._num_calls} of the {self._role}: {error}") from error
 

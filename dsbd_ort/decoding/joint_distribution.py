@@ -8,7 +8,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_ort.decoding.distribution import TokenDistributions
+from dsbd_ort.decoding.distribution import ListedDistributions, TokenDistributions
 
 STAY = -1
 """The "token" by which an absorbing beam continues: it stays what it is, with probability 1."""
@@ -90,6 +90,14 @@ def joint_distribution(
         has_ends: whether there may be one.
     """
     tokens, log_probs, raw = distributions.candidates(rows)
+    if isinstance(distributions, ListedDistributions):
+        counts = distributions.counts(rows)
+        parents = np.repeat(np.arange(len(rows)), counts)
+        stays = (rows == 0)[parents]
+        tokens[stays], log_probs[stays], raw[stays] = STAY, 0.0, 0.0
+        weights = log_probs + log_weights[parents]
+        masses = weights if copies is None else weights + np.log(copies)[parents]
+        return JointDistribution(nodes, parents, tokens, weights, masses, raw, 0)
     num_tokens = len(tokens) // len(rows)
     parents = _parents(len(rows), num_tokens)
     if has_ends and not rows.all():

@@ -9,12 +9,11 @@ are many or there is too little room.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dsbd_ort.decoding.cache_view import CacheView, PrefixCache, Rows, UsedRows
 from dsbd_ort.decoding.step_model import (
     EngineCall,
     Logits,
@@ -33,178 +32,6 @@ unused row costs a masked column, dropping it moves those behind it in every tra
 
 _MOST_CLOSED = 256
 """Closed views whose rows may serve a request that begins alike."""
-
-Rows = NDArray[np.int64]
-
-
-@dataclass
-class PrefixCache:
-    """The tokens whose rows begin a path in an engine's cache, for a request that begins alike.
-
-    Valid at any time between two requests, also after one that was given up half-way.
-
-    Attributes:
-        tokens: from position 0 on.
-        rows: (>= num_tokens,) int64 increasing. The row of each.
-    """
-
-    tokens: list[int] = field(default_factory=list)
-    rows: Rows = field(default_factory=lambda: np.arange(0))
-
-    def num_common(self, token_ids: Sequence[int]) -> int:
-        """Return how many first tokens of ``token_ids`` the cache holds."""
-        num_common = 0
-        for ours, theirs in zip(self.tokens, token_ids, strict=False):
-            if ours != theirs:
-                break
-            num_common += 1
-        return num_common
-
-    def shorten(self, num_tokens: int) -> None:
-        """Keep the first tokens alone."""
-        self.tokens, self.rows = self.tokens[:num_tokens], self.rows[:num_tokens]
-
-
-class CacheView:
-    """One request's rows of an engine's cache, and which of them each of its nodes sees.
-
-    A node that was computed has a *slot*; slot 0 sees the prompt. Visibility is packed: bit c of a
-    slot says whether it sees row c of the cache, lowest first. With the prompt in the rows 0 and 1,
-    a node in row 2 and its child in row 4 (row 3 is another's) the slots are
-
-        0b00011, 0b00111, 0b10111
-
-    Attributes:
-        kv: the engine's cache.
-        prefix: the tokens of the prompt's rows.
-    """
-
-    def __init__(self, kv: KVCache, prefix: PrefixCache) -> None:
-        self.kv = kv
-        self.prefix = prefix
-        self._seen = np.zeros((64, 32), dtype=np.uint8)  # (slot capacity, bytes)
-        self._num_slots = 1
-
-    @property
-    def num_rows(self) -> int:
-        """Rows that a node of this view sees, at the end of a closed one."""
-        seen = np.bitwise_or.reduce(self._seen[: self._num_slots])
-        return max(int(np.unpackbits(seen).sum()), len(self.prefix.tokens))
-
-    @property
-    def num_slots(self) -> int:
-        """Slots in use, slot 0 included."""
-        return self._num_slots
-
-    def begin(self) -> None:
-        """Let slot 0 see the prompt, whose rows are all there."""
-        self._reserve(0, self.kv.model.num_rows)
-        self._seen[0] = 0
-        is_seen = np.zeros(self.kv.model.num_rows, dtype=np.bool_)
-        is_seen[self.prefix.rows] = True
-        packed = np.packbits(is_seen, bitorder="little")
-        self._seen[0, : len(packed)] = packed
-
-    def append_prompt(self, num_tokens: int, first_row: int) -> NDArray[np.bool_]:
-        """Add the next tokens of the prompt; return the mask of their rows, which are the last."""
-        rows = self.prefix.rows[: len(self.prefix.tokens)]
-        mask = np.zeros((num_tokens, first_row + num_tokens), dtype=np.bool_)
-        mask[:, rows] = True
-        mask[:, first_row:] = np.tri(num_tokens, dtype=np.bool_)
-        self.prefix.rows = np.append(rows, np.arange(first_row, first_row + num_tokens))
-        return mask
-
-    def append(self, parent_slots: NDArray[np.int64], first_row: int) -> NDArray[np.bool_]:
-        """Add nodes, whose slots and rows are the next ones; return the mask of their rows.
-
-        Args:
-            parent_slots: (S,) int64. The slot of each node's parent, which may be a new one.
-            first_row: row of the first.
-
-        Returns:
-            (S, first_row + S) bool.
-        """
-        size, first = len(parent_slots), self._num_slots
-        num_rows = first_row + size
-        self._reserve(size, num_rows)
-        self._num_slots += size
-        own, begin = _own_bits(size, first_row & 7), first_row >> 3
-        seen = self._seen[parent_slots]
-        is_new = parent_slots >= first
-        if not np.count_nonzero(is_new):
-            seen[:, begin : begin + own.shape[1]] |= own
-        else:
-            seen[is_new] = 0
-            seen[:, begin : begin + own.shape[1]] |= own
-            above = np.where(is_new, parent_slots - first, size)  # the last: no new one
-            self._add_ancestors(seen, above)
-        self._seen[first : self._num_slots] = seen
-        return _unpacked(seen, num_rows)
-
-    @staticmethod
-    def _add_ancestors(seen: NDArray[np.uint8], above: NDArray[np.int64]) -> None:
-        """Let new nodes see what their new ancestors see, twice as many of these in every round.
-
-        seen: (S, bytes). above: (S,) int64, the parent among the S, or S where it is none of them.
-        """
-        size = len(above)
-        above = np.append(above, size)
-        while len(nodes := (above < size).nonzero()[0]):
-            seen[nodes] |= seen[above[nodes]]
-            above = above[above]
-
-    def forget_own_rows(self, slots: NDArray[np.int64]) -> None:
-        """Let the slots see what the parents of their nodes do: no longer their own rows."""
-        bits = _unpacked(self._seen[slots], 8 * self._seen.shape[1])
-        own = bits.shape[1] - 1 - bits[:, ::-1].argmax(axis=1)  # the last row that each sees
-        bits[np.arange(len(slots)), own] = False
-        self._seen[slots] = np.packbits(bits, axis=1, bitorder="little")
-
-    def keep(self, slots: NDArray[np.int64]) -> None:
-        """Keep slot 0 and these, (num_kept,) int64, which become 1, 2, ...; drop all others."""
-        self._seen[1 : 1 + len(slots)] = self._seen[slots]
-        self._num_slots = 1 + len(slots)
-
-    def end(self, agreed_tokens: list[int]) -> None:
-        """Leave to the next request the rows that all slots see; free the others.
-
-        agreed_tokens: from position 0 on, those that all paths share.
-        """
-        seen = self._seen[min(1, self._num_slots - 1) : self._num_slots]
-        seen_by_all = _unpacked(np.bitwise_and.reduce(seen)[None], self.kv.model.num_rows)[0]
-        self.prefix.rows = seen_by_all.nonzero()[0]
-        self.prefix.tokens = agreed_tokens[: len(self.prefix.rows)]
-        self.prefix.shorten(len(self.prefix.tokens))
-        self._num_slots = 1
-        self._seen[0] = 0  # the prefix is all that is left
-
-    def used(self) -> NDArray[np.bool_]:
-        """Return which rows of the cache this view sees, (num_rows of the engine,) bool."""
-        num_rows = self.kv.model.num_rows
-        self._reserve(0, num_rows)
-        seen = np.bitwise_or.reduce(self._seen[: self._num_slots])
-        is_used: NDArray[np.bool_] = _unpacked(seen[None], num_rows)[0]
-        is_used[self.prefix.rows[: len(self.prefix.tokens)]] = True
-        return is_used
-
-    def renumber(self, kept: Rows, new_rows: Rows) -> None:
-        """Follow the engine, which has kept the rows ``kept``; ``new_rows`` is new row by old."""
-        self.prefix.rows = new_rows[self.prefix.rows[: len(self.prefix.tokens)]]
-        bits = _unpacked(self._seen[: self._num_slots], len(new_rows))
-        packed = np.packbits(bits[:, kept], axis=1, bitorder="little")
-        self._seen[: self._num_slots] = 0
-        self._seen[: self._num_slots, : packed.shape[1]] = packed
-
-    def _reserve(self, num_more_slots: int, num_rows: int) -> None:
-        slots, size = self._seen.shape
-        num_slots = self._num_slots + num_more_slots
-        if num_slots <= slots and num_rows <= 8 * size:
-            return
-        more_slots = max(slots, 2 * num_slots if num_slots > slots else 0)
-        more_bytes = max(size, num_rows // 4 if num_rows > 8 * size else 0)
-        larger = np.zeros((more_slots, more_bytes), dtype=np.uint8)
-        larger[: self._num_slots, :size] = self._seen[: self._num_slots]
-        self._seen = larger
 
 
 class KVCache:
@@ -226,21 +53,36 @@ class KVCache:
         self.keeps_full_logits = keeps_full_logits(model)
         self.max_rows = max_rows
         self._shares_prefixes = shares_prefixes
-        self._views: list[CacheView] = []
+        self._views: list[UsedRows] = []
         self._closed: list[PrefixCache] = []  # oldest first
         self._next_check = 0  # so many rows may be there before the unused are counted
+        self._told = np.zeros((2, max(model.num_rows, 256)), dtype=np.int64)  # see ``told``
 
     @property
     def num_views(self) -> int:
         """Views whose rows are there, the closed ones included."""
         return len(self._views) + len(self._closed)
 
+    @property
+    def num_used(self) -> int:
+        """Rows that an open view sees."""
+        return int(self._used().sum())
+
     def open_view(self, prefix: PrefixCache) -> CacheView:
         """Return a view that begins with the rows of ``prefix``, which is kept valid."""
         view = CacheView(self, prefix)
-        self._views.append(view)
-        self._next_check = 0
+        self.add(view)
         return view
+
+    def add(self, rows: UsedRows) -> None:
+        """Keep these rows until they are closed or removed."""
+        self._views.append(rows)
+        self._next_check = 0
+
+    def remove(self, rows: UsedRows) -> None:
+        """Keep these rows no longer."""
+        self._views.remove(rows)
+        self._next_check = 0
 
     def longest_prefix(self, token_ids: Sequence[int]) -> PrefixCache:
         """Return a copy of the longest prefix of ``token_ids`` of any view."""
@@ -251,13 +93,27 @@ class KVCache:
                 longest, num_common = other, found
         return PrefixCache(tokens[:num_common], longest.rows[:num_common])
 
-    def close_view(self, view: CacheView) -> None:
-        """Give up a view's rows; until dropped its prefix may serve a request that begins alike."""
-        self._views.remove(view)
-        self._next_check = 0
+    def close_view(self, view: UsedRows) -> None:
+        """Give up a view's rows; until dropped its prefix may serve a request that begins alike.
+
+        One that has been removed has none.
+        """
+        if view not in self._views:
+            return
+        self.remove(view)
         if view.prefix.tokens:
             self._closed.append(view.prefix)
             del self._closed[:-_MOST_CLOSED]
+
+    def told(self, rows: Rows) -> NDArray[np.int64]:
+        """Return tokens and positions of these rows, (2, n) int64."""
+        return self._told[:, rows]
+
+    def has_room(self, num_new: int) -> bool:
+        """Return whether so many rows fit beside those in use."""
+        if self.max_rows is None or self.model.num_rows + num_new <= self.max_rows:
+            return True
+        return self.num_used + num_new <= self.max_rows
 
     def forward(self, calls: Sequence[EngineCall]) -> list[Logits]:
         """Make the calls of several views in one forward of the engine; return the logits of each.
@@ -271,6 +127,7 @@ class KVCache:
         sizes = [len(call.token_ids) for call in calls]
         self._make_room(sum(sizes))
         first_row = self.model.num_rows
+        self._tell(calls, first_row)
         if len(calls) == 1:
             (call,) = calls
             mask = call.mask(first_row)
@@ -292,6 +149,17 @@ class KVCache:
             logits_of_rows(logits, int(end) - len(rows), int(end))
             for rows, end in zip(logit_rows, ends, strict=True)
         ]
+
+    def _tell(self, calls: Sequence[EngineCall], first_row: int) -> None:
+        """Remember tokens and positions of the new rows."""
+        for call in calls:
+            end = first_row + len(call.token_ids)
+            if end > self._told.shape[1]:
+                larger = np.zeros((2, 2 * end), dtype=np.int64)
+                larger[:, :first_row] = self._told[:, :first_row]
+                self._told = larger
+            self._told[:, first_row:end] = call.token_ids, call.positions
+            first_row = end
 
     def trim(self) -> None:
         """Drop all rows that no view sees."""
@@ -324,28 +192,7 @@ class KVCache:
             return
         kept = is_used.nonzero()[0]
         self.model.keep(kept)
+        self._told[:, : len(kept)] = self._told.take(kept, axis=1)
         new_rows = is_used.cumsum() - 1
         for view in self._views:
             view.renumber(kept, new_rows)
-
-
-_FEW_ROWS = 64
-
-
-def _own_bits(num_rows: int, shift: int) -> NDArray[np.uint8]:
-    """Return the bits by which new rows see themselves, beginning at bit ``shift`` of a byte."""
-    return (_remembered_own_bits if num_rows <= _FEW_ROWS else _new_own_bits)(num_rows, shift)
-
-
-def _new_own_bits(num_rows: int, shift: int) -> NDArray[np.uint8]:
-    bits = np.eye(num_rows, num_rows + shift, shift, dtype=np.bool_)
-    return np.packbits(bits, axis=1, bitorder="little")
-
-
-_remembered_own_bits = lru_cache(maxsize=8 * _FEW_ROWS)(_new_own_bits)
-
-
-def _unpacked(packed: NDArray[np.uint8], num_bits: int) -> NDArray[np.bool_]:
-    """Return the first bits of every row, lowest first: (num_packed, num_bits) bool."""
-    bits = np.unpackbits(packed, axis=1, count=num_bits, bitorder="little")
-    return bits.view(np.bool_)

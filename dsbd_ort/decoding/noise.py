@@ -14,6 +14,8 @@ constants of its reference implementation).
     u          = (top 52 bits + 1/2) / 2**52, strictly inside (0, 1)
     G          = -log(-log u)
 
+    sample seed = mix64(seed, i) >> 11  (sample i > 0 of a request for several; see sample_seed)
+
 ``NOISE_DOMAIN`` separates the numbers of a path from the keys of its children. An absorbing beam
 continues by the reserved token ``joint_distribution.STAY``: its key stays the same, the depth does
 not.
@@ -66,6 +68,18 @@ def mix64(key: Keys, index: NDArray[np.int64] | int) -> Keys:
 def root_key(seed: int) -> int:
     """Return the path key of the prompt for a 63-bit ``seed``."""
     return int(mix64(np.array([seed], np.uint64), 0)[0])
+
+
+def sample_seed(seed: int, index: int) -> int:
+    """Return the seed of sample ``index`` of several that one request with ``seed`` makes.
+
+    Sample 0 has the seed itself, so that one sample is the request without a number of samples. All
+    others have the upper 53 bits, which any JSON parser keeps, of output ``index`` of SplitMix64
+    seeded with the exclusive or of the seed's 64-bit words: those of neighbouring seeds differ.
+    """
+    if index == 0:
+        return seed
+    return child_key((seed ^ seed >> 64) & _MASK, index) >> 11
 
 
 def child_key(parent_key: int, token: int) -> int:

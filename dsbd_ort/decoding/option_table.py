@@ -12,11 +12,23 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from dsbd_ort.decoding.errors import ConfigError
-from dsbd_ort.decoding.option_values import Choice, Domain, Number, Texts, Whole, Wholes, shown
-from dsbd_ort.decoding.strategies import STRATEGIES, Strategy
+from dsbd_ort.decoding.option_values import (
+    Biases,
+    Choice,
+    Domain,
+    Number,
+    Objects,
+    Texts,
+    TokenSequences,
+    Whole,
+    Wholes,
+    shown,
+)
+from dsbd_ort.decoding.strategies import STRATEGIES, Strategy, unnamed_strategy
 
 MOST_BEAMS = MOST_LAYERS = 1024
 MOST_NODES = 16_384  # of a forest, whose mask has a cell for every pair of nodes
+MOST_TOP_LOGPROBS = 20  # as OpenAI allows
 _USUAL_THRESHOLD = 0.7
 _MOST = 2**31 - 1
 _LARGEST = sys.float_info.max
@@ -26,7 +38,7 @@ class Deciding(Protocol):
     """The options that decide which others mean something, and what they resolve to."""
 
     @property
-    def strategy(self) -> str:
+    def strategy(self) -> str | None:
         """A key of ``STRATEGIES``."""
 
     @property
@@ -190,7 +202,10 @@ def _one_path(options: Deciding) -> tuple[Any, ...]:
 
 
 OPTION_TABLE = {  # resolved in this order: what decides stands above what it decides
-    "strategy": OptionRow(domain=Choice(tuple(STRATEGIES), is_quoted=False)),
+    "strategy": OptionRow(
+        domain=Choice(tuple(STRATEGIES), is_quoted=False),
+        default=lambda o: unnamed_strategy("dsbd", {"temperature": o.temperature})["strategy"],
+    ),
     "num_beams": OptionRow(
         domain=Whole(1, MOST_BEAMS), default=lambda _: 4, needs=(_BEAMS,), neutral=lambda _: (1,)
     ),
@@ -244,7 +259,7 @@ OPTION_TABLE = {  # resolved in this order: what decides stands above what it de
         neutral=lambda _: (False,),
     ),
     "top_k": OptionRow(
-        domain=Whole(0, _MOST),
+        domain=Whole(0, _MOST, off=-1),
         needs=(_NO_SEARCH,),
         neutral=lambda _: (0,),
         is_redundant=lambda o: o.temperature == 0.0,  # the best token is in every such set
@@ -260,8 +275,43 @@ OPTION_TABLE = {  # resolved in this order: what decides stands above what it de
         needs=(_NO_SEARCH,),
         neutral=lambda _: (1.0, 0.0),
     ),
+    "min_p": OptionRow(
+        domain=Number(0.0, 1.0),
+        needs=(_NO_SEARCH,),
+        neutral=lambda _: (0.0,),
+        is_redundant=lambda o: o.temperature == 0.0,
+    ),
+    "typical_p": OptionRow(
+        domain=Number(0.0, 1.0, is_open=True), needs=(_NO_SEARCH,), neutral=lambda _: (1.0,)
+    ),
+    "repetition_penalty": OptionRow(domain=Number(0.0, 1e6, is_open=True)),
+    "presence_penalty": OptionRow(domain=Number(-1e6, 1e6)),
+    "frequency_penalty": OptionRow(domain=Number(-1e6, 1e6)),
+    "no_repeat_ngram_size": OptionRow(domain=Whole(0, 1024)),
+    "bad_words_ids": OptionRow(domain=TokenSequences(4096, 256)),
+    "logit_bias": OptionRow(domain=Biases(4096, Number(-_LARGEST, _LARGEST))),
+    "suppress_tokens": OptionRow(
+        domain=Wholes(Whole(0, _MOST), 65_536, is_ordered=False, noun="token id")
+    ),
+    "min_new_tokens": OptionRow(domain=Whole(0, _MOST)),
+    "forced_bos_token_id": OptionRow(domain=Whole(0, _MOST), default=lambda _: None),
+    "forced_eos_token_id": OptionRow(domain=Whole(0, _MOST), default=lambda _: None),
+    "constraint": OptionRow(
+        domain=Objects(
+            (("start", "advance", "allowed", "accepts", "has_ended"), ("bind",)),
+            "a constraint, such as dsbd_ort.JsonSchema",
+        ),
+        default=lambda _: None,
+    ),
+    "logits_processors": OptionRow(
+        domain=Objects(
+            (("__call__",),), "a list of functions of a path and its scores", is_list=True
+        )
+    ),
     "max_new_tokens": OptionRow(domain=Whole(1, _MOST)),
-    "seed": OptionRow(domain=Whole(0, 2**128 - 1)),  # taken where nothing is drawn: clients send it
+    "seed": OptionRow(  # taken where nothing is drawn: clients send it
+        domain=Whole(0, 2**128 - 1), default=lambda _: None
+    ),
     "num_return_sequences": OptionRow(
         domain=Whole(1, MOST_BEAMS), needs=(_BEAMS,), neutral=lambda _: (1,)
     ),
@@ -288,7 +338,14 @@ OPTION_TABLE = {  # resolved in this order: what decides stands above what it de
         domain=Wholes(Whole(0, _MOST), 1024, is_ordered=False, noun="token id"),
         default=lambda _: None,
     ),
+    "top_logprobs": OptionRow(domain=Whole(0, MOST_TOP_LOGPROBS)),
+    "prompt_logprobs": OptionRow(domain=Choice((False, True))),
+    "skip_special_tokens": OptionRow(domain=Choice((False, True))),
 }
+
+
+IN_PYTHON_ALONE = ("constraint", "logits_processors")
+"""Options whose values are objects, which no text or JSON can give."""
 
 
 def read_option(name: str, value: object) -> Any:

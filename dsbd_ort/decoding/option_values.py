@@ -12,7 +12,7 @@ import itertools
 import numbers
 import operator
 import sys
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -33,16 +33,23 @@ class Domain(Protocol):
 
 @dataclass(frozen=True)
 class Whole:
-    """A whole number from ``least`` to ``most``."""
+    """A whole number from ``least`` to ``most``.
+
+    Attributes:
+        off: another number that is read as ``least``; None for none.
+    """
 
     least: int
     most: int
+    off: int | None = None
 
     def read(self, name: str, value: object) -> int:
         """See Domain.read."""
         number = _whole_from(value)
         if number is None:
             raise ConfigError(f"{name} is {shown(value)}; expected a whole number")
+        if number == self.off:
+            return self.least
         if number < self.least:
             raise ConfigError(f"{name} is {shown(number)}; expected at least {self.least}")
         if number > self.most:
@@ -182,6 +189,80 @@ class Texts:
                 "text holds; drop it"
             )
         return str.__str__(text)
+
+
+@dataclass(frozen=True)
+class TokenSequences:
+    """A list of token sequences, or of single token ids: a tuple of tuples of ints."""
+
+    most_sequences: int
+    most_tokens: int
+
+    def read(self, name: str, value: object) -> tuple[tuple[int, ...], ...]:
+        """See Domain.read."""
+        entries = None if isinstance(value, Set) else _entries_of(value, self.most_sequences)
+        if entries is None or len(entries) > self.most_sequences:
+            raise ConfigError(
+                f"{name} is {shown(value)}; expected a list of at most {self.most_sequences} "
+                "lists of token ids"
+            )
+        domain = Wholes(Whole(0, 2**31 - 1), self.most_tokens, is_ordered=True, noun="token id")
+        read = [domain.read(name, entry) for entry in entries]
+        if any(sequence == () for sequence in read):
+            raise ConfigError(f"{name} has an empty list of token ids; drop it")
+        return tuple(entry if isinstance(entry, tuple) else (entry,) for entry in read)
+
+
+@dataclass(frozen=True)
+class Biases:
+    """A mapping of token ids, as numbers or as texts of numbers, to numbers: a tuple of pairs."""
+
+    most_tokens: int
+    bias: Number
+
+    def read(self, name: str, value: object) -> tuple[tuple[int, float], ...]:
+        """See Domain.read."""
+        pairs = value.items() if isinstance(value, Mapping) else value
+        entries = _entries_of(pairs, self.most_tokens)
+        if entries is None or len(entries) > self.most_tokens:
+            raise ConfigError(
+                f"{name} is {shown(value)}; expected a mapping of at most {self.most_tokens} "
+                "token ids to numbers"
+            )
+        return tuple(sorted(self._pair_of(name, entry) for entry in entries))
+
+    def _pair_of(self, name: str, entry: object) -> tuple[int, float]:
+        match entry:
+            case (str(text), bias) if text.isdecimal():
+                token = int(text)
+            case (token, bias) if _whole_from(token) is not None:
+                pass
+            case _:
+                raise ConfigError(f"{name} has {shown(entry)}; expected a token id and a number")
+        return Whole(0, 2**31 - 1).read(name, token), self.bias.read(name, bias)
+
+
+@dataclass(frozen=True)
+class Objects:
+    """An object that has certain methods, or with ``is_list`` a list of such: stored as it is."""
+
+    methods: tuple[tuple[str, ...], ...]  # all of any one tuple
+    expected: str
+    is_list: bool = False
+
+    def read(self, name: str, value: object) -> Any:
+        """See Domain.read."""
+        entries = _entries_of(value, _MOST_OBJECTS) if self.is_list else [value]
+        for entry in entries if entries is not None else [value]:
+            if entries is None or not any(
+                all(callable(getattr(entry, method, None)) for method in methods)
+                for methods in self.methods
+            ):
+                raise ConfigError(f"{name} is {shown(entry)}; expected {self.expected}")
+        return tuple(entries or ()) if self.is_list else value
+
+
+_MOST_OBJECTS = 64
 
 
 def shown(value: object) -> str:

@@ -13,15 +13,17 @@ from numpy.typing import NDArray
 
 from dsbd_ort.decoding.beams import Agreement, Hypotheses, Hypothesis
 from dsbd_ort.decoding.config import DecodingConfig
+from dsbd_ort.decoding.constraint import Constraint
 from dsbd_ort.decoding.cost_curve import Costs
 from dsbd_ort.decoding.errors import DecodingError
-from dsbd_ort.decoding.forest import StopState, state_after
 from dsbd_ort.decoding.option_values import shown
+from dsbd_ort.decoding.path_states import StopState, state_after
 from dsbd_ort.decoding.rejection_coupling import RandomSource
 from dsbd_ort.decoding.rule import Finished
 from dsbd_ort.decoding.stats import DecodingStats, StatsRecorder
-from dsbd_ort.decoding.step_model import Clock, Head
+from dsbd_ort.decoding.step_model import Clock, Head, Role
 from dsbd_ort.decoding.throughput import AcceptanceEstimator
+from dsbd_ort.decoding.top_tokens import PromptLogprobs, TokenLogprobs, TopTokens
 from dsbd_ort.decoding.trace import TraceRecorder
 
 
@@ -39,6 +41,7 @@ class DecodingRequest:
         rng: its first 63-bit draw is the noise key; only the rejection coupling draws more.
         stop: the state of the empty continuation, which finds the request's ``stop_strings``. A
             beam ends with the token that makes its state end.
+        constraint: the running one of ``config.constraint`` where that is only a specification.
         source: the randomness of the rejection coupling, instead of ``rng``.
         clock: seconds, for the statistics.
         costs: of both engines' calls; draft_policy "throughput" requires them, None stands for it
@@ -52,6 +55,7 @@ class DecodingRequest:
     config: DecodingConfig
     rng: np.random.Generator
     stop: StopState | None = None
+    constraint: Constraint | None = None
     source: RandomSource | None = None
     clock: Clock = time.perf_counter
     costs: Costs | None = None
@@ -59,9 +63,24 @@ class DecodingRequest:
     trace: TraceRecorder | None = None
     num_sharers: Callable[[], int] = _one
 
+    @property
+    def running_constraint(self) -> Constraint | None:
+        """The constraint that says which tokens may follow, None without one."""
+        return self.config.constraint if self.constraint is None else self.constraint
+
     def __post_init__(self) -> None:
         settled = self.config.settled(costs_are_known=self.costs is not None)
         object.__setattr__(self, "config", settled)
+
+    def reusable_prompt(self, role: Role) -> Sequence[int]:
+        """Return the tokens of the prompt whose rows may be there already.
+
+        None of the target's where the prompt's log-probabilities are wanted: a row that was
+        computed for another request has no logits any more.
+        """
+        if role == "target" and self.config.prompt_logprobs:
+            return []
+        return self.prompt_ids[:-1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +93,8 @@ class DecodedSequence:
         logprob: their sum.
         score: logprob / num_new_tokens ** length_penalty, the ranking.
         finish_reason: "eos", "stop" (a stop string) or "length".
+        top_logprobs: the most probable tokens in the place of every new token, with
+            ``top_logprobs`` in the request.
     """
 
     token_ids: list[int]
@@ -81,6 +102,7 @@ class DecodedSequence:
     logprob: float
     score: float
     finish_reason: str
+    top_logprobs: list[TokenLogprobs] | None = None
 
 
 @dataclass(frozen=True)
@@ -89,11 +111,13 @@ class DecodeResult:
 
     Attributes:
         distribution_bytes_peak: most bytes that the distributions of nodes took, of both engines.
+        prompt_logprobs: with ``prompt_logprobs`` in the request.
     """
 
     sequences: list[DecodedSequence]
     stats: DecodingStats
     distribution_bytes_peak: int = 0
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 @dataclass(frozen=True)
@@ -104,6 +128,7 @@ class IterationOutput:
     live: NDArray[np.int64]
     agreement: Agreement
     recorder: StatsRecorder
+    tops: TopTokens | None = None
 
     @property
     def hypotheses(self) -> list[Hypothesis]:
@@ -125,6 +150,13 @@ class IterationOutput:
         entries = self.agreement.entries[start : len(self.agreed_tokens)]
         logprobs: list[float] = self.all_hypotheses.token_logprobs[entries].tolist()
         return logprobs
+
+    def agreed_top_logprobs(self, start: int) -> list[TokenLogprobs] | None:
+        """Return the most probable tokens in the places of the agreed ones from ``start`` on."""
+        if self.tops is None:
+            return None
+        entries = self.agreement.entries[start : len(self.agreed_tokens)]
+        return self.tops.of(np.array(entries, dtype=np.int64))
 
 
 _Item = TypeVar("_Item")
@@ -156,7 +188,10 @@ def result_of(generator: Generator[object, None, _Result]) -> _Result:
 
 
 def decoded_sequences(
-    finished: Finished, hypotheses: Hypotheses, request: DecodingRequest
+    finished: Finished,
+    hypotheses: Hypotheses,
+    request: DecodingRequest,
+    tops: TopTokens | None = None,
 ) -> list[DecodedSequence]:
     """Return final hypotheses as sequences."""
     sequences = []
@@ -174,16 +209,26 @@ def decoded_sequences(
                 token_logprobs=hypotheses.token_logprobs[path].tolist(),
                 logprob=logprob,
                 score=score,
-                finish_reason=_finish_reason(token_ids, request.config, request.stop),
+                finish_reason=_finish_reason(token_ids, request),
+                top_logprobs=tops.of(path) if tops else None,
             )
         )
     return sequences
 
 
-def _finish_reason(token_ids: list[int], config: DecodingConfig, stop: StopState | None) -> str:
-    if token_ids[-1] in config.eos_ids:
+def _finish_reason(token_ids: list[int], request: DecodingRequest) -> str:
+    if token_ids[-1] in request.config.eos_ids:
         return "eos"
-    return "stop" if stop and state_after(stop, token_ids).has_ended else "length"
+    searched = token_ids[request.config.min_new_tokens :]
+    if request.stop and state_after(request.stop, searched).has_ended:
+        return "stop"
+    if (constraint := request.running_constraint) is not None:
+        states = constraint.start(request.prompt_ids)
+        for token in token_ids:
+            states = constraint.advance(states, np.array([token]))
+        if constraint.has_ended(states)[0]:
+            return "stop"
+    return "length"
 
 
 def check_request(request: DecodingRequest, target: Head, draft: Head | None) -> None:
@@ -195,12 +240,18 @@ def check_request(request: DecodingRequest, target: Head, draft: Head | None) ->
             f"stop_strings is {shown(config.stop_texts)}, but decoding sees tokens, not text; give "
             "decode a stop state as well, or use Pipeline"
         )
+    if request.running_constraint is not None and not hasattr(request.running_constraint, "start"):
+        raise DecodingError(
+            f"constraint is {shown(config.constraint)}, which requires a tokenizer; bind it to "
+            "one, or use Pipeline"
+        )
     highest_eos = max(config.eos_ids, default=0)
     if highest_eos >= target.vocab_size:
         raise DecodingError(
             f"eos_token_id has {highest_eos}; expected 0 to {target.vocab_size - 1}, the target's "
             "vocabulary"
         )
+    _check_token_ids(config, target.vocab_size)
     if not config.row.has_draft:
         return
     if draft is None:
@@ -213,6 +264,23 @@ def check_request(request: DecodingRequest, target: Head, draft: Head | None) ->
             f"draft has {draft.vocab_size} tokens, target {target.vocab_size}; use a pair that "
             "shares its vocabulary"
         )
+
+
+def _check_token_ids(config: DecodingConfig, vocab_size: int) -> None:
+    """Refuse ids outside the vocabulary in the options of processors."""
+    ids_by_field = {
+        "logit_bias": [token for token, _ in config.biases],
+        "bad_words_ids": [token for word in config.bad_sequences for token in word],
+        "suppress_tokens": config.suppressed_ids,
+        "forced_bos_token_id": [config.forced_bos_token_id or 0],
+        "forced_eos_token_id": [config.forced_eos_token_id or 0],
+    }
+    for name, ids in ids_by_field.items():
+        if (highest := max(ids, default=0)) >= vocab_size:
+            raise DecodingError(
+                f"{name} has token id {highest}; expected 0 to {vocab_size - 1}, the target's "
+                "vocabulary"
+            )
 
 
 def _check_prompt(prompt_ids: Sequence[int], vocab_size: int) -> None:
@@ -260,3 +328,10 @@ def most_rows(num_prompt_tokens: int, config: DecodingConfig) -> int:
     again = num_beams if config.row.rule == "search" else 0  # see ForestCache.complete
     added = sum(config.layer_widths) + (num_layers + 1) * num_beams + again
     return num_prompt_tokens + on_paths + left + added
+
+
+def most_new_tokens(num_prompt_tokens: int, config: DecodingConfig, max_rows: int) -> int:
+    """Return the ``max_new_tokens`` with which ``most_rows`` is at most ``max_rows``."""
+    num_beams = max(config.width, config.joint_beams or 1)
+    num_left = max_rows - most_rows(num_prompt_tokens, config)
+    return config.max_new_tokens + num_left // num_beams

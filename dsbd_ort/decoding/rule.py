@@ -61,6 +61,11 @@ class Finished:
         """Return the best ones."""
         return Finished(self.hypotheses[:number], self.scores[:number])
 
+    def ranked(self) -> Finished:
+        """Return them by score; of equal scores the first comes first."""
+        order = (-self.scores).argsort(kind="stable")
+        return Finished(self.hypotheses[order], self.scores[order])
+
 
 class SelectionRule(Protocol):
     """One rule of docs/algorithm.md 3, with the state of one request.
@@ -151,11 +156,5 @@ class BeamSetRule:
     def results(self, beams: Beams) -> Finished:
         """Return the beams' hypotheses, copies repeated, by score."""
         hypotheses = beams.hypotheses[beams.repeated]
-        return ranked(self._growth.hypotheses, hypotheses, self._config.length_penalty)
-
-
-def ranked(hypotheses: Hypotheses, entries: NDArray[np.int64], length_penalty: float) -> Finished:
-    """Return these hypotheses by score; of equal scores the first comes first."""
-    scores = hypotheses.scores(entries, length_penalty)
-    order = (-scores).argsort(kind="stable")
-    return Finished(entries[order], scores[order])
+        scores = self._growth.hypotheses.scores(hypotheses, self._config.length_penalty)
+        return Finished(hypotheses, scores).ranked()

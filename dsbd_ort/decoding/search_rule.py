@@ -17,7 +17,7 @@ from dsbd_ort.decoding.beams import Beams
 from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.draft import DraftLayer
 from dsbd_ort.decoding.joint_distribution import JointDistribution, best_candidates
-from dsbd_ort.decoding.rule import Finished, Growth, NodeDistributions, ranked
+from dsbd_ort.decoding.rule import Finished, Growth, NodeDistributions
 from dsbd_ort.decoding.warp import num_searched
 
 
@@ -32,7 +32,7 @@ class SearchRule:
         self._growth = growth
         self._eos = np.array(sorted(config.eos_ids), dtype=np.int64)
         self._num_candidates = num_searched(config)
-        self._pool = ranked(growth.hypotheses, np.arange(0), config.length_penalty)
+        self._pool = Finished(np.arange(0), np.zeros(0))
 
     def propose(self, joint: JointDistribution, num_draws: int, depth: int) -> NDArray[np.int64]:
         """Return the draft's best candidates that go on: an ended one is never a beam."""
@@ -61,11 +61,12 @@ class SearchRule:
                 joint, best = self._best(target, beams)
             depth += 1
             ends = self._is_eos(joint.tokens[best]) | (depth == self._config.max_new_tokens)
-            if self._growth.forest.stop_states:
+            if self._growth.forest.path_states:
                 ends |= self._growth.forest.stopped(joint, best)
             if ends[:width].any():
                 finished = best[:width][ends[:width]]
-                self._add_to_pool(self._growth.extended(beams, joint, finished))
+                hypotheses = self._growth.extended(beams, joint, finished)
+                self._add_to_pool(hypotheses, joint.log_weights[finished])
             beams = self._growth.descended(beams, joint, best[~ends][:width])
             yield beams
 
@@ -98,7 +99,14 @@ class SearchRule:
         """See SelectionRule.results."""
         return self._pool
 
-    def _add_to_pool(self, hypotheses: NDArray[np.int64]) -> None:
-        everyone = np.concatenate([self._pool.hypotheses, hypotheses])
-        found = ranked(self._growth.hypotheses, everyone, self._config.length_penalty)
-        self._pool = found.first(self._config.width)
+    def _add_to_pool(self, hypotheses: NDArray[np.int64], log_weights: NDArray[np.float64]) -> None:
+        """Add finished hypotheses, ranked by their processed log-probability as transformers does.
+
+        Without processors that is ``logprob``.
+        """
+        lengths = self._growth.hypotheses.lengths[hypotheses].astype(np.float64)
+        scores = log_weights / lengths**self._config.length_penalty
+        everyone = Finished(
+            np.append(self._pool.hypotheses, hypotheses), np.append(self._pool.scores, scores)
+        )
+        self._pool = everyone.ranked().first(self._config.width)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeVar
@@ -136,14 +135,12 @@ class Meter:
     """Counts the engine calls and rows of a request and their time, that of cache moves included.
 
     Attributes:
-        clock: seconds.
         calls: engine calls that the request took part in.
         rows: its own rows in them.
         seconds: of the calls; a call that several requests share counts whole for each.
     """
 
-    def __init__(self, clock: Clock = time.perf_counter) -> None:
-        self.clock = clock
+    def __init__(self) -> None:
         self.calls = 0
         self.rows = 0
         self.seconds = 0.0
@@ -168,6 +165,9 @@ class EngineCall:
         token_ids, positions, logit_rows: the arguments of ``StepModel.forward``.
         mask: returns the fourth, (S, first_row + S) bool, once it is known in which row of the
             cache the first of the S new ones will be; called once, just before the forward.
+        is_prefill: whether it computes a part of the prompt.
+        reads_full_logits: whether all logits of its rows are read where the engine has a top-k
+            head: the engine keeps those of its own forward, not of all calls that share one.
     """
 
     role: Role
@@ -176,11 +176,8 @@ class EngineCall:
     positions: NDArray[np.int64]
     logit_rows: NDArray[np.int64]
     mask: Callable[[int], NDArray[np.bool_]]
-
-    @property
-    def is_prefill(self) -> bool:
-        """Whether it computes a part of the prompt: none of its rows needs logits."""
-        return not len(self.logit_rows)
+    is_prefill: bool = False
+    reads_full_logits: bool = False
 
 
 Result = TypeVar("Result")

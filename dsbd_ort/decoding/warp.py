@@ -28,7 +28,12 @@ from dsbd_ort.decoding.step_model import (
 
 @dataclass(frozen=True)
 class Warp:
-    """The warping of a request: ``top_k`` 0 and ``top_p`` 1 switch a stage off.
+    """The warping of a request: ``top_k`` 0, ``top_p`` 1, ``min_p`` 0 and ``typical_p`` 1 are off.
+
+    They come in this order, each with its renormalisation, as in transformers: the most probable
+    tokens, the fewest that reach a mass (Holtzman et al. 2020), those of at least a share of the
+    most probable one's, and the fewest nearest to the entropy that reach a mass (Meister et al.
+    2023).
 
     With ``is_raw`` the ``log_probs`` are the raw ones: top-k then only bounds how many tokens are
     looked at.
@@ -38,18 +43,27 @@ class Warp:
     top_k: int
     top_p: float
     is_raw: bool = False
+    min_p: float = 0.0
+    typical_p: float = 1.0
 
     @classmethod
     def of(cls, config: DecodingConfig) -> Warp:
         """Return the warping of both models' logits that a request's rule requires."""
         if config.row.rule == "search":
             return cls(1.0, most_tokens_searched(config), 1.0, is_raw=True)
-        return cls(config.temperature or 1.0, config.top_k, config.top_p)
+        return cls(
+            config.temperature or 1.0,
+            config.top_k,
+            config.top_p,
+            min_p=config.min_p,
+            typical_p=config.typical_p,
+        )
 
     @property
     def changes_nothing(self) -> bool:
         """Whether the warped distribution over the whole vocabulary is the raw one."""
-        return self.is_raw or (self.temperature == 1.0 and self.top_p == 1.0)
+        keeps_all = self.top_p == 1.0 and self.min_p == 0.0 and self.typical_p == 1.0
+        return self.is_raw or (self.temperature == 1.0 and keeps_all)
 
     def distributions(self, logits: Logits) -> TokenDistributions:
         """Return the next-token distribution of every row of a forward's result.
@@ -76,11 +90,7 @@ class Warp:
         entries = np.empty((3, len(top_ids), min(self.top_k, top_ids.shape[1])))
         log_probs, raw, tokens = entries
         log_probs[:] = top_logits[:, : self.top_k]
-        if np.count_nonzero(log_probs <= largest) < log_probs.size:
-            raise ModelError(
-                "the model returned top_logits with NaN or a larger one behind the first; check "
-                "the engine's precision and the export's parity report"
-            )
+        _check_order(log_probs, largest)
         np.subtract(log_probs, _finite(logsumexp)[:, None], out=raw)
         tokens.view(np.int64)[:] = top_ids[:, : self.top_k]
         if self.is_raw:
@@ -108,6 +118,11 @@ class Warp:
         )
         if self.top_p < 1.0:
             log_probs = _log_normalise(_cut_top_p(log_probs, self.top_p))
+        if self.min_p > 0.0:
+            least = log_probs.max(axis=1, keepdims=True) + np.log(self.min_p)
+            log_probs = _log_normalise(np.where(log_probs < least, -np.inf, log_probs))
+        if self.typical_p < 1.0:
+            log_probs = _log_normalise(_cut_typical(log_probs, self.typical_p))
         return log_probs
 
 
@@ -195,6 +210,53 @@ def most_tokens_searched(config: DecodingConfig) -> int:
     return max(num_searched(config), config.most_draft_beams + len(config.eos_ids))
 
 
+def _cut_typical(log_probs: Floats, mass: float) -> Floats:
+    """Set all but the fewest tokens nearest to the entropy that reach ``mass`` to -inf.
+
+    Tokens as near as the last of them stay too.
+    """
+    finite = np.where(np.isfinite(log_probs), log_probs, 0.0)
+    entropy = -(finite * np.exp(log_probs)).sum(axis=1, keepdims=True)
+    distances = np.abs(-log_probs - entropy)
+    order = np.argsort(distances, axis=1, kind="stable")
+    reached = np.cumsum(np.exp(np.take_along_axis(log_probs, order, axis=1)), axis=1)
+    last = np.minimum((reached < mass).sum(axis=1, keepdims=True), log_probs.shape[1] - 1)
+    farthest = np.take_along_axis(distances, np.take_along_axis(order, last, axis=1), axis=1)
+    return np.where(distances > farthest, -np.inf, log_probs)
+
+
+def log_normalizers_of(logits: NDArray[np.float32]) -> Floats:
+    """Return the log of the sum of exponentials of every row, (num_rows, 1) float64."""
+    normalizers = np.empty((len(logits), 1))
+    size = max(1, _BLOCK // logits.shape[1])
+    for first in range(0, len(logits), size):
+        block = logits[first : first + size]
+        largest = _finite(block.max(axis=1, keepdims=True))
+        sums = np.exp(block - largest).sum(axis=1, dtype=np.float64, keepdims=True)
+        normalizers[first : first + size] = np.log(sums) + largest
+    return normalizers
+
+
+def checked_top(logits: TopLogits) -> tuple[NDArray[np.int64], Floats, Floats]:
+    """Return ids and logits of a top-k head, (num_rows, K), and log-normalizers (num_rows, 1).
+
+    Raises:
+        ModelError: see ``Warp.distributions``.
+    """
+    top_ids, top_logits, logsumexp, _ = logits
+    scores = top_logits.astype(np.float64)
+    _check_order(scores, _finite(scores[:, :1]))
+    return top_ids.astype(np.int64), scores, _finite(logsumexp)[:, None]
+
+
+def _check_order(top_logits: Floats, largest: Floats) -> None:
+    if np.count_nonzero(top_logits <= largest) < top_logits.size:
+        raise ModelError(
+            "the model returned top_logits with NaN or a larger one behind the first; check "
+            "the engine's precision and the export's parity report"
+        )
+
+
 def check_top_k(role: Role, model: Head, config: DecodingConfig) -> None:
     """Refuse a request that looks at more tokens of a position than the model returns.
 
@@ -207,6 +269,12 @@ def check_top_k(role: Role, model: Head, config: DecodingConfig) -> None:
         ConfigError: naming what to change.
     """
     most, top_k = num_top_logits(model), Warp.of(config).top_k
+    if most and config.has_controls and role == "target" and not keeps_full_logits(model):
+        raise ConfigError(
+            f"{', '.join(config.controls)} may raise tokens that are not among the {most} logits "
+            "which the target's engine returns of a position, and it keeps no others; leave it "
+            "out, or export again, where --logits topk keeps them all (or with --logits full)"
+        )
     if not most or 1 <= top_k <= most:
         return
     if config.row.rule == "search" and (role == "draft" or keeps_full_logits(model)):

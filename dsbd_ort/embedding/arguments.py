@@ -11,7 +11,8 @@ from typing import Any, get_args, get_type_hints
 from dsbd_errors import DsbdError
 from dsbd_ort.decoding.option_values import did_you_mean
 from dsbd_ort.engine import ServiceLimits
-from dsbd_ort.pipeline import PipelineOptions, PipelineSettings
+from dsbd_ort.pipeline import PipelineSettings
+from dsbd_ort.pipeline_options import PipelineOptions
 from dsbd_ort.results import json_text
 from dsbd_runtime.errors import InputError
 from dsbd_runtime.typed_json import in_short

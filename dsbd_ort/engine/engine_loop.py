@@ -7,12 +7,18 @@ import threading
 
 from dsbd_errors import DsbdError
 from dsbd_ort.decoding import IterationOutput
-from dsbd_ort.decoding.batched_decoder import BatchedDecoder, Outcome, Progress, Tree
+from dsbd_ort.decoding.batched_decoder import (
+    BatchedDecoder,
+    Outcome,
+    Preempted,
+    Progress,
+    Tree,
+)
 from dsbd_ort.engine.errors import EnginesEndedError, InternalError, ServiceClosedError
 from dsbd_ort.engine.scheduler import Cancelled, Ending, LiveRequest, Scheduler, ServiceEvent
 from dsbd_ort.model_pair import capacity_error
 from dsbd_ort.pipeline import Pipeline
-from dsbd_ort.results import StreamPiece
+from dsbd_ort.results import GenerationResult, StreamPiece
 from dsbd_runtime.causal_lm import CausalLM
 
 _log = logging.getLogger(__name__)
@@ -117,12 +123,14 @@ class EngineLoop:
         while True:
             with self._changed:
                 cancelled = self._remove_cancelled(forest)
-                admitted = list(iter(self._scheduler.admit, None))
+                admitted = self._admit(forest)
                 if not cancelled and not admitted and not self._trees:
                     if self._is_closing and not self._scheduler.waiting:
                         return False
                     self._changed.wait()
             for request in cancelled:  # unlocked: on_event may wait for a thread that submits
+                if request.preempted is not None:
+                    forest.leave(request.preempted)
                 self._finish(request, Cancelled())
             for request in admitted:
                 self._join(forest, request)
@@ -141,9 +149,23 @@ class EngineLoop:
                 cancelled.append(request)
         return cancelled
 
+    def _admit(self, forest: BatchedDecoder) -> list[LiveRequest]:
+        """Admit those for whom rows are free beside what the others use and are expected to."""
+        if not self._scheduler.may_admit:
+            return []
+        num_taken = forest.num_used_rows
+        for tree, request in self._trees.items():
+            num_taken += max(request.rows_reserved - tree.num_rows, 0)
+        return self._scheduler.admit(num_taken)
+
     def _join(self, forest: BatchedDecoder, request: LiveRequest) -> None:
+        """Let an admitted request begin, or resume."""
         try:
-            tree = forest.join(self._pipeline.planned(request.request))
+            if request.preempted is None:
+                tree = forest.join(self._pipeline.planned(request.request))
+            else:
+                tree, request.preempted = request.preempted, None
+                forest.resume(tree)
         except BaseException as error:
             with self._changed:
                 self._scheduler.release(request)
@@ -157,6 +179,11 @@ class EngineLoop:
         request = self._trees.get(tree)
         if request is None:  # it failed in an earlier event of this iteration
             return
+        if isinstance(progress.event, Preempted):
+            del self._trees[tree]
+            with self._changed:
+                self._scheduler.preempt(request, tree)
+            return
         try:
             piece, ending = self._as_events(request, progress.event)
         except BaseException as error:  # of the tokenizer, at the text of this request
@@ -165,6 +192,10 @@ class EngineLoop:
         if piece is not None:
             _notify(request, piece)
         if ending is not None:
+            if isinstance(ending, GenerationResult):
+                was_cut = ending.sequences[0].finish_reason == "length"
+                num_rows = tree.num_rows_at_end - request.num_prompt_tokens
+                self._scheduler.answer_rows.learn(num_rows, was_cut=was_cut)
             self._release(tree)
             self._finish(request, ending)
 

@@ -1,4 +1,10 @@
-"""Requests of a service and their admission: first come, first served, within a bounded cache."""
+"""Requests of a service and their admission: first come, first served, within a bounded cache.
+
+Most answers are far shorter than they may be, so a request is admitted once the rows that it is
+expected to need are free. Where rows run out all the same, the youngest running request is
+preempted (``batched_decoder``) and becomes the first of the queue. So the oldest always runs on,
+requests resume in the order of their arrival, and none starves.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +14,7 @@ from dataclasses import dataclass, field
 
 from dsbd_errors import DsbdError
 from dsbd_ort.decoding import DecodingRequest
+from dsbd_ort.decoding.batched_decoder import Tree
 from dsbd_ort.engine.errors import QueueFullError
 from dsbd_ort.engine.limits import ServiceLimits
 from dsbd_ort.results import GenerationResult, StreamPiece, TextStream
@@ -32,18 +39,22 @@ class LiveRequest:
     Attributes:
         request: the decoding request.
         texts: turns its iterations into stream pieces.
-        num_rows: the most cache rows that it may need.
+        most_rows: the most cache rows that it may need.
         on_event: called with each of its events.
         wake: makes the engine loop look for cancelled requests.
         is_cancelled: whether its caller has cancelled it.
+        rows_reserved: cache rows that it was expected to need when it was last admitted.
+        preempted: what it resumes from; None where it has not begun, or runs.
     """
 
     request: DecodingRequest = field(repr=False)
     texts: TextStream = field(repr=False)
-    num_rows: int
+    most_rows: int
     on_event: Callable[[ServiceEvent], None] = field(repr=False)
     wake: Callable[[], None] = field(repr=False)
     is_cancelled: bool = False
+    rows_reserved: int = 0
+    preempted: Tree | None = field(default=None, repr=False)
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -57,40 +68,75 @@ class LiveRequest:
             self.wake()
 
 
+_FIRST_ANSWER_ROWS = 256.0
+"""Expected before any answer has ended."""
+_LEAST_ANSWER_ROWS = 64.0
+"""About the rows of an iteration."""
+_WEIGHT = 1 / 8
+"""Of the last answer in the mean."""
+
+
+class AnswerRows:
+    """Running mean of the cache rows that answers take besides their prompts.
+
+    Attributes:
+        mean: of the answers that have ended, the last ones above all.
+    """
+
+    def __init__(self) -> None:
+        self.mean = _FIRST_ANSWER_ROWS
+
+    def learn(self, num_rows: int, *, was_cut: bool) -> None:
+        """Learn from an answer; ``was_cut``: it reached its limit, not its end.
+
+        A cut answer of fewer rows than the mean says nothing of how long answers are.
+        """
+        if not was_cut or num_rows > self.mean:
+            mean = self.mean + _WEIGHT * (num_rows - self.mean)
+            self.mean = max(mean, _LEAST_ANSWER_ROWS)
+
+
 class Scheduler:
     """A queue in front of a bounded number of running requests and of cache rows.
 
-    A request is admitted once the most rows that it may need are free, so no running request is
-    ever preempted. No request overtakes the first of the queue, so that one with many rows does not
-    starve.
+    No request overtakes the first of the queue, so that one with many rows does not starve.
 
     Attributes:
         max_rows: rows that the cache may hold.
-        waiting: requests in the order of their arrival.
-        running: requests admitted and not released.
+        answer_rows: learns what answers need.
+        waiting: requests in the order of their arrival; the first ones may have been preempted.
+        running: requests admitted and not released, in the order of their arrival.
+        num_preemptions: of all requests so far.
     """
 
     def __init__(self, limits: ServiceLimits, max_rows: int) -> None:
         self._limits = limits
         self.max_rows = max_rows
+        self.answer_rows = AnswerRows()
         self.waiting: deque[LiveRequest] = deque()
         self.running: list[LiveRequest] = []
+        self.num_preemptions = 0
 
     @property
     def rows_reserved(self) -> int:
-        """Rows that the running requests may need."""
-        return sum(request.num_rows for request in self.running)
+        """Rows that the running requests were expected to need when they were admitted."""
+        return sum(request.rows_reserved for request in self.running)
+
+    @property
+    def may_admit(self) -> bool:
+        """Whether a request waits and a place is free."""
+        return bool(self.waiting) and len(self.running) < self._limits.max_requests
 
     def enqueue(self, request: LiveRequest) -> None:
         """Append a request to the queue.
 
         Raises:
-            CapacityError: it needs more rows than there are.
+            CapacityError: it may need more rows than there are.
             QueueFullError: too many requests are waiting.
         """
-        if request.num_rows > self.max_rows:
+        if request.most_rows > self.max_rows:
             raise CapacityError(
-                f"the request may need {request.num_rows} cache rows ({request.num_prompt_tokens} "
+                f"the request may need {request.most_rows} cache rows ({request.num_prompt_tokens} "
                 f"of them for the prompt), the service has {self.max_rows}; use fewer beams or new "
                 "tokens, a shorter draft or prompt"
             )
@@ -103,13 +149,32 @@ class Scheduler:
             )
         self.waiting.append(request)
 
-    def admit(self) -> LiveRequest | None:
-        """Move the first of the queue to the running requests; None if it must wait."""
-        if not self.waiting or not self._fits(self.waiting[0]):
-            return None
-        request = self.waiting.popleft()
-        self.running.append(request)
-        return request
+    def admit(self, num_taken: int) -> list[LiveRequest]:
+        """Move the first of the queue to the running requests, as many as fit; return them.
+
+        One always fits where none runs.
+
+        Args:
+            num_taken: rows that the running requests use or are expected to use.
+        """
+        admitted: list[LiveRequest] = []
+        while self.may_admit:
+            request = self.waiting[0]
+            num_expected = self._expected_rows(request)
+            if self.running and num_taken + num_expected > self.max_rows:
+                break
+            num_taken += num_expected
+            request.rows_reserved = num_expected
+            self.running.append(self.waiting.popleft())
+            admitted.append(request)
+        return admitted
+
+    def preempt(self, request: LiveRequest, tree: Tree) -> None:
+        """Make a running request the first of the queue; it resumes from ``tree``."""
+        self.running.remove(request)
+        request.preempted = tree
+        self.waiting.appendleft(request)
+        self.num_preemptions += 1
 
     def remove_cancelled(self) -> list[LiveRequest]:
         """Remove cancelled requests from the queue; return them."""
@@ -122,6 +187,11 @@ class Scheduler:
         """Remove a running request; its rows are free again."""
         self.running.remove(request)
 
-    def _fits(self, request: LiveRequest) -> bool:
-        has_place = len(self.running) < self._limits.max_requests
-        return has_place and self.rows_reserved + request.num_rows <= self.max_rows
+    def _expected_rows(self, request: LiveRequest) -> int:
+        """Return the rows of the prompt, or so far, and those of an answer.
+
+        So one that was preempted finds room to go on, and does not come and go.
+        """
+        tree = request.preempted
+        num_begun = request.num_prompt_tokens if tree is None else tree.num_rows
+        return min(num_begun + int(self.answer_rows.mean), request.most_rows)

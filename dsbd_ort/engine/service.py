@@ -1,4 +1,4 @@
-"""Service: concurrent requests on one pipeline, from any thread."""
+"""Service: concurrent requests on one pipeline, from any thread or asyncio task."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any
+from typing import Any, Unpack
 
-from dsbd_ort.decoding import TraceRecorder, result_of
-from dsbd_ort.decoding.decode import check_decodable
-from dsbd_ort.decoding.request import most_rows
+from dsbd_ort.decoding import DecodingConfig, TraceRecorder, result_of
+from dsbd_ort.decoding.request import most_new_tokens, most_rows
+from dsbd_ort.decoding.set_up import check_decodable
+from dsbd_ort.engine.async_stream import AsyncStream, result_or_raise
 from dsbd_ort.engine.engine_loop import EngineLoop
-from dsbd_ort.engine.errors import ServiceClosedError
 from dsbd_ort.engine.limits import ServiceLimits, cache_rows
-from dsbd_ort.engine.scheduler import Cancelled, LiveRequest, Scheduler, ServiceEvent
+from dsbd_ort.engine.scheduler import LiveRequest, Scheduler, ServiceEvent
 from dsbd_ort.model_pair import BusyError
 from dsbd_ort.pipeline import Pipeline
-from dsbd_ort.results import GenerationResult, StreamPiece, TextStream
+from dsbd_ort.request_options import Options, Prompt, RequestOptions, given_options
+from dsbd_ort.results import GenerationResult, StreamPiece
 from dsbd_runtime.chat_template import Message
 
 
@@ -28,9 +29,10 @@ class ServiceStats:
     Attributes:
         num_running, num_waiting: engine requests.
         rows_in_use: rows in the target's cache.
-        rows_reserved: rows that the running requests may need.
+        rows_reserved: rows that the running requests were expected to need when they were admitted.
         max_rows: rows that the cache may hold.
         kv_bytes: of the caches of both engines.
+        num_preemptions: how often a running request has given up its rows so far.
     """
 
     num_running: int
@@ -39,6 +41,7 @@ class ServiceStats:
     rows_reserved: int
     max_rows: int
     kv_bytes: int
+    num_preemptions: int
 
 
 class Service:
@@ -67,8 +70,8 @@ class Service:
 
     def submit(
         self,
-        prompt: str | Sequence[int],
-        options: Mapping[str, Any],
+        prompt: Prompt,
+        options: Options,
         on_event: Callable[[ServiceEvent], None],
         *,
         trace: TraceRecorder | None = None,
@@ -77,7 +80,7 @@ class Service:
 
         Args:
             prompt: text, or token ids.
-            options: fields of DecodingConfig.
+            options: fields of DecodingConfig, or one.
             on_event: called with every StreamPiece and then one ending, in the thread that runs the
                 engines: it must return at once, and must not raise. It may submit, cancel and
                 close (which then does not wait), but not generate or stream.
@@ -93,8 +96,8 @@ class Service:
         check_decodable(request, *self._loop.models)
         live = LiveRequest(
             request=request,
-            texts=TextStream(self.pipeline.tokenizer, request.config.stop_texts),
-            num_rows=most_rows(len(request.prompt_ids), request.config),
+            texts=self.pipeline.text_stream(request.config),
+            most_rows=most_rows(len(request.prompt_ids), request.config),
             on_event=on_event,
             wake=self._loop.wake,
         )
@@ -102,13 +105,23 @@ class Service:
         return live
 
     def generate(
-        self, prompt: str | Sequence[int], *, trace: TraceRecorder | None = None, **options: Any
+        self,
+        prompt: Prompt,
+        *,
+        config: DecodingConfig | None = None,
+        trace: TraceRecorder | None = None,
+        **options: Unpack[RequestOptions],
     ) -> GenerationResult:
         """Continue a prompt and wait for the result; see Pipeline.generate and ``submit``."""
-        return result_of(self.stream(prompt, trace=trace, **options))
+        return result_of(self.stream(prompt, config=config, trace=trace, **options))
 
     def stream(
-        self, prompt: str | Sequence[int], *, trace: TraceRecorder | None = None, **options: Any
+        self,
+        prompt: Prompt,
+        *,
+        config: DecodingConfig | None = None,
+        trace: TraceRecorder | None = None,
+        **options: Unpack[RequestOptions],
     ) -> Generator[StreamPiece, None, GenerationResult]:
         """Stream the continuation of a prompt; see Pipeline.stream and ``submit``.
 
@@ -117,30 +130,69 @@ class Service:
         Raises:
             BusyError: it is called from an ``on_event``, so that the engines would wait for it.
         """
+        self._check_may_wait()
+        events: SimpleQueue[ServiceEvent] = SimpleQueue()
+        live = self.submit(prompt, given_options(config, options), events.put, trace=trace)
+        try:
+            while isinstance(event := events.get(), StreamPiece):
+                yield event
+            return result_or_raise(event)
+        finally:
+            live.cancel()
+
+    async def agenerate(
+        self,
+        prompt: Prompt,
+        *,
+        config: DecodingConfig | None = None,
+        trace: TraceRecorder | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> GenerationResult:
+        """Continue a prompt, as ``generate``; cancelling the task cancels the request."""
+        stream = self.astream(prompt, config=config, trace=trace, **options)
+        try:
+            async for _ in stream:
+                pass
+        finally:
+            await stream.aclose()
+        assert stream.result is not None  # at the end of the pieces
+        return stream.result
+
+    def astream(
+        self,
+        prompt: Prompt,
+        *,
+        config: DecodingConfig | None = None,
+        trace: TraceRecorder | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> AsyncStream:
+        """Return the pieces of a request, as ``stream``, for ``async for``; see AsyncStream."""
+        self._check_may_wait()
+        given = given_options(config, options)
+        return AsyncStream(lambda on_event: self.submit(prompt, given, on_event, trace=trace))
+
+    def _check_may_wait(self) -> None:
         if self._loop.is_own_thread:
             raise BusyError(
                 "generate and stream wait for the engines, which wait for this on_event to return; "
                 "use submit, or call them in another thread"
             )
-        events: SimpleQueue[ServiceEvent] = SimpleQueue()
-        live = self.submit(prompt, options, events.put, trace=trace)
-        try:
-            while True:
-                event = events.get()
-                if isinstance(event, StreamPiece):
-                    yield event
-                elif isinstance(event, GenerationResult):
-                    return event
-                elif isinstance(event, Cancelled):
-                    raise ServiceClosedError("the service was closed before the request ended")
-                else:
-                    raise event
-        finally:
-            live.cancel()
 
-    def chat_prompt(self, messages: Sequence[Message]) -> list[int]:
+    def most_new_tokens(self, num_prompt_tokens: int, config: DecodingConfig) -> int:
+        """Return how long an answer may be at most, by context and cache; at least 1."""
+        room = self.pipeline.bundle.context_length - num_prompt_tokens
+        return max(
+            min(room, most_new_tokens(num_prompt_tokens, config, self._scheduler.max_rows)), 1
+        )
+
+    def chat_prompt(
+        self,
+        messages: Sequence[Message],
+        *,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
         """Return the token ids of a conversation; see Pipeline.chat_prompt."""
-        return self.pipeline.chat_prompt(messages)
+        return self.pipeline.chat_prompt(messages, chat_template_kwargs=chat_template_kwargs)
 
     @property
     def is_open(self) -> bool:
@@ -157,6 +209,7 @@ class Service:
             rows_reserved=scheduler.rows_reserved,
             max_rows=scheduler.max_rows,
             kv_bytes=target.kv_bytes + draft.kv_bytes,
+            num_preemptions=scheduler.num_preemptions,
         )
 
     def close(self, *, drain: bool = True) -> None:

@@ -6,14 +6,16 @@ A request passes through, in this order:
     middleware.py           access log, body size and time
     api_keys.py             authentication
     routes.py               the endpoints; app.py puts them together
+    request_fields.py       the table of request fields: done, accepted, refused
     protocol.py             request fields and response parts that both endpoints share
     chat.py completions.py  request and response of one endpoint each
     planner.py              request body -> engine requests; settings.py: their limits
     generation.py           engine requests of one HTTP request, run and cancelled together
     responses.py            engine results -> one response or a stream of chunks
+    token_texts.py          tokens and log-probabilities -> their texts
     errors.py  metrics.py   error responses; /metrics
 
-A new request field is a field of ``GenerationBody`` (or of one endpoint's body) and leaves the
-table ``_NEUTRAL_VALUES`` of protocol.py; planner.py makes options of it. A new response field is a
-field of a model in chat.py or completions.py, filled in by the builder beside it.
+A new request field is a field of ``GenerationBody`` (or of one endpoint's body) and a ``Done`` row
+of the table in request_fields.py; planner.py makes options of it. A new response field is a field
+of a model in chat.py or completions.py, filled in by the builder beside it.
 """

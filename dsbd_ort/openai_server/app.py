@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Callable
 
@@ -24,11 +23,8 @@ from dsbd_ort.openai_server.middleware import AccessLog, BodyLimit, JsonByDefaul
 from dsbd_ort.openai_server.planner import Planner
 from dsbd_ort.openai_server.routes import generation_routes, model_routes, operation_routes
 from dsbd_ort.openai_server.settings import ServingSettings
+from dsbd_ort.prompts import new_seed
 from dsbd_ort.version import __version__
-
-
-def _random_seed() -> int:
-    return secrets.randbelow(2**32)  # a number that JavaScript can hold as well
 
 
 def create_app(
@@ -37,7 +33,7 @@ def create_app(
     *,
     gate: Gate | None = None,
     clock: Callable[[], float] = time.monotonic,
-    new_seed: Callable[[], int] = _random_seed,
+    draw_seed: Callable[[], int] = new_seed,
     logs_access: bool = True,
 ) -> FastAPI:
     """Return the application; the caller closes the service.
@@ -47,7 +43,7 @@ def create_app(
         settings: limits and API keys.
         gate: shared with a server that drains it; None for an application that never drains.
         clock: seconds, for log and metrics.
-        new_seed: returns the seed of a request without one.
+        draw_seed: returns the seed of a request without one.
         logs_access: whether each request is logged.
     """
     gate = gate or Gate()
@@ -55,13 +51,13 @@ def create_app(
     app = FastAPI(
         title="dsbd-serve",
         version=__version__,
-        docs_url=None,  # its page would load scripts from elsewhere
+        docs_url="/docs" if settings.shows_docs else None,  # it loads scripts from elsewhere
         redoc_url=None,
         redirect_slashes=False,
     )
     context_length = service.pipeline.bundle.context_length
     handler = GenerationHandler(service, settings, metrics, gate)
-    app.include_router(generation_routes(handler, Planner(service.pipeline, settings, new_seed)))
+    app.include_router(generation_routes(handler, Planner(service, settings, draw_seed)))
     app.include_router(model_routes(settings.model_name, context_length))
     app.include_router(operation_routes(service, gate, metrics))
     app.add_exception_handler(ErrorResponse, handle_error_response)

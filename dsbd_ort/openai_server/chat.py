@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
+from dsbd_ort.decoding.option_table import MOST_TOP_LOGPROBS
 from dsbd_ort.openai_server.errors import bad_request
 from dsbd_ort.openai_server.protocol import (
     FinishReason,
@@ -47,11 +48,17 @@ class ChatBody(GenerationBody):
 
     messages: list[ChatMessage]
     logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MOST_TOP_LOGPROBS)
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
 
     @property
-    def wants_logprobs(self) -> bool:
-        """Whether the response has log-probabilities."""
-        return bool(self.logprobs)
+    def num_top_logprobs(self) -> int | None:
+        """See GenerationBody."""
+        if self.top_logprobs and not self.logprobs:
+            message = f"top_logprobs is {self.top_logprobs} without logprobs; set logprobs true"
+            raise bad_request(message, "top_logprobs")
+        return (self.top_logprobs or 0) if self.logprobs else None
 
     def template_messages(self) -> list[dict[str, str]]:
         """Return the messages as a chat template reads them.
@@ -68,13 +75,18 @@ class ChatBody(GenerationBody):
         return [message.for_template() for message in self.messages]
 
 
-class TokenLogprob(BaseModel):
+class TopLogprob(BaseModel):
     """Text, UTF-8 bytes and raw log-probability of one token."""
 
     token: str
     logprob: float
     bytes: list[int]
-    top_logprobs: list[None] = []
+
+
+class TokenLogprob(TopLogprob):
+    """A token, and the most probable ones in its place."""
+
+    top_logprobs: list[TopLogprob]
 
 
 class ChatLogprobs(BaseModel):
@@ -176,7 +188,15 @@ def _logprobs(tokens: TokenPieces | None) -> ChatLogprobs | None:
         return None
     return ChatLogprobs(
         content=[
-            TokenLogprob(token=text, logprob=logprob, bytes=list(text.encode()))
-            for text, logprob in zip(tokens.texts, tokens.logprobs, strict=True)
+            TokenLogprob(**_told(text, logprob), top_logprobs=[_top(*each) for each in top or ()])
+            for text, logprob, top in zip(tokens.texts, tokens.logprobs, tokens.tops, strict=True)
         ]
     )
+
+
+def _top(text: str, logprob: float) -> TopLogprob:
+    return TopLogprob(**_told(text, logprob))
+
+
+def _told(text: str, logprob: float | None) -> dict[str, Any]:
+    return {"token": text, "logprob": logprob, "bytes": list(text.encode())}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Literal
 
 from pydantic import BaseModel, Field
 
+from dsbd_ort.decoding.option_table import MOST_TOP_LOGPROBS
 from dsbd_ort.openai_server.errors import bad_request
 from dsbd_ort.openai_server.protocol import (
     FinishReason,
@@ -25,12 +27,14 @@ class CompletionBody(GenerationBody):
 
     prompt: str | list[str] | list[int] | list[list[int]]
     best_of: int | None = Field(None, ge=1)
-    logprobs: int | None = None
+    logprobs: int | None = Field(None, ge=0, le=MOST_TOP_LOGPROBS)
+    echo: bool | None = None
+    add_special_tokens: bool | None = None
 
     @property
-    def wants_logprobs(self) -> bool:
-        """Whether the response has log-probabilities; 0 and 1 mean the same."""
-        return self.logprobs is not None
+    def num_top_logprobs(self) -> int | None:
+        """See GenerationBody."""
+        return self.logprobs
 
     def prompts(self) -> list[str | list[int]]:
         """Return the prompts, each a text or token ids.
@@ -48,11 +52,14 @@ class CompletionBody(GenerationBody):
 
 
 class CompletionLogprobs(BaseModel):
-    """Of each token: its text, its raw log-probability, and where its text begins."""
+    """Of each token: its text, its raw log-probability, and where its text begins.
+
+    ``top_logprobs``: the most probable tokens in its place, and itself; None without.
+    """
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: None = None
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None = None
     text_offset: list[int]
 
 
@@ -111,6 +118,23 @@ class CompletionBuilder(ResponseBuilder):
         begin = self._offset_by_index.get(index, 0)
         *offsets, end = accumulate(map(len, tokens.texts), initial=begin)
         self._offset_by_index[index] = end
+        columns = tokens.tops, tokens.spellings, tokens.logprobs
+        tops = [_with_own(*each) for each in zip(*columns, strict=True)]
         return CompletionLogprobs(
-            tokens=list(tokens.texts), token_logprobs=list(tokens.logprobs), text_offset=offsets
+            tokens=list(tokens.texts),
+            token_logprobs=list(tokens.logprobs),
+            top_logprobs=tops if any(tops) else None,
+            text_offset=offsets,
         )
+
+
+def _with_own(
+    top: Sequence[tuple[str, float]] | None, spelling: str, logprob: float | None
+) -> dict[str, float] | None:
+    """Return the most probable tokens and the token itself; of equal spellings the likeliest."""
+    if top is None or logprob is None:
+        return None
+    found: dict[str, float] = {}
+    for text, value in (*top, (spelling, logprob)):
+        found.setdefault(text, value)
+    return found

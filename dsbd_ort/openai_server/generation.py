@@ -29,12 +29,18 @@ from dsbd_ort.openai_server.errors import (
 )
 from dsbd_ort.openai_server.metrics import Metrics, RequestMeter
 from dsbd_ort.openai_server.planner import EngineRequest, GenerationPlan
-from dsbd_ort.openai_server.protocol import GenerationBody, ResponseBuilder, ResponseHead
+from dsbd_ort.openai_server.protocol import (
+    GenerationBody,
+    ResponseBuilder,
+    ResponseHead,
+    StreamOptions,
+)
 from dsbd_ort.openai_server.responses import EventStream, full_response, streamed_events
 from dsbd_ort.openai_server.settings import ServingSettings
 from dsbd_ort.results import GenerationResult, StreamPiece
 from dsbd_ort.version import __version__
 from dsbd_runtime.bundle import MANIFEST_NAME
+from dsbd_runtime.tokenizer import Tokenizer
 
 Body = TypeVar("Body", CompletionBody, ChatBody)
 T = TypeVar("T")
@@ -97,7 +103,8 @@ class GenerationHandler:
             ErrorResponse: the request is rejected or failed, or its client disconnected.
         """
         self._check(body)
-        tokenizer = self._service.pipeline.tokenizer if body.wants_logprobs else None
+        wants_logprobs = body.num_top_logprobs is not None
+        tokenizer = self._tokenizer(body) if wants_logprobs else None
         with contextlib.ExitStack() as on_end:
             self._gate.enter()
             on_end.callback(self._gate.leave)
@@ -109,14 +116,19 @@ class GenerationHandler:
             builder = builder_of(self._head(id_prefix))
             results = generation.results()
             if body.stream:
-                include_usage = bool(body.stream_options and body.stream_options.include_usage)
                 events = streamed_events(
-                    results, plan, builder, tokenizer, include_usage=include_usage
+                    results, plan, builder, tokenizer, body.stream_options or StreamOptions()
                 )
                 return EventStream(events, on_end.pop_all().close)
             work = full_response(results, plan, builder, tokenizer)
             response = await while_connected(request.receive, work)
             return Response(response.model_dump_json(), media_type="application/json")
+
+    def _tokenizer(self, body: GenerationBody) -> Tokenizer:
+        """Return the tokenizer by which the tokens of a response become texts."""
+        tokenizer = self._service.pipeline.tokenizer
+        skips = (body.model_extra or {}).get("skip_special_tokens") is not False
+        return tokenizer if skips else tokenizer.with_special_tokens
 
     def _head(self, id_prefix: str) -> ResponseHead:
         return ResponseHead(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from dsbd_ort.engine import Service
@@ -124,14 +124,14 @@ class RequestMeter:
 
 
 class _ServiceCollector(Collector):
-    """Gauges of the engine, read at each scrape."""
+    """Numbers of the engine, read at each scrape."""
 
     def __init__(self, service: Service, model_name: str) -> None:
         self._service = service
         self._model_name = model_name
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the gauges."""
+        """Yield the gauges, and the counter of preemptions."""
         stats = self._service.stats()
         for name, text, value in (
             ("vllm:num_requests_running", "Requests that share the engine.", stats.num_running),
@@ -142,9 +142,18 @@ class _ServiceCollector(Collector):
                 stats.rows_in_use / stats.max_rows if stats.max_rows else 0.0,
             ),
             ("dsbd:kv_rows_in_use", "Cache rows in use.", stats.rows_in_use),
-            ("dsbd:kv_rows_reserved", "Rows that may come into use.", stats.rows_reserved),
+            (
+                "dsbd:kv_rows_reserved",
+                "Rows that running requests were expected to need.",
+                stats.rows_reserved,
+            ),
             ("dsbd:kv_bytes", "Bytes of both engines' caches.", stats.kv_bytes),
         ):
             gauge = GaugeMetricFamily(name, text, labels=["model_name"])
             gauge.add_metric([self._model_name], value)
             yield gauge
+        preemptions = CounterMetricFamily(
+            "vllm:num_preemptions", "Requests that gave up their rows.", labels=["model_name"]
+        )
+        preemptions.add_metric([self._model_name], stats.num_preemptions)
+        yield preemptions

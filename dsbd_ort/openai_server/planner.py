@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dsbd_errors import DsbdError
-from dsbd_ort.decoding import DecodingConfig
+from dsbd_ort.decoding import STRATEGIES, DecodingConfig
+from dsbd_ort.decoding.noise import sample_seed
+from dsbd_ort.engine import Service
 from dsbd_ort.openai_server.chat import ChatBody
 from dsbd_ort.openai_server.completions import CompletionBody
+from dsbd_ort.openai_server.default_options import DefaultOptions
 from dsbd_ort.openai_server.errors import bad_request, rejection
 from dsbd_ort.openai_server.protocol import GenerationBody
 from dsbd_ort.openai_server.settings import (
@@ -18,11 +21,8 @@ from dsbd_ort.openai_server.settings import (
     check_limit,
     check_prompt,
 )
-from dsbd_ort.pipeline import Pipeline
 from dsbd_ort.prompts import prompt_ids
 from dsbd_runtime.errors import BundleError
-
-_DEFAULT_NEW_TOKENS = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,17 +46,26 @@ class GenerationPlan:
 
     Attributes:
         engine_requests: those of the first prompt, then those of the next.
-        num_choices: sequences to return for each prompt.
+        num_choices: different sequences to return for each prompt.
+        num_copies: how often each sequence is returned: of a greedy request all are equal.
+        is_ranked: whether the best of more engine requests are returned, best first; else all, in
+            the order of their seeds.
         num_prompt_tokens: of all prompts.
+        echoes: the texts of the prompts where the response begins with them, None where not.
+        drops_new_tokens: whether only the prompts are returned (``max_tokens`` 0).
     """
 
     engine_requests: tuple[EngineRequest, ...]
     num_choices: int
+    num_copies: int
+    is_ranked: bool
     num_prompt_tokens: int
+    echoes: tuple[str, ...] | None = None
+    drops_new_tokens: bool = False
 
     @property
     def seed(self) -> int:
-        """Seed of the first engine request; the seeds of a prompt's others count up from it."""
+        """Seed of the first engine request; those of a prompt's others are its ``sample_seed``."""
         return int(self.engine_requests[0].options["seed"])
 
     @property
@@ -69,11 +78,17 @@ class Planner:
     """Plans requests within the limits of a server; it tokenizes: call it off the event loop."""
 
     def __init__(
-        self, pipeline: Pipeline, settings: ServingSettings, new_seed: Callable[[], int]
+        self, service: Service, settings: ServingSettings, new_seed: Callable[[], int]
     ) -> None:
-        """``new_seed`` returns the seed of a request that has none."""
-        self._pipeline = pipeline
+        """``new_seed`` returns the seed of a request that has none.
+
+        Raises:
+            ConfigError: the server's default options are invalid.
+        """
+        self._service = service
+        self._pipeline = service.pipeline
         self._settings = settings
+        self._defaults = DefaultOptions(settings.defaults, has_draft=self._has_draft)
         self._new_seed = new_seed
 
     def plan_completion(self, body: CompletionBody) -> GenerationPlan:
@@ -82,26 +97,43 @@ class Planner:
         Raises:
             ErrorResponse: the request is invalid or exceeds a limit.
         """
-        if body.logprobs not in (None, 0, 1):
-            raise bad_request(
-                f"logprobs is {body.logprobs}, only those of the chosen tokens are supported; use "
-                "0 or 1",
-                "logprobs",
-                "unsupported",
-            )
         prompts = body.prompts()
         check_limit("prompt", len(prompts), self._settings.max_prompts, " prompts")
+        if body.echo and body.stream and body.logprobs is not None:
+            raise bad_request(
+                "echo with stream and logprobs: the prompt's log-probabilities are known at the "
+                "end only; leave out one of them",
+                "echo",
+            )
         try:
-            return self._plan(body, prompts, body.best_of)
+            tokens = [self._tokens(prompt, body) for prompt in prompts]
+            plan = self._plan(body, tokens, body.best_of, echo=bool(body.echo))
+            if not body.echo:
+                return plan
+            texts = tuple(map(self._text, prompts, tokens))
+            has_none = body.decoding_options().get("max_new_tokens") == 0
+            return replace(plan, echoes=texts, drops_new_tokens=has_none)
         except DsbdError as error:
             raise rejection(error) from error
+
+    def _tokens(self, prompt: str | list[int], body: CompletionBody) -> list[int]:
+        if isinstance(prompt, str) and body.add_special_tokens is False:
+            return self._pipeline.tokenizer.encode(prompt, add_special_tokens=False)
+        return prompt_ids(self._pipeline.tokenizer, prompt)
+
+    def _text(self, prompt: str | list[int], token_ids: list[int]) -> str:
+        return prompt if isinstance(prompt, str) else self._pipeline.tokenizer.decode(token_ids)
 
     def plan_chat(self, body: ChatBody) -> GenerationPlan:
         """Return the engine requests of /v1/chat/completions; raises as ``plan_completion``."""
         messages = body.template_messages()
         try:
-            prompt = self._pipeline.chat_prompt(messages)
-            return self._plan(body, [prompt], None)
+            prompt = self._pipeline.chat_prompt(
+                messages,
+                add_generation_prompt=body.add_generation_prompt is not False,
+                chat_template_kwargs=body.chat_template_kwargs,
+            )
+            return self._plan(body, [prompt], None, echo=False)
         except BundleError as error:  # its message names folders of this machine
             raise bad_request(
                 "this model has no usable chat template; use /v1/completions",
@@ -112,84 +144,182 @@ class Planner:
             raise rejection(error) from error
 
     def _plan(
-        self, body: GenerationBody, prompts: Sequence[str | list[int]], best_of: int | None
+        self, body: GenerationBody, tokens: list[list[int]], best_of: int | None, *, echo: bool
     ) -> GenerationPlan:
-        each_options, num_choices = self._options(body, best_of)
-        check_config(DecodingConfig.from_options(each_options[0]), self._settings)
-        tokens = [prompt_ids(self._pipeline.tokenizer, prompt) for prompt in prompts]
+        choices = self._choices(body, best_of)
+        options = self._options(body, choices, echo=echo)
+        each_options, num_copies = _each_options(options, choices)
         for token_ids in tokens:
             check_prompt(len(token_ids), self._settings)
+        limits = [self._limit(len(token_ids), each_options[0]) for token_ids in tokens]
+        check_config(DecodingConfig.from_options(each_options[0] | limits[0]), self._settings)
+        num_returned = each_options[0].get("num_return_sequences", 1)
+        num_choices = choices.num_returned if len(each_options) > 1 else num_returned
         return GenerationPlan(
             engine_requests=tuple(
-                EngineRequest(prompt_index=index, token_ids=token_ids, options=options)
+                EngineRequest(
+                    prompt_index=index, token_ids=token_ids, options=options | limits[index]
+                )
                 for index, token_ids in enumerate(tokens)
                 for options in each_options
             ),
             num_choices=num_choices,
+            num_copies=num_copies,
+            is_ranked=len(each_options) > num_choices,
             num_prompt_tokens=sum(map(len, tokens)),
         )
 
-    def _options(
-        self, body: GenerationBody, best_of: int | None
-    ) -> tuple[list[dict[str, Any]], int]:
-        """Return the options of each engine request of one prompt, and the choices to return.
-
-        A strategy with beams takes ``best_of`` from the beams of one engine request; others make
-        ``best_of`` engine requests with consecutive seeds.
-        """
-        options = body.decoding_options()
-        num_choices = options.pop("num_return_sequences", 1)
-        num_tried = num_choices if best_of is None else best_of
-        check_limit("n", max(num_tried, num_choices), self._settings.max_best_of, " sequences")
-        if num_tried < num_choices:
-            message = f"best_of is {num_tried}, less than n {num_choices}; raise it"
+    def _choices(self, body: GenerationBody, best_of: int | None) -> _Choices:
+        """Return how many sequences are generated and returned."""
+        num_returned = body.n or 1
+        num_tried = num_returned if best_of is None else best_of
+        most = max(num_tried, num_returned, body.num_return_sequences or 1)
+        check_limit("n", most, self._settings.max_best_of, " sequences")
+        if num_tried < num_returned:
+            message = f"best_of is {num_tried}, less than n {num_returned}; raise it"
             raise bad_request(message, "best_of")
-        if body.stream and num_tried > num_choices:
+        if body.stream and num_tried > num_returned:
             raise bad_request(
-                f"best_of is {num_tried}, more than n {num_choices}: the best are known only at "
+                f"best_of is {num_tried}, more than n {num_returned}: the best are known only at "
                 "the end; leave out stream or best_of",
                 "best_of",
             )
-        default_new_tokens = min(_DEFAULT_NEW_TOKENS, self._settings.max_new_tokens)
-        options.setdefault("max_new_tokens", default_new_tokens)
+        return _Choices(num_returned, num_tried, bool(body.use_beam_search))
+
+    def _options(self, body: GenerationBody, choices: _Choices, *, echo: bool) -> dict[str, Any]:
+        """Return the options of an engine request, but for what ``choices`` decide."""
+        given = body.decoding_options()
+        if echo and given.get("max_new_tokens") == 0:
+            given["max_new_tokens"] = 1  # which the response drops
+        self._set_ends(body, given)
+        if (num_top := body.num_top_logprobs) is not None:
+            given |= {"top_logprobs": num_top, "prompt_logprobs": echo}
+        search = "speculative-beam-search" if self._has_draft else "beam-search"
+        options = self._defaults.filled(given, search if choices.are_beams else None)
         options.setdefault("seed", self._new_seed())
-        _choose_strategy(options, num_tried)
-        if DecodingConfig(strategy=options["strategy"]).row.has_beams:
-            return [_with_beams(options, num_choices, num_tried)], num_choices
-        return _with_seeds(options, num_tried), num_choices
+        if "num_beams" not in given and options.get("num_beams", 1) > 1:
+            if options["num_beams"] < choices.num_beams_needed(options):
+                del options["num_beams"]  # the server's: as many as are needed
+        return options
+
+    def _limit(self, num_prompt_tokens: int, options: dict[str, Any]) -> dict[str, int]:
+        """Return the longest answer where the request names none: what the server has room for.
+
+        The model's own limit, of its generation_config.json, counts as the server's does.
+        """
+        if "max_new_tokens" in options:
+            return {}
+        most = self._service.most_new_tokens(num_prompt_tokens, self._pipeline.config(options))
+        own: int = self._pipeline.defaults.options.get("max_new_tokens", most)
+        of_server: int = self._settings.max_new_tokens or most
+        return {"max_new_tokens": min(most, own, of_server)}
+
+    @property
+    def _has_draft(self) -> bool:
+        return "draft" in self._pipeline.bundle.roles
+
+    def _set_ends(self, body: GenerationBody, options: dict[str, Any]) -> None:
+        """Set the end-of-sequence tokens, where they are not the model's own."""
+        given = options.get("eos_token_id")
+        if body.ignore_eos and given:
+            raise bad_request(
+                f"ignore_eos contradicts eos_token_id {given}; leave out one of them", "ignore_eos"
+            )
+        if not (body.ignore_eos or body.stop_token_ids):
+            return
+        own = () if body.ignore_eos else self._pipeline.bundle.manifest.target.eos_token_ids
+        ends = own if given is None else [given] if isinstance(given, int) else given
+        options["eos_token_id"] = list(dict.fromkeys([*ends, *(body.stop_token_ids or ())]))
 
 
-def _choose_strategy(options: dict[str, Any], num_tried: int) -> None:
-    """Set the default strategy: dsbd, which samples, or its greedy counterpart at temperature 0."""
-    if "strategy" not in options and options.get("temperature") == 0:
-        options["strategy"] = "speculative-beam-search"
-        options.setdefault("num_beams", num_tried)
-    options.setdefault("strategy", "dsbd")
+@dataclass(frozen=True)
+class _Choices:
+    """How many sequences a request generates for each prompt, and how many it returns.
+
+    Attributes:
+        num_returned: ``n``.
+        num_tried: ``best_of``, or ``n``.
+        are_beams: whether they are the beams of a search: ``use_beam_search``.
+    """
+
+    num_returned: int
+    num_tried: int
+    are_beams: bool
+
+    def num_beams_needed(self, options: Mapping[str, Any]) -> int:
+        """Return the beams of one engine request that are returned or tried."""
+        row = STRATEGIES.get(options["strategy"])
+        num_tried = self.num_tried if row is not None and row.rule == "search" else 1
+        num_returned: int = options.get("num_return_sequences", 1)
+        return max(num_tried, num_returned)
 
 
-def _with_beams(options: dict[str, Any], num_choices: int, num_tried: int) -> dict[str, Any]:
-    """Return the options with at least ``num_tried`` beams, ``num_choices`` of them returned."""
+def _each_options(options: dict[str, Any], choices: _Choices) -> tuple[list[dict[str, Any]], int]:
+    """Return the options of each engine request of one prompt, and how often each is returned.
+
+    A search makes one engine request, whose beams are the sequences; other requests that draw
+    nothing make one that is returned ``n`` times; all others make ``best_of`` engine requests that
+    differ in their seeds. The beams of those are returned by ``num_return_sequences`` alone.
+    """
+    row = STRATEGIES.get(options["strategy"]) if isinstance(options["strategy"], str) else None
+    if row is None:
+        return [options], 1  # DecodingConfig refuses it, with the strategies there are
+    if choices.are_beams and row.rule != "search":
+        raise bad_request(
+            f"use_beam_search is true, but strategy is {options['strategy']}; leave one of them "
+            "out, or set strategy to beam-search or speculative-beam-search",
+            "use_beam_search",
+        )
+    num_beams_returned = options.get("num_return_sequences", 1)
+    is_search = row.rule == "search" and row.has_beams
+    if choices.num_tried > 1 and num_beams_returned > 1:
+        if not (is_search and num_beams_returned == choices.num_returned):
+            raise bad_request(
+                f"n or best_of is {choices.num_tried} and num_return_sequences "
+                f"{num_beams_returned}: the first count samples, the second beams of one request; "
+                "leave one of them out",
+                "num_return_sequences",
+            )
+    if is_search and options.get("num_beams") != 1:
+        num_returned = max(choices.num_returned, num_beams_returned)
+        return [_with_beams(options, num_returned, max(choices.num_tried, num_returned))], 1
+    if row.rule in ("search", "joint-greedy") or options.get("temperature") == 0:
+        return [options], choices.num_returned
+    if num_beams_returned > 1:
+        return [_with_beams(options, num_beams_returned, num_beams_returned)], 1
+    return _with_seeds(options, choices.num_tried), 1
+
+
+def _with_beams(options: dict[str, Any], num_returned: int, num_tried: int) -> dict[str, Any]:
+    """Return the options with at least ``num_tried`` beams, ``num_returned`` of them returned."""
+    row = STRATEGIES[options["strategy"]]
+    if not row.has_beams:
+        return options  # DecodingConfig refuses num_return_sequences
     default_width = DecodingConfig(strategy=options["strategy"]).width
     width = options.get("num_beams", max(default_width, num_tried))
     if isinstance(width, int) and width < num_tried:
         raise bad_request(
-            f"num_beams is {width}, but n or best_of is {num_tried}; raise num_beams or leave it "
-            "out",
+            f"num_beams is {width}, but n, best_of or num_return_sequences is {num_tried}; raise "
+            "num_beams or leave it out",
             "num_beams",
         )
     options = {**options, "num_beams": width}
-    if num_choices > DecodingConfig.from_options(options).smallest_width:  # of a dynamic width
-        options.setdefault("min_beams", num_choices)
-    return {**options, "num_return_sequences": num_choices}
+    options.pop("num_return_sequences", None)
+    if num_returned > DecodingConfig.from_options(options).smallest_width:  # of a dynamic width
+        options.setdefault("min_beams", num_returned)
+    return {**options, "num_return_sequences": num_returned}
 
 
 def _with_seeds(options: dict[str, Any], num_tried: int) -> list[dict[str, Any]]:
-    """Return the options of each of ``num_tried`` engine requests, which differ in their seeds."""
-    rule = DecodingConfig(strategy=options["strategy"]).row.rule
-    if num_tried > 1 and rule in ("search", "joint-greedy"):
-        raise bad_request(
-            f"n or best_of is {num_tried}, but strategy {options['strategy']} does not sample: all "
-            "sequences would be equal; use 1, or a strategy that samples or has beams",
-            "n",
-        )
-    return [{**options, "seed": options["seed"] + i} for i in range(num_tried)]
+    """Return the options of each of ``num_tried`` engine requests, which differ in their seeds.
+
+    The prompt's log-probabilities are those of the first alone.
+    """
+    seed = options["seed"]
+    if num_tried == 1 or not isinstance(seed, int):
+        return [options]
+    later = {**options, "prompt_logprobs": False} if "prompt_logprobs" in options else options
+    return [
+        {**(options if index == 0 else later), "seed": sample_seed(seed, index)}
+        for index in range(num_tried)
+    ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -11,47 +10,25 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from dsbd_ort.decoding import STRATEGIES, DecodingConfig
+from dsbd_ort.decoding.option_table import IN_PYTHON_ALONE, OPTION_TABLE
 from dsbd_ort.decoding.option_values import did_you_mean
 from dsbd_ort.openai_server.errors import bad_request
+from dsbd_ort.openai_server.request_fields import FIELDS, without_neutral
 
 OPENAI_NAMES = {  # OpenAI's name: that of DecodingConfig
     "max_tokens": "max_new_tokens",
     "max_completion_tokens": "max_new_tokens",
+    "min_tokens": "min_new_tokens",
     "stop": "stop_strings",
     "num_return_sequences": "num_return_sequences",
-    "n": "num_return_sequences",
     "temperature": "temperature",
     "top_p": "top_p",
     "seed": "seed",
 }
-OPTION_NAMES = frozenset(field.name for field in dataclasses.fields(DecodingConfig))
+_NO_FIELDS = ("top_logprobs", "prompt_logprobs", *IN_PYTHON_ALONE)
+"""Options that HTTP has other fields for, or none."""
 
-# Unsupported fields of OpenAI's, with the values besides null that have no effect: many clients
-# always send them. Any other value is an error: ignoring it would silently change the answer.
-_NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
-    "audio": (),
-    "echo": (False,),
-    "frequency_penalty": (0,),
-    "function_call": ("none", "auto"),
-    "functions": ([],),
-    "logit_bias": ({},),
-    "metadata": ({},),
-    "modalities": (["text"],),
-    "parallel_tool_calls": (True, False),
-    "prediction": (),
-    "presence_penalty": (0,),
-    "reasoning_effort": ("none",),
-    "response_format": ({"type": "text"},),
-    "service_tier": ("auto", "default"),
-    "store": (False,),
-    "suffix": ("",),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
-    "top_logprobs": (0,),
-    "verbosity": (),
-    "web_search_options": (),
-}
-_IDENTIFIERS = ("prompt_cache_key", "safety_identifier")  # accepted and unused
+OPTION_NAMES = frozenset(OPTION_TABLE) - {*_NO_FIELDS}
 
 FinishReason = Literal["stop", "length"]
 FINISH_REASONS: dict[str, FinishReason] = {"eos": "stop", "stop": "stop", "length": "length"}
@@ -61,16 +38,20 @@ FINISH_REASONS: dict[str, FinishReason] = {"eos": "stop", "stop": "stop", "lengt
 def _describe_options(schema: dict[str, Any]) -> None:
     """Add the fields of DecodingConfig, which checks them itself, to the schema of a body."""
     described = TypeAdapter(DecodingConfig).json_schema()["properties"]
+    for name in _NO_FIELDS:
+        del described[name]
     described["strategy"]["enum"] = list(STRATEGIES)
     schema["properties"] = {**described, **schema["properties"]}
     schema["additionalProperties"] = False
 
 
 class StreamOptions(BaseModel):
-    """OpenAI's ``stream_options``."""
+    """OpenAI's ``stream_options``; ``continuous_usage_stats`` is vLLM's."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: Literal[False] | None = None
 
 
 class GenerationBody(BaseModel):
@@ -80,25 +61,35 @@ class GenerationBody(BaseModel):
     model: str
     n: int | None = Field(None, ge=1)
     num_return_sequences: int | None = Field(None, ge=1)
+    use_beam_search: bool | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = Field(None, max_length=64)
+    ignore_eos: bool | None = None
+    min_tokens: int | None = Field(None, ge=0)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    user: str | None = None
+
+    @property
+    def num_top_logprobs(self) -> int | None:
+        """Most probable tokens to return with every one; None: no log-probabilities at all."""
+        raise NotImplementedError
 
     def decoding_options(self) -> dict[str, Any]:
         """Return the fields that are options, by the names of DecodingConfig.
 
+        ``n``, the end-of-sequence tokens and log-probabilities are left to the planner.
+
         Raises:
             ErrorResponse: a field is unknown or not supported, or contradicts another.
         """
-        options = _without_neutral(self.model_extra or {})
+        options = without_neutral(self.model_extra or {})
         if unknown := sorted(set(options) - OPTION_NAMES):
-            known = {*type(self).model_fields, *OPTION_NAMES, *_NEUTRAL_VALUES, *_IDENTIFIERS}
+            known = {*type(self).model_fields, *OPTION_NAMES, *FIELDS}
             expected = did_you_mean(unknown[0], known) or "; see docs/serving.md"
             raise bad_request(f"unknown field {unknown[0]!r}{expected}", unknown[0])
         for openai_name, name in OPENAI_NAMES.items():
@@ -112,31 +103,6 @@ class GenerationBody(BaseModel):
         return options
 
 
-def _without_neutral(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return ``fields`` without nulls and without unsupported ones whose value has no effect."""
-    options = {}
-    for name, value in fields.items():
-        if value is None:
-            continue
-        if name in _IDENTIFIERS:
-            if not isinstance(value, str):
-                raise bad_request(f"{name} is not a string; use a string or leave it out", name)
-        elif name in _NEUTRAL_VALUES:
-            neutral = _NEUTRAL_VALUES[name]
-            if not any(_equals_in_json(value, each) for each in neutral):
-                allowed = " or ".join(map(repr, neutral)) or "null"
-                message = f"this value of {name} is not supported; leave it out or use {allowed}"
-                raise bad_request(message, name, "unsupported")
-        else:
-            options[name] = value
-    return options
-
-
-def _equals_in_json(value: Any, other: Any) -> bool:
-    """Return whether two values are equal; true is not 1."""
-    return isinstance(value, bool) is isinstance(other, bool) and bool(value == other)
-
-
 class Usage(BaseModel):
     """Tokens of the prompts, and of the returned sequences."""
 
@@ -148,7 +114,7 @@ class Usage(BaseModel):
 class Report(BaseModel):
     """The field ``dsbd``: seed and strategy, to reproduce the request, and its statistics.
 
-    ``requests`` are the statistics of each engine request, see docs/run.md.
+    ``requests`` are the seed and the statistics of each engine request, see docs/run.md.
     """
 
     seed: int
@@ -168,10 +134,20 @@ class ResponseHead:
 
 @dataclass(frozen=True)
 class TokenPieces:
-    """Consecutive tokens: their texts, their raw log-probabilities under the target."""
+    """Consecutive tokens.
+
+    Attributes:
+        texts: of each; together they are the text.
+        logprobs: raw, under the target; None for the first of a prompt.
+        tops: the most probable tokens in the place of each and their log-probabilities; None for
+            the first of a prompt, all None where the request asks for none.
+        spellings: each token as ``tops`` spells it; empty without those.
+    """
 
     texts: Sequence[str]
-    logprobs: Sequence[float]
+    logprobs: Sequence[float | None]
+    tops: Sequence[Sequence[tuple[str, float]] | None]
+    spellings: Sequence[str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,9 +187,12 @@ class ResponseBuilder(ABC):
         choice = self.first_choice(index)
         return None if choice is None else self.chunk(**self._head, choices=[choice])
 
-    def text_chunk(self, index: int, text: str, tokens: TokenPieces | None) -> BaseModel:
-        """Return a chunk with the next text of a choice."""
-        return self.chunk(**self._head, choices=[self.text_choice(index, text, tokens)])
+    def text_chunk(
+        self, index: int, text: str, tokens: TokenPieces | None, usage: Usage | None = None
+    ) -> BaseModel:
+        """Return a chunk with the next text of a choice; ``usage``: so far."""
+        choice = self.text_choice(index, text, tokens)
+        return self.chunk(**self._head, choices=[choice], usage=usage)
 
     def last_chunk(self, index: int, finish_reason: FinishReason, report: Report) -> BaseModel:
         """Return the chunk that ends a choice."""

@@ -10,6 +10,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
 
+from dsbd_ort.decoding.top_tokens import PromptLogprobs
 from dsbd_ort.openai_server.errors import ErrorResponse
 from dsbd_ort.openai_server.planner import GenerationPlan
 from dsbd_ort.openai_server.protocol import (
@@ -17,11 +18,12 @@ from dsbd_ort.openai_server.protocol import (
     Report,
     ResponseBuilder,
     ReturnedSequence,
+    StreamOptions,
     TokenPieces,
     Usage,
 )
+from dsbd_ort.openai_server.token_texts import TokenTexts, joined, pieces_of
 from dsbd_ort.results import GeneratedSequence, GenerationResult, StreamPiece
-from dsbd_runtime.stream_decoder import TextWindow
 from dsbd_runtime.tokenizer import Tokenizer
 
 Results = AsyncIterator[tuple[int, StreamPiece | GenerationResult]]
@@ -46,32 +48,70 @@ async def full_response(
         index: event async for index, event in results if isinstance(event, GenerationResult)
     }
     in_order = [result_by_index[index] for index in range(len(plan.engine_requests))]
-    best = _best_of_each_prompt(plan, in_order)
-    sequences = [
-        ReturnedSequence(
-            index=index,
-            text=sequence.text,
-            finish_reason=FINISH_REASONS[sequence.finish_reason],
-            tokens=None if tokenizer is None else _token_pieces(tokenizer, sequence),
-        )
-        for index, sequence in enumerate(best)
-    ]
-    usage = _usage(plan, sum(len(sequence.token_ids) for sequence in best))
+    sequences: list[ReturnedSequence] = []
+    num_new_tokens = 0
+    for prompt_index, of_prompt in enumerate(_by_prompt(plan, in_order)):
+        echo = _echo(plan, prompt_index, of_prompt[0].prompt_logprobs, tokenizer)
+        for sequence in _returned(plan, of_prompt):
+            num_new_tokens += 0 if plan.drops_new_tokens else len(sequence.token_ids)
+            sequences.append(_with_echo(echo, sequence, len(sequences), plan, tokenizer))
+    usage = _usage(plan, num_new_tokens)
     return builder.full(sequences, usage, _report(plan, plan.seed, in_order))
 
 
-def _best_of_each_prompt(
+def _by_prompt(
     plan: GenerationPlan, results: list[GenerationResult]
-) -> list[GeneratedSequence]:
-    """Return ``num_choices`` sequences a prompt, best first."""
-    sequences_by_prompt: defaultdict[int, list[GeneratedSequence]] = defaultdict(list)
+) -> list[list[GenerationResult]]:
+    results_by_prompt: defaultdict[int, list[GenerationResult]] = defaultdict(list)
     for request, result in zip(plan.engine_requests, results, strict=True):
-        sequences_by_prompt[request.prompt_index] += result.sequences
-    return [
-        sequence
-        for _, sequences in sorted(sequences_by_prompt.items())
-        for sequence in sorted(sequences, key=lambda each: -each.score)[: plan.num_choices]
-    ]
+        results_by_prompt[request.prompt_index].append(result)
+    return [results for _, results in sorted(results_by_prompt.items())]
+
+
+def _returned(plan: GenerationPlan, results: list[GenerationResult]) -> list[GeneratedSequence]:
+    """Return the sequences of one prompt that the response has."""
+    sequences = [sequence for result in results for sequence in result.sequences]
+    if plan.is_ranked:
+        sequences = sorted(sequences, key=lambda each: -each.score)[: plan.num_choices]
+    return [sequence for sequence in sequences for _ in range(plan.num_copies)]
+
+
+def _echo(
+    plan: GenerationPlan,
+    prompt_index: int,
+    scored: PromptLogprobs | None,
+    tokenizer: Tokenizer | None,
+) -> tuple[str, TokenPieces | None]:
+    """Return the text and the tokens of the prompt that a choice begins with, if any."""
+    text = plan.echoes[prompt_index] if plan.echoes else ""
+    if tokenizer is None or scored is None:
+        return text, None
+    ids = next(r.token_ids for r in plan.engine_requests if r.prompt_index == prompt_index)
+    return text, pieces_of(tokenizer, ids, scored.token_logprobs, scored.top_logprobs)
+
+
+def _with_echo(
+    echo: tuple[str, TokenPieces | None],
+    sequence: GeneratedSequence,
+    index: int,
+    plan: GenerationPlan,
+    tokenizer: Tokenizer | None,
+) -> ReturnedSequence:
+    """Return a choice: the prompt where it is echoed, and the new tokens."""
+    text, prompt = echo
+    parts = [prompt] if prompt else []
+    if tokenizer and not plan.drops_new_tokens:
+        parts.append(_pieces(tokenizer, sequence))
+    return ReturnedSequence(
+        index=index,
+        text=text if plan.drops_new_tokens else text + sequence.text,
+        finish_reason="length" if plan.drops_new_tokens else FINISH_REASONS[sequence.finish_reason],
+        tokens=joined(parts) if tokenizer else None,
+    )
+
+
+def _pieces(tokenizer: Tokenizer, sequence: GeneratedSequence) -> TokenPieces:
+    return pieces_of(tokenizer, sequence.token_ids, sequence.token_logprobs, sequence.top_logprobs)
 
 
 class EventStream(StreamingResponse):
@@ -94,12 +134,10 @@ async def streamed_events(
     plan: GenerationPlan,
     builder: ResponseBuilder,
     tokenizer: Tokenizer | None,
-    *,
-    include_usage: bool,
+    options: StreamOptions,
 ) -> AsyncIterator[str]:
     """Yield the server-sent events of a response; arguments as those of ``full_response``."""
-    choices = _ChoiceStreams(plan, builder, tokenizer)
-    num_new_tokens = 0
+    choices = _ChoiceStreams(plan, builder, tokenizer, bool(options.continuous_usage_stats))
     try:
         for chunk in choices.first_chunks():
             yield _event(chunk)
@@ -108,11 +146,10 @@ async def streamed_events(
                 chunks = choices.piece_chunks(index, event)
             else:
                 chunks = choices.result_chunks(index, event)
-                num_new_tokens += sum(len(each.token_ids) for each in event.sequences)
             for chunk in chunks:
                 yield _event(chunk)
-        if include_usage:
-            yield _event(builder.usage_chunk(_usage(plan, num_new_tokens)))
+        if options.include_usage:
+            yield _event(builder.usage_chunk(_usage(plan, choices.num_new_tokens)))
     except ErrorResponse as error:
         yield f"data: {error.json()}\n\n"
     yield "data: [DONE]\n\n"
@@ -121,52 +158,84 @@ async def streamed_events(
 class _ChoiceStreams:
     """The chunks of all choices of a stream.
 
-    An engine request that returns one sequence streams it. One that returns several knows none of
-    them before it ends: each is then sent as a single chunk.
+    An engine request that returns one sequence streams it, once for every copy. One that returns
+    several knows none of them before it ends: each is then sent as a single chunk.
+
+    Attributes:
+        num_new_tokens: tokens of all choices so far.
     """
 
     def __init__(
-        self, plan: GenerationPlan, builder: ResponseBuilder, tokenizer: Tokenizer | None
+        self,
+        plan: GenerationPlan,
+        builder: ResponseBuilder,
+        tokenizer: Tokenizer | None,
+        tells_usage: bool,
     ) -> None:
+        """``tells_usage``: whether every chunk has the usage so far."""
         self._plan = plan
         self._builder = builder
-        self._num_each = [r.options.get("num_return_sequences", 1) for r in plan.engine_requests]
+        self._tells_usage = tells_usage
+        self._num_each: list[int] = [
+            r.options.get("num_return_sequences", 1) * plan.num_copies for r in plan.engine_requests
+        ]
         self._tokenizer = tokenizer
-        self._texts = [tokenizer and TokenTexts(tokenizer) for _ in range(sum(self._num_each))]
+        self._texts = [tokenizer and TokenTexts(tokenizer) for _ in plan.engine_requests]
+        self.num_new_tokens = 0
 
     def first_chunks(self) -> Iterator[BaseModel]:
         """Yield the chunks that begin the choices."""
-        for index in range(len(self._texts)):
-            chunk = self._builder.first_chunk(index)
-            if chunk is not None:
-                yield chunk
+        for request_index, request in enumerate(self._plan.engine_requests):
+            for index in self._choices(request_index):
+                chunk = self._builder.first_chunk(index)
+                if chunk is not None:
+                    yield chunk
+                if self._plan.echoes:
+                    text = self._plan.echoes[request.prompt_index]
+                    yield self._builder.text_chunk(index, text, None, self._usage())
 
     def piece_chunks(self, request_index: int, piece: StreamPiece) -> Iterator[BaseModel]:
         """Yield the new text of an engine request, if any."""
-        if self._num_each[request_index] > 1:
+        if not self._is_streamed(request_index) or self._plan.drops_new_tokens:
             return
-        index = self._first_choice(request_index)
-        texts = self._texts[index]
-        tokens = texts.push(piece.token_ids, piece.token_logprobs) if texts else None
+        self.num_new_tokens += len(piece.token_ids) * self._plan.num_copies
+        texts = self._texts[request_index]
+        tokens = None
+        if texts:
+            tokens = texts.push(piece.token_ids, piece.token_logprobs, piece.top_logprobs)
         if piece.text or tokens:
-            yield self._builder.text_chunk(index, piece.text, tokens)
+            for index in self._choices(request_index):
+                yield self._builder.text_chunk(index, piece.text, tokens, self._usage())
 
     def result_chunks(self, request_index: int, result: GenerationResult) -> Iterator[BaseModel]:
         """Yield the chunks that end the choices of an engine request."""
         seed = self._plan.engine_requests[request_index].options["seed"]
         report = _report(self._plan, seed, [result])
-        first_choice = self._first_choice(request_index)
-        for index, sequence in enumerate(result.sequences, first_choice):
-            if self._num_each[request_index] > 1:
-                tokens = _token_pieces(self._tokenizer, sequence) if self._tokenizer else None
-                yield self._builder.text_chunk(index, sequence.text, tokens)
-            elif (texts := self._texts[index]) and (tokens := texts.finish()):
-                yield self._builder.text_chunk(index, "", tokens)
+        texts = self._texts[request_index]
+        rest = texts.finish() if texts else None
+        for number, index in enumerate(self._choices(request_index)):
+            sequence = result.sequences[number // self._plan.num_copies]
+            if self._plan.drops_new_tokens:
+                yield self._builder.last_chunk(index, "length", report)
+                continue
+            if not self._is_streamed(request_index):
+                self.num_new_tokens += len(sequence.token_ids)
+                tokens = _pieces(self._tokenizer, sequence) if self._tokenizer else None
+                yield self._builder.text_chunk(index, sequence.text, tokens, self._usage())
+            elif rest:
+                yield self._builder.text_chunk(index, "", rest, self._usage())
             finish_reason = FINISH_REASONS[sequence.finish_reason]
             yield self._builder.last_chunk(index, finish_reason, report)
 
-    def _first_choice(self, request_index: int) -> int:
-        return sum(self._num_each[:request_index])
+    def _is_streamed(self, request_index: int) -> bool:
+        return self._num_each[request_index] == self._plan.num_copies
+
+    def _choices(self, request_index: int) -> range:
+        first = sum(self._num_each[:request_index])
+        return range(first, first + self._num_each[request_index])
+
+    def _usage(self) -> Usage | None:
+        return _usage(self._plan, self.num_new_tokens) if self._tells_usage else None
 
 
 def _event(chunk: BaseModel) -> str:
@@ -182,82 +251,5 @@ def _usage(plan: GenerationPlan, num_new_tokens: int) -> Usage:
 
 
 def _report(plan: GenerationPlan, seed: int, results: Sequence[GenerationResult]) -> Report:
-    requests = [asdict(result.stats) for result in results]
+    requests = [{"seed": result.seed, **asdict(result.stats)} for result in results]
     return Report(seed=seed, strategy=plan.strategy, requests=requests)
-
-
-class TokenTexts:
-    """Texts of a growing sequence's tokens; concatenated they are the text of the sequence.
-
-    A character of several tokens belongs to the last of them, the others have an empty text.
-    Tokens are held back until their text is final (see ``stream_decoder``).
-    """
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._window = TextWindow()
-        self._texts: list[str] = []
-        self._logprobs: list[float] = []
-        self._run: list[tuple[int, bool]] = []
-
-    def push(self, token_ids: Sequence[int], logprobs: Sequence[float]) -> TokenPieces | None:
-        """Append tokens; return those whose text is final now, None if there are none."""
-        num_certain = 0
-        for token_id, logprob in zip(token_ids, logprobs, strict=True):
-            self._add(token_id, logprob)
-            if self._window.is_certain:
-                num_certain = len(self._texts)
-        return self._take(num_certain)
-
-    def finish(self) -> TokenPieces | None:
-        """Return the tokens held back, the last with the rest of the text; None if none are."""
-        rest = self._window.rest(self._tokenizer)
-        rest = self._end_run(rest, is_text=not self._window.unfinished)
-        if rest:
-            self._texts[-1] += rest
-        self._window = TextWindow()
-        return self._take(len(self._texts))
-
-    def _take(self, num_tokens: int) -> TokenPieces | None:
-        """Return the first ``num_tokens`` of the tokens held back; None for 0."""
-        if not num_tokens:
-            return None
-        pieces = TokenPieces(self._texts[:num_tokens], self._logprobs[:num_tokens])
-        self._texts, self._logprobs = self._texts[num_tokens:], self._logprobs[num_tokens:]
-        self._run = [(index - num_tokens, completes) for index, completes in self._run]
-        return pieces
-
-    def _add(self, token_id: int, logprob: float) -> None:
-        before = self._window
-        self._window, text = before.extended(self._tokenizer, (token_id,))
-        if len(self._window.run) > len(before.run):
-            self._run.append((len(self._texts), not self._window.unfinished))
-        elif before.run and not self._window.run:
-            is_text = not (before.unfinished or self._window.invalid)
-            text = self._end_run(text, is_text=is_text)
-        self._texts.append(text)
-        self._logprobs.append(logprob)
-
-    def _end_run(self, text: str, *, is_text: bool) -> str:
-        """Give the byte tokens of an ended run their characters of ``text``; return the rest.
-
-        ``is_text``: whether the run was valid UTF-8; else each of its bytes is one character.
-        """
-        begin = 0
-        for index, completes_character in self._run:
-            end = begin + int(completes_character or not is_text)
-            self._texts[index] += text[begin:end]
-            begin = end
-        self._run = []
-        return text[begin:]
-
-
-def _token_pieces(tokenizer: Tokenizer, sequence: GeneratedSequence) -> TokenPieces:
-    """Return the tokens of a whole sequence with their texts."""
-    texts = TokenTexts(tokenizer)
-    parts = (texts.push(sequence.token_ids, sequence.token_logprobs), texts.finish())
-    found = [part for part in parts if part is not None]
-    return TokenPieces(
-        [text for part in found for text in part.texts],
-        [logprob for part in found for logprob in part.logprobs],
-    )

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from dsbd_ort.decoding import DecodingConfig
-from dsbd_ort.engine.limits import MOST_BYTES, check_count, check_seconds
+from dsbd_ort.engine.limits import MOST, MOST_BYTES, check_count, check_seconds
 from dsbd_ort.openai_server.api_keys import ApiKeys
 from dsbd_ort.openai_server.errors import bad_request
 
 _MAX_STOPS, _MAX_STOP_CHARACTERS, _MAX_EOS_IDS = 16, 256, 64
-_COUNTS = ("max_new_tokens", "max_beams", "max_draft_nodes", "max_best_of", "max_prompts")
+_COUNTS = ("max_beams", "max_draft_nodes", "max_best_of", "max_prompts")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,23 +22,26 @@ class ServingSettings:
     Attributes:
         model_name: the ``model`` of requests.
         keys: accepted API keys; None for no authentication.
+        shows_docs: whether /docs is there, a page that loads its scripts from elsewhere.
         keys_everywhere: whether /health, /ready and /metrics require a key as well.
         max_prompt_tokens: of one prompt; None for the context length.
-        max_new_tokens: of one sequence.
+        max_new_tokens: of one sequence; None for as many as the context holds.
         max_beams: limit of num_beams and of joint_beams.
         max_draft_nodes: candidates of one drafted forest, over all draft layers.
         max_best_of: limit of n and of best_of.
         max_prompts: of one request.
         max_body_bytes: of one request.
         body_timeout_s: to receive a body.
+        defaults: options of requests that leave them out, see DefaultOptions.
         request_timeout_s: from the arrival of a request to its last token, including the queue.
     """
 
     model_name: str
     keys: ApiKeys | None = None
+    shows_docs: bool = False
     keys_everywhere: bool = False
     max_prompt_tokens: int | None = None
-    max_new_tokens: int = 4096
+    max_new_tokens: int | None = None
     max_beams: int = 16
     max_draft_nodes: int = 256
     max_best_of: int = 16
@@ -44,10 +49,12 @@ class ServingSettings:
     max_body_bytes: int = 2**20
     body_timeout_s: float = 10.0
     request_timeout_s: float = 600.0
+    defaults: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.max_prompt_tokens is not None:
-            check_count("max_prompt_tokens", self.max_prompt_tokens, 1)
+        for name in ("max_prompt_tokens", "max_new_tokens"):
+            if getattr(self, name) is not None:
+                check_count(name, getattr(self, name), 1)
         for name in _COUNTS:
             check_count(name, getattr(self, name), 1)
         check_count("max_body_bytes", self.max_body_bytes, 1, MOST_BYTES)
@@ -65,7 +72,7 @@ def check_config(config: DecodingConfig, settings: ServingSettings) -> None:
     draft_nodes = " candidates over all draft layers"
     num_drafted = sum(config.layer_widths) if config.draft_policy else 0  # else our own choice
     for name, value, limit, unit in (
-        ("max_new_tokens", config.max_new_tokens, settings.max_new_tokens, ""),
+        ("max_new_tokens", config.max_new_tokens, settings.max_new_tokens or MOST, ""),
         ("num_beams", config.width, settings.max_beams, ""),
         ("joint_beams", config.joint_beams or 0, settings.max_beams, ""),
         ("joint_tokens", config.joint_tokens or 0, settings.max_draft_nodes, ""),

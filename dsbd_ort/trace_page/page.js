@@ -44,6 +44,13 @@ function hideDetails() {
   byId("details").hidden = true;
 }
 
+// A focus may scroll the forest: details that are shown stay beside their node.
+function followScroll() {
+  const box = document.activeElement?.closest("g.node");
+  if (box && !byId("details").hidden) showDetails(box);
+  else hideDetails();
+}
+
 function focusNeighbour(box, step) {
   const boxes = nodeBoxes();
   const next = boxes[Math.min(Math.max(boxes.indexOf(box) + step, 0), boxes.length - 1)];
@@ -77,7 +84,7 @@ function listenToForest() {
     forest.addEventListener(name, (event) => boxOf(event) && showDetails(boxOf(event)));
   }
   for (const name of ["pointerout", "focusout"]) forest.addEventListener(name, hideDetails);
-  forest.addEventListener("scroll", hideDetails);
+  forest.addEventListener("scroll", followScroll);
 }
 
 function isDark() {

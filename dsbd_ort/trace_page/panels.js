@@ -64,12 +64,12 @@ function summaryOf(index) {
     ? `The draft proposed ${plural(iteration.drafted.length, "layer")}. `
     : "Nothing was drafted. ";
   const accepted = numAccepted
-    ? `The target went through ${plural(numAccepted, "layer")} that ${numAccepted === 1 ? "was" : "were"} there already, then chose one more`
-    : "The target chose one layer";
-  const bonus = numBonus ? `, with ${plural(numBonus, "token")} that were not drafted` : "";
+    ? `The target accepted ${plural(numAccepted, "layer")}, then selected one more`
+    : "The target selected one layer";
+  const bonus = numBonus ? `, with ${plural(numBonus, "token")} not drafted` : "";
   const numOn = iteration.beams.filter((beam) => goesOn(beam, iteration)).length;
   const numEnded = iteration.beams.length - numOn;
-  const alive = `${plural(numOn, "beam")} ${numOn === 1 ? "goes" : "go"} on`;
+  const alive = `${plural(numOn, "beam")} ${numOn === 1 ? "continues" : "continue"}`;
   const ended = numEnded ? `, ${numEnded} ${numEnded === 1 ? "has" : "have"} ended` : "";
   return `${drafted}${accepted}${bonus}. ${alive}${ended}.`;
 }

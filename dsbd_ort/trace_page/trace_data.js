@@ -21,7 +21,7 @@ const roles = {
   },
   kept: {
     name: "kept for later", shape: "M6 0L12 6 6 12 0 6Z",
-    note: "Not reached yet, but below a beam that goes on: already computed, it costs nothing later.",
+    note: "Not reached yet, but below a beam that continues: already computed, it costs nothing later.",
   },
   rejected: {
     name: "rejected", shape: "M1 1L11 11M11 1L1 11",

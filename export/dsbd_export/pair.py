@@ -61,6 +61,22 @@ def agreed_pair(
     return agreed_target, agreed_draft
 
 
+def context_warning(target: Checkpoint, draft: Checkpoint, max_context: int | None) -> str | None:
+    """Return a line where the bundle's context is shorter than the target's, or than asked for."""
+    length = min(target.context_length, draft.context_length)
+    if draft.context_length < target.context_length:
+        return (
+            f"warning: requests can use {length} tokens, the context of the draft; that of the "
+            f"target is {target.context_length}: choose a draft with a longer one to use it"
+        )
+    if max_context is not None and length < max_context:
+        return (
+            f"warning: requests can use {length} tokens, the context of the checkpoints; "
+            f"max_context asks for {max_context}"
+        )
+    return None
+
+
 def cut_vocabulary(model: PreTrainedModel, checkpoint: Checkpoint) -> None:
     """Cut embedding and output head to the vocabulary that was agreed on, in place."""
     if model.config.vocab_size != checkpoint.vocab_size:

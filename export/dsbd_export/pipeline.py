@@ -18,7 +18,7 @@ from dsbd_export.errors import ExportError
 from dsbd_export.forest_graph import capture_forest_graph, prepare_for_capture
 from dsbd_export.graph_checks import check_contract, check_for_tensorrt
 from dsbd_export.optimize import group_query_heads, optimize_graph
-from dsbd_export.pair import agreed_pair, cut_vocabulary, write_tokenizer_files
+from dsbd_export.pair import agreed_pair, context_warning, cut_vocabulary, write_tokenizer_files
 from dsbd_export.parity import check_parity, parity_limit
 from dsbd_export.parity_cases import Reference, references, text_reference
 from dsbd_export.prune_graph import write_prune_graph
@@ -69,6 +69,8 @@ def export_bundle(config: ExportConfig, *, report: Report) -> ExportResult:
     place = None if config.tensorrt is None else build_place(config.tensorrt)
     report("reading the checkpoints")
     target, draft = agreed_pair(*open_pair(config), report)
+    if warning := context_warning(target, draft, config.max_context):
+        report(warning)
     check_num_top_logits(config.num_top_logits, target.vocab_size)
     try:
         with new_bundle(config.output) as folder:

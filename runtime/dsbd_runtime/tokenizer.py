@@ -15,6 +15,7 @@ for the whole chain:
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 import re
@@ -50,6 +51,7 @@ class Tokenizer:
         post-processor adds none and tokenizer_config.json says ``"add_bos_token": true``.
         """
         self._backend = _read_backend(folder / TOKENIZER_FILE)
+        self._skips_special_tokens = True
         self._backend.no_truncation()
         self._backend.no_padding()
         self._adds_text_by_token: dict[int, bool] = {}
@@ -92,8 +94,9 @@ class Tokenizer:
 
         Bytes that are no UTF-8 become U+FFFD.
         """
+        ids, skips = [int(i) for i in token_ids], self._skips_special_tokens
         try:
-            return self._backend.decode([int(i) for i in token_ids], skip_special_tokens=True)
+            return self._backend.decode(ids, skip_special_tokens=skips)
         except _PASSED_ON:
             raise
         except BaseException as error:
@@ -106,6 +109,13 @@ class Tokenizer:
         """Return a token as the vocabulary spells it, ``<id>`` where it has no such token."""
         piece: str | None = self._backend.id_to_token(int(token_id))
         return f"<{token_id}>" if piece is None else piece
+
+    @functools.cached_property
+    def with_special_tokens(self) -> Tokenizer:
+        """The same tokenizer, whose texts have the special tokens as the vocabulary spells them."""
+        other = copy.copy(self)
+        other._skips_special_tokens, other._adds_text_by_token = False, {}
+        return other
 
     @functools.cached_property
     def joints(self) -> TextJoints:

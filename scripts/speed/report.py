@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from math import cos, pi, sin
 from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.text import Annotation
+from matplotlib.transforms import Bbox
 
 from document_section import ratio_cell, spread_cell, table
 from dsbd_ort.benchmark.bootstrap import Estimate, Spread
@@ -36,6 +39,18 @@ FRONTIER_RUNS = (
     *(f"speculative-beam-search num_beams={width} draft_policy=throughput" for width in (2, 4)),
     "mjsd draft_length=4 draft_beams=4 top_k=64",
 )
+_PLACES = [  # of a label's middle around its point, in points of 1/72 inch, the nearest first
+    (round(radius * 2.2 * cos(angle)), round(radius * sin(angle)))
+    for radius in (11, 17, 24, 32)
+    for angle in (
+        pi * eighth / 8 for eighth in (2, 14, 6, 10, 0, 8, 4, 12, 1, 3, 5, 7, 9, 11, 13, 15)
+    )
+]
+_EXPLANATION = (
+    "W: beams of the output; one line, one distribution of outputs. Dynamic width: fewest to most "
+    "beams, accept_threshold.\nUp is likelier text, right is faster."
+)
+DOTS_PER_INCH = 110
 PANEL_INCHES = (6.5, 5.5)
 # family: (name in the legend, colour, marker, whether its widths are joined by a line)
 FAMILIES = {
@@ -56,12 +71,35 @@ OF_FAMILY = {
 def plot_frontier(reports: dict[str, dict[str, Any]], file: Path) -> None:
     """Write one panel per report of dsbd-bench, side by side; the keys are their titles."""
     width, height = PANEL_INCHES
-    figure = Figure(figsize=(width * len(reports), height), layout="constrained")
+    figure = Figure(figsize=(width * len(reports), height), layout="constrained", dpi=DOTS_PER_INCH)
     panels = figure.subplots(1, len(reports), squeeze=False)[0]
     for axes, (title, report) in zip(panels, reports.items(), strict=True):
         _plot_panel(axes, report["runs"])
         axes.set_title(title)
-    figure.savefig(file, dpi=110)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    figure.suptitle(_EXPLANATION, fontsize="medium")
+    place_labels(figure)
+    figure.savefig(file)
+
+
+def place_labels(figure: Figure) -> None:
+    """Move every annotation to the first place around its point that is free.
+
+    Free means: within the axes, and over no other annotation and no point.
+    """
+    figure.draw_without_rendering()
+    for axes in figure.axes:
+        points = [axes.transData.transform(xy) for line in axes.lines for xy in line.get_xydata()]
+        taken = [Bbox.from_bounds(x - 6, y - 6, 12, 12) for x, y in points]
+        for label in axes.texts:
+            assert isinstance(label, Annotation)
+            for place in _PLACES:
+                label.set_position(place)
+                box = label.get_window_extent()
+                is_inside = all(axes.bbox.contains(*corner) for corner in box.corners())
+                if is_inside and not any(box.overlaps(other) for other in taken):
+                    break
+            taken.append(box)
 
 
 def _plot_panel(axes: Axes, runs: list[dict[str, Any]]) -> None:
@@ -74,12 +112,19 @@ def _plot_panel(axes: Axes, runs: list[dict[str, Any]]) -> None:
         axes.plot(speeds, worths, color=colour, marker=marker, linestyle=line, label=label)
         for run, speed, worth in zip(members, speeds, worths, strict=True):
             axes.annotate(
-                _short_name(run), (speed, worth), (4, 4), textcoords="offset points", fontsize=7
+                _short_name(run),
+                (speed, worth),
+                _PLACES[0],
+                textcoords="offset points",
+                fontsize=8,
+                color=colour,
+                ha="center",
+                va="center",
             )
     axes.set(
         xlabel="tokens/s (median)", ylabel="target log-probability per token, best beam (nats)"
     )
-    axes.legend(fontsize="small")
+    axes.margins(0.09)
 
 
 def _family(run: dict[str, Any]) -> str:
@@ -93,7 +138,9 @@ def _short_name(run: dict[str, Any]) -> str:
     settings = run["settings"]
     width = settings["num_beams"]
     if settings["width_policy"] == "threshold":
-        return f"{settings['min_beams']}-{width}, {settings['accept_threshold']}"
+        return f"{settings['min_beams']} to {width}, {settings['accept_threshold']:g}"
+    if settings["strategy"] == "mjsd":
+        return "4 draft beams"
     return f"W={width}"
 
 

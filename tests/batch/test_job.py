@@ -152,7 +152,7 @@ def test_a_provider_that_is_not_here_is_named(tiny_bundle, tmp_path, source):
 def started(tmp_path, bundle, *more, **options):
     code = "from dsbd_ort.cli import run; run()"
     arguments = [bundle.path, "--input", tmp_path / "in.jsonl", "--output", tmp_path / "out.jsonl"]
-    arguments += ["--threads", 1, "--max-new-tokens", 6, *more]
+    arguments += ["--threads", 1, "--max-new-tokens", 6, "--seed", 0, *more]
     command = [sys.executable, "-c", code, *map(str, arguments)]
     return subprocess.Popen(
         command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **options
@@ -165,7 +165,9 @@ def num_lines(path):
 
 def expected_answers(tmp_path, bundle):
     """What an undisturbed run writes."""
-    batch = batch_of(tmp_path, bundle, name="expected.jsonl", options={"max_new_tokens": 6})
+    batch = batch_of(
+        tmp_path, bundle, name="expected.jsonl", options={"max_new_tokens": 6, "seed": 0}
+    )
     done(batch)
     return without_times(batch.output)
 

@@ -41,7 +41,7 @@ class FakePipeline:
             finish_reason="length",
             text="",
         )
-        return GenerationResult([best], stats())
+        return GenerationResult([best], stats(), seed=0)
 
 
 def stats(**changes):

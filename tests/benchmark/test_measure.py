@@ -69,7 +69,8 @@ def test_energy_is_that_of_the_request():
 
 def test_warm_up_runs_everything_once_on_the_longest_prompt_and_is_not_measured():
     pipeline = FakePipeline(FakeClock(), SECONDS)
-    assert warm_up(pipeline, RUNS, ["a", "longer", "b"]) is None
+    done = list(warm_up(pipeline, RUNS, ["a", "longer", "b"]))
+    assert done == [run.name for run in RUNS]
     assert [request[:2] for request in pipeline.requests] == [
         ("sample", "longer"),
         ("greedy", "longer"),

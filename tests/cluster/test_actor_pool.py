@@ -26,7 +26,16 @@ MANY = [{"prompt": f"{number}"} for number in range(400)]
 def started(folder, bundle, address, environment=TOKEN, **options):
     code = "from dsbd_ort.cli import run; run()"
     arguments = [bundle, "--input", folder / "in.jsonl", "--output", folder / "out"]
-    arguments += ["--max-new-tokens", MAX_NEW_TOKENS, "--cluster", address, "--replicas", 2]
+    arguments += [
+        "--max-new-tokens",
+        MAX_NEW_TOKENS,
+        "--seed",
+        0,
+        "--cluster",
+        address,
+        "--replicas",
+        2,
+    ]
     command = [sys.executable, "-c", code, *map(str, arguments)]
     return subprocess.Popen(
         command,
@@ -54,7 +63,7 @@ def wait_for_lines(output, number, process):
 def local_answers(tmp_path, bundle):
     """What the same lines get from one process."""
     batch = batch_of(
-        tmp_path, bundle, name="local.jsonl", options={"max_new_tokens": MAX_NEW_TOKENS}
+        tmp_path, bundle, name="local.jsonl", options={"max_new_tokens": MAX_NEW_TOKENS, "seed": 0}
     )
     done(batch)
     return batch.output

@@ -45,7 +45,12 @@ def texts(tiny_bundle):
     """What a lone pipeline makes of BODIES."""
     with Pipeline.from_bundle(tiny_bundle.path, num_threads=1) as pipeline:
         return [
-            pipeline.generate(body["prompt"], seed=body["seed"], max_new_tokens=body["max_tokens"])
+            pipeline.generate(
+                body["prompt"],
+                strategy="speculative",
+                seed=body["seed"],
+                max_new_tokens=body["max_tokens"],
+            )
             .sequences[0]
             .text
             for body in BODIES

@@ -59,10 +59,15 @@ def measured(demo_bundle, prompts, tmp_path_factory):
 
 def test_tables_go_to_stdout_and_progress_to_stderr(measured):
     done, _, _ = measured
-    for name in ("beam-sample W=2", "dsbd W=2 fixed 4x2", "dsbd W=2 threshold 4x2", "mine"):
+    for name in (
+        "beam-sample W=2",
+        "dsbd W=2 fixed throughput 8x8",
+        "dsbd W=2 threshold 4x2",
+        "mine",
+    ):
         assert done.stdout.count(name) == 2
     assert "speed-up" in done.stdout and "measuring" not in done.stdout
-    assert "measuring" in done.stderr
+    assert "warming up" in done.stderr and "measuring" in done.stderr
 
 
 def test_json_has_the_documented_names(measured):
@@ -88,7 +93,7 @@ def test_every_run_is_measured_on_every_prompt_in_every_repetition(measured):
 def test_strategies_that_promise_it_give_the_baseline_s_tokens(measured):
     _, report, _ = measured
     runs = {run["name"]: run for run in report["runs"]}
-    for name in ("dsbd W=2 fixed 4x2", "mine"):
+    for name in ("dsbd W=2 fixed throughput 8x8", "mine"):
         comparison = runs[name]["comparison"]
         assert comparison["is_identical"] and comparison["num_pairs"] == 4
         assert comparison["logprob_difference"]["value"] == pytest.approx(0.0, abs=1e-4)

@@ -20,6 +20,8 @@ RUN_SECTIONS = [
     "Strategy and beams",
     "Sampling",
     "Length and end",
+    "Penalties and bans",
+    "Text and log-probabilities",
     "Drafts and width (rarely needed)",
     "Joint decoding (mjsd, mjgd)",
     "Engines",
@@ -50,6 +52,8 @@ def test_the_options_of_a_run_stand_in_sections() -> None:
         "temperature",
         "top-k",
         "top-p",
+        "min-p",
+        "typical-p",
         "seed",
     ]
     assert "Other decoding options" not in text  # each of OPTIONS has its section

@@ -12,7 +12,9 @@ from click.testing import CliRunner
 
 from dsbd_ort.cli import inspect
 from dsbd_ort.commands.bundle_summary import summarize_bundle
+from dsbd_ort.pipeline import Pipeline
 from dsbd_runtime.bundle import open_bundle
+from dsbd_runtime.errors import CapacityError
 from tests.runtime.bundle_edits import as_version_2, edited, without_draft
 from tests.runtime.fake_trt import add_fake_engines
 from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle
@@ -181,3 +183,17 @@ def test_user_errors_end_in_one_line(bundle, tmp_path):
         done = dsbd_inspect(*arguments)
         assert done.exit_code == 2 and done.stdout == ""
         assert len(done.stderr.splitlines()) == 1 and words in done.stderr
+
+
+def test_a_draft_that_shortens_the_context_is_named(tmp_path):
+    draft = replace(DRAFT, context_length=128)
+    write_tiny_bundle(tmp_path / "bundle", target=TARGET, draft=draft)
+    text = dsbd_inspect(tmp_path / "bundle").stdout
+    assert (
+        "requests can use 128 tokens: the draft's context is shorter than the target's 512" in text
+    )
+    with (
+        Pipeline.from_bundle(tmp_path / "bundle") as pipeline,
+        pytest.raises(CapacityError, match=r"of 128 \(the draft's; the target's has 512\); use"),
+    ):
+        pipeline.generate([1] * 100, max_new_tokens=64)

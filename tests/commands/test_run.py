@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 
 import pytest
@@ -13,7 +14,7 @@ from dsbd_ort.commands.options import OPTIONS
 from dsbd_ort.decoding import DecodingConfig
 from dsbd_ort.pipeline import Pipeline
 
-SHORT = ["--max-new-tokens", "8", "--top-k", "20"]
+SHORT = ["--max-new-tokens", "8", "--top-k", "20", "--seed", "0"]
 
 
 def dsbd_run(*arguments, text=None):
@@ -44,7 +45,7 @@ def test_json_is_one_object_with_sequences_and_statistics(demo_bundle):
     arguments = ["--num-beams", "4", "--min-beams", "2", "--num-return-sequences", "2", "--json"]
     done = dsbd_run(demo_bundle, "--prompt", "def f(x):", *arguments, *SHORT)
     data = json.loads(done.stdout)
-    assert data["version"] == 1 and set(data) == {"version", "sequences", "stats"}
+    assert data["version"] == 1 and set(data) == {"version", "sequences", "stats", "seed"}
     assert len(data["sequences"]) == 2 and data["stats"]["num_prompt_tokens"] > 0
     assert set(data["sequences"][0]) == {"text", "token_ids", "token_logprobs", "logprob", "score", "finish_reason"}  # fmt: skip # noqa: E501
 
@@ -179,3 +180,13 @@ def assert_one_line_error(done, words):
     assert done.stdout == ""
     assert len(done.stderr.splitlines()) == 1 and "Traceback" not in done.stderr
     assert words in done.stderr
+
+
+def test_a_seed_that_nobody_gave_is_told_and_repeats_the_answer(demo_bundle):
+    arguments = ["--prompt", "def f(x):", "--max-new-tokens", "8"]
+    first = dsbd_run(demo_bundle, *arguments)
+    told = re.search(r"^seed (\d+) \(--seed \1 repeats this answer\)$", first.stderr, re.MULTILINE)
+    assert told, first.stderr
+    assert dsbd_run(demo_bundle, *arguments, "--seed", told[1]).stdout == first.stdout
+    for quiet in (["--seed", "3"], ["--temperature", "0"], ["--strategy", "greedy"]):
+        assert "repeats this answer" not in dsbd_run(demo_bundle, *arguments, *quiet).stderr

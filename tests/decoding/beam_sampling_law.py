@@ -14,7 +14,9 @@ BeamSet = tuple[tuple[Path, float], ...]  # (new tokens, log weight) in the orde
 
 
 def token_probs(table: LogitsOf, path: Path) -> list[float]:
-    logits = np.asarray(table(path), dtype=np.float32).astype(np.float64)
+    logits = np.asarray(table(path))
+    if not getattr(table, "is_processed", False):  # as an engine returns them
+        logits = logits.astype(np.float32).astype(np.float64)
     weights = np.exp(logits - logits.max())
     return list(weights / weights.sum())
 

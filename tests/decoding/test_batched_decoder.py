@@ -318,3 +318,62 @@ def test_requests_that_leave_before_they_began_leave_nothing() -> None:
     for seed in range(50):
         forest.leave(forest.join(Asked(OPTIONS[0], (1, 2, 3), seed).request()))
     assert [cache.num_views for cache in forest.caches.values()] == [0, 0]
+
+
+@pytest.mark.parametrize("leaves_after", [None, 1])
+@pytest.mark.parametrize("scored", [False, True])
+def test_samples_of_one_prompt_compute_it_once(scored: bool, leaves_after: int | None) -> None:
+    """Also where the first of them leaves half-way: another computes the rest."""
+    prompt = tuple(np.random.default_rng(5).integers(5, size=PREFILL_CHUNK + 40).tolist())
+    options = {"strategy": "dsbd", "num_beams": 2, "draft_length": 2}
+    samples = [Asked({**options}, prompt, seed) for seed in range(4)]
+    samples[0].options["prompt_logprobs"] = scored
+    models = TableModel(VOCAB, TARGET), TableModel(VOCAB, DRAFT)
+    decoder = BatchedDecoder(*models)
+    asked_by_tree = {decoder.join(sample.request()): sample for sample in samples}
+    trees = list(asked_by_tree)
+    for iteration in range(1000):
+        if iteration == leaves_after:
+            decoder.leave(trees[0])
+        for progress in decoder.iterate():
+            if isinstance(progress.event, DecodeResult):
+                asked_by_tree[progress.tree].result = progress.event
+            else:
+                assert isinstance(progress.event, IterationOutput), progress.event
+        if not decoder.num_trees:
+            break
+    for sample in samples[0 if leaves_after is None else 1 :]:
+        assert sample.result is not None and all_tokens(sample.result) == sample.alone()
+    for model in models:
+        prefixes = [path for path in model.computed_paths if len(path) < len(prompt)]
+        assert len(prefixes) == len(set(prefixes)) == len(prompt) - 1
+
+
+def test_without_shared_prefixes_every_sample_computes_its_prompt() -> None:
+    prompt = (1, 2, 3, 4, 0, 1, 2)
+    models = TableModel(VOCAB, TARGET), TableModel(VOCAB, DRAFT)
+    decoder = BatchedDecoder(*models, shares_prefixes=False)
+    for seed in range(3):
+        decoder.join(Asked({"strategy": "sample"}, prompt, seed).request())
+    while decoder.num_trees:
+        decoder.iterate()
+    prefixes = [path for path in models[0].computed_paths if len(path) < len(prompt)]
+    assert len(prefixes) == 3 * (len(prompt) - 1)
+
+
+def test_a_sample_that_waits_for_its_prompt_may_be_preempted() -> None:
+    prompt = tuple(np.random.default_rng(6).integers(5, size=PREFILL_CHUNK + 40).tolist())
+    samples = [Asked({"strategy": "dsbd", "draft_length": 2}, prompt, seed) for seed in range(2)]
+    decoder = BatchedDecoder(TableModel(VOCAB, TARGET), TableModel(VOCAB, DRAFT))
+    _, waiting = (decoder.join(sample.request()) for sample in samples)
+    decoder.iterate()
+    decoder.preempt(waiting)
+    decoder.iterate()
+    decoder.resume(waiting)
+    while decoder.num_trees:
+        for progress in decoder.iterate():
+            if isinstance(progress.event, DecodeResult):
+                samples[progress.tree is waiting].result = progress.event
+    assert [all_tokens(sample.result) for sample in samples if sample.result] == [
+        sample.alone() for sample in samples
+    ]

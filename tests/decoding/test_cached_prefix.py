@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dsbd_ort.decoding import DecodeResult, DecodingConfig, TableModel, decode_iterations
-from dsbd_ort.decoding.kv_cache import PrefixCache
+from dsbd_ort.decoding.cache_view import PrefixCache
 from tests.decoding.tables import all_tokens, mixed_table, random_table, run
 
 VOCAB = 6

@@ -9,6 +9,7 @@ import pytest
 
 from dsbd_ort.decoding import ConfigError, DecodingConfig
 from dsbd_ort.decoding.request import most_rows
+from dsbd_ort.decoding.strategies import unnamed_strategy
 
 
 def test_defaults_are_resolved_by_strategy():
@@ -87,10 +88,13 @@ REFUSED = [  # (options, words of the message)
     ({"draft_beams": (4, 4), "draft_length": 3}, "draft_beams (4, 4) has 2 layers"),
     ({"draft_beams": (4, 1, 4, 4), "width_policy": "threshold"}, "narrower than 2"),
     ({"draft_beams": 3, "width_policy": "fixed"}, "narrower than 4"),
-    ({"temperature": 0.0}, "temperature is 0, but strategy dsbd samples"),
+    (
+        {"strategy": "dsbd", "temperature": 0.0},
+        "temperature is 0, but strategy dsbd samples; use more than 0, leave strategy out",
+    ),
     ({"temperature": float("nan")}, "temperature is nan"),
     ({"temperature": -1}, "temperature is -1"),
-    ({"top_k": -1}, "top_k is -1"),
+    ({"top_k": -2}, "top_k is -2; expected at least 0"),
     ({"top_p": 0.0}, "top_p is 0"),
     ({"top_p": 1.5}, "top_p is 1.5"),
     ({"max_new_tokens": 0}, "max_new_tokens is 0"),
@@ -208,6 +212,11 @@ def test_any_exact_type_is_taken_and_stored_as_plain_python(
         assert {type(entry) for entry in stored} <= {int, str}
 
 
+def test_top_k_may_be_switched_off_by_minus_one() -> None:
+    assert DecodingConfig(top_k=-1) == DecodingConfig(top_k=0)
+    assert DecodingConfig(strategy="beam-search", top_k=-1).top_k == 0
+
+
 def test_options_given_as_numpy_numbers_decode_alike() -> None:
     given = {"num_beams": np.int64(2), "top_k": np.int32(3), "eos_token_id": np.array([4])}
     assert DecodingConfig(**given) == DecodingConfig(num_beams=2, top_k=3, eos_token_id=(4,))
@@ -219,3 +228,37 @@ def test_default_joint_options_count_like_given_ones() -> None:
     assert usual == given and most_rows(10, usual) == most_rows(10, given)
     assert (usual.search_width, usual.block_length) == (4, 4)
     assert DecodingConfig(strategy="mjsd").joint_limit == 0.1
+
+
+@pytest.mark.parametrize(
+    ("options", "strategy", "width"),
+    [
+        ({}, "dsbd", 4),
+        ({"temperature": 0.7}, "dsbd", 4),
+        ({"temperature": 0, "top_p": 0.95, "top_k": 20}, "speculative-beam-search", 4),
+        ({"temperature": 0.0, "num_beams": 2}, "speculative-beam-search", 2),
+    ],
+)
+def test_temperature_0_chooses_the_strategy_that_nobody_named(options, strategy, width):
+    config = DecodingConfig.from_options(options)
+    assert (config.strategy, config.width) == (strategy, width)
+    assert DecodingConfig.from_options({**options, "strategy": strategy}) == config
+
+
+AT_ZERO = [  # (default strategy, what temperature 0 makes of it, its width)
+    ("dsbd", "speculative-beam-search", 4),
+    ("beam-sample", "beam-search", 4),
+    ("sample", "greedy", 1),
+    ("speculative", "speculative-beam-search", 1),
+    ("tree-speculative", "speculative-beam-search", 1),
+    ("beam-search", "beam-search", 4),
+    ("mjsd", "mjsd", 1),
+]
+
+
+@pytest.mark.parametrize(("default", "strategy", "width"), AT_ZERO)
+def test_every_default_strategy_has_its_counterpart_at_temperature_0(default, strategy, width):
+    config = DecodingConfig(**unnamed_strategy(default, {"temperature": 0.0, "top_p": 0.9}))
+    assert (config.strategy, config.width) == (strategy, width)
+    warm = DecodingConfig(**unnamed_strategy(default, {}))
+    assert warm.strategy == default and warm.width == width

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from dsbd_ort.decoding import DecodingConfig, TableModel, decode_iterations
-from dsbd_ort.decoding.kv_cache import MOST_UNUSED_ROWS, PrefixCache
+from dsbd_ort.decoding.cache_view import PrefixCache
+from dsbd_ort.decoding.kv_cache import MOST_UNUSED_ROWS
 from tests.decoding.tables import all_tokens, mixed_table, random_table, run
 
 VOCAB = 6

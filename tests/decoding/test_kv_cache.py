@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from dsbd_ort.decoding.cache_view import CacheView, PrefixCache
 from dsbd_ort.decoding.errors import ModelError
-from dsbd_ort.decoding.kv_cache import CacheView, KVCache, PrefixCache
+from dsbd_ort.decoding.kv_cache import KVCache
 from dsbd_ort.decoding.step_model import EngineCall, FullLogitsPart, Meter
 from tests.decoding.tables import random_table
 from tests.decoding.top_table import TableTop, TopTable

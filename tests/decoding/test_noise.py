@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import gumbel_r, kstest
 
 from dsbd_ort.decoding.joint_distribution import STAY
-from dsbd_ort.decoding.noise import child_keys, gumbel_noise, mix64, root_key
+from dsbd_ort.decoding.noise import child_keys, gumbel_noise, mix64, root_key, sample_seed
 
 NUM = 20_000
 
@@ -82,3 +82,12 @@ def test_noise_is_finite_at_the_ends():
     for bits in (0, 2**64 - 1):
         uniform = ((np.uint64(bits) >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
         assert 0.0 < uniform < 1.0
+
+
+def test_seeds_of_samples_are_the_published_hash_and_never_overlap() -> None:
+    assert [sample_seed(7, 0), sample_seed(2**128 - 1, 0)] == [7, 2**128 - 1]
+    assert sample_seed(0, 1) == 0x6E789E6AA1B965F4 >> 11  # the second output of SplitMix64 from 0
+    many = [sample_seed(seed, index) for seed in range(200) for index in range(1, 50)]
+    assert len({*many, *range(200)}) == len(many) + 200
+    assert all(0 <= seed < 2**53 for seed in many)
+    assert sample_seed(2**64, 1) == sample_seed(1, 1) != sample_seed(0, 1)  # words are folded

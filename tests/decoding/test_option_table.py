@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from dsbd_ort.decoding import STRATEGIES, ConfigError, DecodingConfig
+from tests.decoding.path_constraint import PathConstraint, some_tokens
 from tests.decoding.tables import mixed_table, random_table, run
 
 SAMPLING = {"dsbd", "beam-sample", "speculative", "tree-speculative", "sample"}
@@ -18,6 +19,12 @@ JOINT = {"mjsd", "mjgd"}
 EVERY = {*SAMPLING, *SEARCH, *JOINT}
 BEAMS = {"dsbd", "beam-sample", "speculative-beam-search", "beam-search"}
 DRAFT = {"dsbd", "speculative", "tree-speculative", "speculative-beam-search", "mjsd"}
+
+
+def against_the_last(path, scores):
+    scores[path[-1]] -= 3.0
+    return scores
+
 
 MEANINGFUL = {  # option: (strategies to which it means something, a value that is not the default)
     "num_beams": (BEAMS, 3),
@@ -33,6 +40,20 @@ MEANINGFUL = {  # option: (strategies to which it means something, a value that 
     "temperature": (SAMPLING | JOINT, 0.3),
     "top_k": (SAMPLING | JOINT, 2),
     "top_p": (SAMPLING | JOINT, 0.3),
+    "min_p": (SAMPLING | JOINT, 0.4),
+    "typical_p": (SAMPLING | JOINT, 0.3),
+    "repetition_penalty": (EVERY, 2.0),
+    "presence_penalty": (EVERY, 2.0),
+    "frequency_penalty": (EVERY, 2.0),
+    "no_repeat_ngram_size": (EVERY, 2),
+    "bad_words_ids": (EVERY, ((1,), (2, 3))),
+    "logit_bias": (EVERY, ((1, -4.0),)),
+    "suppress_tokens": (EVERY, (1, 2)),
+    "min_new_tokens": (EVERY, 6),
+    "forced_bos_token_id": (EVERY, 1),
+    "forced_eos_token_id": (EVERY, 5),
+    "constraint": (EVERY, PathConstraint(6, some_tokens(6, always=(5,)), (5,))),
+    "logits_processors": (EVERY, (against_the_last,)),
     "max_new_tokens": (EVERY, 3),
     "seed": (EVERY, 7),
     "num_return_sequences": (BEAMS, 2),
@@ -43,6 +64,9 @@ MEANINGFUL = {  # option: (strategies to which it means something, a value that 
     "joint_beams": ({"mjgd"}, 2),
     "stop_strings": (EVERY, ("x",)),
     "eos_token_id": (EVERY, (1, 2)),
+    "top_logprobs": (EVERY, 2),
+    "prompt_logprobs": (EVERY, True),
+    "skip_special_tokens": (EVERY, False),
 }
 DYNAMIC_WIDTH = {"min_beams", "accept_threshold"}  # need width_policy "threshold" and a draft
 DEFAULT = {field.name: field.default for field in dataclasses.fields(DecodingConfig)}
@@ -108,7 +132,7 @@ def test_an_option_means_something_or_is_refused(name: str, strategy: str) -> No
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_what_a_strategy_takes_has_an_effect(strategy: str) -> None:
-    without_effect = {"stop_strings", "draft_policy"}  # need texts, and costs
+    without_effect = {"stop_strings", "skip_special_tokens", "draft_policy"}  # need texts, costs
     if STRATEGIES[strategy].rule in ("search", "joint-greedy"):
         without_effect.add("seed")  # taken everywhere: clients send it
     for name, (strategies, value) in MEANINGFUL.items():
@@ -124,7 +148,7 @@ def has_effect(strategy: str, name: str, value: Any) -> bool:
     if name in ("min_beams", "accept_threshold"):
         common["width_policy"] = "threshold"
     for seed in range(40):
-        prompt = (1, seed % 5, seed // 5)
+        prompt = (seed % 5,) if name == "forced_bos_token_id" else (1, seed % 5, seed // 5)
         seen = []
         for options in (common, {**common, name: value}):
             config = DecodingConfig(**{"seed": seed, **options})
@@ -132,7 +156,7 @@ def has_effect(strategy: str, name: str, value: Any) -> bool:
             result = run(config, target, uses, 6, config.seed, prompt)
             stats = vars(result.stats)
             counts = {key: stats[key] for key in stats if not key.endswith("_s")}
-            seen.append((result.sequences, counts))
+            seen.append((result.sequences, result.prompt_logprobs, counts))
         if seen[0] != seen[1]:
             return True
     return False

@@ -67,7 +67,8 @@ class TopTable:
             return top
         first_row = self.first_full_row or 0
         if self.full_chunk:
-            first_row = (len(logits) - 1) // self.full_chunk * self.full_chunk
+            last_call = (len(token_ids) - 1) // self.full_chunk * self.full_chunk
+            first_row = int((logit_rows < last_call).sum())
         if self._full is not None:
             self._full.logits = None
         self._full = TableFull(logits, min(first_row, len(logits)), self.rows_read)

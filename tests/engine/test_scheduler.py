@@ -1,26 +1,33 @@
-"""Order of admission, and its bounds."""
+"""Order of admission and of preemption, and their bounds."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dsbd_ort.decoding import DecodingConfig, DecodingRequest
 from dsbd_ort.engine import QueueFullError, ServiceLimits
-from dsbd_ort.engine.scheduler import LiveRequest, Scheduler
+from dsbd_ort.engine.scheduler import AnswerRows, LiveRequest, Scheduler
 from dsbd_ort.results import TextStream
 from dsbd_runtime.errors import CapacityError
-from dsbd_runtime.tokenizer import Tokenizer
+
+FIRST_MEAN = 256
 
 
-def request(num_rows: int, tokenizer: Tokenizer | None = None) -> LiveRequest:
+def request(most_rows: int, num_prompt_tokens: int = 1) -> LiveRequest:
     decoding = DecodingRequest(
-        prompt_ids=[1], config=DecodingConfig(), rng=np.random.default_rng(0)
+        prompt_ids=[1] * num_prompt_tokens, config=DecodingConfig(), rng=np.random.default_rng(0)
     )
     return LiveRequest(
         request=decoding,
-        texts=TextStream(tokenizer, ()),  # type: ignore[arg-type]  # no text is made here
-        num_rows=num_rows,
+        texts=TextStream(None, ()),  # type: ignore[arg-type]  # no text is made here
+        most_rows=most_rows,
         on_event=lambda _: None,
         wake=lambda: None,
     )
@@ -32,7 +39,12 @@ def scheduler(max_requests: int = 8, max_queued: int = 8, max_rows: int = 100) -
 
 
 def admitted(queue: Scheduler) -> list[int]:
-    return [one.num_rows for one in iter(queue.admit, None)]
+    """Admit beside running requests that use what was reserved for them."""
+    return [one.most_rows for one in queue.admit(queue.rows_reserved)]
+
+
+def tree(num_rows: int) -> Any:
+    return SimpleNamespace(num_rows=num_rows)
 
 
 def test_rows_are_given_as_long_as_there_are_any() -> None:
@@ -47,6 +59,37 @@ def test_rows_are_given_as_long_as_there_are_any() -> None:
     assert queue.rows_reserved == 61
 
 
+def test_rows_are_reserved_for_what_answers_need_and_not_for_what_they_may_need() -> None:
+    queue = scheduler(max_rows=1000)
+    for _ in range(3):
+        queue.enqueue(request(1000, num_prompt_tokens=100))
+    assert admitted(queue) == [1000, 1000]
+    assert queue.rows_reserved == 2 * (100 + FIRST_MEAN)
+    for _ in range(40):
+        queue.answer_rows.learn(80, was_cut=False)
+    assert admitted(queue) == [1000]
+    assert 100 + 80 <= queue.running[2].rows_reserved <= 100 + 82
+
+
+def test_the_expected_rows_are_a_running_mean_of_answers_that_were_not_cut() -> None:
+    rows = AnswerRows()
+    rows.learn(100, was_cut=True)  # as long as it was allowed to be
+    assert rows.mean == FIRST_MEAN
+    rows.learn(512, was_cut=True)
+    assert rows.mean == FIRST_MEAN + FIRST_MEAN / 8
+    rows.learn(0, was_cut=False)
+    assert rows.mean == 288 - 288 / 8
+    for _ in range(100):
+        rows.learn(1, was_cut=False)
+    assert rows.mean == 64
+
+
+def test_one_is_always_admitted_where_none_runs() -> None:
+    queue = scheduler(max_rows=100)
+    queue.enqueue(request(100, num_prompt_tokens=90))
+    assert [one.most_rows for one in queue.admit(7)] == [100]
+
+
 def test_no_request_overtakes_the_first() -> None:
     queue = scheduler()
     requests = [request(rows) for rows in (50, 90, 10, 10)]
@@ -57,11 +100,30 @@ def test_no_request_overtakes_the_first() -> None:
     assert admitted(queue) == [90, 10]
 
 
+def test_a_preempted_request_is_the_first_and_resumes_once_it_can_go_on() -> None:
+    queue = scheduler(max_rows=1000)
+    requests = [request(900, 10) for _ in range(3)]
+    for one in requests:
+        queue.enqueue(one)
+    assert len(queue.admit(0)) == 3
+    late = request(5)
+    queue.enqueue(late)
+    for one in (requests[2], requests[1]):  # the youngest first
+        queue.preempt(one, tree(300))
+    assert list(queue.waiting) == [requests[1], requests[2], late]
+    assert queue.num_preemptions == 2
+    assert queue.admit(500) == []  # 300 rows and what an answer takes do not fit
+    assert queue.admit(400) == [requests[1]]
+    assert requests[1].rows_reserved == 300 + FIRST_MEAN
+    assert queue.admit(0) == [requests[2], late]
+
+
 def test_places_are_bounded_too() -> None:
     queue = scheduler(max_requests=2)
     for _ in range(3):
         queue.enqueue(request(1))
     assert admitted(queue) == [1, 1]
+    assert not queue.may_admit
 
 
 def test_a_full_queue_refuses_and_a_free_place_needs_no_queue() -> None:
@@ -88,4 +150,77 @@ def test_cancelled_requests_wait_no_more() -> None:
         queue.enqueue(one)
     requests[1].is_cancelled = True
     assert queue.remove_cancelled() == [requests[1]]
-    assert [one.num_rows for one in queue.waiting] == [1, 3]
+    assert [one.most_rows for one in queue.waiting] == [1, 3]
+
+
+@dataclass
+class Simulation:
+    """Requests that take a row an iteration each, beside a scheduler: no engine and no clock."""
+
+    queue: Scheduler
+    lengths: dict[LiveRequest, int]
+    rows: dict[LiveRequest, int] = field(default_factory=dict)
+    ended: list[LiveRequest] = field(default_factory=list)
+
+    def iterate(self) -> None:
+        queue = self.queue
+        for one in queue.admit(self._num_taken()):
+            self.rows[one] = one.num_prompt_tokens if one.preempted is None else self.rows[one]
+            one.preempted = None
+        running = list(queue.running)
+        assert not queue.waiting or running, "requests wait and none runs"
+        while len(running) > 1 and sum(self.rows[one] + 1 for one in running) > queue.max_rows:
+            youngest = running.pop()
+            queue.preempt(youngest, tree(self.rows[youngest]))
+        for one in running:
+            self.rows[one] += 1
+            if self.rows[one] >= self.lengths[one]:
+                queue.release(one)
+                queue.answer_rows.learn(self.rows[one], was_cut=False)
+                self.ended.append(one)
+        assert sum(self.rows[one] for one in queue.running) <= queue.max_rows
+
+    def _num_taken(self) -> int:
+        return sum(max(self.rows[one], one.rows_reserved) for one in self.queue.running)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 300), st.integers(1, 300)), min_size=1, max_size=25),
+    st.lists(st.integers(0, 30), min_size=25, max_size=25),
+    st.integers(600, 1500),
+    st.integers(1, 8),
+)
+def test_nothing_starves_whatever_arrives(
+    sizes: list[tuple[int, int]], pauses: list[int], max_rows: int, max_requests: int
+) -> None:
+    """The oldest that has not ended takes a row in every iteration, from its arrival as such on."""
+    queue = scheduler(max_requests, 30, max_rows)
+    arriving = [request(max_rows, prompt) for prompt, _ in sizes]
+    lengths = {one: sum(size) for one, size in zip(arriving, sizes, strict=True)}
+    simulation = Simulation(queue, lengths)
+    unfinished: list[LiveRequest] = []
+    for one, pause in zip(arriving, pauses, strict=False):
+        queue.enqueue(one)
+        unfinished.append(one)
+        for _ in range(pause):
+            iterate_and_check(simulation, unfinished)
+    num_left = sum(lengths[one] for one in unfinished)
+    for _ in range(num_left):
+        if unfinished:
+            iterate_and_check(simulation, unfinished)
+    assert not unfinished
+
+
+def iterate_and_check(simulation: Simulation, unfinished: list[LiveRequest]) -> None:
+    if not unfinished:
+        return
+    oldest, queue = unfinished[0], simulation.queue
+    before = simulation.rows.get(oldest, oldest.num_prompt_tokens)
+    simulation.iterate()
+    assert simulation.rows[oldest] == before + 1
+    for one in simulation.ended:
+        if one in unfinished:
+            unfinished.remove(one)
+    in_order = [*queue.running, *queue.waiting]
+    assert in_order == unfinished, "a younger request runs while an older one waits"

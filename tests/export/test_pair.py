@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from transformers import GPT2Config, PhiConfig
 from dsbd_export.checkpoint import load_model, open_pair
 from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
-from dsbd_export.pair import agreed_pair, cut_vocabulary
+from dsbd_export.pair import agreed_pair, context_warning, cut_vocabulary
 from scripts.family_checkpoints import VOCAB_SIZE, write_checkpoint
 
 SIZES = {"num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 16, "n_inner": 24}
@@ -154,3 +155,28 @@ def with_tokenizer(source, folder, change):
     change(content)
     (folder / "tokenizer.json").write_text(json.dumps(content))
     return folder
+
+
+CONTEXTS = [  # (of the target, of the draft, max_context, what the warning says)
+    (256, 256, None, None),
+    (256, 256, 256, None),
+    (256, 512, None, None),
+    (512, 256, None, "can use 256 tokens, the context of the draft; that of the target is 512"),
+    (512, 256, 100_000, "can use 256 tokens, the context of the draft"),
+    (256, 512, 100_000, "can use 256 tokens, the context of the checkpoints; max_context asks for"),
+]
+
+
+@pytest.mark.parametrize(("of_target", "of_draft", "wished", "words"), CONTEXTS)
+def test_a_context_shorter_than_the_targets_is_warned_of(
+    llama_folder, of_target, of_draft, wished, words
+):
+    target, draft = (
+        replace(checkpoint, context_length=length)
+        for checkpoint, length in zip(
+            pair_of(llama_folder, llama_folder)[:2], (of_target, of_draft), strict=True
+        )
+    )
+    warning = context_warning(target, draft, wished)
+    assert (warning is None) == (words is None)
+    assert words is None or (warning.startswith("warning: requests ") and words in warning)

@@ -53,6 +53,7 @@ def test_memory_that_is_taken_is_seen() -> None:
             "serving",
             ["--rounds", "1", "--requests", "2", "--max-new-tokens", "4"],
         ),
+        ("measure_streams", "serving.md", "streams", ["--max-new-tokens", "4"]),
     ],
 )
 def test_a_script_runs_and_writes_its_section(

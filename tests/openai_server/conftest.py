@@ -19,6 +19,7 @@ from tests.openai_server.running_server import RunningServer, running_server
 CHAT_TEMPLATE = (
     "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"
+    "{% if think is defined and think %}<think>{% endif %}"
 )
 Serve = Callable[..., AbstractContextManager[RunningServer]]
 
@@ -61,8 +62,8 @@ def serve(chat_bundle: Path) -> Serve:
 
 @pytest.fixture(scope="session")
 def server(serve: Serve) -> Iterator[RunningServer]:
-    """A server with the usual limits, shared."""
-    with serve() as running:
+    """A server with the usual limits, shared; its requests draw beams, as ``generate`` does."""
+    with serve(defaults={"strategy": "dsbd"}) as running:
         yield running
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from dsbd_errors import DsbdError
 from dsbd_ort import Pipeline
+from dsbd_ort.decoding import DecodingConfig
 from dsbd_ort.engine import (
     Cancelled,
     QueueFullError,
@@ -73,6 +74,9 @@ class ScriptedService:
     def is_open(self) -> bool:
         return not self._is_closed
 
+    def most_new_tokens(self, num_prompt_tokens: int, config: DecodingConfig) -> int:
+        return 64
+
     def stats(self) -> ServiceStats:
         running = sum(not request.is_cancelled.is_set() for request in self.requests)
         return ServiceStats(
@@ -82,6 +86,7 @@ class ScriptedService:
             rows_reserved=50,
             max_rows=120,
             kv_bytes=4096,
+            num_preemptions=7,
         )
 
     def close(self, *, drain: bool = True) -> None:

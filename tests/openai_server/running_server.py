@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import openai
+from starlette.types import ASGIApp
 
 from dsbd_ort.engine import Service
 from dsbd_ort.openai_server.app import create_app
@@ -42,13 +43,17 @@ def running_server(
     idle_timeout_s: int = 10,
     stuck_after_s: float = 60,
     shutdown_timeout_s: float = 5,
+    around: Callable[[ASGIApp], ASGIApp] = lambda app: app,
     **settings: Any,
 ) -> Iterator[RunningServer]:
-    """Serve until the end of the block; the service is closed then."""
+    """Serve until the end of the block; the service is closed then.
+
+    around: wraps the application.
+    """
     gate, is_listening = Gate(), threading.Event()
     with listening_socket("127.0.0.1", 0, stuck_after_s=stuck_after_s) as listener:
         server = GracefulServer(
-            create_app(service, ServingSettings(model_name=MODEL, **settings), gate=gate),
+            around(create_app(service, ServingSettings(model_name=MODEL, **settings), gate=gate)),
             service,
             gate,
             idle_timeout_s=idle_timeout_s,

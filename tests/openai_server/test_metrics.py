@@ -18,6 +18,7 @@ VLLM = (
     "vllm:num_requests_running",
     "vllm:num_requests_waiting",
     "vllm:kv_cache_usage_perc",
+    "vllm:num_preemptions_total",
     "vllm:prompt_tokens_total",
     "vllm:generation_tokens_total",
     "vllm:time_to_first_token_seconds_count",
@@ -49,7 +50,13 @@ def fresh(serve) -> Iterator[RunningServer]:
 
 def test_what_was_answered_is_counted(fresh: RunningServer) -> None:
     assert not samples(httpx2.get(f"{fresh.url}/metrics").text)["vllm:prompt_tokens_total",]
-    body = {"model": MODEL, "prompt": "def f(", "max_tokens": 9, "seed": 1, "n": 2}
+    body = {
+        "model": MODEL,
+        "prompt": "def f(",
+        "max_tokens": 9,
+        "seed": 1,
+        "num_return_sequences": 2,
+    }
     answer = httpx2.post(f"{fresh.url}/v1/completions", json=body).json()
     httpx2.post(f"{fresh.url}/v1/completions", json={**body, "n": 99})
     httpx2.get(f"{fresh.url}/no/such/path")
@@ -83,7 +90,7 @@ def test_times_are_those_of_the_clock(pipeline: Pipeline) -> None:
     meter.piece(0, StreamPiece([1], "a", [-1.0]))
     meter.piece(0, StreamPiece([2], "b", [-1.0]))
     result = pipeline.generate("a", max_new_tokens=2)
-    meter.result(GenerationResult(result.sequences, result.stats))
+    meter.result(GenerationResult(result.sequences, result.stats, result.seed))
     registry = metrics.registry
     for name, wanted in (
         ("vllm:time_to_first_token_seconds_sum", 0.5),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import openai
 import pytest
 
 from dsbd_ort import Pipeline
+from dsbd_ort.decoding.noise import sample_seed
 from tests.openai_server.running_server import MODEL, RunningServer
 
 PROMPT, TOKENS = "def f(", 12
@@ -46,24 +49,105 @@ def test_a_stream_is_the_same_text(client: openai.OpenAI, pipeline: Pipeline) ->
     assert parts[-2].model_extra["dsbd"]["seed"] == 5  # type: ignore[index]
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_n_of_a_beam_strategy_are_its_beams(
-    client: openai.OpenAI, pipeline: Pipeline, stream: bool
-) -> None:
-    answer = client.completions.create(
-        model=MODEL, prompt=PROMPT, max_tokens=TOKENS, seed=5, n=3, stream=stream
-    )
-    wanted = pipeline.generate(
-        PROMPT, max_new_tokens=TOKENS, seed=5, min_beams=3, num_return_sequences=3
-    )
-    texts = ["", "", ""]
+def texts_of(answer: Any, stream: bool, number: int) -> list[str]:
+    """The text of every choice."""
+    texts = [""] * number
     for part in answer if stream else [answer]:
         for choice in part.choices:
             texts[choice.index] += choice.text
-    assert texts == [sequence.text for sequence in wanted.sequences]
+    return texts
 
 
-def test_best_of_a_single_beam_strategy_counts_seeds_up(
+@pytest.mark.parametrize("strategy", ["dsbd", "sample"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_n_are_independent_samples(
+    client: openai.OpenAI, pipeline: Pipeline, stream: bool, strategy: str
+) -> None:
+    answer = client.completions.create(
+        model=MODEL,
+        prompt=PROMPT,
+        max_tokens=TOKENS,
+        seed=5,
+        n=3,
+        stream=stream,
+        extra_body={"strategy": strategy},
+    )
+    wanted = [
+        pipeline.generate(
+            PROMPT, strategy=strategy, max_new_tokens=TOKENS, seed=sample_seed(5, index)
+        )
+        for index in range(3)
+    ]
+    texts = texts_of(answer, stream, 3)
+    assert texts == [result.sequences[0].text for result in wanted] and len({*texts}) == 3
+    alone = client.completions.create(
+        model=MODEL, prompt=PROMPT, max_tokens=TOKENS, seed=5, extra_body={"strategy": strategy}
+    )
+    assert texts[0] == alone.choices[0].text  # n = 1 is the plain request
+
+
+BEAMS: list[tuple[dict[str, Any], dict[str, Any]]] = [  # (fields of the body, of DecodingConfig)
+    ({"num_return_sequences": 3}, {"num_return_sequences": 3}),
+    (
+        {"use_beam_search": True, "n": 3},
+        {"strategy": "beam-search", "num_beams": 4, "num_return_sequences": 3},
+    ),
+    (
+        {"use_beam_search": True, "n": 2, "best_of": 6},
+        {"strategy": "beam-search", "num_beams": 6, "num_return_sequences": 2},
+    ),
+    (
+        {"strategy": "beam-search", "n": 2, "num_beams": 3, "length_penalty": 0.5},
+        {
+            "strategy": "beam-search",
+            "num_beams": 3,
+            "num_return_sequences": 2,
+            "length_penalty": 0.5,
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("fields", "options"), BEAMS, ids=str)
+def test_beams_are_asked_for_by_name_and_n_counts_those_of_a_search(
+    client: openai.OpenAI,
+    pipeline: Pipeline,
+    fields: dict[str, Any],
+    options: dict[str, Any],
+    stream: bool,
+) -> None:
+    if stream and "best_of" in fields:
+        pytest.skip("the best are known at the end")
+    answer = client.completions.create(
+        model=MODEL, prompt=PROMPT, max_tokens=TOKENS, seed=5, stream=stream, extra_body=fields
+    )
+    wanted = pipeline.generate(PROMPT, max_new_tokens=TOKENS, seed=5, **options)
+    texts = [sequence.text for sequence in wanted.sequences]
+    assert texts_of(answer, stream, len(texts)) == texts
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("fields", [{"strategy": "greedy"}, {"strategy": "mjgd"}], ids=str)
+def test_what_draws_nothing_gives_n_copies(
+    client: openai.OpenAI, pipeline: Pipeline, fields: dict[str, Any], stream: bool
+) -> None:
+    answer = client.completions.create(
+        model=MODEL,
+        prompt=PROMPT,
+        max_tokens=TOKENS,
+        n=3,
+        stream=stream,
+        stream_options={"include_usage": True} if stream else openai.omit,
+        extra_body=fields,
+    )
+    parts = list(answer) if stream else [answer]
+    wanted = pipeline.generate(PROMPT, max_new_tokens=TOKENS, **fields).sequences[0].text
+    assert texts_of(parts, True, 3) == [wanted] * 3
+    assert parts[-1].usage.completion_tokens == 3 * TOKENS
+
+
+def test_best_of_are_samples_of_which_the_best_are_returned(
     client: openai.OpenAI, pipeline: Pipeline
 ) -> None:
     answer = client.completions.create(
@@ -76,7 +160,9 @@ def test_best_of_a_single_beam_strategy_counts_seeds_up(
         extra_body={"strategy": "speculative"},
     )
     tried = [
-        pipeline.generate(PROMPT, strategy="speculative", max_new_tokens=TOKENS, seed=6 + i)
+        pipeline.generate(
+            PROMPT, strategy="speculative", max_new_tokens=TOKENS, seed=sample_seed(6, i)
+        )
         for i in range(4)
     ]
     best = sorted((each.sequences[0] for each in tried), key=lambda each: -each.score)[:2]
@@ -132,10 +218,17 @@ def test_a_stop_text_ends_and_is_cut(client: openai.OpenAI, pipeline: Pipeline) 
         assert parts[-1].choices[0].finish_reason == "stop"
 
 
-def test_temperature_0_is_greedy(client: openai.OpenAI, pipeline: Pipeline) -> None:
-    answer = client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=TOKENS, temperature=0)
-    wanted = pipeline.generate(PROMPT, strategy="greedy", max_new_tokens=TOKENS)
-    assert answer.choices[0].text == wanted.sequences[0].text
+def test_temperature_0_is_the_search_of_the_same_width(
+    client: openai.OpenAI, pipeline: Pipeline
+) -> None:
+    for fields in ({}, {"top_p": 0.95, "extra_body": {"top_k": 20}}):
+        answer = client.completions.create(
+            model=MODEL, prompt=PROMPT, max_tokens=TOKENS, temperature=0, **fields
+        )
+        wanted = pipeline.generate(
+            PROMPT, strategy="beam-search", num_beams=4, max_new_tokens=TOKENS
+        )
+        assert answer.choices[0].text == wanted.sequences[0].text
 
 
 def test_without_a_seed_the_answer_names_one(client: openai.OpenAI) -> None:

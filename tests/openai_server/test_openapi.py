@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
@@ -13,7 +15,8 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from tests.openai_server.running_server import MODEL, RunningServer
+from tests.openai_server.conftest import Serve
+from tests.openai_server.running_server import MODEL
 
 CHECKS = [
     not_a_server_error,
@@ -33,8 +36,9 @@ OPERATIONS = {  # how many cases of each kind
 
 
 @pytest.fixture(scope="module")
-def schema(server: RunningServer) -> schemathesis.BaseSchema:
-    return schemathesis.openapi.from_url(f"{server.url}/openapi.json")
+def schema(serve: Serve) -> Iterator[schemathesis.BaseSchema]:
+    with serve(max_new_tokens=64) as server:  # without max_tokens answers would be long
+        yield schemathesis.openapi.from_url(f"{server.url}/openapi.json")
 
 
 def test_every_operation_is_tried(schema: schemathesis.BaseSchema) -> None:

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from dsbd_errors import DsbdError
 from dsbd_ort import DecodingConfig, GenerationResult, Pipeline, Service
 from dsbd_ort.decoding import STRATEGIES
-from tests.robustness.whole_requests import VALUES, config_without_draft, has_meaning
+from tests.robustness.whole_request_checks import config_without_draft
+from tests.robustness.whole_requests import VALUES, constraint_of, has_meaning
 
 PROMPTS = [
     "import os",
@@ -20,6 +21,7 @@ PROMPTS = [
     "x = 'é😀'",
     "\n",
 ]
+VOCAB_SIZE = 4096
 STOPS = ["\n", "(", "self", "é", "return None", "\n\n"]
 
 
@@ -45,6 +47,7 @@ def demo_requests(draw: st.DrawFn) -> DemoRequest:
         "seed": draw(st.integers(0, 2**31)),
         **{name: draw(VALUES[name]) for name in chosen},
     }
+    options["constraint"] = constraint_of(options.get("constraint", "none"), VOCAB_SIZE, ())
     if draw(st.booleans()):
         options["stop_strings"] = draw(st.lists(st.sampled_from(STOPS), min_size=1, max_size=2))
     return DemoRequest(draw(st.sampled_from(PROMPTS)), options, draw(st.booleans()))
@@ -78,7 +81,8 @@ def check_sequences(result: GenerationResult, config: DecodingConfig) -> None:
     for sequence in result.sequences:
         assert 1 <= len(sequence.token_ids) <= config.max_new_tokens
         assert all(math.isfinite(p) and p <= 0.0 for p in sequence.token_logprobs)
-        assert not any(stop in sequence.text for stop in config.stop_texts)
+        if not config.min_new_tokens:
+            assert not any(stop in sequence.text for stop in config.stop_texts)
         if sequence.finish_reason == "length":
             assert len(sequence.token_ids) == config.max_new_tokens
     scores = [sequence.score for sequence in result.sequences]

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from dsbd_ort import Pipeline
 from dsbd_ort.decoding import STRATEGIES
 from tests.robustness.demo_requests import DemoRequest, check_demo_request, demo_requests
-from tests.robustness.whole_requests import WholeRequest, check_whole_request, whole_requests
+from tests.robustness.whole_request_checks import check_whole_request
+from tests.robustness.whole_requests import WholeRequest, whole_requests
 
 THOROUGH = settings(deadline=None, suppress_health_check=list(HealthCheck), database=None)
 

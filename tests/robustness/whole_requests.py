@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,35 +9,22 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dsbd_errors import DsbdError
 from dsbd_ort.decoding import (
     STRATEGIES,
-    DecodedSequence,
-    DecodeResult,
     DecodingConfig,
-    DecodingStats,
     RequestTrace,
     TableModel,
-    WithResult,
-    decode_iterations,
 )
-from dsbd_ort.decoding.batched_decoder import BatchedDecoder
 from dsbd_ort.decoding.cost_curve import CostCurve, EngineCosts
-from dsbd_ort.decoding.kv_cache import PrefixCache
-from dsbd_ort.decoding.request import DecodingRequest, IterationOutput, most_rows
+from dsbd_ort.decoding.request import DecodingRequest
 from dsbd_ort.decoding.throughput import AcceptanceEstimator
+from tests.decoding.path_constraint import PathConstraint, some_tokens
 from tests.decoding.tables import LogitsOf, ends_with, random_table
 from tests.decoding.top_table import TopTable
 
-WITHOUT_DRAFT = {  # the strategy that returns the same with a draft policy that changes nothing
-    "dsbd": "beam-sample",
-    "speculative": "sample",
-    "tree-speculative": "sample",
-    "speculative-beam-search": "beam-search",
-}
 TABLE_KINDS = ("smooth", "peaked", "rounded", "equal", "forbidding")
 DRAFT_KINDS = ("itself", "mixed", "hostile", "forbidding")
-CHECKS = ("candidates", "shared", "repeated", "traced", "alone")
+CHECKS = ("candidates", "shared", "preempted", "repeated", "traced", "alone")
 
 
 @dataclass(frozen=True)
@@ -132,6 +116,15 @@ def draft_of(request: WholeRequest, target: LogitsOf) -> LogitsOf:
     return kinds[request.draft]
 
 
+def fewer_of_the_last(path: NDArray[np.int64], scores: NDArray[np.float64]) -> NDArray[np.float64]:
+    """A processor of a user's own, which raises a score as well."""
+    scores[path[-1]] -= 0.7
+    scores[(path[-1] + len(path)) % len(scores)] += 0.3
+    return scores
+
+
+SOME_TOKENS = st.lists(st.integers(0, 4), min_size=1, max_size=3)
+CONSTRAINTS = ("none", "lists", "bits", "ending")
 VALUES: dict[str, st.SearchStrategy[Any]] = {
     "num_beams": st.sampled_from([1, 2, 3, 4, 7] * 8 + [40, 300, 1024]),
     "coupling": st.sampled_from(["gumbel", "rejection"]),
@@ -146,12 +139,28 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "temperature": st.sampled_from([0.0, 1e-6, 0.5, 1.0, 3.0, 1e3]),
     "top_k": st.sampled_from([0, 1, 2, 5, 400]),
     "top_p": st.sampled_from([1e-9, 0.3, 0.5, 0.9, 0.999, 1.0]),
+    "min_p": st.sampled_from([0.0, 0.05, 0.5, 1.0]),
+    "typical_p": st.sampled_from([0.2, 0.9, 1.0]),
+    "repetition_penalty": st.sampled_from([0.5, 1.0, 1.1, 2.0]),
+    "presence_penalty": st.sampled_from([-1.0, 0.0, 0.6]),
+    "frequency_penalty": st.sampled_from([-0.5, 0.0, 0.3]),
+    "no_repeat_ngram_size": st.integers(0, 4),
+    "bad_words_ids": st.lists(SOME_TOKENS, max_size=3),
+    "logit_bias": st.dictionaries(st.integers(0, 2), st.sampled_from([-9.0, -0.5, 1.5])),
+    "suppress_tokens": st.lists(st.integers(0, 2), max_size=2),
+    "min_new_tokens": st.integers(0, 6),
+    "forced_bos_token_id": st.integers(0, 2),
+    "forced_eos_token_id": st.integers(0, 2),
+    "logits_processors": st.sampled_from([(), (fewer_of_the_last,)]),
+    "constraint": st.sampled_from(CONSTRAINTS),
     "num_return_sequences": st.integers(1, 4),
     "length_penalty": st.sampled_from([-2.0, 0.0, 1.0, 3.0]),
     "early_stopping": st.sampled_from([False, True, "never"]),
     "joint_threshold": st.sampled_from([1e-9, 0.1, 0.9, 5.0]),
     "joint_tokens": st.integers(1, 5),
     "joint_beams": st.integers(1, 6),
+    "top_logprobs": st.sampled_from([0, 1, 2, 20]),
+    "prompt_logprobs": st.booleans(),
 }
 OF_RULE = {  # fields that only strategies of some rules take
     "coupling": ("sample",),
@@ -159,6 +168,8 @@ OF_RULE = {  # fields that only strategies of some rules take
     "temperature": ("sample", "joint"),
     "top_k": ("sample", "joint", "joint-greedy"),
     "top_p": ("sample", "joint", "joint-greedy"),
+    "min_p": ("sample", "joint", "joint-greedy"),
+    "typical_p": ("sample", "joint", "joint-greedy"),
     "early_stopping": ("search",),  # with beams
     "joint_threshold": ("joint",),
     "joint_tokens": ("joint-greedy",),
@@ -199,6 +210,19 @@ def whole_requests(draw: st.DrawFn, strategy: str, largest_vocab: int = 300) -> 
         "eos_token_id": draw(st.sets(tokens, max_size=2).map(sorted)) or None,
         **{name: draw(VALUES[name]) for name in chosen},
     }
+    table = draw(st.sampled_from(TABLE_KINDS))
+    for name in ("forced_bos_token_id", "forced_eos_token_id"):
+        if table == "forbidding":  # a forced token may be an impossible one
+            options.pop(name, None)
+        elif name in options:
+            options[name] %= vocab_size
+    for name in ("bad_words_ids", "suppress_tokens"):
+        options[name] = within(options.get(name, []), vocab_size)
+    options["logit_bias"] = {
+        token % vocab_size: bias for token, bias in options.get("logit_bias", {}).items()
+    }
+    eos = tuple(options["eos_token_id"] or ())
+    options["constraint"] = constraint_of(options.get("constraint", "none"), vocab_size, eos)
     if options.get("num_beams", 1) > 32:  # a table takes its time
         options["max_new_tokens"] = min(options["max_new_tokens"], 3)
     run = st.lists(tokens, min_size=1, max_size=2).map(tuple)
@@ -208,7 +232,7 @@ def whole_requests(draw: st.DrawFn, strategy: str, largest_vocab: int = 300) -> 
     return WholeRequest(
         options=options,
         vocab_size=vocab_size,
-        table=draw(st.sampled_from(TABLE_KINDS)),
+        table=table,
         draft=draw(st.sampled_from(DRAFT_KINDS)),
         table_seed=draw(st.integers(0, 999)),
         prompt=tuple(draw(st.lists(tokens, min_size=1, max_size=5))),
@@ -218,220 +242,22 @@ def whole_requests(draw: st.DrawFn, strategy: str, largest_vocab: int = 300) -> 
     )
 
 
-def check_whole_request(request: WholeRequest) -> bool:
-    """Decode a request on tables and hold it against what must be true; False: it is refused."""
-    try:
-        config = request.config
-    except DsbdError as error:
-        assert 10 < len(str(error)) < 600, error
-        return False
-    result, steps = decoded(request, config)
-    check_result(result, config, request)
-    check_stream(steps, result)
-    if (plain := config_without_draft(config)) is not None:
-        assert contents(decoded(request, plain)[0]) == contents(result), "a draft was visible"
-    again = AGAIN[request.check](request, config)
-    if again is not None:
-        assert [s.token_ids for s in again.sequences] == [s.token_ids for s in result.sequences]
-        for ours, theirs in zip(again.sequences, result.sequences, strict=True):
-            np.testing.assert_allclose(ours.token_logprobs, theirs.token_logprobs, atol=1e-3)
-    return True
+def within(tokens: Any, vocab_size: int) -> Any:
+    """Return token ids, in lists or not, brought into a vocabulary."""
+    if isinstance(tokens, list):
+        return [within(entry, vocab_size) for entry in tokens]
+    return tokens % vocab_size
 
 
-def decoded(
-    request: WholeRequest,
-    config: DecodingConfig,
-    models: tuple[Any, Any] | None = None,
-    prefixes: tuple[PrefixCache, PrefixCache] | None = None,
-    trace: RequestTrace | None = None,
-) -> tuple[DecodeResult, list[IterationOutput]]:
-    target, draft = models or request.models()
-    asked = request.request(config, trace)
-    loop = decode_iterations(
-        target,
-        draft,
-        asked.prompt_ids,
-        config,
-        asked.rng,
-        stop=asked.stop,
-        costs=asked.costs,
-        estimator=asked.estimator,
-        prefixes=prefixes,
-        trace=trace,
-    )
-    outputs = WithResult(loop)
-    steps = list(outputs)
-    return outputs.result, steps
-
-
-def check_result(result: DecodeResult, config: DecodingConfig, request: WholeRequest) -> None:
-    sequences = result.sequences
-    num_wanted = config.num_return_sequences
-    assert 1 <= len(sequences) <= num_wanted
-    assert [s.score for s in sequences] == sorted((s.score for s in sequences), reverse=True)
-    if not config.replacement:
-        assert len({tuple(s.token_ids) for s in sequences}) == len(sequences), "a beam came twice"
-    for sequence in sequences:
-        check_sequence(sequence, config, request)
-    check_stats(result.stats, config, request)
-
-
-def check_sequence(
-    sequence: DecodedSequence, config: DecodingConfig, request: WholeRequest
-) -> None:
-    ids = sequence.token_ids
-    assert 1 <= len(ids) <= config.max_new_tokens
-    assert len(sequence.token_logprobs) == len(ids)
-    assert all(math.isfinite(p) and p <= 0.0 for p in sequence.token_logprobs), (
-        "an impossible token"
-    )
-    assert math.isclose(sequence.logprob, sum(sequence.token_logprobs), abs_tol=1e-9)
-    assert math.isclose(
-        sequence.score, sequence.logprob / len(ids) ** config.length_penalty, abs_tol=1e-9
-    )
-    ends = [i for i, token in enumerate(ids) if token in config.eos_ids]
-    stops = [
-        end
-        for end in range(1, len(ids) + 1)
-        if any(tuple(ids[:end][-len(run) :]) == run for run in request.stop)
-    ]
-    first_end = min([*(i + 1 for i in ends), *stops], default=None)
-    assert first_end in (None, len(ids)), "tokens after the end"
-    reason = "eos" if ends else "stop" if stops else "length"
-    assert sequence.finish_reason == reason
-    if reason == "length":
-        assert len(ids) == config.max_new_tokens
-
-
-def check_stats(stats: DecodingStats, config: DecodingConfig, request: WholeRequest) -> None:
-    values = dataclasses.asdict(stats)
-    for name, value in values.items():
-        if isinstance(value, int | float):
-            assert math.isfinite(value) and value >= 0, name
-    assert sum(stats.acceptance_histogram) == stats.num_iterations
-    if not config.row.has_draft:
-        assert stats.draft_calls == stats.draft_rows == 0
-    assert stats.num_prompt_tokens == len(request.prompt)
-    assert 0.0 < stats.mean_beam_width <= max(config.width, config.joint_beams or 1)
-
-
-def check_stream(steps: list[IterationOutput], result: DecodeResult) -> None:
-    best, shown = result.sequences[0].token_ids, 0
-    for step in steps:
-        agreed = step.agreed_tokens
-        assert agreed == best[: len(agreed)], "a streamed token was taken back"
-        assert len(agreed) >= shown
-        shown = len(agreed)
-
-
-def config_without_draft(config: DecodingConfig) -> DecodingConfig | None:
-    """Return what must give the same without a draft, None where the draft may be seen."""
-    plain = WITHOUT_DRAFT.get(config.strategy)
-    is_seen = (
-        config.coupling == "rejection"
-        or config.width_policy == "threshold"
-        or config.memory == "single"
-        or (config.replacement and config.width == 1)  # one draw has nothing to replace
-    )
-    if plain is None or is_seen:
+def constraint_of(kind: str, vocab_size: int, eos: tuple[int, ...]) -> PathConstraint | None:
+    """Return a constraint that allows about half of the tokens, and the end of a sequence."""
+    if kind == "none":
         return None
-    return DecodingConfig(
-        strategy=plain,
-        num_beams=config.num_beams,
-        replacement=config.replacement,
-        temperature=config.temperature,
-        top_k=config.top_k,
-        top_p=config.top_p,
-        max_new_tokens=config.max_new_tokens,
-        seed=config.seed,
-        num_return_sequences=config.num_return_sequences,
-        length_penalty=config.length_penalty,
-        early_stopping=config.early_stopping,
-        stop_strings=config.stop_strings,
-        eos_token_id=config.eos_token_id,
-    )
+    allowed = some_tokens(vocab_size, always=eos)
+    if kind == "ending":
+        return PathConstraint(vocab_size, allowed, eos, ends_after=ends_by_itself)
+    return PathConstraint(vocab_size, allowed, eos, as_bits=kind == "bits")
 
 
-def contents(result: DecodeResult) -> list[tuple[list[int], float, str]]:
-    return [(s.token_ids, round(s.logprob, 5), s.finish_reason) for s in result.sequences]
-
-
-def with_candidates(request: WholeRequest, config: DecodingConfig) -> DecodeResult | None:
-    """Decode on models with a top-k head, of no more candidates than it takes."""
-    if config.row.rule == "search":
-        per_beam = max(2, 1 + len(config.eos_ids))
-        top_k = max(config.width * per_beam, config.most_draft_beams + len(config.eos_ids))
-    else:
-        top_k = config.top_k
-    # Equal candidates or equal scores of sequences are tipped by a float32 logsumexp.
-    has_equal_scores = config.width > 1 and request.table in ("equal", "rounded")
-    has_ties = has_equal_scores or (config.row.rule == "search" and request.table != "smooth")
-    if not 1 <= top_k <= request.vocab_size or request.table == "forbidding" or has_ties:
-        return None
-    if config.row.rule == "search":  # reads what fewer candidates leave out
-        fewer = 1 + request.table_seed % top_k
-        return decoded(request, config, request.models(fewer, 1 + request.table_seed % 40))[0]
-    return decoded(request, config, request.models(top_k))[0]
-
-
-def with_others(request: WholeRequest, config: DecodingConfig) -> DecodeResult:
-    """Decode beside a twin that came first and one that leaves half-way; check the rows held."""
-    forest = BatchedDecoder(*request.models())
-    asked = request.request(config)
-    early, late = forest.join(request.request(config)), None
-    leaver = forest.join(request.request(config))
-    outcome = None
-    held = [0, 0]
-    for iteration in range(10_000):
-        if iteration == 1:
-            late = forest.join(asked)
-        if iteration == 2:
-            forest.leave(leaver)
-        for progress in forest.iterate():
-            assert not isinstance(progress.event, Exception), progress.event
-            if progress.tree is late and isinstance(progress.event, DecodeResult):
-                outcome = progress.event
-        for tree in (early, late):
-            if tree is not None:
-                held = [
-                    max(h, view.num_rows) for h, view in zip(held, tree.views.values(), strict=True)
-                ]
-        if iteration > 1 and forest.num_trees == 0:
-            break
-    assert max(held) <= most_rows(len(request.prompt), config), "more rows than were reserved"
-    assert outcome is not None
-    return outcome
-
-
-def again_on_the_same_caches(request: WholeRequest, config: DecodingConfig) -> DecodeResult:
-    """Give a request up half-way, then decode it on what the caches still hold."""
-    models = request.models()
-    prefixes = PrefixCache(), PrefixCache()
-    asked = request.request(config)
-    begun: Iterator[IterationOutput] = decode_iterations(
-        *models,
-        asked.prompt_ids,
-        config,
-        asked.rng,
-        stop=asked.stop,
-        costs=asked.costs,
-        estimator=asked.estimator,
-        prefixes=prefixes,
-    )
-    next(begun, None)
-    begun.close()  # type: ignore[attr-defined]
-    return decoded(request, config, models, prefixes)[0]
-
-
-def traced(request: WholeRequest, config: DecodingConfig) -> DecodeResult:
-    trace = RequestTrace()
-    return decoded(request, config, trace=trace)[0]
-
-
-AGAIN = {
-    "candidates": with_candidates,
-    "shared": with_others,
-    "repeated": again_on_the_same_caches,
-    "traced": traced,
-    "alone": lambda request, config: decoded(request, config)[0],
-}
+def ends_by_itself(path: tuple[int, ...]) -> bool:
+    return len(path) > 2 and (sum(path) + len(path)) % 5 == 0

@@ -24,7 +24,8 @@ def requests(pipeline) -> dict[str, tuple[RequestTrace, GenerationResult, dict]]
     done = {}
     for strategy in STRATEGIES:
         trace = RequestTrace()
-        options = {"strategy": strategy, "max_new_tokens": 24, "eos_token_id": 3}
+        options = {"strategy": strategy, "max_new_tokens": 24, "eos_token_id": 3, "seed": 0}
+        options["draft_policy"] = "fixed"  # the same forest every time
         result = pipeline.generate(PROMPT, trace=trace, **options)
         done[strategy] = trace, result, trace_object(trace, pipeline.tokenizer)
     return done

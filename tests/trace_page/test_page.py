@@ -30,6 +30,12 @@ def window():
         yield opened
 
 
+def test_the_best_beam_is_in_the_first_screen(window, pages):
+    window.open((pages / "dsbd.html").as_uri())
+    bottom = window.value("document.getElementById('best').getBoundingClientRect().bottom")
+    assert 0 < bottom <= window.value("window.innerHeight") / 2
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_every_iteration_shows_its_forest_and_its_texts(window, pages, requests, strategy):
     _, result, fields = requests[strategy]

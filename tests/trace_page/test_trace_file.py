@@ -158,7 +158,8 @@ def test_json_is_strict_and_names_prompt_and_resolved_options(requests, pipeline
 
 def test_an_impossible_token_has_probability_0_and_no_weight(pipeline):
     trace = RequestTrace()
-    options = {"top_k": 1, "strategy": "speculative", "max_new_tokens": 8}
+    options = {"top_k": 1, "strategy": "speculative", "max_new_tokens": 8, "seed": 0}
+    options["draft_length"] = 4
     pipeline.generate("x", trace=trace, **options)
     nodes = [
         node for i in trace_object(trace, pipeline.tokenizer)["iterations"] for node in i["nodes"]

@@ -23,7 +23,7 @@ static void *answer(void *unused)
     *(void **)&generate = dlsym(library, "dsbd_generate");
     *(void **)&last_error = dlsym(library, "dsbd_last_error");
     request.prompt = "ab";
-    request.options = "{\"max_new_tokens\": 4}";
+    request.options = "{\"max_new_tokens\": 4, \"seed\": 0}";
     if (open(bundle, NULL, &pipeline) || generate(pipeline, &request, &result))
         puts(last_error());
     else

@@ -1,0 +1,303 @@
+"""Distributions of a request with processors or a constraint (docs/algorithm.md 3.8).
+
+In every position: raw scores, processors, constraint, then the warping. What may be drawn is kept
+alone, so that a node under a tight constraint costs a few entries and not a vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsbd_ort.decoding.config import DecodingConfig
+from dsbd_ort.decoding.constraint import Constraint, TokenLists, TokenMasks
+from dsbd_ort.decoding.distribution import ListedDistributions, joined_ranges
+from dsbd_ort.decoding.errors import ConstraintError
+from dsbd_ort.decoding.option_values import shown
+from dsbd_ort.decoding.path_states import ConstraintStates, Nodes, PathStates, PathTokens, Tokens
+from dsbd_ort.decoding.processors import Candidates, LogitsProcessor, Scores, processors_of
+from dsbd_ort.decoding.step_model import Logits, TopLogits
+from dsbd_ort.decoding.warp import Warp, checked_top, log_normalizers_of
+
+Rows = NDArray[np.int64]
+
+
+class Controls:
+    """The processors and the constraint of a request, as both engines apply them.
+
+    Attributes:
+        processors: in their order.
+        constraint: its states, None without one.
+        paths: the tokens of every path.
+    """
+
+    def __init__(
+        self,
+        config: DecodingConfig,
+        processors: Sequence[LogitsProcessor],
+        constraint: ConstraintStates | None,
+        paths: PathTokens,
+    ) -> None:
+        self._warp = Warp.of(config)
+        self._processes_log_probs = self._warp.is_raw and config.width > 1
+        self.processors = processors
+        self.constraint = constraint
+        self.paths = paths
+
+    @property
+    def path_states(self) -> list[PathStates]:
+        """What the forest keeps in step with its nodes."""
+        return [self.paths, *([self.constraint] if self.constraint else [])]
+
+    def distributions(
+        self, logits: Logits, nodes: Nodes, *, is_draft: bool
+    ) -> tuple[ListedDistributions, Rows]:
+        """Return the distributions after nodes, and the rows whose logits do not suffice.
+
+        Args:
+            logits: of these nodes, one row each.
+            nodes: (num_rows,) int64.
+            is_draft: whether what a top-k head left out may stay out.
+
+        Returns:
+            The distributions, and (n,) int64: rows of which a top-k head has left out what counts
+            and can no longer be read. Theirs are empty.
+        """
+        allowed = _Allowed.after(nodes, self.constraint)
+        if not isinstance(logits, tuple):
+            return self._of_all(logits, nodes, allowed), np.arange(0)
+        found, is_complete = self._of_top(logits, nodes, allowed, is_draft)
+        incomplete = np.logical_not(is_complete).nonzero()[0]
+        full = logits[3]
+        if not len(incomplete) or full is None:
+            return found, incomplete
+        readable = incomplete[incomplete >= full.first_row]
+        if len(readable):
+            read = self._of_all(full.read(readable), nodes[readable], allowed.part(readable))
+            found = found.replaced(readable, read)
+        return found, incomplete[incomplete < full.first_row]
+
+    def check_continues(self, nodes: Nodes, num_candidates: int) -> None:
+        """Raise ConstraintError where nothing may follow.
+
+        Args:
+            nodes: (n,) int64. Of the beams that have not ended.
+            num_candidates: of all beams, ended ones included.
+        """
+        if self.constraint is not None:
+            num_allowed = _Allowed.after(nodes, self.constraint).num_tokens
+            if not num_allowed.all():
+                node = int(nodes[int((num_allowed == 0).argmax())])
+                raise ConstraintError(
+                    f"{self.constraint.constraint.name} neither accepts nor continues the new "
+                    f"tokens {self._new_tokens(node)}; expected a token that may follow, or an "
+                    "end-of-sequence id where it accepts: change one of them"
+                )
+        if not num_candidates:
+            raise ConstraintError(
+                "processors and constraint leave no token to any beam, such as the one of the new "
+                f"tokens {self._new_tokens(int(nodes[0]))}; expected at least one: relax them"
+            )
+
+    def _new_tokens(self, node: int) -> str:
+        return shown(self.paths.path(node)[self.paths.num_prompt :].tolist())
+
+    def _of_all(
+        self, logits: NDArray[np.float32], nodes: Nodes, allowed: _Allowed
+    ) -> ListedDistributions:
+        """Return distributions of rows of all logits."""
+        normalizers = log_normalizers_of(logits)
+        vocab_size = logits.shape[1]
+        tokens = allowed.listed()
+        if tokens is None:
+            scores = logits.astype(np.float64)
+        else:
+            scores = np.take_along_axis(logits, np.maximum(tokens, 0), axis=1).astype(np.float64)
+            scores[tokens < 0] = -np.inf
+        candidates = Candidates(self.paths, nodes, tokens, vocab_size)
+        processed, raw = self._processed(scores, normalizers, candidates)
+        if tokens is None:
+            processed[~allowed.mask(vocab_size)] = -np.inf
+        return self._listed(candidates, processed, raw)
+
+    def _of_top(
+        self, logits: TopLogits, nodes: Nodes, allowed: _Allowed, is_draft: bool
+    ) -> tuple[ListedDistributions, NDArray[np.bool_]]:
+        """Return distributions of rows of a top-k head, and which rows they are right for."""
+        vocab_size = len(self.paths.shared_counts)
+        tokens, scores, normalizers = checked_top(logits)
+        listed = allowed.listed()
+        if is_draft and listed is not None:  # what was left out counts as the last that was not
+            scores = _looked_up(tokens, scores, listed)
+            tokens = listed
+        candidates = Candidates(self.paths, nodes, tokens, vocab_size)
+        may_raise = np.zeros(len(nodes), dtype=np.bool_)
+        for processor in self.processors:
+            may_raise |= processor.may_raise(candidates)
+        processed, raw = self._processed(scores, normalizers, candidates)
+        before = raw if self._warp.is_raw else scores
+        least = before[:, -1:]
+        surely_best = (processed > least) | ((processed == least) & (before == least))
+        is_allowed = allowed.are_allowed(tokens)
+        processed[~is_allowed] = -np.inf
+        num_sure = np.count_nonzero(surely_best & is_allowed, axis=1)
+        is_complete = ~may_raise & (num_sure >= (self._warp.top_k or vocab_size))
+        is_complete |= np.count_nonzero(is_allowed, axis=1) == allowed.num_of(vocab_size)
+        if is_draft:
+            is_complete[:] = True
+        processed[~is_complete] = -np.inf
+        return self._listed(candidates, processed, raw), is_complete
+
+    def _processed(
+        self, scores: Scores, normalizers: NDArray[np.floating], candidates: Candidates
+    ) -> tuple[Scores, Scores]:
+        """Return the processed scores, and the raw log-probabilities.
+
+        Beam search processes log-probabilities, all else logits: greedy search too.
+        """
+        raw = scores - normalizers
+        processed = raw.copy() if self._processes_log_probs else scores.copy()
+        for processor in self.processors:
+            processed = processor.process(processed, candidates)
+        if self._warp.is_raw and not self._processes_log_probs:
+            processed -= normalizers
+        return processed, raw
+
+    def _listed(
+        self, candidates: Candidates, processed: Scores, raw: Scores
+    ) -> ListedDistributions:
+        """Return the warped distributions over the candidates that can be drawn."""
+        tokens = candidates.tokens
+        if tokens is None:
+            tokens = np.broadcast_to(np.arange(processed.shape[1]), processed.shape)
+        if 0 < self._warp.top_k < processed.shape[1]:
+            order = (-processed).argsort(axis=1, kind="stable")[:, : self._warp.top_k]
+            tokens = np.take_along_axis(tokens, order, axis=1)
+            processed = np.take_along_axis(processed, order, axis=1)
+            raw = np.take_along_axis(raw, order, axis=1)
+        log_probs = processed
+        if not self._warp.is_raw:
+            log_probs = np.full_like(processed, -np.inf)
+            alive = np.flatnonzero(np.isfinite(processed).any(axis=1))
+            if len(alive):
+                scores = processed[alive]
+                log_probs[alive] = self._warp.warped(scores - scores.max(axis=1, keepdims=True))
+        return ListedDistributions.of(tokens, log_probs, raw)
+
+
+def controls_of(
+    config: DecodingConfig,
+    constraint: Constraint | None,
+    prompt_ids: Sequence[int],
+    vocab_size: int,
+) -> Controls | None:
+    """Return the controls of a request that begins, None where nothing controls it."""
+    if not config.has_controls:
+        return None
+    states = None
+    if constraint is not None:
+        states = ConstraintStates(constraint, prompt_ids, np.array(sorted(config.eos_ids), int))
+    paths = PathTokens(prompt_ids, vocab_size)
+    processors = processors_of(config, len(prompt_ids), vocab_size)
+    return Controls(config, processors, states, paths)
+
+
+class _Allowed:
+    """The tokens that a constraint allows after some nodes, end-of-sequence ids included."""
+
+    def __init__(
+        self, allowed: TokenLists | TokenMasks | None, accepts: NDArray[np.bool_], eos: Tokens
+    ) -> None:
+        self._allowed = allowed
+        self._accepts = accepts
+        self._eos = eos
+
+    @classmethod
+    def after(cls, nodes: Nodes, states: ConstraintStates | None) -> _Allowed:
+        """Return those of a constraint's states at ``nodes``, all tokens without a constraint."""
+        if states is None:
+            return cls(None, np.zeros(len(nodes), dtype=np.bool_), np.arange(0))
+        at_nodes, constraint = states.states[nodes], states.constraint
+        return cls(constraint.allowed(at_nodes), constraint.accepts(at_nodes), states.eos)
+
+    def part(self, rows: Rows) -> _Allowed:
+        """Return those of some rows."""
+        allowed = self._allowed
+        if isinstance(allowed, TokenMasks):
+            allowed = TokenMasks(allowed.bits[rows])
+        elif isinstance(allowed, TokenLists):
+            begins = allowed.counts.cumsum() - allowed.counts
+            counts = allowed.counts[rows]
+            allowed = TokenLists(allowed.tokens[joined_ranges(begins[rows], counts)], counts)
+        return _Allowed(allowed, self._accepts[rows], self._eos)
+
+    def listed(self) -> Tokens | None:
+        """Return the tokens as a table, (num_rows, most) int64 with -1 behind the last of a row.
+
+        None where the constraint does not list them.
+        """
+        if not isinstance(self._allowed, TokenLists):
+            return None
+        counts = self._allowed.counts
+        num_columns = int(counts.max(initial=0))
+        table = np.full((len(counts), num_columns + len(self._eos)), -1, dtype=np.int64)
+        table[:, :num_columns][np.arange(num_columns) < counts[:, None]] = self._allowed.tokens
+        table[self._accepts, num_columns:] = self._eos
+        return table
+
+    def mask(self, vocab_size: int) -> NDArray[np.bool_]:
+        """Return which tokens are allowed, (num_rows, vocab_size) bool."""
+        if not isinstance(self._allowed, TokenMasks):
+            return np.ones((len(self._accepts), vocab_size), dtype=np.bool_)
+        bits = np.unpackbits(
+            self._allowed.bits.view(np.uint8), axis=1, count=vocab_size, bitorder="little"
+        ).view(np.bool_)
+        bits[:, self._eos] |= self._accepts[:, None]
+        return bits
+
+    def are_allowed(self, tokens: Tokens) -> NDArray[np.bool_]:
+        """Return which of these are allowed, (num_rows, n) both; -1 is no token."""
+        is_token = tokens >= 0
+        if self._allowed is None:
+            return is_token
+        if isinstance(self._allowed, TokenMasks):
+            words = np.take_along_axis(self._allowed.bits, np.maximum(tokens, 0) >> 5, axis=1)
+            found = (words >> (tokens & 31).astype(np.int32) & 1).astype(np.bool_)
+        else:
+            counts = self._allowed.counts
+            stride = max(int(tokens.max(initial=0)), int(self._allowed.tokens.max(initial=0))) + 1
+            row_of = np.repeat(np.arange(len(counts)), counts)
+            first = np.arange(len(counts))[:, None] * stride
+            found = np.isin(first + tokens, row_of * stride + self._allowed.tokens)
+        return (found | (np.isin(tokens, self._eos) & self._accepts[:, None])) & is_token
+
+    @property
+    def num_tokens(self) -> NDArray[np.int64]:
+        """Tokens allowed in each row, where there is a constraint."""
+        if isinstance(self._allowed, TokenMasks):
+            counts = np.bitwise_count(self._allowed.bits.view(np.uint32)).sum(axis=1)
+        else:
+            assert self._allowed is not None
+            counts = self._allowed.counts
+        return np.asarray(counts + self._accepts * len(self._eos))
+
+    def num_of(self, vocab_size: int) -> NDArray[np.int64]:
+        """Tokens allowed in each row, ``vocab_size`` without a constraint."""
+        if self._allowed is None:
+            return np.full(len(self._accepts), vocab_size)
+        return self.num_tokens
+
+
+def _looked_up(tokens: Tokens, scores: Scores, listed: Tokens) -> Scores:
+    """Return the scores of the listed tokens, (num_rows, n); of one not there that of the last."""
+    stride = max(int(tokens.max(initial=0)), int(listed.max(initial=0))) + 1
+    first = np.arange(len(tokens))[:, None] * stride
+    keys = (first + tokens).ravel()
+    order = keys.argsort()
+    wanted = first + listed
+    place = order.take(keys.searchsorted(wanted, sorter=order), mode="clip")
+    found = np.where(keys[place] == wanted, scores.ravel()[place], scores[:, -1:])
+    found[listed < 0] = -np.inf
+    return found

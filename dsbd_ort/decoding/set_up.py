@@ -1,0 +1,150 @@
+"""The parts of a request that begins: forest, rule, draft policy, caches, observers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dsbd_ort.decoding.beams import Agreement, Hypotheses
+from dsbd_ort.decoding.cache_view import CacheView
+from dsbd_ort.decoding.controls import Controls, controls_of
+from dsbd_ort.decoding.draft import DraftPolicy, FixedDraftPolicy
+from dsbd_ort.decoding.forest import Forest
+from dsbd_ort.decoding.forest_cache import ForestCache
+from dsbd_ort.decoding.joint_rule import JointGreedyRule, JointSpeculativeRule
+from dsbd_ort.decoding.path_states import PathStates, StopStates
+from dsbd_ort.decoding.rejection_coupling import GeneratorSource, RejectionCoupling
+from dsbd_ort.decoding.request import DecodingRequest, check_request
+from dsbd_ort.decoding.rule import Growth, SelectionRule
+from dsbd_ort.decoding.sample_rule import GumbelCoupling, SampleRule
+from dsbd_ort.decoding.search_rule import SearchRule
+from dsbd_ort.decoding.stats import StatsRecorder
+from dsbd_ort.decoding.step_model import Head
+from dsbd_ort.decoding.throughput import AcceptanceEstimator, ThroughputDraftPolicy
+from dsbd_ort.decoding.top_tokens import PromptScorer, TopTokens, check_top_logprobs
+from dsbd_ort.decoding.trace import Tracer
+from dsbd_ort.decoding.warp import Warp, check_top_k
+
+
+def check_decodable(request: DecodingRequest, target: Head, draft: Head | None) -> None:
+    """Raise for a request that these models cannot decode; no engine is called.
+
+    Raises:
+        DecodingError: an empty prompt, ids outside the vocabulary, a missing draft, or a top-k
+            beyond the logits that an engine returns.
+    """
+    config = request.config
+    check_request(request, target, draft)
+    check_top_logprobs(target, config)
+    check_top_k("target", target, config)
+    if draft and config.row.has_draft:
+        check_top_k("draft", draft, config)
+
+
+@dataclass(frozen=True)
+class RunningRequest:
+    """The parts of one running request; ``draft`` is None for strategies without one."""
+
+    request: DecodingRequest
+    forest: Forest
+    hypotheses: Hypotheses
+    agreement: Agreement
+    rule: SelectionRule
+    policy: DraftPolicy
+    target: ForestCache
+    draft: ForestCache | None
+    stats: StatsRecorder
+    tracer: Tracer | None
+    tops: TopTokens | None
+    scorer: PromptScorer | None
+
+    @property
+    def observers(self) -> list[DraftPolicy | StatsRecorder | Tracer]:
+        """Of every iteration, before it is pruned."""
+        return [self.policy, self.stats, *([self.tracer] if self.tracer else [])]
+
+    @property
+    def caches(self) -> list[ForestCache]:
+        """Of the engines in use."""
+        return [self.target, self.draft] if self.draft else [self.target]
+
+
+def set_up(request: DecodingRequest, target: CacheView, draft: CacheView | None) -> RunningRequest:
+    """Return the parts of a request that begins; raises what ``check_decodable`` raises."""
+    check_decodable(request, target.kv, draft.kv if draft else None)
+    config, vocab_size = request.config, target.kv.vocab_size
+    controls = controls_of(config, request.running_constraint, request.prompt_ids, vocab_size)
+    growth = _growth(request, controls)
+    forest, rule, warp = growth.forest, _rule(request, growth), Warp.of(config)
+    num_top = min(config.top_logprobs, vocab_size)
+    tops = TopTokens(num_top, growth.hypotheses) if num_top else None
+    target_cache = ForestCache("target", target, forest, warp, controls, tops)
+    draft_cache, draft_meter = None, None
+    if draft is not None and config.row.has_draft:
+        draft_cache = ForestCache("draft", draft, forest, warp, controls)
+        draft_meter = draft.meter
+    stats = StatsRecorder(len(request.prompt_ids), target.meter, draft_meter, request.clock)
+    policy = _draft_policy(request, rule, forest)
+    tracer = None
+    if request.trace is not None:
+        tracer = Tracer(request.trace, growth, target_cache, draft_cache, stats)
+    return RunningRequest(
+        request=request,
+        forest=forest,
+        hypotheses=growth.hypotheses,
+        agreement=Agreement(growth.hypotheses),
+        rule=rule,
+        policy=policy,
+        target=target_cache,
+        draft=draft_cache,
+        stats=stats,
+        tracer=tracer,
+        tops=tops,
+        scorer=PromptScorer(request.prompt_ids, num_top)
+        if request.config.prompt_logprobs
+        else None,
+    )
+
+
+def _growth(request: DecodingRequest, controls: Controls | None) -> Growth:
+    """Return the forest and the hypotheses of a request that begins."""
+    config, prompt_ids = request.config, request.prompt_ids
+    seed = int(request.rng.integers(2**63))
+    states: list[PathStates] = []
+    if request.stop:
+        states.append(StopStates(request.stop, config.min_new_tokens))
+    states += controls.path_states if controls else []
+    forest = Forest(int(prompt_ids[-1]), len(prompt_ids) - 1, seed, config.eos_ids, states)
+    return Growth(forest, Hypotheses(), repeats=config.replacement)
+
+
+def _rule(request: DecodingRequest, growth: Growth) -> SelectionRule:
+    """Return the selection rule of the strategy, with the state of one request."""
+    config = request.config
+    match config.row.rule:
+        case "search":
+            return SearchRule(config, growth)
+        case "joint":
+            return JointSpeculativeRule(config, growth)
+        case "joint-greedy":
+            return JointGreedyRule(config, growth)
+    if config.coupling == "gumbel":
+        return SampleRule(config, growth, GumbelCoupling(growth.forest, config.replacement))
+    source = request.source or GeneratorSource(request.rng)
+    return SampleRule(config, growth, RejectionCoupling(source, config.replacement))
+
+
+def _draft_policy(request: DecodingRequest, rule: SelectionRule, forest: Forest) -> DraftPolicy:
+    """Return the draft policy of a request."""
+    config = request.config
+    if request.costs is None or config.draft_policy == "fixed":
+        return FixedDraftPolicy(config.layer_widths, rule.propose)
+    return ThroughputDraftPolicy(
+        request.costs,
+        request.estimator or AcceptanceEstimator.initial(),
+        rule.draft_scores,
+        forest,
+        num_beams=config.width,
+        most_layers=config.draft_length or 0,
+        most_beams=config.most_draft_beams,
+        num_sharers=request.num_sharers,
+    )

@@ -1,0 +1,201 @@
+"""The most probable tokens after every committed path, and the log-probabilities of a prompt.
+
+Both are raw, before temperature and the other warpings, over the whole vocabulary. Requests without
+``top_logprobs`` and ``prompt_logprobs`` have none of this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsbd_ort.decoding.beams import Beams, Hypotheses
+from dsbd_ort.decoding.config import DecodingConfig
+from dsbd_ort.decoding.distribution import larger
+from dsbd_ort.decoding.errors import ConfigError, DecodingError
+from dsbd_ort.decoding.step_model import (
+    FullLogits,
+    Head,
+    Logits,
+    keeps_full_logits,
+    num_top_logits,
+)
+from dsbd_ort.decoding.warp import largest_logits
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+TokenLogprobs = list[tuple[int, float]]
+"""Token ids and raw log-probabilities at one position, the most probable first."""
+
+
+@dataclass(frozen=True)
+class PromptLogprobs:
+    """What the target says of a prompt's own tokens.
+
+    Attributes:
+        token_logprobs: of every token after those before it; the first has none.
+        top_logprobs: the most probable tokens in its place; None without ``top_logprobs``.
+    """
+
+    token_logprobs: list[float | None]
+    top_logprobs: list[TokenLogprobs | None] | None
+
+
+class TopTokens:
+    """The most probable tokens after the nodes of a forest, kept for those that are committed.
+
+    By slot (see ForestCache) as long as a node lives; by hypothesis from when its node has been a
+    beam: slots come and go, hypotheses stay.
+
+    Attributes:
+        number: of tokens a position, at most the vocabulary.
+    """
+
+    def __init__(self, number: int, hypotheses: Hypotheses) -> None:
+        """Keep ``number`` tokens a position for the paths of ``hypotheses``."""
+        self.number = number
+        self._hypotheses = hypotheses
+        self._tokens = np.zeros((64, number), dtype=np.int64)  # (slot capacity, number)
+        self._logprobs = np.zeros((64, number))
+        self._num_slots = 1
+        self._kept: dict[int, tuple[list[int], list[float]]] = {}  # by hypothesis
+
+    def append(self, logits: Logits) -> None:
+        """Take the logits of nodes whose slots are the next ones."""
+        tokens, logprobs = top_logprobs_of(logits, self.number)
+        first, self._num_slots = self._num_slots, self._num_slots + len(tokens)
+        if self._num_slots > len(self._tokens):
+            self._tokens = larger(self._tokens, 2 * self._num_slots)
+            self._logprobs = larger(self._logprobs, 2 * self._num_slots)
+        self._tokens[first : self._num_slots] = tokens
+        self._logprobs[first : self._num_slots] = logprobs
+
+    def keep(self, slots: Ints) -> None:
+        """Keep slot 0 and these, which become 1, 2, ...; drop all others."""
+        self._num_slots = 1 + len(slots)
+        self._tokens[1 : self._num_slots] = self._tokens[slots]
+        self._logprobs[1 : self._num_slots] = self._logprobs[slots]
+
+    def record(self, layers: Sequence[Beams], slots: Ints) -> None:
+        """Keep the tokens after the beams of these layers for good; slots: (num_nodes,)."""
+        for beams in layers:
+            of_beams = slots[beams.nodes].tolist()
+            for entry, slot in zip(beams.hypotheses.tolist(), of_beams, strict=True):
+                if slot > 0 and entry not in self._kept:
+                    self._kept[entry] = self._tokens[slot].tolist(), self._logprobs[slot].tolist()
+
+    def of(self, entries: Ints) -> list[TokenLogprobs]:
+        """Return the most probable tokens in the place of each hypothesis' last token.
+
+        The last token's own log-probability is the one that the hypothesis has.
+        """
+        found = []
+        parents = self._hypotheses.parents[entries].tolist()
+        chosen = self._hypotheses.tokens[entries].tolist()
+        logprobs = self._hypotheses.token_logprobs[entries].tolist()
+        for parent, token, logprob in zip(parents, chosen, logprobs, strict=True):
+            tokens, tops = self._kept[parent]
+            found.append(_with_own(tokens, tops, token, logprob))
+        return found
+
+
+def check_top_logprobs(target: Head, config: DecodingConfig) -> None:
+    """Refuse log-probabilities that an engine with a top-k head cannot tell.
+
+    Raises:
+        ConfigError: naming what to change.
+    """
+    most = num_top_logits(target)
+    if not most or keeps_full_logits(target):
+        return
+    returns = f"but the target's engine returns the {most} largest logits of a position"
+    if config.top_logprobs > most:
+        raise ConfigError(
+            f"top_logprobs is {config.top_logprobs}, {returns} and keeps no others; use at most "
+            f"{most}, or export again, where --logits topk keeps them all"
+        )
+    if config.prompt_logprobs:
+        raise ConfigError(
+            f"prompt_logprobs is True, {returns}, which may lack the prompt's own tokens; leave it "
+            "out, or export again, where --logits topk keeps them all (or with --logits full)"
+        )
+
+
+def top_logprobs_of(logits: Logits, number: int) -> tuple[Ints, Floats]:
+    """Return the most probable tokens of every row and their log-probabilities, (R, number) each.
+
+    Raises:
+        DecodingError: an engine with a top-k head returned fewer, and no others can be read.
+    """
+    if not isinstance(logits, tuple):
+        tokens, centred, log_sums = largest_logits(logits, number)
+        return tokens, centred - log_sums
+    top_ids, top_logits, logsumexp, full = logits
+    largest = top_logits[:, :1].astype(np.float64)
+    if number <= top_ids.shape[1]:
+        raw = top_logits[:, :number].astype(np.float64) - logsumexp[:, None]
+        return top_ids[:, :number], raw
+    tokens, centred, _ = largest_logits(_read_all(full, len(top_ids)), number)
+    return tokens, centred + largest - logsumexp[:, None]
+
+
+class PromptScorer:
+    """Collects the log-probabilities of a prompt's tokens, call by call."""
+
+    def __init__(self, prompt_ids: Sequence[int], num_top: int) -> None:
+        """Take the whole prompt; ``num_top``: most probable tokens to keep at a position."""
+        self._prompt_ids = np.array(prompt_ids, dtype=np.int64)
+        self._num_top = num_top
+        self._logprobs: list[float | None] = [None]
+        self._tops: list[TokenLogprobs | None] = [None]
+
+    def append(self, logits: Logits) -> None:
+        """Take the logits after the next tokens of the prompt."""
+        num_rows = len(logits[0] if isinstance(logits, tuple) else logits)
+        first = len(self._logprobs)
+        following = self._prompt_ids[first : first + num_rows]
+        logprobs = _logprobs_of(logits, following).tolist()
+        self._logprobs += logprobs
+        if self._num_top:
+            tops = zip(*top_logprobs_of(logits, self._num_top), strict=True)
+            for (tokens, values), token, logprob in zip(tops, following, logprobs, strict=True):
+                self._tops.append(_with_own(tokens.tolist(), values.tolist(), int(token), logprob))
+
+    def result(self) -> PromptLogprobs:
+        """Return what was collected."""
+        return PromptLogprobs(self._logprobs, self._tops if self._num_top else None)
+
+
+def _logprobs_of(logits: Logits, tokens: Ints) -> Floats:
+    """Return the raw log-probability of one token a row, (R,) float64."""
+    rows = np.arange(len(tokens))
+    if isinstance(logits, tuple):
+        chosen = _read_all(logits[3], len(tokens))[rows, tokens]
+        return chosen.astype(np.float64) - logits[2]
+    _, _, log_sums = largest_logits(logits, 1)
+    centred = logits[rows, tokens].astype(np.float64) - logits.max(axis=1)
+    logprobs: Floats = centred - log_sums[:, 0]
+    return logprobs
+
+
+def _read_all(full: FullLogits | None, num_rows: int) -> NDArray[np.float32]:
+    if full is None or full.first_row:
+        readable = 0 if full is None else num_rows - full.first_row
+        raise DecodingError(
+            f"log-probabilities of {num_rows} rows are needed that the target's top-k head has "
+            f"left out, {readable} of them can be read; draft fewer nodes, lower top_logprobs, or "
+            "export with --logits full"
+        )
+    return full.read(np.arange(num_rows))
+
+
+def _with_own(tokens: list[int], logprobs: list[float], own: int, logprob: float) -> TokenLogprobs:
+    """Return pairs in which token ``own``, where it is one, has ``logprob`` to the last bit."""
+    return [
+        (token, logprob if token == own else value)
+        for token, value in zip(tokens, logprobs, strict=True)
+    ]

@@ -1,0 +1,160 @@
+"""A model's own defaults: what its generation_config.json says where a request says nothing.
+
+Of the file the sampling options count; the strategy and its widths are the caller's, and the
+end-of-sequence tokens stand in the manifest. A value that a strategy does not read is left out
+there: only what the caller sends is refused. Engines with a top-k head have a default too: K.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from dsbd_ort.decoding import ConfigError, DecodingConfig
+from dsbd_ort.decoding.option_table import OPTION_TABLE, read_option
+from dsbd_runtime.bundle import GENERATION_CONFIG_FILE, Bundle
+from dsbd_runtime.errors import BundleError
+from dsbd_runtime.graph import parse_num_top_logits
+from dsbd_runtime.typed_json import in_short, json_from_file
+
+_log = logging.getLogger(__name__)
+WARPING = ("temperature", "top_k", "top_p", "min_p", "typical_p")  # which searches do not read
+PROCESSING = (
+    "repetition_penalty",
+    "no_repeat_ngram_size",
+    "min_new_tokens",
+    "bad_words_ids",
+    "suppress_tokens",
+)
+READ = (*WARPING, *PROCESSING, "max_new_tokens")
+_NOT_BUILT: dict[str, tuple[Any, ...]] = {  # name: the values that ask for nothing
+    "encoder_repetition_penalty": (None, 1),
+    "encoder_no_repeat_ngram_size": (None, 0),
+    "epsilon_cutoff": (None, 0),
+    "eta_cutoff": (None, 0),
+    "begin_suppress_tokens": (None, []),
+    "sequence_bias": (None, {}, []),
+    "stop_strings": (None, []),
+}
+
+
+@dataclass
+class ModelDefaults:
+    """Defaults of the requests to one bundle.
+
+    Attributes:
+        options: of ``READ``, those that the file gives, in plain form.
+        not_built: what else it asks for that dsbd-ort cannot do yet.
+        num_top_logits: K of the engines' heads, the smaller one; 0 where they return all logits.
+        can_process: whether the target returns or keeps all logits, as ``PROCESSING`` requires.
+    """
+
+    options: dict[str, Any] = field(default_factory=dict)
+    not_built: dict[str, Any] = field(default_factory=dict)
+    num_top_logits: int = 0
+    can_process: bool = True
+    _has_told_top_k: bool = False
+
+    @classmethod
+    def from_bundle(cls, bundle: Bundle, *, reads_file: bool = True) -> ModelDefaults:
+        """Return the defaults of an opened bundle; without ``reads_file`` those of its heads.
+
+        Raises:
+            BundleError: the file is no JSON object, or gives an option no value that it takes.
+        """
+        heads = [parse_num_top_logits(entry.logits) for entry in bundle.entry_by_role.values()]
+        num_top_logits = min((most for most in heads if most), default=0)
+        target = bundle.entry("target")
+        can_process = not parse_num_top_logits(target.logits) or target.kept_output is not None
+        file = bundle.path / GENERATION_CONFIG_FILE
+        if not reads_file or GENERATION_CONFIG_FILE not in bundle.manifest.files:
+            return cls(num_top_logits=num_top_logits, can_process=can_process)
+        content = json_from_file(file)
+        if not isinstance(content, dict):
+            raise BundleError(f"{file} is {in_short(content)}, expected a JSON object")
+        options = {}
+        for name in READ:
+            if content.get(name) is not None:
+                try:
+                    options[name] = read_option(name, content[name])
+                except ConfigError as error:
+                    raise BundleError(
+                        f"{file}: {error}; export the bundle again from a checkpoint whose file is "
+                        "right, or open it without (--no-generation-config)"
+                    ) from error
+        usual = vars(DecodingConfig())
+        for name in (*PROCESSING, "min_p", "typical_p"):
+            if options.get(name) == usual[name]:  # as transformers writes them: off
+                del options[name]
+        asked = {name: content[name] for name in _NOT_BUILT if name in content}
+        not_built = {n: value for n, value in asked.items() if value not in _NOT_BUILT[n]}
+        if not can_process:
+            not_built |= {name: options.pop(name) for name in PROCESSING if name in options}
+        return cls(options, not_built, num_top_logits, can_process)
+
+    def log(self) -> None:
+        """Log what requests will get, and what the file asks for in vain."""
+        if self.options:
+            _log.info(
+                "defaults of %s, where a request and its strategy leave room: %s",
+                GENERATION_CONFIG_FILE,
+                listed(self.options),
+            )
+        if self.not_built:
+            _log.warning(
+                "%s asks for what dsbd-ort cannot do yet, and goes without: %s",
+                GENERATION_CONFIG_FILE,
+                listed(self.not_built),
+            )
+
+    def config(self, options: Mapping[str, Any]) -> DecodingConfig:
+        """Return the config of a request that gives these ``options``, the others by default.
+
+        Raises:
+            ConfigError: the options are invalid.
+        """
+        given = DecodingConfig.from_options(dict(options))
+        left_out = {
+            name: value
+            for name, value in self.options.items()
+            if name not in options and _is_read(name, value, given)
+        }
+        if unread := sorted(set(self.options) - set(options) - set(left_out)):
+            _log.debug("strategy %s does not read %s", given.strategy, ", ".join(unread))
+        if self.num_top_logits and "top_k" not in options and _needs_top_k(given):
+            left_out["top_k"] = self._top_k(left_out.get("top_k", 0))
+        return replace(given, **left_out)
+
+    def _top_k(self, default: int) -> int:
+        """Return the default for engines with a top-k head; say once where it is K."""
+        if 1 <= default <= self.num_top_logits:
+            return default
+        if not self._has_told_top_k:
+            self._has_told_top_k = True
+            said = f"{GENERATION_CONFIG_FILE} says {default}" if default else "nothing else is said"
+            _log.warning(
+                "top_k is %d, as many logits as the engine returns of a position (%s); give top_k "
+                "to choose",
+                self.num_top_logits,
+                said,
+            )
+        return self.num_top_logits
+
+
+def _is_read(name: str, value: Any, config: DecodingConfig) -> bool:
+    """Return whether a request reads an option, and can have this value."""
+    if name == "temperature" and value == 0.0 and config.row.rule == "sample":
+        return False
+    return OPTION_TABLE[name].unmet(config) is None
+
+
+def _needs_top_k(config: DecodingConfig) -> bool:
+    """Return whether a request over a top-k head is refused without top_k."""
+    return OPTION_TABLE["top_k"].unmet(config) is None
+
+
+def listed(values: Mapping[str, Any]) -> str:
+    """Return options as "temperature 0.7, top_k 20"."""
+    return ", ".join(f"{name} {in_short(value)}" for name, value in values.items())

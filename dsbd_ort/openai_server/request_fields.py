@@ -1,0 +1,214 @@
+"""The request fields that OpenAI's and vLLM's clients send, one row each; nothing is ignored.
+
+A field is done, or accepted where its value changes nothing here and else refused with the reason.
+docs/serving.md shows this table. Fields of DecodingConfig that are not in it are taken by their own
+names.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from dsbd_ort.openai_server.errors import ErrorResponse, bad_request
+
+_LATER = "not built yet"
+
+
+@dataclass(frozen=True)
+class Done:
+    """A field that does what its name says.
+
+    Attributes:
+        meaning: what it means here.
+        chat, completions: whether that endpoint has it.
+    """
+
+    meaning: str
+    chat: bool = True
+    completions: bool = True
+
+
+@dataclass(frozen=True)
+class Unused:
+    """A field that cannot change an answer, whatever its value of the type."""
+
+    meaning: str
+    json_type: Literal["string", "object"] = "string"
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A field that is refused, unless its value asks for what happens anyway.
+
+    Attributes:
+        reason: why other values are refused.
+        neutral: the values besides null that change nothing.
+    """
+
+    reason: str
+    neutral: tuple[Any, ...] = ()
+
+
+RequestField = Done | Unused | Refused
+
+FIELDS: dict[str, RequestField] = {
+    "model": Done("the name that the server was started with, else 404"),
+    "messages": Done(
+        "`role`, `content` (a text or parts of type text), `name`; filled into the bundle's chat "
+        "template",
+        completions=False,
+    ),
+    "prompt": Done("a text, a list of texts, token ids, a list of lists of token ids", chat=False),
+    "max_tokens": Done(
+        "`max_new_tokens`; without it as many as the context holds; 0 with `echo`: the prompt alone"
+    ),
+    "max_completion_tokens": Done("the same"),
+    "temperature": Done(
+        "as in DecodingConfig; 0 chooses the strategy that draws nothing where none is named"
+    ),
+    "top_p": Done("as in DecodingConfig"),
+    "top_k": Done("as in DecodingConfig; -1 is 0, all tokens"),
+    "seed": Done("a request without one gets a random seed, which the response tells"),
+    "n": Done("number of independent samples; of a search, of its beams; greedy gives copies"),
+    "best_of": Done("as many are generated, the `n` of highest score returned", chat=False),
+    "num_return_sequences": Done("number of the final beams of one request"),
+    "use_beam_search": Done("beam search of `best_of` or `n` beams, as in vLLM"),
+    "length_penalty": Done("as in DecodingConfig: of every strategy"),
+    "stop": Done("`stop_strings`: a text or up to 16, of 256 characters at most"),
+    "stop_token_ids": Done("token ids that end a sequence beside the model's own"),
+    "ignore_eos": Done("true: the model's own end-of-sequence tokens end nothing"),
+    "skip_special_tokens": Done("as in DecodingConfig"),
+    "logprobs": Done(
+        "completions: so many of the most probable tokens, 0 to 20, beside each token's own; chat: "
+        "true or false"
+    ),
+    "top_logprobs": Done("0 to 20, with `logprobs` true", completions=False),
+    "echo": Done("the prompt first, with `logprobs` also its log-probabilities", chat=False),
+    "stream": Done("server-sent events, `data: [DONE]` at the end"),
+    "stream_options": Done("`include_usage`, and vLLM's `continuous_usage_stats`"),
+    "chat_template_kwargs": Done("variables of the chat template", completions=False),
+    "add_generation_prompt": Done("of the chat template; true by default", completions=False),
+    "add_special_tokens": Done(
+        "whether a text gets the tokenizer's special tokens; true by default", chat=False
+    ),
+    "user": Unused("names who asks"),
+    "safety_identifier": Unused("names who asks"),
+    "prompt_cache_key": Unused("prompts that begin alike share their rows anyway"),
+    "request_id": Unused("names the request"),
+    "metadata": Unused("of stored answers; none is stored", "object"),
+    "min_tokens": Done("`min_new_tokens`: none of so many tokens ends an answer"),
+    "presence_penalty": Done("as in DecodingConfig: counts the answer's tokens"),
+    "frequency_penalty": Done("as in DecodingConfig: counts the answer's tokens"),
+    "repetition_penalty": Done("as in DecodingConfig: of tokens in prompt and answer"),
+    "min_p": Done("as in DecodingConfig"),
+    "logit_bias": Done("token ids and what is added to their logits"),
+    "bad_words": Refused(_LATER, ([],)),
+    "allowed_token_ids": Refused(_LATER),
+    "response_format": Refused(_LATER, ({"type": "text"},)),
+    "structured_outputs": Refused(_LATER),
+    "guided_json": Refused(_LATER),
+    "guided_regex": Refused(_LATER),
+    "guided_choice": Refused(_LATER),
+    "guided_grammar": Refused(_LATER),
+    "tools": Refused(_LATER, ([],)),
+    "tool_choice": Refused(_LATER, ("none", "auto")),
+    "parallel_tool_calls": Refused("there are no tools", (True, False)),
+    "functions": Refused(_LATER, ([],)),
+    "function_call": Refused(_LATER, ("none", "auto")),
+    "include_stop_str_in_output": Refused("a text ends before its stop text", (False,)),
+    "spaces_between_special_tokens": Refused("the tokenizer decides it", (True,)),
+    "truncate_prompt_tokens": Refused("a prompt is never cut silently"),
+    "prompt_logprobs": Refused("use `echo` with `logprobs`", (0, False)),
+    "continue_final_message": Refused("the template ends every message", (False,)),
+    "chat_template": Refused("a template is a program; only the bundle's own is run"),
+    "documents": Refused("the bundle's template is given messages only", ([],)),
+    "priority": Refused("requests are served in the order of their arrival", (0,)),
+    "return_tokens_as_token_ids": Refused("tokens are returned as texts", (False,)),
+    "reasoning_effort": Refused("the model has one", ("none",)),
+    "verbosity": Refused("the model has one", ("medium",)),
+    "modalities": Refused("answers are texts", (["text"],)),
+    "audio": Refused("answers are texts"),
+    "prediction": Refused("the draft model predicts"),
+    "suffix": Refused("a prompt is continued, never filled in", ("",)),
+    "store": Refused("nothing is stored", (False,)),
+    "service_tier": Refused("there is one", ("auto", "default")),
+    "web_search_options": Refused("nothing is fetched"),
+}
+
+_ELSEWHERE: dict[str, tuple[Any, ...]] = {  # neutral values of fields of the other endpoint
+    "echo": (False,),
+    "best_of": (1,),
+    "top_logprobs": (0,),
+    "add_special_tokens": (False,),
+    "add_generation_prompt": (True,),
+    "chat_template_kwargs": ({},),
+}
+
+
+def without_neutral(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return fields that no model of a body declares, without those that change nothing.
+
+    Raises:
+        ErrorResponse: a field is refused, or of a wrong type.
+    """
+    left = {}
+    for name, value in fields.items():
+        field = FIELDS.get(name)
+        if value is None:
+            continue
+        if isinstance(field, Unused):
+            if not isinstance(value, dict if field.json_type == "object" else str):
+                message = f"{name} is no {field.json_type}; use one, or leave it out"
+                raise bad_request(message, name)
+        elif isinstance(field, Refused):
+            if not any(_equals_in_json(value, each) for each in field.neutral):
+                raise refusal(name, field)
+        elif name in _ELSEWHERE:
+            if not any(_equals_in_json(value, each) for each in _ELSEWHERE[name]):
+                other = (
+                    "/v1/chat/completions"
+                    if isinstance(field, Done) and field.chat
+                    else ("/v1/completions")
+                )
+                raise bad_request(f"{name} is a field of {other}; leave it out", name)
+        else:
+            left[name] = value
+    return left
+
+
+def refusal(name: str, field: RequestField) -> ErrorResponse:
+    """Return the response to a value of a field that is not supported."""
+    assert isinstance(field, Refused)
+    allowed = " or ".join(map(_json, field.neutral)) or "null"
+    message = (
+        f"this value of {name} is not supported: {field.reason}; leave it out or use {allowed}"
+    )
+    return bad_request(message, name, "unsupported")
+
+
+def _equals_in_json(value: Any, other: Any) -> bool:
+    """Return whether two values are equal; true is not 1."""
+    return isinstance(value, bool) is isinstance(other, bool) and bool(value == other)
+
+
+def fields_table() -> str:
+    """Return the table as docs/serving.md shows it, in Markdown."""
+    rows = [_row(name, field) for name, field in FIELDS.items()]
+    return "\n".join(["| field | | here |", "|---|---|---|", *rows])
+
+
+def _row(name: str, field: RequestField) -> str:
+    if isinstance(field, Done):
+        where = "" if field.chat and field.completions else "chat" if field.chat else "completions"
+        return f"| `{name}` | done{f', {where}' if where else ''} | {field.meaning} |"
+    if isinstance(field, Unused):
+        return f"| `{name}` | accepted, unused | {field.meaning} |"
+    values = ", ".join(f"`{_json(value)}`" for value in field.neutral)
+    accepted = f"{values} accepted, else refused" if values else "refused"
+    return f"| `{name}` | {accepted} | {field.reason} |"
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value)

@@ -1,0 +1,43 @@
+"""How a bundle is opened, as an object and as keyword arguments that are typed alike."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypedDict
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineOptions:
+    """How a bundle is opened: the keywords of ``Pipeline.from_bundle``, the fields of C's settings.
+
+    Attributes:
+        provider: an execution provider of the table in docs/gpu.md; "cuda:1" is the second GPU.
+        draft_provider: the provider of the draft; None means that of the target.
+        num_threads: on the CPU, threads of the target, and of a draft that is not small; None lets
+            ONNX Runtime choose. See load_pair.
+        cuda_graphs: on "cuda", capture each size of call once and replay it.
+        verify: also check the hash of every file.
+        prefix_cache: keep cache rows between requests, so that of a prompt only the part behind
+            the common prefix is computed.
+        generation_config: take what a request leaves out from the bundle's generation_config.json.
+    """
+
+    provider: str = "cpu"
+    draft_provider: str | None = None
+    num_threads: int | None = None
+    cuda_graphs: bool = False
+    verify: bool = False
+    prefix_cache: bool = True
+    generation_config: bool = True
+
+
+class OpeningOptions(TypedDict, total=False):
+    """The fields of PipelineOptions as keyword arguments; see there."""
+
+    provider: str
+    draft_provider: str | None
+    num_threads: int | None
+    cuda_graphs: bool
+    verify: bool
+    prefix_cache: bool
+    generation_config: bool

@@ -1,0 +1,21 @@
+"""langchain-openai: invoke, stream, batch of a chat model, and a completion model."""
+
+import json
+import sys
+from importlib.metadata import version
+
+from langchain_openai import ChatOpenAI, OpenAI
+
+url, model = sys.argv[1:]
+server = {"model": model, "base_url": url, "api_key": "none", "max_retries": 0, "seed": 3}
+chat = ChatOpenAI(**server, max_tokens=8)
+messages = [("system", "Be brief."), ("human", "Hey")]
+found = {"version": version("langchain-openai")}
+found["chat"] = chat.invoke(messages).content
+found["stream"] = "".join(part.content for part in chat.stream(messages))
+found["batch"] = [answer.content for answer in chat.batch([messages, messages])]
+scored = ChatOpenAI(**server, max_tokens=8, logprobs=True, top_logprobs=3).invoke(messages)
+found["tops"] = [len(t["top_logprobs"]) for t in scored.response_metadata["logprobs"]["content"]]
+found["text"] = OpenAI(**server, max_tokens=8).invoke("def f(")
+found["text_stream"] = "".join(OpenAI(**server, max_tokens=8).stream("def f("))
+print(json.dumps(found))

@@ -1,0 +1,82 @@
+"""Clients that applications are written with: what they get is what the pipeline gives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dsbd_ort import Pipeline
+from dsbd_ort.decoding.noise import sample_seed
+from dsbd_ort.openai_server.request_fields import FIELDS
+from tests.clients.conftest import Serve, Served
+from tests.clients.environments import program
+from tests.openai_server.running_server import MODEL
+
+USER = {"role": "user", "content": "Hey"}
+SYSTEM = {"role": "system", "content": "Be brief."}
+PROMPT = "def f("
+
+
+@pytest.fixture(scope="module")
+def pipeline(tiny_chat: Path) -> Iterator[Pipeline]:
+    with Pipeline.from_bundle(tiny_chat, num_threads=1) as opened:
+        yield opened
+
+
+@pytest.fixture
+def served(recorded: Serve, tiny_chat: Path) -> Iterator[Served]:
+    """Checks at the end that nothing was refused, and that every field is in the table."""
+    with recorded(tiny_chat) as server:
+        yield server
+    sent = {name for names in server.recorder.fields().values() for name in names}
+    assert sent and sent <= set(FIELDS)
+    assert set(server.recorder.statuses) == {200}
+
+
+def text_of(pipeline: Pipeline, prompt: Any, **options: Any) -> str:
+    if isinstance(prompt, list):
+        prompt = pipeline.chat_prompt(prompt)
+    options = {"max_new_tokens": 8, "seed": 3, **options}
+    return pipeline.generate(prompt, **options).sequences[0].text
+
+
+def test_openai(served: Served, pipeline: Pipeline) -> None:
+    found = program("openai", served.url, MODEL)
+    chats = [text_of(pipeline, [USER], seed=sample_seed(3, index)) for index in range(2)]
+    assert found["completion"] == text_of(pipeline, PROMPT) and found["usage"] == 8
+    assert found["chat"] == chats and found["tops"] == [5] * 8
+    assert found["stream"] == found["final"] == chats[0]
+    assert found["model"] == MODEL
+
+
+@pytest.mark.slow
+def test_litellm(served: Served, pipeline: Pipeline) -> None:
+    found = program("litellm", served.url, MODEL)
+    warm = {"temperature": 0.7, "top_p": 0.9}
+    assert found["chat"] == [
+        text_of(pipeline, [SYSTEM, USER], seed=sample_seed(3, index), **warm) for index in range(2)
+    ]
+    assert found["usage"] == 16 and found["tops"] == [3] * 8
+    assert found["plain"] == found["stream"] == text_of(pipeline, [SYSTEM, USER])
+    assert found["text"] == text_of(pipeline, PROMPT)
+
+
+@pytest.mark.clients
+def test_langchain(served: Served, pipeline: Pipeline) -> None:
+    found = program("langchain", served.url, MODEL)
+    wanted = text_of(pipeline, [SYSTEM, USER])
+    assert found["chat"] == found["stream"] == wanted and found["batch"] == [wanted] * 2
+    assert found["tops"] == [3] * 8
+    warm = text_of(pipeline, PROMPT, temperature=0.7)  # its default
+    assert found["text"] == found["text_stream"] == warm
+
+
+@pytest.mark.clients
+def test_llama_index(served: Served, pipeline: Pipeline) -> None:
+    found = program("llama_index", served.url, MODEL)
+    cool = {"temperature": 0.1}  # its default
+    assert found["chat"] == found["stream"] == text_of(pipeline, [SYSTEM, USER], **cool)
+    assert found["text"] == found["text_stream"] == text_of(pipeline, PROMPT, **cool)

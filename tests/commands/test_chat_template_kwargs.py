@@ -1,0 +1,83 @@
+"""--chat-template-kwargs: more variables of a chat template, for one prompt, a chat and a batch."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from dsbd_ort import Pipeline, Service
+from dsbd_ort.cli import run
+from dsbd_runtime.bundle import Bundle, write_manifest
+
+TEMPLATE = "{% for m in messages %}{{ m.content }};{% endfor %}{{ mood }}"
+MOOD = {"mood": "glad"}
+ASKED = ["--chat", "--max-new-tokens", "6", "--seed", "3", "--top-k", "20"]
+
+
+@pytest.fixture(scope="module")
+def chat_bundle(tiny_bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("chat") / "bundle"
+    shutil.copytree(tiny_bundle.path, folder)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    manifest = tiny_bundle.manifest
+    write_manifest(folder, versions={}, target=manifest.target, draft=manifest.draft)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def answer(chat_bundle: Path) -> str:
+    with Pipeline.from_bundle(chat_bundle) as pipeline:
+        ids = pipeline.chat_prompt([{"role": "user", "content": "hi"}], chat_template_kwargs=MOOD)
+        assert pipeline.tokenizer.decode(ids) == "hi;glad"
+        with Service(pipeline) as service:
+            message = {"role": "user", "content": "hi"}
+            assert service.chat_prompt([message], chat_template_kwargs=MOOD) == ids
+        return pipeline.generate(ids, max_new_tokens=6, seed=3, top_k=20).sequences[0].text
+
+
+def dsbd_run(bundle: Path, *arguments: str) -> Result:
+    return CliRunner().invoke(run, [str(bundle), *ASKED, *arguments])
+
+
+def test_one_prompt(chat_bundle: Path, answer: str) -> None:
+    done = dsbd_run(chat_bundle, "--prompt", "hi", "--chat-template-kwargs", json.dumps(MOOD))
+    assert done.stdout == f"{answer}\n"
+    assert dsbd_run(chat_bundle, "--prompt", "hi").stdout != done.stdout
+
+
+def test_a_batch_and_its_fingerprint(chat_bundle: Path, answer: str, tmp_path: Path) -> None:
+    lines = [
+        {"prompt": "hi", "seed": 3},
+        {"messages": [{"role": "user", "content": "hi"}], "seed": 3},
+    ]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    files = ["--input", str(tmp_path / "in.jsonl"), "--output", str(tmp_path / "out.jsonl")]
+    done = dsbd_run(chat_bundle, *files, "--chat-template-kwargs", json.dumps(MOOD))
+    assert done.exit_code == 0, done.output
+    found = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [line["sequences"][0]["text"] for line in found] == [answer] * 2
+    other = dsbd_run(chat_bundle, *files, "--chat-template-kwargs", '{"mood": "sad"}')
+    assert other.exit_code == 2 and "of another input or other options" in other.stderr
+
+
+WRONG = [
+    (["--chat-template-kwargs", "{"], "'{' is invalid JSON"),
+    (["--chat-template-kwargs", "[1]"], "'[1]' is no JSON object such as"),
+    (["--chat-template-kwargs", "[" * 100_000], "is invalid JSON"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "words"), WRONG)
+def test_no_json_object_is_refused(chat_bundle: Path, arguments: list[str], words: str) -> None:
+    done = dsbd_run(chat_bundle, "--prompt", "hi", *arguments)
+    assert done.exit_code == 2 and words in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_it_needs_a_chat(chat_bundle: Path) -> None:
+    arguments = [str(chat_bundle), "--prompt", "hi", "--chat-template-kwargs", "{}"]
+    done = CliRunner().invoke(run, arguments)
+    assert "--chat-template-kwargs needs --chat" in done.stderr

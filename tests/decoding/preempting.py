@@ -1,0 +1,90 @@
+"""Runs requests together in a cache that is too small for them: those preempted are resumed."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from dsbd_ort.decoding import DecodeResult, DecodingRequest
+from dsbd_ort.decoding.batched_decoder import BatchedDecoder, Outcome, Preempted, Progress, Tree
+from dsbd_ort.decoding.request import IterationOutput
+
+
+def together(forest: BatchedDecoder, requests: Sequence[DecodingRequest], seed: int) -> Together:
+    """Run requests that are admitted and resumed at random."""
+    rng = np.random.default_rng(seed)
+    return Together(forest, requests).run(iter(lambda: bool(rng.integers(2)), None))
+
+
+@dataclass
+class Together:
+    """Requests that arrived in this order.
+
+    Attributes:
+        outcomes: by request, once it has ended.
+        streams: by request, its agreed tokens.
+        num_preempted: by request.
+        trees, running: of those that have begun; the numbers of those that run.
+        waiting: first those that were preempted.
+    """
+
+    forest: BatchedDecoder
+    requests: Sequence[DecodingRequest]
+    outcomes: dict[int, Outcome] = field(default_factory=dict)
+    streams: dict[int, list[int]] = field(default_factory=dict)
+    num_preempted: dict[int, int] = field(default_factory=dict)
+    trees: dict[int, Tree] = field(default_factory=dict)
+    running: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.waiting = deque(range(len(self.requests)))
+
+    def run(self, admits: Iterator[bool]) -> Together:
+        """Run them all; ``admits`` says whether the first that waits is admitted now."""
+        while self.waiting or self.running:
+            self.iterate(admits)
+        return self
+
+    def iterate(self, admits: Iterator[bool]) -> None:
+        while self.waiting and (not self.running or next(admits)):
+            self._admit(self.waiting.popleft())
+        for progress in self.forest.iterate():
+            (number,) = (n for n, tree in self.trees.items() if tree is progress.tree)
+            self._take(number, progress)
+        assert self.forest.num_trees == len(self.running)
+
+    def result(self, number: int) -> DecodeResult:
+        outcome = self.outcomes[number]
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+    def _admit(self, number: int) -> None:
+        assert all(older < number for older in self.running)
+        self.running.append(number)
+        if number in self.trees:
+            self.forest.resume(self.trees[number])
+        else:
+            self.trees[number] = self.forest.join(self.requests[number])
+            self.streams[number], self.num_preempted[number] = [], 0
+
+    def _take(self, number: int, progress: Progress) -> None:
+        event = progress.event
+        if isinstance(event, IterationOutput):
+            stream = self.streams[number]
+            assert event.agreed_tokens[: len(stream)] == stream, "a streamed token was taken back"
+            self.streams[number] = event.agreed_tokens
+        elif isinstance(event, Preempted):
+            assert number == max(self.running) > min(self.running), "an older request is preempted"
+            self.running.remove(number)
+            self.waiting.appendleft(number)
+            self.num_preempted[number] += 1
+        else:
+            self.running.remove(number)
+            self.outcomes[number] = event
+            if isinstance(event, DecodeResult):
+                best, stream = event.sequences[0].token_ids, self.streams[number]
+                assert best[: len(stream)] == stream, "a streamed token was taken back"

@@ -1,0 +1,348 @@
+"""Processors and constraints: speculation stays invisible, the law exact, in every strategy."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dsbd_ort.decoding import DecodingConfig, TableModel, decode, decode_iterations
+from dsbd_ort.decoding.batched_decoder import BatchedDecoder
+from dsbd_ort.decoding.cost_curve import CostCurve, EngineCosts
+from dsbd_ort.decoding.errors import ConfigError, ConstraintError, DecodingError
+from dsbd_ort.decoding.request import DecodeResult, DecodingRequest
+from tests.decoding.beam_sampling_law import beam_sampling_law
+from tests.decoding.chi_square import chi_square_p_value
+from tests.decoding.every_outcome import ScriptedChance, law_of, total_variation
+from tests.decoding.path_constraint import PathConstraint, some_tokens
+from tests.decoding.tables import LogitsOf, all_tokens, final_beams, mixed_table, random_table
+from tests.decoding.top_table import TopTable
+
+VOCAB, EOS = 11, 4
+TARGET = random_table(1, VOCAB)
+OTHER = random_table(2, VOCAB)
+DRAFTS = {"decent": mixed_table(TARGET, OTHER, 0.7), "hostile": OTHER}
+PROMPTS = [
+    tuple(np.random.default_rng(seed).integers(0, VOCAB, 1 + seed % 6).tolist())
+    for seed in range(200)
+]
+
+
+def ends_sometimes(path: tuple[int, ...]) -> bool:
+    return len(path) > 5 and sum(path) % 6 == 0
+
+
+def one_or_two(path: tuple[int, ...]) -> set[int]:
+    """A tight constraint: one token after most paths, two after some, the end after a few."""
+    first = (3 * sum(path) + len(path)) % VOCAB
+    return (
+        {first}
+        | ({(first + 5) % VOCAB} if len(path) % 3 == 0 else set())
+        | ({EOS} if len(path) > 9 else set())
+    )
+
+
+def less_of_recent(path: np.ndarray, scores: np.ndarray) -> np.ndarray:
+    scores[path[-3:]] -= 1.5
+    scores[(path[0] + len(path)) % len(scores)] += 0.5
+    return scores
+
+
+ALLOWED = some_tokens(VOCAB, always=(EOS,))
+CONTROLS: dict[str, dict[str, Any]] = {
+    "lists": {"constraint": PathConstraint(VOCAB, ALLOWED, (EOS,))},
+    "bits": {"constraint": PathConstraint(VOCAB, ALLOWED, (EOS,), as_bits=True)},
+    "ending": {"constraint": PathConstraint(VOCAB, ALLOWED, (EOS,), ends_after=ends_sometimes)},
+    "tight": {"constraint": PathConstraint(VOCAB, one_or_two, (EOS,))},
+    "repetition": {"repetition_penalty": 1.4},
+    "reward": {"repetition_penalty": 0.7},
+    "counts": {"presence_penalty": 0.8, "frequency_penalty": 0.4},
+    "n-grams": {"no_repeat_ngram_size": 2},
+    "words": {"bad_words_ids": [[3], [1, 2], [5, 6, 7]]},
+    "bias": {"logit_bias": {2: 1.5, 7: -3.0}, "suppress_tokens": [8]},
+    "length": {"min_new_tokens": 7, "forced_eos_token_id": EOS},
+    "function": {"logits_processors": [less_of_recent]},
+    "several": {
+        "constraint": PathConstraint(VOCAB, ALLOWED, (EOS,), as_bits=True),
+        "frequency_penalty": 0.5,
+        "no_repeat_ngram_size": 3,
+        "repetition_penalty": 1.2,
+    },
+}
+PAIRS = {  # speculative strategy: (options, the strategy that it equals)
+    "dsbd": ({"num_beams": 3, "num_return_sequences": 3}, "beam-sample"),
+    "speculative": ({}, "sample"),
+    "tree-speculative": ({}, "sample"),
+    "speculative-beam-search": ({"num_beams": 3, "num_return_sequences": 3}, "beam-search"),
+}
+POLICIES: dict[str, dict[str, Any]] = {
+    "fixed": {"draft_policy": "fixed", "draft_length": 3},
+    "throughput": {"draft_policy": "throughput"},
+}
+
+
+def config_of(strategy: str, **options: Any) -> DecodingConfig:
+    return DecodingConfig(strategy=strategy, max_new_tokens=11, eos_token_id=EOS, **options)
+
+
+def decoded(config: DecodingConfig, models: tuple[Any, Any], seed: int) -> DecodeResult:
+    costs = EngineCosts(CostCurve((1, 16), (1e-3, 2e-3)), CostCurve((1, 16), (1e-4, 2e-4)))
+    outputs = decode_iterations(
+        models[0],
+        models[1] if config.row.has_draft else None,
+        PROMPTS[seed],
+        config,
+        np.random.default_rng(seed),
+        costs=costs,
+    )
+    while True:
+        try:
+            next(outputs)
+        except StopIteration as end:
+            return end.value
+
+
+def tables(draft: str) -> tuple[TableModel, TableModel]:
+    return TableModel(VOCAB, TARGET), TableModel(VOCAB, DRAFTS[draft])
+
+
+def check_equality(name: str, strategy: str, num_prompts: int) -> None:
+    shape, plain = PAIRS[strategy]
+    for seed in range(num_prompts):
+        expected = decoded(config_of(plain, **shape, **CONTROLS[name]), tables("decent"), seed)
+        for policy in POLICIES.values():
+            config = config_of(strategy, **shape, **CONTROLS[name], **policy)
+            for draft in DRAFTS:
+                assert all_tokens(decoded(config, tables(draft), seed)) == all_tokens(expected)
+
+
+@pytest.mark.parametrize("strategy", PAIRS)
+@pytest.mark.parametrize("name", CONTROLS)
+def test_speculation_is_invisible(name: str, strategy: str) -> None:
+    check_equality(name, strategy, 5)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("strategy", PAIRS)
+@pytest.mark.parametrize("name", CONTROLS)
+def test_speculation_is_invisible_on_200_prompts(name: str, strategy: str) -> None:
+    check_equality(name, strategy, 200)
+
+
+@pytest.mark.parametrize("strategy", ["dsbd", "beam-sample", "speculative-beam-search"])
+@pytest.mark.parametrize("name", CONTROLS)
+def test_a_top_k_head_gives_the_same_whatever_it_leaves_out(name: str, strategy: str) -> None:
+    """With 1 to 7 candidates, whose other logits survive for the last 1 to 5 rows of a forward."""
+    shape = {"num_beams": 3, "num_return_sequences": 3}
+    shape |= {} if strategy == "speculative-beam-search" else {"top_k": 5}
+    config = config_of(strategy, **shape, **CONTROLS[name])
+    num_read = 0
+    for seed in range(6):
+        expected = decoded(config, tables("decent"), seed)
+        num_top = 5 + seed % 3 if "top_k" in shape else 1 + seed
+        models = (
+            TopTable(VOCAB, TARGET, num_top, full_chunk=1 + seed % 5),
+            TopTable(VOCAB, DRAFTS["decent"], num_top, full_chunk=1),
+        )
+        found = decoded(config, models, seed)
+        assert [s.token_ids for s in found.sequences] == [s.token_ids for s in expected.sequences]
+        num_read += len(models[0].rows_read)
+        assert not models[1].rows_read, "a draft needs no full logits"
+    assert num_read or name in ("repetition", "counts")
+
+
+@pytest.mark.parametrize("name", CONTROLS)
+def test_requests_that_share_calls_return_what_they_return_alone(name: str) -> None:
+    config = config_of("dsbd", num_beams=3, num_return_sequences=3, **CONTROLS[name])
+    shared = BatchedDecoder(*tables("decent"))
+    trees = {
+        shared.join(
+            DecodingRequest(
+                prompt_ids=PROMPTS[seed],
+                config=config.settled(costs_are_known=False),
+                rng=np.random.default_rng(seed),
+            )
+        ): seed
+        for seed in range(4)
+    }
+    results = {}
+    while shared.num_trees:
+        for progress in shared.iterate():
+            assert not isinstance(progress.event, Exception), progress.event
+            if isinstance(progress.event, DecodeResult):
+                results[trees[progress.tree]] = progress.event
+    for seed, result in results.items():
+        assert all_tokens(result) == all_tokens(decoded(config, tables("decent"), seed))
+    assert len(results) == 4
+
+
+def with_trie(logits: np.ndarray, path: tuple[int, ...]) -> np.ndarray:
+    allowed = [(len(path) + sum(path)) % 3, (len(path) + 1) % 3]
+    return np.where(np.isin(np.arange(3), allowed), logits, -np.inf)
+
+
+def with_counts(logits: np.ndarray, path: tuple[int, ...]) -> np.ndarray:
+    new = Counter(path[len(LAW_PROMPT) :])
+    return logits - np.array([0.9 * (new[v] > 0) + 0.5 * new[v] for v in range(3)])
+
+
+LAW_PROMPT = (1, 2)
+LAWS = {  # name: (options, the same as a change of logits by path, written on its own)
+    "trie": (
+        {
+            "constraint": PathConstraint(
+                3, lambda path: {(len(path) + sum(path)) % 3, (len(path) + 1) % 3}
+            )
+        },
+        with_trie,
+    ),
+    "counts": ({"presence_penalty": 0.9, "frequency_penalty": 0.5}, with_counts),
+}
+
+
+@pytest.mark.parametrize("coupling", ["gumbel", "rejection"])
+@pytest.mark.parametrize("strategy", ["beam-sample", "dsbd"])
+@pytest.mark.parametrize("name", LAWS)
+def test_final_beam_sets_follow_the_exact_law(name: str, strategy: str, coupling: str) -> None:
+    options, change = LAWS[name]
+    target = random_table(7, 3, spread=1.0)
+    draft = mixed_table(target, random_table(8, 3), 0.5)
+    law = beam_sampling_law(changed(target, change), LAW_PROMPT, 2, 3)
+    config = DecodingConfig(
+        strategy=strategy,
+        coupling=coupling,
+        num_beams=2,
+        num_return_sequences=2,
+        max_new_tokens=3,
+        **{"width_policy": "fixed", "draft_length": 2} if strategy == "dsbd" else {},
+        **options,
+    )
+    counts = Counter(
+        final_beams(
+            decode(
+                TableModel(3, target),
+                TableModel(3, draft),
+                LAW_PROMPT,
+                config,
+                np.random.default_rng(seed),
+            )
+        )
+        for seed in range(1500)
+    )
+    assert chi_square_p_value(counts, law, 1500) > 1e-4
+
+
+def changed(table: LogitsOf, change: Any) -> LogitsOf:
+    def logits_of(path: tuple[int, ...]) -> np.ndarray:
+        return change(np.asarray(table(path), dtype=np.float32).astype(np.float64), path)
+
+    logits_of.is_processed = True  # type: ignore[attr-defined]
+    return logits_of
+
+
+@pytest.mark.parametrize("name", LAWS)
+def test_the_rejection_coupling_is_exact_by_enumeration(name: str) -> None:
+    options, change = LAWS[name]
+    target = random_table(21, 3, spread=1.0)
+    draft = mixed_table(target, random_table(22, 3), 0.5)
+    config = DecodingConfig(
+        strategy="dsbd",
+        coupling="rejection",
+        num_beams=2,
+        num_return_sequences=2,
+        width_policy="fixed",
+        draft_length=1,
+        max_new_tokens=2,
+        **options,
+    )
+
+    def outcome(chance: ScriptedChance) -> Any:
+        outputs = decode_iterations(
+            TableModel(3, target),
+            TableModel(3, draft),
+            LAW_PROMPT,
+            config,
+            np.random.default_rng(0),
+            source=chance,
+        )
+        while True:
+            try:
+                next(outputs)
+            except StopIteration as end:
+                return final_beams(end.value)
+
+    law = beam_sampling_law(changed(target, change), LAW_PROMPT, 2, 2)
+    assert total_variation(law_of(outcome), law) < 1e-12
+
+
+def test_fewer_legal_paths_than_beams_give_fewer_beams() -> None:
+    trie = {(): {1, 2}, (1,): {3}, (2,): {3}, (1, 3): set(), (2, 3): set()}
+    constraint = PathConstraint(
+        VOCAB, lambda path: trie[path[1:]], ends_after=lambda path: len(path) == 3
+    )
+    for strategy in ("beam-sample", "dsbd", "beam-search", "speculative-beam-search"):
+        config = DecodingConfig(
+            strategy=strategy,
+            num_beams=4,
+            num_return_sequences=4,
+            max_new_tokens=8,
+            constraint=constraint,
+        )
+        result = decode(*tables("hostile"), (0,), config, np.random.default_rng(0))
+        assert {tuple(s.token_ids) for s in result.sequences} == {(1, 3), (2, 3)}
+        assert {s.finish_reason for s in result.sequences} == {"stop"}
+
+
+def test_a_dead_end_names_the_constraint_and_the_path() -> None:
+    constraint = PathConstraint(VOCAB, lambda path: {2} if len(path) < 3 else set())
+    config = DecodingConfig(strategy="beam-sample", constraint=constraint, max_new_tokens=8)
+    with pytest.raises(ConstraintError) as caught:
+        decode(tables("decent")[0], None, (0,), config, np.random.default_rng(0))
+    assert str(caught.value) == (
+        "the test's constraint neither accepts nor continues the new tokens [2, 2]; expected a "
+        "token that may follow, or an end-of-sequence id where it accepts: change one of them"
+    )
+
+
+def test_processors_that_leave_nothing_are_named() -> None:
+    config = DecodingConfig(strategy="sample", suppress_tokens=list(range(VOCAB)))
+    with pytest.raises(ConstraintError, match="leave no token to any beam"):
+        decode(tables("decent")[0], None, (0,), config, np.random.default_rng(0))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"logit_bias": {"a": 1.0}}, "logit_bias has ('a', 1.0); expected a token id and a number"),
+        ({"bad_words_ids": [[]]}, "bad_words_ids has an empty list of token ids; drop it"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0; expected a number more than 0"),
+        ({"constraint": 3}, "constraint is 3; expected a constraint, such as dsbd_ort.JsonSchema"),
+        ({"logits_processors": [3]}, "logits_processors is 3; expected a list of functions"),
+    ],
+)
+def test_wrong_values_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        DecodingConfig(**options)
+    assert str(caught.value).startswith(message)
+
+
+def test_ids_beyond_the_vocabulary_are_refused() -> None:
+    config = DecodingConfig(strategy="sample", logit_bias={VOCAB: 1.0})
+    with pytest.raises(DecodingError, match="logit_bias has token id 11; expected 0 to 10"):
+        decode(tables("decent")[0], None, (0,), config, np.random.default_rng(0))
+
+
+def test_texts_as_keys_and_ids_alone_are_taken() -> None:
+    config = DecodingConfig(logit_bias={"3": -1}, bad_words_ids=[7, [1, 2]], suppress_tokens=5)
+    assert config.biases == ((3, -1.0),)
+    assert config.bad_sequences == ((7,), (1, 2))
+    assert config.suppressed_ids == (5,)
+
+
+@pytest.mark.parametrize("function", [lambda path, s: s[:3], lambda path, s: s * np.nan])
+def test_a_function_that_returns_no_scores_is_named(function: Any) -> None:
+    config = DecodingConfig(strategy="sample", logits_processors=[function])
+    with pytest.raises(ConstraintError, match=r"processor <function .*> returned scores of shape"):
+        decode(tables("decent")[0], None, (0,), config, np.random.default_rng(0))

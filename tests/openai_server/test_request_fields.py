@@ -1,0 +1,155 @@
+"""Every row of the table of request fields is true, and docs/serving.md shows this table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+
+from dsbd_ort import Pipeline
+from dsbd_ort.openai_server.chat import ChatBody
+from dsbd_ort.openai_server.completions import CompletionBody
+from dsbd_ort.openai_server.protocol import OPTION_NAMES
+from dsbd_ort.openai_server.request_fields import (
+    FIELDS,
+    Done,
+    Refused,
+    Unused,
+    fields_table,
+)
+from tests.openai_server.running_server import MODEL, RunningServer
+
+DOCS = Path(__file__).parents[2] / "docs" / "serving.md"
+COMPLETION = {"model": MODEL, "prompt": "def f(", "max_tokens": 2}
+CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
+ENDPOINTS = [("/v1/completions", COMPLETION), ("/v1/chat/completions", CHAT)]
+UNLIKELY: list[Any] = ["no such value", 0.123, {"no": "such"}, ["no such"], True]
+
+
+def posted(server: RunningServer, path: str, body: dict[str, Any]) -> httpx2.Response:
+    return httpx2.post(f"{server.url}{path}", json=body)
+
+
+def test_the_document_shows_the_table() -> None:
+    begin, end = "<!-- request fields -->\n", "\n<!-- end of request fields -->"
+    shown = DOCS.read_text().partition(begin)[2].partition(end)[0]
+    assert shown == fields_table(), "write fields_table() between the markers"
+    assert len(FIELDS) >= 40
+
+
+def test_what_is_done_is_a_field_of_the_bodies_or_an_option() -> None:
+    for name, field in FIELDS.items():
+        bodies = {
+            ChatBody: name in ChatBody.model_fields,
+            CompletionBody: name in CompletionBody.model_fields,
+        }
+        if isinstance(field, Done):
+            is_option = name in OPTION_NAMES
+            assert (field.chat, field.completions) == (
+                bodies[ChatBody] or is_option,
+                bodies[CompletionBody] or is_option,
+            ), name
+        elif name != "min_tokens":
+            assert not any(bodies.values()) and name not in OPTION_NAMES, name
+    declared = {*ChatBody.model_fields, *CompletionBody.model_fields}
+    assert declared <= set(FIELDS)
+
+
+@pytest.mark.parametrize("name", [n for n, field in FIELDS.items() if not isinstance(field, Done)])
+def test_neutral_values_are_accepted_and_others_refused(server: RunningServer, name: str) -> None:
+    field = FIELDS[name]
+    for path, body in ENDPOINTS:
+        assert posted(server, path, {**body, name: None}).status_code == 200
+        if isinstance(field, Unused):
+            value: Any = "x" if field.json_type == "string" else {"a": "b"}
+            assert posted(server, path, {**body, name: value}).status_code == 200
+            assert posted(server, path, {**body, name: 5}).status_code == 400
+            continue
+        assert isinstance(field, Refused)
+        for value in field.neutral:
+            assert posted(server, path, {**body, name: value}).status_code == 200, value
+        for value in UNLIKELY:
+            if value in field.neutral:
+                continue
+            answer = posted(server, path, {**body, name: value})
+            assert answer.status_code == 400 and answer.json()["error"]["param"] == name, value
+            if name != "min_tokens":
+                assert field.reason in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "name", [n for n, f in FIELDS.items() if isinstance(f, Done) and not (f.chat and f.completions)]
+)
+def test_fields_of_the_other_endpoint_are_refused(server: RunningServer, name: str) -> None:
+    field = FIELDS[name]
+    assert isinstance(field, Done)
+    path, body = ENDPOINTS[0 if field.chat else 1]
+    answer = posted(server, path, {**body, name: 7})
+    assert answer.status_code == 400 and name in answer.json()["error"]["message"]
+
+
+def test_ends_of_sequences(client: openai.OpenAI, pipeline: Pipeline) -> None:
+    options: dict[str, Any] = {"strategy": "sample", "seed": 3}
+    endless = pipeline.generate("ab", max_new_tokens=40, eos_token_id=[], **options).sequences[0]
+    common: dict[str, Any] = {"model": MODEL, "prompt": "ab", "max_tokens": 40, "logprobs": 0}
+    body = {**options, "ignore_eos": True, "min_tokens": 40}
+    (choice,) = client.completions.create(**common, extra_body=body).choices
+    assert (choice.text, choice.finish_reason) == (endless.text, "length")
+    stop = endless.token_ids[7]
+    at = endless.token_ids.index(stop) + 1
+    body = {**options, "ignore_eos": True, "stop_token_ids": [stop]}
+    (choice,) = client.completions.create(**common, extra_body=body).choices
+    assert choice.finish_reason == "stop" and len(choice.logprobs.tokens) == at
+    own = list(pipeline.bundle.manifest.target.eos_token_ids)
+    wanted = pipeline.generate("ab", max_new_tokens=40, eos_token_id=[*own, stop], **options)
+    body = {**options, "stop_token_ids": [stop]}
+    (choice,) = client.completions.create(**common, extra_body=body).choices
+    assert choice.text == wanted.sequences[0].text
+
+
+def test_special_tokens_of_text_and_prompt(client: openai.OpenAI, pipeline: Pipeline) -> None:
+    eos = pipeline.bundle.manifest.target.eos_token_ids[0]
+    spelled = pipeline.tokenizer.piece(eos)
+    options: dict[str, Any] = {"strategy": "sample", "max_new_tokens": 200}
+    seed = next(
+        seed
+        for seed in range(100)
+        if pipeline.generate("ab", seed=seed, **options).sequences[0].finish_reason == "eos"
+    )
+    texts = {}
+    for skips in (True, False):
+        for stream in (False, True):
+            answer = client.completions.create(
+                model=MODEL,
+                prompt="ab",
+                seed=seed,
+                stream=stream,
+                extra_body={**options, "skip_special_tokens": skips},
+            )
+            parts = list(answer) if stream else [answer]
+            texts[skips, stream] = "".join(part.choices[0].text for part in parts)
+    assert texts[True, False] == texts[True, True] and spelled not in texts[True, True]
+    assert texts[False, False] == texts[False, True] == texts[True, True] + spelled
+
+
+def test_variables_of_the_chat_template(server: RunningServer) -> None:
+    plain, thinking, bare = (
+        posted(server, "/v1/chat/completions", {**CHAT, **fields}).json()["usage"]["prompt_tokens"]
+        for fields in (
+            {},
+            {"chat_template_kwargs": {"think": True}},
+            {"add_generation_prompt": False},
+        )
+    )
+    assert thinking == plain + len("<think>")
+    assert bare == plain - len("assistant:")
+
+
+def test_docs_are_there_with_the_option_alone(serve: Any, server: RunningServer) -> None:
+    assert httpx2.get(f"{server.url}/docs").status_code == 404
+    with serve(shows_docs=True) as own:
+        page = httpx2.get(f"{own.url}/docs")
+    assert page.status_code == 200 and "swagger" in page.text

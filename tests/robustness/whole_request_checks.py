@@ -1,0 +1,315 @@
+"""What must hold of whole requests, found in other ways than by the decoder."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dsbd_errors import DsbdError
+from dsbd_ort.decoding import (
+    DecodedSequence,
+    DecodeResult,
+    DecodingConfig,
+    DecodingStats,
+    RequestTrace,
+    WithResult,
+    decode_iterations,
+)
+from dsbd_ort.decoding.batched_decoder import BatchedDecoder
+from dsbd_ort.decoding.cache_view import PrefixCache
+from dsbd_ort.decoding.errors import ConstraintError
+from dsbd_ort.decoding.request import IterationOutput, most_rows
+from tests.decoding.preempting import together
+from tests.robustness.whole_requests import OF_DRAFT, OF_DSBD, WholeRequest
+
+WITHOUT_DRAFT = {  # the strategy that returns the same with a draft policy that changes nothing
+    "dsbd": "beam-sample",
+    "speculative": "sample",
+    "tree-speculative": "sample",
+    "speculative-beam-search": "beam-search",
+}
+
+
+def check_whole_request(request: WholeRequest) -> bool:
+    """Decode a request on tables and hold it against what must be true; False: it is refused."""
+    try:
+        config = request.config
+    except DsbdError as error:
+        assert 10 < len(str(error)) < 600, error
+        return False
+    try:
+        result, steps = decoded(request, config)
+    except ConstraintError as error:
+        assert 10 < len(str(error)) < 600, error
+        if (plain := config_without_draft(config)) is not None:
+            with pytest.raises(ConstraintError):
+                decoded(request, plain)
+        return False
+    check_result(result, config, request)
+    check_stream(steps, result)
+    if (plain := config_without_draft(config)) is not None:
+        assert contents(decoded(request, plain)[0]) == contents(result), "a draft was visible"
+    again = AGAIN[request.check](request, config)
+    if again is not None:
+        assert [s.token_ids for s in again.sequences] == [s.token_ids for s in result.sequences]
+        for ours, theirs in zip(again.sequences, result.sequences, strict=True):
+            np.testing.assert_allclose(ours.token_logprobs, theirs.token_logprobs, atol=1e-3)
+    return True
+
+
+def decoded(
+    request: WholeRequest,
+    config: DecodingConfig,
+    models: tuple[Any, Any] | None = None,
+    prefixes: tuple[PrefixCache, PrefixCache] | None = None,
+    trace: RequestTrace | None = None,
+) -> tuple[DecodeResult, list[IterationOutput]]:
+    target, draft = models or request.models()
+    asked = request.request(config, trace)
+    loop = decode_iterations(
+        target,
+        draft,
+        asked.prompt_ids,
+        config,
+        asked.rng,
+        stop=asked.stop,
+        costs=asked.costs,
+        estimator=asked.estimator,
+        prefixes=prefixes,
+        trace=trace,
+    )
+    outputs = WithResult(loop)
+    steps = list(outputs)
+    return outputs.result, steps
+
+
+def check_result(result: DecodeResult, config: DecodingConfig, request: WholeRequest) -> None:
+    sequences = result.sequences
+    num_wanted = config.num_return_sequences
+    assert 1 <= len(sequences) <= num_wanted
+    assert [s.score for s in sequences] == sorted((s.score for s in sequences), reverse=True)
+    if not config.replacement:
+        assert len({tuple(s.token_ids) for s in sequences}) == len(sequences), "a beam came twice"
+    for sequence in sequences:
+        check_sequence(sequence, config, request)
+    check_stats(result.stats, config, request)
+    scored = result.prompt_logprobs
+    assert (scored is not None) is config.prompt_logprobs
+    assert scored is None or len(scored.token_logprobs) == len(request.prompt)
+
+
+def check_sequence(
+    sequence: DecodedSequence, config: DecodingConfig, request: WholeRequest
+) -> None:
+    ids = sequence.token_ids
+    assert 1 <= len(ids) <= config.max_new_tokens
+    assert len(sequence.token_logprobs) == len(ids)
+    assert all(math.isfinite(p) and p <= 0.0 for p in sequence.token_logprobs), (
+        "an impossible token"
+    )
+    check_top_logprobs(sequence, config, request)
+    assert math.isclose(sequence.logprob, sum(sequence.token_logprobs), abs_tol=1e-9)
+    if config.row.rule != "search" or not config.has_controls:  # else by the processed one
+        score = sequence.logprob / len(ids) ** config.length_penalty
+        assert math.isclose(sequence.score, score, abs_tol=1e-9)
+    check_controls(ids, config, request)
+    ends = [i for i, token in enumerate(ids) if token in config.eos_ids]
+    stops = [
+        end
+        for end in range(1, len(ids) + 1)
+        if any(tuple(ids[config.min_new_tokens : end][-len(run) :]) == run for run in request.stop)
+        or (config.constraint and config.constraint.ends_after((*request.prompt, *ids[:end])))
+    ]
+    first_end = min([*(i + 1 for i in ends), *stops], default=None)
+    assert first_end in (None, len(ids)), "tokens after the end"
+    reason = "eos" if ends else "stop" if stops else "length"
+    assert sequence.finish_reason == reason
+    if reason == "length":
+        assert len(ids) == config.max_new_tokens
+
+
+def check_controls(ids: list[int], config: DecodingConfig, request: WholeRequest) -> None:
+    """Hold the tokens against what the controls forbid, searched for in another way."""
+    path = (*request.prompt, *ids)
+    for begin in range(len(request.prompt), len(path)):
+        token, before = path[begin], path[:begin]
+        if config.constraint:
+            assert token in config.constraint.allowed_after(before), "a forbidden token"
+        is_forced = (begin == 1 and config.forced_bos_token_id is not None) or (
+            len(ids) == config.max_new_tokens
+            and begin == len(path) - 1
+            and config.forced_eos_token_id is not None
+        )
+        assert token not in config.suppressed_ids
+        if is_forced:
+            continue
+        assert not any(path[: begin + 1][-len(word) :] == word for word in bad_words(config))
+        if size := config.no_repeat_ngram_size:
+            ngrams = [path[i : i + size] for i in range(begin + 2 - size)]
+            assert begin + 1 < size or ngrams.count(ngrams[-1]) == 1, "a repeated n-gram"
+        assert token not in config.eos_ids or begin - len(request.prompt) >= config.min_new_tokens
+
+
+def bad_words(config: DecodingConfig) -> tuple[tuple[int, ...], ...]:
+    return config.bad_sequences
+
+
+def check_top_logprobs(
+    sequence: DecodedSequence, config: DecodingConfig, request: WholeRequest
+) -> None:
+    if not config.top_logprobs:
+        assert sequence.top_logprobs is None
+        return
+    assert sequence.top_logprobs is not None
+    number = min(config.top_logprobs, request.vocab_size)
+    for token, own, top in zip(
+        sequence.token_ids, sequence.token_logprobs, sequence.top_logprobs, strict=True
+    ):
+        assert len({each for each, _ in top}) == number
+        logprobs = [logprob for _, logprob in top]
+        np.testing.assert_array_less(np.diff(np.maximum(logprobs, -1e9)), 1e-5)
+        assert dict(top).get(token, own) == own <= logprobs[0] + 1e-5
+
+
+def check_stats(stats: DecodingStats, config: DecodingConfig, request: WholeRequest) -> None:
+    values = dataclasses.asdict(stats)
+    for name, value in values.items():
+        if isinstance(value, int | float):
+            assert math.isfinite(value) and value >= 0, name
+    assert sum(stats.acceptance_histogram) == stats.num_iterations
+    if not config.row.has_draft:
+        assert stats.draft_calls == stats.draft_rows == 0
+    assert stats.num_prompt_tokens == len(request.prompt)
+    assert 0.0 < stats.mean_beam_width <= max(config.width, config.joint_beams or 1)
+
+
+def check_stream(steps: list[IterationOutput], result: DecodeResult) -> None:
+    best, shown = result.sequences[0].token_ids, 0
+    for step in steps:
+        agreed = step.agreed_tokens
+        assert agreed == best[: len(agreed)], "a streamed token was taken back"
+        assert len(agreed) >= shown
+        shown = len(agreed)
+
+
+def config_without_draft(config: DecodingConfig) -> DecodingConfig | None:
+    """Return what must give the same without a draft, None where the draft may be seen."""
+    plain = WITHOUT_DRAFT.get(config.strategy)
+    is_seen = (
+        config.coupling == "rejection"
+        or config.width_policy == "threshold"
+        or config.memory == "single"
+        or (config.replacement and config.width == 1)  # one draw has nothing to replace
+    )
+    if plain is None or is_seen:
+        return None
+    kept = {
+        field.name: getattr(config, field.name)
+        for field in dataclasses.fields(config)
+        if field.name not in ("coupling", *OF_DRAFT, *OF_DSBD)
+    }
+    return DecodingConfig(**kept | {"strategy": plain})
+
+
+def contents(result: DecodeResult) -> list[tuple[list[int], float, str]]:
+    return [(s.token_ids, round(s.logprob, 5), s.finish_reason) for s in result.sequences]
+
+
+def with_candidates(request: WholeRequest, config: DecodingConfig) -> DecodeResult | None:
+    """Decode on models with a top-k head, of no more candidates than it takes."""
+    if config.row.rule == "search":
+        per_beam = max(2, 1 + len(config.eos_ids))
+        top_k = max(config.width * per_beam, config.most_draft_beams + len(config.eos_ids))
+    else:
+        top_k = config.top_k
+    # Equal candidates or equal scores of sequences are tipped by a float32 logsumexp.
+    has_equal_scores = config.width > 1 and request.table in ("equal", "rounded")
+    has_ties = has_equal_scores or (config.row.rule == "search" and request.table != "smooth")
+    if not 1 <= top_k <= request.vocab_size or request.table == "forbidding" or has_ties:
+        return None
+    if config.prompt_logprobs or config.top_logprobs:  # see tests/decoding/test_top_tokens.py
+        return None
+    if config.has_controls:
+        fewer = min(top_k + request.table_seed % 3, request.vocab_size)
+        return decoded(request, config, request.models(fewer, 1 + request.table_seed % 40))[0]
+    if config.row.rule == "search":  # reads what fewer candidates leave out
+        fewer = 1 + request.table_seed % top_k
+        return decoded(request, config, request.models(fewer, 1 + request.table_seed % 40))[0]
+    return decoded(request, config, request.models(top_k))[0]
+
+
+def with_others(request: WholeRequest, config: DecodingConfig) -> DecodeResult:
+    """Decode beside a twin that came first and one that leaves half-way; check the rows held."""
+    forest = BatchedDecoder(*request.models())
+    asked = request.request(config)
+    early, late = forest.join(request.request(config)), None
+    leaver = forest.join(request.request(config))
+    outcome = None
+    held = [0, 0]
+    for iteration in range(10_000):
+        if iteration == 1:
+            late = forest.join(asked)
+        if iteration == 2:
+            forest.leave(leaver)
+        for progress in forest.iterate():
+            assert not isinstance(progress.event, Exception), progress.event
+            if progress.tree is late and isinstance(progress.event, DecodeResult):
+                outcome = progress.event
+        for tree in (early, late):
+            if tree is not None:
+                held = [
+                    max(h, view.num_rows) for h, view in zip(held, tree.views.values(), strict=True)
+                ]
+        if iteration > 1 and forest.num_trees == 0:
+            break
+    assert max(held) <= most_rows(len(request.prompt), config), "more rows than were reserved"
+    assert outcome is not None
+    return outcome
+
+
+def preempted(request: WholeRequest, config: DecodingConfig) -> DecodeResult:
+    """Decode beside two older twins in a cache that is too small for them."""
+    max_rows = len(request.prompt) + config.width * (2 + request.table_seed % 9)
+    forest = BatchedDecoder(*request.models(), max_rows=max_rows)
+    twins = [request.request(config) for _ in range(3)]
+    return together(forest, twins, request.table_seed).result(2)
+
+
+def again_on_the_same_caches(request: WholeRequest, config: DecodingConfig) -> DecodeResult:
+    """Give a request up half-way, then decode it on what the caches still hold."""
+    models = request.models()
+    prefixes = PrefixCache(), PrefixCache()
+    asked = request.request(config)
+    begun: Iterator[IterationOutput] = decode_iterations(
+        *models,
+        asked.prompt_ids,
+        config,
+        asked.rng,
+        stop=asked.stop,
+        costs=asked.costs,
+        estimator=asked.estimator,
+        prefixes=prefixes,
+    )
+    next(begun, None)
+    begun.close()  # type: ignore[attr-defined]
+    return decoded(request, config, models, prefixes)[0]
+
+
+def traced(request: WholeRequest, config: DecodingConfig) -> DecodeResult:
+    trace = RequestTrace()
+    return decoded(request, config, trace=trace)[0]
+
+
+AGAIN = {
+    "candidates": with_candidates,
+    "shared": with_others,
+    "preempted": preempted,
+    "repeated": again_on_the_same_caches,
+    "traced": traced,
+    "alone": lambda request, config: decoded(request, config)[0],
+}

@@ -1,0 +1,207 @@
+"""A model's own defaults: what generation_config.json and a top-k head do to requests."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from dsbd_ort import Pipeline, Service
+from dsbd_ort.cli import inspect, run
+from dsbd_ort.decoding import STRATEGIES, ConfigError, DecodingConfig
+from dsbd_ort.model_defaults import READ, ModelDefaults
+from dsbd_ort.results import GenerationResult
+from dsbd_runtime.bundle import Bundle, open_bundle, write_manifest
+from dsbd_runtime.errors import BundleError
+from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle
+
+QWEN = {"temperature": 0.7, "top_k": 20, "top_p": 0.8, "repetition_penalty": 1.05}
+WARPED = {"temperature": 0.7, "top_k": 20, "top_p": 0.8}
+PENALTY = {"repetition_penalty": 1.05}
+ASKED: dict[str, Any] = {"max_new_tokens": 8, "seed": 3, "eos_token_id": ()}
+
+BundleWith = Callable[[object], Path]
+
+
+def tokens(result: GenerationResult) -> list[list[int]]:
+    return [sequence.token_ids for sequence in result.sequences]
+
+
+@pytest.fixture
+def bundle_with(tiny_bundle: Bundle, tmp_path: Path) -> BundleWith:
+    """Return a bundle with this generation_config.json, text as it is."""
+
+    def make(content: object) -> Path:
+        folder = tmp_path / "bundle"
+        if not folder.exists():
+            shutil.copytree(tiny_bundle.path, folder)
+        text = content if isinstance(content, str) else json.dumps(content)
+        (folder / "generation_config.json").write_text(text)
+        manifest = tiny_bundle.manifest
+        write_manifest(folder, versions={}, target=manifest.target, draft=manifest.draft)
+        return folder
+
+    return make
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_request_gets_what_it_leaves_out_where_its_strategy_reads_it(
+    bundle_with: BundleWith, tiny_bundle: Bundle, strategy: str
+) -> None:
+    reads = PENALTY | ({} if STRATEGIES[strategy].rule == "search" else WARPED)
+    own = {"temperature": 0.5} if "temperature" in reads else {}
+    with Pipeline.from_bundle(bundle_with(QWEN)) as by_default:
+        with Pipeline.from_bundle(tiny_bundle.path) as plain:
+            for given in ({}, own):
+                found = by_default.generate("ab", strategy=strategy, **ASKED, **given)
+                wanted = plain.generate("ab", strategy=strategy, **ASKED, **{**reads, **given})
+                assert tokens(found) == tokens(wanted)
+        config = by_default.config({"strategy": strategy, **own})
+    with Pipeline.from_bundle(bundle_with(QWEN), generation_config=False) as without:
+        assert without.config({"strategy": strategy}).top_k == 0
+    assert (config.temperature, config.top_k, config.top_p, config.repetition_penalty) == (
+        (0.5, 20, 0.8, 1.05) if own else (1.0, 0, 1.0, 1.05)
+    )
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_default_never_refuses_a_request(bundle_with: BundleWith, strategy: str) -> None:
+    file = {"temperature": 0.0, "top_k": -1, "top_p": 1.0, "max_new_tokens": 10**6, "min_p": 0.1}
+    with Pipeline.from_bundle(bundle_with(file)) as pipeline:
+        config = pipeline.config({"strategy": strategy})
+        result = pipeline.prepare([5] * 2000, {"strategy": strategy})
+    does_sample = STRATEGIES[strategy].rule == "sample"
+    is_cold = STRATEGIES[strategy].rule in ("joint", "joint-greedy")
+    assert config.temperature == (1.0 if does_sample or not is_cold else 0.0)
+    assert result.config.max_new_tokens == 48  # what the context of 2,048 has left
+
+
+def test_what_the_caller_sends_counts_and_may_be_refused(bundle_with: BundleWith) -> None:
+    with Pipeline.from_bundle(bundle_with(QWEN)) as pipeline:
+        asked = {"top_k": 0, "top_p": 1, "temperature": 1, "repetition_penalty": 1, "seed": 0}
+        plain = DecodingConfig(eos_token_id=pipeline.config({}).eos_token_id, seed=0)
+        assert pipeline.config(asked) == plain.settled(costs_are_known=True)
+        with pytest.raises(ConfigError, match="top_k is 5, which means nothing to strategy greedy"):
+            pipeline.generate("ab", strategy="greedy", top_k=5)
+        with Service(pipeline) as service:
+            served = service.generate("ab", **ASKED)
+        assert tokens(served) == tokens(pipeline.generate("ab", **ASKED))
+        assert tokens(served) == tokens(pipeline.generate("ab", **ASKED, **QWEN))
+
+
+def test_what_cannot_be_done_yet_is_said_once_a_bundle(
+    bundle_with: BundleWith, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = {**QWEN, "epsilon_cutoff": 0.1}
+    with caplog.at_level(logging.WARNING), Pipeline.from_bundle(bundle_with(file)) as pipeline:
+        for _ in range(2):
+            pipeline.generate("ab", **ASKED)
+    (record,) = caplog.records
+    assert "goes without: epsilon_cutoff 0.1" in record.getMessage()
+
+
+NEUTRAL = {"repetition_penalty": 1.0, "min_p": 0.0, "typical_p": 1.0, "no_repeat_ngram_size": 0}
+
+
+def test_values_that_ask_for_nothing_are_not_mentioned(
+    bundle_with: BundleWith, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = {**NEUTRAL, "top_k": None, "do_sample": True, "bos_token_id": 0, "num_beams": 4}
+    with caplog.at_level(logging.INFO), Pipeline.from_bundle(bundle_with(file)):
+        pass
+    assert not caplog.records
+
+
+MALFORMED: list[tuple[object, str]] = [
+    ("{", "cannot be read as JSON"),
+    ("[" * 100_000, "cannot be read as JSON"),
+    ([1], "expected a JSON object"),
+    ({"temperature": "hot"}, "temperature is 'hot'; expected a number"),
+    ('{"temperature": NaN}', "temperature is nan"),
+    ({"top_p": 0}, "top_p is 0; expected a number more than 0"),
+    ({"top_k": -2}, "top_k is -2; expected at least 0"),
+    ({"max_new_tokens": 1.5}, "max_new_tokens is 1.5; expected a whole number"),
+]
+
+
+@pytest.mark.parametrize(("content", "words"), MALFORMED, ids=range(len(MALFORMED)))
+def test_a_malformed_file_is_named_at_opening(
+    bundle_with: BundleWith, content: object, words: str
+) -> None:
+    folder = bundle_with(content)
+    with pytest.raises(BundleError, match=r"generation_config\.json") as caught:
+        Pipeline.from_bundle(folder)
+    assert words in str(caught.value)
+    done = CliRunner().invoke(run, [str(folder), "--prompt", "x"])
+    assert done.exit_code == 2 and len(done.stderr.splitlines()) == 1
+    Pipeline.from_bundle(folder, generation_config=False).close()
+
+
+def test_inspect_shows_the_defaults_and_who_does_not_read_them(bundle_with: BundleWith) -> None:
+    folder = str(bundle_with({**QWEN, "max_new_tokens": 99, "eta_cutoff": 0.2}))
+    text = CliRunner().invoke(inspect, [folder]).stdout
+    listed = "temperature 0.7, top_k 20, top_p 0.8, repetition_penalty 1.05, max_new_tokens 99"
+    assert f"defaults of generation_config.json: {listed}" in text
+    assert "not read by search strategies: temperature, top_k, top_p" in text
+    assert "dsbd-ort cannot do yet: eta_cutoff 0.2" in text
+    summary = json.loads(CliRunner().invoke(inspect, [folder, "--json"]).stdout)
+    assert summary["generation_config"] == {**QWEN, "max_new_tokens": 99}
+    assert summary["not_built"] == {"eta_cutoff": 0.2}
+
+
+def test_the_command_takes_the_file_or_leaves_it(bundle_with: BundleWith) -> None:
+    folder = str(bundle_with({"max_new_tokens": 3}))
+    for flags in ([], ["--no-generation-config"]):
+        done = CliRunner().invoke(run, [folder, "--prompt", "x", "--json", *flags])
+        (sequence,) = json.loads(done.stdout)["sequences"]
+        assert (len(sequence["token_ids"]) == 3) == (not flags)
+
+
+@pytest.fixture(scope="module")
+def topk_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("topk") / "bundle"
+    topk = TinyModel(logits="topk:16")
+    write_tiny_bundle(folder, target=topk, draft=TinyModel(logits="topk:8", seed=1))
+    return folder
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_engines_with_a_top_k_head_take_default_requests(
+    topk_bundle: Path, strategy: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    is_search = STRATEGIES[strategy].rule == "search"
+    with caplog.at_level(logging.WARNING), Pipeline.from_bundle(topk_bundle) as pipeline:
+        for _ in range(2):
+            found = pipeline.generate("ab", strategy=strategy, **ASKED)
+        assert len(caplog.records) == (0 if is_search else 1)
+        top_k = {} if is_search else {"top_k": 8}
+        same = pipeline.generate("ab", strategy=strategy, **ASKED, **top_k)
+        assert tokens(found) == tokens(same)
+        if not is_search:
+            assert "top_k is 8, as many logits as the engine returns" in caplog.text
+            with pytest.raises(ConfigError, match="top_k is 0"):
+                pipeline.generate("ab", strategy=strategy, top_k=0)
+
+
+@pytest.mark.parametrize(
+    ("in_file", "top_k", "is_told"), [(5, 5, False), (8, 8, False), (20, 8, True)]
+)
+def test_a_top_k_of_the_file_is_lowered_to_what_the_engine_returns(
+    topk_bundle: Path, in_file: int, top_k: int, is_told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    defaults = ModelDefaults.from_bundle(open_bundle(topk_bundle))
+    defaults.options["top_k"] = in_file
+    with caplog.at_level(logging.WARNING):
+        assert defaults.config({}).top_k == top_k
+    assert ("generation_config.json says 20" in caplog.text) == is_told
+    assert defaults.config({"strategy": "beam-search"}).top_k == 0
+
+
+def test_every_option_of_the_file_is_one_of_a_request() -> None:
+    assert set(READ) <= set(vars(DecodingConfig()))
