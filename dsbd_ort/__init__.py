@@ -8,6 +8,7 @@ Service            concurrent requests over one pipeline, within ServiceLimits
 DecodingConfig     the options of a request
 GenerationResult   the GeneratedSequences, best first, and statistics; streaming yields StreamPieces
 RequestTrace       the record of a request, which write_trace draws
+JsonSchema         constraints, with JsonObject, Regex, Choice, Lark, TokenTrie and AllowedTokens
 DsbdError          the base of all errors
 
 Every name but ``DsbdError`` is imported on first use, so that ``import dsbd_ort`` is cheap and
@@ -23,6 +24,15 @@ from dsbd_errors import DsbdError
 from dsbd_ort.version import __version__
 
 if TYPE_CHECKING:
+    from dsbd_ort.constraints import (
+        AllowedTokens,
+        Choice,
+        JsonObject,
+        JsonSchema,
+        Lark,
+        Regex,
+        TokenTrie,
+    )
     from dsbd_ort.decoding import DecodingConfig, RequestTrace
     from dsbd_ort.engine import Service, ServiceLimits
     from dsbd_ort.pipeline import Pipeline
@@ -30,28 +40,42 @@ if TYPE_CHECKING:
     from dsbd_ort.trace_page.trace_file import write_trace
 
 __all__ = [
+    "AllowedTokens",
+    "Choice",
     "DecodingConfig",
     "DsbdError",
     "GeneratedSequence",
     "GenerationResult",
+    "JsonObject",
+    "JsonSchema",
+    "Lark",
     "Pipeline",
+    "Regex",
     "RequestTrace",
     "Service",
     "ServiceLimits",
     "StreamPiece",
+    "TokenTrie",
     "__version__",
     "write_trace",
 ]
 
 _HOMES = {
+    "AllowedTokens": "constraints",
+    "Choice": "constraints",
     "DecodingConfig": "decoding",
     "GeneratedSequence": "results",
     "GenerationResult": "results",
+    "JsonObject": "constraints",
+    "JsonSchema": "constraints",
+    "Lark": "constraints",
     "Pipeline": "pipeline",
+    "Regex": "constraints",
     "RequestTrace": "decoding",
     "Service": "engine",
     "ServiceLimits": "engine",
     "StreamPiece": "results",
+    "TokenTrie": "constraints",
     "write_trace": "trace_page.trace_file",
 }
 

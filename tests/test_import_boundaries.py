@@ -48,6 +48,12 @@ def test_the_public_names_are_shown():
     assert "from_bundle(path: " in page and "prefix_cache: 'bool' = True" in page
 
 
+def test_constraints_need_numpy_alone():
+    loaded = loaded_by("from dsbd_ort import JsonSchema, TokenTrie; JsonSchema({})")
+    assert "numpy" in loaded
+    assert not loaded & {*HEAVY, "llguidance", "onnxruntime", "tokenizers", "click", "dsbd_runtime"}
+
+
 def test_no_server_without_dsbd_serve():
     loaded = loaded_by("import dsbd_ort, dsbd_ort.cli, dsbd_ort.engine")
     assert not loaded & {"fastapi", "starlette", "uvicorn", "prometheus_client"}

@@ -3,7 +3,7 @@
 DsbdError                every error that a user can fix (dsbd_errors)
 └── DecodingError        every error of this package (also a ValueError)
     ├── ConfigError      a field of DecodingConfig, or a combination, that makes no sense
-    ├── ConstraintError  a constraint or a processor that leaves no token
+    ├── ConstraintError  a constraint or a processor that is invalid, or leaves no token
     └── ModelError       a StepModel returned what the protocol does not allow
 """
 
@@ -19,7 +19,7 @@ class ConfigError(DecodingError):
 
 
 class ConstraintError(DecodingError):
-    """A constraint or a processor that leaves a path without a token, or breaks its word."""
+    """A constraint or a processor that is invalid, leaves a path no token, or breaks its word."""
 
 
 class ModelError(DecodingError):

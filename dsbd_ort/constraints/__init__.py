@@ -1,0 +1,30 @@
+"""Constraints that keep a generation to valid token sequences, grammars or a user's own rule.
+
+TokenTrie                            token sequences: item ids, labels, names
+Regex, Choice, JsonSchema, Lark ...  grammars: specifications that a GrammarTokenizer binds
+AllowedTokens                        a function of the path
+"""
+
+from dsbd_ort.constraints.callback import AllowedTokens
+from dsbd_ort.constraints.grammar import (
+    Choice,
+    ConstraintSpec,
+    JsonObject,
+    JsonSchema,
+    Lark,
+    Regex,
+)
+from dsbd_ort.constraints.grammar_matching import GrammarTokenizer
+from dsbd_ort.constraints.token_trie import TokenTrie
+
+__all__ = [
+    "AllowedTokens",
+    "Choice",
+    "ConstraintSpec",
+    "GrammarTokenizer",
+    "JsonObject",
+    "JsonSchema",
+    "Lark",
+    "Regex",
+    "TokenTrie",
+]

@@ -1,0 +1,132 @@
+"""A user's function of the path as a constraint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsbd_ort.constraints.position import Position, object_states
+from dsbd_ort.decoding.constraint import States, TokenLists
+from dsbd_ort.decoding.errors import ConstraintError
+
+
+@dataclass(frozen=True, slots=True)
+class AllowedTokens:
+    """Constraint to the tokens that a function returns for a path.
+
+    The function gets prompt and new tokens as one read-only array, (length,) int64, and returns
+    the ids that may follow. An end-of-sequence token among them says that the text may end there.
+    It must depend on nothing but the path; it is called once for each node that is looked at, so
+    for drafted ones as well.
+
+    Attributes:
+        function: ``allowed_tokens(path) -> ids``.
+        eos_token_ids: which ids are end-of-sequence tokens; one, or several. Stored as a tuple.
+        takes_batch_id: whether it is a ``prefix_allowed_tokens_fn(batch_id, input_ids)`` of
+            transformers; ``batch_id`` is 0 then, and ``input_ids`` the array.
+    """
+
+    function: Callable[..., Iterable[int]]
+    eos_token_ids: int | Iterable[int]
+    takes_batch_id: bool = False
+
+    def __post_init__(self) -> None:
+        if not callable(self.function):
+            raise ConstraintError(f"allowed tokens of {self.function!r}; give a function")
+        eos = self.eos_token_ids
+        ids = (eos,) if isinstance(eos, int | np.integer) else tuple(eos)
+        object.__setattr__(self, "eos_token_ids", tuple(int(token) for token in ids))
+
+    @property
+    def name(self) -> str:
+        """What errors call this constraint."""
+        found = getattr(self.function, "__qualname__", None) or type(self.function).__qualname__
+        return f"the allowed tokens of {found}"
+
+    def start(self, prompt_ids: Sequence[int]) -> States:
+        """Return the path of the prompt, (1,) objects."""
+        return object_states([_State(np.asarray(prompt_ids, dtype=np.int64), Position(None, -1))])
+
+    def advance(self, states: States, tokens: NDArray[np.int64]) -> States:
+        """Return these paths with one more token each, (n,) objects."""
+        pairs = zip(states, tokens.tolist(), strict=True)
+        return object_states(
+            [_State(state.prompt_ids, Position(state.position, token)) for state, token in pairs]
+        )
+
+    def allowed(self, states: States) -> TokenLists:
+        """Return the tokens that the function allows, without end-of-sequence tokens."""
+        rows = [self._answer(state).tokens for state in states]
+        return TokenLists(
+            tokens=np.concatenate([np.empty(0, dtype=np.int64), *rows]),
+            counts=np.array([len(row) for row in rows], dtype=np.int64),
+        )
+
+    def accepts(self, states: States) -> NDArray[np.bool_]:
+        """Return where the function allows an end-of-sequence token."""
+        return np.array([self._answer(state).accepts for state in states], dtype=np.bool_)
+
+    def has_ended(self, states: States) -> NDArray[np.bool_]:
+        """Return False: every text ends with an end-of-sequence token."""
+        return np.zeros(len(states), dtype=np.bool_)
+
+    def _answer(self, state: _State) -> _Answer:
+        if state.answer is None:
+            token_ids = state.token_ids()
+            ids = self.function(0, token_ids) if self.takes_batch_id else self.function(token_ids)
+            found = self._checked(ids)
+            is_eos = np.isin(found, np.array(self.eos_token_ids, dtype=np.int64))
+            state.answer = _Answer(found[~is_eos], bool(is_eos.any()))
+        return state.answer
+
+    def _checked(self, ids: object) -> NDArray[np.int64]:
+        """Return the ids that the function returned, each once, in increasing order."""
+        found = np.asarray(list(ids) if isinstance(ids, Iterable) else ids)
+        if found.shape == (0,):
+            return np.empty(0, dtype=np.int64)
+        if found.ndim != 1 or not np.issubdtype(found.dtype, np.integer) or found.min() < 0:
+            raise ConstraintError(
+                f"{self.name} are {ids!r}; return a list of token ids, which are 0 or more"
+            )
+        return np.unique(found.astype(np.int64))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Answer:
+    """What the function said of a path.
+
+    Attributes:
+        tokens: (num_tokens,) int64, increasing. The tokens that may follow.
+        accepts: whether the text may end.
+    """
+
+    tokens: NDArray[np.int64]
+    accepts: bool
+
+
+class _State:
+    """A path, and the answer once it is known.
+
+    Attributes:
+        prompt_ids: (num_prompt,) int64.
+        position: the new tokens.
+        answer: None before the function is asked.
+    """
+
+    __slots__ = ("answer", "position", "prompt_ids")
+
+    def __init__(self, prompt_ids: NDArray[np.int64], position: Position) -> None:
+        """Stand at ``position`` behind a prompt."""
+        self.prompt_ids = prompt_ids
+        self.position = position
+        self.answer: _Answer | None = None
+
+    def token_ids(self) -> NDArray[np.int64]:
+        """Return prompt and new tokens, (length,) int64, read-only."""
+        tokens = np.array(self.position.tokens(), dtype=np.int64)
+        found = np.concatenate([self.prompt_ids, tokens])
+        found.flags.writeable = False
+        return found

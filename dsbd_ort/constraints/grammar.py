@@ -1,0 +1,220 @@
+"""Specifications of grammars: regular expressions, choices, JSON, Lark grammars.
+
+A specification is plain data: it can be compared, hashed and pickled, and needs no tokenizer.
+``bind`` makes a constraint of it, for the tokenizer of a bundle.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from dsbd_ort.constraints.grammar_matching import GrammarTokenizer
+from dsbd_ort.decoding.constraint import Constraint
+from dsbd_ort.decoding.errors import ConstraintError
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+_MOST_SHOWN = 60
+
+
+class ConstraintSpec(Protocol):
+    """A constraint that needs a tokenizer before it can run."""
+
+    @property
+    def name(self) -> str:
+        """A short description for messages, such as "the regex '[0-9]+'"."""
+
+    def bind(self, tokenizer: GrammarTokenizer) -> Constraint:
+        """Return the running constraint.
+
+        Raises:
+            ConstraintError: the specification is invalid; the message names it.
+        """
+
+
+class _Grammar:
+    """What all grammars have in common."""
+
+    @property
+    def name(self) -> str:
+        """A short description for messages."""
+        raise NotImplementedError
+
+    def source(self, library: type[LLMatcher]) -> str:
+        """Return the grammar in the language of llguidance."""
+        raise NotImplementedError
+
+    def bind(self, tokenizer: GrammarTokenizer) -> Constraint:
+        """Return the constraint to this grammar; a ConstraintError names one that is invalid."""
+        return tokenizer.constraint(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Regex(_Grammar):
+    """Texts that match a regular expression as a whole: Rust's syntax, without look-around.
+
+    Attributes:
+        pattern: such as "[0-9]{3}-[0-9]{4}".
+    """
+
+    pattern: str
+
+    def __post_init__(self) -> None:
+        _check_text(self.pattern, "a regex")
+
+    @property
+    def name(self) -> str:
+        """A short description for messages."""
+        return f"the regex {_shown(self.pattern)}"
+
+    def source(self, library: type[LLMatcher]) -> str:
+        """Return the grammar in the language of llguidance."""
+        return library.grammar_from_regex(self.pattern)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice(_Grammar):
+    """One of some texts, in any spelling by tokens. ``TokenTrie`` holds millions, in one spelling.
+
+    Attributes:
+        texts: any iterable of strings; stored as a tuple.
+    """
+
+    texts: Iterable[str]
+
+    def __post_init__(self) -> None:
+        texts = () if isinstance(self.texts, str) else tuple(self.texts)
+        if not texts:
+            raise ConstraintError(f"a choice of {self.texts!r}; give a list of one text or more")
+        for text in texts:
+            _check_text(text, "a text of a choice")
+        object.__setattr__(self, "texts", texts)
+
+    @property
+    def name(self) -> str:
+        """A short description for messages."""
+        return f"the choice {_shown(', '.join(map(repr, self.texts)), quoted=True)}"
+
+    def source(self, library: type[LLMatcher]) -> str:
+        """Return the grammar in the language of llguidance."""
+        # one terminal: as alternatives of a rule, 20,000 texts take seconds to compile
+        texts = " | ".join(json.dumps(text).replace("\x7f", "\\u007f") for text in self.texts)
+        return library.grammar_from_lark(f"start: TEXT\nTEXT: {texts}")
+
+
+@dataclass(frozen=True, slots=True)
+class Lark(_Grammar):
+    """Texts of a context-free grammar in Lark's syntax, as llguidance understands it.
+
+    Attributes:
+        grammar: rules; the one called ``start`` is the whole text.
+    """
+
+    grammar: str
+
+    def __post_init__(self) -> None:
+        _check_text(self.grammar, "a Lark grammar")
+
+    @property
+    def name(self) -> str:
+        """A short description for messages."""
+        return f"the Lark grammar {_shown(self.grammar)}"
+
+    def source(self, library: type[LLMatcher]) -> str:
+        """Return the grammar in the language of llguidance."""
+        return library.grammar_from_lark(self.grammar)
+
+
+@dataclass(frozen=True, slots=True)
+class JsonSchema(_Grammar):
+    """JSON that a schema describes, on one line: a model cannot go on with white space forever.
+
+    Attributes:
+        schema: the schema, or its JSON text; stored as the text. A key ``x-guidance`` in it may set
+            the options of llguidance, and goes before the ones below. Properties come in the
+            order of the schema.
+        item_separator: what stands between the items of an array, and of an object.
+        key_separator: what stands between a key and its value.
+        flexible_whitespace: allow any white space between tokens of JSON, of any length.
+    """
+
+    schema: str | Mapping[str, Any]
+    item_separator: str = ","
+    key_separator: str = ":"
+    flexible_whitespace: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "schema", _schema_text(self.schema))
+
+    @property
+    def name(self) -> str:
+        """A short description for messages."""
+        return f"the JSON schema {_shown(str(self.schema), quoted=True)}"
+
+    def source(self, library: type[LLMatcher]) -> str:
+        """Return the grammar in the language of llguidance."""
+        return library.grammar_from_json_schema(
+            str(self.schema),
+            defaults={
+                "item_separator": self.item_separator,
+                "key_separator": self.key_separator,
+                "whitespace_flexible": self.flexible_whitespace,
+            },
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class JsonObject(_Grammar):
+    """Any JSON object, on one line. The attributes are those of JsonSchema."""
+
+    item_separator: str = ","
+    key_separator: str = ":"
+    flexible_whitespace: bool = False
+
+    @property
+    def name(self) -> str:
+        """A short description for messages."""
+        return "the JSON object"
+
+    def source(self, library: type[LLMatcher]) -> str:
+        """Return the grammar in the language of llguidance."""
+        return JsonSchema(
+            {"type": "object"}, self.item_separator, self.key_separator, self.flexible_whitespace
+        ).source(library)
+
+
+def _schema_text(schema: object) -> str:
+    """Return the JSON text of a schema, which is given as that or as an object."""
+    try:
+        found = json.loads(schema) if isinstance(schema, str | bytes) else schema
+        text = json.dumps(found, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ConstraintError(
+            f"the JSON schema {_shown(str(schema))} is no JSON: {error}"
+        ) from error
+    if not isinstance(found, Mapping):
+        raise ConstraintError(
+            f"the JSON schema {_shown(text)} is no object; give one such as {{'type': 'string'}}"
+        )
+    _check_text(text, "a JSON schema")
+    return text
+
+
+def _check_text(value: object, what: str) -> None:
+    if not isinstance(value, str):
+        raise ConstraintError(f"{what} is {_shown(repr(value), quoted=True)}; give a string")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise ConstraintError(
+            f"{what}, {_shown(value)}, has a lone surrogate, which is no character"
+        ) from error
+
+
+def _shown(text: str, *, quoted: bool = False) -> str:
+    short = text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
+    return short if quoted else repr(short)

@@ -1,0 +1,249 @@
+"""Grammars bound to a tokenizer: constraints with one immutable state a node.
+
+llguidance compiles grammars and computes masks; it is imported where a tokenizer is first made.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsbd_errors import install_hint
+from dsbd_ort.constraints.matcher_pool import MatcherPool, TextMasks, grammar_error
+from dsbd_ort.constraints.position import Position, object_states
+from dsbd_ort.decoding.constraint import States, TokenMasks
+from dsbd_ort.decoding.errors import ConstraintError
+
+if TYPE_CHECKING:
+    import llguidance
+
+_MOST_THREADS = 32
+
+MOST_COMPILED = 64
+"""Grammars that a tokenizer keeps compiled."""
+
+
+class Grammar(Protocol):
+    """Specification of a grammar: hashable, and so a key of the compiled ones."""
+
+    @property
+    def name(self) -> str:
+        """A short description for messages."""
+
+    def source(self, library: type[llguidance.LLMatcher]) -> str:
+        """Return the grammar in the language of llguidance."""
+
+
+class GrammarTokenizer:
+    """A tokenizer as grammars see it, with the grammars compiled for it lately.
+
+    Making one takes about a second for a vocabulary of 150,000: make it once for a bundle. Safe to
+    use from several threads.
+    """
+
+    def __init__(
+        self,
+        tokenizer_json: str,
+        *,
+        vocab_size: int,
+        eos_token_ids: Sequence[int],
+        num_threads: int | None = None,
+    ) -> None:
+        """Read a tokenizer.
+
+        Args:
+            tokenizer_json: text of a tokenizer.json.
+            vocab_size: tokens of the model, which may be more or fewer than the tokenizer has.
+            eos_token_ids: tokens that no grammar ever allows: the decoder allows them itself.
+            num_threads: how many compute masks; None is one a core, 32 at most.
+        """
+        library = _library()
+        self._tokenizer = _read(library, tokenizer_json, vocab_size, eos_token_ids)
+        self._limits = library.LLParserLimits(verbose_errors=False)
+        num_words = _num_words(self._tokenizer.vocab_size)
+        text_bits = _text_bits(vocab_size, self._tokenizer.eos_tokens)
+        if num_threads is None:
+            num_threads = min(os.cpu_count() or 1, _MOST_THREADS)
+        executor = library.LLExecutor(num_threads) if num_threads > 1 else None
+        self._masks = TextMasks(executor, num_words, text_bits)
+        self._compiled: OrderedDict[Grammar, GrammarConstraint] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def constraint(self, grammar: Grammar) -> GrammarConstraint:
+        """Return the constraint to a grammar, compiled now or lately.
+
+        Raises:
+            ConstraintError: the grammar is invalid, allows no text, or is too large.
+        """
+        with self._lock:
+            if grammar in self._compiled:
+                self._compiled.move_to_end(grammar)
+                return self._compiled[grammar]
+        made = GrammarConstraint(grammar.name, self._compile(grammar), self._masks)
+        with self._lock:
+            self._compiled[grammar] = made
+            while len(self._compiled) > MOST_COMPILED:
+                self._compiled.popitem(last=False)
+        return made
+
+    def _compile(self, grammar: Grammar) -> llguidance.LLMatcher:
+        matcher_class = _library().LLMatcher
+        try:
+            source = grammar.source(matcher_class)
+            matcher: llguidance.LLMatcher = matcher_class(
+                self._tokenizer, source, log_level=0, limits=self._limits
+            )
+        except ValueError as error:  # of a text that is no Unicode, for example
+            raise ConstraintError(f"{grammar.name} cannot be compiled: {error}") from error
+        if matcher.is_error():
+            raise grammar_error(grammar.name, matcher)
+        return matcher
+
+
+def _library() -> Any:
+    try:
+        return importlib.import_module("llguidance")
+    except ModuleNotFoundError as error:
+        raise ConstraintError(
+            f"grammars need a package that is not installed ({error.name}); "
+            f"{install_hint('grammar')}"
+        ) from error
+
+
+def _read(
+    library: Any, tokenizer_json: str, vocab_size: int, eos_token_ids: Sequence[int]
+) -> llguidance.LLTokenizer:
+    """Return the tokenizer, as large as the model's vocabulary or its own, whichever is larger.
+
+    Where the model has no end-of-sequence token, the library picks one of the tokenizer.
+    """
+    eos = list(eos_token_ids) or None
+    tokenizer: llguidance.LLTokenizer
+    try:
+        try:
+            tokenizer = library.LLTokenizer(tokenizer_json, n_vocab=vocab_size, eos_token=eos)
+        except ValueError as error:
+            if "vocab size too small" not in str(error):
+                raise
+            tokenizer = library.LLTokenizer(tokenizer_json, eos_token=eos)
+    except ValueError as error:
+        raise ConstraintError(
+            f"grammars cannot use this tokenizer ({' '.join(str(error).split())}); they need the "
+            "text of a tokenizer.json whose tokens are bytes (ByteLevel or ByteFallback)"
+        ) from error
+    return tokenizer
+
+
+def _num_words(vocab_size: int) -> int:
+    return (vocab_size + 31) // 32
+
+
+def _text_bits(vocab_size: int, eos_token_ids: Sequence[int]) -> NDArray[np.int32]:
+    is_text = np.zeros(_num_words(vocab_size) * 32, dtype=np.bool_)
+    is_text[:vocab_size] = True
+    is_text[[token for token in eos_token_ids if token < vocab_size]] = False
+    return np.packbits(is_text, bitorder="little").view("<i4").astype(np.int32)
+
+
+class GrammarState:
+    """State of a path under a grammar; its mask is computed once it is needed.
+
+    Attributes:
+        pool: matchers of the request.
+        position: the path.
+        bits: (words,) int32. Allowed tokens, None before they are needed.
+        is_accepting: whether the text may end here; means nothing without ``bits``.
+    """
+
+    __slots__ = ("bits", "is_accepting", "pool", "position")
+
+    def __init__(
+        self,
+        pool: MatcherPool,
+        position: Position,
+        bits: NDArray[np.int32] | None = None,
+        is_accepting: bool = False,
+    ) -> None:
+        """Stand at ``position``."""
+        self.pool = pool
+        self.position = position
+        self.bits = bits
+        self.is_accepting = is_accepting
+
+
+class GrammarConstraint:
+    """Constraint to the texts of a grammar, in any spelling by tokens.
+
+    Where only one text may follow, the tokenizer's own spelling of it is allowed alone.
+    A text ends where the grammar allows it to and nothing may follow, without an end-of-sequence
+    token; where more may follow, such a token ends it.
+    """
+
+    def __init__(self, name: str, root: llguidance.LLMatcher, masks: TextMasks) -> None:
+        """Take a matcher at the beginning of a grammar; ``GrammarTokenizer.constraint`` does."""
+        self._name = name
+        self._root = root
+        self._masks = masks
+        first = root.deep_copy()  # the root computes no masks, see matcher_pool
+        self._start_bits = masks.of([first])[0]
+        if first.is_error():
+            raise grammar_error(name, first)
+        self._accepts_at_start = first.is_accepting()
+
+    @property
+    def name(self) -> str:
+        """What errors call this grammar."""
+        return self._name
+
+    def start(self, prompt_ids: Sequence[int]) -> States:
+        """Return the beginning of a text, (1,) objects, whatever the prompt is."""
+        pool = MatcherPool(self._name, self._root, self._masks)
+        beginning = Position(None, -1)
+        state = GrammarState(pool, beginning, self._start_bits, self._accepts_at_start)
+        return object_states([state])
+
+    def advance(self, states: States, tokens: NDArray[np.int64]) -> States:
+        """Return the states of these paths with one more token each, (n,) objects."""
+        return object_states(
+            [
+                GrammarState(state.pool, Position(state.position, token))
+                for state, token in zip(states, tokens.tolist(), strict=True)
+            ]
+        )
+
+    def allowed(self, states: States) -> TokenMasks:
+        """Return the masks of these states; those without one are computed together."""
+        self._fill(states)
+        bits = np.empty((len(states), len(self._start_bits)), dtype=np.int32)
+        for row, state in zip(bits, states, strict=True):
+            row[:] = state.bits
+        return TokenMasks(bits=bits)
+
+    def accepts(self, states: States) -> NDArray[np.bool_]:
+        """Return where the text is whole."""
+        self._fill(states)
+        return np.array([state.is_accepting for state in states], dtype=np.bool_)
+
+    def has_ended(self, states: States) -> NDArray[np.bool_]:
+        """Return where the text is whole and nothing may follow."""
+        self._fill(states)
+        ended = [state.is_accepting and not state.bits.any() for state in states]
+        return np.array(ended, dtype=np.bool_)
+
+    def _fill(self, states: States) -> None:
+        """Compute the masks that these states lack, for each request together."""
+        by_pool: dict[MatcherPool, list[GrammarState]] = {}
+        for state in states:
+            if state.bits is None:
+                by_pool.setdefault(state.pool, []).append(state)
+        for pool, lacking in by_pool.items():
+            found = pool.look_up([state.position for state in lacking])
+            for state, (bits, is_accepting) in zip(lacking, found, strict=True):
+                state.bits, state.is_accepting = bits, is_accepting

@@ -1,0 +1,40 @@
+"""Positions in a forest: paths that share what they have in common (grammars, functions)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from dsbd_ort.decoding.constraint import States
+
+
+class Position:
+    """End of a path: its last token and the position before.
+
+    It holds nothing else, because it lives as long as any path that goes through it.
+    """
+
+    __slots__ = ("depth", "parent", "token")
+
+    def __init__(self, parent: Position | None, token: int) -> None:
+        """Stand one token behind ``parent``; None is the beginning, whose token is unused."""
+        self.parent = parent
+        self.token = token
+        self.depth: int = 0 if parent is None else parent.depth + 1
+
+    def tokens(self) -> list[int]:
+        """Return the tokens of this path."""
+        found = []
+        position = self
+        while position.parent is not None:
+            found.append(position.token)
+            position = position.parent
+        return found[::-1]
+
+
+def object_states(states: Sequence[object]) -> States:
+    """Return an array of objects, (n,)."""
+    array = np.empty(len(states), dtype=np.object_)
+    array[:] = states
+    return array

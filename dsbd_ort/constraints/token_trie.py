@@ -1,0 +1,246 @@
+"""Trie of the valid token sequences (item ids, labels, names), in compressed sparse rows.
+
+Nodes are numbered level by level, and within a level by parent, then token. So the edges of a node
+are one row of ``tokens``, in increasing order, and edge e leads to node e + 1. The sequences
+[5], [5, 7] and [6, 7] make
+
+    node            0     1    2    3    4
+    sequence        []    5    6    57   67
+    row_offsets     0     2    3    4    4   4
+    is_end          no    yes  no   yes  yes
+    tokens, by edge       5    6    7    7
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsbd_ort.constraints.trie_build import trie_of
+from dsbd_ort.constraints.trie_file import (
+    TrieArrays,
+    is_trie_file,
+    map_arrays,
+    read_sequences,
+    write_arrays,
+)
+from dsbd_ort.decoding.constraint import States, TokenLists
+from dsbd_ort.decoding.errors import ConstraintError
+
+End = Literal["leaf", "eos"]
+
+_MANY_STATES = 64
+"""From here on, one search in all rows costs less than one search a row."""
+
+
+class TokenTrie:
+    """Constraint to the sequences of a trie; the state of a path is its node.
+
+    With ``end="leaf"`` a path ends at a leaf as it is, without an end-of-sequence token; with
+    ``end="eos"`` such a token follows there, and counts in log-probability and score. A sequence
+    that others continue (5 in the example above) may end with an end-of-sequence token either way.
+    Tries are immutable and compare by their sequences. One that is a mapped file is pickled as the
+    path of the file.
+    """
+
+    def __init__(self, arrays: TrieArrays, *, end: End = "leaf", path: Path | None = None) -> None:
+        """Take the arrays of a trie; ``from_sequences`` and its siblings make them."""
+        if end not in ("leaf", "eos"):
+            raise ConstraintError(f"end is {end!r}; a trie ends with 'leaf' or 'eos'")
+        self.end: End = end
+        self.path = path
+        self._arrays = arrays
+        self._row_offsets = arrays.row_offsets
+        self._tokens = arrays.tokens
+        self._is_end = arrays.is_end
+        self._view = arrays.tokens.data  # bisect reads this view faster than the array
+
+    @classmethod
+    def from_sequences(cls, sequences: Iterable[Sequence[int]], *, end: End = "leaf") -> TokenTrie:
+        """Build the trie of token sequences of any lengths, in any order; repeats are fine."""
+        sequences = sequences if isinstance(sequences, Sequence) else list(sequences)
+        lengths = np.fromiter(map(len, sequences), dtype=np.int64, count=len(sequences))
+        ids = map(operator.index, itertools.chain.from_iterable(sequences))
+        flat = np.fromiter(ids, dtype=np.int64, count=int(lengths.sum()))
+        if flat.min(initial=0) < 0:
+            raise ConstraintError(f"a sequence has the token id {flat.min()}; they are 0 or more")
+        return cls(trie_of(flat, np.cumsum(lengths) - lengths, lengths), end=end)
+
+    @classmethod
+    def from_array(cls, array: NDArray[Any], *, end: End = "leaf") -> TokenTrie:
+        """Build the trie of the rows of ``array``.
+
+        Args:
+            array: (num_sequences, longest) integers. Shorter sequences are padded with -1 at their
+                end.
+            end: as in the class.
+        """
+        if array.ndim != 2 or not np.issubdtype(array.dtype, np.integer):
+            raise ConstraintError(
+                f"the sequences are an array of {array.dtype} with {array.ndim} dimensions; give "
+                "integers, one sequence a row, padded with -1"
+            )
+        lengths = np.zeros(len(array), dtype=np.int64)
+        is_wrong = np.zeros(len(array), dtype=np.bool_)
+        for depth, column in enumerate(array.T):
+            is_token = column >= 0
+            is_wrong |= is_token & (lengths < depth) | (column < -1)
+            lengths += is_token
+        if is_wrong.any():
+            row = int(np.argmax(is_wrong))
+            raise ConstraintError(
+                f"row {row} of the sequences is {array[row].tolist()}; token ids are 0 or more, "
+                "and -1 stands only behind the last one"
+            )
+        starts = np.arange(len(array), dtype=np.int64) * array.shape[1]
+        return cls(trie_of(array.reshape(-1), starts, lengths), end=end)
+
+    @classmethod
+    def from_texts(
+        cls, texts: Iterable[str], encode: Callable[[str], Sequence[int]], *, end: End = "leaf"
+    ) -> TokenTrie:
+        """Build the trie of texts, each in the one spelling that ``encode`` gives it.
+
+        ``encode`` must add no special tokens. ``Choice`` takes every spelling of its texts.
+        """
+        return cls.from_sequences([encode(text) for text in texts], end=end)
+
+    @classmethod
+    def from_file(cls, path: str | Path, *, end: End | None = None) -> TokenTrie:
+        """Build or map the trie of a file.
+
+        A ``.npy`` file holds the array of ``from_array``; what ``save`` wrote is mapped; any other
+        file is text, with the token ids of one sequence on each line. ``end=None`` is what a saved
+        trie says, and else "leaf".
+        """
+        path = Path(path)
+        if is_trie_file(path):
+            return cls.load(path, end=end)
+        found = read_sequences(path)
+        if isinstance(found, np.ndarray):
+            return cls.from_array(found, end=end or "leaf")
+        flat, lengths = found
+        return cls(trie_of(flat, np.cumsum(lengths) - lengths, lengths), end=end or "leaf")
+
+    @classmethod
+    def load(cls, path: str | Path, *, end: End | None = None) -> TokenTrie:
+        """Map a trie that ``save`` wrote: processes share its pages, and unused ones stay on disk.
+
+        ``end=None`` is the saved one.
+        """
+        arrays, saved_end = map_arrays(Path(path))
+        return cls(arrays, end=end or ("eos" if saved_end == "eos" else "leaf"), path=Path(path))
+
+    def save(self, path: str | Path) -> None:
+        """Write the trie to one file, for ``load``."""
+        write_arrays(Path(path), self._arrays, self.end)
+
+    @property
+    def name(self) -> str:
+        """What errors call this trie."""
+        if self.path is not None:
+            return f"the token trie {str(self.path)!r}"
+        return f"the token trie of {self.num_nodes} nodes"
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of different prefixes of the sequences, the empty one included."""
+        return len(self._is_end)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the arrays, mapped or not."""
+        return self._row_offsets.nbytes + self._tokens.nbytes + self._is_end.nbytes
+
+    def start(self, prompt_ids: Sequence[int]) -> States:
+        """Return the root, (1,) int64, whatever the prompt is."""
+        return np.zeros(1, dtype=np.int64)
+
+    def advance(self, states: States, tokens: NDArray[np.int64]) -> States:
+        """Return the children of these nodes by these tokens, (n,) int64."""
+        starts, ends = self._row_offsets[states], self._row_offsets[states + 1]
+        if len(states) > _MANY_STATES:
+            edges = _find_at_once(self._tokens, starts, ends, tokens)
+        else:
+            edges = self._find_one_by_one(starts, ends, tokens)
+        is_known = (edges < ends) & (self._tokens.take(edges, mode="clip") == tokens)
+        if not is_known.all():
+            wrong = int(np.argmin(is_known))
+            raise ConstraintError(
+                f"{self.name} has no token {int(tokens[wrong])} after node {int(states[wrong])}; "
+                "a path advances by the tokens that are allowed there"
+            )
+        return edges + 1
+
+    def allowed(self, states: States) -> TokenLists:
+        """Return the tokens of the edges of these nodes."""
+        starts, ends = self._row_offsets[states], self._row_offsets[states + 1]
+        rows = [self._tokens[a:b] for a, b in zip(starts.tolist(), ends.tolist(), strict=True)]
+        empty = np.empty(0, dtype=np.int64)
+        return TokenLists(
+            tokens=np.concatenate([empty, *rows]), counts=(ends - starts).astype(np.int64)
+        )
+
+    def accepts(self, states: States) -> NDArray[np.bool_]:
+        """Return at which of these nodes a sequence ends."""
+        return self._is_end[states]
+
+    def has_ended(self, states: States) -> NDArray[np.bool_]:
+        """Return which nodes are leaves, all False with ``end="eos"``."""
+        if self.end == "eos":
+            return np.zeros(len(states), dtype=np.bool_)
+        is_leaf: NDArray[np.bool_] = self._row_offsets[states] == self._row_offsets[states + 1]
+        return is_leaf
+
+    def _find_one_by_one(
+        self, starts: NDArray[Any], ends: NDArray[Any], tokens: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Return the first edge of each row whose token is not lower, the row's end if none."""
+        rows = zip(tokens.tolist(), starts.tolist(), ends.tolist(), strict=True)
+        found = [bisect.bisect_left(self._view, token, a, b) for token, a, b in rows]
+        return np.array(found, dtype=np.int64)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, TokenTrie):
+            return NotImplemented
+        return self is other or (self.end == other.end and self._arrays.equal(other._arrays))
+
+    def __hash__(self) -> int:
+        return hash((self.end, self.num_nodes))
+
+    def __reduce__(self) -> tuple[Callable[..., TokenTrie], tuple[Any, ...]]:
+        if self.path is not None:
+            return _load, (self.path.absolute(), self.end)
+        return _restore, (self._arrays, self.end)
+
+
+def _find_at_once(
+    all_tokens: NDArray[np.int32],
+    starts: NDArray[Any],
+    ends: NDArray[Any],
+    tokens: NDArray[np.int64],
+) -> NDArray[np.int64]:
+    """Return what ``_find_one_by_one`` does, by a binary search in all rows together."""
+    edges, sizes = starts.astype(np.int64), (ends - starts).astype(np.int64)
+    for _ in range(int(sizes.max()).bit_length()):
+        halves = sizes >> 1
+        is_lower = all_tokens.take(edges + halves, mode="clip") < tokens
+        is_lower &= sizes > 0
+        edges += np.where(is_lower, halves + 1, 0)
+        sizes = np.where(is_lower, sizes - halves - 1, halves)
+    return edges
+
+
+def _load(path: Path, end: End) -> TokenTrie:
+    return TokenTrie.load(path, end=end)
+
+
+def _restore(arrays: TrieArrays, end: End) -> TokenTrie:
+    return TokenTrie(arrays, end=end)

@@ -1,0 +1,139 @@
+"""Arrays of a trie, made of token sequences: sorted once, then read off level by level.
+
+Each sequence is packed into one integer, so that millions are sorted in a second. Ids of b bits
+fill 63 bits with few tokens; longer sequences are packed piece by piece, each piece behind the
+number of the node that the sequence has reached before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsbd_ort.constraints.trie_file import TrieArrays
+from dsbd_ort.decoding.errors import ConstraintError
+
+_MAX_TOKEN = np.iinfo(np.int32).max
+_KEY_BITS = 63
+
+
+@dataclass(frozen=True, slots=True)
+class _Level:
+    """Nodes of one level, by parent, then token.
+
+    Attributes:
+        parents: (num_nodes,) int64. Number of each node's parent within its own level.
+        tokens: (num_nodes,) int32.
+        is_end: (num_nodes,) bool. Whether a sequence ends there.
+    """
+
+    parents: NDArray[np.int64]
+    tokens: NDArray[np.int32]
+    is_end: NDArray[np.bool_]
+
+
+def trie_of(
+    flat: NDArray[Any], starts: NDArray[np.int64], lengths: NDArray[np.int64]
+) -> TrieArrays:
+    """Return the trie of the sequences ``flat[start:start + length]``, in any order."""
+    _check(flat, lengths)
+    counts, tokens, is_end = [], [], [np.zeros(1, dtype=np.bool_)]
+    for level in _levels(flat, starts, lengths):
+        counts.append(np.bincount(level.parents, minlength=len(is_end[-1])))
+        tokens.append(level.tokens)
+        is_end.append(level.is_end)
+    counts.append(np.zeros(len(is_end[-1]), dtype=np.int64))
+    row_offsets = np.concatenate([np.zeros(1, dtype=np.int64), *counts]).cumsum()
+    fits = row_offsets[-1] <= np.iinfo(np.int32).max
+    return TrieArrays(
+        row_offsets=row_offsets.astype(np.int32) if fits else row_offsets,
+        tokens=np.concatenate(tokens),
+        is_end=np.concatenate(is_end),
+    )
+
+
+def _check(flat: NDArray[Any], lengths: NDArray[np.int64]) -> None:
+    if not len(lengths):
+        raise ConstraintError("a token trie of no sequences; give one at least")
+    if not lengths.all():
+        raise ConstraintError(
+            f"sequence {int(np.argmin(lengths))} is empty; give every sequence one token at least"
+        )
+    highest = int(flat.max())
+    if highest > _MAX_TOKEN:
+        raise ConstraintError(f"a sequence has the token id {highest}; the most is {_MAX_TOKEN}")
+
+
+def _levels(
+    flat: NDArray[Any], starts: NDArray[np.int64], lengths: NDArray[np.int64]
+) -> Iterator[_Level]:
+    """Yield the levels below the root, piece of the sequences by piece."""
+    token_bits = (int(flat.max()) + 1).bit_length()  # of a token id plus 1; 0 is no token
+    nodes, num_nodes = np.zeros(len(starts), dtype=np.int64), 1
+    while len(nodes):
+        bits_left = _KEY_BITS - (num_nodes - 1).bit_length() - 1
+        depths = min(bits_left // token_bits, int(lengths.max()))
+        keys = nodes
+        for depth in range(depths):
+            keys <<= token_bits
+            keys |= _codes(flat, starts, lengths, depth)
+        goes_on = lengths > depths
+        keys <<= 1
+        keys |= goes_on
+        order = np.argsort(keys) if goes_on.any() else None
+        if order is None:
+            keys.sort()
+        else:
+            keys = keys[order]
+        ranks = yield from _levels_of(keys, depths, token_bits)
+        if order is None:
+            return
+        nodes, num_nodes = np.empty_like(ranks), int(ranks[-1]) + 1
+        nodes[order] = ranks
+        nodes, starts, lengths = nodes[goes_on], starts[goes_on] + depths, lengths[goes_on] - depths
+
+
+def _codes(
+    flat: NDArray[Any], starts: NDArray[np.int64], lengths: NDArray[np.int64], depth: int
+) -> NDArray[np.int64]:
+    """Return the token of each sequence at a depth, plus 1; 0 behind its last."""
+    if depth < lengths.min():
+        return flat[starts + depth].astype(np.int64) + 1
+    is_there = depth < lengths
+    codes = np.zeros(len(starts), dtype=np.int64)
+    codes[is_there] = flat[starts[is_there] + depth]
+    return codes + is_there
+
+
+def _levels_of(
+    keys: NDArray[np.int64], depths: int, token_bits: int
+) -> Generator[_Level, None, NDArray[np.int64]]:
+    """Yield the levels of one piece; return each key's node in the last of them.
+
+    Args:
+        keys: (num_sequences,) int64, sorted. From the high bits to the low ones: the node reached
+            before, ``depths`` codes of ``token_bits`` bits, and 1 if the sequence goes on.
+        depths: how many tokens a piece has.
+        token_bits: how many bits a code has.
+    """
+    mask = (1 << token_bits) - 1
+    ranks = keys >> depths * token_bits + 1
+    for depth in range(depths):
+        shift = (depths - 1 - depth) * token_bits + 1
+        prefixes = keys >> shift
+        is_there = (prefixes & mask) > 0
+        is_new = np.diff(prefixes, prepend=-1) > 0
+        is_new &= is_there
+        first = np.flatnonzero(is_new)
+        parents, tokens = ranks[first], (prefixes[first] & mask) - 1
+        ranks = np.cumsum(is_new) - 1
+        next_bits = 1 if shift == 1 else token_bits
+        ends_here = is_there & ((keys >> shift - next_bits & (1 << next_bits) - 1) == 0)
+        is_end = np.zeros(len(first), dtype=np.bool_)
+        is_end[ranks[ends_here]] = True
+        yield _Level(parents, tokens.astype(np.int32), is_end)
+    return ranks

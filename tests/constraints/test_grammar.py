@@ -1,0 +1,158 @@
+"""Specifications of grammars: what they let through, how they compare, what they refuse."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+
+import pytest
+
+from dsbd_ort.constraints import Choice, JsonObject, JsonSchema, Lark, Regex
+from dsbd_ort.decoding.errors import ConstraintError
+from tests.constraints.forest_of_states import accepts_text, grammar_tokenizer
+
+PAIR = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"type": "integer"}}}
+ODD = [
+    'a"b',
+    "c\\d",
+    "\n\t\r",
+    "/",
+    "\x7f",
+    "".join(map(chr, range(1, 32))),
+    "😀é日",
+    "(x|y)*",
+    " ",
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return grammar_tokenizer()
+
+
+@pytest.mark.parametrize(
+    ("grammar", "texts", "others"),
+    [
+        (Regex("[0-9]{2}/a"), ["12/a"], ["12", "12/ab", "1/a", ""]),
+        (Regex(""), [""], ["a"]),
+        (Regex("a\nb"), ["a\nb"], ["ab"]),
+        (Choice(["a", "ab", "b"]), ["a", "ab", "b"], ["", "aa", "ba"]),
+        (Choice(["", "x"]), ["", "x"], ["xx"]),
+        (Choice(ODD), ODD, ["a", "(x", "x"]),
+        (Lark('start: "a" start "b" | "c"'), ["c", "acb", "aacbb"], ["acbb", "a"]),
+        (JsonObject(), ["{}", '{"a":[1,{"b":null}]}'], ["[]", '{"a": 1}', '{"a":1', "{} "]),
+        (JsonObject(", ", ": "), ['{"a": [1, 2]}'], ['{"a":[1,2]}']),
+        (JsonObject(flexible_whitespace=True), ['{"a":1}', '{\n  "a" : 1\n}'], ["{"]),
+        (JsonSchema({}), ["1", '"x"', "[true]", "{}"], ["", "tru"]),
+        (JsonSchema(PAIR), ['{"b":1,"a":2}', '{"b":1}'], ['{"a":1,"b":2}', '{"b":1, "a":2}']),
+        (JsonSchema(PAIR, item_separator=", "), ['{"b":1, "a":2}'], ['{"b":1,"a":2}']),
+        (JsonSchema(PAIR, flexible_whitespace=True), ['{"b": 1,"a":2}'], ['{"a":2,"b":1}']),
+        (
+            JsonSchema({**PAIR, "x-guidance": {"key_separator": ": "}}),
+            ['{"b": 1,"a": 2}'],
+            ['{"b":1,"a":2}', '{"b": 1, "a": 2}'],
+        ),
+    ],
+    ids=lambda value: value.name if hasattr(value, "name") else "",
+)
+def test_texts_that_a_grammar_lets_through(tokenizer, grammar, texts, others):
+    constraint = grammar.bind(tokenizer)
+    assert [text for text in texts if not accepts_text(constraint, text)] == []
+    assert [text for text in others if accepts_text(constraint, text)] == []
+
+
+def test_a_choice_of_many(tokenizer):
+    texts = [f"item {number:05d}" for number in range(20_000)]
+    constraint = Choice(texts).bind(tokenizer)
+    assert accepts_text(constraint, texts[12345])
+    assert not accepts_text(constraint, "item 20000")
+
+
+def test_specifications_compare_hash_and_pickle():
+    made = [
+        Regex("a"),
+        Regex("b"),
+        Choice(["a", "b"]),
+        Choice(["b", "a"]),
+        Lark("start: x"),
+        JsonObject(),
+        JsonObject(flexible_whitespace=True),
+        JsonSchema(PAIR),
+        JsonSchema(PAIR, item_separator=", "),
+    ]
+    assert len(set(made)) == len(made)
+    for specification in made:
+        assert pickle.loads(pickle.dumps(specification)) == specification
+    assert Choice(["a", "b"]) == Choice(text for text in ("a", "b"))
+    assert JsonSchema(PAIR) == JsonSchema(
+        '{"type": "object", "properties": {"b": {"type": "integer"}, "a": {"type": "integer"}}}'
+    )
+    reordered = {"type": "object", "properties": dict(reversed(PAIR["properties"].items()))}
+    assert JsonSchema(PAIR) != JsonSchema(reordered)  # properties come in the order of the schema
+
+
+def test_a_schema_that_changes_later_changes_nothing():
+    schema = {"type": "string"}
+    made = JsonSchema(schema)
+    schema["type"] = "integer"
+    assert made == JsonSchema({"type": "string"})
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Regex(5), "a regex is 5; give a string"),
+        (lambda: Regex("a\ud800"), "a regex, 'a.*, has a lone surrogate"),
+        (lambda: Choice([]), r"a choice of \[\]; give a list"),
+        (lambda: Choice("abc"), "a choice of 'abc'; give a list"),
+        (lambda: Choice(["a", 5]), "a text of a choice is 5; give a string"),
+        (lambda: Lark(None), "a Lark grammar is None; give a string"),
+        (lambda: JsonSchema("nope"), "the JSON schema 'nope' is no JSON: Expecting value"),
+        (lambda: JsonSchema("[1]"), r"the JSON schema '\[1\]' is no object"),
+        (lambda: JsonSchema(True), "the JSON schema 'true' is no object"),
+        (lambda: JsonSchema({"a": object()}), "is no JSON: .*object"),
+        (lambda: JsonSchema({"minimum": float("nan")}), "is no JSON: Out of range float"),
+    ],
+)
+def test_senseless_specifications_are_refused(make, message):
+    with pytest.raises(ConstraintError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("grammar", "message"),
+    [
+        (Regex("[0-9"), r"the regex '\[0-9' .*unclosed character class"),
+        (Regex("(?=a)b"), r"the regex '\(\?=a\)b' .*look-around"),
+        (Regex("[a--a]b"), r"the regex '\[a--a\]b' is no grammar that can be followed"),
+        (Lark("start: foo"), "the Lark grammar 'start: foo' .*unknown name"),
+        (JsonSchema({"type": "foo"}), "the JSON schema .*Invalid type: foo"),
+        (JsonSchema({"type": "array", "uniqueItems": True}), 'Unimplemented keys: ."uniqueItems"'),
+        (JsonSchema({"allOf": [{"type": "string"}, {"type": "null"}]}), "Unsatisfiable schema"),
+        (JsonSchema({"$ref": "#/$defs/x"}), "the JSON schema .*does not exist"),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_invalid_grammars_name_themselves(tokenizer, grammar, message):
+    with pytest.raises(ConstraintError, match=message) as error:
+        grammar.bind(tokenizer)
+    assert "\n" not in str(error.value)
+
+
+def test_grammars_without_llguidance():
+    code = """
+import sys
+sys.modules["llguidance"] = None
+from dsbd_ort.constraints import GrammarTokenizer, Regex
+Regex("a")
+try:
+    GrammarTokenizer("{}", vocab_size=1, eos_token_ids=[])
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.startswith("ConstraintError grammars need a package that is not installed")
+    assert "pip install" in done.stdout and "'.[grammar]'" in done.stdout

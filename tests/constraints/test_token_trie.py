@@ -1,0 +1,239 @@
+"""Tries against brute force over their sets of sequences, and their files."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from dsbd_ort.constraints.token_trie import TokenTrie
+from dsbd_ort.decoding.errors import ConstraintError
+
+EXAMPLE = [[5], [5, 7], [6, 7]]
+LONG = [[2**31 - 1, k, 2**31 - 1, *range(k)] for k in range(1, 40)]  # packed in many pieces
+
+tokens = st.one_of(st.integers(0, 4), st.integers(0, 2**31 - 1))
+sequence_lists = st.lists(st.lists(tokens, min_size=1, max_size=7), min_size=1, max_size=20)
+
+
+def prefixes_of(sequences):
+    """Return all prefixes, shorter ones first, then in order: the numbering of the nodes."""
+    found = {tuple(s[:k]) for s in sequences for k in range(len(s) + 1)}
+    return sorted(found, key=lambda prefix: (len(prefix), prefix))
+
+
+def rows_of(lists):
+    return [row.tolist() for row in np.split(lists.tokens, np.cumsum(lists.counts)[:-1])]
+
+
+def padded(sequences):
+    array = np.full((len(sequences), max(map(len, sequences))), -1, dtype=np.int64)
+    for row, sequence in zip(array, sequences, strict=True):
+        row[: len(sequence)] = sequence
+    return array
+
+
+def assert_is_trie_of(trie, sequences):
+    """Walk every prefix and compare what follows, and what ends there, with the set."""
+    prefixes = prefixes_of(sequences)
+    valid = {tuple(s) for s in sequences}
+    assert trie.num_nodes == len(prefixes)
+    nodes = {(): trie.start([1, 2])}
+    for prefix in prefixes[1:]:
+        nodes[prefix] = trie.advance(nodes[prefix[:-1]], np.array(prefix[-1:], dtype=np.int64))
+    states = np.concatenate([nodes[prefix] for prefix in prefixes])
+    assert states.dtype == np.int64
+    followers = [
+        sorted({p[-1] for p in prefixes if len(p) == len(prefix) + 1 and p[:-1] == prefix})
+        for prefix in prefixes
+    ]
+    assert rows_of(trie.allowed(states)) == followers
+    assert trie.accepts(states).tolist() == [prefix in valid for prefix in prefixes]
+    is_leaf = [not f for f in followers]
+    ended = is_leaf if trie.end == "leaf" else [False] * len(prefixes)
+    assert trie.has_ended(states).tolist() == ended
+    for one in range(len(states)):
+        assert rows_of(trie.allowed(states[one : one + 1])) == [followers[one]]
+        assert trie.accepts(states[one : one + 1]).tolist() == [prefixes[one] in valid]
+
+
+@settings(deadline=None, max_examples=200)
+@given(sequence_lists, st.sampled_from(["leaf", "eos"]))
+@example(LONG, "leaf")
+@example(EXAMPLE, "eos")
+def test_tries_are_their_sets_of_sequences(sequences, end):
+    trie = TokenTrie.from_sequences(sequences, end=end)
+    assert_is_trie_of(trie, sequences)
+    assert trie == TokenTrie.from_array(padded(sequences), end=end)
+    assert trie == TokenTrie.from_sequences([*sequences[::-1], sequences[0]], end=end)
+    assert hash(trie) == hash(TokenTrie.from_array(padded(sequences), end=end))
+
+
+def test_the_example_of_the_docstring():
+    arrays = TokenTrie.from_sequences(EXAMPLE)._arrays
+    assert arrays.row_offsets.tolist() == [0, 2, 3, 4, 4, 4]
+    assert arrays.tokens.tolist() == [5, 6, 7, 7]
+    assert arrays.is_end.tolist() == [False, True, False, True, True]
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.integers(1, 400), st.integers(0, 2**32 - 1))
+def test_many_states_advance_as_single_ones_do(num_states, seed):
+    rng = np.random.default_rng(seed)
+    rows = rng.integers(0, 40, (300, 3))
+    rows[rng.random(300) < 0.3, 2] = -1
+    trie = TokenTrie.from_array(rows)
+    states = np.zeros(num_states, dtype=np.int64)
+    for _ in range(2):
+        lists = rows_of(trie.allowed(states))
+        chosen = np.array([rng.choice(row) if row else -1 for row in lists])
+        states, chosen = states[chosen >= 0], chosen[chosen >= 0]
+        children = trie.advance(states, chosen)
+        alone = [trie.advance(states[k : k + 1], chosen[k : k + 1])[0] for k in range(len(states))]
+        assert children.tolist() == alone
+        states = children
+
+
+def test_advancing_leaves_the_states_as_they_were():
+    trie = TokenTrie.from_sequences(EXAMPLE)
+    for num_states in (1, 100):
+        states = np.zeros(num_states, dtype=np.int64)
+        fives = trie.advance(states, np.full(num_states, 5))
+        sixes = trie.advance(states, np.full(num_states, 6))
+        assert states.tolist() == [0] * num_states
+        assert (fives.tolist(), sixes.tolist()) == ([1] * num_states, [2] * num_states)
+
+
+@pytest.mark.parametrize("num_states", [1, 100])
+@pytest.mark.parametrize(("node", "token"), [(0, 4), (0, 8), (1, 6), (4, 7), (3, 0), (2, 2**40)])
+def test_a_token_that_is_not_allowed_is_refused(num_states, node, token):
+    trie = TokenTrie.from_sequences(EXAMPLE)
+    with pytest.raises(ConstraintError, match=rf"has no token {token} after node {node}; a path"):
+        trie.advance(np.full(num_states, node), np.full(num_states, token))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: TokenTrie.from_sequences([]), "of no sequences"),
+        (lambda: TokenTrie.from_sequences([[1], []]), "sequence 1 is empty"),
+        (lambda: TokenTrie.from_sequences([[1], [2, -1]]), "the token id -1; they are 0 or more"),
+        (lambda: TokenTrie.from_sequences([[2**31]]), "token id 2147483648; the most"),
+        (lambda: TokenTrie.from_array(np.array([[1, 2], [-1, -1]])), "sequence 1 is empty"),
+        (lambda: TokenTrie.from_array(np.array([[1, 2], [-1, 2]])), r"row 1 .* is \[-1, 2\]"),
+        (lambda: TokenTrie.from_array(np.array([[1, -2]])), r"row 0 .* is \[1, -2\]"),
+        (lambda: TokenTrie.from_array(np.array([1, 2])), "with 1 dimensions; give integers"),
+        (lambda: TokenTrie.from_array(np.array([[1.0]])), "array of float64"),
+        (lambda: TokenTrie.from_array(np.empty((0, 3), dtype=int)), "of no sequences"),
+        (lambda: TokenTrie.from_array(np.empty((3, 0), dtype=int)), "sequence 0 is empty"),
+        (lambda: TokenTrie.from_sequences([[1]], end="stop"), "end is 'stop'"),
+    ],
+)
+def test_senseless_sequences_are_refused(make, message):
+    with pytest.raises(ConstraintError, match=message):
+        make()
+
+
+def test_token_ids_are_integers():
+    with pytest.raises(TypeError):
+        TokenTrie.from_sequences([[1.5]])
+
+
+def test_texts_in_one_spelling():
+    trie = TokenTrie.from_texts(["ab", "b"], lambda text: [ord(c) for c in text], end="eos")
+    assert_is_trie_of(trie, [[97, 98], [98]])
+
+
+@pytest.mark.parametrize("end", ["leaf", "eos"])
+def test_saved_tries_are_mapped(tmp_path, end):
+    rows = np.random.default_rng(3).integers(0, 1000, (5000, 3))
+    made = TokenTrie.from_array(rows, end=end)
+    made.save(tmp_path / "items.trie")
+    assert [p.name for p in tmp_path.iterdir()] == ["items.trie"]
+    for found in (
+        TokenTrie.load(tmp_path / "items.trie"),
+        TokenTrie.from_file(str(tmp_path / "items.trie")),
+    ):
+        assert found == made and found.end == end
+        assert not found._tokens.flags.owndata and not found._tokens.flags.writeable
+        children = found.advance(np.zeros(2, dtype=np.int64), rows[:2, 0])
+        assert rows_of(found.allowed(children)) == rows_of(made.allowed(children))
+        assert "items.trie" in found.name
+    assert TokenTrie.load(tmp_path / "items.trie", end="eos").end == "eos"
+
+
+def test_a_mapped_trie_is_pickled_as_its_path(tmp_path, monkeypatch):
+    made = TokenTrie.from_array(np.random.default_rng(0).integers(0, 99, (2000, 2)), end="eos")
+    assert pickle.loads(pickle.dumps(made)) == made
+    made.save(tmp_path / "items.trie")
+    monkeypatch.chdir(tmp_path)
+    mapped = TokenTrie.load("items.trie", end="leaf")
+    pickled = pickle.dumps(mapped)
+    assert len(pickled) < 500
+    monkeypatch.chdir("/")
+    again = pickle.loads(pickled)
+    assert again == mapped and again.end == "leaf" and again != made
+
+
+def test_text_files_and_arrays(tmp_path):
+    (tmp_path / "items.txt").write_text("5\n5 7\r\n6\t7")
+    assert_is_trie_of(TokenTrie.from_file(tmp_path / "items.txt", end="eos"), EXAMPLE)
+    np.save(tmp_path / "items.npy", padded(EXAMPLE).astype(np.int16))
+    assert_is_trie_of(TokenTrie.from_file(tmp_path / "items.npy"), EXAMPLE)
+
+
+def test_a_text_of_many_blocks(tmp_path, monkeypatch):
+    monkeypatch.setattr("dsbd_ort.constraints.trie_file._BLOCK", 50)
+    rng = np.random.default_rng(1)
+    rows = [rng.integers(0, 10**6, rng.integers(1, 5)).tolist() for _ in range(200)]
+    text = "\n".join(" ".join(map(str, row)) for row in rows)
+    (tmp_path / "items.txt").write_text(text + "\n")
+    assert TokenTrie.from_file(tmp_path / "items.txt") == TokenTrie.from_sequences(rows)
+    (tmp_path / "items.txt").write_text(text + "\n7 x\n")
+    with pytest.raises(ConstraintError, match=r"line 201 of .*items.txt has the byte b'x'"):
+        TokenTrie.from_file(tmp_path / "items.txt")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("1 2\n\n3\n", "line 2 of .* is empty"),
+        ("1\n \n", "line 2 of .* is empty"),
+        ("1\n2 -3\n", "line 2 of .* has the byte b'-'"),
+        ("1\n2,3\n", "line 2 of .* has the byte b','"),
+        ("1\n12345678901\n", "line 2 of .* has an id of 11 digits"),
+        ("3000000000\n", "token id 3000000000; the most"),
+        ("", "is empty; give the token ids"),
+    ],
+)
+def test_invalid_text_files(tmp_path, text, message):
+    (tmp_path / "items.txt").write_text(text)
+    with pytest.raises(ConstraintError, match=message):
+        TokenTrie.from_file(tmp_path / "items.txt")
+
+
+def test_files_that_hold_no_trie(tmp_path):
+    trie = TokenTrie.from_sequences(EXAMPLE)
+    with pytest.raises(ConstraintError, match=r"does not end in \.trie"):
+        trie.save(tmp_path / "items.bin")
+    with pytest.raises(ConstraintError, match=r"absent\.txt cannot be read \(No such file"):
+        TokenTrie.from_file(tmp_path / "absent.txt")
+    with pytest.raises(ConstraintError, match=r"absent\.trie cannot be read \(No such file"):
+        TokenTrie.load(tmp_path / "absent.trie")
+    (tmp_path / "bad.npy").write_bytes(b"no array")
+    with pytest.raises(ConstraintError, match=r"bad\.npy is no \.npy file of integers"):
+        TokenTrie.from_file(tmp_path / "bad.npy")
+    trie.save(tmp_path / "items.trie")
+    whole = (tmp_path / "items.trie").read_bytes()
+    for size in range(0, len(whole), 7):
+        (tmp_path / "items.trie").write_bytes(whole[:size])
+        with pytest.raises(ConstraintError, match=r"items\.trie is no saved trie, or not whole"):
+            TokenTrie.load(tmp_path / "items.trie")
+    changed = bytearray(whole)
+    changed[128] = 9  # the version, behind its header
+    (tmp_path / "items.trie").write_bytes(changed)
+    with pytest.raises(ConstraintError, match=r"begins with \[9, 0\], a trie of this release"):
+        TokenTrie.load(tmp_path / "items.trie")
