@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import Any, Unpack, cast, overload
 import numpy as np
 
 from dsbd_errors import DsbdError
+from dsbd_ort.constraints import GrammarTokenizer
 from dsbd_ort.decoding import (
     DecodeResult,
     DecodingConfig,
@@ -23,6 +25,7 @@ from dsbd_ort.decoding import (
     result_of,
 )
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder, decoded_together
+from dsbd_ort.decoding.constraint import Constraint
 from dsbd_ort.decoding.cost_curve import Costs, LearnedCosts
 from dsbd_ort.decoding.decode import Iterations, iterations_of
 from dsbd_ort.decoding.set_up import check_decodable
@@ -53,7 +56,7 @@ from dsbd_ort.results import (
     TextStream,
     text_until_stop,
 )
-from dsbd_runtime.bundle import Bundle, open_bundle
+from dsbd_runtime.bundle import TOKENIZER_FILE, Bundle, open_bundle
 from dsbd_runtime.causal_lm import CausalLM
 from dsbd_runtime.chat_template import ChatTemplate, Message
 from dsbd_runtime.errors import InputError
@@ -283,6 +286,7 @@ class Pipeline:
             config=config,
             rng=np.random.default_rng(config.seed),
             stop=self._stop_search(config),
+            constraint=self._bound(config.constraint),
             trace=trace,
         )
 
@@ -314,6 +318,19 @@ class Pipeline:
         if config.skip_special_tokens:
             return self.tokenizer
         return self.tokenizer.with_special_tokens
+
+    def _bound(self, constraint: Any) -> Constraint | None:
+        """Return a constraint that needs a tokenizer bound to the bundle's; None for another."""
+        return constraint.bind(self._grammar_tokenizer) if hasattr(constraint, "bind") else None
+
+    @functools.cached_property
+    def _grammar_tokenizer(self) -> GrammarTokenizer:
+        target = self.bundle.manifest.target
+        return GrammarTokenizer(
+            (self.bundle.path / TOKENIZER_FILE).read_text("utf-8"),
+            vocab_size=target.vocab_size,
+            eos_token_ids=target.eos_token_ids,
+        )
 
     def _stop_search(self, config: DecodingConfig) -> StopSearch | None:
         if not config.stop_texts:

@@ -66,6 +66,7 @@ class Controls:
             and can no longer be read. Theirs are empty.
         """
         allowed = _Allowed.after(nodes, self.constraint)
+        self._check_known(allowed)
         if not isinstance(logits, tuple):
             return self._of_all(logits, nodes, allowed), np.arange(0)
         found, is_complete = self._of_top(logits, nodes, allowed, is_draft)
@@ -78,6 +79,16 @@ class Controls:
             read = self._of_all(full.read(readable), nodes[readable], allowed.part(readable))
             found = found.replaced(readable, read)
         return found, incomplete[incomplete < full.first_row]
+
+    def _check_known(self, allowed: _Allowed) -> None:
+        vocab_size = len(self.paths.shared_counts)
+        tokens = allowed.listed_tokens
+        if tokens.max(initial=0) >= vocab_size or tokens.min(initial=0) < 0:
+            assert self.constraint is not None  # which has listed them
+            raise ConstraintError(
+                f"{self.constraint.constraint.name} allows token ids from {tokens.min()} to "
+                f"{tokens.max()}; expected 0 to {vocab_size - 1}, the target's vocabulary"
+            )
 
     def check_continues(self, nodes: Nodes, num_candidates: int) -> None:
         """Raise ConstraintError where nothing may follow.
@@ -232,6 +243,11 @@ class _Allowed:
             counts = allowed.counts[rows]
             allowed = TokenLists(allowed.tokens[joined_ranges(begins[rows], counts)], counts)
         return _Allowed(allowed, self._accepts[rows], self._eos)
+
+    @property
+    def listed_tokens(self) -> Tokens:
+        """The tokens of all rows that the constraint lists, (num_tokens,) int64."""
+        return self._allowed.tokens if isinstance(self._allowed, TokenLists) else np.arange(0)
 
     def listed(self) -> Tokens | None:
         """Return the tokens as a table, (num_rows, most) int64 with -1 behind the last of a row.

@@ -77,7 +77,7 @@ def test_a_setting_is_checked_where_it_is_made(made: Callable[..., Any], name: s
     others: dict[str, Any] = {"model_name": "m"} if made is ServingSettings else {}
     others = {"host": "127.0.0.1", "port": 0} if made is listening_socket else others
     for value in WRONG:
-        if value is None and name in ("kv_bytes", "max_prompt_tokens"):
+        if value is None and name in ("kv_bytes", "max_prompt_tokens", "max_new_tokens"):
             continue
         with pytest.raises(InputError, match=f"^{name} is .*; expected"):
             made(**others, **{name: value})

@@ -31,7 +31,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     "enum of all kinds": {"enum": ["x", 1, -2.5, None, True, [1, "y"], {"k": "v"}]},
     "const": {"const": {"kind": "tool", "id": 17}},
     "integer range": {"type": "integer", "minimum": -1000, "maximum": 1000},
-    "number range": {"type": "number", "minimum": -1, "maximum": 1},
+    "number range": {"type": "number", "minimum": -1, "maximum": 1, "multipleOf": 0.01},
     "multiple": {"type": "integer", "minimum": 0, "maximum": 999, "multipleOf": 5},
     "nested": {
         "type": "object",

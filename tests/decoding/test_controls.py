@@ -306,6 +306,12 @@ def test_a_dead_end_names_the_constraint_and_the_path() -> None:
     )
 
 
+def test_a_constraint_beyond_the_vocabulary_is_named() -> None:
+    config = DecodingConfig(strategy="sample", constraint=PathConstraint(99, lambda path: {1, 50}))
+    with pytest.raises(ConstraintError, match="allows token ids from 1 to 50; expected 0 to 10"):
+        decode(tables("decent")[0], None, (0,), config, np.random.default_rng(0))
+
+
 def test_processors_that_leave_nothing_are_named() -> None:
     config = DecodingConfig(strategy="sample", suppress_tokens=list(range(VOCAB)))
     with pytest.raises(ConstraintError, match="leave no token to any beam"):

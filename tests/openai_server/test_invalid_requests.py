@@ -36,17 +36,12 @@ NEUTRAL = {
     "seed": None,
 }
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"presence_penalty": 0.1}, "presence_penalty"),
     ({"frequency_penalty": True}, "frequency_penalty"),
-    ({"logit_bias": {"5": 1}}, "logit_bias"),
     ({"suffix": "x"}, "suffix"),
     ({"echo": True, "stream": True, "logprobs": 1}, "echo"),
     ({"logprobs": 21}, "logprobs"),
     ({"top_logprobs": 2}, "top_logprobs"),
     ({"prompt_logprobs": 2}, "prompt_logprobs"),
-    ({"min_tokens": 2}, "min_tokens"),
-    ({"min_tokens": 2, "ignore_eos": True, "stop": "a"}, "min_tokens"),
-    ({"repetition_penalty": 1.1}, "repetition_penalty"),
     ({"metadata": 5}, "metadata"),
     ({"ignore_eos": True, "eos_token_id": 5}, "ignore_eos"),
     ({"stop_token_ids": [258_000]}, "eos_token_id"),
