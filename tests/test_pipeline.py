@@ -100,9 +100,10 @@ def test_without_prefix_cache_every_prompt_is_computed_anew(tiny_bundle):
 
 
 def test_a_seed_that_nobody_gave_is_random_and_reported(pipeline):
-    found = [pipeline.generate("abc", max_new_tokens=12) for _ in range(8)]
+    drafts = {"max_new_tokens": 12, "draft_length": 3}  # else calls differ, and last bits with them
+    found = [pipeline.generate("abc", **drafts) for _ in range(8)]
     assert len({result.seed for result in found}) == 8
     assert len({tuple(result.sequences[0].token_ids) for result in found}) > 1
     for result in found[:2]:
-        again = pipeline.generate("abc", max_new_tokens=12, seed=result.seed)
+        again = pipeline.generate("abc", seed=result.seed, **drafts)
         assert again.sequences == result.sequences and again.seed == result.seed
