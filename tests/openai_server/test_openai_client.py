@@ -249,6 +249,39 @@ def test_options_come_as_extra_body(client: openai.OpenAI, pipeline: Pipeline) -
     assert answer.model_extra["dsbd"]["requests"][0]["num_draft_tokens"] == 0  # type: ignore[index]
 
 
+PENALTIES: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
+    # (fields of OpenAI, of vLLM, of DecodingConfig)
+    (
+        {"presence_penalty": 1.5, "frequency_penalty": 0.5},
+        {},
+        {"presence_penalty": 1.5, "frequency_penalty": 0.5},
+    ),
+    ({"logit_bias": {"100": 5, "97": -100}}, {}, {"logit_bias": {100: 5, 97: -100}}),
+    (
+        {},
+        {"repetition_penalty": 1.3, "min_p": 0.1, "min_tokens": 4},
+        {"repetition_penalty": 1.3, "min_p": 0.1, "min_new_tokens": 4},
+    ),
+]
+
+
+@pytest.mark.parametrize(("fields", "extra", "options"), PENALTIES)
+def test_penalties_and_biases_are_those_of_the_pipeline(
+    client: openai.OpenAI,
+    pipeline: Pipeline,
+    fields: dict[str, Any],
+    extra: dict[str, Any],
+    options: dict[str, Any],
+) -> None:
+    answer = client.completions.create(
+        model=MODEL, prompt=PROMPT, max_tokens=TOKENS, seed=3, extra_body=extra, **fields
+    )
+    wanted = pipeline.generate(PROMPT, max_new_tokens=TOKENS, seed=3, **options)
+    assert answer.choices[0].text == wanted.sequences[0].text
+    plain = pipeline.generate(PROMPT, max_new_tokens=TOKENS, seed=3)
+    assert wanted.sequences[0].token_ids != plain.sequences[0].token_ids, "without effect"
+
+
 def test_chat_fills_the_template(client: openai.OpenAI, pipeline: Pipeline) -> None:
     messages = [
         {"role": "system", "content": "Be brief."},
