@@ -190,8 +190,8 @@ def prompt_line(fields: dict[str, Any]) -> PromptLine:
     if unknown := sorted(set(options) - _OPTIONS):
         close = did_you_mean(unknown[0], _OPTIONS | _OTHERS)
         expected = close or (
-            "; expected id, prompt or messages, and fields of DecodingConfig: "
-            f"{', '.join(sorted(_OPTIONS))}"
+            "; expected id, prompt or messages, or a field of DecodingConfig (docs/run.md lists "
+            "them)"
         )
         raise InputError(f"the line has {in_short(unknown[0])}{expected}")
     prompt, messages = fields.get("prompt"), fields.get("messages")

@@ -154,7 +154,7 @@ class DecodingConfig:
         known = {field.name for field in fields(cls)}
         if unknown := sorted(set(options) - known, key=str):
             close = did_you_mean(unknown[0], known)
-            expected = close or f"; expected one of {', '.join(sorted(known))}"
+            expected = close or "; expected a field of DecodingConfig (docs/run.md lists them)"
             raise ConfigError(f"unknown option {shown(unknown[0])}{expected}")
         return cls(**options)
 

@@ -284,12 +284,12 @@ OPTION_TABLE = {  # resolved in this order: what decides stands above what it de
     "typical_p": OptionRow(
         domain=Number(0.0, 1.0, is_open=True), needs=(_NO_SEARCH,), neutral=lambda _: (1.0,)
     ),
-    "repetition_penalty": OptionRow(domain=Number(0.0, 1e6, is_open=True)),
+    "repetition_penalty": OptionRow(domain=Number(1e-6, 1e6)),
     "presence_penalty": OptionRow(domain=Number(-1e6, 1e6)),
     "frequency_penalty": OptionRow(domain=Number(-1e6, 1e6)),
     "no_repeat_ngram_size": OptionRow(domain=Whole(0, 1024)),
     "bad_words_ids": OptionRow(domain=TokenSequences(4096, 256)),
-    "logit_bias": OptionRow(domain=Biases(4096, Number(-_LARGEST, _LARGEST))),
+    "logit_bias": OptionRow(domain=Biases(4096, Number(-1e9, 1e9))),
     "suppress_tokens": OptionRow(
         domain=Wholes(Whole(0, _MOST), 65_536, is_ordered=False, noun="token id")
     ),

@@ -36,7 +36,7 @@ REFUSED = [
     (b'{"prompt": 7}', "prompt is 7; expected a text"),
     (b'{"messages": "a"}', "messages is 'a'; expected a list"),
     (b'{"prompt": "a", "beams": 2}', "the line has 'beams'; did you mean 'num_beams'"),
-    (b'{"prompt": "a", "x": 2}', "'x'; expected id, prompt or messages, and fields of"),
+    (b'{"prompt": "a", "x": 2}', "'x'; expected id, prompt or messages, or a field of"),
 ]
 
 

@@ -109,7 +109,7 @@ REFUSED = [  # (options, words of the message)
     ({"seed": -1}, "seed is -1"),
     ({"beams": 3}, "unknown option 'beams'"),
     ({"temprature": 1.0}, "unknown option 'temprature'; did you mean 'temperature'?"),
-    ({"x": 1}, "unknown option 'x'; expected one of accept_threshold, coupling"),
+    ({"x": 1}, "unknown option 'x'; expected a field of DecodingConfig (docs/run.md"),
     ({"strategy": "mjsd", "num_beams": 2}, "num_beams is 2, which means nothing to strategy mjsd"),
     ({"strategy": "mjsd", "width_policy": "threshold"}, "width_policy is 'threshold'"),
     ({"strategy": "beam-search", "coupling": "gumbel"}, "coupling is 'gumbel', which means noth"),

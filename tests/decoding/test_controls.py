@@ -323,7 +323,10 @@ def test_processors_that_leave_nothing_are_named() -> None:
     [
         ({"logit_bias": {"a": 1.0}}, "logit_bias has ('a', 1.0); expected a token id and a number"),
         ({"bad_words_ids": [[]]}, "bad_words_ids has an empty list of token ids; drop it"),
-        ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0; expected a number more than 0"),
+        (
+            {"repetition_penalty": 0.0},
+            "repetition_penalty is 0.0; expected a number from 1e-06",
+        ),
         ({"constraint": 3}, "constraint is 3; expected a constraint, such as dsbd_ort.JsonSchema"),
         ({"logits_processors": [3]}, "logits_processors is 3; expected a list of functions"),
     ],

@@ -16,7 +16,13 @@ from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle
 from tests.runtime.tiny_tokenizer import tiny_tokenizer
 
 POISON = "Z"
-SHORT = {"num_beams": 2, "draft_length": 2, "max_new_tokens": 6, "seed": 0}
+SHORT = {  # a width with which no beam draws the poisoned token by itself
+    "num_beams": 2,
+    "width_policy": "threshold",
+    "draft_length": 2,
+    "max_new_tokens": 6,
+    "seed": 0,
+}
 
 
 @dataclass(frozen=True, kw_only=True)

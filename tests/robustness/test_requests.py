@@ -11,8 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dsbd_errors import DsbdError
-from dsbd_ort import DecodingConfig
+from dsbd_ort import AllowedTokens, Choice, DecodingConfig
 from dsbd_ort.decoding import STRATEGIES, ConfigError
+from dsbd_ort.decoding.option_table import IN_PYTHON_ALONE
 
 WORKS = {"num_beams": 2, "max_new_tokens": 4, "seed": 7}
 NUMBERS: list[Any] = [0, 1, 2, 3, 7, -1, 2**31, 2**63, 10**30, 10**400, -(10**400)]
@@ -33,6 +34,20 @@ SENSIBLE: dict[str, list[Any]] = {
     "temperature": [0.0, 1e-6, 0.7, 1e308],
     "top_k": [0, 1, 5, 300],
     "top_p": [5e-324, 0.5, 1.0],
+    "min_p": [0.0, 0.3, 1.0],
+    "typical_p": [5e-324, 0.5, 1.0],
+    "repetition_penalty": [1e-6, 0.5, 1.0, 1.3, 1e6],
+    "presence_penalty": [-1e6, 0.0, 0.5, 1e6],
+    "frequency_penalty": [-1e6, 0.0, 0.5, 1e6],
+    "no_repeat_ngram_size": [0, 1, 2, 1024],
+    "bad_words_ids": [[], [5], [[97], [98, 99]], [[10**9]]],
+    "logit_bias": [{}, {97: 5.0}, {"98": -1e9}, {97: 1e9}, [(97, 1), (97, 1)], {10**9: 1}],
+    "suppress_tokens": [[], 97, [97, 98], [10**9]],
+    "min_new_tokens": [0, 1, 3],
+    "forced_bos_token_id": [None, 97],
+    "forced_eos_token_id": [None, 98],
+    "constraint": [None, AllowedTokens(lambda path: [97, 98], 98), Choice(["ab", "abc"])],
+    "logits_processors": [[], [lambda path, scores: scores - 1.0]],
     "max_new_tokens": [1, 2, 5],
     "seed": [0, 5, 2**63, 2**127],
     "num_return_sequences": [1, 2],
@@ -121,7 +136,8 @@ def test_any_options_make_a_config_or_a_short_refusal(options, unknown):
         assert unknown is None or unknown in NAMES
         assert DecodingConfig(**vars(config)) == config
         hash(config)
-        json.dumps(vars(config), allow_nan=False)
+        plain = {name: value for name, value in vars(config).items() if name not in IN_PYTHON_ALONE}
+        json.dumps(plain, allow_nan=False)
 
 
 @pytest.mark.parametrize("prompt", ["a" * 10**6, [1] * 10**6, "\0" * 63, "\ud800" * 10**6])
