@@ -19,7 +19,7 @@ from dsbd_ort.decoding.option_values import shown
 from dsbd_ort.decoding.path_states import ConstraintStates, Nodes, PathStates, PathTokens, Tokens
 from dsbd_ort.decoding.processors import Candidates, LogitsProcessor, Scores, processors_of
 from dsbd_ort.decoding.step_model import Logits, TopLogits
-from dsbd_ort.decoding.warp import Warp, checked_top, log_normalizers_of
+from dsbd_ort.decoding.warp import Warp, checked_top, largest_columns, log_normalizers_of
 
 Rows = NDArray[np.int64]
 
@@ -184,7 +184,9 @@ class Controls:
         if tokens is None:
             tokens = np.broadcast_to(np.arange(processed.shape[1]), processed.shape)
         if 0 < self._warp.top_k < processed.shape[1]:
-            order = (-processed).argsort(axis=1, kind="stable")[:, : self._warp.top_k]
+            best = largest_columns(processed, self._warp.top_k)
+            order = np.argsort(-np.take_along_axis(processed, best, axis=1), axis=1, kind="stable")
+            order = np.take_along_axis(best, order, axis=1)
             tokens = np.take_along_axis(tokens, order, axis=1)
             processed = np.take_along_axis(processed, order, axis=1)
             raw = np.take_along_axis(raw, order, axis=1)

@@ -147,7 +147,7 @@ def largest_logits(
     for first in range(0, num_rows, size):
         block = logits[first : first + size]
         largest = _finite(block.max(axis=1, keepdims=True))
-        tokens[first : first + size] = _largest(block, top_k)
+        tokens[first : first + size] = largest_columns(block, top_k)
         sums[first : first + size, 0] = np.exp(block - largest).sum(axis=1, dtype=np.float64)
     chosen = np.take_along_axis(logits, tokens, axis=1)
     order = np.argsort(-chosen, axis=1, kind="stable")  # tokens are increasing: ties too
@@ -156,8 +156,11 @@ def largest_logits(
     return np.take_along_axis(tokens, order, axis=1), centred, np.log(sums)
 
 
-def _largest(logits: NDArray[np.float32], top_k: int) -> NDArray[np.int64]:
-    """Return the ids of the ``top_k`` largest logits of each row, increasing; ties by lowest id."""
+def largest_columns(logits: NDArray[np.floating], top_k: int) -> NDArray[np.int64]:
+    """Return the columns of the ``top_k`` largest entries of each row, increasing; ties by first.
+
+    logits: (num_rows, n > top_k). Returns (num_rows, top_k) int64.
+    """
     last = logits.shape[1] - top_k
     bar = np.partition(logits, last, axis=1)[:, last, None]
     is_chosen = logits >= bar
