@@ -23,7 +23,12 @@ VARIANTS = [
     {"strategy": "speculative", "coupling": "rejection"},
     {"strategy": "tree-speculative", "coupling": "rejection"},
     {"strategy": "beam-sample", "coupling": "rejection"},
-    {"strategy": "dsbd", "draft_length": 3, "draft_beams": (8, 4, 2)},
+    {
+        "strategy": "dsbd",
+        "width_policy": "threshold",
+        "draft_length": 3,
+        "draft_beams": (8, 4, 2),
+    },
     {"strategy": "mjsd", "temperature": 0.0},
 ]
 VARIANT_NAMES = ["-".join(str(value) for value in variant.values()) for variant in VARIANTS]
