@@ -197,7 +197,7 @@ def test_the_command_makes_a_pair_that_exports_and_generates_what_the_demo_pair_
     bundle = tmp_path / "bundle"
     pair = {role: str(output / role) for role in ("target", "draft")}
     export_bundle(ExportConfig(output=bundle, **pair), report=lambda _: None)
-    options = {"num_beams": 2, "top_k": 20, "max_new_tokens": 16, "seed": 3}
+    options = {"num_beams": 2, "top_k": 20, "max_new_tokens": 16, "seed": 3, "draft_length": 4}
     results = []
     for folder in (demo_bundle, bundle):
         with Pipeline.from_bundle(folder, num_threads=1) as pipeline:
