@@ -39,7 +39,7 @@ def served(recorded: Serve, tiny_chat: Path) -> Iterator[Served]:
 def text_of(pipeline: Pipeline, prompt: Any, **options: Any) -> str:
     if isinstance(prompt, list):
         prompt = pipeline.chat_prompt(prompt)
-    options = {"max_new_tokens": 8, "seed": 3, **options}
+    options = {"strategy": "speculative", "max_new_tokens": 8, "seed": 3, **options}
     return pipeline.generate(prompt, **options).sequences[0].text
 
 
