@@ -40,7 +40,7 @@ class TokenMasks:
 
     Attributes:
         bits: (n, ceil(vocab_size / 32)) int32. Bit t % 32 of word t // 32 says whether token t is
-            allowed.
+            allowed; those beyond the vocabulary are 0.
     """
 
     bits: NDArray[np.int32]

@@ -94,10 +94,10 @@ class Controls:
         """Raise ConstraintError where nothing may follow.
 
         Args:
-            nodes: (n,) int64. Of the beams that have not ended.
+            nodes: (n,) int64. Of the beams without a candidate; a dead end is among them.
             num_candidates: of all beams, ended ones included.
         """
-        if self.constraint is not None:
+        if self.constraint is not None and len(nodes):
             num_allowed = _Allowed.after(nodes, self.constraint).num_tokens
             if not num_allowed.all():
                 node = int(nodes[int((num_allowed == 0).argmax())])
@@ -129,7 +129,7 @@ class Controls:
             scores[tokens < 0] = -np.inf
         candidates = Candidates(self.paths, nodes, tokens, vocab_size)
         processed, raw = self._processed(scores, normalizers, candidates)
-        if tokens is None:
+        if tokens is None and self.constraint is not None:
             processed[~allowed.mask(vocab_size)] = -np.inf
         return self._listed(candidates, processed, raw)
 
@@ -254,21 +254,20 @@ class _Allowed:
     def listed(self) -> Tokens | None:
         """Return the tokens as a table, (num_rows, most) int64 with -1 behind the last of a row.
 
-        None where the constraint does not list them.
+        It has a column even where no row lists a token. None where the constraint lists none.
         """
         if not isinstance(self._allowed, TokenLists):
             return None
         counts = self._allowed.counts
-        num_columns = int(counts.max(initial=0))
+        num_columns = int(counts.max(initial=1))
         table = np.full((len(counts), num_columns + len(self._eos)), -1, dtype=np.int64)
         table[:, :num_columns][np.arange(num_columns) < counts[:, None]] = self._allowed.tokens
         table[self._accepts, num_columns:] = self._eos
         return table
 
     def mask(self, vocab_size: int) -> NDArray[np.bool_]:
-        """Return which tokens are allowed, (num_rows, vocab_size) bool."""
-        if not isinstance(self._allowed, TokenMasks):
-            return np.ones((len(self._accepts), vocab_size), dtype=np.bool_)
+        """Return which tokens are allowed, (num_rows, vocab_size) bool; of a constraint by bits."""
+        assert isinstance(self._allowed, TokenMasks)  # others are listed
         bits = np.unpackbits(
             self._allowed.bits.view(np.uint8), axis=1, count=vocab_size, bitorder="little"
         ).view(np.bool_)

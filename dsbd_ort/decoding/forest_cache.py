@@ -192,7 +192,8 @@ class ForestCache:
             nodes, log_weights, copies, self._distributions, slots, has_ends=has_ends
         )
         if self._controls is not None and self._role == "target":
-            self._controls.check_continues(nodes[slots > 0], len(joint.tokens))
+            is_stuck = np.bincount(joint.parents, minlength=len(nodes)) == 0
+            self._controls.check_continues(nodes[is_stuck], len(joint.tokens))
         return (
             self._further.added_to(joint, log_weights, slots) if self._further.slots.size else joint
         )

@@ -306,6 +306,21 @@ def test_a_dead_end_names_the_constraint_and_the_path() -> None:
     )
 
 
+@pytest.mark.parametrize("options", [{"forced_eos_token_id": 0}, {"bad_words_ids": [[0], [0, 1]]}])
+@pytest.mark.parametrize("num_top", [0, 3])
+def test_a_dead_end_at_the_prompt_is_one_beside_processors(
+    options: dict[str, Any], num_top: int
+) -> None:
+    """No row lists a token: the table of candidates is empty."""
+    constraint = PathConstraint(VOCAB, lambda path: set())
+    config = DecodingConfig(
+        strategy="sample", top_k=2, max_new_tokens=1, constraint=constraint, **options
+    )
+    model = TopTable(VOCAB, TARGET, num_top, full_chunk=1) if num_top else tables("decent")[0]
+    with pytest.raises(ConstraintError, match="neither accepts nor continues"):
+        decode(model, None, (0,), config, np.random.default_rng(0))
+
+
 def test_a_constraint_beyond_the_vocabulary_is_named() -> None:
     config = DecodingConfig(strategy="sample", constraint=PathConstraint(99, lambda path: {1, 50}))
     with pytest.raises(ConstraintError, match="allows token ids from 1 to 50; expected 0 to 10"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from dsbd_ort.decoding import (
 )
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder
 from dsbd_ort.decoding.cache_view import PrefixCache
+from dsbd_ort.decoding.decode import Iterations
 from dsbd_ort.decoding.errors import ConstraintError
 from dsbd_ort.decoding.request import IterationOutput, most_rows
 from tests.decoding.preempting import together
@@ -62,18 +62,16 @@ def check_whole_request(request: WholeRequest) -> bool:
     return True
 
 
-def decoded(
+def begun(
     request: WholeRequest,
     config: DecodingConfig,
-    models: tuple[Any, Any] | None = None,
+    models: tuple[Any, Any],
     prefixes: tuple[PrefixCache, PrefixCache] | None = None,
     trace: RequestTrace | None = None,
-) -> tuple[DecodeResult, list[IterationOutput]]:
-    target, draft = models or request.models()
+) -> Iterations:
     asked = request.request(config, trace)
-    loop = decode_iterations(
-        target,
-        draft,
+    return decode_iterations(
+        *models,
         asked.prompt_ids,
         config,
         asked.rng,
@@ -83,7 +81,16 @@ def decoded(
         prefixes=prefixes,
         trace=trace,
     )
-    outputs = WithResult(loop)
+
+
+def decoded(
+    request: WholeRequest,
+    config: DecodingConfig,
+    models: tuple[Any, Any] | None = None,
+    prefixes: tuple[PrefixCache, PrefixCache] | None = None,
+    trace: RequestTrace | None = None,
+) -> tuple[DecodeResult, list[IterationOutput]]:
+    outputs = WithResult(begun(request, config, models or request.models(), prefixes, trace))
     steps = list(outputs)
     return outputs.result, steps
 
@@ -284,19 +291,9 @@ def again_on_the_same_caches(request: WholeRequest, config: DecodingConfig) -> D
     """Give a request up half-way, then decode it on what the caches still hold."""
     models = request.models()
     prefixes = PrefixCache(), PrefixCache()
-    asked = request.request(config)
-    begun: Iterator[IterationOutput] = decode_iterations(
-        *models,
-        asked.prompt_ids,
-        config,
-        asked.rng,
-        stop=asked.stop,
-        costs=asked.costs,
-        estimator=asked.estimator,
-        prefixes=prefixes,
-    )
-    next(begun, None)
-    begun.close()  # type: ignore[attr-defined]
+    given_up = begun(request, config, models, prefixes)
+    next(given_up, None)
+    given_up.close()
     return decoded(request, config, models, prefixes)[0]
 
 
