@@ -142,6 +142,10 @@ class ForestCache:
         missing: Nodes = above[(self.slots[above] < 0) & (above != NO_NODE)]
         return missing
 
+    def look_up(self, nodes: Nodes, takes_all: object) -> int:
+        """See Drafter.look_up: every row needs the model."""
+        return len(nodes)
+
     def compute(self, nodes: Nodes | None = None) -> EngineCalls[None]:
         """Compute ``nodes`` (all by default) and their pending ancestors in one call, if any.
 
