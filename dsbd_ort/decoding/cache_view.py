@@ -130,13 +130,14 @@ class CacheView:
         self._reserve(size, num_rows)
         self._num_slots += size
         own, begin = _own_bits(size, first_row & 7), first_row >> 3
-        seen = self._seen[parent_slots]
-        is_new = parent_slots >= first
-        if not np.count_nonzero(is_new):
-            seen[:, begin : begin + own.shape[1]] |= own
+        seen = self._seen.take(parent_slots, axis=0)
+        seen_of_own = seen[:, begin : begin + own.shape[1]]
+        if parent_slots[parent_slots.argmax()] < first:
+            seen_of_own |= own
         else:
+            is_new = parent_slots >= first
             seen[is_new] = 0
-            seen[:, begin : begin + own.shape[1]] |= own
+            seen_of_own |= own
             above = np.where(is_new, parent_slots - first, size)  # the last: no new one
             self._add_ancestors(seen, above)
         self._seen[first : self._num_slots] = seen
@@ -151,7 +152,7 @@ class CacheView:
         size = len(above)
         above = np.append(above, size)
         while len(nodes := (above < size).nonzero()[0]):
-            seen[nodes] |= seen[above[nodes]]
+            seen[nodes] |= seen.take(above[nodes], axis=0)
             above = above[above]
 
     def forget_own_rows(self, slots: NDArray[np.int64]) -> None:
@@ -163,7 +164,7 @@ class CacheView:
 
     def keep(self, slots: NDArray[np.int64]) -> None:
         """Keep slot 0 and these, (num_kept,) int64, which become 1, 2, ...; drop all others."""
-        self._seen[1 : 1 + len(slots)] = self._seen[slots]
+        self._seen[1 : 1 + len(slots)] = self._seen.take(slots, axis=0)
         self._num_slots = 1 + len(slots)
 
     def end(self, agreed_tokens: list[int]) -> None:
