@@ -114,14 +114,16 @@ class Hypotheses:
     def _path_table(self, entries: Ints) -> Ints:
         """Return the paths as columns, (most tokens, num_paths) int64, -1 behind a shorter one."""
         lengths = self.lengths[entries]
-        table = np.full((lengths.max(initial=0), len(entries)), -1, dtype=np.int64)
-        columns = np.arange(len(entries))
-        while len(columns):
-            is_open = self.lengths[entries] > 0
-            entries, columns = entries[is_open], columns[is_open]
-            table[self.lengths[entries] - 1, columns] = entries
-            entries = self.parents[entries]
-        return table
+        longest = int(lengths.max(initial=0))
+        upwards = np.empty((longest, len(entries)), dtype=np.int64)  # from the last token on
+        parents = self.parents[: self._size].copy()
+        parents[0] = 0
+        for row in upwards:
+            row[:] = entries
+            entries = parents[entries]
+        places = lengths - 1 - np.arange(longest)[:, None]
+        table = np.take_along_axis(upwards, np.maximum(places, 0), axis=0)
+        return np.where(places >= 0, table, -1)
 
     def _make_room(self, size: int) -> None:
         self.parents, self.tokens = larger(self.parents, size), larger(self.tokens, size)

@@ -166,6 +166,8 @@ class Forest:
     def below(self, roots: Nodes) -> NDArray[np.bool_]:
         """Return which nodes are descendants of ``roots``, these not included: (num_nodes,)."""
         is_below = np.zeros(self._num_nodes + 1, dtype=np.bool_)  # the last: NO_NODE, never one
+        if not len(roots) or roots[roots.argmin()] > self._last_parent:
+            return is_below[:-1]
         is_below[roots] = True
         parents = self.parents[: self._num_nodes]
         num_found, num_before = len(roots), 0

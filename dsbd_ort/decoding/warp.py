@@ -150,11 +150,12 @@ def largest_logits(
         largest = _finite(block.max(axis=1, keepdims=True))
         tokens[first : first + size] = largest_columns(block, top_k)
         sums[first : first + size, 0] = np.exp(block - largest).sum(axis=1, dtype=np.float64)
-    chosen = np.take_along_axis(logits, tokens, axis=1)
-    order = np.argsort(-chosen, axis=1, kind="stable")  # tokens are increasing: ties too
-    centred = np.take_along_axis(chosen, order, axis=1).astype(np.float64)
+    rows = np.arange(num_rows)[:, None]
+    chosen = logits[rows, tokens]
+    order = (-chosen).argsort(axis=1, kind="stable")  # tokens are increasing: ties too
+    centred = chosen[rows, order].astype(np.float64)
     centred -= centred[:, :1].copy()
-    return np.take_along_axis(tokens, order, axis=1), centred, np.log(sums)
+    return tokens[rows, order], centred, np.log(sums)
 
 
 def largest_columns(logits: NDArray[np.floating], top_k: int) -> NDArray[np.int64]:
@@ -162,15 +163,20 @@ def largest_columns(logits: NDArray[np.floating], top_k: int) -> NDArray[np.int6
 
     logits: (num_rows, n > top_k). Returns (num_rows, top_k) int64.
     """
-    last = logits.shape[1] - top_k
+    num_rows, num_columns = logits.shape
+    last = num_columns - top_k
     bar = np.partition(logits, last, axis=1)[:, last, None]
     is_chosen = logits >= bar
-    if is_chosen.sum() > top_k * len(logits):  # some tie with the last
+    chosen = is_chosen.ravel().nonzero()[0]
+    if len(chosen) > top_k * num_rows:  # some tie with the last
         is_above = logits > bar
         ties = is_chosen & ~is_above
         num_free = top_k - is_above.sum(axis=1, keepdims=True)
         is_chosen = is_above | (ties & (ties.cumsum(axis=1) <= num_free))
-    return is_chosen.nonzero()[1].reshape(len(logits), top_k)
+        chosen = is_chosen.ravel().nonzero()[0]
+    columns: NDArray[np.int64] = chosen.reshape(num_rows, top_k)
+    columns -= np.arange(0, logits.size, num_columns)[:, None]
+    return columns
 
 
 _ZERO = np.array(0.0)  # a comparison takes an array faster than a number
