@@ -187,6 +187,8 @@ OPTIONS = {
     "width_policy": "fixed; of dsbd also threshold [fixed, unless the next two are given]",
     "min_beams": "fewest beams that threshold keeps [half of num_beams]",
     "accept_threshold": "probability of acceptance that threshold requires",
+    "drafter": "model, ngram (no model: what followed the last tokens before), model+ngram or none "
+    "[model; ngram without one]",
     "draft_policy": "fixed, or throughput: as much as is expected to pay "
     "[throughput where it never shows in the output, unless the next two are given]",
     "draft_length": "layers of a drafted forest [4; throughput: at most 8]",
@@ -239,7 +241,7 @@ _SECTIONS = {
     ),
     "Text and log-probabilities": "top_logprobs prompt_logprobs skip_special_tokens",
     "Drafts and width (rarely needed)": (
-        "draft_policy draft_length draft_beams width_policy min_beams accept_threshold "
+        "drafter draft_policy draft_length draft_beams width_policy min_beams accept_threshold "
         "coupling memory replacement"
     ),
     "Joint decoding (mjsd, mjgd)": "joint_threshold joint_tokens joint_beams",

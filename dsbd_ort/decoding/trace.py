@@ -197,8 +197,8 @@ class Tracer:
         roles = self._roles(iteration)
         weights = dict(zip(self._roots, self._root_weights, strict=True))
         nodes = []
-        pairs = zip(forest.parents.tolist(), forest.tokens.tolist(), strict=True)
-        for number, (parent, token) in enumerate(pairs):
+        for number in range(len(forest)):
+            parent, token = int(forest.parents[number]), int(forest.tokens[number])
             before = self._nodes.get(self._id(number))
             log_p = _log_prob(self._target, parent, token)
             log_q = _log_prob(self._draft, parent, token)

@@ -135,6 +135,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "width_policy": st.sampled_from(["fixed", "threshold"]),
     "min_beams": st.integers(1, 3),
     "accept_threshold": st.sampled_from([0.0, 0.3, 0.7, 1.0]),
+    "drafter": st.sampled_from([None, "model", "ngram", "model+ngram", "none"]),
     "draft_policy": st.sampled_from([None, "fixed", "throughput"]),
     "draft_length": st.integers(0, 4),
     "draft_beams": st.one_of(st.integers(1, 9), st.lists(st.integers(1, 9), max_size=4)),
@@ -179,7 +180,7 @@ OF_RULE = {  # fields that only strategies of some rules take
     "joint_tokens": ("joint-greedy",),
     "joint_beams": ("joint-greedy",),
 }
-OF_DRAFT = ("draft_policy", "draft_length", "draft_beams")
+OF_DRAFT = ("drafter", "draft_policy", "draft_length", "draft_beams")
 OF_BEAMS = ("num_beams", "num_return_sequences", "early_stopping")
 OF_TREE = ("draft_beams", "replacement")
 OF_DSBD = ("width_policy", "min_beams", "accept_threshold", "memory")
