@@ -1,4 +1,4 @@
-"""The target and draft of a pipeline: exclusive use, and all that outlives a request.
+"""The target and, where there is one, draft of a pipeline: their use, and all that they keep.
 
 Cache rows are kept for a next prompt that begins alike, acceptance estimators for draft_policy
 "throughput".
@@ -14,7 +14,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from dsbd_errors import DsbdError
+from dsbd_ort.decoding import DecodingConfig
 from dsbd_ort.decoding.cache_view import PrefixCache
+from dsbd_ort.decoding.strategies import STRATEGIES
 from dsbd_ort.decoding.throughput import AcceptanceEstimator
 from dsbd_ort.pipeline_options import PipelineOptions
 from dsbd_runtime.bundle import Bundle
@@ -116,6 +118,20 @@ def capacity_error(error: MemoryError) -> CapacityError:
     return CapacityError(
         f"no memory for this request ({error}); use fewer beams, a shorter draft or fewer new "
         "tokens"
+    )
+
+
+def check_drafter(config: DecodingConfig, *, has_draft: bool) -> None:
+    """Raise InputError for a request that needs a draft model where the bundle has none.
+
+    This is where it is decided, for every command and host of this package.
+    """
+    if has_draft or not config.row.has_draft:
+        return
+    others = ", ".join(name for name, row in STRATEGIES.items() if not row.has_draft)
+    raise InputError(
+        f"strategy is {config.strategy!r}, which drafts, but the bundle has no draft: expected one "
+        f"of {others}; or add a draft with: dsbd-export --bundle BUNDLE --draft DRAFT"
     )
 
 

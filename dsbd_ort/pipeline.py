@@ -35,6 +35,7 @@ from dsbd_ort.model_pair import (
     KeptRows,
     RequestLock,
     capacity_error,
+    check_drafter,
     loaded_pair,
 )
 from dsbd_ort.pipeline_options import OpeningOptions, PipelineOptions
@@ -102,7 +103,8 @@ class Pipeline:
     ) -> None:
         """Take the opened parts; ``from_bundle`` opens them.
 
-        Without a draft only strategies without one are taken. ``costs`` None are learned.
+        Without a draft only strategies without one are taken, see ``check_drafter``. ``costs`` None
+        are learned.
         """
         self.bundle = bundle
         self.tokenizer = Tokenizer.from_bundle(bundle)
@@ -226,13 +228,9 @@ class Pipeline:
             except DsbdError as error:
                 error.add_note(f"prompt {index} of the list")
                 raise
-        if self._draft is None:  # a decoder of several takes a pair
-            results = [result_of(self._iterations(request)) for request in requests]
-        else:
-            results = self._decoded_together(requests)
         return [
             self.with_text(result, request.config)
-            for result, request in zip(results, requests, strict=True)
+            for result, request in zip(self._decoded_together(requests), requests, strict=True)
         ]
 
     def _decoded_together(self, requests: list[DecodingRequest]) -> list[DecodeResult]:
@@ -274,8 +272,7 @@ class Pipeline:
     ) -> DecodingRequest:
         """Return the validated request that ``generate`` would decode; no engine is called."""
         config = self.config(options)
-        if config.row.has_draft:
-            self.bundle.entry("draft")  # refuse a bundle without one
+        self.check_drafter(config)
         token_ids = prompt_ids(self.tokenizer, prompt)
         room = self.bundle.context_length - len(token_ids)
         if not is_given("max_new_tokens", options) and 0 < room < config.max_new_tokens:
@@ -289,6 +286,15 @@ class Pipeline:
             constraint=self._bound(config.constraint),
             trace=trace,
         )
+
+    @property
+    def has_draft(self) -> bool:
+        """Whether the bundle has a draft model."""
+        return self._draft is not None
+
+    def check_drafter(self, config: DecodingConfig) -> None:
+        """Raise InputError for a request that needs a draft model where the bundle has none."""
+        check_drafter(config, has_draft=self.has_draft)
 
     def config(self, options: Options) -> DecodingConfig:
         """Return the config of a request with these ``options``: the others are the model's own."""
@@ -347,13 +353,11 @@ class Pipeline:
         return GenerationResult(sequences, result.stats, config.seed, result.prompt_logprobs)
 
     @contextlib.contextmanager
-    def engines(self) -> Iterator[tuple[CausalLM, CausalLM]]:
+    def engines(self) -> Iterator[tuple[CausalLM, CausalLM | None]]:
         """Hold target and draft with empty caches, while requests of other threads wait.
 
-        Raises InputError for a bundle without a draft.
+        The second is None for a bundle without a draft.
         """
-        self.bundle.entry("draft")
-        assert self._draft is not None  # as the bundle has one
         with self._lock.held():
             try:
                 self._empty_caches()

@@ -20,6 +20,7 @@ DEFAULT_STRATEGIES = (
     "beam-search",
     "speculative-beam-search",
 )
+"""Those that are measured by default; of a bundle without a draft, those among them without one."""
 NO_BASELINE = "none"
 BASELINES = {  # strategy: the same distribution without a draft (or without joint tokens)
     "dsbd": "beam-sample",
@@ -166,6 +167,11 @@ class CommonSettings:
         if row.rule in ("joint", "joint-greedy"):
             options["temperature"] = 0.0
         return options
+
+
+def default_strategies(*, has_draft: bool) -> tuple[str, ...]:
+    """Return the strategies to measure where none is given."""
+    return tuple(name for name in DEFAULT_STRATEGIES if has_draft or not STRATEGIES[name].has_draft)
 
 
 def runs_of(strategies: Sequence[str], common: CommonSettings) -> list[BenchRun]:

@@ -21,6 +21,7 @@ from dsbd_ort.benchmark.bench_run import (
     DEFAULT_STRATEGIES,
     BenchRun,
     CommonSettings,
+    default_strategies,
     runs_of,
     with_baselines,
 )
@@ -42,7 +43,7 @@ from dsbd_ort.commands.options import OPTIONS, group, option, pipeline_settings
 from dsbd_ort.decoding.option_table import MOST_BEAMS, MOST_NODES
 from dsbd_ort.pipeline import PipelineSettings
 from dsbd_ort.version import __version__
-from dsbd_runtime.bundle import MANIFEST_NAME, Bundle
+from dsbd_runtime.bundle import MANIFEST_NAME, Bundle, open_bundle
 
 FILE_WIDTH = 160  # columns of the tables without a terminal
 _COMPARED, _MEASURED, _REPORT = "Strategies", "Measurement", "Report"  # sections of the help
@@ -66,7 +67,8 @@ class BenchArguments:
     strategies: tuple[str, ...] = option(
         default="",
         callback=_names,
-        help=f"Names separated by commas; baselines are added [{', '.join(DEFAULT_STRATEGIES)}].",
+        help="Names separated by commas; baselines are added "
+        f"[{', '.join(DEFAULT_STRATEGIES)}; of a bundle without a draft those that need none].",
         section=_COMPARED,
     )
     runs: tuple[str, ...] = option(
@@ -166,7 +168,10 @@ def _title(report: BenchReport) -> str:
 
 
 def _runs(arguments: BenchArguments) -> list[BenchRun]:
-    strategies = arguments.strategies or (() if arguments.runs else DEFAULT_STRATEGIES)
+    strategies = arguments.strategies
+    if not strategies and not arguments.runs:
+        bundle = open_bundle(arguments.pipeline.bundle)
+        strategies = default_strategies(has_draft=bundle.manifest.draft is not None)
     texts = [run_from_text(text, arguments.common) for text in arguments.runs]
     return [*runs_of(strategies, arguments.common), *texts]
 
@@ -212,6 +217,8 @@ def _measured(arguments: BenchArguments, runs: list[BenchRun], prompts: list[str
     energy = energy_meter([settings.provider, settings.draft_provider or settings.provider])
     stderr = Console(stderr=True)
     with settings.open() as pipeline:
+        for run in runs:
+            pipeline.check_drafter(run.config)
         warmed = warm_up(pipeline, runs, prompts)
         for _ in track(warmed, "warming up", total=len(runs), console=stderr):
             pass
@@ -249,8 +256,13 @@ def _measured(arguments: BenchArguments, runs: list[BenchRun], prompts: list[str
 def _bundle_info(path: Path, bundle: Bundle) -> BundleInfo:
     names = [field.name for field in dataclasses.fields(EngineInfo)]
     engines = {
-        role: EngineInfo(**{name: getattr(bundle.entry(role), name) for name in names})
-        for role in ("target", "draft")
+        role: EngineInfo(**{name: getattr(entry, name) for name in names})
+        for role, entry in bundle.entry_by_role.items()
     }
     digest = hashlib.sha256((path / MANIFEST_NAME).read_bytes()).hexdigest()
-    return BundleInfo(path=str(path), manifest_sha256=digest, **engines)
+    return BundleInfo(
+        path=str(path),
+        manifest_sha256=digest,
+        target=engines["target"],
+        draft=engines.get("draft"),
+    )

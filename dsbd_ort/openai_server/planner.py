@@ -84,11 +84,13 @@ class Planner:
 
         Raises:
             ConfigError: the server's default options are invalid.
+            InputError: they need a draft, and the bundle has none.
         """
         self._service = service
         self._pipeline = service.pipeline
         self._settings = settings
-        self._defaults = DefaultOptions(settings.defaults, has_draft=self._has_draft)
+        self._defaults = DefaultOptions(settings.defaults, has_draft=self._pipeline.has_draft)
+        self._pipeline.check_drafter(DecodingConfig.from_options(self._defaults.filled({})))
         self._new_seed = new_seed
 
     def plan_completion(self, body: CompletionBody) -> GenerationPlan:
@@ -194,7 +196,7 @@ class Planner:
         self._set_ends(body, given)
         if (num_top := body.num_top_logprobs) is not None:
             given |= {"top_logprobs": num_top, "prompt_logprobs": echo}
-        search = "speculative-beam-search" if self._has_draft else "beam-search"
+        search = "speculative-beam-search" if self._pipeline.has_draft else "beam-search"
         options = self._defaults.filled(given, search if choices.are_beams else None)
         options.setdefault("seed", self._new_seed())
         if "num_beams" not in given and options.get("num_beams", 1) > 1:
@@ -213,10 +215,6 @@ class Planner:
         own: int = self._pipeline.defaults.options.get("max_new_tokens", most)
         of_server: int = self._settings.max_new_tokens or most
         return {"max_new_tokens": min(most, own, of_server)}
-
-    @property
-    def _has_draft(self) -> bool:
-        return "draft" in self._pipeline.bundle.roles
 
     def _set_ends(self, body: GenerationBody, options: dict[str, Any]) -> None:
         """Set the end-of-sequence tokens, where they are not the model's own."""

@@ -43,9 +43,11 @@ def test_different_vocabularies_are_refused_and_leave_nothing(tmp_path):
 
 
 USER_ERRORS = [  # (arguments, words of the message)
-    ([], "--demo or both --target and --draft"),
-    (["--demo", "--target", "x"], "--demo or both"),
-    (["--target", "x"], "--draft is missing"),
+    ([], "either --demo or --target, with or without --draft"),
+    (["--demo", "--target", "x"], "either --demo or --target"),
+    (["--demo", "--draft", "x"], "either --demo or --target"),
+    (["--draft", "x"], "--target is missing; give a checkpoint folder or hub id, or with --bundle"),
+    (["--target", "/no/such"], "/no/such"),
     (["--target", "/no/such", "--draft", "/no/such"], "/no/such"),
     (["--demo", "--dtype", "fp8"], "fp8"),
     (["--demo", "--quantize", "int3"], "int3"),
@@ -57,7 +59,14 @@ BUNDLE_ERRORS = [  # (arguments besides --bundle, words of the message)
     (["--engine", "tensorrt-rtx", "--dtype", "fp16"], "leave out --dtype"),
     (["--engine", "tensorrt-rtx", "--demo"], "leave out --demo"),
     (["--engine", "tensorrt-rtx", "-o", "other"], "leave out --output"),
-    ([], "engine='onnx' is no TensorRT"),
+    ([], "give --draft to add a draft or replace its own, or --engine tensorrt or"),
+    (["--capacity", "256"], "give --draft to add a draft or replace its own, or --engine"),
+    (["--engine", "onnx"], "engine='onnx' is no TensorRT"),
+    (["--draft", "/no/such"], "/no/such"),
+    (["--draft", "x", "--target", "y"], "keeps the target of the bundle, which it changes; leave"),
+    (["--draft", "x", "-o", "other"], "which it changes; leave out --output"),
+    (["--draft", "x", "--demo"], "leave out --demo"),
+    (["--draft", "x", "--quantize", "int8", "--engine", "tensorrt-rtx"], "not in engine='tensor"),
     (["--engine", "tensorrt-rtx", "--capacity", "300"], "capacity=300"),
 ]
 
@@ -78,6 +87,12 @@ def assert_one_line_error(done, words):
 def test_engines_for_a_bundle_take_no_options_of_checkpoints(tiny_bundle, arguments, words):
     assert_one_line_error(dsbd_export("--bundle", tiny_bundle.path, *arguments), words)
     assert open_bundle(tiny_bundle.path).manifest == tiny_bundle.manifest
+
+
+def test_a_draft_for_a_folder_that_is_no_bundle(tmp_path):
+    done = dsbd_export("--bundle", tmp_path, "--draft", demo_pair()[1])
+    assert_one_line_error(done, "is no bundle: it has no dsbd.json")
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_export_needs_an_output():

@@ -24,6 +24,7 @@ from tests.decoding.top_table import TopTable
 
 TABLE_KINDS = ("smooth", "peaked", "rounded", "equal", "forbidding")
 DRAFT_KINDS = ("itself", "mixed", "hostile", "forbidding")
+NO_DRAFT = "none"  # of strategies that need none
 CHECKS = ("candidates", "shared", "preempted", "repeated", "traced", "alone")
 
 
@@ -56,19 +57,21 @@ class WholeRequest:
         return DecodingConfig.from_options(self.options).settled(costs_are_known=True)
 
     def models(self, num_candidates: int = 0, full_chunk: int = 0) -> tuple[Any, Any]:
-        """Return target and draft, with a top-k head where ``num_candidates`` is given.
+        """Return target and draft or None, with a top-k head where ``num_candidates`` is given.
 
         full_chunk: see TopTable; 0: without full logits.
         """
         if not self.tables:
             target = shaped(random_table(self.table_seed, self.vocab_size), self.table)
             self.tables.extend([target, draft_of(self, target)])
-        if num_candidates:
-            return tuple(  # type: ignore[return-value]
-                TopTable(self.vocab_size, table, num_candidates, full_chunk=full_chunk)
-                for table in self.tables
-            )
-        return tuple(TableModel(self.vocab_size, table) for table in self.tables)  # type: ignore[return-value]
+
+        def model(table: LogitsOf) -> Any:
+            if num_candidates:
+                return TopTable(self.vocab_size, table, num_candidates, full_chunk=full_chunk)
+            return TableModel(self.vocab_size, table)
+
+        target, draft = self.tables
+        return model(target), None if self.draft == NO_DRAFT else model(draft)
 
     def request(self, config: DecodingConfig, trace: RequestTrace | None = None) -> DecodingRequest:
         costs = EngineCosts(
@@ -112,6 +115,7 @@ def draft_of(request: WholeRequest, target: LogitsOf) -> LogitsOf:
         "mixed": lambda path: 0.7 * np.maximum(target(path), -9.0) + 0.3 * other(path),
         "hostile": other,
         "forbidding": shaped(other, "forbidding"),
+        NO_DRAFT: other,
     }
     return kinds[request.draft]
 
@@ -230,11 +234,12 @@ def whole_requests(draw: st.DrawFn, strategy: str, largest_vocab: int = 300) -> 
     stop = tuple(draw(st.lists(run, max_size=3)))
     if stop:
         options["stop_strings"] = "stands for the tokens"
+    draft_kinds = DRAFT_KINDS if STRATEGIES[strategy].has_draft else (*DRAFT_KINDS, NO_DRAFT)
     return WholeRequest(
         options=options,
         vocab_size=vocab_size,
         table=table,
-        draft=draw(st.sampled_from(DRAFT_KINDS)),
+        draft=draw(st.sampled_from(draft_kinds)),
         table_seed=draw(st.integers(0, 999)),
         prompt=tuple(draw(st.lists(tokens, min_size=1, max_size=5))),
         stop=stop,
