@@ -1,7 +1,7 @@
 """The target and, where there is one, draft of a pipeline: their use, and all that they keep.
 
 Cache rows are kept for a next prompt that begins alike, acceptance estimators for draft_policy
-"throughput".
+"throughput", texts for the n-gram drafter.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import numpy as np
 from dsbd_errors import DsbdError
 from dsbd_ort.decoding import DecodingConfig
 from dsbd_ort.decoding.cache_view import PrefixCache
-from dsbd_ort.decoding.strategies import STRATEGIES
 from dsbd_ort.decoding.throughput import AcceptanceEstimator
 from dsbd_ort.pipeline_options import PipelineOptions
 from dsbd_runtime.bundle import Bundle
@@ -113,6 +112,12 @@ class KeptEstimators:
         return estimator
 
 
+def drafting_setting(config: DecodingConfig) -> object:
+    """Return what how often drafts are accepted depends on, of a request's options."""
+    warping = config.temperature, config.top_k, config.top_p
+    return (config.strategy, config.width, config.drafter, bool(config.constraint), *warping)
+
+
 def capacity_error(error: MemoryError) -> CapacityError:
     """Return the error of a request that ran out of memory."""
     return CapacityError(
@@ -126,12 +131,16 @@ def check_drafter(config: DecodingConfig, *, has_draft: bool) -> None:
 
     This is where it is decided, for every command and host of this package.
     """
-    if has_draft or not config.row.has_draft:
+    if has_draft or not config.has_draft_model:
         return
-    others = ", ".join(name for name, row in STRATEGIES.items() if not row.has_draft)
+    if config.row.rule == "joint":
+        asked = f"strategy is {config.strategy!r}, which needs a draft model"
+        others = "expected another strategy, such as mjgd"
+    else:
+        asked, others = f"drafter is {config.drafter!r}", "expected 'ngram' or 'none'"
     raise InputError(
-        f"strategy is {config.strategy!r}, which drafts, but the bundle has no draft: expected one "
-        f"of {others}; or add a draft with: dsbd-export --bundle BUNDLE --draft DRAFT"
+        f"{asked}, but the bundle has no draft: {others}; or add one with: dsbd-export "
+        "--bundle BUNDLE --draft DRAFT"
     )
 
 

@@ -28,6 +28,7 @@ from dsbd_ort.decoding.batched_decoder import BatchedDecoder, decoded_together
 from dsbd_ort.decoding.constraint import Constraint
 from dsbd_ort.decoding.cost_curve import Costs, LearnedCosts
 from dsbd_ort.decoding.decode import Iterations, iterations_of
+from dsbd_ort.decoding.ngram import NGramPool
 from dsbd_ort.decoding.set_up import check_decodable
 from dsbd_ort.model_defaults import ModelDefaults
 from dsbd_ort.model_pair import (
@@ -36,6 +37,7 @@ from dsbd_ort.model_pair import (
     RequestLock,
     capacity_error,
     check_drafter,
+    drafting_setting,
     loaded_pair,
 )
 from dsbd_ort.pipeline_options import OpeningOptions, PipelineOptions
@@ -100,11 +102,11 @@ class Pipeline:
         costs: Costs | None = None,
         prefix_cache: bool = True,
         generation_config: bool = True,
+        ngram_pool: int = PipelineOptions.ngram_pool,
     ) -> None:
         """Take the opened parts; ``from_bundle`` opens them.
 
-        Without a draft only strategies without one are taken, see ``check_drafter``. ``costs`` None
-        are learned.
+        Without a draft requests that need one are refused. ``costs`` None are learned.
         """
         self.bundle = bundle
         self.tokenizer = Tokenizer.from_bundle(bundle)
@@ -118,6 +120,7 @@ class Pipeline:
         self.reuses_prefix = prefix_cache
         self._rows = KeptRows(self._models, are_reused=prefix_cache)
         self._estimators = KeptEstimators()
+        self._ngram_pool = NGramPool(ngram_pool) if ngram_pool else None
 
     @classmethod
     def from_bundle(cls, path: BundlePath, **options: Unpack[OpeningOptions]) -> Pipeline:
@@ -140,6 +143,7 @@ class Pipeline:
             draft,
             prefix_cache=options.prefix_cache,
             generation_config=options.generation_config,
+            ngram_pool=options.ngram_pool,
         )
 
     @property
@@ -272,7 +276,6 @@ class Pipeline:
     ) -> DecodingRequest:
         """Return the validated request that ``generate`` would decode; no engine is called."""
         config = self.config(options)
-        self.check_drafter(config)
         token_ids = prompt_ids(self.tokenizer, prompt)
         room = self.bundle.context_length - len(token_ids)
         if not is_given("max_new_tokens", options) and 0 < room < config.max_new_tokens:
@@ -292,28 +295,32 @@ class Pipeline:
         """Whether the bundle has a draft model."""
         return self._draft is not None
 
-    def check_drafter(self, config: DecodingConfig) -> None:
-        """Raise InputError for a request that needs a draft model where the bundle has none."""
-        check_drafter(config, has_draft=self.has_draft)
-
     def config(self, options: Options) -> DecodingConfig:
-        """Return the config of a request with these ``options``: the others are the model's own."""
+        """Return the config of a request with these ``options``: the others are the model's own.
+
+        Raises:
+            ConfigError: they are invalid, or contradict each other.
+            InputError: they need a draft model, and the bundle has none.
+        """
         options = dict(vars(options) if isinstance(options, DecodingConfig) else options)
         if options.get("eos_token_id") is None:
             options["eos_token_id"] = tuple(self.bundle.manifest.target.eos_token_ids)
         if options.get("seed") is None:
             options["seed"] = new_seed()
-        return self.defaults.config(options).settled(costs_are_known=True)
+        config = self.defaults.config(options)
+        config = config.settled(costs_are_known=True, has_draft=self.has_draft)
+        check_drafter(config, has_draft=self.has_draft)
+        return config
 
     def planned(self, request: DecodingRequest) -> DecodingRequest:
-        """Return the request with the costs and the acceptance estimator of its draft policy."""
+        """Return the request with what earlier ones taught: costs, acceptance, texts."""
         config = request.config
+        if request.ngram_pool is None:
+            request = dataclasses.replace(request, ngram_pool=self._ngram_pool)
         if config.draft_policy != "throughput":
             return request
-        setting = (config.strategy, config.width, config.temperature, config.top_k, config.top_p)
-        return dataclasses.replace(
-            request, costs=self.costs, estimator=self._estimators.of(setting)
-        )
+        estimator = self._estimators.of(drafting_setting(config))
+        return dataclasses.replace(request, costs=self.costs, estimator=estimator)
 
     def text_stream(self, config: DecodingConfig) -> TextStream:
         """Return what turns the iterations of a request into stream pieces."""

@@ -1,8 +1,9 @@
-"""A bundle without a draft: strategies that need none run as with one, the others are refused."""
+"""A bundle without a draft: all but what needs a draft model runs, by n-grams, as with one."""
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -33,11 +34,13 @@ ALONE: dict[str, dict[str, Any]] = {
     "beam-search": {"num_beams": 2},
     "mjgd": {},
 }
-DRAFTING = [name for name in STRATEGIES if name not in ALONE]
-REFUSAL = (
-    r"strategy is '{}', which drafts, but the bundle has no draft: expected one of beam-sample, "
-    r"sample, beam-search, greedy, mjgd; or add a draft with: dsbd-export --bundle BUNDLE --draft"
-)
+DRAFTING = [name for name, row in STRATEGIES.items() if row.has_draft and row.rule != "joint"]
+REFUSED: dict[str, dict[str, Any]] = {
+    "strategy is 'mjsd', which needs a draft model": {"strategy": "mjsd"},
+    "drafter is 'model'": {"drafter": "model"},
+    "drafter is 'model+ngram'": {"strategy": "speculative", "drafter": "model+ngram"},
+}
+REMEDY = r", but the bundle has no draft: expected .*; or add one with: dsbd-export --bundle BUNDLE"
 
 
 @pytest.fixture(scope="module")
@@ -54,8 +57,8 @@ def invoke(command: Any, *arguments: object) -> Result:
     return CliRunner().invoke(command, [str(argument) for argument in arguments])
 
 
-@pytest.mark.parametrize("strategy", ALONE)
-def test_strategies_without_a_draft_give_the_tokens_of_the_pair(
+@pytest.mark.parametrize("strategy", [*ALONE, *DRAFTING])
+def test_strategies_give_the_tokens_of_the_pair(
     tiny_bundle: Bundle, draftless: Path, strategy: str
 ) -> None:
     options = options_of(strategy)
@@ -63,11 +66,12 @@ def test_strategies_without_a_draft_give_the_tokens_of_the_pair(
         assert (pair.has_draft, alone.has_draft) == (True, False)
         for prompt in ("ab", "abc"):  # the second begins with rows of the first
             wanted, found = (each.generate(prompt, **options) for each in (pair, alone))
-            assert found.sequences == wanted.sequences
-            assert (found.stats.target_calls, found.stats.draft_calls) == (
-                wanted.stats.target_calls,
-                0,
-            )
+            assert [each.token_ids for each in found.sequences] == [
+                each.token_ids for each in wanted.sequences
+            ]
+            assert found.stats.draft_calls == 0
+            if strategy in ALONE:
+                assert found.stats.target_calls == wanted.stats.target_calls
             peaks = [each.stats.kv_bytes_peak or 0 for each in (found, wanted)]
             assert 0 < peaks[0] < peaks[1]
         pieces = list(alone.stream("ab", **options))
@@ -97,29 +101,32 @@ def test_a_service_answers_each_as_if_it_were_alone(draftless: Path) -> None:
             found = [service.generate("ab", **options_of(name)) for name in ALONE]
             for stream in streams:
                 list(stream)
-            with pytest.raises(InputError, match=REFUSAL.format("dsbd")):
-                service.generate("ab")
+            with pytest.raises(InputError, match="drafter is 'model'" + REMEDY):
+                service.generate("ab", drafter="model")
             assert service.stats().kv_bytes > 0
     assert tokens(found) == tokens(wanted)
 
 
-@pytest.mark.parametrize("strategy", DRAFTING)
-def test_a_request_that_drafts_is_refused(draftless: Path, strategy: str) -> None:
+@pytest.mark.parametrize("begins", REFUSED)
+def test_a_request_that_needs_a_draft_model_is_refused(draftless: Path, begins: str) -> None:
+    options = REFUSED[begins]
     with Pipeline.from_bundle(draftless) as pipeline:
         for ask in (
-            lambda: pipeline.generate("ab", strategy=strategy),
-            lambda: pipeline.generate(["ab", "c"], strategy=strategy),
-            lambda: next(pipeline.stream("ab", strategy=strategy)),
+            lambda: pipeline.generate("ab", **options),
+            lambda: pipeline.generate(["ab", "c"], **options),
+            lambda: next(pipeline.stream("ab", **options)),
         ):
-            with pytest.raises(InputError, match=REFUSAL.format(strategy)):
+            with pytest.raises(InputError, match=re.escape(begins) + REMEDY):
                 ask()
         pipeline.generate("ab", strategy="greedy", max_new_tokens=1)
 
 
-def test_the_default_strategy_is_refused(draftless: Path) -> None:
+def test_by_default_n_grams_draft(draftless: Path) -> None:
     with Pipeline.from_bundle(draftless) as pipeline:
-        with pytest.raises(InputError, match=REFUSAL.format("dsbd")):
-            pipeline.generate("ab")
+        config = pipeline.config({})
+        assert (config.strategy, config.drafter) == ("dsbd", "ngram")
+        stats = pipeline.generate("abababababab", seed=1, max_new_tokens=40).stats
+        assert stats.draft_calls == 0 and stats.num_output_tokens > 0
 
 
 def test_a_provider_for_the_draft_is_refused(draftless: Path) -> None:
@@ -129,23 +136,27 @@ def test_a_provider_for_the_draft_is_refused(draftless: Path) -> None:
 
 @pytest.mark.parametrize(
     ("command", "arguments"),
-    [(run, ["--prompt", "ab"]), (bench, ["--strategies", "dsbd"]), (bench, ["--run", "dsbd"])],
+    [
+        (run, ["--prompt", "ab", "--drafter", "model"]),
+        (bench, ["--strategies", "mjsd"]),
+        (bench, ["--run", "dsbd drafter=model"]),
+    ],
 )
 def test_a_command_says_so_in_one_line(draftless: Path, command: Any, arguments: list[str]) -> None:
     done = invoke(command, draftless, *arguments)
     assert done.exit_code == 2
     errors = [line for line in done.stderr.splitlines() if line.startswith("Error:")]
-    assert len(errors) == 1 and "strategy is 'dsbd', which drafts, but the bundle" in errors[0]
+    assert len(errors) == 1 and "but the bundle has no draft: expected" in errors[0]
     assert "warming up" not in done.stderr  # before anything is measured
 
 
 def test_dsbd_run_answers_a_prompt_and_a_file(draftless: Path, tmp_path: Path) -> None:
-    settings = ("--strategy", "beam-sample", "--num-beams", 2, "--max-new-tokens", 4, "--seed", 1)
+    settings = ("--num-beams", 2, "--max-new-tokens", 4, "--seed", 1)
     done = invoke(run, draftless, "--prompt", "ab", "--json", *settings)
     assert done.exit_code == 0, done.stderr
     assert json.loads(done.stdout)["stats"]["draft_calls"] == 0
     lines = tmp_path / "prompts.jsonl"
-    lines.write_text('{"prompt": "ab"}\n{"prompt": "b"}\n{"prompt": "c", "strategy": "dsbd"}\n')
+    lines.write_text('{"prompt": "ab"}\n{"prompt": "b"}\n{"prompt": "c", "drafter": "model"}\n')
     answers = []
     for index, more in enumerate([(), ("--concurrency", 2)]):
         output = tmp_path / f"{index}.jsonl"
@@ -153,7 +164,7 @@ def test_dsbd_run_answers_a_prompt_and_a_file(draftless: Path, tmp_path: Path) -
         answers.append([json.loads(line) for line in output.read_text().splitlines()])
     alone, together = ([texts_of(fields) for fields in lines] for lines in answers)
     assert alone == together and [len(texts) for texts in alone] == [1, 1, 0]
-    assert "strategy is 'dsbd', which drafts" in json.dumps(answers[0][2]["error"])
+    assert "drafter is 'model', but the bundle has no draft" in json.dumps(answers[0][2]["error"])
 
 
 def texts_of(fields: dict[str, Any]) -> list[str]:
@@ -161,9 +172,9 @@ def texts_of(fields: dict[str, Any]) -> list[str]:
 
 
 def test_dsbd_bench_measures_the_strategies_that_run(draftless: Path, tmp_path: Path) -> None:
-    names = ("sample", "beam-sample", "beam-search")
-    assert default_strategies(has_draft=False) == names
-    assert set(default_strategies(has_draft=True)) > set(names)
+    names = default_strategies(has_draft=False)
+    assert {"sample", "beam-sample", "beam-search", "dsbd", "speculative"} <= set(names)
+    assert set(default_strategies(has_draft=True)) - set(names) <= {"mjsd"}
     report = tmp_path / "report.json"
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("ab\n")
@@ -173,7 +184,7 @@ def test_dsbd_bench_measures_the_strategies_that_run(draftless: Path, tmp_path: 
     )  # fmt: skip
     assert done.exit_code == 0, done.stderr
     found = json.loads(report.read_text())
-    assert [each["settings"]["strategy"] for each in found["runs"]] == list(names)
+    assert {each["settings"]["strategy"] for each in found["runs"]} == set(names)
     assert found["bundle"]["draft"] is None
     assert found["bundle"]["target"]["family"] == "tiny"
 
@@ -200,22 +211,23 @@ def test_the_c_library_answers(tiny_bundle: Bundle, draftless: Path) -> None:
         )
         assert wanted is not None and found is not None
         assert found.sequences == wanted.sequences
-    with pytest.raises(InputError, match=REFUSAL.format("dsbd")):
-        answer(alone, "ab", {}, lambda step: True)
+    with pytest.raises(InputError, match="drafter is 'model'" + REMEDY):
+        answer(alone, "ab", {"drafter": "model"}, lambda step: True)
+    assert answer(alone, "ab", {"max_new_tokens": 4}, lambda step: True) is not None
     for number in numbers:
         pipelines.close(number)
 
 
 SERVED: list[tuple[dict[str, Any], str]] = [  # (fields of the body, strategy that the answer has)
-    ({}, "sample"),
-    ({"temperature": 0}, "greedy"),
-    ({"num_beams": 2}, "beam-sample"),
-    ({"use_beam_search": True, "n": 2}, "beam-search"),
+    ({}, "speculative"),
+    ({"temperature": 0}, "speculative-beam-search"),
+    ({"num_beams": 2}, "dsbd"),
+    ({"use_beam_search": True, "n": 2}, "speculative-beam-search"),
     ({"strategy": "mjgd"}, "mjgd"),
 ]
 
 
-def test_dsbd_serve_samples_by_default(draftless: Path) -> None:
+def test_dsbd_serve_answers_as_with_a_draft(draftless: Path) -> None:
     with (
         Pipeline.from_bundle(draftless) as pipeline,
         Service(pipeline) as service,
@@ -230,22 +242,22 @@ def test_dsbd_serve_samples_by_default(draftless: Path) -> None:
         for strategy, response in found.items():
             assert response.status_code == 200, response.text
             assert response.json()["dsbd"]["strategy"] == strategy
-        for strategy in DRAFTING:
-            refused = ask(strategy=strategy)
+        for begins, fields in REFUSED.items():
+            refused = ask(**fields)
             assert refused.status_code == 400
             error = refused.json()["error"]
-            assert error["param"] == "strategy"
-            assert f"strategy is '{strategy}', which drafts, but the bundle" in error["message"]
+            assert error["param"] in fields
+            assert begins + ", but the bundle has no draft" in error["message"]
             assert str(draftless) not in refused.text  # clients learn no folders
         assert httpx2.get(f"{server.url}/metrics", timeout=60).status_code == 200
 
 
 @pytest.mark.parametrize(
-    "defaults", [{"strategy": "dsbd"}, {"strategy": "speculative", "temperature": 0.5}]
+    "defaults", [{"strategy": "mjsd"}, {"strategy": "speculative", "drafter": "model"}]
 )
-def test_a_server_whose_default_drafts_does_not_start(
+def test_a_server_whose_defaults_need_a_draft_model_does_not_start(
     draftless: Path, defaults: dict[str, Any]
 ) -> None:
     with Pipeline.from_bundle(draftless) as pipeline, Service(pipeline) as service:
-        with pytest.raises(InputError, match=REFUSAL.format(defaults["strategy"])):
+        with pytest.raises(InputError, match=REMEDY):
             create_app(service, ServingSettings(model_name=MODEL, defaults=defaults))

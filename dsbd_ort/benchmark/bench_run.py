@@ -171,7 +171,8 @@ class CommonSettings:
 
 def default_strategies(*, has_draft: bool) -> tuple[str, ...]:
     """Return the strategies to measure where none is given."""
-    return tuple(name for name in DEFAULT_STRATEGIES if has_draft or not STRATEGIES[name].has_draft)
+    needs_draft = {name for name, row in STRATEGIES.items() if row.rule == "joint"}
+    return tuple(name for name in DEFAULT_STRATEGIES if has_draft or name not in needs_draft)
 
 
 def runs_of(strategies: Sequence[str], common: CommonSettings) -> list[BenchRun]:

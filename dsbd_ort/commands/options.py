@@ -25,7 +25,7 @@ import click
 from click.core import ParameterSource
 
 from dsbd_ort.commands.one_line import OneLineCommand, SectionedOption
-from dsbd_ort.commands.option_types import COUNT, PATH, OptionText
+from dsbd_ort.commands.option_types import COUNT, COUNT_OR_NONE, PATH, OptionText
 from dsbd_ort.decoding import STRATEGIES, DecodingConfig
 from dsbd_ort.pipeline import PipelineSettings
 from dsbd_ort.version import __version__
@@ -174,6 +174,11 @@ def pipeline_settings(**fixed: Any) -> Any:
         "generation_config": no_flag(
             "--no-generation-config",
             help="Leave the bundle's generation_config.json out: it has the model's own defaults.",
+        ),
+        "ngram_pool": option(
+            type=COUNT_OR_NONE,
+            show_default=True,
+            help="Tokens of earlier texts that drafter ngram looks through; 0: none.",
         ),
     }
     members = {name: field for name, field in options.items() if name not in fixed}

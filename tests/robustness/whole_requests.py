@@ -24,7 +24,7 @@ from tests.decoding.top_table import TopTable
 
 TABLE_KINDS = ("smooth", "peaked", "rounded", "equal", "forbidding")
 DRAFT_KINDS = ("itself", "mixed", "hostile", "forbidding")
-NO_DRAFT = "none"  # of strategies that need none
+NO_DRAFT = "none"  # of requests that need none
 CHECKS = ("candidates", "shared", "preempted", "repeated", "traced", "alone")
 
 
@@ -54,7 +54,8 @@ class WholeRequest:
 
     @property
     def config(self) -> DecodingConfig:
-        return DecodingConfig.from_options(self.options).settled(costs_are_known=True)
+        config = DecodingConfig.from_options(self.options)
+        return config.settled(costs_are_known=True, has_draft=self.draft != NO_DRAFT)
 
     def models(self, num_candidates: int = 0, full_chunk: int = 0) -> tuple[Any, Any]:
         """Return target and draft or None, with a top-k head where ``num_candidates`` is given.
@@ -234,7 +235,10 @@ def whole_requests(draw: st.DrawFn, strategy: str, largest_vocab: int = 300) -> 
     stop = tuple(draw(st.lists(run, max_size=3)))
     if stop:
         options["stop_strings"] = "stands for the tokens"
-    draft_kinds = DRAFT_KINDS if STRATEGIES[strategy].has_draft else (*DRAFT_KINDS, NO_DRAFT)
+    needs_none = not STRATEGIES[strategy].has_draft or "model" not in (
+        options.get("drafter") or ("model" if strategy == "mjsd" else "")
+    )
+    draft_kinds = (*DRAFT_KINDS, NO_DRAFT) if needs_none else DRAFT_KINDS
     return WholeRequest(
         options=options,
         vocab_size=vocab_size,
