@@ -16,7 +16,7 @@ import numpy as np
 from dsbd_errors import DsbdError
 from dsbd_ort.decoding import DecodingConfig
 from dsbd_ort.decoding.cache_view import PrefixCache
-from dsbd_ort.decoding.strategies import STRATEGIES
+from dsbd_ort.decoding.option_table import OPTION_TABLE
 from dsbd_ort.decoding.throughput import AcceptanceEstimator
 from dsbd_ort.pipeline_options import PipelineOptions
 from dsbd_runtime.bundle import Bundle
@@ -124,14 +124,19 @@ def capacity_error(error: MemoryError) -> CapacityError:
 def check_drafter(config: DecodingConfig, *, has_draft: bool) -> None:
     """Raise InputError for a request that needs a draft model where the bundle has none.
 
-    This is where it is decided, for every command and host of this package.
+    config: settled; what a request that names no drafter gets is decided there.
     """
-    if has_draft or not config.row.has_draft:
+    if has_draft or not config.has_draft_model:
         return
-    others = ", ".join(name for name, row in STRATEGIES.items() if not row.has_draft)
+    fix = "or add a draft with: dsbd-export --bundle BUNDLE --draft DRAFT"
+    if OPTION_TABLE["drafter"].unmet(config) is None:
+        raise InputError(
+            f"drafter is {config.drafter!r}, but the bundle has no draft: expected 'ngram' or "
+            f"'none'; {fix}"
+        )
     raise InputError(
-        f"strategy is {config.strategy!r}, which drafts, but the bundle has no draft: expected one "
-        f"of {others}; or add a draft with: dsbd-export --bundle BUNDLE --draft DRAFT"
+        f"strategy is {config.strategy!r}, which needs a draft model, but the bundle has no draft; "
+        f"use another strategy, {fix}"
     )
 
 

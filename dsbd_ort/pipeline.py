@@ -103,8 +103,7 @@ class Pipeline:
     ) -> None:
         """Take the opened parts; ``from_bundle`` opens them.
 
-        Without a draft only strategies without one are taken, see ``check_drafter``. ``costs`` None
-        are learned.
+        Without a draft no request is taken that needs a draft model. ``costs`` None are learned.
         """
         self.bundle = bundle
         self.tokenizer = Tokenizer.from_bundle(bundle)
@@ -293,7 +292,10 @@ class Pipeline:
         return self._draft is not None
 
     def check_drafter(self, config: DecodingConfig) -> None:
-        """Raise InputError for a request that needs a draft model where the bundle has none."""
+        """Raise InputError for a request that needs a draft model where the bundle has none.
+
+        config: as ``config`` returns it.
+        """
         check_drafter(config, has_draft=self.has_draft)
 
     def config(self, options: Options) -> DecodingConfig:
@@ -303,14 +305,16 @@ class Pipeline:
             options["eos_token_id"] = tuple(self.bundle.manifest.target.eos_token_ids)
         if options.get("seed") is None:
             options["seed"] = new_seed()
-        return self.defaults.config(options).settled(costs_are_known=True)
+        config = self.defaults.config(options)
+        return config.settled(costs_are_known=True, has_draft=self.has_draft)
 
     def planned(self, request: DecodingRequest) -> DecodingRequest:
         """Return the request with the costs and the acceptance estimator of its draft policy."""
         config = request.config
         if config.draft_policy != "throughput":
             return request
-        setting = (config.strategy, config.width, config.temperature, config.top_k, config.top_p)
+        warping = (config.temperature, config.top_k, config.top_p)
+        setting = (config.strategy, config.width, *warping, config.drafter)
         return dataclasses.replace(
             request, costs=self.costs, estimator=self._estimators.of(setting)
         )

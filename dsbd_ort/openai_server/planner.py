@@ -89,8 +89,8 @@ class Planner:
         self._service = service
         self._pipeline = service.pipeline
         self._settings = settings
-        self._defaults = DefaultOptions(settings.defaults, has_draft=self._pipeline.has_draft)
-        self._pipeline.check_drafter(DecodingConfig.from_options(self._defaults.filled({})))
+        self._defaults = DefaultOptions(settings.defaults)
+        self._pipeline.check_drafter(self._pipeline.config(self._defaults.filled({})))
         self._new_seed = new_seed
 
     def plan_completion(self, body: CompletionBody) -> GenerationPlan:
@@ -196,8 +196,8 @@ class Planner:
         self._set_ends(body, given)
         if (num_top := body.num_top_logprobs) is not None:
             given |= {"top_logprobs": num_top, "prompt_logprobs": echo}
-        search = "speculative-beam-search" if self._pipeline.has_draft else "beam-search"
-        options = self._defaults.filled(given, search if choices.are_beams else None)
+        search = "speculative-beam-search" if choices.are_beams else None
+        options = self._defaults.filled(given, search)
         options.setdefault("seed", self._new_seed())
         if "num_beams" not in given and options.get("num_beams", 1) > 1:
             if options["num_beams"] < choices.num_beams_needed(options):

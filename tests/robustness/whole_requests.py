@@ -24,7 +24,7 @@ from tests.decoding.top_table import TopTable
 
 TABLE_KINDS = ("smooth", "peaked", "rounded", "equal", "forbidding")
 DRAFT_KINDS = ("itself", "mixed", "hostile", "forbidding")
-NO_DRAFT = "none"  # of strategies that need none
+NO_DRAFT = "none"  # of requests that need no draft model
 CHECKS = ("candidates", "shared", "preempted", "repeated", "traced", "alone")
 
 
@@ -234,7 +234,8 @@ def whole_requests(draw: st.DrawFn, strategy: str, largest_vocab: int = 300) -> 
     stop = tuple(draw(st.lists(run, max_size=3)))
     if stop:
         options["stop_strings"] = "stands for the tokens"
-    draft_kinds = DRAFT_KINDS if STRATEGIES[strategy].has_draft else (*DRAFT_KINDS, NO_DRAFT)
+    by_model = STRATEGIES[strategy].has_draft and options.get("drafter") not in ("ngram", "none")
+    draft_kinds = DRAFT_KINDS if by_model else (*DRAFT_KINDS, NO_DRAFT, NO_DRAFT)
     return WholeRequest(
         options=options,
         vocab_size=vocab_size,
