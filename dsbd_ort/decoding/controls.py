@@ -100,13 +100,26 @@ class Controls:
         self._check_known(allowed)
         return allowed
 
-    def processed(self, nodes: Nodes, tokens: Tokens, log_probs: Scores) -> Scores:
-        """Return log-probabilities of a draft without a model, (num_rows, n), -inf where forbidden.
+    def processed(
+        self, nodes: Nodes, rows: Rows, tokens: Tokens, log_probs: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """Return log-probabilities of a draft without a model, -inf where a token is forbidden.
 
-        nodes: (num_rows,) int64. tokens: (num_rows, n) int64, -1 for none.
+        Args:
+            nodes: (num_rows,) int64.
+            rows: (n,) int64 increasing. After which of the nodes each token comes.
+            tokens: (n,) int64.
+            log_probs: (n,) float64.
         """
+        counts = np.bincount(rows, minlength=len(nodes))
+        is_token = np.arange(counts.max()) < counts[:, None]
+        table, scores = np.full(is_token.shape, -1), np.full(is_token.shape, -np.inf)
+        table[is_token], scores[is_token] = tokens, log_probs
+        return self._processed_draft(nodes, table, scores)[is_token]
+
+    def _processed_draft(self, nodes: Nodes, tokens: Tokens, log_probs: Scores) -> Scores:
         candidates = Candidates(self.paths, nodes, tokens, self.vocab_size)
-        found = log_probs.copy()
+        found = log_probs
         for processor in self.processors:
             found = processor.process(found, candidates)
         found[~self.allowed_after(nodes).are_allowed(tokens)] = -np.inf

@@ -62,9 +62,10 @@ class ChainedDrafter:
 
     def look_up(self, nodes: Nodes, takes_all: TakesAll) -> int:
         """See Drafter.look_up."""
-        ends = self._forest.is_absorbing[nodes] != 0
         lists = _Lists(len(nodes))
-        lists.add(ends.nonzero()[0], STAY)
+        if self._forest.has_ends:
+            ended = self._forest.is_absorbing[nodes].nonzero()[0]
+            lists.extend(ended, np.full(len(ended), STAY), np.zeros(len(ended)))
         if self._controls is not None and self._controls.constraint is not None:
             self._ask_constraint(lists, nodes, takes_all)
         if self._ngram is not None:
@@ -124,13 +125,14 @@ class ChainedDrafter:
         assert self._ngram is not None
         open_beams = lists.open_beams()
         found = self._ngram.proposals(nodes[open_beams])
-        tokens, log_probs, unlisted = found.tokens, found.log_probs, found.unlisted
-        if self._controls is not None and tokens.size:
-            log_probs = self._controls.processed(nodes[open_beams], tokens, log_probs)
-        is_listed = log_probs > -np.inf
-        rows = is_listed.nonzero()[0]
-        lists.extend(open_beams[rows], tokens[is_listed], log_probs[is_listed])
-        lists.unlisted[open_beams] = unlisted
+        paths, tokens, log_probs = found.paths, found.tokens, found.log_probs
+        if self._controls is not None and len(tokens):
+            log_probs = self._controls.processed(nodes[open_beams], paths, tokens, log_probs)
+            is_left = log_probs > -np.inf
+            paths, tokens, log_probs = paths[is_left], tokens[is_left], log_probs[is_left]
+        if len(tokens):
+            lists.extend(open_beams[paths], tokens, log_probs)
+        lists.unlisted[open_beams] = found.unlisted
         if self._model is None:
             lists.is_known[open_beams] = True
 
@@ -152,11 +154,6 @@ class _Lists:
         """Return the beams of which nothing is known yet, (n,) int64."""
         return (~self.is_known).nonzero()[0]
 
-    def add(self, beams: Ints, token: int) -> None:
-        """Add one certain token for each of these beams."""
-        if len(beams):
-            self.extend(beams, np.full(len(beams), token), np.zeros(len(beams)))
-
     def extend(self, beams: Ints, tokens: Ints, log_probs: Floats) -> None:
         """Add candidates, (n,) each; of a beam all at once."""
         self._parts.append((beams, tokens, log_probs))
@@ -167,8 +164,9 @@ class _Lists:
         if not self._parts:
             none = np.arange(0)
             return _Proposed(self.is_known, none, none, np.zeros(0), self.unlisted)
-        parents, tokens, log_probs = map(np.concatenate, zip(*self._parts, strict=True))
+        parents, tokens, log_probs = self._parts[0]
         if len(self._parts) > 1:
+            parents, tokens, log_probs = map(np.concatenate, zip(*self._parts, strict=True))
             order = parents.argsort(kind="stable")
             parents, tokens, log_probs = parents[order], tokens[order], log_probs[order]
         return _Proposed(self.is_known, parents, tokens, log_probs, self.unlisted)

@@ -25,6 +25,8 @@ _LONG_MATCH = 5
 _MOST_LISTED = 8
 _ENOUGH = 0.95
 
+_NONE = np.arange(0)
+
 Following = int | dict[int, int]
 """The tokens seen behind a context and how often; a plain token was seen alone, and once."""
 
@@ -122,11 +124,12 @@ class Proposals:
     """What may follow some paths.
 
     Attributes:
-        tokens: (num_paths, n) int64. -1 behind the last one of a path.
-        log_probs: (num_paths, n) float64. -inf there.
+        paths: (n,) int64. The index of each candidate's path, increasing.
+        tokens, log_probs: (n,) int64, float64.
         unlisted: (num_paths,) float64. Probability of all other tokens together.
     """
 
+    paths: NDArray[np.int64]
     tokens: Tokens
     log_probs: NDArray[np.float64]
     unlisted: NDArray[np.float64]
@@ -166,16 +169,19 @@ class NGramDrafter:
     def proposals(self, nodes: Nodes) -> Proposals:
         """Return what may follow these paths."""
         tables = [self._own, *(self._pool.counts if self._pool else ())]
-        found = [self._following(tail[-_LONGEST:], tables) for tail in self.paths.tails(nodes)]
-        num_columns = max((len(listed) for listed, _ in found), default=0)
-        tokens = np.full((len(found), num_columns), -1, dtype=np.int64)
-        log_probs = np.full(tokens.shape, -np.inf)
-        for row, (listed, _) in enumerate(found):
-            if listed:
-                tokens[row, : len(listed)] = list(listed)
-                log_probs[row, : len(listed)] = list(listed.values())
-        unlisted = np.array([left for _, left in found])
-        return Proposals(tokens, log_probs, unlisted)
+        paths: list[int] = []
+        tokens: list[int] = []
+        log_probs: list[float] = []
+        unlisted: list[float] = []
+        for path, tail in enumerate(self.paths.tails(nodes)):
+            listed, left = self._following(tail[-_LONGEST:], tables)
+            paths += [path] * len(listed)
+            tokens += listed
+            log_probs += listed.values()
+            unlisted.append(left)
+        if not tokens:
+            return Proposals(_NONE, _NONE, np.zeros(0), np.array(unlisted))
+        return Proposals(*map(np.array, (paths, tokens, log_probs, unlisted)))
 
     def _following(
         self, tail: tuple[int, ...], tables: list[NGramCounts]

@@ -243,8 +243,8 @@ def test_counts_are_those_of_the_text():
 def test_probabilities_are_shared_by_length_and_count():
     drafter = NGramDrafter([1, 2, 3, 1, 2, 4, 1, 2], None, 1.0, only_long_matches=False)
     found = drafter.proposals(np.array([0]))
-    assert sorted(found.tokens[0].tolist()) == [3, 4]
-    probabilities = np.exp(found.log_probs[0])
+    assert sorted(found.tokens.tolist()) == [3, 4]
+    probabilities = np.exp(found.log_probs)
     assert probabilities.sum() + found.unlisted[0] == pytest.approx(1.0)
     assert probabilities[0] == pytest.approx(probabilities[1])
     sharper = NGramDrafter([1, 2, 3, 1, 2, 4, 1, 2, 4, 1, 2], None, 0.5, only_long_matches=False)
