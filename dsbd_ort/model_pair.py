@@ -16,6 +16,7 @@ import numpy as np
 from dsbd_errors import DsbdError
 from dsbd_ort.decoding import DecodingConfig
 from dsbd_ort.decoding.cache_view import PrefixCache
+from dsbd_ort.decoding.option_table import OPTION_TABLE
 from dsbd_ort.decoding.throughput import AcceptanceEstimator
 from dsbd_ort.pipeline_options import PipelineOptions
 from dsbd_runtime.bundle import Bundle
@@ -133,14 +134,15 @@ def check_drafter(config: DecodingConfig, *, has_draft: bool) -> None:
     """
     if has_draft or not config.has_draft_model:
         return
-    if config.row.rule == "joint":
-        asked = f"strategy is {config.strategy!r}, which needs a draft model"
-        others = "expected another strategy, such as mjgd"
-    else:
-        asked, others = f"drafter is {config.drafter!r}", "expected 'ngram' or 'none'"
+    fix = "or add a draft with: dsbd-export --bundle BUNDLE --draft DRAFT"
+    if OPTION_TABLE["drafter"].unmet(config) is None:
+        raise InputError(
+            f"drafter is {config.drafter!r}, but the bundle has no draft: expected 'ngram' or "
+            f"'none'; {fix}"
+        )
     raise InputError(
-        f"{asked}, but the bundle has no draft: {others}; or add one with: dsbd-export "
-        "--bundle BUNDLE --draft DRAFT"
+        f"strategy is {config.strategy!r}, which needs a draft model, but the bundle has no draft; "
+        f"use another strategy, {fix}"
     )
 
 

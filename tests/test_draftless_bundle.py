@@ -1,4 +1,4 @@
-"""A bundle without a draft: all but what needs a draft model runs, by n-grams, as with one."""
+"""A bundle without a draft: strategies run as with one, drafts are n-grams, a model is refused."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from dsbd_ort import Pipeline, Service
-from dsbd_ort.benchmark.bench_run import default_strategies
+from dsbd_ort.benchmark.bench_run import DEFAULT_STRATEGIES
 from dsbd_ort.cli import bench, inspect, run
 from dsbd_ort.decoding import STRATEGIES
 from dsbd_ort.embedding.arguments import opening
@@ -34,13 +34,20 @@ ALONE: dict[str, dict[str, Any]] = {
     "beam-search": {"num_beams": 2},
     "mjgd": {},
 }
-DRAFTING = [name for name, row in STRATEGIES.items() if row.has_draft and row.rule != "joint"]
-REFUSED: dict[str, dict[str, Any]] = {
-    "strategy is 'mjsd', which needs a draft model": {"strategy": "mjsd"},
-    "drafter is 'model'": {"drafter": "model"},
-    "drafter is 'model+ngram'": {"strategy": "speculative", "drafter": "model+ngram"},
+DRAFTING: dict[str, dict[str, Any]] = {  # by n-grams, where there is no draft
+    "dsbd": {"num_beams": 2},
+    "speculative": {},
+    "tree-speculative": {"draft_beams": 3},
+    "speculative-beam-search": {"num_beams": 2},
 }
-REMEDY = r", but the bundle has no draft: expected .*; or add one with: dsbd-export --bundle BUNDLE"
+PROMPT = "ab ab ab"
+NO_MODEL = [  # (options, what is said of them)
+    ({"strategy": "mjsd"}, "strategy is 'mjsd', which needs a draft model, but the bundle has no"),
+    ({"drafter": "model"}, "drafter is 'model', but the bundle has no draft: expected 'ngram' or"),
+    ({"drafter": "model+ngram"}, "drafter is 'model.ngram', but the bundle has no draft: expected"),
+    ({"strategy": "speculative-beam-search", "drafter": "model"}, "drafter is 'model', but"),
+]
+FIX = "or add a draft with: dsbd-export --bundle BUNDLE --draft DRAFT"
 
 
 @pytest.fixture(scope="module")
@@ -50,15 +57,20 @@ def draftless(tiny_bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def options_of(strategy: str, seed: int = 5) -> dict[str, Any]:
-    return {"strategy": strategy, "max_new_tokens": 8, "seed": seed, **ALONE.get(strategy, {})}
+    return {
+        "strategy": strategy,
+        "max_new_tokens": 8,
+        "seed": seed,
+        **(ALONE | DRAFTING)[strategy],
+    }
 
 
 def invoke(command: Any, *arguments: object) -> Result:
     return CliRunner().invoke(command, [str(argument) for argument in arguments])
 
 
-@pytest.mark.parametrize("strategy", [*ALONE, *DRAFTING])
-def test_strategies_give_the_tokens_of_the_pair(
+@pytest.mark.parametrize("strategy", ALONE)
+def test_strategies_without_a_draft_give_the_tokens_of_the_pair(
     tiny_bundle: Bundle, draftless: Path, strategy: str
 ) -> None:
     options = options_of(strategy)
@@ -66,12 +78,11 @@ def test_strategies_give_the_tokens_of_the_pair(
         assert (pair.has_draft, alone.has_draft) == (True, False)
         for prompt in ("ab", "abc"):  # the second begins with rows of the first
             wanted, found = (each.generate(prompt, **options) for each in (pair, alone))
-            assert [each.token_ids for each in found.sequences] == [
-                each.token_ids for each in wanted.sequences
-            ]
-            assert found.stats.draft_calls == 0
-            if strategy in ALONE:
-                assert found.stats.target_calls == wanted.stats.target_calls
+            assert found.sequences == wanted.sequences
+            assert (found.stats.target_calls, found.stats.draft_calls) == (
+                wanted.stats.target_calls,
+                0,
+            )
             peaks = [each.stats.kv_bytes_peak or 0 for each in (found, wanted)]
             assert 0 < peaks[0] < peaks[1]
         pieces = list(alone.stream("ab", **options))
@@ -101,32 +112,51 @@ def test_a_service_answers_each_as_if_it_were_alone(draftless: Path) -> None:
             found = [service.generate("ab", **options_of(name)) for name in ALONE]
             for stream in streams:
                 list(stream)
-            with pytest.raises(InputError, match="drafter is 'model'" + REMEDY):
-                service.generate("ab", drafter="model")
             assert service.stats().kv_bytes > 0
     assert tokens(found) == tokens(wanted)
 
 
-@pytest.mark.parametrize("begins", REFUSED)
-def test_a_request_that_needs_a_draft_model_is_refused(draftless: Path, begins: str) -> None:
-    options = REFUSED[begins]
+def test_every_strategy_but_mjsd_is_tried_here() -> None:
+    assert {*ALONE, *DRAFTING, "mjsd"} == set(STRATEGIES)
+
+
+@pytest.mark.parametrize("strategy", DRAFTING)
+def test_strategies_that_draft_do_so_by_n_grams_and_give_the_same(
+    tiny_bundle: Bundle, draftless: Path, strategy: str
+) -> None:
+    options = {**options_of(strategy), "draft_length": 3, "max_new_tokens": 16}
+    with Pipeline.from_bundle(tiny_bundle.path) as pair, Pipeline.from_bundle(draftless) as alone:
+        wanted, found = (each.generate(PROMPT, **options) for each in (pair, alone))
+        together = alone.generate([PROMPT, PROMPT, "x"], **options)
+        assert alone.config({"strategy": strategy}).drafter == "ngram"
+        assert pair.config({"strategy": strategy}).drafter == "model"
+    assert tokens([found, together[0], together[1]]) == tokens([wanted] * 3)
+    assert found.stats.num_draft_tokens > 0
+    assert (found.stats.draft_calls, found.stats.draft_rows) == (0, 0)
+    assert wanted.stats.draft_calls > 0
+
+
+@pytest.mark.parametrize(("options", "said"), NO_MODEL)
+def test_a_request_that_needs_a_draft_model_is_refused(
+    draftless: Path, options: dict[str, Any], said: str
+) -> None:
     with Pipeline.from_bundle(draftless) as pipeline:
         for ask in (
             lambda: pipeline.generate("ab", **options),
             lambda: pipeline.generate(["ab", "c"], **options),
             lambda: next(pipeline.stream("ab", **options)),
         ):
-            with pytest.raises(InputError, match=re.escape(begins) + REMEDY):
+            with pytest.raises(InputError, match=f"{said}.*{FIX}"):
                 ask()
+        with Service(pipeline) as service, pytest.raises(InputError, match=f"{said}.*{FIX}"):
+            service.generate("ab", **options)
         pipeline.generate("ab", strategy="greedy", max_new_tokens=1)
 
 
-def test_by_default_n_grams_draft(draftless: Path) -> None:
-    with Pipeline.from_bundle(draftless) as pipeline:
-        config = pipeline.config({})
-        assert (config.strategy, config.drafter) == ("dsbd", "ngram")
-        stats = pipeline.generate("abababababab", seed=1, max_new_tokens=40).stats
-        assert stats.draft_calls == 0 and stats.num_output_tokens > 0
+def test_a_request_by_all_defaults(draftless: Path, tiny_bundle: Bundle) -> None:
+    with Pipeline.from_bundle(draftless) as alone, Pipeline.from_bundle(tiny_bundle.path) as pair:
+        found, wanted = (each.generate(PROMPT, seed=2, top_k=9) for each in (alone, pair))
+    assert tokens([found]) == tokens([wanted])
 
 
 def test_a_provider_for_the_draft_is_refused(draftless: Path) -> None:
@@ -137,16 +167,16 @@ def test_a_provider_for_the_draft_is_refused(draftless: Path) -> None:
 @pytest.mark.parametrize(
     ("command", "arguments"),
     [
-        (run, ["--prompt", "ab", "--drafter", "model"]),
-        (bench, ["--strategies", "mjsd"]),
-        (bench, ["--run", "dsbd drafter=model"]),
+        (run, ["--prompt", "ab", "--strategy", "mjsd"]),
+        (bench, ["--strategies", "dsbd,mjsd"]),
+        (bench, ["--run", "dsbd", "--run", "mjsd"]),
     ],
 )
 def test_a_command_says_so_in_one_line(draftless: Path, command: Any, arguments: list[str]) -> None:
     done = invoke(command, draftless, *arguments)
     assert done.exit_code == 2
     errors = [line for line in done.stderr.splitlines() if line.startswith("Error:")]
-    assert len(errors) == 1 and "but the bundle has no draft: expected" in errors[0]
+    assert len(errors) == 1 and NO_MODEL[0][1] in errors[0]
     assert "warming up" not in done.stderr  # before anything is measured
 
 
@@ -171,10 +201,7 @@ def texts_of(fields: dict[str, Any]) -> list[str]:
     return [sequence["text"] for sequence in fields.get("sequences", [])]
 
 
-def test_dsbd_bench_measures_the_strategies_that_run(draftless: Path, tmp_path: Path) -> None:
-    names = default_strategies(has_draft=False)
-    assert {"sample", "beam-sample", "beam-search", "dsbd", "speculative"} <= set(names)
-    assert set(default_strategies(has_draft=True)) - set(names) <= {"mjsd"}
+def test_dsbd_bench_measures_the_default_strategies(draftless: Path, tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("ab\n")
@@ -184,7 +211,11 @@ def test_dsbd_bench_measures_the_strategies_that_run(draftless: Path, tmp_path: 
     )  # fmt: skip
     assert done.exit_code == 0, done.stderr
     found = json.loads(report.read_text())
-    assert {each["settings"]["strategy"] for each in found["runs"]} == set(names)
+    drafters = {each["settings"]["strategy"]: each["settings"]["drafter"] for each in found["runs"]}
+    assert drafters == {
+        name: "ngram" if STRATEGIES[name].has_draft else "none" for name in DEFAULT_STRATEGIES
+    }
+    assert all(each["comparison"]["is_identical"] for each in found["runs"] if each["comparison"])
     assert found["bundle"]["draft"] is None
     assert found["bundle"]["target"]["family"] == "tiny"
 
@@ -193,7 +224,7 @@ def test_dsbd_inspect_names_the_command_that_adds_one(draftless: Path, tiny_bund
     command = f"dsbd-export --bundle {draftless} --draft DRAFT"
     done = invoke(inspect, draftless, "--verify")
     assert done.exit_code == 0 and command in done.stdout
-    assert "add one with" not in invoke(inspect, tiny_bundle.path).stdout
+    assert "add a draft with" not in invoke(inspect, tiny_bundle.path).stdout
     done = invoke(inspect, draftless, "--verify", "--json")
     assert json.loads(done.stdout)["draft"] is None
 
@@ -204,16 +235,16 @@ def test_the_c_library_answers(tiny_bundle: Bundle, draftless: Path) -> None:
         pipelines.open(opening(str(path).encode(), None)) for path in (tiny_bundle.path, draftless)
     ]
     pair, alone = (pipelines.service(number) for number in numbers)
-    for strategy in ALONE:
+    for strategy in (*ALONE, *DRAFTING):
         wanted, found = (
             answer(service, "ab", options_of(strategy), lambda step: True)
             for service in (pair, alone)
         )
         assert wanted is not None and found is not None
-        assert found.sequences == wanted.sequences
-    with pytest.raises(InputError, match="drafter is 'model'" + REMEDY):
-        answer(alone, "ab", {"drafter": "model"}, lambda step: True)
-    assert answer(alone, "ab", {"max_new_tokens": 4}, lambda step: True) is not None
+        assert tokens([found]) == tokens([wanted])
+    with pytest.raises(InputError, match=NO_MODEL[0][1]):
+        answer(alone, "ab", {"strategy": "mjsd"}, lambda step: True)
+    assert answer(alone, "ab", {}, lambda step: True) is not None
     for number in numbers:
         pipelines.close(number)
 
@@ -223,11 +254,12 @@ SERVED: list[tuple[dict[str, Any], str]] = [  # (fields of the body, strategy th
     ({"temperature": 0}, "speculative-beam-search"),
     ({"num_beams": 2}, "dsbd"),
     ({"use_beam_search": True, "n": 2}, "speculative-beam-search"),
+    ({"strategy": "beam-sample"}, "beam-sample"),
     ({"strategy": "mjgd"}, "mjgd"),
 ]
 
 
-def test_dsbd_serve_answers_as_with_a_draft(draftless: Path) -> None:
+def test_dsbd_serve_answers_by_its_defaults(draftless: Path) -> None:
     with (
         Pipeline.from_bundle(draftless) as pipeline,
         Service(pipeline) as service,
@@ -238,26 +270,24 @@ def test_dsbd_serve_answers_as_with_a_draft(draftless: Path) -> None:
             body = {"model": MODEL, "prompt": "ab", "max_tokens": 6, "seed": 3, **fields}
             return httpx2.post(f"{server.url}/v1/completions", json=body, timeout=60)
 
-        found = {strategy: ask(**fields) for fields, strategy in SERVED}
-        for strategy, response in found.items():
+        for fields, strategy in SERVED:
+            response = ask(**fields)
             assert response.status_code == 200, response.text
             assert response.json()["dsbd"]["strategy"] == strategy
-        for begins, fields in REFUSED.items():
-            refused = ask(**fields)
+        for options, said in NO_MODEL:
+            refused = ask(**options)
             assert refused.status_code == 400
             error = refused.json()["error"]
-            assert error["param"] in fields
-            assert begins + ", but the bundle has no draft" in error["message"]
+            assert error["param"] == ("strategy" if "mjsd" in options.values() else "drafter")
+            assert re.match(said, error["message"])
             assert str(draftless) not in refused.text  # clients learn no folders
         assert httpx2.get(f"{server.url}/metrics", timeout=60).status_code == 200
 
 
-@pytest.mark.parametrize(
-    "defaults", [{"strategy": "mjsd"}, {"strategy": "speculative", "drafter": "model"}]
-)
-def test_a_server_whose_defaults_need_a_draft_model_does_not_start(
-    draftless: Path, defaults: dict[str, Any]
+@pytest.mark.parametrize(("defaults", "said"), NO_MODEL)
+def test_a_server_whose_default_needs_a_model_does_not_start(
+    draftless: Path, defaults: dict[str, Any], said: str
 ) -> None:
     with Pipeline.from_bundle(draftless) as pipeline, Service(pipeline) as service:
-        with pytest.raises(InputError, match=REMEDY):
+        with pytest.raises(InputError, match=said):
             create_app(service, ServingSettings(model_name=MODEL, defaults=defaults))

@@ -20,7 +20,6 @@ DEFAULT_STRATEGIES = (
     "beam-search",
     "speculative-beam-search",
 )
-"""Those that are measured by default; of a bundle without a draft, those among them without one."""
 NO_BASELINE = "none"
 BASELINES = {  # strategy: the same distribution without a draft (or without joint tokens)
     "dsbd": "beam-sample",
@@ -45,11 +44,13 @@ class BenchRun:
         given_name: the name of the run; None names it after its options.
         baseline: name of the run to compare with; None: the same distribution without a draft;
             ``NO_BASELINE``: nothing.
+        has_draft: whether the bundle has a draft model.
     """
 
     options: dict[str, Any] = field(hash=False)
     given_name: str | None = None
     baseline: str | None = None
+    has_draft: bool = True
 
     def __post_init__(self) -> None:
         for name in _SET_BY_BENCHMARK:
@@ -63,7 +64,8 @@ class BenchRun:
     @property
     def config(self) -> DecodingConfig:
         """The resolved options."""
-        return DecodingConfig.from_options(self.options).settled(costs_are_known=True)
+        config = DecodingConfig.from_options(self.options)
+        return config.settled(costs_are_known=True, has_draft=self.has_draft)
 
     @property
     def name(self) -> str:
@@ -167,12 +169,6 @@ class CommonSettings:
         if row.rule in ("joint", "joint-greedy"):
             options["temperature"] = 0.0
         return options
-
-
-def default_strategies(*, has_draft: bool) -> tuple[str, ...]:
-    """Return the strategies to measure where none is given."""
-    needs_draft = {name for name, row in STRATEGIES.items() if row.rule == "joint"}
-    return tuple(name for name in DEFAULT_STRATEGIES if has_draft or name not in needs_draft)
 
 
 def runs_of(strategies: Sequence[str], common: CommonSettings) -> list[BenchRun]:

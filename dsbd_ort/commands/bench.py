@@ -21,7 +21,6 @@ from dsbd_ort.benchmark.bench_run import (
     DEFAULT_STRATEGIES,
     BenchRun,
     CommonSettings,
-    default_strategies,
     runs_of,
     with_baselines,
 )
@@ -41,6 +40,7 @@ from dsbd_ort.commands.bench_table import VALUE_COLUMNS, WORK_COLUMNS, bench_tab
 from dsbd_ort.commands.option_types import COUNT, COUNT_OR_NONE, PATH, IntList, OptionText
 from dsbd_ort.commands.options import OPTIONS, group, option, pipeline_settings
 from dsbd_ort.decoding.option_table import MOST_BEAMS, MOST_NODES
+from dsbd_ort.model_pair import check_drafter
 from dsbd_ort.pipeline import PipelineSettings
 from dsbd_ort.version import __version__
 from dsbd_runtime.bundle import MANIFEST_NAME, Bundle, open_bundle
@@ -67,8 +67,7 @@ class BenchArguments:
     strategies: tuple[str, ...] = option(
         default="",
         callback=_names,
-        help="Names separated by commas; baselines are added "
-        f"[{', '.join(DEFAULT_STRATEGIES)}; of a bundle without a draft those that need none].",
+        help=f"Names separated by commas; baselines are added [{', '.join(DEFAULT_STRATEGIES)}].",
         section=_COMPARED,
     )
     runs: tuple[str, ...] = option(
@@ -169,12 +168,15 @@ def _title(report: BenchReport) -> str:
 
 
 def _runs(arguments: BenchArguments) -> list[BenchRun]:
-    strategies = arguments.strategies
-    if not strategies and not arguments.runs:
-        bundle = open_bundle(arguments.pipeline.bundle)
-        strategies = default_strategies(has_draft=bundle.manifest.draft is not None)
+    """Return the runs that are asked for; refuse one that needs a draft model in vain."""
+    strategies = arguments.strategies or (() if arguments.runs else DEFAULT_STRATEGIES)
     texts = [run_from_text(text, arguments.common) for text in arguments.runs]
-    return [*runs_of(strategies, arguments.common), *texts]
+    runs = [*runs_of(strategies, arguments.common), *texts]
+    has_draft = open_bundle(arguments.pipeline.bundle).manifest.draft is not None
+    runs = [dataclasses.replace(run, has_draft=has_draft) for run in runs]
+    for run in runs:
+        check_drafter(run.config, has_draft=has_draft)
+    return runs
 
 
 def run_from_text(text: str, common: CommonSettings) -> BenchRun:
@@ -218,8 +220,6 @@ def _measured(arguments: BenchArguments, runs: list[BenchRun], prompts: list[str
     energy = energy_meter([settings.provider, settings.draft_provider or settings.provider])
     stderr = Console(stderr=True)
     with settings.open() as pipeline:
-        for run in runs:
-            pipeline.config(run.options)  # refuses what needs a draft
         warmed = warm_up(pipeline, runs, prompts)
         for _ in track(warmed, "warming up", total=len(runs), console=stderr):
             pass

@@ -248,7 +248,7 @@ def print_no_draft(folder: Path) -> None:
     """Print on stderr how a draft is added to a bundle without one."""
     command = shlex.join(["dsbd-export", "--bundle", str(folder), "--draft", "DRAFT"])
     Console(stderr=True).print(
-        f"no draft: strategies that need none run; add one with: {command}",
+        f"no draft: requests draft by n-grams; add a draft with: {command}",
         highlight=False,
         markup=False,
         soft_wrap=True,

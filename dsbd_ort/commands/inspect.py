@@ -77,7 +77,7 @@ def print_summary(summary: BundleSummary) -> None:
         models = "the target"
         command = shlex.join(["dsbd-export", "--bundle", summary.bundle, "--draft", "DRAFT"])
         _print_lines(
-            console, ["no draft: strategies that need none run", f"add one with: {command}"]
+            console, ["no draft: requests draft by n-grams", f"add a draft with: {command}"]
         )
     console.print(
         f"keys and values of {models}: {summary.kv_bytes_per_token:,} bytes a token, "

@@ -6,11 +6,13 @@ import shutil
 
 import pytest
 from click.testing import CliRunner
+from transformers import LlamaConfig
 
 from dsbd_export.demo import demo_pair
 from dsbd_export.families import FAMILIES
 from dsbd_ort.cli import export
 from dsbd_runtime.bundle import open_bundle
+from scripts.family_checkpoints import VOCAB_SIZE, write_checkpoint
 from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle
 
 
@@ -24,6 +26,30 @@ def test_demo_makes_a_bundle_and_prints_what_is_in_it(tmp_path):
     assert "target/model.onnx" in done.stdout and "e-0" in done.stdout
     assert (tmp_path / "bundle" / "dsbd.json").exists()
     assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
+
+
+def test_a_target_alone_and_a_draft_added_to_it(tmp_path):
+    config = LlamaConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        bos_token_id=0,
+        eos_token_id=1,
+        max_position_embeddings=256,
+    )
+    model, bundle = write_checkpoint(tmp_path / "model", config), tmp_path / "bundle"
+    done = dsbd_export("--target", model, "-o", bundle)
+    assert done.exit_code == 0, done.stderr
+    assert f"add a draft with: dsbd-export --bundle {bundle} --draft DRAFT" in done.stderr
+    assert "draft/model.onnx" not in done.stdout
+    assert open_bundle(bundle, verify=True).roles == ("target",)
+    done = dsbd_export("--bundle", bundle, "--draft", model, "--dtype", "fp16")
+    assert done.exit_code == 0, done.stderr
+    assert "draft/model.onnx" in done.stdout and "add a draft with" not in done.stderr
+    now = open_bundle(bundle, verify=True)
+    assert [now.entry(role).dtype for role in now.roles] == ["fp32", "fp16"]
 
 
 def checkpoint_with_other_vocabulary(tmp_path):

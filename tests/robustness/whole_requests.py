@@ -24,7 +24,7 @@ from tests.decoding.top_table import TopTable
 
 TABLE_KINDS = ("smooth", "peaked", "rounded", "equal", "forbidding")
 DRAFT_KINDS = ("itself", "mixed", "hostile", "forbidding")
-NO_DRAFT = "none"  # of requests that need none
+NO_DRAFT = "none"  # of requests that need no draft model
 CHECKS = ("candidates", "shared", "preempted", "repeated", "traced", "alone")
 
 
@@ -54,8 +54,7 @@ class WholeRequest:
 
     @property
     def config(self) -> DecodingConfig:
-        config = DecodingConfig.from_options(self.options)
-        return config.settled(costs_are_known=True, has_draft=self.draft != NO_DRAFT)
+        return DecodingConfig.from_options(self.options).settled(costs_are_known=True)
 
     def models(self, num_candidates: int = 0, full_chunk: int = 0) -> tuple[Any, Any]:
         """Return target and draft or None, with a top-k head where ``num_candidates`` is given.
@@ -235,10 +234,8 @@ def whole_requests(draw: st.DrawFn, strategy: str, largest_vocab: int = 300) -> 
     stop = tuple(draw(st.lists(run, max_size=3)))
     if stop:
         options["stop_strings"] = "stands for the tokens"
-    needs_none = not STRATEGIES[strategy].has_draft or "model" not in (
-        options.get("drafter") or ("model" if strategy == "mjsd" else "")
-    )
-    draft_kinds = (*DRAFT_KINDS, NO_DRAFT) if needs_none else DRAFT_KINDS
+    by_model = STRATEGIES[strategy].has_draft and options.get("drafter") not in ("ngram", "none")
+    draft_kinds = DRAFT_KINDS if by_model else (*DRAFT_KINDS, NO_DRAFT, NO_DRAFT)
     return WholeRequest(
         options=options,
         vocab_size=vocab_size,
