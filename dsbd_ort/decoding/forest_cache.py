@@ -19,7 +19,14 @@ from dsbd_ort.decoding.errors import ModelError
 from dsbd_ort.decoding.forest import NO_NODE, NOT_COMPUTED, Forest, Nodes
 from dsbd_ort.decoding.joint_distribution import JointDistribution, joint_distribution
 from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK
-from dsbd_ort.decoding.step_model import EngineCall, EngineCalls, FullLogits, Logits, Role
+from dsbd_ort.decoding.step_model import (
+    AllLogits,
+    EngineCall,
+    EngineCalls,
+    FullLogits,
+    Logits,
+    Role,
+)
 from dsbd_ort.decoding.top_tokens import PromptScorer, TopTokens
 from dsbd_ort.decoding.warp import Warp, check_logits, largest_logits
 
@@ -170,7 +177,8 @@ class ForestCache:
             found, unread = self._read(logits, size, pending)
             if self._tops is not None:
                 self._tops.append(logits)
-            self._last_call = first_slot, logits[3] if isinstance(logits, tuple) else None
+            full = logits[3] if isinstance(logits, tuple) else AllLogits(logits)
+            self._last_call = first_slot, full
             if self._distributions is None:
                 self._distributions = found.behind_unused_row()
             else:
@@ -200,7 +208,9 @@ class ForestCache:
     def complete(self, beams: Beams, bar: float, most: int) -> bool | None:
         """See NodeDistributions.complete."""
         known, kv = self._distributions, self._view.kv
-        if not isinstance(known, TopDistributions) or not kv.keeps_full_logits:
+        if not isinstance(known, TopDistributions):
+            return None
+        if kv.num_top_logits and not kv.keeps_full_logits:
             return None
         if known.num_tokens >= min(most, kv.vocab_size):
             return None
