@@ -33,6 +33,7 @@ from dsbd_ort.decoding.warp import Warp, check_logits, largest_logits
 SCORED_CHUNK = 64
 """Prompt rows per call where each has logits: bounds these at SCORED_CHUNK x vocabulary."""
 _NOTHING = np.arange(0)
+_FIRST = np.array(0)  # slot; an operation takes an array faster than a number
 
 
 class ForestCache:
@@ -127,14 +128,14 @@ class ForestCache:
 
     def num_missing(self, nodes: Nodes) -> int:
         """Return how many of ``nodes`` are not computed."""
-        return len((self.slots[nodes] < 0).nonzero()[0])
+        return len((self.slots[nodes] < _FIRST).nonzero()[0])
 
     def _pending(self, nodes: Nodes) -> Nodes:
         """Return what must be computed before the distributions after ``nodes``, parents first."""
         slots, parents = self.slots, self._forest.parents
-        found = nodes[slots[nodes] < 0]
+        found = nodes[slots[nodes] < _FIRST]
         above = parents[found]
-        above = above[slots[above] < 0]
+        above = above[slots[above] < _FIRST]
         if not len(above):  # as a rule
             return found
         is_pending = np.zeros(len(slots), dtype=np.bool_)
@@ -142,7 +143,7 @@ class ForestCache:
         while len(above):
             is_pending[above] = True
             above = parents[above]
-            above = above[slots[above] < 0]
+            above = above[slots[above] < _FIRST]
         return is_pending.nonzero()[0]
 
     def compute(self, nodes: Nodes | None = None) -> EngineCalls[None]:
