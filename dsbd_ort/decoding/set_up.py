@@ -83,7 +83,9 @@ def set_up(request: DecodingRequest, target: CacheView, draft: CacheView | None)
     forest, rule, warp = growth.forest, _rule(request, growth), Warp.of(config)
     num_top = min(config.top_logprobs, vocab_size)
     tops = TopTokens(num_top, growth.hypotheses) if num_top else None
-    target_cache = ForestCache("target", target, forest, warp, controls, tops)
+    reads_later = not config.row.has_draft and not target.kv.num_top_logits
+    target_warp = warp.narrowed() if reads_later else warp
+    target_cache = ForestCache("target", target, forest, target_warp, controls, tops)
     draft_cache, draft_meter = None, None
     if draft is not None and config.has_draft_model:
         draft_cache = ForestCache("draft", draft, forest, warp, controls)
