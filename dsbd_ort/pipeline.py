@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import os
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import Any, Unpack, cast, overload
 import numpy as np
 
 from dsbd_errors import DsbdError
-from dsbd_ort.constraints import GrammarTokenizer
+from dsbd_ort.constraints.binding import ConstraintBinding
 from dsbd_ort.decoding import (
     DecodeResult,
     DecodingConfig,
@@ -25,7 +24,6 @@ from dsbd_ort.decoding import (
     result_of,
 )
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder, decoded_together
-from dsbd_ort.decoding.constraint import Constraint
 from dsbd_ort.decoding.cost_curve import Costs, LearnedCosts
 from dsbd_ort.decoding.decode import Iterations, iterations_of
 from dsbd_ort.decoding.set_up import check_decodable
@@ -116,6 +114,11 @@ class Pipeline:
         self.reuses_prefix = prefix_cache
         self._rows = KeptRows(self._models, are_reused=prefix_cache)
         self._estimators = KeptEstimators()
+        self._constraints = ConstraintBinding(
+            bundle.path / TOKENIZER_FILE,
+            vocab_size=bundle.manifest.target.vocab_size,
+            eos_token_ids=bundle.manifest.target.eos_token_ids,
+        )
 
     @classmethod
     def from_bundle(cls, path: BundlePath, **options: Unpack[OpeningOptions]) -> Pipeline:
@@ -286,13 +289,14 @@ class Pipeline:
             config=config,
             rng=np.random.default_rng(config.seed),
             stop=self._stop_search(config),
-            constraint=self._bound(config.constraint),
+            constraint=self._constraints.bound(config.constraint),
             trace=trace,
         )
 
     def config(self, options: Options) -> DecodingConfig:
         """Return the config of a request with these ``options``: the others are the model's own."""
-        options = dict(vars(options) if isinstance(options, DecodingConfig) else options)
+        given = vars(options) if isinstance(options, DecodingConfig) else options
+        options = self._constraints.options(given)
         if options.get("eos_token_id") is None:
             options["eos_token_id"] = tuple(self.bundle.manifest.target.eos_token_ids)
         if options.get("seed") is None:
@@ -318,19 +322,6 @@ class Pipeline:
         if config.skip_special_tokens:
             return self.tokenizer
         return self.tokenizer.with_special_tokens
-
-    def _bound(self, constraint: Any) -> Constraint | None:
-        """Return a constraint that needs a tokenizer bound to the bundle's; None for another."""
-        return constraint.bind(self._grammar_tokenizer) if hasattr(constraint, "bind") else None
-
-    @functools.cached_property
-    def _grammar_tokenizer(self) -> GrammarTokenizer:
-        target = self.bundle.manifest.target
-        return GrammarTokenizer(
-            (self.bundle.path / TOKENIZER_FILE).read_text("utf-8"),
-            vocab_size=target.vocab_size,
-            eos_token_ids=target.eos_token_ids,
-        )
 
     def _stop_search(self, config: DecodingConfig) -> StopSearch | None:
         if not config.stop_texts:

@@ -25,7 +25,7 @@ OPENAI_NAMES = {  # OpenAI's name: that of DecodingConfig
     "top_p": "top_p",
     "seed": "seed",
 }
-_NO_FIELDS = ("top_logprobs", "prompt_logprobs", *IN_PYTHON_ALONE)
+_NO_FIELDS = ("top_logprobs", "prompt_logprobs", "constraint", *IN_PYTHON_ALONE)
 """Options that HTTP has other fields for, or none."""
 
 OPTION_NAMES = frozenset(OPTION_TABLE) - {*_NO_FIELDS}
