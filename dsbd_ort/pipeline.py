@@ -84,6 +84,7 @@ class Pipeline:
     Attributes:
         bundle, tokenizer: the opened bundle and its tokenizer.
         defaults: what requests that leave options out get.
+        constraints: what constraints need of the bundle.
         costs: of the engines' calls, learned as requests make them.
         reuses_prefix: whether cache rows are reused for prompts with a common prefix.
     """
@@ -114,7 +115,7 @@ class Pipeline:
         self.reuses_prefix = prefix_cache
         self._rows = KeptRows(self._models, are_reused=prefix_cache)
         self._estimators = KeptEstimators()
-        self._constraints = ConstraintBinding(
+        self.constraints = ConstraintBinding(
             bundle.path / TOKENIZER_FILE,
             vocab_size=bundle.manifest.target.vocab_size,
             eos_token_ids=bundle.manifest.target.eos_token_ids,
@@ -289,14 +290,14 @@ class Pipeline:
             config=config,
             rng=np.random.default_rng(config.seed),
             stop=self._stop_search(config),
-            constraint=self._constraints.bound(config.constraint),
+            constraint=self.constraints.bound(config.constraint),
             trace=trace,
         )
 
     def config(self, options: Options) -> DecodingConfig:
         """Return the config of a request with these ``options``: the others are the model's own."""
         given = vars(options) if isinstance(options, DecodingConfig) else options
-        options = self._constraints.options(given)
+        options = self.constraints.options(given)
         if options.get("eos_token_id") is None:
             options["eos_token_id"] = tuple(self.bundle.manifest.target.eos_token_ids)
         if options.get("seed") is None:
@@ -368,12 +369,20 @@ class Pipeline:
             BundleError: the bundle has no chat template.
             InputError: the template refuses the messages.
         """
-        if self._chat_template is None:
-            self._chat_template = ChatTemplate.from_folder(self.bundle.path)
-        text = self._chat_template.render(
+        text = self._template.render(
             messages, add_generation_prompt=add_generation_prompt, variables=chat_template_kwargs
         )
         return self.tokenizer.encode(text, add_special_tokens=False)
+
+    def chat_template_source(self) -> str:
+        """Return the source of the checkpoint's chat template; a BundleError without one."""
+        return self._template.source
+
+    @property
+    def _template(self) -> ChatTemplate:
+        if self._chat_template is None:
+            self._chat_template = ChatTemplate.from_folder(self.bundle.path)
+        return self._chat_template
 
     def _iterations(self, request: DecodingRequest) -> Iterations:
         """Hold the pipeline for one request."""

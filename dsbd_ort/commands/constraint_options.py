@@ -10,6 +10,8 @@ from typing import Any
 import click
 
 from dsbd_ort.commands.option_types import PATH
+from dsbd_ort.constraints import TokenTrie
+from dsbd_ort.constraints.binding import TrieFiles
 
 SECTION = "Constraint"
 
@@ -34,6 +36,31 @@ class FileText(click.ParamType[Any]):
         except (ValueError, RecursionError) as error:
             form = "JSON" if self._is_json else "UTF-8 text"
             raise click.UsageError(f"{name} {value} is no {form}: {error}", ctx) from error
+
+
+class NamedTrie(click.ParamType[tuple[str, TokenTrie]]):
+    """A trie read from a file, and the name that requests call it by."""
+
+    name = "NAME=FILE"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, TokenTrie]:
+        """Read the file."""
+        name, equals, file = value.partition("=")
+        if not (name and equals and file):
+            self.fail(f"{value!r} is not NAME=FILE, such as items=items.trie", param, ctx)
+        return name, TrieFiles()(file)
+
+
+def tries_by_name(
+    context: click.Context, parameter: click.Parameter, values: tuple[tuple[str, TokenTrie], ...]
+) -> dict[str, TokenTrie]:
+    """Return the tries by their names; refuse two of one name."""
+    tries = dict(values)
+    if len(tries) < len(values):
+        raise click.BadParameter("two tries have one name; rename one", context, parameter)
+    return tries
 
 
 CONSTRAINT_OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {

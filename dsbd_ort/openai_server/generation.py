@@ -94,7 +94,7 @@ class GenerationHandler:
         request: Request,
         body: Body,
         plan_of: Callable[[Body], GenerationPlan],
-        builder_of: Callable[[ResponseHead], ResponseBuilder],
+        builder_of: Callable[[ResponseHead, GenerationPlan], ResponseBuilder],
         id_prefix: str,
     ) -> Response:
         """Return the response to ``body``: in one piece, or a stream.
@@ -113,7 +113,7 @@ class GenerationHandler:
             on_end.callback(generation.close)
             # in another thread: tokenizing takes long enough to hold up other clients
             plan = await asyncio.to_thread(_submitted, generation, plan_of, body)
-            builder = builder_of(self._head(id_prefix))
+            builder = builder_of(self._head(id_prefix), plan)
             results = generation.results()
             if body.stream:
                 events = streamed_events(
@@ -170,6 +170,7 @@ class Generation:
         self._deadline = self._loop.time() + timeout_s
         self._events: asyncio.Queue[tuple[int, ServiceEvent]] = asyncio.Queue()
         self._live: list[LiveRequest] = []
+        self._constraints: list[Any] = []
         self._num_ended = 0
 
     def submit(self, engine_requests: Sequence[EngineRequest]) -> None:
@@ -187,6 +188,7 @@ class Generation:
                 "prompt",
                 "limit_exceeded",
             )
+        self._constraints = [request.options.get("constraint") for request in engine_requests]
         try:
             for index, request in enumerate(engine_requests):
                 on_event = partial(self._receive, index)
@@ -226,7 +228,7 @@ class Generation:
                 self._meter.piece(index, event)
             elif isinstance(event, GenerationResult):
                 self._num_ended += 1
-                self._meter.result(event)
+                self._meter.result(event, self._constraints[index])
             else:
                 self._num_ended += 1
                 raise failure(event)
