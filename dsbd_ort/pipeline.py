@@ -153,6 +153,7 @@ class Pipeline:
         with contextlib.nullcontext() if self._lock.is_own else self._lock.held():
             for model in self._models:
                 model.close()
+        self.constraints.close()
 
     def __enter__(self) -> Pipeline:
         return self

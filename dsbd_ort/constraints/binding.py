@@ -27,9 +27,22 @@ class ConstraintBinding:
         self._tokenizer_file = tokenizer_file
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
+        self._is_guarded = False
         self._tokenizer: GrammarTokenizer | None = None
         self._lock = threading.Lock()
         self._tries = TrieFiles()
+
+    def guard(self) -> None:
+        """Try grammars in a process of their own from now on: strangers send them."""
+        with self._lock:
+            if not self._is_guarded:
+                self._is_guarded, self._tokenizer = True, None
+
+    def close(self) -> None:
+        """End the process that tries grammars, if there is one."""
+        with self._lock:
+            if self._tokenizer is not None:
+                self._tokenizer.close()
 
     def options(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return the options of a request, a constraint that is plain data among them read."""
@@ -54,6 +67,7 @@ class ConstraintBinding:
                     self._tokenizer_file.read_text("utf-8"),
                     vocab_size=self._vocab_size,
                     eos_token_ids=self._eos_token_ids,
+                    is_guarded=self._is_guarded,
                 )
             return self._tokenizer
 

@@ -104,6 +104,11 @@ class ChatBody(GenerationBody):
     parallel_tool_calls: bool | None = None
 
     @property
+    def may_take_long(self) -> bool:
+        """See ConstraintFields."""
+        return bool(self.tools) or super().may_take_long
+
+    @property
     def num_top_logprobs(self) -> int | None:
         """See GenerationBody."""
         if self.top_logprobs and not self.logprobs:

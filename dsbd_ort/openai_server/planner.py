@@ -96,6 +96,7 @@ class Planner:
         self._settings = settings
         self._defaults = DefaultOptions(settings.defaults, has_draft=self._has_draft)
         self._new_seed = new_seed
+        self._pipeline.constraints.guard()
         for trie in settings.tries.values():
             self._pipeline.constraints.bound(trie)  # refuses one beyond the vocabulary
 

@@ -91,6 +91,11 @@ class ConstraintFields(BaseModel):
     guided_grammar: str | None = None
     constraint: dict[str, Any] | None = None
 
+    @property
+    def may_take_long(self) -> bool:
+        """Whether a grammar may have to be compiled before the request can be queued."""
+        return bool(self.given_constraints())
+
     def given_constraints(self) -> dict[str, dict[str, Any]]:
         """Return each constraint that is given as plain data, by its field."""
         own: dict[str, Any] = {
