@@ -8,6 +8,7 @@ from dsbd_ort.decoding.beams import Agreement, Hypotheses
 from dsbd_ort.decoding.cache_view import CacheView
 from dsbd_ort.decoding.controls import Controls, controls_of
 from dsbd_ort.decoding.draft import DraftPolicy, FixedDraftPolicy
+from dsbd_ort.decoding.forbidden_tokens import ForbiddenTokens
 from dsbd_ort.decoding.forest import Forest
 from dsbd_ort.decoding.forest_cache import ForestCache
 from dsbd_ort.decoding.joint_rule import JointGreedyRule, JointSpeculativeRule
@@ -86,7 +87,10 @@ def set_up(request: DecodingRequest, target: CacheView, draft: CacheView | None)
     policy = _draft_policy(request, rule, forest)
     tracer = None
     if request.trace is not None:
-        tracer = Tracer(request.trace, growth, target_cache, draft_cache, stats)
+        forbidden = None
+        if controls is not None and controls.constraint is not None:
+            forbidden = controls.forbidden = ForbiddenTokens()
+        tracer = Tracer(request.trace, growth, target_cache, draft_cache, stats, forbidden)
     return RunningRequest(
         request=request,
         forest=forest,
