@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import os
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import Any, Unpack, cast, overload
 import numpy as np
 
 from dsbd_errors import DsbdError
-from dsbd_ort.constraints import GrammarTokenizer
+from dsbd_ort.constraints.binding import ConstraintBinding
 from dsbd_ort.decoding import (
     DecodeResult,
     DecodingConfig,
@@ -25,7 +24,6 @@ from dsbd_ort.decoding import (
     result_of,
 )
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder, decoded_together
-from dsbd_ort.decoding.constraint import Constraint
 from dsbd_ort.decoding.cost_curve import Costs, LearnedCosts
 from dsbd_ort.decoding.decode import Iterations, iterations_of
 from dsbd_ort.decoding.ngram import NGramPool
@@ -89,6 +87,7 @@ class Pipeline:
     Attributes:
         bundle, tokenizer: the opened bundle and its tokenizer.
         defaults: what requests that leave options out get.
+        constraints: what constraints need of the bundle.
         costs: of the engines' calls, learned as requests make them.
         reuses_prefix: whether cache rows are reused for prompts with a common prefix.
     """
@@ -121,6 +120,11 @@ class Pipeline:
         self._rows = KeptRows(self._models, are_reused=prefix_cache)
         self._estimators = KeptEstimators()
         self._ngram_pool = NGramPool(ngram_pool) if ngram_pool else None
+        self.constraints = ConstraintBinding(
+            bundle.path / TOKENIZER_FILE,
+            vocab_size=bundle.manifest.target.vocab_size,
+            eos_token_ids=bundle.manifest.target.eos_token_ids,
+        )
 
     @classmethod
     def from_bundle(cls, path: BundlePath, **options: Unpack[OpeningOptions]) -> Pipeline:
@@ -155,6 +159,7 @@ class Pipeline:
         with contextlib.nullcontext() if self._lock.is_own else self._lock.held():
             for model in self._models:
                 model.close()
+        self.constraints.close()
 
     def __enter__(self) -> Pipeline:
         return self
@@ -286,7 +291,7 @@ class Pipeline:
             config=config,
             rng=np.random.default_rng(config.seed),
             stop=self._stop_search(config),
-            constraint=self._bound(config.constraint),
+            constraint=self.constraints.bound(config.constraint),
             trace=trace,
         )
 
@@ -302,7 +307,8 @@ class Pipeline:
             ConfigError: they are invalid, or contradict each other.
             InputError: they need a draft model, and the bundle has none.
         """
-        options = dict(vars(options) if isinstance(options, DecodingConfig) else options)
+        given = vars(options) if isinstance(options, DecodingConfig) else options
+        options = self.constraints.options(given)
         if options.get("eos_token_id") is None:
             options["eos_token_id"] = tuple(self.bundle.manifest.target.eos_token_ids)
         if options.get("seed") is None:
@@ -331,19 +337,6 @@ class Pipeline:
         if config.skip_special_tokens:
             return self.tokenizer
         return self.tokenizer.with_special_tokens
-
-    def _bound(self, constraint: Any) -> Constraint | None:
-        """Return a constraint that needs a tokenizer bound to the bundle's; None for another."""
-        return constraint.bind(self._grammar_tokenizer) if hasattr(constraint, "bind") else None
-
-    @functools.cached_property
-    def _grammar_tokenizer(self) -> GrammarTokenizer:
-        target = self.bundle.manifest.target
-        return GrammarTokenizer(
-            (self.bundle.path / TOKENIZER_FILE).read_text("utf-8"),
-            vocab_size=target.vocab_size,
-            eos_token_ids=target.eos_token_ids,
-        )
 
     def _stop_search(self, config: DecodingConfig) -> StopSearch | None:
         if not config.stop_texts:
@@ -388,12 +381,20 @@ class Pipeline:
             BundleError: the bundle has no chat template.
             InputError: the template refuses the messages.
         """
-        if self._chat_template is None:
-            self._chat_template = ChatTemplate.from_folder(self.bundle.path)
-        text = self._chat_template.render(
+        text = self._template.render(
             messages, add_generation_prompt=add_generation_prompt, variables=chat_template_kwargs
         )
         return self.tokenizer.encode(text, add_special_tokens=False)
+
+    def chat_template_source(self) -> str:
+        """Return the source of the checkpoint's chat template; a BundleError without one."""
+        return self._template.source
+
+    @property
+    def _template(self) -> ChatTemplate:
+        if self._chat_template is None:
+            self._chat_template = ChatTemplate.from_folder(self.bundle.path)
+        return self._chat_template
 
     def _iterations(self, request: DecodingRequest) -> Iterations:
         """Hold the pipeline for one request."""
