@@ -26,12 +26,12 @@ from dsbd_ort.decoding import (
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder, decoded_together
 from dsbd_ort.decoding.cost_curve import Costs, LearnedCosts
 from dsbd_ort.decoding.decode import Iterations, iterations_of
-from dsbd_ort.decoding.ngram import NGramPool
 from dsbd_ort.decoding.set_up import check_decodable
 from dsbd_ort.model_defaults import ModelDefaults
 from dsbd_ort.model_pair import (
     KeptEstimators,
     KeptRows,
+    KeptTexts,
     RequestLock,
     capacity_error,
     check_drafter,
@@ -119,7 +119,7 @@ class Pipeline:
         self.reuses_prefix = prefix_cache
         self._rows = KeptRows(self._models, are_reused=prefix_cache)
         self._estimators = KeptEstimators()
-        self._ngram_pool = NGramPool(ngram_pool) if ngram_pool else None
+        self._texts = KeptTexts(ngram_pool)
         self.constraints = ConstraintBinding(
             bundle.path / TOKENIZER_FILE,
             vocab_size=bundle.manifest.target.vocab_size,
@@ -278,8 +278,12 @@ class Pipeline:
         options: Options,
         *,
         trace: TraceRecorder | None = None,
+        caller: str = "",
     ) -> DecodingRequest:
-        """Return the validated request that ``generate`` would decode; no engine is called."""
+        """Return the validated request that ``generate`` would decode; no engine is called.
+
+        caller: whose texts the n-gram drafter looks through.
+        """
         config = self.config(options)
         token_ids = prompt_ids(self.tokenizer, prompt)
         room = self.bundle.context_length - len(token_ids)
@@ -292,6 +296,7 @@ class Pipeline:
             rng=np.random.default_rng(config.seed),
             stop=self._stop_search(config),
             constraint=self.constraints.bound(config.constraint),
+            ngram_pool=self._texts.of(caller) if config.has_ngram_drafter else None,
             trace=trace,
         )
 
@@ -319,10 +324,8 @@ class Pipeline:
         return config
 
     def planned(self, request: DecodingRequest) -> DecodingRequest:
-        """Return the request with what earlier ones taught: costs, acceptance, texts."""
+        """Return the request with the costs and the acceptance estimator of its draft policy."""
         config = request.config
-        if request.ngram_pool is None:
-            request = dataclasses.replace(request, ngram_pool=self._ngram_pool)
         if config.draft_policy != "throughput":
             return request
         estimator = self._estimators.of(drafting_setting(config))

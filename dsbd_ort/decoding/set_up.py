@@ -128,7 +128,7 @@ def set_up(request: DecodingRequest, target: CacheView, draft: CacheView | None)
 def _ngram_drafter(request: DecodingRequest) -> NGramDrafter | None:
     """Return the n-gram drafter of a request that has one."""
     config = request.config
-    if config.drafter not in ("ngram", "model+ngram"):
+    if not config.has_ngram_drafter:
         return None
     return NGramDrafter(
         request.prompt_ids,
