@@ -1,7 +1,7 @@
-"""The target and draft of a pipeline: exclusive use, and all that outlives a request.
+"""The target and, where there is one, draft of a pipeline: their use, and all that they keep.
 
 Cache rows are kept for a next prompt that begins alike, acceptance estimators for draft_policy
-"throughput".
+"throughput", texts for the n-gram drafter.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from dsbd_errors import DsbdError
+from dsbd_ort.decoding import DecodingConfig
 from dsbd_ort.decoding.cache_view import PrefixCache
+from dsbd_ort.decoding.option_table import OPTION_TABLE
 from dsbd_ort.decoding.throughput import AcceptanceEstimator
 from dsbd_ort.pipeline_options import PipelineOptions
 from dsbd_runtime.bundle import Bundle
@@ -111,11 +113,36 @@ class KeptEstimators:
         return estimator
 
 
+def drafting_setting(config: DecodingConfig) -> object:
+    """Return what how often drafts are accepted depends on, of a request's options."""
+    warping = config.temperature, config.top_k, config.top_p
+    return (config.strategy, config.width, config.drafter, bool(config.constraint), *warping)
+
+
 def capacity_error(error: MemoryError) -> CapacityError:
     """Return the error of a request that ran out of memory."""
     return CapacityError(
         f"no memory for this request ({error}); use fewer beams, a shorter draft or fewer new "
         "tokens"
+    )
+
+
+def check_drafter(config: DecodingConfig, *, has_draft: bool) -> None:
+    """Raise InputError for a request that needs a draft model where the bundle has none.
+
+    This is where it is decided, for every command and host of this package.
+    """
+    if has_draft or not config.has_draft_model:
+        return
+    fix = "or add a draft with: dsbd-export --bundle BUNDLE --draft DRAFT"
+    if OPTION_TABLE["drafter"].unmet(config) is None:
+        raise InputError(
+            f"drafter is {config.drafter!r}, but the bundle has no draft: expected 'ngram' or "
+            f"'none'; {fix}"
+        )
+    raise InputError(
+        f"strategy is {config.strategy!r}, which needs a draft model, but the bundle has no draft; "
+        f"use another strategy, {fix}"
     )
 
 

@@ -26,7 +26,7 @@ from click.core import ParameterSource
 
 from dsbd_ort.commands.constraint_options import CONSTRAINT_OPTIONS, SECTION, constraint_given
 from dsbd_ort.commands.one_line import OneLineCommand, SectionedOption
-from dsbd_ort.commands.option_types import COUNT, PATH, OptionText
+from dsbd_ort.commands.option_types import COUNT, COUNT_OR_NONE, PATH, OptionText
 from dsbd_ort.decoding import STRATEGIES, DecodingConfig
 from dsbd_ort.pipeline import PipelineSettings
 from dsbd_ort.version import __version__
@@ -176,6 +176,11 @@ def pipeline_settings(**fixed: Any) -> Any:
             "--no-generation-config",
             help="Leave the bundle's generation_config.json out: it has the model's own defaults.",
         ),
+        "ngram_pool": option(
+            type=COUNT_OR_NONE,
+            show_default=True,
+            help="Tokens of earlier texts that drafter ngram looks through; 0: none.",
+        ),
     }
     members = {name: field for name, field in options.items() if name not in fixed}
     return group(PipelineSettings, fixed, section="Engines", **members)
@@ -188,6 +193,8 @@ OPTIONS = {
     "width_policy": "fixed; of dsbd also threshold [fixed, unless the next two are given]",
     "min_beams": "fewest beams that threshold keeps [half of num_beams]",
     "accept_threshold": "probability of acceptance that threshold requires",
+    "drafter": "model, ngram (no model: what followed the last tokens before), model+ngram or none "
+    "[model; ngram without one]",
     "draft_policy": "fixed, or throughput: as much as is expected to pay "
     "[throughput where it never shows in the output, unless the next two are given]",
     "draft_length": "layers of a drafted forest [4; throughput: at most 8]",
@@ -241,7 +248,7 @@ _SECTIONS = {
     SECTION: "constraint",
     "Text and log-probabilities": "top_logprobs prompt_logprobs skip_special_tokens",
     "Drafts and width (rarely needed)": (
-        "draft_policy draft_length draft_beams width_policy min_beams accept_threshold "
+        "drafter draft_policy draft_length draft_beams width_policy min_beams accept_threshold "
         "coupling memory replacement"
     ),
     "Joint decoding (mjsd, mjgd)": "joint_threshold joint_tokens joint_beams",

@@ -166,7 +166,8 @@ class ServeArguments:
     )
     logs_access: bool = no_flag("--no-access-log", help="Do not log requests.", section=_SERVER)
     options: dict[str, Any] = decoding_options(without=NEVER_DEFAULTS)
-    pipeline: PipelineSettings = pipeline_settings()
+    # Acceptance and timing would tell a client what the texts of others say: no common pool.
+    pipeline: PipelineSettings = pipeline_settings(ngram_pool=0)
 
 
 def run(arguments: ServeArguments) -> None:

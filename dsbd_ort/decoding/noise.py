@@ -100,6 +100,18 @@ def gumbel_noise(keys: Keys, depth: int, draw: int | None = None) -> NDArray[np.
 
     With ``draw``, those that belong to one of several draws with replacement.
     """
+    return -_negative_noise(keys, depth, draw)
+
+
+def noisy(
+    log_masses: NDArray[np.float64], keys: Keys, depth: int, draw: int | None = None
+) -> NDArray[np.float64]:
+    """Return ``log_masses`` plus ``gumbel_noise``, (num_candidates,) float64."""
+    noisy: NDArray[np.float64] = log_masses - _negative_noise(keys, depth, draw)
+    return noisy
+
+
+def _negative_noise(keys: Keys, depth: int, draw: int | None) -> NDArray[np.float64]:
     bits = mix64(keys ^ NOISE_DOMAIN, depth)
     if draw is not None:
         bits = mix64(bits, draw)
@@ -107,7 +119,7 @@ def gumbel_noise(keys: Keys, depth: int, draw: int | None = None) -> NDArray[np.
     u = bits.astype(np.float64)
     u += _HALF
     u *= _TO_UNIT
-    for _ in range(2):
-        np.log(u, out=u)
-        np.negative(u, out=u)
+    np.log(u, out=u)
+    np.negative(u, out=u)
+    np.log(u, out=u)
     return u

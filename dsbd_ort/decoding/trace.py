@@ -204,8 +204,8 @@ class Tracer:
         weights = dict(zip(self._roots, self._root_weights, strict=True))
         noted = self._forbidden.taken() if self._forbidden is not None else {}
         nodes = []
-        pairs = zip(forest.parents.tolist(), forest.tokens.tolist(), strict=True)
-        for number, (parent, token) in enumerate(pairs):
+        for number in range(len(forest)):
+            parent, token = int(forest.parents[number]), int(forest.tokens[number])
             before = self._nodes.get(self._id(number))
             log_p = _log_prob(self._target, parent, token)
             log_q = _log_prob(self._draft, parent, token)

@@ -31,7 +31,7 @@ class ServiceStats:
         rows_in_use: rows in the target's cache.
         rows_reserved: rows that the running requests were expected to need when they were admitted.
         max_rows: rows that the cache may hold.
-        kv_bytes: of the caches of both engines.
+        kv_bytes: of the caches of all engines.
         num_preemptions: how often a running request has given up its rows so far.
     """
 
@@ -208,7 +208,7 @@ class Service:
             rows_in_use=target.num_rows,
             rows_reserved=scheduler.rows_reserved,
             max_rows=scheduler.max_rows,
-            kv_bytes=target.kv_bytes + draft.kv_bytes,
+            kv_bytes=target.kv_bytes + (draft.kv_bytes if draft else 0),
             num_preemptions=scheduler.num_preemptions,
         )
 

@@ -90,11 +90,13 @@ class Planner:
         Raises:
             ConfigError: the server's default options are invalid.
             ConstraintError: a trie of the settings is.
+            InputError: they need a draft, and the bundle has none.
         """
         self._service = service
         self._pipeline = service.pipeline
         self._settings = settings
-        self._defaults = DefaultOptions(settings.defaults, has_draft=self._has_draft)
+        self._defaults = DefaultOptions(settings.defaults)
+        self._pipeline.config(self._defaults.filled({}))  # refuses what no request could have
         self._new_seed = new_seed
         self._pipeline.constraints.guard()
         for trie in settings.tries.values():
@@ -136,7 +138,7 @@ class Planner:
     def plan_chat(self, body: ChatBody) -> GenerationPlan:
         """Return the engine requests of /v1/chat/completions; raises as ``plan_completion``."""
         try:
-            template = self._pipeline.chat_template_source()
+            template = self._pipeline.chat_template.source
             messages = body.template_messages(reads_tool_calls="tool_calls" in template)
             tools = self._tool_use(body, template)
             prompt = self._pipeline.chat_prompt(
@@ -237,8 +239,8 @@ class Planner:
         self._set_ends(body, given)
         if (num_top := body.num_top_logprobs) is not None:
             given |= {"top_logprobs": num_top, "prompt_logprobs": echo}
-        search = "speculative-beam-search" if self._has_draft else "beam-search"
-        options = self._defaults.filled(given, search if choices.are_beams else None)
+        search = "speculative-beam-search" if choices.are_beams else None
+        options = self._defaults.filled(given, search)
         options.setdefault("seed", self._new_seed())
         if "num_beams" not in given and options.get("num_beams", 1) > 1:
             if options["num_beams"] < choices.num_beams_needed(options):
@@ -256,10 +258,6 @@ class Planner:
         own: int = self._pipeline.defaults.options.get("max_new_tokens", most)
         of_server: int = self._settings.max_new_tokens or most
         return {"max_new_tokens": min(most, own, of_server)}
-
-    @property
-    def _has_draft(self) -> bool:
-        return "draft" in self._pipeline.bundle.roles
 
     def _set_ends(self, body: GenerationBody, options: dict[str, Any]) -> None:
         """Set the end-of-sequence tokens, where they are not the model's own."""

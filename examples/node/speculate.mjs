@@ -1,4 +1,5 @@
 // Greedy speculative decoding: the draft proposes a forest, the target verifies it in one call.
+// Without a draft the forest is its root alone, and an iteration is one token.
 
 import { range } from "./engine.mjs";
 import { Forest } from "./forest.mjs";
@@ -6,7 +7,7 @@ import { Forest } from "./forest.mjs";
 /**
  * Continue a prompt with the target's likeliest tokens, as greedy decoding without a draft would.
  *
- * @param target, draft two `Engine`s with empty caches.
+ * @param target, draft two `Engine`s with empty caches; `draft` may be null.
  * @param options {maxNewTokens, draftLength, draftBranches}: from the draft's `draftBranches`
  *   likeliest next tokens a chain of `draftLength` tokens each is drafted.
  * @returns {tokenIds, finishReason, numIterations}; an end-of-sequence token is included.
@@ -33,6 +34,7 @@ export async function speculate(target, draft, promptIds, options) {
     }
     const { numPrefixRows } = drafted.forest;
     await target.keep([...range(numPrefixRows), ...path.map((node) => numPrefixRows + node)]);
+    if (draft === null) continue;
     const draftRows = path.map((node) => drafted.rows.get(node)).filter((row) => row !== undefined);
     await draft.keep([...range(numPrefixRows), ...draftRows]);
   }
@@ -62,6 +64,7 @@ async function verify(target, forest) {
 async function draftForest(draft, tokens, length, branches) {
   const forest = new Forest(tokens.at(-1), tokens.length - 1);
   const rows = new Map();
+  if (draft === null) return { forest, rows };
   await draft.prefill(tokens.slice(draft.numRows, -1)); // what was accepted and has no row yet
   let layer = [0];
   for (let depth = 0; depth < length; depth += 1) {

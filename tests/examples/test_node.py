@@ -14,7 +14,7 @@ import pytest
 from filelock import FileLock
 
 from dsbd_ort import Pipeline
-from tests.runtime.bundle_edits import as_version_2, edited
+from tests.runtime.bundle_edits import as_version_2, edited, without_draft
 from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle
 
 ROOT = Path(__file__).parents[2]
@@ -120,6 +120,21 @@ def test_a_draft_that_is_the_target(host, tmp_path):
     assert found["num_iterations"] == -(-len(found["token_ids"]) // 5)
 
 
+def test_a_bundle_without_a_draft_is_decoded_token_by_token(host, tmp_path):
+    write_tiny_bundle(tmp_path / "pair")
+    wanted = answer_of(host, tmp_path / "pair", "--ids", "256,40,41")
+    alone = without_draft(tmp_path / "pair", TinyModel()).path
+    found = answer_of(host, alone, "--ids", "256,40,41")
+    assert found["token_ids"] == wanted["token_ids"]
+    assert found["num_iterations"] == len(found["token_ids"])
+    done = run_host(host, alone, "--ids", "256", "--draft-length", "2")
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    assert "--draft-length is given, but the bundle" in done.stderr
+    assert f"has no draft; leave it out, or add a draft with: dsbd-export --bundle {alone}" in (
+        done.stderr
+    )
+
+
 def answer_as_python(
     host: Path, bundle: Path, target: TinyModel, draft: TinyModel
 ) -> dict[str, Any]:
@@ -171,7 +186,8 @@ REFUSED = [
     ({"surprise": 1}, {}, "has surprise, which this host does not know; use the host of the"),
     ({}, {"features": {}}, "draft has features, which this host does not know"),
     ({}, {"logits": "gather"}, 'draft has logits "gather", which this host does not know'),
-    ({"draft": None}, {}, "has no draft, and this host speculates; export with --draft"),
+    ({"draft": 3}, {}, "dsbd.json: draft is 3, expected an entry; export again"),
+    ({"target": None}, {}, "dsbd.json: target is null, expected an entry; export again"),
 ]
 
 
@@ -184,6 +200,13 @@ def test_other_manifests_are_refused(host, tiny_bundle, tmp_path, fields, of_dra
     done = run_host(host, copy, "--ids", "1")
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
     assert said in done.stderr
+
+
+def test_a_manifest_that_does_not_say_whether_there_is_a_draft(host, tiny_bundle, tmp_path):
+    copy = Path(shutil.copytree(tiny_bundle.path, tmp_path / "bundle"))
+    done = run_host(host, edited(copy, lambda data: data.pop("draft")), "--ids", "1")
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    assert "dsbd.json: draft is undefined, expected an entry; export again" in done.stderr
 
 
 def test_a_cut_bundle_is_refused(host, tiny_bundle, tmp_path):

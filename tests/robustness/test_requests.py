@@ -26,6 +26,7 @@ SENSIBLE: dict[str, list[Any]] = {
     "width_policy": ["fixed", "threshold"],
     "min_beams": [1, 2],
     "accept_threshold": [0.0, 0.5, 1.0],
+    "drafter": ["model", "ngram", "model+ngram", "none"],
     "draft_policy": ["fixed", "throughput"],
     "draft_length": [1, 2, 3],
     "draft_beams": [4, [2, 3], [4, 4, 4, 4]],
