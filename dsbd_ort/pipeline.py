@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -111,7 +112,6 @@ class Pipeline:
         self.tokenizer = Tokenizer.from_bundle(bundle)
         self.defaults = ModelDefaults.from_bundle(bundle, reads_file=generation_config)
         self.defaults.log()
-        self._chat_template: ChatTemplate | None = None
         self._target = target
         self._draft = draft
         self.costs = costs or LearnedCosts(bundle.num_bytes("target"), bundle.num_bytes("draft"))
@@ -120,11 +120,8 @@ class Pipeline:
         self._rows = KeptRows(self._models, are_reused=prefix_cache)
         self._estimators = KeptEstimators()
         self._texts = KeptTexts(ngram_pool)
-        self.constraints = ConstraintBinding(
-            bundle.path / TOKENIZER_FILE,
-            vocab_size=bundle.manifest.target.vocab_size,
-            eos_token_ids=bundle.manifest.target.eos_token_ids,
-        )
+        vocab_size, ends = bundle.manifest.target.vocab_size, bundle.manifest.target.eos_token_ids
+        self.constraints = ConstraintBinding(bundle.path / TOKENIZER_FILE, vocab_size, ends)
 
     @classmethod
     def from_bundle(cls, path: BundlePath, **options: Unpack[OpeningOptions]) -> Pipeline:
@@ -309,7 +306,7 @@ class Pipeline:
         """Return the config of a request with these ``options``: the others are the model's own.
 
         Raises:
-            ConfigError: they are invalid, or contradict each other.
+            ConfigError, ConstraintError: they are invalid, or contradict each other.
             InputError: they need a draft model, and the bundle has none.
         """
         given = vars(options) if isinstance(options, DecodingConfig) else options
@@ -342,9 +339,8 @@ class Pipeline:
         return self.tokenizer.with_special_tokens
 
     def _stop_search(self, config: DecodingConfig) -> StopSearch | None:
-        if not config.stop_texts:
-            return None
-        return StopSearch(self.tokenizer_of(config), config.stop_texts)
+        texts = config.stop_texts
+        return StopSearch(self.tokenizer_of(config), texts) if texts else None
 
     def with_text(self, result: DecodeResult, config: DecodingConfig) -> GenerationResult:
         """Return a decoding result with the text of its sequences."""
@@ -384,20 +380,15 @@ class Pipeline:
             BundleError: the bundle has no chat template.
             InputError: the template refuses the messages.
         """
-        text = self._template.render(
+        text = self.chat_template.render(
             messages, add_generation_prompt=add_generation_prompt, variables=chat_template_kwargs
         )
         return self.tokenizer.encode(text, add_special_tokens=False)
 
-    def chat_template_source(self) -> str:
-        """Return the source of the checkpoint's chat template; a BundleError without one."""
-        return self._template.source
-
-    @property
-    def _template(self) -> ChatTemplate:
-        if self._chat_template is None:
-            self._chat_template = ChatTemplate.from_folder(self.bundle.path)
-        return self._chat_template
+    @functools.cached_property
+    def chat_template(self) -> ChatTemplate:
+        """The checkpoint's chat template; a BundleError without one."""
+        return ChatTemplate.from_folder(self.bundle.path)
 
     def _iterations(self, request: DecodingRequest) -> Iterations:
         """Hold the pipeline for one request."""

@@ -20,9 +20,7 @@ _MOST_FILES = 8
 class ConstraintBinding:
     """What constraints need of a bundle. Safe to use from several threads."""
 
-    def __init__(
-        self, tokenizer_file: Path, *, vocab_size: int, eos_token_ids: Sequence[int]
-    ) -> None:
+    def __init__(self, tokenizer_file: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
         """Read nothing yet; ``vocab_size`` and the ids are those of the target."""
         self._tokenizer_file = tokenizer_file
         self._vocab_size = vocab_size

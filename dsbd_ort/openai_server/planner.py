@@ -138,7 +138,7 @@ class Planner:
     def plan_chat(self, body: ChatBody) -> GenerationPlan:
         """Return the engine requests of /v1/chat/completions; raises as ``plan_completion``."""
         try:
-            template = self._pipeline.chat_template_source()
+            template = self._pipeline.chat_template.source
             messages = body.template_messages(reads_tool_calls="tool_calls" in template)
             tools = self._tool_use(body, template)
             prompt = self._pipeline.chat_prompt(

@@ -6,15 +6,17 @@ import { HostError, openBundle, openTokenizer } from "./bundle.mjs";
 import { Engine } from "./engine.mjs";
 import { forestDifference } from "./forest_check.mjs";
 import { speculate } from "./speculate.mjs";
+import { openTrie } from "./trie.mjs";
 
 const USAGE = `node main.mjs BUNDLE (--prompt TEXT | --ids 1,2,3) [--max-new-tokens 32]
-    [--draft-length 4] [--draft-branches 2] [--check-forest] [--json]`;
+    [--draft-length 4] [--draft-branches 2] [--trie items.trie] [--check-forest] [--json]`;
 const OPTIONS = {
   prompt: { type: "string" },
   ids: { type: "string" },
   "max-new-tokens": { type: "string", default: "32" },
   "draft-length": { type: "string" },
   "draft-branches": { type: "string" },
+  trie: { type: "string" },
   "check-forest": { type: "boolean", default: false },
   json: { type: "boolean", default: false },
 };
@@ -30,6 +32,7 @@ async function main(args) {
   const options = {
     maxNewTokens: wholeNumber("max-new-tokens", values["max-new-tokens"], 1),
     ...draftOptions(bundle, values),
+    trie: values.trie && (await openTrie(values.trie, bundle.manifest.target)),
   };
   checkRequest(bundle, promptIds, options);
   const forestRows = 8 + options.draftLength * options.draftBranches;

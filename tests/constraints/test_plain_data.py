@@ -102,7 +102,7 @@ def test_a_file_that_is_no_trie_is_named(tmp_path: Path) -> None:
 
 
 def test_a_trie_beyond_the_vocabulary_is_refused() -> None:
-    binding = ConstraintBinding(Path("none"), vocab_size=4, eos_token_ids=[0])
+    binding = ConstraintBinding(Path("none"), 4, [0])
     assert binding.bound(TRIE) is None
     with pytest.raises(ConstraintError, match="has the token id 4; expected 0 to 3"):
         binding.bound(TokenTrie.from_sequences([[1, 4]]))
