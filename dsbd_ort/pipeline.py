@@ -282,7 +282,7 @@ class Pipeline:
         caller: whose texts the n-gram drafter looks through.
         """
         config = self.config(options)
-        token_ids = prompt_ids(self.tokenizer, prompt)
+        stops, token_ids = config.stop_texts, prompt_ids(self.tokenizer, prompt)
         room = self.bundle.context_length - len(token_ids)
         if not is_given("max_new_tokens", options) and 0 < room < config.max_new_tokens:
             config = dataclasses.replace(config, max_new_tokens=room)
@@ -291,7 +291,7 @@ class Pipeline:
             prompt_ids=token_ids,
             config=config,
             rng=np.random.default_rng(config.seed),
-            stop=self._stop_search(config),
+            stop=StopSearch(self.tokenizer_of(config), stops) if stops else None,
             constraint=self.constraints.bound(config.constraint),
             ngram_pool=self._texts.of(caller) if config.has_ngram_drafter else None,
             trace=trace,
@@ -337,10 +337,6 @@ class Pipeline:
         if config.skip_special_tokens:
             return self.tokenizer
         return self.tokenizer.with_special_tokens
-
-    def _stop_search(self, config: DecodingConfig) -> StopSearch | None:
-        texts = config.stop_texts
-        return StopSearch(self.tokenizer_of(config), texts) if texts else None
 
     def with_text(self, result: DecodeResult, config: DecodingConfig) -> GenerationResult:
         """Return a decoding result with the text of its sequences."""
