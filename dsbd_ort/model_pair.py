@@ -1,7 +1,7 @@
 """The target and, where there is one, draft of a pipeline: their use, and all that they keep.
 
 Cache rows are kept for a next prompt that begins alike, acceptance estimators for draft_policy
-"throughput".
+"throughput", texts for the n-gram drafter.
 """
 
 from __future__ import annotations
@@ -113,6 +113,12 @@ class KeptEstimators:
         return estimator
 
 
+def drafting_setting(config: DecodingConfig) -> object:
+    """Return what how often drafts are accepted depends on, of a request's options."""
+    warping = config.temperature, config.top_k, config.top_p
+    return (config.strategy, config.width, config.drafter, bool(config.constraint), *warping)
+
+
 def capacity_error(error: MemoryError) -> CapacityError:
     """Return the error of a request that ran out of memory."""
     return CapacityError(
@@ -124,7 +130,7 @@ def capacity_error(error: MemoryError) -> CapacityError:
 def check_drafter(config: DecodingConfig, *, has_draft: bool) -> None:
     """Raise InputError for a request that needs a draft model where the bundle has none.
 
-    config: settled; what a request that names no drafter gets is decided there.
+    This is where it is decided, for every command and host of this package.
     """
     if has_draft or not config.has_draft_model:
         return

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import os
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import Any, Unpack, cast, overload
 import numpy as np
 
 from dsbd_errors import DsbdError
-from dsbd_ort.constraints import GrammarTokenizer
+from dsbd_ort.constraints.binding import ConstraintBinding
 from dsbd_ort.decoding import (
     DecodeResult,
     DecodingConfig,
@@ -25,9 +24,9 @@ from dsbd_ort.decoding import (
     result_of,
 )
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder, decoded_together
-from dsbd_ort.decoding.constraint import Constraint
 from dsbd_ort.decoding.cost_curve import Costs, LearnedCosts
 from dsbd_ort.decoding.decode import Iterations, iterations_of
+from dsbd_ort.decoding.ngram import NGramPool
 from dsbd_ort.decoding.set_up import check_decodable
 from dsbd_ort.model_defaults import ModelDefaults
 from dsbd_ort.model_pair import (
@@ -36,6 +35,7 @@ from dsbd_ort.model_pair import (
     RequestLock,
     capacity_error,
     check_drafter,
+    drafting_setting,
     loaded_pair,
 )
 from dsbd_ort.pipeline_options import OpeningOptions, PipelineOptions
@@ -87,6 +87,7 @@ class Pipeline:
     Attributes:
         bundle, tokenizer: the opened bundle and its tokenizer.
         defaults: what requests that leave options out get.
+        constraints: what constraints need of the bundle.
         costs: of the engines' calls, learned as requests make them.
         reuses_prefix: whether cache rows are reused for prompts with a common prefix.
     """
@@ -100,10 +101,11 @@ class Pipeline:
         costs: Costs | None = None,
         prefix_cache: bool = True,
         generation_config: bool = True,
+        ngram_pool: int = PipelineOptions.ngram_pool,
     ) -> None:
         """Take the opened parts; ``from_bundle`` opens them.
 
-        Without a draft no request is taken that needs a draft model. ``costs`` None are learned.
+        Without a draft requests that need one are refused. ``costs`` None are learned.
         """
         self.bundle = bundle
         self.tokenizer = Tokenizer.from_bundle(bundle)
@@ -117,6 +119,12 @@ class Pipeline:
         self.reuses_prefix = prefix_cache
         self._rows = KeptRows(self._models, are_reused=prefix_cache)
         self._estimators = KeptEstimators()
+        self._ngram_pool = NGramPool(ngram_pool) if ngram_pool else None
+        self.constraints = ConstraintBinding(
+            bundle.path / TOKENIZER_FILE,
+            vocab_size=bundle.manifest.target.vocab_size,
+            eos_token_ids=bundle.manifest.target.eos_token_ids,
+        )
 
     @classmethod
     def from_bundle(cls, path: BundlePath, **options: Unpack[OpeningOptions]) -> Pipeline:
@@ -139,6 +147,7 @@ class Pipeline:
             draft,
             prefix_cache=options.prefix_cache,
             generation_config=options.generation_config,
+            ngram_pool=options.ngram_pool,
         )
 
     @property
@@ -150,6 +159,7 @@ class Pipeline:
         with contextlib.nullcontext() if self._lock.is_own else self._lock.held():
             for model in self._models:
                 model.close()
+        self.constraints.close()
 
     def __enter__(self) -> Pipeline:
         return self
@@ -271,7 +281,6 @@ class Pipeline:
     ) -> DecodingRequest:
         """Return the validated request that ``generate`` would decode; no engine is called."""
         config = self.config(options)
-        self.check_drafter(config)
         token_ids = prompt_ids(self.tokenizer, prompt)
         room = self.bundle.context_length - len(token_ids)
         if not is_given("max_new_tokens", options) and 0 < room < config.max_new_tokens:
@@ -282,7 +291,7 @@ class Pipeline:
             config=config,
             rng=np.random.default_rng(config.seed),
             stop=self._stop_search(config),
-            constraint=self._bound(config.constraint),
+            constraint=self.constraints.bound(config.constraint),
             trace=trace,
         )
 
@@ -291,33 +300,33 @@ class Pipeline:
         """Whether the bundle has a draft model."""
         return self._draft is not None
 
-    def check_drafter(self, config: DecodingConfig) -> None:
-        """Raise InputError for a request that needs a draft model where the bundle has none.
-
-        config: as ``config`` returns it.
-        """
-        check_drafter(config, has_draft=self.has_draft)
-
     def config(self, options: Options) -> DecodingConfig:
-        """Return the config of a request with these ``options``: the others are the model's own."""
-        options = dict(vars(options) if isinstance(options, DecodingConfig) else options)
+        """Return the config of a request with these ``options``: the others are the model's own.
+
+        Raises:
+            ConfigError: they are invalid, or contradict each other.
+            InputError: they need a draft model, and the bundle has none.
+        """
+        given = vars(options) if isinstance(options, DecodingConfig) else options
+        options = self.constraints.options(given)
         if options.get("eos_token_id") is None:
             options["eos_token_id"] = tuple(self.bundle.manifest.target.eos_token_ids)
         if options.get("seed") is None:
             options["seed"] = new_seed()
         config = self.defaults.config(options)
-        return config.settled(costs_are_known=True, has_draft=self.has_draft)
+        config = config.settled(costs_are_known=True, has_draft=self.has_draft)
+        check_drafter(config, has_draft=self.has_draft)
+        return config
 
     def planned(self, request: DecodingRequest) -> DecodingRequest:
-        """Return the request with the costs and the acceptance estimator of its draft policy."""
+        """Return the request with what earlier ones taught: costs, acceptance, texts."""
         config = request.config
+        if request.ngram_pool is None:
+            request = dataclasses.replace(request, ngram_pool=self._ngram_pool)
         if config.draft_policy != "throughput":
             return request
-        warping = (config.temperature, config.top_k, config.top_p)
-        setting = (config.strategy, config.width, *warping, config.drafter)
-        return dataclasses.replace(
-            request, costs=self.costs, estimator=self._estimators.of(setting)
-        )
+        estimator = self._estimators.of(drafting_setting(config))
+        return dataclasses.replace(request, costs=self.costs, estimator=estimator)
 
     def text_stream(self, config: DecodingConfig) -> TextStream:
         """Return what turns the iterations of a request into stream pieces."""
@@ -328,19 +337,6 @@ class Pipeline:
         if config.skip_special_tokens:
             return self.tokenizer
         return self.tokenizer.with_special_tokens
-
-    def _bound(self, constraint: Any) -> Constraint | None:
-        """Return a constraint that needs a tokenizer bound to the bundle's; None for another."""
-        return constraint.bind(self._grammar_tokenizer) if hasattr(constraint, "bind") else None
-
-    @functools.cached_property
-    def _grammar_tokenizer(self) -> GrammarTokenizer:
-        target = self.bundle.manifest.target
-        return GrammarTokenizer(
-            (self.bundle.path / TOKENIZER_FILE).read_text("utf-8"),
-            vocab_size=target.vocab_size,
-            eos_token_ids=target.eos_token_ids,
-        )
 
     def _stop_search(self, config: DecodingConfig) -> StopSearch | None:
         if not config.stop_texts:
@@ -385,12 +381,20 @@ class Pipeline:
             BundleError: the bundle has no chat template.
             InputError: the template refuses the messages.
         """
-        if self._chat_template is None:
-            self._chat_template = ChatTemplate.from_folder(self.bundle.path)
-        text = self._chat_template.render(
+        text = self._template.render(
             messages, add_generation_prompt=add_generation_prompt, variables=chat_template_kwargs
         )
         return self.tokenizer.encode(text, add_special_tokens=False)
+
+    def chat_template_source(self) -> str:
+        """Return the source of the checkpoint's chat template; a BundleError without one."""
+        return self._template.source
+
+    @property
+    def _template(self) -> ChatTemplate:
+        if self._chat_template is None:
+            self._chat_template = ChatTemplate.from_folder(self.bundle.path)
+        return self._chat_template
 
     def _iterations(self, request: DecodingRequest) -> Iterations:
         """Hold the pipeline for one request."""

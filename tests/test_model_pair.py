@@ -81,7 +81,7 @@ def test_many_temperatures_are_not_remembered_for_ever(
     for temperature in temperatures:
         asked.generate("x", temperature=temperature, **OPTIONS)
         asked.generate("x", temperature=temperatures[0], **OPTIONS)  # always of the latest used
-    kept = [setting[2] for setting in pipeline._estimators.settings]  # type: ignore[index]
+    kept = [setting[4] for setting in pipeline._estimators.settings]  # type: ignore[index]
     assert kept == [*temperatures[1 - MOST_ESTIMATORS :], temperatures[0]]
     asked.close()
     pipeline.close()

@@ -106,9 +106,10 @@ class BenchArguments:
         help="Of the first prompt; those of the others count up from it.",
         section=_MEASURED,
     )
-    # All runs continue one prompt in turn: with a prefix cache only the first would compute it.
+    # All runs continue one prompt in turn: with a prefix cache only the first would compute it, and
+    # with a pool of texts the next would know what it says.
     pipeline: PipelineSettings = pipeline_settings(
-        verify=False, prefix_cache=False, generation_config=False
+        verify=False, prefix_cache=False, generation_config=False, ngram_pool=0
     )
     json_file: Path | None = option(
         "--json", type=PATH, help="Write the report to this file.", section=_REPORT

@@ -24,8 +24,9 @@ from typing import Any, Protocol, TypeVar
 import click
 from click.core import ParameterSource
 
+from dsbd_ort.commands.constraint_options import CONSTRAINT_OPTIONS, SECTION, constraint_given
 from dsbd_ort.commands.one_line import OneLineCommand, SectionedOption
-from dsbd_ort.commands.option_types import COUNT, PATH, OptionText
+from dsbd_ort.commands.option_types import COUNT, COUNT_OR_NONE, PATH, OptionText
 from dsbd_ort.decoding import STRATEGIES, DecodingConfig
 from dsbd_ort.pipeline import PipelineSettings
 from dsbd_ort.version import __version__
@@ -175,6 +176,11 @@ def pipeline_settings(**fixed: Any) -> Any:
             "--no-generation-config",
             help="Leave the bundle's generation_config.json out: it has the model's own defaults.",
         ),
+        "ngram_pool": option(
+            type=COUNT_OR_NONE,
+            show_default=True,
+            help="Tokens of earlier texts that drafter ngram looks through; 0: none.",
+        ),
     }
     members = {name: field for name, field in options.items() if name not in fixed}
     return group(PipelineSettings, fixed, section="Engines", **members)
@@ -225,7 +231,7 @@ OPTIONS = {
     "prompt_logprobs": "tell the log-probabilities of the prompt's tokens, in the JSON",
     "skip_special_tokens": "leave special tokens out of the text",
 }
-"""Help of every field of DecodingConfig; the defaults that it states itself are added."""
+"""Help of the fields of DecodingConfig but ``constraint``; their own defaults are added."""
 
 
 _SECTIONS = {
@@ -239,6 +245,7 @@ _SECTIONS = {
         "repetition_penalty presence_penalty frequency_penalty no_repeat_ngram_size "
         "bad_words_ids logit_bias suppress_tokens"
     ),
+    SECTION: "constraint",
     "Text and log-probabilities": "top_logprobs prompt_logprobs skip_special_tokens",
     "Drafts and width (rarely needed)": (
         "drafter draft_policy draft_length draft_beams width_policy min_beams accept_threshold "
@@ -259,12 +266,17 @@ def _options_by_section() -> dict[str, str]:
 def decoding_options(*, without: Collection[str] = ()) -> Any:
     """Return a field with an option per field of DecodingConfig: a dict of those given.
 
-    without: fields that get no option.
+    ``constraint`` has one for each kind. without: fields that get no option.
     """
     default_by_name = {field.name: field.default for field in dataclasses.fields(DecodingConfig)}
-    options = {}
+    options: dict[str, Any] = {}
     for name, section in _options_by_section().items():
-        if name in without:
+        if section == SECTION and name not in without:
+            options |= {
+                kind: option(flags, **settings, section=section)
+                for kind, (flags, settings) in CONSTRAINT_OPTIONS.items()
+            }
+        if section == SECTION or name in without:
             continue
         default = default_by_name[name]
         settings = {
@@ -280,4 +292,6 @@ def decoding_options(*, without: Collection[str] = ()) -> Any:
 
 
 def _given(**values: Any) -> dict[str, Any]:
+    kinds = {name: values.pop(name) for name in CONSTRAINT_OPTIONS if name in values}
+    values["constraint"] = constraint_given(kinds)
     return {name: value for name, value in values.items() if value not in (None, ())}

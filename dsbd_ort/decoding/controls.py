@@ -15,6 +15,7 @@ from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.constraint import Constraint, TokenLists, TokenMasks
 from dsbd_ort.decoding.distribution import ListedDistributions, joined_ranges
 from dsbd_ort.decoding.errors import ConstraintError
+from dsbd_ort.decoding.forbidden_tokens import ForbiddenTokens
 from dsbd_ort.decoding.option_values import shown
 from dsbd_ort.decoding.path_states import ConstraintStates, Nodes, PathStates, PathTokens, Tokens
 from dsbd_ort.decoding.processors import Candidates, LogitsProcessor, Scores, processors_of
@@ -31,6 +32,7 @@ class Controls:
         processors: in their order.
         constraint: its states, None without one.
         paths: the tokens of every path.
+        forbidden: notes what the constraint forbids to the target; None unless it is traced.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class Controls:
         self.processors = processors
         self.constraint = constraint
         self.paths = paths
+        self.forbidden: ForbiddenTokens | None = None
 
     @property
     def path_states(self) -> list[PathStates]:
@@ -66,6 +69,8 @@ class Controls:
             and can no longer be read. Theirs are empty.
         """
         allowed = self.allowed_after(nodes)
+        if self.forbidden is not None and not is_draft:
+            self.forbidden.note(logits, nodes, allowed)
         if not isinstance(logits, tuple):
             return self._of_all(logits, nodes, allowed), np.arange(0)
         found, is_complete = self._of_top(logits, nodes, allowed, is_draft)

@@ -103,8 +103,8 @@ class Forest:
 
     def _children(self, parents: Nodes, tokens: NDArray[np.int64]) -> Nodes:
         """Return the children that are there already, -1 where there is none."""
-        wanted = (parents << 32) + tokens
-        known = (self.parents[: self._num_nodes] << 32) + self.tokens[: self._num_nodes]
+        wanted = (parents << _UPPER_HALF) + tokens
+        known = (self.parents[: self._num_nodes] << _UPPER_HALF) + self.tokens[: self._num_nodes]
         order = known.argsort()
         found = order.take(known.searchsorted(wanted, sorter=order), mode="clip")
         return np.where(known[found] == wanted, found, NO_NODE)
@@ -124,7 +124,7 @@ class Forest:
         else:
             keys = joint.path_keys[chosen]
         self.tokens[first:last], self.parents[first:last] = tokens, parents
-        self.positions[first:last] = self.positions[parents] + 1
+        self.positions[first:last] = self.positions[parents] + _ONE
         self.path_keys[first:last] = keys
         self._num_nodes = last
         self.num_added += len(tokens)
@@ -194,4 +194,5 @@ class Forest:
         return renumbered
 
 
+_ONE, _UPPER_HALF = np.array(1), np.array(32)  # faster in an operation than numbers
 _UNUSED = np.array([[0, NO_NODE, 0, 0, 0, NOT_COMPUTED, NOT_COMPUTED]]).T  # a column without node

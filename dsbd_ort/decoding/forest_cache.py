@@ -19,13 +19,21 @@ from dsbd_ort.decoding.errors import ModelError
 from dsbd_ort.decoding.forest import NO_NODE, NOT_COMPUTED, Forest, Nodes
 from dsbd_ort.decoding.joint_distribution import JointDistribution, joint_distribution
 from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK
-from dsbd_ort.decoding.step_model import EngineCall, EngineCalls, FullLogits, Logits, Role
+from dsbd_ort.decoding.step_model import (
+    AllLogits,
+    EngineCall,
+    EngineCalls,
+    FullLogits,
+    Logits,
+    Role,
+)
 from dsbd_ort.decoding.top_tokens import PromptScorer, TopTokens
 from dsbd_ort.decoding.warp import Warp, check_logits, largest_logits
 
 SCORED_CHUNK = 64
 """Prompt rows per call where each has logits: bounds these at SCORED_CHUNK x vocabulary."""
 _NOTHING = np.arange(0)
+_FIRST = np.array(0)  # slot; an operation takes an array faster than a number
 
 
 class ForestCache:
@@ -120,14 +128,14 @@ class ForestCache:
 
     def num_missing(self, nodes: Nodes) -> int:
         """Return how many of ``nodes`` are not computed."""
-        return len((self.slots[nodes] < 0).nonzero()[0])
+        return len((self.slots[nodes] < _FIRST).nonzero()[0])
 
     def _pending(self, nodes: Nodes) -> Nodes:
         """Return what must be computed before the distributions after ``nodes``, parents first."""
         slots, parents = self.slots, self._forest.parents
-        found = nodes[slots[nodes] < 0]
+        found = nodes[slots[nodes] < _FIRST]
         above = parents[found]
-        above = above[slots[above] < 0]
+        above = above[slots[above] < _FIRST]
         if not len(above):  # as a rule
             return found
         is_pending = np.zeros(len(slots), dtype=np.bool_)
@@ -135,7 +143,7 @@ class ForestCache:
         while len(above):
             is_pending[above] = True
             above = parents[above]
-            above = above[slots[above] < 0]
+            above = above[slots[above] < _FIRST]
         return is_pending.nonzero()[0]
 
     def look_up(self, nodes: Nodes, takes_all: object) -> int:
@@ -174,7 +182,8 @@ class ForestCache:
             found, unread = self._read(logits, size, pending)
             if self._tops is not None:
                 self._tops.append(logits)
-            self._last_call = first_slot, logits[3] if isinstance(logits, tuple) else None
+            full = logits[3] if isinstance(logits, tuple) else AllLogits(logits)
+            self._last_call = first_slot, full
             if self._distributions is None:
                 self._distributions = found.behind_unused_row()
             else:
@@ -204,7 +213,9 @@ class ForestCache:
     def complete(self, beams: Beams, bar: float, most: int) -> bool | None:
         """See NodeDistributions.complete."""
         known, kv = self._distributions, self._view.kv
-        if not isinstance(known, TopDistributions) or not kv.keeps_full_logits:
+        if not isinstance(known, TopDistributions):
+            return None
+        if kv.num_top_logits and not kv.keeps_full_logits:
             return None
         if known.num_tokens >= min(most, kv.vocab_size):
             return None

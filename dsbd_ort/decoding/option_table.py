@@ -310,7 +310,7 @@ OPTION_TABLE = {  # resolved in this order: what decides stands above what it de
     "constraint": OptionRow(
         domain=Objects(
             (("start", "advance", "allowed", "accepts", "has_ended"), ("bind",)),
-            "a constraint, such as dsbd_ort.JsonSchema",
+            "a constraint, such as dsbd_ort.JsonSchema or {'regex': '[0-9]+'}",
         ),
         default=lambda _: None,
     ),
@@ -355,8 +355,8 @@ OPTION_TABLE = {  # resolved in this order: what decides stands above what it de
 }
 
 
-IN_PYTHON_ALONE = ("constraint", "logits_processors")
-"""Options whose values are objects, which no text or JSON can give."""
+IN_PYTHON_ALONE = ("logits_processors",)
+"""Options whose values no text or JSON can give."""
 
 
 def read_option(name: str, value: object) -> Any:

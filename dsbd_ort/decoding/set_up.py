@@ -9,6 +9,7 @@ from dsbd_ort.decoding.cache_view import CacheView
 from dsbd_ort.decoding.controls import Controls, controls_of
 from dsbd_ort.decoding.draft import Drafter, DraftPolicy, FixedDraftPolicy, Observer
 from dsbd_ort.decoding.drafters import ChainedDrafter
+from dsbd_ort.decoding.forbidden_tokens import ForbiddenTokens
 from dsbd_ort.decoding.forest import Forest
 from dsbd_ort.decoding.forest_cache import ForestCache
 from dsbd_ort.decoding.joint_rule import JointGreedyRule, JointSpeculativeRule
@@ -83,7 +84,9 @@ def set_up(request: DecodingRequest, target: CacheView, draft: CacheView | None)
     forest, rule, warp = growth.forest, _rule(request, growth), Warp.of(config)
     num_top = min(config.top_logprobs, vocab_size)
     tops = TopTokens(num_top, growth.hypotheses) if num_top else None
-    target_cache = ForestCache("target", target, forest, warp, controls, tops)
+    reads_later = not config.row.has_draft and not target.kv.num_top_logits
+    target_warp = warp.narrowed() if reads_later else warp
+    target_cache = ForestCache("target", target, forest, target_warp, controls, tops)
     draft_cache, draft_meter = None, None
     if draft is not None and config.has_draft_model:
         draft_cache = ForestCache("draft", draft, forest, warp, controls)
@@ -92,7 +95,10 @@ def set_up(request: DecodingRequest, target: CacheView, draft: CacheView | None)
     policy = _draft_policy(request, rule, forest)
     tracer = None
     if request.trace is not None:
-        tracer = Tracer(request.trace, growth, target_cache, draft_cache, stats)
+        forbidden = None
+        if controls is not None and controls.constraint is not None:
+            forbidden = controls.forbidden = ForbiddenTokens()
+        tracer = Tracer(request.trace, growth, target_cache, draft_cache, stats, forbidden)
     drafter: Drafter | None = draft_cache
     observers: list[Observer] = [policy, stats, *([tracer] if tracer else [])]
     has_forced = controls is not None and controls.constraint is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -58,6 +58,16 @@ class Warp:
             min_p=config.min_p,
             typical_p=config.typical_p,
         )
+
+    def narrowed(self) -> Warp:
+        """Return one for a search that looks at fewer tokens of a position and reads others later.
+
+        All logits are there until the next forward: a search without a draft knows by then which
+        of the others matter.
+        """
+        if not self.is_raw:
+            return self
+        return replace(self, top_k=min(self.top_k, _FIRST_TOKENS))
 
     @property
     def changes_nothing(self) -> bool:
@@ -127,6 +137,7 @@ class Warp:
         return log_probs
 
 
+_FIRST_TOKENS = 128  # of a position that a search looks at before it knows the best
 _BLOCK = 1 << 16  # logits looked at together: they and a copy fit the processor's cache
 
 

@@ -14,7 +14,13 @@ from dsbd_ort.decoding import STRATEGIES, ConfigError, DecodingConfig
 from dsbd_ort.decoding.option_table import OPTION_TABLE
 from dsbd_ort.decoding.strategies import unnamed_strategy
 
-NEVER_DEFAULTS = ("max_new_tokens", "num_return_sequences", "top_logprobs", "prompt_logprobs")
+NEVER_DEFAULTS = (
+    "max_new_tokens",
+    "num_return_sequences",
+    "top_logprobs",
+    "prompt_logprobs",
+    "constraint",
+)
 """Options of which a server has no default: its limit is one, or a request has other fields."""
 
 

@@ -8,6 +8,7 @@ import hashlib
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
@@ -44,6 +45,7 @@ from dsbd_runtime.tokenizer import Tokenizer
 
 Body = TypeVar("Body", CompletionBody, ChatBody)
 T = TypeVar("T")
+_GRAMMAR_THREADS = 2
 
 
 class Gate:
@@ -85,6 +87,7 @@ class GenerationHandler:
         self._settings = settings
         self._metrics = metrics
         self._gate = gate
+        self._grammar_threads = ThreadPoolExecutor(_GRAMMAR_THREADS, "grammars")
         manifest = service.pipeline.bundle.path / MANIFEST_NAME
         digest = hashlib.sha256(manifest.read_bytes()).hexdigest()
         self._fingerprint = f"dsbd-ort-{__version__}-{digest[:12]}"
@@ -94,7 +97,7 @@ class GenerationHandler:
         request: Request,
         body: Body,
         plan_of: Callable[[Body], GenerationPlan],
-        builder_of: Callable[[ResponseHead], ResponseBuilder],
+        builder_of: Callable[[ResponseHead, GenerationPlan], ResponseBuilder],
         id_prefix: str,
     ) -> Response:
         """Return the response to ``body``: in one piece, or a stream.
@@ -111,9 +114,13 @@ class GenerationHandler:
             meter = RequestMeter(self._metrics)
             generation = Generation(self._service, meter, self._settings.request_timeout_s)
             on_end.callback(generation.close)
-            # in another thread: tokenizing takes long enough to hold up other clients
-            plan = await asyncio.to_thread(_submitted, generation, plan_of, body)
-            builder = builder_of(self._head(id_prefix))
+            # in another thread: tokenizing takes long enough to hold up other clients, and grammars
+            # may take a second each: those that compile wait for each other, and hold up no others
+            threads = self._grammar_threads if body.may_take_long else None
+            plan = await asyncio.get_running_loop().run_in_executor(
+                threads, _submitted, generation, plan_of, body
+            )
+            builder = builder_of(self._head(id_prefix), plan)
             results = generation.results()
             if body.stream:
                 events = streamed_events(
@@ -170,6 +177,7 @@ class Generation:
         self._deadline = self._loop.time() + timeout_s
         self._events: asyncio.Queue[tuple[int, ServiceEvent]] = asyncio.Queue()
         self._live: list[LiveRequest] = []
+        self._constraints: list[Any] = []
         self._num_ended = 0
 
     def submit(self, engine_requests: Sequence[EngineRequest]) -> None:
@@ -187,6 +195,7 @@ class Generation:
                 "prompt",
                 "limit_exceeded",
             )
+        self._constraints = [request.options.get("constraint") for request in engine_requests]
         try:
             for index, request in enumerate(engine_requests):
                 on_event = partial(self._receive, index)
@@ -226,7 +235,7 @@ class Generation:
                 self._meter.piece(index, event)
             elif isinstance(event, GenerationResult):
                 self._num_ended += 1
-                self._meter.result(event)
+                self._meter.result(event, self._constraints[index])
             else:
                 self._num_ended += 1
                 raise failure(event)

@@ -21,6 +21,7 @@ RUN_SECTIONS = [
     "Sampling",
     "Length and end",
     "Penalties and bans",
+    "Constraint",
     "Text and log-probabilities",
     "Drafts and width (rarely needed)",
     "Joint decoding (mjsd, mjgd)",
