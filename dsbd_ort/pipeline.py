@@ -25,8 +25,8 @@ from dsbd_ort.decoding import (
     result_of,
 )
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder, decoded_together
-from dsbd_ort.decoding.cost_curve import Costs, LearnedCosts
 from dsbd_ort.decoding.decode import Iterations, iterations_of
+from dsbd_ort.decoding.drafting.cost_curve import Costs, LearnedCosts
 from dsbd_ort.decoding.set_up import check_decodable
 from dsbd_ort.model_defaults import ModelDefaults
 from dsbd_ort.model_pair import (

@@ -11,7 +11,7 @@ from typing import Any
 from dsbd_ort.constraints.grammar_matching import GrammarTokenizer
 from dsbd_ort.constraints.plain_data import with_constraint
 from dsbd_ort.constraints.token_trie import TokenTrie
-from dsbd_ort.decoding.constraint import Constraint
+from dsbd_ort.decoding.control.constraint import Constraint
 from dsbd_ort.decoding.errors import ConstraintError
 
 _MOST_FILES = 8

@@ -20,7 +20,7 @@ from dsbd_ort.constraints import trial
 from dsbd_ort.constraints.matcher_pool import MatcherPool, TextMasks, grammar_error
 from dsbd_ort.constraints.position import Position, object_states
 from dsbd_ort.constraints.trial_worker import STACK_BYTES
-from dsbd_ort.decoding.constraint import States, TokenMasks
+from dsbd_ort.decoding.control.constraint import States, TokenMasks
 from dsbd_ort.decoding.errors import ConstraintError
 
 if TYPE_CHECKING:

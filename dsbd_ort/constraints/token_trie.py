@@ -32,7 +32,7 @@ from dsbd_ort.constraints.trie_file import (
     read_sequences,
     write_arrays,
 )
-from dsbd_ort.decoding.constraint import States, TokenLists
+from dsbd_ort.decoding.control.constraint import States, TokenLists
 from dsbd_ort.decoding.errors import ConstraintError
 
 End = Literal["leaf", "eos"]

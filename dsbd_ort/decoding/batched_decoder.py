@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dsbd_ort.decoding.cache_view import CacheView, PrefixCache
-from dsbd_ort.decoding.cost_curve import Costs
 from dsbd_ort.decoding.decode import DecodingLoop, decoding_loop
+from dsbd_ort.decoding.drafting.cost_curve import Costs
 from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK, KVCache
 from dsbd_ort.decoding.preemption import PreemptedRows
 from dsbd_ort.decoding.request import DecodeResult, DecodingRequest, IterationOutput

@@ -27,16 +27,17 @@ import numpy as np
 from dsbd_ort.decoding.beams import Beams
 from dsbd_ort.decoding.cache_view import CacheView, PrefixCache
 from dsbd_ort.decoding.config import DecodingConfig
-from dsbd_ort.decoding.cost_curve import Costs, measure_costs
-from dsbd_ort.decoding.draft import (
+from dsbd_ort.decoding.control.path_states import StopState
+from dsbd_ort.decoding.drafting.cost_curve import Costs, measure_costs
+from dsbd_ort.decoding.drafting.draft import (
     DraftLayer,
     Iteration,
     draft_forest,
 )
+from dsbd_ort.decoding.drafting.ngram import NGramPool
+from dsbd_ort.decoding.drafting.throughput import AcceptanceEstimator
 from dsbd_ort.decoding.errors import ModelError
 from dsbd_ort.decoding.kv_cache import KVCache
-from dsbd_ort.decoding.ngram import NGramPool
-from dsbd_ort.decoding.path_states import StopState
 from dsbd_ort.decoding.rejection_coupling import RandomSource
 from dsbd_ort.decoding.request import (
     DecodeResult,
@@ -56,7 +57,6 @@ from dsbd_ort.decoding.step_model import (
     Role,
     StepModel,
 )
-from dsbd_ort.decoding.throughput import AcceptanceEstimator
 from dsbd_ort.decoding.trace import TraceRecorder
 
 Prefixes = tuple[PrefixCache, PrefixCache]

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from dsbd_ort.decoding.control.path_states import PathStates
 from dsbd_ort.decoding.joint_distribution import JointDistribution
 from dsbd_ort.decoding.noise import Keys, child_keys, root_key
-from dsbd_ort.decoding.path_states import PathStates
 
 NO_NODE = -1
 NOT_COMPUTED = -1

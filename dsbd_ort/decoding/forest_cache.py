@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from dsbd_ort.decoding.beams import Beams
 from dsbd_ort.decoding.cache_view import CacheView
-from dsbd_ort.decoding.controls import Controls
+from dsbd_ort.decoding.control.controls import Controls
 from dsbd_ort.decoding.distribution import (
     TokenDistribution,
     TokenDistributions,

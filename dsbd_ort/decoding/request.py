@@ -13,17 +13,17 @@ from numpy.typing import NDArray
 
 from dsbd_ort.decoding.beams import Agreement, Hypotheses, Hypothesis
 from dsbd_ort.decoding.config import DecodingConfig
-from dsbd_ort.decoding.constraint import Constraint
-from dsbd_ort.decoding.cost_curve import Costs
+from dsbd_ort.decoding.control.constraint import Constraint
+from dsbd_ort.decoding.control.path_states import StopState, state_after
+from dsbd_ort.decoding.drafting.cost_curve import Costs
+from dsbd_ort.decoding.drafting.ngram import NGramPool
+from dsbd_ort.decoding.drafting.throughput import AcceptanceEstimator
 from dsbd_ort.decoding.errors import DecodingError
-from dsbd_ort.decoding.ngram import NGramPool
 from dsbd_ort.decoding.option_values import shown
-from dsbd_ort.decoding.path_states import StopState, state_after
 from dsbd_ort.decoding.rejection_coupling import RandomSource
 from dsbd_ort.decoding.rule import Finished
 from dsbd_ort.decoding.stats import DecodingStats, StatsRecorder
 from dsbd_ort.decoding.step_model import Clock, Head, Role
-from dsbd_ort.decoding.throughput import AcceptanceEstimator
 from dsbd_ort.decoding.top_tokens import PromptLogprobs, TokenLogprobs, TopTokens
 from dsbd_ort.decoding.trace import TraceRecorder
 

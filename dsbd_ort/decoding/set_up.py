@@ -6,15 +6,16 @@ from dataclasses import dataclass
 
 from dsbd_ort.decoding.beams import Agreement, Hypotheses
 from dsbd_ort.decoding.cache_view import CacheView
-from dsbd_ort.decoding.controls import Controls, controls_of
-from dsbd_ort.decoding.draft import Drafter, DraftPolicy, FixedDraftPolicy, Observer
-from dsbd_ort.decoding.drafters import ChainedDrafter
-from dsbd_ort.decoding.forbidden_tokens import ForbiddenTokens
+from dsbd_ort.decoding.control.controls import Controls, controls_of
+from dsbd_ort.decoding.control.forbidden_tokens import ForbiddenTokens
+from dsbd_ort.decoding.control.path_states import PathStates, StopStates
+from dsbd_ort.decoding.drafting.draft import Drafter, DraftPolicy, FixedDraftPolicy, Observer
+from dsbd_ort.decoding.drafting.drafters import ChainedDrafter
+from dsbd_ort.decoding.drafting.ngram import NGramDrafter
+from dsbd_ort.decoding.drafting.throughput import AcceptanceEstimator, ThroughputDraftPolicy
 from dsbd_ort.decoding.forest import Forest
 from dsbd_ort.decoding.forest_cache import ForestCache
 from dsbd_ort.decoding.joint_rule import JointGreedyRule, JointSpeculativeRule
-from dsbd_ort.decoding.ngram import NGramDrafter
-from dsbd_ort.decoding.path_states import PathStates, StopStates
 from dsbd_ort.decoding.rejection_coupling import GeneratorSource, RejectionCoupling
 from dsbd_ort.decoding.request import DecodingRequest, check_request
 from dsbd_ort.decoding.rule import Growth, SelectionRule
@@ -22,7 +23,6 @@ from dsbd_ort.decoding.sample_rule import GumbelCoupling, SampleRule
 from dsbd_ort.decoding.search_rule import SearchRule
 from dsbd_ort.decoding.stats import StatsRecorder
 from dsbd_ort.decoding.step_model import Head
-from dsbd_ort.decoding.throughput import AcceptanceEstimator, ThroughputDraftPolicy
 from dsbd_ort.decoding.top_tokens import PromptScorer, TopTokens, check_top_logprobs
 from dsbd_ort.decoding.trace import Tracer
 from dsbd_ort.decoding.warp import Warp, check_top_k

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from dsbd_ort.decoding.draft import Iteration
+from dsbd_ort.decoding.drafting.draft import Iteration
 from dsbd_ort.decoding.step_model import Clock, Meter
 
 

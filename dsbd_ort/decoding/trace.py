@@ -9,8 +9,8 @@ import numpy as np
 
 from dsbd_ort.decoding.beams import Beams, Hypothesis
 from dsbd_ort.decoding.config import DecodingConfig
-from dsbd_ort.decoding.draft import Iteration
-from dsbd_ort.decoding.forbidden_tokens import Forbidden, ForbiddenTokens
+from dsbd_ort.decoding.control.forbidden_tokens import Forbidden, ForbiddenTokens
+from dsbd_ort.decoding.drafting.draft import Iteration
 from dsbd_ort.decoding.forest import NO_NODE
 from dsbd_ort.decoding.forest_cache import ForestCache
 from dsbd_ort.decoding.rule import Growth

@@ -16,7 +16,7 @@ from rich.progress import track
 
 from dsbd_ort import JsonSchema, Pipeline
 from dsbd_ort.decoding import DecodingStats
-from dsbd_ort.decoding.drafters import ChainedDrafter
+from dsbd_ort.decoding.drafting.drafters import ChainedDrafter
 
 FORCED_COLUMNS = (
     "beams",

@@ -10,11 +10,11 @@ import pytest
 
 from dsbd_ort.decoding import DecodingConfig, TableModel, decode, decode_iterations, result_of
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder
-from dsbd_ort.decoding.cost_curve import CostCurve, EngineCosts
+from dsbd_ort.decoding.drafting.cost_curve import CostCurve, EngineCosts
+from dsbd_ort.decoding.drafting.ngram import NGramCounts, NGramDrafter, NGramPool
+from dsbd_ort.decoding.drafting.throughput import AcceptanceEstimator
 from dsbd_ort.decoding.errors import ConfigError, DecodingError
-from dsbd_ort.decoding.ngram import NGramCounts, NGramDrafter, NGramPool
 from dsbd_ort.decoding.request import DecodeResult, DecodingRequest
-from dsbd_ort.decoding.throughput import AcceptanceEstimator
 from tests.decoding.every_outcome import ScriptedChance, law_of, total_variation
 from tests.decoding.path_constraint import PathConstraint
 from tests.decoding.tables import LogitsOf, all_tokens, final_beams, mixed_table, random_table

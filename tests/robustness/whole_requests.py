@@ -15,9 +15,9 @@ from dsbd_ort.decoding import (
     RequestTrace,
     TableModel,
 )
-from dsbd_ort.decoding.cost_curve import CostCurve, EngineCosts
+from dsbd_ort.decoding.drafting.cost_curve import CostCurve, EngineCosts
+from dsbd_ort.decoding.drafting.throughput import AcceptanceEstimator
 from dsbd_ort.decoding.request import DecodingRequest
-from dsbd_ort.decoding.throughput import AcceptanceEstimator
 from tests.decoding.path_constraint import PathConstraint, some_tokens
 from tests.decoding.tables import LogitsOf, ends_with, random_table
 from tests.decoding.top_table import TopTable

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_ort.decoding.controls import Controls
-from dsbd_ort.decoding.draft import Iteration, TakesAll
+from dsbd_ort.decoding.control.controls import Controls
+from dsbd_ort.decoding.drafting.draft import Iteration, TakesAll
+from dsbd_ort.decoding.drafting.ngram import NGramDrafter
 from dsbd_ort.decoding.forest import Forest, Nodes
 from dsbd_ort.decoding.forest_cache import ForestCache
 from dsbd_ort.decoding.joint_distribution import STAY, JointDistribution
-from dsbd_ort.decoding.ngram import NGramDrafter
 from dsbd_ort.decoding.step_model import EngineCalls
 
 Floats = NDArray[np.float64]

@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_ort.decoding.path_states import Nodes
+from dsbd_ort.decoding.control.path_states import Nodes
 from dsbd_ort.decoding.step_model import Logits
 from dsbd_ort.decoding.warp import checked_top, largest_columns, log_normalizers_of
 

@@ -12,13 +12,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_ort.decoding.config import DecodingConfig
-from dsbd_ort.decoding.constraint import Constraint, TokenLists, TokenMasks
+from dsbd_ort.decoding.control.constraint import Constraint, TokenLists, TokenMasks
+from dsbd_ort.decoding.control.forbidden_tokens import ForbiddenTokens
+from dsbd_ort.decoding.control.path_states import (
+    ConstraintStates,
+    Nodes,
+    PathStates,
+    PathTokens,
+    Tokens,
+)
+from dsbd_ort.decoding.control.processors import Candidates, LogitsProcessor, Scores, processors_of
 from dsbd_ort.decoding.distribution import ListedDistributions, joined_ranges
 from dsbd_ort.decoding.errors import ConstraintError
-from dsbd_ort.decoding.forbidden_tokens import ForbiddenTokens
 from dsbd_ort.decoding.option_values import shown
-from dsbd_ort.decoding.path_states import ConstraintStates, Nodes, PathStates, PathTokens, Tokens
-from dsbd_ort.decoding.processors import Candidates, LogitsProcessor, Scores, processors_of
 from dsbd_ort.decoding.step_model import Logits, TopLogits
 from dsbd_ort.decoding.warp import Warp, checked_top, largest_columns, log_normalizers_of
 

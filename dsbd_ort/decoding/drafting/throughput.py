@@ -29,8 +29,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_ort.decoding.cost_curve import FREE, Costs, EngineCosts, never_falling
-from dsbd_ort.decoding.draft import Iteration, Scores
+from dsbd_ort.decoding.drafting.cost_curve import FREE, Costs, EngineCosts, never_falling
+from dsbd_ort.decoding.drafting.draft import Iteration, Scores
 from dsbd_ort.decoding.forest import Forest, Nodes
 from dsbd_ort.decoding.joint_distribution import STAY, JointDistribution, best_candidates
 
