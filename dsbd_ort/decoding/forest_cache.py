@@ -146,6 +146,10 @@ class ForestCache:
             above = above[slots[above] < _FIRST]
         return is_pending.nonzero()[0]
 
+    def look_up(self, nodes: Nodes, takes_all: object) -> int:
+        """See Drafter.look_up: every row needs the model."""
+        return len(nodes)
+
     def compute(self, nodes: Nodes | None = None) -> EngineCalls[None]:
         """Compute ``nodes`` (all by default) and their pending ancestors in one call, if any.
 

@@ -29,7 +29,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_ort.decoding.cost_curve import Costs, EngineCosts, never_falling
+from dsbd_ort.decoding.cost_curve import FREE, Costs, EngineCosts, never_falling
 from dsbd_ort.decoding.draft import Iteration, Scores
 from dsbd_ort.decoding.forest import Forest, Nodes
 from dsbd_ort.decoding.joint_distribution import STAY, JointDistribution, best_candidates
@@ -137,6 +137,7 @@ class ThroughputDraftPolicy:
         num_beams: beams that the rule selects in a layer.
         most_layers, most_beams: upper limits.
         num_sharers: tells how many requests share the engine calls just now.
+        has_draft_model: whether any draft costs an engine call.
     """
 
     def __init__(
@@ -150,10 +151,12 @@ class ThroughputDraftPolicy:
         most_layers: int,
         most_beams: int,
         num_sharers: Callable[[], int],
+        has_draft_model: bool,
     ) -> None:
         self._costs = costs
         self._most_rows = (most_layers + 2) * (most_beams + num_beams)
         self._num_sharers = num_sharers
+        self._has_draft_model = has_draft_model
         self._take_share()
         self._estimator = estimator
         self._scores = scores
@@ -184,6 +187,15 @@ class ThroughputDraftPolicy:
         self._token_seconds = self._call_seconds * estimator.calls / estimator.tokens
         self._is_probe = estimator.num_without >= estimator.probe_after
 
+    def takes_all(self, num_candidates: int, num_rows: int) -> bool:
+        """See DraftPolicy.takes_all: where the rows cost less than the model's call saves."""
+        if num_candidates > self._most_beams:
+            return False
+        seconds, last = self._target_seconds, len(self._target_seconds) - 1
+        rows = [min(self._num_rows + n, last) for n in (num_candidates, self._num_beams)]
+        more = float(seconds[rows[0]] - seconds[rows[1]])
+        return more < self._draft_seconds[min(num_rows, len(self._draft_seconds) - 1)]
+
     def wants_layer(self, num_rows: int) -> bool:
         """See DraftPolicy.wants_layer."""
         if len(self._layers) >= self._limit or self._reach == 0.0:
@@ -210,6 +222,8 @@ class ThroughputDraftPolicy:
         ordered = np.empty(len(best) + 1)
         ordered[:-1], ordered[-1] = deficits[best], np.inf
         gaps, included = ordered[widths], ordered[widths - 1]
+        if joint.log_unlisted > -np.inf:
+            gaps = np.minimum(gaps, _gap_to_unlisted(joint))
         ids = joint.candidate_ids(best)
         self._layers.append(_Layer(joint.nodes, ids, ordered[:-1], gaps, included))
         reach = self._reach * self._estimator.accepted(gaps, len(self._layers) - 1)
@@ -251,6 +265,8 @@ class ThroughputDraftPolicy:
     def _take_share(self) -> None:
         """Count with what calls cost this request just now."""
         costs = self._costs.now()
+        if not self._has_draft_model:
+            costs = EngineCosts(costs.target, FREE)
         self._call_seconds = costs.target.seconds[0]
         self._target_seconds, self._draft_seconds = _seconds_of_share(
             costs, self._most_rows, self._num_sharers()
@@ -312,6 +328,11 @@ class ThroughputDraftPolicy:
         else:
             estimator.probe_after = FIRST_PROBE
         estimator.num_without = 0
+
+
+def _gap_to_unlisted(joint: JointDistribution) -> float:
+    """Return what stands for the gap to tokens that a draft does not list: the ratio of masses."""
+    return max(float(np.logaddexp.reduce(joint.log_masses)) - joint.log_unlisted, 0.0)
 
 
 @lru_cache(maxsize=256)  # the same few come in every iteration of every request

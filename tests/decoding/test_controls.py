@@ -80,6 +80,8 @@ PAIRS = {  # speculative strategy: (options, the strategy that it equals)
 POLICIES: dict[str, dict[str, Any]] = {
     "fixed": {"draft_policy": "fixed", "draft_length": 3},
     "throughput": {"draft_policy": "throughput"},
+    "ngram": {"drafter": "ngram", "draft_policy": "fixed", "draft_length": 2},
+    "both": {"drafter": "model+ngram", "draft_policy": "throughput"},
 }
 
 
