@@ -16,6 +16,7 @@ import numpy as np
 from dsbd_errors import DsbdError
 from dsbd_ort.decoding import DecodingConfig
 from dsbd_ort.decoding.cache_view import PrefixCache
+from dsbd_ort.decoding.ngram import NGramPool
 from dsbd_ort.decoding.option_table import OPTION_TABLE
 from dsbd_ort.decoding.throughput import AcceptanceEstimator
 from dsbd_ort.pipeline_options import PipelineOptions
@@ -27,6 +28,10 @@ from dsbd_runtime.loading import load_causal_lm, load_pair
 MOST_ESTIMATORS = 64
 """Settings (strategy, width and warping) for which draft_policy "throughput" remembers how often
 drafts were accepted; the least recently used are forgotten, and learned anew."""
+
+
+MOST_CALLERS = 64
+"""Callers whose texts are kept for the n-gram drafter; the one that asked longest ago goes."""
 
 
 class BusyError(DsbdError):
@@ -111,6 +116,30 @@ class KeptEstimators:
         if len(self._estimators) > MOST_ESTIMATORS:
             self._estimators.popitem(last=False)
         return estimator
+
+
+class KeptTexts:
+    """The texts of earlier requests for the n-gram drafter: a pool for each of the latest callers.
+
+    Safe to use from several threads.
+    """
+
+    def __init__(self, max_tokens: int) -> None:
+        """Keep ``max_tokens`` tokens for each of MOST_CALLERS callers; 0: none."""
+        self._max_tokens = max_tokens
+        self._pools: OrderedDict[str, NGramPool] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def of(self, caller: str) -> NGramPool | None:
+        """Return the pool of a caller, which its requests look through and add to."""
+        if not self._max_tokens:
+            return None
+        with self._lock:
+            pool = self._pools.pop(caller, None) or NGramPool(self._max_tokens)
+            self._pools[caller] = pool
+            if len(self._pools) > MOST_CALLERS:
+                self._pools.popitem(last=False)
+            return pool
 
 
 def drafting_setting(config: DecodingConfig) -> object:

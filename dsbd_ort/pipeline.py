@@ -27,12 +27,12 @@ from dsbd_ort.decoding import (
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder, decoded_together
 from dsbd_ort.decoding.cost_curve import Costs, LearnedCosts
 from dsbd_ort.decoding.decode import Iterations, iterations_of
-from dsbd_ort.decoding.ngram import NGramPool
 from dsbd_ort.decoding.set_up import check_decodable
 from dsbd_ort.model_defaults import ModelDefaults
 from dsbd_ort.model_pair import (
     KeptEstimators,
     KeptRows,
+    KeptTexts,
     RequestLock,
     capacity_error,
     check_drafter,
@@ -119,9 +119,9 @@ class Pipeline:
         self.reuses_prefix = prefix_cache
         self._rows = KeptRows(self._models, are_reused=prefix_cache)
         self._estimators = KeptEstimators()
+        self._texts = KeptTexts(ngram_pool)
         vocab_size, ends = bundle.manifest.target.vocab_size, bundle.manifest.target.eos_token_ids
         self.constraints = ConstraintBinding(bundle.path / TOKENIZER_FILE, vocab_size, ends)
-        self._ngram_pool = NGramPool(ngram_pool) if ngram_pool else None
 
     @classmethod
     def from_bundle(cls, path: BundlePath, **options: Unpack[OpeningOptions]) -> Pipeline:
@@ -275,10 +275,14 @@ class Pipeline:
         options: Options,
         *,
         trace: TraceRecorder | None = None,
+        caller: str = "",
     ) -> DecodingRequest:
-        """Return the validated request that ``generate`` would decode; no engine is called."""
+        """Return the validated request that ``generate`` would decode; no engine is called.
+
+        caller: whose texts the n-gram drafter looks through.
+        """
         config = self.config(options)
-        token_ids = prompt_ids(self.tokenizer, prompt)
+        stops, token_ids = config.stop_texts, prompt_ids(self.tokenizer, prompt)
         room = self.bundle.context_length - len(token_ids)
         if not is_given("max_new_tokens", options) and 0 < room < config.max_new_tokens:
             config = dataclasses.replace(config, max_new_tokens=room)
@@ -287,8 +291,9 @@ class Pipeline:
             prompt_ids=token_ids,
             config=config,
             rng=np.random.default_rng(config.seed),
-            stop=self._stop_search(config),
+            stop=StopSearch(self.tokenizer_of(config), stops) if stops else None,
             constraint=self.constraints.bound(config.constraint),
+            ngram_pool=self._texts.of(caller) if config.has_ngram_drafter else None,
             trace=trace,
         )
 
@@ -316,10 +321,8 @@ class Pipeline:
         return config
 
     def planned(self, request: DecodingRequest) -> DecodingRequest:
-        """Return the request with what earlier ones taught: costs, acceptance, texts."""
+        """Return the request with the costs and the acceptance estimator of its draft policy."""
         config = request.config
-        if request.ngram_pool is None:
-            request = dataclasses.replace(request, ngram_pool=self._ngram_pool)
         if config.draft_policy != "throughput":
             return request
         estimator = self._estimators.of(drafting_setting(config))
@@ -334,10 +337,6 @@ class Pipeline:
         if config.skip_special_tokens:
             return self.tokenizer
         return self.tokenizer.with_special_tokens
-
-    def _stop_search(self, config: DecodingConfig) -> StopSearch | None:
-        texts = config.stop_texts
-        return StopSearch(self.tokenizer_of(config), texts) if texts else None
 
     def with_text(self, result: DecodeResult, config: DecodingConfig) -> GenerationResult:
         """Return a decoding result with the text of its sequences."""

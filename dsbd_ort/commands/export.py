@@ -71,10 +71,9 @@ class ExportArguments:
         help="full, or topk:K: engines return only the K largest of a row.",
         section=_ENGINES,
     )
-    attention: str = option(
-        default="fused",
-        show_default=True,
-        help="fused, or grouped: query heads that share a key head become rows of one head.",
+    attention: str | None = option(
+        help="fused; grouped: query heads that share a key head become rows of one head; exact: "
+        "logits depend on a row's path alone, bit for bit [exact with int8-dynamic, else fused].",
         section=_ENGINES,
     )
     max_context: int | None = option(

@@ -158,8 +158,13 @@ def given_flags(context: click.Context) -> dict[str, str]:
     }
 
 
-def pipeline_settings(**fixed: Any) -> Any:
-    """Return a field of PipelineSettings; ``fixed`` are those that have no option."""
+def pipeline_settings(*, of_server: bool = False, **fixed: Any) -> Any:
+    """Return a field of PipelineSettings; ``fixed`` are those that have no option.
+
+    of_server: no client's requests are drafted by the texts of others: how much is accepted, and
+        how fast, would tell it what they say.
+    """
+    pool = "Tokens of earlier texts that drafter ngram looks through; 0: none."
     options = {
         "bundle": argument(type=PATH),
         "provider": option(show_default=True, help="Execution provider."),
@@ -179,7 +184,8 @@ def pipeline_settings(**fixed: Any) -> Any:
         "ngram_pool": option(
             type=COUNT_OR_NONE,
             show_default=True,
-            help="Tokens of earlier texts that drafter ngram looks through; 0: none.",
+            help=f"For each API key. {pool}" if of_server else pool,
+            **({"default": 0} if of_server else {}),
         ),
     }
     members = {name: field for name, field in options.items() if name not in fixed}

@@ -166,8 +166,7 @@ class ServeArguments:
     )
     logs_access: bool = no_flag("--no-access-log", help="Do not log requests.", section=_SERVER)
     options: dict[str, Any] = decoding_options(without=NEVER_DEFAULTS)
-    # Acceptance and timing would tell a client what the texts of others say: no common pool.
-    pipeline: PipelineSettings = pipeline_settings(ngram_pool=0)
+    pipeline: PipelineSettings = pipeline_settings(of_server=True)
 
 
 def run(arguments: ServeArguments) -> None:

@@ -183,6 +183,11 @@ class DecodingConfig:
         return self.row.has_draft and self.drafter != "none"
 
     @property
+    def has_ngram_drafter(self) -> bool:
+        """Whether n-grams propose layers, alone or before the model."""
+        return self.drafter in ("ngram", "model+ngram")
+
+    @property
     def has_draft_model(self) -> bool:
         """Whether a draft model proposes layers, alone or with others."""
         return self.row.has_draft and self.drafter in (None, "model", "model+ngram")

@@ -55,7 +55,7 @@ class Forest:
         self.has_ends = False
         self.num_added = self.num_met = 0
         self._num_nodes = 0
-        self._last_parent = NO_NODE  # highest number of a node with a child
+        self._first_leaf = 0  # no node from here on has a child
         self._columns = _UNUSED
         self._reserve(32)
         self._num_nodes = 1
@@ -87,8 +87,8 @@ class Forest:
         if not len(chosen):
             return chosen
         parents, tokens = joint.nodes[joint.parents[chosen]], joint.tokens[chosen]
-        if not self.has_ends and parents[parents.argmin()] > self._last_parent:
-            return self._add(parents, tokens, joint, chosen)  # no node among them has a child yet
+        if not self.has_ends and parents[parents.argmin()] >= self._first_leaf:
+            return self._add(parents, tokens, joint, chosen)
         nodes = self._children(parents, tokens)
         if self.has_ends:
             stays = (tokens < 0).nonzero()[0]
@@ -128,7 +128,7 @@ class Forest:
         self.path_keys[first:last] = keys
         self._num_nodes = last
         self.num_added += len(tokens)
-        self._last_parent = max(self._last_parent, int(parents[parents.argmax()]))
+        self._first_leaf = first
         ends = (tokens == self._eos_ids).nonzero()[1]
         for states in self.path_states:
             if (stops := states.add(parents, tokens)) is not None:
@@ -166,7 +166,7 @@ class Forest:
     def below(self, roots: Nodes) -> NDArray[np.bool_]:
         """Return which nodes are descendants of ``roots``, these not included: (num_nodes,)."""
         is_below = np.zeros(self._num_nodes + 1, dtype=np.bool_)  # the last: NO_NODE, never one
-        if not len(roots) or roots[roots.argmin()] > self._last_parent:
+        if not len(roots) or roots[roots.argmin()] >= self._first_leaf:
             return is_below[:-1]
         is_below[roots] = True
         parents = self.parents[: self._num_nodes]
@@ -190,7 +190,7 @@ class Forest:
             states.prune(kept, self.is_absorbing[:num_kept])
         parents = renumbered[self.parents[:num_kept]]
         self.parents[:num_kept] = parents
-        self._last_parent = int(parents.max(initial=NO_NODE))
+        self._first_leaf = int(parents.max(initial=NO_NODE)) + 1
         return renumbered
 
 

@@ -188,8 +188,6 @@ class ForestCache:
                 self._distributions = found.behind_unused_row()
             else:
                 self._distributions.append(found)  # type: ignore[arg-type]  # of the same kind
-            num_bytes = self._distributions.num_bytes
-            self.distribution_bytes_peak = max(self.distribution_bytes_peak, num_bytes)
             pending = pending[unread]
             if len(pending):
                 self._set_back(pending)
@@ -268,6 +266,9 @@ class ForestCache:
 
     def prune(self) -> None:
         """Forget the nodes that the forest has dropped."""
+        if self._distributions is not None:
+            num_bytes = self._distributions.num_bytes
+            self.distribution_bytes_peak = max(self.distribution_bytes_peak, num_bytes)
         self._last_call, self._further, self._slots_above = (0, None), _FurtherTokens(), {}
         slots = self.slots[: len(self._forest)]
         computed = (slots > 0).nonzero()[0]

@@ -91,7 +91,13 @@ def set_up(request: DecodingRequest, target: CacheView, draft: CacheView | None)
     if draft is not None and config.has_draft_model:
         draft_cache = ForestCache("draft", draft, forest, warp, controls)
         draft_meter = draft.meter
-    stats = StatsRecorder(len(request.prompt_ids), target.meter, draft_meter, request.clock)
+    stats = StatsRecorder(
+        len(request.prompt_ids),
+        target.meter,
+        draft_meter,
+        request.clock,
+        config.drafter or "model",
+    )
     policy = _draft_policy(request, rule, forest)
     tracer = None
     if request.trace is not None:
@@ -128,7 +134,7 @@ def set_up(request: DecodingRequest, target: CacheView, draft: CacheView | None)
 def _ngram_drafter(request: DecodingRequest) -> NGramDrafter | None:
     """Return the n-gram drafter of a request that has one."""
     config = request.config
-    if config.drafter not in ("ngram", "model+ngram"):
+    if not config.has_ngram_drafter:
         return None
     return NGramDrafter(
         request.prompt_ids,

@@ -100,8 +100,9 @@ class Warp:
         entries = np.empty((3, len(top_ids), top_k))
         log_probs, raw = entries[0], entries[1]
         log_probs[:] = top_logits[:, :top_k]
-        largest = _finite(log_probs[:, :1]).copy()
-        np.subtract(log_probs, _finite(logsumexp).astype(np.float64)[:, None], out=raw)
+        largest, normalizers = log_probs[:, :1].copy(), logsumexp.astype(np.float64)[:, None]
+        _finite(largest + normalizers)  # both are, or the sum is not
+        np.subtract(log_probs, normalizers, out=raw)
         entries[2].view(np.int64)[:] = top_ids[:, :top_k]
         log_probs -= largest
         _check_order(log_probs)
@@ -190,9 +191,6 @@ def largest_columns(logits: NDArray[np.floating], top_k: int) -> NDArray[np.int6
     return columns
 
 
-_ZERO = np.array(0.0)  # a comparison takes an array faster than a number
-
-
 def _finite(largest: Any) -> Any:
     """Return the largest logits if they are finite."""
     if len(np.isfinite(largest).nonzero()[0]) < largest.size:
@@ -275,7 +273,7 @@ def checked_top(logits: TopLogits) -> tuple[NDArray[np.int64], Floats, Floats]:
 
 def _check_order(centred: Floats) -> None:
     """Raise for a logit less the first of its row, (num_rows, n), that is NaN or positive."""
-    if np.count_nonzero(centred <= _ZERO) < centred.size:
+    if centred.size and not centred.item(centred.argmax()) <= 0.0:  # the first NaN, if any
         raise ModelError(
             "the model returned top_logits with NaN or a larger one behind the first; check "
             "the engine's precision and the export's parity report"

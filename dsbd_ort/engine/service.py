@@ -75,6 +75,7 @@ class Service:
         on_event: Callable[[ServiceEvent], None],
         *,
         trace: TraceRecorder | None = None,
+        caller: str = "",
     ) -> LiveRequest:
         """Submit a request; return at once.
 
@@ -85,6 +86,7 @@ class Service:
                 engines: it must return at once, and must not raise. It may submit, cancel and
                 close (which then does not wait), but not generate or stream.
             trace: records every iteration of this request, in the same thread.
+            caller: whose texts the n-gram drafter looks through.
 
         Raises:
             DecodingError, InputError, CapacityError: the request is invalid, or too large.
@@ -92,7 +94,7 @@ class Service:
             ServiceClosedError: the service is closed.
             EnginesEndedError: the thread that runs the engines has ended by a failure.
         """
-        request = self.pipeline.prepare(prompt, options, trace=trace)
+        request = self.pipeline.prepare(prompt, options, trace=trace, caller=caller)
         check_decodable(request, *self._loop.models)
         live = LiveRequest(
             request=request,

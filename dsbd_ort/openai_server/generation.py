@@ -112,7 +112,8 @@ class GenerationHandler:
             self._gate.enter()
             on_end.callback(self._gate.leave)
             meter = RequestMeter(self._metrics)
-            generation = Generation(self._service, meter, self._settings.request_timeout_s)
+            timeout_s = self._settings.request_timeout_s
+            generation = Generation(self._service, meter, timeout_s, _caller(request))
             on_end.callback(generation.close)
             # in another thread: tokenizing takes long enough to hold up other clients, and grammars
             # may take a second each: those that compile wait for each other, and hold up no others
@@ -162,15 +163,27 @@ def _submitted(
     return plan
 
 
+def _caller(request: Request) -> str:
+    """Return what stands for the key of a request, "" without one."""
+    key = request.headers.get("authorization", "")
+    return hashlib.sha256(key.encode("latin-1")).hexdigest() if key else ""
+
+
 class Generation:
     """The engine requests of one HTTP request, submitted and cancelled together.
 
     The engine never waits for a client: events are queued, at most one for each new token.
     """
 
-    def __init__(self, service: Service, meter: RequestMeter, timeout_s: float) -> None:
-        """Call in the event loop that reads the results; ``timeout_s`` begins now."""
+    def __init__(
+        self, service: Service, meter: RequestMeter, timeout_s: float, caller: str = ""
+    ) -> None:
+        """Call in the event loop that reads the results; ``timeout_s`` begins now.
+
+        caller: see ``Service.submit``.
+        """
         self._service = service
+        self._caller = caller
         self._meter = meter
         self._loop = asyncio.get_running_loop()
         self._timeout_s = timeout_s
@@ -199,9 +212,10 @@ class Generation:
         try:
             for index, request in enumerate(engine_requests):
                 on_event = partial(self._receive, index)
-                self._live.append(
-                    self._service.submit(request.token_ids, request.options, on_event)
+                live = self._service.submit(
+                    request.token_ids, request.options, on_event, caller=self._caller
                 )
+                self._live.append(live)
         except DsbdError as error:
             self.close()
             raise rejection(error) from error

@@ -10,6 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from dsbd_ort.constraints.plain_data import kind_of
+from dsbd_ort.decoding import DecodingStats
 from dsbd_ort.engine import Service
 from dsbd_ort.openai_server.protocol import FINISH_REASONS
 from dsbd_ort.results import GenerationResult, StreamPiece
@@ -60,6 +61,12 @@ class Metrics:
         self._succeeded = self._labelled_counter(
             "vllm:request_success", "Sequences returned, by finish reason.", "finished_reason"
         )
+        self._drafted = self._labelled_counter(
+            "dsbd:drafted_tokens", "Drafted tokens, by the request's drafter.", "drafter"
+        )
+        self._accepted = self._labelled_counter(
+            "dsbd:accepted_tokens", "Drafted tokens that were committed, by drafter.", "drafter"
+        )
         kind = "constraint"
         self._constrained_tokens = self._labelled_counter(
             "dsbd:constrained_tokens", "Tokens returned under a constraint, by its kind.", kind
@@ -74,6 +81,15 @@ class Metrics:
     def count_success(self, finish_reason: str) -> None:
         """Count a returned sequence."""
         self._succeeded.labels(**self._labels, finished_reason=finish_reason).inc()
+
+    def count_drafted(self, stats: DecodingStats) -> None:
+        """Count what a request drafted."""
+        self.num_drafts.inc(stats.num_iterations)
+        self.num_draft_tokens.inc(stats.num_draft_tokens)
+        self.num_accepted_tokens.inc(stats.num_accepted_tokens)
+        labels = {**self._labels, "drafter": stats.drafter}
+        self._drafted.labels(**labels).inc(stats.num_draft_tokens)
+        self._accepted.labels(**labels).inc(stats.num_accepted_tokens)
 
     def count_constrained(self, kind: str, result: GenerationResult) -> None:
         """Count a request that ended under a constraint of this kind."""
@@ -128,9 +144,7 @@ class RequestMeter:
         if stats.time_per_output_token_s is not None:
             metrics.per_token.observe(stats.time_per_output_token_s)
         if stats.num_draft_tokens:
-            metrics.num_drafts.inc(stats.num_iterations)
-            metrics.num_draft_tokens.inc(stats.num_draft_tokens)
-            metrics.num_accepted_tokens.inc(stats.num_accepted_tokens)
+            metrics.count_drafted(stats)
         for sequence in result.sequences:
             metrics.generation_tokens.inc(len(sequence.token_ids))
             metrics.output_length.observe(len(sequence.token_ids))

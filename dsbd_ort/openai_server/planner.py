@@ -89,8 +89,8 @@ class Planner:
 
         Raises:
             ConfigError: the server's default options are invalid.
-            ConstraintError: a trie of the settings is.
             InputError: they need a draft, and the bundle has none.
+            ConstraintError: a trie of the settings is.
         """
         self._service = service
         self._pipeline = service.pipeline

@@ -15,7 +15,7 @@ from dsbd_runtime.trt_module import FLAVOURS
 OPSET = 24  # of ai.onnx, the version with TensorScatter and Attention
 MIN_CONTEXT = 16  # the parity gate needs a prompt and a tree of three levels
 
-ATTENTIONS = ("fused", "grouped")
+FUSED, GROUPED, EXACT = ATTENTIONS = ("fused", "grouped", "exact")
 ONNX = "onnx"
 _QUANTIZED_DTYPES = {  # those of onnxruntime's CPU provider, on which parity runs
     "none": DTYPES,
@@ -23,6 +23,7 @@ _QUANTIZED_DTYPES = {  # those of onnxruntime's CPU provider, on which parity ru
     "int8": ("fp32", "fp16"),
     "int4": ("fp32", "fp16"),
 }
+_EXACT_PRECISIONS = (("fp32", "none"), ("fp32", "int8-dynamic"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +34,8 @@ class ModelOptions:
         dtype: precision of weights and caches: "fp32", "fp16" or "bf16".
         quantize: weight compression: "none", "int8-dynamic", "int8" or "int4"; see ``quantize``.
         logits: output of the engines: "full", or "topk:K" for the K largest of a row.
-        attention: "fused", or "grouped"; see ``optimize``.
+        attention: "fused", "grouped" (see ``optimize``) or "exact" (see ``exact_attention``); None
+            for "exact" with int8-dynamic, else "fused".
         engine: "onnx", or "tensorrt" or "tensorrt-rtx" for engines beside the ONNX files.
         compute_capability: of the GPU of a TensorRT engine, see ``tensorrt_options``.
         capacity: cache rows of a TensorRT engine, see ``tensorrt_options``.
@@ -48,7 +50,7 @@ class ModelOptions:
     dtype: str = "fp32"
     quantize: str = "none"
     logits: str = "full"
-    attention: str = "fused"
+    attention: str | None = None
     engine: str = ONNX
     compute_capability: str | None = None
     capacity: int | None = None
@@ -60,6 +62,7 @@ class ModelOptions:
 
     def __post_init__(self) -> None:
         self._check_choices()
+        self._check_attention()
         self._check_engine()
         self._check_logits()
         self._check_limits()
@@ -85,6 +88,18 @@ class ModelOptions:
         )
 
     @property
+    def attention_form(self) -> str:
+        """Return the form of attention, chosen or by the precision."""
+        if self.attention is not None:
+            return self.attention
+        return EXACT if self.quantize == "int8-dynamic" else FUSED
+
+    @property
+    def bit_exact(self) -> str | bool:
+        """Return what the manifest says of it, one of ``BIT_EXACTNESS``."""
+        return "observed" if self.attention_form == EXACT else False
+
+    @property
     def is_exact(self) -> bool:
         """Return whether the export may differ from the checkpoint by rounding in fp32 only."""
         return (self.dtype, self.quantize) == ("fp32", "none")
@@ -93,16 +108,32 @@ class ModelOptions:
         choices = (
             ("dtype", DTYPES),
             ("quantize", QUANTIZATIONS),
-            ("attention", ATTENTIONS),
+            ("attention", (None, *ATTENTIONS)),
             ("engine", (ONNX, *FLAVOURS)),
         )
         for field, known in choices:
             if (value := getattr(self, field)) not in known:
-                raise ExportError(f"{field}={value!r} is not known; use one of {', '.join(known)}")
+                names = ", ".join(name for name in known if name is not None)
+                raise ExportError(f"{field}={value!r} is not known; use one of {names}")
         if self.dtype not in (dtypes := _QUANTIZED_DTYPES[self.quantize]):
             raise ExportError(
                 f"quantize={self.quantize!r} has no form in dtype={self.dtype!r}; use dtype="
                 f"{' or '.join(map(repr, dtypes))}, or quantize='none'"
+            )
+
+    def _check_attention(self) -> None:
+        if self.attention != EXACT:
+            return
+        wrong = None
+        if (self.dtype, self.quantize) not in _EXACT_PRECISIONS:
+            wrong = f"dtype={self.dtype!r} with quantize={self.quantize!r}"
+        elif self.engine != ONNX:
+            wrong = f"engine={self.engine!r}"
+        if wrong:
+            raise ExportError(
+                f"attention={EXACT!r} has no form for {wrong}, whose other products depend on the "
+                f"rows beside a row; use dtype='fp32' with quantize='none' or 'int8-dynamic' and "
+                f"engine={ONNX!r}, or leave attention out"
             )
 
     def _check_engine(self) -> None:

@@ -269,8 +269,8 @@ class GroupQueryHeads(RewriteRuleClassBase):  # type: ignore[misc]  # untyped li
         attended: ir.Value,
     ) -> Any:
         """Return the node between two reshapes."""
-        num_heads, head_dim = _known_heads_and_width(query)
-        num_key_heads, value_dim = _known_heads_and_width(value)
+        num_heads, head_dim = known_heads_and_width(query)
+        num_key_heads, value_dim = known_heads_and_width(value)
         node = attended.producer()
         assert node is not None  # the pattern is this node
         rows = op.Reshape(query, op.Constant(value_ints=[1, num_key_heads, -1, head_dim]))
@@ -300,7 +300,8 @@ def _heads_and_width(value: ir.Value) -> tuple[int, int] | None:
     return (heads, width) if isinstance(heads, int) and isinstance(width, int) else None
 
 
-def _known_heads_and_width(value: ir.Value) -> tuple[int, int]:
+def known_heads_and_width(value: ir.Value) -> tuple[int, int]:
+    """Return H and D of a value (1, H, rows, D), which are known numbers."""
     found = _heads_and_width(value)
     assert found is not None  # as checked
     return found

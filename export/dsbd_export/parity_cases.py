@@ -23,7 +23,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 from dsbd_export.checkpoint import Checkpoint
 from dsbd_export.errors import ExportError
@@ -182,6 +182,25 @@ def text_case(checkpoint: Checkpoint) -> ForestCase:
         parents=np.arange(-1, len(token_ids) - 1),
         rows=np.linspace(0, len(token_ids) - 1, num_rows).astype(np.int64),
     )
+
+
+def largest_values(model: PreTrainedModel, checkpoint: Checkpoint) -> list[NDArray[np.float32]]:
+    """Return the largest magnitude of every cached value channel, (Hkv, D) a layer.
+
+    Seen in two passes: the text, and as many random tokens, which say what no text says.
+    """
+    text = text_case(checkpoint).node_ids
+    noise = np.random.default_rng(0).integers(0, checkpoint.vocab_size, len(text), dtype=np.int64)
+    seen: list[NDArray[np.float32]] = []
+    for token_ids in (text, noise):
+        cache = DynamicCache()  # without a config: no layer drops what leaves its window
+        with torch.no_grad(), ComputeInFP32():
+            model(
+                input_ids=torch.from_numpy(token_ids[None]), past_key_values=cache, use_cache=True
+            )
+        found = [layer.values.abs().amax((0, 2)).numpy() for layer in cache.layers]
+        seen = [np.maximum(a, b) for a, b in zip(seen, found, strict=True)] if seen else found
+    return seen
 
 
 def _token_ids(checkpoint: Checkpoint) -> NDArray[np.int64]:

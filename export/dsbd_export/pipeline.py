@@ -14,7 +14,8 @@ from transformers import PreTrainedModel
 
 from dsbd_export.changed_bundle import writing
 from dsbd_export.checkpoint import Checkpoint, load_model, open_pair, reference_dtype
-from dsbd_export.config import ExportConfig, ModelOptions
+from dsbd_export.config import EXACT, GROUPED, ExportConfig, ModelOptions
+from dsbd_export.exact_attention import attend_exactly
 from dsbd_export.forest_graph import capture_forest_graph, prepare_for_capture
 from dsbd_export.graph_checks import check_contract, check_for_tensorrt
 from dsbd_export.optimize import group_query_heads, optimize_graph
@@ -26,7 +27,12 @@ from dsbd_export.pair import (
     write_tokenizer_files,
 )
 from dsbd_export.parity import check_parity, parity_limit
-from dsbd_export.parity_cases import Reference, references, text_reference
+from dsbd_export.parity_cases import (
+    Reference,
+    largest_values,
+    references,
+    text_reference,
+)
 from dsbd_export.prune_graph import write_prune_graph
 from dsbd_export.quantize import quantize_graph
 from dsbd_export.tensorrt_build import build_engines
@@ -134,6 +140,8 @@ def _write_model(
     resize_vocabulary(model, checkpoint)
     report(f"{role}: computing reference logits")
     wanted = [*references(model, checkpoint), text_reference(model, checkpoint)]
+    is_exact_integer = config.attention_form == EXACT and config.quantize != "none"
+    seen = largest_values(model, checkpoint) if is_exact_integer else None
     convert_weights(model, config.dtype)
     report(f"{role}: capturing the graph")
     form = prepare_for_capture(model)
@@ -141,8 +149,12 @@ def _write_model(
     report(f"{role}: optimizing the graph")
     optimize_graph(graph)
     check_contract(graph, checkpoint, form)
-    if config.attention == "grouped":
+    if config.attention_form == GROUPED:
         report(f"{role}: {group_query_heads(graph)} attention nodes grouped")
+    elif config.attention_form == EXACT:
+        num_exact = attend_exactly(graph, checkpoint.context_length, seen)
+        numbers = "double" if seen is None else "integers"
+        report(f"{role}: {num_exact} attentions with sums in {numbers}")
     if config.quantize != "none":
         report(f"{role}: {quantize_graph(graph, config.quantize)}")
     elif config.dtype != "fp32":
@@ -175,6 +187,7 @@ def _manifest_entry(
         quantization=config.quantize,
         logits=config.logits,
         full_logits=True,
+        bit_exact=config.bit_exact,
         masks=checkpoint.masks,
         sliding_window=checkpoint.sliding_window,
         parity=parity,

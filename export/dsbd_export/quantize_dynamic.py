@@ -5,10 +5,8 @@
     row @ weight = MatMulInteger(uint8, int8) * scale * weight scale
 
 Products of integers are exact, so the result of a row is the same bit for bit whatever rows
-accompany it. The exception is attention, in fp32: where every query head has its own cache head,
-onnxruntime takes another kernel for a call of one row, which moved logits of the demo draft by
-2e-6; from two rows on they were equal. Products that share their rows (query, key and value; gate
-and up) share the integers.
+accompany it; ``exact_attention`` does the same for attention. Products that share their rows
+(query, key and value; gate and up) share the integers.
 
 On x86 without VNNI (before Ice Lake and Zen 4) ONNX Runtime multiplies uint8 by int8 with
 VPMADDUBSW, whose sums of two products saturate at 16 bits. There the runtime sets the session

@@ -56,7 +56,7 @@ def find_linears(graph: ir.Graph) -> list[Linear]:
     found = [
         (node, weight)
         for node in graph
-        if (weight := _weight_of(node)) is not None and _in_features(*weight) >= MIN_IN_FEATURES
+        if (weight := weight_of(node)) is not None and _in_features(*weight) >= MIN_IN_FEATURES
     ]
     return [
         Linear(
@@ -89,7 +89,7 @@ def shape_of(value: ir.Value | None) -> tuple[int, ...]:
     return tuple(value.const_value.shape.numpy())
 
 
-def _weight_of(node: ir.Node) -> tuple[ir.Value, bool] | None:
+def weight_of(node: ir.Node) -> tuple[ir.Value, bool] | None:
     """Return the weight of a product and whether it is stored by output, None for other nodes."""
     if node.op_type == "Gemm" and _is_weight(node.inputs[1]) and _is_plain_gemm(node):
         return _found(node.inputs[1], is_stored_by_output=node.attributes.get_int("transB", 0) == 1)
@@ -154,12 +154,13 @@ def _users(node: ir.Node) -> Iterator[ir.Node]:
 class Store:
     """The initializers that are added to one graph, each name once."""
 
-    def __init__(self, graph: ir.Graph) -> None:
+    def __init__(self, graph: ir.Graph, prefix: str = "quantize") -> None:
         self._graph = graph
+        self._prefix = prefix
 
     def constant(self, name: str, array: NDArray[Any]) -> ir.Value:
         """Return a small initializer, one per name."""
-        name = f"quantize.{name}"
+        name = f"{self._prefix}.{name}"
         return self._known(name) or self._added(name, ir.tensor(array))
 
     def derived(

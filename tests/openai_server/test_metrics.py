@@ -74,6 +74,8 @@ def test_what_was_answered_is_counted(fresh: RunningServer) -> None:
         ("vllm:e2e_request_latency_seconds_count",): 1,
         ("vllm:spec_decode_num_drafts_total",): stats["num_iterations"],
         ("vllm:spec_decode_num_draft_tokens_total",): stats["num_draft_tokens"],
+        ("dsbd:drafted_tokens_total", "model"): stats["num_draft_tokens"],
+        ("dsbd:accepted_tokens_total", "model"): stats["num_accepted_tokens"],
         ("vllm:spec_decode_num_accepted_tokens_total",): stats["num_accepted_tokens"],
         ("dsbd:http_answers_total", "/v1/completions", "200"): 1,
         ("dsbd:http_answers_total", "/v1/completions", "400"): 1,

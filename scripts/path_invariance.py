@@ -1,0 +1,194 @@
+"""Logits of one path computed in many ways: whether they are the same, bit for bit.
+
+A way of computing it is random: rows a call, rows of other paths among them, places in the cache,
+its capacity, what the other rows hold, which logits are requested, threads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsbd_runtime.graph import (
+    ATTENTION_MASK,
+    ATTENTION_MASK_SLIDING,
+    CACHE_PARTS,
+    INPUT_IDS,
+    LOGIT_ROWS,
+    LOGITS,
+    POSITION_IDS,
+    WRITE_INDICES,
+    past_name,
+    present_name,
+)
+from dsbd_runtime.manifest import ModelEntry
+from dsbd_runtime.ort_module import import_ort
+
+CAPACITIES = (128, 256, 384, 512)
+THREADS = (1, 2)
+_ERROR_LOG_LEVEL = 3
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to compute a path.
+
+    Attributes:
+        chunks: path rows of every call.
+        neighbours: rows of other paths in every call.
+        gaps: cache rows left out before every call.
+        capacity: of the caches.
+        threads: of the session.
+    """
+
+    chunks: list[int]
+    neighbours: list[int]
+    gaps: list[int]
+    capacity: int
+    threads: int
+
+    @classmethod
+    def plain(cls, num_tokens: int) -> Way:
+        """Return the way of a prompt in one call, one thread and the smallest caches."""
+        capacity = next(size for size in CAPACITIES if size >= num_tokens)
+        return cls([num_tokens], [0], [0], capacity, 1)
+
+    @classmethod
+    def drawn(cls, num_tokens: int, rng: np.random.Generator) -> Way:
+        """Return a random way: one row at a time, trees, or large chunks."""
+        largest = int(rng.choice([1, 2, 8, num_tokens]))
+        chunks: list[int] = []
+        while (left := num_tokens - sum(chunks)) > 0:
+            chunks.append(min(left, int(rng.integers(1, largest + 1))))
+        room = CAPACITIES[-1] - num_tokens
+        neighbours = rng.integers(0, rng.choice([1, 4, 12]), len(chunks))
+        neighbours = np.where(np.cumsum(neighbours) < room // 2, neighbours, 0)
+        gaps = np.where(rng.random(len(chunks)) < 0.2, rng.integers(0, 90, len(chunks)), 0)
+        gaps = np.where(np.cumsum(gaps) < room // 2, gaps, 0)
+        needed = num_tokens + int(neighbours.sum() + gaps.sum())
+        capacity = int(rng.choice([size for size in CAPACITIES if size >= needed]))
+        threads = int(rng.choice(THREADS))
+        return cls(chunks, neighbours.tolist(), gaps.tolist(), capacity, threads)
+
+
+class PathEngine:
+    """One engine, opened with one and with two threads, that computes a path in any way."""
+
+    def __init__(self, model_file: Path, entry: ModelEntry) -> None:
+        ort = import_ort()
+        self._entry = entry
+        self.vocab_size = entry.vocab_size
+        self._sessions: dict[int, Any] = {}
+        for threads in THREADS:
+            options = ort.SessionOptions()
+            options.intra_op_num_threads = threads
+            options.log_severity_level = _ERROR_LOG_LEVEL
+            self._sessions[threads] = ort.InferenceSession(
+                str(model_file), options, providers=["CPUExecutionProvider"]
+            )
+
+    def logits(
+        self, token_ids: NDArray[np.int64], way: Way, rng: np.random.Generator
+    ) -> NDArray[np.float32]:
+        """Return the logits after every token of the path, (n, V)."""
+        kv = self._entry.kv
+        shape = (1, kv.num_heads, way.capacity, kv.head_dim)
+        layers = [(layer, part) for layer in range(kv.num_layers) for part in CACHE_PARTS]
+        caches = {key: rng.standard_normal(shape, np.float32) for key in layers}
+        row_positions = np.full(way.capacity, -1)
+        path_rows: list[int] = []
+        found = []
+        first_row = 0
+        for chunk, num_neighbours, gap in zip(way.chunks, way.neighbours, way.gaps, strict=True):
+            first_row += gap
+            call = _Call.drawn(len(path_rows), chunk, num_neighbours, self._entry.vocab_size, rng)
+            ids = call.token_ids.copy()
+            ids[call.path] = token_ids[len(path_rows) : len(path_rows) + chunk]
+            rows = first_row + np.arange(len(ids))
+            row_positions[rows] = call.positions
+            visible = np.zeros((len(ids), way.capacity), np.bool_)
+            all_path_rows = np.array([*path_rows, *rows[call.path]])
+            for node, depth in enumerate(call.positions):
+                visible[node, all_path_rows[:depth]] = True  # a neighbour leaves the path here
+                visible[node, rows[node]] = True
+            wanted = np.concatenate([call.path, np.flatnonzero(rng.random(len(ids)) < 0.3)])
+            outputs = self._run(
+                way, ids, call.positions, visible, row_positions, wanted, rows[0], caches
+            )
+            found.append(outputs[:chunk])
+            path_rows = all_path_rows.tolist()
+            first_row += len(ids)
+        return np.concatenate(found)
+
+    def _run(
+        self,
+        way: Way,
+        token_ids: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        visible: NDArray[np.bool_],
+        row_positions: NDArray[np.int64],
+        logit_rows: NDArray[np.int64],
+        first_row: int,
+        caches: dict[tuple[int, str], NDArray[np.float32]],
+    ) -> NDArray[np.float32]:
+        """Run one call; ``caches`` get the new rows."""
+        window = self._entry.sliding_window or way.capacity
+        near = visible & (positions[:, None] - row_positions < window)
+        mask_by_name = {ATTENTION_MASK: visible, ATTENTION_MASK_SLIDING: near}
+        inputs = {
+            INPUT_IDS: token_ids[None],
+            POSITION_IDS: positions[None],
+            WRITE_INDICES: np.array([first_row], np.int64),
+            LOGIT_ROWS: logit_rows,
+            **{name: mask_by_name[name][None, None] for name in self._entry.masks},
+            **{past_name(*key): cache for key, cache in caches.items()},
+        }
+        names = [LOGITS, *(present_name(*key) for key in caches)]
+        logits, *present = self._sessions[way.threads].run(names, inputs)
+        caches.update(zip(caches, present, strict=True))
+        return np.asarray(logits)
+
+
+@dataclass(frozen=True)
+class _Call:
+    """The rows of one call: those of the path, and neighbours among them.
+
+    Attributes:
+        token_ids: (S,) int64. Random; those of the path are filled in.
+        positions: (S,) int64.
+        path: places of the path's rows among the S.
+    """
+
+    token_ids: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    path: NDArray[np.int64]
+
+    @classmethod
+    def drawn(
+        cls,
+        num_before: int,
+        num_path: int,
+        num_neighbours: int,
+        vocab_size: int,
+        rng: np.random.Generator,
+    ) -> _Call:
+        num_rows = num_path + num_neighbours
+        path = np.sort(rng.choice(num_rows, num_path, replace=False))
+        # A neighbour follows a row of the path that stands before it.
+        deepest = num_before + np.searchsorted(path, np.arange(num_rows))
+        positions = rng.integers(deepest // 2, deepest + 1)
+        positions[path] = num_before + np.arange(num_path)
+        return cls(rng.integers(0, vocab_size, num_rows), positions, path)
+
+
+def num_differing(engine: PathEngine, *, num_tokens: int, num_ways: int, seed: int = 0) -> int:
+    """Return how many of ``num_ways`` random ways give other logits than the plain one."""
+    rng = np.random.default_rng(seed)
+    token_ids = rng.integers(0, engine.vocab_size, num_tokens)
+    wanted = engine.logits(token_ids, Way.plain(num_tokens), rng)
+    drawn = [Way.drawn(num_tokens, rng) for _ in range(num_ways)]
+    return sum(not np.array_equal(engine.logits(token_ids, way, rng), wanted) for way in drawn)

@@ -1,0 +1,167 @@
+"""Exact attention: the same bits for a path however it is computed, and what the sums hold."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+
+from dsbd_export.checkpoint import open_checkpoint
+from dsbd_export.config import ExportConfig
+from dsbd_export.errors import ExportError
+from dsbd_export.exact_attention import IntegerSums, attend_exactly
+from dsbd_export.pipeline import export_bundle, export_model
+from dsbd_export.weighted_layers import Store
+from dsbd_runtime.bundle import MODEL_FILE, open_bundle
+from scripts.family_checkpoints import write_family_checkpoint
+from scripts.path_invariance import PathEngine, num_differing
+
+NUM_TOKENS, NUM_WAYS = 90, 16
+LOOSE = 10.0  # random weights make distributions that no quantization keeps
+
+
+@pytest.fixture(scope="module")
+def bundles(exported_others, tmp_path_factory):
+    """Qwen2 with a window on one layer and Mistral, by quantization and attention."""
+    made = {("none", "fused"): exported_others.config.output}
+
+    def bundle(quantize, attention):
+        if (quantize, attention) not in made:
+            output = tmp_path_factory.mktemp("exact") / "bundle"
+            max_kl = None if quantize == "none" else LOOSE
+            config = replace(
+                exported_others.config,
+                output=output,
+                quantize=quantize,
+                attention=attention,
+                max_kl=max_kl,
+            )
+            export_bundle(config, report=lambda _: None)
+            made[quantize, attention] = output
+        return open_bundle(made[quantize, attention])
+
+    return bundle
+
+
+def differing(bundle, role):
+    engine = PathEngine(bundle.model_path(role), bundle.entry(role))
+    return num_differing(engine, num_tokens=NUM_TOKENS, num_ways=NUM_WAYS)
+
+
+@pytest.mark.parametrize("role", ["target", "draft"])
+@pytest.mark.parametrize("precision", [("int8-dynamic", None), ("none", "exact")])
+def test_logits_depend_on_the_path_alone(bundles, precision, role):
+    bundle = bundles(*precision)
+    assert differing(bundle, role) == 0
+    assert bundle.entry(role).bit_exact == "observed"
+
+
+@pytest.mark.parametrize("precision", [("int8-dynamic", "fused"), ("none", "fused")])
+def test_fused_attention_depends_on_more(bundles, precision):
+    """What the tests above compare does differ where nothing was done about it."""
+    bundle = bundles(*precision)
+    assert differing(bundle, "target") > NUM_WAYS / 2
+    assert bundle.entry("target").bit_exact is False
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gptj", "gpt_neox", "gemma2", "qwen2_moe"])
+def test_other_forms_of_attention(family, tmp_path):
+    """Heads with keys of their own, the model's own arithmetic, two angles, softcap, experts.
+
+    scripts/export_matrix does it for every family, in int8-dynamic as well.
+    """
+    checkpoint = write_family_checkpoint(family, tmp_path / "checkpoint")
+    folder = tmp_path / "engine"
+    folder.mkdir()
+    config = ExportConfig(target="", draft="", output=folder, attention="exact")
+    entry = export_model(open_checkpoint("target", checkpoint, config), folder, config, print)
+    engine = PathEngine(folder / "target" / MODEL_FILE, entry)
+    assert num_differing(engine, num_tokens=NUM_TOKENS, num_ways=NUM_WAYS) == 0
+
+
+def session_of_sums(context_length, num_rows, limit_of_values):
+    """Return an engine of IntegerSums alone over cached values (1, 2, C, 8), and its Store."""
+    graph = ir.Graph([], [], nodes=[], opset_imports={"": 24}, name="sums")
+    store = Store(graph, "exact")
+    largest = np.full((2, 8), limit_of_values, np.float32)
+    sums = IntegerSums(store, context_length, [largest])
+    kind = ir.TensorType(ir.DataType.FLOAT)
+    scores = ir.Value(name="scores", shape=ir.Shape((1, 2, num_rows, "C")), type=kind)
+    value = ir.Value(name="present.0.value", shape=ir.Shape((1, 2, "C", 8)), type=kind)
+    new = ir.Value(name="new", shape=ir.Shape((1, 2, "S", 8)), type=kind)
+    tape = ir.tape.Tape()
+    attended, prepared = sums.attended(tape, scores, value), sums.prepare_value(tape, 0, new)
+    attended.name, prepared.name = "attended", "prepared"
+    for result in (attended, prepared):
+        result.type = kind
+    graph.extend(tape.nodes)
+    graph.inputs.extend([scores, value, new])
+    graph.outputs.extend([attended, prepared])
+    model = ir.serde.serialize_model(ir.Model(graph, ir_version=10))
+    return ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+
+
+SHAPES_OF_SCORES = {
+    "all equal": lambda rng, size: np.zeros(size, np.float32),
+    "one row": lambda rng, size: np.eye(size[2], size[3], dtype=np.float32) * 90 + np.zeros(size),
+    "a few": lambda rng, size: rng.standard_normal(size) * 5,
+    "large": lambda rng, size: rng.standard_normal(size) + 900,
+}
+
+
+@pytest.mark.parametrize("kind", SHAPES_OF_SCORES)
+@pytest.mark.parametrize("context_length", [256, 4096, 20000])
+def test_integers_are_added_without_rounding(kind, context_length):
+    """Half of the channels at their limit in every row: any order of rows gives the same bits."""
+    rng = np.random.default_rng(0)
+    engine = session_of_sums(context_length, 5, 3.0)
+    nothing = {"scores": np.zeros((1, 2, 5, 1)), "present.0.value": np.zeros((1, 2, 1, 8))}
+    feeds = {name: array.astype(np.float32) for name, array in nothing.items()}
+    feeds["new"] = np.full((1, 2, 1, 8), 1e9, np.float32)
+    limit = float(engine.run(["prepared"], feeds)[0].max())
+    assert limit == {256: 510, 4096: 481, 20000: 392}[context_length]
+    scores = SHAPES_OF_SCORES[kind](rng, (1, 2, 5, context_length)).astype(np.float32)
+    values = np.full((1, 2, context_length, 8), limit, np.float32)
+    values[..., 4:] = rng.integers(-limit, limit + 1, values[..., 4:].shape)
+    feeds |= {"scores": scores, "present.0.value": values}
+    wanted = engine.run(["attended"], feeds)[0]
+    for _ in range(3):
+        order = rng.permutation(context_length)
+        feeds["scores"], feeds["present.0.value"] = scores[..., order], values[:, :, order]
+        np.testing.assert_array_equal(engine.run(["attended"], feeds)[0], wanted)
+    exact = np.exp(scores.astype(np.float64) - scores.max(-1, keepdims=True))
+    exact = exact / exact.sum(-1, keepdims=True) @ values * (2 * 3.0 / limit)
+    np.testing.assert_allclose(wanted, exact, atol=0.05)
+
+
+def test_an_attention_that_nothing_shows(tmp_path):
+    """A cached value that no softmax reads leaves the graph without bit-exact attention."""
+    kind = ir.TensorType(ir.DataType.FLOAT)
+    names = {"past": (1, 2, "C", 8), "new": (1, 2, "S", 8)}
+    past, new = (
+        ir.Value(name=name, shape=ir.Shape(shape), type=kind) for name, shape in names.items()
+    )
+    index = ir.Value(name="index", shape=ir.Shape((1,)), type=ir.TensorType(ir.DataType.INT64))
+    node = ir.Node("", "TensorScatter", [past, new, index])
+    node.outputs[0].name = "present.0.value"
+    graph = ir.Graph(
+        [past, new, index], node.outputs, nodes=[node], opset_imports={"": 24}, name="one"
+    )
+    with pytest.raises(ExportError, match="finds 0 attentions for 1 layers of cached values"):
+        attend_exactly(ir.Model(graph, ir_version=10), 256, None)
+
+
+REFUSED = [
+    ({"quantize": "int4"}, "dtype='fp32' with quantize='int4'"),
+    ({"dtype": "fp16"}, "dtype='fp16' with quantize='none'"),
+    ({"engine": "tensorrt"}, "engine='tensorrt'"),
+]
+
+
+@pytest.mark.parametrize(("options", "named"), REFUSED)
+def test_precisions_without_an_exact_form(options, named, tmp_path):
+    with pytest.raises(ExportError, match=f"attention='exact' has no form for {named}"):
+        ExportConfig(target="t", draft="d", output=tmp_path, attention="exact", **options)
