@@ -38,6 +38,7 @@ BENCH_EXAMPLES = """\b
 Examples:
   dsbd-bench bundle/ --strategies speculative,dsbd --num-beams 4 --json report.json
   dsbd-bench bundle/ --run "dsbd num_beams=4" --run "beam-search num_beams=4" --plot bench.png
+  dsbd-bench bundle/ --check-invariance --repetitions 1 --max-new-tokens 16
 """
 INSPECT_EXAMPLES = """\b
 Examples:

@@ -24,6 +24,7 @@ from dsbd_ort.benchmark.bench_run import (
     runs_of,
     with_baselines,
 )
+from dsbd_ort.benchmark.invariance import check_invariance
 from dsbd_ort.benchmark.machine import energy_meter, this_machine, versions
 from dsbd_ort.benchmark.measure import measure, warm_up
 from dsbd_ort.benchmark.prompts import PROMPTS, BenchmarkError, read_prompts
@@ -36,14 +37,19 @@ from dsbd_ort.benchmark.report import (
     precision_name,
     summarize,
 )
-from dsbd_ort.commands.bench_table import VALUE_COLUMNS, WORK_COLUMNS, bench_table
+from dsbd_ort.commands.bench_table import (
+    VALUE_COLUMNS,
+    WORK_COLUMNS,
+    bench_table,
+    invariance_table,
+)
 from dsbd_ort.commands.option_types import COUNT, COUNT_OR_NONE, PATH, IntList, OptionText
-from dsbd_ort.commands.options import OPTIONS, group, option, pipeline_settings
+from dsbd_ort.commands.options import OPTIONS, flag, group, option, pipeline_settings
 from dsbd_ort.decoding.option_table import MOST_BEAMS, MOST_NODES
 from dsbd_ort.model_pair import check_drafter
 from dsbd_ort.pipeline import PipelineSettings
 from dsbd_ort.version import __version__
-from dsbd_runtime.bundle import MANIFEST_NAME, Bundle, open_bundle
+from dsbd_runtime.bundle import MANIFEST_NAME, ROLES, Bundle, open_bundle
 
 FILE_WIDTH = 160  # columns of the tables without a terminal
 _COMPARED, _MEASURED, _REPORT = "Strategies", "Measurement", "Report"  # sections of the help
@@ -111,6 +117,11 @@ class BenchArguments:
     pipeline: PipelineSettings = pipeline_settings(
         verify=False, prefix_cache=False, generation_config=False, ngram_pool=0
     )
+    check_invariance: bool = flag(
+        help="Measure nothing: count the requests whose tokens or log-probabilities depend on how "
+        "they are computed. An error where the bundle says that it is bit-exact.",
+        section=_MEASURED,
+    )
     json_file: Path | None = option(
         "--json", type=PATH, help="Write the report to this file.", section=_REPORT
     )
@@ -121,17 +132,18 @@ class BenchArguments:
 
 def run(arguments: BenchArguments) -> None:
     """Measure and print: the table to stdout, progress to stderr."""
-    runs = with_baselines(_runs(arguments))
     prompts = list(PROMPTS) if arguments.prompts is None else read_prompts(arguments.prompts)
+    if arguments.check_invariance:
+        count_differing(arguments, prompts)
+        return
+    runs = with_baselines(_runs(arguments))
     plot = _plotter(arguments.plot_file)
     for file in (arguments.json_file, arguments.plot_file):
         if file is not None and not file.parent.is_dir():
             raise BenchmarkError(f"{file} cannot be written: no folder {file.parent}; make it")
     report = _measured(arguments, runs, prompts)
     title = _title(report)
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=FILE_WIDTH)
+    console = _stdout()
     console.print(bench_table(report.runs, title, VALUE_COLUMNS))
     console.print(bench_table(report.runs, title, WORK_COLUMNS))
     try:
@@ -142,6 +154,40 @@ def run(arguments: BenchArguments) -> None:
     except OSError as error:
         files = " or ".join(str(f) for f in (arguments.json_file, arguments.plot_file) if f)
         raise BenchmarkError(f"{files} cannot be written: {error.strerror or error}") from error
+
+
+def count_differing(arguments: BenchArguments, prompts: list[str]) -> None:
+    """Print how many requests of each pair of settings differ.
+
+    Raises:
+        BenchmarkError: some do, and the bundle says that its engines are bit-exact.
+    """
+    settings = arguments.pipeline
+    pairs = check_invariance(
+        settings,
+        prompts,
+        arguments.common,
+        repetitions=arguments.repetitions,
+        seed=arguments.seed,
+    )
+    found = list(track(pairs, "comparing", total=None, console=Console(stderr=True)))
+    bundle = open_bundle(settings.bundle)
+    entries = [bundle.entry(role) for role in ROLES]
+    claims = {str(entry.bit_exact or "no") for entry in entries}
+    title = f"{settings.bundle.name}, {precision_name(entries[0])}, bit-exact: {', '.join(claims)}"
+    _stdout().print(invariance_table(found, title))
+    num_differing = sum(pair.num_other_logprobs for pair in found)
+    if num_differing and entries[0].bit_exact:
+        raise BenchmarkError(
+            f"{num_differing} requests differ, but {settings.bundle} says bit_exact "
+            f"{entries[0].bit_exact!r}; this processor or version of ONNX Runtime has other "
+            "kernels than those that were checked: do not rely on equal outputs here"
+        )
+
+
+def _stdout() -> Console:
+    console = Console()
+    return console if console.is_terminal else Console(width=FILE_WIDTH)
 
 
 def _plotter(file: Path | None) -> Callable[[Sequence[RunSummary], str], None] | None:

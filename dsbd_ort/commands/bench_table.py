@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from rich.table import Table
 
+from dsbd_ort.benchmark.invariance import PairCount
 from dsbd_ort.benchmark.report import RunSummary
 
 Cell = Callable[[RunSummary], str]
@@ -74,4 +75,16 @@ def bench_table(runs: Sequence[RunSummary], title: str, columns: dict[str, Cell]
         table.add_column(column, justify="right")
     for run in runs:
         table.add_row(run.name, *(cell(run) for cell in columns.values()))
+    return table
+
+
+def invariance_table(pairs: Sequence[PairCount], title: str) -> Table:
+    """Return one row per pair of settings: its requests, and how many of them differ."""
+    table = Table(title=title)
+    table.add_column("settings", no_wrap=True)
+    for column in ("requests", "other tokens", "other log-probabilities"):
+        table.add_column(column, justify="right")
+    for pair in pairs:
+        counts = (pair.num_requests, pair.num_other_tokens, pair.num_other_logprobs)
+        table.add_row(pair.name, *map(str, counts))
     return table

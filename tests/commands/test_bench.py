@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from click.testing import CliRunner
 
+from dsbd_export.config import ExportConfig
+from dsbd_export.demo import demo_pair
+from dsbd_export.pipeline import export_bundle
 from dsbd_ort.cli import bench
+from tests.runtime.bundle_edits import edited
 
 SHORT = ["--max-new-tokens", "6", "--threads", "1"]
 SPECULATIVE = ["--run", "speculative draft_length=3 name=mine"]
@@ -139,3 +144,60 @@ def test_user_errors_end_in_one_line_and_exit_code_2(demo_bundle, arguments, wor
     assert done.exit_code == 2, (done.exit_code, done.output, done.exception)
     assert len(done.stderr.splitlines()) == 1 and words in done.stderr
     assert done.stdout == ""
+
+
+INVARIANCE = ["--check-invariance", "--repetitions", 1, *SHORT]
+PAIRS = [
+    "dsbd W=2 / beam-sample",
+    "speculative W=1 / sample",
+    "speculative-beam-search W=2 / beam-search",
+    "beside others / alone",
+    "rows kept from an earlier prompt / computed anew",
+    "1 / 2 threads",
+]
+
+
+def counts_of(output):
+    """Return requests, those with other tokens, those with other log-probabilities, by pair."""
+    rows = (line.split("\u2502")[1:5] for line in output.splitlines() if "\u2502" in line)
+    return {name.strip(): [int(cell) for cell in cells] for name, *cells in rows}
+
+
+@pytest.fixture(scope="module")
+def int8_bundles(tmp_path_factory):
+    """The demo pair in int8-dynamic, with the attention that it gets by default and fused."""
+    target, draft = demo_pair()
+    folder = tmp_path_factory.mktemp("int8")
+    for attention in ("exact", "fused"):
+        config = ExportConfig(
+            target=str(target),
+            draft=str(draft),
+            output=folder / attention,
+            quantize="int8-dynamic",
+            attention=attention,
+        )
+        export_bundle(config, report=lambda _: None)
+    return folder
+
+
+def test_requests_of_a_bit_exact_bundle_are_the_same_however_computed(int8_bundles, prompts):
+    done = dsbd_bench(
+        int8_bundles / "exact", "--prompts", prompts, "--num-beams", 2, *INVARIANCE
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    assert "bit-exact: observed" in done.stdout
+    assert counts_of(done.stdout) == {pair: [2, 0, 0] for pair in PAIRS}
+
+
+def test_requests_of_another_bundle_are_counted(int8_bundles, prompts):
+    """Fused attention differs; where the manifest denies it, that is an error."""
+    bundle = int8_bundles / "fused"
+    done = dsbd_bench(bundle, "--prompts", prompts, "--num-beams", 2, *INVARIANCE)
+    assert done.exit_code == 0, done.output
+    counts = counts_of(done.stdout)
+    assert list(counts) == PAIRS
+    assert sum(other_logprobs for *_, other_logprobs in counts.values()) > 0
+    edited(bundle, lambda data: data["target"].update(bit_exact="observed"))
+    done = dsbd_bench(bundle, "--prompts", prompts, "--num-beams", 2, *INVARIANCE)
+    assert done.exit_code == 2
+    assert re.search(r"\d+ requests differ, but .*fused says bit_exact 'observed'", done.stderr)

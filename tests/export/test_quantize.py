@@ -13,12 +13,13 @@ from dsbd_export.pipeline import export_model
 from scripts.family_checkpoints import FAMILY_CHECKPOINTS, VOCAB_SIZE, write_family_checkpoint
 
 HIDDEN_SIZE = 48
+OF_ATTENTION = 4  # exact, in pieces: scores and values of two layers
 ROWS = [  # (checkpoint, quantization, what is said, operators of products)
     (
         "mixtral",
         "int8-dynamic",
         "13 products and 1 embeddings quantized, 2 routers left as they are",
-        {"MatMulInteger": 13, "Gemm": 2},
+        {"MatMulInteger": 13, "MatMul": OF_ATTENTION, "Gemm": 2},
     ),
     (
         "mixtral",
@@ -27,7 +28,12 @@ ROWS = [  # (checkpoint, quantization, what is said, operators of products)
         {"MatMulNBits": 9, "MatMul": 4, "Gemm": 2},
     ),
     # Biased products, and a tied head whose embedding sees the tokens through a Reshape.
-    ("gpt2", "int8-dynamic", "9 products and 1 embeddings quantized", {"MatMulInteger": 9}),
+    (
+        "gpt2",
+        "int8-dynamic",
+        "9 products and 1 embeddings quantized",
+        {"MatMulInteger": 9, "MatMul": OF_ATTENTION},
+    ),
     ("gpt2", "int8", "9 products and 1 embeddings quantized", {"MatMulNBits": 9}),
 ]
 

@@ -1,0 +1,156 @@
+"""Whether the way that a request is computed shows in its output: pairs of settings, compared.
+
+A request has the same tokens and log-probabilities with a draft and without one, beside others and
+alone, behind rows that an earlier request left and behind none, on one thread and on several, if
+the bundle's engines are bit-exact and nothing else reads more than the request.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dsbd_ort.benchmark.bench_run import CommonSettings
+from dsbd_ort.decoding import STRATEGIES
+from dsbd_ort.pipeline import Pipeline, PipelineSettings
+from dsbd_ort.results import GenerationResult
+
+STRATEGY_PAIRS = (
+    ("dsbd", "beam-sample"),
+    ("speculative", "sample"),
+    ("speculative-beam-search", "beam-search"),
+)
+_THREADS = (1, 2)
+_NUM_OTHERS = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairCount:
+    """Requests of one pair of settings, and how many of them differ.
+
+    Attributes:
+        name: the pair, as "dsbd W=4 / beam-sample".
+        num_requests: requests that ran in both settings.
+        num_other_tokens: those of which any sequence has other tokens.
+        num_other_logprobs: those with other tokens, or another log-probability of any token.
+    """
+
+    name: str
+    num_requests: int
+    num_other_tokens: int
+    num_other_logprobs: int
+
+
+@dataclass(frozen=True)
+class _Request:
+    """One prompt and its options."""
+
+    prompt: str
+    options: dict[str, Any]
+
+    def result(self, pipeline: Pipeline) -> GenerationResult:
+        return pipeline.generate(self.prompt, **self.options)
+
+
+Answer = Callable[[_Request], GenerationResult]
+
+
+def check_invariance(
+    settings: PipelineSettings,
+    prompts: Sequence[str],
+    common: CommonSettings,
+    *,
+    repetitions: int,
+    seed: int,
+) -> Iterator[PairCount]:
+    """Yield the count of each pair, as soon as its requests are done.
+
+    Each pair runs every prompt ``repetitions`` times, with seeds that count up from ``seed``.
+    """
+    requests = _Requests(prompts, common, repetitions, seed)
+    plain = dataclasses.replace(settings, prefix_cache=False)
+    with plain.open() as pipeline:
+        alone = _answer(pipeline)
+        for drafted, baseline in STRATEGY_PAIRS:
+            for width in common.num_beams if STRATEGIES[drafted].has_beams else (1,):
+                name = f"{drafted} W={width} / {baseline}"
+                pairs = zip(requests.of(drafted, width), requests.of(baseline, width), strict=True)
+                yield _count(name, ((alone(mine), alone(its)) for mine, its in pairs))
+        same = requests.of("dsbd", common.num_beams[0])
+        yield _compared("beside others / alone", same, _beside_others(pipeline, prompts), alone)
+        with dataclasses.replace(settings, prefix_cache=True).open() as keeping:
+            name = "rows kept from an earlier prompt / computed anew"
+            yield _compared(name, same, _behind_a_shorter_prompt(keeping), alone)
+    counts = sorted({*_THREADS, settings.num_threads or _THREADS[-1]})
+    with (
+        dataclasses.replace(plain, num_threads=counts[0]).open() as first,
+        dataclasses.replace(plain, num_threads=counts[-1]).open() as second,
+    ):
+        name = f"{counts[0]} / {counts[-1]} threads"
+        yield _compared(name, same, _answer(first), _answer(second))
+
+
+@dataclass(frozen=True)
+class _Requests:
+    prompts: Sequence[str]
+    common: CommonSettings
+    repetitions: int
+    seed: int
+
+    def of(self, strategy: str, width: int) -> list[_Request]:
+        """Return the requests of a strategy, every prompt in turn."""
+        options: dict[str, Any] = {"strategy": strategy, **self.common.options_of(strategy)}
+        if STRATEGIES[strategy].has_beams:
+            options["num_beams"] = width
+        if strategy == "dsbd":
+            options["width_policy"] = "fixed"
+        prompts = list(self.prompts) * self.repetitions
+        return [
+            _Request(prompt, {**options, "seed": self.seed + index})
+            for index, prompt in enumerate(prompts)
+        ]
+
+
+def _answer(pipeline: Pipeline) -> Answer:
+    return lambda request: request.result(pipeline)
+
+
+def _beside_others(pipeline: Pipeline, prompts: Sequence[str]) -> Answer:
+    """Return a function that answers a request in the engine calls of other prompts."""
+    others = list(prompts[:_NUM_OTHERS])
+    return lambda request: pipeline.generate([*others, request.prompt], **request.options)[-1]
+
+
+def _behind_a_shorter_prompt(pipeline: Pipeline) -> Answer:
+    """Return a function that first answers half of the prompt, whose rows stay."""
+
+    def answer(request: _Request) -> GenerationResult:
+        half = request.prompt[: len(request.prompt) // 2] or request.prompt
+        pipeline.generate(half, **request.options)
+        return request.result(pipeline)
+
+    return answer
+
+
+def _compared(name: str, requests: list[_Request], one: Answer, other: Answer) -> PairCount:
+    return _count(name, ((one(request), other(request)) for request in requests))
+
+
+def _count(name: str, pairs: Iterable[tuple[GenerationResult, GenerationResult]]) -> PairCount:
+    found = list(pairs)
+    return PairCount(
+        name=name,
+        num_requests=len(found),
+        num_other_tokens=sum(_tokens(one) != _tokens(other) for one, other in found),
+        num_other_logprobs=sum(_logprobs(one) != _logprobs(other) for one, other in found),
+    )
+
+
+def _tokens(result: GenerationResult) -> list[list[int]]:
+    return [sequence.token_ids for sequence in result.sequences]
+
+
+def _logprobs(result: GenerationResult) -> list[tuple[list[int], list[float]]]:
+    return [(sequence.token_ids, sequence.token_logprobs) for sequence in result.sequences]
