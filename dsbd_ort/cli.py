@@ -23,6 +23,7 @@ EXPORT_EXAMPLES = """\b
 Examples:
   dsbd-export --demo -o bundle/
   dsbd-export --target TARGET --draft DRAFT --quantize int8-dynamic -o bundle/
+  dsbd-export --bundle bundle/ --draft DRAFT
 """
 RUN_EXAMPLES = """\b
 Examples:
@@ -67,7 +68,10 @@ def _list_families(context: click.Context, _: click.Parameter, is_given: bool) -
     help="Print which model families can be exported, and how.",
 )
 def export(arguments: ExportArguments) -> None:
-    """Turn a draft and a target checkpoint into a bundle of two engines."""
+    """Turn a target checkpoint, and a draft for it, into a bundle of engines.
+
+    Without a draft requests draft by n-grams of the text so far.
+    """
     export_command.run(arguments, given_flags(click.get_current_context()))
 
 

@@ -1,7 +1,7 @@
-"""The target and draft of a pipeline: exclusive use, and all that outlives a request.
+"""The target and, where there is one, draft of a pipeline: their use, and all that they keep.
 
 Cache rows are kept for a next prompt that begins alike, acceptance estimators for draft_policy
-"throughput".
+"throughput", texts for the n-gram drafter.
 """
 
 from __future__ import annotations
@@ -14,8 +14,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from dsbd_errors import DsbdError
+from dsbd_ort.decoding import DecodingConfig
 from dsbd_ort.decoding.cache_view import PrefixCache
-from dsbd_ort.decoding.throughput import AcceptanceEstimator
+from dsbd_ort.decoding.drafting.ngram import NGramPool
+from dsbd_ort.decoding.drafting.throughput import AcceptanceEstimator
+from dsbd_ort.decoding.option_table import OPTION_TABLE
 from dsbd_ort.pipeline_options import PipelineOptions
 from dsbd_runtime.bundle import Bundle
 from dsbd_runtime.causal_lm import CausalLM
@@ -25,6 +28,10 @@ from dsbd_runtime.loading import load_causal_lm, load_pair
 MOST_ESTIMATORS = 64
 """Settings (strategy, width and warping) for which draft_policy "throughput" remembers how often
 drafts were accepted; the least recently used are forgotten, and learned anew."""
+
+
+MOST_CALLERS = 64
+"""Callers whose texts are kept for the n-gram drafter; the one that asked longest ago goes."""
 
 
 class BusyError(DsbdError):
@@ -111,11 +118,60 @@ class KeptEstimators:
         return estimator
 
 
+class KeptTexts:
+    """The texts of earlier requests for the n-gram drafter: a pool for each of the latest callers.
+
+    Safe to use from several threads.
+    """
+
+    def __init__(self, max_tokens: int) -> None:
+        """Keep ``max_tokens`` tokens for each of MOST_CALLERS callers; 0: none."""
+        self._max_tokens = max_tokens
+        self._pools: OrderedDict[str, NGramPool] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def of(self, caller: str) -> NGramPool | None:
+        """Return the pool of a caller, which its requests look through and add to."""
+        if not self._max_tokens:
+            return None
+        with self._lock:
+            pool = self._pools.pop(caller, None) or NGramPool(self._max_tokens)
+            self._pools[caller] = pool
+            if len(self._pools) > MOST_CALLERS:
+                self._pools.popitem(last=False)
+            return pool
+
+
+def drafting_setting(config: DecodingConfig) -> object:
+    """Return what how often drafts are accepted depends on, of a request's options."""
+    warping = config.temperature, config.top_k, config.top_p
+    return (config.strategy, config.width, config.drafter, bool(config.constraint), *warping)
+
+
 def capacity_error(error: MemoryError) -> CapacityError:
     """Return the error of a request that ran out of memory."""
     return CapacityError(
         f"no memory for this request ({error}); use fewer beams, a shorter draft or fewer new "
         "tokens"
+    )
+
+
+def check_drafter(config: DecodingConfig, *, has_draft: bool) -> None:
+    """Raise InputError for a request that needs a draft model where the bundle has none.
+
+    This is where it is decided, for every command and host of this package.
+    """
+    if has_draft or not config.has_draft_model:
+        return
+    fix = "or add a draft with: dsbd-export --bundle BUNDLE --draft DRAFT"
+    if OPTION_TABLE["drafter"].unmet(config) is None:
+        raise InputError(
+            f"drafter is {config.drafter!r}, but the bundle has no draft: expected 'ngram' or "
+            f"'none'; {fix}"
+        )
+    raise InputError(
+        f"strategy is {config.strategy!r}, which needs a draft model, but the bundle has no draft; "
+        f"use another strategy, {fix}"
     )
 
 

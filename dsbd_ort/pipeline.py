@@ -15,7 +15,7 @@ from typing import Any, Unpack, cast, overload
 import numpy as np
 
 from dsbd_errors import DsbdError
-from dsbd_ort.constraints import GrammarTokenizer
+from dsbd_ort.constraints.binding import ConstraintBinding
 from dsbd_ort.decoding import (
     DecodeResult,
     DecodingConfig,
@@ -25,16 +25,18 @@ from dsbd_ort.decoding import (
     result_of,
 )
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder, decoded_together
-from dsbd_ort.decoding.constraint import Constraint
-from dsbd_ort.decoding.cost_curve import Costs, LearnedCosts
 from dsbd_ort.decoding.decode import Iterations, iterations_of
+from dsbd_ort.decoding.drafting.cost_curve import Costs, LearnedCosts
 from dsbd_ort.decoding.set_up import check_decodable
 from dsbd_ort.model_defaults import ModelDefaults
 from dsbd_ort.model_pair import (
     KeptEstimators,
     KeptRows,
+    KeptTexts,
     RequestLock,
     capacity_error,
+    check_drafter,
+    drafting_setting,
     loaded_pair,
 )
 from dsbd_ort.pipeline_options import OpeningOptions, PipelineOptions
@@ -86,6 +88,7 @@ class Pipeline:
     Attributes:
         bundle, tokenizer: the opened bundle and its tokenizer.
         defaults: what requests that leave options out get.
+        constraints: what constraints need of the bundle.
         costs: of the engines' calls, learned as requests make them.
         reuses_prefix: whether cache rows are reused for prompts with a common prefix.
     """
@@ -99,16 +102,16 @@ class Pipeline:
         costs: Costs | None = None,
         prefix_cache: bool = True,
         generation_config: bool = True,
+        ngram_pool: int = PipelineOptions.ngram_pool,
     ) -> None:
         """Take the opened parts; ``from_bundle`` opens them.
 
-        Without a draft only strategies without one are taken. ``costs`` None are learned.
+        Without a draft requests that need one are refused. ``costs`` None are learned.
         """
         self.bundle = bundle
         self.tokenizer = Tokenizer.from_bundle(bundle)
         self.defaults = ModelDefaults.from_bundle(bundle, reads_file=generation_config)
         self.defaults.log()
-        self._chat_template: ChatTemplate | None = None
         self._target = target
         self._draft = draft
         self.costs = costs or LearnedCosts(bundle.num_bytes("target"), bundle.num_bytes("draft"))
@@ -116,6 +119,9 @@ class Pipeline:
         self.reuses_prefix = prefix_cache
         self._rows = KeptRows(self._models, are_reused=prefix_cache)
         self._estimators = KeptEstimators()
+        self._texts = KeptTexts(ngram_pool)
+        vocab_size, ends = bundle.manifest.target.vocab_size, bundle.manifest.target.eos_token_ids
+        self.constraints = ConstraintBinding(bundle.path / TOKENIZER_FILE, vocab_size, ends)
 
     @classmethod
     def from_bundle(cls, path: BundlePath, **options: Unpack[OpeningOptions]) -> Pipeline:
@@ -138,6 +144,7 @@ class Pipeline:
             draft,
             prefix_cache=options.prefix_cache,
             generation_config=options.generation_config,
+            ngram_pool=options.ngram_pool,
         )
 
     @property
@@ -149,6 +156,7 @@ class Pipeline:
         with contextlib.nullcontext() if self._lock.is_own else self._lock.held():
             for model in self._models:
                 model.close()
+        self.constraints.close()
 
     def __enter__(self) -> Pipeline:
         return self
@@ -226,13 +234,9 @@ class Pipeline:
             except DsbdError as error:
                 error.add_note(f"prompt {index} of the list")
                 raise
-        if self._draft is None:  # a decoder of several takes a pair
-            results = [result_of(self._iterations(request)) for request in requests]
-        else:
-            results = self._decoded_together(requests)
         return [
             self.with_text(result, request.config)
-            for result, request in zip(results, requests, strict=True)
+            for result, request in zip(self._decoded_together(requests), requests, strict=True)
         ]
 
     def _decoded_together(self, requests: list[DecodingRequest]) -> list[DecodeResult]:
@@ -271,12 +275,14 @@ class Pipeline:
         options: Options,
         *,
         trace: TraceRecorder | None = None,
+        caller: str = "",
     ) -> DecodingRequest:
-        """Return the validated request that ``generate`` would decode; no engine is called."""
+        """Return the validated request that ``generate`` would decode; no engine is called.
+
+        caller: whose texts the n-gram drafter looks through.
+        """
         config = self.config(options)
-        if config.row.has_draft:
-            self.bundle.entry("draft")  # refuse a bundle without one
-        token_ids = prompt_ids(self.tokenizer, prompt)
+        stops, token_ids = config.stop_texts, prompt_ids(self.tokenizer, prompt)
         room = self.bundle.context_length - len(token_ids)
         if not is_given("max_new_tokens", options) and 0 < room < config.max_new_tokens:
             config = dataclasses.replace(config, max_new_tokens=room)
@@ -285,29 +291,42 @@ class Pipeline:
             prompt_ids=token_ids,
             config=config,
             rng=np.random.default_rng(config.seed),
-            stop=self._stop_search(config),
-            constraint=self._bound(config.constraint),
+            stop=StopSearch(self.tokenizer_of(config), stops) if stops else None,
+            constraint=self.constraints.bound(config.constraint),
+            ngram_pool=self._texts.of(caller) if config.has_ngram_drafter else None,
             trace=trace,
         )
 
+    @property
+    def has_draft(self) -> bool:
+        """Whether the bundle has a draft model."""
+        return self._draft is not None
+
     def config(self, options: Options) -> DecodingConfig:
-        """Return the config of a request with these ``options``: the others are the model's own."""
-        options = dict(vars(options) if isinstance(options, DecodingConfig) else options)
+        """Return the config of a request with these ``options``: the others are the model's own.
+
+        Raises:
+            ConfigError, ConstraintError: they are invalid, or contradict each other.
+            InputError: they need a draft model, and the bundle has none.
+        """
+        given = vars(options) if isinstance(options, DecodingConfig) else options
+        options = self.constraints.options(given)
         if options.get("eos_token_id") is None:
             options["eos_token_id"] = tuple(self.bundle.manifest.target.eos_token_ids)
         if options.get("seed") is None:
             options["seed"] = new_seed()
-        return self.defaults.config(options).settled(costs_are_known=True)
+        config = self.defaults.config(options)
+        config = config.settled(costs_are_known=True, has_draft=self.has_draft)
+        check_drafter(config, has_draft=self.has_draft)
+        return config
 
     def planned(self, request: DecodingRequest) -> DecodingRequest:
         """Return the request with the costs and the acceptance estimator of its draft policy."""
         config = request.config
         if config.draft_policy != "throughput":
             return request
-        setting = (config.strategy, config.width, config.temperature, config.top_k, config.top_p)
-        return dataclasses.replace(
-            request, costs=self.costs, estimator=self._estimators.of(setting)
-        )
+        estimator = self._estimators.of(drafting_setting(config))
+        return dataclasses.replace(request, costs=self.costs, estimator=estimator)
 
     def text_stream(self, config: DecodingConfig) -> TextStream:
         """Return what turns the iterations of a request into stream pieces."""
@@ -319,24 +338,6 @@ class Pipeline:
             return self.tokenizer
         return self.tokenizer.with_special_tokens
 
-    def _bound(self, constraint: Any) -> Constraint | None:
-        """Return a constraint that needs a tokenizer bound to the bundle's; None for another."""
-        return constraint.bind(self._grammar_tokenizer) if hasattr(constraint, "bind") else None
-
-    @functools.cached_property
-    def _grammar_tokenizer(self) -> GrammarTokenizer:
-        target = self.bundle.manifest.target
-        return GrammarTokenizer(
-            (self.bundle.path / TOKENIZER_FILE).read_text("utf-8"),
-            vocab_size=target.vocab_size,
-            eos_token_ids=target.eos_token_ids,
-        )
-
-    def _stop_search(self, config: DecodingConfig) -> StopSearch | None:
-        if not config.stop_texts:
-            return None
-        return StopSearch(self.tokenizer_of(config), config.stop_texts)
-
     def with_text(self, result: DecodeResult, config: DecodingConfig) -> GenerationResult:
         """Return a decoding result with the text of its sequences."""
         sequences, tokenizer = [], self.tokenizer_of(config)
@@ -347,13 +348,11 @@ class Pipeline:
         return GenerationResult(sequences, result.stats, config.seed, result.prompt_logprobs)
 
     @contextlib.contextmanager
-    def engines(self) -> Iterator[tuple[CausalLM, CausalLM]]:
+    def engines(self) -> Iterator[tuple[CausalLM, CausalLM | None]]:
         """Hold target and draft with empty caches, while requests of other threads wait.
 
-        Raises InputError for a bundle without a draft.
+        The second is None for a bundle without a draft.
         """
-        self.bundle.entry("draft")
-        assert self._draft is not None  # as the bundle has one
         with self._lock.held():
             try:
                 self._empty_caches()
@@ -377,12 +376,15 @@ class Pipeline:
             BundleError: the bundle has no chat template.
             InputError: the template refuses the messages.
         """
-        if self._chat_template is None:
-            self._chat_template = ChatTemplate.from_folder(self.bundle.path)
-        text = self._chat_template.render(
+        text = self.chat_template.render(
             messages, add_generation_prompt=add_generation_prompt, variables=chat_template_kwargs
         )
         return self.tokenizer.encode(text, add_special_tokens=False)
+
+    @functools.cached_property
+    def chat_template(self) -> ChatTemplate:
+        """The checkpoint's chat template; a BundleError without one."""
+        return ChatTemplate.from_folder(self.bundle.path)
 
     def _iterations(self, request: DecodingRequest) -> Iterations:
         """Hold the pipeline for one request."""

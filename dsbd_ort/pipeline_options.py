@@ -20,6 +20,8 @@ class PipelineOptions:
         prefix_cache: keep cache rows between requests, so that of a prompt only the part behind
             the common prefix is computed.
         generation_config: take what a request leaves out from the bundle's generation_config.json.
+        ngram_pool: tokens of earlier requests' texts that the n-gram drafter looks through as well;
+            0: none of another request's.
     """
 
     provider: str = "cpu"
@@ -29,6 +31,7 @@ class PipelineOptions:
     verify: bool = False
     prefix_cache: bool = True
     generation_config: bool = True
+    ngram_pool: int = 16_384
 
 
 class OpeningOptions(TypedDict, total=False):
@@ -41,3 +44,4 @@ class OpeningOptions(TypedDict, total=False):
     verify: bool
     prefix_cache: bool
     generation_config: bool
+    ngram_pool: int

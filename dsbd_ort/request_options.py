@@ -30,6 +30,7 @@ class RequestOptions(TypedDict, total=False):
     width_policy: Literal["fixed", "threshold"] | None
     min_beams: int | None
     accept_threshold: float
+    drafter: Literal["model", "ngram", "model+ngram", "none"] | None
     draft_policy: Literal["fixed", "throughput"] | None
     draft_length: int | None
     draft_beams: int | Sequence[int] | None

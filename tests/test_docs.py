@@ -15,6 +15,7 @@ from transformers import LlamaConfig
 from dsbd_runtime.bundle import Bundle, open_bundle, write_manifest
 from scripts.family_checkpoints import VOCAB_SIZE, write_checkpoint
 from tests.doc_blocks import DOCUMENTS, ROOT, Block, ExportsOnce, blocks_of, run_block
+from tests.runtime.bundle_edits import without_draft
 from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle
 
 CHAT_TEMPLATE = (
@@ -65,6 +66,8 @@ def workspace(tmp_path: Path, tiny_bundle: Bundle, checkpoints: Path) -> Path:
     (tmp_path / "build" / "twin_150m" / "target").symlink_to(checkpoints / "TARGET")
     (tmp_path / "build" / "twin_150m" / "draft").symlink_to(checkpoints / "DRAFT")
     _make_chat_bundle(tmp_path / "chat_bundle")
+    shutil.copytree(tiny_bundle.path, tmp_path / "draftless_bundle")
+    without_draft(tmp_path / "draftless_bundle", TinyModel())
     topk = TinyModel(logits="topk:8")
     write_tiny_bundle(tmp_path / "topk_bundle", target=topk, draft=topk)
     with (tmp_path / "damaged_bundle" / "target" / "model.onnx").open("r+b") as file:

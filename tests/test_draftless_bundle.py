@@ -1,29 +1,53 @@
-"""A bundle without a draft: strategies that need none run as with one, the others are refused."""
+"""A bundle without a draft: strategies run as with one, drafts are n-grams, a model is refused."""
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from dsbd_ort import Pipeline, Service
-from dsbd_ort.cli import bench, run
+from dsbd_ort.benchmark.bench_run import DEFAULT_STRATEGIES
+from dsbd_ort.cli import bench, inspect, run
+from dsbd_ort.decoding import STRATEGIES
+from dsbd_ort.embedding.arguments import opening
+from dsbd_ort.embedding.calls import OpenPipelines, answer
+from dsbd_ort.engine import ServiceLimits
+from dsbd_ort.openai_server.app import create_app
+from dsbd_ort.openai_server.settings import ServingSettings
 from dsbd_runtime.bundle import Bundle
 from dsbd_runtime.errors import InputError
+from tests.openai_server.running_server import MODEL, running_server
 from tests.runtime.bundle_edits import without_draft
 from tests.runtime.tiny_graph import TinyModel
 
-STRATEGIES: dict[str, dict[str, Any]] = {
+ALONE: dict[str, dict[str, Any]] = {
     "sample": {"top_k": 20},
     "beam-sample": {"num_beams": 3},
     "greedy": {},
     "beam-search": {"num_beams": 2},
     "mjgd": {},
 }
-NO_DRAFT = "has no draft; use a strategy without one, as sample, .* or export with --draft"
+DRAFTING: dict[str, dict[str, Any]] = {  # by n-grams, where there is no draft
+    "dsbd": {"num_beams": 2},
+    "speculative": {},
+    "tree-speculative": {"draft_beams": 3},
+    "speculative-beam-search": {"num_beams": 2},
+}
+PROMPT = "ab ab ab"
+NO_MODEL = [  # (options, what is said of them)
+    ({"strategy": "mjsd"}, "strategy is 'mjsd', which needs a draft model, but the bundle has no"),
+    ({"drafter": "model"}, "drafter is 'model', but the bundle has no draft: expected 'ngram' or"),
+    ({"drafter": "model+ngram"}, "drafter is 'model.ngram', but the bundle has no draft: expected"),
+    ({"strategy": "speculative-beam-search", "drafter": "model"}, "drafter is 'model', but"),
+]
+FIX = "or add a draft with: dsbd-export --bundle BUNDLE --draft DRAFT"
 
 
 @pytest.fixture(scope="module")
@@ -32,12 +56,26 @@ def draftless(tiny_bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> 
     return without_draft(Path(shutil.copytree(tiny_bundle.path, folder)), TinyModel()).path
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+def options_of(strategy: str, seed: int = 5) -> dict[str, Any]:
+    return {
+        "strategy": strategy,
+        "max_new_tokens": 8,
+        "seed": seed,
+        **(ALONE | DRAFTING)[strategy],
+    }
+
+
+def invoke(command: Any, *arguments: object) -> Result:
+    return CliRunner().invoke(command, [str(argument) for argument in arguments])
+
+
+@pytest.mark.parametrize("strategy", ALONE)
 def test_strategies_without_a_draft_give_the_tokens_of_the_pair(
     tiny_bundle: Bundle, draftless: Path, strategy: str
 ) -> None:
-    options = {"strategy": strategy, "max_new_tokens": 8, "seed": 5, **STRATEGIES[strategy]}
+    options = options_of(strategy)
     with Pipeline.from_bundle(tiny_bundle.path) as pair, Pipeline.from_bundle(draftless) as alone:
+        assert (pair.has_draft, alone.has_draft) == (True, False)
         for prompt in ("ab", "abc"):  # the second begins with rows of the first
             wanted, found = (each.generate(prompt, **options) for each in (pair, alone))
             assert found.sequences == wanted.sequences
@@ -45,24 +83,80 @@ def test_strategies_without_a_draft_give_the_tokens_of_the_pair(
                 wanted.stats.target_calls,
                 0,
             )
-            assert 0 < found.stats.kv_bytes_peak < wanted.stats.kv_bytes_peak
+            peaks = [each.stats.kv_bytes_peak or 0 for each in (found, wanted)]
+            assert 0 < peaks[0] < peaks[1]
         pieces = list(alone.stream("ab", **options))
     assert pieces
 
 
-def test_a_request_that_drafts_is_refused(draftless: Path) -> None:
+def test_prompts_of_a_list_share_the_calls_of_the_target(draftless: Path) -> None:
+    prompts = ["ab", "abc", "x = 1"]
+    options = {**options_of("beam-sample"), "num_beams": 2}
     with Pipeline.from_bundle(draftless) as pipeline:
-        for strategy in ("dsbd", "speculative", "mjsd"):
-            with pytest.raises(InputError, match=NO_DRAFT):
-                pipeline.generate("ab", strategy=strategy)
+        wanted = [pipeline.generate(prompt, **options) for prompt in prompts]
+        found = pipeline.generate(prompts, **options)
+    assert tokens(found) == tokens(wanted)
+
+
+def tokens(results: Any) -> list[list[list[int]]]:
+    return [[sequence.token_ids for sequence in result.sequences] for result in results]
+
+
+def test_a_service_answers_each_as_if_it_were_alone(draftless: Path) -> None:
+    with Pipeline.from_bundle(draftless) as pipeline:
+        wanted = [pipeline.generate("ab", **options_of(name)) for name in ALONE]
+        with Service(pipeline, ServiceLimits(max_requests=3)) as service:
+            streams = [service.stream("ab", **options_of(name)) for name in ALONE]
+            for stream in streams:  # all are submitted, then read
+                next(stream)
+            found = [service.generate("ab", **options_of(name)) for name in ALONE]
+            for stream in streams:
+                list(stream)
+            assert service.stats().kv_bytes > 0
+    assert tokens(found) == tokens(wanted)
+
+
+def test_every_strategy_but_mjsd_is_tried_here() -> None:
+    assert {*ALONE, *DRAFTING, "mjsd"} == set(STRATEGIES)
+
+
+@pytest.mark.parametrize("strategy", DRAFTING)
+def test_strategies_that_draft_do_so_by_n_grams_and_give_the_same(
+    tiny_bundle: Bundle, draftless: Path, strategy: str
+) -> None:
+    options = {**options_of(strategy), "draft_length": 3, "max_new_tokens": 16}
+    with Pipeline.from_bundle(tiny_bundle.path) as pair, Pipeline.from_bundle(draftless) as alone:
+        wanted, found = (each.generate(PROMPT, **options) for each in (pair, alone))
+        together = alone.generate([PROMPT, PROMPT, "x"], **options)
+        assert alone.config({"strategy": strategy}).drafter == "ngram"
+        assert pair.config({"strategy": strategy}).drafter == "model"
+    assert tokens([found, together[0], together[1]]) == tokens([wanted] * 3)
+    assert found.stats.num_draft_tokens > 0
+    assert (found.stats.draft_calls, found.stats.draft_rows) == (0, 0)
+    assert wanted.stats.draft_calls > 0
+
+
+@pytest.mark.parametrize(("options", "said"), NO_MODEL)
+def test_a_request_that_needs_a_draft_model_is_refused(
+    draftless: Path, options: dict[str, Any], said: str
+) -> None:
+    with Pipeline.from_bundle(draftless) as pipeline:
+        for ask in (
+            lambda: pipeline.generate("ab", **options),
+            lambda: pipeline.generate(["ab", "c"], **options),
+            lambda: next(pipeline.stream("ab", **options)),
+        ):
+            with pytest.raises(InputError, match=f"{said}.*{FIX}"):
+                ask()
+        with Service(pipeline) as service, pytest.raises(InputError, match=f"{said}.*{FIX}"):
+            service.generate("ab", **options)
         pipeline.generate("ab", strategy="greedy", max_new_tokens=1)
 
 
-def test_a_service_is_refused(draftless: Path) -> None:
-    with Pipeline.from_bundle(draftless) as pipeline:
-        with pytest.raises(InputError, match=NO_DRAFT):
-            Service(pipeline)
-        pipeline.generate("ab", strategy="greedy", max_new_tokens=1)
+def test_a_request_by_all_defaults(draftless: Path, tiny_bundle: Bundle) -> None:
+    with Pipeline.from_bundle(draftless) as alone, Pipeline.from_bundle(tiny_bundle.path) as pair:
+        found, wanted = (each.generate(PROMPT, seed=2, top_k=9) for each in (alone, pair))
+    assert tokens([found]) == tokens([wanted])
 
 
 def test_a_provider_for_the_draft_is_refused(draftless: Path) -> None:
@@ -70,14 +164,130 @@ def test_a_provider_for_the_draft_is_refused(draftless: Path) -> None:
         Pipeline.from_bundle(draftless, draft_provider="cpu")
 
 
-@pytest.mark.parametrize(("command", "arguments"), [(run, ["--prompt", "ab"]), (bench, [])])
+@pytest.mark.parametrize(
+    ("command", "arguments"),
+    [
+        (run, ["--prompt", "ab", "--strategy", "mjsd"]),
+        (bench, ["--strategies", "dsbd,mjsd"]),
+        (bench, ["--run", "dsbd", "--run", "mjsd"]),
+    ],
+)
 def test_a_command_says_so_in_one_line(draftless: Path, command: Any, arguments: list[str]) -> None:
-    done = CliRunner().invoke(command, [str(draftless), *arguments])
+    done = invoke(command, draftless, *arguments)
     assert done.exit_code == 2
-    assert "has no draft; use a strategy without one" in done.stderr.replace("\n", " ")
+    errors = [line for line in done.stderr.splitlines() if line.startswith("Error:")]
+    assert len(errors) == 1 and NO_MODEL[0][1] in errors[0]
+    assert "warming up" not in done.stderr  # before anything is measured
 
 
-def test_dsbd_run_samples(draftless: Path) -> None:
-    arguments = ["--prompt", "ab", "--strategy", "sample", "--max-new-tokens", "4"]
-    done = CliRunner().invoke(run, [str(draftless), *arguments])
+def test_dsbd_run_answers_a_prompt_and_a_file(draftless: Path, tmp_path: Path) -> None:
+    settings = ("--num-beams", 2, "--max-new-tokens", 4, "--seed", 1)
+    done = invoke(run, draftless, "--prompt", "ab", "--json", *settings)
     assert done.exit_code == 0, done.stderr
+    assert json.loads(done.stdout)["stats"]["draft_calls"] == 0
+    lines = tmp_path / "prompts.jsonl"
+    lines.write_text('{"prompt": "ab"}\n{"prompt": "b"}\n{"prompt": "c", "drafter": "model"}\n')
+    answers = []
+    for index, more in enumerate([(), ("--concurrency", 2)]):
+        output = tmp_path / f"{index}.jsonl"
+        invoke(run, draftless, "--input", lines, "--output", output, *settings, *more)
+        answers.append([json.loads(line) for line in output.read_text().splitlines()])
+    alone, together = ([texts_of(fields) for fields in lines] for lines in answers)
+    assert alone == together and [len(texts) for texts in alone] == [1, 1, 0]
+    assert "drafter is 'model', but the bundle has no draft" in json.dumps(answers[0][2]["error"])
+
+
+def texts_of(fields: dict[str, Any]) -> list[str]:
+    return [sequence["text"] for sequence in fields.get("sequences", [])]
+
+
+def test_dsbd_bench_measures_the_default_strategies(draftless: Path, tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("ab\n")
+    done = invoke(
+        bench, draftless, "--prompts", prompts, "--repetitions", 1, "--max-new-tokens", 3,
+        "--num-beams", 2, "--json", report, "--threads", 1,
+    )  # fmt: skip
+    assert done.exit_code == 0, done.stderr
+    found = json.loads(report.read_text())
+    drafters = {each["settings"]["strategy"]: each["settings"]["drafter"] for each in found["runs"]}
+    assert drafters == {
+        name: "ngram" if STRATEGIES[name].has_draft else "none" for name in DEFAULT_STRATEGIES
+    }
+    assert all(each["comparison"]["is_identical"] for each in found["runs"] if each["comparison"])
+    assert found["bundle"]["draft"] is None
+    assert found["bundle"]["target"]["family"] == "tiny"
+
+
+def test_dsbd_inspect_names_the_command_that_adds_one(draftless: Path, tiny_bundle: Bundle) -> None:
+    command = f"dsbd-export --bundle {draftless} --draft DRAFT"
+    done = invoke(inspect, draftless, "--verify")
+    assert done.exit_code == 0 and command in done.stdout
+    assert "add a draft with" not in invoke(inspect, tiny_bundle.path).stdout
+    done = invoke(inspect, draftless, "--verify", "--json")
+    assert json.loads(done.stdout)["draft"] is None
+
+
+def test_the_c_library_answers(tiny_bundle: Bundle, draftless: Path) -> None:
+    pipelines = OpenPipelines()
+    numbers = [
+        pipelines.open(opening(str(path).encode(), None)) for path in (tiny_bundle.path, draftless)
+    ]
+    pair, alone = (pipelines.service(number) for number in numbers)
+    for strategy in (*ALONE, *DRAFTING):
+        wanted, found = (
+            answer(service, "ab", options_of(strategy), lambda step: True)
+            for service in (pair, alone)
+        )
+        assert wanted is not None and found is not None
+        assert tokens([found]) == tokens([wanted])
+    with pytest.raises(InputError, match=NO_MODEL[0][1]):
+        answer(alone, "ab", {"strategy": "mjsd"}, lambda step: True)
+    assert answer(alone, "ab", {}, lambda step: True) is not None
+    for number in numbers:
+        pipelines.close(number)
+
+
+SERVED: list[tuple[dict[str, Any], str]] = [  # (fields of the body, strategy that the answer has)
+    ({}, "speculative"),
+    ({"temperature": 0}, "speculative-beam-search"),
+    ({"num_beams": 2}, "dsbd"),
+    ({"use_beam_search": True, "n": 2}, "speculative-beam-search"),
+    ({"strategy": "beam-sample"}, "beam-sample"),
+    ({"strategy": "mjgd"}, "mjgd"),
+]
+
+
+def test_dsbd_serve_answers_by_its_defaults(draftless: Path) -> None:
+    with (
+        Pipeline.from_bundle(draftless) as pipeline,
+        Service(pipeline) as service,
+        running_server(service) as server,
+    ):
+
+        def ask(**fields: Any) -> httpx2.Response:
+            body = {"model": MODEL, "prompt": "ab", "max_tokens": 6, "seed": 3, **fields}
+            return httpx2.post(f"{server.url}/v1/completions", json=body, timeout=60)
+
+        for fields, strategy in SERVED:
+            response = ask(**fields)
+            assert response.status_code == 200, response.text
+            assert response.json()["dsbd"]["strategy"] == strategy
+        for options, said in NO_MODEL:
+            refused = ask(**options)
+            assert refused.status_code == 400
+            error = refused.json()["error"]
+            assert error["param"] == ("strategy" if "mjsd" in options.values() else "drafter")
+            assert re.match(said, error["message"])
+            assert str(draftless) not in refused.text  # clients learn no folders
+        assert httpx2.get(f"{server.url}/metrics", timeout=60).status_code == 200
+
+
+@pytest.mark.parametrize(("defaults", "said"), NO_MODEL)
+def test_a_server_whose_default_needs_a_model_does_not_start(
+    draftless: Path, defaults: dict[str, Any], said: str
+) -> None:
+    with Pipeline.from_bundle(draftless) as pipeline, Service(pipeline) as service:
+        with pytest.raises(InputError, match=said):
+            create_app(service, ServingSettings(model_name=MODEL, defaults=defaults))

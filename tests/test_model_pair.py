@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from dsbd_ort import Pipeline, Service
-from dsbd_ort.decoding.cost_curve import CostCurve, EngineCosts
-from dsbd_ort.model_pair import MOST_ESTIMATORS
+from dsbd_ort.decoding.drafting.cost_curve import CostCurve, EngineCosts
+from dsbd_ort.model_pair import MOST_CALLERS, MOST_ESTIMATORS, KeptTexts
 from dsbd_runtime.bundle import Bundle
 from dsbd_runtime.loading import load_pair
 
@@ -81,7 +82,7 @@ def test_many_temperatures_are_not_remembered_for_ever(
     for temperature in temperatures:
         asked.generate("x", temperature=temperature, **OPTIONS)
         asked.generate("x", temperature=temperatures[0], **OPTIONS)  # always of the latest used
-    kept = [setting[2] for setting in pipeline._estimators.settings]  # type: ignore[index]
+    kept = [setting[4] for setting in pipeline._estimators.settings]  # type: ignore[index]
     assert kept == [*temperatures[1 - MOST_ESTIMATORS :], temperatures[0]]
     asked.close()
     pipeline.close()
@@ -94,3 +95,34 @@ def test_requests_of_one_setting_learn_together(pipeline: Pipeline) -> None:
     estimator = pipeline._estimators.of(setting)
     assert pipeline._estimators.of(setting) is estimator
     pipeline.close()
+
+
+def test_texts_are_kept_for_each_caller_and_not_for_too_many() -> None:
+    texts = KeptTexts(100)
+    first = texts.of("a")
+    assert first is not None and texts.of("a") is first
+    assert texts.of("b") is not first
+    for number in range(MOST_CALLERS):
+        texts.of(str(number))
+    assert texts.of("a") is not first
+    assert KeptTexts(0).of("a") is None
+
+
+def test_texts_of_earlier_requests_are_drafted_from(demo_bundle: Path) -> None:
+    """The same request again is in the pool; that of another caller, and without a pool, is not."""
+    options = {"strategy": "speculative", "drafter": "ngram", "seed": 3, "max_new_tokens": 48}
+    iterations = {}
+    for size in (0, 4096):
+        with Pipeline.from_bundle(demo_bundle, num_threads=1, ngram_pool=size) as pipeline:
+            results = [pipeline.generate("def add(", **options) for _ in range(2)]
+            tokens = [result.sequences[0].token_ids for result in results]
+            assert tokens[0] == tokens[1]
+            iterations[size] = [result.stats.num_iterations for result in results]
+            assert (
+                pipeline.prepare("x", options, caller="other").ngram_pool
+                is not (pipeline.prepare("x", options).ngram_pool)
+                or not size
+            )
+            assert pipeline.prepare("x", {"drafter": "model"}).ngram_pool is None
+    assert iterations[0][1] >= 0.8 * iterations[0][0]
+    assert iterations[4096][1] < 0.6 * iterations[4096][0]

@@ -10,7 +10,7 @@ import torch
 from transformers.generation import logits_process as theirs
 
 from dsbd_ort.decoding import DecodingConfig
-from dsbd_ort.decoding.controls import controls_of
+from dsbd_ort.decoding.control.controls import controls_of
 from dsbd_ort.decoding.warp import Warp
 from tests.decoding.path_constraint import PathConstraint, some_tokens
 

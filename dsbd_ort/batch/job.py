@@ -17,6 +17,8 @@ from dsbd_ort.answers import watched_signals
 from dsbd_ort.batch.answer_sources import Answers, AnswerSource, Backlog, ThisProcess
 from dsbd_ort.batch.journal import StandardOutput, open_output
 from dsbd_ort.batch.prompt_lines import BatchError, BatchSettings, LineAnswer, read_lines
+from dsbd_ort.constraints.binding import TrieFiles
+from dsbd_ort.constraints.plain_data import with_constraint
 from dsbd_ort.decoding import DecodingConfig
 
 _RESUMED = "; run the same command again to go on"
@@ -79,7 +81,7 @@ def _answers(source: AnswerSource, backlog: Backlog) -> Answers:
 
 
 def _check(batch: Batch) -> None:
-    DecodingConfig.from_options(batch.settings.options)
+    DecodingConfig.from_options(with_constraint(batch.settings.options, TrieFiles()))
     if batch.output.exists() and batch.input.exists() and batch.output.samefile(batch.input):
         raise BatchError(f"--input and --output are both {batch.input}; give another --output")
 

@@ -74,11 +74,21 @@ class BatchSettings:
             self.pipeline.draft_provider,
             self.pipeline.generation_config,
             sorted(self.options.items()),
+            _trie_digest(self.options),
             self.is_chat,
             self.system,
             self.chat_template_kwargs,
         ]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def _trie_digest(options: dict[str, Any]) -> str | None:
+    """Return a hash of the trie of the options' constraint, None without one."""
+    constraint = options.get("constraint")
+    if not isinstance(constraint, dict) or "trie" not in constraint:
+        return None
+    with Path(constraint["trie"]).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @dataclass(frozen=True)

@@ -44,11 +44,13 @@ class BenchRun:
         given_name: the name of the run; None names it after its options.
         baseline: name of the run to compare with; None: the same distribution without a draft;
             ``NO_BASELINE``: nothing.
+        has_draft: whether the bundle has a draft model.
     """
 
     options: dict[str, Any] = field(hash=False)
     given_name: str | None = None
     baseline: str | None = None
+    has_draft: bool = True
 
     def __post_init__(self) -> None:
         for name in _SET_BY_BENCHMARK:
@@ -62,7 +64,8 @@ class BenchRun:
     @property
     def config(self) -> DecodingConfig:
         """The resolved options."""
-        return DecodingConfig.from_options(self.options).settled(costs_are_known=True)
+        config = DecodingConfig.from_options(self.options)
+        return config.settled(costs_are_known=True, has_draft=self.has_draft)
 
     @property
     def name(self) -> str:

@@ -199,12 +199,13 @@ class BundleInfo:
     Attributes:
         path: as it was given.
         manifest_sha256: of dsbd.json, which holds the hashes of all other files.
+        draft: None in a bundle without one.
     """
 
     path: str
     manifest_sha256: str
     target: EngineInfo
-    draft: EngineInfo
+    draft: EngineInfo | None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -46,6 +46,7 @@ from dsbd_ort.commands.bench_table import (
 from dsbd_ort.commands.option_types import COUNT, COUNT_OR_NONE, PATH, IntList, OptionText
 from dsbd_ort.commands.options import OPTIONS, flag, group, option, pipeline_settings
 from dsbd_ort.decoding.option_table import MOST_BEAMS, MOST_NODES
+from dsbd_ort.model_pair import check_drafter
 from dsbd_ort.pipeline import PipelineSettings
 from dsbd_ort.version import __version__
 from dsbd_runtime.bundle import MANIFEST_NAME, ROLES, Bundle, open_bundle
@@ -111,9 +112,10 @@ class BenchArguments:
         help="Of the first prompt; those of the others count up from it.",
         section=_MEASURED,
     )
-    # All runs continue one prompt in turn: with a prefix cache only the first would compute it.
+    # All runs continue one prompt in turn: with a prefix cache only the first would compute it, and
+    # with a pool of texts the next would know what it says.
     pipeline: PipelineSettings = pipeline_settings(
-        verify=False, prefix_cache=False, generation_config=False
+        verify=False, prefix_cache=False, generation_config=False, ngram_pool=0
     )
     check_invariance: bool = flag(
         help="Measure nothing: count the requests whose tokens or log-probabilities depend on how "
@@ -212,9 +214,15 @@ def _title(report: BenchReport) -> str:
 
 
 def _runs(arguments: BenchArguments) -> list[BenchRun]:
+    """Return the runs that are asked for; refuse one that needs a draft model in vain."""
     strategies = arguments.strategies or (() if arguments.runs else DEFAULT_STRATEGIES)
     texts = [run_from_text(text, arguments.common) for text in arguments.runs]
-    return [*runs_of(strategies, arguments.common), *texts]
+    runs = [*runs_of(strategies, arguments.common), *texts]
+    has_draft = open_bundle(arguments.pipeline.bundle).manifest.draft is not None
+    runs = [dataclasses.replace(run, has_draft=has_draft) for run in runs]
+    for run in runs:
+        check_drafter(run.config, has_draft=has_draft)
+    return runs
 
 
 def run_from_text(text: str, common: CommonSettings) -> BenchRun:
@@ -295,8 +303,13 @@ def _measured(arguments: BenchArguments, runs: list[BenchRun], prompts: list[str
 def _bundle_info(path: Path, bundle: Bundle) -> BundleInfo:
     names = [field.name for field in dataclasses.fields(EngineInfo)]
     engines = {
-        role: EngineInfo(**{name: getattr(bundle.entry(role), name) for name in names})
-        for role in ("target", "draft")
+        role: EngineInfo(**{name: getattr(entry, name) for name in names})
+        for role, entry in bundle.entry_by_role.items()
     }
     digest = hashlib.sha256((path / MANIFEST_NAME).read_bytes()).hexdigest()
-    return BundleInfo(path=str(path), manifest_sha256=digest, **engines)
+    return BundleInfo(
+        path=str(path),
+        manifest_sha256=digest,
+        target=engines["target"],
+        draft=engines.get("draft"),
+    )

@@ -1,13 +1,15 @@
-"""dsbd-export: two checkpoints to a bundle, or TensorRT engines for a bundle that exists."""
+"""dsbd-export: checkpoints to a bundle; a draft or TensorRT engines for one that exists."""
 
 from __future__ import annotations
 
 import contextlib
+import shlex
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import click
 from rich.console import Console
@@ -17,10 +19,12 @@ from dsbd_errors import install_hint
 from dsbd_export.families import FAMILIES
 from dsbd_ort.commands.option_types import COUNT, PATH, TOLERANCE
 from dsbd_ort.commands.options import flag, option
-from dsbd_runtime.bundle import MANIFEST_NAME, ROLES, Manifest, ParityReport
+from dsbd_runtime.bundle import MANIFEST_NAME, Manifest, ParityReport
 
 ENGINE_OPTIONS = ("bundle", "engine", "compute_capability", "capacity")
-"""Options that may accompany --bundle."""
+"""Options that may accompany --bundle without --draft."""
+NOT_OF_DRAFT = ("target", "output", "demo")
+"""Options that may not accompany --bundle with --draft."""
 CAPTION = (
     "A family that is not listed is tried in the same way; every export is compared with its "
     "checkpoint, and refused when they differ. Measured errors: docs/export.md"
@@ -32,17 +36,23 @@ _EXIT_CODE = 128 + signal.SIGTERM  # as shells report a command that this signal
 
 @dataclass(frozen=True, kw_only=True)
 class ExportArguments:
-    """The arguments of dsbd-export; all but ``demo`` and ``bundle`` are fields of ExportConfig."""
+    """The arguments of dsbd-export; all but ``demo`` are fields of ExportConfig or DraftConfig."""
 
     target: str | None = option(
         help="Checkpoint folder or hub id of the large model.", section=_MODELS
     )
     draft: str | None = option(
-        help="Checkpoint folder or hub id of the small model.", section=_MODELS
+        help="Checkpoint folder or hub id of the small model; may be added later.", section=_MODELS
     )
     demo: bool = flag(help="Export the demo pair that ships with this package.", section=_MODELS)
     output: Path | None = option(
         "-o", "--output", type=PATH, help="Folder of the bundle.", section=_MODELS
+    )
+    bundle: Path | None = option(
+        type=PATH,
+        help="A bundle to change: with --draft to add a draft or replace its own, with --engine "
+        "alone to build TensorRT engines from its ONNX files, without a checkpoint.",
+        section=_MODELS,
     )
     revision: str | None = option(help="Branch, tag or commit on the hub.", section=_MODELS)
     trust_remote_code: bool = flag(help="Run the Python code of a checkpoint.", section=_MODELS)
@@ -75,11 +85,6 @@ class ExportArguments:
         help="onnx; tensorrt or tensorrt-rtx: TensorRT engines beside the ONNX files.",
         section=_TENSORRT,
     )
-    bundle: Path | None = option(
-        type=PATH,
-        help="Build TensorRT engines for this bundle from its ONNX files, without a checkpoint.",
-        section=_TENSORRT,
-    )
     compute_capability: str | None = option(
         metavar="12.0",
         help="GPU that a tensorrt-rtx engine is for; by default the one of this machine.",
@@ -99,55 +104,101 @@ class ExportArguments:
 
 
 def run(arguments: ExportArguments, given: dict[str, str]) -> None:
-    """Export, or build engines with --bundle; ``given`` are the flags on the command line."""
+    """Export, or change the bundle of --bundle; ``given`` are the flags on the command line."""
     if arguments.bundle is None:
         export(arguments)
         return
     for name, long_flag in given.items():
-        if name not in ENGINE_OPTIONS:
+        if arguments.draft is None and name not in ENGINE_OPTIONS:
             raise click.UsageError(
                 f"--bundle takes its models from the bundle; leave out {long_flag}"
             )
-    build_engines(arguments, arguments.bundle)
+        if arguments.draft is not None and name in NOT_OF_DRAFT:
+            raise click.UsageError(
+                f"--bundle with --draft keeps the target of the bundle, which it changes; leave "
+                f"out {long_flag}"
+            )
+    if arguments.draft is not None:
+        export_draft(arguments, arguments.bundle, arguments.draft)
+    elif "engine" in given:
+        build_engines(arguments, arguments.bundle)
+    else:
+        raise click.UsageError(
+            "--bundle changes a bundle; give --draft to add a draft or replace its own, or "
+            "--engine tensorrt or tensorrt-rtx to build engines"
+        )
 
 
 def export(arguments: ExportArguments) -> None:
-    """Export a pair of checkpoints and print the files of the bundle.
+    """Export a target, with or without a draft, and print the files of the bundle.
 
     Raises:
-        click.UsageError: neither a pair nor the demo was given, or both.
+        click.UsageError: neither a target nor the demo was given, or both.
         click.ClickException: the packages of the export are not installed.
     """
-    try:  # here, not at the top: they import torch, which no other command may load
+    if arguments.demo == bool(arguments.target or arguments.draft):
+        raise click.UsageError("give either --demo or --target, with or without --draft")
+    if not arguments.output:
+        raise click.UsageError("-o is missing; give the folder of the bundle")
+    if not arguments.demo and not arguments.target:
+        raise click.UsageError(
+            "--target is missing; give a checkpoint folder or hub id, or with --bundle the bundle "
+            "that the draft is for"
+        )
+    with _export_packages():
         from dsbd_export.config import ExportConfig
         from dsbd_export.demo import demo_pair
         from dsbd_export.pipeline import export_bundle
+    options = _options_of(ExportConfig, arguments)
+    if arguments.demo:
+        target, draft = demo_pair()
+        options |= {"target": str(target), "draft": str(draft)}
+    with orderly_termination():
+        result = export_bundle(ExportConfig(**options), report=_progress())
+    print_bundle(result.output, result.manifest)
+    if result.manifest.draft is None:
+        print_no_draft(result.output)
+
+
+def export_draft(arguments: ExportArguments, bundle: Path, draft: str) -> None:
+    """Export a draft into a bundle and print its files.
+
+    Raises:
+        click.ClickException: the packages of the export are not installed.
+    """
+    with _export_packages():
+        from dsbd_export.config import DraftConfig
+        from dsbd_export.draft_export import export_draft as export_into
+    with orderly_termination():
+        config = DraftConfig(**_options_of(DraftConfig, arguments))
+        result = export_into(config, report=_progress())
+    print_bundle(result.output, result.manifest)
+
+
+@contextlib.contextmanager
+def _export_packages() -> Iterator[None]:
+    """Raise click.ClickException for an ImportError in the block.
+
+    Imports stand in functions, not at the top: they import torch, which no other command may load.
+    """
+    try:
+        yield
     except ImportError as error:
         raise click.ClickException(
             f"the export needs a package that is not installed ({error.name}); "
             f"{install_hint('export')}"
         ) from error
-    options = {
-        field.name: getattr(arguments, field.name)
-        for field in fields(arguments)
-        if field.name not in ("demo", "bundle")
-    }
-    if arguments.demo == bool(arguments.target or arguments.draft):
-        raise click.UsageError("give either --demo or both --target and --draft")
-    if arguments.demo:
-        target, draft = demo_pair()
-        options = {**options, "target": str(target), "draft": str(draft)}
-    if not arguments.output:
-        raise click.UsageError("-o is missing; give the folder of the bundle")
-    for role in ROLES:
-        if not options[role]:
-            raise click.UsageError(f"--{role} is missing; give a checkpoint folder or hub id")
+
+
+def _options_of(config: type[Any], arguments: ExportArguments) -> dict[str, Any]:
+    """Return the arguments that are fields of a config."""
+    return {field.name: getattr(arguments, field.name) for field in fields(config)}
+
+
+def _progress() -> Callable[[str], None]:
+    """Return a function that prints a line on stderr."""
     console = Console(stderr=True)
-    with orderly_termination():
-        result = export_bundle(
-            ExportConfig(**options), report=lambda line: console.print(line, highlight=False)
-        )
-    print_bundle(result.output, result.manifest)
+    return lambda line: console.print(line, highlight=False)
 
 
 def build_engines(arguments: ExportArguments, bundle: Path) -> None:
@@ -164,16 +215,13 @@ def build_engines(arguments: ExportArguments, bundle: Path) -> None:
             f"building engines needs a package that is not installed ({error.name}); "
             f"{install_hint('tensorrt', 'tensorrt-rtx')}"
         ) from error
-    console = Console(stderr=True)
     options = TensorrtOptions(
         engine=arguments.engine,
         compute_capability=arguments.compute_capability,
         capacity=arguments.capacity,
     )
     with orderly_termination():
-        manifest = add_engines(
-            bundle, options, report=lambda line: console.print(line, highlight=False)
-        )
+        manifest = add_engines(bundle, options, report=_progress())
     print_bundle(bundle, manifest)
 
 
@@ -193,6 +241,17 @@ def print_bundle(folder: Path, manifest: Manifest) -> None:
     console = Console()
     console.print(files)
     console.print(parity)
+
+
+def print_no_draft(folder: Path) -> None:
+    """Print on stderr how a draft is added to a bundle without one."""
+    command = shlex.join(["dsbd-export", "--bundle", str(folder), "--draft", "DRAFT"])
+    Console(stderr=True).print(
+        f"no draft: requests draft by n-grams; add a draft with: {command}",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )
 
 
 def _parity_cells(parity: ParityReport) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,7 +72,13 @@ def print_summary(summary: BundleSummary) -> None:
     if not console.is_terminal:
         console = Console(width=_PRINTED_WIDTH)
     console.print(_models_table(summary))
-    models = "the target" if summary.draft is None else "both"
+    models = "both"
+    if summary.draft is None:
+        models = "the target"
+        command = shlex.join(["dsbd-export", "--bundle", summary.bundle, "--draft", "DRAFT"])
+        _print_lines(
+            console, ["no draft: requests draft by n-grams", f"add a draft with: {command}"]
+        )
     console.print(
         f"keys and values of {models}: {summary.kv_bytes_per_token:,} bytes a token, "
         f"{summary.kv_bytes_full_context:,} in a context of {summary.context_length:,}",

@@ -24,8 +24,9 @@ from typing import Any, Protocol, TypeVar
 import click
 from click.core import ParameterSource
 
+from dsbd_ort.commands.constraint_options import CONSTRAINT_OPTIONS, SECTION, constraint_given
 from dsbd_ort.commands.one_line import OneLineCommand, SectionedOption
-from dsbd_ort.commands.option_types import COUNT, PATH, OptionText
+from dsbd_ort.commands.option_types import COUNT, COUNT_OR_NONE, PATH, OptionText
 from dsbd_ort.decoding import STRATEGIES, DecodingConfig
 from dsbd_ort.pipeline import PipelineSettings
 from dsbd_ort.version import __version__
@@ -157,8 +158,13 @@ def given_flags(context: click.Context) -> dict[str, str]:
     }
 
 
-def pipeline_settings(**fixed: Any) -> Any:
-    """Return a field of PipelineSettings; ``fixed`` are those that have no option."""
+def pipeline_settings(*, of_server: bool = False, **fixed: Any) -> Any:
+    """Return a field of PipelineSettings; ``fixed`` are those that have no option.
+
+    of_server: no client's requests are drafted by the texts of others: how much is accepted, and
+        how fast, would tell it what they say.
+    """
+    pool = "Tokens of earlier texts that drafter ngram looks through; 0: none."
     options = {
         "bundle": argument(type=PATH),
         "provider": option(show_default=True, help="Execution provider."),
@@ -175,6 +181,12 @@ def pipeline_settings(**fixed: Any) -> Any:
             "--no-generation-config",
             help="Leave the bundle's generation_config.json out: it has the model's own defaults.",
         ),
+        "ngram_pool": option(
+            type=COUNT_OR_NONE,
+            show_default=True,
+            help=f"For each API key. {pool}" if of_server else pool,
+            **({"default": 0} if of_server else {}),
+        ),
     }
     members = {name: field for name, field in options.items() if name not in fixed}
     return group(PipelineSettings, fixed, section="Engines", **members)
@@ -187,6 +199,8 @@ OPTIONS = {
     "width_policy": "fixed; of dsbd also threshold [fixed, unless the next two are given]",
     "min_beams": "fewest beams that threshold keeps [half of num_beams]",
     "accept_threshold": "probability of acceptance that threshold requires",
+    "drafter": "model, ngram (no model: what followed the last tokens before), model+ngram or none "
+    "[model; ngram without one]",
     "draft_policy": "fixed, or throughput: as much as is expected to pay "
     "[throughput where it never shows in the output, unless the next two are given]",
     "draft_length": "layers of a drafted forest [4; throughput: at most 8]",
@@ -223,7 +237,7 @@ OPTIONS = {
     "prompt_logprobs": "tell the log-probabilities of the prompt's tokens, in the JSON",
     "skip_special_tokens": "leave special tokens out of the text",
 }
-"""Help of every field of DecodingConfig; the defaults that it states itself are added."""
+"""Help of the fields of DecodingConfig but ``constraint``; their own defaults are added."""
 
 
 _SECTIONS = {
@@ -237,9 +251,10 @@ _SECTIONS = {
         "repetition_penalty presence_penalty frequency_penalty no_repeat_ngram_size "
         "bad_words_ids logit_bias suppress_tokens"
     ),
+    SECTION: "constraint",
     "Text and log-probabilities": "top_logprobs prompt_logprobs skip_special_tokens",
     "Drafts and width (rarely needed)": (
-        "draft_policy draft_length draft_beams width_policy min_beams accept_threshold "
+        "drafter draft_policy draft_length draft_beams width_policy min_beams accept_threshold "
         "coupling memory replacement"
     ),
     "Joint decoding (mjsd, mjgd)": "joint_threshold joint_tokens joint_beams",
@@ -257,12 +272,17 @@ def _options_by_section() -> dict[str, str]:
 def decoding_options(*, without: Collection[str] = ()) -> Any:
     """Return a field with an option per field of DecodingConfig: a dict of those given.
 
-    without: fields that get no option.
+    ``constraint`` has one for each kind. without: fields that get no option.
     """
     default_by_name = {field.name: field.default for field in dataclasses.fields(DecodingConfig)}
-    options = {}
+    options: dict[str, Any] = {}
     for name, section in _options_by_section().items():
-        if name in without:
+        if section == SECTION and name not in without:
+            options |= {
+                kind: option(flags, **settings, section=section)
+                for kind, (flags, settings) in CONSTRAINT_OPTIONS.items()
+            }
+        if section == SECTION or name in without:
             continue
         default = default_by_name[name]
         settings = {
@@ -278,4 +298,6 @@ def decoding_options(*, without: Collection[str] = ()) -> Any:
 
 
 def _given(**values: Any) -> dict[str, Any]:
+    kinds = {name: values.pop(name) for name in CONSTRAINT_OPTIONS if name in values}
+    values["constraint"] = constraint_given(kinds)
     return {name: value for name, value in values.items() if value not in (None, ())}

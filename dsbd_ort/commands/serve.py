@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from dsbd_errors import install_hint
+from dsbd_ort.commands.constraint_options import NamedTrie, tries_by_name
 from dsbd_ort.commands.option_types import (
     BYTES,
     COUNT,
@@ -102,6 +103,15 @@ class ServeArguments:
         max_best_of=option(
             type=COUNT, default=16, show_default=True, help="Maximum n and best_of."
         ),
+        tries=option(
+            "--trie",
+            type=NamedTrie(),
+            multiple=True,
+            callback=tries_by_name,
+            metavar="NAME=FILE",
+            help="Token sequences that a request's constraint may name; may be repeated.",
+            section=_SERVER,
+        ),
         max_prompts=option(
             type=COUNT, default=16, show_default=True, help="Maximum prompts of a request body."
         ),
@@ -156,7 +166,7 @@ class ServeArguments:
     )
     logs_access: bool = no_flag("--no-access-log", help="Do not log requests.", section=_SERVER)
     options: dict[str, Any] = decoding_options(without=NEVER_DEFAULTS)
-    pipeline: PipelineSettings = pipeline_settings()
+    pipeline: PipelineSettings = pipeline_settings(of_server=True)
 
 
 def run(arguments: ServeArguments) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_ort.constraints.position import Position, object_states
-from dsbd_ort.decoding.constraint import States, TokenLists
+from dsbd_ort.decoding.control.constraint import States, TokenLists
 from dsbd_ort.decoding.errors import ConstraintError
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dsbd_ort.constraints.grammar_matching import GrammarTokenizer
-from dsbd_ort.decoding.constraint import Constraint
+from dsbd_ort.decoding.control.constraint import Constraint
 from dsbd_ort.decoding.errors import ConstraintError
 
 if TYPE_CHECKING:

@@ -9,22 +9,26 @@ import importlib
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_errors import install_hint
+from dsbd_ort.constraints import trial
 from dsbd_ort.constraints.matcher_pool import MatcherPool, TextMasks, grammar_error
 from dsbd_ort.constraints.position import Position, object_states
-from dsbd_ort.decoding.constraint import States, TokenMasks
+from dsbd_ort.constraints.trial_worker import STACK_BYTES
+from dsbd_ort.decoding.control.constraint import States, TokenMasks
 from dsbd_ort.decoding.errors import ConstraintError
 
 if TYPE_CHECKING:
     import llguidance
 
 _MOST_THREADS = 32
+_STACK_SIZE = threading.Lock()  # the size is one of the process
+T = TypeVar("T")
 
 MOST_COMPILED = 64
 """Grammars that a tokenizer keeps compiled."""
@@ -55,6 +59,7 @@ class GrammarTokenizer:
         vocab_size: int,
         eos_token_ids: Sequence[int],
         num_threads: int | None = None,
+        is_guarded: bool = False,
     ) -> None:
         """Read a tokenizer.
 
@@ -63,10 +68,16 @@ class GrammarTokenizer:
             vocab_size: tokens of the model, which may be more or fewer than the tokenizer has.
             eos_token_ids: tokens that no grammar ever allows: the decoder allows them itself.
             num_threads: how many compute masks; None is one a core, 32 at most.
+            is_guarded: whether grammars are strangers': each is tried by ``GrammarTrial`` first.
         """
         library = _library()
         self._tokenizer = _read(library, tokenizer_json, vocab_size, eos_token_ids)
-        self._limits = library.LLParserLimits(verbose_errors=False)
+        limits = trial.LIMITS if is_guarded else {"verbose_errors": False}
+        self._limits = library.LLParserLimits(**limits)
+        self._trial = None
+        if is_guarded:
+            size = self._tokenizer.vocab_size
+            self._trial = trial.GrammarTrial(tokenizer_json, size, list(eos_token_ids) or None)
         num_words = _num_words(self._tokenizer.vocab_size)
         text_bits = _text_bits(vocab_size, self._tokenizer.eos_tokens)
         if num_threads is None:
@@ -93,18 +104,51 @@ class GrammarTokenizer:
                 self._compiled.popitem(last=False)
         return made
 
+    def close(self) -> None:
+        """End the process that tries grammars, if there is one."""
+        if self._trial is not None:
+            self._trial.close()
+
     def _compile(self, grammar: Grammar) -> llguidance.LLMatcher:
         matcher_class = _library().LLMatcher
         try:
             source = grammar.source(matcher_class)
-            matcher: llguidance.LLMatcher = matcher_class(
-                self._tokenizer, source, log_level=0, limits=self._limits
+            if self._trial is not None:
+                self._trial.check(grammar.name, source)
+            matcher: llguidance.LLMatcher = on_deep_stack(
+                lambda: matcher_class(self._tokenizer, source, log_level=0, limits=self._limits)
             )
+        except ConstraintError:
+            raise
         except ValueError as error:  # of a text that is no Unicode, for example
             raise ConstraintError(f"{grammar.name} cannot be compiled: {error}") from error
         if matcher.is_error():
             raise grammar_error(grammar.name, matcher)
         return matcher
+
+
+def on_deep_stack(function: Callable[[], T]) -> T:
+    """Call a function in a thread with a large stack: grammars nest deep."""
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            results.append(function())
+        except BaseException as error:
+            errors.append(error)
+
+    with _STACK_SIZE:
+        before = threading.stack_size(STACK_BYTES)
+        try:
+            thread = threading.Thread(target=call)
+            thread.start()
+        finally:
+            threading.stack_size(before)
+    thread.join()
+    if errors:
+        raise errors[0]
+    return results[0]
 
 
 def _library() -> Any:

@@ -207,5 +207,12 @@ class MatcherPool:
 
 def grammar_error(name: str, matcher: llguidance.LLMatcher) -> ConstraintError:
     """Return the error of a constraint whose matcher has failed, with the library's message."""
-    message = " ".join(matcher.get_error().replace("<non-verbose/>", "").split())
+    return not_followed(name, matcher.get_error())
+
+
+def not_followed(name: str, reason: str) -> ConstraintError:
+    """Return the error of a grammar for what the library says of it."""
+    message = " ".join(reason.replace("<non-verbose/>", "").split())
+    if message in ("NoExtension", "NoExtensionBias"):
+        message = "it allows no text at all"
     return ConstraintError(f"{name} is no grammar that can be followed: {message}")

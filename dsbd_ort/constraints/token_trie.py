@@ -14,6 +14,7 @@ are one row of ``tokens``, in increasing order, and edge e leads to node e + 1. 
 from __future__ import annotations
 
 import bisect
+import functools
 import itertools
 import operator
 from collections.abc import Callable, Iterable, Sequence
@@ -31,7 +32,7 @@ from dsbd_ort.constraints.trie_file import (
     read_sequences,
     write_arrays,
 )
-from dsbd_ort.decoding.constraint import States, TokenLists
+from dsbd_ort.decoding.control.constraint import States, TokenLists
 from dsbd_ort.decoding.errors import ConstraintError
 
 End = Literal["leaf", "eos"]
@@ -141,6 +142,15 @@ class TokenTrie:
     def save(self, path: str | Path) -> None:
         """Write the trie to one file, for ``load``."""
         write_arrays(Path(path), self._arrays, self.end)
+
+    def ending(self, end: End) -> TokenTrie:
+        """Return the trie of the same arrays that ends in this way."""
+        return TokenTrie(self._arrays, end=end, path=self.path)
+
+    @functools.cached_property
+    def highest_token(self) -> int:
+        """The highest token id of all sequences; of a mapped trie it reads the file once."""
+        return int(self._tokens.max())
 
     @property
     def name(self) -> str:

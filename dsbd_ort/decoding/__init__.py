@@ -1,9 +1,9 @@
 """The algorithm: speculative beam decoding over any StepModel, in numpy alone."""
 
 from dsbd_ort.decoding.config import DecodingConfig
+from dsbd_ort.decoding.control.path_states import StopState
 from dsbd_ort.decoding.decode import decode, decode_iterations
 from dsbd_ort.decoding.errors import ConfigError, DecodingError, ModelError
-from dsbd_ort.decoding.path_states import StopState
 from dsbd_ort.decoding.request import (
     DecodedSequence,
     DecodeResult,

@@ -1,4 +1,4 @@
-"""Several requests on one pair of engines: their trees are one forest, verified in one forward.
+"""Several requests on the same engines: their trees are one forest, verified in one forward.
 
 Each request runs the loop of ``decode`` and gets what it would get alone; here its engine calls are
 made together with those of the others. An iteration makes draft calls as long as a request needs
@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dsbd_ort.decoding.cache_view import CacheView, PrefixCache
-from dsbd_ort.decoding.cost_curve import Costs
 from dsbd_ort.decoding.decode import DecodingLoop, decoding_loop
+from dsbd_ort.decoding.drafting.cost_curve import Costs
 from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK, KVCache
 from dsbd_ort.decoding.preemption import PreemptedRows
 from dsbd_ort.decoding.request import DecodeResult, DecodingRequest, IterationOutput
@@ -99,7 +99,7 @@ class Progress:
 
 
 class BatchedDecoder:
-    """The live requests of one pair of engines.
+    """The live requests of a target and, where there is one, its draft.
 
     Attributes:
         caches: by engine, its cache, of which every request has a view.
@@ -108,24 +108,26 @@ class BatchedDecoder:
     def __init__(
         self,
         target: StepModel,
-        draft: StepModel,
+        draft: StepModel | None,
         *,
         max_rows: int | None = None,
         shares_prefixes: bool = True,
         costs: Costs | None = None,
         clock: Clock = time.perf_counter,
     ) -> None:
-        """Take both engines, whose caches are used for nothing else.
+        """Take the engines, whose caches are used for nothing else.
 
         Args:
             target: the large engine.
-            draft: the small one.
+            draft: the small one; None: requests that draft are refused.
             max_rows: most rows of each cache, None for no limit.
             shares_prefixes: whether prompts that begin alike are computed once.
             costs: learn from the calls.
             clock: seconds, for the statistics.
         """
-        models: dict[Role, StepModel] = {"target": target, "draft": draft}
+        models: dict[Role, StepModel] = {"target": target}
+        if draft is not None:
+            models["draft"] = draft
         self.caches = {
             role: KVCache(model, max_rows, shares_prefixes=shares_prefixes)
             for role, model in models.items()
@@ -155,7 +157,7 @@ class BatchedDecoder:
         """
         views = {role: cache.open_view(PrefixCache()) for role, cache in self.caches.items()}
         request = dataclasses.replace(request, num_sharers=lambda: len(self._trees))
-        loop = decoding_loop(request, views["target"], views["draft"])
+        loop = decoding_loop(request, views["target"], views.get("draft"))
         tree = Tree(views, loop, request)
         self._trees.append(tree)
         try:

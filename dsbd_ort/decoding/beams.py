@@ -61,34 +61,34 @@ class Hypotheses:
 
     Entry 0 is the empty one, with which every request starts.
 
+    The attributes have room for more entries than there are: read them anew after ``extend``.
+
     Attributes:
-        parents, tokens, lengths: (num_entries,) int64.
-        token_logprobs, logprobs: (num_entries,) float64. Raw log-probability of the last token
-            under the target, and the sum from the first token on.
+        parents, tokens, lengths: (room,) int64.
+        token_logprobs, logprobs: (room,) float64. Raw log-probability of the last token under the
+            target, and the sum from the first token on.
     """
 
     def __init__(self) -> None:
-        self._integers = np.empty((64, 3), dtype=np.int64)
-        self._floats = np.empty((64, 2))
-        self._show(1)
-        self._integers[0] = -1, -1, 0
-        self._floats[0] = 0.0
+        self._size = 1
+        self.parents, self.tokens = np.full((2, 64), -1)
+        self.lengths = np.zeros(64, dtype=np.int64)
+        self.token_logprobs, self.logprobs = np.zeros((2, 64))
 
     def __len__(self) -> int:
-        return len(self.parents)
+        return self._size
 
     def extend(self, parents: Ints, tokens: Ints, token_logprobs: Floats) -> Ints:
         """Return the entries of these hypotheses with one more token, (n,) int64 each."""
-        first, size = len(self), len(self) + len(tokens)
-        if size > len(self._integers):
-            self._integers = larger(self._integers, 2 * size)
-            self._floats = larger(self._floats, 2 * size)
-        self._show(size)
-        self.parents[first:] = parents
-        self.tokens[first:] = tokens
-        self.lengths[first:] = self.lengths[parents] + 1
-        self.token_logprobs[first:] = token_logprobs
-        self.logprobs[first:] = self.logprobs[parents] + token_logprobs
+        first, size = self._size, self._size + len(tokens)
+        if size > len(self.parents):
+            self._make_room(2 * size)
+        self._size = size
+        self.parents[first:size] = parents
+        self.tokens[first:size] = tokens
+        self.lengths[first:size] = self.lengths[parents] + 1
+        self.token_logprobs[first:size] = token_logprobs
+        self.logprobs[first:size] = self.logprobs[parents] + token_logprobs
         return np.arange(first, size)
 
     def scores(self, entries: Ints, length_penalty: float) -> Floats:
@@ -114,18 +114,21 @@ class Hypotheses:
     def _path_table(self, entries: Ints) -> Ints:
         """Return the paths as columns, (most tokens, num_paths) int64, -1 behind a shorter one."""
         lengths = self.lengths[entries]
-        table = np.full((lengths.max(initial=0), len(entries)), -1, dtype=np.int64)
-        columns = np.arange(len(entries))
-        while len(columns):
-            is_open = self.lengths[entries] > 0
-            entries, columns = entries[is_open], columns[is_open]
-            table[self.lengths[entries] - 1, columns] = entries
-            entries = self.parents[entries]
-        return table
+        longest = int(lengths.max(initial=0))
+        upwards = np.empty((longest, len(entries)), dtype=np.int64)  # from the last token on
+        parents = self.parents[: self._size].copy()
+        parents[0] = 0
+        for row in upwards:
+            row[:] = entries
+            entries = parents[entries]
+        places = lengths - 1 - np.arange(longest)[:, None]
+        table = np.take_along_axis(upwards, np.maximum(places, 0), axis=0)
+        return np.where(places >= 0, table, -1)
 
-    def _show(self, size: int) -> None:
-        self.parents, self.tokens, self.lengths = self._integers[:size].T
-        self.token_logprobs, self.logprobs = self._floats[:size].T
+    def _make_room(self, size: int) -> None:
+        self.parents, self.tokens = larger(self.parents, size), larger(self.tokens, size)
+        self.lengths, self.logprobs = larger(self.lengths, size), larger(self.logprobs, size)
+        self.token_logprobs = larger(self.token_logprobs, size)
 
 
 class Agreement:

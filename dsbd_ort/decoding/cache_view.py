@@ -130,14 +130,15 @@ class CacheView:
         self._reserve(size, num_rows)
         self._num_slots += size
         own, begin = _own_bits(size, first_row & 7), first_row >> 3
-        seen = self._seen[parent_slots]
+        seen = self._seen.take(parent_slots, axis=0)
+        seen_of_own = seen[:, begin : begin + own.shape[1]]
         is_new = parent_slots >= first
-        if not np.count_nonzero(is_new):
-            seen[:, begin : begin + own.shape[1]] |= own
+        if not len(is_new.nonzero()[0]):
+            seen_of_own |= own
         else:
             seen[is_new] = 0
-            seen[:, begin : begin + own.shape[1]] |= own
-            above = np.where(is_new, parent_slots - first, size)  # the last: no new one
+            seen_of_own |= own
+            above = np.where(is_new, parent_slots - first, np.arange(size))
             self._add_ancestors(seen, above)
         self._seen[first : self._num_slots] = seen
         return _unpacked(seen, num_rows)
@@ -146,13 +147,15 @@ class CacheView:
     def _add_ancestors(seen: NDArray[np.uint8], above: NDArray[np.int64]) -> None:
         """Let new nodes see what their new ancestors see, twice as many of these in every round.
 
-        seen: (S, bytes). above: (S,) int64, the parent among the S, or S where it is none of them.
+        seen: (S, bytes). above: (S,) int64, the parent among the S, or the node itself where its
+        parent is none of them.
         """
-        size = len(above)
-        above = np.append(above, size)
-        while len(nodes := (above < size).nonzero()[0]):
-            seen[nodes] |= seen[above[nodes]]
-            above = above[above]
+        while True:
+            seen |= seen.take(above, axis=0)
+            farther = above[above]
+            if not len((farther != above).nonzero()[0]):
+                return
+            above = farther
 
     def forget_own_rows(self, slots: NDArray[np.int64]) -> None:
         """Let the slots see what the parents of their nodes do: no longer their own rows."""
@@ -163,7 +166,7 @@ class CacheView:
 
     def keep(self, slots: NDArray[np.int64]) -> None:
         """Keep slot 0 and these, (num_kept,) int64, which become 1, 2, ...; drop all others."""
-        self._seen[1 : 1 + len(slots)] = self._seen[slots]
+        self._seen[1 : 1 + len(slots)] = self._seen.take(slots, axis=0)
         self._num_slots = 1 + len(slots)
 
     def end(self, agreed_tokens: list[int]) -> None:

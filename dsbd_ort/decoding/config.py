@@ -37,6 +37,11 @@ class DecodingConfig:
         min_beams: fewest beams that "threshold" keeps. Default half of ``num_beams``; None where
             the width is fixed or nothing is drafted.
         accept_threshold: probability with which "threshold" wants a layer accepted.
+        drafter: what proposes: "model", the draft model; "ngram", what followed the last tokens
+            before in the prompt, the output and earlier requests, which needs no model; both, where
+            the n-grams speak for long repetitions alone; or "none". Default "model" where there is
+            one, else "ngram"; None before that is known, see ``settled``. A token that a constraint
+            forces is drafted without either.
         draft_policy: "fixed" drafts ``draft_length`` layers of ``draft_beams`` candidates;
             "throughput" as much as is expected to pay, with both numbers as upper limits. It
             needs an output that does not depend on the draft: gumbel coupling or search, fixed
@@ -98,6 +103,7 @@ class DecodingConfig:
     width_policy: Literal["fixed", "threshold"] | None = None
     min_beams: int | None = None
     accept_threshold: float = 0.7
+    drafter: Literal["model", "ngram", "model+ngram", "none"] | None = None
     draft_policy: Literal["fixed", "throughput"] | None = None
     draft_length: int | None = None
     draft_beams: int | Sequence[int] | None = None
@@ -158,14 +164,33 @@ class DecodingConfig:
             raise ConfigError(f"unknown option {shown(unknown[0])}{expected}")
         return cls(**options)
 
-    def settled(self, *, costs_are_known: bool) -> DecodingConfig:
-        """Return the config with its draft policy decided.
+    def settled(self, *, costs_are_known: bool, has_draft: bool = True) -> DecodingConfig:
+        """Return the config with its drafter and its draft policy decided.
 
-        None stands for "throughput" where the costs of engine calls are known, else for "fixed".
+        None stands for "model" where there is a draft, else for "ngram"; and for "throughput" where
+        the costs of engine calls are known, else for "fixed".
         """
-        if self.draft_policy is not None:
-            return self
-        return replace(self, draft_policy="throughput" if costs_are_known else "fixed")
+        decided: dict[str, Any] = {}
+        if self.drafter is None:
+            decided["drafter"] = "model" if has_draft else "ngram"
+        if self.draft_policy is None:
+            decided["draft_policy"] = "throughput" if costs_are_known else "fixed"
+        return replace(self, **decided) if decided else self
+
+    @property
+    def drafts(self) -> bool:
+        """Whether anything proposes layers."""
+        return self.row.has_draft and self.drafter != "none"
+
+    @property
+    def has_ngram_drafter(self) -> bool:
+        """Whether n-grams propose layers, alone or before the model."""
+        return self.drafter in ("ngram", "model+ngram")
+
+    @property
+    def has_draft_model(self) -> bool:
+        """Whether a draft model proposes layers, alone or with others."""
+        return self.row.has_draft and self.drafter in (None, "model", "model+ngram")
 
     @property
     def row(self) -> Strategy:

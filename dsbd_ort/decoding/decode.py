@@ -27,15 +27,17 @@ import numpy as np
 from dsbd_ort.decoding.beams import Beams
 from dsbd_ort.decoding.cache_view import CacheView, PrefixCache
 from dsbd_ort.decoding.config import DecodingConfig
-from dsbd_ort.decoding.cost_curve import Costs, measure_costs
-from dsbd_ort.decoding.draft import (
+from dsbd_ort.decoding.control.path_states import StopState
+from dsbd_ort.decoding.drafting.cost_curve import Costs, measure_costs
+from dsbd_ort.decoding.drafting.draft import (
     DraftLayer,
     Iteration,
     draft_forest,
 )
+from dsbd_ort.decoding.drafting.ngram import NGramPool
+from dsbd_ort.decoding.drafting.throughput import AcceptanceEstimator
 from dsbd_ort.decoding.errors import ModelError
 from dsbd_ort.decoding.kv_cache import KVCache
-from dsbd_ort.decoding.path_states import StopState
 from dsbd_ort.decoding.rejection_coupling import RandomSource
 from dsbd_ort.decoding.request import (
     DecodeResult,
@@ -55,7 +57,6 @@ from dsbd_ort.decoding.step_model import (
     Role,
     StepModel,
 )
-from dsbd_ort.decoding.throughput import AcceptanceEstimator
 from dsbd_ort.decoding.trace import TraceRecorder
 
 Prefixes = tuple[PrefixCache, PrefixCache]
@@ -95,6 +96,7 @@ def decode_iterations(
     clock: Clock = time.perf_counter,
     costs: Costs | None = None,
     estimator: AcceptanceEstimator | None = None,
+    ngram_pool: NGramPool | None = None,
     prefixes: Prefixes | None = None,
     trace: TraceRecorder | None = None,
 ) -> Iterations:
@@ -113,9 +115,10 @@ def decode_iterations(
         clock=clock,
         costs=costs,
         estimator=estimator,
+        ngram_pool=ngram_pool,
         trace=trace,
     )
-    if config.draft_policy == "throughput" and draft and costs is None:
+    if config.draft_policy == "throughput" and costs is None:
         check_request(request, target, draft)
         request = dataclasses.replace(request, costs=measure_costs(target, draft, clock))
         prefixes = None
@@ -207,14 +210,14 @@ def _prefill(run: RunningRequest) -> EngineCalls[None]:
 
 def _draft(run: RunningRequest, beams: Beams, depth: int) -> EngineCalls[list[DraftLayer]]:
     """Add the layers that the draft policy chooses to the forest."""
-    if not run.draft:
+    if not run.drafter:
         return []
     num_pending = run.target.num_missing(beams.nodes)
     run.policy.begin(num_pending, run.request.config.max_new_tokens - depth - 1)
     return (
         yield from draft_forest(
             run.forest,
-            run.draft,
+            run.drafter,
             beams,
             run.policy,
             depth,
@@ -262,7 +265,7 @@ def _iteration(
     config, forest = run.request.config, run.forest
     beams = _most_likely(run, committed[-1]) if config.memory == "single" else committed[-1]
     survivors = np.zeros(len(forest), dtype=np.bool_)
-    if run.draft and run.rule.keeps_descendants:
+    if run.drafter and run.rule.keeps_descendants:
         survivors[forest.below(beams.nodes).nonzero()[0][: most_descendants(config)]] = True
     survivors[beams.nodes] = True
     for cache in run.caches:
@@ -301,6 +304,8 @@ def _finish(run: RunningRequest, beams: Beams) -> DecodeResult:
     best = run.rule.results(beams).first(request.config.num_return_sequences)
     sequences = decoded_sequences(best, hypotheses, request, run.tops)
     num_output_tokens = len(sequences[0].token_ids)
+    if request.ngram_pool is not None:
+        request.ngram_pool.add_text([*request.prompt_ids, *sequences[0].token_ids])
     stats = run.stats.stats(num_output_tokens)
     num_bytes = sum(cache.distribution_bytes_peak for cache in run.caches)
     prompt_logprobs = run.scorer.result() if run.scorer else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -29,7 +29,7 @@ class TokenDistribution(NamedTuple):
     raw_log_probs: Floats
 
 
-class TopDistributions(Sequence[TokenDistribution]):
+class TopDistributions:
     """Next-token distributions over K tokens each, in one array with room for more.
 
     The array is (3, room, K) float64: log-probabilities, raw ones, and token ids, whose int64 bits
@@ -53,7 +53,7 @@ class TopDistributions(Sequence[TokenDistribution]):
     def __len__(self) -> int:
         return self._size
 
-    def __getitem__(self, row: int) -> TokenDistribution:  # type: ignore[override]  # no slices
+    def __getitem__(self, row: int) -> TokenDistribution:
         if row >= self._size:
             raise IndexError(row)
         return TokenDistribution(*self.candidates(np.array([row])))
@@ -104,7 +104,7 @@ class TopDistributions(Sequence[TokenDistribution]):
         return int(self._entries.nbytes)
 
 
-class DenseDistributions(Sequence[TokenDistribution]):
+class DenseDistributions:
     """Next-token distributions over the whole vocabulary, computed when they are read.
 
     They are held as float32 logits, half of one float64 array: most nodes of a forest are never
@@ -126,7 +126,7 @@ class DenseDistributions(Sequence[TokenDistribution]):
     def __len__(self) -> int:
         return self._size
 
-    def __getitem__(self, row: int) -> TokenDistribution:  # type: ignore[override]  # no slices
+    def __getitem__(self, row: int) -> TokenDistribution:
         if row >= self._size:
             raise IndexError(row)
         return TokenDistribution(*self.candidates(np.array([row])))
@@ -176,7 +176,7 @@ class DenseDistributions(Sequence[TokenDistribution]):
         return sum(array.nbytes for array in self._arrays)
 
 
-class ListedDistributions(Sequence[TokenDistribution]):
+class ListedDistributions:
     """Next-token distributions that list their tokens, of any number each.
 
     Only tokens that may be drawn are listed. Entries lie in one (3, room) float64 array as in
@@ -208,7 +208,7 @@ class ListedDistributions(Sequence[TokenDistribution]):
     def __len__(self) -> int:
         return len(self._counts)
 
-    def __getitem__(self, row: int) -> TokenDistribution:  # type: ignore[override]  # no slices
+    def __getitem__(self, row: int) -> TokenDistribution:
         if row >= len(self):
             raise IndexError(row)
         return TokenDistribution(*self.candidates(np.array([row]))[:3])

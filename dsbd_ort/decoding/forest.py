@@ -13,9 +13,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from dsbd_ort.decoding.control.path_states import PathStates
 from dsbd_ort.decoding.joint_distribution import JointDistribution
 from dsbd_ort.decoding.noise import Keys, child_keys, root_key
-from dsbd_ort.decoding.path_states import PathStates
 
 NO_NODE = -1
 NOT_COMPUTED = -1
@@ -26,15 +26,16 @@ Nodes = NDArray[np.int64]
 class Forest:
     """The nodes by number, parents before children, as columns of one array.
 
-    Pruning is one gather of the kept columns. The attributes are views that end with the last node:
-    read them anew after nodes were added or pruned.
+    Pruning is one gather of the kept columns. The attributes have room for more nodes than there
+    are; their last entry, which ``NO_NODE`` finds, is that of no node: its slots are 0, the
+    prompt's. They are arrays of their own once nodes were added: read them anew.
 
     Attributes:
-        tokens, parents, positions: (num_nodes,) int64. An oldest node's parent is ``NO_NODE``.
-        path_keys: (num_nodes,) uint64. Chained from the root's, see ``noise``.
-        is_absorbing: (num_nodes,) int64, 0 or 1. A sequence ends with the node: it costs no row.
-        slots: (2, num_nodes) int64. By engine, the node's place in its ``CacheView`` and
-            distributions; ``NOT_COMPUTED``, or 0 for an absorbing node, which needs none.
+        tokens, parents, positions: (room,) int64. An oldest node's parent is ``NO_NODE``.
+        path_keys: (room,) uint64. Chained from the root's, see ``noise``.
+        is_absorbing: (room,) int64, 0 or 1. A sequence ends with the node: it costs no row.
+        slots: (2, room) int64. By engine, the node's place in its ``CacheView`` and distributions;
+            ``NOT_COMPUTED``, or 0 for an absorbing node, which needs none.
         path_states: what else is known of the path of every node, kept in step.
         has_ends: whether there is an absorbing node.
         num_added, num_met: nodes that ``descend`` has made, and found there, so far.
@@ -54,13 +55,15 @@ class Forest:
         self.has_ends = False
         self.num_added = self.num_met = 0
         self._num_nodes = 0
-        self._last_parent = NO_NODE  # highest number of a node with a child
-        self._columns = np.empty((_NUM_FIELDS, 64), dtype=np.int64)
-        self._show(1)
-        self._columns[:, 0] = 0
-        self.tokens[0], self.parents[0], self.positions[0] = last_prompt_token, NO_NODE, position
-        self.path_keys[0] = root_key(seed)
-        self.slots[:] = NOT_COMPUTED
+        self._first_leaf = 0  # no node from here on has a child
+        self._columns = _UNUSED
+        self._reserve(32)
+        self._num_nodes = 1
+        self.tokens[0], self.positions[0], self.path_keys[0] = (
+            last_prompt_token,
+            position,
+            root_key(seed),
+        )
 
     def __len__(self) -> int:
         return self._num_nodes
@@ -81,9 +84,11 @@ class Forest:
 
         An absorbing beam stays the node it is.
         """
+        if not len(chosen):
+            return chosen
         parents, tokens = joint.nodes[joint.parents[chosen]], joint.tokens[chosen]
-        if not self.has_ends and parents.min(initial=self._num_nodes) > self._last_parent:
-            return self._add(parents, tokens, joint, chosen)  # no node among them has a child yet
+        if not self.has_ends and parents[parents.argmin()] >= self._first_leaf:
+            return self._add(parents, tokens, joint, chosen)
         nodes = self._children(parents, tokens)
         if self.has_ends:
             stays = (tokens < 0).nonzero()[0]
@@ -91,19 +96,18 @@ class Forest:
             self.num_met -= len(stays)
         missing = (nodes < 0).nonzero()[0]
         self.num_met += len(nodes) - len(missing)
-        nodes[missing] = self._add(parents[missing], tokens[missing], joint, chosen[missing])
+        if len(missing):
+            added = self._add(parents[missing], tokens[missing], joint, chosen[missing])
+            nodes[missing] = added
         return nodes
 
     def _children(self, parents: Nodes, tokens: NDArray[np.int64]) -> Nodes:
         """Return the children that are there already, -1 where there is none."""
-        nodes = np.full(len(tokens), NO_NODE)
-        wanted = (parents << 32) + tokens
-        known = (self.parents << 32) + self.tokens
+        wanted = (parents << _UPPER_HALF) + tokens
+        known = (self.parents[: self._num_nodes] << _UPPER_HALF) + self.tokens[: self._num_nodes]
         order = known.argsort()
         found = order.take(known.searchsorted(wanted, sorter=order), mode="clip")
-        is_found = known[found] == wanted
-        nodes[is_found] = found[is_found]
-        return nodes
+        return np.where(known[found] == wanted, found, NO_NODE)
 
     def _add(
         self,
@@ -114,40 +118,37 @@ class Forest:
     ) -> Nodes:
         """Add a node for each of these candidates of ``joint``; return the new nodes."""
         first, last = self._num_nodes, self._num_nodes + len(tokens)
-        if first == last:
-            return chosen
+        self._reserve(last)
         if joint.path_keys is None:
             keys = child_keys(self.path_keys[parents], tokens)
         else:
             keys = joint.path_keys[chosen]
-        positions = self.positions[parents] + 1
-        self._show(last)
+        self.tokens[first:last], self.parents[first:last] = tokens, parents
+        self.positions[first:last] = self.positions[parents] + _ONE
+        self.path_keys[first:last] = keys
+        self._num_nodes = last
         self.num_added += len(tokens)
-        self._last_parent = max(self._last_parent, int(parents.max()))
-        added = self._columns[:, first:last]
-        added[0], added[1], added[2], added[3] = tokens, parents, positions, keys.view(np.int64)
-        added[4] = 0
-        added[5:] = NOT_COMPUTED
+        self._first_leaf = first
         ends = (tokens == self._eos_ids).nonzero()[1]
         for states in self.path_states:
             if (stops := states.add(parents, tokens)) is not None:
                 ends = np.append(ends, stops.nonzero()[0])
         if len(ends):
             self.has_ends = True
-            added[4, ends] = 1
-            added[5:, ends] = 0
+            self.is_absorbing[first + ends] = 1
+            self.slots[:, first + ends] = 0
         return np.arange(first, last)
 
-    def _show(self, num_nodes: int) -> None:
-        """Let the attributes show ``num_nodes`` nodes, in a larger array where they do not fit."""
-        if num_nodes > self._columns.shape[1]:
-            larger = np.empty((_NUM_FIELDS, 2 * num_nodes), dtype=np.int64)
-            larger[:, : self._num_nodes] = self._columns[:, : self._num_nodes]
-            self._columns = larger
-        self._num_nodes = num_nodes
-        shown = self._columns[:, :num_nodes]
-        self.tokens, self.parents, self.positions, keys, self.is_absorbing = shown[:5]
-        self.path_keys, self.slots = keys.view(np.uint64), shown[5:]
+    def _reserve(self, num_nodes: int) -> None:
+        """Make room for ``num_nodes`` nodes, and behind them for what stands for no node."""
+        if num_nodes < self._columns.shape[1]:
+            return
+        columns = np.repeat(_UNUSED, 2 * num_nodes, axis=1)
+        columns[:, : self._num_nodes] = self._columns[:, : self._num_nodes]
+        self.tokens, self.parents, self.positions, keys, self.is_absorbing = columns[:5]
+        self.path_keys, self.slots = keys.view(np.uint64), columns[5:]
+        self.slots[:, NO_NODE] = 0
+        self._columns = columns
 
     def stopped(self, joint: JointDistribution, chosen: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Tell which chosen candidates would end by the state of their path: (num_chosen,) bool."""
@@ -158,10 +159,6 @@ class Forest:
                 ends |= stops
         return ends
 
-    def told(self, nodes: Nodes) -> NDArray[np.int64]:
-        """Return tokens, parents and positions of these nodes, (3, num_nodes) int64."""
-        return self._columns[:3].take(nodes, axis=1)
-
     def are_absorbing(self, nodes: Nodes) -> bool:
         """Return whether a sequence ends with each of these nodes."""
         return self.has_ends and bool(self.is_absorbing[nodes].all())
@@ -169,10 +166,13 @@ class Forest:
     def below(self, roots: Nodes) -> NDArray[np.bool_]:
         """Return which nodes are descendants of ``roots``, these not included: (num_nodes,)."""
         is_below = np.zeros(self._num_nodes + 1, dtype=np.bool_)  # the last: NO_NODE, never one
+        if not len(roots) or roots[roots.argmin()] >= self._first_leaf:
+            return is_below[:-1]
         is_below[roots] = True
+        parents = self.parents[: self._num_nodes]
         num_found, num_before = len(roots), 0
         while num_found > num_before:
-            is_below[:-1] |= is_below[self.parents]
+            is_below[:-1] |= is_below[parents]
             num_found, num_before = int(np.count_nonzero(is_below)), num_found
         is_below[roots] = False
         return is_below[:-1]
@@ -180,15 +180,19 @@ class Forest:
     def prune(self, is_kept: NDArray[np.bool_]) -> Nodes:
         """Drop the nodes that are not kept, (num_nodes,); return new number by old, or NO_NODE."""
         kept = is_kept.nonzero()[0]
-        renumbered = np.full(self._num_nodes + 1, NO_NODE)  # the last is that of NO_NODE
-        renumbered[kept] = np.arange(len(kept))
-        self._columns[:, : len(kept)] = self._columns.take(kept, axis=1)
-        self._show(len(kept))
+        num_before, num_kept = self._num_nodes, len(kept)
+        renumbered = np.full(num_before + 1, NO_NODE)  # the last is that of NO_NODE
+        renumbered[kept] = np.arange(num_kept)
+        self._columns[:, :num_kept] = self._columns.take(kept, axis=1)
+        self._columns[:, num_kept:num_before] = _UNUSED
+        self._num_nodes = num_kept
         for states in self.path_states:
-            states.prune(kept, self.is_absorbing)
-        self.parents[:] = renumbered[self.parents]
-        self._last_parent = int(self.parents.max(initial=NO_NODE))
+            states.prune(kept, self.is_absorbing[:num_kept])
+        parents = renumbered[self.parents[:num_kept]]
+        self.parents[:num_kept] = parents
+        self._first_leaf = int(parents.max(initial=NO_NODE)) + 1
         return renumbered
 
 
-_NUM_FIELDS = 7
+_ONE, _UPPER_HALF = np.array(1), np.array(32)  # faster in an operation than numbers
+_UNUSED = np.array([[0, NO_NODE, 0, 0, 0, NOT_COMPUTED, NOT_COMPUTED]]).T  # a column without node

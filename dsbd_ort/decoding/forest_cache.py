@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from dsbd_ort.decoding.beams import Beams
 from dsbd_ort.decoding.cache_view import CacheView
-from dsbd_ort.decoding.controls import Controls
+from dsbd_ort.decoding.control.controls import Controls
 from dsbd_ort.decoding.distribution import (
     TokenDistribution,
     TokenDistributions,
@@ -19,14 +19,21 @@ from dsbd_ort.decoding.errors import ModelError
 from dsbd_ort.decoding.forest import NO_NODE, NOT_COMPUTED, Forest, Nodes
 from dsbd_ort.decoding.joint_distribution import JointDistribution, joint_distribution
 from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK
-from dsbd_ort.decoding.step_model import EngineCall, EngineCalls, FullLogits, Logits, Role
+from dsbd_ort.decoding.step_model import (
+    AllLogits,
+    EngineCall,
+    EngineCalls,
+    FullLogits,
+    Logits,
+    Role,
+)
 from dsbd_ort.decoding.top_tokens import PromptScorer, TopTokens
 from dsbd_ort.decoding.warp import Warp, check_logits, largest_logits
 
 SCORED_CHUNK = 64
 """Prompt rows per call where each has logits: bounds these at SCORED_CHUNK x vocabulary."""
 _NOTHING = np.arange(0)
-_SLOTS = {"target": 0, "draft": 1}  # row of Forest.slots
+_FIRST = np.array(0)  # slot; an operation takes an array faster than a number
 
 
 class ForestCache:
@@ -54,6 +61,7 @@ class ForestCache:
         tops: keeps the most probable tokens after every node, for a request that returns them.
         """
         self._role = role
+        self._engine = ("target", "draft").index(role)  # row of Forest.slots
         self._view = view
         self._meter = view.meter
         self._forest = forest
@@ -69,8 +77,8 @@ class ForestCache:
 
     @property
     def slots(self) -> NDArray[np.int64]:
-        """Slot of every node, (num_nodes,) int64: negative where it is not computed."""
-        slots: NDArray[np.int64] = self._forest.slots[_SLOTS[self._role]]
+        """Slot of every node, see ``Forest.slots``: negative where it is not computed."""
+        slots: NDArray[np.int64] = self._forest.slots[self._engine]
         return slots
 
     def prefill(
@@ -120,27 +128,27 @@ class ForestCache:
 
     def num_missing(self, nodes: Nodes) -> int:
         """Return how many of ``nodes`` are not computed."""
-        return int(np.count_nonzero(self.slots[nodes] < 0))
+        return len((self.slots[nodes] < _FIRST).nonzero()[0])
 
     def _pending(self, nodes: Nodes) -> Nodes:
         """Return what must be computed before the distributions after ``nodes``, parents first."""
-        slots = self.slots
-        found = nodes[slots[nodes] < 0]
-        above = self._missing_parents(found) if len(found) else found
+        slots, parents = self.slots, self._forest.parents
+        found = nodes[slots[nodes] < _FIRST]
+        above = parents[found]
+        above = above[slots[above] < _FIRST]
         if not len(above):  # as a rule
             return found
         is_pending = np.zeros(len(slots), dtype=np.bool_)
         is_pending[found] = True
         while len(above):
             is_pending[above] = True
-            above = self._missing_parents(above)
+            above = parents[above]
+            above = above[slots[above] < _FIRST]
         return is_pending.nonzero()[0]
 
-    def _missing_parents(self, nodes: Nodes) -> Nodes:
-        """Return the parents of ``nodes`` that are not computed, one for each such node."""
-        above: Nodes = self._forest.parents[nodes]
-        missing: Nodes = above[(self.slots[above] < 0) & (above != NO_NODE)]
-        return missing
+    def look_up(self, nodes: Nodes, takes_all: object) -> int:
+        """See Drafter.look_up: every row needs the model."""
+        return len(nodes)
 
     def compute(self, nodes: Nodes | None = None) -> EngineCalls[None]:
         """Compute ``nodes`` (all by default) and their pending ancestors in one call, if any.
@@ -149,35 +157,37 @@ class ForestCache:
         part of the same forward has overwritten: each call brings some of them.
         """
         forest, view, slots = self._forest, self._view, self.slots
-        pending = (slots < 0).nonzero()[0] if nodes is None else self._pending(nodes)
+        if nodes is None:
+            pending = (slots[: len(forest)] < 0).nonzero()[0]
+        else:
+            pending = self._pending(nodes)
         reads_full = self._tops is not None and 0 < view.kv.num_top_logits < self._tops.number
         while len(pending):
-            tokens, parents, positions = forest.told(pending)
-            rows = np.arange(len(pending))
-            first_slot = view.num_slots
-            slots[pending] = first_slot + rows
+            size, first_slot = len(pending), view.num_slots
+            slots[pending] = np.arange(first_slot, first_slot + size)
+            parents = forest.parents[pending]
             parent_slots = slots[parents]
-            for index in (parents == NO_NODE).nonzero()[0].tolist():  # few: see ``_set_back``
-                parent_slots[index] = self._slots_above.get(int(pending[index]), 0)
+            if self._slots_above:
+                for index in (parents == NO_NODE).nonzero()[0].tolist():
+                    parent_slots[index] = self._slots_above.get(int(pending[index]), 0)
             logits = yield EngineCall(
                 self._role,
                 self._meter,
-                tokens,
-                positions,
-                rows,
+                forest.tokens[pending],
+                forest.positions[pending],
+                np.arange(size),
                 partial(view.append, parent_slots),
                 reads_full_logits=reads_full,
             )
-            found, unread = self._read(logits, len(rows), pending)
+            found, unread = self._read(logits, size, pending)
             if self._tops is not None:
                 self._tops.append(logits)
-            self._last_call = first_slot, logits[3] if isinstance(logits, tuple) else None
+            full = logits[3] if isinstance(logits, tuple) else AllLogits(logits)
+            self._last_call = first_slot, full
             if self._distributions is None:
                 self._distributions = found.behind_unused_row()
             else:
                 self._distributions.append(found)  # type: ignore[arg-type]  # of the same kind
-            num_bytes = self._distributions.num_bytes
-            self.distribution_bytes_peak = max(self.distribution_bytes_peak, num_bytes)
             pending = pending[unread]
             if len(pending):
                 self._set_back(pending)
@@ -201,7 +211,9 @@ class ForestCache:
     def complete(self, beams: Beams, bar: float, most: int) -> bool | None:
         """See NodeDistributions.complete."""
         known, kv = self._distributions, self._view.kv
-        if not isinstance(known, TopDistributions) or not kv.keeps_full_logits:
+        if not isinstance(known, TopDistributions):
+            return None
+        if kv.num_top_logits and not kv.keeps_full_logits:
             return None
         if known.num_tokens >= min(most, kv.vocab_size):
             return None
@@ -254,8 +266,11 @@ class ForestCache:
 
     def prune(self) -> None:
         """Forget the nodes that the forest has dropped."""
+        if self._distributions is not None:
+            num_bytes = self._distributions.num_bytes
+            self.distribution_bytes_peak = max(self.distribution_bytes_peak, num_bytes)
         self._last_call, self._further, self._slots_above = (0, None), _FurtherTokens(), {}
-        slots = self.slots
+        slots = self.slots[: len(self._forest)]
         computed = (slots > 0).nonzero()[0]
         kept = slots[computed]
         if not len(kept):  # all beams have ended: ``finish`` looks at the rows as they were

@@ -32,6 +32,8 @@ class JointDistribution:
         raw_log_probs: (num_candidates,) float64. Unwarped log-probability of the token.
         num_tokens: candidates of each beam, 0 if not all have as many.
         path_keys: (num_candidates,) uint64. See ``Forest.candidate_keys``; None: not computed yet.
+        log_unlisted: log mass of all continuations that are no candidates, of a draft that lists
+            only some.
     """
 
     nodes: NDArray[np.int64]
@@ -42,6 +44,26 @@ class JointDistribution:
     raw_log_probs: NDArray[np.float64]
     num_tokens: int
     path_keys: NDArray[np.uint64] | None = None
+    log_unlisted: float = -np.inf
+
+    def with_beams(self, beams: NDArray[np.int64], others: JointDistribution) -> JointDistribution:
+        """Return this one with the candidates of ``others``, whose beams are these of ours."""
+        parents = np.append(self.parents, beams[others.parents])
+        order = parents.argsort(kind="stable")
+        tokens, weights, masses, raw = (
+            np.append(getattr(self, name), getattr(others, name))[order]
+            for name in ("tokens", "log_weights", "log_masses", "raw_log_probs")
+        )
+        return JointDistribution(
+            nodes=self.nodes,
+            parents=parents[order],
+            tokens=tokens,
+            log_weights=weights,
+            log_masses=masses,
+            raw_log_probs=raw,
+            num_tokens=0,
+            log_unlisted=self.log_unlisted,
+        )
 
     def probabilities(self) -> NDArray[np.float64]:
         """Return the normalised probabilities, (num_candidates,) float64."""

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from dsbd_ort.decoding.beams import Beams
 from dsbd_ort.decoding.config import DecodingConfig
-from dsbd_ort.decoding.draft import DraftLayer
+from dsbd_ort.decoding.drafting.draft import DraftLayer
 from dsbd_ort.decoding.joint_distribution import JointDistribution, best_candidates
 from dsbd_ort.decoding.rule import BeamSetRule, Growth, NodeDistributions
 from dsbd_ort.decoding.sample_rule import GumbelCoupling

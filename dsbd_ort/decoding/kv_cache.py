@@ -158,7 +158,10 @@ class KVCache:
                 larger = np.zeros((2, 2 * end), dtype=np.int64)
                 larger[:, :first_row] = self._told[:, :first_row]
                 self._told = larger
-            self._told[:, first_row:end] = call.token_ids, call.positions
+            self._told[0, first_row:end], self._told[1, first_row:end] = (
+                call.token_ids,
+                call.positions,
+            )
             first_row = end
 
     def trim(self) -> None:

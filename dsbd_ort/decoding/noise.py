@@ -41,7 +41,7 @@ _STRIDE, _FACTOR_1, _FACTOR_2 = (
     _constant(_MULTIPLIER_2),
 )
 _SHIFT_1, _SHIFT_2, _SHIFT_3, _DROPPED_BITS = map(_constant, (30, 27, 31, 12))
-_HALF, _TO_UNIT = np.array(0.5), np.array(2.0**-52)
+_EXPONENT_OF_1, _HALF_STEP_BELOW_1 = _constant(0x3FF << 52), np.array(1.0 - 2.0**-53)
 NOISE_DOMAIN = _constant(0xD1B54A32D192ED03)
 
 Keys = NDArray[np.uint64]
@@ -100,14 +100,26 @@ def gumbel_noise(keys: Keys, depth: int, draw: int | None = None) -> NDArray[np.
 
     With ``draw``, those that belong to one of several draws with replacement.
     """
+    return -_negative_noise(keys, depth, draw)
+
+
+def noisy(
+    log_masses: NDArray[np.float64], keys: Keys, depth: int, draw: int | None = None
+) -> NDArray[np.float64]:
+    """Return ``log_masses`` plus ``gumbel_noise``, (num_candidates,) float64."""
+    noisy: NDArray[np.float64] = log_masses - _negative_noise(keys, depth, draw)
+    return noisy
+
+
+def _negative_noise(keys: Keys, depth: int, draw: int | None) -> NDArray[np.float64]:
     bits = mix64(keys ^ NOISE_DOMAIN, depth)
     if draw is not None:
         bits = mix64(bits, draw)
     bits >>= _DROPPED_BITS
-    u = bits.astype(np.float64)
-    u += _HALF
-    u *= _TO_UNIT
-    for _ in range(2):
-        np.log(u, out=u)
-        np.negative(u, out=u)
+    bits |= _EXPONENT_OF_1
+    u = bits.view(np.float64)  # 1 + b / 2**52
+    u -= _HALF_STEP_BELOW_1  # exact
+    np.log(u, out=u)
+    np.negative(u, out=u)
+    np.log(u, out=u)
     return u

@@ -74,6 +74,10 @@ class Deciding(Protocol):
         """Whether beams are drawn i.i.d."""
 
     @property
+    def drafter(self) -> str | None:
+        """What drafts; None is decided where it is known whether there is a draft model."""
+
+    @property
     def draft_policy(self) -> str | None:
         """Either "fixed" or "throughput"; None is decided where the engines' costs are known."""
 
@@ -149,6 +153,7 @@ _SAMPLED_BEAMS_OF_A_DRAFT = Condition(
     lambda o: o.row.rule == "sample" and o.row.has_draft and o.row.has_beams,
     "dsbd",
 )
+_DRAFTING = Condition("drafter", lambda o: o.drafter != "none", "'model' or 'ngram'")
 _FREE_OF_THE_DRAFT = Condition(  # an output that can be: it may take a coupling as well
     "strategy",
     lambda o: o.row.has_draft and o.row.rule in ("sample", "search"),
@@ -221,16 +226,22 @@ OPTION_TABLE = {  # resolved in this order: what decides stands above what it de
         needs=(_SAMPLED_BEAMS_OF_A_DRAFT,),
         neutral=lambda _: ("fixed",),
     ),
+    "drafter": OptionRow(
+        domain=Choice(("model", "ngram", "model+ngram", "none")),
+        default=lambda _: None,
+        needs=(_FREE_OF_THE_DRAFT,),
+        neutral=lambda o: ("model" if o.row.has_draft else "none",),
+    ),
     "draft_policy": OptionRow(
         domain=Choice(("fixed", "throughput")),
         default=_usual_draft_policy,
-        needs=(_FREE_OF_THE_DRAFT,),
+        needs=(_FREE_OF_THE_DRAFT, _DRAFTING),
         neutral=lambda _: ("fixed",),
     ),
     "draft_length": OptionRow(
         domain=Whole(0, MOST_LAYERS),
         default=_usual_draft_length,
-        needs=(_DRAFT,),
+        needs=(_DRAFT, _DRAFTING),
         neutral=lambda _: (0,),
     ),
     "draft_beams": OptionRow(
@@ -299,7 +310,7 @@ OPTION_TABLE = {  # resolved in this order: what decides stands above what it de
     "constraint": OptionRow(
         domain=Objects(
             (("start", "advance", "allowed", "accepts", "has_ended"), ("bind",)),
-            "a constraint, such as dsbd_ort.JsonSchema",
+            "a constraint, such as dsbd_ort.JsonSchema or {'regex': '[0-9]+'}",
         ),
         default=lambda _: None,
     ),
@@ -344,8 +355,8 @@ OPTION_TABLE = {  # resolved in this order: what decides stands above what it de
 }
 
 
-IN_PYTHON_ALONE = ("constraint", "logits_processors")
-"""Options whose values are objects, which no text or JSON can give."""
+IN_PYTHON_ALONE = ("logits_processors",)
+"""Options whose values no text or JSON can give."""
 
 
 def read_option(name: str, value: object) -> Any:

@@ -13,16 +13,17 @@ from numpy.typing import NDArray
 
 from dsbd_ort.decoding.beams import Agreement, Hypotheses, Hypothesis
 from dsbd_ort.decoding.config import DecodingConfig
-from dsbd_ort.decoding.constraint import Constraint
-from dsbd_ort.decoding.cost_curve import Costs
+from dsbd_ort.decoding.control.constraint import Constraint
+from dsbd_ort.decoding.control.path_states import StopState, state_after
+from dsbd_ort.decoding.drafting.cost_curve import Costs
+from dsbd_ort.decoding.drafting.ngram import NGramPool
+from dsbd_ort.decoding.drafting.throughput import AcceptanceEstimator
 from dsbd_ort.decoding.errors import DecodingError
 from dsbd_ort.decoding.option_values import shown
-from dsbd_ort.decoding.path_states import StopState, state_after
 from dsbd_ort.decoding.rejection_coupling import RandomSource
 from dsbd_ort.decoding.rule import Finished
 from dsbd_ort.decoding.stats import DecodingStats, StatsRecorder
 from dsbd_ort.decoding.step_model import Clock, Head, Role
-from dsbd_ort.decoding.throughput import AcceptanceEstimator
 from dsbd_ort.decoding.top_tokens import PromptLogprobs, TokenLogprobs, TopTokens
 from dsbd_ort.decoding.trace import TraceRecorder
 
@@ -47,6 +48,7 @@ class DecodingRequest:
         costs: of both engines' calls; draft_policy "throughput" requires them, None stands for it
             where they are given.
         estimator: of earlier requests with the same widths, for the same policy; is updated.
+        ngram_pool: texts of earlier requests, for the n-gram drafter; is given this one's.
         trace: receives every iteration.
         num_sharers: returns how many requests share the engine calls now, for the same policy.
     """
@@ -60,6 +62,7 @@ class DecodingRequest:
     clock: Clock = time.perf_counter
     costs: Costs | None = None
     estimator: AcceptanceEstimator | None = None
+    ngram_pool: NGramPool | None = None
     trace: TraceRecorder | None = None
     num_sharers: Callable[[], int] = _one
 
@@ -252,12 +255,12 @@ def check_request(request: DecodingRequest, target: Head, draft: Head | None) ->
             "vocabulary"
         )
     _check_token_ids(config, target.vocab_size)
-    if not config.row.has_draft:
+    if not config.has_draft_model:
         return
     if draft is None:
         raise DecodingError(
-            f"draft is None, but strategy {config.strategy} drafts; give a draft model or use a "
-            "strategy without one, such as beam-sample"
+            f"draft is None, but strategy {config.strategy} drafts by a model; give a draft model, "
+            "drafter 'ngram', or a strategy without a draft such as beam-sample"
         )
     if draft.vocab_size != target.vocab_size:
         raise DecodingError(

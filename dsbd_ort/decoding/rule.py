@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from dsbd_ort.decoding.beams import Beams, Hypotheses
 from dsbd_ort.decoding.config import DecodingConfig
-from dsbd_ort.decoding.draft import DraftLayer, distinct_in_order
+from dsbd_ort.decoding.drafting.draft import DraftLayer, distinct_in_order
 from dsbd_ort.decoding.forest import Forest, Nodes
 from dsbd_ort.decoding.joint_distribution import JointDistribution
 

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from dsbd_ort.decoding.beams import Beams
 from dsbd_ort.decoding.config import DecodingConfig
-from dsbd_ort.decoding.draft import DraftLayer
+from dsbd_ort.decoding.drafting.draft import DraftLayer
 from dsbd_ort.decoding.forest import Forest
 from dsbd_ort.decoding.joint_distribution import JointDistribution, best_candidates
-from dsbd_ort.decoding.noise import gumbel_noise
+from dsbd_ort.decoding.noise import noisy
 from dsbd_ort.decoding.rule import BeamSetRule, Growth, NodeDistributions
 from dsbd_ort.decoding.width import layer_width
 
@@ -76,13 +76,13 @@ class GumbelCoupling:
         """
         if self._replacement:
             keys = self._forest.candidate_keys(joint)
-            scores = [joint.log_masses + gumbel_noise(keys, depth, j) for j in range(num_draws)]
+            scores = [noisy(joint.log_masses, keys, depth, j) for j in range(num_draws)]
             return np.array([score.argmax() for score in scores])
         return best_candidates(self.scores(joint, depth), num_draws)
 
     def scores(self, joint: JointDistribution, depth: int) -> NDArray[np.float64]:
         """Return log P + G of every candidate, (num_candidates,) float64."""
-        return joint.log_masses + gumbel_noise(self._forest.candidate_keys(joint), depth)
+        return noisy(joint.log_masses, self._forest.candidate_keys(joint), depth)
 
 
 class SampleRule(BeamSetRule):

@@ -6,12 +6,16 @@ from dataclasses import dataclass
 
 from dsbd_ort.decoding.beams import Agreement, Hypotheses
 from dsbd_ort.decoding.cache_view import CacheView
-from dsbd_ort.decoding.controls import Controls, controls_of
-from dsbd_ort.decoding.draft import DraftPolicy, FixedDraftPolicy
+from dsbd_ort.decoding.control.controls import Controls, controls_of
+from dsbd_ort.decoding.control.forbidden_tokens import ForbiddenTokens
+from dsbd_ort.decoding.control.path_states import PathStates, StopStates
+from dsbd_ort.decoding.drafting.draft import Drafter, DraftPolicy, FixedDraftPolicy, Observer
+from dsbd_ort.decoding.drafting.drafters import ChainedDrafter
+from dsbd_ort.decoding.drafting.ngram import NGramDrafter
+from dsbd_ort.decoding.drafting.throughput import AcceptanceEstimator, ThroughputDraftPolicy
 from dsbd_ort.decoding.forest import Forest
 from dsbd_ort.decoding.forest_cache import ForestCache
 from dsbd_ort.decoding.joint_rule import JointGreedyRule, JointSpeculativeRule
-from dsbd_ort.decoding.path_states import PathStates, StopStates
 from dsbd_ort.decoding.rejection_coupling import GeneratorSource, RejectionCoupling
 from dsbd_ort.decoding.request import DecodingRequest, check_request
 from dsbd_ort.decoding.rule import Growth, SelectionRule
@@ -19,7 +23,6 @@ from dsbd_ort.decoding.sample_rule import GumbelCoupling, SampleRule
 from dsbd_ort.decoding.search_rule import SearchRule
 from dsbd_ort.decoding.stats import StatsRecorder
 from dsbd_ort.decoding.step_model import Head
-from dsbd_ort.decoding.throughput import AcceptanceEstimator, ThroughputDraftPolicy
 from dsbd_ort.decoding.top_tokens import PromptScorer, TopTokens, check_top_logprobs
 from dsbd_ort.decoding.trace import Tracer
 from dsbd_ort.decoding.warp import Warp, check_top_k
@@ -36,13 +39,19 @@ def check_decodable(request: DecodingRequest, target: Head, draft: Head | None) 
     check_request(request, target, draft)
     check_top_logprobs(target, config)
     check_top_k("target", target, config)
-    if draft and config.row.has_draft:
+    if draft and config.has_draft_model:
         check_top_k("draft", draft, config)
 
 
 @dataclass(frozen=True)
 class RunningRequest:
-    """The parts of one running request; ``draft`` is None for strategies without one."""
+    """The parts of one running request.
+
+    Attributes:
+        draft: the draft engine's side of the forest, None where no model drafts.
+        drafter: what drafts: the same, or it and others; None where nothing does.
+        observers: of every iteration, before it is pruned.
+    """
 
     request: DecodingRequest
     forest: Forest
@@ -52,15 +61,12 @@ class RunningRequest:
     policy: DraftPolicy
     target: ForestCache
     draft: ForestCache | None
+    drafter: Drafter | None
     stats: StatsRecorder
     tracer: Tracer | None
+    observers: list[Observer]
     tops: TopTokens | None
     scorer: PromptScorer | None
-
-    @property
-    def observers(self) -> list[DraftPolicy | StatsRecorder | Tracer]:
-        """Of every iteration, before it is pruned."""
-        return [self.policy, self.stats, *([self.tracer] if self.tracer else [])]
 
     @property
     def caches(self) -> list[ForestCache]:
@@ -73,20 +79,38 @@ def set_up(request: DecodingRequest, target: CacheView, draft: CacheView | None)
     check_decodable(request, target.kv, draft.kv if draft else None)
     config, vocab_size = request.config, target.kv.vocab_size
     controls = controls_of(config, request.running_constraint, request.prompt_ids, vocab_size)
-    growth = _growth(request, controls)
+    ngram = _ngram_drafter(request)
+    growth = _growth(request, controls, ngram)
     forest, rule, warp = growth.forest, _rule(request, growth), Warp.of(config)
     num_top = min(config.top_logprobs, vocab_size)
     tops = TopTokens(num_top, growth.hypotheses) if num_top else None
-    target_cache = ForestCache("target", target, forest, warp, controls, tops)
+    reads_later = not config.row.has_draft and not target.kv.num_top_logits
+    target_warp = warp.narrowed() if reads_later else warp
+    target_cache = ForestCache("target", target, forest, target_warp, controls, tops)
     draft_cache, draft_meter = None, None
-    if draft is not None and config.row.has_draft:
+    if draft is not None and config.has_draft_model:
         draft_cache = ForestCache("draft", draft, forest, warp, controls)
         draft_meter = draft.meter
-    stats = StatsRecorder(len(request.prompt_ids), target.meter, draft_meter, request.clock)
+    stats = StatsRecorder(
+        len(request.prompt_ids),
+        target.meter,
+        draft_meter,
+        request.clock,
+        config.drafter or "model",
+    )
     policy = _draft_policy(request, rule, forest)
     tracer = None
     if request.trace is not None:
-        tracer = Tracer(request.trace, growth, target_cache, draft_cache, stats)
+        forbidden = None
+        if controls is not None and controls.constraint is not None:
+            forbidden = controls.forbidden = ForbiddenTokens()
+        tracer = Tracer(request.trace, growth, target_cache, draft_cache, stats, forbidden)
+    drafter: Drafter | None = draft_cache
+    observers: list[Observer] = [policy, stats, *([tracer] if tracer else [])]
+    has_forced = controls is not None and controls.constraint is not None
+    if ngram or (config.drafts and has_forced and config.row.rule != "joint"):
+        drafter = chained = ChainedDrafter(forest, controls, ngram, draft_cache)
+        observers.append(chained)
     return RunningRequest(
         request=request,
         forest=forest,
@@ -96,8 +120,10 @@ def set_up(request: DecodingRequest, target: CacheView, draft: CacheView | None)
         policy=policy,
         target=target_cache,
         draft=draft_cache,
+        drafter=drafter,
         stats=stats,
         tracer=tracer,
+        observers=observers,
         tops=tops,
         scorer=PromptScorer(request.prompt_ids, num_top)
         if request.config.prompt_logprobs
@@ -105,7 +131,22 @@ def set_up(request: DecodingRequest, target: CacheView, draft: CacheView | None)
     )
 
 
-def _growth(request: DecodingRequest, controls: Controls | None) -> Growth:
+def _ngram_drafter(request: DecodingRequest) -> NGramDrafter | None:
+    """Return the n-gram drafter of a request that has one."""
+    config = request.config
+    if not config.has_ngram_drafter:
+        return None
+    return NGramDrafter(
+        request.prompt_ids,
+        request.ngram_pool,
+        config.temperature or 1.0,
+        only_long_matches=config.has_draft_model,
+    )
+
+
+def _growth(
+    request: DecodingRequest, controls: Controls | None, ngram: NGramDrafter | None
+) -> Growth:
     """Return the forest and the hypotheses of a request that begins."""
     config, prompt_ids = request.config, request.prompt_ids
     seed = int(request.rng.integers(2**63))
@@ -113,6 +154,7 @@ def _growth(request: DecodingRequest, controls: Controls | None) -> Growth:
     if request.stop:
         states.append(StopStates(request.stop, config.min_new_tokens))
     states += controls.path_states if controls else []
+    states += [ngram.paths] if ngram else []
     forest = Forest(int(prompt_ids[-1]), len(prompt_ids) - 1, seed, config.eos_ids, states)
     return Growth(forest, Hypotheses(), repeats=config.replacement)
 
@@ -147,4 +189,5 @@ def _draft_policy(request: DecodingRequest, rule: SelectionRule, forest: Forest)
         most_layers=config.draft_length or 0,
         most_beams=config.most_draft_beams,
         num_sharers=request.num_sharers,
+        has_draft_model=config.has_draft_model,
     )

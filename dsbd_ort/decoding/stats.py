@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from dsbd_ort.decoding.draft import Iteration
+from dsbd_ort.decoding.drafting.draft import Iteration
 from dsbd_ort.decoding.step_model import Clock, Meter
 
 
@@ -34,6 +34,7 @@ class DecodingStats:
         kv_bytes_peak: most bytes allocated for both caches and for the distributions after nodes,
             None for models that do not tell.
         energy_joules: None where nothing can measure it.
+        drafter: what proposed, see DecodingConfig; "none" for a strategy without a draft.
     """
 
     num_iterations: int
@@ -59,6 +60,7 @@ class DecodingStats:
     host_s: float
     kv_bytes_peak: int | None = None
     energy_joules: float | None = None
+    drafter: str = "none"
 
 
 @dataclass
@@ -69,6 +71,7 @@ class StatsRecorder:
     target: Meter
     draft: Meter | None
     clock: Clock = time.perf_counter
+    drafter: str = "none"
     began: float = 0.0
     first_token_at: float | None = None
     num_draft_tokens: int = 0
@@ -123,6 +126,7 @@ class StatsRecorder:
             draft_s=draft_s,
             target_s=target.seconds,
             host_s=total - target.seconds - draft_s,
+            drafter=self.drafter,
         )
 
 

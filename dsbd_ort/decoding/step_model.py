@@ -93,6 +93,19 @@ def logits_of_rows(logits: Logits, begin: int, end: int) -> Logits:
     return logits[begin:end]
 
 
+class AllLogits:
+    """The ``FullLogits`` of a forward that returns all logits."""
+
+    first_row = 0
+
+    def __init__(self, logits: NDArray[np.float32]) -> None:
+        self._logits = logits
+
+    def read(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        """See FullLogits."""
+        return self._logits[rows]
+
+
 class FullLogitsPart:
     """The ``FullLogits`` of one call's rows of a shared forward.
 

@@ -9,7 +9,8 @@ import numpy as np
 
 from dsbd_ort.decoding.beams import Beams, Hypothesis
 from dsbd_ort.decoding.config import DecodingConfig
-from dsbd_ort.decoding.draft import Iteration
+from dsbd_ort.decoding.control.forbidden_tokens import Forbidden, ForbiddenTokens
+from dsbd_ort.decoding.drafting.draft import Iteration
 from dsbd_ort.decoding.forest import NO_NODE
 from dsbd_ort.decoding.forest_cache import ForestCache
 from dsbd_ort.decoding.rule import Growth
@@ -45,6 +46,8 @@ class TraceNode:
         role: see ``NodeRole``.
         survives: whether it is still there in the next iteration.
         has_ended: whether a sequence ends with it.
+        forbidden: the likeliest tokens that the constraint forbids behind it, and how probable the
+            raw target holds them; empty where there are none, or the target has not computed it.
     """
 
     id: int
@@ -57,6 +60,7 @@ class TraceNode:
     role: NodeRole
     survives: bool
     has_ended: bool
+    forbidden: Forbidden = ()
 
 
 @dataclass(frozen=True)
@@ -142,6 +146,7 @@ class Tracer:
         target: ForestCache,
         draft: ForestCache | None,
         stats: StatsRecorder,
+        forbidden: ForbiddenTokens | None = None,
     ) -> None:
         """Take the parts of a request whose forest is the last token of the prompt."""
         self._recorder = recorder
@@ -150,6 +155,7 @@ class Tracer:
         self._target = target
         self._draft = draft
         self._stats = stats
+        self._forbidden = forbidden
         self._ids: dict[int, int] = {}  # by path key
         self._nodes: dict[int, TraceNode] = {}  # by id: those that the last iteration left
         self._start_from(Beams.initial())
@@ -196,12 +202,14 @@ class Tracer:
         forest = self._forest
         roles = self._roles(iteration)
         weights = dict(zip(self._roots, self._root_weights, strict=True))
+        noted = self._forbidden.taken() if self._forbidden is not None else {}
         nodes = []
-        pairs = zip(forest.parents.tolist(), forest.tokens.tolist(), strict=True)
-        for number, (parent, token) in enumerate(pairs):
+        for number in range(len(forest)):
+            parent, token = int(forest.parents[number]), int(forest.tokens[number])
             before = self._nodes.get(self._id(number))
             log_p = _log_prob(self._target, parent, token)
             log_q = _log_prob(self._draft, parent, token)
+            forbidden = noted.get(number, before.forbidden if before else ())
             parent_id = None if parent == NO_NODE else self._id(parent)
             if before:  # its parent may be gone
                 parent_id = before.parent
@@ -222,6 +230,7 @@ class Tracer:
                     role=roles[number],
                     survives=bool(iteration.survivors[number]),
                     has_ended=bool(forest.is_absorbing[number]),
+                    forbidden=forbidden,
                 )
             )
         return nodes

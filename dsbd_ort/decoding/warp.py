@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -59,6 +59,16 @@ class Warp:
             typical_p=config.typical_p,
         )
 
+    def narrowed(self) -> Warp:
+        """Return one for a search that looks at fewer tokens of a position and reads others later.
+
+        All logits are there until the next forward: a search without a draft knows by then which
+        of the others matter.
+        """
+        if not self.is_raw:
+            return self
+        return replace(self, top_k=min(self.top_k, _FIRST_TOKENS))
+
     @property
     def changes_nothing(self) -> bool:
         """Whether the warped distribution over the whole vocabulary is the raw one."""
@@ -86,17 +96,19 @@ class Warp:
         top_logits: NDArray[np.float32],
         logsumexp: NDArray[np.float32],
     ) -> TopDistributions:
-        largest = _finite(top_logits[:, :1].astype(np.float64))
-        entries = np.empty((3, len(top_ids), min(self.top_k, top_ids.shape[1])))
-        log_probs, raw, tokens = entries
-        log_probs[:] = top_logits[:, : self.top_k]
-        _check_order(log_probs, largest)
-        np.subtract(log_probs, _finite(logsumexp)[:, None], out=raw)
-        tokens.view(np.int64)[:] = top_ids[:, : self.top_k]
+        top_k = min(self.top_k, top_ids.shape[1])
+        entries = np.empty((3, len(top_ids), top_k))
+        log_probs, raw = entries[0], entries[1]
+        log_probs[:] = top_logits[:, :top_k]
+        largest, normalizers = log_probs[:, :1].copy(), logsumexp.astype(np.float64)[:, None]
+        _finite(largest + normalizers)  # both are, or the sum is not
+        np.subtract(log_probs, normalizers, out=raw)
+        entries[2].view(np.int64)[:] = top_ids[:, :top_k]
+        log_probs -= largest
+        _check_order(log_probs)
         if self.is_raw:
             log_probs[:] = raw
         else:
-            log_probs -= largest
             log_probs[:] = self.warped(log_probs)
         return TopDistributions(entries)
 
@@ -126,6 +138,7 @@ class Warp:
         return log_probs
 
 
+_FIRST_TOKENS = 128  # of a position that a search looks at before it knows the best
 _BLOCK = 1 << 16  # logits looked at together: they and a copy fit the processor's cache
 
 
@@ -149,11 +162,12 @@ def largest_logits(
         largest = _finite(block.max(axis=1, keepdims=True))
         tokens[first : first + size] = largest_columns(block, top_k)
         sums[first : first + size, 0] = np.exp(block - largest).sum(axis=1, dtype=np.float64)
-    chosen = np.take_along_axis(logits, tokens, axis=1)
-    order = np.argsort(-chosen, axis=1, kind="stable")  # tokens are increasing: ties too
-    centred = np.take_along_axis(chosen, order, axis=1).astype(np.float64)
+    rows = np.arange(num_rows)[:, None]
+    chosen = logits[rows, tokens]
+    order = (-chosen).argsort(axis=1, kind="stable")  # tokens are increasing: ties too
+    centred = chosen[rows, order].astype(np.float64)
     centred -= centred[:, :1].copy()
-    return np.take_along_axis(tokens, order, axis=1), centred, np.log(sums)
+    return tokens[rows, order], centred, np.log(sums)
 
 
 def largest_columns(logits: NDArray[np.floating], top_k: int) -> NDArray[np.int64]:
@@ -161,20 +175,25 @@ def largest_columns(logits: NDArray[np.floating], top_k: int) -> NDArray[np.int6
 
     logits: (num_rows, n > top_k). Returns (num_rows, top_k) int64.
     """
-    last = logits.shape[1] - top_k
+    num_rows, num_columns = logits.shape
+    last = num_columns - top_k
     bar = np.partition(logits, last, axis=1)[:, last, None]
     is_chosen = logits >= bar
-    if is_chosen.sum() > top_k * len(logits):  # some tie with the last
+    chosen = is_chosen.ravel().nonzero()[0]
+    if len(chosen) > top_k * num_rows:  # some tie with the last
         is_above = logits > bar
         ties = is_chosen & ~is_above
         num_free = top_k - is_above.sum(axis=1, keepdims=True)
         is_chosen = is_above | (ties & (ties.cumsum(axis=1) <= num_free))
-    return is_chosen.nonzero()[1].reshape(len(logits), top_k)
+        chosen = is_chosen.ravel().nonzero()[0]
+    columns: NDArray[np.int64] = chosen.reshape(num_rows, top_k)
+    columns -= np.arange(0, logits.size, num_columns)[:, None]
+    return columns
 
 
 def _finite(largest: Any) -> Any:
     """Return the largest logits if they are finite."""
-    if np.count_nonzero(np.isfinite(largest)) < largest.size:
+    if len(np.isfinite(largest).nonzero()[0]) < largest.size:
         raise ModelError(
             "the model returned logits without a finite largest value (NaN or infinite); "
             "check the engine's precision and the export's parity report"
@@ -248,12 +267,13 @@ def checked_top(logits: TopLogits) -> tuple[NDArray[np.int64], Floats, Floats]:
     """
     top_ids, top_logits, logsumexp, _ = logits
     scores = top_logits.astype(np.float64)
-    _check_order(scores, _finite(scores[:, :1]))
+    _check_order(scores - _finite(scores[:, :1]))
     return top_ids.astype(np.int64), scores, _finite(logsumexp)[:, None]
 
 
-def _check_order(top_logits: Floats, largest: Floats) -> None:
-    if np.count_nonzero(top_logits <= largest) < top_logits.size:
+def _check_order(centred: Floats) -> None:
+    """Raise for a logit less the first of its row, (num_rows, n), that is NaN or positive."""
+    if centred.size and not centred.item(centred.argmax()) <= 0.0:  # the first NaN, if any
         raise ModelError(
             "the model returned top_logits with NaN or a larger one behind the first; check "
             "the engine's precision and the export's parity report"
@@ -312,7 +332,8 @@ def _check_top(logits: TopLogits, vocab_size: int, expected: tuple[int, int]) ->
         _check_shape("top_ids", top_ids, expected)
         _check_shape("top_logits", top_logits, expected)
         _check_shape("logsumexp", logsumexp, expected[:1])
-    if top_ids.size and top_ids.view(np.uint64).max() >= vocab_size:  # negative ids are large
+    ids = top_ids.view(np.uint64)  # negative ids are large
+    if ids.size and ids.item(ids.argmax()) >= vocab_size:
         raise ModelError(
             f"the model returned top_ids from {top_ids.min()} to {top_ids.max()}, expected 0 to "
             f"{vocab_size - 1}; export the engine again"

@@ -28,10 +28,10 @@ class EngineLoop:
     """Runs requests in a thread of its own, from ``start`` to ``close``.
 
     Attributes:
-        models: target and draft, after ``start``.
+        models: target and, where there is one, draft, after ``start``.
     """
 
-    models: tuple[CausalLM, CausalLM]
+    models: tuple[CausalLM, CausalLM | None]
 
     def __init__(self, pipeline: Pipeline, scheduler: Scheduler) -> None:
         self._pipeline = pipeline

@@ -47,7 +47,7 @@ class ServiceLimits:
     Attributes:
         max_requests: number of requests that run concurrently; they share the engine calls.
         max_queued: number of requests that wait beyond those; one more is rejected.
-        kv_bytes: memory of both engines' caches (while they grow, one buffer exists twice). None:
+        kv_bytes: memory of all engines' caches (while they grow, one buffer exists twice). None:
             enough for max_requests requests of 2,048 rows, and for one of the whole context.
     """
 

@@ -31,7 +31,7 @@ class ServiceStats:
         rows_in_use: rows in the target's cache.
         rows_reserved: rows that the running requests were expected to need when they were admitted.
         max_rows: rows that the cache may hold.
-        kv_bytes: of the caches of both engines.
+        kv_bytes: of the caches of all engines.
         num_preemptions: how often a running request has given up its rows so far.
     """
 
@@ -75,6 +75,7 @@ class Service:
         on_event: Callable[[ServiceEvent], None],
         *,
         trace: TraceRecorder | None = None,
+        caller: str = "",
     ) -> LiveRequest:
         """Submit a request; return at once.
 
@@ -85,6 +86,7 @@ class Service:
                 engines: it must return at once, and must not raise. It may submit, cancel and
                 close (which then does not wait), but not generate or stream.
             trace: records every iteration of this request, in the same thread.
+            caller: whose texts the n-gram drafter looks through.
 
         Raises:
             DecodingError, InputError, CapacityError: the request is invalid, or too large.
@@ -92,7 +94,7 @@ class Service:
             ServiceClosedError: the service is closed.
             EnginesEndedError: the thread that runs the engines has ended by a failure.
         """
-        request = self.pipeline.prepare(prompt, options, trace=trace)
+        request = self.pipeline.prepare(prompt, options, trace=trace, caller=caller)
         check_decodable(request, *self._loop.models)
         live = LiveRequest(
             request=request,
@@ -208,7 +210,7 @@ class Service:
             rows_in_use=target.num_rows,
             rows_reserved=scheduler.rows_reserved,
             max_rows=scheduler.max_rows,
-            kv_bytes=target.kv_bytes + draft.kv_bytes,
+            kv_bytes=target.kv_bytes + (draft.kv_bytes if draft else 0),
             num_preemptions=scheduler.num_preemptions,
         )
 

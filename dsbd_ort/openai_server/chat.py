@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -13,9 +15,18 @@ from dsbd_ort.openai_server.protocol import (
     GenerationBody,
     Report,
     ResponseBuilder,
+    ResponseHead,
     ReturnedSequence,
     TokenPieces,
     Usage,
+)
+from dsbd_ort.openai_server.tools import (
+    Addition,
+    CallReader,
+    Tool,
+    ToolChoice,
+    ToolUse,
+    new_call_id,
 )
 
 
@@ -27,6 +38,21 @@ class TextPart(BaseModel):
     text: str
 
 
+class CalledFunction(BaseModel):
+    """The function of a call, and its arguments as JSON."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(BaseModel):
+    """A call that the model has made."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
 class ChatMessage(BaseModel):
     """A message of the request; fields beyond these must be empty."""
 
@@ -34,13 +60,35 @@ class ChatMessage(BaseModel):
     role: str
     content: str | list[TextPart] | None = None
     name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
 
-    def for_template(self) -> dict[str, str]:
-        """Return the message as a chat template reads it."""
+    def for_template(self) -> dict[str, Any]:
+        """Return the message as a chat template reads it: arguments are objects there."""
         content = self.content or ""
         text = content if isinstance(content, str) else "".join(part.text for part in content)
-        name = {} if self.name is None else {"name": self.name}
-        return {"role": self.role, "content": text, **name}
+        message: dict[str, Any] = {"role": self.role, "content": text}
+        if self.name is not None:
+            message["name"] = self.name
+        if self.tool_call_id is not None:
+            message["tool_call_id"] = self.tool_call_id
+        if self.tool_calls:
+            message["tool_calls"] = [_read_by_template(call) for call in self.tool_calls]
+        return message
+
+
+def _read_by_template(call: ToolCall) -> dict[str, Any]:
+    try:
+        arguments = json.loads(call.function.arguments)
+    except (ValueError, RecursionError) as error:
+        raise bad_request(
+            f"the arguments of the call {call.id!r} are no JSON: {error}", "messages"
+        ) from error
+    return {
+        "id": call.id,
+        "type": call.type,
+        "function": {"name": call.function.name, "arguments": arguments},
+    }
 
 
 class ChatBody(GenerationBody):
@@ -51,6 +99,14 @@ class ChatBody(GenerationBody):
     top_logprobs: int | None = Field(None, ge=0, le=MOST_TOP_LOGPROBS)
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+
+    @property
+    def may_take_long(self) -> bool:
+        """See ConstraintFields."""
+        return bool(self.tools) or super().may_take_long
 
     @property
     def num_top_logprobs(self) -> int | None:
@@ -60,11 +116,14 @@ class ChatBody(GenerationBody):
             raise bad_request(message, "top_logprobs")
         return (self.top_logprobs or 0) if self.logprobs else None
 
-    def template_messages(self) -> list[dict[str, str]]:
+    def template_messages(self, *, reads_tool_calls: bool) -> list[dict[str, Any]]:
         """Return the messages as a chat template reads them.
 
+        Args:
+            reads_tool_calls: whether the template does.
+
         Raises:
-            ErrorResponse: one has more than role, content and name, such as tool calls.
+            ErrorResponse: one has a field that is unknown, or that the template does not read.
         """
         for index, message in enumerate(self.messages):
             for name, value in (message.model_extra or {}).items():
@@ -72,6 +131,10 @@ class ChatBody(GenerationBody):
                     field = f"messages.{index}.{name}"
                     reason = f"{field} is not supported; use role, content and name only"
                     raise bad_request(reason, field, "unsupported")
+            if message.tool_calls and not reads_tool_calls:
+                field = f"messages.{index}.tool_calls"
+                reason = f"{field}: the chat template of this model does not read tool calls"
+                raise bad_request(f"{reason}; leave them out", field, "unsupported")
         return [message.for_template() for message in self.messages]
 
 
@@ -100,8 +163,9 @@ class AssistantMessage(BaseModel):
     """The message that the model generated."""
 
     role: Literal["assistant"] = "assistant"
-    content: str
+    content: str | None
     refusal: None = None
+    tool_calls: list[ToolCall] | None = None
 
 
 class ChatChoice(BaseModel):
@@ -126,11 +190,28 @@ class ChatCompletion(BaseModel):
     dsbd: Report
 
 
+class FunctionDelta(BaseModel):
+    """The addition of a chunk to the function of a call."""
+
+    name: str | None = None
+    arguments: str
+
+
+class ToolCallDelta(BaseModel):
+    """The addition of a chunk to a call; the first one of a call has its id."""
+
+    index: int
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: FunctionDelta
+
+
 class Delta(BaseModel):
     """The addition of a chunk to the message of its choice."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None
+    tool_calls: list[ToolCallDelta] | None = None
 
 
 class ChunkChoice(BaseModel):
@@ -161,14 +242,40 @@ class ChatBuilder(ResponseBuilder):
     response = ChatCompletion
     chunk = ChatCompletionChunk
 
+    def __init__(self, head: ResponseHead, tools: ToolUse | None = None) -> None:
+        """``tools``: how the answers' texts become calls, None where they are plain text."""
+        super().__init__(head)
+        self._tools = tools
+        self._readers: dict[int, CallReader] = {}
+        self._has_calls: set[int] = set()
+
     def choice(self, sequence: ReturnedSequence) -> ChatChoice:
         """See ResponseBuilder."""
+        message, index = AssistantMessage(content=sequence.text), sequence.index
+        if self._tools is not None:
+            reader = self._tools.reader()
+            message = _message([reader.push(sequence.text), reader.finish()])
+            if message.tool_calls:
+                self._has_calls.add(index)
         return ChatChoice(
-            index=sequence.index,
-            message=AssistantMessage(content=sequence.text),
+            index=index,
+            message=message,
             logprobs=_logprobs(sequence.tokens),
-            finish_reason=sequence.finish_reason,
+            finish_reason=self._finish_reason(index, sequence.finish_reason),
         )
+
+    def _finish_reason(self, index: int, of_text: FinishReason) -> FinishReason:
+        """Return "tool_calls" where a whole answer decided for some, as OpenAI does."""
+        decided = self._tools is not None and self._tools.choice != "named"
+        is_done = of_text == "stop" and decided and index in self._has_calls
+        return "tool_calls" if is_done else of_text
+
+    def _delta(self, index: int, addition: Addition) -> Delta:
+        """Return what an addition of a choice says."""
+        calls = [_call_delta(*call) for call in addition.calls]
+        if calls:
+            self._has_calls.add(index)
+        return Delta(content=addition.content or None, tool_calls=calls or None)
 
     def first_choice(self, index: int) -> ChunkChoice:
         """See ResponseBuilder."""
@@ -176,11 +283,39 @@ class ChatBuilder(ResponseBuilder):
 
     def text_choice(self, index: int, text: str, tokens: TokenPieces | None) -> ChunkChoice:
         """See ResponseBuilder."""
-        return ChunkChoice(index=index, delta=Delta(content=text), logprobs=_logprobs(tokens))
+        delta = Delta(content=text)
+        if self._tools is not None:
+            reader = self._readers.setdefault(index, self._tools.reader())
+            delta = self._delta(index, reader.push(text))
+        return ChunkChoice(index=index, delta=delta, logprobs=_logprobs(tokens))
 
     def last_choice(self, index: int, finish_reason: FinishReason) -> ChunkChoice:
         """See ResponseBuilder."""
-        return ChunkChoice(index=index, delta=Delta(), finish_reason=finish_reason)
+        delta = Delta()
+        if self._tools is not None:
+            reader = self._readers.setdefault(index, self._tools.reader())
+            delta = self._delta(index, reader.finish())
+        reason = self._finish_reason(index, finish_reason)
+        return ChunkChoice(index=index, delta=delta, finish_reason=reason)
+
+
+def _message(additions: Sequence[Addition]) -> AssistantMessage:
+    """Return the message of a whole answer."""
+    content = "".join(addition.content for addition in additions)
+    calls: dict[int, ToolCall] = {}
+    for index, name, arguments in (call for each in additions for call in each.calls):
+        if index not in calls:
+            function = CalledFunction(name=name or "", arguments="")
+            calls[index] = ToolCall(id=new_call_id(), function=function)
+        calls[index].function.arguments += arguments
+    return AssistantMessage(content=content or None, tool_calls=list(calls.values()) or None)
+
+
+def _call_delta(index: int, name: str | None, arguments: str) -> ToolCallDelta:
+    function = FunctionDelta(name=name, arguments=arguments)
+    if name is None:
+        return ToolCallDelta(index=index, function=function)
+    return ToolCallDelta(index=index, id=new_call_id(), type="function", function=function)
 
 
 def _logprobs(tokens: TokenPieces | None) -> ChatLogprobs | None:

@@ -14,7 +14,13 @@ from dsbd_ort.decoding import STRATEGIES, ConfigError, DecodingConfig
 from dsbd_ort.decoding.option_table import OPTION_TABLE
 from dsbd_ort.decoding.strategies import unnamed_strategy
 
-NEVER_DEFAULTS = ("max_new_tokens", "num_return_sequences", "top_logprobs", "prompt_logprobs")
+NEVER_DEFAULTS = (
+    "max_new_tokens",
+    "num_return_sequences",
+    "top_logprobs",
+    "prompt_logprobs",
+    "constraint",
+)
 """Options of which a server has no default: its limit is one, or a request has other fields."""
 
 
@@ -23,25 +29,24 @@ class DefaultOptions:
 
     Attributes:
         strategy: of requests that name none and do not set temperature 0. A single beam streams
-            evenly, so without an option it is ``speculative``, or ``sample`` without a draft.
+            evenly, so without an option it is ``speculative``.
         strategy_of_beams: the same, of requests that set how many beams.
     """
 
-    def __init__(self, given: Mapping[str, Any], *, has_draft: bool) -> None:
+    def __init__(self, given: Mapping[str, Any]) -> None:
         """Take the options, by the names of DecodingConfig.
 
         Raises:
             ConfigError: they are invalid, or contradict each other.
         """
         self._given = {name: given[name] for name in OPTION_TABLE if name in given}
-        self.strategy = given.get("strategy", "speculative" if has_draft else "sample")
+        self.strategy = given.get("strategy", "speculative")
         DecodingConfig.from_options(
             dict(given) if "strategy" in given else unnamed_strategy(self.strategy, given)
         )
         self._given.pop("strategy", None)
         has_beams = STRATEGIES[self.strategy].has_beams
-        sampling = "dsbd" if has_draft else "beam-sample"
-        self.strategy_of_beams = self.strategy if has_beams else sampling
+        self.strategy_of_beams = self.strategy if has_beams else "dsbd"
 
     def filled(self, options: Mapping[str, Any], strategy: str | None = None) -> dict[str, Any]:
         """Return the options of a request with those of the server that it leaves out.

@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 
 from dsbd_errors import DsbdError
 from dsbd_ort.decoding import DecodingConfig, DecodingError, ModelError
+from dsbd_ort.decoding.errors import ConstraintError
 from dsbd_ort.engine import Cancelled, QueueFullError, ServiceClosedError
 from dsbd_runtime.errors import CapacityError, InputError
 
@@ -132,6 +133,8 @@ def failure(event: DsbdError | Cancelled) -> ErrorResponse:
     """Return the response to a request that began and did not finish; reveals no internals."""
     if isinstance(event, Cancelled):
         return shutting_down()
+    if isinstance(event, ConstraintError):  # such as a path that nothing may follow
+        return bad_request(str(event), "constraint", "constraint_failed")
     _log.error("a request failed: %s: %s", type(event).__name__, event)
     if isinstance(event, CapacityError):
         message = "not enough memory for this request at the moment"

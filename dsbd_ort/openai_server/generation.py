@@ -8,6 +8,7 @@ import hashlib
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
@@ -44,6 +45,7 @@ from dsbd_runtime.tokenizer import Tokenizer
 
 Body = TypeVar("Body", CompletionBody, ChatBody)
 T = TypeVar("T")
+_GRAMMAR_THREADS = 2
 
 
 class Gate:
@@ -85,6 +87,7 @@ class GenerationHandler:
         self._settings = settings
         self._metrics = metrics
         self._gate = gate
+        self._grammar_threads = ThreadPoolExecutor(_GRAMMAR_THREADS, "grammars")
         manifest = service.pipeline.bundle.path / MANIFEST_NAME
         digest = hashlib.sha256(manifest.read_bytes()).hexdigest()
         self._fingerprint = f"dsbd-ort-{__version__}-{digest[:12]}"
@@ -94,7 +97,7 @@ class GenerationHandler:
         request: Request,
         body: Body,
         plan_of: Callable[[Body], GenerationPlan],
-        builder_of: Callable[[ResponseHead], ResponseBuilder],
+        builder_of: Callable[[ResponseHead, GenerationPlan], ResponseBuilder],
         id_prefix: str,
     ) -> Response:
         """Return the response to ``body``: in one piece, or a stream.
@@ -109,11 +112,16 @@ class GenerationHandler:
             self._gate.enter()
             on_end.callback(self._gate.leave)
             meter = RequestMeter(self._metrics)
-            generation = Generation(self._service, meter, self._settings.request_timeout_s)
+            timeout_s = self._settings.request_timeout_s
+            generation = Generation(self._service, meter, timeout_s, _caller(request))
             on_end.callback(generation.close)
-            # in another thread: tokenizing takes long enough to hold up other clients
-            plan = await asyncio.to_thread(_submitted, generation, plan_of, body)
-            builder = builder_of(self._head(id_prefix))
+            # in another thread: tokenizing takes long enough to hold up other clients, and grammars
+            # may take a second each: those that compile wait for each other, and hold up no others
+            threads = self._grammar_threads if body.may_take_long else None
+            plan = await asyncio.get_running_loop().run_in_executor(
+                threads, _submitted, generation, plan_of, body
+            )
+            builder = builder_of(self._head(id_prefix), plan)
             results = generation.results()
             if body.stream:
                 events = streamed_events(
@@ -155,21 +163,34 @@ def _submitted(
     return plan
 
 
+def _caller(request: Request) -> str:
+    """Return what stands for the key of a request, "" without one."""
+    key = request.headers.get("authorization", "")
+    return hashlib.sha256(key.encode("latin-1")).hexdigest() if key else ""
+
+
 class Generation:
     """The engine requests of one HTTP request, submitted and cancelled together.
 
     The engine never waits for a client: events are queued, at most one for each new token.
     """
 
-    def __init__(self, service: Service, meter: RequestMeter, timeout_s: float) -> None:
-        """Call in the event loop that reads the results; ``timeout_s`` begins now."""
+    def __init__(
+        self, service: Service, meter: RequestMeter, timeout_s: float, caller: str = ""
+    ) -> None:
+        """Call in the event loop that reads the results; ``timeout_s`` begins now.
+
+        caller: see ``Service.submit``.
+        """
         self._service = service
+        self._caller = caller
         self._meter = meter
         self._loop = asyncio.get_running_loop()
         self._timeout_s = timeout_s
         self._deadline = self._loop.time() + timeout_s
         self._events: asyncio.Queue[tuple[int, ServiceEvent]] = asyncio.Queue()
         self._live: list[LiveRequest] = []
+        self._constraints: list[Any] = []
         self._num_ended = 0
 
     def submit(self, engine_requests: Sequence[EngineRequest]) -> None:
@@ -187,12 +208,14 @@ class Generation:
                 "prompt",
                 "limit_exceeded",
             )
+        self._constraints = [request.options.get("constraint") for request in engine_requests]
         try:
             for index, request in enumerate(engine_requests):
                 on_event = partial(self._receive, index)
-                self._live.append(
-                    self._service.submit(request.token_ids, request.options, on_event)
+                live = self._service.submit(
+                    request.token_ids, request.options, on_event, caller=self._caller
                 )
+                self._live.append(live)
         except DsbdError as error:
             self.close()
             raise rejection(error) from error
@@ -226,7 +249,7 @@ class Generation:
                 self._meter.piece(index, event)
             elif isinstance(event, GenerationResult):
                 self._num_ended += 1
-                self._meter.result(event)
+                self._meter.result(event, self._constraints[index])
             else:
                 self._num_ended += 1
                 raise failure(event)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from dsbd_ort.constraints.plain_data import kind_of
+from dsbd_ort.decoding import DecodingStats
 from dsbd_ort.engine import Service
 from dsbd_ort.openai_server.protocol import FINISH_REASONS
 from dsbd_ort.results import GenerationResult, StreamPiece
@@ -58,6 +61,19 @@ class Metrics:
         self._succeeded = self._labelled_counter(
             "vllm:request_success", "Sequences returned, by finish reason.", "finished_reason"
         )
+        self._drafted = self._labelled_counter(
+            "dsbd:drafted_tokens", "Drafted tokens, by the request's drafter.", "drafter"
+        )
+        self._accepted = self._labelled_counter(
+            "dsbd:accepted_tokens", "Drafted tokens that were committed, by drafter.", "drafter"
+        )
+        kind = "constraint"
+        self._constrained_tokens = self._labelled_counter(
+            "dsbd:constrained_tokens", "Tokens returned under a constraint, by its kind.", kind
+        )
+        self._constrained_iterations = self._labelled_counter(
+            "dsbd:constrained_iterations", "Iterations under a constraint, by its kind.", kind
+        )
         self._responses = self._labelled_counter(
             "dsbd:http_answers", "HTTP responses.", "path", "status"
         )
@@ -65,6 +81,22 @@ class Metrics:
     def count_success(self, finish_reason: str) -> None:
         """Count a returned sequence."""
         self._succeeded.labels(**self._labels, finished_reason=finish_reason).inc()
+
+    def count_drafted(self, stats: DecodingStats) -> None:
+        """Count what a request drafted."""
+        self.num_drafts.inc(stats.num_iterations)
+        self.num_draft_tokens.inc(stats.num_draft_tokens)
+        self.num_accepted_tokens.inc(stats.num_accepted_tokens)
+        labels = {**self._labels, "drafter": stats.drafter}
+        self._drafted.labels(**labels).inc(stats.num_draft_tokens)
+        self._accepted.labels(**labels).inc(stats.num_accepted_tokens)
+
+    def count_constrained(self, kind: str, result: GenerationResult) -> None:
+        """Count a request that ended under a constraint of this kind."""
+        num_tokens = sum(len(sequence.token_ids) for sequence in result.sequences)
+        labels = {**self._labels, "constraint": kind}
+        self._constrained_tokens.labels(**labels).inc(num_tokens)
+        self._constrained_iterations.labels(**labels).inc(result.stats.num_iterations)
 
     def count_response(self, path: str, status: int) -> None:
         """Count an HTTP response; ``path`` is a label, so it must be one of few."""
@@ -101,18 +133,18 @@ class RequestMeter:
             self._metrics.first_token.observe(now - self._arrived)
         self._last_token_by_index[index] = now
 
-    def result(self, result: GenerationResult) -> None:
-        """Record a finished engine request."""
+    def result(self, result: GenerationResult, constraint: Any = None) -> None:
+        """Record a finished engine request, and what it was constrained to."""
         metrics, stats = self._metrics, result.stats
+        if constraint is not None:
+            metrics.count_constrained(kind_of(constraint), result)
         metrics.end_to_end.observe(metrics.clock() - self._arrived)
         metrics.prompt_tokens.inc(stats.num_prompt_tokens)
         metrics.prompt_length.observe(stats.num_prompt_tokens)
         if stats.time_per_output_token_s is not None:
             metrics.per_token.observe(stats.time_per_output_token_s)
         if stats.num_draft_tokens:
-            metrics.num_drafts.inc(stats.num_iterations)
-            metrics.num_draft_tokens.inc(stats.num_draft_tokens)
-            metrics.num_accepted_tokens.inc(stats.num_accepted_tokens)
+            metrics.count_drafted(stats)
         for sequence in result.sequences:
             metrics.generation_tokens.inc(len(sequence.token_ids))
             metrics.output_length.observe(len(sequence.token_ids))

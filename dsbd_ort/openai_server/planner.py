@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,6 +22,8 @@ from dsbd_ort.openai_server.settings import (
     check_limit,
     check_prompt,
 )
+from dsbd_ort.openai_server.structured import contradiction, read_constraint
+from dsbd_ort.openai_server.tools import CALL_BEGINS, ToolUse, auto_fault, tool_use
 from dsbd_ort.prompts import prompt_ids
 from dsbd_runtime.errors import BundleError
 
@@ -52,6 +55,7 @@ class GenerationPlan:
             the order of their seeds.
         num_prompt_tokens: of all prompts.
         echoes: the texts of the prompts where the response begins with them, None where not.
+        tools: how answers become tool calls, None where they are plain text.
         drops_new_tokens: whether only the prompts are returned (``max_tokens`` 0).
     """
 
@@ -61,6 +65,7 @@ class GenerationPlan:
     is_ranked: bool
     num_prompt_tokens: int
     echoes: tuple[str, ...] | None = None
+    tools: ToolUse | None = None
     drops_new_tokens: bool = False
 
     @property
@@ -84,12 +89,18 @@ class Planner:
 
         Raises:
             ConfigError: the server's default options are invalid.
+            InputError: they need a draft, and the bundle has none.
+            ConstraintError: a trie of the settings is.
         """
         self._service = service
         self._pipeline = service.pipeline
         self._settings = settings
-        self._defaults = DefaultOptions(settings.defaults, has_draft=self._has_draft)
+        self._defaults = DefaultOptions(settings.defaults)
+        self._pipeline.config(self._defaults.filled({}))  # refuses what no request could have
         self._new_seed = new_seed
+        self._pipeline.constraints.guard()
+        for trie in settings.tries.values():
+            self._pipeline.constraints.bound(trie)  # refuses one beyond the vocabulary
 
     def plan_completion(self, body: CompletionBody) -> GenerationPlan:
         """Return the engine requests of /v1/completions.
@@ -126,14 +137,17 @@ class Planner:
 
     def plan_chat(self, body: ChatBody) -> GenerationPlan:
         """Return the engine requests of /v1/chat/completions; raises as ``plan_completion``."""
-        messages = body.template_messages()
         try:
+            template = self._pipeline.chat_template.source
+            messages = body.template_messages(reads_tool_calls="tool_calls" in template)
+            tools = self._tool_use(body, template)
             prompt = self._pipeline.chat_prompt(
                 messages,
                 add_generation_prompt=body.add_generation_prompt is not False,
-                chat_template_kwargs=body.chat_template_kwargs,
+                chat_template_kwargs=_template_variables(body, tools),
             )
-            return self._plan(body, [prompt], None, echo=False)
+            plan = self._plan(body, [prompt], None, echo=False, tools=tools)
+            return replace(plan, tools=tools)
         except BundleError as error:  # its message names folders of this machine
             raise bad_request(
                 "this model has no usable chat template; use /v1/completions",
@@ -143,11 +157,42 @@ class Planner:
         except DsbdError as error:
             raise rejection(error) from error
 
+    def _tool_use(self, body: ChatBody, template: str) -> ToolUse | None:
+        return tool_use(
+            body.tools or (),
+            body.tool_choice,
+            parallel=body.parallel_tool_calls is not False,
+            auto_fault=auto_fault(template, self._tag_is_text),
+        )
+
+    @functools.cached_property
+    def _tag_is_text(self) -> bool:
+        tokenizer = self._pipeline.tokenizer
+        tokens = tokenizer.encode(CALL_BEGINS, add_special_tokens=False)
+        return CALL_BEGINS in tokenizer.decode(tokens)
+
+    def _constraint(self, body: GenerationBody, tools: ToolUse | None) -> Any:
+        """Return the constraint of a request, None without one."""
+        given = body.given_constraints()
+        if tools is not None and given:
+            raise contradiction(tools.choice, given)
+        if tools is not None and tools.schema is not None:
+            given = {"tools": {"json_schema": tools.schema}}
+        return read_constraint(given, self._settings.tries, self._pipeline.constraints.bound)
+
     def _plan(
-        self, body: GenerationBody, tokens: list[list[int]], best_of: int | None, *, echo: bool
+        self,
+        body: GenerationBody,
+        tokens: list[list[int]],
+        best_of: int | None,
+        *,
+        echo: bool,
+        tools: ToolUse | None = None,
     ) -> GenerationPlan:
         choices = self._choices(body, best_of)
         options = self._options(body, choices, echo=echo)
+        if (constraint := self._constraint(body, tools)) is not None:
+            options["constraint"] = constraint
         each_options, num_copies = _each_options(options, choices)
         for token_ids in tokens:
             check_prompt(len(token_ids), self._settings)
@@ -194,8 +239,8 @@ class Planner:
         self._set_ends(body, given)
         if (num_top := body.num_top_logprobs) is not None:
             given |= {"top_logprobs": num_top, "prompt_logprobs": echo}
-        search = "speculative-beam-search" if self._has_draft else "beam-search"
-        options = self._defaults.filled(given, search if choices.are_beams else None)
+        search = "speculative-beam-search" if choices.are_beams else None
+        options = self._defaults.filled(given, search)
         options.setdefault("seed", self._new_seed())
         if "num_beams" not in given and options.get("num_beams", 1) > 1:
             if options["num_beams"] < choices.num_beams_needed(options):
@@ -214,10 +259,6 @@ class Planner:
         of_server: int = self._settings.max_new_tokens or most
         return {"max_new_tokens": min(most, own, of_server)}
 
-    @property
-    def _has_draft(self) -> bool:
-        return "draft" in self._pipeline.bundle.roles
-
     def _set_ends(self, body: GenerationBody, options: dict[str, Any]) -> None:
         """Set the end-of-sequence tokens, where they are not the model's own."""
         given = options.get("eos_token_id")
@@ -230,6 +271,20 @@ class Planner:
         own = () if body.ignore_eos else self._pipeline.bundle.manifest.target.eos_token_ids
         ends = own if given is None else [given] if isinstance(given, int) else given
         options["eos_token_id"] = list(dict.fromkeys([*ends, *(body.stop_token_ids or ())]))
+
+
+def _template_variables(body: ChatBody, tools: ToolUse | None) -> dict[str, Any] | None:
+    """Return the variables of the chat template: the tools among them, where they are used."""
+    variables = body.chat_template_kwargs
+    if tools is None:
+        return variables
+    if variables and "tools" in variables:
+        raise bad_request(
+            "chat_template_kwargs has tools, as the request has; leave out one of them",
+            "chat_template_kwargs",
+        )
+    described = [tool.model_dump(exclude_unset=True) for tool in body.tools or ()]
+    return {**(variables or {}), "tools": described}
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from dsbd_ort.decoding.option_table import IN_PYTHON_ALONE, OPTION_TABLE
 from dsbd_ort.decoding.option_values import did_you_mean
 from dsbd_ort.openai_server.errors import bad_request
 from dsbd_ort.openai_server.request_fields import FIELDS, without_neutral
+from dsbd_ort.openai_server.structured import ConstraintFields
 
 OPENAI_NAMES = {  # OpenAI's name: that of DecodingConfig
     "max_tokens": "max_new_tokens",
@@ -25,12 +26,12 @@ OPENAI_NAMES = {  # OpenAI's name: that of DecodingConfig
     "top_p": "top_p",
     "seed": "seed",
 }
-_NO_FIELDS = ("top_logprobs", "prompt_logprobs", *IN_PYTHON_ALONE)
+_NO_FIELDS = ("top_logprobs", "prompt_logprobs", "constraint", *IN_PYTHON_ALONE)
 """Options that HTTP has other fields for, or none."""
 
 OPTION_NAMES = frozenset(OPTION_TABLE) - {*_NO_FIELDS}
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "tool_calls"]
 FINISH_REASONS: dict[str, FinishReason] = {"eos": "stop", "stop": "stop", "length": "length"}
 """OpenAI's finish reason by that of a GeneratedSequence."""
 
@@ -54,7 +55,7 @@ class StreamOptions(BaseModel):
     include_obfuscation: Literal[False] | None = None
 
 
-class GenerationBody(BaseModel):
+class GenerationBody(ConstraintFields):
     """Request fields of both endpoints; all other fields are those of DecodingConfig."""
 
     model_config = ConfigDict(extra="allow", strict=True, json_schema_extra=_describe_options)

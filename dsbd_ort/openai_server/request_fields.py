@@ -106,17 +106,32 @@ FIELDS: dict[str, RequestField] = {
     "logit_bias": Done("token ids and what is added to their logits"),
     "bad_words": Refused(_LATER, ([],)),
     "allowed_token_ids": Refused(_LATER),
-    "response_format": Refused(_LATER, ({"type": "text"},)),
-    "structured_outputs": Refused(_LATER),
-    "guided_json": Refused(_LATER),
-    "guided_regex": Refused(_LATER),
-    "guided_choice": Refused(_LATER),
-    "guided_grammar": Refused(_LATER),
-    "tools": Refused(_LATER, ([],)),
-    "tool_choice": Refused(_LATER, ("none", "auto")),
-    "parallel_tool_calls": Refused("there are no tools", (True, False)),
-    "functions": Refused(_LATER, ([],)),
-    "function_call": Refused(_LATER, ("none", "auto")),
+    "response_format": Done("types `text`, `json_object` and `json_schema`; `strict` or not"),
+    "structured_outputs": Done(
+        "vLLM's: one of `json`, `regex`, `choice`, `grammar`, `json_object`; JSON is on one line "
+        "unless `disable_any_whitespace` is false"
+    ),
+    "guided_json": Done("`json` of `structured_outputs`, as older clients name it"),
+    "guided_regex": Done("`regex` of it"),
+    "guided_choice": Done("`choice` of it"),
+    "guided_grammar": Done("`grammar` of it"),
+    "constraint": Done(
+        "as in DecodingConfig, as plain data (docs/constraints.md); a `trie` is one that the "
+        "server was started with"
+    ),
+    "tools": Done("functions whose arguments are objects by a JSON schema", completions=False),
+    "tool_choice": Done(
+        "`required`, a function, `none`; `auto` where the chat template writes calls between "
+        "`<tool_call>` tags",
+        completions=False,
+    ),
+    "parallel_tool_calls": Done(
+        "false: one call with `required`, at most 16 otherwise", completions=False
+    ),
+    "guided_decoding_backend": Refused("there is one"),
+    "guided_whitespace_pattern": Refused("use `structured_outputs.disable_any_whitespace`"),
+    "functions": Refused("use `tools`", ([],)),
+    "function_call": Refused("use `tool_choice`", ("none", "auto")),
     "include_stop_str_in_output": Refused("a text ends before its stop text", (False,)),
     "spaces_between_special_tokens": Refused("the tokenizer decides it", (True,)),
     "truncate_prompt_tokens": Refused("a prompt is never cut silently"),
@@ -144,6 +159,9 @@ _ELSEWHERE: dict[str, tuple[Any, ...]] = {  # neutral values of fields of the ot
     "add_special_tokens": (False,),
     "add_generation_prompt": (True,),
     "chat_template_kwargs": ({},),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "parallel_tool_calls": (True, False),
 }
 
 

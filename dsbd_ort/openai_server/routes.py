@@ -64,7 +64,11 @@ def generation_routes(handler: GenerationHandler, planner: Planner) -> APIRouter
     async def completions(request: Request, body: CompletionBody) -> Response:
         """Continue prompts."""
         return await handler.respond(
-            request, body, planner.plan_completion, CompletionBuilder, "cmpl"
+            request,
+            body,
+            planner.plan_completion,
+            lambda head, plan: CompletionBuilder(head),
+            "cmpl",
         )
 
     @router.post(
@@ -74,7 +78,13 @@ def generation_routes(handler: GenerationHandler, planner: Planner) -> APIRouter
     )
     async def chat_completions(request: Request, body: ChatBody) -> Response:
         """Answer a conversation."""
-        return await handler.respond(request, body, planner.plan_chat, ChatBuilder, "chatcmpl")
+        return await handler.respond(
+            request,
+            body,
+            planner.plan_chat,
+            lambda head, plan: ChatBuilder(head, plan.tools),
+            "chatcmpl",
+        )
 
     return router
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from dsbd_ort.constraints import TokenTrie
 from dsbd_ort.decoding import DecodingConfig
 from dsbd_ort.engine.limits import MOST, MOST_BYTES, check_count, check_seconds
 from dsbd_ort.openai_server.api_keys import ApiKeys
@@ -33,6 +34,7 @@ class ServingSettings:
         max_body_bytes: of one request.
         body_timeout_s: to receive a body.
         defaults: options of requests that leave them out, see DefaultOptions.
+        tries: that requests may name, see dsbd_ort.TokenTrie.
         request_timeout_s: from the arrival of a request to its last token, including the queue.
     """
 
@@ -50,6 +52,7 @@ class ServingSettings:
     body_timeout_s: float = 10.0
     request_timeout_s: float = 600.0
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    tries: Mapping[str, TokenTrie] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("max_prompt_tokens", "max_new_tokens"):

@@ -96,6 +96,9 @@ function nodeBox(node, layout, iteration, onPath) {
   svg("path", { d: role.shape, transform: "translate(8 5)", class: "shape" }),
   svg("text", { x: 26, y: 15 }, shortened(label(node), Math.floor((size.width - (rank < 0 ? 30 : 52)) / 8))),
   bar(node.p, 21, "target"), bar(node.q, 26, "draft"));
+  if (isHeldBack(node)) {
+    box.append(svg("text", { x: size.width - 13, y: size.height - 5, class: "forbidden" }, "⊘"));
+  }
   if (node.has_ended) box.append(svg("path", { d: "M0 -2V34", transform: `translate(${size.width + 4} 0)`, class: "end" }));
   if (rank >= 0) {
     box.append(svg("circle", { cx: size.width - 13, cy: 11, r: 8, class: "badge" }),
@@ -104,13 +107,19 @@ function nodeBox(node, layout, iteration, onPath) {
   return box;
 }
 
+// Whether the constraint forbids behind a node what the target holds probable.
+function isHeldBack(node) {
+  return node.forbidden.some(([, p]) => p >= 0.1);
+}
+
 function shortened(text, most) {
   const characters = [...text];
   return characters.length <= most ? text : `${characters.slice(0, most - 1).join("")}…`;
 }
 
 function nodeWords(node) {
-  return `${label(node)}, ${roles[node.role].name}, target ${probability(node.p)}, draft ${probability(node.q)}`;
+  const held = isHeldBack(node) ? ", likely tokens forbidden behind it" : "";
+  return `${label(node)}, ${roles[node.role].name}, target ${probability(node.p)}, draft ${probability(node.q)}${held}`;
 }
 
 function nodeFacts(node, iteration) {
@@ -130,6 +139,17 @@ function nodeFacts(node, iteration) {
   ];
 }
 
+// What the target would have liked to write here, had the constraint allowed it.
+function forbiddenBehind(node) {
+  if (!node.forbidden.length) return [];
+  const entries = node.forbidden.map(([token, p]) =>
+    element("li", {}, element("s", {}, trace.labels[token]), ` ${probability(p)}`));
+  return [
+    element("p", { class: "forbidden" }, "forbidden behind it"),
+    element("ul", { class: "forbidden" }, ...entries),
+  ];
+}
+
 function detailsOf(node, iteration) {
   const role = roles[node.role];
   const rows = nodeFacts(node, iteration).map(([name, value]) =>
@@ -140,5 +160,6 @@ function detailsOf(node, iteration) {
     element("p", { class: `role ${node.role}` }, role.name),
     element("p", {}, role.note + ended),
     element("table", {}, ...rows),
+    ...forbiddenBehind(node),
   ];
 }

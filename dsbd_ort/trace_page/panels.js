@@ -11,6 +11,7 @@ function showRequest() {
   if (config.draft_beams.length) settings.push(`drafts of ${config.draft_beams.join(", ")}`);
   if (config.coupling) settings.push(`${config.coupling} coupling`);
   settings.push(`${config.width_policy} width`);
+  if (config.constraint) settings.push(config.constraint);
   byId("strategy").textContent = `${config.strategy} · ${settings.join(" · ")}`;
   byId("totals").textContent = iterations.length
     ? `${plural(tokens, "token")} in ${plural(iterations.length, "iteration")}, one target call each: ` +
@@ -23,6 +24,9 @@ function showRequest() {
   byId("legend").append(
     element("li", { class: "target" }, element("span", { class: "swatch" }), "p̃ of the target"),
     element("li", { class: "draft" }, element("span", { class: "swatch" }), "q̃ of the draft"));
+  if (trace.iterations.some((iteration) => iteration.nodes.some(isHeldBack))) {
+    byId("legend").append(element("li", { class: "forbidden" }, "⊘ likely tokens forbidden"));
+  }
 }
 
 function svgIcon(role) {

@@ -9,7 +9,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from dsbd_ort.decoding import RequestTrace, TraceIteration, TraceNode
+from dsbd_ort.decoding import DecodingConfig, RequestTrace, TraceIteration, TraceNode
 from dsbd_ort.decoding.beams import Hypothesis
 from dsbd_ort.results import json_text
 from dsbd_ort.version import __version__
@@ -85,16 +85,30 @@ def trace_object(trace: RequestTrace, tokenizer: Tokenizer) -> dict[str, Any]:
     """Return the trace as one JSON object, with all that the page shows."""
     hypotheses = _HypothesisTable(tokenizer)
     iterations = [_iteration(iteration, hypotheses) for iteration in trace.iterations]
-    in_forest = {node.token for iteration in trace.iterations for node in iteration.nodes}
+    nodes = [node for iteration in trace.iterations for node in iteration.nodes]
+    in_forest = {node.token for node in nodes}
+    in_forest |= {token for node in nodes for token, _ in node.forbidden}
     in_beams = {row["token"] for row in hypotheses.rows[1:]}
     return {
         "version": TRACE_VERSION,
         "program": f"dsbd-ort {__version__}",
-        "config": dataclasses.asdict(trace.config) if trace.config else None,
+        "config": _config(trace.config) if trace.config else None,
         "prompt": {"token_ids": trace.prompt_ids, "text": tokenizer.decode(trace.prompt_ids)},
         "labels": {token: token_label(tokenizer, token) for token in sorted(in_forest | in_beams)},
         "hypotheses": hypotheses.rows,
         "iterations": iterations,
+    }
+
+
+def _config(config: DecodingConfig) -> dict[str, Any]:
+    """Return the options; a constraint by its name, as a user's own processors."""
+    plain = dataclasses.replace(config, constraint=None, logits_processors=())
+    return dataclasses.asdict(plain) | {
+        "constraint": getattr(config.constraint, "name", None),
+        "logits_processors": [
+            getattr(each, "__qualname__", type(each).__qualname__)
+            for each in config.logits_processors
+        ],
     }
 
 
@@ -158,6 +172,7 @@ def _node(node: TraceNode) -> dict[str, Any]:
     fields = dataclasses.asdict(node)
     p, q = fields.pop("target_log_prob"), fields.pop("draft_log_prob")
     weight = fields.pop("log_weight")
+    fields["forbidden"] = [[token, _rounded(p)] for token, p in node.forbidden]
     return fields | {
         "p": None if p is None else _rounded(math.exp(p)),
         "q": None if q is None else _rounded(math.exp(q)),

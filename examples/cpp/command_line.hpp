@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <optional>
 #include <set>
 #include <sstream>
@@ -25,7 +26,8 @@ struct CommandLine {
 constexpr const char* usage =
     "usage: dsbd_host BUNDLE (--ids 1,2,3 | --input ids.jsonl) [--strategy dsbd] [--num-beams 4]\n"
     "    [--draft-length 4] [--draft-beams 4] [--temperature 1] [--top-k 0] [--top-p 1]\n"
-    "    [--max-new-tokens 64] [--seed 0] [--eos-token-id 1] [--threads N] [--json]";
+    "    [--max-new-tokens 64] [--seed 0] [--eos-token-id 1] [--trie items.trie]\n"
+    "    [--threads N] [--json]";
 
 inline std::uint64_t whole_number(const std::string& name, const std::string& text,
                                   std::uint64_t most = std::numeric_limits<std::int32_t>::max()) {
@@ -83,6 +85,8 @@ inline bool set_option(dsbd::Options& options, const std::string& name, const st
     } else if (name == "--eos-token-id") {
         const auto ids = whole_numbers<std::int64_t>(name, text);
         options.eos_token_ids.emplace(ids.begin(), ids.end());
+    } else if (name == "--trie") {
+        options.trie = std::make_shared<const dsbd::Trie>(text);
     } else {
         return false;
     }

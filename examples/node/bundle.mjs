@@ -16,7 +16,7 @@ const LOGITS_KIND = /^(full|topk:[1-9][0-9]*)$/;
 /** What a bundle or a request is refused for; `main.mjs` prints it as one line. */
 export class HostError extends Error {}
 
-/** Read dsbd.json of `folder`, check what a host depends on, return {folder, manifest}. */
+/** Read dsbd.json of `folder`, check what a host depends on, return {folder, manifest, roles}. */
 export async function openBundle(folder) {
   const file = path.join(folder, "dsbd.json");
   let manifest;
@@ -35,18 +35,16 @@ export async function openBundle(folder) {
   checkFields(file, manifest, MANIFEST_FIELDS);
   const roles = manifest.draft === null ? ["target"] : ["target", "draft"];
   for (const role of roles) {
+    if (typeof manifest[role] !== "object" || manifest[role] === null) {
+      const found = JSON.stringify(manifest[role]);
+      throw new HostError(`${file}: ${role} is ${found}, expected an entry; export again`);
+    }
     checkFields(`${file}: ${role}`, manifest[role], ENTRY_FIELDS);
     checkLogits(`${file}: ${role}`, manifest[role].logits);
   }
   await checkFiles(folder, manifest.files, roles);
-  if (manifest.draft === null) {
-    throw new HostError(
-      `the bundle ${folder} has no draft, and this host speculates; export with --draft, or use ` +
-        "dsbd-run with a strategy without one",
-    );
-  }
   for (const field of ["vocab_size", "bos_token_id", "eos_token_ids"]) {
-    const [target, draft] = roles.map((role) => JSON.stringify(manifest[role][field]));
+    const [target, draft = target] = roles.map((role) => JSON.stringify(manifest[role][field]));
     if (target !== draft) {
       throw new HostError(
         `target and draft differ in ${field}: ${target} and ${draft}; export a pair that shares ` +
@@ -54,7 +52,7 @@ export async function openBundle(folder) {
       );
     }
   }
-  return { folder, manifest };
+  return { folder, manifest, roles };
 }
 
 /** Return {encode(text), decode(ids)} of a bundle; both work on arrays of numbers. */

@@ -58,9 +58,10 @@ export class Engine {
    *   cache; the S new rows are numRows .. numRows + S - 1, and a node sees its own.
    * @param logitRows which of the S nodes (0 .. S-1) are asked for.
    * @param count how many tokens of each.
+   * @param allowed for each asked node the ids to choose from; undefined for all.
    * @returns for each asked node {ids, logits}, the likeliest first.
    */
-  async step(tokens, positions, seen, logitRows, count) {
+  async step(tokens, positions, seen, logitRows, count, allowed) {
     const size = tokens.length;
     if (this.numRows + size > this.capacity) {
       throw new HostError(`${this.numRows + size} rows, but the caches hold ${this.capacity}`);
@@ -79,7 +80,7 @@ export class Engine {
     const outputs = await this.model.run(feeds, fetches);
     this.numRows += size;
     this.numCalls += 1;
-    return logitRows.map((_, row) => likeliest(outputs, row, count));
+    return logitRows.map((_, row) => likeliest(outputs, row, count, allowed?.[row]));
   }
 
   /**
@@ -156,7 +157,10 @@ function emptyCaches(kv, capacity) {
 const headOutputs = ({ logits }) => (logits === "full" ? ["logits"] : ["top_ids", "top_logits"]);
 
 /** The `count` likeliest tokens of one row, from all logits or from a top-k head. */
-function likeliest({ logits, top_ids, top_logits }, row, count) {
+function likeliest({ logits, top_ids, top_logits }, row, count, allowed) {
+  if (allowed !== undefined) {
+    return likeliestAllowed({ logits, top_ids, top_logits }, row, count, allowed);
+  }
   if (logits === undefined) {
     const most = top_ids.dims[1];
     if (count > most) {
@@ -178,4 +182,19 @@ function likeliest({ logits, top_ids, top_logits }, row, count) {
     ids.push(best);
   }
   return { ids, logits: ids.map((id) => numbers[id]) };
+}
+
+/** The likeliest of the allowed tokens of one row, fewer where there are fewer. */
+function likeliestAllowed({ logits, top_ids, top_logits }, row, count, allowed) {
+  const most = logits === undefined ? top_ids.dims[1] : logits.dims[1];
+  const numbers = (logits ?? top_logits).data.subarray(row * most, (row + 1) * most);
+  const ids = logits === undefined
+    ? Array.from(top_ids.data.subarray(row * most, (row + 1) * most), Number)
+    : undefined;
+  const found = allowed
+    .map((id) => ({ id, logit: numbers[ids === undefined ? id : ids.indexOf(id)] }))
+    .filter(({ logit }) => logit !== undefined)
+    .sort((a, b) => b.logit - a.logit || a.id - b.id)
+    .slice(0, count);
+  return { ids: found.map(({ id }) => id), logits: found.map(({ logit }) => logit) };
 }

@@ -6,15 +6,17 @@ import { HostError, openBundle, openTokenizer } from "./bundle.mjs";
 import { Engine } from "./engine.mjs";
 import { forestDifference } from "./forest_check.mjs";
 import { speculate } from "./speculate.mjs";
+import { openTrie } from "./trie.mjs";
 
 const USAGE = `node main.mjs BUNDLE (--prompt TEXT | --ids 1,2,3) [--max-new-tokens 32]
-    [--draft-length 4] [--draft-branches 2] [--check-forest] [--json]`;
+    [--draft-length 4] [--draft-branches 2] [--trie items.trie] [--check-forest] [--json]`;
 const OPTIONS = {
   prompt: { type: "string" },
   ids: { type: "string" },
   "max-new-tokens": { type: "string", default: "32" },
-  "draft-length": { type: "string", default: "4" },
-  "draft-branches": { type: "string", default: "2" },
+  "draft-length": { type: "string" },
+  "draft-branches": { type: "string" },
+  trie: { type: "string" },
   "check-forest": { type: "boolean", default: false },
   json: { type: "boolean", default: false },
 };
@@ -29,14 +31,14 @@ async function main(args) {
     : tokenizer.encode(values.prompt);
   const options = {
     maxNewTokens: wholeNumber("max-new-tokens", values["max-new-tokens"], 1),
-    draftLength: wholeNumber("draft-length", values["draft-length"], 1),
-    draftBranches: wholeNumber("draft-branches", values["draft-branches"], 1),
+    ...draftOptions(bundle, values),
+    trie: values.trie && (await openTrie(values.trie, bundle.manifest.target)),
   };
-  checkRequest(bundle.manifest, promptIds, options);
+  checkRequest(bundle, promptIds, options);
   const forestRows = 8 + options.draftLength * options.draftBranches;
   const capacity = promptIds.length + options.maxNewTokens + forestRows;
   const target = await Engine.open(bundle, "target", capacity);
-  const draft = await Engine.open(bundle, "draft", capacity);
+  const draft = bundle.manifest.draft && (await Engine.open(bundle, "draft", capacity));
   if (values["check-forest"]) await checkForest(target, promptIds);
   const answer = await speculate(target, draft, promptIds, options);
   const text = tokenizer.decode(answer.tokenIds);
@@ -57,7 +59,27 @@ function readArguments(args) {
   return { values, folder: positionals[0] };
 }
 
-function checkRequest({ target, draft }, promptIds, { maxNewTokens }) {
+/** How much is drafted: nothing without a draft, where every iteration is one token. */
+function draftOptions({ folder, manifest }, values) {
+  const names = ["draft-length", "draft-branches"];
+  if (manifest.draft !== null) {
+    const [draftLength, draftBranches] = names.map((name, index) =>
+      wholeNumber(name, values[name] ?? [4, 2][index], 1),
+    );
+    return { draftLength, draftBranches };
+  }
+  const given = names.find((name) => values[name] !== undefined);
+  if (given !== undefined) {
+    throw new HostError(
+      `--${given} is given, but the bundle ${folder} has no draft; leave it out, or add a draft ` +
+        `with: dsbd-export --bundle ${folder} --draft DRAFT`,
+    );
+  }
+  return { draftLength: 0, draftBranches: 0 };
+}
+
+function checkRequest({ manifest, roles }, promptIds, { maxNewTokens }) {
+  const { target } = manifest;
   const wrong = promptIds.find((id) => id >= target.vocab_size);
   if (wrong !== undefined || promptIds.length === 0) {
     throw new HostError(
@@ -65,7 +87,7 @@ function checkRequest({ target, draft }, promptIds, { maxNewTokens }) {
         `more from 0 to ${target.vocab_size - 1}`,
     );
   }
-  const context = Math.min(target.context_length, draft.context_length);
+  const context = Math.min(...roles.map((role) => manifest[role].context_length));
   const most = promptIds.length + maxNewTokens;
   if (most > context) {
     throw new HostError(

@@ -6,7 +6,7 @@ import contextlib
 import json
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from optimum.exporters.tasks import TasksManager
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from dsbd_export.config import MIN_CONTEXT, ExportConfig
+from dsbd_export.config import MIN_CONTEXT, DraftConfig, ExportConfig, ModelOptions
 from dsbd_export.errors import ExportError, reason_of
 from dsbd_export.model_config import constant_rope_length, kv_geometry, layer_masks, refusal_of
 from dsbd_export.weights import (
@@ -72,19 +72,33 @@ class Checkpoint:
         return sorted(set(self.layer_masks))
 
 
-def open_pair(options: ExportConfig) -> tuple[Checkpoint, Checkpoint]:
-    """Find both checkpoints and read their configs; no weights are read."""
-    sources = (options.target, options.draft)
-    if options.revision is not None and all(Path(source).is_dir() for source in sources):
+def open_pair(options: ExportConfig) -> tuple[Checkpoint, Checkpoint | None]:
+    """Find target and, where one is given, draft and read their configs; no weights are read."""
+    sources = {"target": options.target}
+    if options.draft is not None:
+        sources["draft"] = options.draft
+    opened = _opened(sources, options)
+    return opened["target"], opened.get("draft")
+
+
+def open_draft(options: DraftConfig) -> Checkpoint:
+    """Find the draft and read its config; no weights are read."""
+    return _opened({"draft": options.draft}, options)["draft"]
+
+
+def _opened(sources: Mapping[str, str], options: ModelOptions) -> dict[str, Checkpoint]:
+    """Return the checkpoints by "target" and "draft", as far as these have a source."""
+    if options.revision is not None and all(Path(each).is_dir() for each in sources.values()):
+        are = "are both folders" if len(sources) == 2 else "is a folder"
         raise ExportError(
-            f"revision={options.revision!r} has no meaning: target and draft are both folders; "
+            f"revision={options.revision!r} has no meaning: {' and '.join(sources)} {are}; "
             "leave it out or give a hub id"
         )
-    target, draft = (_locate(source, options) for source in sources)
-    return open_checkpoint("target", target, options), open_checkpoint("draft", draft, options)
+    folders = {role: _locate(source, options) for role, source in sources.items()}
+    return {role: open_checkpoint(role, folder, options) for role, folder in folders.items()}
 
 
-def open_checkpoint(role: str, folder: Path, options: ExportConfig) -> Checkpoint:
+def open_checkpoint(role: str, folder: Path, options: ModelOptions) -> Checkpoint:
     """Read the config files in ``folder``; ``role`` is "target" or "draft"."""
     if not (folder / "config.json").is_file():
         raise ExportError(f"the {role} at {folder} has no config.json; give a checkpoint folder")
@@ -175,7 +189,7 @@ def _load(checkpoint: Checkpoint, dtype: torch.dtype) -> tuple[PreTrainedModel, 
     return loaded
 
 
-def _locate(source: str, options: ExportConfig) -> Path:
+def _locate(source: str, options: ModelOptions) -> Path:
     """Return the folder of a checkpoint, downloaded from the hub if it is no local folder."""
     folder = Path(source).expanduser()
     if folder.is_dir():

@@ -1,4 +1,4 @@
-"""Options of one export."""
+"""Options of an export: those of every model, and which models are exported to where."""
 
 from __future__ import annotations
 
@@ -27,13 +27,10 @@ _EXACT_PRECISIONS = (("fp32", "none"), ("fp32", "int8-dynamic"))
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportConfig:
-    """Options of an export: sources, output, precision, and the limits of parity.
+class ModelOptions:
+    """Options of every model of an export: precision, outputs, and the limits of parity.
 
     Attributes:
-        target: folder or Hugging Face hub id of the target checkpoint.
-        draft: the same for the draft.
-        output: folder of the bundle; an existing bundle there is replaced at the end.
         dtype: precision of weights and caches: "fp32", "fp16" or "bf16".
         quantize: weight compression: "none", "int8-dynamic", "int8" or "int4"; see ``quantize``.
         logits: output of the engines: "full", or "topk:K" for the K largest of a row.
@@ -50,9 +47,6 @@ class ExportConfig:
         trust_remote_code: run modelling code of a checkpoint.
     """
 
-    target: str
-    draft: str
-    output: Path
     dtype: str = "fp32"
     quantize: str = "none"
     logits: str = "full"
@@ -178,3 +172,31 @@ class ExportConfig:
                 f"{meaningless}={value} has no meaning for dtype={self.dtype!r} with "
                 f"quantize={self.quantize!r}; use {instead}"
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportConfig(ModelOptions):
+    """Options of the export of a target, and of a draft for it.
+
+    Attributes:
+        target: folder or Hugging Face hub id of the target checkpoint.
+        draft: the same for the draft; None for a bundle without one.
+        output: folder of the bundle; an existing bundle there is replaced at the end.
+    """
+
+    target: str
+    draft: str | None = None
+    output: Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftConfig(ModelOptions):
+    """Options of the export of a draft for the target of a bundle that is there.
+
+    Attributes:
+        bundle: its folder.
+        draft: folder or Hugging Face hub id of the draft checkpoint.
+    """
+
+    bundle: Path
+    draft: str

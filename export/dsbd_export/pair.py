@@ -1,10 +1,11 @@
-"""Pair of checkpoints with one tokenizer: what must agree is checked, what may differ is aligned.
+"""Target and draft with one tokenizer: what must agree is checked, what may differ is aligned.
 
 Tokens must agree: vocabulary, merges and added tokens of the two tokenizers. Three things may
 differ between checkpoints that were trained with one tokenizer, and are then aligned:
 
 * The size of the vocabulary, which some families pad by model size. Rows beyond the smaller size
-  belong to no token; they are cut.
+  belong to no token; they are cut. Where the target was exported before, as it is, a draft that has
+  fewer rows gets more.
 * The tokens that end a sequence: a base draft knows its end of text, an instruct target its end
   of turn as well. A sequence ends where the target ends it, so the target's list holds for both.
 * The token that begins a sequence. The prompt is tokenized once, with the target's.
@@ -25,7 +26,7 @@ from transformers import AutoTokenizer, PreTrainedModel
 
 from dsbd_export.checkpoint import Checkpoint, quiet_libraries
 from dsbd_export.errors import ExportError, reason_of
-from dsbd_runtime.bundle import TOKENIZER_FILE
+from dsbd_runtime.bundle import TOKENIZER_FILE, Bundle, ModelEntry
 
 _FIX = "choose a pair that was trained with the same tokenizer"
 
@@ -41,66 +42,110 @@ def agreed_pair(
     Raises:
         ExportError: the tokenizers differ, or a model has no logits for some of their tokens.
     """
-    of_target, of_draft = read_tokenizer(target), read_tokenizer(draft)
-    _check_tokenizers(target, of_target, draft, of_draft)
-    vocab_size = min(target.vocab_size, draft.vocab_size)
-    if target.vocab_size != draft.vocab_size:
-        _check_size(vocab_size, target, draft, highest_token_id(of_target))
-    agreed_target = replace(target, vocab_size=vocab_size)
-    agreed_draft = replace(
-        draft,
-        vocab_size=vocab_size,
-        bos_token_id=target.bos_token_id,
-        eos_token_ids=target.eos_token_ids,
-    )
-    for checkpoint, agreed in ((target, agreed_target), (draft, agreed_draft)):
-        for field in ("vocab_size", "bos_token_id", "eos_token_ids"):
-            own, now = getattr(checkpoint, field), getattr(agreed, field)
-            if own != now:
-                report(f"{checkpoint.role}: {field} is {own} in the checkpoint, {now} here")
+    of_target = read_tokenizer(target)
+    _check_tokens(target.folder, of_target, target.vocab_size, draft)
+    agreed_target = replace(target, vocab_size=min(target.vocab_size, draft.vocab_size))
+    agreed_draft = _aligned(draft, agreed_target)
+    _report_changes(target, agreed_target, report)
+    _report_changes(draft, agreed_draft, report)
     return agreed_target, agreed_draft
 
 
-def context_warning(target: Checkpoint, draft: Checkpoint, max_context: int | None) -> str | None:
+def agreed_draft(bundle: Bundle, draft: Checkpoint, report: Callable[[str], None]) -> Checkpoint:
+    """Return a draft with vocabulary size and special tokens of a bundle; report each change.
+
+    Raises as ``agreed_pair``.
+    """
+    target, file = bundle.entry("target"), bundle.path / TOKENIZER_FILE
+    of_target = _parsed(file.read_text(encoding="utf-8"), str(file))
+    _check_tokens(bundle.path, of_target, target.vocab_size, draft)
+    agreed = _aligned(draft, target)
+    _report_changes(draft, agreed, report)
+    return agreed
+
+
+def _aligned(draft: Checkpoint, target: Checkpoint | ModelEntry) -> Checkpoint:
+    return replace(
+        draft,
+        vocab_size=target.vocab_size,
+        bos_token_id=target.bos_token_id,
+        eos_token_ids=target.eos_token_ids,
+    )
+
+
+def _report_changes(own: Checkpoint, agreed: Checkpoint, report: Callable[[str], None]) -> None:
+    for field in ("vocab_size", "bos_token_id", "eos_token_ids"):
+        before, now = getattr(own, field), getattr(agreed, field)
+        if before != now:
+            report(f"{own.role}: {field} is {before} in the checkpoint, {now} here")
+
+
+def context_warning(
+    target: Checkpoint | ModelEntry, draft: Checkpoint | None, max_context: int | None
+) -> str | None:
     """Return a line where the bundle's context is shorter than the target's, or than asked for."""
-    length = min(target.context_length, draft.context_length)
-    if draft.context_length < target.context_length:
+    models = [target] if draft is None else [target, draft]
+    length = min(model.context_length for model in models)
+    if length < target.context_length:
         return (
             f"warning: requests can use {length} tokens, the context of the draft; that of the "
             f"target is {target.context_length}: choose a draft with a longer one to use it"
         )
     if max_context is not None and length < max_context:
         return (
-            f"warning: requests can use {length} tokens, the context of the checkpoints; "
-            f"max_context asks for {max_context}"
+            f"warning: requests can use {length} tokens, the context of the "
+            f"{'target' if draft is None else 'checkpoints'}; max_context asks for {max_context}"
         )
     return None
 
 
-def cut_vocabulary(model: PreTrainedModel, checkpoint: Checkpoint) -> None:
-    """Cut embedding and output head to the vocabulary that was agreed on, in place."""
-    if model.config.vocab_size != checkpoint.vocab_size:
-        model.resize_token_embeddings(checkpoint.vocab_size)
+def resize_vocabulary(model: PreTrainedModel, checkpoint: Checkpoint) -> None:
+    """Give embedding and output head the vocabulary size that was agreed on, in place.
+
+    Rows beyond the checkpoint's are copies of its last one, which is padding of its own or a token
+    that ends the vocabulary: as rare as they come, whatever the scale of the model's logits.
+    """
+    num_own = model.config.vocab_size
+    if num_own == checkpoint.vocab_size:
+        return
+    model.resize_token_embeddings(checkpoint.vocab_size, mean_resizing=False)
+    if num_own > checkpoint.vocab_size:
+        return
+    for layer in (model.get_input_embeddings(), model.get_output_embeddings()):
+        for parameter in layer.parameters():  # weight and bias, of one row for each token
+            parameter.data[num_own:] = parameter.data[num_own - 1]
 
 
-def _check_size(vocab_size: int, target: Checkpoint, draft: Checkpoint, highest_id: int) -> None:
-    if vocab_size <= highest_id:
+def _check_tokens(
+    target: Path, of_target: dict[str, Any], target_size: int, draft: Checkpoint
+) -> None:
+    """Raise ExportError unless a draft has the tokens of a target, and logits for all of them.
+
+    Args:
+        target: the folder of the target's tokenizer.
+        of_target: its content.
+        target_size: vocabulary size of the target.
+        draft: as it is.
+    """
+    _check_tokenizers(target, of_target, draft.folder, read_tokenizer(draft))
+    highest_id = highest_token_id(of_target)
+    if target_size != draft.vocab_size and min(target_size, draft.vocab_size) <= highest_id:
         raise ExportError(
-            f"vocab_size is {target.vocab_size} in the target and {draft.vocab_size} in the draft, "
+            f"vocab_size is {target_size} in the target and {draft.vocab_size} in the draft, "
             f"but their tokenizer has ids up to {highest_id}; {_FIX}"
         )
 
 
 def _check_tokenizers(
-    target: Checkpoint, of_target: dict[str, Any], draft: Checkpoint, of_draft: dict[str, Any]
+    target: Path, of_target: dict[str, Any], draft: Path, of_draft: dict[str, Any]
 ) -> None:
     _check_vocabulary(id_by_token(of_target), id_by_token(of_draft))
     _check_merges(_merges(of_target), _merges(of_draft))
     for section in ("model", "added_tokens"):
         if _without_merges(of_target.get(section)) != _without_merges(of_draft.get(section)):
             raise ExportError(
-                f"the tokenizers of target ({target.folder}) and draft ({draft.folder}) differ in "
-                f"section {section!r} of {TOKENIZER_FILE}; {_FIX}"
+                f"the tokenizers of target ({target}) and draft ({draft}) differ in section "
+                f"{section!r} of {TOKENIZER_FILE}; {_FIX}"
             )
 
 

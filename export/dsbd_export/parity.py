@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_export.checkpoint import Checkpoint
-from dsbd_export.config import ExportConfig
+from dsbd_export.config import ModelOptions
 from dsbd_export.errors import ExportError
 from dsbd_export.parity_cases import TEXT, Reference
 from dsbd_export.parity_engine import ForestEngine
@@ -170,11 +170,11 @@ class ParityLimit:
 
     @property
     def option(self) -> str:
-        """Return the option of ExportConfig that loosens it."""
+        """Return the option of the export that loosens it."""
         return "atol" if self.measure == MAX_ABS_ERROR else "max_kl"
 
 
-def parity_limit(config: ExportConfig) -> ParityLimit:
+def parity_limit(config: ModelOptions) -> ParityLimit:
     """Return the requested limit, or that of the precision."""
     if config.is_exact:
         return ParityLimit(MAX_ABS_ERROR, _EXACT_LIMIT if config.atol is None else config.atol)

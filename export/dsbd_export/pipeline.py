@@ -1,4 +1,4 @@
-"""Export of a pair of checkpoints to a bundle, top to bottom."""
+"""Export of checkpoints to a bundle, a target with or without its draft, top to bottom."""
 
 from __future__ import annotations
 
@@ -12,14 +12,20 @@ import onnx_ir as ir
 import torch
 from transformers import PreTrainedModel
 
+from dsbd_export.changed_bundle import writing
 from dsbd_export.checkpoint import Checkpoint, load_model, open_pair, reference_dtype
-from dsbd_export.config import EXACT, GROUPED, ExportConfig
-from dsbd_export.errors import ExportError
+from dsbd_export.config import EXACT, GROUPED, ExportConfig, ModelOptions
 from dsbd_export.exact_attention import attend_exactly
 from dsbd_export.forest_graph import capture_forest_graph, prepare_for_capture
 from dsbd_export.graph_checks import check_contract, check_for_tensorrt
 from dsbd_export.optimize import group_query_heads, optimize_graph
-from dsbd_export.pair import agreed_pair, context_warning, cut_vocabulary, write_tokenizer_files
+from dsbd_export.pair import (
+    agreed_pair,
+    context_warning,
+    read_tokenizer,
+    resize_vocabulary,
+    write_tokenizer_files,
+)
 from dsbd_export.parity import check_parity, parity_limit
 from dsbd_export.parity_cases import (
     Reference,
@@ -42,6 +48,7 @@ from dsbd_runtime.bundle import (
     ParityReport,
     write_manifest,
 )
+from dsbd_runtime.manifest import entry_by_role
 from dsbd_runtime.staging import new_bundle
 
 Report = Callable[[str], None]
@@ -63,7 +70,7 @@ class ExportResult:
 
 
 def export_bundle(config: ExportConfig, *, report: Report) -> ExportResult:
-    """Export both checkpoints to ``config.output``; ``report`` gets a short line a stage.
+    """Export the checkpoints to ``config.output``; ``report`` gets a short line a stage.
 
     A bundle is whole or absent: after any error ``config.output`` is as it was before.
 
@@ -74,33 +81,38 @@ def export_bundle(config: ExportConfig, *, report: Report) -> ExportResult:
     """
     place = None if config.tensorrt is None else build_place(config.tensorrt)
     report("reading the checkpoints")
-    target, draft = agreed_pair(*open_pair(config), report)
+    target, draft = _agreed_models(config, report)
     if warning := context_warning(target, draft, config.max_context):
         report(warning)
     check_num_top_logits(config.num_top_logits, target.vocab_size)
-    try:
-        with new_bundle(config.output) as folder:
-            target_entry = export_model(target, folder, config, report)
-            draft_entry = export_model(draft, folder, config, report)
-            if place is not None:
-                entries = [target_entry, draft_entry]
-                build_engines(folder, entries, place, config.capacity, report=report)
-            write_tokenizer_files(target, folder)
-            report("writing the manifest")
-            manifest = write_manifest(
-                folder, versions=_tool_versions(), target=target_entry, draft=draft_entry
-            )
-    except OSError as error:
-        # numpy, which writes the weights, tells no errno.
-        reason = str(error) if error.errno else f"the disk may be full ({error})"
-        raise ExportError(
-            f"cannot write {config.output}: {reason}; free some space or choose another output"
-        ) from error
+    with (
+        writing(config.output, "free some space or choose another output"),
+        new_bundle(config.output) as folder,
+    ):
+        target_entry = export_model(target, folder, config, report)
+        draft_entry = None if draft is None else export_model(draft, folder, config, report)
+        if place is not None:
+            entries = list(entry_by_role(target_entry, draft_entry).values())
+            build_engines(folder, entries, place, config.capacity, report=report)
+        write_tokenizer_files(target, folder)
+        report("writing the manifest")
+        manifest = write_manifest(
+            folder, versions=tool_versions(), target=target_entry, draft=draft_entry
+        )
     return ExportResult(manifest=manifest, output=config.output)
 
 
+def _agreed_models(config: ExportConfig, report: Report) -> tuple[Checkpoint, Checkpoint | None]:
+    """Return target and draft, as far as they are exported, with one vocabulary."""
+    target, draft = open_pair(config)
+    if draft is not None:
+        return agreed_pair(target, draft, report)
+    read_tokenizer(target)  # a tokenizer that cannot be read or built is refused now
+    return target, None
+
+
 def export_model(
-    checkpoint: Checkpoint, bundle: Path, config: ExportConfig, report: Report
+    checkpoint: Checkpoint, bundle: Path, config: ModelOptions, report: Report
 ) -> ModelEntry:
     """Write and check the folder of one model, and return its manifest entry."""
     role, folder = checkpoint.role, bundle / checkpoint.role
@@ -119,13 +131,13 @@ def export_model(
 
 
 def _write_model(
-    checkpoint: Checkpoint, folder: Path, config: ExportConfig, report: Report
+    checkpoint: Checkpoint, folder: Path, config: ModelOptions, report: Report
 ) -> list[Reference]:
     """Write model.onnx and its weights; return the checkpoint's own logits, for parity."""
     role = checkpoint.role
     report(f"{role}: loading the checkpoint")
     model = load_model(checkpoint, reference_dtype(checkpoint, config.dtype))
-    cut_vocabulary(model, checkpoint)
+    resize_vocabulary(model, checkpoint)
     report(f"{role}: computing reference logits")
     wanted = [*references(model, checkpoint), text_reference(model, checkpoint)]
     is_exact_integer = config.attention_form == EXACT and config.quantize != "none"
@@ -162,7 +174,7 @@ def _release_weights(model: PreTrainedModel, graph: ir.Model) -> None:
 
 
 def _manifest_entry(
-    checkpoint: Checkpoint, config: ExportConfig, parity: ParityReport
+    checkpoint: Checkpoint, config: ModelOptions, parity: ParityReport
 ) -> ModelEntry:
     return ModelEntry(
         family=checkpoint.family,
@@ -182,7 +194,8 @@ def _manifest_entry(
     )
 
 
-def _tool_versions() -> dict[str, str]:
+def tool_versions() -> dict[str, str]:
+    """Return the versions of the tools that make a bundle, for its manifest."""
     return {tool: _version_of(tool) for tool in _TOOLS}
 
 

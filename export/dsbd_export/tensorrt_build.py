@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import onnx
 
+from dsbd_export.changed_bundle import changed_bundle
 from dsbd_export.errors import ExportError
 from dsbd_export.tensorrt_graph import decompose_attention, parse_network, tensorrt_graph
 from dsbd_export.tensorrt_options import (
@@ -31,7 +31,6 @@ from dsbd_runtime.bundle import (
     sha256_of,
     write_manifest,
 )
-from dsbd_runtime.staging import new_bundle
 from dsbd_runtime.trt_module import first_reason, trt_logger
 from dsbd_runtime.trt_record import (
     ENGINE_FILE,
@@ -66,18 +65,17 @@ def add_engines(bundle_path: Path, options: TensorrtOptions, *, report: Report) 
     manifest = bundle.manifest
     place = build_place(options)
     entries = list(manifest.entry_by_role.values())
-    try:
-        with new_bundle(bundle_path) as folder:
-            for name in manifest.files:
-                if Path(name).name not in ENGINE_FILES:
-                    _link(bundle.path / name, folder / name)
-            build_engines(folder, entries, place, options.capacity, report=report)
-            report("writing the manifest")
-            return write_manifest(
-                folder, versions=manifest.versions, target=manifest.target, draft=manifest.draft
-            )
-    except OSError as error:
-        raise ExportError(f"cannot write {bundle_path}: {error}; free some space") from error
+    with changed_bundle(bundle, [name for name in manifest.files if not is_engine(name)]) as folder:
+        build_engines(folder, entries, place, options.capacity, report=report)
+        report("writing the manifest")
+        return write_manifest(
+            folder, versions=manifest.versions, target=manifest.target, draft=manifest.draft
+        )
+
+
+def is_engine(name: str) -> bool:
+    """Return whether a file of a bundle is one of its TensorRT engines, or their record."""
+    return Path(name).name in ENGINE_FILES
 
 
 def build_engines(
@@ -139,15 +137,6 @@ def check_buildable(role: str, quantization: str) -> None:
 def _rounded_up(num_rows: int) -> int:
     """Return a capacity for a context: 300 rows get 320."""
     return max(MIN_CAPACITY, -(-num_rows // CAPACITY_STEP) * CAPACITY_STEP)
-
-
-def _link(source: Path, target: Path) -> None:
-    """Give a file a second name; copy it where the file system has none."""
-    target.parent.mkdir(exist_ok=True)
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)
 
 
 @dataclass(frozen=True)

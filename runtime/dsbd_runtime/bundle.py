@@ -14,6 +14,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import shlex
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -98,10 +99,8 @@ class Bundle:
         """Return the entry of "target" or "draft"; raise InputError where there is no draft."""
         _check_role(role)
         if role not in self.entry_by_role:
-            raise InputError(
-                f"the bundle {self.path} has no {role}; use a strategy without one, as sample, "
-                "beam-sample, greedy or beam-search, or export with --draft"
-            )
+            command = shlex.join(["dsbd-export", "--bundle", str(self.path), "--draft", "DRAFT"])
+            raise InputError(f"the bundle {self.path} has no draft; add one with: {command}")
         return self.entry_by_role[role]
 
     def num_bytes(self, role: str) -> int:

@@ -47,6 +47,7 @@ class ChatTemplate:
                 f"the chat template is no jinja2 template: {error}; fix {CHAT_TEMPLATE_FILE} of "
                 "the checkpoint and export again"
             ) from error
+        self.source = source
         self._special_tokens = dict(special_tokens)
 
     @classmethod

@@ -185,7 +185,7 @@ def manifest_from_file(file: Path) -> Manifest:
             f"and {_OLDER_VERSION}; export the bundle again with this version of dsbd-ort"
         )
     if found == _OLDER_VERSION:
-        data = _as_current(data)
+        data = _as_current(data, str(file))
     _refuse_unknown(data, str(file))
     manifest = typed(Manifest, data, str(file))
     for role, entry in manifest.entry_by_role.items():
@@ -193,8 +193,11 @@ def manifest_from_file(file: Path) -> Manifest:
     return manifest
 
 
-def _as_current(data: dict[str, Any]) -> dict[str, Any]:
+def _as_current(data: dict[str, Any], where: str) -> dict[str, Any]:
     """Return a manifest of ``_OLDER_VERSION`` with the fields that it lacks."""
+    if data.get("draft") is None:
+        expected = f"an entry: schema_version {_OLDER_VERSION} has no bundles without one"
+        raise mismatch(expected, None, f"{where}: draft")
     entries = {role: data[role] for role in ("target", "draft") if isinstance(data.get(role), dict)}
     return data | {
         role: {"full_logits": entry.get("logits") == FULL, **entry}

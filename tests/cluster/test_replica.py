@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,8 @@ from dsbd_ort.cluster.replica import (
     replica_share,
 )
 from dsbd_ort.pipeline import PipelineSettings
+from tests.runtime.bundle_edits import without_draft
+from tests.runtime.tiny_graph import TinyModel
 
 OPTIONS = {"max_new_tokens": 6, "num_beams": 2}
 
@@ -36,6 +39,17 @@ def test_it_answers_as_a_lone_pipeline(settings):
         alone = pipeline.generate("abc", seed=5, **OPTIONS)
     assert found["sequences"][0]["token_ids"] == alone.sequences[0].token_ids
     assert replica.answer(RawLine(2, b"[]")).fields["error"].startswith("the line is a JSON list")
+
+
+def test_a_bundle_without_a_draft_answers_alike(settings, tiny_bundle, tmp_path):
+    copy = without_draft(Path(shutil.copytree(tiny_bundle.path, tmp_path / "copy")), TinyModel())
+    elsewhere = replace(settings, pipeline=PipelineSettings(bundle=copy.path, num_threads=1))
+    line = RawLine(1, b'{"prompt": "abc", "seed": 5}')
+    found, wanted = (
+        Replica(each, each.fingerprint()).answer(line).fields["sequences"][0]["token_ids"]
+        for each in (elsewhere, settings)
+    )
+    assert found == wanted
 
 
 def test_a_missing_bundle_is_named_with_its_node(settings, tmp_path):

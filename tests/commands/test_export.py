@@ -6,11 +6,13 @@ import shutil
 
 import pytest
 from click.testing import CliRunner
+from transformers import LlamaConfig
 
 from dsbd_export.demo import demo_pair
 from dsbd_export.families import FAMILIES
 from dsbd_ort.cli import export
 from dsbd_runtime.bundle import open_bundle
+from scripts.family_checkpoints import VOCAB_SIZE, write_checkpoint
 from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle
 
 
@@ -24,6 +26,30 @@ def test_demo_makes_a_bundle_and_prints_what_is_in_it(tmp_path):
     assert "target/model.onnx" in done.stdout and "e-0" in done.stdout
     assert (tmp_path / "bundle" / "dsbd.json").exists()
     assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
+
+
+def test_a_target_alone_and_a_draft_added_to_it(tmp_path):
+    config = LlamaConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        bos_token_id=0,
+        eos_token_id=1,
+        max_position_embeddings=256,
+    )
+    model, bundle = write_checkpoint(tmp_path / "model", config), tmp_path / "bundle"
+    done = dsbd_export("--target", model, "-o", bundle)
+    assert done.exit_code == 0, done.stderr
+    assert f"add a draft with: dsbd-export --bundle {bundle} --draft DRAFT" in done.stderr
+    assert "draft/model.onnx" not in done.stdout
+    assert open_bundle(bundle, verify=True).roles == ("target",)
+    done = dsbd_export("--bundle", bundle, "--draft", model, "--dtype", "fp16")
+    assert done.exit_code == 0, done.stderr
+    assert "draft/model.onnx" in done.stdout and "add a draft with" not in done.stderr
+    now = open_bundle(bundle, verify=True)
+    assert [now.entry(role).dtype for role in now.roles] == ["fp32", "fp16"]
 
 
 def checkpoint_with_other_vocabulary(tmp_path):
@@ -43,9 +69,11 @@ def test_different_vocabularies_are_refused_and_leave_nothing(tmp_path):
 
 
 USER_ERRORS = [  # (arguments, words of the message)
-    ([], "--demo or both --target and --draft"),
-    (["--demo", "--target", "x"], "--demo or both"),
-    (["--target", "x"], "--draft is missing"),
+    ([], "either --demo or --target, with or without --draft"),
+    (["--demo", "--target", "x"], "either --demo or --target"),
+    (["--demo", "--draft", "x"], "either --demo or --target"),
+    (["--draft", "x"], "--target is missing; give a checkpoint folder or hub id, or with --bundle"),
+    (["--target", "/no/such"], "/no/such"),
     (["--target", "/no/such", "--draft", "/no/such"], "/no/such"),
     (["--demo", "--dtype", "fp8"], "fp8"),
     (["--demo", "--quantize", "int3"], "int3"),
@@ -57,7 +85,14 @@ BUNDLE_ERRORS = [  # (arguments besides --bundle, words of the message)
     (["--engine", "tensorrt-rtx", "--dtype", "fp16"], "leave out --dtype"),
     (["--engine", "tensorrt-rtx", "--demo"], "leave out --demo"),
     (["--engine", "tensorrt-rtx", "-o", "other"], "leave out --output"),
-    ([], "engine='onnx' is no TensorRT"),
+    ([], "give --draft to add a draft or replace its own, or --engine tensorrt or"),
+    (["--capacity", "256"], "give --draft to add a draft or replace its own, or --engine"),
+    (["--engine", "onnx"], "engine='onnx' is no TensorRT"),
+    (["--draft", "/no/such"], "/no/such"),
+    (["--draft", "x", "--target", "y"], "keeps the target of the bundle, which it changes; leave"),
+    (["--draft", "x", "-o", "other"], "which it changes; leave out --output"),
+    (["--draft", "x", "--demo"], "leave out --demo"),
+    (["--draft", "x", "--quantize", "int8", "--engine", "tensorrt-rtx"], "not in engine='tensor"),
     (["--engine", "tensorrt-rtx", "--capacity", "300"], "capacity=300"),
 ]
 
@@ -78,6 +113,12 @@ def assert_one_line_error(done, words):
 def test_engines_for_a_bundle_take_no_options_of_checkpoints(tiny_bundle, arguments, words):
     assert_one_line_error(dsbd_export("--bundle", tiny_bundle.path, *arguments), words)
     assert open_bundle(tiny_bundle.path).manifest == tiny_bundle.manifest
+
+
+def test_a_draft_for_a_folder_that_is_no_bundle(tmp_path):
+    done = dsbd_export("--bundle", tmp_path, "--draft", demo_pair()[1])
+    assert_one_line_error(done, "is no bundle: it has no dsbd.json")
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_export_needs_an_output():

@@ -38,7 +38,7 @@ def test_how_much_is_drafted_is_decided_where_costs_are_known(options, fixed, li
     for policy, shape in shapes.items():
         settled = config.settled(costs_are_known=policy == "throughput")
         assert (settled.draft_policy, settled.layer_widths) == (policy, shape)
-        assert settled == DecodingConfig(**options, draft_policy=policy)
+        assert settled == DecodingConfig(**options, drafter="model", draft_policy=policy)
         assert settled.settled(costs_are_known=True) is settled
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from dsbd_ort.decoding import DecodingConfig, TableModel, decode, decode_iterations
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder
-from dsbd_ort.decoding.cost_curve import CostCurve, EngineCosts
+from dsbd_ort.decoding.drafting.cost_curve import CostCurve, EngineCosts
 from dsbd_ort.decoding.errors import ConfigError, ConstraintError, DecodingError
 from dsbd_ort.decoding.request import DecodeResult, DecodingRequest
 from tests.decoding.beam_sampling_law import beam_sampling_law
@@ -80,6 +80,8 @@ PAIRS = {  # speculative strategy: (options, the strategy that it equals)
 POLICIES: dict[str, dict[str, Any]] = {
     "fixed": {"draft_policy": "fixed", "draft_length": 3},
     "throughput": {"draft_policy": "throughput"},
+    "ngram": {"drafter": "ngram", "draft_policy": "fixed", "draft_length": 2},
+    "both": {"drafter": "model+ngram", "draft_policy": "throughput"},
 }
 
 

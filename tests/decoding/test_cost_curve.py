@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dsbd_ort.decoding import TableModel
-from dsbd_ort.decoding.cost_curve import (
+from dsbd_ort.decoding.drafting.cost_curve import (
     LEARNED_ROWS,
     MEASURED_ROWS,
     CostCurve,

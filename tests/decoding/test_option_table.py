@@ -32,6 +32,7 @@ MEANINGFUL = {  # option: (strategies to which it means something, a value that 
     "width_policy": ({"dsbd"}, "threshold"),
     "min_beams": ({"dsbd"}, 3),
     "accept_threshold": ({"dsbd"}, 0.01),
+    "drafter": (DRAFT - {"mjsd"}, "ngram"),
     "draft_policy": (DRAFT - {"mjsd"}, "throughput"),
     "draft_length": (DRAFT, 2),
     "draft_beams": (DRAFT - {"speculative"}, 6),

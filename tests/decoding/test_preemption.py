@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from dsbd_ort.decoding import DecodeResult, DecodingConfig, DecodingRequest, TableModel
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder
-from dsbd_ort.decoding.cost_curve import CostCurve, EngineCosts
+from dsbd_ort.decoding.drafting.cost_curve import CostCurve, EngineCosts
+from dsbd_ort.decoding.drafting.throughput import AcceptanceEstimator
 from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK
 from dsbd_ort.decoding.request import most_rows
-from dsbd_ort.decoding.throughput import AcceptanceEstimator
 from tests.decoding.preempting import Together, together
 from tests.decoding.tables import all_tokens, ends_with, mixed_table, random_table, run
 from tests.decoding.test_batched_decoder import Watched

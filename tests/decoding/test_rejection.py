@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dsbd_ort.decoding import DecodingConfig, TableModel, decode_iterations
-from dsbd_ort.decoding.draft import DraftLayer
+from dsbd_ort.decoding.drafting.draft import DraftLayer
 from dsbd_ort.decoding.joint_distribution import JointDistribution
 from dsbd_ort.decoding.rejection_coupling import RejectionCoupling
 from tests.decoding.beam_sampling_law import beam_sampling_law

@@ -21,6 +21,8 @@ OPTIONS: list[dict[str, Any]] = [
     {"strategy": "speculative-beam-search", "length_penalty": 0.5},
     {"strategy": "greedy"},
     {"strategy": "mjsd"},
+    {"constraint": {"regex": "[a-d]{2,6}"}, "num_beams": 3},
+    {"constraint": {"json_schema": {"enum": ["no", [1, 2]]}}, "strategy": "sample"},
     {"coupling": "rejection", "stop_strings": ["e", "\n"]},
 ]
 IDS = [[1, 2, 3], [250]]

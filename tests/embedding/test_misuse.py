@@ -27,7 +27,11 @@ EXPECTED = [  # what is done, its status, how its message begins
     ("generate: not UTF-8", ERROR, "prompt is invalid UTF-8: byte 0xc3 at 2"),
     ("generate: options not UTF-8", ERROR, "options is invalid UTF-8: byte 0xff at 6"),
     ("generate: options no JSON", ERROR, "options is invalid JSON (Expecting property name"),
-    ("generate: unknown option", ERROR, "unknown option 'prompt'; expected a field of DecodingConfig ("),
+    (
+        "generate: unknown option",
+        ERROR,
+        "unknown option 'prompt'; expected a field of DecodingConfig (",
+    ),
     ("generate: wrong option", ERROR, "num_beams is 0; expected at least 1"),
     ("generate: lone surrogate", ERROR, "strategy is '\\ud800'; expected one of dsbd, "),
     ("generate: too long", ERROR, "the prompt's 2 tokens and max_new_tokens 100000 exceed the c"),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from dsbd_ort import TokenTrie
+
 Options = dict[str, Any]
 FIXED = {"width_policy": "fixed"}  # the only one that the host has
 
@@ -20,4 +22,7 @@ def arguments_of(options: Options) -> list[str]:
 def of_python(options: Options) -> Options:
     """Return the same request for Python, which has other width policies and returns one beam."""
     policy = FIXED if options.get("strategy", "dsbd") == "dsbd" else {}
-    return {**options, **policy, "num_return_sequences": options.get("num_beams", 1)}
+    others = {name: value for name, value in options.items() if name != "trie"}
+    if "trie" in options:
+        others["constraint"] = TokenTrie.from_file(options["trie"])
+    return {**others, **policy, "num_return_sequences": options.get("num_beams", 1)}

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from dsbd_ort import TokenTrie
 from dsbd_ort.decoding import DecodingConfig, TableModel, decode
 from dsbd_ort.decoding.noise import child_key, gumbel_noise, mix64, root_key
 from dsbd_runtime.kv_cache import bucket_capacity
@@ -77,9 +78,41 @@ def table(is_draft: bool) -> TableModel:
 
 
 def test_the_loop_is_that_of_python_over_tables(tmp_path):
+    check_requests(TABLE_REQUESTS, tmp_path)
+
+
+def test_a_trie_is_that_of_python_over_tables(tmp_path):
+    rng = np.random.default_rng(0)
+    sequences = [rng.integers(2, 16, rng.integers(1, 7)).tolist() for _ in range(60)]
+    requests = []
+    for end in ("leaf", "eos"):
+        file = tmp_path / f"{end}.trie"
+        TokenTrie.from_sequences(sequences, end=end).save(file)
+        requests += [{**options, "trie": str(file)} for options in TABLE_REQUESTS]
+    check_requests(requests, tmp_path)
+
+
+def test_a_trie_that_cannot_be_used_is_refused(tmp_path):
+    program = compiled("table_host.cpp", tmp_path)
+    wide, cut = tmp_path / "wide.trie", tmp_path / "cut.trie"
+    TokenTrie.from_sequences([[3, 16]]).save(wide)
+    cut.write_bytes(wide.read_bytes()[:-1])
+    for file, words in (
+        (wide, "has the token id 16; expected 0 to 15"),
+        (cut, "is no saved trie, or not whole"),
+        (tmp_path / "none", "cannot read"),
+    ):
+        done = subprocess.run(
+            [program], input=f"--ids 3 --trie {file}\n", capture_output=True, text=True
+        )
+        assert done.returncode != 0 and words in done.stderr
+
+
+def check_requests(all_options: list[Options], tmp_path: Path) -> None:
+    """Compare the sequences and the calls of requests with those of Python."""
     requests = [
         {"max_new_tokens": 12, "eos_token_id": 1, **options, "seed": seed}
-        for options in TABLE_REQUESTS
+        for options in all_options
         for seed in SEEDS
     ]
     program = compiled("table_host.cpp", tmp_path)
@@ -97,4 +130,6 @@ def test_the_loop_is_that_of_python_over_tables(tmp_path):
             assert list(map(int, token_ids)) == sequence.token_ids, options
             assert float(logprob) == pytest.approx(sequence.logprob, rel=1e-5)
         stats = expected.stats
+        if "trie" in options:  # whose forced tokens Python drafts without a call
+            continue
         assert calls == f"{stats.target_calls} {stats.draft_calls}", options

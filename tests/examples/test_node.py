@@ -10,11 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from filelock import FileLock
 
-from dsbd_ort import Pipeline
-from tests.runtime.bundle_edits import as_version_2, edited
+from dsbd_ort import Pipeline, TokenTrie
+from tests.runtime.bundle_edits import as_version_2, edited, without_draft
 from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle
 
 ROOT = Path(__file__).parents[2]
@@ -120,6 +121,21 @@ def test_a_draft_that_is_the_target(host, tmp_path):
     assert found["num_iterations"] == -(-len(found["token_ids"]) // 5)
 
 
+def test_a_bundle_without_a_draft_is_decoded_token_by_token(host, tmp_path):
+    write_tiny_bundle(tmp_path / "pair")
+    wanted = answer_of(host, tmp_path / "pair", "--ids", "256,40,41")
+    alone = without_draft(tmp_path / "pair", TinyModel()).path
+    found = answer_of(host, alone, "--ids", "256,40,41")
+    assert found["token_ids"] == wanted["token_ids"]
+    assert found["num_iterations"] == len(found["token_ids"])
+    done = run_host(host, alone, "--ids", "256", "--draft-length", "2")
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    assert "--draft-length is given, but the bundle" in done.stderr
+    assert f"has no draft; leave it out, or add a draft with: dsbd-export --bundle {alone}" in (
+        done.stderr
+    )
+
+
 def answer_as_python(
     host: Path, bundle: Path, target: TinyModel, draft: TinyModel
 ) -> dict[str, Any]:
@@ -171,7 +187,8 @@ REFUSED = [
     ({"surprise": 1}, {}, "has surprise, which this host does not know; use the host of the"),
     ({}, {"features": {}}, "draft has features, which this host does not know"),
     ({}, {"logits": "gather"}, 'draft has logits "gather", which this host does not know'),
-    ({"draft": None}, {}, "has no draft, and this host speculates; export with --draft"),
+    ({"draft": 3}, {}, "dsbd.json: draft is 3, expected an entry; export again"),
+    ({"target": None}, {}, "dsbd.json: target is null, expected an entry; export again"),
 ]
 
 
@@ -186,9 +203,81 @@ def test_other_manifests_are_refused(host, tiny_bundle, tmp_path, fields, of_dra
     assert said in done.stderr
 
 
+def test_a_manifest_that_does_not_say_whether_there_is_a_draft(host, tiny_bundle, tmp_path):
+    copy = Path(shutil.copytree(tiny_bundle.path, tmp_path / "bundle"))
+    done = run_host(host, edited(copy, lambda data: data.pop("draft")), "--ids", "1")
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    assert "dsbd.json: draft is undefined, expected an entry; export again" in done.stderr
+
+
 def test_a_cut_bundle_is_refused(host, tiny_bundle, tmp_path):
     copy = Path(shutil.copytree(tiny_bundle.path, tmp_path / "bundle"))
     with (copy / "draft" / "model.onnx").open("r+b") as file:
         file.truncate(100)
     done = run_host(host, copy, "--ids", "1")
     assert done.returncode == 2 and "has 100 bytes, the manifest says" in done.stderr
+
+
+SEQUENCES = {
+    "words": ["import os", "import re", "import os.path", "return None", "return"],
+    "one": ["x"],
+}
+
+
+@pytest.mark.parametrize("end", ["leaf", "eos"])
+@pytest.mark.parametrize("texts", SEQUENCES.values(), ids=SEQUENCES)
+def test_tokens_under_a_trie_are_those_of_python(host, demo_bundle, python, tmp_path, texts, end):
+    trie = TokenTrie.from_texts(texts, python.tokenizer.encode, end=end)
+    trie.save(tmp_path / "words.trie")
+    for prompt in ["def f():\n    ", "", "import"]:
+        found = answer_of(
+            host, demo_bundle, "--prompt", prompt, "--trie", str(tmp_path / "words.trie")
+        )
+        expected = python.generate(
+            prompt,
+            strategy="speculative-beam-search",
+            num_beams=1,
+            draft_length=4,
+            draft_beams=2,
+            max_new_tokens=32,
+            constraint=trie,
+        ).sequences[0]
+        assert found["token_ids"] == expected.token_ids
+        assert found["finish_reason"] == expected.finish_reason
+        assert found["text"] in texts
+
+
+def test_many_sequences_on_every_kind_of_head(host, tmp_path):
+    sequences = np.random.default_rng(0).integers(0, 250, (400, 5))
+    TokenTrie.from_array(sequences).save(tmp_path / "items.trie")
+    for name in ("full logits", "fp16"):
+        bundle = tmp_path / name
+        write_tiny_bundle(bundle, target=TINY_KINDS[name], draft=TinyModel(seed=1))
+        found = answer_of(host, bundle, "--ids", "256,40", "--trie", str(tmp_path / "items.trie"))
+        with Pipeline.from_bundle(bundle, num_threads=1) as pipeline:
+            expected = pipeline.generate(
+                [256, 40],
+                strategy="beam-search",
+                num_beams=1,
+                max_new_tokens=32,
+                constraint={"trie": str(tmp_path / "items.trie")},
+            ).sequences[0]
+        assert found["token_ids"] == expected.token_ids in sequences.tolist()
+        assert found["finish_reason"] == "stop"
+
+
+def test_a_trie_that_cannot_be_used_is_refused(host, tiny_bundle, tmp_path):
+    whole, wide = tmp_path / "whole.trie", tmp_path / "wide.trie"
+    TokenTrie.from_sequences([[1, 2], [3]]).save(whole)
+    TokenTrie.from_sequences([[1, 258]]).save(wide)
+    (tmp_path / "cut.trie").write_bytes(whole.read_bytes()[:-1])
+    for name, words in {
+        "wide": "has the token id 258; expected 0 to 257",
+        "cut": "is no saved trie, or not whole",
+        "none": "cannot read",
+    }.items():
+        done = run_host(
+            host, tiny_bundle.path, "--ids", "1", "--trie", str(tmp_path / f"{name}.trie")
+        )
+        assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+        assert words in done.stderr

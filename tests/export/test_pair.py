@@ -14,7 +14,7 @@ from transformers import GPT2Config, PhiConfig
 from dsbd_export.checkpoint import load_model, open_pair
 from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
-from dsbd_export.pair import agreed_pair, context_warning, cut_vocabulary
+from dsbd_export.pair import agreed_pair, context_warning, resize_vocabulary
 from scripts.family_checkpoints import VOCAB_SIZE, write_checkpoint
 
 SIZES = {"num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 16, "n_inner": 24}
@@ -90,7 +90,7 @@ def test_a_cut_model_has_the_logits_of_the_tokens_that_are_left(llama_folder, tm
     tokens = torch.arange(12)[None]
     with torch.no_grad():
         wanted = model(tokens).logits[..., :VOCAB_SIZE]
-        cut_vocabulary(model, target)
+        resize_vocabulary(model, target)
         torch.testing.assert_close(model(tokens).logits, wanted)
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     assert model.config.vocab_size == VOCAB_SIZE
@@ -101,7 +101,7 @@ def test_an_uncut_model_is_left_alone(llama_folder):
     target, _, _ = pair_of(llama_folder, llama_folder)
     model = load_model(target)
     weight = model.get_input_embeddings().weight
-    cut_vocabulary(model, target)
+    resize_vocabulary(model, target)
     assert model.get_input_embeddings().weight is weight
 
 

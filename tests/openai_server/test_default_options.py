@@ -49,7 +49,7 @@ FILLED = [  # (options of the request, what is filled in of GIVEN)
 def test_what_a_request_leaves_out_is_filled_in_where_it_is_read(
     options: dict[str, Any], filled: dict[str, Any]
 ) -> None:
-    found = DefaultOptions(GIVEN, has_draft=True).filled(options)
+    found = DefaultOptions(GIVEN).filled(options)
     assert found == {**{n: v for n, v in filled.items() if v is not None}, **options}
 
 
@@ -66,7 +66,7 @@ def test_defaults_never_make_a_request_of_any_strategy_fail(strategy: str) -> No
         "stop_strings": ("x",),
         "eos_token_id": (1,),
     }
-    filled = DefaultOptions(given, has_draft=True).filled({"strategy": strategy})
+    filled = DefaultOptions(given).filled({"strategy": strategy})
     config = DecodingConfig.from_options(filled)
     assert config.seed == 4 and config.length_penalty == 0.5 and config.stop_texts == ("x",)
     assert (config.top_p == 0.8) == (STRATEGIES[strategy].rule != "search")
@@ -74,24 +74,18 @@ def test_defaults_never_make_a_request_of_any_strategy_fail(strategy: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("has_draft", "temperature", "strategy"),
-    [
-        (True, None, "speculative"),
-        (False, None, "sample"),
-        (True, 0, "speculative-beam-search"),
-        (False, 0, "greedy"),
-    ],
+    ("temperature", "strategy"), [(None, "speculative"), (0, "speculative-beam-search")]
 )
 def test_without_options_one_beam_answers_unless_more_are_asked_for(
-    has_draft: bool, temperature: float | None, strategy: str
+    temperature: float | None, strategy: str
 ) -> None:
     options = {} if temperature is None else {"temperature": temperature}
-    filled = DefaultOptions({}, has_draft=has_draft).filled(options)
+    filled = DefaultOptions({}).filled(options)
     config = DecodingConfig.from_options(filled)
     assert (config.strategy, config.width) == (strategy, 1)
-    beams = DefaultOptions({}, has_draft=has_draft).filled({**options, "num_beams": 3})
+    beams = DefaultOptions({}).filled({**options, "num_beams": 3})
     found = DecodingConfig.from_options(beams)
-    assert found.width == 3 and found.row.has_draft == has_draft
+    assert found.width == 3 and found.row.has_draft
     assert (found.row.rule == "search") == (temperature == 0)
 
 
@@ -107,14 +101,14 @@ def test_defaults_that_contradict_each_other_are_refused_at_the_start(
     given: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        DefaultOptions(given, has_draft=True)
+        DefaultOptions(given)
 
 
 def test_requests_get_the_defaults_of_the_server(serve: Serve, pipeline: Pipeline) -> None:
     with serve(defaults={**GIVEN, "stop_strings": "zz"}) as server:
         for fields in ({}, {"num_beams": 3}, {"strategy": "sample"}, {"strategy": "greedy"}):
             found = answer(server, max_tokens=9, **fields)
-            read = DefaultOptions(GIVEN, has_draft=True).filled(fields)
+            read = DefaultOptions(GIVEN).filled(fields)
             wanted = pipeline.generate(PROMPT, max_new_tokens=9, seed=3, stop_strings="zz", **read)
             assert found["choices"][0]["text"] == wanted.sequences[0].text
             assert found["dsbd"]["strategy"] == read["strategy"]

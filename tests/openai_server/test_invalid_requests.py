@@ -94,10 +94,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"prompt": ["a", 5]}, "prompt"),
     ({"prompt": {"text": "a"}}, "prompt"),
 ]
+CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 CHAT_REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tool_choice"),
     ({"tool_choice": "required"}, "tool_choice"),
-    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"response_format": {"type": "json_schema"}}, "response_format"),
     ({"top_logprobs": 2}, "top_logprobs"),
     ({"top_logprobs": 21, "logprobs": True}, "top_logprobs"),
     ({"echo": True}, "echo"),
@@ -112,7 +113,9 @@ CHAT_REFUSED: list[tuple[dict[str, Any], str]] = [
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]},
         "messages.0.content",
     ),
-    ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages.0.tool_calls"),
+    ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages.0.tool_calls.0.id"),
+    ({"messages": [{"role": "assistant", "tool_calls": [CALL]}]}, "messages.0.tool_calls"),
+    ({"messages": [{"role": "assistant", "refusal": "no"}]}, "messages.0.refusal"),
 ]
 
 

@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from dsbd_ort import GenerationResult, Pipeline, StreamPiece
 from dsbd_ort.engine import ServiceLimits
 from dsbd_ort.openai_server.metrics import Metrics, RequestMeter
+from tests.openai_server.conftest import Serve
 from tests.openai_server.fakes import ScriptedService
 from tests.openai_server.running_server import MODEL, RunningServer
 
@@ -73,6 +74,8 @@ def test_what_was_answered_is_counted(fresh: RunningServer) -> None:
         ("vllm:e2e_request_latency_seconds_count",): 1,
         ("vllm:spec_decode_num_drafts_total",): stats["num_iterations"],
         ("vllm:spec_decode_num_draft_tokens_total",): stats["num_draft_tokens"],
+        ("dsbd:drafted_tokens_total", "model"): stats["num_draft_tokens"],
+        ("dsbd:accepted_tokens_total", "model"): stats["num_accepted_tokens"],
         ("vllm:spec_decode_num_accepted_tokens_total",): stats["num_accepted_tokens"],
         ("dsbd:http_answers_total", "/v1/completions", "200"): 1,
         ("dsbd:http_answers_total", "/v1/completions", "400"): 1,
@@ -100,3 +103,24 @@ def test_times_are_those_of_the_clock(pipeline: Pipeline) -> None:
         ("dsbd:kv_bytes", 4096),
     ):
         assert registry.get_sample_value(name, {"model_name": MODEL}) == wanted
+
+
+def test_constrained_requests_are_counted_by_kind(serve: Serve) -> None:
+    def posted(http: httpx2.Client, **fields: object) -> dict[str, object]:
+        body = {"model": MODEL, "prompt": "a", "max_tokens": 5, "seed": 1, **fields}
+        answer = http.post("/v1/completions", json=body)
+        assert answer.status_code == 200
+        found: dict[str, object] = answer.json()
+        return found
+
+    with serve() as running, httpx2.Client(base_url=running.url, timeout=30) as http:
+        posted(http)
+        before = samples(http.get("/metrics").text)
+        assert not any(name[0].startswith("dsbd:constrained") for name in before)
+        posted(http, guided_regex="[ab]{3}")
+        posted(http, structured_outputs={"regex": "[ab]{2}"}, n=2)
+        posted(http, response_format={"type": "json_object"})
+        after = samples(http.get("/metrics").text)
+    assert after["dsbd:constrained_tokens_total", "regex"] == 3 + 2 * 2
+    assert after["dsbd:constrained_tokens_total", "json_object"] == 5
+    assert 0 < after["dsbd:constrained_iterations_total", "regex"] <= 7

@@ -257,7 +257,7 @@ def with_others(request: WholeRequest, config: DecodingConfig) -> DecodeResult:
     early, late = forest.join(request.request(config)), None
     leaver = forest.join(request.request(config))
     outcome = None
-    held = [0, 0]
+    held = 0
     for iteration in range(10_000):
         if iteration == 1:
             late = forest.join(asked)
@@ -269,12 +269,10 @@ def with_others(request: WholeRequest, config: DecodingConfig) -> DecodeResult:
                 outcome = progress.event
         for tree in (early, late):
             if tree is not None:
-                held = [
-                    max(h, view.num_rows) for h, view in zip(held, tree.views.values(), strict=True)
-                ]
+                held = max(held, *(view.num_rows for view in tree.views.values()), 0)
         if iteration > 1 and forest.num_trees == 0:
             break
-    assert max(held) <= most_rows(len(request.prompt), config), "more rows than were reserved"
+    assert held <= most_rows(len(request.prompt), config), "more rows than were reserved"
     assert outcome is not None
     return outcome
 

@@ -15,15 +15,16 @@ from dsbd_ort.decoding import (
     RequestTrace,
     TableModel,
 )
-from dsbd_ort.decoding.cost_curve import CostCurve, EngineCosts
+from dsbd_ort.decoding.drafting.cost_curve import CostCurve, EngineCosts
+from dsbd_ort.decoding.drafting.throughput import AcceptanceEstimator
 from dsbd_ort.decoding.request import DecodingRequest
-from dsbd_ort.decoding.throughput import AcceptanceEstimator
 from tests.decoding.path_constraint import PathConstraint, some_tokens
 from tests.decoding.tables import LogitsOf, ends_with, random_table
 from tests.decoding.top_table import TopTable
 
 TABLE_KINDS = ("smooth", "peaked", "rounded", "equal", "forbidding")
 DRAFT_KINDS = ("itself", "mixed", "hostile", "forbidding")
+NO_DRAFT = "none"  # of requests that need no draft model
 CHECKS = ("candidates", "shared", "preempted", "repeated", "traced", "alone")
 
 
@@ -56,19 +57,21 @@ class WholeRequest:
         return DecodingConfig.from_options(self.options).settled(costs_are_known=True)
 
     def models(self, num_candidates: int = 0, full_chunk: int = 0) -> tuple[Any, Any]:
-        """Return target and draft, with a top-k head where ``num_candidates`` is given.
+        """Return target and draft or None, with a top-k head where ``num_candidates`` is given.
 
         full_chunk: see TopTable; 0: without full logits.
         """
         if not self.tables:
             target = shaped(random_table(self.table_seed, self.vocab_size), self.table)
             self.tables.extend([target, draft_of(self, target)])
-        if num_candidates:
-            return tuple(  # type: ignore[return-value]
-                TopTable(self.vocab_size, table, num_candidates, full_chunk=full_chunk)
-                for table in self.tables
-            )
-        return tuple(TableModel(self.vocab_size, table) for table in self.tables)  # type: ignore[return-value]
+
+        def model(table: LogitsOf) -> Any:
+            if num_candidates:
+                return TopTable(self.vocab_size, table, num_candidates, full_chunk=full_chunk)
+            return TableModel(self.vocab_size, table)
+
+        target, draft = self.tables
+        return model(target), None if self.draft == NO_DRAFT else model(draft)
 
     def request(self, config: DecodingConfig, trace: RequestTrace | None = None) -> DecodingRequest:
         costs = EngineCosts(
@@ -112,6 +115,7 @@ def draft_of(request: WholeRequest, target: LogitsOf) -> LogitsOf:
         "mixed": lambda path: 0.7 * np.maximum(target(path), -9.0) + 0.3 * other(path),
         "hostile": other,
         "forbidding": shaped(other, "forbidding"),
+        NO_DRAFT: other,
     }
     return kinds[request.draft]
 
@@ -131,6 +135,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "width_policy": st.sampled_from(["fixed", "threshold"]),
     "min_beams": st.integers(1, 3),
     "accept_threshold": st.sampled_from([0.0, 0.3, 0.7, 1.0]),
+    "drafter": st.sampled_from([None, "model", "ngram", "model+ngram", "none"]),
     "draft_policy": st.sampled_from([None, "fixed", "throughput"]),
     "draft_length": st.integers(0, 4),
     "draft_beams": st.one_of(st.integers(1, 9), st.lists(st.integers(1, 9), max_size=4)),
@@ -175,7 +180,7 @@ OF_RULE = {  # fields that only strategies of some rules take
     "joint_tokens": ("joint-greedy",),
     "joint_beams": ("joint-greedy",),
 }
-OF_DRAFT = ("draft_policy", "draft_length", "draft_beams")
+OF_DRAFT = ("drafter", "draft_policy", "draft_length", "draft_beams")
 OF_BEAMS = ("num_beams", "num_return_sequences", "early_stopping")
 OF_TREE = ("draft_beams", "replacement")
 OF_DSBD = ("width_policy", "min_beams", "accept_threshold", "memory")
@@ -229,11 +234,13 @@ def whole_requests(draw: st.DrawFn, strategy: str, largest_vocab: int = 300) -> 
     stop = tuple(draw(st.lists(run, max_size=3)))
     if stop:
         options["stop_strings"] = "stands for the tokens"
+    by_model = STRATEGIES[strategy].has_draft and options.get("drafter") not in ("ngram", "none")
+    draft_kinds = DRAFT_KINDS if by_model else (*DRAFT_KINDS, NO_DRAFT, NO_DRAFT)
     return WholeRequest(
         options=options,
         vocab_size=vocab_size,
         table=table,
-        draft=draw(st.sampled_from(DRAFT_KINDS)),
+        draft=draw(st.sampled_from(draft_kinds)),
         table_seed=draw(st.integers(0, 999)),
         prompt=tuple(draw(st.lists(tokens, min_size=1, max_size=5))),
         stop=stop,

@@ -14,7 +14,6 @@ from dsbd_runtime.bundle import (
     MANIFEST_NAME,
     MODEL_FILE,
     PRUNE_FILE,
-    ROLES,
     Bundle,
     open_bundle,
     write_manifest,
@@ -203,7 +202,7 @@ def fake_record(bundle: Bundle, role: str, **changes: Any) -> EngineRecord:
 def add_fake_engines(path: Path, **changes: Any) -> Bundle:
     """Give the bundle at ``path`` engines for ``FakeTrt``; ``changes`` are those of the records."""
     bundle = open_bundle(path)
-    for role in ROLES:
+    for role in bundle.roles:
         folder = path / role
         (folder / ENGINE_FILE).write_text(str(folder / MODEL_FILE))
         (folder / PRUNE_ENGINE_FILE).write_text(str(folder / PRUNE_FILE))

@@ -111,6 +111,10 @@ WRONG_VALUES: list[tuple[list[str | int], Any, str]] = [
     (["draft", "bit_exact"], "yes", "bit_exact is 'yes', expected one of ('by construction', "),
     (["draft", "bit_exact"], 0, "draft: bit_exact is 0, expected str"),
     (["draft"], [], "draft is [], expected ModelEntry"),
+    (["draft"], {}, "draft: missing or unknown entries"),
+    (["draft"], False, "draft is False, expected ModelEntry"),
+    (["draft"], "none", "draft is 'none', expected ModelEntry"),
+    (["target"], None, "target is None, expected ModelEntry"),
     (["target", "masks"], [], "masks is [], expected one of"),
     (["target", "masks"], ["attention_mask"] * 2, "expected one of"),
     (["target", "masks"], ["other"], "masks is ['other'], expected one of"),
@@ -229,9 +233,30 @@ def test_a_bundle_without_a_draft_opens(bundle_copy: Path) -> None:
     load_causal_lm(bundle, "target").close()
 
 
+def test_a_manifest_that_does_not_say_whether_there_is_a_draft(bundle_copy: Path) -> None:
+    """Null says that there is none; a manifest without the field is cut, or no manifest."""
+    edited(bundle_copy, lambda data: data.pop("draft"))
+    assert "missing or unknown entries ['draft']" in refusal(bundle_copy)
+
+
+def test_a_draft_of_null_with_files_of_a_draft(bundle_copy: Path) -> None:
+    """Its files are checked and never opened; the manifest decides."""
+    edited(bundle_copy, lambda data: data.update(draft=None))
+    bundle = open_bundle(bundle_copy, verify=True)
+    assert bundle.roles == ("target",)
+    with pytest.raises(InputError, match="has no draft"):
+        load_causal_lm(bundle, "draft")
+
+
+def test_version_2_has_no_bundles_without_a_draft(bundle_copy: Path) -> None:
+    edited(bundle_copy, as_version_2)
+    said = refusal(edited(bundle_copy, lambda data: data.update(draft=None)))
+    assert "draft is None, expected an entry: schema_version 2 has no bundles without one" in said
+
+
 def test_its_draft_is_refused_where_one_is_needed(bundle_copy: Path) -> None:
     bundle = without_draft(bundle_copy, TinyModel())
-    said = "has no draft; use a strategy without one, as sample, .* or export with --draft"
+    said = f"has no draft; add one with: dsbd-export --bundle {bundle_copy} --draft DRAFT"
     for ask in (bundle.entry, lambda role: load_causal_lm(bundle, role)):
         with pytest.raises(InputError, match=said):
             ask("draft")

@@ -121,6 +121,13 @@ inline void check_prompt(const StepModel& model, const std::vector<std::int64_t>
                     "; shorten the prompt or lower max_new_tokens");
     }
     const std::size_t most = model.num_candidates();
+    if (request.trie != nullptr) {
+        request.trie->check(model.vocab_size());
+        if (most != 0) {
+            throw Error("a trie needs all logits, the engine returns " + std::to_string(most) +
+                        " of a position; export with --logits full");
+        }
+    }
     if (most != 0 && (request.warp.top_k == 0 || request.warp.top_k > most)) {
         throw Error("the request looks at " +
                     (request.warp.top_k == 0 ? "all" : std::to_string(request.warp.top_k)) +
@@ -136,7 +143,7 @@ inline Result decode(StepModel& target, StepModel* draft, const std::vector<std:
     check_prompt(target, prompt, request);
     Decoding decoding{request, request.samples ? sampling_scores : search_scores,
                       Forest(prompt.back(), static_cast<std::int64_t>(prompt.size()) - 1,
-                             noise_key(request.seed), request.eos_ids)};
+                             noise_key(request.seed), request.eos_ids, request.trie.get())};
     ForestCache target_cache(target, decoding.forest, request.warp);
     std::optional<ForestCache> draft_cache;
     std::vector<ForestCache*> caches{&target_cache};

@@ -4,12 +4,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <set>
 #include <utility>
 #include <vector>
 
 #include "joint_law.hpp"
 #include "noise.hpp"
+#include "trie.hpp"
 
 namespace dsbd {
 
@@ -21,16 +23,26 @@ struct Node {
     std::int64_t position;
     std::uint64_t path_key;     // chained from the root's, see noise.hpp
     bool is_end;                // a sequence ends with it: it never costs a row
+    Trie::State state;          // of its path, where a trie constrains the request
 };
 
 /// The nodes by number, parents before children.
 class Forest {
 public:
-    /// Start with one node, the last token of the prompt.
+    /// Start with one node, the last token of the prompt. `trie` may be nullptr.
     Forest(std::int64_t last_prompt_token, std::int64_t position, std::uint64_t noise_key,
-           std::set<std::int64_t> eos_ids)
-        : nodes_{{last_prompt_token, no_node, position, root_key(noise_key), false}},
-          eos_ids_(std::move(eos_ids)) {}
+           std::set<std::int64_t> eos_ids, const Trie* trie)
+        : nodes_{{last_prompt_token, no_node, position, root_key(noise_key), false, Trie::start}},
+          eos_ids_(std::move(eos_ids)),
+          trie_(trie) {}
+
+    /// Return the tokens that may follow a node; without a value all may.
+    std::optional<std::vector<std::int64_t>> allowed(std::size_t node) const {
+        if (trie_ == nullptr) {
+            return {};
+        }
+        return trie_->allowed(nodes_[node].state, eos_ids_);
+    }
 
     std::size_t size() const { return nodes_.size(); }
     const Node& operator[](std::size_t node) const { return nodes_[node]; }
@@ -44,9 +56,15 @@ public:
         }
         const auto [place, is_new] = children_.try_emplace({parent, token}, nodes_.size());
         if (is_new) {
-            nodes_.push_back({token, parent, nodes_[parent].position + 1,
-                              child_key(nodes_[parent].path_key, token),
-                              eos_ids_.count(token) != 0});
+            const Node& before = nodes_[parent];
+            bool is_end = eos_ids_.count(token) != 0;
+            Trie::State state = Trie::start;
+            if (trie_ != nullptr) {
+                state = is_end ? Trie::ended : trie_->next(before.state, token);
+                is_end = is_end || trie_->has_ended(state);
+            }
+            nodes_.push_back({token, parent, before.position + 1, child_key(before.path_key, token),
+                              is_end, state});
         }
         return place->second;
     }
@@ -84,6 +102,7 @@ public:
 private:
     std::vector<Node> nodes_;
     std::set<std::int64_t> eos_ids_;
+    const Trie* trie_;
     std::map<std::pair<std::size_t, std::int64_t>, std::size_t> children_;
 };
 

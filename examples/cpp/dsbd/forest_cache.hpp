@@ -84,7 +84,7 @@ public:
         const HeadOutput head = step(input);
         std::size_t row = 0;
         for (const std::size_t node : missing) {
-            laws_[node] = token_law(head, row++, warp_);
+            laws_[node] = token_law(head, row++, warp_, forest_.allowed(node));
         }
     }
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -11,6 +12,7 @@
 
 #include "error.hpp"
 #include "token_law.hpp"
+#include "trie.hpp"
 
 namespace dsbd {
 
@@ -45,6 +47,7 @@ struct Options {
     std::size_t max_new_tokens = 64;
     std::uint64_t seed = 0;
     std::optional<std::set<std::int64_t>> eos_token_ids;    // default: what the bundle says
+    std::shared_ptr<const Trie> trie;                       // of the sequences that are allowed
 };
 
 /// Checked options with nothing left open.
@@ -56,6 +59,7 @@ struct Request {
     std::size_t max_new_tokens;
     std::uint64_t seed;
     std::set<std::int64_t> eos_ids;
+    std::shared_ptr<const Trie> trie;
 };
 
 inline const Strategy& find_strategy(const std::string& name) {
@@ -142,7 +146,7 @@ inline Request checked(const Options& options, const std::set<std::int64_t>& eos
     const Warp warp =
         strategy.samples ? sampling_warp(options) : search_warp(options, widths);
     return {strategy.samples, num_beams,    std::move(widths), warp, options.max_new_tokens,
-            options.seed,     options.eos_token_ids.value_or(eos_ids)};
+            options.seed,     options.eos_token_ids.value_or(eos_ids), options.trie};
 }
 
 }  // namespace dsbd

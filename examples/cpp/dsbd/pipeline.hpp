@@ -32,7 +32,8 @@ public:
         const Request request = checked(options, bundle_.target.eos_token_ids);
         if (!draft_ && !request.layer_widths.empty()) {
             throw Error("this bundle has no draft, but strategy " + options.strategy +
-                        " needs one; use sample, beam-sample or greedy, or export with --draft");
+                        " needs one; use sample, beam-sample or greedy, or add one with: "
+                        "dsbd-export --bundle BUNDLE --draft DRAFT");
         }
         return decode(target_, draft_ ? &*draft_ : nullptr, prompt_ids, request);
     }

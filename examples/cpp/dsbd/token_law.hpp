@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <limits>
 #include <numeric>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -65,6 +66,27 @@ inline CentredLogits centred_of_logits(const float* logits, std::size_t vocab_si
     return centred;
 }
 
+/// The tokens of a constraint alone; the others still count in the normalizer.
+inline CentredLogits centred_of_allowed(const float* logits, std::size_t vocab_size,
+                                        std::size_t top_k,
+                                        const std::vector<std::int64_t>& allowed) {
+    CentredLogits all = centred_of_logits(logits, vocab_size, 1);
+    const double largest = logits[all.tokens[0]];
+    CentredLogits centred;
+    centred.tokens = allowed;
+    std::stable_sort(centred.tokens.begin(), centred.tokens.end(),
+                     [logits](std::int64_t a, std::int64_t b) { return logits[a] > logits[b]; });
+    if (top_k != 0) {
+        centred.tokens.resize(std::min(top_k, centred.tokens.size()));
+    }
+    const double largest_allowed = logits[centred.tokens.at(0)];
+    for (const std::int64_t token : centred.tokens) {
+        centred.values.push_back(double{logits[token]} - largest_allowed);
+    }
+    centred.log_normalizer = all.log_normalizer + largest - largest_allowed;
+    return centred;
+}
+
 /// top_k: at least 1, at most `num_candidates`.
 inline CentredLogits centred_of_candidates(const float* logits, const std::int64_t* ids,
                                            float logsumexp, std::size_t top_k) {
@@ -119,11 +141,13 @@ inline std::vector<double> warped(std::vector<double> centred, const Warp& warp)
     return centred;
 }
 
-/// Return the law of row `row` of what a model returned.
-inline TokenLaw token_law(const HeadOutput& head, std::size_t row, const Warp& warp) {
+/// Return the law of row `row` of what a model returned, over the `allowed` tokens if given.
+inline TokenLaw token_law(const HeadOutput& head, std::size_t row, const Warp& warp,
+                          const std::optional<std::vector<std::int64_t>>& allowed) {
     const std::size_t first = row * head.row_size;
     CentredLogits centred =
-        head.ids.empty()
+        allowed ? centred_of_allowed(&head.logits[first], head.row_size, warp.top_k, *allowed)
+        : head.ids.empty()
             ? centred_of_logits(&head.logits[first], head.row_size, warp.top_k)
             : centred_of_candidates(&head.logits[first], &head.ids[first], head.logsumexp[row],
                                     warp.top_k);

@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_ort.decoding.constraint import Constraint, States
+from dsbd_ort.decoding.control.constraint import Constraint, States
 from dsbd_ort.decoding.distribution import larger
 
 Nodes = NDArray[np.int64]

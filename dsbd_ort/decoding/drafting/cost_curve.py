@@ -55,6 +55,10 @@ class CostCurve:
         return (inside + beyond) / num_sharers
 
 
+FREE = CostCurve((1, 2), (0.0, 0.0))
+"""Of a draft that makes no engine call."""
+
+
 class Costs(Protocol):
     """Costs of the calls of both engines of a pair, which may change with every call."""
 
@@ -207,9 +211,12 @@ def never_falling(sums: Floats, weights: Floats) -> Floats:
     return np.repeat([pool[0] / pool[1] for pool in pools], [pool[2] for pool in pools])
 
 
-def measure_costs(target: StepModel, draft: StepModel, clock: Callable[[], float]) -> EngineCosts:
-    """Measure both engines on empty caches; what the caches hold is dropped."""
-    return EngineCosts(_measured_curve(target, clock), _measured_curve(draft, clock))
+def measure_costs(
+    target: StepModel, draft: StepModel | None, clock: Callable[[], float]
+) -> EngineCosts:
+    """Measure the engines on empty caches; what the caches hold is dropped."""
+    costs = _measured_curve(target, clock)
+    return EngineCosts(costs, _measured_curve(draft, clock) if draft else FREE)
 
 
 def _measured_curve(model: StepModel, clock: Callable[[], float]) -> CostCurve:

@@ -12,12 +12,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_ort.decoding.config import DecodingConfig
-from dsbd_ort.decoding.constraint import Constraint, TokenLists, TokenMasks
+from dsbd_ort.decoding.control.constraint import Constraint, TokenLists, TokenMasks
+from dsbd_ort.decoding.control.forbidden_tokens import ForbiddenTokens
+from dsbd_ort.decoding.control.path_states import (
+    ConstraintStates,
+    Nodes,
+    PathStates,
+    PathTokens,
+    Tokens,
+)
+from dsbd_ort.decoding.control.processors import Candidates, LogitsProcessor, Scores, processors_of
 from dsbd_ort.decoding.distribution import ListedDistributions, joined_ranges
 from dsbd_ort.decoding.errors import ConstraintError
 from dsbd_ort.decoding.option_values import shown
-from dsbd_ort.decoding.path_states import ConstraintStates, Nodes, PathStates, PathTokens, Tokens
-from dsbd_ort.decoding.processors import Candidates, LogitsProcessor, Scores, processors_of
 from dsbd_ort.decoding.step_model import Logits, TopLogits
 from dsbd_ort.decoding.warp import Warp, checked_top, largest_columns, log_normalizers_of
 
@@ -31,6 +38,7 @@ class Controls:
         processors: in their order.
         constraint: its states, None without one.
         paths: the tokens of every path.
+        forbidden: notes what the constraint forbids to the target; None unless it is traced.
     """
 
     def __init__(
@@ -45,6 +53,7 @@ class Controls:
         self.processors = processors
         self.constraint = constraint
         self.paths = paths
+        self.forbidden: ForbiddenTokens | None = None
 
     @property
     def path_states(self) -> list[PathStates]:
@@ -65,8 +74,9 @@ class Controls:
             The distributions, and (n,) int64: rows of which a top-k head has left out what counts
             and can no longer be read. Theirs are empty.
         """
-        allowed = _Allowed.after(nodes, self.constraint)
-        self._check_known(allowed)
+        allowed = self.allowed_after(nodes)
+        if self.forbidden is not None and not is_draft:
+            self.forbidden.note(logits, nodes, allowed)
         if not isinstance(logits, tuple):
             return self._of_all(logits, nodes, allowed), np.arange(0)
         found, is_complete = self._of_top(logits, nodes, allowed, is_draft)
@@ -80,8 +90,8 @@ class Controls:
             found = found.replaced(readable, read)
         return found, incomplete[incomplete < full.first_row]
 
-    def _check_known(self, allowed: _Allowed) -> None:
-        vocab_size = len(self.paths.shared_counts)
+    def _check_known(self, allowed: AllowedAfter) -> None:
+        vocab_size = self.vocab_size
         tokens = allowed.listed_tokens
         if tokens.max(initial=0) >= vocab_size or tokens.min(initial=0) < 0:
             assert self.constraint is not None  # which has listed them
@@ -89,6 +99,42 @@ class Controls:
                 f"{self.constraint.constraint.name} allows token ids from {tokens.min()} to "
                 f"{tokens.max()}; expected 0 to {vocab_size - 1}, the target's vocabulary"
             )
+
+    @property
+    def vocab_size(self) -> int:
+        """V."""
+        return len(self.paths.shared_counts)
+
+    def allowed_after(self, nodes: Nodes) -> AllowedAfter:
+        """Return what the constraint allows after these nodes."""
+        allowed = AllowedAfter.after(nodes, self.constraint)
+        self._check_known(allowed)
+        return allowed
+
+    def processed(
+        self, nodes: Nodes, rows: Rows, tokens: Tokens, log_probs: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """Return log-probabilities of a draft without a model, -inf where a token is forbidden.
+
+        Args:
+            nodes: (num_rows,) int64.
+            rows: (n,) int64 increasing. After which of the nodes each token comes.
+            tokens: (n,) int64.
+            log_probs: (n,) float64.
+        """
+        counts = np.bincount(rows, minlength=len(nodes))
+        is_token = np.arange(counts.max()) < counts[:, None]
+        table, scores = np.full(is_token.shape, -1), np.full(is_token.shape, -np.inf)
+        table[is_token], scores[is_token] = tokens, log_probs
+        return self._processed_draft(nodes, table, scores)[is_token]
+
+    def _processed_draft(self, nodes: Nodes, tokens: Tokens, log_probs: Scores) -> Scores:
+        candidates = Candidates(self.paths, nodes, tokens, self.vocab_size)
+        found = log_probs
+        for processor in self.processors:
+            found = processor.process(found, candidates)
+        found[~self.allowed_after(nodes).are_allowed(tokens)] = -np.inf
+        return found
 
     def check_continues(self, nodes: Nodes, num_candidates: int) -> None:
         """Raise ConstraintError where nothing may follow.
@@ -98,7 +144,7 @@ class Controls:
             num_candidates: of all beams, ended ones included.
         """
         if self.constraint is not None and len(nodes):
-            num_allowed = _Allowed.after(nodes, self.constraint).num_tokens
+            num_allowed = AllowedAfter.after(nodes, self.constraint).num_tokens
             if not num_allowed.all():
                 node = int(nodes[int((num_allowed == 0).argmax())])
                 raise ConstraintError(
@@ -116,7 +162,7 @@ class Controls:
         return shown(self.paths.path(node)[self.paths.num_prompt :].tolist())
 
     def _of_all(
-        self, logits: NDArray[np.float32], nodes: Nodes, allowed: _Allowed
+        self, logits: NDArray[np.float32], nodes: Nodes, allowed: AllowedAfter
     ) -> ListedDistributions:
         """Return distributions of rows of all logits."""
         normalizers = log_normalizers_of(logits)
@@ -134,10 +180,10 @@ class Controls:
         return self._listed(candidates, processed, raw)
 
     def _of_top(
-        self, logits: TopLogits, nodes: Nodes, allowed: _Allowed, is_draft: bool
+        self, logits: TopLogits, nodes: Nodes, allowed: AllowedAfter, is_draft: bool
     ) -> tuple[ListedDistributions, NDArray[np.bool_]]:
         """Return distributions of rows of a top-k head, and which rows they are right for."""
-        vocab_size = len(self.paths.shared_counts)
+        vocab_size = self.vocab_size
         tokens, scores, normalizers = checked_top(logits)
         listed = allowed.listed()
         if is_draft and listed is not None:  # what was left out counts as the last that was not
@@ -217,7 +263,7 @@ def controls_of(
     return Controls(config, processors, states, paths)
 
 
-class _Allowed:
+class AllowedAfter:
     """The tokens that a constraint allows after some nodes, end-of-sequence ids included."""
 
     def __init__(
@@ -228,14 +274,14 @@ class _Allowed:
         self._eos = eos
 
     @classmethod
-    def after(cls, nodes: Nodes, states: ConstraintStates | None) -> _Allowed:
+    def after(cls, nodes: Nodes, states: ConstraintStates | None) -> AllowedAfter:
         """Return those of a constraint's states at ``nodes``, all tokens without a constraint."""
         if states is None:
             return cls(None, np.zeros(len(nodes), dtype=np.bool_), np.arange(0))
         at_nodes, constraint = states.states[nodes], states.constraint
         return cls(constraint.allowed(at_nodes), constraint.accepts(at_nodes), states.eos)
 
-    def part(self, rows: Rows) -> _Allowed:
+    def part(self, rows: Rows) -> AllowedAfter:
         """Return those of some rows."""
         allowed = self._allowed
         if isinstance(allowed, TokenMasks):
@@ -244,7 +290,7 @@ class _Allowed:
             begins = allowed.counts.cumsum() - allowed.counts
             counts = allowed.counts[rows]
             allowed = TokenLists(allowed.tokens[joined_ranges(begins[rows], counts)], counts)
-        return _Allowed(allowed, self._accepts[rows], self._eos)
+        return AllowedAfter(allowed, self._accepts[rows], self._eos)
 
     @property
     def listed_tokens(self) -> Tokens:
@@ -264,6 +310,16 @@ class _Allowed:
         table[:, :num_columns][np.arange(num_columns) < counts[:, None]] = self._allowed.tokens
         table[self._accepts, num_columns:] = self._eos
         return table
+
+    def tokens_by_row(self, vocab_size: int) -> tuple[Rows, Tokens]:
+        """Return the row and the id of every token allowed, (n,) int64 each; of a constraint."""
+        if isinstance(self._allowed, TokenMasks):
+            rows, tokens = self.mask(vocab_size).nonzero()
+            return rows, tokens
+        table = self.listed()
+        assert table is not None  # of a constraint that lists
+        is_token = table >= 0
+        return is_token.nonzero()[0], table[is_token]
 
     def mask(self, vocab_size: int) -> NDArray[np.bool_]:
         """Return which tokens are allowed, (num_rows, vocab_size) bool; of a constraint by bits."""

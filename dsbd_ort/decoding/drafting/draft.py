@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from dsbd_ort.decoding.beams import Beams
 from dsbd_ort.decoding.forest import Forest, Nodes
-from dsbd_ort.decoding.forest_cache import ForestCache
 from dsbd_ort.decoding.joint_distribution import JointDistribution
 from dsbd_ort.decoding.step_model import EngineCalls
 
@@ -72,6 +71,33 @@ Scores = Callable[[JointDistribution, int], NDArray[np.float64]]
 """(joint, depth) -> (num_candidates,) float64: by these a rule ranks candidates."""
 
 
+class Observer(Protocol):
+    """Is shown every iteration before it is pruned."""
+
+    def observe(self, iteration: Iteration) -> None:
+        """Learn from an iteration."""
+
+
+TakesAll = Callable[[int, int], bool]
+"""(num_candidates, num_rows) -> whether a layer of all these candidates is worth more than one
+that the model chooses, by a call of ``num_rows`` rows; see DraftPolicy.takes_all."""
+
+
+class Drafter(Protocol):
+    """Gives the distributions that a layer is drafted from. ``ForestCache`` is one."""
+
+    def look_up(self, nodes: Nodes, takes_all: TakesAll) -> int:
+        """Begin a layer below these nodes; return how many rows of the model it needs."""
+
+    def compute(self, nodes: Nodes) -> EngineCalls[None]:
+        """Make that call."""
+
+    def joint(
+        self, nodes: Nodes, log_weights: NDArray[np.float64], copies: NDArray[np.int64] | None
+    ) -> JointDistribution:
+        """Return the draft's joint distribution over the continuations of these nodes."""
+
+
 class DraftPolicy(Protocol):
     """Decides, layer by layer, whether to draft and how many candidates (docs/algorithm.md 3.5)."""
 
@@ -83,8 +109,14 @@ class DraftPolicy(Protocol):
             most_layers: layers that can still be used.
         """
 
+    def takes_all(self, num_candidates: int, num_rows: int) -> bool:
+        """Return whether a layer of all candidates is better than one that a model chooses.
+
+        num_rows: of the engine call by which it would.
+        """
+
     def wants_layer(self, num_rows: int) -> bool:
-        """Return whether to draft one more layer, by an engine call of ``num_rows`` rows."""
+        """Return whether to draft one more layer, by an engine call of so many rows."""
 
     def choose(self, joint: JointDistribution, depth: int) -> NDArray[np.int64]:
         """Return the candidates to add, best first; none ends the draft.
@@ -109,6 +141,10 @@ class FixedDraftPolicy:
         """See DraftPolicy.begin."""
         self._layer, self._num_layers = 0, min(len(self._layer_widths), most_layers)
 
+    def takes_all(self, num_candidates: int, num_rows: int) -> bool:
+        """See DraftPolicy.takes_all; as many are drafted in any case."""
+        return self._layer < self._num_layers and num_candidates <= self._layer_widths[self._layer]
+
     def wants_layer(self, num_rows: int) -> bool:
         """See DraftPolicy.wants_layer."""
         return self._layer < self._num_layers
@@ -125,7 +161,7 @@ class FixedDraftPolicy:
 
 def draft_forest(
     forest: Forest,
-    draft: ForestCache,
+    drafter: Drafter,
     beams: Beams,
     policy: DraftPolicy,
     depth: int,
@@ -133,14 +169,14 @@ def draft_forest(
     keeps_distributions: bool,
     repeats: bool,
 ) -> EngineCalls[list[DraftLayer]]:
-    """Add the draft's candidates to the forest: one engine call a layer.
+    """Add the draft's candidates to the forest: one engine call a layer, where one is needed.
 
     The draft's weights u start at the target's weights of the input beams (the published code
     starts from equal weights and loses acceptance), then u_child = u_parent * q~.
 
     Args:
         forest: grows.
-        draft: the draft's side of the forest.
+        drafter: gives the distributions.
         beams: the input beams.
         policy: has begun its iteration.
         depth: of the first layer, counted from the prompt.
@@ -152,10 +188,12 @@ def draft_forest(
     """
     layers: list[DraftLayer] = []
     nodes, log_u, copies = beams.nodes, beams.log_weights, beams.copies
-    while not forest.are_absorbing(nodes) and policy.wants_layer(len(nodes)):
-        yield from draft.compute(nodes)
-        joint = draft.joint(nodes, log_u, copies)
-        if not len(joint.tokens):  # processors and constraint leave none of those it returned
+    while not forest.are_absorbing(nodes):
+        if not policy.wants_layer(drafter.look_up(nodes, policy.takes_all)):
+            break
+        yield from drafter.compute(nodes)
+        joint = drafter.joint(nodes, log_u, copies)
+        if not len(joint.tokens):  # none is known, or processors and constraint leave none
             break
         drawn = policy.choose(joint, depth + len(layers))
         if not len(drawn):

@@ -29,8 +29,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_ort.decoding.cost_curve import Costs, EngineCosts, never_falling
-from dsbd_ort.decoding.draft import Iteration, Scores
+from dsbd_ort.decoding.drafting.cost_curve import FREE, Costs, EngineCosts, never_falling
+from dsbd_ort.decoding.drafting.draft import Iteration, Scores
 from dsbd_ort.decoding.forest import Forest, Nodes
 from dsbd_ort.decoding.joint_distribution import STAY, JointDistribution, best_candidates
 
@@ -84,13 +84,13 @@ class AcceptanceEstimator:
 
         depth: drafted layers before it.
         """
-        rates: Floats = self.rates[min(depth, 1)][np.searchsorted(_GAP_EDGES, gaps)]
+        rates: Floats = self.rates[min(depth, 1)][_GAP_EDGES.searchsorted(gaps)]
         return rates
 
     def learn(self, gaps: Floats, was_enough: NDArray[np.bool_], depth: int) -> None:
         """Count one layer: for every width it might have had, the gap and whether it was enough."""
         kind, size = min(depth, 1), self.seen.shape[1]
-        bins = np.searchsorted(_GAP_EDGES, gaps)
+        bins = _GAP_EDGES.searchsorted(gaps)
         enough, seen = self.enough[kind], self.seen[kind]
         enough += (1.0 - _MEMORY) * (_GUESS_WEIGHT * _FIRST_GUESS - enough)
         seen += (1.0 - _MEMORY) * (_GUESS_WEIGHT - seen)
@@ -137,6 +137,7 @@ class ThroughputDraftPolicy:
         num_beams: beams that the rule selects in a layer.
         most_layers, most_beams: upper limits.
         num_sharers: tells how many requests share the engine calls just now.
+        has_draft_model: whether any draft costs an engine call.
     """
 
     def __init__(
@@ -150,10 +151,12 @@ class ThroughputDraftPolicy:
         most_layers: int,
         most_beams: int,
         num_sharers: Callable[[], int],
+        has_draft_model: bool,
     ) -> None:
         self._costs = costs
         self._most_rows = (most_layers + 2) * (most_beams + num_beams)
         self._num_sharers = num_sharers
+        self._has_draft_model = has_draft_model
         self._take_share()
         self._estimator = estimator
         self._scores = scores
@@ -184,6 +187,15 @@ class ThroughputDraftPolicy:
         self._token_seconds = self._call_seconds * estimator.calls / estimator.tokens
         self._is_probe = estimator.num_without >= estimator.probe_after
 
+    def takes_all(self, num_candidates: int, num_rows: int) -> bool:
+        """See DraftPolicy.takes_all: where the rows cost less than the model's call saves."""
+        if num_candidates > self._most_beams:
+            return False
+        seconds, last = self._target_seconds, len(self._target_seconds) - 1
+        rows = [min(self._num_rows + n, last) for n in (num_candidates, self._num_beams)]
+        more = float(seconds[rows[0]] - seconds[rows[1]])
+        return more < self._draft_seconds[min(num_rows, len(self._draft_seconds) - 1)]
+
     def wants_layer(self, num_rows: int) -> bool:
         """See DraftPolicy.wants_layer."""
         if len(self._layers) >= self._limit or self._reach == 0.0:
@@ -207,18 +219,18 @@ class ThroughputDraftPolicy:
             return best
         least = min(self._num_beams, len(best))
         widths = np.arange(least, max(least, min(self._most_beams, len(best))) + 1)
-        ordered = np.append(deficits[best], np.inf)
-        gaps = ordered[widths]
-        self._layers.append(
-            _Layer(
-                joint.nodes, joint.candidate_ids(best), deficits[best], gaps, ordered[widths - 1]
-            )
-        )
+        ordered = np.empty(len(best) + 1)
+        ordered[:-1], ordered[-1] = deficits[best], np.inf
+        gaps, included = ordered[widths], ordered[widths - 1]
+        if joint.log_unlisted > -np.inf:
+            gaps = np.minimum(gaps, _gap_to_unlisted(joint))
+        ids = joint.candidate_ids(best)
+        self._layers.append(_Layer(joint.nodes, ids, ordered[:-1], gaps, included))
         reach = self._reach * self._estimator.accepted(gaps, len(self._layers) - 1)
         seconds, last = self._target_seconds, len(self._target_seconds) - 1
         more = seconds[np.minimum(self._num_rows + widths, last)] - seconds[self._num_rows]
         gain = reach * self._token_seconds - more + self._worth_of_more(reach)
-        chosen = int(np.argmax(gain))
+        chosen = int(gain.argmax())
         self._note(reach[chosen] / self._reach, int(widths[chosen]))
         if gain[chosen] <= 0.0 and not self._is_probe:
             self._reach = 0.0
@@ -240,9 +252,10 @@ class ThroughputDraftPolicy:
             if not len(beams.nodes):  # all that was selected has ended: no width was tested
                 break
             taken = _candidate_ids(self._forest, layer.nodes, beams.nodes)
-            is_taken = np.isin(layer.best, taken)
-            all_found = np.count_nonzero(is_taken) == len(taken)
-            needed = layer.deficits[is_taken].max() if all_found else np.inf
+            taken.sort()
+            place = taken.searchsorted(layer.best)
+            found = layer.deficits[taken.take(place, mode="clip") == layer.best]
+            needed = found.max() if len(found) == len(taken) else np.inf
             estimator.learn(layer.gaps, needed <= layer.included, depth)
         estimator.tokens = _RATE_MEMORY * estimator.tokens + len(iteration.committed)
         calls = self._seconds / self._call_seconds
@@ -252,6 +265,8 @@ class ThroughputDraftPolicy:
     def _take_share(self) -> None:
         """Count with what calls cost this request just now."""
         costs = self._costs.now()
+        if not self._has_draft_model:
+            costs = EngineCosts(costs.target, FREE)
         self._call_seconds = costs.target.seconds[0]
         self._target_seconds, self._draft_seconds = _seconds_of_share(
             costs, self._most_rows, self._num_sharers()
@@ -261,8 +276,9 @@ class ThroughputDraftPolicy:
         """Return the deficit of every candidate, (num_candidates,) float64; inf: impossible."""
         scores = self._scores(joint, depth)
         parents = self._parent_deficits
+        inherited: Floats | float = 0.0
         if parents is None:  # the beams themselves are certain
-            certain, inherited = scores, np.zeros_like(scores)
+            certain = scores
         else:
             inherited = parents[joint.parents]
             certain = scores[inherited == 0.0]
@@ -314,6 +330,11 @@ class ThroughputDraftPolicy:
         estimator.num_without = 0
 
 
+def _gap_to_unlisted(joint: JointDistribution) -> float:
+    """Return what stands for the gap to tokens that a draft does not list: the ratio of masses."""
+    return max(float(np.logaddexp.reduce(joint.log_masses)) - joint.log_unlisted, 0.0)
+
+
 @lru_cache(maxsize=256)  # the same few come in every iteration of every request
 def _seconds_of_share(
     costs: EngineCosts, most_rows: int, num_sharers: int
@@ -330,10 +351,11 @@ def _candidate_ids(forest: Forest, parents: Nodes, nodes: Nodes) -> NDArray[np.i
 
     A node that is itself among the ``parents`` has ended before and stayed.
     """
-    is_parent = np.zeros(len(forest), dtype=np.bool_)
-    is_parent[parents] = True
-    stays = is_parent[nodes]
-    above = np.where(stays, nodes, forest.parents[nodes])
-    tokens = np.where(stays, STAY, forest.tokens[nodes])
+    above, tokens = forest.parents[nodes], forest.tokens[nodes]
+    if forest.has_ends:
+        is_parent = np.zeros(len(forest), dtype=np.bool_)
+        is_parent[parents] = True
+        stays = is_parent[nodes]
+        above[stays], tokens[stays] = nodes[stays], STAY
     ids: NDArray[np.int64] = (above << 32) + tokens + 1
     return ids

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_ort.decoding.config import DecodingConfig
+from dsbd_ort.decoding.control.path_states import Nodes, PathTokens, Tokens
 from dsbd_ort.decoding.errors import ConstraintError
 from dsbd_ort.decoding.option_values import shown
-from dsbd_ort.decoding.path_states import Nodes, PathTokens, Tokens
 
 Scores = NDArray[np.float64]
 """(num_paths, n): of all tokens, or of the candidates that an engine with a top-k head returned."""

@@ -1,0 +1,110 @@
+"""Options of a constraint: each kind has one, and a request takes one of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dsbd_ort.commands.option_types import PATH
+from dsbd_ort.constraints import TokenTrie
+from dsbd_ort.constraints.binding import TrieFiles
+
+SECTION = "Constraint"
+
+
+class FileText(click.ParamType[Any]):
+    """The content of a file: its text, or what it holds as JSON."""
+
+    name = "FILE"
+
+    def __init__(self, *, is_json: bool) -> None:
+        self._is_json = is_json
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Read the file."""
+        name = "the file" if param is None else param.opts[-1]
+        try:
+            text = Path(value).read_text("utf-8")
+            return json.loads(text) if self._is_json else text
+        except OSError as error:
+            reason = error.strerror or error
+            raise click.UsageError(f"{name} {value} cannot be read: {reason}", ctx) from error
+        except (ValueError, RecursionError) as error:
+            form = "JSON" if self._is_json else "UTF-8 text"
+            raise click.UsageError(f"{name} {value} is no {form}: {error}", ctx) from error
+
+
+class NamedTrie(click.ParamType[tuple[str, TokenTrie]]):
+    """A trie read from a file, and the name that requests call it by."""
+
+    name = "NAME=FILE"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, TokenTrie]:
+        """Read the file."""
+        name, equals, file = value.partition("=")
+        if not (name and equals and file):
+            self.fail(f"{value!r} is not NAME=FILE, such as items=items.trie", param, ctx)
+        return name, TrieFiles()(file)
+
+
+def tries_by_name(
+    context: click.Context, parameter: click.Parameter, values: tuple[tuple[str, TokenTrie], ...]
+) -> dict[str, TokenTrie]:
+    """Return the tries by their names; refuse two of one name."""
+    tries = dict(values)
+    if len(tries) < len(values):
+        raise click.BadParameter("two tries have one name; rename one", context, parameter)
+    return tries
+
+
+CONSTRAINT_OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    "json_schema": (
+        "--json-schema",
+        {"type": FileText(is_json=True), "help": "JSON that the schema in this file describes."},
+    ),
+    "json_object": ("--json-object", {"is_flag": True, "help": "Any JSON object."}),
+    "regex": (
+        "--regex",
+        {"metavar": "REGEX", "help": "Text that this regular expression matches as a whole."},
+    ),
+    "choice": (
+        "--choice",
+        {"metavar": "TEXT", "multiple": True, "help": "One of these texts; give it for each."},
+    ),
+    "grammar": (
+        "--grammar",
+        {"type": FileText(is_json=False), "help": "Text of the Lark grammar in this file."},
+    ),
+    "trie": (
+        "--trie",
+        {"type": PATH, "metavar": "FILE", "help": "A token sequence of this file (.trie, .npy)."},
+    ),
+}
+"""The flag and the click settings of each kind of constraint."""
+
+
+def constraint_given(values: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the constraint of the command line as plain data; None where there is none.
+
+    values: by the keys of ``CONSTRAINT_OPTIONS``.
+
+    Raises:
+        click.UsageError: there are several.
+    """
+    given = {name: value for name, value in values.items() if value not in (None, False, ())}
+    if len(given) > 1:
+        first, second, *_ = (CONSTRAINT_OPTIONS[name][0] for name in given)
+        raise click.UsageError(
+            f"{first} and {second} contradict each other: a request has one constraint; give one "
+            "of them"
+        )
+    for name, value in given.items():
+        plain = str(value.absolute()) if isinstance(value, Path) else value
+        return {name: list(plain) if isinstance(plain, tuple) else plain}
+    return None

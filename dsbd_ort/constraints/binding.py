@@ -1,0 +1,107 @@
+"""Constraints of a bundle: read from plain data, and bound to its tokenizer and vocabulary."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dsbd_ort.constraints.grammar_matching import GrammarTokenizer
+from dsbd_ort.constraints.plain_data import with_constraint
+from dsbd_ort.constraints.token_trie import TokenTrie
+from dsbd_ort.decoding.control.constraint import Constraint
+from dsbd_ort.decoding.errors import ConstraintError
+
+_MOST_FILES = 8
+
+
+class ConstraintBinding:
+    """What constraints need of a bundle. Safe to use from several threads."""
+
+    def __init__(self, tokenizer_file: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+        """Read nothing yet; ``vocab_size`` and the ids are those of the target."""
+        self._tokenizer_file = tokenizer_file
+        self._vocab_size = vocab_size
+        self._eos_token_ids = eos_token_ids
+        self._is_guarded = False
+        self._tokenizer: GrammarTokenizer | None = None
+        self._lock = threading.Lock()
+        self._tries = TrieFiles()
+
+    def guard(self) -> None:
+        """Try grammars in a process of their own from now on: strangers send them."""
+        with self._lock:
+            if not self._is_guarded:
+                self._is_guarded, self._tokenizer = True, None
+
+    def close(self) -> None:
+        """End the process that tries grammars, if there is one."""
+        with self._lock:
+            if self._tokenizer is not None:
+                self._tokenizer.close()
+
+    def options(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the options of a request, a constraint that is plain data among them read."""
+        return with_constraint(options, self._tries)
+
+    def bound(self, constraint: Any) -> Constraint | None:
+        """Return a constraint that needs a tokenizer bound to the bundle's; None for another.
+
+        Raises:
+            ConstraintError: it is invalid, or allows what the target cannot write.
+        """
+        if isinstance(constraint, TokenTrie):
+            self._check_trie(constraint)
+        return constraint.bind(self.tokenizer) if hasattr(constraint, "bind") else None
+
+    @property
+    def tokenizer(self) -> GrammarTokenizer:
+        """The bundle's tokenizer as grammars see it, read once."""
+        with self._lock:
+            if self._tokenizer is None:
+                self._tokenizer = GrammarTokenizer(
+                    self._tokenizer_file.read_text("utf-8"),
+                    vocab_size=self._vocab_size,
+                    eos_token_ids=self._eos_token_ids,
+                    is_guarded=self._is_guarded,
+                )
+            return self._tokenizer
+
+    def _check_trie(self, trie: TokenTrie) -> None:
+        """Refuse a trie whose sequences the target cannot write."""
+        if trie.highest_token >= self._vocab_size:
+            raise ConstraintError(
+                f"{trie.name} has the token id {trie.highest_token}; expected 0 to "
+                f"{self._vocab_size - 1}, the target's vocabulary: build it with the bundle's "
+                "tokenizer"
+            )
+
+
+class TrieFiles:
+    """Tries read from files, the last few kept: each is read once while its file is the same."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[tuple[Any, ...], TokenTrie] = OrderedDict()
+
+    def __call__(self, path: str) -> TokenTrie:
+        """Return the trie of a file, see ``TokenTrie.from_file``."""
+        file = Path(path)
+        try:
+            found = file.stat()
+            key = (file.absolute(), found.st_mtime_ns, found.st_size)
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise ConstraintError(
+                f"constraint has trie {path!r}, which cannot be read ({reason})"
+            ) from error
+        try:
+            trie = self._kept.get(key) or TokenTrie.from_file(file)
+        except ConstraintError as error:
+            raise ConstraintError(f"constraint has trie {path!r}: {error}") from error
+        self._kept[key] = trie
+        self._kept.move_to_end(key)
+        while len(self._kept) > _MOST_FILES:
+            self._kept.popitem(last=False)
+        return trie

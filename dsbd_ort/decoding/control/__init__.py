@@ -1,0 +1,1 @@
+"""Constraints and processors: what may follow a path, and with what probability."""

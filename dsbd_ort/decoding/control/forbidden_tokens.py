@@ -1,0 +1,70 @@
+"""The likeliest tokens that a constraint forbids after each node: for a trace."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsbd_ort.decoding.control.path_states import Nodes
+from dsbd_ort.decoding.step_model import Logits
+from dsbd_ort.decoding.warp import checked_top, largest_columns, log_normalizers_of
+
+MOST_FORBIDDEN = 3
+"""Tokens that are noted for a node."""
+_LOOKED_AT = 32  # most probable tokens of a position: a forbidden one beyond them hardly counts
+
+Forbidden = tuple[tuple[int, float], ...]
+"""Token ids and their probabilities under the raw target, most probable first."""
+
+
+class AllowedAfter(Protocol):
+    """The tokens that a constraint allows after some nodes."""
+
+    def are_allowed(self, tokens: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return which of these are allowed, (num_rows, n) both."""
+
+
+class ForbiddenTokens:
+    """Notes what a constraint forbids, node by node, until it is taken."""
+
+    def __init__(self) -> None:
+        self._noted: dict[int, Forbidden] = {}
+
+    def note(self, logits: Logits, nodes: Nodes, allowed: AllowedAfter) -> None:
+        """Note the forbidden ones of the likeliest tokens after nodes, of the target."""
+        tokens, log_probs = _likeliest(logits)
+        is_forbidden = ~allowed.are_allowed(tokens)
+        for row, node in enumerate(nodes.tolist()):
+            columns = np.flatnonzero(is_forbidden[row])[:MOST_FORBIDDEN]
+            self._noted[node] = tuple(
+                zip(
+                    tokens[row, columns].tolist(),
+                    np.exp(log_probs[row, columns]).tolist(),
+                    strict=True,
+                )
+            )
+
+    def taken(self) -> dict[int, Forbidden]:
+        """Return what was noted, by node, and forget it: pruning gives nodes other numbers."""
+        noted, self._noted = self._noted, {}
+        return noted
+
+
+def _likeliest(logits: Logits) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Return the most probable tokens of each row and their raw log-probabilities."""
+    if isinstance(logits, tuple):
+        tokens, scores, normalizers = checked_top(logits)
+    else:
+        most = min(_LOOKED_AT, logits.shape[1])
+        tokens = (
+            largest_columns(logits, most)
+            if most < logits.shape[1]
+            else np.broadcast_to(np.arange(most), logits.shape)
+        )
+        scores = np.take_along_axis(logits, tokens, axis=1).astype(np.float64)
+        normalizers = log_normalizers_of(logits)
+    order = np.argsort(-scores, axis=1, kind="stable")[:, :_LOOKED_AT]
+    tokens = np.take_along_axis(tokens, order, axis=1)
+    return tokens, np.take_along_axis(scores, order, axis=1) - normalizers

@@ -1,0 +1,1 @@
+"""Drafting: who proposes layers of the forest, how many, and what engine calls cost."""

@@ -1,0 +1,172 @@
+"""Drafters: where the distributions of drafted layers come from (docs/algorithm.md 3.9).
+
+With an output that does not depend on the draft, anything that gives a distribution over the next
+tokens of a path may draft. For every path the first that knows it is asked: the constraint, where
+it leaves one token or the whole layer is worth drafting; the n-gram drafter; the draft model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsbd_ort.decoding.control.controls import Controls
+from dsbd_ort.decoding.drafting.draft import Iteration, TakesAll
+from dsbd_ort.decoding.drafting.ngram import NGramDrafter
+from dsbd_ort.decoding.forest import Forest, Nodes
+from dsbd_ort.decoding.forest_cache import ForestCache
+from dsbd_ort.decoding.joint_distribution import STAY, JointDistribution
+from dsbd_ort.decoding.step_model import EngineCalls
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class _Proposed:
+    """What is proposed without the model: candidates of some of a layer's beams, beam by beam.
+
+    Attributes:
+        is_known: (num_beams,) bool. Of which beams.
+        parents: (n,) int64. The index of each candidate's beam.
+        tokens: (n,) int64. STAY for a beam that has ended.
+        log_probs: (n,) float64.
+        unlisted: (num_beams,) float64. Probability of all other tokens together.
+    """
+
+    is_known: NDArray[np.bool_]
+    parents: Ints
+    tokens: Ints
+    log_probs: Floats
+    unlisted: Floats
+
+
+class ChainedDrafter:
+    """Asks the constraint, the n-gram drafter and the model, for each path the first that knows."""
+
+    def __init__(
+        self,
+        forest: Forest,
+        controls: Controls | None,
+        ngram: NGramDrafter | None,
+        model: ForestCache | None,
+    ) -> None:
+        """Take the drafters there are."""
+        self._forest = forest
+        self._controls = controls
+        self._ngram = ngram
+        self._model = model
+        self._layer: _Proposed | None = None
+
+    def look_up(self, nodes: Nodes, takes_all: TakesAll) -> int:
+        """See Drafter.look_up."""
+        lists = _Lists(len(nodes))
+        if self._forest.has_ends:
+            ended = self._forest.is_absorbing[nodes].nonzero()[0]
+            lists.extend(ended, np.full(len(ended), STAY), np.zeros(len(ended)))
+        if self._controls is not None and self._controls.constraint is not None:
+            self._ask_constraint(lists, nodes, takes_all)
+        if self._ngram is not None:
+            self._ask_ngram(lists, nodes)
+        self._layer = lists.proposed()
+        return 0 if self._model is None else int(np.count_nonzero(~self._layer.is_known))
+
+    def compute(self, nodes: Nodes) -> EngineCalls[None]:
+        """See Drafter.compute."""
+        assert self._layer is not None  # looked up
+        if self._model is not None and len(rest := nodes[~self._layer.is_known]):
+            yield from self._model.compute(rest)
+
+    def joint(self, nodes: Nodes, log_weights: Floats, copies: Ints | None) -> JointDistribution:
+        """See Drafter.joint."""
+        layer = self._layer
+        assert layer is not None  # looked up
+        weights = log_weights[layer.parents] + layer.log_probs
+        log_copies = 0.0 if copies is None else np.log(copies)[layer.parents]
+        unlisted = np.exp(log_weights) * layer.unlisted * (1 if copies is None else copies)
+        masses = weights + log_copies
+        proposed = JointDistribution(
+            nodes, layer.parents, layer.tokens, weights, masses, layer.log_probs, 0
+        )
+        with np.errstate(divide="ignore"):
+            proposed.log_unlisted = float(np.log(unlisted.sum()))
+        rest = (~layer.is_known).nonzero()[0]
+        if self._model is None or not len(rest):
+            return proposed
+        more = None if copies is None else copies[rest]
+        return proposed.with_beams(rest, self._model.joint(nodes[rest], log_weights[rest], more))
+
+    def observe(self, iteration: Iteration) -> None:
+        """Let the n-gram drafter learn the committed tokens."""
+        if self._ngram is not None:
+            for beams in iteration.committed:
+                self._ngram.learn(beams.nodes[self._forest.is_absorbing[beams.nodes] == 0])
+
+    def _ask_constraint(self, lists: _Lists, nodes: Nodes, takes_all: TakesAll) -> None:
+        """Propose what the constraint allows: where that is one token, or if all of it pays."""
+        assert self._controls is not None
+        open_beams = lists.open_beams()
+        allowed = self._controls.allowed_after(nodes[open_beams])
+        counts = allowed.num_tokens
+        num_candidates = int(counts.sum())
+        if num_candidates and takes_all(num_candidates, len(open_beams)):
+            asked = np.arange(len(open_beams))
+        else:
+            asked = (counts == 1).nonzero()[0]
+        if not len(asked):
+            return
+        rows, tokens = allowed.part(asked).tokens_by_row(self._controls.vocab_size)
+        lists.extend(open_beams[asked[rows]], tokens, -np.log(counts[asked[rows]]))
+
+    def _ask_ngram(self, lists: _Lists, nodes: Nodes) -> None:
+        """Propose what followed before; without a model nothing, where nothing is known."""
+        assert self._ngram is not None
+        open_beams = lists.open_beams()
+        found = self._ngram.proposals(nodes[open_beams])
+        paths, tokens, log_probs = found.paths, found.tokens, found.log_probs
+        if self._controls is not None and len(tokens):
+            log_probs = self._controls.processed(nodes[open_beams], paths, tokens, log_probs)
+            is_left = log_probs > -np.inf
+            paths, tokens, log_probs = paths[is_left], tokens[is_left], log_probs[is_left]
+        if len(tokens):
+            lists.extend(open_beams[paths], tokens, log_probs)
+        lists.unlisted[open_beams] = found.unlisted
+        if self._model is None:
+            lists.is_known[open_beams] = True
+
+
+class _Lists:
+    """The candidates of a layer while drafters are asked one after the other.
+
+    Attributes:
+        is_known: (num_beams,) bool. Which beams need not be asked about any more.
+        unlisted: (num_beams,) float64. See ``_Proposed``.
+    """
+
+    def __init__(self, num_beams: int) -> None:
+        self.is_known = np.zeros(num_beams, dtype=np.bool_)
+        self.unlisted = np.zeros(num_beams)
+        self._parts: list[tuple[Ints, Ints, Floats]] = []
+
+    def open_beams(self) -> Ints:
+        """Return the beams of which nothing is known yet, (n,) int64."""
+        return (~self.is_known).nonzero()[0]
+
+    def extend(self, beams: Ints, tokens: Ints, log_probs: Floats) -> None:
+        """Add candidates, (n,) each; of a beam all at once."""
+        self._parts.append((beams, tokens, log_probs))
+        self.is_known[beams] = True
+
+    def proposed(self) -> _Proposed:
+        """Return all of them, by beam."""
+        if not self._parts:
+            none = np.arange(0)
+            return _Proposed(self.is_known, none, none, np.zeros(0), self.unlisted)
+        parents, tokens, log_probs = self._parts[0]
+        if len(self._parts) > 1:
+            parents, tokens, log_probs = map(np.concatenate, zip(*self._parts, strict=True))
+            order = parents.argsort(kind="stable")
+            parents, tokens, log_probs = parents[order], tokens[order], log_probs[order]
+        return _Proposed(self.is_known, parents, tokens, log_probs, self.unlisted)

@@ -1,0 +1,223 @@
+"""The n-gram drafter: what followed the last tokens of a path before (docs/algorithm.md 3.9).
+
+It needs no model and no engine call. Contexts of several lengths are looked up, the longest first;
+each gives its share of the probability by how often it was seen, and leaves the rest to shorter
+ones (interpolated back-off, after Witten and Bell 1991). What no context lists is never proposed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsbd_ort.decoding.control.path_states import Nodes, Tokens
+
+_DOUBTS = {8: 0.05, 5: 0.15, 3: 0.5, 2: 1.0, 1: 3.0}
+"""By length of a context, longest first: of c tokens seen behind it, d of them distinct, the share
+c / (c + doubt * d) of the probability is theirs."""
+_LONGEST = max(_DOUBTS)
+_LONG_MATCH = 5
+"""Tokens of a context from which on it is believed before a draft model."""
+_MOST_LISTED = 8
+_ENOUGH = 0.95
+
+_NONE = np.arange(0)
+
+Following = int | dict[int, int]
+"""The tokens seen behind a context and how often; a plain token was seen alone, and once."""
+
+
+class NGramCounts:
+    """Which tokens followed the contexts of some text.
+
+    Attributes:
+        num_tokens: counted.
+    """
+
+    def __init__(self) -> None:
+        self._following: dict[int, Following] = {}  # by hash of the context: a clash only misleads
+        self.num_tokens = 0
+
+    def add(self, context: tuple[int, ...], token: int) -> None:
+        """Count a token behind its context, whose last tokens alone matter."""
+        self.num_tokens += 1
+        known = self._following
+        for length in _DOUBTS:
+            if length > len(context):
+                continue
+            key = hash(context[-length:])
+            found = known.get(key)
+            if found is None:
+                known[key] = token
+            elif isinstance(found, int):
+                known[key] = {found: 2} if found == token else {found: 1, token: 1}
+            else:
+                found[token] = found.get(token, 0) + 1
+
+    def add_text(self, token_ids: Sequence[int]) -> None:
+        """Count the tokens of a text, each behind those before it."""
+        tokens = tuple(map(int, token_ids))
+        for end in range(1, len(tokens)):
+            self.add(tokens[max(0, end - _LONGEST) : end], tokens[end])
+
+    def get(self, key: int) -> Following | None:
+        """Return what followed the context with this hash."""
+        return self._following.get(key)
+
+
+class NGramPool:
+    """The texts of earlier requests, at most ``max_tokens``: the older half goes at once."""
+
+    def __init__(self, max_tokens: int) -> None:
+        self._most_of_half = max_tokens // 2
+        self._halves = [NGramCounts(), NGramCounts()]  # the older one first
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens kept."""
+        return sum(half.num_tokens for half in self._halves)
+
+    @property
+    def counts(self) -> list[NGramCounts]:
+        """What is looked up, the latest first."""
+        return self._halves[::-1]
+
+    def add_text(self, token_ids: Sequence[int]) -> None:
+        """Keep a text, or as much of its end as a half holds."""
+        if self._halves[-1].num_tokens + len(token_ids) > self._most_of_half:
+            self._halves = [self._halves[-1], NGramCounts()]
+        self._halves[-1].add_text(token_ids[-self._most_of_half :] if self._most_of_half else ())
+
+
+class NGramPaths:
+    """The last tokens of every node's path, kept in step with the forest; see PathStates."""
+
+    def __init__(self, prompt_ids: Sequence[int]) -> None:
+        """Start with one node, at the end of the prompt."""
+        self._tails = [tuple(map(int, prompt_ids[-_LONGEST - 1 :]))]
+
+    def tails(self, nodes: Nodes) -> list[tuple[int, ...]]:
+        """Return the last tokens of each path."""
+        return [self._tails[node] for node in nodes.tolist()]
+
+    def add(self, parents: Nodes, tokens: Tokens) -> None:
+        """See PathStates.add; no path ends by it."""
+        self._tails += [
+            (*self._tails[parent][-_LONGEST:], token)
+            for parent, token in zip(parents.tolist(), tokens.tolist(), strict=True)
+        ]
+
+    def would_end(self, parents: Nodes, tokens: Tokens) -> None:
+        """See PathStates.would_end."""
+
+    def prune(self, kept: Nodes, is_absorbing: NDArray[np.int64]) -> None:
+        """See PathStates.prune."""
+        self._tails = [self._tails[old] for old in kept.tolist()]
+
+
+@dataclass(frozen=True)
+class Proposals:
+    """What may follow some paths.
+
+    Attributes:
+        paths: (n,) int64. The index of each candidate's path, increasing.
+        tokens, log_probs: (n,) int64, float64.
+        unlisted: (num_paths,) float64. Probability of all other tokens together.
+    """
+
+    paths: NDArray[np.int64]
+    tokens: Tokens
+    log_probs: NDArray[np.float64]
+    unlisted: NDArray[np.float64]
+
+
+class NGramDrafter:
+    """Next-token distributions by what followed before: in the prompt, the output and a pool."""
+
+    def __init__(
+        self,
+        prompt_ids: Sequence[int],
+        pool: NGramPool | None,
+        temperature: float,
+        *,
+        only_long_matches: bool,
+    ) -> None:
+        """Count the prompt.
+
+        Args:
+            prompt_ids: of the request.
+            pool: of earlier requests.
+            temperature: sharpens the distribution as it does a model's.
+            only_long_matches: say nothing of other paths.
+        """
+        self.paths = NGramPaths(prompt_ids)
+        self._own = NGramCounts()
+        self._own.add_text(prompt_ids)
+        self._pool = pool
+        self._exponent = 1.0 / max(temperature, 0.1)
+        self._only_long_matches = only_long_matches
+
+    def learn(self, nodes: Nodes) -> None:
+        """Count the last token of these paths, each a committed one and for the first time."""
+        for tail in self.paths.tails(nodes):
+            self._own.add(tail[:-1], tail[-1])
+
+    def proposals(self, nodes: Nodes) -> Proposals:
+        """Return what may follow these paths."""
+        tables = [self._own, *(self._pool.counts if self._pool else ())]
+        paths: list[int] = []
+        tokens: list[int] = []
+        log_probs: list[float] = []
+        unlisted: list[float] = []
+        for path, tail in enumerate(self.paths.tails(nodes)):
+            listed, left = self._following(tail[-_LONGEST:], tables)
+            paths += [path] * len(listed)
+            tokens += listed
+            log_probs += listed.values()
+            unlisted.append(left)
+        if not tokens:
+            return Proposals(_NONE, _NONE, np.zeros(0), np.array(unlisted))
+        return Proposals(*map(np.array, (paths, tokens, log_probs, unlisted)))
+
+    def _following(
+        self, tail: tuple[int, ...], tables: list[NGramCounts]
+    ) -> tuple[dict[int, float], float]:
+        """Return log-probabilities of the tokens that may follow, and the probability of others."""
+        shares, left = self._shares(tail, tables)
+        if len(shares) > _MOST_LISTED:
+            best = sorted(shares.items(), key=lambda item: -item[1])
+            left += sum(share for _, share in best[_MOST_LISTED:])
+            shares = dict(best[:_MOST_LISTED])
+        powers = {token: share**self._exponent for token, share in shares.items()}
+        rest = left**self._exponent
+        total = sum(powers.values()) + rest
+        return {token: math.log(power / total) for token, power in powers.items()}, rest / total
+
+    def _shares(
+        self, tail: tuple[int, ...], tables: list[NGramCounts]
+    ) -> tuple[dict[int, float], float]:
+        """Return the probabilities of all tokens seen behind a context, and that of the others."""
+        shares: dict[int, float] = {}
+        left = 1.0
+        for length, doubt in _DOUBTS.items():
+            if length > len(tail):
+                continue
+            if self._only_long_matches and length < _LONG_MATCH and not shares:
+                break
+            key = hash(tail[-length:])
+            for table in tables:
+                if (following := table.get(key)) is None:
+                    continue
+                counts = {following: 1} if isinstance(following, int) else following
+                total = sum(counts.values())
+                share = left * total / (total + doubt * len(counts))
+                left -= share
+                for token, count in counts.items():
+                    shares[token] = shares.get(token, 0.0) + share * count / total
+            if left < 1.0 - _ENOUGH:
+                break
+        return shares, left

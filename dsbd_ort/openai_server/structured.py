@@ -1,0 +1,164 @@
+"""Constraints of a request: OpenAI's response_format, vLLM's structured_outputs, our own field."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from dsbd_ort.constraints import TokenTrie
+from dsbd_ort.constraints.plain_data import constraint_from_data
+from dsbd_ort.decoding.errors import ConstraintError
+from dsbd_ort.openai_server.errors import ErrorResponse, bad_request
+
+
+class SchemaFormat(BaseModel):
+    """The schema of a response format; ``strict`` or not, every answer follows it."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(BaseModel):
+    """OpenAI's ``response_format``."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: SchemaFormat | None = None
+
+    def constraint(self) -> dict[str, Any] | None:
+        """Return the constraint as plain data, None for any text."""
+        if self.json_schema is not None and self.type != "json_schema":
+            raise bad_request(
+                f"response_format has json_schema, but type {self.type}; use type json_schema",
+                "response_format",
+            )
+        if self.type == "text":
+            return None
+        if self.type == "json_object":
+            return {"json_object": True}
+        if self.json_schema is None or self.json_schema.schema_ is None:
+            raise bad_request(
+                "response_format is of type json_schema without a schema; expected "
+                '"json_schema": {"name": "...", "schema": {...}}',
+                "response_format",
+            )
+        return {"json_schema": self.json_schema.schema_}
+
+
+class StructuredOutputs(BaseModel):
+    """vLLM's ``structured_outputs``: one of the first five.
+
+    ``disable_any_whitespace`` is true here unless a request says false.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    json_: dict[str, Any] | str | None = Field(None, alias="json")
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: Literal[True] | None = None
+    disable_any_whitespace: bool | None = None
+    disable_fallback: bool | None = None
+
+    def constraint(self) -> dict[str, Any] | None:
+        """Return the constraint as plain data."""
+        given = {
+            "json_schema": self.json_,
+            "regex": self.regex,
+            "choice": self.choice,
+            "grammar": self.grammar,
+            "json_object": self.json_object,
+        }
+        data = {name: value for name, value in given.items() if value is not None}
+        if self.disable_any_whitespace is False and ("json_schema" in data or self.json_object):
+            data["flexible_whitespace"] = True
+        return data
+
+
+class ConstraintFields(BaseModel):
+    """The fields of a body that each give a constraint."""
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    constraint: dict[str, Any] | None = None
+
+    @property
+    def may_take_long(self) -> bool:
+        """Whether a grammar may have to be compiled before the request can be queued."""
+        return bool(self.given_constraints())
+
+    def given_constraints(self) -> dict[str, dict[str, Any]]:
+        """Return each constraint that is given as plain data, by its field."""
+        own: dict[str, Any] = {
+            "response_format": self.response_format and self.response_format.constraint(),
+            "structured_outputs": self.structured_outputs and self.structured_outputs.constraint(),
+            "guided_json": _of("json_schema", self.guided_json),
+            "guided_regex": _of("regex", self.guided_regex),
+            "guided_choice": _of("choice", self.guided_choice),
+            "guided_grammar": _of("grammar", self.guided_grammar),
+            "constraint": self.constraint,
+        }
+        return {field: data for field, data in own.items() if data is not None}
+
+
+def _of(kind: str, value: object) -> dict[str, Any] | None:
+    return None if value is None else {kind: value}
+
+
+def read_constraint(
+    given: Mapping[str, dict[str, Any]],
+    tries: Mapping[str, TokenTrie],
+    bind: Callable[[Any], object],
+) -> Any:
+    """Return the constraint of a request, None without one.
+
+    Args:
+        given: plain data by the field that gives it.
+        tries: those that the server was started with; no request reads a file.
+        bind: raises a ConstraintError where the model cannot follow a constraint.
+
+    Raises:
+        ErrorResponse: there are several, or it is invalid.
+    """
+    if len(given) > 1:
+        first, second, *_ = given
+        raise bad_request(
+            f"{first} and {second} contradict each other: a request has one constraint; leave out "
+            "one of them",
+            second,
+        )
+    for field, data in given.items():
+        try:
+            constraint = constraint_from_data(data, lambda name: _named_trie(name, tries))
+            bind(constraint)
+            return constraint
+        except ConstraintError as error:
+            prefix = "" if str(error).startswith(field) else f"{field}: "
+            raise bad_request(f"{prefix}{error}", field) from error
+    return None
+
+
+def _named_trie(name: str, tries: Mapping[str, TokenTrie]) -> TokenTrie:
+    if name in tries:
+        return tries[name]
+    known = f"expected one of {', '.join(sorted(tries))}" if tries else "this server has none"
+    raise ConstraintError(f"constraint has trie {name!r}; {known} (dsbd-serve --trie NAME=FILE)")
+
+
+def contradiction(tool_choice: str, given: Mapping[str, Any]) -> ErrorResponse:
+    """Return the response to tools beside another constraint."""
+    field = next(iter(given))
+    return bad_request(
+        f"{field} and tool_choice {tool_choice} contradict each other: both say what the answer "
+        "is; leave out one of them",
+        field,
+    )

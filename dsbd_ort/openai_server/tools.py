@@ -1,0 +1,350 @@
+"""Tools of a chat: their schemas as a constraint, and the answer's text as tool calls.
+
+choice                 the answer's text                                       constraint
+a named function       its arguments, as JSON                                  its schema
+required               [{"name":"...","arguments":{...}}, ...]                 all schemas
+auto                   any text, with calls as the chat template writes them   none
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from dsbd_ort.openai_server.errors import bad_request
+
+CALL_BEGINS, CALL_ENDS = "<tool_call>", "</tool_call>"
+MOST_CALLS = 16
+"""Calls of one answer with tool_choice "required": a model must not go on forever."""
+
+
+class FunctionBody(BaseModel):
+    """A function that the model may call; its arguments always follow ``parameters``."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    name: str = Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(BaseModel):
+    """An entry of ``tools``."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    type: Literal["function"]
+    function: FunctionBody
+
+
+class FunctionName(BaseModel):
+    """The function of a named choice."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    name: str
+
+
+class NamedChoice(BaseModel):
+    """A ``tool_choice`` that names a function."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    type: Literal["function"]
+    function: FunctionName
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedChoice
+
+
+@dataclass
+class Addition:
+    """What some more text of an answer adds to its message.
+
+    Attributes:
+        content: text that belongs to no call.
+        calls: (index of the call, name where it begins, more of its arguments).
+    """
+
+    content: str = ""
+    calls: list[tuple[int, str | None, str]] = field(default_factory=list)
+
+
+class CallReader(Protocol):
+    """Reads the calls of one answer, piece of text by piece."""
+
+    def push(self, text: str) -> Addition:
+        """Return what more text adds."""
+
+    def finish(self) -> Addition:
+        """Return what was held back at the end of the text."""
+
+
+@dataclass(frozen=True)
+class ToolUse:
+    """How the tools of a request are used.
+
+    Attributes:
+        choice: "auto", "required" or "named".
+        names: of the functions; of a named choice the one.
+        schema: that the answer follows, None for any text.
+    """
+
+    choice: Literal["auto", "required", "named"]
+    names: tuple[str, ...]
+    schema: dict[str, Any] | None
+
+    def reader(self) -> CallReader:
+        """Return a reader for one answer."""
+        if self.choice == "named":
+            return _Arguments(self.names[0])
+        return _CallList() if self.choice == "required" else _TaggedCalls(self.names)
+
+
+def new_call_id() -> str:
+    """Return the id of a call, which the message with its result repeats."""
+    return f"call_{uuid.uuid4().hex[:24]}"
+
+
+def tool_use(
+    tools: Sequence[Tool], choice: ToolChoice | None, *, parallel: bool, auto_fault: str | None
+) -> ToolUse | None:
+    """Return how a request uses its tools, None where it uses none.
+
+    Args:
+        tools: of the request.
+        choice: its ``tool_choice``; None is "auto" where there are tools.
+        parallel: whether one answer may have several calls.
+        auto_fault: why calls cannot be told from text, None where they can.
+
+    Raises:
+        ErrorResponse: they contradict each other, or are not supported.
+    """
+    names = tuple(tool.function.name for tool in tools)
+    if len(set(names)) < len(names):
+        raise bad_request("tools has two functions of one name; rename one", "tools")
+    if isinstance(choice, NamedChoice):
+        name = choice.function.name
+        if name not in names:
+            known = ", ".join(names) or "none, as tools is empty"
+            raise bad_request(f"tool_choice names {name!r}; expected one of {known}", "tool_choice")
+        return ToolUse("named", (name,), _parameters(tools[names.index(name)]))
+    if choice == "required" and not tools:
+        raise bad_request("tool_choice is required, but tools is empty; add one", "tool_choice")
+    if choice == "none" or not tools:
+        return None
+    if choice == "required":
+        return ToolUse("required", names, _list_schema(tools, MOST_CALLS if parallel else 1))
+    if auto_fault is not None:
+        raise bad_request(
+            f"tool_choice auto is not supported: {auto_fault}; use required, a function's name, "
+            "or none",
+            "tool_choice",
+            "unsupported",
+        )
+    return ToolUse("auto", names, None)
+
+
+def auto_fault(template: str | None, tag_is_text: bool) -> str | None:
+    """Return why calls cannot be told from the text of an answer, None where they can.
+
+    Args:
+        template: source of the chat template, None without one.
+        tag_is_text: whether the tag that begins a call is a text to the tokenizer.
+    """
+    if template is None or not re.search(r"\btools\b", template):
+        return "the chat template of this model does not read tools"
+    has_tags = CALL_BEGINS in template and CALL_ENDS in template
+    if not has_tags or "<function=" in template or "arguments" not in template:
+        return (
+            "the chat template of this model has no form of calls that is known here, "
+            f'{CALL_BEGINS}{{"name": ..., "arguments": ...}}{CALL_ENDS}'
+        )
+    if not tag_is_text:
+        return f"the tokenizer of this model leaves {CALL_BEGINS} out of the text"
+    return None
+
+
+def _parameters(tool: Tool) -> dict[str, Any]:
+    """Return the schema of a function's arguments: an object, empty where none is given."""
+    parameters = tool.function.parameters
+    if not parameters:
+        return {"type": "object", "additionalProperties": False}
+    if parameters.get("type") != "object":
+        raise bad_request(
+            f"the parameters of {tool.function.name} are of type {parameters.get('type')!r}; "
+            "expected a schema of type 'object'",
+            "tools",
+        )
+    return parameters
+
+
+def _list_schema(tools: Sequence[Tool], most: int) -> dict[str, Any]:
+    """Return the schema of a list of calls, with those of the functions as its definitions."""
+    definitions, calls = {}, []
+    for index, tool in enumerate(tools):
+        definitions[f"{index}"] = _moved(_parameters(tool), f"#/$defs/{index}")
+        properties = {
+            "name": {"const": tool.function.name},
+            "arguments": {"$ref": f"#/$defs/{index}"},
+        }
+        calls.append(
+            {
+                "type": "object",
+                "properties": properties,
+                "required": ["name", "arguments"],
+                "additionalProperties": False,
+            }
+        )
+    return {
+        "type": "array",
+        "minItems": 1,
+        "maxItems": most,
+        "items": {"anyOf": calls},
+        "$defs": definitions,
+    }
+
+
+def _moved(schema: Any, root: str) -> Any:
+    """Return a schema that stands at ``root`` of another: its references lead there."""
+    if isinstance(schema, list):
+        return [_moved(each, root) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    moved = {name: _moved(value, root) for name, value in schema.items()}
+    reference = moved.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#"):
+        moved["$ref"] = root + reference[1:]
+    return moved
+
+
+class _Arguments:
+    """The whole text is the arguments of one call."""
+
+    def __init__(self, name: str) -> None:
+        self._name: str | None = name
+
+    def push(self, text: str) -> Addition:
+        name, self._name = self._name, None
+        return Addition(calls=[(0, name, text)] if name or text else [])
+
+    def finish(self) -> Addition:
+        return self.push("") if self._name else Addition()
+
+
+_HEAD = re.compile(r'"name":"([^"]*)","arguments":')
+
+
+class _CallList:
+    """A list of calls, as the constraint to ``_list_schema`` writes it: on one line."""
+
+    def __init__(self) -> None:
+        self._num_calls = 0
+        self._head = ""  # of the text between two arguments
+        self._depth: int | None = None  # within arguments, None between them
+        self._in_string = self._is_escaped = False
+
+    def push(self, text: str) -> Addition:
+        calls: list[tuple[int, str | None, str]] = []
+        while text:
+            if self._depth is None:
+                self._head += text
+                begun = _HEAD.search(self._head)
+                if begun is None:
+                    break
+                text, self._head, self._depth = self._head[begun.end() :], "", 0
+                calls.append((self._num_calls, begun[1], ""))
+                self._num_calls += 1
+            end = self._end_of_arguments(text)
+            if text[:end]:
+                index, name, before = calls.pop() if calls else (self._num_calls - 1, None, "")
+                calls.append((index, name, before + text[:end]))
+            text = text[end:]
+        return Addition(calls=calls)
+
+    def finish(self) -> Addition:
+        return Addition()
+
+    def _end_of_arguments(self, text: str) -> int:
+        """Return how many characters of the text belong to the arguments."""
+        assert self._depth is not None
+        for position, character in enumerate(text):
+            if self._in_string:
+                if self._is_escaped:
+                    self._is_escaped = False
+                elif character == "\\":
+                    self._is_escaped = True
+                elif character == '"':
+                    self._in_string = False
+            elif character == '"':
+                self._in_string = True
+            elif character in "{[":
+                self._depth += 1
+            elif character in "}]":
+                self._depth -= 1
+                if self._depth == 0:
+                    self._depth = None
+                    return position + 1
+        return len(text)
+
+
+class _TaggedCalls:
+    """Any text with calls between tags, as Hermes and Qwen write them.
+
+    What stands between tags and is no call of a known function is text, tags included.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = frozenset(names)
+        self._held = ""
+        self._num_calls = 0
+
+    def push(self, text: str) -> Addition:
+        self._held += text
+        addition = Addition()
+        while True:
+            before, begin, behind = self._held.partition(CALL_BEGINS)
+            if not begin:
+                num_held = _overlap(self._held, CALL_BEGINS)
+                split = len(self._held) - num_held
+                addition.content += self._held[:split]
+                self._held = self._held[split:]
+                return addition
+            addition.content += before
+            inside, end, rest = behind.partition(CALL_ENDS)
+            if not end:
+                self._held = begin + behind
+                return addition
+            call = self._call(inside)
+            if call is None:
+                addition.content += begin + inside + end
+            else:
+                addition.calls.append((self._num_calls, *call))
+                self._num_calls += 1
+            self._held = rest
+
+    def finish(self) -> Addition:
+        held, self._held = self._held, ""
+        return Addition(content=held)
+
+    def _call(self, text: str) -> tuple[str, str] | None:
+        """Return name and arguments of a call, None where the text is none."""
+        try:
+            call = json.loads(text)
+        except (ValueError, RecursionError):
+            return None
+        name, arguments = (
+            (call.get("name"), call.get("arguments")) if isinstance(call, dict) else (None, None)
+        )
+        if not isinstance(name, str) or name not in self._names or not isinstance(arguments, dict):
+            return None
+        return name, json.dumps(arguments, ensure_ascii=False)
+
+
+def _overlap(text: str, tag: str) -> int:
+    """Return how many of the last characters of a text may begin a tag."""
+    longest = min(len(text), len(tag) - 1)
+    return next((n for n in range(longest, 0, -1) if text.endswith(tag[:n])), 0)

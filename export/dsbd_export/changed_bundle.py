@@ -1,0 +1,63 @@
+"""New version of a bundle that is there: some of its files are kept, others written anew."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from dsbd_export.errors import ExportError
+from dsbd_runtime.bundle import MANIFEST_NAME, Bundle
+from dsbd_runtime.errors import BundleError
+from dsbd_runtime.manifest import manifest_from_file
+from dsbd_runtime.staging import new_bundle
+
+
+@contextlib.contextmanager
+def changed_bundle(bundle: Bundle, kept: list[str]) -> Iterator[Path]:
+    """Yield a folder with the files ``kept``, which replaces the bundle if the block succeeds.
+
+    The block adds the other files and writes the manifest. After any error the bundle is as it was.
+
+    Args:
+        bundle: as it was opened.
+        kept: names of files in its manifest; they take no more space, where the file system has
+            hard links.
+
+    Raises:
+        BundleError: a kept file is not the one of the manifest.
+        ExportError: the bundle cannot be written.
+    """
+    with writing(bundle.path, "free some space"), new_bundle(bundle.path) as folder:
+        for name in kept:
+            _link(bundle.path / name, folder / name)
+        yield folder
+        now = manifest_from_file(folder / MANIFEST_NAME).files
+        for name in kept:
+            if now[name] != bundle.manifest.files[name]:
+                raise BundleError(
+                    f"{bundle.path / name} is not the file of the manifest: it was damaged, or "
+                    "replaced meanwhile; try again, and if that fails export the bundle again"
+                )
+
+
+@contextlib.contextmanager
+def writing(path: Path, fix: str) -> Iterator[None]:
+    """Raise ExportError with this fix for an OSError in the block."""
+    try:
+        yield
+    except OSError as error:
+        # numpy, which writes the weights, tells no errno.
+        reason = str(error) if error.errno else f"the disk may be full ({error})"
+        raise ExportError(f"cannot write {path}: {reason}; {fix}") from error
+
+
+def _link(source: Path, target: Path) -> None:
+    """Give a file a second name; copy it where the file system has none."""
+    target.parent.mkdir(exist_ok=True)
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)

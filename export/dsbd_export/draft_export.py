@@ -1,0 +1,75 @@
+"""Draft for the target of a bundle that is there, added or put in place of the one that it has."""
+
+from __future__ import annotations
+
+from dsbd_export.changed_bundle import changed_bundle
+from dsbd_export.checkpoint import open_draft
+from dsbd_export.config import DraftConfig
+from dsbd_export.pair import agreed_draft, context_warning
+from dsbd_export.pipeline import ExportResult, Report, export_model, tool_versions
+from dsbd_export.tensorrt_build import build_engines, check_buildable, is_engine
+from dsbd_export.tensorrt_options import build_place
+from dsbd_export.topk_head import check_num_top_logits
+from dsbd_runtime.bundle import Bundle, ModelEntry, open_bundle, write_manifest
+from dsbd_runtime.trt_module import FLAVOURS
+from dsbd_runtime.trt_record import find_record, rebuild_command
+
+
+def export_draft(config: DraftConfig, *, report: Report) -> ExportResult:
+    """Export a draft into ``config.bundle``; ``report`` gets a short line a stage.
+
+    The target's files stay as they are, but for its TensorRT engines where ``config`` asks for
+    new ones. The bundle is replaced as a whole at the end; after any error it is as it was.
+
+    Raises:
+        ExportError: an option, the draft or the result is not usable, or the draft has another
+            tokenizer than the bundle.
+        BundleError: there is no such bundle, it is damaged, or it cannot be written.
+        ProviderError: TensorRT is requested and not installed.
+    """
+    bundle = open_bundle(config.bundle)
+    target = bundle.entry("target")
+    place = None if config.tensorrt is None else build_place(config.tensorrt)
+    if place is not None:
+        check_buildable("target", target.quantization)
+    report("reading the checkpoint")
+    draft = agreed_draft(bundle, open_draft(config), report)
+    if warning := context_warning(target, draft, config.max_context):
+        report(warning)
+    check_num_top_logits(config.num_top_logits, draft.vocab_size)
+    with changed_bundle(bundle, _kept_files(bundle, builds_engines=place is not None)) as folder:
+        entry = export_model(draft, folder, config, report)
+        if place is not None:
+            build_engines(folder, [target, entry], place, config.capacity, report=report)
+        elif warning := _engine_warning(bundle, entry):
+            report(warning)
+        report("writing the manifest")
+        manifest = write_manifest(folder, versions=tool_versions(), target=target, draft=entry)
+    return ExportResult(manifest=manifest, output=config.bundle)
+
+
+def _kept_files(bundle: Bundle, *, builds_engines: bool) -> list[str]:
+    """Return the names of the files that stay: the tokenizer's and the target's."""
+    return [
+        name
+        for name in bundle.manifest.files
+        if not name.startswith("draft/") and not (builds_engines and is_engine(name))
+    ]
+
+
+def _engine_warning(bundle: Bundle, draft: ModelEntry) -> str | None:
+    """Return a line where the target has TensorRT engines, which the draft now lacks."""
+    record = find_record(bundle, "target")
+    if record is None:
+        return None
+    flavour = FLAVOURS[record.flavour]
+    if draft.quantization != "none":
+        return (
+            f"warning: the target has {flavour.name} engines, the draft has none, as it is "
+            f"quantized ({draft.quantization}); for {flavour.name} export it with --quantize none"
+        )
+    command = rebuild_command(bundle.path, flavour, record.compute_capability, record.capacity)
+    return (
+        f"warning: the target has {flavour.name} engines, the draft has none; build both with: "
+        f"{command}"
+    )

@@ -1,0 +1,154 @@
+"""Constraints of dsbd-run: options, lines of a batch, and what both get from Python."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from click.testing import CliRunner, Result
+
+from dsbd_ort import TokenTrie
+from dsbd_ort.cli import run
+from dsbd_ort.pipeline import Pipeline
+from tests.constraints.json_schemas import SCHEMAS
+
+PROMPT = "def settings():\n    return "
+GRAMMAR = 'start: "[" item ("," item){0,2} "]"\nitem: /[a-c]{1,3}/'
+
+
+def dsbd_run(*arguments: Any) -> Result:
+    return CliRunner().invoke(run, [str(argument) for argument in arguments])
+
+
+@pytest.fixture(scope="module")
+def pipe(demo_bundle: Path) -> Iterator[Pipeline]:
+    with Pipeline.from_bundle(demo_bundle, num_threads=1) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def trie_file(pipe: Pipeline, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("tries") / "words.trie"
+    texts = ["import os", "import re", "return None"]
+    TokenTrie.from_texts(texts, pipe.tokenizer.encode).save(file)
+    return file
+
+
+def token_ids(sequences: list[dict[str, Any]]) -> list[list[int]]:
+    return [sequence["token_ids"] for sequence in sequences]
+
+
+@pytest.mark.parametrize("num_beams", [1, 4])
+def test_every_option_gives_what_python_gives(
+    demo_bundle: Path, pipe: Pipeline, trie_file: Path, tmp_path: Path, num_beams: int
+) -> None:
+    schema, grammar = tmp_path / "schema.json", tmp_path / "list.lark"
+    schema.write_text(json.dumps(SCHEMAS["nested"]))
+    grammar.write_text(GRAMMAR)
+    cases: list[tuple[list[Any], dict[str, Any]]] = [
+        (["--json-schema", schema], {"json_schema": SCHEMAS["nested"]}),
+        (["--json-object"], {"json_object": True}),
+        (["--regex", "[0-9]{3}-[0-9]{2}"], {"regex": "[0-9]{3}-[0-9]{2}"}),
+        (["--choice", "read", "--choice", "write"], {"choice": ["read", "write"]}),
+        (["--grammar", grammar], {"grammar": GRAMMAR}),
+        (["--trie", trie_file], {"trie": str(trie_file)}),
+    ]
+    options: dict[str, Any] = {"num_beams": num_beams, "seed": 3, "max_new_tokens": 60}
+    common = ["--num-beams", num_beams, "--seed", 3, "--max-new-tokens", 60, "--threads", 1]
+    if num_beams == 1:
+        options["strategy"] = "speculative"
+        common += ["--strategy", "speculative"]
+    for flags, data in cases:
+        done = dsbd_run(demo_bundle, "--prompt", PROMPT, "--json", *common, *flags)
+        assert done.exit_code == 0, done.stderr
+        wanted = pipe.generate(PROMPT, constraint=data, **options)
+        assert token_ids(json.loads(done.stdout)["sequences"]) == [
+            sequence.token_ids for sequence in wanted.sequences
+        ]
+
+
+def check_batch(
+    demo_bundle: Path, pipe: Pipeline, folder: Path, constraints: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Answer a line for each constraint and width; return the best sequences."""
+    lines: list[dict[str, Any]] = [
+        {
+            "prompt": PROMPT,
+            "constraint": constraint,
+            "num_beams": num_beams,
+            "strategy": "dsbd" if num_beams > 1 else "speculative",
+            "seed": seed,
+            "max_new_tokens": 450,
+        }
+        for seed, constraint in enumerate(constraints)
+        for num_beams in (1, 4)
+    ]
+    (folder / "in.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    done = dsbd_run(
+        demo_bundle, "--input", folder / "in.jsonl", "--output", folder / "out.jsonl",
+        "--concurrency", 4, "--threads", 1,
+    )  # fmt: skip
+    assert done.exit_code == 0, done.stderr
+    answers = [json.loads(line) for line in (folder / "out.jsonl").read_text().splitlines()]
+    for line, answer in zip(lines, answers, strict=True):
+        assert "error" not in answer, answer
+        prompt = line.pop("prompt")
+        wanted = pipe.generate(prompt, **line)
+        assert token_ids(answer["sequences"]) == [each.token_ids for each in wanted.sequences]
+    return [answer["sequences"][0] for answer in answers]
+
+
+def check_schemas(demo_bundle: Path, pipe: Pipeline, folder: Path, names: list[str]) -> None:
+    constraints = [{"json_schema": SCHEMAS[name]} for name in names]
+    found = check_batch(demo_bundle, pipe, folder, constraints)
+    schemas = [SCHEMAS[name] for name in names for _ in (1, 4)]
+    for schema, sequence in zip(schemas, found, strict=True):
+        if sequence["finish_reason"] != "length":
+            jsonschema.validate(json.loads(sequence["text"]), schema)
+
+
+def test_lines_of_a_batch(demo_bundle: Path, pipe: Pipeline, tmp_path: Path) -> None:
+    check_schemas(demo_bundle, pipe, tmp_path, list(SCHEMAS)[:3])
+
+
+@pytest.mark.long
+def test_lines_of_all_schemas(demo_bundle: Path, pipe: Pipeline, tmp_path: Path) -> None:
+    check_schemas(demo_bundle, pipe, tmp_path, list(SCHEMAS))
+
+
+def test_a_batch_is_answered_anew_when_its_trie_changes(
+    demo_bundle: Path, pipe: Pipeline, tmp_path: Path
+) -> None:
+    (tmp_path / "in.jsonl").write_text('{"prompt": "x = "}\n')
+    file, output = tmp_path / "words.trie", tmp_path / "out.jsonl"
+    arguments = [demo_bundle, "--input", tmp_path / "in.jsonl", "--output", output, "--trie", file]
+    for text in ("import os", "return None"):
+        TokenTrie.from_texts([text], pipe.tokenizer.encode).save(file)
+        done = dsbd_run(*arguments)
+        if text == "import os":
+            (answer,) = [json.loads(line) for line in output.read_text().splitlines()]
+            assert done.exit_code == 0 and answer["sequences"][0]["text"] == text
+        else:
+            assert done.exit_code == 2 and "other" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--regex", "a", "--choice", "b"], "--regex and --choice contradict each other"),
+        (["--json-schema", "/no/such.json"], "--json-schema /no/such.json cannot be read"),
+        (["--grammar", "/no/such.lark"], "--grammar /no/such.lark cannot be read"),
+        (["--trie", "/no/such.trie"], "constraint has trie '/no/such.trie', which cannot be read"),
+        (["--json-schema", __file__], "is no JSON"),
+        (["--regex", "("], "the regex '(' is no grammar that can be followed"),
+        (["--regex", "a", "--grammar", __file__], "a request has one constraint"),
+    ],
+)
+def test_faults_end_in_one_line(demo_bundle: Path, arguments: list[str], words: str) -> None:
+    done = dsbd_run(demo_bundle, "--prompt", "x", *arguments)
+    assert done.exit_code == 2 and done.stdout == ""
+    assert words in done.stderr and done.stderr.count("\n") == 1

@@ -1,0 +1,108 @@
+"""Constraints from plain data: each kind is the object that Python makes, faults are named."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dsbd_ort.constraints import Choice, JsonObject, JsonSchema, Lark, Regex, TokenTrie
+from dsbd_ort.constraints.binding import ConstraintBinding, TrieFiles
+from dsbd_ort.constraints.plain_data import KINDS, constraint_from_data, kind_of, with_constraint
+from dsbd_ort.decoding.errors import ConstraintError
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+TRIE = TokenTrie.from_sequences([[1, 2], [1, 3]])
+SAME: list[tuple[dict[str, Any], Any]] = [
+    ({"json_schema": SCHEMA}, JsonSchema(SCHEMA)),
+    ({"json_schema": json.dumps(SCHEMA)}, JsonSchema(SCHEMA)),
+    (
+        {"json_schema": SCHEMA, "item_separator": ", ", "key_separator": ": "},
+        JsonSchema(SCHEMA, item_separator=", ", key_separator=": "),
+    ),
+    ({"json_object": True, "flexible_whitespace": True}, JsonObject(flexible_whitespace=True)),
+    ({"regex": "[ab]+"}, Regex("[ab]+")),
+    ({"choice": ["yes", "no"]}, Choice(["yes", "no"])),
+    ({"grammar": 'start: "a"'}, Lark('start: "a"')),
+    ({"trie": "items"}, TRIE),
+    ({"trie": "items", "end": "eos"}, TokenTrie.from_sequences([[1, 2], [1, 3]], end="eos")),
+]
+
+
+@pytest.mark.parametrize(("data", "constraint"), SAME)
+def test_data_is_what_python_makes(data: dict[str, Any], constraint: Any) -> None:
+    found = constraint_from_data(data, lambda name: TRIE)
+    assert found == constraint
+    assert kind_of(found) in KINDS and kind_of(found) in data
+
+
+def test_an_option_that_is_no_data_is_left_alone() -> None:
+    for options in ({}, {"constraint": None}, {"constraint": Regex("a")}, {"constraint": 3}):
+        assert with_constraint(options, lambda name: TRIE) == options
+    assert with_constraint({"constraint": {"regex": "a"}, "seed": 1}, lambda name: TRIE) == {
+        "constraint": Regex("a"),
+        "seed": 1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ({}, "constraint has []; expected one of json_schema, json_object, regex, choice"),
+        ({"regx": "a"}, "constraint has ['regx']; did you mean 'regex'?"),
+        ({"regex": "a", "choice": ["b"]}, "constraint has regex and choice; give one of them"),
+        ({"regex": "a", "end": "eos"}, "constraint has 'end' beside regex; expected nothing"),
+        ({"trie": "a", "ends": "eos"}, "'ends' beside trie; expected one of end there"),
+        ({"trie": "a", "end": "never"}, "constraint has end 'never'"),
+        ({"json_object": False}, "constraint has json_object False; use true"),
+        ({"json_object": True, "item_separator": 3}, "item_separator 3; expected a text"),
+        ({"json_schema": 7}, "the JSON schema '7' is no object"),
+        ({"json_schema": "{"}, "the JSON schema '{' is no JSON"),
+        ({"regex": 5}, "constraint has regex 5; expected a text"),
+        ({"grammar": None}, "constraint has grammar None; expected a text"),
+        ({"choice": "abc"}, "constraint has choice 'abc'; expected a list of texts"),
+        ({"choice": []}, "a choice of []; give a list of one text or more"),
+        ({"choice": [1]}, "a text of a choice is 1; give a string"),
+    ],
+)
+def test_a_fault_is_named(data: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConstraintError) as caught:
+        constraint_from_data(data, lambda name: TRIE)
+    assert words in str(caught.value)
+
+
+def test_a_file_is_read_once_until_it_changes(tmp_path: Path) -> None:
+    files, file = TrieFiles(), tmp_path / "items.txt"
+    file.write_text("5 6\n5 7\n")
+    first = files(str(file))
+    assert first == TokenTrie.from_sequences([[5, 6], [5, 7]]) and files(str(file)) is first
+    file.write_text("5 6\n5 8\n")
+    os.utime(file, ns=(1, 1))
+    assert files(str(file)) == TokenTrie.from_sequences([[5, 6], [5, 8]])
+
+
+def test_a_file_that_is_no_trie_is_named(tmp_path: Path) -> None:
+    np.save(tmp_path / "none.npy", np.empty((0, 3), dtype=np.int64))
+    (tmp_path / "words.txt").write_text("1 two\n")
+    (tmp_path / "cut.trie").write_bytes(b"\x93NUMPY")
+    for name, words in {
+        "none.npy": "a token trie of no sequences",
+        "words.txt": "line 1 of",
+        "cut.trie": "is no saved trie, or not whole",
+        "missing.trie": "which cannot be read (No such file or directory)",
+        "\0": "which cannot be read",
+    }.items():
+        with pytest.raises(ConstraintError) as caught:
+            TrieFiles()(str(tmp_path / name))
+        assert str(caught.value).startswith("constraint has trie ") and words in str(caught.value)
+
+
+def test_a_trie_beyond_the_vocabulary_is_refused() -> None:
+    binding = ConstraintBinding(Path("none"), 4, [0])
+    assert binding.bound(TRIE) is None
+    with pytest.raises(ConstraintError, match="has the token id 4; expected 0 to 3"):
+        binding.bound(TokenTrie.from_sequences([[1, 4]]))

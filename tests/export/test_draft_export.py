@@ -1,0 +1,351 @@
+"""A target without a draft, and a draft for the target of a bundle that is there."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import GPT2Config, PhiConfig
+
+from dsbd_export.checkpoint import load_model, open_draft
+from dsbd_export.config import DraftConfig, ExportConfig
+from dsbd_export.draft_export import export_draft
+from dsbd_export.errors import ExportError
+from dsbd_export.pair import agreed_draft, context_warning, resize_vocabulary
+from dsbd_export.pipeline import export_bundle
+from dsbd_export.tensorrt_build import add_engines
+from dsbd_export.tensorrt_options import TensorrtOptions
+from dsbd_ort import Pipeline
+from dsbd_runtime.bundle import Bundle, open_bundle
+from dsbd_runtime.errors import BundleError
+from dsbd_runtime.trt_record import find_record
+from scripts.family_checkpoints import VOCAB_SIZE, write_checkpoint
+from tests.export.conftest import Exported
+from tests.runtime.bundle_edits import as_version_2, edited
+from tests.runtime.fake_trt import add_fake_engines
+
+ALONE: dict[str, dict[str, Any]] = {  # strategies without a draft
+    "sample": {"top_k": 20},
+    "beam-sample": {"num_beams": 3},
+    "greedy": {},
+    "beam-search": {"num_beams": 3},
+    "mjgd": {},
+}
+DRAFTING: dict[str, dict[str, Any]] = {
+    "dsbd": {"num_beams": 2, "draft_length": 3},
+    "speculative": {"draft_length": 3},
+    "tree-speculative": {"draft_length": 2, "draft_beams": 3},
+    "speculative-beam-search": {"num_beams": 2, "draft_length": 3},
+    "mjsd": {"draft_length": 2, "temperature": 0.0},
+}
+EXPORT = "import sys; from dsbd_ort.cli import export; export(sys.argv[1:])"
+
+
+def silent(_line: str) -> None:
+    pass
+
+
+def add_draft(bundle: Path, draft: Path, **options: Any) -> list[str]:
+    """Add a draft; return the lines that were reported."""
+    lines: list[str] = []
+    export_draft(DraftConfig(bundle=bundle, draft=str(draft), **options), report=lines.append)
+    return lines
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory, llama_folder: Path) -> Path:
+    """The target of ``exported``, without its draft."""
+    output = tmp_path_factory.mktemp("alone") / "bundle"
+    export_bundle(ExportConfig(target=str(llama_folder), output=output), report=silent)
+    return output
+
+
+@pytest.fixture
+def copy(alone: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(alone, tmp_path / "bundle"))
+
+
+@pytest.fixture(scope="module")
+def completed(alone: Path, small_llama_folder: Path, tmp_path_factory: Any) -> Path:
+    """The same bundle, with the draft added later."""
+    folder = Path(shutil.copytree(alone, tmp_path_factory.mktemp("completed") / "bundle"))
+    add_draft(folder, small_llama_folder)
+    return folder
+
+
+def test_a_target_alone_is_the_target_of_the_pair(alone: Path, exported: Exported) -> None:
+    manifest = open_bundle(alone, verify=True).manifest
+    pair = exported.result.manifest
+    assert manifest.draft is None and json.loads((alone / "dsbd.json").read_text())["draft"] is None
+    assert manifest.target == pair.target
+    assert manifest.files == {
+        name: entry for name, entry in pair.files.items() if not name.startswith("draft/")
+    }
+
+
+@pytest.mark.parametrize("strategy", ALONE)
+def test_strategies_without_a_draft_give_the_tokens_of_the_pair(
+    alone: Path, exported: Exported, strategy: str
+) -> None:
+    with (
+        Pipeline.from_bundle(alone) as pipeline,
+        Pipeline.from_bundle(exported.config.output) as pair,
+    ):
+        for seed in range(3):
+            options = {"strategy": strategy, "seed": seed, "max_new_tokens": 12, **ALONE[strategy]}
+            found, wanted = (each.generate("def path(", **options) for each in (pipeline, pair))
+            assert found.sequences == wanted.sequences
+
+
+def test_a_draft_added_later_makes_the_bundle_of_the_pair(
+    completed: Path, exported: Exported
+) -> None:
+    """Byte for byte: every file and every entry is that of one export of both."""
+    manifest = open_bundle(completed, verify=True).manifest
+    assert manifest == exported.result.manifest
+    assert [file.name for file in completed.parent.iterdir()] == ["bundle"]
+
+
+@pytest.mark.parametrize("strategy", DRAFTING)
+def test_a_draft_added_later_drafts_as_that_of_the_pair(
+    completed: Path, exported: Exported, strategy: str
+) -> None:
+    options = {"strategy": strategy, "seed": 4, "max_new_tokens": 12, **DRAFTING[strategy]}
+    with (
+        Pipeline.from_bundle(completed) as pipeline,
+        Pipeline.from_bundle(exported.config.output) as pair,
+    ):
+        found, wanted = (each.generate("def path(", **options) for each in (pipeline, pair))
+    assert found.sequences == wanted.sequences
+    assert found.stats.num_accepted_tokens == wanted.stats.num_accepted_tokens
+    assert found.stats.num_draft_tokens == wanted.stats.num_draft_tokens > 0
+
+
+def test_a_draft_is_replaced_in_another_precision(
+    completed: Path, llama_folder: Path, tmp_path: Path
+) -> None:
+    copy = Path(shutil.copytree(completed, tmp_path / "bundle"))
+    before = open_bundle(copy).manifest
+    lines = add_draft(copy, llama_folder, dtype="fp16", logits="topk:8", max_context=64)
+    now = open_bundle(copy, verify=True).manifest
+    assert now.target == before.target
+    draft = now.draft
+    assert draft is not None and draft.kv.num_layers == 2
+    assert (draft.dtype, draft.logits, draft.context_length) == ("fp16", "topk:8", 64)
+    of_target = {name for name in before.files if not name.startswith("draft/")}
+    assert all(now.files[name] == before.files[name] for name in of_target)
+    assert any("requests can use 64 tokens, the context of the draft" in line for line in lines)
+    options: dict[str, Any] = {"num_beams": 2, "top_k": 4, "seed": 1, "max_new_tokens": 6}
+    with Pipeline.from_bundle(completed) as old, Pipeline.from_bundle(copy) as new:
+        found, wanted = (each.generate("def path(", **options) for each in (new, old))
+    assert found.sequences[0].token_ids == wanted.sequences[0].token_ids
+
+
+def test_special_tokens_are_those_of_the_bundle(
+    copy: Path, small_llama_folder: Path, tmp_path: Path
+) -> None:
+    other = Path(shutil.copytree(small_llama_folder, tmp_path / "other"))
+    (other / "generation_config.json").unlink()
+    edited_config(other, eos_token_id=[1, 2], bos_token_id=3)
+    lines = add_draft(copy, other)
+    draft = open_bundle(copy).entry("draft")
+    assert (draft.bos_token_id, draft.eos_token_ids) == (0, [1])
+    assert "draft: eos_token_ids is [1, 2] in the checkpoint, [1] here" in lines
+
+
+def edited_config(folder: Path, **fields: Any) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+
+
+WIDTHS = {  # a draft that pads the vocabulary less, or more, than the target; ties and a bias
+    "fewer, tied": GPT2Config(
+        vocab_size=290, n_embd=16, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=1
+    ),
+    "fewer, biased": PhiConfig(
+        vocab_size=290,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=24,
+    ),
+    "more": GPT2Config(
+        vocab_size=320, n_embd=16, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=1
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", WIDTHS)
+def test_a_vocabulary_of_another_padding_is_that_of_the_bundle(
+    copy: Path, tmp_path: Path, kind: str
+) -> None:
+    config = WIDTHS[kind]
+    folder = write_checkpoint(tmp_path / "draft", config)
+    line = f"draft: vocab_size is {config.vocab_size} in the checkpoint, {VOCAB_SIZE} here"
+    assert line in add_draft(copy, folder)
+    assert open_bundle(copy, verify=True).entry("draft").vocab_size == VOCAB_SIZE
+    with Pipeline.from_bundle(copy) as pipeline:  # also behind a token that the draft had not
+        result = pipeline.generate([5, VOCAB_SIZE - 1], seed=0, max_new_tokens=6, draft_length=2)
+    assert result.stats.num_draft_tokens > 0
+
+
+@pytest.mark.parametrize("kind", ["fewer, tied", "fewer, biased"])
+def test_more_rows_keep_the_logits_of_the_tokens(alone: Path, tmp_path: Path, kind: str) -> None:
+    folder = write_checkpoint(tmp_path / "draft", WIDTHS[kind])
+    options = DraftConfig(bundle=alone, draft=str(folder))
+    draft = agreed_draft(open_bundle(alone), open_draft(options), silent)
+    model = load_model(draft)
+    tokens = torch.arange(12)[None]
+    with torch.no_grad():
+        wanted = model(tokens).logits
+        resize_vocabulary(model, draft)
+        found = model(tokens).logits
+    torch.testing.assert_close(found[..., :290], wanted)
+    torch.testing.assert_close(found[..., 290:], wanted[..., -1:].expand(1, 12, 10))
+
+
+def refused(bundle: Path, draft: Path, words: str, **options: Any) -> None:
+    before = contents(bundle)
+    with pytest.raises((ExportError, BundleError), match=words):
+        add_draft(bundle, draft, **options)
+    assert contents(bundle) == before
+    assert not [file for file in bundle.parent.iterdir() if file.name.startswith(".")]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    files = (file for file in folder.rglob("*") if file.is_file())
+    return {str(file.relative_to(folder)): file.read_bytes() for file in files}
+
+
+def test_other_tokens_are_refused(copy: Path, small_llama_folder: Path, tmp_path: Path) -> None:
+    other = Path(shutil.copytree(small_llama_folder, tmp_path / "other"))
+    tokenizer = other / "tokenizer.json"
+    tokenizer.write_text(tokenizer.read_text().replace('"def"', '"definition"'))
+    refused(copy, other, "vocabularies differ: token 'def' is .* in the target's tokenizer")
+
+
+def test_a_vocabulary_without_room_for_all_tokens_is_refused(
+    copy: Path, small_llama_folder: Path, tmp_path: Path
+) -> None:
+    narrow = Path(shutil.copytree(small_llama_folder, tmp_path / "narrow"))
+    edited_config(narrow, vocab_size=260)
+    refused(copy, narrow, r"300 in the target and 260 in the draft.*ids up to 2\d\d")
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"atol": 1e-12}, "parity failed: the draft"),
+    ({"logits": "topk:301"}, "301"),
+    ({"revision": "main"}, "revision='main' has no meaning: draft is a folder"),
+    ({"engine": "tensorrt-rtx", "compute_capability": "9.9"}, "knows 7.5, 8.0"),
+]
+
+
+@pytest.mark.parametrize(("options", "words"), REFUSED)
+def test_a_failed_export_leaves_the_bundle_as_it_was(
+    completed: Path, small_llama_folder: Path, options: dict[str, Any], words: str
+) -> None:
+    refused(completed, small_llama_folder, words, **options)
+
+
+def test_a_damaged_target_is_not_taken_for_a_right_one(
+    copy: Path, small_llama_folder: Path
+) -> None:
+    weights = copy / "target" / "model.onnx.data"
+    content = bytearray(weights.read_bytes())
+    content[100] ^= 1  # the size stays
+    weights.write_bytes(content)
+    refused(copy, small_llama_folder, "model.onnx.data is not the file of the manifest")
+    options = TensorrtOptions(engine="tensorrt-rtx", compute_capability="12.0")
+    with pytest.raises(BundleError, match="is not the file of the manifest"):
+        add_engines(copy, options, report=silent)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_run_that_is_ended_leaves_the_bundle_as_it_was(
+    copy: Path, small_llama_folder: Path, number: signal.Signals
+) -> None:
+    before = contents(copy)
+    command = ["--bundle", str(copy), "--draft", str(small_llama_folder)]
+    with subprocess.Popen(
+        [sys.executable, "-c", EXPORT, *command], stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if line.startswith("draft: comparing"):
+                process.send_signal(number)
+    assert process.returncode == (-number if number == signal.SIGKILL else 128 + number)
+    assert contents(copy) == before
+    add_draft(copy, small_llama_folder)  # which removes what SIGKILL left
+    assert [file.name for file in copy.parent.iterdir()] == ["bundle"]
+    assert open_bundle(copy, verify=True).roles == ("target", "draft")
+
+
+def test_a_bundle_of_schema_version_2_gets_a_draft(
+    completed: Path, small_llama_folder: Path, tmp_path: Path
+) -> None:
+    old = Path(shutil.copytree(completed, tmp_path / "bundle"))
+    edited(old, as_version_2)
+    add_draft(old, small_llama_folder)
+    assert open_bundle(old, verify=True).manifest == open_bundle(completed).manifest
+
+
+def test_a_target_that_has_engines_keeps_them_and_says_how_the_draft_gets_its_own(
+    copy: Path, small_llama_folder: Path
+) -> None:
+    add_fake_engines(copy)
+    engine = (copy / "target" / "engine.plan").read_bytes()
+    lines = add_draft(copy, small_llama_folder)
+    assert (copy / "target" / "engine.plan").read_bytes() == engine
+    (warning,) = (line for line in lines if line.startswith("warning"))
+    assert f"engines, the draft has none; build both with: dsbd-export --bundle {copy}" in warning
+    assert roles_with_engines(open_bundle(copy)) == ["target"]
+    (warning,) = add_draft(copy, small_llama_folder, quantize="int8-dynamic", max_kl=1.0)[-2:-1]
+    assert "as it is quantized (int8-dynamic); for tensorrt-rtx export it with" in warning
+
+
+def roles_with_engines(bundle: Bundle) -> list[str]:
+    return [role for role in bundle.roles if find_record(bundle, role) is not None]
+
+
+@pytest.mark.slow
+def test_engines_are_built_for_a_target_alone_and_for_both(
+    llama_folder: Path, small_llama_folder: Path, tmp_path: Path
+) -> None:
+    rtx: dict[str, Any] = {"engine": "tensorrt-rtx", "compute_capability": "12.0"}
+    output = tmp_path / "bundle"
+    target = str(llama_folder)
+    export_bundle(ExportConfig(target=target, output=output, **rtx), report=silent)
+    before = open_bundle(output)
+    assert roles_with_engines(before) == ["target"]
+    add_draft(output, small_llama_folder, **rtx)
+    now = open_bundle(output, verify=True)
+    assert roles_with_engines(now) == ["target", "draft"]
+    assert dataclasses.asdict(now.entry("target")) == dataclasses.asdict(before.entry("target"))
+
+
+def test_a_quantized_target_gets_no_engines(
+    llama_folder: Path, small_llama_folder: Path, tmp_path: Path
+) -> None:
+    config = ExportConfig(
+        target=str(llama_folder), output=tmp_path / "bundle", quantize="int8-dynamic", max_kl=1.0
+    )
+    export_bundle(config, report=silent)
+    words = "the target is quantized .int8-dynamic., which only ONNX Runtime runs"
+    rtx = {"engine": "tensorrt-rtx", "compute_capability": "12.0"}
+    refused(tmp_path / "bundle", small_llama_folder, words, **rtx)
+
+
+def test_a_shorter_context_than_asked_for_is_said(exported: Exported) -> None:
+    target = exported.result.manifest.target
+    assert context_warning(target, None, None) is context_warning(target, None, 256) is None
+    words = "can use 256 tokens, the context of the target; max_context asks for 512"
+    assert words in str(context_warning(target, None, 512))

@@ -1,0 +1,227 @@
+"""Constraints over HTTP, by every field that gives one: what Python gives, faults named."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2
+import jsonschema
+import openai
+import pytest
+
+from dsbd_ort import Pipeline, TokenTrie
+from tests.constraints.json_schemas import SCHEMAS
+from tests.openai_server.conftest import Serve
+from tests.openai_server.running_server import MODEL, RunningServer
+
+PROMPT = "def f("
+GRAMMAR = 'start: "[" item ("," item){0,2} "]"\nitem: /[a-c]{1,3}/'
+SCHEMA = SCHEMAS["object"]
+WORDS = ["import os", "import re", "return"]
+
+
+@pytest.fixture(scope="module")
+def trie(pipeline: Pipeline) -> TokenTrie:
+    return TokenTrie.from_texts(
+        WORDS, lambda text: pipeline.tokenizer.encode(text, add_special_tokens=False)
+    )
+
+
+@pytest.fixture(scope="module")
+def trie_server(serve: Serve, trie: TokenTrie) -> Iterator[RunningServer]:
+    with serve(defaults={"strategy": "dsbd"}, tries={"words": trie}) as running:
+        yield running
+
+
+FIELDS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"response_format": {"type": "text"}}, {}),
+    ({"response_format": {"type": "json_object"}}, {"json_object": True}),
+    (
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "it", "schema": SCHEMA, "strict": True},
+            }
+        },
+        {"json_schema": SCHEMA},
+    ),
+    ({"structured_outputs": {"json": SCHEMA}}, {"json_schema": SCHEMA}),
+    ({"structured_outputs": {"json": json.dumps(SCHEMA)}}, {"json_schema": SCHEMA}),
+    (
+        {"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": False}},
+        {"json_schema": SCHEMA, "flexible_whitespace": True},
+    ),
+    ({"structured_outputs": {"json_object": True}}, {"json_object": True}),
+    ({"structured_outputs": {"regex": "[ab]{3,5}"}}, {"regex": "[ab]{3,5}"}),
+    ({"structured_outputs": {"choice": ["yes", "no"]}}, {"choice": ["yes", "no"]}),
+    ({"structured_outputs": {"grammar": GRAMMAR}}, {"grammar": GRAMMAR}),
+    ({"guided_json": SCHEMA}, {"json_schema": SCHEMA}),
+    ({"guided_regex": "[ab]{3,5}"}, {"regex": "[ab]{3,5}"}),
+    ({"guided_choice": ["yes", "no"]}, {"choice": ["yes", "no"]}),
+    ({"guided_grammar": GRAMMAR}, {"grammar": GRAMMAR}),
+    ({"constraint": {"regex": "[ab]{3,5}"}}, {"regex": "[ab]{3,5}"}),
+]
+
+
+@pytest.mark.parametrize("num_beams", [1, 4])
+@pytest.mark.parametrize(("fields", "data"), FIELDS)
+def test_every_field_gives_what_python_gives(
+    client: openai.OpenAI,
+    pipeline: Pipeline,
+    fields: dict[str, Any],
+    data: dict[str, Any],
+    num_beams: int,
+) -> None:
+    options: dict[str, Any] = {"strategy": "speculative", "seed": 4}
+    if num_beams > 1:
+        options = {"strategy": "dsbd", "num_beams": num_beams, "seed": 4}
+    wanted = pipeline.generate(PROMPT, max_new_tokens=60, constraint=data or None, **options)
+    common: dict[str, Any] = {"model": MODEL, "max_tokens": 60, "extra_body": {**fields, **options}}
+    (choice,) = client.completions.create(prompt=PROMPT, logprobs=0, **common).choices
+    assert choice.text == wanted.sequences[0].text
+    assert choice.logprobs.token_logprobs == pytest.approx(
+        wanted.sequences[0].token_logprobs, abs=1e-4
+    )
+    message = {"role": "user", "content": "go"}
+    prompt = pipeline.chat_prompt([message])
+    wanted = pipeline.generate(prompt, max_new_tokens=60, constraint=data or None, **options)
+    (answer,) = client.chat.completions.create(messages=[message], **common).choices
+    assert answer.message.content == wanted.sequences[0].text
+    stream = client.chat.completions.create(messages=[message], stream=True, **common)
+    texts = [chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices]
+    assert "".join(texts) == wanted.sequences[0].text
+
+
+def check_schemas(client: openai.OpenAI, pipeline: Pipeline, names: list[str]) -> None:
+    """Answers under schemas are valid once they end, and those of Python, for 1 and 4 beams."""
+    for seed, name in enumerate(names):
+        schema = SCHEMAS[name]
+        for num_beams in (1, 4):
+            options: dict[str, Any] = {
+                "strategy": "dsbd" if num_beams > 1 else "speculative",
+                "seed": seed,
+            }
+            width: dict[str, Any] = {"num_beams": num_beams} if num_beams > 1 else {}
+            (choice,) = client.completions.create(
+                model=MODEL,
+                prompt=PROMPT,
+                max_tokens=180,
+                extra_body={**options, **width, "structured_outputs": {"json": schema}},
+            ).choices
+            (sequence,) = pipeline.generate(
+                PROMPT,
+                max_new_tokens=180,
+                constraint={"json_schema": schema},
+                **options,
+                **width,
+            ).sequences
+            assert choice.text == sequence.text, name
+            if choice.finish_reason == "stop":
+                jsonschema.validate(json.loads(choice.text), schema)
+
+
+def test_schemas(client: openai.OpenAI, pipeline: Pipeline) -> None:
+    check_schemas(client, pipeline, list(SCHEMAS)[3:7])
+
+
+@pytest.mark.long
+def test_all_schemas(client: openai.OpenAI, pipeline: Pipeline) -> None:
+    check_schemas(client, pipeline, list(SCHEMAS))
+
+
+@pytest.mark.parametrize("num_beams", [1, 4])
+def test_a_trie_of_the_server(
+    trie_server: RunningServer, pipeline: Pipeline, trie: TokenTrie, num_beams: int
+) -> None:
+    body: dict[str, Any] = {"strategy": "sample", "seed": 1}
+    if num_beams > 1:
+        body |= {"strategy": "beam-sample", "num_beams": num_beams}
+    with trie_server.client() as client:
+        (choice,) = client.completions.create(
+            model=MODEL, prompt=PROMPT, extra_body={"constraint": {"trie": "words"}, **body}
+        ).choices
+    wanted = pipeline.generate(PROMPT, constraint=trie, **body)
+    assert choice.text == wanted.sequences[0].text in WORDS and choice.finish_reason == "stop"
+
+
+REFUSED: list[tuple[dict[str, Any], str, str]] = [  # fields, param, words
+    ({"response_format": {"type": "xml"}}, "response_format.type", "'json_schema'"),
+    ({"response_format": {"type": "json_schema"}}, "response_format", "without a schema"),
+    (
+        {"response_format": {"type": "json_object", "json_schema": {"schema": {}}}},
+        "response_format",
+        "use type json_schema",
+    ),
+    ({"structured_outputs": {}}, "structured_outputs", "expected one of json_schema"),
+    ({"structured_outputs": {"regexp": "a"}}, "structured_outputs.regexp", "not permitted"),
+    (
+        {"structured_outputs": {"regex": "a", "choice": ["b"]}},
+        "structured_outputs",
+        "constraint has regex and choice; give one of them",
+    ),
+    (
+        {"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}},
+        "structured_outputs",
+        "response_format and structured_outputs contradict each other",
+    ),
+    ({"guided_choice": []}, "guided_choice", "give a list of one text or more"),
+    ({"constraint": {"trie": "/etc/passwd"}}, "constraint", "this server has none"),
+    ({"constraint": {"regx": "a"}}, "constraint", "did you mean 'regex'?"),
+    ({"guided_regex": "("}, "guided_regex", "the regex '(' is no grammar that can be followed"),
+    ({"guided_grammar": "begin: a"}, "guided_grammar", "is no grammar that can be followed"),
+    (
+        {"guided_json": {"type": "object", "unevaluatedProperties": False}},
+        "guided_json",
+        "unevaluatedProperties",
+    ),
+    ({"guided_json": {"minimum": 3, "maximum": 1, "type": "integer"}}, "guided_json", "minimum"),
+    ({"guided_json": "{"}, "guided_json", "is no JSON"),
+    ({"guided_decoding_backend": "xgrammar"}, "guided_decoding_backend", "there is one"),
+    (
+        {"response_format": {"type": "json_object"}, "n": 2, "eos_token_id": 999},
+        "eos_token_id",
+        "expected 0 to",
+    ),
+]
+
+
+@pytest.mark.parametrize(("fields", "param", "words"), REFUSED)
+def test_a_fault_is_one_clear_400(
+    server: RunningServer, fields: dict[str, Any], param: str, words: str
+) -> None:
+    for path, body in (
+        ("completions", {"prompt": "a"}),
+        ("chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+    ):
+        answer = httpx2.post(
+            f"{server.url}/v1/{path}", json={"model": MODEL, **body, **fields}, timeout=30
+        )
+        error = answer.json()["error"]
+        assert answer.status_code == 400, error
+        assert error["param"] == param and words in error["message"], error
+
+
+def test_a_path_with_nowhere_to_go_is_no_failure_of_the_server(server: RunningServer) -> None:
+    body: dict[str, Any] = {
+        "model": MODEL,
+        "prompt": "a",
+        "suppress_tokens": list(range(258)),
+        "constraint": {"regex": "ab"},
+    }
+    answer = httpx2.post(f"{server.url}/v1/completions", json=body, timeout=30)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (400, "constraint_failed"), error
+    assert "leave no token to any beam" in error["message"]
+    events = httpx2.post(f"{server.url}/v1/completions", json={**body, "stream": True}, timeout=30)
+    assert '"code": "constraint_failed"' in events.text and events.text.endswith("[DONE]\n\n")
+    del body["suppress_tokens"]
+    assert httpx2.post(f"{server.url}/v1/completions", json=body, timeout=30).status_code == 200
+
+
+def test_a_trie_beyond_the_vocabulary_ends_the_start(serve: Serve) -> None:
+    trie = TokenTrie.from_sequences([[1, 5000]])
+    with pytest.raises(ValueError, match="has the token id 5000; expected 0 to 257"):
+        with serve(tries={"items": trie}):
+            pass

@@ -1,0 +1,271 @@
+"""Tools through OpenAI's client: required and named calls, streams, what text becomes calls."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import openai
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dsbd_ort import Pipeline
+from dsbd_ort.openai_server.tools import Addition, CallReader, ToolUse, auto_fault
+from dsbd_runtime.bundle import open_bundle, write_manifest
+from tests.openai_server.conftest import CHAT_TEMPLATE, Serve
+from tests.openai_server.running_server import MODEL
+
+MESSAGES: Any = [{"role": "user", "content": "go"}]
+PLACE = {
+    "type": "object",
+    "properties": {
+        "city": {"$ref": "#/$defs/city"},
+        "days": {"type": "integer", "minimum": 0, "maximum": 9},
+    },
+    "required": ["city", "days"],
+    "additionalProperties": False,
+    "$defs": {"city": {"enum": ['Rom"e', "Bonn]}", "Oslo\\"]}},
+}
+TOOLS: Any = [
+    {"type": "function", "function": {"name": "weather", "parameters": PLACE}},
+    {"type": "function", "function": {"name": "now", "description": "the time"}},
+]
+SCHEMA_BY_NAME = {"weather": PLACE, "now": {"type": "object", "maxProperties": 0}}
+TOOL_TEMPLATE = (
+    "{% if tools %}{{ tools | tojson }}{% endif %}"
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}"
+    "{% for call in m.tool_calls %}<tool_call>"
+    '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}'
+    "</tool_call>{% endfor %}{{ '\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def tool_bundle(chat_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tools") / "tiny"
+    shutil.copytree(chat_bundle, folder)
+    manifest = open_bundle(folder).manifest
+    (folder / "chat_template.jinja").write_text(TOOL_TEMPLATE)
+    write_manifest(folder, versions=manifest.versions, target=manifest.target, draft=manifest.draft)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tool_client(serve: Serve, tool_bundle: Path) -> Iterator[openai.OpenAI]:
+    with serve(bundle=tool_bundle) as server, server.client() as client:
+        yield client
+
+
+def check_call(call: Any) -> None:
+    assert call.type == "function" and call.id.startswith("call_")
+    jsonschema.validate(json.loads(call.function.arguments), SCHEMA_BY_NAME[call.function.name])
+
+
+@pytest.mark.parametrize("num_beams", [1, 4])
+def test_a_named_function(client: openai.OpenAI, pipeline: Pipeline, num_beams: int) -> None:
+    for seed in range(4):
+        options: dict[str, Any] = {"strategy": "dsbd", "num_beams": num_beams, "seed": seed}
+        (choice,) = client.chat.completions.create(
+            model=MODEL,
+            messages=MESSAGES,
+            tools=TOOLS,
+            tool_choice={"type": "function", "function": {"name": "weather"}},
+            extra_body=options,
+        ).choices
+        assert choice.finish_reason == "stop" and choice.message.content is None
+        calls: Any = choice.message.tool_calls
+        (call,) = calls
+        assert call.type == "function" and call.function.name == "weather"
+        check_call(call)
+        constraint = {"json_schema": PLACE}
+        wanted = pipeline.generate(
+            pipeline.chat_prompt(MESSAGES), constraint=constraint, max_new_tokens=200, **options
+        )
+        assert call.function.arguments == wanted.sequences[0].text
+
+
+@pytest.mark.parametrize("num_beams", [1, 4])
+@pytest.mark.parametrize("parallel", [True, False])
+def test_required_calls_streamed_or_not(
+    tool_client: openai.OpenAI, num_beams: int, parallel: bool
+) -> None:
+    for seed in range(6):
+        common: dict[str, Any] = {
+            "model": MODEL,
+            "messages": MESSAGES,
+            "tools": TOOLS,
+            "tool_choice": "required",
+            "parallel_tool_calls": parallel,
+            "max_tokens": 1200,
+            "extra_body": {"num_beams": num_beams, "strategy": "dsbd", "seed": seed},
+        }
+        (choice,) = tool_client.chat.completions.create(**common).choices
+        calls: Any = choice.message.tool_calls
+        assert choice.finish_reason == "tool_calls" and choice.message.content is None
+        assert 1 <= len(calls) <= (16 if parallel else 1)
+        assert len({call.id for call in calls}) == len(calls)
+        for call in calls:
+            check_call(call)
+        streamed: dict[int, list[str]] = {}
+        reasons = []
+        for chunk in tool_client.chat.completions.create(stream=True, **common):
+            (part,) = chunk.choices
+            reasons.append(part.finish_reason)
+            assert not part.delta.content
+            for delta in part.delta.tool_calls or ():
+                if delta.index not in streamed:
+                    assert delta.id and delta.type == "function" and delta.function
+                    streamed[delta.index] = [delta.function.name or "", ""]
+                assert delta.function is not None
+                streamed[delta.index][1] += delta.function.arguments or ""
+        assert reasons[-1] == "tool_calls" and not any(reasons[:-1])
+        assert list(streamed.values()) == [
+            [call.function.name, call.function.arguments] for call in calls
+        ]
+
+
+def test_tools_are_told_to_the_template_unless_none(
+    tool_client: openai.OpenAI, tool_bundle: Path
+) -> None:
+    def prompt_tokens(**fields: Any) -> int:
+        answer = tool_client.chat.completions.create(
+            model=MODEL, messages=MESSAGES, max_tokens=300, **fields
+        )
+        assert answer.usage is not None
+        return answer.usage.prompt_tokens
+
+    bare = prompt_tokens()
+    assert prompt_tokens(tools=TOOLS, tool_choice="none") == bare
+    told = prompt_tokens(tools=TOOLS)
+    assert told > bare + 100
+    assert prompt_tokens(tools=TOOLS, tool_choice="required") == told
+
+
+def test_a_conversation_goes_on_behind_a_call(tool_client: openai.OpenAI) -> None:
+    call = {
+        "id": "call_1",
+        "type": "function",
+        "function": {"name": "now", "arguments": '{"zone": "UTC"}'},
+    }
+    messages: Any = [
+        *MESSAGES,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "noon"},
+    ]
+    answer = tool_client.chat.completions.create(model=MODEL, messages=messages, max_tokens=4)
+    with_call = 'assistant: <tool_call>{"name": "now", "arguments": {"zone": "UTC"}}</tool_call>\n'
+    text = f"user: go\n{with_call}tool: noon\nassistant:"
+    assert answer.usage is not None and answer.usage.prompt_tokens in (len(text), len(text) + 1)
+
+
+def tool(name: str, parameters: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+REFUSED: list[tuple[dict[str, Any], str, str]] = [
+    ({"tools": TOOLS}, "tool_choice", "the chat template of this model does not read tools"),
+    ({"tools": TOOLS, "tool_choice": "auto"}, "tool_choice", "use required, a function's name"),
+    ({"tool_choice": "required"}, "tool_choice", "tools is empty"),
+    (
+        {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "f"}}},
+        "tool_choice",
+        "names 'f'; expected one of weather, now",
+    ),
+    ({"tools": [TOOLS[1], TOOLS[1]], "tool_choice": "required"}, "tools", "of one name"),
+    (
+        {
+            "tools": [tool("f", {"type": "string"})],
+            "tool_choice": "required",
+        },
+        "tools",
+        "expected a schema of type 'object'",
+    ),
+    (
+        {"tools": TOOLS, "tool_choice": "required", "response_format": {"type": "json_object"}},
+        "response_format",
+        "contradict each other",
+    ),
+    (
+        {
+            "tools": [tool("f", {"type": "object", "unevaluatedProperties": False})],
+            "tool_choice": "required",
+        },
+        "tools",
+        "unevaluatedProperties",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fields", "param", "words"), REFUSED)
+def test_a_fault_is_one_clear_400(
+    client: openai.OpenAI, fields: dict[str, Any], param: str, words: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model=MODEL, messages=MESSAGES, **fields)
+    error: Any = caught.value.body
+    assert error["param"] == param and words in error["message"], error
+
+
+def test_auto_needs_a_template_whose_calls_are_text() -> None:
+    assert auto_fault(TOOL_TEMPLATE, tag_is_text=True) is None
+    for template, is_text, words in (
+        (None, True, "does not read tools"),
+        (CHAT_TEMPLATE, True, "does not read tools"),
+        ("{{ tools }}[TOOL_CALLS]", True, "no form of calls that is known"),
+        ("{{ tools }}<tool_call><function=f></tool_call>arguments", True, "no form of calls"),
+        (TOOL_TEMPLATE, False, "leaves <tool_call> out of the text"),
+    ):
+        assert words in (auto_fault(template, is_text) or "")
+
+
+def read(reader: CallReader, pieces: list[str]) -> tuple[str, list[tuple[str, str]]]:
+    """Return the content, and name and arguments of each call."""
+    content = ""
+    calls: dict[int, tuple[str, str]] = {}
+    additions: list[Addition] = [reader.push(piece) for piece in pieces]
+    for addition in [*additions, reader.finish()]:
+        content += addition.content
+        for index, name, arguments in addition.calls:
+            assert (name is None) == (index in calls)
+            before, so_far = calls.get(index, (name or "", ""))
+            calls[index] = (before, so_far + arguments)
+    assert list(calls) == list(range(len(calls)))
+    return content, list(calls.values())
+
+
+CALL = '<tool_call>\n{"name": "now", "arguments": {"a": "</b>"}}\n</tool_call>'
+AUTO = [
+    ("plain < text", "plain < text", []),
+    (CALL, "", [("now", '{"a": "</b>"}')]),
+    (f"so:\n{CALL}\n{CALL}", "so:\n\n", [("now", '{"a": "</b>"}')] * 2),
+    ("<tool_call>[1]</tool_call>", "<tool_call>[1]</tool_call>", []),
+    ('<tool_call>{"name": "f", "arguments": {}}</tool_call>',) * 2 + ([],),
+    ('<tool_call>{"name": ["now"], "arguments": {}}</tool_call>',) * 2 + ([],),
+    ("<tool_call>{", "<tool_call>{", []),
+    ("a <tool_cal", "a <tool_cal", []),
+]
+LISTED = '[{"name":"now","arguments":{}},{"name":"weather","arguments":{"city":"a\\"}]","n":[{}]}}]'
+
+
+@given(st.data())
+def test_calls_are_the_same_however_the_text_is_cut(data: st.DataObject) -> None:
+    cases = [
+        *((ToolUse("auto", ("now",), None), *case) for case in AUTO),
+        (
+            ToolUse("required", ("now", "weather"), {}),
+            LISTED,
+            "",
+            [("now", "{}"), ("weather", '{"city":"a\\"}]","n":[{}]}')],
+        ),
+        (ToolUse("named", ("now",), {}), '{"a":1}', "", [("now", '{"a":1}')]),
+    ]
+    use, text, content, calls = data.draw(st.sampled_from(cases))
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(text)))))
+    pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    assert read(use.reader(), pieces) == (content, calls)
