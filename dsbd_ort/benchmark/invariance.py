@@ -67,18 +67,20 @@ def check_invariance(
 ) -> Iterator[PairCount]:
     """Yield the count of each pair, as soon as its requests are done.
 
-    Each pair runs every prompt ``repetitions`` times, with seeds that count up from ``seed``.
+    Each pair runs every prompt ``repetitions`` times, with seeds that count up from ``seed``. A
+    bundle without a draft has no pairs of strategies.
     """
     requests = _Requests(prompts, common, repetitions, seed)
     plain = dataclasses.replace(settings, prefix_cache=False)
     with plain.open() as pipeline:
         alone = _answer(pipeline)
-        for drafted, baseline in STRATEGY_PAIRS:
+        has_draft = pipeline.bundle.manifest.draft is not None
+        for drafted, baseline in STRATEGY_PAIRS if has_draft else ():
             for width in common.num_beams if STRATEGIES[drafted].has_beams else (1,):
                 name = f"{drafted} W={width} / {baseline}"
                 pairs = zip(requests.of(drafted, width), requests.of(baseline, width), strict=True)
                 yield _count(name, ((alone(mine), alone(its)) for mine, its in pairs))
-        same = requests.of("dsbd", common.num_beams[0])
+        same = requests.of("dsbd" if has_draft else "beam-sample", common.num_beams[0])
         yield _compared("beside others / alone", same, _beside_others(pipeline, prompts), alone)
         with dataclasses.replace(settings, prefix_cache=True).open() as keeping:
             name = "rows kept from an earlier prompt / computed anew"

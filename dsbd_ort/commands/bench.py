@@ -49,7 +49,7 @@ from dsbd_ort.decoding.option_table import MOST_BEAMS, MOST_NODES
 from dsbd_ort.model_pair import check_drafter
 from dsbd_ort.pipeline import PipelineSettings
 from dsbd_ort.version import __version__
-from dsbd_runtime.bundle import MANIFEST_NAME, ROLES, Bundle, open_bundle
+from dsbd_runtime.bundle import MANIFEST_NAME, Bundle, open_bundle
 
 FILE_WIDTH = 160  # columns of the tables without a terminal
 _COMPARED, _MEASURED, _REPORT = "Strategies", "Measurement", "Report"  # sections of the help
@@ -171,8 +171,7 @@ def count_differing(arguments: BenchArguments, prompts: list[str]) -> None:
         seed=arguments.seed,
     )
     found = list(track(pairs, "comparing", total=None, console=Console(stderr=True)))
-    bundle = open_bundle(settings.bundle)
-    entries = [bundle.entry(role) for role in ROLES]
+    entries = list(open_bundle(settings.bundle).manifest.entry_by_role.values())
     claims = {str(entry.bit_exact or "no") for entry in entries}
     title = f"{settings.bundle.name}, {precision_name(entries[0])}, bit-exact: {', '.join(claims)}"
     _stdout().print(invariance_table(found, title))

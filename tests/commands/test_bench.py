@@ -12,7 +12,8 @@ from dsbd_export.config import ExportConfig
 from dsbd_export.demo import demo_pair
 from dsbd_export.pipeline import export_bundle
 from dsbd_ort.cli import bench
-from tests.runtime.bundle_edits import edited
+from tests.runtime.bundle_edits import edited, without_draft
+from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle
 
 SHORT = ["--max-new-tokens", "6", "--threads", "1"]
 SPECULATIVE = ["--run", "speculative draft_length=3 name=mine"]
@@ -201,3 +202,11 @@ def test_requests_of_another_bundle_are_counted(int8_bundles, prompts):
     done = dsbd_bench(bundle, "--prompts", prompts, "--num-beams", 2, *INVARIANCE)
     assert done.exit_code == 2
     assert re.search(r"\d+ requests differ, but .*fused says bit_exact 'observed'", done.stderr)
+
+
+def test_a_bundle_without_a_draft_has_no_pairs_of_strategies(tmp_path):
+    write_tiny_bundle(tmp_path / "bundle")
+    without_draft(tmp_path / "bundle", TinyModel())
+    done = dsbd_bench(tmp_path / "bundle", "--num-beams", 2, *INVARIANCE)
+    assert done.exit_code == 0, done.output
+    assert list(counts_of(done.stdout)) == PAIRS[3:]
