@@ -19,7 +19,7 @@ Forbidden = tuple[tuple[int, float], ...]
 """Token ids and their probabilities under the raw target, most probable first."""
 
 
-class AllowedAfter(Protocol):
+class Allows(Protocol):
     """The tokens that a constraint allows after some nodes."""
 
     def are_allowed(self, tokens: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -32,7 +32,7 @@ class ForbiddenTokens:
     def __init__(self) -> None:
         self._noted: dict[int, Forbidden] = {}
 
-    def note(self, logits: Logits, nodes: Nodes, allowed: AllowedAfter) -> None:
+    def note(self, logits: Logits, nodes: Nodes, allowed: Allows) -> None:
         """Note the forbidden ones of the likeliest tokens after nodes, of the target."""
         tokens, log_probs = _likeliest(logits)
         is_forbidden = ~allowed.are_allowed(tokens)
