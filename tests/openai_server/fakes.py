@@ -50,6 +50,8 @@ class ScriptedService:
         prompt: str | Sequence[int],
         options: Mapping[str, Any],
         on_event: Callable[[ServiceEvent], None],
+        *,
+        caller: str = "",
     ) -> FakeRequest:
         if self._is_closed:
             raise ServiceClosedError("the service is closed")

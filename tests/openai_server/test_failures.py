@@ -160,7 +160,7 @@ def test_a_bug_is_a_500_that_tells_nothing(
     pipeline: Pipeline, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Broken(ScriptedService):
-        def submit(self, prompt: Any, options: Any, on_event: Any) -> Any:
+        def submit(self, prompt: Any, options: Any, on_event: Any, *, caller: str = "") -> Any:
             raise KeyError(f"no {prompt}")
 
     with running_server(Broken(pipeline, one_step)) as server:
