@@ -10,11 +10,15 @@ import pytest
 
 from dsbd_ort.decoding import DecodingConfig, TableModel, decode, decode_iterations, result_of
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder
+from dsbd_ort.decoding.cache_view import PrefixCache
 from dsbd_ort.decoding.drafting.cost_curve import CostCurve, EngineCosts
+from dsbd_ort.decoding.drafting.drafters import ChainedDrafter
 from dsbd_ort.decoding.drafting.ngram import NGramCounts, NGramDrafter, NGramPool
 from dsbd_ort.decoding.drafting.throughput import AcceptanceEstimator
 from dsbd_ort.decoding.errors import ConfigError, DecodingError
+from dsbd_ort.decoding.kv_cache import KVCache
 from dsbd_ort.decoding.request import DecodeResult, DecodingRequest
+from dsbd_ort.decoding.set_up import set_up
 from tests.decoding.every_outcome import ScriptedChance, law_of, total_variation
 from tests.decoding.path_constraint import PathConstraint
 from tests.decoding.tables import LogitsOf, all_tokens, final_beams, mixed_table, random_table
@@ -265,3 +269,28 @@ def test_a_pool_is_bounded_and_forgets_the_oldest():
     pool.add_text(range(1000, 2000))
     assert pool.num_tokens <= 100
     assert any(counts.get(hash((1998,))) == 1999 for counts in pool.counts)
+
+
+def test_what_the_model_lists_does_not_count_as_unlisted():
+    """Of two beams, one that the n-grams know: only what they leave out of it is unlisted."""
+    config = DecodingConfig(num_beams=2, drafter="model+ngram", max_new_tokens=4)
+    prompt = [1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5]
+    request = DecodingRequest(prompt_ids=prompt, config=config, rng=np.random.default_rng(0))
+    views = [
+        KVCache(TableModel(VOCAB, table)).open_view(PrefixCache()) for table in (TARGET, DRAFT)
+    ]
+    drafter = set_up(request, *views).drafter
+    assert isinstance(drafter, ChainedDrafter)
+    assert drafter.look_up(np.array([0]), lambda *_: False) == 0  # a long match
+    listed = drafter.joint(np.array([0]), np.zeros(1), None)
+    mass = np.exp(listed.log_masses).sum() + np.exp(listed.log_unlisted)
+    assert mass == pytest.approx(1.0)
+    request = DecodingRequest(prompt_ids=[7], config=config, rng=np.random.default_rng(0))
+    views = [
+        KVCache(TableModel(VOCAB, table)).open_view(PrefixCache()) for table in (TARGET, DRAFT)
+    ]
+    drafter = set_up(request, *views).drafter
+    assert isinstance(drafter, ChainedDrafter)
+    assert drafter.look_up(np.array([0]), lambda *_: False) == 1
+    assert drafter._layer is not None
+    assert drafter._layer.unlisted.tolist() == [0.0]

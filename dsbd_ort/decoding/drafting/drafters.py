@@ -132,9 +132,10 @@ class ChainedDrafter:
             paths, tokens, log_probs = paths[is_left], tokens[is_left], log_probs[is_left]
         if len(tokens):
             lists.extend(open_beams[paths], tokens, log_probs)
-        lists.unlisted[open_beams] = found.unlisted
         if self._model is None:
             lists.is_known[open_beams] = True
+        # Of the other beams the model will list what it thinks possible.
+        lists.unlisted[open_beams] = np.where(lists.is_known[open_beams], found.unlisted, 0.0)
 
 
 class _Lists:
