@@ -195,4 +195,5 @@ def _draft_policy(
         num_sharers=request.num_sharers,
         has_draft_model=config.has_draft_model,
         host_seconds=lambda: request.clock() - sum(meter.waited for meter in meters),
+        may_rest=request.running_constraint is None,
     )

@@ -48,6 +48,7 @@ _GAP_CENTRES = np.concatenate([_GAP_EDGES - 0.5 * np.diff(_GAP_EDGES, prepend=0.
 _FIRST_GUESS = 1.0 - 0.5 * np.exp(-_GAP_CENTRES)  # half without a gap, more the wider the gap
 _GUESS_WEIGHT = 2.0  # observations that the first guess counts for, always
 _MEMORY = 0.985  # weight that a layer's observations keep after another
+_MOST_TO_REST = 7
 FIRST_PROBE, LAST_PROBE = 8, 64  # iterations without a draft after which one layer is tried
 
 
@@ -146,6 +147,8 @@ class ThroughputDraftPolicy:
         num_sharers: tells how many requests share the engine calls just now.
         has_draft_model: whether any draft costs an engine call.
         host_seconds: tells the time that the request has spent outside engine calls.
+        may_rest: whether an iteration without a draft says something of the next ones: what a
+            constraint forces comes unannounced.
     """
 
     def __init__(
@@ -161,12 +164,14 @@ class ThroughputDraftPolicy:
         num_sharers: Callable[[], int],
         has_draft_model: bool,
         host_seconds: Callable[[], float],
+        may_rest: bool,
     ) -> None:
         self._costs = costs
         self._most_rows = (most_layers + 2) * (most_beams + num_beams)
         self._num_sharers = num_sharers
         self._has_draft_model = has_draft_model
         self._host_seconds = host_seconds
+        self._may_rest = may_rest
         self._began = self._drafting = 0.0
         self._take_share()
         self._estimator = estimator
@@ -175,6 +180,7 @@ class ThroughputDraftPolicy:
         self._num_beams = num_beams
         self._most_layers = most_layers
         self._most_beams = most_beams
+        self._is_resting, self._num_to_rest = False, 0
         self._layers: list[_Layer] = []
         self._num_rows = self._limit = 0
         self._reach = self._seconds = self._token_seconds = self._layer_seconds = 0.0
@@ -183,6 +189,11 @@ class ThroughputDraftPolicy:
 
     def begin(self, num_pending: int, most_layers: int) -> None:
         """See DraftPolicy.begin."""
+        self._is_resting = self._num_to_rest > 0
+        if self._is_resting:
+            self._num_to_rest -= 1
+            self._limit = 0
+            return
         self._began, self._drafting = self._host_seconds(), 0.0
         self._layers = []
         self._take_share()
@@ -264,6 +275,9 @@ class ThroughputDraftPolicy:
     def observe(self, iteration: Iteration) -> None:
         """See DraftPolicy.observe."""
         estimator = self._estimator
+        if self._is_resting:
+            estimator.num_without += 1
+            return
         for depth, (layer, beams) in enumerate(
             zip(self._layers, iteration.committed, strict=False)
         ):
@@ -339,10 +353,15 @@ class ThroughputDraftPolicy:
         estimator.rows = 0.9 * estimator.rows + 0.1 * width if estimator.rows else float(width)
 
     def _count_probes(self) -> None:
-        """Try one layer after 8 iterations without a draft, then after 16, 32 and 64."""
+        """Try one layer after 8 iterations without a draft, then after 16, 32 and 64.
+
+        Meanwhile what changes does so slowly: after an iteration without a draft as many are not
+        even thought about, up to seven.
+        """
         estimator = self._estimator
         if not self._layers:
             estimator.num_without += 1
+            self._num_to_rest = min(estimator.num_without, _MOST_TO_REST) if self._may_rest else 0
             return
         if estimator.num_without >= estimator.probe_after:
             estimator.probe_after = min(2 * estimator.probe_after, LAST_PROBE)
