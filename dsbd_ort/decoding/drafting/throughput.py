@@ -48,7 +48,7 @@ _GAP_CENTRES = np.concatenate([_GAP_EDGES - 0.5 * np.diff(_GAP_EDGES, prepend=0.
 _FIRST_GUESS = 1.0 - 0.5 * np.exp(-_GAP_CENTRES)  # half without a gap, more the wider the gap
 _GUESS_WEIGHT = 2.0  # observations that the first guess counts for, always
 _MEMORY = 0.985  # weight that a layer's observations keep after another
-_MOST_TO_REST = 7
+_REST = 7
 FIRST_PROBE, LAST_PROBE = 8, 64  # iterations without a draft after which one layer is tried
 
 
@@ -355,13 +355,14 @@ class ThroughputDraftPolicy:
     def _count_probes(self) -> None:
         """Try one layer after 8 iterations without a draft, then after 16, 32 and 64.
 
-        Meanwhile what changes does so slowly: after an iteration without a draft as many are not
-        even thought about, up to seven.
+        Where the last tries did not help either, the next seven iterations are not even thought
+        about; earlier that would keep from learning what a draft is worth.
         """
         estimator = self._estimator
         if not self._layers:
             estimator.num_without += 1
-            self._num_to_rest = min(estimator.num_without, _MOST_TO_REST) if self._may_rest else 0
+            if self._may_rest and estimator.probe_after == LAST_PROBE:
+                self._num_to_rest = _REST
             return
         if estimator.num_without >= estimator.probe_after:
             estimator.probe_after = min(2 * estimator.probe_after, LAST_PROBE)
