@@ -52,7 +52,8 @@ def _ours(precision: str) -> tuple[PeerRun, ...]:
 def _theirs(precision: str, lookup: str) -> tuple[PeerRun, ...]:
     """Return the rows of a tool whose drafting without a model is called ``lookup``."""
     sampling = f"{ONE_BEAM}, {UNDRAFTED}"
-    search: dict[str, Any] = {"precision": precision, "options": {"num_beams": 4}}
+    beams = {"num_beams": 4, "do_sample": False}
+    search: dict[str, Any] = {"precision": precision, "options": beams}
     return (
         PeerRun(
             name=sampling,
@@ -76,6 +77,7 @@ def _theirs(precision: str, lookup: str) -> tuple[PeerRun, ...]:
             same_tokens_as=f"{SEARCH}, {UNDRAFTED}",
             **search,
         ),
+        PeerRun(name=f"{SEARCH}, {lookup}", task="lookup", **search),
     )
 
 

@@ -17,6 +17,7 @@ from peers.prepare import NotRun, Pair, checkpoint_key, prepare
 from peers.rounds import Plan, Prompt, Request, measure_rounds
 from peers.summary import BarResult, Requests, Row
 
+REASON_LINES = 2  # of an error: some print their whole state
 BAR_COLUMNS = ("ours", "over", "precision", "aimed at", "measured")
 
 
@@ -136,7 +137,8 @@ def _cells(row: dict[str, Any], columns: Sequence[str]) -> tuple[str, ...]:
     names = [row[NAMES[column]] or "" for column in columns if column in NAMES]
     measured = [column for column in columns if column not in NAMES]
     if row["reason"]:
-        reason = " ".join(row["reason"].replace("|", "\\|").split())
+        lines = row["reason"].splitlines()[:REASON_LINES]
+        reason = " ".join(" ".join(lines).replace("|", "\\|").split())
         return (*names, reason, *("" for _ in measured[1:]))
     return (*names, *(MEASURED[column](row) for column in measured))
 

@@ -35,7 +35,7 @@ REPORT = {
     "rounds": 3,
     "max_new_tokens": 48,
     "prompts": [[0]] * 8,
-    "rows": [ROW, EMPTY | {"reason": "not installed: no wheel\nfor a | b"}],
+    "rows": [ROW, EMPTY | {"reason": "not installed: no wheel\nfor a | b\nstate: 0"}],
     "bars": [
         BAR | {"aim": 1.5, "ratio": {"value": 1.5, "low": 1.25, "high": 2.0}},
         BAR | {"aim": 4.0, "ratio": None},

@@ -81,7 +81,7 @@ def open_job(job: Job) -> Opened:
             openvino.Tensor(ids), openvino.Tensor(np.ones_like(ids))
         )
         result = pipeline.generate(inputs, config)
-        return Answered(result.tokens[0], len(result.perf_metrics.raw_metrics.m_durations))
+        return Answered(result.tokens[0], len(result.perf_metrics.raw_metrics.m_batch_sizes))
 
     return Opened(
         version=openvino_genai.get_version().partition("-")[0],
