@@ -20,6 +20,21 @@ def write_section(document: Path, name: str, text: str) -> None:
     Raises:
         click.ClickException: the document lacks one of the two.
     """
+    head, tail = _around(document, name)
+    document.write_text(f"{head}\n{text}\n{tail}", encoding="utf-8")
+
+
+def check_section(document: Path, name: str) -> None:
+    """Refuse a document without the section ``name``, before hours of measuring.
+
+    Raises:
+        click.ClickException: as ``write_section``.
+    """
+    _around(document, name)
+
+
+def _around(document: Path, name: str) -> tuple[str, str]:
+    """Return the document up to the section's first mark, and from its last."""
     begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
     head, found_begin, rest = document.read_text(encoding="utf-8").partition(begin)
     _, found_end, tail = rest.partition(end)
@@ -27,7 +42,7 @@ def write_section(document: Path, name: str, text: str) -> None:
         raise click.ClickException(
             f"{document} has no section from {begin} to {end}; put both lines where it belongs"
         )
-    document.write_text(f"{head}{begin}\n{text}\n{end}{tail}", encoding="utf-8")
+    return head + begin, end + tail
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

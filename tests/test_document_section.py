@@ -7,7 +7,14 @@ import re
 import click
 import pytest
 
-from document_section import measured_here, ratio_cell, spread_cell, table, write_section
+from document_section import (
+    check_section,
+    measured_here,
+    ratio_cell,
+    spread_cell,
+    table,
+    write_section,
+)
 from dsbd_ort.benchmark.bootstrap import Estimate, Spread
 
 
@@ -18,6 +25,9 @@ def test_a_section_is_replaced_and_nothing_else(tmp_path):
     assert document.read_text() == "a\n<!-- x -->\nnew\n<!-- end of x -->\nb <!-- end -->\n"
     with pytest.raises(click.ClickException, match="no section from <!-- y -->"):
         write_section(document, "y", "new")
+    check_section(document, "x")
+    with pytest.raises(click.ClickException, match="no section from <!-- y -->"):
+        check_section(document, "y")
     assert "new" in document.read_text()
 
 

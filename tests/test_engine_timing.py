@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import onnxruntime as ort
 import pytest
@@ -9,7 +14,10 @@ import pytest
 from dsbd_runtime.bundle import open_bundle
 from engine_timing.choices import CHOICES, SHARINGS
 from engine_timing.random_calls import RandomCalls, time_in_rounds
-from tests.runtime.tiny_graph import write_tiny_bundle
+from tests.runtime.bundle_edits import edited
+from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle
+
+ROOT = Path(__file__).parents[1]
 
 
 class Work:
@@ -92,3 +100,63 @@ def test_every_choice_changes_the_options_in_a_way_of_its_own():
 def test_the_runtime_does_one_thing_for_a_draft_of_each_size():
     kept = [sharing.draft_role for sharing in SHARINGS if sharing.is_kept]
     assert sorted(kept) == ["draft", "target"]
+
+
+def measured_calls(document, *bundles):
+    command = [sys.executable, ROOT / "scripts" / "measure_long_context", *bundles, "--calls"]
+    options = ["--threads", "1", "--repetitions", "1", "--document", document]
+    return subprocess.run([*command, *options], capture_output=True, text=True, timeout=120)
+
+
+@pytest.fixture(scope="module")
+def twins(tmp_path_factory):
+    """Two bundles with room for 4,096 rows whose manifests say fp32, two that say int8-dynamic."""
+    folder = tmp_path_factory.mktemp("twins")
+    for name in ("fused", "exact", "int8_fused", "int8_exact"):
+        model = TinyModel(context_length=4096)
+        write_tiny_bundle(folder / name, target=model, draft=model)
+        if name.startswith("int8"):
+            edited(folder / name, lambda data: data["target"].update(quantization="int8-dynamic"))
+    return folder
+
+
+SECTIONS = ("calls, int8-dynamic", "calls, fp32")
+
+
+def test_calls_of_a_precision_share_a_table(twins, tmp_path):
+    page = (ROOT / "docs" / "performance.md").read_text()
+    assert all(f"<!-- {name} -->" in page for name in SECTIONS)
+    document = tmp_path / "page.md"
+    document.write_text(
+        "\n".join(f"<!-- {name} -->\nold\n<!-- end of {name} -->" for name in SECTIONS)
+    )
+    names = ("int8_fused", "fused", "int8_exact", "exact")
+    done = measured_calls(document, *(twins / name for name in names))
+    assert done.returncode == 0, done.stderr
+    number = r"[\d.]+ \([\d.]+ to [\d.]+\)"
+    for section, prefix in zip(SECTIONS, ("int8_", ""), strict=True):
+        _, _, text = document.read_text().partition(f"<!-- {section} -->\n")
+        head, _, *rows = text.partition("\n\n")[0].splitlines()
+        assert head == f"| context | rows | {prefix}fused, ms | {prefix}exact, ms | ratio |"
+        assert [row.split(" | ")[:2] for row in rows] == [
+            [f"| {context}", f"{count}"] for context in (64, 1024, 4096) for count in (1, 4, 12, 20)
+        ]
+        ratio = number.replace(r"[\d.]+ ", r"\*\*[\d.]+\*\* ", 1)
+        assert all(re.search(rf"\| {number} \| {number} \| {ratio} \|$", row) for row in rows)
+
+
+def test_calls_that_cannot_be_compared_are_refused(twins, tmp_path):
+    document = tmp_path / "page.md"
+    document.write_text("<!-- calls, fp32 -->\n<!-- end of calls, fp32 -->")
+    write_tiny_bundle(tmp_path / "short")
+    refused = {
+        "the int8-dynamic bundles are int8_exact; --calls compares two": (
+            "fused", "exact", "int8_exact",
+        ),
+        "the fp32 bundles are fused, fused": ("fused", "fused"),
+        "a context of 2048; --calls needs": (tmp_path / "short", "fused"),
+        "has no section from <!-- calls, int8-dynamic -->": ("int8_fused", "int8_exact"),
+    }  # fmt: skip
+    for words, names in refused.items():
+        done = measured_calls(document, *(twins / name for name in names))
+        assert done.returncode != 0 and words in " ".join(done.stderr.split()), done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from functools import partial
 
 import numpy as np
@@ -21,6 +22,7 @@ from dsbd_ort.decoding.joint_distribution import JointDistribution, joint_distri
 from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK
 from dsbd_ort.decoding.step_model import (
     AllLogits,
+    Clock,
     EngineCall,
     EngineCalls,
     FullLogits,
@@ -55,6 +57,7 @@ class ForestCache:
         warp: Warp,
         controls: Controls | None = None,
         tops: TopTokens | None = None,
+        clock: Clock = time.perf_counter,
     ) -> None:
         """Take an engine's view, which begins with the rows of its prefix.
 
@@ -68,6 +71,7 @@ class ForestCache:
         self._warp = warp
         self._controls = controls
         self._tops = tops
+        self._clock = clock
         self._num_calls = 0
         self.distribution_bytes_peak = 0
         self._distributions: TokenDistributions | None = None  # as the first logits are
@@ -170,7 +174,7 @@ class ForestCache:
             if self._slots_above:
                 for index in (parents == NO_NODE).nonzero()[0].tolist():
                     parent_slots[index] = self._slots_above.get(int(pending[index]), 0)
-            logits = yield EngineCall(
+            call = EngineCall(
                 self._role,
                 self._meter,
                 forest.tokens[pending],
@@ -179,6 +183,9 @@ class ForestCache:
                 partial(view.append, parent_slots),
                 reads_full_logits=reads_full,
             )
+            began = self._clock()
+            logits = yield call
+            self._meter.waited += self._clock() - began
             found, unread = self._read(logits, size, pending)
             if self._tops is not None:
                 self._tops.append(logits)

@@ -22,7 +22,7 @@ from dsbd_ort.decoding.rule import Growth, SelectionRule
 from dsbd_ort.decoding.sample_rule import GumbelCoupling, SampleRule
 from dsbd_ort.decoding.search_rule import SearchRule
 from dsbd_ort.decoding.stats import StatsRecorder
-from dsbd_ort.decoding.step_model import Head
+from dsbd_ort.decoding.step_model import Head, Meter
 from dsbd_ort.decoding.top_tokens import PromptScorer, TopTokens, check_top_logprobs
 from dsbd_ort.decoding.trace import Tracer
 from dsbd_ort.decoding.warp import Warp, check_top_k
@@ -86,10 +86,11 @@ def set_up(request: DecodingRequest, target: CacheView, draft: CacheView | None)
     tops = TopTokens(num_top, growth.hypotheses) if num_top else None
     reads_later = not config.row.has_draft and not target.kv.num_top_logits
     target_warp = warp.narrowed() if reads_later else warp
-    target_cache = ForestCache("target", target, forest, target_warp, controls, tops)
+    clock = request.clock
+    target_cache = ForestCache("target", target, forest, target_warp, controls, tops, clock)
     draft_cache, draft_meter = None, None
     if draft is not None and config.has_draft_model:
-        draft_cache = ForestCache("draft", draft, forest, warp, controls)
+        draft_cache = ForestCache("draft", draft, forest, warp, controls, clock=clock)
         draft_meter = draft.meter
     stats = StatsRecorder(
         len(request.prompt_ids),
@@ -98,7 +99,8 @@ def set_up(request: DecodingRequest, target: CacheView, draft: CacheView | None)
         request.clock,
         config.drafter or "model",
     )
-    policy = _draft_policy(request, rule, forest)
+    meters = [target.meter, draft_meter or Meter()]
+    policy = _draft_policy(request, rule, forest, meters)
     tracer, proposers = None, None
     if request.trace is not None:
         forbidden, proposers = None, Proposers()
@@ -177,8 +179,10 @@ def _rule(request: DecodingRequest, growth: Growth) -> SelectionRule:
     return SampleRule(config, growth, RejectionCoupling(source, config.replacement))
 
 
-def _draft_policy(request: DecodingRequest, rule: SelectionRule, forest: Forest) -> DraftPolicy:
-    """Return the draft policy of a request."""
+def _draft_policy(
+    request: DecodingRequest, rule: SelectionRule, forest: Forest, meters: list[Meter]
+) -> DraftPolicy:
+    """Return the draft policy of a request; ``meters`` are those of its engines."""
     config = request.config
     if request.costs is None or config.draft_policy == "fixed":
         return FixedDraftPolicy(config.layer_widths, rule.propose)
@@ -192,4 +196,6 @@ def _draft_policy(request: DecodingRequest, rule: SelectionRule, forest: Forest)
         most_beams=config.most_draft_beams,
         num_sharers=request.num_sharers,
         has_draft_model=config.has_draft_model,
+        host_seconds=lambda: request.clock() - sum(meter.waited for meter in meters),
+        may_rest=request.running_constraint is None,
     )

@@ -151,12 +151,15 @@ class Meter:
         calls: engine calls that the request took part in.
         rows: its own rows in them.
         seconds: of the calls; a call that several requests share counts whole for each.
+        waited: seconds in which the request waited for logits behind its prompt, calls of others
+            included.
     """
 
     def __init__(self) -> None:
         self.calls = 0
         self.rows = 0
         self.seconds = 0.0
+        self.waited = 0.0
 
     def count(self, num_rows: int, seconds: float) -> None:
         """Count a call with ``num_rows`` rows of this request."""

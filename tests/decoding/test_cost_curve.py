@@ -12,6 +12,7 @@ from dsbd_ort.decoding.drafting.cost_curve import (
     CostCurve,
     LearnedCosts,
     LearnedCurve,
+    LoopCost,
     measure_costs,
 )
 
@@ -130,3 +131,43 @@ def test_costs_stay_the_same_object_between_two_fits() -> None:
     known = costs.now()
     costs.observe("target", 4, 1.0)
     assert costs.now() is known
+
+
+def taught_loop_cost(layer_counts: list[int], drafting: float, verifying: float) -> LoopCost:
+    """Return what is learned from many iterations of 7e-4 seconds and so much for each layer."""
+    cost = LoopCost()
+    for num_layers in layer_counts * 40:
+        cost.learn(num_layers, drafting * num_layers, 7e-4 + verifying * num_layers)
+    return cost
+
+
+@pytest.mark.parametrize("verifying", [0.0, 1e-4, 3e-4])
+def test_the_loop_costs_what_it_is_found_to_cost(verifying: float) -> None:
+    cost = taught_loop_cost([0, 3, 1, 4, 0, 2], 3e-4, verifying)
+    assert cost.iteration == pytest.approx(7e-4, rel=0.1)
+    assert cost.layer == pytest.approx(3e-4 + verifying, rel=0.1)
+
+
+def test_the_loop_cost_of_drafting_is_known_where_every_draft_has_one_length() -> None:
+    cost = taught_loop_cost([2], 5e-3, 0.0)
+    assert cost.layer == pytest.approx(5e-3, rel=0.05)
+    assert cost.iteration + 2 * cost.layer == pytest.approx(10.7e-3, rel=0.02)
+
+
+def test_a_disturbance_hardly_changes_what_the_loop_costs() -> None:
+    cost = taught_loop_cost([0, 3], 3e-4, 1e-4)
+    before = cost.iteration + 3 * cost.layer
+    cost.learn(3, 10.0, 10.0)
+    assert cost.iteration + 3 * cost.layer < 1.2 * before
+
+
+def test_drafted_layers_never_count_as_a_gain_of_the_loop() -> None:
+    cost = taught_loop_cost([0, 3], 1e-6, -2e-4)
+    assert 0.0 < cost.layer < 1e-5
+    assert 1e-4 < cost.iteration < 7e-4
+
+
+def test_before_anything_was_drafted_a_layer_costs_a_share_of_what_an_iteration_does() -> None:
+    cost = taught_loop_cost([0], 0.0, 0.0)
+    assert cost.iteration == pytest.approx(7e-4, rel=0.02)
+    assert cost.layer == pytest.approx(4.2e-4, rel=0.02)

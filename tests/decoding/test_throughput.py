@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -19,7 +22,7 @@ from dsbd_ort.decoding.drafting.cost_curve import (
     LearnedCosts,
     never_falling,
 )
-from dsbd_ort.decoding.drafting.throughput import AcceptanceEstimator
+from dsbd_ort.decoding.drafting.throughput import AcceptanceEstimator, ThroughputDraftPolicy
 from tests.decoding.tables import LogitsOf, all_tokens, ends_with, mixed_table, random_table
 
 VOCAB = 8
@@ -56,6 +59,7 @@ def generate(
         config,
         np.random.default_rng(seed),
         stop=stop,
+        clock=(lambda: 0.0) if costs else time.perf_counter,  # a loop that takes no time
         costs=costs,
         estimator=experience,
     )
@@ -215,14 +219,14 @@ def test_learned_costs_serve_as_well_as_known_ones(true: str, draft: str) -> Non
             TimedTable(TARGET, TRUE[true].target, clock),
             TimedTable(DRAFTS[draft], TRUE[true].draft, clock),
         )
-        for seed in range(4):
+        for seed in range(7):
             if seed == 1:
                 began = clock[0]
-            config = DecodingConfig(num_beams=2, max_new_tokens=80, seed=seed)
+            config = DecodingConfig(num_beams=2, max_new_tokens=64, seed=seed)
             result_of(
                 decode_iterations(
                     *models,
-                    (seed, 1),
+                    (seed % VOCAB, 1),
                     config,
                     np.random.default_rng(seed),
                     clock=lambda clock=clock: clock[0],  # type: ignore[misc]
@@ -233,6 +237,34 @@ def test_learned_costs_serve_as_well_as_known_ones(true: str, draft: str) -> Non
         taken[type(costs).__name__] = clock[0] - began
     allowed = 1.5 if true in ("dear rows", "a step") else 1.1
     assert taken["LearnedCosts"] < allowed * taken["EngineCosts"]
+
+
+def draft_layers_an_iteration(layer_seconds: float, monkeypatch: pytest.MonkeyPatch) -> float:
+    """Return how much is drafted by a perfect draft where the loop takes so long for a layer."""
+    clock, choose = [0.0], ThroughputDraftPolicy.choose
+
+    def slow_choose(*args: Any) -> Any:
+        clock[0] += layer_seconds
+        return choose(*args)
+
+    monkeypatch.setattr(ThroughputDraftPolicy, "choose", slow_choose)
+    iterations = decode_iterations(
+        TimedTable(TARGET, FREE_ROWS.target, clock),
+        TimedTable(TARGET, CHEAP_DRAFT, clock),
+        (0, 1),
+        DecodingConfig(num_beams=2, max_new_tokens=200, seed=0),
+        np.random.default_rng(0),
+        clock=lambda: clock[0],
+        costs=FREE_ROWS,
+    )
+    stats = result_of(iterations).stats
+    return stats.num_draft_layers / stats.num_iterations
+
+
+def test_where_the_loop_is_dearer_than_the_calls_it_saves_little_is_drafted(monkeypatch) -> None:
+    assert draft_layers_an_iteration(2e-2, monkeypatch) < 0.3  # a target call takes 1e-2
+    monkeypatch.undo()
+    assert draft_layers_an_iteration(1e-3, monkeypatch) > 2.0
 
 
 def test_experience_counts_by_gap_and_depth():

@@ -1,4 +1,4 @@
-"""What an engine call costs: seconds as a function of its rows, measured or learned.
+"""What an iteration costs: engine calls by their rows, measured or learned, and the loop itself.
 
 Learned (docs/algorithm.md 3.5) from the calls that requests make anyway, so that no request waits
 for a measurement. Known before any call: one row reads every weight once, and a further row costs
@@ -28,6 +28,10 @@ LEARNED_ROWS = (*MEASURED_ROWS, 64, 96, 128, 192, 256)  # calls that requests sh
 _REMEMBERED = 9  # calls of a size
 _GUESSED_SHARE = 0.05  # of the seconds of one row: what a further row costs
 _BYTES_PER_SECOND = 1e10  # read by a call of one row
+
+_GUESSED_LOOP = 2e-4  # seconds of an iteration without a draft; a layer adds these shares of it:
+_GUESSED_DRAFTING, _GUESSED_SLOPE = 0.4, 0.2  # in drafting, in verifying
+_LOOP_MEMORY = 0.98  # weight that an iteration keeps after another
 
 
 @dataclass(frozen=True)
@@ -209,6 +213,44 @@ def never_falling(sums: Floats, weights: Floats) -> Floats:
             pool = (last[0] + pool[0], last[1] + pool[1], last[2] + pool[2])
         pools.append(pool)
     return np.repeat([pool[0] / pool[1] for pool in pools], [pool[2] for pool in pools])
+
+
+class LoopCost:
+    """The seconds of the loop itself, outside engine calls: of an iteration, and of a draft layer.
+
+    The latest iterations count most; a disturbance as four times what was expected. Drafting is
+    timed by itself. What verifying and selecting add for a drafted layer is the slope of a line
+    through the rest: where every draft has one length it stays in proportion to what was guessed.
+
+    Attributes:
+        iteration: seconds of one without a draft.
+        layer: seconds that each drafted layer adds.
+    """
+
+    def __init__(self) -> None:
+        self.iteration = _GUESSED_LOOP
+        self.layer = _GUESSED_LOOP * (_GUESSED_DRAFTING + _GUESSED_SLOPE)
+        self._drafting = 0.0
+        self._sums = np.zeros(5)  # of weights, layers, their squares, seconds, layers * seconds
+
+    def learn(self, num_layers: int, drafting: float, rest: float) -> None:
+        """Count an iteration: the seconds of drafting so many layers, and all others."""
+        most = 4.0 * (self.iteration + num_layers * self.layer)
+        share = most / max(drafting + rest, most)
+        drafting, rest = share * drafting, share * rest
+        self._drafting = _LOOP_MEMORY * self._drafting + drafting
+        seen = [1.0, num_layers, num_layers**2, rest, num_layers * rest]
+        self._sums = _LOOP_MEMORY * self._sums + seen
+        weight, layers, _, total, _ = self._sums.tolist()
+        level = total / (weight + _GUESSED_SLOPE * layers)
+        self.layer = self._drafting / layers if layers else _GUESSED_DRAFTING * level
+        # As if no layer and two had been seen twice each, at the level of what was seen.
+        totals = level * (4.0 + 4.0 * _GUESSED_SLOPE), level * (4.0 + 8.0 * _GUESSED_SLOPE)
+        guessed = np.array([4.0, 4.0, 8.0, *totals])
+        weight, layers, squares, total, products = (self._sums + guessed).tolist()
+        slope = (weight * products - layers * total) / (weight * squares - layers**2)
+        self.iteration = (total - max(slope, 0.0) * layers) / weight
+        self.layer += max(slope, 0.0)
 
 
 def measure_costs(

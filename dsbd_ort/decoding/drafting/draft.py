@@ -119,7 +119,10 @@ class DraftPolicy(Protocol):
         """
 
     def wants_layer(self, num_rows: int) -> bool:
-        """Return whether to draft one more layer, by an engine call of so many rows."""
+        """Return whether to draft one more layer, by an engine call of so many rows.
+
+        With 0 rows, whether it might be worth looking what could be drafted.
+        """
 
     def choose(self, joint: JointDistribution, depth: int) -> NDArray[np.int64]:
         """Return the candidates to add, best first; none ends the draft.
@@ -191,7 +194,7 @@ def draft_forest(
     """
     layers: list[DraftLayer] = []
     nodes, log_u, copies = beams.nodes, beams.log_weights, beams.copies
-    while not forest.are_absorbing(nodes):
+    while policy.wants_layer(0) and not forest.are_absorbing(nodes):
         if not policy.wants_layer(drafter.look_up(nodes, policy.takes_all)):
             break
         yield from drafter.compute(nodes)

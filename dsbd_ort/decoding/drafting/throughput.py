@@ -23,26 +23,32 @@ more there are, the more a row costs beside the call, and the less is drafted.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_ort.decoding.drafting.cost_curve import FREE, Costs, EngineCosts, never_falling
+from dsbd_ort.decoding.drafting.cost_curve import (
+    FREE,
+    Costs,
+    EngineCosts,
+    LoopCost,
+    never_falling,
+)
 from dsbd_ort.decoding.drafting.draft import Iteration, Scores
 from dsbd_ort.decoding.forest import Forest, Nodes
 from dsbd_ort.decoding.joint_distribution import STAY, JointDistribution, best_candidates
 
 Floats = NDArray[np.float64]
 _RATE_MEMORY = 0.9
-_HOST_SECONDS = 1e-4  # of the loop itself, a layer
 _LOOK_AHEAD = 6
 _GAP_EDGES = np.array([0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.8, 1.0, 1.3, 1.6, 2.0, 2.5, 3.0, 4.0, 6.0])
 _GAP_CENTRES = np.concatenate([_GAP_EDGES - 0.5 * np.diff(_GAP_EDGES, prepend=0.0), [8.0]])
 _FIRST_GUESS = 1.0 - 0.5 * np.exp(-_GAP_CENTRES)  # half without a gap, more the wider the gap
 _GUESS_WEIGHT = 2.0  # observations that the first guess counts for, always
 _MEMORY = 0.985  # weight that a layer's observations keep after another
+_MOST_TO_REST = 7
 FIRST_PROBE, LAST_PROBE = 8, 64  # iterations without a draft after which one layer is tried
 
 
@@ -59,6 +65,7 @@ class AcceptanceEstimator:
         acceptance, rows: running means of what chosen layers promised and held.
         is_stale: whether more was learned since ``rates`` were taken.
         num_without, probe_after: iterations without a draft, and after how many to try one.
+        loop: what the loop itself costs in requests of these settings.
     """
 
     enough: Floats
@@ -71,6 +78,7 @@ class AcceptanceEstimator:
     is_stale: bool = False
     num_without: int = 0
     probe_after: int = FIRST_PROBE
+    loop: LoopCost = field(default_factory=LoopCost)
 
     @classmethod
     def initial(cls) -> AcceptanceEstimator:
@@ -138,6 +146,9 @@ class ThroughputDraftPolicy:
         most_layers, most_beams: upper limits.
         num_sharers: tells how many requests share the engine calls just now.
         has_draft_model: whether any draft costs an engine call.
+        host_seconds: tells the time that the request has spent outside engine calls.
+        may_rest: whether an iteration without a draft says something of the next ones: what a
+            constraint forces comes unannounced.
     """
 
     def __init__(
@@ -152,11 +163,16 @@ class ThroughputDraftPolicy:
         most_beams: int,
         num_sharers: Callable[[], int],
         has_draft_model: bool,
+        host_seconds: Callable[[], float],
+        may_rest: bool,
     ) -> None:
         self._costs = costs
         self._most_rows = (most_layers + 2) * (most_beams + num_beams)
         self._num_sharers = num_sharers
         self._has_draft_model = has_draft_model
+        self._host_seconds = host_seconds
+        self._may_rest = may_rest
+        self._began = self._drafting = 0.0
         self._take_share()
         self._estimator = estimator
         self._scores = scores
@@ -164,24 +180,31 @@ class ThroughputDraftPolicy:
         self._num_beams = num_beams
         self._most_layers = most_layers
         self._most_beams = most_beams
+        self._is_resting, self._num_to_rest = False, 0
         self._layers: list[_Layer] = []
         self._num_rows = self._limit = 0
-        self._reach = self._seconds = self._token_seconds = 0.0
+        self._reach = self._seconds = self._token_seconds = self._layer_seconds = 0.0
         self._is_probe = False
         self._parent_deficits: Floats | None = None
 
     def begin(self, num_pending: int, most_layers: int) -> None:
         """See DraftPolicy.begin."""
+        self._is_resting = self._num_to_rest > 0
+        if self._is_resting:
+            self._num_to_rest -= 1
+            self._limit = 0
+            return
+        self._began, self._drafting = self._host_seconds(), 0.0
         self._layers = []
         self._take_share()
-        self._estimator.refresh()
+        estimator = self._estimator
+        estimator.refresh()
         # Rows beyond the table cost as much as its last: more are pending only after a restart.
         self._num_rows = min(num_pending, len(self._target_seconds) - 1)
         self._limit = min(self._most_layers, most_layers)
         self._reach = 1.0
         self._parent_deficits = None
-        self._seconds = float(self._target_seconds[self._num_rows]) + _HOST_SECONDS
-        estimator = self._estimator
+        self._seconds = float(self._target_seconds[self._num_rows]) + estimator.loop.iteration
         if not estimator.calls:
             estimator.calls, estimator.tokens = self._seconds / self._call_seconds, 1.0
         self._token_seconds = self._call_seconds * estimator.calls / estimator.tokens
@@ -201,17 +224,23 @@ class ThroughputDraftPolicy:
         if len(self._layers) >= self._limit or self._reach == 0.0:
             return False
         call = self._draft_seconds[min(num_rows, len(self._draft_seconds) - 1)]
+        call += self._estimator.loop.layer
         worth, reach, usual = 0.0, self._reach, self._usual_rows() + call
         for _ in range(min(self._limit - len(self._layers), _LOOK_AHEAD)):
             reach *= self._estimator.acceptance
             worth += max(reach * self._token_seconds - usual, 0.0)
-        if worth == 0.0 and not self._is_probe:
-            return False
-        self._seconds += call
-        return True
+        self._layer_seconds = call
+        return worth > 0.0 or self._is_probe
 
     def choose(self, joint: JointDistribution, depth: int) -> NDArray[np.int64]:
         """See DraftPolicy.choose."""
+        chosen = self._chosen(joint, depth)
+        self._drafting = self._host_seconds() - self._began
+        return chosen
+
+    def _chosen(self, joint: JointDistribution, depth: int) -> NDArray[np.int64]:
+        """Return the candidates that a layer takes; see ``choose``."""
+        self._seconds += self._layer_seconds
         deficits = self._deficits_of(joint, depth)
         best = best_candidates(-deficits, self._most_beams + 1)
         if not len(best):  # every candidate ends its sequence: there is nothing to verify
@@ -246,6 +275,9 @@ class ThroughputDraftPolicy:
     def observe(self, iteration: Iteration) -> None:
         """See DraftPolicy.observe."""
         estimator = self._estimator
+        if self._is_resting:
+            estimator.num_without += 1
+            return
         for depth, (layer, beams) in enumerate(
             zip(self._layers, iteration.committed, strict=False)
         ):
@@ -260,6 +292,8 @@ class ThroughputDraftPolicy:
         estimator.tokens = _RATE_MEMORY * estimator.tokens + len(iteration.committed)
         calls = self._seconds / self._call_seconds
         estimator.calls = _RATE_MEMORY * estimator.calls + calls
+        rest = self._host_seconds() - self._began - self._drafting
+        estimator.loop.learn(len(self._layers), self._drafting, rest)
         self._count_probes()
 
     def _take_share(self) -> None:
@@ -301,6 +335,7 @@ class ThroughputDraftPolicy:
             return np.zeros_like(reach)
         powers = self._estimator.acceptance ** np.arange(1, depth + 1)
         usual = self._usual_rows() + self._draft_seconds[self._num_beams]
+        usual += self._estimator.loop.layer
         gains = np.multiply.outer(reach * self._token_seconds, powers) - usual
         worth: Floats = np.maximum(gains, 0.0).sum(axis=1)
         return worth
@@ -318,10 +353,15 @@ class ThroughputDraftPolicy:
         estimator.rows = 0.9 * estimator.rows + 0.1 * width if estimator.rows else float(width)
 
     def _count_probes(self) -> None:
-        """Try one layer after 8 iterations without a draft, then after 16, 32 and 64."""
+        """Try one layer after 8 iterations without a draft, then after 16, 32 and 64.
+
+        Meanwhile what changes does so slowly: after an iteration without a draft as many are not
+        even thought about, up to seven.
+        """
         estimator = self._estimator
         if not self._layers:
             estimator.num_without += 1
+            self._num_to_rest = min(estimator.num_without, _MOST_TO_REST) if self._may_rest else 0
             return
         if estimator.num_without >= estimator.probe_after:
             estimator.probe_after = min(2 * estimator.probe_after, LAST_PROBE)
@@ -342,7 +382,7 @@ def _seconds_of_share(
     """Return the seconds of a target call, (most_rows + 1,), and of a drafted layer, by rows."""
     target = costs.target.up_to(most_rows, num_sharers)
     target.flags.writeable = False
-    draft = costs.draft.up_to(most_rows, num_sharers) + _HOST_SECONDS
+    draft = costs.draft.up_to(most_rows, num_sharers)
     return target, tuple(draft.tolist())
 
 
