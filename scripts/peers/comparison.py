@@ -88,11 +88,11 @@ COMPARISONS = {
             prompts=drafting_prompts,
             warm_up=_warm_up,
             columns=(
-                *("work", "tool", "version", "precision", "what it did", "tokens/s"),
+                *("work", "tool", "version", "precision", "what it did", "tokens/s", "new tokens"),
                 *("tokens/iteration", "times as fast as its own without"),
                 *("ours / theirs", "same tokens"),
             ),
-            note="No end token: every sequence has the full length. No text or row of an earlier "
+            note="No end token, where the tool can do without one. No text or row of an earlier "
             "request is used.",
         ),
     )

@@ -77,7 +77,14 @@ def _theirs(precision: str, lookup: str) -> tuple[PeerRun, ...]:
             same_tokens_as=f"{SEARCH}, {UNDRAFTED}",
             **search,
         ),
-        PeerRun(name=f"{SEARCH}, {lookup}", task="lookup", **search),
+        PeerRun(
+            name=f"{SEARCH}, {lookup}",
+            task="lookup",
+            counterpart=f"{SEARCH}, {NGRAM}",
+            undrafted=f"{SEARCH}, {UNDRAFTED}",
+            same_tokens_as=f"{SEARCH}, {UNDRAFTED}",
+            **search,
+        ),
     )
 
 

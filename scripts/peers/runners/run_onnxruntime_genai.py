@@ -54,8 +54,6 @@ def convert(job: Job) -> None:
         command += ["-o", str(folder / role), "-c", str(folder / "cache")]
         subprocess.run(command, check=True)
     config = json.loads((folder / "target" / CONFIG).read_text())
-    # no end token can be switched off, but the begin token is never generated
-    config["model"]["eos_token_id"] = config["model"]["bos_token_id"]
     config["model"]["decoder"]["filename"] = "target/model.onnx"
     (folder / CONFIG).write_text(json.dumps(config))
     for name in ("tokenizer.json", "tokenizer_config.json"):
@@ -110,9 +108,15 @@ def _overlay(job: Job) -> dict[str, Any]:
         built = json.loads((Path(job.folder) / "draft" / CONFIG).read_text())
         model["draft"] = built["model"]["decoder"] | {"filename": "draft/model.onnx"}
         model["draft"]["session_options"] |= threads["session_options"]
-    if job.task.startswith("json-"):
-        model["eos_token_id"] = end_token_of(job.target)
+    # an end token cannot be switched off, but no model generates one beyond its vocabulary
+    is_document = job.task.startswith("json-")
+    model["eos_token_id"] = end_token_of(job.target) if is_document else _vocab_size(job)
     return {"model": model}
+
+
+def _vocab_size(job: Job) -> int:
+    built = json.loads((Path(job.folder) / "target" / CONFIG).read_text())
+    return int(built["model"]["vocab_size"])
 
 
 if __name__ == "__main__":
