@@ -6,7 +6,7 @@ its capacity, what the other rows hold, which logits are requested, threads.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -185,10 +185,30 @@ class _Call:
         return cls(rng.integers(0, vocab_size, num_rows), positions, path)
 
 
-def num_differing(engine: PathEngine, *, num_tokens: int, num_ways: int, seed: int = 0) -> int:
-    """Return how many of ``num_ways`` random ways give other logits than the plain one."""
+@dataclass(frozen=True)
+class WayCount:
+    """Ways and logits that were compared with the plain way, and how many were other bits."""
+
+    num_ways: int = 0
+    num_other_ways: int = 0
+    num_logits: int = 0
+    num_other_logits: int = 0
+
+    def __add__(self, other: WayCount) -> WayCount:
+        """Return the counts of both."""
+        return WayCount(*map(sum, zip(astuple(self), astuple(other), strict=True)))
+
+
+def count_differing(
+    engine: PathEngine, *, num_tokens: int, num_ways: int, seed: int = 0
+) -> WayCount:
+    """Compare the logits of one path in ``num_ways`` random ways with those of the plain one."""
     rng = np.random.default_rng(seed)
     token_ids = rng.integers(0, engine.vocab_size, num_tokens)
     wanted = engine.logits(token_ids, Way.plain(num_tokens), rng)
     drawn = [Way.drawn(num_tokens, rng) for _ in range(num_ways)]
-    return sum(not np.array_equal(engine.logits(token_ids, way, rng), wanted) for way in drawn)
+    found = WayCount()
+    for way in drawn:
+        others = np.count_nonzero(engine.logits(token_ids, way, rng) != wanted)
+        found += WayCount(1, int(others > 0), wanted.size, int(others))
+    return found

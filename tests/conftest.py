@@ -25,6 +25,18 @@ def demo_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def int8_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo pair in int8-dynamic, whose engines are bit-exact."""
+    target, draft = demo_pair()
+    output = tmp_path_factory.mktemp("int8") / "bundle"
+    config = ExportConfig(
+        target=str(target), draft=str(draft), output=output, quantize="int8-dynamic"
+    )
+    export_bundle(config, report=lambda _: None)
+    return output
+
+
+@pytest.fixture(scope="session")
 def tiny_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     """Random models of two layers and a tokenizer of one token a byte."""
     path = tmp_path_factory.mktemp("bundles") / "tiny"

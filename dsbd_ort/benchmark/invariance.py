@@ -1,19 +1,22 @@
 """Whether the way that a request is computed shows in its output: pairs of settings, compared.
 
 A request has the same tokens and log-probabilities with a draft and without one, beside others and
-alone, behind rows that an earlier request left and behind none, on one thread and on several, if
-the bundle's engines are bit-exact and nothing else reads more than the request.
+alone, among requests that come and go, behind rows that an earlier request left and behind none, on
+one thread and on several, if the bundle's engines are bit-exact and nothing else reads more than
+the request.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 from dsbd_ort.benchmark.bench_run import CommonSettings
 from dsbd_ort.decoding import STRATEGIES
+from dsbd_ort.engine import Service, ServiceLimits
 from dsbd_ort.pipeline import Pipeline, PipelineSettings
 from dsbd_ort.results import GenerationResult
 
@@ -22,8 +25,12 @@ STRATEGY_PAIRS = (
     ("speculative", "sample"),
     ("speculative-beam-search", "beam-search"),
 )
+AT_A_TIME = 8
 _THREADS = (1, 2)
 _NUM_OTHERS = 2
+
+Output = list[tuple[Sequence[Any], Sequence[float | None]]]
+"""Of each returned sequence: its tokens (ids, or texts), and their log-probabilities."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,17 +51,38 @@ class PairCount:
 
 
 @dataclass(frozen=True)
-class _Request:
+class CheckedRequest:
     """One prompt and its options."""
 
     prompt: str
     options: dict[str, Any]
 
-    def result(self, pipeline: Pipeline) -> GenerationResult:
-        return pipeline.generate(self.prompt, **self.options)
+    def output(self, pipeline: Pipeline) -> Output:
+        """Return its output alone."""
+        return output_of(pipeline.generate(self.prompt, **self.options))
 
 
-Answer = Callable[[_Request], GenerationResult]
+Answer = Callable[[CheckedRequest], Output]
+
+
+def output_of(result: GenerationResult) -> Output:
+    """Return what is compared of a result."""
+    return [(sequence.token_ids, sequence.token_logprobs) for sequence in result.sequences]
+
+
+def pair_count(name: str, pairs: Iterable[tuple[Output, Output]]) -> PairCount:
+    """Return how many pairs of outputs differ."""
+    found = list(pairs)
+    return PairCount(
+        name=name,
+        num_requests=len(found),
+        num_other_tokens=sum(_tokens(one) != _tokens(other) for one, other in found),
+        num_other_logprobs=sum(one != other for one, other in found),
+    )
+
+
+def _tokens(output: Output) -> list[Sequence[Any]]:
+    return [tokens for tokens, _ in output]
 
 
 def check_invariance(
@@ -70,7 +98,7 @@ def check_invariance(
     Each pair runs every prompt ``repetitions`` times, with seeds that count up from ``seed``. A
     bundle without a draft has no pairs of strategies.
     """
-    requests = _Requests(prompts, common, repetitions, seed)
+    requests = CheckedRequests(prompts, common, repetitions, seed)
     plain = dataclasses.replace(settings, prefix_cache=False)
     with plain.open() as pipeline:
         alone = _answer(pipeline)
@@ -79,12 +107,16 @@ def check_invariance(
             for width in common.num_beams if STRATEGIES[drafted].has_beams else (1,):
                 name = f"{drafted} W={width} / {baseline}"
                 pairs = zip(requests.of(drafted, width), requests.of(baseline, width), strict=True)
-                yield _count(name, ((alone(mine), alone(its)) for mine, its in pairs))
+                yield pair_count(name, ((alone(mine), alone(its)) for mine, its in pairs))
         same = requests.of("dsbd" if has_draft else "beam-sample", common.num_beams[0])
         yield _compared("beside others / alone", same, _beside_others(pipeline, prompts), alone)
         with dataclasses.replace(settings, prefix_cache=True).open() as keeping:
             name = "rows kept from an earlier prompt / computed anew"
             yield _compared(name, same, _behind_a_shorter_prompt(keeping), alone)
+            mixed = requests.mixed(has_draft=has_draft)
+            name = f"{AT_A_TIME} at a time, of mixed strategies / alone"
+            outputs = [alone(request) for request in mixed]
+            yield pair_count(name, zip(_at_a_time(keeping, mixed), outputs, strict=True))
     counts = sorted({*_THREADS, settings.num_threads or _THREADS[-1]})
     with (
         dataclasses.replace(plain, num_threads=counts[0]).open() as first,
@@ -95,13 +127,15 @@ def check_invariance(
 
 
 @dataclass(frozen=True)
-class _Requests:
+class CheckedRequests:
+    """The requests of any strategy: every prompt ``repetitions`` times, seeds count up."""
+
     prompts: Sequence[str]
     common: CommonSettings
     repetitions: int
     seed: int
 
-    def of(self, strategy: str, width: int) -> list[_Request]:
+    def of(self, strategy: str, width: int) -> list[CheckedRequest]:
         """Return the requests of a strategy, every prompt in turn."""
         options: dict[str, Any] = {"strategy": strategy, **self.common.options_of(strategy)}
         if STRATEGIES[strategy].has_beams:
@@ -110,49 +144,57 @@ class _Requests:
             options["width_policy"] = "fixed"
         prompts = list(self.prompts) * self.repetitions
         return [
-            _Request(prompt, {**options, "seed": self.seed + index})
+            CheckedRequest(prompt, {**options, "seed": self.seed + index})
             for index, prompt in enumerate(prompts)
+        ]
+
+    def mixed(self, *, has_draft: bool) -> list[CheckedRequest]:
+        """Return requests whose strategies follow each other in turn."""
+        strategies = [drafted if has_draft else baseline for drafted, baseline in STRATEGY_PAIRS]
+        of_each = [self.of(strategy, self.common.num_beams[0]) for strategy in strategies]
+        return [
+            alternatives[index % len(alternatives)]
+            for index, alternatives in enumerate(zip(*of_each, strict=True))
         ]
 
 
 def _answer(pipeline: Pipeline) -> Answer:
-    return lambda request: request.result(pipeline)
+    return lambda request: request.output(pipeline)
 
 
 def _beside_others(pipeline: Pipeline, prompts: Sequence[str]) -> Answer:
     """Return a function that answers a request in the engine calls of other prompts."""
     others = list(prompts[:_NUM_OTHERS])
-    return lambda request: pipeline.generate([*others, request.prompt], **request.options)[-1]
+
+    def answer(request: CheckedRequest) -> Output:
+        *_, result = pipeline.generate([*others, request.prompt], **request.options)
+        return output_of(result)
+
+    return answer
 
 
 def _behind_a_shorter_prompt(pipeline: Pipeline) -> Answer:
     """Return a function that first answers half of the prompt, whose rows stay."""
 
-    def answer(request: _Request) -> GenerationResult:
+    def answer(request: CheckedRequest) -> Output:
         half = request.prompt[: len(request.prompt) // 2] or request.prompt
         pipeline.generate(half, **request.options)
-        return request.result(pipeline)
+        return request.output(pipeline)
 
     return answer
 
 
-def _compared(name: str, requests: list[_Request], one: Answer, other: Answer) -> PairCount:
-    return _count(name, ((one(request), other(request)) for request in requests))
+def _at_a_time(pipeline: Pipeline, requests: Sequence[CheckedRequest]) -> list[Output]:
+    """Return the outputs of requests that join and leave the engine calls of a service."""
+    limits = ServiceLimits(max_requests=AT_A_TIME)
+    with Service(pipeline, limits) as service, ThreadPoolExecutor(AT_A_TIME) as threads:
+        results = threads.map(
+            lambda request: service.generate(request.prompt, **request.options), requests
+        )
+        return [output_of(result) for result in results]
 
 
-def _count(name: str, pairs: Iterable[tuple[GenerationResult, GenerationResult]]) -> PairCount:
-    found = list(pairs)
-    return PairCount(
-        name=name,
-        num_requests=len(found),
-        num_other_tokens=sum(_tokens(one) != _tokens(other) for one, other in found),
-        num_other_logprobs=sum(_logprobs(one) != _logprobs(other) for one, other in found),
-    )
-
-
-def _tokens(result: GenerationResult) -> list[list[int]]:
-    return [sequence.token_ids for sequence in result.sequences]
-
-
-def _logprobs(result: GenerationResult) -> list[tuple[list[int], list[float]]]:
-    return [(sequence.token_ids, sequence.token_logprobs) for sequence in result.sequences]
+def _compared(
+    name: str, requests: Sequence[CheckedRequest], one: Answer, other: Answer
+) -> PairCount:
+    return pair_count(name, ((one(request), other(request)) for request in requests))

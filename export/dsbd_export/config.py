@@ -23,7 +23,6 @@ _QUANTIZED_DTYPES = {  # those of onnxruntime's CPU provider, on which parity ru
     "int8": ("fp32", "fp16"),
     "int4": ("fp32", "fp16"),
 }
-_EXACT_PRECISIONS = (("fp32", "none"), ("fp32", "int8-dynamic"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,15 +124,14 @@ class ModelOptions:
         if self.attention != EXACT:
             return
         wrong = None
-        if (self.dtype, self.quantize) not in _EXACT_PRECISIONS:
-            wrong = f"dtype={self.dtype!r} with quantize={self.quantize!r}"
+        if self.dtype != "fp32":
+            wrong = f"dtype={self.dtype!r}"
         elif self.engine != ONNX:
             wrong = f"engine={self.engine!r}"
         if wrong:
             raise ExportError(
                 f"attention={EXACT!r} has no form for {wrong}, whose other products depend on the "
-                f"rows beside a row; use dtype='fp32' with quantize='none' or 'int8-dynamic' and "
-                f"engine={ONNX!r}, or leave attention out"
+                f"rows beside a row; use dtype='fp32' and engine={ONNX!r}, or leave attention out"
             )
 
     def _check_engine(self) -> None:

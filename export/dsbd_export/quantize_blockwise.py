@@ -1,8 +1,10 @@
 """Weights alone as int8 or int4 in blocks of 32 inputs: com.microsoft's MatMulNBits.
 
 ``accuracy_level`` 4 lets ONNX Runtime quantize the rows on the fly, block by block, and multiply
-integers; at level 0 int8 is a hundred times slower on a CPU. The weights shrink; the time of a
-call grows with its rows, so on a CPU speculation gains less than with ``quantize_dynamic``.
+integers; at level 0 int8 is a hundred times slower on a CPU. At level 4 a row's products are the
+same bits for any number of rows and threads, at 0 and 1 a single row takes another kernel. The
+weights shrink; the time of a call grows with its rows, so on a CPU speculation gains less than with
+``quantize_dynamic``.
 """
 
 from __future__ import annotations

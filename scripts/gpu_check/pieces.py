@@ -18,7 +18,7 @@ from gpu_check.settings import TOP_K, Settings, Subject, run_texts, subjects
 Action = Callable[[Settings, Runner], dict[str, Any]]
 TABLE = "table"
 TABLES_NAME = "tables.txt"  # written by the piece to the work folder
-PARITY_PREFIX, BENCH_PREFIX = "parity-", "bench-"
+PARITY_PREFIX, BITS_PREFIX, BENCH_PREFIX = "parity-", "bits-", "bench-"
 GRAPHS_SUFFIX, TENSORRT_SUFFIX = "-graphs", "-tensorrt"
 _TENSORRT_MODULES = {"tensorrt": "tensorrt", "tensorrt_rtx": "tensorrt-rtx"}  # module: --engine
 _TENSORRT_CAPACITY = 1024  # cache rows: a prompt, its continuation and the widest forest
@@ -52,6 +52,7 @@ def pieces(settings: Settings) -> list[Piece]:
             found.append(Piece(f"export-{subject.name}", 180, _of(subject, _export)))
         found += [
             Piece(f"{PARITY_PREFIX}{subject.name}", 60, _of(subject, _parity)),
+            Piece(f"{BITS_PREFIX}{subject.name}", 60, _of(subject, _bits)),
             Piece(f"{BENCH_PREFIX}{subject.name}", 90, _of(subject, _bench)),
         ]
     for subject in tested:
@@ -67,6 +68,7 @@ def _pieces_of_tensorrt(subject: Subject) -> list[Piece]:
     return [
         Piece(f"build-{name}", 120, _of(subject, _build_tensorrt)),
         Piece(f"{PARITY_PREFIX}{name}", 60, _of(subject, _parity_of_tensorrt)),
+        Piece(f"{BITS_PREFIX}{name}", 60, _of(subject, _bits_of_tensorrt)),
         Piece(f"{BENCH_PREFIX}{name}", 90, _of(subject, _bench_of_tensorrt)),
     ]
 
@@ -91,6 +93,10 @@ def _export(subject: Subject, settings: Settings, runner: Runner) -> dict[str, A
 
 def _parity(subject: Subject, settings: Settings, runner: Runner) -> dict[str, Any]:
     return _compare(subject.bundle, settings.provider, settings, runner)
+
+
+def _bits(subject: Subject, settings: Settings, runner: Runner) -> dict[str, Any]:
+    return _count(subject.bundle, settings.provider, settings, runner)
 
 
 def _bench(subject: Subject, settings: Settings, runner: Runner) -> dict[str, Any]:
@@ -118,6 +124,11 @@ def _build_tensorrt(subject: Subject, settings: Settings, runner: Runner) -> dic
 def _parity_of_tensorrt(subject: Subject, settings: Settings, runner: Runner) -> dict[str, Any]:
     engine = _tensorrt_engine(settings, runner)
     return _compare(_tensorrt_bundle(subject, settings), engine, settings, runner)
+
+
+def _bits_of_tensorrt(subject: Subject, settings: Settings, runner: Runner) -> dict[str, Any]:
+    engine = _tensorrt_engine(settings, runner)
+    return _count(_tensorrt_bundle(subject, settings), engine, settings, runner)
 
 
 def _bench_of_tensorrt(subject: Subject, settings: Settings, runner: Runner) -> dict[str, Any]:
@@ -156,6 +167,11 @@ def _compare(bundle: Path, provider: str, settings: Settings, runner: Runner) ->
     words += ["--num-prompts", str(settings.num_prompts)]
     file = settings.work / f"parity-{bundle.name}.json"
     return _json_of(runner, file, "gpu_check.parity", str(bundle), *words)
+
+
+def _count(bundle: Path, provider: str, settings: Settings, runner: Runner) -> dict[str, Any]:
+    file = settings.work / f"bits-{bundle.name}.json"
+    return _json_of(runner, file, "gpu_check.path_bits", str(bundle), "--provider", provider)
 
 
 def _measure(

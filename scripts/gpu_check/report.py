@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from document_section import table, write_section
-from gpu_check.pieces import BENCH_PREFIX, PARITY_PREFIX, TABLES_NAME
+from gpu_check.pieces import BENCH_PREFIX, BITS_PREFIX, PARITY_PREFIX, TABLES_NAME
 from gpu_check.runner import DONE, Result, ResultFolder
 
 SECTION = "gpu"
@@ -28,6 +28,10 @@ BENCH_COLUMNS = (
 PARITY_COLUMNS = (
     "bundle", "same tokens", "near-ties", "largest gap", "mean TV", "largest TV", "verdict"
 )  # fmt: skip
+BITS_COLUMNS = (
+    "bundle", "the same calls again", "any rows, any places", "fixed rows, any places",
+    "fixed rows, fixed places",
+)  # fmt: skip
 Row = tuple[str, ...]
 
 
@@ -37,6 +41,7 @@ def main(work: Path, document: Path) -> None:
     with (work / TABLES_NAME).open("w", encoding="utf-8") as file:
         console = Console(file=file, width=_WIDTH)
         console.print(_rich("compared with the CPU", PARITY_COLUMNS, parity_rows(results)))
+        console.print(_rich("ways to compute a path", BITS_COLUMNS, bits_rows(results)))
         console.print(_rich("measured", BENCH_COLUMNS, bench_rows(results)))
         for line in not_done(results):
             console.print(line, highlight=False, markup=False, soft_wrap=True)
@@ -63,6 +68,9 @@ def section_of(results: Sequence[Result]) -> str:
             "scores that decided differently; TV is the total variation of next-token "
             "distributions along one path.",
             "\n".join(table(PARITY_COLUMNS, parity_rows(results))),
+            "Ways to compute a path whose logits differ in a bit, and the share of the numbers "
+            "that do ([what would have to hold](#bit-for-bit-on-a-gpu)).",
+            "\n".join(table(BITS_COLUMNS, bits_rows(results))),
             "Speed beside beam sampling of the same distribution in one process "
             "(docs/benchmark.md). Bundles with -graphs replay CUDA graphs, those with -tensorrt "
             "run its engines.",
@@ -125,6 +133,22 @@ def parity_rows(results: Sequence[Result]) -> list[Row]:
             )
         )
     return rows
+
+
+def bits_rows(results: Sequence[Result]) -> list[Row]:
+    """Return a row for every count of differing bits that was done."""
+    return [
+        (
+            result.piece.removeprefix(BITS_PREFIX),
+            *(_bits_cell(result.values["counts"][kind]) for kind in BITS_COLUMNS[1:]),
+        )
+        for result in _done(results, BITS_PREFIX)
+    ]
+
+
+def _bits_cell(count: dict[str, int]) -> str:
+    share = count["num_other_logits"] / count["num_logits"]
+    return f"{count['num_other_ways']}/{count['num_ways']} ({share:.1e})"
 
 
 def _done(results: Sequence[Result], prefix: str) -> list[Result]:

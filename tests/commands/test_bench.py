@@ -154,6 +154,7 @@ PAIRS = [
     "speculative-beam-search W=2 / beam-search",
     "beside others / alone",
     "rows kept from an earlier prompt / computed anew",
+    "8 at a time, of mixed strategies / alone",
     "1 / 2 threads",
 ]
 

@@ -108,9 +108,10 @@ def test_every_kind_of_engine(host, tmp_path, kind):
             assert_answers_as_python(host, tmp_path / "bundle", pipeline, prompts, request)
 
 
-@pytest.fixture(scope="module")
-def demo(demo_bundle):
-    with Pipeline.from_bundle(demo_bundle, num_threads=1) as pipeline:
+@pytest.fixture(scope="module", params=["fp32", "int8-dynamic"])
+def demo(request, demo_bundle, int8_bundle):
+    bundle = {"fp32": demo_bundle, "int8-dynamic": int8_bundle}[request.param]
+    with Pipeline.from_bundle(bundle, num_threads=1) as pipeline:
         yield pipeline
 
 
@@ -127,19 +128,19 @@ def library_prompts(pipeline: Pipeline, count: int) -> list[list[int]]:
     ]
 
 
-def test_tokens_of_the_demo_pair_are_those_of_python(host, demo_bundle, demo):
+def test_tokens_of_the_demo_pair_are_those_of_python(host, demo):
     prompts = library_prompts(demo, 4)
     for options in DEMO_REQUESTS[::2]:
-        assert_answers_as_python(
-            host, demo_bundle, demo, prompts, {**options, "max_new_tokens": 16}
-        )
+        request = {**options, "max_new_tokens": 16}
+        assert_answers_as_python(host, demo.bundle.path, demo, prompts, request)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", DEMO_REQUESTS, ids=str)
-def test_tokens_of_the_demo_pair_on_50_prompts(host, demo_bundle, demo, options):
+def test_tokens_of_the_demo_pair_on_50_prompts(host, demo, options):
     prompts = library_prompts(demo, 50)
-    assert_answers_as_python(host, demo_bundle, demo, prompts, {**options, "max_new_tokens": 32})
+    request = {**options, "max_new_tokens": 32}
+    assert_answers_as_python(host, demo.bundle.path, demo, prompts, request)
 
 
 @pytest.mark.parametrize(

@@ -110,6 +110,15 @@ def test_tokens_of_the_demo_pair_are_those_of_python(host, demo_bundle, python, 
     assert found["num_iterations"] < len(expected.token_ids) / 1.5
 
 
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_tokens_of_the_pair_in_int8_are_those_of_python(host, int8_bundle, prompt):
+    found = answer_of(host, int8_bundle, "--prompt", prompt, "--max-new-tokens", "48")
+    with Pipeline.from_bundle(int8_bundle, num_threads=1) as pipeline:
+        expected = search(pipeline, prompt, 48)
+        greedy = pipeline.generate(prompt, strategy="greedy", max_new_tokens=48).sequences[0]
+    assert found["token_ids"] == expected.token_ids == greedy.token_ids
+
+
 @pytest.mark.parametrize("kind", TINY_KINDS)
 def test_every_kind_of_engine(host, tmp_path, kind):
     answer_as_python(host, tmp_path / "bundle", TINY_KINDS[kind], TinyModel(seed=1))

@@ -17,7 +17,7 @@ from dsbd_export.pipeline import export_bundle, export_model
 from dsbd_export.weighted_layers import Store
 from dsbd_runtime.bundle import MODEL_FILE, open_bundle
 from scripts.family_checkpoints import write_family_checkpoint
-from scripts.path_invariance import PathEngine, num_differing
+from scripts.path_invariance import PathEngine, count_differing
 
 NUM_TOKENS, NUM_WAYS = 90, 16
 LOOSE = 10.0  # random weights make distributions that no quantization keeps
@@ -48,18 +48,24 @@ def bundles(exported_others, tmp_path_factory):
 
 def differing(bundle, role):
     engine = PathEngine(bundle.model_path(role), bundle.entry(role))
-    return num_differing(engine, num_tokens=NUM_TOKENS, num_ways=NUM_WAYS)
+    found = count_differing(engine, num_tokens=NUM_TOKENS, num_ways=NUM_WAYS)
+    return found.num_other_ways
 
 
 @pytest.mark.parametrize("role", ["target", "draft"])
-@pytest.mark.parametrize("precision", [("int8-dynamic", None), ("none", "exact")])
+@pytest.mark.parametrize(
+    "precision",
+    [("int8-dynamic", None), ("none", "exact"), ("int8", "exact"), ("int4", "exact")],
+)
 def test_logits_depend_on_the_path_alone(bundles, precision, role):
     bundle = bundles(*precision)
     assert differing(bundle, role) == 0
     assert bundle.entry(role).bit_exact == "observed"
 
 
-@pytest.mark.parametrize("precision", [("int8-dynamic", "fused"), ("none", "fused")])
+@pytest.mark.parametrize(
+    "precision", [("int8-dynamic", "fused"), ("none", "fused"), ("int8", None), ("int4", None)]
+)
 def test_fused_attention_depends_on_more(bundles, precision):
     """What the tests above compare does differ where nothing was done about it."""
     bundle = bundles(*precision)
@@ -79,7 +85,8 @@ def test_other_forms_of_attention(family, tmp_path):
     config = ExportConfig(target="", draft="", output=folder, attention="exact")
     entry = export_model(open_checkpoint("target", checkpoint, config), folder, config, print)
     engine = PathEngine(folder / "target" / MODEL_FILE, entry)
-    assert num_differing(engine, num_tokens=NUM_TOKENS, num_ways=NUM_WAYS) == 0
+    found = count_differing(engine, num_tokens=NUM_TOKENS, num_ways=NUM_WAYS)
+    assert (found.num_other_ways, found.num_other_logits) == (0, 0)
 
 
 def session_of_sums(context_length, num_rows, limit_of_values):
@@ -155,8 +162,8 @@ def test_an_attention_that_nothing_shows(tmp_path):
 
 
 REFUSED = [
-    ({"quantize": "int4"}, "dtype='fp32' with quantize='int4'"),
-    ({"dtype": "fp16"}, "dtype='fp16' with quantize='none'"),
+    ({"quantize": "int4", "dtype": "fp16"}, "dtype='fp16'"),
+    ({"dtype": "fp16"}, "dtype='fp16'"),
     ({"engine": "tensorrt"}, "engine='tensorrt'"),
 ]
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx_ir as ir
+import onnxruntime as ort
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
+from dsbd_export.quantize import quantize_graph
 from dsbd_export.quantize_blockwise import Blocks, block_integers, blocks_of, pack_nibbles
 from dsbd_export.quantize_dynamic import channel_integers, channel_scales
 
@@ -52,3 +56,42 @@ def dequantized(integers, blocks: Blocks, bits: int):
         ..., None
     ]
     return values.reshape(len(values), -1)
+
+
+def products_of(kind, num_threads, accuracy_level=None):
+    """Return a function of rows (S, 100): their products with a quantized weight, (S, 90)."""
+    weight = np.random.default_rng(0).standard_normal((100, 90)).astype(np.float32)
+    rows, products = (
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, "S", size])
+        for name, size in (("rows", 100), ("products", 90))
+    )
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["rows", "weight"], ["products"])], "product", [rows],
+        [products], [numpy_helper.from_array(weight, "weight")],
+    )  # fmt: skip
+    opsets = [helper.make_opsetid("", 24)]
+    model = ir.serde.deserialize_model(
+        helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    )
+    quantize_graph(model, kind)
+    (node,) = (node for node in model.graph if node.op_type == "MatMulNBits")
+    if accuracy_level is not None:
+        node.attributes["accuracy_level"] = ir.AttrInt64("accuracy_level", accuracy_level)
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = num_threads
+    serialized = ir.serde.serialize_model(model).SerializeToString()
+    session = ort.InferenceSession(serialized, options, providers=["CPUExecutionProvider"])
+    return lambda rows: session.run(None, {"rows": rows[None]})[0][0]
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_weight_only_products_of_a_row_are_the_same_bits_beside_any_rows(kind):
+    """At the level that is exported; at level 0 a single row takes another kernel."""
+    rows = np.random.default_rng(1).standard_normal((70, 100)).astype(np.float32)
+    wanted = products_of(kind, 1)(rows)
+    for num_threads in (1, 2):
+        products = products_of(kind, num_threads)
+        for start, stop in ((0, 1), (69, 70), (5, 7), (5, 10), (3, 36)):
+            np.testing.assert_array_equal(products(rows[start:stop]), wanted[start:stop])
+    at_level_0 = products_of(kind, 1, accuracy_level=0)
+    assert (at_level_0(rows[:1]) != at_level_0(rows[:5])[:1]).mean() > 0.5

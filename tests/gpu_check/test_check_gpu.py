@@ -8,6 +8,7 @@ import sys
 import sysconfig
 
 from gpu_check.environment import install, requirements, variables
+from gpu_check.report import BITS_COLUMNS
 from gpu_check.runner import PieceError, Runner
 from gpu_check.settings import ROOT, Settings
 
@@ -28,6 +29,8 @@ def test_every_piece_runs_on_the_cpu_and_is_not_run_twice(tiny_bundle, tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     states = {r["piece"]: r for r in json.loads((tmp_path / "gpu.json").read_text())}
     assert states["parity-tiny"]["values"]["num_identical"] == 6
+    assert set(states["bits-tiny"]["values"]["counts"]) == set(BITS_COLUMNS[1:])
+    assert states["bits-tiny"]["values"]["counts"]["the same calls again"]["num_other_ways"] == 0
     runs = {run["name"]: run for run in states["bench-tiny"]["values"]["runs"]}
     assert runs["dsbd W=4 fixed 4x16"]["comparison"]["is_identical"]
     assert states["bench-tiny-graphs"]["reason"] == "provider cpu has no CUDA graphs"

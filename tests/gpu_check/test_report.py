@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from gpu_check.report import bench_rows, main, parity_rows
+from gpu_check.report import BITS_COLUMNS, bench_rows, bits_rows, main, parity_rows
 from gpu_check.runner import FAILED, Result, ResultFolder
 
 BEFORE = "# GPUs\n\n<!-- gpu -->\nNothing was run.\n<!-- end of gpu -->\n\nthe rest\n"
@@ -38,6 +38,21 @@ PARITY = Result(
         "num_compared": 6, "num_identical": 4, "num_near_ties": 1, "gaps": [0.0005, None],
         "gap_limit": 0.001, "mean_variation": 1e-6, "max_variation": 2e-5,
         "variation_limit": 1e-3, "is_within_limits": False,
+    },
+)  # fmt: skip
+BITS = Result(
+    piece="bits-demo", state="done", began="2026-01-02T03:04:02",
+    values={
+        "provider": "cuda",
+        "counts": {
+            kind: {
+                "num_ways": 20,
+                "num_other_ways": n,
+                "num_logits": 1000,
+                "num_other_logits": 9 * n,
+            }
+            for n, kind in enumerate(BITS_COLUMNS[1:])
+        },
     },
 )  # fmt: skip
 MACHINE = Result(
@@ -75,24 +90,31 @@ def test_near_ties_and_the_largest_gap_are_shown():
     ]  # fmt: skip
 
 
+def test_ways_that_differ_are_shown_by_kind():
+    assert bits_rows([PARITY, BITS, BROKEN]) == [
+        ("demo", "0/20 (0.0e+00)", "1/20 (9.0e-03)", "2/20 (1.8e-02)", "3/20 (2.7e-02)"),
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("provider", ["cuda", "cpu"])
 def test_the_document_changes_only_when_a_gpu_was_measured(tmp_path, provider):
     document, results = tmp_path / "gpu.md", ResultFolder(tmp_path / "results")
     document.write_text(BEFORE)
     values = {**BENCH.values, "provider": provider}
-    for result in (MACHINE, PARITY, dataclasses.replace(BENCH, values=values), BROKEN):
+    for result in (MACHINE, PARITY, BITS, dataclasses.replace(BENCH, values=values), BROKEN):
         results.write(result)
     main(tmp_path, document)
     assert "dsbd W=2" in (tmp_path / "tables.txt").read_text()
     assert [entry["piece"] for entry in json.loads((tmp_path / "gpu.json").read_text())] == [
-        "machine", "parity-demo", "bench-demo", "bench-demo-graphs",
+        "machine", "parity-demo", "bits-demo", "bench-demo", "bench-demo-graphs",
     ]  # fmt: skip
     if provider == "cpu":
         assert document.read_text() == BEFORE
         return
     text = document.read_text()
     for words in (
-        "2026-01-02", "NVIDIA H200, 580.1", "onnxruntime-gpu 1.31.1", "| 2.25 to 2.75 | 7/8 |",
+        "| 3/20 (2.7e-02) |", "2026-01-02", "NVIDIA H200, 580.1", "onnxruntime-gpu 1.31.1",
+        "| 2.25 to 2.75 | 7/8 |",
         "bench-demo-graphs: failed, exit code 2: Error: no",
     ):  # fmt: skip
         assert words in text

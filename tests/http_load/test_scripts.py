@@ -54,6 +54,12 @@ def test_memory_that_is_taken_is_seen() -> None:
             ["--rounds", "1", "--requests", "2", "--max-new-tokens", "4"],
         ),
         ("measure_streams", "serving.md", "streams", ["--max-new-tokens", "4"]),
+        (
+            "measure_invariance",
+            "performance.md",
+            "invariance",
+            ["--requests", "8", "--num-beams", "2", "--max-new-tokens", "4"],
+        ),
     ],
 )
 def test_a_script_runs_and_writes_its_section(
@@ -76,3 +82,6 @@ def test_a_script_runs_and_writes_its_section(
         f"\n<!-- end of {section} -->\nafter\n",
     )
     assert text.count("|") > 20
+    if section == "invariance":  # engines in fp32: a few bits may differ, tokens do not
+        (cells,) = (line.split(" | ")[2:4] for line in text.splitlines() if "| HTTP, 8 at" in line)
+        assert cells == ["8", "0"]
