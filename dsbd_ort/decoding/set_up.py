@@ -10,7 +10,7 @@ from dsbd_ort.decoding.control.controls import Controls, controls_of
 from dsbd_ort.decoding.control.forbidden_tokens import ForbiddenTokens
 from dsbd_ort.decoding.control.path_states import PathStates, StopStates
 from dsbd_ort.decoding.drafting.draft import Drafter, DraftPolicy, FixedDraftPolicy, Observer
-from dsbd_ort.decoding.drafting.drafters import ChainedDrafter
+from dsbd_ort.decoding.drafting.drafters import ChainedDrafter, Proposers
 from dsbd_ort.decoding.drafting.ngram import NGramDrafter
 from dsbd_ort.decoding.drafting.throughput import AcceptanceEstimator, ThroughputDraftPolicy
 from dsbd_ort.decoding.forest import Forest
@@ -101,17 +101,19 @@ def set_up(request: DecodingRequest, target: CacheView, draft: CacheView | None)
     )
     meters = [target.meter, draft_meter or Meter()]
     policy = _draft_policy(request, rule, forest, meters)
-    tracer = None
+    tracer, proposers = None, None
     if request.trace is not None:
-        forbidden = None
+        forbidden, proposers = None, Proposers()
         if controls is not None and controls.constraint is not None:
             forbidden = controls.forbidden = ForbiddenTokens()
-        tracer = Tracer(request.trace, growth, target_cache, draft_cache, stats, forbidden)
+        tracer = Tracer(
+            request.trace, growth, target_cache, draft_cache, stats, proposers, forbidden
+        )
     drafter: Drafter | None = draft_cache
     observers: list[Observer] = [policy, stats, *([tracer] if tracer else [])]
     has_forced = controls is not None and controls.constraint is not None
     if ngram or (config.drafts and has_forced and config.row.rule != "joint"):
-        drafter = chained = ChainedDrafter(forest, controls, ngram, draft_cache)
+        drafter = chained = ChainedDrafter(forest, controls, ngram, draft_cache, proposers)
         observers.append(chained)
     return RunningRequest(
         request=request,

@@ -10,7 +10,8 @@ import numpy as np
 from dsbd_ort.decoding.beams import Beams, Hypothesis
 from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.control.forbidden_tokens import Forbidden, ForbiddenTokens
-from dsbd_ort.decoding.drafting.draft import Iteration
+from dsbd_ort.decoding.drafting.draft import Iteration, Proposer
+from dsbd_ort.decoding.drafting.drafters import Proposers
 from dsbd_ort.decoding.forest import NO_NODE
 from dsbd_ort.decoding.forest_cache import ForestCache
 from dsbd_ort.decoding.rule import Growth
@@ -44,6 +45,8 @@ class TraceNode:
             where it cannot be drawn; None where the engine has not computed the parent.
         log_weight: log w of its path under the target, None where p~ of the path is not known.
         role: see ``NodeRole``.
+        proposer: who drafted it, the latest if several did: "constraint" drafts what it allows
+            where that is one token, or few; None where it was never drafted.
         survives: whether it is still there in the next iteration.
         has_ended: whether a sequence ends with it.
         forbidden: the likeliest tokens that the constraint forbids behind it, and how probable the
@@ -58,6 +61,7 @@ class TraceNode:
     target_log_prob: float | None
     log_weight: float | None
     role: NodeRole
+    proposer: Proposer | None
     survives: bool
     has_ended: bool
     forbidden: Forbidden = ()
@@ -146,6 +150,7 @@ class Tracer:
         target: ForestCache,
         draft: ForestCache | None,
         stats: StatsRecorder,
+        proposers: Proposers,
         forbidden: ForbiddenTokens | None = None,
     ) -> None:
         """Take the parts of a request whose forest is the last token of the prompt."""
@@ -155,6 +160,7 @@ class Tracer:
         self._target = target
         self._draft = draft
         self._stats = stats
+        self._proposers = proposers
         self._forbidden = forbidden
         self._ids: dict[int, int] = {}  # by path key
         self._nodes: dict[int, TraceNode] = {}  # by id: those that the last iteration left
@@ -200,7 +206,7 @@ class Tracer:
 
     def _trace_nodes(self, iteration: Iteration) -> list[TraceNode]:
         forest = self._forest
-        roles = self._roles(iteration)
+        roles, proposed = self._roles(iteration), self._proposed(iteration)
         weights = dict(zip(self._roots, self._root_weights, strict=True))
         noted = self._forbidden.taken() if self._forbidden is not None else {}
         nodes = []
@@ -210,6 +216,7 @@ class Tracer:
             log_p = _log_prob(self._target, parent, token)
             log_q = _log_prob(self._draft, parent, token)
             forbidden = noted.get(number, before.forbidden if before else ())
+            proposer = proposed.get(number, before.proposer if before else None)
             parent_id = None if parent == NO_NODE else self._id(parent)
             if before:  # its parent may be gone
                 parent_id = before.parent
@@ -228,12 +235,26 @@ class Tracer:
                     target_log_prob=log_p,
                     log_weight=weights.get(node_id),
                     role=roles[number],
+                    proposer=proposer,
                     survives=bool(iteration.survivors[number]),
                     has_ended=bool(forest.is_absorbing[number]),
                     forbidden=forbidden,
                 )
             )
         return nodes
+
+    def _proposed(self, iteration: Iteration) -> dict[int, Proposer]:
+        """Return who drafted each node of the layers drafted now.
+
+        A root among them is a beam that has ended and stays itself: nobody drafted it now.
+        """
+        by_parent, parents = self._proposers.taken(), self._forest.parents
+        drafted = {node for layer in iteration.drafted for node in layer.children.tolist()}
+        return {
+            node: by_parent.get(int(parents[node]), "model")
+            for node in drafted
+            if self._id(node) not in self._roots
+        }
 
     def _roles(self, iteration: Iteration) -> list[NodeRole]:
         """Return the role of every node of the forest."""

@@ -96,6 +96,10 @@ function nodeBox(node, layout, iteration, onPath) {
   svg("path", { d: role.shape, transform: "translate(8 5)", class: "shape" }),
   svg("text", { x: 26, y: 15 }, shortened(label(node), Math.floor((size.width - (rank < 0 ? 30 : 52)) / 8))),
   bar(node.p, 21, "target"), bar(node.q, 26, "draft"));
+  if (node.proposer in proposers) {
+    const x = size.width - (isHeldBack(node) ? 22 : 8);
+    box.append(svg("text", { x, y: size.height - 2, class: "proposer" }, node.proposer));
+  }
   if (isHeldBack(node)) {
     box.append(svg("text", { x: size.width - 13, y: size.height - 5, class: "forbidden" }, "⊘"));
   }
@@ -119,7 +123,8 @@ function shortened(text, most) {
 
 function nodeWords(node) {
   const held = isHeldBack(node) ? ", likely tokens forbidden behind it" : "";
-  return `${label(node)}, ${roles[node.role].name}, target ${probability(node.p)}, draft ${probability(node.q)}${held}`;
+  const drafted = node.proposer ? ` drafted by ${node.proposer},` : "";
+  return `${label(node)}, ${roles[node.role].name},${drafted} target ${probability(node.p)}, draft ${probability(node.q)}${held}`;
 }
 
 function nodeFacts(node, iteration) {
@@ -132,6 +137,7 @@ function nodeFacts(node, iteration) {
     ["target p̃", probability(node.p)],
     ["draft q̃", probability(node.q)],
     ["log weight of the path", typeof weight === "number" ? weight.toFixed(3) : weight],
+    ["drafted by", node.proposer ?? "nobody"],
     ["rank in the draft", rankIn(iteration.drafted)[0] ?? "not drafted now"],
     ["rank in the choice", rankIn(iteration.committed)[0] ?? "not chosen"],
     ["token id", node.token],
@@ -159,6 +165,7 @@ function detailsOf(node, iteration) {
     element("p", { class: "token" }, label(node)),
     element("p", { class: `role ${node.role}` }, role.name),
     element("p", {}, role.note + ended),
+    ...(node.proposer in proposers ? [element("p", {}, proposers[node.proposer])] : []),
     element("table", {}, ...rows),
     ...forbiddenBehind(node),
   ];

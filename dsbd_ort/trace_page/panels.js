@@ -24,6 +24,10 @@ function showRequest() {
   byId("legend").append(
     element("li", { class: "target" }, element("span", { class: "swatch" }), "p̃ of the target"),
     element("li", { class: "draft" }, element("span", { class: "swatch" }), "q̃ of the draft"));
+  const drafting = new Set(iterations.flatMap((iteration) => iteration.nodes.map((node) => node.proposer)));
+  for (const [name, note] of Object.entries(proposers).filter(([name]) => drafting.has(name))) {
+    byId("legend").append(element("li", { class: "proposer", title: note }, `${name}: drafted without the model`));
+  }
   if (trace.iterations.some((iteration) => iteration.nodes.some(isHeldBack))) {
     byId("legend").append(element("li", { class: "forbidden" }, "⊘ likely tokens forbidden"));
   }
@@ -78,10 +82,22 @@ function summaryOf(index) {
   return `${drafted}${accepted}${bonus}. ${alive}${ended}.`;
 }
 
+// Who drafted the nodes of an iteration's layers, and how many: ["model 4", "ngram 2"].
+function draftersOf(iteration) {
+  const table = iterationTable(iteration);
+  const counts = new Map();
+  for (const id of new Set(iteration.drafted.flat())) {
+    const { proposer } = table.get(id);
+    if (proposer && !iteration.roots.includes(id)) counts.set(proposer, (counts.get(proposer) ?? 0) + 1);
+  }
+  return [...counts].map(([name, count]) => `${name} ${count}`);
+}
+
 function showFacts(iteration) {
   const facts = [
     ["layers committed", `${iteration.committed.length}`],
     ["drafted per layer", iteration.drafted.map((layer) => layer.length).join(" ") || "–"],
+    ["drafted by", draftersOf(iteration).join(", ") || "–"],
     ["width per layer", iteration.committed.map((layer) => layer.length).join(" ")],
     ["rows by the draft", `${iteration.rows.draft}`],
     ["rows by the target", `${iteration.rows.target}`],

@@ -37,6 +37,12 @@ const roles = {
   },
 };
 
+// Who drafts without the model: nodes of theirs are marked.
+const proposers = {
+  ngram: "It followed the last tokens before: drafted by the n-gram drafter.",
+  constraint: "One of the few tokens that the constraint allows here: drafted without a model.",
+};
+
 function iterationTable(iteration) {
   return new Map(iteration.nodes.map((node) => [node.id, node]));
 }

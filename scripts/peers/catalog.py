@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 Source = Literal["bundle", "checkpoints", "conversion", "checkout"]
@@ -34,6 +34,8 @@ class PeerRun:
         name: of the method; with the tool and the precision it names the row.
         precision, task, options: see ``runners.serve.Job``.
         counterpart: the run of ours, of the same precision, that does the same; None for ours.
+        undrafted: the run of the same tool and precision that does the same without a draft.
+        unable: why the tool cannot do it, for the table; such a run needs nothing installed.
         same_tokens_as: the run of ours that should have the same tokens, None for none.
     """
 
@@ -42,6 +44,8 @@ class PeerRun:
     task: str
     options: Mapping[str, Any] = field(default_factory=dict)
     counterpart: str | None = None
+    undrafted: str | None = None
+    unable: str | None = None
     same_tokens_as: str | None = None
 
 
@@ -214,3 +218,9 @@ PEERS = (
         ),
     ),
 )
+
+
+def peer_of(name: str, runs: tuple[PeerRun, ...]) -> Peer:
+    """Return a tool of the table with other runs."""
+    (peer,) = (peer for peer in PEERS if peer.name == name)
+    return replace(peer, runs=runs)

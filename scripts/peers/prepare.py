@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import subprocess
 import sys
@@ -60,6 +61,20 @@ def prepare(
     peer: Peer, pair: Pair, work: Path, checkout: Path | None, num_threads: int
 ) -> list[ReadyRun | NotRun]:
     """Return every run of a tool, ready or with the reason why not."""
+    unable = [
+        NotRun(peer=peer, run=run, reason=run.unable) for run in peer.runs if run.unable is not None
+    ]
+    able = tuple(run for run in peer.runs if run.unable is None)
+    if not able:
+        return [*unable]
+    peer = dataclasses.replace(peer, runs=able)
+    return [*unable, *_prepared(peer, pair, work, checkout, num_threads)]
+
+
+def _prepared(
+    peer: Peer, pair: Pair, work: Path, checkout: Path | None, num_threads: int
+) -> list[ReadyRun | NotRun]:
+    """Return the runs that the tool should be able to do."""
     folder = work / peer.name.replace(" ", "-")
     try:
         if peer.source == "checkout" and checkout is None:

@@ -11,15 +11,13 @@ from typing import Any
 from document_section import ratio_cell, spread_cell, table
 from dsbd_ort.benchmark.bootstrap import Estimate, Spread
 from dsbd_ort.benchmark.machine import Machine, this_machine
-from peers.catalog import OURS, Peer
+from peers.catalog import OURS
+from peers.comparison import COMPARISONS, STRATEGIES, Comparison
 from peers.prepare import NotRun, Pair, checkpoint_key, prepare
-from peers.rounds import Plan, Request, measure_rounds
-from peers.summary import BARS, BarResult, Requests, Row
+from peers.rounds import Plan, Prompt, Request, measure_rounds
+from peers.summary import BarResult, Requests, Row
 
-COLUMNS = (
-    *("tool", "version", "precision", "what it did", "tokens/s", "new tokens"),
-    *("ours / theirs", "peak memory, MB", "same tokens"),
-)
+REASON_LINES = 2  # of an error: some print their whole state
 BAR_COLUMNS = ("ours", "over", "precision", "aimed at", "measured")
 
 
@@ -28,6 +26,7 @@ class PeersReport:
     """The report of a comparison; nested names are those of the dataclasses.
 
     Attributes:
+        comparison: its name in ``COMPARISONS``.
         created: when it began, ISO 8601, UTC.
         params: size of the twin.
         checkpoints: key of both checkpoints (see conversion.checkpoint_key).
@@ -37,6 +36,7 @@ class PeersReport:
         requests: all measurements, in order.
     """
 
+    comparison: str
     created: str
     params: str
     checkpoints: str
@@ -44,7 +44,7 @@ class PeersReport:
     threads: int
     rounds: int
     max_new_tokens: int
-    prompts: list[list[int]]
+    prompts: list[Prompt]
     installs: dict[str, tuple[tuple[str, ...], ...]]
     rows: list[Row]
     bars: list[BarResult]
@@ -52,7 +52,8 @@ class PeersReport:
 
 
 def compare(
-    peers: Sequence[Peer],
+    comparison: Comparison,
+    names: Sequence[str],
     pair: Pair,
     plan: Plan,
     work: Path,
@@ -62,7 +63,8 @@ def compare(
     threads: int,
     report: Callable[[str], None],
 ) -> PeersReport:
-    """Prepare and measure all runs; return the report."""
+    """Prepare and measure all runs of ours and of the tools with these names; no name: of all."""
+    peers = [peer for peer in comparison.peers if not names or peer.name in (OURS, *names)]
     created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     machine = this_machine()  # before the load is our own
     runs = [run for peer in peers for run in prepare(peer, pair, work, checkout, threads)]
@@ -76,6 +78,7 @@ def compare(
     by_row = Requests(requests, OURS)
     reasons = {(item.peer.name, item.run.name, item.run.precision): item.reason for item in not_run}
     return PeersReport(
+        comparison=comparison.name,
         created=created,
         params=params,
         checkpoints=checkpoint_key(pair.target, pair.draft),
@@ -83,58 +86,93 @@ def compare(
         threads=threads,
         rounds=plan.num_rounds,
         max_new_tokens=plan.max_new_tokens,
-        prompts=[list(prompt) for prompt in plan.prompts],
+        prompts=list(plan.prompts),
         installs={peer.name: peer.installs for peer in peers},
         rows=[
-            by_row.row(peer, run, reasons.get((peer.name, run.name, run.precision)))
+            by_row.row(peer, run, reasons.get((peer.name, run.name, run.precision)), work)
+            for work in dict.fromkeys(prompt.work for prompt in plan.prompts)
             for peer in peers
             for run in peer.runs
         ],
-        bars=[by_row.bar(bar) for bar in BARS],
+        bars=[by_row.bar(bar) for bar in comparison.bars],
         requests=requests,
     )
 
 
 def tables_of(report: dict[str, Any]) -> str:
     """Return the rows, the bars and how they were measured."""
-    rows = "\n".join(table(COLUMNS, [_cells(row) for row in report["rows"]]))
-    bars = "\n".join(table(BAR_COLUMNS, [_bar_cells(bar) for bar in report["bars"]]))
+    comparison = COMPARISONS[report.get("comparison", STRATEGIES)]
+    cells = [_cells(row, comparison.columns) for row in report["rows"]]
+    parts = ["\n".join(table(comparison.columns, cells)), _how(report, comparison)]
     settings = {
         f"{row['peer']}, {row['precision']}": row["settings"]
         for row in report["rows"]
         if row["settings"]
     }
-    said = "\n".join(f"* {name}: {words}." for name, words in settings.items())
-    return "\n\n".join((rows, _how(report), said, bars))
+    parts.append("\n".join(f"* {name}: {words}." for name, words in settings.items()))
+    if report["bars"]:
+        parts.append("\n".join(table(BAR_COLUMNS, [_bar_cells(bar) for bar in report["bars"]])))
+    return "\n\n".join(parts)
 
 
-def _how(report: dict[str, Any]) -> str:
+def _how(report: dict[str, Any], comparison: Comparison) -> str:
     return (
         f"{report['created'][:10]}, {report['params']} twin, {report['machine']['processor']}, "
         f"{report['threads']} threads, {len(report['prompts'])} prompts x {report['rounds']} "
         f"rounds, {report['max_new_tokens']} new tokens; medians with quartiles, ratios with a "
-        "95 % bootstrap interval over pairs. No end token: every sequence has the full length, so "
-        "length penalties and early stopping decide nothing."
+        f"95 % bootstrap interval over pairs. {comparison.note}"
     )
 
 
-def _cells(row: dict[str, Any]) -> tuple[str, ...]:
-    name = (row["peer"], row["version"] or "", row["precision"], row["run"])
+NAMES: dict[str, str] = {  # columns that every row fills
+    "work": "work",
+    "tool": "peer",
+    "version": "version",
+    "precision": "precision",
+    "what it did": "run",
+}
+
+
+def _cells(row: dict[str, Any], columns: Sequence[str]) -> tuple[str, ...]:
+    names = [row[NAMES[column]] or "" for column in columns if column in NAMES]
+    measured = [column for column in columns if column not in NAMES]
     if row["reason"]:
-        reason = " ".join(row["reason"].replace("|", "\\|").split())
-        return (*name, reason, "", "", "", "")
-    same = ""
-    if row["num_identical"] is not None:
-        same = f"{row['num_identical']}/{row['num_requests']} as {row['same_tokens_as']}"
+        lines = row["reason"].splitlines()[:REASON_LINES]
+        reason = " ".join(" ".join(lines).replace("|", "\\|").split())
+        return (*names, reason, *("" for _ in measured[1:]))
+    return (*names, *(MEASURED[column](row) for column in measured))
+
+
+def _tokens_per_s(row: dict[str, Any]) -> str:
+    return spread_cell(Spread(**row["tokens_per_s"]))
+
+
+def _ratio(row: dict[str, Any]) -> str:
     ratio = _interval(row["ratio"])
-    return (
-        *name,
-        spread_cell(Spread(**row["tokens_per_s"])),
-        f"{row['num_tokens']:.1f}",
-        f"{ratio} of {row['counterpart']}" if ratio else "",
-        f"{row['peak_bytes'] / 1e6:.0f}",
-        same,
-    )
+    return f"{ratio} of {row['counterpart']}" if ratio else ""
+
+
+def _same_tokens(row: dict[str, Any]) -> str:
+    if row["num_identical"] is None:
+        return ""
+    return f"{row['num_identical']}/{row['num_requests']} as {row['same_tokens_as']}"
+
+
+def _tokens_per_iteration(row: dict[str, Any]) -> str:
+    found = row["tokens_per_iteration"]
+    return "" if found is None else f"{found:.2f}"
+
+
+MEASURED: dict[str, Callable[[dict[str, Any]], str]] = {
+    "tokens/s": _tokens_per_s,
+    "new tokens": lambda row: f"{row['num_tokens']:.1f}",
+    "valid": lambda row: f"{row['num_valid']}/{row['num_requests']}",
+    "tokens/iteration": _tokens_per_iteration,
+    "times as fast as its own without": lambda row: _interval(row["speedup"]),
+    "ours / theirs": _ratio,
+    "peak memory, MB": lambda row: f"{row['peak_bytes'] / 1e6:.0f}",
+    "same tokens": _same_tokens,
+}
 
 
 def _bar_cells(bar: dict[str, Any]) -> tuple[str, ...]:

@@ -7,10 +7,26 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from peers.catalog import PeerError
+from peers.documents import Documents
 from peers.prepare import NotRun, ReadyRun
 from peers.runner_process import RunnerProcess
+from peers.runners.serve import Asked
 
 OpenProcess = Callable[[ReadyRun, Path], RunnerProcess]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prompt:
+    """What every run is asked.
+
+    Attributes:
+        work: names the rows that its requests belong to, where a comparison has several kinds.
+        json_schema: text of the schema that the answer follows; None: free text, full length.
+    """
+
+    token_ids: list[int]
+    work: str = ""
+    json_schema: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +37,9 @@ class Request:
         peer, run, precision: the row.
         prompt_index, round: they pair it with requests of other runs, which have the same seed.
         seconds: of the whole request, in the runner's process.
-        token_ids: new tokens of the best sequence.
+        token_ids: new tokens of the best sequence; of a document those before its end.
+        num_iterations: in which the target gave them; None where the tool does not say.
+        is_valid: whether they are a document that the schema allows; None without a schema.
         peak_bytes: peak memory of the process so far, including loading.
         version, settings: reported by the runner.
     """
@@ -29,11 +47,14 @@ class Request:
     peer: str
     run: str
     precision: str
+    work: str
     prompt_index: int
     round: int
     seed: int
     seconds: float
     token_ids: list[int]
+    num_iterations: int | None
+    is_valid: bool | None
     peak_bytes: int
     version: str
     settings: str
@@ -46,12 +67,17 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The requests of every run in every round."""
+    """The requests of every run in every round.
 
-    prompts: Sequence[list[int]]
-    warm_up: list[int]
+    Attributes:
+        documents: judges answers under a schema; None where no prompt has one.
+    """
+
+    prompts: Sequence[Prompt]
+    warm_up: Prompt
     max_new_tokens: int
     num_rounds: int
+    documents: Documents | None = None
 
 
 def start_process(run: ReadyRun, log: Path) -> RunnerProcess:
@@ -90,17 +116,30 @@ def _one_round(
     log = logs / f"{'-'.join(run.key)}.log".replace(" ", "-")
     with start(run, log) as process:
         opened = process.open()
-        process.generate(plan.warm_up, plan.max_new_tokens, 0)
-        for index, prompt_ids in enumerate(plan.prompts):
+        process.generate(_asked(plan.warm_up, plan, 0))
+        for index, prompt in enumerate(plan.prompts):
             seed = number * len(plan.prompts) + index
-            answer = process.generate(prompt_ids, plan.max_new_tokens, seed)
+            answer = process.generate(_asked(prompt, plan, seed)) | {"is_valid": None}
+            if plan.documents and prompt.json_schema is not None:
+                found = plan.documents.judged(answer["token_ids"], prompt.json_schema)
+                answer["token_ids"], answer["is_valid"] = found
             yield Request(
                 peer=peer,
                 run=name,
                 precision=precision,
+                work=prompt.work,
                 prompt_index=index,
                 round=number,
                 seed=seed,
                 **answer,
                 **opened,
             )
+
+
+def _asked(prompt: Prompt, plan: Plan, seed: int) -> Asked:
+    return Asked(
+        prompt_ids=prompt.token_ids,
+        max_new_tokens=plan.max_new_tokens,
+        seed=seed,
+        json_schema=prompt.json_schema,
+    )

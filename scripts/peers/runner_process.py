@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, BinaryIO
 
 from peers.catalog import PeerError
-from peers.runners.serve import Job
+from peers.runners.serve import Asked, Job
 
 SCRIPTS = Path(__file__).resolve().parents[1]
 
@@ -86,10 +86,9 @@ class RunnerProcess:
         """Load the models; return version and settings."""
         return self._ask("open", dataclasses.asdict(self._job))
 
-    def generate(self, prompt_ids: list[int], max_new_tokens: int, seed: int) -> dict[str, Any]:
-        """Return token_ids, seconds and peak_bytes of one request."""
-        arguments = {"prompt_ids": prompt_ids, "max_new_tokens": max_new_tokens, "seed": seed}
-        return self._ask("generate", arguments)
+    def generate(self, asked: Asked) -> dict[str, Any]:
+        """Return token_ids, num_iterations, seconds and peak_bytes of one request."""
+        return self._ask("generate", dataclasses.asdict(asked))
 
     def _ask(self, verb: str, arguments: dict[str, Any]) -> dict[str, Any]:
         assert self._process.stdin is not None and self._process.stdout is not None  # pipes

@@ -9,7 +9,7 @@ from dsbd_ort.benchmark.bootstrap import Estimate, Spread, bootstrap, spread
 from peers.catalog import DSBD, DSBD_SHAPE, SPECULATIVE_SEARCH, Peer, PeerRun
 from peers.rounds import Request
 
-Key = tuple[str, str, str]  # peer, run, precision
+Key = tuple[str, str, str, str]  # peer, run, precision, work
 
 _SEARCH_AIMS = {
     "openvino-genai": {"fp32": 1.15, "int8": 1.5},
@@ -27,6 +27,9 @@ class Row:
         num_tokens: mean number of new tokens of a request.
         ratio: median of our tokens per second over this run's, same prompt and round.
         counterpart: the run of ours in the ratio.
+        speedup: median of its tokens per second over those of the same tool's undrafted run.
+        num_valid: documents that their schema allows, None without a schema.
+        tokens_per_iteration: mean, None where the tool does not say.
         num_identical: requests with the tokens of ``same_tokens_as``, of ``num_requests``.
         peak_bytes: the highest of all rounds' processes.
     """
@@ -34,8 +37,10 @@ class Row:
     peer: str
     run: str
     precision: str
+    work: str
     task: str
     counterpart: str | None
+    undrafted: str | None
     same_tokens_as: str | None
     reason: str | None = None
     version: str | None = None
@@ -44,6 +49,9 @@ class Row:
     num_tokens: float | None = None
     tokens_per_s: Spread | None = None
     ratio: Estimate | None = None
+    speedup: Estimate | None = None
+    num_valid: int | None = None
+    tokens_per_iteration: float | None = None
     num_identical: int | None = None
     peak_bytes: int | None = None
 
@@ -87,18 +95,20 @@ class Requests:
         self._ours = ours
         self._by_key: dict[Key, list[Request]] = {}
         for request in requests:
-            key = (request.peer, request.run, request.precision)
+            key = (request.peer, request.run, request.precision, request.work)
             self._by_key.setdefault(key, []).append(request)
 
-    def row(self, peer: Peer, run: PeerRun, reason: str | None) -> Row:
+    def row(self, peer: Peer, run: PeerRun, reason: str | None, work: str = "") -> Row:
         """Return the row of a run; ``reason`` says why it failed, if it did."""
-        requests = self._by_key.get((peer.name, run.name, run.precision), [])
+        requests = self._by_key.get((peer.name, run.name, run.precision, work), [])
         names = {
             "peer": peer.name,
             "run": run.name,
             "precision": run.precision,
+            "work": work,
             "task": run.task,
             "counterpart": run.counterpart,
+            "undrafted": run.undrafted,
             "same_tokens_as": run.same_tokens_as,
         }
         if reason or not requests:
@@ -111,31 +121,58 @@ class Requests:
             num_tokens=sum(len(request.token_ids) for request in requests) / len(requests),
             tokens_per_s=spread([request.tokens_per_s for request in requests]),
             ratio=self._ratio(run.counterpart, requests),
+            speedup=self._speedup(run.undrafted, requests),
+            num_valid=_num_valid(requests),
+            tokens_per_iteration=_tokens_per_iteration(requests),
             num_identical=self._num_identical(run.same_tokens_as, requests),
             peak_bytes=max(request.peak_bytes for request in requests),
         )
 
     def bar(self, bar: Bar) -> BarResult:
         """Return a bar with the measured ratio."""
-        requests = self._by_key.get((bar.peer, bar.run, bar.precision), [])
+        requests = self._by_key.get((bar.peer, bar.run, bar.precision, ""), [])
         return BarResult(**vars(bar), ratio=self._ratio(bar.ours, requests))
 
     def _ratio(self, name: str | None, theirs: Sequence[Request]) -> Estimate | None:
-        pairs = self._pairs(name, theirs)
-        ratios = [ours.tokens_per_s / other.tokens_per_s for ours, other in pairs]
-        return bootstrap(ratios, "median") if ratios else None
+        pairs = self._pairs(self._ours, name, theirs)
+        return _median([ours.tokens_per_s / other.tokens_per_s for ours, other in pairs])
+
+    def _speedup(self, undrafted: str | None, drafted: Sequence[Request]) -> Estimate | None:
+        if not drafted:
+            return None
+        pairs = self._pairs(drafted[0].peer, undrafted, drafted)
+        return _median([other.tokens_per_s / plain.tokens_per_s for plain, other in pairs])
 
     def _num_identical(self, name: str | None, theirs: Sequence[Request]) -> int | None:
-        pairs = self._pairs(name, theirs)
+        pairs = self._pairs(self._ours, name, theirs)
         if not pairs:
             return None
         return sum(ours.token_ids == other.token_ids for ours, other in pairs)
 
-    def _pairs(self, name: str | None, theirs: Sequence[Request]) -> list[tuple[Request, Request]]:
-        """Return (ours, theirs) of the same prompt and round, for the run of ours by ``name``."""
+    def _pairs(
+        self, peer: str, name: str | None, theirs: Sequence[Request]
+    ) -> list[tuple[Request, Request]]:
+        """Return (its, theirs) of the same prompt and round, for the run ``name`` of a peer."""
         if name is None or not theirs:
             return []
-        ours = self._by_key.get((self._ours, name, theirs[0].precision), [])
+        ours = self._by_key.get((peer, name, theirs[0].precision, theirs[0].work), [])
         by_pair = {(request.prompt_index, request.round): request for request in ours}
         pairs = [(by_pair.get((other.prompt_index, other.round)), other) for other in theirs]
         return [(own, other) for own, other in pairs if own is not None]
+
+
+def _median(ratios: list[float]) -> Estimate | None:
+    return bootstrap(ratios, "median") if ratios else None
+
+
+def _num_valid(requests: Sequence[Request]) -> int | None:
+    if requests[0].is_valid is None:
+        return None
+    return sum(bool(request.is_valid) for request in requests)
+
+
+def _tokens_per_iteration(requests: Sequence[Request]) -> float | None:
+    counts = [request.num_iterations for request in requests]
+    if None in counts:
+        return None
+    return sum(len(request.token_ids) for request in requests) / sum(filter(None, counts))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
 
 import numpy as np
@@ -9,7 +10,9 @@ import pytest
 
 from dsbd_ort.decoding import DecodingConfig, RequestTrace, TableModel, decode
 from dsbd_ort.decoding.warp import Warp
+from tests.decoding.path_constraint import PathConstraint
 from tests.decoding.tables import all_tokens, mixed_table, random_table
+from tests.decoding.test_drafters import copying
 from tests.decoding.test_strategies import VARIANT_NAMES, VARIANTS
 
 VOCAB = 6
@@ -178,3 +181,63 @@ def test_a_weak_and_a_perfect_draft_look_different():
         roles[name] = {node.role for iteration in trace.iterations for node in iteration.nodes}
     assert "rejected" not in roles["perfect"] and {"accepted", "bonus"} <= roles["perfect"]
     assert {"rejected", "pruned", "bonus"} <= roles["weak"]
+
+
+LONG_MATCH = 5  # tokens from which on a repetition is believed before the model
+
+
+def test_who_drafted_a_node_with_a_model_and_what_was_there_before():
+    """One beam: by the n-grams where the last five tokens were there before, else by the model."""
+    config = DecodingConfig(
+        strategy="speculative", drafter="model+ngram", draft_length=3, max_new_tokens=60
+    )
+    trace = RequestTrace()
+    models = TableModel(9, copying(5, 6.0)), TableModel(9, copying(5, 3.0))
+    decode(*models, PROMPT, config, np.random.default_rng(0), trace=trace)
+    paths, drafted_by = paths_by_id(trace), collections.Counter()
+    for iteration in trace.iterations:
+        (text,) = (paths[root] for root in iteration.roots)
+        known = {text[i : i + LONG_MATCH] for i in range(len(text) - LONG_MATCH)}
+        drafted = set(itertools.chain(*iteration.drafted))
+        for node in iteration.nodes:
+            if node.id in drafted:
+                is_known = paths[node.id][-LONG_MATCH - 1 : -1] in known
+                assert node.proposer == ("ngram" if is_known else "model")
+                drafted_by[node.proposer] += 1
+            elif node.role == "bonus":
+                assert node.proposer is None
+    assert min(drafted_by["ngram"], drafted_by["model"]) > 5
+
+
+def test_who_drafted_stays_with_a_node():
+    trace = RequestTrace()
+    traced(0, trace, num_beams=4, draft_length=3, draft_beams=8)
+    last: dict[int, str | None] = {}
+    num_stayed = 0
+    for iteration in trace.iterations:
+        drafted = set(itertools.chain(*iteration.drafted)) - set(iteration.roots)
+        for node in iteration.nodes:
+            expected = "model" if node.id in drafted else last.get(node.id)
+            assert node.proposer == expected
+            last[node.id] = node.proposer
+            num_stayed += node.proposer == "model" and node.id not in drafted
+    assert num_stayed and None in last.values()
+
+
+@pytest.mark.parametrize("drafter", ["model", "ngram"])
+def test_the_constraint_drafts_where_it_leaves_one_token(drafter):
+    def allowed(path):
+        return {len(path) % 4} if len(path) % 3 else {0, 1, 2, 3, 4}
+
+    trace = RequestTrace()
+    options = {"draft_length": 4, "draft_beams": 2, "eos_token_id": None, "drafter": drafter}
+    traced(0, trace, num_beams=2, constraint=PathConstraint(VOCAB, allowed), **options)
+    seen = collections.Counter()
+    for iteration in trace.iterations:
+        drafted = set(itertools.chain(*iteration.drafted))
+        for node in iteration.nodes:
+            if node.id in drafted:
+                is_forced = node.position % 3 != 0
+                assert node.proposer == ("constraint" if is_forced else drafter)
+                seen[node.proposer] += 1
+    assert seen["constraint"] and seen[drafter]

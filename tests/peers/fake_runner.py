@@ -1,12 +1,13 @@
-"""A runner whose tool counts upwards; its options make it fail."""
+"""A runner whose tool counts upwards, or says what a schema names; its options make it fail."""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
 
-from peers.runners.serve import Job, Opened, serve
+from peers.runners.serve import Answered, Asked, Job, Opened, serve
 
 
 def convert(job: Job) -> None:
@@ -22,12 +23,14 @@ def open_job(job: Job) -> Opened:
         raise FileNotFoundError(job.options["missing"])
     print("printed by a library")
 
-    def generate(prompt_ids: list[int], max_new_tokens: int, seed: int) -> list[int]:
+    def generate(asked: Asked) -> Answered:
         if "crash" in job.options:
             print("segmentation fault", file=sys.stderr, flush=True)
             os._exit(3)
-        first = prompt_ids[-1] + 1 + job.options.get("skip", 0)
-        return list(range(first, first + max_new_tokens))
+        if asked.json_schema is not None:
+            return Answered(json.loads(asked.json_schema)["tokens"])
+        first = asked.prompt_ids[-1] + 1 + job.options.get("skip", 0)
+        return Answered(list(range(first, first + asked.max_new_tokens)), asked.max_new_tokens)
 
     return Opened(version="1.2", settings="counting", generate=generate)
 

@@ -51,11 +51,14 @@ def start_fake(run, log, **options):
     )
 
 
-def request_of(peer, run, seconds, tokens=(1, 2), index=0, number=0, precision="fp32"):
+def request_of(
+    peer, run, seconds, tokens=(1, 2), index=0, number=0, precision="fp32", work="", **more
+):
     return Request(
         peer=peer,
         run=run,
         precision=precision,
+        work=work,
         prompt_index=index,
         round=number,
         seed=0,
@@ -64,4 +67,5 @@ def request_of(peer, run, seconds, tokens=(1, 2), index=0, number=0, precision="
         peak_bytes=10**6 * (1 + number),
         version="1.2",
         settings="counting",
+        **({"num_iterations": None, "is_valid": None} | more),
     )

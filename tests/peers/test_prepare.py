@@ -60,3 +60,13 @@ def test_what_cannot_be_installed_is_named_in_every_row(tmp_path):
     assert [run.run.name for run in runs] == ["a", "b"]
     for run in runs:
         assert run.reason.startswith("not installed: ERROR") and "dsbd-ort-nowhere" in run.reason
+
+
+def test_what_a_tool_is_unable_to_do_needs_nothing_of_it(tmp_path):
+    unable = replace(run_of("beams"), unable="not run: it has one beam")
+    peer = replace(peer_of(unable), installs=(("dsbd-ort-nowhere==1",),))
+    (run,) = prepared(peer, tmp_path)
+    assert isinstance(run, NotRun) and run.reason == "not run: it has one beam"
+    assert not (tmp_path / "work").exists()
+    able, other = prepared(peer_of(unable, run_of("one beam")), tmp_path)[::-1]
+    assert able.key == ("fake", "one beam", "fp32") and isinstance(other, NotRun)

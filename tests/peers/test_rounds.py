@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from peers.catalog import PeerError
+from peers.documents import Documents
 from peers.prepare import NotRun
-from peers.rounds import Plan, Request, measure_rounds
+from peers.rounds import Plan, Prompt, Request, measure_rounds
 from tests.peers.samples import ready_run, run_of, start_fake
 
-PLAN = Plan(prompts=[[5], [7, 8]], warm_up=[1], max_new_tokens=3, num_rounds=2)
+PLAN = Plan(
+    prompts=[Prompt(token_ids=[5]), Prompt(token_ids=[7, 8], work="eights")],
+    warm_up=Prompt(token_ids=[1]),
+    max_new_tokens=3,
+    num_rounds=2,
+)
 
 
 def outcomes(folder, *runs, plan=PLAN):
@@ -31,6 +42,8 @@ def test_rounds_alternate_and_every_request_is_what_was_asked_for(tmp_path):
     ]
     first = requests[0]
     assert (first.version, first.settings) == ("1.2", "counting")
+    assert (first.num_iterations, first.is_valid) == (3, None)
+    assert {(r.prompt_index, r.work) for r in requests} == {(0, ""), (1, "eights")}
     assert first.seconds > 0 and 10**6 < first.peak_bytes < 10**9
     assert first.tokens_per_s == 3 / first.seconds
 
@@ -47,6 +60,29 @@ def test_a_run_that_fails_is_reported_once_and_stops_nobody(tmp_path, options, w
     failures = [item for item in found if isinstance(item, NotRun)]
     assert [(item.run.name, item.reason) for item in failures] == [("bad", f"failed: {words}")]
     assert [r.run for r in found if isinstance(r, Request)] == ["good"] * 4
+
+
+def word_tokenizer(*words):
+    return Tokenizer(WordLevel({word: index for index, word in enumerate(words)}))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "kept", "is_valid"),
+    [
+        ([0, 1, 2, 3, 4], [0, 1, 2], True),  # what follows the end is padding
+        ([0, 1, 2], [0, 1, 2], True),
+        ([0, 1], [0, 1], False),  # not whole
+        ([0, 4, 2, 3], [0, 4, 2], False),  # JSON, but nothing that the schema allows
+        ([3], [], False),
+    ],
+)
+def test_answers_under_a_schema_are_judged(tmp_path, tokens, kept, is_valid):
+    schema = {"type": "array", "items": {"type": "integer"}, "tokens": tokens}
+    prompt = Prompt(token_ids=[0], json_schema=json.dumps(schema))
+    documents = Documents(word_tokenizer("[", "1", "]", "<end>", '"a"'), end_token=3)
+    plan = replace(PLAN, prompts=[prompt], num_rounds=1, documents=documents)
+    (found,) = outcomes(tmp_path, run_of("a"), plan=plan)
+    assert (found.token_ids, found.is_valid) == (kept, is_valid)
 
 
 def test_an_answer_that_does_not_come_is_an_error(tmp_path):

@@ -54,3 +54,31 @@ def test_a_bar_is_the_same_ratio_or_nothing():
     assert requests().bar(BAR).ratio.value == 4.0
     assert requests().bar(replace(BAR, run="absent")).ratio is None
     assert requests().bar(replace(BAR, ours="absent")).ratio is None
+
+
+def test_a_row_counts_valid_documents_and_tokens_of_an_iteration():
+    found = Requests(
+        [
+            request_of("fake", "theirs", 1.0, (1, 2, 3), 0, is_valid=True, num_iterations=1),
+            request_of("fake", "theirs", 1.0, (1, 2, 3), 1, is_valid=False, num_iterations=3),
+        ],
+        ours="we",
+    )
+    row = found.row(peer_of(RUN), RUN, None)
+    assert (row.num_valid, row.num_requests, row.tokens_per_iteration) == (1, 2, 1.5)
+
+
+def test_a_row_is_compared_with_the_same_tool_without_a_draft_in_the_same_work():
+    drafted = replace(RUN, name="lookup", undrafted="theirs")
+    found = Requests(
+        [
+            request_of("fake", "theirs", 3.0, work="copying"),
+            request_of("we", "theirs", 100.0, work="copying"),
+            request_of("fake", "theirs", 1.0, work="free"),
+            request_of("fake", "lookup", 1.5, work="copying"),
+        ],
+        ours="we",
+    )
+    row = found.row(peer_of(RUN), drafted, None, "copying")
+    assert (row.work, row.speedup.value, row.tokens_per_iteration) == ("copying", 2.0, None)
+    assert found.row(peer_of(RUN), drafted, None, "free").reason == "not measured"

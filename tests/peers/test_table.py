@@ -19,6 +19,11 @@ ROW = {
     "ratio": {"value": 1.5, "low": 1.25, "high": 2.0},
     "num_identical": 23,
     "peak_bytes": 600_000_000,
+    "work": "copying",
+    "undrafted": "sampling",
+    "speedup": {"value": 1.25, "low": 1.0, "high": 1.5},
+    "num_valid": 22,
+    "tokens_per_iteration": 2.345,
 }
 EMPTY = dict.fromkeys(ROW) | {"peer": "other", "run": "sampling", "precision": "fp32"}
 BAR = {"ours": "ours W=4", "peer": "tool", "run": "beam search W=4", "precision": "int8"}
@@ -30,7 +35,7 @@ REPORT = {
     "rounds": 3,
     "max_new_tokens": 48,
     "prompts": [[0]] * 8,
-    "rows": [ROW, EMPTY | {"reason": "not installed: no wheel\nfor a | b"}],
+    "rows": [ROW, EMPTY | {"reason": "not installed: no wheel\nfor a | b\nstate: 0"}],
     "bars": [
         BAR | {"aim": 1.5, "ratio": {"value": 1.5, "low": 1.25, "high": 2.0}},
         BAR | {"aim": 4.0, "ratio": None},
@@ -52,3 +57,25 @@ def test_rows_failures_settings_and_bars():
     assert f"{over} 1.5 | **1.50** (1.25 to 2.00) |" in lines
     assert f"{over} 4 | not measured |" in lines
     assert any("150M twin, CPU, 2 threads, 8 prompts x 3 rounds, 48 new" in line for line in lines)
+
+
+def test_a_table_of_schemas_counts_valid_documents_and_has_no_bars():
+    lines = tables_of(REPORT | {"comparison": "schemas", "bars": []}).splitlines()
+    assert (
+        "| tool | 1.2 | int8 | beam search W=4 | 50.0 (40.0 to 60.0) | 47.5 | 22/24 | "
+        "**1.50** (1.25 to 2.00) of ours W=4 | 600 | 23/24 as beam-search W=4 |" in lines
+    )
+    assert lines[-1] == "* tool, int8: type int8."
+
+
+def test_a_table_of_drafting_names_the_work():
+    lines = tables_of(REPORT | {"comparison": "drafting", "bars": []}).splitlines()
+    assert (
+        "| copying | tool | 1.2 | int8 | beam search W=4 | 50.0 (40.0 to 60.0) | 47.5 | 2.35 | "
+        "**1.25** (1.00 to 1.50) | **1.50** (1.25 to 2.00) of ours W=4 | "
+        "23/24 as beam-search W=4 |" in lines
+    )
+    assert (
+        r"|  | other |  | fp32 | sampling | not installed: no wheel for a \| b |  |  |  |  |  |"
+        in lines
+    )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,6 +77,9 @@ class Observer(Protocol):
     def observe(self, iteration: Iteration) -> None:
         """Learn from an iteration."""
 
+
+Proposer = Literal["model", "ngram", "constraint"]
+"""Whose distribution a node was drafted from."""
 
 TakesAll = Callable[[int, int], bool]
 """(num_candidates, num_rows) -> whether a layer of all these candidates is worth more than one

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_ort.decoding.control.controls import Controls
-from dsbd_ort.decoding.drafting.draft import Iteration, TakesAll
+from dsbd_ort.decoding.drafting.draft import Iteration, Proposer, TakesAll
 from dsbd_ort.decoding.drafting.ngram import NGramDrafter
 from dsbd_ort.decoding.forest import Forest, Nodes
 from dsbd_ort.decoding.forest_cache import ForestCache
@@ -43,6 +43,22 @@ class _Proposed:
     unlisted: Floats
 
 
+class Proposers:
+    """Notes whose distribution follows each node, until it is taken: for a trace."""
+
+    def __init__(self) -> None:
+        self._noted: dict[int, Proposer] = {}
+
+    def note(self, nodes: Nodes, proposer: Proposer) -> None:
+        """Note who proposes what follows these nodes."""
+        self._noted.update(dict.fromkeys(nodes.tolist(), proposer))
+
+    def taken(self) -> dict[int, Proposer]:
+        """Return what was noted, by node, and forget it: pruning gives nodes other numbers."""
+        noted, self._noted = self._noted, {}
+        return noted
+
+
 class ChainedDrafter:
     """Asks the constraint, the n-gram drafter and the model, for each path the first that knows."""
 
@@ -52,12 +68,14 @@ class ChainedDrafter:
         controls: Controls | None,
         ngram: NGramDrafter | None,
         model: ForestCache | None,
+        proposers: Proposers | None = None,
     ) -> None:
-        """Take the drafters there are."""
+        """Take the drafters there are; ``proposers`` notes who proposed without the model."""
         self._forest = forest
         self._controls = controls
         self._ngram = ngram
         self._model = model
+        self._proposers = proposers
         self._layer: _Proposed | None = None
 
     def look_up(self, nodes: Nodes, takes_all: TakesAll) -> int:
@@ -119,6 +137,8 @@ class ChainedDrafter:
             return
         rows, tokens = allowed.part(asked).tokens_by_row(self._controls.vocab_size)
         lists.extend(open_beams[asked[rows]], tokens, -np.log(counts[asked[rows]]))
+        if self._proposers is not None:
+            self._proposers.note(nodes[open_beams[asked]], "constraint")
 
     def _ask_ngram(self, lists: _Lists, nodes: Nodes) -> None:
         """Propose what followed before; without a model nothing, where nothing is known."""
@@ -132,6 +152,8 @@ class ChainedDrafter:
             paths, tokens, log_probs = paths[is_left], tokens[is_left], log_probs[is_left]
         if len(tokens):
             lists.extend(open_beams[paths], tokens, log_probs)
+            if self._proposers is not None:
+                self._proposers.note(nodes[open_beams[paths]], "ngram")
         if self._model is None:
             lists.is_known[open_beams] = True
         # Of the other beams the model will list what it thinks possible.

@@ -8,7 +8,7 @@ import ctranslate2
 from ctranslate2.converters import TransformersConverter
 from tokenizers import Tokenizer
 
-from peers.runners.serve import Job, Opened, serve, unknown_task
+from peers.runners.serve import Answered, Asked, Job, Opened, serve, unknown_task
 
 TYPE_BY_PRECISION = {"fp32": "float32", "int8": "int8"}
 MODEL = "target"
@@ -35,17 +35,17 @@ def open_job(job: Job) -> Opened:
     tokenizer = Tokenizer.from_file(str(Path(job.target) / "tokenizer.json"))
     no_token = tokenizer.get_vocab_size()  # an end token that is never generated
 
-    def generate(prompt_ids: list[int], max_new_tokens: int, seed: int) -> list[int]:
+    def generate(asked: Asked) -> Answered:
         (result,) = generator.generate_batch(
-            [[tokenizer.id_to_token(token) for token in prompt_ids]],
-            max_length=max_new_tokens,
+            [[tokenizer.id_to_token(token) for token in asked.prompt_ids]],
+            max_length=asked.max_new_tokens,
             include_prompt_in_result=False,
             end_token=[no_token],
             length_penalty=1.0,
             **job.options,
         )
         new_tokens: list[int] = result.sequences_ids[0]
-        return new_tokens
+        return Answered(new_tokens)
 
     settings = f"compute_type {generator.compute_type}"
     if job.precision == "int8":

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
-from dsbd_ort import Pipeline, __version__
-from peers.runners.serve import Job, Opened, serve
+import json
+from typing import Any
+
+from dsbd_ort import JsonSchema, Pipeline, __version__
+from peers.runners.serve import Answered, Asked, Job, Opened, serve
 
 
 def open_job(job: Job) -> Opened:
-    """Open the bundle; the options are those of DecodingConfig."""
-    pipeline = Pipeline.from_bundle(job.folder, num_threads=job.num_threads)
+    """Open the bundle; the options are those of DecodingConfig.
 
-    def generate(prompt_ids: list[int], max_new_tokens: int, seed: int) -> list[int]:
-        no_end: tuple[int, ...] = ()
+    Requests share nothing: no rows of earlier prompts, no text of earlier answers.
+    """
+    pipeline = Pipeline.from_bundle(
+        job.folder, num_threads=job.num_threads, prefix_cache=False, ngram_pool=0
+    )
+
+    def generate(asked: Asked) -> Answered:
+        ending: dict[str, Any] = {"eos_token_id": ()}
+        if asked.json_schema is not None:
+            ending = {"constraint": JsonSchema(json.loads(asked.json_schema))}
         result = pipeline.generate(
-            prompt_ids,
-            max_new_tokens=max_new_tokens,
-            seed=seed,
-            eos_token_id=no_end,
+            asked.prompt_ids,
+            max_new_tokens=asked.max_new_tokens,
+            seed=asked.seed,
+            **ending,
             **job.options,
         )
-        return result.sequences[0].token_ids
+        return Answered(result.sequences[0].token_ids, result.stats.num_iterations)
 
     entry = pipeline.bundle.manifest.target
     settings = f"weights {entry.dtype}, quantization {entry.quantization}, logits {entry.logits}"

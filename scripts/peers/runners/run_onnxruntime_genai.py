@@ -1,4 +1,4 @@
-"""onnxruntime-genai: beam search and its speculative mode, on models of its own builder."""
+"""onnxruntime-genai: beam search, drafting and guidance, on models of its own builder."""
 
 from __future__ import annotations
 
@@ -10,14 +10,38 @@ from typing import Any
 
 import onnxruntime_genai
 
-from peers.runners.serve import Job, Opened, serve, unknown_task
+from peers.runners.serve import (
+    Answered,
+    Asked,
+    Job,
+    Opened,
+    end_token_of,
+    serve,
+    unknown_task,
+)
 
 CONFIG = "genai_config.json"
 ROLES = ("target", "draft")
+BEAM_SEARCH: dict[str, Any] = {
+    "do_sample": False,
+    "early_stopping": False,
+    "length_penalty": 1.0,
+}
+SAMPLING: dict[str, Any] = {"do_sample": True, "temperature": 1.0, "top_p": 1.0}
 OPTIONS_BY_TASK: dict[str, dict[str, Any]] = {
-    "beam-search": {"do_sample": False, "early_stopping": False, "length_penalty": 1.0},
-    "assisted": {"do_sample": True, "temperature": 1.0, "top_p": 1.0},
-    "sampling": {"do_sample": True, "temperature": 1.0, "top_p": 1.0},
+    "beam-search": BEAM_SEARCH,
+    "assisted": SAMPLING,
+    "sampling": SAMPLING,
+    "lookup": SAMPLING,
+    "json-beam-search": BEAM_SEARCH,
+    "json-sampling": SAMPLING,
+}
+# of its documentation; the width adapts itself
+LOOKUP: dict[str, Any] = {
+    "ngram_size": 4,
+    "max_draft_tokens": 8,
+    "ngram_chained_lookup": True,
+    "min_adaptive_k": 2,
 }
 
 
@@ -30,8 +54,6 @@ def convert(job: Job) -> None:
         command += ["-o", str(folder / role), "-c", str(folder / "cache")]
         subprocess.run(command, check=True)
     config = json.loads((folder / "target" / CONFIG).read_text())
-    # no end token can be switched off, but the begin token is never generated
-    config["model"]["eos_token_id"] = config["model"]["bos_token_id"]
     config["model"]["decoder"]["filename"] = "target/model.onnx"
     (folder / CONFIG).write_text(json.dumps(config))
     for name in ("tokenizer.json", "tokenizer_config.json"):
@@ -46,24 +68,36 @@ def open_job(job: Job) -> Opened:
     config.overlay(json.dumps(_overlay(job)))
     model = onnxruntime_genai.Model(config)
 
-    def generate(prompt_ids: list[int], max_new_tokens: int, seed: int) -> list[int]:
+    def generate(asked: Asked) -> Answered:
         params = onnxruntime_genai.GeneratorParams(model)
         params.set_search_options(
-            max_length=len(prompt_ids) + max_new_tokens,
-            random_seed=seed,
+            max_length=len(asked.prompt_ids) + asked.max_new_tokens,
+            random_seed=asked.seed,
             **OPTIONS_BY_TASK[job.task] | job.options,
         )
+        if job.task == "lookup":
+            params.set_speculative_options(**LOOKUP)
+        if asked.json_schema is not None:
+            params.set_guidance("json_schema", asked.json_schema)
         generator = onnxruntime_genai.Generator(model, params)
-        generator.append_tokens(prompt_ids)
+        generator.append_tokens(asked.prompt_ids)
         while not generator.is_done():
             generator.generate_next_token()
-        new_tokens: list[int] = generator.get_sequence(0)[len(prompt_ids) :].tolist()
-        return new_tokens
+        new_tokens: list[int] = generator.get_sequence(0)[len(asked.prompt_ids) :].tolist()
+        return Answered(new_tokens, _num_iterations(generator, job, len(new_tokens)))
 
     settings = "CPU provider"
     if job.precision == "int8":
         settings += ", weights as its model builder quantizes them"
     return Opened(version=onnxruntime_genai.__version__, settings=settings, generate=generate)
+
+
+def _num_iterations(generator: Any, job: Job, num_tokens: int) -> int | None:
+    """Return the rounds that drafted, and one for every token beside them."""
+    if job.task not in ("assisted", "lookup"):
+        return num_tokens
+    stats = generator.get_speculative_stats()
+    return int(stats["rounds"] + num_tokens - stats["tokens_emitted"])
 
 
 def _overlay(job: Job) -> dict[str, Any]:
@@ -74,7 +108,15 @@ def _overlay(job: Job) -> dict[str, Any]:
         built = json.loads((Path(job.folder) / "draft" / CONFIG).read_text())
         model["draft"] = built["model"]["decoder"] | {"filename": "draft/model.onnx"}
         model["draft"]["session_options"] |= threads["session_options"]
+    # an end token cannot be switched off, but no model generates one beyond its vocabulary
+    is_document = job.task.startswith("json-")
+    model["eos_token_id"] = end_token_of(job.target) if is_document else _vocab_size(job)
     return {"model": model}
+
+
+def _vocab_size(job: Job) -> int:
+    built = json.loads((Path(job.folder) / "target" / CONFIG).read_text())
+    return int(built["model"]["vocab_size"])
 
 
 if __name__ == "__main__":

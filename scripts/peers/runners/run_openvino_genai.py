@@ -1,4 +1,4 @@
-"""OpenVINO GenAI: beam search and a draft model, on models that optimum-intel exported."""
+"""OpenVINO GenAI: beam search, drafting and schemas, on models that optimum-intel exported."""
 
 from __future__ import annotations
 
@@ -11,7 +11,15 @@ import numpy as np
 import openvino
 import openvino_genai
 
-from peers.runners.serve import Job, Opened, serve, unknown_task
+from peers.runners.serve import (
+    Answered,
+    Asked,
+    Job,
+    Opened,
+    end_token_of,
+    serve,
+    unknown_task,
+)
 
 DEVICE = "CPU"
 ROLES = ("target", "draft")
@@ -22,14 +30,19 @@ PROPERTIES_BY_PRECISION = {
 }
 REPORTED = ("INFERENCE_PRECISION_HINT", "KV_CACHE_PRECISION", "DYNAMIC_QUANTIZATION_GROUP_SIZE")
 SAMPLING: dict[str, Any] = {"do_sample": True, "temperature": 1.0, "top_p": 1.0}
+BEAM_SEARCH: dict[str, Any] = {
+    "do_sample": False,
+    "length_penalty": 1.0,
+    "stop_criteria": openvino_genai.StopCriteria.HEURISTIC,  # early_stopping=False
+}
+LOOKUP: dict[str, Any] = {"num_assistant_tokens": 5, "max_ngram_size": 3}  # of its sample
 OPTIONS_BY_TASK: dict[str, dict[str, Any]] = {
-    "beam-search": {
-        "do_sample": False,
-        "length_penalty": 1.0,
-        "stop_criteria": openvino_genai.StopCriteria.HEURISTIC,  # early_stopping=False
-    },
+    "beam-search": BEAM_SEARCH,
     "assisted": SAMPLING,
     "sampling": SAMPLING,
+    "lookup": SAMPLING | LOOKUP,
+    "json-beam-search": BEAM_SEARCH,
+    "json-sampling": SAMPLING,
 }
 
 
@@ -51,19 +64,24 @@ def open_job(job: Job) -> Opened:
     target, draft = (str(Path(job.folder) / role) for role in ROLES)
     scheduler = openvino_genai.SchedulerConfig()
     scheduler.enable_prefix_caching = False  # with a draft model it fails in fp32 (2026.4.1)
-    parts = {"scheduler_config": scheduler}
+    parts: dict[str, Any] = {"scheduler_config": scheduler}
+    if job.task == "lookup":
+        parts["prompt_lookup"] = True
     if job.task == "assisted":
         parts["draft_model"] = openvino_genai.draft_model(draft, DEVICE, **properties)
     pipeline = openvino_genai.LLMPipeline(target, DEVICE, **properties, **parts)
 
-    def generate(prompt_ids: list[int], max_new_tokens: int, seed: int) -> list[int]:
-        config = _config(OPTIONS_BY_TASK[job.task] | job.options, max_new_tokens, seed)
-        ids = np.array([prompt_ids], dtype=np.int64)  # (1, prompt_length)
+    def generate(asked: Asked) -> Answered:
+        config = _config(OPTIONS_BY_TASK[job.task] | job.options, asked)
+        if asked.json_schema is not None:
+            config.ignore_eos, config.eos_token_id = False, end_token_of(job.target)
+            config.stop_token_ids = {end_token_of(job.target)}
+        ids = np.array([asked.prompt_ids], dtype=np.int64)  # (1, prompt_length)
         inputs = openvino_genai.TokenizedInputs(
             openvino.Tensor(ids), openvino.Tensor(np.ones_like(ids))
         )
-        new_tokens: list[int] = pipeline.generate(inputs, config).tokens[0]
-        return new_tokens
+        result = pipeline.generate(inputs, config)
+        return Answered(result.tokens[0], len(result.perf_metrics.raw_metrics.m_batch_sizes))
 
     return Opened(
         version=openvino_genai.get_version().partition("-")[0],
@@ -72,13 +90,15 @@ def open_job(job: Job) -> Opened:
     )
 
 
-def _config(
-    options: dict[str, Any], max_new_tokens: int, seed: int
-) -> openvino_genai.GenerationConfig:
+def _config(options: dict[str, Any], asked: Asked) -> openvino_genai.GenerationConfig:
     config = openvino_genai.GenerationConfig()
-    config.max_new_tokens = max_new_tokens
+    config.max_new_tokens = asked.max_new_tokens
     config.ignore_eos = True
-    config.rng_seed = seed
+    config.rng_seed = asked.seed
+    if asked.json_schema is not None:
+        config.structured_output_config = openvino_genai.StructuredOutputConfig(
+            json_schema=asked.json_schema
+        )
     for name, value in options.items():
         if not hasattr(config, name):
             raise ValueError(f"GenerationConfig of OpenVINO GenAI has no {name!r}")

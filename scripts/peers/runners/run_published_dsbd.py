@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from peers.runners.serve import Job, Opened, serve, unknown_task
+from peers.runners.serve import Answered, Asked, Job, Opened, serve, unknown_task
 
 NO_TOKEN = -1
 
@@ -26,20 +26,20 @@ def open_job(job: Job) -> Opened:
         for folder in (job.target, job.draft)
     )
 
-    def generate(prompt_ids: list[int], max_new_tokens: int, seed: int) -> list[int]:
-        torch.manual_seed(seed)
+    def generate(asked: Asked) -> Answered:
+        torch.manual_seed(asked.seed)
         output = beam_speculative_sampling(
-            torch.tensor([prompt_ids]),
+            torch.tensor([asked.prompt_ids]),
             draft,
             target,
             eos_token_id=NO_TOKEN,
             pad_token_id=0,
-            max_len=max_new_tokens,
+            max_len=asked.max_new_tokens,
             **job.options,
         )
         # its last round may end beyond the limit: those tokens count as well
-        new_tokens: list[int] = output[0, len(prompt_ids) :].tolist()
-        return new_tokens
+        new_tokens: list[int] = output[0, len(asked.prompt_ids) :].tolist()
+        return Answered(new_tokens)
 
     return Opened(version=_commit(Path(job.folder)), settings="float32", generate=generate)
 

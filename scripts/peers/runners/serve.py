@@ -4,8 +4,9 @@ Each is run by the Python of another environment, so this file imports the stand
 
     {"convert": JOB}  ->  {}
     {"open": JOB}     ->  {"version": "4.8.5", "settings": "beam_size 4, no end token"}
-    {"generate": {"prompt_ids": [0, 5], "max_new_tokens": 2, "seed": 3}}
-                      ->  {"token_ids": [7, 8], "seconds": 0.1, "peak_bytes": 300000000}
+    {"generate": {"prompt_ids": [0, 5], "max_new_tokens": 2, "seed": 3, "json_schema": null}}
+                      ->  {"token_ids": [7, 8], "num_iterations": 2, "seconds": 0.1,
+                           "peak_bytes": 300000000}
 
 A request that fails is answered by {"error": "..."}, and the runner ends.
 """
@@ -31,7 +32,9 @@ class Job:
         target, draft: checkpoints of Hugging Face layout.
         folder: also read by the tool: its conversion, our bundle, or a checkout.
         precision: "fp32" or "int8".
-        task: "beam-search", "beam-sampling", "assisted" or "sampling".
+        task: "beam-search", "beam-sampling", "assisted", "sampling" or "lookup" (drafted by what
+            followed the last tokens before), where every sequence has the full length; or
+            "json-beam-search" or "json-sampling", where a document under a schema ends by itself.
         options: further options of the task.
         num_threads: of the tool; the environment variables of OpenMP say the same.
     """
@@ -45,8 +48,34 @@ class Job:
     num_threads: int
 
 
-# (prompt_ids, max_new_tokens, seed) -> new tokens of the best sequence
-Generate = Callable[[list[int], int, int], list[int]]
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """One request.
+
+    Attributes:
+        json_schema: text of the schema that the answer follows; None for free text.
+    """
+
+    prompt_ids: list[int]
+    max_new_tokens: int
+    seed: int
+    json_schema: str | None = None
+
+
+@dataclass(frozen=True)
+class Answered:
+    """The answer to a request.
+
+    Attributes:
+        token_ids: new tokens of the best sequence.
+        num_iterations: in which the target gave them; None where the tool does not say.
+    """
+
+    token_ids: list[int]
+    num_iterations: int | None = None
+
+
+Generate = Callable[[Asked], Answered]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +107,7 @@ def serve(open_job: Callable[[Job], Opened], convert: Callable[[Job], None] | No
                 opened = open_job(Job(**arguments))
                 answer = {"version": opened.version, "settings": opened.settings}
             elif verb == "generate" and opened:
-                answer = _timed(opened.generate, **arguments)
+                answer = _timed(opened.generate, Asked(**arguments))
             else:
                 raise ValueError(f"this runner cannot {verb} now")
         except Exception as error:
@@ -95,14 +124,19 @@ def unknown_task(job: Job) -> ValueError:
     return ValueError(f"task {job.task!r} in {job.precision} is not among this runner's")
 
 
-def _timed(
-    generate: Generate, prompt_ids: list[int], max_new_tokens: int, seed: int
-) -> dict[str, Any]:
+def end_token_of(checkpoint: str | Path) -> int:
+    """Return the id of the token that ends a text, by a checkpoint's configuration."""
+    config = json.loads((Path(checkpoint) / "config.json").read_text())
+    return int(config["eos_token_id"])
+
+
+def _timed(generate: Generate, asked: Asked) -> dict[str, Any]:
     start = time.perf_counter()
-    token_ids = generate(prompt_ids, max_new_tokens, seed)
+    answered = generate(asked)
     seconds = time.perf_counter() - start
     return {
-        "token_ids": [int(token) for token in token_ids],
+        "token_ids": [int(token) for token in answered.token_ids],
+        "num_iterations": answered.num_iterations,
         "seconds": seconds,
         "peak_bytes": _peak_bytes(),
     }

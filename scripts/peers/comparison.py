@@ -1,0 +1,99 @@
+"""Comparisons of scripts/compare_peers: which tools do what, and the table of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tokenizers import Tokenizer
+
+from dsbd_ort.benchmark.prompts import PROMPTS
+from peers.catalog import PEERS, Peer
+from peers.drafting import DRAFTING_PEERS, drafting_prompts
+from peers.rounds import Prompt
+from peers.schemas import SCHEMA_PEERS, schema_prompts, schema_warm_up
+from peers.summary import BARS, Bar
+
+STRATEGIES = "strategies"
+_WARM_UP = "def close(self, force=False):"  # none of the prompts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """One comparison.
+
+    Attributes:
+        name: its value of ``--compare``.
+        section: of docs/performance.md.
+        peers: the tools, ours first.
+        prompts: the first so many prompts of every kind of work, in the tokens of the pair.
+        warm_up: the request before them, which is not counted.
+        columns: of its table.
+        note: ends the paragraph below the table.
+        bars: ratios that were aimed at.
+    """
+
+    name: str
+    section: str
+    peers: tuple[Peer, ...]
+    prompts: Callable[[Tokenizer, int], list[Prompt]]
+    warm_up: Callable[[Tokenizer], Prompt]
+    columns: tuple[str, ...]
+    note: str
+    bars: tuple[Bar, ...] = ()
+
+
+def _prompts(tokenizer: Tokenizer, num_prompts: int) -> list[Prompt]:
+    return [Prompt(token_ids=tokenizer.encode(text).ids) for text in PROMPTS[:num_prompts]]
+
+
+def _warm_up(tokenizer: Tokenizer) -> Prompt:
+    return Prompt(token_ids=tokenizer.encode(_WARM_UP).ids)
+
+
+COMPARISONS = {
+    comparison.name: comparison
+    for comparison in (
+        Comparison(
+            name=STRATEGIES,
+            section="peers",
+            peers=PEERS,
+            prompts=_prompts,
+            warm_up=_warm_up,
+            columns=(
+                *("tool", "version", "precision", "what it did", "tokens/s", "new tokens"),
+                *("ours / theirs", "peak memory, MB", "same tokens"),
+            ),
+            note="No end token: every sequence has the full length, so length penalties and "
+            "early stopping decide nothing.",
+            bars=BARS,
+        ),
+        Comparison(
+            name="schemas",
+            section="peers, schemas",
+            peers=SCHEMA_PEERS,
+            prompts=schema_prompts,
+            warm_up=schema_warm_up,
+            columns=(
+                *("tool", "version", "precision", "what it did", "tokens/s", "new tokens"),
+                *("valid", "ours / theirs", "peak memory, MB", "same tokens"),
+            ),
+            note="A document that is not whole by then is not valid. Times include the "
+            "compilation of the schema.",
+        ),
+        Comparison(
+            name="drafting",
+            section="peers, drafting",
+            peers=DRAFTING_PEERS,
+            prompts=drafting_prompts,
+            warm_up=_warm_up,
+            columns=(
+                *("work", "tool", "version", "precision", "what it did", "tokens/s", "new tokens"),
+                *("tokens/iteration", "times as fast as its own without"),
+                *("ours / theirs", "same tokens"),
+            ),
+            note="No end token, where the tool can do without one. No text or row of an earlier "
+            "request is used.",
+        ),
+    )
+}
