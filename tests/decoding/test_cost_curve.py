@@ -171,3 +171,15 @@ def test_before_anything_was_drafted_a_layer_costs_a_share_of_what_an_iteration_
     cost = taught_loop_cost([0], 0.0, 0.0)
     assert cost.iteration == pytest.approx(7e-4, rel=0.02)
     assert cost.layer == pytest.approx(4.2e-4, rel=0.02)
+
+
+def test_a_loop_may_take_no_time_that_the_clock_can_tell() -> None:
+    cost = LoopCost()
+    for _ in range(2000):
+        cost.learn(1, 0.0, 0.0)
+    assert cost.iteration == pytest.approx(0.0, abs=1e-9)
+    cost.learn(1, 1e-3, 1e-3)
+    assert cost.layer < 1e-4  # a disturbance, as long as it is alone
+    for _ in range(400):
+        cost.learn(1, 1e-3, 1e-3)
+    assert cost.iteration + cost.layer == pytest.approx(2e-3, rel=0.05)

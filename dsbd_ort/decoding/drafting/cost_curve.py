@@ -31,6 +31,7 @@ _BYTES_PER_SECOND = 1e10  # read by a call of one row
 
 _GUESSED_LOOP = 2e-4  # seconds of an iteration without a draft; a layer adds these shares of it:
 _GUESSED_DRAFTING, _GUESSED_SLOPE = 0.4, 0.2  # in drafting, in verifying
+_LEAST_DISTURBANCE = 2e-5  # seconds
 _LOOP_MEMORY = 0.98  # weight that an iteration keeps after another
 
 
@@ -235,9 +236,11 @@ class LoopCost:
 
     def learn(self, num_layers: int, drafting: float, rest: float) -> None:
         """Count an iteration: the seconds of drafting so many layers, and all others."""
-        most = 4.0 * (self.iteration + num_layers * self.layer)
-        share = most / max(drafting + rest, most)
-        drafting, rest = share * drafting, share * rest
+        drafting, rest = max(drafting, 0.0), max(rest, 0.0)  # differences of what a clock told
+        most = 4.0 * (self.iteration + num_layers * self.layer) + _LEAST_DISTURBANCE
+        if drafting + rest > most:
+            share = most / (drafting + rest)
+            drafting, rest = share * drafting, share * rest
         self._drafting = _LOOP_MEMORY * self._drafting + drafting
         seen = [1.0, num_layers, num_layers**2, rest, num_layers * rest]
         self._sums = _LOOP_MEMORY * self._sums + seen
