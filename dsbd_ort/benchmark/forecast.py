@@ -13,12 +13,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dsbd_ort.decoding import DecodingConfig, StepModel, decode_iterations, result_of
-from dsbd_ort.decoding.drafting.cost_curve import CostCurve, EngineCosts, measure_costs
+from dsbd_ort.decoding.drafting.cost_curve import EngineCosts, measure_costs
 from dsbd_ort.decoding.drafting.throughput import AcceptanceEstimator
-from dsbd_ort.decoding.step_model import Logits
+from dsbd_ort.decoding.step_model import Role
 from dsbd_runtime.bundle import Bundle
 from dsbd_runtime.draft_record import ExpectedSpeed
 from dsbd_runtime.loading import load_pair
@@ -28,38 +27,25 @@ TOP_K = 20
 _NUM_PROMPTS, _NEW_TOKENS = 16, 32
 
 
-class PricedModel:
-    """A StepModel that counts the rows of its calls; see StepModel."""
+class PricedCalls:
+    """The costs of a pair, and the sum of what the calls of its requests cost by them; see Costs.
 
-    def __init__(self, model: StepModel) -> None:
-        self._model = model
-        self.vocab_size = model.vocab_size
-        self.rows_by_call: list[int] = []
+    Attributes:
+        seconds: the sum, calls that compute a prompt left out.
+    """
 
-    @property
-    def num_rows(self) -> int:
-        """See StepModel."""
-        return self._model.num_rows
+    def __init__(self, costs: EngineCosts) -> None:
+        self._costs = costs
+        self.seconds = 0.0
 
-    def keep(self, rows: NDArray[np.int64]) -> None:
-        """See StepModel.keep."""
-        self._model.keep(rows)
+    def now(self) -> EngineCosts:
+        """See Costs.now."""
+        return self._costs
 
-    def forward(
-        self,
-        token_ids: NDArray[np.int64],
-        positions: NDArray[np.int64],
-        mask: NDArray[np.bool_],
-        logit_rows: NDArray[np.int64],
-    ) -> Logits:
-        """See StepModel.forward."""
-        self.rows_by_call.append(len(token_ids))
-        return self._model.forward(token_ids, positions, mask, logit_rows)
-
-    def seconds(self, curve: CostCurve) -> float:
-        """Return the price of the calls since the last time, the first left out: the prompt's."""
-        rows, self.rows_by_call = np.array(self.rows_by_call[1:], dtype=np.int64), []
-        return float(curve.up_to(rows.max(initial=0))[rows].sum())
+    def observe(self, role: Role, num_rows: int, seconds: float) -> None:
+        """Count a call at its price, not at the seconds that it took."""
+        curve = self._costs.target if role == "target" else self._costs.draft
+        self.seconds += float(curve.up_to(num_rows)[num_rows])
 
 
 def forecast(bundle: Bundle, prompts: Sequence[Sequence[int]]) -> list[ExpectedSpeed]:
@@ -85,7 +71,6 @@ def forecasts(
     new_tokens: int,
 ) -> Iterator[ExpectedSpeed]:
     """Yield the forecast of each width for engines with these costs."""
-    models = PricedModel(target), PricedModel(draft)
     for width in WIDTHS:
         config = DecodingConfig(
             strategy="speculative" if width == 1 else "dsbd",
@@ -94,21 +79,19 @@ def forecasts(
             max_new_tokens=new_tokens,
             draft_policy="throughput",
         )
-        estimator = AcceptanceEstimator.initial()
-        num_iterations, num_layers, seconds = 0, 0, 0.0
+        calls, estimator = PricedCalls(costs), AcceptanceEstimator.initial()
+        num_iterations, num_layers = 0, 0
         for seed, prompt in enumerate(prompts):
+            rng = np.random.default_rng(seed)
             iterations = decode_iterations(
-                *models, prompt, config, np.random.default_rng(seed), costs=costs,
-                estimator=estimator,
-            )  # fmt: skip
+                target, draft, prompt, config, rng, costs=calls, estimator=estimator
+            )
             stats = result_of(iterations).stats
             num_iterations += stats.num_iterations
             num_layers += stats.num_iterations + stats.num_accepted_layers
-            curves = costs.target, costs.draft
-            seconds += sum(m.seconds(c) for m, c in zip(models, curves, strict=True))
         plain = num_layers * float(costs.target.up_to(width)[width])
         yield ExpectedSpeed(
             num_beams=width,
             tokens_per_iteration=num_layers / num_iterations,
-            speedup=plain / seconds,
+            speedup=plain / calls.seconds,
         )

@@ -51,12 +51,22 @@ MeasureSpeed = Callable[[TrainedDraft], tuple[list[ExpectedSpeed], str]]
 
 
 def distill(
-    config: DistillConfig, *, report: Report, measure_speed: MeasureSpeed | None
+    config: DistillConfig,
+    *,
+    report: Report,
+    measure_speed: MeasureSpeed | None,
+    save_every: float = 60.0,
 ) -> DraftRecord:
-    """Train a draft and leave it in ``config.output``; ``report`` gets a line a stage.
+    """Train a draft, leave it in ``config.output`` and return what was measured of it.
 
     The output is whole or absent. What a killed or failed run has trained stays in the work folder,
     from where the same command goes on.
+
+    Args:
+        config: the options.
+        report: gets a line a stage.
+        measure_speed: measures the engines of the trained draft; None for a record without speeds.
+        save_every: seconds of training that a kill may cost.
 
     Raises:
         ExportError: an option, the target or the texts are not usable, or nothing can be written.
@@ -69,7 +79,7 @@ def distill(
     files = [] if work.tokens.exists() else _readable_files(config)
     with work.opened(config):
         teaching = prepare_teaching(config, checkpoint, files, work, report)
-        record = _train(config, teaching, work, report)
+        record = _train(config, teaching, work, report, save_every)
         if measure_speed is not None:
             trained = TrainedDraft(
                 target=checkpoint.folder,
@@ -109,7 +119,7 @@ def _check_tokenizer(checkpoint: Checkpoint) -> None:
 
 
 def _train(
-    config: DistillConfig, teaching: Teaching, work: WorkFolder, report: Report
+    config: DistillConfig, teaching: Teaching, work: WorkFolder, report: Report, save_every: float
 ) -> DraftRecord:
     """Leave the trained draft in the work folder and return its record, without speeds."""
     draft = _first_draft(config, teaching).to(teaching.device.name)
@@ -118,7 +128,7 @@ def _train(
         f"draft of {num_parameters:,} parameters ({num_parameters / num_of_target:.1%} of the "
         f"target's): {draft.config.num_hidden_layers} layers of {draft.config.hidden_size}"
     )
-    state = train_draft(config, teaching, draft, work, report)
+    state = train_draft(config, teaching, draft, work, report, save_every=save_every)
     acceptance, error = acceptance_rate(draft, teaching.samples, teaching.device)
     report(f"held-out acceptance {acceptance:.3f} (standard error {error:.3f})")
     _write_draft(draft, teaching.checkpoint, work.draft)

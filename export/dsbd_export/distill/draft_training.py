@@ -38,6 +38,8 @@ def train_draft(
     draft: PreTrainedModel,
     work: WorkFolder,
     report: Report,
+    *,
+    save_every: float,
 ) -> TrainingState:
     """Train to the end of the budget, from the latest checkpoint on where there is one."""
     device = teaching.device
@@ -56,7 +58,8 @@ def train_draft(
     rate = _LEARNING_RATE * min(1.0, _LEARNED_AT / draft.config.hidden_size)
     steps, seconds = config.steps, 60 * config.minutes
     budget = TimeBudget(seconds) if steps is None else StepBudget(steps)
-    trainer = Trainer(draft, Schedule(learning_rate=rate), budget, work.checkpoint)
+    schedule = Schedule(learning_rate=rate)
+    trainer = Trainer(draft, schedule, budget, work.checkpoint, save_every=save_every)
     if trainer.state.step:
         report(f"going on from step {trainer.state.step:,}")
     loss_of = functools.partial(distillation_loss, device=device)

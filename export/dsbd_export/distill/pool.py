@@ -21,11 +21,11 @@ from dsbd_export.distill.acceptance import TOP_K
 from dsbd_export.distill.teacher import Labelled, Teacher, num_labels
 from dsbd_export.distill.texts import Tokens, windows
 
-STEPS_A_ROUND = 48
+STEPS_A_ROUND = 24
 _NUM_ROUNDS = 32  # kept
-_SHORT, _LONG = 256, 2048  # lengths of rows
-_ROWS = {"texts": 128, "samples": 128, "long": 8}  # of a round
-_BATCH = {"texts": 8, "samples": 8, "long": 2}  # rows of a step
+_LENGTH = {"texts": 256, "samples": 128, "long": 2048}  # of rows, where the context holds them
+_ROWS = {"texts": 64, "samples": 128, "long": 4}  # of a round
+_BATCH = {"texts": 8, "samples": 16, "long": 2}  # rows of a step
 _LONG_EVERY = 8  # one step in eight has long rows, the others both short kinds
 _LEAST_PROMPT = 8  # tokens before a sample; at most half of its row
 
@@ -97,14 +97,17 @@ class Pool:
             if int(old.stem) <= number - _NUM_ROUNDS:
                 old.unlink()  # a resumed training that needs it makes it again
 
+    def _length(self, kind: str) -> int:
+        return min(_LENGTH[kind], self.context_length, len(self.texts))
+
     def _round(self, number: int) -> dict[str, Labelled]:
         rng = np.random.default_rng((self.seed, number, 0))
         labelled = {}
-        for kind, longest in (("texts", _SHORT), ("long", _LONG)):
-            length = min(longest, self.context_length, len(self.texts) - 1)
+        for kind in ("texts", "long"):
+            length = self._length(kind)
             rows = windows(self.texts, _ROWS[kind], length, rng)
             labelled[kind] = self.teacher.label(rows, num_labels(length, self.teacher.vocab_size))
-        length = min(_SHORT, self.context_length, len(self.texts) - 1)
+        length = self._length("samples")
         prompt_length = int(rng.integers(min(_LEAST_PROMPT, length // 2), length // 2 + 1))
         prompts = windows(self.texts, _ROWS["samples"], prompt_length, rng)
         seed = int(rng.integers(2**62))

@@ -209,6 +209,6 @@ def windows(
     stream: NDArray[np.integer], count: int, length: int, rng: np.random.Generator
 ) -> NDArray[np.int64]:
     """Draw ``count`` windows of ``length`` tokens at random offsets: (count, length) int64."""
-    starts = rng.integers(0, len(stream) - length, size=count)
+    starts = rng.integers(0, len(stream) - length + 1, size=count)
     drawn: NDArray[np.int64] = stream[starts[:, None] + np.arange(length)].astype(np.int64)
     return drawn

@@ -133,7 +133,7 @@ class Trainer:
         budget: Budget,
         checkpoint: Path,
         *,
-        save_every: float = 60.0,
+        save_every: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._model = model
@@ -222,8 +222,11 @@ class Trainer:
             "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
             "state": vars(self.state),
         }
-        with partial.open("wb") as file:  # a path would turn a full disk into a RuntimeError
-            torch.save(content, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, self._checkpoint)
+        try:
+            with partial.open("wb") as file:  # a path would turn a full disk into a RuntimeError
+                torch.save(content, file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, self._checkpoint)
+        finally:
+            partial.unlink(missing_ok=True)

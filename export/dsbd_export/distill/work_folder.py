@@ -78,21 +78,21 @@ class WorkFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             lock = FileLock(self.path / "lock")
             try:
-                lock.acquire(blocking=False)
+                held = lock.acquire(blocking=False)
             except Timeout:
                 raise ExportError(
                     f"another dsbd-distill is at work in {self.path}; wait for it, or choose "
                     "another output"
                 ) from None
-            is_over = False
-            try:
+            with held:
                 self._check_settings(config)
-                yield
-                is_over = True
-            finally:
-                if is_over or not self.checkpoint.exists():
-                    shutil.rmtree(self.path, ignore_errors=True)
-                lock.release()
+                is_over = False
+                try:
+                    yield
+                    is_over = True
+                finally:
+                    if is_over or not self.checkpoint.exists():
+                        shutil.rmtree(self.path, ignore_errors=True)
 
     def _check_settings(self, config: DistillConfig) -> None:
         """Raise ExportError for a folder of other options; note them in a new one."""
