@@ -62,6 +62,7 @@ def config_of(target: Path, texts: Path, output: Path, **options: object) -> Dis
 
 def write_texts(folder: Path, num_files: int = 40) -> Path:
     """Programs of 20 lines each, by the number of the file."""
+    folder.mkdir(exist_ok=True)
     for number in range(num_files):
         lines = [f"def f{i}(x):\n    return x * {number} + {i}\n" for i in range(10)]
         (folder / f"{number}.py").write_text("".join(lines))

@@ -82,6 +82,7 @@ def test_what_is_left(distilled):
     assert [path.name for path in output.parent.iterdir()] == ["draft"]  # no work folder
 
 
+@pytest.mark.slow
 def test_the_draft_exports_beside_its_target_and_into_a_bundle(distilled, target, tmp_path):
     draft = str(distilled.config.output)
     pair = ExportConfig(target=str(target), draft=draft, output=tmp_path / "pair")
@@ -102,6 +103,7 @@ def test_the_draft_exports_beside_its_target_and_into_a_bundle(distilled, target
         assert same[0][0].token_ids == same[1][0].token_ids
 
 
+@pytest.mark.slow
 def test_a_record_of_something_else_is_refused_by_the_export(distilled, target, tmp_path):
     draft = shutil.copytree(distilled.config.output, tmp_path / "draft")
     (draft / RECORD_FILE).write_text('{"acceptance": "high"}')
@@ -111,6 +113,7 @@ def test_a_record_of_something_else_is_refused_by_the_export(distilled, target, 
     assert [path.name for path in tmp_path.iterdir()] == ["draft"]
 
 
+@pytest.mark.slow
 def test_killed_with_sigkill_it_ends_as_one_that_was_not(distilled, target, texts, tmp_path):
     """Killed at its first checkpoint, and at its twentieth: bit for bit the same weights."""
     output = tmp_path / "draft"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import itertools
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -131,18 +132,28 @@ def test_a_loss_that_is_not_finite_ends_it(tmp_path):
         )
 
 
-def test_a_full_disk_leaves_the_checkpoint_before(tmp_path, monkeypatch):
+FULL_DISK = """
+import resource, sys
+from pathlib import Path
+from dsbd_export.distill.training import StepBudget
+from tests.distill.test_training import batches_at, killed_at, loss_of, trainer_of
+
+_, trainer = trainer_of(Path(sys.argv[1]), StepBudget(16))
+resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
+try:
+    trainer.run(batches_at, loss_of, killed_at(None))
+except OSError as error:
+    print("OSError", error)
+"""
+
+
+def test_a_full_disk_leaves_the_checkpoint_before(tmp_path):
+    """A limit on the size of files stands for the disk."""
     _, trainer = trainer_of(tmp_path, StepBudget(8))
     trainer.run(batches_at, loss_of, killed_at(None))
-
-    def full(content, file):
-        file.write(b"half")
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(training.torch, "save", full)
-    _, trainer = trainer_of(tmp_path, StepBudget(16))
-    with pytest.raises(OSError, match="No space left"):
-        trainer.run(batches_at, loss_of, killed_at(None))
+    program = [sys.executable, "-c", FULL_DISK, str(tmp_path)]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=100)
+    assert done.stdout.startswith("OSError"), (done.stdout, done.stderr)
     assert [file.name for file in tmp_path.iterdir()] == ["checkpoint.pt"]
     assert trainer_of(tmp_path, StepBudget(16))[1].state.step == 8
 

@@ -40,7 +40,7 @@ class DraftShape:
     @property
     def intermediate_size(self) -> int:
         """Return the width of the MLP."""
-        return self.hidden_size * 11 // 5
+        return self.hidden_size * 11 // 5 // 32 * 32
 
     def num_parameters(self, vocab_size: int) -> int:
         """Return the number of parameters with a vocabulary."""
@@ -49,12 +49,20 @@ class DraftShape:
         return vocab_size * size + self.num_layers * layer + size
 
 
-def shape_for(wanted: int | None, num_of_target: int, vocab_size: int) -> DraftShape:
-    """Return the shape for ``wanted`` parameters; None for a tenth of the target's, or the least.
+def check_shape(num_params: int | None, target_layers: int | None, target: Checkpoint) -> None:
+    """Raise ExportError for a shape that cannot be had of a target, before its weights are read."""
+    if num_params is not None:
+        _shape_within(num_params, target.vocab_size)
+    num_layers: int = normalized_config(target.config).num_layers
+    if target_layers is not None and target_layers >= num_layers:
+        raise ExportError(
+            f"target_layers={target_layers} is no draft: the target has {num_layers} layers; use "
+            f"fewer, as {max(num_layers // 4, 1)}"
+        )
 
-    Raises:
-        ExportError: no shape has so few.
-    """
+
+def shape_for(wanted: int | None, num_of_target: int, vocab_size: int) -> DraftShape:
+    """Return the shape for ``wanted`` parameters; None: a tenth of the target's, or the least."""
     if wanted is None:
         least = next(_shapes()).num_parameters(vocab_size)
         wanted = max(num_of_target // _DEFAULT_SHARE, least)
@@ -66,6 +74,9 @@ def _shape_within(num_params: int, vocab_size: int) -> DraftShape:
 
     Calls of a draft are made one after the other, so it is shallow: 2 layers and one more for each
     128 of the hidden size.
+
+    Raises:
+        ExportError: no shape has so few.
     """
     found = None
     for shape in _shapes():
@@ -154,15 +165,9 @@ def truncated_target(
     """Return a model of the target's family with some of its transformer layers, and the rest.
 
     Raises:
-        ExportError: the target has fewer layers, or its family's are not found.
+        ExportError: the layers of its family are not found.
     """
-    num_layers: int = normalized_config(checkpoint.config).num_layers
-    if num_kept >= num_layers:
-        raise ExportError(
-            f"target_layers={num_kept} is no draft: the target has {num_layers} layers; use "
-            f"fewer, as {max(num_layers // 4, 1)}"
-        )
-    kept = kept_layers(num_layers, num_kept)
+    kept = kept_layers(normalized_config(checkpoint.config).num_layers, num_kept)
     config = type(checkpoint.config).from_dict(_truncated_config(checkpoint, kept))
     weights = {
         name.replace(found[0], f"{found[1]}.{kept.index(int(found[2]))}.") if found else name: value
@@ -188,7 +193,7 @@ def _truncated_config(checkpoint: Checkpoint, kept: list[int]) -> dict[str, Any]
     content: dict[str, Any] = checkpoint.config.to_dict()
     num_layers = normalized_config(checkpoint.config).num_layers
     for name, value in content.items():
-        if isinstance(value, list) and len(value) == num_layers:  # one entry a layer
+        if "layer" in name and isinstance(value, list) and len(value) == num_layers:
             content[name] = [value[layer] for layer in kept]
         elif name in ("num_hidden_layers", "n_layer", "num_layers"):
             content[name] = len(kept)

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from dsbd_export.checkpoint import Checkpoint, open_target, quiet_libraries
 from dsbd_export.distill.acceptance import TEMPERATURE, TOP_K, acceptance_rate
 from dsbd_export.distill.config import DistillConfig
-from dsbd_export.distill.draft_model import new_draft, shape_for, truncated_target
+from dsbd_export.distill.draft_model import check_shape, new_draft, shape_for, truncated_target
 from dsbd_export.distill.draft_training import train_draft
 from dsbd_export.distill.teaching import Teaching, prepare_teaching
 from dsbd_export.distill.texts import TextFile, check_readable, find_files
@@ -75,6 +75,7 @@ def distill(
     report("reading the target's config and tokenizer")
     checkpoint = open_target(config.target, config.model_options)
     _check_tokenizer(checkpoint)
+    check_shape(config.num_params, config.target_layers, checkpoint)
     work = WorkFolder.beside(config.output)
     files = [] if work.tokens.exists() else _readable_files(config)
     with work.opened(config):

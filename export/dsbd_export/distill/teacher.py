@@ -18,7 +18,7 @@ from torch import Tensor, nn
 NUM_TOP = 32
 _MOST_LOGITS = 2**26  # numbers of one call, 256 MiB in fp32
 _FEW_LOGITS = 2**23  # the same on a CPU, whose caches they should fit
-_MOST_CACHE_BYTES = 2**30  # of keys and values while sampling
+_MOST_CACHE_BYTES = 2**29  # of keys and values while sampling
 
 
 @dataclass(frozen=True)

@@ -213,6 +213,7 @@ class Trainer:
         for optimizer, saved in zip(self._optimizers, content["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
         self.state = TrainingState(**content["state"])
+        self.state.progress = self._budget.progress(self.state.step, self.state.seconds)
 
     def _save(self) -> None:
         """Write a checkpoint; a kill or a full disk leaves the one before."""
