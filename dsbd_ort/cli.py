@@ -7,11 +7,13 @@ import sys
 import click
 
 from dsbd_ort.commands import bench as bench_command
+from dsbd_ort.commands import distill as distill_command
 from dsbd_ort.commands import export as export_command
 from dsbd_ort.commands import inspect as inspect_command
 from dsbd_ort.commands import run as run_command
 from dsbd_ort.commands import serve as serve_command
 from dsbd_ort.commands.bench import BenchArguments
+from dsbd_ort.commands.distill import DistillArguments
 from dsbd_ort.commands.export import ExportArguments, print_families
 from dsbd_ort.commands.inspect import JSON_FIELDS, InspectArguments
 from dsbd_ort.commands.options import command, given_flags
@@ -24,6 +26,11 @@ Examples:
   dsbd-export --demo -o bundle/
   dsbd-export --target TARGET --draft DRAFT --quantize int8-dynamic -o bundle/
   dsbd-export --bundle bundle/ --draft DRAFT
+"""
+DISTILL_EXAMPLES = """\b
+Examples:
+  dsbd-distill --target TARGET --data texts/ -o DRAFT
+  dsbd-distill --target TARGET --data texts/ --params 30M --minutes 120 -o DRAFT
 """
 RUN_EXAMPLES = """\b
 Examples:
@@ -73,6 +80,15 @@ def export(arguments: ExportArguments) -> None:
     Without a draft requests draft by n-grams of the text so far.
     """
     export_command.run(arguments, given_flags(click.get_current_context()))
+
+
+@command(DistillArguments, epilog=DISTILL_EXAMPLES)
+def distill(arguments: DistillArguments) -> None:
+    """Train a draft for a target.
+
+    On your texts, and on what the target makes of them; a run that was killed goes on where it was.
+    """
+    distill_command.run(arguments)
 
 
 @command(RunArguments, epilog=RUN_EXAMPLES)

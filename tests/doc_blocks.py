@@ -30,8 +30,9 @@ _FENCE = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 _SHELL_SYNTAX = re.compile(r"[|<>&]|\$'")
-_COMMANDS = {f"dsbd-{name}": getattr(cli, name) for name in ("run", "bench", "inspect")}
+_COMMANDS = {f"dsbd-{name}": getattr(cli, name) for name in ("run", "bench", "inspect", "distill")}
 _QUICK = {  # a documented measurement runs, but not for as long
+    "dsbd-distill": ["--steps", "2"],
     "dsbd-bench": ["--max-new-tokens", "2", "--repetitions", "1", "--prompts", "prompt.txt"],
 }
 _OWN_PROCESS = {"--workers", "--cluster"}

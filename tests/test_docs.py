@@ -74,6 +74,9 @@ def workspace(tmp_path: Path, tiny_bundle: Bundle, checkpoints: Path) -> Path:
         file.truncate(1000)
     (tmp_path / "prompt.txt").write_text("def read(path):")
     (tmp_path / "long.txt").write_text("x" * 2100)
+    (tmp_path / "texts").mkdir()
+    for number in range(8):
+        (tmp_path / "texts" / f"{number}.py").write_text(f"def f{number}(x): return x\n" * 40)
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "def read("}\n{"prompt": "import "}\n')
     subprocess.run(["git", "init", "--quiet"], cwd=tmp_path, check=True)
     subprocess.run(["git", "add", "prompt.txt"], cwd=tmp_path, check=True)

@@ -9,6 +9,7 @@ from typing import Any
 from dsbd_ort.model_defaults import ModelDefaults
 from dsbd_runtime.bundle import MODEL_FILE, Bundle, KVGeometry
 from dsbd_runtime.cuda_device import gpu_compute_capability, import_cuda_runtime
+from dsbd_runtime.draft_record import RECORD_FILE, DraftRecord, read_record
 from dsbd_runtime.errors import BundleError, ProviderError
 from dsbd_runtime.graph import FULL
 from dsbd_runtime.loading import check_available
@@ -115,6 +116,7 @@ class BundleSummary:
         not_built: what generation_config.json asks for besides, and requests go without.
         total_bytes: of all files.
         files: size in bytes by name.
+        draft_record: what dsbd-distill measured of the draft, None unless it made it.
         engines: of the models with TensorRT engines.
     """
 
@@ -132,6 +134,7 @@ class BundleSummary:
     not_built: dict[str, Any]
     total_bytes: int
     files: dict[str, int]
+    draft_record: DraftRecord | None
     engines: list[EngineSummary]
     providers: list[ProviderSummary]
 
@@ -159,9 +162,15 @@ def summarize_bundle(bundle: Bundle, *, verified: bool) -> BundleSummary:
         not_built=defaults.not_built,
         total_bytes=sum(files.values()),
         files=files,
+        draft_record=_draft_record(bundle),
         engines=summarize_engines(bundle),
         providers=[_provider_summary(provider, bundle) for provider in PROVIDERS],
     )
+
+
+def _draft_record(bundle: Bundle) -> DraftRecord | None:
+    name = f"draft/{RECORD_FILE}"
+    return read_record(bundle.path / name) if name in bundle.manifest.files else None
 
 
 def _model_summary(bundle: Bundle, role: str) -> ModelSummary:

@@ -145,16 +145,16 @@ def export(arguments: ExportArguments) -> None:
             "--target is missing; give a checkpoint folder or hub id, or with --bundle the bundle "
             "that the draft is for"
         )
-    with _export_packages():
+    with export_packages():
         from dsbd_export.config import ExportConfig
         from dsbd_export.demo import demo_pair
         from dsbd_export.pipeline import export_bundle
-    options = _options_of(ExportConfig, arguments)
+    options = options_of(ExportConfig, arguments)
     if arguments.demo:
         target, draft = demo_pair()
         options |= {"target": str(target), "draft": str(draft)}
     with orderly_termination():
-        result = export_bundle(ExportConfig(**options), report=_progress())
+        result = export_bundle(ExportConfig(**options), report=progress())
     print_bundle(result.output, result.manifest)
     if result.manifest.draft is None:
         print_no_draft(result.output)
@@ -166,17 +166,17 @@ def export_draft(arguments: ExportArguments, bundle: Path, draft: str) -> None:
     Raises:
         click.ClickException: the packages of the export are not installed.
     """
-    with _export_packages():
+    with export_packages():
         from dsbd_export.config import DraftConfig
         from dsbd_export.draft_export import export_draft as export_into
     with orderly_termination():
-        config = DraftConfig(**_options_of(DraftConfig, arguments))
-        result = export_into(config, report=_progress())
+        config = DraftConfig(**options_of(DraftConfig, arguments))
+        result = export_into(config, report=progress())
     print_bundle(result.output, result.manifest)
 
 
 @contextlib.contextmanager
-def _export_packages() -> Iterator[None]:
+def export_packages() -> Iterator[None]:
     """Raise click.ClickException for an ImportError in the block.
 
     Imports stand in functions, not at the top: they import torch, which no other command may load.
@@ -190,15 +190,15 @@ def _export_packages() -> Iterator[None]:
         ) from error
 
 
-def _options_of(config: type[Any], arguments: ExportArguments) -> dict[str, Any]:
+def options_of(config: type[Any], arguments: object) -> dict[str, Any]:
     """Return the arguments that are fields of a config."""
     return {field.name: getattr(arguments, field.name) for field in fields(config)}
 
 
-def _progress() -> Callable[[str], None]:
+def progress() -> Callable[[str], None]:
     """Return a function that prints a line on stderr."""
     console = Console(stderr=True)
-    return lambda line: console.print(line, highlight=False)
+    return lambda line: console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def build_engines(arguments: ExportArguments, bundle: Path) -> None:
@@ -221,7 +221,7 @@ def build_engines(arguments: ExportArguments, bundle: Path) -> None:
         capacity=arguments.capacity,
     )
     with orderly_termination():
-        manifest = add_engines(bundle, options, report=_progress())
+        manifest = add_engines(bundle, options, report=progress())
     print_bundle(bundle, manifest)
 
 

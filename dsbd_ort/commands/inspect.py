@@ -22,6 +22,7 @@ from dsbd_ort.commands.options import argument, flag
 from dsbd_ort.model_defaults import WARPING, listed
 from dsbd_ort.results import json_text
 from dsbd_runtime.bundle import open_bundle
+from dsbd_runtime.draft_record import DraftRecord
 
 JSON_FIELDS = """\b
 The object that --json prints has these fields:
@@ -34,6 +35,11 @@ The object that --json prints has these fields:
     parity {measure, value, limit}
   generation_config {option: value}, not_built {name: value}
   total_bytes, files {name: bytes}
+  draft_record (null unless dsbd-distill made the draft):
+    target, num_parameters, num_target_parameters, acceptance, acceptance_error,
+    temperature, top_k, seed, steps, minutes, num_train_tokens, num_held_out_tokens,
+    curve [{step, seconds, loss, acceptance}],
+    speeds [{num_beams, tokens_per_iteration, speedup}], measured_on
   engines [{role, built {flavour, tensorrt_version, compute_capability, capacity,
     step_profiles, move_profiles, attention, onnx_sha256}, problems, not_checked}]
   providers [{name, can_run, problems}]
@@ -89,6 +95,8 @@ def print_summary(summary: BundleSummary) -> None:
             f"the draft's context is shorter than the target's {summary.target.context_length:,}"
         )
         _print_lines(console, [f"requests can use {summary.context_length:,} tokens: {shorter}"])
+    if summary.draft_record is not None:
+        _print_lines(console, _record_lines(summary.draft_record))
     _print_lines(console, _defaults_lines(summary))
     console.print(_files_table(summary))
     versions = ", ".join(f"{tool} {version}" for tool, version in summary.versions.items())
@@ -117,6 +125,20 @@ def _defaults_lines(summary: BundleSummary) -> list[str]:
         lines.append(f"not read by search strategies: {', '.join(warped)}")
     if summary.not_built:
         lines.append(f"dsbd-ort cannot do yet: {listed(summary.not_built)}")
+    return lines
+
+
+def _record_lines(record: DraftRecord) -> list[str]:
+    """Return what dsbd-distill measured of the draft."""
+    lines = [
+        f"the draft was distilled from {record.target}: held-out acceptance "
+        f"{record.acceptance:.3f} at temperature {record.temperature:g}, top-k {record.top_k}"
+    ]
+    for speed in record.speeds:
+        lines.append(
+            f"{speed.num_beams} beams: {speed.tokens_per_iteration:.2f} tokens an iteration, "
+            f"{speed.speedup:.2f}x expected ({record.measured_on})"
+        )
     return lines
 
 

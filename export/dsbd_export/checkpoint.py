@@ -81,6 +81,11 @@ def open_pair(options: ExportConfig) -> tuple[Checkpoint, Checkpoint | None]:
     return opened["target"], opened.get("draft")
 
 
+def open_target(source: str, options: ModelOptions) -> Checkpoint:
+    """Find a target and read its config; no weights are read."""
+    return _opened({"target": source}, options)["target"]
+
+
 def open_draft(options: DraftConfig) -> Checkpoint:
     """Find the draft and read its config; no weights are read."""
     return _opened({"draft": options.draft}, options)["draft"]

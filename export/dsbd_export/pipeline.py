@@ -48,6 +48,7 @@ from dsbd_runtime.bundle import (
     ParityReport,
     write_manifest,
 )
+from dsbd_runtime.draft_record import RECORD_FILE, read_record, write_record
 from dsbd_runtime.manifest import entry_by_role
 from dsbd_runtime.staging import new_bundle
 
@@ -123,11 +124,19 @@ def export_model(
     write_prune_graph(checkpoint.kv, folder / PRUNE_FILE)
     report(f"{role}: comparing with the checkpoint")
     parity = check_parity(folder, checkpoint, wanted, parity_limit(config))
+    _copy_record(checkpoint, folder)
     if config.num_top_logits:
         report(f"{role}: adding the top-k head and comparing it with the logits")
         cases = [reference.case for reference in wanted]
         add_topk_head(folder, checkpoint, cases, config.num_top_logits)
     return _manifest_entry(checkpoint, config, parity)
+
+
+def _copy_record(checkpoint: Checkpoint, folder: Path) -> None:
+    """Put what dsbd-distill measured of a draft beside its engine, where there is such a record."""
+    record = checkpoint.folder / RECORD_FILE
+    if checkpoint.role == "draft" and record.is_file():
+        write_record(folder, read_record(record))
 
 
 def _write_model(

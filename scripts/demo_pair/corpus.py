@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import hashlib
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +10,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+from dsbd_export.distill.texts import is_held_out
 
 VOCAB_SIZE = 4096
 BOS, EOS = "<|begin|>", "<|end|>"
@@ -34,11 +35,6 @@ def stdlib_sources() -> Iterator[tuple[str, str]]:
             continue
         if source.strip():
             yield relative, source
-
-
-def is_held_out(relative: str) -> bool:
-    """Return whether a module belongs to the held-out 5 %, by the hash of its path alone."""
-    return hashlib.sha256(relative.encode()).digest()[0] < 13
 
 
 def definitions(source: str) -> Iterator[str]:
@@ -89,11 +85,3 @@ def token_stream(
     order = rng.permutation(len(texts))
     encoded = tokenizer.encode_batch([texts[i] for i in order])
     return np.concatenate([np.array([*e.ids, EOS_ID], dtype=np.uint16) for e in encoded])
-
-
-def windows(
-    stream: NDArray[np.uint16], count: int, length: int, rng: np.random.Generator
-) -> NDArray[np.int64]:
-    """Draw ``count`` windows of ``length`` tokens at random offsets: (count, length) int64."""
-    starts = rng.integers(0, len(stream) - length, size=count)
-    return stream[starts[:, None] + np.arange(length)].astype(np.int64)

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from dsbd_ort import cli
 from dsbd_ort.commands.options import OPTIONS
 
-COMMANDS = ["run", "bench", "inspect", "export", "serve"]
+COMMANDS = ["run", "bench", "inspect", "export", "serve", "distill"]
 RUN_SECTIONS = [
     "Prompt",
     "Output",

@@ -1,0 +1,97 @@
+"""Forecast of a pair: tokens an iteration, and the speed-up that follows from measured calls.
+
+Requests are decoded for real, with the drafts that "throughput" would make. Their engine calls are
+not timed, but priced by cost curves that are measured before, each with its number of rows, so that
+a disturbance of the machine does not spoil what takes seconds. Prompts, the host and what
+attention costs at long contexts are left out; dsbd-bench measures all of it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+
+import numpy as np
+
+from dsbd_ort.decoding import DecodingConfig, StepModel, decode_iterations, result_of
+from dsbd_ort.decoding.drafting.cost_curve import EngineCosts, measure_costs
+from dsbd_ort.decoding.drafting.throughput import AcceptanceEstimator
+from dsbd_ort.decoding.step_model import Role
+from dsbd_runtime.bundle import Bundle
+from dsbd_runtime.draft_record import ExpectedSpeed
+from dsbd_runtime.loading import load_pair
+
+WIDTHS = (1, 2, 4)
+TOP_K = 20
+_NUM_PROMPTS, _NEW_TOKENS = 16, 32
+
+
+class PricedCalls:
+    """The costs of a pair, and the sum of what the calls of its requests cost by them; see Costs.
+
+    Attributes:
+        seconds: the sum, calls that compute a prompt left out.
+    """
+
+    def __init__(self, costs: EngineCosts) -> None:
+        self._costs = costs
+        self.seconds = 0.0
+
+    def now(self) -> EngineCosts:
+        """See Costs.now."""
+        return self._costs
+
+    def observe(self, role: Role, num_rows: int, seconds: float) -> None:
+        """Count a call at its price, not at the seconds that it took."""
+        curve = self._costs.target if role == "target" else self._costs.draft
+        self.seconds += float(curve.up_to(num_rows)[num_rows])
+
+
+def forecast(bundle: Bundle, prompts: Sequence[Sequence[int]]) -> list[ExpectedSpeed]:
+    """Return what to expect of a bundle's draft at each of ``WIDTHS``, on the CPU.
+
+    prompts: token ids, of which some are continued.
+    """
+    room = bundle.context_length - max(map(len, prompts))
+    with ExitStack() as stack:
+        target, draft = load_pair(bundle)
+        for model in (target, draft):
+            stack.enter_context(model)
+        costs = measure_costs(target, draft, time.perf_counter)
+        chosen, new_tokens = prompts[:_NUM_PROMPTS], min(_NEW_TOKENS, room)
+        return list(forecasts(target, draft, costs, chosen, new_tokens))
+
+
+def forecasts(
+    target: StepModel,
+    draft: StepModel,
+    costs: EngineCosts,
+    prompts: Sequence[Sequence[int]],
+    new_tokens: int,
+) -> Iterator[ExpectedSpeed]:
+    """Yield the forecast of each width for engines with these costs."""
+    for width in WIDTHS:
+        config = DecodingConfig(
+            strategy="speculative" if width == 1 else "dsbd",
+            num_beams=width,
+            top_k=min(TOP_K, target.vocab_size),
+            max_new_tokens=new_tokens,
+            draft_policy="throughput",
+        )
+        calls, estimator = PricedCalls(costs), AcceptanceEstimator.initial()
+        num_iterations, num_layers = 0, 0
+        for seed, prompt in enumerate(prompts):
+            rng = np.random.default_rng(seed)
+            iterations = decode_iterations(
+                target, draft, prompt, config, rng, costs=calls, estimator=estimator
+            )
+            stats = result_of(iterations).stats
+            num_iterations += stats.num_iterations
+            num_layers += stats.num_iterations + stats.num_accepted_layers
+        plain = num_layers * float(costs.target.up_to(width)[width])
+        yield ExpectedSpeed(
+            num_beams=width,
+            tokens_per_iteration=num_layers / num_iterations,
+            speedup=plain / calls.seconds,
+        )

@@ -1,0 +1,161 @@
+"""dsbd-distill: a draft for a target, trained on texts and on what the target makes of them."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from dsbd_ort.benchmark.forecast import forecast
+from dsbd_ort.commands.export import (
+    export_packages,
+    options_of,
+    orderly_termination,
+    progress,
+)
+from dsbd_ort.commands.option_types import COUNT, COUNT_OR_NONE, PATH, FiniteRange
+from dsbd_ort.commands.options import flag, no_flag, option
+from dsbd_runtime.bundle import open_bundle
+from dsbd_runtime.draft_record import DraftRecord, ExpectedSpeed
+
+if TYPE_CHECKING:
+    from dsbd_export.distill.draft_run import TrainedDraft
+
+_MOST_MINUTES = 60.0 * 24 * 365
+_DRAFT, _TEXTS, _TRAINING = "Draft", "Texts", "Training"  # sections of the help
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistillArguments:
+    """The arguments of dsbd-distill; all but ``measures_speed`` are fields of DistillConfig."""
+
+    target: str = option(
+        required=True, help="Checkpoint folder or hub id of the large model.", section=_DRAFT
+    )
+    output: Path = option(
+        "-o",
+        "--output",
+        type=PATH,
+        required=True,
+        help="Folder of the draft; work in progress is beside it, in OUTPUT.work.",
+        section=_DRAFT,
+    )
+    params: str | None = option(
+        metavar="30M",
+        help="Most parameters of the draft [a tenth of the target's].",
+        section=_DRAFT,
+    )
+    target_layers: int | None = option(
+        type=COUNT,
+        help="Begin with so many transformer layers of the target, in its width, instead.",
+        section=_DRAFT,
+    )
+    revision: str | None = option(help="Branch, tag or commit on the hub.", section=_DRAFT)
+    trust_remote_code: bool = flag(help="Run the Python code of a checkpoint.", section=_DRAFT)
+    data: tuple[str, ...] = option(
+        multiple=True,
+        required=True,
+        metavar="TEXTS",
+        help="File, folder or pattern ('docs/**/*.md') of UTF-8 texts; of a .jsonl file each line "
+        "is one. May be repeated.",
+        section=_TEXTS,
+    )
+    exclude: tuple[str, ...] = option(
+        multiple=True,
+        metavar="PATTERN",
+        help="Leave out files of these names ('*/vendor/*'). May be repeated.",
+        section=_TEXTS,
+    )
+    minutes: float = option(
+        type=FiniteRange(0, _MOST_MINUTES, min_open=True),
+        default=60.0,
+        show_default=True,
+        help="Time to train, in all: a command that was killed goes on.",
+        section=_TRAINING,
+    )
+    steps: int | None = option(
+        type=COUNT,
+        help="Optimizer steps instead of minutes: the same draft on a slower machine.",
+        section=_TRAINING,
+    )
+    seed: int = option(
+        type=COUNT_OR_NONE, default=0, show_default=True, help="Of all draws.", section=_TRAINING
+    )
+    measures_speed: bool = no_flag(
+        "--no-speed",
+        help="Do not export the pair to measure what speed to expect.",
+        section=_TRAINING,
+    )
+
+
+def run(arguments: DistillArguments) -> None:
+    """Train the draft and print what was measured of it.
+
+    Raises:
+        click.ClickException: the packages of the export are not installed.
+    """
+    with export_packages():
+        from dsbd_export.distill.config import DistillConfig
+        from dsbd_export.distill.draft_run import distill
+    config = DistillConfig(**options_of(DistillConfig, arguments))
+    with orderly_termination():
+        record = distill(
+            config,
+            report=progress(),
+            measure_speed=measure_speed if arguments.measures_speed else None,
+        )
+    print_record(arguments.output, record)
+    command = ["dsbd-export", "--target", config.target, "--draft", str(config.output)]
+    click.echo(f"export it with: {shlex.join([*command, '-o', 'BUNDLE'])}", err=True)
+
+
+def measure_speed(trained: TrainedDraft) -> tuple[list[ExpectedSpeed], str]:
+    """Export target and draft in fp32 and measure their engines on the CPU."""
+    from dsbd_export.config import ExportConfig
+    from dsbd_export.pipeline import export_bundle
+
+    config = ExportConfig(
+        target=str(trained.target), draft=str(trained.folder), output=trained.bundle
+    )
+    export_bundle(config, report=lambda _: None)
+    prompts = [prompt.tolist() for prompt in trained.prompts]
+    return forecast(open_bundle(trained.bundle), prompts), "fp32, cpu"
+
+
+def print_record(folder: Path, record: DraftRecord) -> None:
+    """Print on stdout what was measured of a draft."""
+    console = Console()
+    table = Table(title=str(folder))
+    table.add_column()
+    table.add_column(justify="right")
+    for name, value in record_rows(record).items():
+        table.add_row(name, value)
+    console.print(table)
+    if not record.speeds:
+        return
+    speeds = Table(title=f"expected, {record.measured_on}")
+    for column in ("beams", "strategy", "tokens an iteration", "speed-up"):
+        speeds.add_column(column, justify="left" if column == "strategy" else "right")
+    for speed in record.speeds:
+        strategy = "speculative" if speed.num_beams == 1 else "dsbd"
+        cells = (f"{speed.tokens_per_iteration:.2f}", f"{speed.speedup:.2f}x")
+        speeds.add_row(str(speed.num_beams), strategy, *cells)
+    console.print(speeds)
+
+
+def record_rows(record: DraftRecord) -> dict[str, str]:
+    """Return what was measured of a draft, in words."""
+    share = record.num_parameters / record.num_target_parameters
+    return {
+        "acceptance": f"{record.acceptance:.3f} (standard error {record.acceptance_error:.3f})",
+        "of": f"temperature {record.temperature:g}, top-k {record.top_k}, held-out texts",
+        "before the training": f"{record.curve[0].acceptance:.3f}",
+        "target": record.target,
+        "parameters": f"{record.num_parameters:,} ({share:.1%} of the target's)",
+        "trained": f"{record.steps:,} steps, {record.minutes:.1f} minutes",
+    }

@@ -1,0 +1,112 @@
+"""Held-out acceptance: how often speculative sampling would accept a token of the draft."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from dsbd_export.distill.teacher import Device, Teacher
+
+TOP_K = 20
+TEMPERATURE = 1.0
+_LENGTH = 64  # of prompts, and of the samples behind them
+
+
+@dataclass(frozen=True)
+class HeldOutSamples:
+    """The target's own samples behind held-out prompts, with its distributions after top-k.
+
+    Attributes:
+        tokens: (num_prompts, length) int64. Without the last one that was drawn.
+        ids: (num_prompts, num_new, top_k) int64. What the target draws from.
+        probs: (num_prompts, num_new, top_k) float32. Its probabilities after top-k.
+    """
+
+    tokens: NDArray[np.int64]
+    ids: NDArray[np.int64]
+    probs: NDArray[np.float32]
+
+    @property
+    def prompts(self) -> NDArray[np.int64]:
+        """The prompts, (num_prompts, prompt_length) int64."""
+        return self.tokens[:, : self.tokens.shape[1] + 1 - self.ids.shape[1]]
+
+    def write(self, file: Path) -> None:
+        """Write them to a file, which appears when it is complete."""
+        partial = file.with_suffix(".partial")
+        with partial.open("wb") as opened:
+            np.savez(opened, tokens=self.tokens, ids=self.ids, probs=self.probs)
+        os.replace(partial, file)
+
+    @classmethod
+    def read(cls, file: Path) -> HeldOutSamples:
+        """Return those of ``write``."""
+        with np.load(file) as arrays:
+            return cls(arrays["tokens"], arrays["ids"], arrays["probs"])
+
+    def first(self, num_prompts: int) -> HeldOutSamples:
+        """Return those of the first prompts."""
+        return HeldOutSamples(
+            self.tokens[:num_prompts], self.ids[:num_prompts], self.probs[:num_prompts]
+        )
+
+
+def held_out_samples(
+    teacher: Teacher, prompts: NDArray[np.int64], num_new: int, top_k: int, seed: int
+) -> HeldOutSamples:
+    """Sample behind prompts, (num_prompts, length) int64, at temperature 1 with top-k."""
+    _, labelled = teacher.sample(prompts, prompts.shape[1] + num_new, top_k, seed)
+    probs = np.exp(labelled.log_probs[..., :top_k])
+    return HeldOutSamples(
+        labelled.tokens.astype(np.int64),
+        labelled.ids[..., :top_k].astype(np.int64),
+        probs / probs.sum(-1, keepdims=True),
+    )
+
+
+def prompt_length(context_length: int, num_held_out: int) -> int:
+    """Return the length of prompts, and of the samples behind them."""
+    return min(_LENGTH, context_length // 2, num_held_out // 2)
+
+
+@torch.inference_mode()
+def acceptance_rate(
+    draft: PreTrainedModel, samples: HeldOutSamples, device: Device
+) -> tuple[float, float]:
+    """Return mean and standard error of sum min(p, q) along the samples.
+
+    That sum is the probability that one drafted token is accepted by speculative sampling
+    (Leviathan et al. 2023, 3.2), here at temperature 1 with top-k on both models. The standard
+    error is over prompts.
+    """
+    num_new, top_k = samples.ids.shape[1:]
+    was_training = draft.training
+    draft.eval()
+    rates = []
+    at_once = device.rows_at_once(num_new, draft.config.vocab_size)
+    for begin in range(0, len(samples.tokens), at_once):
+        rows = slice(begin, begin + at_once)
+        tokens, ids, p = (
+            torch.from_numpy(array[rows]).to(device.name)
+            for array in (samples.tokens, samples.ids, samples.probs)
+        )
+        logits = draft(input_ids=tokens, use_cache=False, logits_to_keep=num_new).logits
+        q = warped(logits.float(), top_k).gather(-1, ids)
+        rates.append(torch.minimum(p, q).sum(-1).mean(-1))
+    draft.train(was_training)
+    by_prompt = torch.cat(rates).double().cpu().numpy()
+    error = by_prompt.std(ddof=1) / np.sqrt(len(by_prompt)) if len(by_prompt) > 1 else 0.0
+    return float(by_prompt.mean()), float(error)
+
+
+def warped(logits: Tensor, top_k: int) -> Tensor:
+    """Return the distribution after top-k at temperature 1."""
+    threshold = logits.topk(min(top_k, logits.shape[-1])).values[..., -1:]
+    return logits.masked_fill(logits < threshold, -torch.inf).softmax(-1)

@@ -1,0 +1,81 @@
+"""Options of a distillation, checked before anything is read."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from dsbd_export.config import ModelOptions
+from dsbd_export.errors import ExportError
+
+_SUFFIXES = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9}
+_NUMBER = re.compile(r"(\d+(?:\.\d+)?)([KMB]?)", re.IGNORECASE)
+_MOST_MINUTES = 60 * 24 * 365
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistillConfig:
+    """Options of a distillation.
+
+    Attributes:
+        target: folder or Hugging Face hub id of the target checkpoint.
+        data: files, folders or patterns of texts, see ``texts``.
+        exclude: patterns of files that ``data`` would otherwise include.
+        output: folder of the draft, which must not exist; work in progress is beside it.
+        params: parameters of the draft at most, as "30M"; None for a tenth of the target's.
+        target_layers: take so many transformer layers of the target, and its width, instead.
+        minutes: of training, samples of the target included.
+        steps: optimizer steps instead: then the draft does not depend on the machine's speed.
+        seed: of everything that is drawn.
+        revision: branch, tag or commit of a target from the hub.
+        trust_remote_code: run modelling code of the target.
+    """
+
+    target: str
+    data: tuple[str, ...]
+    output: Path
+    exclude: tuple[str, ...] = ()
+    params: str | None = None
+    target_layers: int | None = None
+    minutes: float = 60.0
+    steps: int | None = None
+    seed: int = 0
+    revision: str | None = None
+    trust_remote_code: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.data:
+            raise ExportError("data is missing; give files or folders of texts")
+        if self.params is not None and self.target_layers is not None:
+            raise ExportError(
+                "params and target_layers both choose the draft's shape; leave one of them out"
+            )
+        _ = self.num_params  # checked now
+        if not (0 < self.minutes <= _MOST_MINUTES):
+            raise ExportError(
+                f"minutes={self.minutes} is no time to train; use a number above 0, as 60"
+            )
+        for name, least in (("steps", 1), ("target_layers", 1), ("seed", 0)):
+            value = getattr(self, name)
+            if value is not None and not least <= value < 2**31:
+                raise ExportError(f"{name}={value} is out of range; use {least} or more")
+
+    @property
+    def num_params(self) -> int | None:
+        """Return ``params`` as a number."""
+        if self.params is None:
+            return None
+        match = _NUMBER.fullmatch(self.params.strip())
+        count = float(match[1]) * _SUFFIXES[match[2].upper()] if match else 0.0
+        if not 1 <= count <= 10**12 or not math.isfinite(count):
+            raise ExportError(
+                f"params={self.params!r} is no number of parameters; use one such as 30M or 1.5M"
+            )
+        return int(count)
+
+    @property
+    def model_options(self) -> ModelOptions:
+        """Return what opening the target needs."""
+        return ModelOptions(revision=self.revision, trust_remote_code=self.trust_remote_code)

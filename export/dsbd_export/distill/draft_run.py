@@ -1,0 +1,177 @@
+"""The distillation of a draft, top to bottom: target, texts, first weights, training, figures."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from transformers import PreTrainedModel
+
+from dsbd_export.checkpoint import Checkpoint, open_target, quiet_libraries
+from dsbd_export.distill.acceptance import TEMPERATURE, TOP_K, acceptance_rate
+from dsbd_export.distill.config import DistillConfig
+from dsbd_export.distill.draft_model import check_shape, new_draft, shape_for, truncated_target
+from dsbd_export.distill.draft_training import train_draft
+from dsbd_export.distill.teaching import Teaching, prepare_teaching
+from dsbd_export.distill.texts import TextFile, check_readable, find_files
+from dsbd_export.distill.training import TrainingState
+from dsbd_export.distill.work_folder import WorkFolder
+from dsbd_export.errors import ExportError
+from dsbd_export.pair import highest_token_id, read_tokenizer, write_tokenizer_files
+from dsbd_runtime.draft_record import CurvePoint, DraftRecord, ExpectedSpeed, write_record
+
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedDraft:
+    """What the speed of a draft is measured with.
+
+    Attributes:
+        target: its checkpoint folder.
+        folder: the draft's.
+        bundle: where a bundle may be exported to; it is removed afterwards.
+        prompts: (num_prompts, length) int64. Held-out ones.
+    """
+
+    target: Path
+    folder: Path
+    bundle: Path
+    prompts: NDArray[np.int64]
+
+
+MeasureSpeed = Callable[[TrainedDraft], tuple[list[ExpectedSpeed], str]]
+"""Returns what to expect of a draft, by width, and on what it was measured."""
+
+
+def distill(
+    config: DistillConfig,
+    *,
+    report: Report,
+    measure_speed: MeasureSpeed | None,
+    save_every: float = 60.0,
+) -> DraftRecord:
+    """Train a draft, leave it in ``config.output`` and return what was measured of it.
+
+    The output is whole or absent. What a killed or failed run has trained stays in the work folder,
+    from where the same command goes on.
+
+    Args:
+        config: the options.
+        report: gets a line a stage.
+        measure_speed: measures the engines of the trained draft; None for a record without speeds.
+        save_every: seconds of training that a kill may cost.
+
+    Raises:
+        ExportError: an option, the target or the texts are not usable, or nothing can be written.
+    """
+    _check_absent(config.output)
+    report("reading the target's config and tokenizer")
+    checkpoint = open_target(config.target, config.model_options)
+    _check_tokenizer(checkpoint)
+    check_shape(config.num_params, config.target_layers, checkpoint)
+    work = WorkFolder.beside(config.output)
+    files = [] if work.tokens.exists() else _readable_files(config)
+    with work.opened(config):
+        teaching = prepare_teaching(config, checkpoint, files, work, report)
+        record = _train(config, teaching, work, report, save_every)
+        if measure_speed is not None:
+            trained = TrainedDraft(
+                target=checkpoint.folder,
+                folder=work.draft,
+                bundle=work.path / "bundle",
+                prompts=teaching.samples.prompts,
+            )
+            del teaching  # the export needs its memory
+            report("exporting target and draft, to measure their engines")
+            speeds, measured_on = measure_speed(trained)
+            record = dataclasses.replace(record, speeds=speeds, measured_on=measured_on)
+        write_record(work.draft, record)
+        _check_absent(config.output)
+        os.rename(work.draft, config.output)
+    return record
+
+
+def _check_absent(output: Path) -> None:
+    if os.path.lexists(output):
+        raise ExportError(f"{output} exists; remove it or choose another output")
+
+
+def _readable_files(config: DistillConfig) -> list[TextFile]:
+    files = find_files(config.data, config.exclude)
+    check_readable(files)
+    return files
+
+
+def _check_tokenizer(checkpoint: Checkpoint) -> None:
+    """Raise ExportError for a tokenizer with ids that the target has no logits for."""
+    highest_id = highest_token_id(read_tokenizer(checkpoint))
+    if not 0 <= highest_id < checkpoint.vocab_size:
+        raise ExportError(
+            f"the tokenizer at {checkpoint.folder} has ids up to {highest_id}, but the target has "
+            f"vocab_size {checkpoint.vocab_size}; give the tokenizer that it was trained with"
+        )
+
+
+def _train(
+    config: DistillConfig, teaching: Teaching, work: WorkFolder, report: Report, save_every: float
+) -> DraftRecord:
+    """Leave the trained draft in the work folder and return its record, without speeds."""
+    draft = _first_draft(config, teaching).to(teaching.device.name)
+    num_parameters, num_of_target = draft.num_parameters(), teaching.target.num_parameters()
+    report(
+        f"draft of {num_parameters:,} parameters ({num_parameters / num_of_target:.1%} of the "
+        f"target's): {draft.config.num_hidden_layers} layers of {draft.config.hidden_size}"
+    )
+    state = train_draft(config, teaching, draft, work, report, save_every=save_every)
+    acceptance, error = acceptance_rate(draft, teaching.samples, teaching.device)
+    report(f"held-out acceptance {acceptance:.3f} (standard error {error:.3f})")
+    _write_draft(draft, teaching.checkpoint, work.draft)
+    return DraftRecord(
+        target=teaching.checkpoint.folder.resolve().name,
+        num_parameters=num_parameters,
+        num_target_parameters=num_of_target,
+        acceptance=acceptance,
+        acceptance_error=error,
+        temperature=TEMPERATURE,
+        top_k=TOP_K,
+        seed=config.seed,
+        steps=state.step,
+        minutes=state.seconds / 60,
+        num_train_tokens=len(teaching.streams.train),
+        num_held_out_tokens=len(teaching.streams.held_out),
+        curve=_curve(state),
+        speeds=[],
+        measured_on=None,
+    )
+
+
+def _curve(state: TrainingState) -> list[CurvePoint]:
+    names = [field.name for field in dataclasses.fields(CurvePoint)]
+    return [CurvePoint(**{name: point[name] for name in names}) for point in state.history]
+
+
+def _first_draft(config: DistillConfig, teaching: Teaching) -> PreTrainedModel:
+    """Return the draft before its first step."""
+    target, checkpoint = teaching.target, teaching.checkpoint
+    if config.target_layers is not None:
+        return truncated_target(target, checkpoint, config.target_layers)
+    shape = shape_for(config.num_params, target.num_parameters(), checkpoint.vocab_size)
+    return new_draft(target, checkpoint, shape, config.seed)
+
+
+def _write_draft(draft: PreTrainedModel, checkpoint: Checkpoint, folder: Path) -> None:
+    """Write the draft in fp32 with the target's tokenizer, as dsbd-export reads checkpoints."""
+    partial = folder.with_suffix(".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    with quiet_libraries():
+        draft.save_pretrained(partial)
+    write_tokenizer_files(checkpoint, partial)
+    shutil.rmtree(folder, ignore_errors=True)
+    os.rename(partial, folder)

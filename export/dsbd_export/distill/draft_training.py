@@ -1,0 +1,99 @@
+"""Training of a draft on the pool: its budget, its pace, and the progress that is told."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import torch
+from transformers import PreTrainedModel
+
+from dsbd_export.distill.acceptance import acceptance_rate
+from dsbd_export.distill.config import DistillConfig
+from dsbd_export.distill.loss import distillation_loss, tv_weight
+from dsbd_export.distill.pool import Pool
+from dsbd_export.distill.teaching import Teaching
+from dsbd_export.distill.training import (
+    Batch,
+    Observer,
+    Point,
+    Schedule,
+    StepBudget,
+    TimeBudget,
+    Trainer,
+    TrainingState,
+)
+from dsbd_export.distill.work_folder import WorkFolder
+
+Report = Callable[[str], None]
+
+_NUM_PROMPTS = 64  # of the held-out ones, for the progress
+_SHARE, _SECONDS = 0.025, 20.0  # of the training, that both pass between two lines
+_LEARNING_RATE, _LEARNED_AT = 4e-3, 160  # peak at this hidden size; wider drafts learn slower
+
+
+def train_draft(
+    config: DistillConfig,
+    teaching: Teaching,
+    draft: PreTrainedModel,
+    work: WorkFolder,
+    report: Report,
+    *,
+    save_every: float,
+) -> TrainingState:
+    """Train to the end of the budget, from the latest checkpoint on where there is one."""
+    device = teaching.device
+    pool = Pool(
+        folder=work.path / "pool",
+        texts=teaching.streams.train,
+        teacher=teaching.teacher,
+        context_length=teaching.checkpoint.context_length,
+        seed=config.seed,
+    )
+
+    def batches_at(step: int, progress: float) -> list[Batch]:
+        weight = torch.tensor(tv_weight(progress), device=device.name)
+        return [(*batch, weight) for batch in pool.batches(step)]
+
+    rate = _LEARNING_RATE * min(1.0, _LEARNED_AT / draft.config.hidden_size)
+    steps, seconds = config.steps, 60 * config.minutes
+    budget = TimeBudget(seconds) if steps is None else StepBudget(steps)
+    schedule = Schedule(learning_rate=rate)
+    trainer = Trainer(draft, schedule, budget, work.checkpoint, save_every=save_every)
+    if trainer.state.step:
+        report(f"going on from step {trainer.state.step:,}")
+    loss_of = functools.partial(distillation_loss, device=device)
+    return trainer.run(batches_at, loss_of, _observer(draft, teaching, report))
+
+
+def _observer(draft: PreTrainedModel, teaching: Teaching, report: Report) -> Observer:
+    """Return an observer that measures acceptance now and then, and tells it."""
+    samples = teaching.samples.first(_NUM_PROMPTS)
+
+    def observe(state: TrainingState) -> Point | None:
+        if state.progress < 1.0 and not _is_due(state):
+            return None
+        acceptance, _ = acceptance_rate(draft, samples, teaching.device)
+        loss = sum(state.losses) / len(state.losses) if state.losses else None
+        told = "untrained" if loss is None else f"loss {loss:.3f}"
+        report(
+            f"step {state.step:,}, {min(state.progress, 1.0):.0%}, {state.seconds / 60:.1f} min: "
+            f"{told}, acceptance {acceptance:.3f}"
+        )
+        return {
+            "step": state.step,
+            "seconds": state.seconds,
+            "progress": state.progress,
+            "loss": loss,
+            "acceptance": acceptance,
+        }
+
+    return observe
+
+
+def _is_due(state: TrainingState) -> bool:
+    if not state.history:
+        return True
+    last = state.history[-1]
+    share, seconds = state.progress - last["progress"], state.seconds - last["seconds"]
+    return bool(share >= _SHARE and seconds >= _SECONDS)

@@ -1,0 +1,115 @@
+"""Pool of labelled rows that a draft is trained on: rounds on disk, made when they are needed.
+
+A round holds windows of the texts, samples of the target behind such windows, and long windows, and
+follows from the seed and its number alone. New rounds come as the training goes on and the oldest
+go, so disk and memory are bounded however long it is; one that a killed training left behind, or
+that is missing, is made again with the same content.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dsbd_export.distill.acceptance import TOP_K
+from dsbd_export.distill.teacher import Labelled, Teacher, num_labels
+from dsbd_export.distill.texts import Tokens, windows
+
+STEPS_A_ROUND = 24
+_NUM_ROUNDS = 32  # kept
+_LENGTH = {"texts": 256, "samples": 128, "long": 2048}  # of rows, where the context holds them
+_ROWS = {"texts": 64, "samples": 128, "long": 4}  # of a round
+_BATCH = {"texts": 8, "samples": 16, "long": 2}  # rows of a step
+_LONG_EVERY = 8  # one step in eight has long rows, the others both short kinds
+_LEAST_PROMPT = 8  # tokens before a sample; at most half of its row
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Rows by round.
+
+    Attributes:
+        folder: of the rounds.
+        texts: tokens to draw windows from.
+        teacher: labels and samples.
+        context_length: the longest row.
+        seed: of everything drawn.
+    """
+
+    folder: Path
+    texts: Tokens
+    teacher: Teacher
+    context_length: int
+    seed: int
+
+    def batches(self, step: int) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """Return the batches of a step, all of about the same number of labels."""
+        newest = step // STEPS_A_ROUND
+        self._make(newest)
+        rng = np.random.default_rng((self.seed, step, 1))
+        number = int(rng.integers(max(0, newest - _NUM_ROUNDS + 1), newest + 1))
+        self._make(number)
+        kinds = ("long",) if step % _LONG_EVERY == _LONG_EVERY - 1 else ("texts", "samples")
+        return [batch for kind in kinds for batch in self._drawn(number, kind, rng)]
+
+    def _drawn(
+        self, number: int, kind: str, rng: np.random.Generator
+    ) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """Return rows of one kind, as many at a time as are computed together."""
+        rows = self._read(number, kind)
+        chosen = np.sort(rng.choice(len(rows.tokens), _BATCH[kind], replace=False))
+        at_once = self.teacher.device.rows_at_once(rows.ids.shape[1], self.teacher.vocab_size)
+        parts = np.array_split(chosen, -(-len(chosen) // at_once))
+        return [rows.batch(part, self.teacher.device) for part in parts]
+
+    def _file(self, number: int) -> Path:
+        return self.folder / f"{number:06d}.npz"
+
+    def _read(self, number: int, kind: str) -> Labelled:
+        with np.load(self._file(number)) as arrays:
+            tokens, ids, log_probs = (
+                arrays[f"{kind}_{name}"] for name in ("tokens", "ids", "log_probs")
+            )
+        return Labelled(tokens, ids, log_probs.astype(np.float32))
+
+    def _make(self, number: int) -> None:
+        """Write a round unless it is there."""
+        file = self._file(number)
+        if file.exists():
+            return
+        arrays: dict[str, NDArray[Any]] = {}
+        for kind, rows in self._round(number).items():
+            arrays[f"{kind}_tokens"] = rows.tokens
+            arrays[f"{kind}_ids"] = rows.ids
+            arrays[f"{kind}_log_probs"] = rows.log_probs.astype(np.float16)
+        self.folder.mkdir(exist_ok=True)
+        partial = file.with_suffix(".partial")
+        with partial.open("wb") as opened:
+            np.savez(opened, allow_pickle=False, **arrays)
+        os.replace(partial, file)
+        for old in self.folder.glob("*.npz"):
+            if int(old.stem) <= number - _NUM_ROUNDS:
+                old.unlink()  # a resumed training that needs it makes it again
+
+    def _length(self, kind: str) -> int:
+        return min(_LENGTH[kind], self.context_length, len(self.texts))
+
+    def _round(self, number: int) -> dict[str, Labelled]:
+        rng = np.random.default_rng((self.seed, number, 0))
+        labelled = {}
+        for kind in ("texts", "long"):
+            length = self._length(kind)
+            rows = windows(self.texts, _ROWS[kind], length, rng)
+            labelled[kind] = self.teacher.label(rows, num_labels(length, self.teacher.vocab_size))
+        length = self._length("samples")
+        prompt_length = int(rng.integers(min(_LEAST_PROMPT, length // 2), length // 2 + 1))
+        prompts = windows(self.texts, _ROWS["samples"], prompt_length, rng)
+        seed = int(rng.integers(2**62))
+        _, labelled["samples"] = self.teacher.sample(prompts, length, TOP_K, seed)
+        return labelled

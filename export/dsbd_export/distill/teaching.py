@@ -1,0 +1,126 @@
+"""What a draft is trained with: the target on its device, tokens of the texts, held-out samples."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from dsbd_export.checkpoint import Checkpoint, load_model
+from dsbd_export.distill.acceptance import (
+    TOP_K,
+    HeldOutSamples,
+    held_out_samples,
+    prompt_length,
+)
+from dsbd_export.distill.config import DistillConfig
+from dsbd_export.distill.teacher import Device, Teacher, best_device
+from dsbd_export.distill.texts import (
+    TextFile,
+    TokenStreams,
+    open_streams,
+    windows,
+    write_streams,
+)
+from dsbd_export.distill.work_folder import WorkFolder
+from dsbd_export.errors import ExportError
+from dsbd_export.pair import write_tokenizer_files
+from dsbd_runtime.tokenizer import Tokenizer
+
+Report = Callable[[str], None]
+
+_NUM_PROMPTS = 256  # held out
+_BYTES_PER_ENTRY = 2 * 4  # of a key and a value, in fp32 at most
+
+
+@dataclass(frozen=True)
+class Teaching:
+    """What a draft is trained with.
+
+    Attributes:
+        samples: held out.
+        teacher: the target in the precision of the training.
+    """
+
+    checkpoint: Checkpoint
+    target: PreTrainedModel
+    teacher: Teacher
+    streams: TokenStreams
+    samples: HeldOutSamples
+    device: Device
+
+
+def prepare_teaching(
+    config: DistillConfig,
+    checkpoint: Checkpoint,
+    files: list[TextFile],
+    work: WorkFolder,
+    report: Report,
+) -> Teaching:
+    """Read the texts, load the target and draw held-out samples.
+
+    Raises:
+        ExportError: the texts are too few, or the target is no causal language model.
+    """
+    streams = _streams(checkpoint, files, work, report)
+    device = best_device()
+    report(f"loading the target on {device.name}{', products in bf16' * device.uses_bf16}")
+    target = load_model(checkpoint, "bf16" if device.name == "cuda" else "fp32")
+    target.requires_grad_(False).to(device.name)
+    _check_causal(target, checkpoint, device)
+    kv = checkpoint.kv
+    cache_bytes = _BYTES_PER_ENTRY * kv.num_layers * kv.num_heads * kv.head_dim
+    teacher = Teacher(target, checkpoint.vocab_size, cache_bytes, device)
+    if not work.held_out.exists():
+        report("sampling the target behind held-out prompts")
+        rng = np.random.default_rng((config.seed, 2))
+        length = prompt_length(checkpoint.context_length, len(streams.held_out))
+        prompts = windows(streams.held_out, _NUM_PROMPTS, length, rng)
+        # In fp32: acceptance is measured against the target, not against its rounding.
+        exact = dataclasses.replace(device, uses_bf16=False)
+        teacher_in_fp32 = Teacher(target, checkpoint.vocab_size, cache_bytes, exact)
+        samples = held_out_samples(teacher_in_fp32, prompts, length, TOP_K, config.seed)
+        samples.write(work.held_out)
+    samples = HeldOutSamples.read(work.held_out)
+    return Teaching(checkpoint, target, teacher, streams, samples, device)
+
+
+def _streams(
+    checkpoint: Checkpoint, files: list[TextFile], work: WorkFolder, report: Report
+) -> TokenStreams:
+    """Return the tokens of all texts, which an earlier run may have left."""
+    if not work.tokens.exists():
+        report(f"tokenizing {len(files):,} files")
+        folder = work.path / "tokenizer"
+        folder.mkdir(exist_ok=True)
+        write_tokenizer_files(checkpoint, folder)
+        tokenizer = Tokenizer(folder, bos_token_id=checkpoint.bos_token_id)
+        eos = checkpoint.eos_token_ids[0] if checkpoint.eos_token_ids else None
+        write_streams(files, tokenizer, eos, work.tokens)
+    streams = open_streams(work.tokens)
+    report(
+        f"{len(streams.train):,} tokens to learn from, {len(streams.held_out):,} held out: "
+        f"{streams.split}"
+    )
+    return streams
+
+
+@torch.inference_mode()
+def _check_causal(target: PreTrainedModel, checkpoint: Checkpoint, device: Device) -> None:
+    """Raise ExportError unless the logits behind a token are independent of later ones."""
+    tokens = torch.arange(8, device=device.name).remainder(checkpoint.vocab_size).repeat(2, 1)
+    tokens[1, -1] = checkpoint.vocab_size - 1
+    logits = target(input_ids=tokens, use_cache=False).logits[:, :-1].float()
+    if not torch.isfinite(logits).all():
+        raise ExportError(
+            f"the target at {checkpoint.folder} has logits that are not finite; check its weights"
+        )
+    if not torch.allclose(logits[0], logits[1], rtol=1e-2, atol=1e-2):
+        raise ExportError(
+            f"the target at {checkpoint.folder} (family {checkpoint.family}) is no causal language "
+            "model: its logits depend on later tokens; choose a decoder that continues text"
+        )

@@ -1,0 +1,114 @@
+"""Work folder of a distillation, DRAFT.work beside DRAFT: what a killed run leaves for the next.
+
+    settings.json     the options, which the command that goes on must repeat
+    tokenizer/        the target's
+    tokens/           of all texts
+    held_out.npz      the target's samples behind held-out prompts
+    pool/             labelled rows
+    checkpoint.pt     the latest state of the training
+    draft/            the result, until it is moved to its place
+    bundle/           the exported pair, while its speed is measured
+    lock              locked as long as a process works here
+
+Every file and folder appears under its name when it is complete.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from dsbd_export.changed_bundle import writing
+from dsbd_export.distill.config import DistillConfig
+from dsbd_export.errors import ExportError
+
+_NOT_COMPARED = ("output", "trust_remote_code")
+
+
+@dataclass(frozen=True)
+class WorkFolder:
+    """The paths of a distillation in progress."""
+
+    path: Path
+
+    @classmethod
+    def beside(cls, output: Path) -> WorkFolder:
+        """Return the work folder for an output."""
+        return cls(output.absolute().with_name(f"{output.name}.work"))
+
+    @property
+    def tokens(self) -> Path:
+        """Return the folder of the tokens of all texts."""
+        return self.path / "tokens"
+
+    @property
+    def held_out(self) -> Path:
+        """Return the file of held-out samples."""
+        return self.path / "held_out.npz"
+
+    @property
+    def checkpoint(self) -> Path:
+        """Return the file of the latest state of the training."""
+        return self.path / "checkpoint.pt"
+
+    @property
+    def draft(self) -> Path:
+        """Return the folder of the result."""
+        return self.path / "draft"
+
+    @contextlib.contextmanager
+    def opened(self, config: DistillConfig) -> Iterator[None]:
+        """Make the folder this process's own inside the block, and remove it at its end.
+
+        After an error it stays where something was trained in it.
+
+        Raises:
+            ExportError: another process works here, the folder is of other options, or it cannot be
+                written.
+        """
+        with writing(self.path, "free some space; the same command then goes on"):
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = FileLock(self.path / "lock")
+            try:
+                held = lock.acquire(blocking=False)
+            except Timeout:
+                raise ExportError(
+                    f"another dsbd-distill is at work in {self.path}; wait for it, or choose "
+                    "another output"
+                ) from None
+            with held:
+                self._check_settings(config)
+                is_over = False
+                try:
+                    yield
+                    is_over = True
+                finally:
+                    if is_over or not self.checkpoint.exists():
+                        shutil.rmtree(self.path, ignore_errors=True)
+
+    def _check_settings(self, config: DistillConfig) -> None:
+        """Raise ExportError for a folder of other options; note them in a new one."""
+        fields = [field.name for field in dataclasses.fields(config)]
+        options = {name: getattr(config, name) for name in fields if name not in _NOT_COMPARED}
+        now = json.loads(json.dumps(options))
+        file = self.path / "settings.json"
+        if not file.exists():
+            partial = file.with_suffix(".partial")
+            partial.write_text(json.dumps(now), encoding="utf-8")
+            os.replace(partial, file)
+        before = json.loads(file.read_text(encoding="utf-8"))
+        if before != now:
+            changed = [name for name in now if now[name] != before.get(name)]
+            differences = (f"{name} was {before.get(name)}, is {now[name]}" for name in changed)
+            raise ExportError(
+                f"{self.path} is of another training ({'; '.join(differences)}); repeat the "
+                "command of that one, or remove the folder"
+            )

@@ -1,0 +1,91 @@
+"""Record of a distilled draft: how it was trained, and what its training measured.
+
+dsbd-distill leaves it in the folder of the draft, the export copies it beside the draft's engine,
+where the manifest lists it as it lists every file. Nothing depends on it but what people are told.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from dsbd_runtime.typed_json import json_from_file, typed
+
+RECORD_FILE = "dsbd_distill.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurvePoint:
+    """One measurement during the training.
+
+    Attributes:
+        step, seconds: of training until then.
+        loss: mean of the steps since the point before, None before the first step.
+        acceptance: on a part of the held-out prompts.
+    """
+
+    step: int
+    seconds: float
+    loss: float | None
+    acceptance: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpectedSpeed:
+    """What the draft gives at one width, by the costs of the exported engines' calls.
+
+    Attributes:
+        num_beams: 1: ``speculative`` against ``sample``; else ``dsbd`` against ``beam-sample``.
+        tokens_per_iteration: committed layers, mean over the held-out prompts.
+        speedup: of a token, prompt and host left out.
+    """
+
+    num_beams: int
+    tokens_per_iteration: float
+    speedup: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftRecord:
+    """How a draft was trained and what was measured of it.
+
+    Attributes:
+        target: name of the folder of the target.
+        acceptance: sum of min(p, q) over the tokens, mean over positions of the target's own
+            samples behind held-out prompts: the probability that a drafted token is accepted
+            (Leviathan et al. 2023, 3.2), at ``temperature`` with ``top_k`` on both models.
+        acceptance_error: its standard error, over prompts.
+        curve: from before the first step on.
+        minutes: of training, by all the processes that took part.
+        speeds: by width; empty where they were not measured.
+        measured_on: precision and provider of ``speeds``, None without any.
+    """
+
+    target: str
+    num_parameters: int
+    num_target_parameters: int
+    acceptance: float
+    acceptance_error: float
+    temperature: float
+    top_k: int
+    seed: int
+    steps: int
+    minutes: float
+    num_train_tokens: int
+    num_held_out_tokens: int
+    curve: list[CurvePoint]
+    speeds: list[ExpectedSpeed]
+    measured_on: str | None
+
+
+def read_record(file: Path) -> DraftRecord:
+    """Read and check a record; raise BundleError naming the place of the first mismatch."""
+    return typed(DraftRecord, json_from_file(file), str(file))
+
+
+def write_record(folder: Path, record: DraftRecord) -> None:
+    """Write the record into the folder of a draft."""
+    text = json.dumps(dataclasses.asdict(record), indent=2, allow_nan=False)
+    (folder / RECORD_FILE).write_text(text + "\n", encoding="utf-8")

@@ -1,0 +1,152 @@
+"""The target as a teacher: its labels and samples, and how few logits exist at a time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from dsbd_export.checkpoint import load_model, open_target
+from dsbd_export.config import ModelOptions
+from dsbd_export.distill import teacher as module
+from dsbd_export.distill.loss import distillation_loss
+from dsbd_export.distill.pool import STEPS_A_ROUND, Pool
+from dsbd_export.distill.teacher import NUM_TOP, Device, Teacher, best_device, num_labels
+from tests.decoding.chi_square import chi_square_p_value
+
+EXACT = Device("cpu", uses_bf16=False)
+
+
+@pytest.fixture(scope="module")
+def model(target):
+    return load_model(open_target(str(target), ModelOptions()))
+
+
+@pytest.fixture
+def teacher(model):
+    return Teacher(model, 300, 64, EXACT)
+
+
+def probs_of(model, tokens):
+    with torch.inference_mode():
+        return model(input_ids=torch.tensor(tokens), use_cache=False).logits.softmax(-1).numpy()
+
+
+def test_labels_are_the_most_probable_tokens(model, teacher):
+    tokens = np.random.default_rng(0).integers(2, 300, (5, 12))
+    rows = teacher.label(tokens, 7)
+    expected = np.sort(probs_of(model, tokens)[:, -7:], axis=-1)[..., : -NUM_TOP - 1 : -1]
+    np.testing.assert_allclose(np.exp(rows.log_probs), expected, rtol=1e-4)
+    picked = np.take_along_axis(probs_of(model, tokens)[:, -7:], rows.ids.astype(np.int64), -1)
+    np.testing.assert_allclose(picked, expected, rtol=1e-4)
+    assert rows.tokens.tolist() == tokens.tolist()
+
+
+def test_samples_carry_the_labels_of_the_tokens_before_them(teacher):
+    prompts = np.random.default_rng(1).integers(2, 300, (4, 6))
+    tokens, rows = teacher.sample(prompts, 16, top_k=3, seed=5)
+    assert tokens.shape == (4, 16) and (tokens[:, :6] == prompts).all()
+    assert rows.tokens.tolist() == tokens[:, :-1].tolist() and rows.ids.shape == (4, 10, NUM_TOP)
+    expected = teacher.label(tokens[:, :-1], 10)
+    np.testing.assert_allclose(rows.log_probs, expected.log_probs, atol=1e-4)
+    drawn = tokens[:, 6:, None]
+    assert (rows.ids[..., :3] == drawn).any(-1).all()  # each of its own top three
+
+
+def test_samples_follow_the_distribution_after_top_k(model, teacher):
+    prompt, num_draws = [[5, 9]], 3000
+    tokens, _ = teacher.sample(np.repeat(prompt, num_draws, axis=0), 3, top_k=4, seed=0)
+    probs = probs_of(model, prompt)[0, -1]
+    best = np.argsort(probs)[::-1][:4]
+    law = {int(token): float(probs[token] / probs[best].sum()) for token in best}
+    counts = Counter(tokens[:, -1].tolist())
+    assert set(counts) <= set(law)
+    assert chi_square_p_value(counts, law, num_draws) > 1e-4
+
+
+def test_the_same_seed_the_same_samples(teacher):
+    prompts = np.full((3, 4), 7)
+    first, again, other = (teacher.sample(prompts, 12, 20, seed)[0] for seed in (1, 1, 2))
+    assert (first == again).all() and (first != other).any()
+
+
+class LargeVocabulary(nn.Module):
+    """A model that only counts how many logits it is asked for at a time."""
+
+    def __init__(self, vocab_size):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(()))
+        self.vocab_size = vocab_size
+        self.most = 0
+
+    def forward(self, input_ids, use_cache, logits_to_keep, past_key_values=None):
+        shape = (len(input_ids), min(logits_to_keep, input_ids.shape[1]), self.vocab_size)
+        self.most = max(self.most, torch.Size(shape).numel())
+        logits = (torch.zeros(1, 1, self.vocab_size) + self.weight).expand(shape)
+        return SimpleNamespace(logits=logits, past_key_values=None)
+
+
+def test_logits_are_never_there_for_more_than_a_few_rows(tmp_path, monkeypatch):
+    """A step of a training, its round made for it, at a vocabulary of 50,000."""
+    monkeypatch.setattr(module, "_MOST_LOGITS", 2**20)
+    monkeypatch.setattr(module, "_FEW_LOGITS", 2**19)
+    target, draft = LargeVocabulary(50_000), LargeVocabulary(50_000)
+    texts = np.arange(4000, dtype=np.uint32)
+    teacher = Teacher(target, 50_000, 64, EXACT)
+    pool = Pool(folder=tmp_path, texts=texts, teacher=teacher, context_length=24, seed=0)
+    batches = pool.batches(0)
+    for batch in batches:
+        distillation_loss(draft, (*batch, torch.tensor(0.5)), EXACT).backward()
+    labels = sum(ids.shape[0] * ids.shape[1] for _, ids, _ in batches)
+    assert labels * 50_000 > 10 * 2**20  # of a step alone: they are not there at once
+    assert 0 < target.most <= 2**20 and 0 < draft.most <= 2**20
+
+
+def test_of_long_rows_as_many_labels_as_fit():
+    assert num_labels(256, 4096) == 256
+    assert num_labels(2048, 151_936) == 2**26 // 151_936 == 441
+    assert num_labels(16, 2**30) == 1
+
+
+def test_rounds_follow_from_seed_and_number(tmp_path, teacher):
+    texts = np.random.default_rng(0).integers(2, 300, 3000).astype(np.uint32)
+
+    def pool(name, seed=7):
+        folder = tmp_path / name
+        return Pool(folder=folder, texts=texts, teacher=teacher, context_length=32, seed=seed)
+
+    steps = (0, 7, STEPS_A_ROUND, 3 * STEPS_A_ROUND + 5)
+    first = pool("first")
+    before = [first.batches(step) for step in steps]
+    again, other = pool("again"), pool("other", seed=8)
+    for step, batches in zip(reversed(steps), reversed(before), strict=True):
+        assert same(again.batches(step), batches)
+        assert same(first.batches(step), batches)
+        assert not same(other.batches(step), batches)
+
+
+def same(batches, others):
+    pairs = zip(batches, others, strict=True)
+    return all(torch.equal(a, b) for x, y in pairs for a, b in zip(x, y, strict=True))
+
+
+def test_old_rounds_go_and_come_back(tmp_path, teacher):
+    texts = np.random.default_rng(0).integers(2, 300, 3000).astype(np.uint32)
+    pool = Pool(folder=tmp_path, texts=texts, teacher=teacher, context_length=16, seed=0)
+    first = pool.batches(0)
+    (tmp_path / "000000.npz").rename(tmp_path / "000003.npz")  # as if of an older training
+    pool.batches(35 * STEPS_A_ROUND)
+    assert all(int(file.stem) > 35 - 32 for file in tmp_path.glob("*.npz"))
+    assert len(list(tmp_path.glob("*.npz"))) <= 2
+    assert same(pool.batches(0), first)
+
+
+def test_the_device():
+    device = best_device()
+    assert device.name == ("cuda" if torch.cuda.is_available() else "cpu")
+    assert EXACT.rows_at_once(256, 4096) == 8 and EXACT.rows_at_once(256, 10**6) == 1
+    assert Device("cuda", True).rows_at_once(256, 4096) == 64

@@ -1,0 +1,166 @@
+"""The training loop: its pace, and that a killed run ends as one that was not."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from dsbd_export.distill import training
+from dsbd_export.distill.training import Schedule, StepBudget, TimeBudget, Trainer
+from dsbd_export.errors import ExportError
+
+RATES = [  # (step, progress, share of the peak)
+    (0, 0.0, 1 / 100),
+    (49, 0.01, 50 / 100),
+    (100, 0.02, 1.001),
+    (500, 0.5, 1.001),
+    (750, 0.75, 0.501),
+    (999, 1.0, 0.001),
+]
+
+
+@pytest.mark.parametrize(("step", "progress", "share"), RATES)
+def test_the_rate_rises_holds_and_falls(step, progress, share):
+    assert Schedule(learning_rate=2.0).rate(step, progress) == pytest.approx(2.0 * share)
+
+
+class Regression(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(8, 4)
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, tokens):
+        return self.layer(self.embed(tokens))
+
+
+def batches_at(step, progress):
+    generator = torch.Generator().manual_seed(step)
+    return [(torch.randint(8, (16,), generator=generator),) for _ in range(2)]
+
+
+def loss_of(model, batch):
+    return (model(batch[0]) - torch.eye(8)[batch[0], :4]).square().mean()
+
+
+def clock():
+    ticks = itertools.count()
+    return lambda: float(next(ticks))
+
+
+def trainer_of(folder, budget, save_every=3.0):
+    model = Regression()
+    schedule = Schedule(learning_rate=0.05, warmup_steps=5)
+    file = folder / "checkpoint.pt"
+    return model, Trainer(model, schedule, budget, file, save_every=save_every, clock=clock())
+
+
+class Killed(Exception):
+    pass
+
+
+def killed_at(step):
+    def observe(state):
+        if state.step == step:
+            raise Killed
+        return {"step": state.step} if state.step % 4 == 0 else None
+
+    return observe
+
+
+def test_a_resumed_training_ends_as_one_that_was_not_killed(tmp_path):
+    """Killed twice: the steps since the last checkpoint are made again."""
+    for name in ("whole", "killed"):
+        (tmp_path / name).mkdir()
+    whole, trainer = trainer_of(tmp_path / "whole", StepBudget(40))
+    expected = trainer.run(batches_at, loss_of, killed_at(None))
+    for kill in (11, 23, None):
+        killed, trainer = trainer_of(tmp_path / "killed", StepBudget(40))
+        began = trainer.state.step
+        try:
+            state = trainer.run(batches_at, loss_of, killed_at(kill))
+        except Killed:
+            assert kill - 3 <= trainer_of(tmp_path / "killed", StepBudget(40))[1].state.step < kill
+    assert began > 11
+    assert all(
+        torch.equal(a, b) for a, b in zip(*map(nn.Module.parameters, (whole, killed)), strict=True)
+    )
+    assert state.history == expected.history == [{"step": step} for step in range(0, 41, 4)]
+
+
+def test_the_loss_falls(tmp_path):
+    losses = []
+
+    def observe(state):
+        losses.extend(state.losses)
+        return {}
+
+    _, trainer = trainer_of(tmp_path, StepBudget(200))
+    trainer.run(batches_at, loss_of, observe)
+    assert len(losses) == 200 and sum(losses[-20:]) < 0.2 * sum(losses[:20])
+
+
+def test_a_budget_of_time_counts_that_of_killed_processes(tmp_path):
+    """Every look at the clock takes a second: one before the first step and one after each."""
+    _, trainer = trainer_of(tmp_path, TimeBudget(20.0))
+    with pytest.raises(Killed):
+        trainer.run(batches_at, loss_of, killed_at(11))
+    _, trainer = trainer_of(tmp_path, TimeBudget(20.0))
+    assert trainer.state.step == trainer.state.seconds == 9
+    state = trainer.run(batches_at, loss_of, killed_at(None))
+    assert (state.step, state.seconds, state.progress) == (20, 20.0, 1.0)
+
+
+def test_a_training_that_is_over_makes_no_step(tmp_path):
+    trainer_of(tmp_path, StepBudget(8))[1].run(batches_at, loss_of, killed_at(None))
+    _, trainer = trainer_of(tmp_path, StepBudget(8))
+    state = trainer.run(None, None, killed_at(0))
+    assert state.step == 8 and state.history[-1] == {"step": 8}
+
+
+def test_a_loss_that_is_not_finite_ends_it(tmp_path):
+    _, trainer = trainer_of(tmp_path, StepBudget(8))
+    with pytest.raises(ExportError, match="the loss of step 0 is nan; repeat"):
+        trainer.run(
+            batches_at, lambda model, _: model.layer.weight.sum() * torch.nan, killed_at(None)
+        )
+
+
+FULL_DISK = """
+import resource, sys
+from pathlib import Path
+from dsbd_export.distill.training import StepBudget
+from tests.distill.test_training import batches_at, killed_at, loss_of, trainer_of
+
+_, trainer = trainer_of(Path(sys.argv[1]), StepBudget(16))
+resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
+try:
+    trainer.run(batches_at, loss_of, killed_at(None))
+except OSError as error:
+    print("OSError", error)
+"""
+
+
+def test_a_full_disk_leaves_the_checkpoint_before(tmp_path):
+    """A limit on the size of files stands for the disk."""
+    _, trainer = trainer_of(tmp_path, StepBudget(8))
+    trainer.run(batches_at, loss_of, killed_at(None))
+    program = [sys.executable, "-c", FULL_DISK, str(tmp_path)]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=100)
+    assert done.stdout.startswith("OSError"), (done.stdout, done.stderr)
+    assert [file.name for file in tmp_path.iterdir()] == ["checkpoint.pt"]
+    assert trainer_of(tmp_path, StepBudget(16))[1].state.step == 8
+
+
+def test_tables_are_not_muons():
+    muon, adamw = training.optimizers(Regression(), 1.0)
+    sizes = [
+        [tuple(p.shape) for group in o.param_groups for p in group["params"]] for o in (muon, adamw)
+    ]
+    assert sizes == [[(4, 4)], [(8, 4), (4,)]]
