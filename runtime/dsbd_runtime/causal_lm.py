@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import TracebackType
+from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -100,6 +101,25 @@ class CausalLM:
     def reset_peak(self) -> None:
         """Let ``kv_bytes_peak`` start again at ``kv_bytes``."""
         self._kv_bytes_peak = self._session.kv_bytes
+
+    @overload
+    def forward(
+        self,
+        token_ids: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        mask: NDArray[np.bool_],
+        logit_rows: NDArray[np.int64],
+    ) -> NDArray[np.float32] | TopLogits: ...
+
+    @overload
+    def forward(
+        self,
+        token_ids: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        mask: NDArray[np.bool_],
+        logit_rows: NDArray[np.int64],
+        gather: tuple[NDArray[np.int64], NDArray[np.int64]],
+    ) -> GatheredLogits: ...
 
     def forward(
         self,
