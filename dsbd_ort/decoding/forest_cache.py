@@ -17,6 +17,7 @@ from dsbd_ort.decoding.distribution import (
     TokenDistributions,
     TopDistributions,
 )
+from dsbd_ort.decoding.drafting.draft import LayerNeeds
 from dsbd_ort.decoding.errors import ModelError
 from dsbd_ort.decoding.forest import NO_NODE, NOT_COMPUTED, Forest, Nodes
 from dsbd_ort.decoding.joint_distribution import JointDistribution, joint_distribution
@@ -149,9 +150,9 @@ class ForestCache:
             above = above[slots[above] < _FIRST]
         return is_pending.nonzero()[0]
 
-    def look_up(self, nodes: Nodes, takes_all: object) -> int:
+    def look_up(self, nodes: Nodes, takes_all: object) -> LayerNeeds:
         """See Drafter.look_up: every row needs the model."""
-        return len(nodes)
+        return LayerNeeds(len(nodes))
 
     def compute(self, nodes: Nodes | None = None) -> EngineCalls[None]:
         """Compute ``nodes`` (all by default) and their pending ancestors in one call, if any.

@@ -109,7 +109,13 @@ def set_up(request: DecodingRequest, target: CacheView, draft: CacheView | None)
     observers: list[Observer] = [policy, stats, *([tracer] if tracer else [])]
     has_forced = controls is not None and controls.constraint is not None
     if ngram or (config.drafts and has_forced and config.row.rule != "joint"):
-        drafter = chained = ChainedDrafter(forest, controls, ngram, draft_cache)
+        drafter = chained = ChainedDrafter(
+            forest,
+            controls,
+            ngram,
+            draft_cache,
+            proposes_ends=not rule.reads_draft_distributions,
+        )
         observers.append(chained)
     return RunningRequest(
         request=request,

@@ -47,6 +47,13 @@ class AllowedAfter:
         """Whether there is a constraint that lists what it allows."""
         return isinstance(self._allowed, TokenLists)
 
+    def lists_nothing(self) -> NDArray[np.bool_]:
+        """Return the rows without a listed token, so only with the end: (num_rows,) bool."""
+        if isinstance(self._allowed, TokenLists):
+            is_empty: NDArray[np.bool_] = self._allowed.counts == 0
+            return is_empty
+        return np.zeros(len(self._accepts), dtype=np.bool_)
+
     def pairs(self) -> Gather:
         """Return row and token of all that is allowed, row by row; of a constraint that lists."""
         table = self.listed()

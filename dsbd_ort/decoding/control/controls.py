@@ -120,6 +120,16 @@ class Controls:
         self._check_known(allowed)
         return allowed
 
+    def ends_next(self, nodes: Nodes, allowed: AllowedAfter) -> NDArray[np.bool_]:
+        """Return where every path ends with its next token, as far as is known: (num_nodes,) bool.
+
+        allowed: after these nodes.
+        """
+        is_last = allowed.lists_nothing()
+        if self.constraint is not None and hasattr(self.constraint.constraint, "ends_next"):
+            is_last |= self.constraint.constraint.ends_next(self.constraint.states[nodes])
+        return is_last
+
     def processed(
         self, nodes: Nodes, rows: Rows, tokens: Tokens, log_probs: NDArray[np.float64]
     ) -> NDArray[np.float64]:

@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_ort.decoding.drafting.cost_curve import FREE, Costs, EngineCosts, never_falling
-from dsbd_ort.decoding.drafting.draft import Iteration, Scores
+from dsbd_ort.decoding.drafting.draft import MOST_FORCED_LAYERS, Iteration, Scores
 from dsbd_ort.decoding.forest import Forest, Nodes
 from dsbd_ort.decoding.joint_distribution import STAY, JointDistribution, best_candidates
 
@@ -164,7 +164,8 @@ class ThroughputDraftPolicy:
         self._num_beams = num_beams
         self._most_layers = most_layers
         self._most_beams = most_beams
-        self._layers: list[_Layer] = []
+        self._layers: list[_Layer | None] = []  # None: a forced one
+        self._num_forced = 0
         self._num_rows = self._limit = 0
         self._reach = self._seconds = self._token_seconds = 0.0
         self._is_probe = False
@@ -172,7 +173,7 @@ class ThroughputDraftPolicy:
 
     def begin(self, num_pending: int, most_layers: int) -> None:
         """See DraftPolicy.begin."""
-        self._layers = []
+        self._layers, self._num_forced = [], 0
         self._take_share()
         self._estimator.refresh()
         # Rows beyond the table cost as much as its last: more are pending only after a restart.
@@ -243,12 +244,34 @@ class ThroughputDraftPolicy:
         self._parent_deficits = deficits[taken]
         return taken
 
+    def choose_forced(self, joint: JointDistribution) -> NDArray[np.int64]:
+        """See DraftPolicy.choose_forced.
+
+        Reached with probability ``reach``, a call of its own is saved; else its rows are in vain.
+        """
+        seconds, last = self._target_seconds, len(self._target_seconds) - 1
+        num_new = int(np.count_nonzero(joint.tokens != STAY))
+        more = float(seconds[min(self._num_rows + num_new, last)] - seconds[self._num_rows])
+        is_worth_it = self._reach * float(seconds[min(num_new, last)]) > more
+        is_limit = len(self._layers) >= self._limit or self._num_forced == MOST_FORCED_LAYERS
+        if is_limit or not is_worth_it:
+            return np.arange(0)
+        self._num_forced += 1
+        self._layers.append(None)
+        self._num_rows = min(self._num_rows + num_new, last)
+        self._seconds += more
+        if self._parent_deficits is not None:
+            self._parent_deficits = self._parent_deficits[joint.parents]
+        return np.arange(len(joint.tokens))
+
     def observe(self, iteration: Iteration) -> None:
         """See DraftPolicy.observe."""
         estimator = self._estimator
         for depth, (layer, beams) in enumerate(
             zip(self._layers, iteration.committed, strict=False)
         ):
+            if layer is None:
+                continue
             if not len(beams.nodes):  # all that was selected has ended: no width was tested
                 break
             taken = _candidate_ids(self._forest, layer.nodes, beams.nodes)
@@ -320,7 +343,7 @@ class ThroughputDraftPolicy:
     def _count_probes(self) -> None:
         """Try one layer after 8 iterations without a draft, then after 16, 32 and 64."""
         estimator = self._estimator
-        if not self._layers:
+        if len(self._layers) == self._num_forced:
             estimator.num_without += 1
             return
         if estimator.num_without >= estimator.probe_after:
