@@ -150,7 +150,7 @@ def _as_text(answer: Answer, heading: str) -> str:
         return heading + answer.text
     sequences = answer.result.sequences
     if any(sequence.items for sequence in sequences):
-        return heading + "\n".join(map(_ranked_items, sequences))
+        return "\n".join(map(_ranked_items, sequences))
     return "\n\n".join(heading + sequence.text for sequence in sequences)
 
 
