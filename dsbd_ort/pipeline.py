@@ -15,7 +15,7 @@ from typing import Any, Unpack, cast, overload
 import numpy as np
 
 from dsbd_errors import DsbdError
-from dsbd_ort.constraints.binding import ConstraintBinding
+from dsbd_ort.constraints.binding import ConstraintBinding, items_of
 from dsbd_ort.decoding import (
     DecodeResult,
     DecodingConfig,
@@ -343,7 +343,8 @@ class Pipeline:
         sequences, tokenizer = [], self.tokenizer_of(config)
         for sequence in result.sequences:
             text = text_until_stop(tokenizer, sequence.token_ids, config)
-            sequences.append(GeneratedSequence(**vars(sequence), text=text))
+            items = items_of(config.constraint, sequence)
+            sequences.append(GeneratedSequence(**vars(sequence), text=text, items=items))
         assert config.seed is not None  # drawn by ``prepare``
         return GenerationResult(sequences, result.stats, config.seed, result.prompt_logprobs)
 

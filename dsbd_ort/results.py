@@ -27,9 +27,14 @@ JSON_VERSION = 1
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratedSequence(DecodedSequence):
-    """A decoded sequence with its text, special tokens left out, cut before a stop string."""
+    """A decoded sequence with its text, special tokens left out, cut before a stop string.
+
+    Attributes:
+        items: what the sequence stands for, of a request whose trie has items; see TokenTrie.
+    """
 
     text: str
+    items: list[Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -201,7 +206,7 @@ def result_object(result: GenerationResult) -> dict[str, Any]:
     fields = {"version": JSON_VERSION, **dataclasses.asdict(result)}
     for holder, name in [
         (fields, "prompt_logprobs"),
-        *((s, "top_logprobs") for s in fields["sequences"]),
+        *((s, name) for s in fields["sequences"] for name in ("top_logprobs", "items")),
     ]:
         if holder[name] is None:
             del holder[name]

@@ -88,4 +88,6 @@ def distribution_after(prompt: list[int], logits: np.ndarray, config: DecodingCo
     controls = controls_of(config, config.constraint, prompt, VOCAB)
     if controls is None:
         return Warp.of(config).distributions(logits)[0]
-    return controls.distributions(logits, np.array([0]), is_draft=False)[0][0]
+    nodes = np.array([0])
+    allowed = controls.allowed_after(nodes)
+    return controls.distributions(logits, nodes, allowed, is_draft=False)[0][0]

@@ -15,8 +15,8 @@ from contextlib import ExitStack
 import numpy as np
 
 from dsbd_ort.decoding import DecodingConfig, StepModel, decode_iterations, result_of
+from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
 from dsbd_ort.decoding.drafting.cost_curve import EngineCosts, measure_costs
-from dsbd_ort.decoding.drafting.throughput import AcceptanceEstimator
 from dsbd_ort.decoding.step_model import Role
 from dsbd_runtime.bundle import Bundle
 from dsbd_runtime.draft_record import ExpectedSpeed

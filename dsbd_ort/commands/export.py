@@ -68,7 +68,8 @@ class ExportArguments:
     logits: str = option(
         default="full",
         show_default=True,
-        help="full, or topk:K: engines return only the K largest of a row.",
+        help="full; topk:K: engines return only the K largest of a row; gather: only those of the "
+        "tokens that a trie allows.",
         section=_ENGINES,
     )
     attention: str | None = option(

@@ -18,7 +18,7 @@ from dsbd_ort.decoding import STRATEGIES, DecodingStats, RequestTrace
 from dsbd_ort.decoding.strategies import unnamed_strategy
 from dsbd_ort.pipeline import Pipeline
 from dsbd_ort.prompts import Messages, user_messages, with_answer
-from dsbd_ort.results import error_object, json_text, result_object
+from dsbd_ort.results import GeneratedSequence, error_object, json_text, result_object
 from dsbd_ort.trace_page.trace_file import write_trace
 
 PROMPT_SIGN = ">>> "
@@ -148,7 +148,15 @@ class _StreamedText:
 def _as_text(answer: Answer, heading: str) -> str:
     if answer.result is None:
         return heading + answer.text
-    return "\n\n".join(heading + sequence.text for sequence in answer.result.sequences)
+    sequences = answer.result.sequences
+    if any(sequence.items for sequence in sequences):
+        return "\n".join(map(_ranked_items, sequences))
+    return "\n\n".join(heading + sequence.text for sequence in sequences)
+
+
+def _ranked_items(sequence: GeneratedSequence) -> str:
+    """Return the line of a sequence that stands for items: its score and these, as JSON."""
+    return "\t".join([f"{sequence.score:.4f}", *map(json_text, sequence.items or [])])
 
 
 def _as_json(answer: Answer) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 from dsbd_ort.constraints.grammar_matching import GrammarTokenizer
 from dsbd_ort.constraints.plain_data import with_constraint
 from dsbd_ort.constraints.token_trie import TokenTrie
+from dsbd_ort.decoding import DecodedSequence
 from dsbd_ort.decoding.control.constraint import Constraint
 from dsbd_ort.decoding.errors import ConstraintError
 
@@ -77,6 +78,16 @@ class ConstraintBinding:
                 f"{self._vocab_size - 1}, the target's vocabulary: build it with the bundle's "
                 "tokenizer"
             )
+
+
+def items_of(constraint: Any, sequence: DecodedSequence) -> list[Any] | None:
+    """Return what a sequence stands for; None without a trie that has items.
+
+    Of a sequence that was cut off nothing is known.
+    """
+    if not isinstance(constraint, TokenTrie) or not constraint.has_items:
+        return None
+    return [] if sequence.finish_reason == "length" else constraint.items_of(sequence.token_ids)
 
 
 class TrieFiles:

@@ -26,12 +26,15 @@ from numpy.typing import NDArray
 
 from dsbd_ort.constraints.trie_build import trie_of
 from dsbd_ort.constraints.trie_file import (
+    ITEMS_SUFFIX,
     TrieArrays,
     is_trie_file,
     map_arrays,
+    read_items,
     read_sequences,
     write_arrays,
 )
+from dsbd_ort.constraints.trie_items import TrieItems, check_number
 from dsbd_ort.decoding.control.constraint import States, TokenLists
 from dsbd_ort.decoding.errors import ConstraintError
 
@@ -47,16 +50,25 @@ class TokenTrie:
     With ``end="leaf"`` a path ends at a leaf as it is, without an end-of-sequence token; with
     ``end="eos"`` such a token follows there, and counts in log-probability and score. A sequence
     that others continue (5 in the example above) may end with an end-of-sequence token either way.
-    Tries are immutable and compare by their sequences. One that is a mapped file is pickled as the
-    path of the file.
+    Sequences may stand for items, JSON values that are returned with them. Tries are immutable and
+    compare by their sequences and items. One that is a mapped file is pickled as the path of the
+    file.
     """
 
-    def __init__(self, arrays: TrieArrays, *, end: End = "leaf", path: Path | None = None) -> None:
+    def __init__(
+        self,
+        arrays: TrieArrays,
+        *,
+        end: End = "leaf",
+        path: Path | None = None,
+        items: TrieItems | None = None,
+    ) -> None:
         """Take the arrays of a trie; ``from_sequences`` and its siblings make them."""
         if end not in ("leaf", "eos"):
             raise ConstraintError(f"end is {end!r}; a trie ends with 'leaf' or 'eos'")
         self.end: End = end
         self.path = path
+        self._items = items
         self._arrays = arrays
         self._row_offsets = arrays.row_offsets
         self._tokens = arrays.tokens
@@ -64,24 +76,56 @@ class TokenTrie:
         self._view = arrays.tokens.data  # bisect reads this view faster than the array
 
     @classmethod
-    def from_sequences(cls, sequences: Iterable[Sequence[int]], *, end: End = "leaf") -> TokenTrie:
-        """Build the trie of token sequences of any lengths, in any order; repeats are fine."""
+    def from_sequences(
+        cls,
+        sequences: Iterable[Sequence[int]],
+        *,
+        end: End = "leaf",
+        items: Sequence[Any] | None = None,
+    ) -> TokenTrie:
+        """Build the trie of token sequences of any lengths, in any order; repeats are fine.
+
+        items: what each sequence stands for, JSON values; a repeated sequence stands for several.
+        """
         sequences = sequences if isinstance(sequences, Sequence) else list(sequences)
         lengths = np.fromiter(map(len, sequences), dtype=np.int64, count=len(sequences))
         ids = map(operator.index, itertools.chain.from_iterable(sequences))
         flat = np.fromiter(ids, dtype=np.int64, count=int(lengths.sum()))
         if flat.min(initial=0) < 0:
             raise ConstraintError(f"a sequence has the token id {flat.min()}; they are 0 or more")
-        return cls(trie_of(flat, np.cumsum(lengths) - lengths, lengths), end=end)
+        return cls._of(flat, np.cumsum(lengths) - lengths, lengths, end, items)
 
     @classmethod
-    def from_array(cls, array: NDArray[Any], *, end: End = "leaf") -> TokenTrie:
+    def _of(
+        cls,
+        flat: NDArray[Any],
+        starts: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+        end: End,
+        items: Sequence[Any] | None,
+    ) -> TokenTrie:
+        """Build the trie of the sequences ``flat[start:start + length]``."""
+        check_number(items, len(lengths))
+        trie = cls(trie_of(flat, starts, lengths), end=end)
+        if items is None:
+            return trie
+        nodes = np.zeros(len(lengths), dtype=np.int64)
+        for depth in range(int(lengths.max())):
+            goes_on = (lengths > depth).nonzero()[0]
+            nodes[goes_on] = trie.advance(nodes[goes_on], flat[starts[goes_on] + depth])
+        return cls(trie._arrays, end=end, items=TrieItems.of(nodes, items))
+
+    @classmethod
+    def from_array(
+        cls, array: NDArray[Any], *, end: End = "leaf", items: Sequence[Any] | None = None
+    ) -> TokenTrie:
         """Build the trie of the rows of ``array``.
 
         Args:
             array: (num_sequences, longest) integers. Shorter sequences are padded with -1 at their
                 end.
             end: as in the class.
+            items: as in ``from_sequences``.
         """
         if array.ndim != 2 or not np.issubdtype(array.dtype, np.integer):
             raise ConstraintError(
@@ -101,29 +145,38 @@ class TokenTrie:
                 "and -1 stands only behind the last one"
             )
         starts = np.arange(len(array), dtype=np.int64) * array.shape[1]
-        return cls(trie_of(array.reshape(-1), starts, lengths), end=end)
+        return cls._of(array.reshape(-1), starts, lengths, end, items)
 
     @classmethod
     def from_texts(
-        cls, texts: Iterable[str], encode: Callable[[str], Sequence[int]], *, end: End = "leaf"
+        cls,
+        texts: Iterable[str],
+        encode: Callable[[str], Sequence[int]],
+        *,
+        end: End = "leaf",
+        items: Sequence[Any] | None = None,
     ) -> TokenTrie:
         """Build the trie of texts, each in the one spelling that ``encode`` gives it.
 
         ``encode`` must add no special tokens. ``Choice`` takes every spelling of its texts.
         """
-        return cls.from_sequences([encode(text) for text in texts], end=end)
+        return cls.from_sequences([encode(text) for text in texts], end=end, items=items)
 
     @classmethod
     def from_file(cls, path: str | Path, *, end: End | None = None) -> TokenTrie:
         """Build or map the trie of a file.
 
-        A ``.npy`` file holds the array of ``from_array``; what ``save`` wrote is mapped; any other
-        file is text, with the token ids of one sequence on each line. ``end=None`` is what a saved
-        trie says, and else "leaf".
+        A ``.npy`` file holds the array of ``from_array``; what ``save`` wrote is mapped. A
+        ``.jsonl`` file has a sequence and its item on each line, {"token_ids": [5, 7], "item":
+        "sku-1"}; any other file is text, with the token ids of one sequence on each line.
+        ``end=None`` is what a saved trie says, and else "leaf".
         """
         path = Path(path)
         if is_trie_file(path):
             return cls.load(path, end=end)
+        if path.suffix == ITEMS_SUFFIX:
+            sequences, items = read_items(path)
+            return cls.from_sequences(sequences, end=end or "leaf", items=items)
         found = read_sequences(path)
         if isinstance(found, np.ndarray):
             return cls.from_array(found, end=end or "leaf")
@@ -136,16 +189,46 @@ class TokenTrie:
 
         ``end=None`` is the saved one.
         """
-        arrays, saved_end = map_arrays(Path(path))
-        return cls(arrays, end=end or ("eos" if saved_end == "eos" else "leaf"), path=Path(path))
+        arrays, saved_end, items = map_arrays(Path(path))
+        ends = end or ("eos" if saved_end == "eos" else "leaf")
+        return cls(arrays, end=ends, path=Path(path), items=items)
 
     def save(self, path: str | Path) -> None:
         """Write the trie to one file, for ``load``."""
-        write_arrays(Path(path), self._arrays, self.end)
+        write_arrays(Path(path), self._arrays, self.end, self._items)
 
     def ending(self, end: End) -> TokenTrie:
         """Return the trie of the same arrays that ends in this way."""
-        return TokenTrie(self._arrays, end=end, path=self.path)
+        return TokenTrie(self._arrays, end=end, path=self.path, items=self._items)
+
+    @property
+    def has_items(self) -> bool:
+        """Whether its sequences stand for items."""
+        return self._items is not None
+
+    def items_of(self, token_ids: Sequence[int]) -> list[Any]:
+        """Return the items of a sequence, none of one that is not whole.
+
+        token_ids: of the sequence, with or without an end-of-sequence token behind it.
+        """
+        if self._items is None:
+            return []
+        node = 0
+        for index, token in enumerate(token_ids):
+            begin, end = int(self._row_offsets[node]), int(self._row_offsets[node + 1])
+            edge = bisect.bisect_left(self._view, token, begin, end)
+            if edge == end or self._view[edge] != token:
+                return self._items.at(node) if index == len(token_ids) - 1 else []
+            node = edge + 1
+        return self._items.at(node)
+
+    @functools.cached_property
+    def most_tokens(self) -> int:
+        """The most tokens of a path, the end-of-sequence token of ``end="eos"`` included."""
+        depth, last = 0, 1  # the nodes before ``last`` are those of this depth and above
+        while (next_last := int(self._row_offsets[last]) + 1) > last:
+            depth, last = depth + 1, next_last
+        return depth + (self.end == "eos")
 
     @functools.cached_property
     def highest_token(self) -> int:
@@ -167,7 +250,8 @@ class TokenTrie:
     @property
     def num_bytes(self) -> int:
         """Bytes of the arrays, mapped or not."""
-        return self._row_offsets.nbytes + self._tokens.nbytes + self._is_end.nbytes
+        of_items = 0 if self._items is None else self._items.num_bytes
+        return self._row_offsets.nbytes + self._tokens.nbytes + self._is_end.nbytes + of_items
 
     def start(self, prompt_ids: Sequence[int]) -> States:
         """Return the root, (1,) int64, whatever the prompt is."""
@@ -209,6 +293,18 @@ class TokenTrie:
         is_leaf: NDArray[np.bool_] = self._row_offsets[states] == self._row_offsets[states + 1]
         return is_leaf
 
+    def ends_next(self, states: States) -> NDArray[np.bool_]:
+        """Return at which of these nodes every edge leads to a leaf, none with ``end="eos"``.
+
+        The edges of a node lead to consecutive nodes: these are leaves if the row of edges of the
+        last one ends where that of the first one begins.
+        """
+        if self.end == "eos":
+            return np.zeros(len(states), dtype=np.bool_)
+        first, last = self._row_offsets[states] + 1, self._row_offsets[states + 1] + 1
+        is_last: NDArray[np.bool_] = self._row_offsets[first] == self._row_offsets[last]
+        return is_last
+
     def _find_one_by_one(
         self, starts: NDArray[Any], ends: NDArray[Any], tokens: NDArray[np.int64]
     ) -> NDArray[np.int64]:
@@ -220,7 +316,13 @@ class TokenTrie:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, TokenTrie):
             return NotImplemented
-        return self is other or (self.end == other.end and self._arrays.equal(other._arrays))
+        if self is other:
+            return True
+        mine, theirs = self._items, other._items
+        same_items = mine is theirs or (
+            mine is not None and theirs is not None and mine.equal(theirs)
+        )
+        return self.end == other.end and same_items and self._arrays.equal(other._arrays)
 
     def __hash__(self) -> int:
         return hash((self.end, self.num_nodes))
@@ -228,7 +330,7 @@ class TokenTrie:
     def __reduce__(self) -> tuple[Callable[..., TokenTrie], tuple[Any, ...]]:
         if self.path is not None:
             return _load, (self.path.absolute(), self.end)
-        return _restore, (self._arrays, self.end)
+        return _restore, (self._arrays, self.end, self._items)
 
 
 def _find_at_once(
@@ -252,5 +354,5 @@ def _load(path: Path, end: End) -> TokenTrie:
     return TokenTrie.load(path, end=end)
 
 
-def _restore(arrays: TrieArrays, end: End) -> TokenTrie:
-    return TokenTrie(arrays, end=end)
+def _restore(arrays: TrieArrays, end: End, items: TrieItems | None) -> TokenTrie:
+    return TokenTrie(arrays, end=end, items=items)

@@ -1,11 +1,12 @@
 """Files of token sequences, and of the tries made of them.
 
 A saved trie is one file of .npy arrays one behind the other: [version, 1 if it ends with "eos"],
-then ``row_offsets``, ``tokens`` and ``is_end``.
+then ``row_offsets``, ``tokens`` and ``is_end``; and where it has items the three arrays of these.
 """
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,9 +17,11 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
+from dsbd_ort.constraints.trie_items import TrieItems
 from dsbd_ort.decoding.errors import ConstraintError
 
 TRIE_SUFFIX = ".trie"
+ITEMS_SUFFIX = ".jsonl"
 
 _VERSION = 1
 _BLOCK = 1 << 24  # bytes of text that are parsed at a time
@@ -57,7 +60,7 @@ def is_trie_file(path: Path) -> bool:
     return path.suffix == TRIE_SUFFIX
 
 
-def write_arrays(path: Path, arrays: TrieArrays, end: str) -> None:
+def write_arrays(path: Path, arrays: TrieArrays, end: str, items: TrieItems | None) -> None:
     """Write a trie; the file is whole or not there."""
     if not is_trie_file(path):
         raise ConstraintError(f"{path} does not end in {TRIE_SUFFIX}; name a saved trie so")
@@ -65,18 +68,21 @@ def write_arrays(path: Path, arrays: TrieArrays, end: str) -> None:
     try:
         with part.open("wb") as file:
             head = np.array([_VERSION, end == "eos"], dtype=np.int64)
-            for array in (head, arrays.row_offsets, arrays.tokens, arrays.is_end):
+            of_items = () if items is None else (items.nodes, items.offsets, items.text)
+            for array in (head, arrays.row_offsets, arrays.tokens, arrays.is_end, *of_items):
                 npy.write_array(file, array, allow_pickle=False)
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
 
 
-def map_arrays(path: Path) -> tuple[TrieArrays, str]:
-    """Return the arrays of a saved trie, mapped from its file, and how it ends."""
+def map_arrays(path: Path) -> tuple[TrieArrays, str, TrieItems | None]:
+    """Return the arrays of a saved trie, mapped from its file, how it ends, and its items."""
     try:
         with path.open("rb") as file:
             head, row_offsets, tokens, is_end = (_map_next(file, path) for _ in range(4))
+            has_items = file.tell() < path.stat().st_size
+            of_items = [_map_next(file, path) for _ in range(3)] if has_items else None
     except OSError as error:
         raise ConstraintError(f"{path} cannot be read ({error.strerror or error})") from error
     except ValueError as error:
@@ -92,7 +98,19 @@ def map_arrays(path: Path) -> tuple[TrieArrays, str]:
         row_offsets[-1] != num_nodes - 1
     ):
         raise ConstraintError(f"{path} has arrays that make no trie; save it again")
-    return TrieArrays(row_offsets, tokens, is_end), "eos" if head[1] else "leaf"
+    items = None if of_items is None else _checked_items(TrieItems(*of_items), num_nodes, path)
+    return TrieArrays(row_offsets, tokens, is_end), "eos" if head[1] else "leaf", items
+
+
+def _checked_items(items: TrieItems, num_nodes: int, path: Path) -> TrieItems:
+    shapes = (items.nodes.shape, items.offsets.shape, items.text.shape)
+    num_items = len(items.nodes)
+    if (
+        shapes != ((num_items,), (num_items + 1,), (int(items.offsets[-1]),))
+        or items.nodes[-1] >= num_nodes
+    ):
+        raise ConstraintError(f"{path} has arrays that make no items; save it again")
+    return items
 
 
 def _map_next(file: BinaryIO, path: Path) -> NDArray[Any]:
@@ -103,6 +121,42 @@ def _map_next(file: BinaryIO, path: Path) -> NDArray[Any]:
     mapped = np.memmap(path, dtype=dtype, mode="r", offset=file.tell(), shape=shape)
     file.seek(mapped.nbytes, os.SEEK_CUR)
     return np.asarray(mapped)  # indexing a memmap costs microseconds
+
+
+def read_items(path: Path) -> tuple[list[list[int]], list[Any]]:
+    """Return the sequences and the items of a .jsonl file.
+
+    Each line is an object such as {"token_ids": [5, 7], "item": "sku-1"}.
+    """
+    sequences, items = [], []
+    try:
+        with path.open(encoding="utf-8") as file:
+            for number, line in enumerate(file, start=1):
+                found = _json_line(line)
+                if found is None:
+                    raise ConstraintError(
+                        f"line {number} of {path} is {line.strip()[:60]!r}; expected an object "
+                        'with a list of token ids and an item, as {"token_ids": [5, 7], "item": '
+                        '"sku-1"}'
+                    )
+                sequences.append(found["token_ids"])
+                items.append(found["item"])
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConstraintError(f"{path} cannot be read ({reason})") from error
+    return sequences, items
+
+
+def _json_line(line: str) -> dict[str, Any] | None:
+    """Return the object of a line with a sequence and an item, None for any other line."""
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(found, dict) or set(found) != {"token_ids", "item"}:
+        return None
+    ids = found["token_ids"]
+    return found if isinstance(ids, list) and all(type(i) is int for i in ids) else None
 
 
 def read_sequences(path: Path) -> NDArray[Any] | tuple[NDArray[np.int64], NDArray[np.int64]]:

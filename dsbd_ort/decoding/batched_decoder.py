@@ -266,7 +266,18 @@ class BatchedDecoder:
         return sorted(callers, key=lambda tree: tree not in prompts)
 
     def _run(self, role: Role, trees: list[Tree], progress: list[Progress]) -> None:
-        """Make the calls that the trees wait for together, and let each go on."""
+        """Make the calls that the trees wait for, and let each go on.
+
+        Together; but calls that want all logits and calls that gather some in two forwards.
+        """
+        whole = [tree for tree in trees if tree.call and tree.call.wants_all_logits]
+        if any(tree.call and tree.call.gather is not None for tree in trees):
+            self._run_together(role, [tree for tree in trees if tree not in whole], progress)
+            trees = [tree for tree in whole if tree in self._trees]  # not preempted for the others
+        self._run_together(role, trees, progress)
+
+    def _run_together(self, role: Role, trees: list[Tree], progress: list[Progress]) -> None:
+        """Make calls in one forward."""
         self._make_room(role, trees, progress)
         if not trees:
             return

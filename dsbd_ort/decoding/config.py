@@ -168,14 +168,27 @@ class DecodingConfig:
         """Return the config with its drafter and its draft policy decided.
 
         None stands for "model" where there is a draft, else for "ngram"; and for "throughput" where
-        the costs of engine calls are known, else for "fixed".
+        the costs of engine calls are known, else for "fixed". And ``max_new_tokens`` becomes the
+        length of the constraint's longest path, where that is shorter: nothing else follows from
+        it, but for a forced last token, and rows are reserved for as many.
         """
         decided: dict[str, Any] = {}
         if self.drafter is None:
             decided["drafter"] = "model" if has_draft else "ngram"
         if self.draft_policy is None:
             decided["draft_policy"] = "throughput" if costs_are_known else "fixed"
+        longest = self.longest_path
+        if longest is not None and longest < self.max_new_tokens:
+            decided["max_new_tokens"] = longest
         return replace(self, **decided) if decided else self
+
+    @property
+    def longest_path(self) -> int | None:
+        """Tokens after which a sequence has ended by the constraint; None where none is known."""
+        most: int | None = getattr(self.constraint, "most_tokens", None)
+        if most is None or self.forced_eos_token_id is not None:
+            return None
+        return max(most, self.min_new_tokens)
 
     @property
     def drafts(self) -> bool:

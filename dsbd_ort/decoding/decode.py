@@ -28,6 +28,7 @@ from dsbd_ort.decoding.beams import Beams
 from dsbd_ort.decoding.cache_view import CacheView, PrefixCache
 from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.control.path_states import StopState
+from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
 from dsbd_ort.decoding.drafting.cost_curve import Costs, measure_costs
 from dsbd_ort.decoding.drafting.draft import (
     DraftLayer,
@@ -35,7 +36,6 @@ from dsbd_ort.decoding.drafting.draft import (
     draft_forest,
 )
 from dsbd_ort.decoding.drafting.ngram import NGramPool
-from dsbd_ort.decoding.drafting.throughput import AcceptanceEstimator
 from dsbd_ort.decoding.errors import ModelError
 from dsbd_ort.decoding.kv_cache import KVCache
 from dsbd_ort.decoding.rejection_coupling import RandomSource

@@ -4,30 +4,34 @@ from __future__ import annotations
 
 import time
 from functools import partial
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_ort.decoding.beams import Beams
 from dsbd_ort.decoding.cache_view import CacheView
+from dsbd_ort.decoding.control.allowed_after import AllowedAfter
 from dsbd_ort.decoding.control.controls import Controls
 from dsbd_ort.decoding.distribution import (
     TokenDistribution,
     TokenDistributions,
     TopDistributions,
 )
+from dsbd_ort.decoding.drafting.draft import LayerNeeds
 from dsbd_ort.decoding.errors import ModelError
 from dsbd_ort.decoding.forest import NO_NODE, NOT_COMPUTED, Forest, Nodes
 from dsbd_ort.decoding.joint_distribution import JointDistribution, joint_distribution
 from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK
 from dsbd_ort.decoding.step_model import (
-    AllLogits,
     Clock,
     EngineCall,
     EngineCalls,
     FullLogits,
     Logits,
     Role,
+    WholeLogits,
+    full_of,
 )
 from dsbd_ort.decoding.top_tokens import PromptScorer, TopTokens
 from dsbd_ort.decoding.warp import Warp, check_logits, largest_logits
@@ -47,7 +51,10 @@ class ForestCache:
 
     Attributes:
         distribution_bytes_peak: most bytes that the distributions took.
+        forces: see Drafter: a model forces nothing.
     """
+
+    forces = False
 
     def __init__(
         self,
@@ -115,7 +122,7 @@ class ForestCache:
             )
             self._read(logits, len(logit_rows))
             if scorer:
-                scorer.append(logits)
+                scorer.append(cast(WholeLogits, logits))
             view.prefix.tokens = tokens[: start + len(chunk)]
         view.begin()
 
@@ -150,9 +157,9 @@ class ForestCache:
             above = above[slots[above] < _FIRST]
         return is_pending.nonzero()[0]
 
-    def look_up(self, nodes: Nodes, takes_all: object) -> int:
+    def look_up(self, nodes: Nodes, takes_all: object) -> LayerNeeds:
         """See Drafter.look_up: every row needs the model."""
-        return len(nodes)
+        return LayerNeeds(len(nodes))
 
     def compute(self, nodes: Nodes | None = None) -> EngineCalls[None]:
         """Compute ``nodes`` (all by default) and their pending ancestors in one call, if any.
@@ -174,6 +181,7 @@ class ForestCache:
             if self._slots_above:
                 for index in (parents == NO_NODE).nonzero()[0].tolist():
                     parent_slots[index] = self._slots_above.get(int(pending[index]), 0)
+            allowed = self._allowed_after(pending)
             call = EngineCall(
                 self._role,
                 self._meter,
@@ -182,15 +190,15 @@ class ForestCache:
                 np.arange(size),
                 partial(view.append, parent_slots),
                 reads_full_logits=reads_full,
+                gather=allowed.pairs() if allowed is not None and self._gathers(allowed) else None,
             )
             began = self._clock()
             logits = yield call
             self._meter.waited += self._clock() - began
-            found, unread = self._read(logits, size, pending)
+            found, unread = self._read(logits, size, pending, allowed)
             if self._tops is not None:
-                self._tops.append(logits)
-            full = logits[3] if isinstance(logits, tuple) else AllLogits(logits)
-            self._last_call = first_slot, full
+                self._tops.append(cast(WholeLogits, logits))
+            self._last_call = first_slot, full_of(logits)
             if self._distributions is None:
                 self._distributions = found.behind_unused_row()
             else:
@@ -198,6 +206,18 @@ class ForestCache:
             pending = pending[unread]
             if len(pending):
                 self._set_back(pending)
+
+    def _allowed_after(self, nodes: Nodes) -> AllowedAfter | None:
+        """Return what the controls allow after nodes; None without controls."""
+        return None if self._controls is None else self._controls.allowed_after(nodes)
+
+    def _gathers(self, allowed: AllowedAfter) -> bool:
+        """Return whether the logits of the allowed tokens alone are wanted of the engine."""
+        assert self._controls is not None
+        notes_others = self._tops is not None or (
+            self._role == "target" and self._controls.forbidden is not None
+        )
+        return self._view.kv.gathers_logits and allowed.lists and not notes_others
 
     def joint(
         self, nodes: Nodes, log_weights: NDArray[np.float64], copies: NDArray[np.int64] | None
@@ -290,21 +310,26 @@ class ForestCache:
         slots[computed] = np.arange(1, 1 + len(kept))
 
     def _read(
-        self, logits: Logits, num_rows: int, nodes: Nodes | None = None
+        self,
+        logits: Logits,
+        num_rows: int,
+        nodes: Nodes | None = None,
+        allowed: AllowedAfter | None = None,
     ) -> tuple[TokenDistributions, NDArray[np.int64]]:
         """Return the distributions after nodes, and the rows that have to be computed once more.
 
-        nodes: (num_rows,) int64; None for rows of the prompt.
+        nodes: (num_rows,) int64; None for rows of the prompt. allowed: after them.
 
         An error says which call of which engine.
         """
         self._num_calls += 1
         try:
-            check_logits(logits, self._view.kv, num_rows)
-            if self._controls is None or nodes is None:
-                return self._warp.distributions(logits), _NOTHING
+            num_pairs = None if allowed is None or not self._gathers(allowed) else allowed.num_pairs
+            check_logits(logits, self._view.kv, num_rows, num_pairs)
+            if self._controls is None or nodes is None or allowed is None:
+                return self._warp.distributions(cast(WholeLogits, logits)), _NOTHING
             is_draft = self._role == "draft"
-            return self._controls.distributions(logits, nodes, is_draft=is_draft)
+            return self._controls.distributions(logits, nodes, allowed, is_draft=is_draft)
         except ModelError as error:
             raise ModelError(f"call {self._num_calls} of the {self._role}: {error}") from error
 

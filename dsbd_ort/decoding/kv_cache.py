@@ -9,6 +9,7 @@ are many or there is too little room.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +17,12 @@ from numpy.typing import NDArray
 from dsbd_ort.decoding.cache_view import CacheView, PrefixCache, Rows, UsedRows
 from dsbd_ort.decoding.step_model import (
     EngineCall,
+    GatheringModel,
     Logits,
     StepModel,
+    gathered_parts,
+    gathers_logits,
+    joined_gather,
     keeps_full_logits,
     logits_of_rows,
     num_top_logits,
@@ -39,7 +44,7 @@ class KVCache:
 
     Attributes:
         model: the engine, whose cache is used for nothing else.
-        vocab_size, num_top_logits, keeps_full_logits: see StepModel.
+        vocab_size, num_top_logits, keeps_full_logits, gathers_logits: see StepModel.
         max_rows: most rows that it may hold, None for no limit.
     """
 
@@ -51,6 +56,7 @@ class KVCache:
         self.vocab_size = model.vocab_size
         self.num_top_logits = num_top_logits(model)
         self.keeps_full_logits = keeps_full_logits(model)
+        self.gathers_logits = gathers_logits(model)
         self.max_rows = max_rows
         self._shares_prefixes = shares_prefixes
         self._views: list[UsedRows] = []
@@ -118,6 +124,8 @@ class KVCache:
     def forward(self, calls: Sequence[EngineCall]) -> list[Logits]:
         """Make the calls of several views in one forward of the engine; return the logits of each.
 
+        Where one has a ``gather``, the others have one too or no logit rows.
+
         Two views with the rows [0, 1] and [2] that add two rows and one see, of the six,
 
             [[1, 1, 0, 1, 0, 0],
@@ -128,26 +136,18 @@ class KVCache:
         self._make_room(sum(sizes))
         first_row = self.model.num_rows
         self._tell(calls, first_row)
+        token_ids, positions, logit_rows, mask = _joined(calls, sizes, first_row)
+        if any(call.gather is not None for call in calls):
+            model, gather = cast(GatheringModel, self.model), joined_gather(calls)
+            gathered = model.forward(token_ids, positions, mask, logit_rows, gather)
+            return gathered_parts(gathered, calls)
+        logits = self.model.forward(token_ids, positions, mask, logit_rows)
         if len(calls) == 1:
-            (call,) = calls
-            mask = call.mask(first_row)
-            return [self.model.forward(call.token_ids, call.positions, mask, call.logit_rows)]
-        ends = np.cumsum(sizes)
-        mask = np.zeros((ends[-1], first_row + ends[-1]), dtype=np.bool_)
-        for call, end, size in zip(calls, ends.tolist(), sizes, strict=True):
-            mask[end - size : end, : first_row + end] = call.mask(first_row + end - size)
-        begins = ends - sizes
-        logit_rows = [call.logit_rows + begin for call, begin in zip(calls, begins, strict=True)]
-        logits = self.model.forward(
-            np.concatenate([call.token_ids for call in calls]),
-            np.concatenate([call.positions for call in calls]),
-            mask,
-            np.concatenate(logit_rows),
-        )
-        ends = np.cumsum([len(rows) for rows in logit_rows])
+            return [logits]
+        ends = np.cumsum([len(call.logit_rows) for call in calls]).tolist()
         return [
-            logits_of_rows(logits, int(end) - len(rows), int(end))
-            for rows, end in zip(logit_rows, ends, strict=True)
+            logits_of_rows(logits, end - len(call.logit_rows), end)
+            for call, end in zip(calls, ends, strict=True)
         ]
 
     def _tell(self, calls: Sequence[EngineCall], first_row: int) -> None:
@@ -199,3 +199,24 @@ class KVCache:
         new_rows = is_used.cumsum() - 1
         for view in self._views:
             view.renumber(kept, new_rows)
+
+
+def _joined(
+    calls: Sequence[EngineCall], sizes: list[int], first_row: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
+    """Return tokens, positions, logit rows and mask of calls that share a forward."""
+    if len(calls) == 1:
+        (call,) = calls
+        return call.token_ids, call.positions, call.logit_rows, call.mask(first_row)
+    ends = np.cumsum(sizes)
+    mask = np.zeros((ends[-1], first_row + ends[-1]), dtype=np.bool_)
+    for call, end, size in zip(calls, ends.tolist(), sizes, strict=True):
+        mask[end - size : end, : first_row + end] = call.mask(first_row + end - size)
+    begins = ends - sizes
+    logit_rows = [call.logit_rows + begin for call, begin in zip(calls, begins, strict=True)]
+    return (
+        np.concatenate([call.token_ids for call in calls]),
+        np.concatenate([call.positions for call in calls]),
+        np.concatenate(logit_rows),
+        mask,
+    )

@@ -9,10 +9,11 @@ from dsbd_ort.decoding.cache_view import CacheView
 from dsbd_ort.decoding.control.controls import Controls, controls_of
 from dsbd_ort.decoding.control.forbidden_tokens import ForbiddenTokens
 from dsbd_ort.decoding.control.path_states import PathStates, StopStates
+from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
 from dsbd_ort.decoding.drafting.draft import Drafter, DraftPolicy, FixedDraftPolicy, Observer
 from dsbd_ort.decoding.drafting.drafters import ChainedDrafter, Proposers
 from dsbd_ort.decoding.drafting.ngram import NGramDrafter
-from dsbd_ort.decoding.drafting.throughput import AcceptanceEstimator, ThroughputDraftPolicy
+from dsbd_ort.decoding.drafting.throughput import ThroughputDraftPolicy
 from dsbd_ort.decoding.forest import Forest
 from dsbd_ort.decoding.forest_cache import ForestCache
 from dsbd_ort.decoding.joint_rule import JointGreedyRule, JointSpeculativeRule
@@ -113,7 +114,14 @@ def set_up(request: DecodingRequest, target: CacheView, draft: CacheView | None)
     observers: list[Observer] = [policy, stats, *([tracer] if tracer else [])]
     has_forced = controls is not None and controls.constraint is not None
     if ngram or (config.drafts and has_forced and config.row.rule != "joint"):
-        drafter = chained = ChainedDrafter(forest, controls, ngram, draft_cache, proposers)
+        drafter = chained = ChainedDrafter(
+            forest,
+            controls,
+            ngram,
+            draft_cache,
+            proposers=proposers,
+            proposes_ends=not rule.reads_draft_distributions,
+        )
         observers.append(chained)
     return RunningRequest(
         request=request,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeVar
 
@@ -36,8 +36,36 @@ increasing id. logsumexp: (R,), the log of the sum of exp(logit) over the whole 
 all logits of the rows, None where the engine does not keep them.
 """
 
-Logits = NDArray[np.float32] | TopLogits
-"""The result of a forward: all logits of R rows, (R, vocab_size), or the largest of each."""
+Gather = tuple[NDArray[np.int64], NDArray[np.int64]]
+"""Logits that are wanted of R rows, as pairs: (rows, token_ids), (N,) each, in any order.
+
+rows: the index of each pair's row among the R.
+"""
+
+
+class GatheredLogits(Protocol):
+    """What an engine with a gather head returns for the N pairs of a ``Gather``.
+
+    Attributes:
+        logits: (N,) float32. In the order of the pairs.
+        logsumexp: (R,) float32. Log of the sum of exp(logit) of a row over the whole vocabulary.
+    """
+
+    @property
+    def logits(self) -> NDArray[np.float32]:
+        """See above."""
+
+    @property
+    def logsumexp(self) -> NDArray[np.float32]:
+        """See above."""
+
+
+WholeLogits = NDArray[np.float32] | TopLogits
+"""The result of a forward without a gather: all logits of R rows, (R, vocab_size), or the largest
+of each."""
+
+Logits = WholeLogits | GatheredLogits
+"""The result of any forward."""
 
 Role = Literal["target", "draft"]
 
@@ -54,7 +82,9 @@ class StepModel(Head, Protocol):
     """A language model with a key/value cache of rows.
 
     A model whose ``forward`` returns ``TopLogits`` has a further attribute, ``num_top_logits``: K;
-    and where these have ``full``, another one that is true: ``keeps_full_logits``.
+    and where these have ``full``, another one that is true: ``keeps_full_logits``. One that takes a
+    ``Gather`` as fifth argument, and then returns ``GatheredLogits``, has one that is true as well:
+    ``gathers_logits``.
     """
 
     @property
@@ -70,7 +100,7 @@ class StepModel(Head, Protocol):
         positions: NDArray[np.int64],
         mask: NDArray[np.bool_],
         logit_rows: NDArray[np.int64],
-    ) -> Logits:
+    ) -> WholeLogits:
         """Append S rows (parents before children) and return the logits of some of them.
 
         Args:
@@ -84,7 +114,57 @@ class StepModel(Head, Protocol):
         """
 
 
-def logits_of_rows(logits: Logits, begin: int, end: int) -> Logits:
+class GatheringModel(Protocol):
+    """A StepModel that ``gathers_logits``, as a forward with a gather sees it."""
+
+    def forward(
+        self,
+        token_ids: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        mask: NDArray[np.bool_],
+        logit_rows: NDArray[np.int64],
+        gather: Gather,
+    ) -> GatheredLogits:
+        """Append rows as ``StepModel.forward`` does, and return these of their logits."""
+
+
+@dataclass(frozen=True, slots=True)
+class GatheredPart:
+    """The ``GatheredLogits`` of one call's rows and pairs of a shared forward."""
+
+    logits: NDArray[np.float32]
+    logsumexp: NDArray[np.float32]
+
+
+def gathered_parts(gathered: GatheredLogits, calls: Sequence[EngineCall]) -> list[Logits]:
+    """Return for each of the calls of a shared forward its own rows and pairs."""
+    parts: list[Logits] = []
+    row = pair = 0
+    for call in calls:
+        last_row = row + len(call.logit_rows)
+        last_pair = pair + (0 if call.gather is None else len(call.gather[0]))
+        parts.append(
+            GatheredPart(gathered.logits[pair:last_pair], gathered.logsumexp[row:last_row])
+        )
+        row, pair = last_row, last_pair
+    return parts
+
+
+def joined_gather(calls: Sequence[EngineCall]) -> Gather:
+    """Return the pairs of several calls, whose logit rows lie one behind the other."""
+    rows, token_ids, first = [_NONE], [_NONE], 0
+    for call in calls:
+        if call.gather is not None:
+            rows.append(call.gather[0] + first)
+            token_ids.append(call.gather[1])
+        first += len(call.logit_rows)
+    return np.concatenate(rows), np.concatenate(token_ids)
+
+
+_NONE = np.arange(0)
+
+
+def logits_of_rows(logits: WholeLogits, begin: int, end: int) -> Logits:
     """Return the logits of the rows ``begin`` to ``end`` - 1 of a forward's result."""
     if isinstance(logits, tuple):
         top_ids, top_logits, logsumexp, full = logits
@@ -104,6 +184,13 @@ class AllLogits:
     def read(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """See FullLogits."""
         return self._logits[rows]
+
+
+def full_of(logits: Logits) -> FullLogits | None:
+    """Return all logits of the rows of a forward's result, None where they cannot be read."""
+    if isinstance(logits, tuple):
+        return logits[3]
+    return AllLogits(logits) if isinstance(logits, np.ndarray) else None
 
 
 class FullLogitsPart:
@@ -139,6 +226,11 @@ def num_top_logits(model: Head) -> int:
 def keeps_full_logits(model: Head) -> bool:
     """Return whether all logits of a forward of a model with a top-k head can be read."""
     return bool(getattr(model, "keeps_full_logits", False))
+
+
+def gathers_logits(model: Head) -> bool:
+    """Return whether a model takes a ``Gather``."""
+    return bool(getattr(model, "gathers_logits", False))
 
 
 Clock = Callable[[], float]
@@ -184,6 +276,8 @@ class EngineCall:
         is_prefill: whether it computes a part of the prompt.
         reads_full_logits: whether all logits of its rows are read where the engine has a top-k
             head: the engine keeps those of its own forward, not of all calls that share one.
+        gather: the logits of its rows that are wanted, of an engine that ``gathers_logits``; None:
+            all. Calls that want all and calls that do not share no forward.
     """
 
     role: Role
@@ -194,6 +288,12 @@ class EngineCall:
     mask: Callable[[int], NDArray[np.bool_]]
     is_prefill: bool = False
     reads_full_logits: bool = False
+    gather: Gather | None = None
+
+    @property
+    def wants_all_logits(self) -> bool:
+        """Whether it needs rows of the vocabulary's size where the engine has them."""
+        return self.gather is None and len(self.logit_rows) > 0
 
 
 Result = TypeVar("Result")

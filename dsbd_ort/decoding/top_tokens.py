@@ -19,7 +19,7 @@ from dsbd_ort.decoding.errors import ConfigError, DecodingError
 from dsbd_ort.decoding.step_model import (
     FullLogits,
     Head,
-    Logits,
+    WholeLogits,
     keeps_full_logits,
     num_top_logits,
 )
@@ -64,7 +64,7 @@ class TopTokens:
         self._num_slots = 1
         self._kept: dict[int, tuple[list[int], list[float]]] = {}  # by hypothesis
 
-    def append(self, logits: Logits) -> None:
+    def append(self, logits: WholeLogits) -> None:
         """Take the logits of nodes whose slots are the next ones."""
         tokens, logprobs = top_logprobs_of(logits, self.number)
         first, self._num_slots = self._num_slots, self._num_slots + len(tokens)
@@ -125,7 +125,7 @@ def check_top_logprobs(target: Head, config: DecodingConfig) -> None:
         )
 
 
-def top_logprobs_of(logits: Logits, number: int) -> tuple[Ints, Floats]:
+def top_logprobs_of(logits: WholeLogits, number: int) -> tuple[Ints, Floats]:
     """Return the most probable tokens of every row and their log-probabilities, (R, number) each.
 
     Raises:
@@ -153,7 +153,7 @@ class PromptScorer:
         self._logprobs: list[float | None] = [None]
         self._tops: list[TokenLogprobs | None] = [None]
 
-    def append(self, logits: Logits) -> None:
+    def append(self, logits: WholeLogits) -> None:
         """Take the logits after the next tokens of the prompt."""
         num_rows = len(logits[0] if isinstance(logits, tuple) else logits)
         first = len(self._logprobs)
@@ -170,7 +170,7 @@ class PromptScorer:
         return PromptLogprobs(self._logprobs, self._tops if self._num_top else None)
 
 
-def _logprobs_of(logits: Logits, tokens: Ints) -> Floats:
+def _logprobs_of(logits: WholeLogits, tokens: Ints) -> Floats:
     """Return the raw log-probability of one token a row, (R,) float64."""
     rows = np.arange(len(tokens))
     if isinstance(logits, tuple):

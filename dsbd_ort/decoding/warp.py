@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,10 +17,12 @@ from dsbd_ort.decoding.distribution import (
 )
 from dsbd_ort.decoding.errors import ConfigError, ModelError
 from dsbd_ort.decoding.step_model import (
+    GatheredLogits,
     Head,
     Logits,
     Role,
     TopLogits,
+    WholeLogits,
     keeps_full_logits,
     num_top_logits,
 )
@@ -75,7 +77,7 @@ class Warp:
         keeps_all = self.top_p == 1.0 and self.min_p == 0.0 and self.typical_p == 1.0
         return self.is_raw or (self.temperature == 1.0 and keeps_all)
 
-    def distributions(self, logits: Logits) -> TokenDistributions:
+    def distributions(self, logits: WholeLogits) -> TokenDistributions:
         """Return the next-token distribution of every row of a forward's result.
 
         logits: see StepModel.forward; of ``TopLogits`` the first ``top_k`` of K >= top_k count.
@@ -271,6 +273,21 @@ def checked_top(logits: TopLogits) -> tuple[NDArray[np.int64], Floats, Floats]:
     return top_ids.astype(np.int64), scores, _finite(logsumexp)[:, None]
 
 
+def checked_normalizers(gathered: GatheredLogits) -> Floats:
+    """Return the log-normalizers of a gather head, (num_rows, 1) float64.
+
+    Raises:
+        ModelError: see ``Warp.distributions``.
+    """
+    if len(gathered.logits) and not gathered.logits.max() < np.inf:  # also when it is NaN
+        raise ModelError(
+            "the model returned gathered_logits with NaN or infinity; check the engine's precision "
+            "and the export's parity report"
+        )
+    normalizers: Floats = _finite(gathered.logsumexp.astype(np.float64))[:, None]
+    return normalizers
+
+
 def _check_order(centred: Floats) -> None:
     """Raise for a logit less the first of its row, (num_rows, n), that is NaN or positive."""
     if centred.size and not centred.item(centred.argmax()) <= 0.0:  # the first NaN, if any
@@ -318,12 +335,20 @@ def check_top_k(role: Role, model: Head, config: DecodingConfig) -> None:
     )
 
 
-def check_logits(logits: Logits, model: Head, num_rows: int) -> None:
-    """Raise ModelError unless a model returned logits of ``num_rows`` rows and known tokens."""
-    if isinstance(logits, tuple):
+def check_logits(logits: Logits, model: Head, num_rows: int, num_pairs: int | None = None) -> None:
+    """Raise ModelError unless a model returned logits of ``num_rows`` rows and known tokens.
+
+    num_pairs: of the gather that it was given, None without one.
+    """
+    if num_pairs is not None:
+        gathered = cast(GatheredLogits, logits)
+        _check_shape("gathered_logits", gathered.logits, (num_pairs,), "pair of the gather")
+        _check_shape("logsumexp", gathered.logsumexp, (num_rows,))
+    elif isinstance(logits, tuple):
         _check_top(logits, model.vocab_size, (num_rows, num_top_logits(model)))
     else:
-        _check_shape("logits", logits, (num_rows, model.vocab_size))
+        found = cast(NDArray[np.float32], logits)
+        _check_shape("logits", found, (num_rows, model.vocab_size))
 
 
 def _check_top(logits: TopLogits, vocab_size: int, expected: tuple[int, int]) -> None:
@@ -340,9 +365,11 @@ def _check_top(logits: TopLogits, vocab_size: int, expected: tuple[int, int]) ->
         )
 
 
-def _check_shape(name: str, found: NDArray[np.generic], expected: tuple[int, ...]) -> None:
+def _check_shape(
+    name: str, found: NDArray[Any], expected: tuple[int, ...], per: str = "entry of logit_rows"
+) -> None:
     if found.shape != expected:
         raise ModelError(
             f"the model returned {name} of shape {found.shape}, expected {expected}: one row per "
-            "entry of logit_rows"
+            f"{per}"
         )

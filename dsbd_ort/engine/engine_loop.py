@@ -195,7 +195,8 @@ class EngineLoop:
             if isinstance(ending, GenerationResult):
                 was_cut = ending.sequences[0].finish_reason == "length"
                 num_rows = tree.num_rows_at_end - request.num_prompt_tokens
-                self._scheduler.answer_rows.learn(num_rows, was_cut=was_cut)
+                rows = self._scheduler.answer_rows(request.request.config.width)
+                rows.learn(num_rows, was_cut=was_cut)
             self._release(tree)
             self._finish(request, ending)
 

@@ -69,7 +69,8 @@ class LiveRequest:
 
 
 _FIRST_ANSWER_ROWS = 256.0
-"""Expected before any answer has ended."""
+"""Expected before any answer has ended, of up to ``_FEW_BEAMS`` beams; of more in proportion."""
+_FEW_BEAMS = 8
 _LEAST_ANSWER_ROWS = 64.0
 """About the rows of an iteration."""
 _WEIGHT = 1 / 8
@@ -83,8 +84,8 @@ class AnswerRows:
         mean: of the answers that have ended, the last ones above all.
     """
 
-    def __init__(self) -> None:
-        self.mean = _FIRST_ANSWER_ROWS
+    def __init__(self, first: float = _FIRST_ANSWER_ROWS) -> None:
+        self.mean = first
 
     def learn(self, num_rows: int, *, was_cut: bool) -> None:
         """Learn from an answer; ``was_cut``: it reached its limit, not its end.
@@ -103,7 +104,6 @@ class Scheduler:
 
     Attributes:
         max_rows: rows that the cache may hold.
-        answer_rows: learns what answers need.
         waiting: requests in the order of their arrival; the first ones may have been preempted.
         running: requests admitted and not released, in the order of their arrival.
         num_preemptions: of all requests so far.
@@ -112,10 +112,24 @@ class Scheduler:
     def __init__(self, limits: ServiceLimits, max_rows: int) -> None:
         self._limits = limits
         self.max_rows = max_rows
-        self.answer_rows = AnswerRows()
+        self._answer_rows: dict[int, AnswerRows] = {}  # by the least beams of a class
         self.waiting: deque[LiveRequest] = deque()
         self.running: list[LiveRequest] = []
         self.num_preemptions = 0
+
+    def answer_rows(self, num_beams: int) -> AnswerRows:
+        """Return what learns the rows of answers of about so many beams.
+
+        Those of 256 beams over item ids and those of a chat have little in common: a class has
+        twice the beams of the one before.
+        """
+        least = _FEW_BEAMS
+        while 2 * least <= num_beams:
+            least *= 2
+        if least not in self._answer_rows:
+            first = _FIRST_ANSWER_ROWS * least / _FEW_BEAMS
+            self._answer_rows[least] = AnswerRows(first)
+        return self._answer_rows[least]
 
     @property
     def rows_reserved(self) -> int:
@@ -194,4 +208,5 @@ class Scheduler:
         """
         tree = request.preempted
         num_begun = request.num_prompt_tokens if tree is None else tree.num_rows
-        return min(num_begun + int(self.answer_rows.mean), request.most_rows)
+        of_answer = int(self.answer_rows(request.request.config.width).mean)
+        return min(num_begun + of_answer, request.most_rows)

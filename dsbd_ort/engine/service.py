@@ -11,6 +11,7 @@ from typing import Any, Unpack
 from dsbd_ort.decoding import DecodingConfig, TraceRecorder, result_of
 from dsbd_ort.decoding.request import most_new_tokens, most_rows
 from dsbd_ort.decoding.set_up import check_decodable
+from dsbd_ort.decoding.step_model import num_top_logits
 from dsbd_ort.engine.async_stream import AsyncStream, result_or_raise
 from dsbd_ort.engine.engine_loop import EngineLoop
 from dsbd_ort.engine.limits import ServiceLimits, cache_rows
@@ -99,7 +100,9 @@ class Service:
         live = LiveRequest(
             request=request,
             texts=self.pipeline.text_stream(request.config),
-            most_rows=most_rows(len(request.prompt_ids), request.config),
+            most_rows=most_rows(
+                len(request.prompt_ids), request.config, has_top_k_head=self._has_top_k_head
+            ),
             on_event=on_event,
             wake=self._loop.wake,
         )
@@ -183,9 +186,17 @@ class Service:
     def most_new_tokens(self, num_prompt_tokens: int, config: DecodingConfig) -> int:
         """Return how long an answer may be at most, by context and cache; at least 1."""
         room = self.pipeline.bundle.context_length - num_prompt_tokens
-        return max(
-            min(room, most_new_tokens(num_prompt_tokens, config, self._scheduler.max_rows)), 1
+        most = most_new_tokens(
+            num_prompt_tokens,
+            config,
+            self._scheduler.max_rows,
+            has_top_k_head=self._has_top_k_head,
         )
+        return max(min(room, most), 1)
+
+    @property
+    def _has_top_k_head(self) -> bool:
+        return num_top_logits(self._loop.models[0]) > 0
 
     def chat_prompt(
         self,

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from dsbd_ort.decoding.option_table import MOST_TOP_LOGPROBS
 from dsbd_ort.openai_server.errors import bad_request
 from dsbd_ort.openai_server.protocol import (
+    ChoiceReport,
     FinishReason,
     GenerationBody,
     Report,
@@ -175,6 +176,7 @@ class ChatChoice(BaseModel):
     message: AssistantMessage
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason
+    dsbd: ChoiceReport
 
 
 class ChatCompletion(BaseModel):
@@ -221,6 +223,7 @@ class ChunkChoice(BaseModel):
     delta: Delta
     logprobs: ChatLogprobs | None = None
     finish_reason: FinishReason | None = None
+    dsbd: ChoiceReport | None = None
 
 
 class ChatCompletionChunk(BaseModel):
@@ -262,6 +265,7 @@ class ChatBuilder(ResponseBuilder):
             message=message,
             logprobs=_logprobs(sequence.tokens),
             finish_reason=self._finish_reason(index, sequence.finish_reason),
+            dsbd=sequence.report,
         )
 
     def _finish_reason(self, index: int, of_text: FinishReason) -> FinishReason:
@@ -289,14 +293,16 @@ class ChatBuilder(ResponseBuilder):
             delta = self._delta(index, reader.push(text))
         return ChunkChoice(index=index, delta=delta, logprobs=_logprobs(tokens))
 
-    def last_choice(self, index: int, finish_reason: FinishReason) -> ChunkChoice:
+    def last_choice(
+        self, index: int, finish_reason: FinishReason, report: ChoiceReport
+    ) -> ChunkChoice:
         """See ResponseBuilder."""
         delta = Delta()
         if self._tools is not None:
             reader = self._readers.setdefault(index, self._tools.reader())
             delta = self._delta(index, reader.finish())
         reason = self._finish_reason(index, finish_reason)
-        return ChunkChoice(index=index, delta=delta, finish_reason=reason)
+        return ChunkChoice(index=index, delta=delta, finish_reason=reason, dsbd=report)
 
 
 def _message(additions: Sequence[Addition]) -> AssistantMessage:

@@ -11,6 +11,7 @@ from pydantic import BaseModel, Field
 from dsbd_ort.decoding.option_table import MOST_TOP_LOGPROBS
 from dsbd_ort.openai_server.errors import bad_request
 from dsbd_ort.openai_server.protocol import (
+    ChoiceReport,
     FinishReason,
     GenerationBody,
     Report,
@@ -70,6 +71,7 @@ class CompletionChoice(BaseModel):
     text: str
     logprobs: CompletionLogprobs | None = None
     finish_reason: FinishReason | None = None
+    dsbd: ChoiceReport | None = None
 
 
 class Completion(BaseModel):
@@ -101,15 +103,18 @@ class CompletionBuilder(ResponseBuilder):
             text=sequence.text,
             logprobs=self._logprobs(sequence.index, sequence.tokens),
             finish_reason=sequence.finish_reason,
+            dsbd=sequence.report,
         )
 
     def text_choice(self, index: int, text: str, tokens: TokenPieces | None) -> CompletionChoice:
         """See ResponseBuilder."""
         return CompletionChoice(index=index, text=text, logprobs=self._logprobs(index, tokens))
 
-    def last_choice(self, index: int, finish_reason: FinishReason) -> CompletionChoice:
+    def last_choice(
+        self, index: int, finish_reason: FinishReason, report: ChoiceReport
+    ) -> CompletionChoice:
         """See ResponseBuilder."""
-        return CompletionChoice(index=index, text="", finish_reason=finish_reason)
+        return CompletionChoice(index=index, text="", finish_reason=finish_reason, dsbd=report)
 
     def _logprobs(self, index: int, tokens: TokenPieces | None) -> CompletionLogprobs | None:
         """Return the next log-probabilities of a choice; offsets continue those before."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dsbd_errors import DsbdError
+from dsbd_ort.constraints import TokenTrie
 from dsbd_ort.decoding import STRATEGIES, DecodingConfig
 from dsbd_ort.decoding.noise import sample_seed
 from dsbd_ort.engine import Service
@@ -77,6 +78,11 @@ class GenerationPlan:
     def strategy(self) -> str:
         """Strategy of all engine requests."""
         return str(self.engine_requests[0].options["strategy"])
+
+    @property
+    def names_tokens(self) -> bool:
+        """Whether the tokens themselves are the answer: those of a trie."""
+        return isinstance(self.engine_requests[0].options.get("constraint"), TokenTrie)
 
 
 class Planner:
@@ -250,11 +256,15 @@ class Planner:
     def _limit(self, num_prompt_tokens: int, options: dict[str, Any]) -> dict[str, int]:
         """Return the longest answer where the request names none: what the server has room for.
 
-        The model's own limit, of its generation_config.json, counts as the server's does.
+        Under a trie the length of its longest sequence. The model's own limit, of its
+        generation_config.json, counts as the server's does.
         """
         if "max_new_tokens" in options:
             return {}
-        most = self._service.most_new_tokens(num_prompt_tokens, self._pipeline.config(options))
+        config = self._pipeline.config(options)
+        if config.longest_path is not None:  # whole, or refused where there is no room
+            return {"max_new_tokens": config.longest_path}
+        most = self._service.most_new_tokens(num_prompt_tokens, config)
         own: int = self._pipeline.defaults.options.get("max_new_tokens", most)
         of_server: int = self._settings.max_new_tokens or most
         return {"max_new_tokens": min(most, own, of_server)}

@@ -15,6 +15,7 @@ from dsbd_ort.decoding.option_values import did_you_mean
 from dsbd_ort.openai_server.errors import bad_request
 from dsbd_ort.openai_server.request_fields import FIELDS, without_neutral
 from dsbd_ort.openai_server.structured import ConstraintFields
+from dsbd_ort.results import GeneratedSequence
 
 OPENAI_NAMES = {  # OpenAI's name: that of DecodingConfig
     "max_tokens": "max_new_tokens",
@@ -123,6 +124,28 @@ class Report(BaseModel):
     requests: list[dict[str, Any]]
 
 
+class ChoiceReport(BaseModel):
+    """The field ``dsbd`` of a choice: its rank, and under a trie what it stands for.
+
+    ``score`` is ``logprob`` / new tokens ** length_penalty; ``items`` are null without any.
+    """
+
+    score: float
+    logprob: float
+    token_ids: list[int] | None = None
+    items: list[Any] | None = None
+
+    @classmethod
+    def of(cls, sequence: GeneratedSequence, *, names_tokens: bool) -> ChoiceReport:
+        """Return that of a sequence; ``names_tokens``: whether its tokens are what was asked."""
+        return cls(
+            score=sequence.score,
+            logprob=sequence.logprob,
+            token_ids=sequence.token_ids if names_tokens else None,
+            items=sequence.items,
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class ResponseHead:
     """The fields of OpenAI's that are the same in a response and in all chunks of a stream."""
@@ -159,6 +182,7 @@ class ReturnedSequence:
     text: str
     finish_reason: FinishReason
     tokens: TokenPieces | None
+    report: ChoiceReport
 
 
 class ResponseBuilder(ABC):
@@ -195,9 +219,11 @@ class ResponseBuilder(ABC):
         choice = self.text_choice(index, text, tokens)
         return self.chunk(**self._head, choices=[choice], usage=usage)
 
-    def last_chunk(self, index: int, finish_reason: FinishReason, report: Report) -> BaseModel:
+    def last_chunk(
+        self, index: int, finish_reason: FinishReason, rank: ChoiceReport, report: Report
+    ) -> BaseModel:
         """Return the chunk that ends a choice."""
-        choice = self.last_choice(index, finish_reason)
+        choice = self.last_choice(index, finish_reason, rank)
         return self.chunk(**self._head, choices=[choice], dsbd=report)
 
     def usage_chunk(self, usage: Usage) -> BaseModel:
@@ -217,5 +243,7 @@ class ResponseBuilder(ABC):
         """Return the choice of a chunk with text."""
 
     @abstractmethod
-    def last_choice(self, index: int, finish_reason: FinishReason) -> BaseModel:
+    def last_choice(
+        self, index: int, finish_reason: FinishReason, report: ChoiceReport
+    ) -> BaseModel:
         """Return the choice of the last chunk."""

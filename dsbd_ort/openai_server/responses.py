@@ -15,6 +15,7 @@ from dsbd_ort.openai_server.errors import ErrorResponse
 from dsbd_ort.openai_server.planner import GenerationPlan
 from dsbd_ort.openai_server.protocol import (
     FINISH_REASONS,
+    ChoiceReport,
     Report,
     ResponseBuilder,
     ReturnedSequence,
@@ -107,6 +108,7 @@ def _with_echo(
         text=text if plan.drops_new_tokens else text + sequence.text,
         finish_reason="length" if plan.drops_new_tokens else FINISH_REASONS[sequence.finish_reason],
         tokens=joined(parts) if tokenizer else None,
+        report=ChoiceReport.of(sequence, names_tokens=plan.names_tokens),
     )
 
 
@@ -213,10 +215,12 @@ class _ChoiceStreams:
         report = _report(self._plan, seed, [result])
         texts = self._texts[request_index]
         rest = texts.finish() if texts else None
-        for number, index in enumerate(self._choices(request_index)):
-            sequence = result.sequences[number // self._plan.num_copies]
+        sequences = [each for each in result.sequences for _ in range(self._plan.num_copies)]
+        # Fewer than beams where processors or a constraint leave fewer.
+        for index, sequence in zip(self._choices(request_index), sequences, strict=False):
+            rank = ChoiceReport.of(sequence, names_tokens=self._plan.names_tokens)
             if self._plan.drops_new_tokens:
-                yield self._builder.last_chunk(index, "length", report)
+                yield self._builder.last_chunk(index, "length", rank, report)
                 continue
             if not self._is_streamed(request_index):
                 self.num_new_tokens += len(sequence.token_ids)
@@ -225,7 +229,7 @@ class _ChoiceStreams:
             elif rest:
                 yield self._builder.text_chunk(index, "", rest, self._usage())
             finish_reason = FINISH_REASONS[sequence.finish_reason]
-            yield self._builder.last_chunk(index, finish_reason, report)
+            yield self._builder.last_chunk(index, finish_reason, rank, report)
 
     def _is_streamed(self, request_index: int) -> bool:
         return self._num_each[request_index] == self._plan.num_copies

@@ -9,7 +9,7 @@ from pathlib import Path
 from dsbd_export.errors import ExportError
 from dsbd_export.tensorrt_options import TensorrtOptions
 from dsbd_runtime.bundle import DTYPES, QUANTIZATIONS
-from dsbd_runtime.graph import parse_num_top_logits
+from dsbd_runtime.graph import GATHER, parse_num_top_logits
 from dsbd_runtime.trt_module import FLAVOURS
 
 OPSET = 24  # of ai.onnx, the version with TensorScatter and Attention
@@ -32,7 +32,8 @@ class ModelOptions:
     Attributes:
         dtype: precision of weights and caches: "fp32", "fp16" or "bf16".
         quantize: weight compression: "none", "int8-dynamic", "int8" or "int4"; see ``quantize``.
-        logits: output of the engines: "full", or "topk:K" for the K largest of a row.
+        logits: output of the engines: "full", "topk:K" for the K largest of a row, or "gather" for
+            those of the tokens that a call names.
         attention: "fused", "grouped" (see ``optimize``) or "exact" (see ``exact_attention``); None
             for "exact" with int8-dynamic, else "fused".
         engine: "onnx", or "tensorrt" or "tensorrt-rtx" for engines beside the ONNX files.
@@ -72,7 +73,7 @@ class ModelOptions:
 
     @property
     def num_top_logits(self) -> int:
-        """Return K of "topk:K", 0 of "full"."""
+        """Return K of "topk:K", 0 of "full" and "gather"."""
         return parse_num_top_logits(self.logits)
 
     @property
@@ -154,8 +155,13 @@ class ModelOptions:
         except ValueError as error:
             raise ExportError(
                 f"logits={self.logits!r} is no kind of output; use full, or topk:K with K from 1 "
-                "to the vocabulary's size, as topk:64"
+                "to the vocabulary's size, as topk:64, or gather"
             ) from error
+        if self.logits == GATHER and self.engine != ONNX:
+            raise ExportError(
+                f"logits={GATHER!r} has no form for engine={self.engine!r}, whose calls have fixed "
+                f"limits; use engine={ONNX!r}, or logits='topk:64'"
+            )
 
     def _check_limits(self) -> None:
         for field, example in (("atol", 1e-4), ("max_kl", 0.01)):

@@ -31,7 +31,7 @@ def export_draft(config: DraftConfig, *, report: Report) -> ExportResult:
     target = bundle.entry("target")
     place = None if config.tensorrt is None else build_place(config.tensorrt)
     if place is not None:
-        check_buildable("target", target.quantization)
+        check_buildable("target", target)
     report("reading the checkpoint")
     draft = agreed_draft(bundle, open_draft(config), report)
     if warning := context_warning(target, draft, config.max_context):

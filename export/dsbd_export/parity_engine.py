@@ -31,12 +31,15 @@ from dsbd_runtime.graph import (
     ATTENTION_MASK,
     ATTENTION_MASK_SLIDING,
     CACHE_PARTS,
+    GATHER_IDS,
+    GATHER_ROWS,
     INPUT_IDS,
     LOGIT_ROWS,
     LOGITS,
     POSITION_IDS,
     SRC_ROWS,
     WRITE_INDICES,
+    Gather,
     past_name,
     present_name,
 )
@@ -92,14 +95,20 @@ class ForestEngine:
         """Return (R, V) float32: fill the cache with the prefix, then run the nodes."""
         return self.outputs(case, [LOGITS])[0]
 
-    def outputs(self, case: ForestCase, names: list[str]) -> list[NDArray[Any]]:
-        """Return the named outputs, a row for each of the R compared nodes."""
+    def outputs(
+        self, case: ForestCase, names: list[str], gather: Gather | None = None
+    ) -> list[NDArray[Any]]:
+        """Return the named outputs, a row for each of the R compared nodes.
+
+        gather: the pairs of a gather head, whose first output has a number for each.
+        """
         num_prefix = len(case.prefix_ids)
         no_rows = np.zeros(0, np.int64)
+        no_pairs = None if gather is None else Gather(no_rows, no_rows)
         for start in range(0, num_prefix, _PREFIX_CHUNK):
             chunk = case.prefix_ids[start : start + _PREFIX_CHUNK]
-            self._step(chunk, np.arange(-1, len(chunk) - 1), start, no_rows, names)
-        return self._step(case.node_ids, case.parents, num_prefix, case.rows, names)
+            self._step(chunk, np.arange(-1, len(chunk) - 1), start, no_rows, names, no_pairs)
+        return self._step(case.node_ids, case.parents, num_prefix, case.rows, names, gather)
 
     def move_rows(self, src_rows: NDArray[np.int64], first_row: int) -> None:
         """Move cache rows with the prune graph, in place."""
@@ -113,6 +122,7 @@ class ForestEngine:
         first_row: int,
         logit_rows: NDArray[np.int64],
         outputs: list[str],
+        gather: Gather | None,
     ) -> list[NDArray[Any]]:
         visible, positions = see_rows(parents, first_row, self.capacity)
         near = visible
@@ -128,6 +138,8 @@ class ForestEngine:
             LOGIT_ROWS: logit_rows,
             **{name: mask_by_name[name][None, None] for name in self._masks},
         }
+        if gather is not None:
+            inputs |= {GATHER_ROWS: gather.rows, GATHER_IDS: gather.token_ids}
         return self._run(self._model, inputs, outputs)
 
     def _run(

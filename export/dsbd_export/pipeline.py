@@ -17,6 +17,7 @@ from dsbd_export.checkpoint import Checkpoint, load_model, open_pair, reference_
 from dsbd_export.config import EXACT, GROUPED, ExportConfig, ModelOptions
 from dsbd_export.exact_attention import attend_exactly
 from dsbd_export.forest_graph import capture_forest_graph, prepare_for_capture
+from dsbd_export.gather_head import add_gather_head
 from dsbd_export.graph_checks import check_contract, check_for_tensorrt
 from dsbd_export.optimize import group_query_heads, optimize_graph
 from dsbd_export.pair import (
@@ -49,6 +50,7 @@ from dsbd_runtime.bundle import (
     write_manifest,
 )
 from dsbd_runtime.draft_record import RECORD_FILE, read_record, write_record
+from dsbd_runtime.graph import GATHER
 from dsbd_runtime.manifest import entry_by_role
 from dsbd_runtime.staging import new_bundle
 
@@ -129,6 +131,9 @@ def export_model(
         report(f"{role}: adding the top-k head and comparing it with the logits")
         cases = [reference.case for reference in wanted]
         add_topk_head(folder, checkpoint, cases, config.num_top_logits)
+    if config.logits == GATHER:
+        report(f"{role}: adding the gather head and comparing it with the logits")
+        add_gather_head(folder, checkpoint, [reference.case for reference in wanted])
     return _manifest_entry(checkpoint, config, parity)
 
 

@@ -31,6 +31,7 @@ from dsbd_runtime.bundle import (
     sha256_of,
     write_manifest,
 )
+from dsbd_runtime.graph import GATHER
 from dsbd_runtime.trt_module import first_reason, trt_logger
 from dsbd_runtime.trt_record import (
     ENGINE_FILE,
@@ -93,7 +94,7 @@ def build_engines(
     if capacity is None:
         capacity = _rounded_up(max(entry.context_length for entry in entries))
     for role, entry in zip(ROLES, entries, strict=False):
-        check_buildable(role, entry.quantization)
+        check_buildable(role, entry)
         report(
             f"{role}: building engines with {place.flavour.name} {place.trt.__version__} for "
             f"compute capability {place.compute_capability}, {capacity} cache rows"
@@ -125,12 +126,17 @@ def build_model_engines(folder: Path, place: BuildPlace, capacity: int) -> Engin
     return record
 
 
-def check_buildable(role: str, quantization: str) -> None:
-    """Raise ExportError for weights that only ONNX Runtime reads."""
-    if quantization != "none":
+def check_buildable(role: str, entry: ModelEntry) -> None:
+    """Raise ExportError for weights that only ONNX Runtime reads, and a head that only it has."""
+    if entry.quantization != "none":
         raise ExportError(
-            f"the {role} is quantized ({quantization}), which only ONNX Runtime runs; export it "
-            "with --quantize none --dtype fp16"
+            f"the {role} is quantized ({entry.quantization}), which only ONNX Runtime runs; export "
+            "it with --quantize none --dtype fp16"
+        )
+    if entry.logits == GATHER:
+        raise ExportError(
+            f"the {role} has a gather head, which only ONNX Runtime runs; export it with --logits "
+            "full or topk:K"
         )
 
 

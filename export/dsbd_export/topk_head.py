@@ -36,7 +36,7 @@ _PREFIX = "topk_head."  # of the names inside the head
 
 # Of the largest logit: the head only copies logits and adds up, so the precision of the graph
 # before it, fp16 or quantized, plays no part.
-_RELATIVE_LIMIT = 1e-5
+RELATIVE_LIMIT = 1e-5
 
 
 def check_num_top_logits(num_top_logits: int, vocab_size: int) -> None:
@@ -74,27 +74,34 @@ def append_topk_head(model_file: Path, num_top_logits: int) -> None:
 
 def _head_nodes() -> list[onnx.NodeProto]:
     """Return the nodes from ``logits`` to the three outputs of the head."""
-    k, first, second, log_probs, best_logit, best_id, best_log_prob, row_sums = (
-        _PREFIX + name
-        for name in (
-            "k",
-            "first",
-            "second",
-            "log_probs",  # (R, V)
-            "best_logit",  # (R, 1), as all below
-            "best_id",
-            "best_log_prob",
-            "row_sums",
-        )
+    k, first, second, best_logit, best_id = (
+        _PREFIX + name for name in ("k", "first", "second", "best_logit", "best_id")
     )
     return [
         helper.make_node("TopK", [LOGITS, k], [TOP_LOGITS, TOP_IDS], axis=-1, largest=1, sorted=1),
-        helper.make_node("LogSoftmax", [LOGITS], [log_probs], axis=-1),
         helper.make_node("Slice", [TOP_LOGITS, first, second, second], [best_logit]),
         helper.make_node("Slice", [TOP_IDS, first, second, second], [best_id]),
+        *logsumexp_nodes(_PREFIX, best_logit, best_id, second),
+    ]
+
+
+def logsumexp_nodes(prefix: str, best_logit: str, best_id: str, one: str) -> list[onnx.NodeProto]:
+    """Return the nodes from ``logits`` and its largest of each row to ``logsumexp``.
+
+    Args:
+        prefix: of the names inside.
+        best_logit: name of the largest logits, (R, 1).
+        best_id: name of their tokens, (R, 1).
+        one: name of a constant, 1 as [1] int64.
+    """
+    log_probs, best_log_prob, row_sums = (
+        prefix + name for name in ("log_probs", "best_log_prob", "row_sums")
+    )
+    return [
+        helper.make_node("LogSoftmax", [LOGITS], [log_probs], axis=-1),
         helper.make_node("GatherElements", [log_probs, best_id], [best_log_prob], axis=1),
         helper.make_node("Sub", [best_logit, best_log_prob], [row_sums]),
-        helper.make_node("Squeeze", [row_sums, second], [LOGSUMEXP]),
+        helper.make_node("Squeeze", [row_sums, one], [LOGSUMEXP]),
     ]
 
 
@@ -120,11 +127,11 @@ def add_topk_head(
     """
     longest = max(case.prompt_length for case in cases)
     cases = [case for case in cases if case.prompt_length == longest]
-    dense = _engine(folder, checkpoint, cases)
+    dense = engine_of(folder, checkpoint, cases)
     logits_by_case = [dense.logits(case) for case in cases]
     del dense  # one engine at a time
     append_topk_head(folder / MODEL_FILE, num_top_logits)
-    engine = _engine(folder, checkpoint, cases)
+    engine = engine_of(folder, checkpoint, cases)
     for case, logits in zip(cases, logits_by_case, strict=True):
         found = HeadRows(*engine.outputs(case, [TOP_IDS, TOP_LOGITS, LOGSUMEXP, LOGITS]))
         if problem := head_problem(found, logits, num_top_logits):
@@ -143,9 +150,8 @@ def head_problem(found: HeadRows, logits: NDArray[np.float32], num_top_logits: i
     if found.logits.shape != logits.shape:
         return f"logits has shape {found.logits.shape}, expected {logits.shape}"
     ids = np.argsort(-logits, axis=1, kind="stable")[:, :num_top_logits]
-    limit = _RELATIVE_LIMIT * max(1.0, float(np.abs(logits).max()))
-    largest = logits.max(axis=1).astype(np.float64)
-    sums = largest + np.log(np.exp(logits - largest[:, None]).sum(axis=1))
+    limit = RELATIVE_LIMIT * max(1.0, float(np.abs(logits).max()))
+    sums = log_sums(logits)
     errors = {
         "top_logits": found.top_logits - np.take_along_axis(logits, ids, axis=1),
         # Two engines may round a tie differently: an id is right if its logit is.
@@ -163,6 +169,14 @@ def head_problem(found: HeadRows, logits: NDArray[np.float32], num_top_logits: i
     return None
 
 
-def _engine(folder: Path, checkpoint: Checkpoint, cases: Sequence[ForestCase]) -> ForestEngine:
+def log_sums(logits: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Return the log of the sum of exp(logit) of every row, (R,) float64, of (R, V)."""
+    largest = logits.max(axis=1).astype(np.float64)
+    sums: NDArray[np.float64] = largest + np.log(np.exp(logits - largest[:, None]).sum(axis=1))
+    return sums
+
+
+def engine_of(folder: Path, checkpoint: Checkpoint, cases: Sequence[ForestCase]) -> ForestEngine:
+    """Return the engine in a folder, with room for the longest of the cases."""
     capacity = max(len(case.prefix_ids) + len(case.node_ids) for case in cases)
     return ForestEngine(folder / MODEL_FILE, folder / PRUNE_FILE, checkpoint, capacity=capacity)

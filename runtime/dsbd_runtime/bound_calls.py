@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from dsbd_runtime.device import BoundCall, Device, DeviceArray, DeviceEngine
 from dsbd_runtime.full_logits import DeviceLogits
-from dsbd_runtime.graph import LOGITS
+from dsbd_runtime.graph import GATHERED_LOGITS, LOGITS
 from dsbd_runtime.kv_cache import DeviceCaches
 from dsbd_runtime.manifest import ModelEntry
 from dsbd_runtime.packed_buffer import (
@@ -19,9 +19,11 @@ from dsbd_runtime.packed_buffer import (
     fill_forward,
     fill_idle_move,
     fill_move,
+    fill_pairs,
     forward_parts,
     move_parts,
     packed_bytes,
+    pair_parts,
 )
 from dsbd_runtime.session import EngineInputs, EngineOutputs
 
@@ -48,7 +50,8 @@ class BoundCaches:
     """Caches of one capacity, and all calls whose addresses last as long as they do.
 
     Memory is taken at the start for the caches and the inputs of the largest forward, and at the
-    first forward of R logit rows for their outputs; a call is bound at the first use of its size.
+    first forward of R logit rows and N pairs for their outputs; a call is bound at the first use of
+    its size.
     """
 
     def __init__(self, model: LoadedModel, capacity: int, full: DeviceLogits | None) -> None:
@@ -59,9 +62,10 @@ class BoundCaches:
         self._model = model
         self._full = full
         self._head = model.entry.head
-        self._forwards: dict[tuple[int, int], BoundForward] = {}
+        self._forwards: dict[tuple[int, int, int], BoundForward] = {}
         self._moves: dict[int, BoundMove] = {}
-        self._output_buffers: dict[int, PackedBuffer] = {}
+        self._output_buffers: dict[tuple[int, int], PackedBuffer] = {}
+        self._pair_buffers: dict[int, PackedBuffer] = {}
         self._input_buffers: list[PackedBuffer] = []
         self.caches = DeviceCaches(model.device, model.entry.kv, capacity)
         largest = self._forward_parts(model.max_forward_rows, model.max_forward_rows)
@@ -77,12 +81,15 @@ class BoundCaches:
         """Rows of the caches."""
         return self.caches.capacity
 
-    def forward(self, num_rows: int, num_logit_rows: int) -> BoundForward:
-        """Return the model bound for S rows and R logit rows; raise MemoryError without room."""
-        forward = self._forwards.get((num_rows, num_logit_rows))
+    def forward(self, num_rows: int, num_logit_rows: int, num_pairs: int) -> BoundForward:
+        """Return the model bound for S rows, R logit rows and N pairs, 0 without a gather head.
+
+        Raises MemoryError without room.
+        """
+        size = num_rows, num_logit_rows, num_pairs
+        forward = self._forwards.get(size)
         if forward is None:
-            forward = self._bind_forward(num_rows, num_logit_rows)
-            self._forwards[num_rows, num_logit_rows] = forward
+            forward = self._forwards[size] = self._bind_forward(*size)
         return forward
 
     def move(self, num_rows: int) -> BoundMove:
@@ -106,24 +113,38 @@ class BoundCaches:
             call.release()
         self._forwards.clear()
         self._moves.clear()
-        for buffer in (*self._input_buffers, *self._output_buffers.values()):
+        by_size = (self._output_buffers, self._pair_buffers)
+        for buffer in (*self._input_buffers, *(b for each in by_size for b in each.values())):
             buffer.free()
         self._input_buffers.clear()
         self._output_buffers.clear()
+        self._pair_buffers.clear()
         self.caches.free()
 
-    def _bind_forward(self, num_rows: int, num_logit_rows: int) -> BoundForward:
-        input_buffer, output_buffer = self._input_buffers[0], self._output_buffer(num_logit_rows)
+    def _bind_forward(self, num_rows: int, num_logit_rows: int, num_pairs: int) -> BoundForward:
+        input_buffer = self._input_buffers[0]
+        output_buffer = self._output_buffer(num_logit_rows, num_pairs)
         inputs = input_buffer.lay_out(self._forward_parts(num_rows, num_logit_rows))
-        outputs = output_buffer.lay_out(self._output_parts(num_logit_rows))
+        outputs = output_buffer.lay_out(self._output_parts(num_logit_rows, num_pairs))
+        pairs = self._pairs(num_pairs) if num_pairs else None
         full = None if self._full is None else self._full.room_for(num_logit_rows)
         kept = {} if full is None else {LOGITS: full}
+        of_pairs = {} if pairs is None else pairs[1].on_device
         call = self._model.engine.bind(
-            {**inputs.on_device, **self.caches.inputs},
+            {**inputs.on_device, **of_pairs, **self.caches.inputs},
             {**outputs.on_device, **kept, **self.caches.outputs},
         )
         device = self._model.device
-        return BoundForward(device, call, input_buffer, inputs, output_buffer, outputs, full)
+        return BoundForward(device, call, input_buffer, inputs, output_buffer, outputs, full, pairs)
+
+    def _pairs(self, num_pairs: int) -> tuple[PackedBuffer, PackedArrays]:
+        """Return the memory of the inputs of a gather head."""
+        parts = pair_parts(num_pairs)
+        buffer = self._pair_buffers.get(num_pairs)
+        if buffer is None:
+            buffer = PackedBuffer(self._model.device, packed_bytes(parts))
+            self._pair_buffers[num_pairs] = buffer
+        return buffer, buffer.lay_out(parts)
 
     def _bind_move(self, num_rows: int) -> BoundMove:
         buffer = self._input_buffers[1]
@@ -133,21 +154,24 @@ class BoundCaches:
         )
         return BoundMove(self._model.device, call, buffer, inputs)
 
-    def _output_buffer(self, num_logit_rows: int) -> PackedBuffer:
-        buffer = self._output_buffers.get(num_logit_rows)
+    def _output_buffer(self, num_logit_rows: int, num_pairs: int) -> PackedBuffer:
+        size = num_logit_rows, num_pairs
+        buffer = self._output_buffers.get(size)
         if buffer is None:
-            num_bytes = packed_bytes(self._output_parts(num_logit_rows))
-            buffer = self._output_buffers[num_logit_rows] = PackedBuffer(
-                self._model.device, num_bytes
-            )
+            num_bytes = packed_bytes(self._output_parts(*size))
+            buffer = self._output_buffers[size] = PackedBuffer(self._model.device, num_bytes)
         return buffer
 
     def _forward_parts(self, num_rows: int, num_logit_rows: int) -> list[Part]:
         return forward_parts(num_rows, num_logit_rows, self.capacity, self._model.entry.masks)
 
-    def _output_parts(self, num_logit_rows: int) -> list[Part]:
+    def _output_parts(self, num_logit_rows: int, num_pairs: int) -> list[Part]:
         return [
-            (output.name, (num_logit_rows, *output.row_shape), _ELEMENT_BY_NUMPY[output.dtype])
+            (
+                output.name,
+                (num_pairs if output.by_pair else num_logit_rows, *output.row_shape),
+                _ELEMENT_BY_NUMPY[output.dtype],
+            )
             for output in self._head
         ]
 
@@ -160,6 +184,7 @@ class BoundForward:
         input_buffer, output_buffer: memory of ``inputs`` and ``outputs``; other sizes share the
             input buffer.
         full: the full logits, which ``run`` leaves on the device; None if none are kept.
+        pairs: memory and inputs of a gather head, which other sizes share; None without one.
     """
 
     device: Device
@@ -169,17 +194,25 @@ class BoundForward:
     output_buffer: PackedBuffer
     outputs: PackedArrays
     full: DeviceArray | None
+    pairs: tuple[PackedBuffer, PackedArrays] | None
 
     def run(self, inputs: EngineInputs) -> EngineOutputs:
         """Append at most S rows; return the outputs of its logit rows, at most R."""
         num_returned = inputs.logit_rows.shape[0]
         fill_forward(self.inputs, inputs)
         self.input_buffer.upload(self.inputs.num_bytes)
+        if self.pairs is not None and inputs.gather is not None:
+            buffer, arrays = self.pairs
+            fill_pairs(arrays, inputs.gather)
+            buffer.upload(arrays.num_bytes)
         self.call.run()
         if num_returned:
             self.output_buffer.download(self._returned_bytes(num_returned))
         self.device.synchronize()
-        return {name: array[:num_returned].copy() for name, array in self.outputs.on_host.items()}
+        return {
+            name: array[: inputs.num_pairs if name == GATHERED_LOGITS else num_returned].copy()
+            for name, array in self.outputs.on_host.items()
+        }
 
     def _returned_bytes(self, num_returned: int) -> int:
         """Return the bytes up to the end of the returned rows of the last output."""

@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 from types import TracebackType
+from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_runtime.forward_inputs import ForwardInputs, ForwardMasks, check_forward, check_keep
+from dsbd_runtime.errors import InputError
+from dsbd_runtime.forward_inputs import (
+    ForwardInputs,
+    ForwardMasks,
+    check_forward,
+    check_gather,
+    check_keep,
+)
 from dsbd_runtime.full_logits import KeptLogits
 from dsbd_runtime.graph import (
+    GATHER,
+    GATHERED_LOGITS,
     LOGITS,
     LOGSUMEXP,
     TOP_IDS,
     TOP_LOGITS,
+    Gather,
+    GatheredLogits,
     TopLogits,
     empty_outputs,
+    full_output,
     parse_num_top_logits,
 )
 from dsbd_runtime.manifest import ModelEntry
@@ -33,8 +46,11 @@ class CausalLM:
         self._session = session
         self._vocab_size = entry.vocab_size
         self._num_top_logits = parse_num_top_logits(entry.logits)
+        self._gathers_logits = entry.logits == GATHER
+        # Without a gather the rows of its engine are read whole, call by call.
+        self._read_head = (full_output(entry.vocab_size),) if self._gathers_logits else entry.head
         self._head = entry.head
-        self._keeps_full_logits = entry.kept_output is not None
+        self._keeps_full_logits = self._num_top_logits > 0 and entry.kept_output is not None
         self._full: KeptLogits | None = None
         self._context_length = entry.context_length
         self._masks = ForwardMasks(entry.masks, entry.sliding_window, MAX_FORWARD_ROWS)
@@ -51,6 +67,11 @@ class CausalLM:
     def num_top_logits(self) -> int:
         """K of an engine with a top-k head; 0 where ``forward`` returns all logits."""
         return self._num_top_logits
+
+    @property
+    def gathers_logits(self) -> bool:
+        """Whether ``forward`` takes a ``gather``."""
+        return self._gathers_logits
 
     @property
     def keeps_full_logits(self) -> bool:
@@ -81,13 +102,33 @@ class CausalLM:
         """Let ``kv_bytes_peak`` start again at ``kv_bytes``."""
         self._kv_bytes_peak = self._session.kv_bytes
 
+    @overload
     def forward(
         self,
         token_ids: NDArray[np.int64],
         positions: NDArray[np.int64],
         mask: NDArray[np.bool_],
         logit_rows: NDArray[np.int64],
-    ) -> NDArray[np.float32] | TopLogits:
+    ) -> NDArray[np.float32] | TopLogits: ...
+
+    @overload
+    def forward(
+        self,
+        token_ids: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        mask: NDArray[np.bool_],
+        logit_rows: NDArray[np.int64],
+        gather: tuple[NDArray[np.int64], NDArray[np.int64]],
+    ) -> GatheredLogits: ...
+
+    def forward(
+        self,
+        token_ids: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        mask: NDArray[np.bool_],
+        logit_rows: NDArray[np.int64],
+        gather: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None,
+    ) -> NDArray[np.float32] | TopLogits | GatheredLogits:
         """Append S rows (parents before children) and return the logits of some of them.
 
         More than ``MAX_FORWARD_ROWS`` rows go in several calls: no mask of S x capacity is built.
@@ -97,15 +138,21 @@ class CausalLM:
             positions: (S,) int64. Siblings share a position.
             mask: (S, num_rows + S) bool. Row s sees cache row c; its own column is included.
             logit_rows: (R,) int64. Which of the S rows need logits, in any order; may be empty.
+            gather: of an engine with a gather head, the rows and tokens whose logits are returned,
+                see ``graph.Gather``; None: all logits of the R rows.
 
         Returns:
-            (R, vocab_size) float32, or the ``TopLogits`` of R rows where the engine has a top-k
-            head; the caller's own arrays, but for ``TopLogits.full``.
+            (R, vocab_size) float32, the ``TopLogits`` of R rows where the engine has a top-k head,
+            or the ``GatheredLogits`` of a gather; the caller's own arrays, but for
+            ``TopLogits.full``.
 
         Raises InputError for a wrong shape, type or value, CapacityError for a position beyond
         the context or caches beyond the memory.
         """
-        outputs = self._forward(ForwardInputs(token_ids, positions, mask, logit_rows))
+        pairs = None if gather is None else Gather(*gather)
+        outputs = self._forward(ForwardInputs(token_ids, positions, mask, logit_rows, pairs))
+        if pairs is not None:
+            return GatheredLogits(outputs[GATHERED_LOGITS], outputs[LOGSUMEXP])
         if self._num_top_logits:
             return TopLogits(outputs[TOP_IDS], outputs[TOP_LOGITS], outputs[LOGSUMEXP], self._full)
         logits: NDArray[np.float32] = outputs[LOGITS]
@@ -160,6 +207,7 @@ class CausalLM:
             vocab_size=self._vocab_size,
             context_length=self._context_length,
         )
+        self._check_gather(inputs)
         num_new = inputs.num_new
         self._expire_full_logits()
         self._reserve(self._num_rows + num_new)
@@ -173,6 +221,16 @@ class CausalLM:
             last_start = (num_new - 1) // MAX_FORWARD_ROWS * MAX_FORWARD_ROWS
             self._full = KeptLogits(self._session, inputs.logit_rows, last_start)
         return outputs
+
+    def _check_gather(self, inputs: ForwardInputs) -> None:
+        if inputs.gather is None:
+            return
+        if not self._gathers_logits:
+            raise InputError(
+                "a gather is given, but the engine has no gather head; leave it out, or export the "
+                "bundle with --logits gather"
+            )
+        check_gather(inputs.gather, len(inputs.logit_rows), self._vocab_size)
 
     def _expire_full_logits(self) -> None:
         if self._full is not None:
@@ -193,18 +251,32 @@ class CausalLM:
 
     def _run_in_chunks(self, inputs: ForwardInputs) -> EngineOutputs:
         logit_rows = inputs.logit_rows
-        outputs = empty_outputs(self._head, logit_rows.shape[0])
+        head = self._read_head if inputs.gather is None else self._head
+        num_pairs = 0 if inputs.gather is None else len(inputs.gather.rows)
+        outputs = empty_outputs(head, logit_rows.shape[0], num_pairs)
         for start in range(0, inputs.num_new, MAX_FORWARD_ROWS):
             stop = min(start + MAX_FORWARD_ROWS, inputs.num_new)
             is_in_chunk = (start <= logit_rows) & (logit_rows < stop)  # (R,)
             chunk = inputs.chunk(start, stop, is_in_chunk)
             for name, array in self._run(self._num_rows + start, chunk).items():
-                outputs[name][is_in_chunk] = array
+                by_pair = name == GATHERED_LOGITS
+                place = inputs.pairs_in_chunk(is_in_chunk) if by_pair else is_in_chunk
+                outputs[name][place] = array
         return outputs
 
     def _run(self, first_row: int, inputs: ForwardInputs) -> EngineOutputs:
         row_positions = self._row_positions[: inputs.mask.shape[1]]
         masks = self._masks.padded(inputs, row_positions, self._session.capacity)
-        return self._session.run(
-            EngineInputs(inputs.token_ids, inputs.positions, masks, first_row, inputs.logit_rows)
+        ids, logit_rows = inputs.token_ids, inputs.logit_rows
+        gather = inputs.gather
+        if gather is None and self._gathers_logits:
+            gather = Gather(_NONE, _NONE)
+        outputs = self._session.run(
+            EngineInputs(ids, inputs.positions, masks, first_row, logit_rows, gather)
         )
+        if inputs.gather is None and self._gathers_logits:
+            return {LOGITS: self._session.read_full_logits(np.arange(len(logit_rows)))}
+        return outputs
+
+
+_NONE = np.arange(0)

@@ -11,13 +11,16 @@ from dsbd_runtime.bound_calls import BoundCaches, LoadedModel
 from dsbd_runtime.device import DeviceArray
 from dsbd_runtime.errors import CapacityError, EngineError, InputError
 from dsbd_runtime.full_logits import DeviceLogits
+from dsbd_runtime.graph import GATHERED_LOGITS
 from dsbd_runtime.session import EngineInputs, EngineOutputs
+
+_MOST_PAIRS = 2**40  # beyond any memory: the number of pairs has no bound of its own
 
 
 class DeviceSession:
     """One engine and its prune graph on a device, with the caches in the device's memory.
 
-    S, R and K are rounded up to powers of two and every size is bound once: after the first call
+    S, R, N and K are rounded up to powers of two and every size is bound once: after the first call
     of a size nothing is allocated, and a CUDA graph can be replayed. A forward is one copy to the
     device (ids, positions, masks), one call, and one copy back (the logit rows); a move is one
     copy to the device and one call. The caches never cross to the host: they grow by copies on
@@ -81,9 +84,15 @@ class DeviceSession:
         if num_logit_rows <= inputs.token_ids.shape[0]:
             return self._run(inputs)
         distinct, index = np.unique(inputs.logit_rows, return_inverse=True)  # some rows repeat
-        outputs = self._run(dataclasses.replace(inputs, logit_rows=distinct))
+        gather = inputs.gather
+        if gather is not None:
+            gather = gather._replace(rows=index[gather.rows])
+        outputs = self._run(dataclasses.replace(inputs, logit_rows=distinct, gather=gather))
         self._last_index = index
-        return {name: array[index] for name, array in outputs.items()}
+        return {
+            name: array if name == GATHERED_LOGITS else array[index]
+            for name, array in outputs.items()
+        }
 
     def read_full_logits(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """Return a copy of all logits of some of the last run's logit rows, (n, V).
@@ -124,8 +133,11 @@ class DeviceSession:
         bound = self._open()
         num_rows = self._num_rows_bound(inputs)
         num_logit_rows = row_bucket(inputs.logit_rows.shape[0], num_rows)
+        num_pairs = 0
+        if inputs.gather is not None:
+            num_pairs = row_bucket(inputs.num_pairs, _MOST_PAIRS)
         try:
-            forward = bound.forward(num_rows, num_logit_rows)
+            forward = bound.forward(num_rows, num_logit_rows, num_pairs)
         except MemoryError as error:
             raise CapacityError(
                 f"{self._model.device.name} has no memory for the outputs of {num_logit_rows} "

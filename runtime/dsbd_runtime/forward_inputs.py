@@ -9,7 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_runtime.errors import CapacityError, InputError
-from dsbd_runtime.graph import ATTENTION_MASK, ATTENTION_MASK_SLIDING
+from dsbd_runtime.graph import (
+    ATTENTION_MASK,
+    ATTENTION_MASK_SLIDING,
+    GATHER_IDS,
+    GATHER_ROWS,
+    Gather,
+)
 
 # A mask is looked at in blocks of this many rows, so that the check makes no second (S, S) array.
 _BLOCK_ROWS = 256
@@ -26,12 +32,14 @@ class ForwardInputs:
         positions: (S,) int64. Siblings share a position.
         mask: (S, N) bool. Row s sees cache row c; the last S of the N columns are the new rows.
         logit_rows: (R,) int64. Which of the S rows need logits.
+        gather: which logits of these are returned; None: all.
     """
 
     token_ids: NDArray[np.int64]
     positions: NDArray[np.int64]
     mask: NDArray[np.bool_]
     logit_rows: NDArray[np.int64]
+    gather: Gather | None = None
 
     @property
     def num_new(self) -> int:
@@ -49,7 +57,35 @@ class ForwardInputs:
             self.positions[start:stop],
             self.mask[start:stop, : num_before + stop],
             self.logit_rows[is_in_chunk] - start,
+            self._gather_in_chunk(is_in_chunk),
         )
+
+    def pairs_in_chunk(self, is_in_chunk: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Return which pairs of ``gather``, (N,) bool, belong to these of ``logit_rows``."""
+        assert self.gather is not None
+        found: NDArray[np.bool_] = is_in_chunk[self.gather.rows]
+        return found
+
+    def _gather_in_chunk(self, is_in_chunk: NDArray[np.bool_]) -> Gather | None:
+        """Return the pairs of some of the logit rows, which become 0, 1, ..."""
+        if self.gather is None:
+            return None
+        is_pair = self.pairs_in_chunk(is_in_chunk)
+        new_rows = is_in_chunk.cumsum() - 1
+        return Gather(new_rows[self.gather.rows[is_pair]], self.gather.token_ids[is_pair])
+
+
+def check_gather(gather: Gather, num_logit_rows: int, vocab_size: int) -> None:
+    """Raise InputError unless the pairs name logit rows and tokens."""
+    rows, token_ids = gather
+    _check_array(GATHER_ROWS, rows, _INT64, 1)
+    _check_array(GATHER_IDS, token_ids, _INT64, 1)
+    if rows.shape != token_ids.shape:
+        raise InputError(
+            f"{GATHER_IDS} has shape {token_ids.shape}, expected {rows.shape} as {GATHER_ROWS}"
+        )
+    _check_range(GATHER_ROWS, rows, num_logit_rows)
+    _check_range(GATHER_IDS, token_ids, vocab_size)
 
 
 def check_forward(

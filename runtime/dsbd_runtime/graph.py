@@ -14,12 +14,16 @@ logits are requested, V: vocabulary, Hkv: key/value heads, D: head dimension, K:
 | present.{i}.key, .value | [1,Hkv,C,D] | the same buffer, updated in place |
 | logits | [R,V] float32 | |
 
-The manifest names the head: "full" for all logits, or "topk:64" for an engine with a top-k head.
-That one returns, of each row, its K largest logits in decreasing order and the log of the sum of
-exp(logit) over all V tokens, from which log-probabilities follow without a row of V numbers:
-top_logits [R,K] float32, top_ids [R,K] int64 and logsumexp [R] float32. Where the manifest says
-``full_logits`` it also has the output logits, the tensor that the head reads: a host leaves it with
-the engine and copies the rows that it needs.
+The manifest names the head: "full" for all logits, "topk:64" for an engine with a top-k head, or
+"gather". A top-k head returns, of each row, its K largest logits in decreasing order and the log of
+the sum of exp(logit) over all V tokens, from which log-probabilities follow without a row of V
+numbers: top_logits [R,K] float32, top_ids [R,K] int64 and logsumexp [R] float32. Where the manifest
+says ``full_logits`` it also has the output logits, the tensor that the head reads: a host leaves it
+with the engine and copies the rows that it needs.
+
+A gather head returns the logits of tokens that the host names, as many of a row as it likes: the
+inputs gather_rows and gather_ids, [N] int64 each, say of which of the R rows and of which token.
+Its outputs are gathered_logits [N] float32 and logsumexp [R] float32; logits is always there too.
 
 The prune graph takes src_rows [K] int64, write_indices [1] int64 and the caches; row
 write_indices + k becomes the old row src_rows[k].
@@ -47,11 +51,15 @@ LOGITS = "logits"
 TOP_LOGITS = "top_logits"
 TOP_IDS = "top_ids"
 LOGSUMEXP = "logsumexp"
+GATHER_ROWS = "gather_rows"
+GATHER_IDS = "gather_ids"
+GATHERED_LOGITS = "gathered_logits"
 SRC_ROWS = "src_rows"
 
 CACHE_PARTS = ("key", "value")
 
 FULL = "full"
+GATHER = "gather"
 _TOP_PREFIX = "topk:"
 
 _INT64, _BOOL, _FLOAT32 = "tensor(int64)", "tensor(bool)", "tensor(float)"
@@ -119,28 +127,61 @@ class TopLogits(NamedTuple):
     full: FullLogits | None
 
 
+class Gather(NamedTuple):
+    """Which logits a gather head returns: (row, token) pairs, in any order.
+
+    Attributes:
+        rows: (N,) int64. Index of each one's row among the R logit rows.
+        token_ids: (N,) int64.
+    """
+
+    rows: NDArray[np.int64]
+    token_ids: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class GatheredLogits:
+    """What a gather head returns: log p of pair n is ``logits[n] - logsumexp[rows[n]]``.
+
+    Attributes:
+        logits: (N,) float32. Of the pairs of a ``Gather``, in their order.
+        logsumexp: (R,) float32. Log of the sum of exp(logit) over the whole vocabulary.
+    """
+
+    logits: NDArray[np.float32]
+    logsumexp: NDArray[np.float32]
+
+
 @dataclass(frozen=True)
 class HeadOutput:
-    """One output of the head, of shape [R, *row_shape]."""
+    """One output of the head, of shape [R, *row_shape], or [N] if it is ``by_pair``."""
 
     name: str
     dtype: type[np.generic]
     row_shape: tuple[int, ...]
+    by_pair: bool = False
 
 
 def parse_num_top_logits(kind: str) -> int:
-    """Return K of "topk:K", 0 of "full"; raise ValueError for any other text."""
-    if kind == FULL:
+    """Return K of "topk:K", 0 of "full" and "gather"; raise ValueError for any other text."""
+    if kind in (FULL, GATHER):
         return 0
     digits = kind.removeprefix(_TOP_PREFIX)
     if digits == kind or not (digits.isascii() and digits.isdigit()) or digits[0] == "0":
-        raise ValueError(f"{kind!r} is neither {FULL!r} nor {_TOP_PREFIX}K with K at least 1")
+        raise ValueError(
+            f"{kind!r} is neither {FULL!r} nor {_TOP_PREFIX}K with K at least 1, nor {GATHER!r}"
+        )
     return int(digits)
 
 
 def head_outputs(kind: str, vocab_size: int) -> tuple[HeadOutput, ...]:
     """Return the outputs that a forward copies from an engine that returns ``kind``."""
     num_top_logits = parse_num_top_logits(kind)
+    if kind == GATHER:
+        return (
+            HeadOutput(GATHERED_LOGITS, np.float32, (), by_pair=True),
+            HeadOutput(LOGSUMEXP, np.float32, ()),
+        )
     if not num_top_logits:
         return (full_output(vocab_size),)
     return (
@@ -155,10 +196,15 @@ def full_output(vocab_size: int) -> HeadOutput:
     return HeadOutput(LOGITS, np.float32, (vocab_size,))
 
 
-def empty_outputs(head: tuple[HeadOutput, ...], num_logit_rows: int) -> dict[str, NDArray[Any]]:
-    """Return uninitialised arrays for the outputs of R logit rows, by name."""
+def empty_outputs(
+    head: tuple[HeadOutput, ...], num_logit_rows: int, num_pairs: int = 0
+) -> dict[str, NDArray[Any]]:
+    """Return uninitialised arrays for the outputs of R logit rows and N pairs, by name."""
     return {
-        output.name: np.empty((num_logit_rows, *output.row_shape), output.dtype) for output in head
+        output.name: np.empty(
+            (num_pairs if output.by_pair else num_logit_rows, *output.row_shape), output.dtype
+        )
+        for output in head
     }
 
 
@@ -192,6 +238,7 @@ class GraphContract:
             **{mask: TensorSpec(_BOOL, (1, 1, None, None)) for mask in self.masks},
             WRITE_INDICES: TensorSpec(_INT64, (1,)),
             LOGIT_ROWS: TensorSpec(_INT64, (None,)),
+            **{name: TensorSpec(_INT64, (None,)) for name in self._gather_inputs},
             **self._caches(past_name),
         }
 
@@ -203,6 +250,12 @@ class GraphContract:
             for output in self.head
         }
         return {**head, **self._caches(present_name)}
+
+    @property
+    def _gather_inputs(self) -> tuple[str, ...]:
+        """The inputs of a gather head, none without one."""
+        gathers = any(output.by_pair for output in self.head)
+        return (GATHER_ROWS, GATHER_IDS) if gathers else ()
 
     def _caches(self, name_of: Callable[[int, str], str]) -> dict[str, TensorSpec]:
         shape = (1, self.kv.num_heads, None, self.kv.head_dim)

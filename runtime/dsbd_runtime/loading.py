@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dsbd_runtime.bundle import WEIGHTS_FILE, Bundle
 from dsbd_runtime.causal_lm import CausalLM
 from dsbd_runtime.cuda_device import check_cuda_device, import_cuda_runtime
-from dsbd_runtime.errors import InputError
+from dsbd_runtime.errors import InputError, ProviderError
+from dsbd_runtime.graph import GATHER
 from dsbd_runtime.ort_engine import open_cuda_session
 from dsbd_runtime.ort_module import import_ort_for
 from dsbd_runtime.ort_session import open_host_session
@@ -117,6 +118,12 @@ def load_pair(
 
 
 def _open(request: EngineRequest) -> CausalLM:
+    provider = request.placement.provider
+    if provider.ort_name is None and request.bundle.entry(request.role).logits == GATHER:
+        raise ProviderError(
+            f"the {request.role} of {request.bundle.path} has a gather head, which provider "
+            f"{provider.name!r} does not run; use 'cpu' or 'cuda', or export with --logits topk:K"
+        )
     session = BACKENDS[request.placement.provider.backend](request)
     return CausalLM(session, request.bundle.entry(request.role))
 

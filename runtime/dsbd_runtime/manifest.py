@@ -17,6 +17,7 @@ from dsbd_runtime.graph import (
     ATTENTION_MASK,
     ATTENTION_MASK_SLIDING,
     FULL,
+    GATHER,
     GraphContract,
     HeadOutput,
     KVGeometry,
@@ -38,7 +39,7 @@ _OLDER_VERSION = 2  # read as 3: it has a draft, and no engine with a top-k head
 MANIFEST_NAME = "dsbd.json"
 DTYPES = ("fp32", "fp16", "bf16")
 QUANTIZATIONS = ("none", "int8-dynamic", "int8", "int4")
-LOGITS_KINDS = ("full", "topk")
+LOGITS_KINDS = ("full", "topk", "gather")
 BIT_EXACTNESS = ("by construction", "observed", False, None)
 _MOST = 2**31 - 1
 _MOST_LAYERS = 10_000
@@ -92,8 +93,8 @@ class ModelEntry:
         context_length: highest number of positions the model was made for.
         dtype: one of ``DTYPES``, the type of weights that are not quantized.
         quantization: one of ``QUANTIZATIONS``.
-        logits: "full", or "topk:K" with K up to the vocabulary; see ``graph``.
-        full_logits: whether the graph has the output ``logits``; always with "full".
+        logits: "full", "topk:K" with K up to the vocabulary, or "gather"; see ``graph``.
+        full_logits: whether the graph has the output ``logits``; always but with "topk:K".
         masks: the mask inputs of the graph, a subset of the two names in ``graph``.
         sliding_window: positions a sliding-window layer sees, None without such layers.
         bit_exact: one of ``BIT_EXACTNESS``: whether a row's logits depend on its path alone, bit
@@ -273,10 +274,11 @@ def _check_logits(entry: ModelEntry, where: str) -> None:
     except ValueError:
         is_known = False
     if not is_known:
-        expected = f"full or topk:K with K from 1 to {entry.vocab_size}"
+        expected = f"full or topk:K with K from 1 to {entry.vocab_size}, or gather"
         raise mismatch(expected, entry.logits, f"{where}: logits")
-    if entry.logits == FULL and not entry.full_logits:
-        raise mismatch("true with logits full", entry.full_logits, f"{where}: full_logits")
+    if entry.logits in (FULL, GATHER) and not entry.full_logits:
+        expected = f"true with logits {entry.logits}"
+        raise mismatch(expected, entry.full_logits, f"{where}: full_logits")
 
 
 def _check_masks(entry: ModelEntry, where: str) -> None:

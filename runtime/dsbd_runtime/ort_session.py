@@ -111,7 +111,7 @@ class OrtSession:
         self._open_cache()
         for name, array in _engine_inputs(inputs):
             self._binding.bind_ortvalue_input(name, self._ort_value(array))
-        outputs = empty_outputs(self._head, inputs.logit_rows.shape[0])
+        outputs = empty_outputs(self._head, inputs.logit_rows.shape[0], inputs.num_pairs)
         for name, array in outputs.items():
             self._binding.bind_ortvalue_output(name, self._ort_value(array))
         self._bind_full_logits(inputs.logit_rows.shape[0])
@@ -195,6 +195,9 @@ def _engine_inputs(inputs: EngineInputs) -> Iterator[tuple[str, NDArray[Any]]]:
     yield graph.POSITION_IDS, np.ascontiguousarray(inputs.positions)[None]  # (1, S)
     yield graph.WRITE_INDICES, np.array([inputs.first_row], np.int64)  # (1,)
     yield graph.LOGIT_ROWS, np.ascontiguousarray(inputs.logit_rows)  # (R,)
+    if inputs.gather is not None:
+        yield graph.GATHER_ROWS, np.ascontiguousarray(inputs.gather.rows)  # (N,)
+        yield graph.GATHER_IDS, np.ascontiguousarray(inputs.gather.token_ids)  # (N,)
     for name, mask in inputs.masks.items():
         yield name, np.ascontiguousarray(mask)[None, None]  # (1, 1, S, C)
 

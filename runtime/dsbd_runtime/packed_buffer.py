@@ -112,6 +112,17 @@ def move_parts(num_rows: int) -> list[Part]:
     return [(graph.WRITE_INDICES, (1,), "int64"), (graph.SRC_ROWS, (num_rows,), "int64")]
 
 
+def pair_parts(num_pairs: int) -> list[Part]:
+    """Return the parts of the inputs of a gather head."""
+    return [(graph.GATHER_ROWS, (num_pairs,), "int64"), (graph.GATHER_IDS, (num_pairs,), "int64")]
+
+
+def fill_pairs(staged: PackedArrays, gather: graph.Gather) -> None:
+    """Write the pairs of a forward; those of the call beyond them gather the first logit."""
+    _fill_padded(staged.on_host[graph.GATHER_ROWS], gather.rows, 0)
+    _fill_padded(staged.on_host[graph.GATHER_IDS], gather.token_ids, 0)
+
+
 def fill_forward(staged: PackedArrays, inputs: EngineInputs) -> None:
     """Write the inputs of a forward; rows of the call beyond those of the forward are padding.
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_runtime.bundle import Bundle
+from dsbd_runtime.graph import Gather
 from dsbd_runtime.providers import Placement
 
 MAX_FORWARD_ROWS = 256
@@ -39,6 +40,7 @@ class EngineInputs:
         masks: by input name of the graph, (S, C) bool each; C is the capacity of the caches.
         first_row: cache row of the first of the S new rows.
         logit_rows: (R,) int64. Which of the S rows need logits.
+        gather: which logits of these a gather head returns; None for an engine without one.
     """
 
     token_ids: NDArray[np.int64]
@@ -46,6 +48,12 @@ class EngineInputs:
     masks: dict[str, NDArray[np.bool_]]
     first_row: int
     logit_rows: NDArray[np.int64]
+    gather: Gather | None = None
+
+    @property
+    def num_pairs(self) -> int:
+        """N, the logits that a gather head returns."""
+        return 0 if self.gather is None else len(self.gather.rows)
 
 
 EngineOutputs = dict[str, NDArray[Any]]
@@ -76,6 +84,7 @@ class Session(Protocol):
     def run(self, inputs: EngineInputs) -> EngineOutputs:
         """Append S rows at ``first_row``; return the outputs of the head for the R logit rows.
 
+        A gather head returns ``gathered_logits`` for the N pairs, all else is by logit row.
         The arrays are the caller's own: the next call does not change them.
         """
 

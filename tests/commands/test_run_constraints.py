@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
@@ -152,3 +153,30 @@ def test_faults_end_in_one_line(demo_bundle: Path, arguments: list[str], words: 
     done = dsbd_run(demo_bundle, "--prompt", "x", *arguments)
     assert done.exit_code == 2 and done.stdout == ""
     assert words in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_wide_beams_print_the_items_of_a_trie(
+    demo_bundle: Path, pipe: Pipeline, tmp_path: Path
+) -> None:
+    rows = np.random.default_rng(0).integers(4, 300, size=(2000, 3)).tolist()
+    file = tmp_path / "items.jsonl"
+    lines = [json.dumps({"token_ids": row, "item": {"sku": i}}) for i, row in enumerate(rows)]
+    file.write_text("\n".join(lines))
+    options = ["--strategy", "beam-search", "--num-beams", 64, "--num-return-sequences", 20]
+    call = [demo_bundle, "--prompt", PROMPT, "--trie", file, *options]
+    wanted = pipe.generate(
+        PROMPT,
+        strategy="beam-search",
+        num_beams=64,
+        num_return_sequences=20,
+        constraint={"trie": str(file)},
+    ).sequences
+    printed = dsbd_run(*call)
+    assert printed.exit_code == 0, printed.stderr
+    assert printed.stdout.splitlines() == [
+        "\t".join([f"{s.score:.4f}", *(json.dumps(item) for item in s.items or [])]) for s in wanted
+    ]
+    assert all(s.items == [{"sku": rows.index(s.token_ids)}] for s in wanted)
+    found = json.loads(dsbd_run(*call, "--json").stdout)
+    assert [s["items"] for s in found["sequences"]] == [s.items for s in wanted]
+    assert token_ids(found["sequences"]) == [s.token_ids for s in wanted]

@@ -71,6 +71,16 @@ class PathConstraint:
     def has_ended(self, states: States) -> NDArray[np.bool_]:
         return np.array([self.ends_after(path) for path in states], dtype=np.bool_)
 
+    def ends_next(self, states: States) -> NDArray[np.bool_]:
+        rows = [set(self.allowed_after(path)) - set(self.eos) for path in states]
+        return np.array(
+            [
+                all(self.ends_after((*path, token)) for token in row)
+                for path, row in zip(states, rows, strict=True)
+            ],
+            dtype=np.bool_,
+        )
+
 
 def some_tokens(vocab_size: int, always: Collection[int] = ()) -> Callable[[Path], set[int]]:
     """Return an ``allowed_after`` that allows about half of the vocabulary, by path."""
@@ -79,5 +89,17 @@ def some_tokens(vocab_size: int, always: Collection[int] = ()) -> Callable[[Path
         rng = np.random.default_rng([len(path), *path])
         some = rng.choice(vocab_size, size=1 + vocab_size // 2, replace=False)
         return set(some.tolist()) | set(always)
+
+    return allowed_after
+
+
+def chains(vocab_size: int, always: Collection[int] = ()) -> Callable[[Path], set[int]]:
+    """Return an ``allowed_after`` that allows one token after most paths, two after the others."""
+
+    def allowed_after(path: Path) -> set[int]:
+        rng = np.random.default_rng([1, len(path), *path])
+        number = 2 if len(path) % 3 == 0 else 1
+        some = set(rng.choice(vocab_size, size=min(number, vocab_size), replace=False).tolist())
+        return some if len(path) % 4 else some | set(always)
 
     return allowed_after

@@ -11,10 +11,10 @@ import pytest
 from dsbd_ort.decoding import DecodingConfig, TableModel, decode, decode_iterations, result_of
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder
 from dsbd_ort.decoding.cache_view import PrefixCache
+from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
 from dsbd_ort.decoding.drafting.cost_curve import CostCurve, EngineCosts
 from dsbd_ort.decoding.drafting.drafters import ChainedDrafter
 from dsbd_ort.decoding.drafting.ngram import NGramCounts, NGramDrafter, NGramPool
-from dsbd_ort.decoding.drafting.throughput import AcceptanceEstimator
 from dsbd_ort.decoding.errors import ConfigError, DecodingError
 from dsbd_ort.decoding.kv_cache import KVCache
 from dsbd_ort.decoding.request import DecodeResult, DecodingRequest
@@ -281,7 +281,7 @@ def test_what_the_model_lists_does_not_count_as_unlisted():
     ]
     drafter = set_up(request, *views).drafter
     assert isinstance(drafter, ChainedDrafter)
-    assert drafter.look_up(np.array([0]), lambda *_: False) == 0  # a long match
+    assert drafter.look_up(np.array([0]), lambda *_: False).num_rows == 0  # a long match
     listed = drafter.joint(np.array([0]), np.zeros(1), None)
     mass = np.exp(listed.log_masses).sum() + np.exp(listed.log_unlisted)
     assert mass == pytest.approx(1.0)
@@ -291,6 +291,6 @@ def test_what_the_model_lists_does_not_count_as_unlisted():
     ]
     drafter = set_up(request, *views).drafter
     assert isinstance(drafter, ChainedDrafter)
-    assert drafter.look_up(np.array([0]), lambda *_: False) == 1
+    assert drafter.look_up(np.array([0]), lambda *_: False).num_rows == 1
     assert drafter._layer is not None
     assert drafter._layer.unlisted.tolist() == [0.0]

@@ -16,13 +16,14 @@ from dsbd_ort.decoding import (
     decode_iterations,
     result_of,
 )
+from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
 from dsbd_ort.decoding.drafting.cost_curve import (
     CostCurve,
     EngineCosts,
     LearnedCosts,
     never_falling,
 )
-from dsbd_ort.decoding.drafting.throughput import AcceptanceEstimator, ThroughputDraftPolicy
+from dsbd_ort.decoding.drafting.throughput import ThroughputDraftPolicy
 from tests.decoding.tables import LogitsOf, all_tokens, ends_with, mixed_table, random_table
 
 VOCAB = 8

@@ -66,7 +66,7 @@ def test_rows_are_reserved_for_what_answers_need_and_not_for_what_they_may_need(
     assert admitted(queue) == [1000, 1000]
     assert queue.rows_reserved == 2 * (100 + FIRST_MEAN)
     for _ in range(40):
-        queue.answer_rows.learn(80, was_cut=False)
+        queue.answer_rows(4).learn(80, was_cut=False)
     assert admitted(queue) == [1000]
     assert 100 + 80 <= queue.running[2].rows_reserved <= 100 + 82
 
@@ -82,6 +82,21 @@ def test_the_expected_rows_are_a_running_mean_of_answers_that_were_not_cut() -> 
     for _ in range(100):
         rows.learn(1, was_cut=False)
     assert rows.mean == 64
+
+
+def test_what_wide_requests_need_is_learned_apart() -> None:
+    queue = scheduler(max_rows=10_000)
+    few, many = queue.answer_rows(4), queue.answer_rows(256)
+    assert (few.mean, many.mean) == (FIRST_MEAN, FIRST_MEAN * 32)
+    assert queue.answer_rows(8) is queue.answer_rows(15) is few
+    assert queue.answer_rows(511) is many and queue.answer_rows(255) is not many
+    few.learn(64, was_cut=False)
+    assert many.mean == FIRST_MEAN * 32
+    wide = request(1500, 300)
+    object.__setattr__(wide.request, "config", DecodingConfig(num_beams=256))
+    queue.enqueue(wide)
+    assert admitted(queue) == [1500]
+    assert wide.rows_reserved == 1500  # its bound, as long as nothing is known
 
 
 def test_one_is_always_admitted_where_none_runs() -> None:
@@ -176,7 +191,7 @@ class Simulation:
             self.rows[one] += 1
             if self.rows[one] >= self.lengths[one]:
                 queue.release(one)
-                queue.answer_rows.learn(self.rows[one], was_cut=False)
+                queue.answer_rows(4).learn(self.rows[one], was_cut=False)
                 self.ended.append(one)
         assert sum(self.rows[one] for one in queue.running) <= queue.max_rows
 

@@ -60,7 +60,7 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"surprise": 1}, {}, "has surprise, which this host does not know; use the host of the"),
     ({}, {"features": {}}, "draft has features, which this host does not know"),
     ({}, {"d2t": "draft/d2t.npy"}, "draft has d2t, which this host does not know"),
-    ({}, {"logits": "gather"}, "logits is 'gather', expected full or topk:K"),
+    ({}, {"logits": "gather"}, "logits is 'gather', which this host does not run"),
     ({"draft": 3}, {}, "is not what dsbd-export writes"),
 ]
 

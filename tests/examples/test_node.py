@@ -195,7 +195,7 @@ REFUSED = [
     ({"schema_version": "3"}, {}, 'has schema_version "3", this host reads 3 and 2'),
     ({"surprise": 1}, {}, "has surprise, which this host does not know; use the host of the"),
     ({}, {"features": {}}, "draft has features, which this host does not know"),
-    ({}, {"logits": "gather"}, 'draft has logits "gather", which this host does not know'),
+    ({}, {"logits": "gather"}, 'draft has logits "gather", which this host does not run'),
     ({"draft": 3}, {}, "dsbd.json: draft is 3, expected an entry; export again"),
     ({"target": None}, {}, "dsbd.json: target is null, expected an entry; export again"),
 ]

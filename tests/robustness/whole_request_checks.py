@@ -250,6 +250,13 @@ def with_candidates(request: WholeRequest, config: DecodingConfig) -> DecodeResu
     return decoded(request, config, request.models(top_k))[0]
 
 
+def gathered(request: WholeRequest, config: DecodingConfig) -> DecodeResult | None:
+    """Decode on models with a gather head; equal scores are tipped by a float32 logsumexp."""
+    if request.table != "smooth" and (config.width > 1 or config.row.rule == "search"):
+        return None
+    return decoded(request, config, request.models(gather=True))[0]
+
+
 def with_others(request: WholeRequest, config: DecodingConfig) -> DecodeResult:
     """Decode beside a twin that came first and one that leaves half-way; check the rows held."""
     forest = BatchedDecoder(*request.models())
@@ -302,6 +309,7 @@ def traced(request: WholeRequest, config: DecodingConfig) -> DecodeResult:
 
 AGAIN = {
     "candidates": with_candidates,
+    "gathered": gathered,
     "shared": with_others,
     "preempted": preempted,
     "repeated": again_on_the_same_caches,

@@ -15,17 +15,18 @@ from dsbd_ort.decoding import (
     RequestTrace,
     TableModel,
 )
+from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
 from dsbd_ort.decoding.drafting.cost_curve import CostCurve, EngineCosts
-from dsbd_ort.decoding.drafting.throughput import AcceptanceEstimator
 from dsbd_ort.decoding.request import DecodingRequest
-from tests.decoding.path_constraint import PathConstraint, some_tokens
+from tests.decoding.gather_table import GatherTable
+from tests.decoding.path_constraint import PathConstraint, chains, some_tokens
 from tests.decoding.tables import LogitsOf, ends_with, random_table
 from tests.decoding.top_table import TopTable
 
 TABLE_KINDS = ("smooth", "peaked", "rounded", "equal", "forbidding")
 DRAFT_KINDS = ("itself", "mixed", "hostile", "forbidding")
 NO_DRAFT = "none"  # of requests that need no draft model
-CHECKS = ("candidates", "shared", "preempted", "repeated", "traced", "alone")
+CHECKS = ("candidates", "gathered", "shared", "preempted", "repeated", "traced", "alone")
 
 
 @dataclass(frozen=True)
@@ -56,10 +57,12 @@ class WholeRequest:
     def config(self) -> DecodingConfig:
         return DecodingConfig.from_options(self.options).settled(costs_are_known=True)
 
-    def models(self, num_candidates: int = 0, full_chunk: int = 0) -> tuple[Any, Any]:
+    def models(
+        self, num_candidates: int = 0, full_chunk: int = 0, *, gather: bool = False
+    ) -> tuple[Any, Any]:
         """Return target and draft or None, with a top-k head where ``num_candidates`` is given.
 
-        full_chunk: see TopTable; 0: without full logits.
+        full_chunk: see TopTable; 0: without full logits. gather: with a gather head.
         """
         if not self.tables:
             target = shaped(random_table(self.table_seed, self.vocab_size), self.table)
@@ -68,6 +71,8 @@ class WholeRequest:
         def model(table: LogitsOf) -> Any:
             if num_candidates:
                 return TopTable(self.vocab_size, table, num_candidates, full_chunk=full_chunk)
+            if gather:
+                return GatherTable(self.vocab_size, table)
             return TableModel(self.vocab_size, table)
 
         target, draft = self.tables
@@ -128,7 +133,7 @@ def fewer_of_the_last(path: NDArray[np.int64], scores: NDArray[np.float64]) -> N
 
 
 SOME_TOKENS = st.lists(st.integers(0, 4), min_size=1, max_size=3)
-CONSTRAINTS = ("none", "lists", "bits", "ending")
+CONSTRAINTS = ("none", "lists", "bits", "ending", "chains")
 VALUES: dict[str, st.SearchStrategy[Any]] = {
     "num_beams": st.sampled_from([1, 2, 3, 4, 7] * 8 + [40, 300, 1024]),
     "coupling": st.sampled_from(["gumbel", "rejection"]),
@@ -261,6 +266,8 @@ def constraint_of(kind: str, vocab_size: int, eos: tuple[int, ...]) -> PathConst
     if kind == "none":
         return None
     allowed = some_tokens(vocab_size, always=eos)
+    if kind == "chains":
+        return PathConstraint(vocab_size, chains(vocab_size, eos), eos, ends_after=ends_by_itself)
     if kind == "ending":
         return PathConstraint(vocab_size, allowed, eos, ends_after=ends_by_itself)
     return PathConstraint(vocab_size, allowed, eos, as_bits=kind == "bits")

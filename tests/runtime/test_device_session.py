@@ -28,8 +28,18 @@ NO_ROWS = np.arange(0)
 def append_chain(model: CausalLM, num_new: int, logit_rows: NDArray[np.int64]) -> Any:
     rows = np.arange(model.num_rows, model.num_rows + num_new)
     mask = np.arange(rows[-1] + 1) <= rows[:, None]
-    step = model.forward
-    return step(rows % 250, rows, mask, logit_rows)
+    return step(model, (rows % 250, rows, mask, logit_rows))
+
+
+def step(model: CausalLM, arrays: tuple[NDArray[Any], ...]) -> Any:
+    """Make a forward; of an engine with a gather head with pairs as well, whole rows apart."""
+    if not model.gathers_logits:
+        return model.forward(*arrays)
+    num_rows = len(arrays[3])
+    if num_rows == 3:  # every third call
+        return model.forward(*arrays)
+    rows = np.repeat(np.arange(num_rows), 7)[::-1].copy()
+    return model.forward(*arrays, (rows, np.arange(len(rows)) * 31 % VOCAB_SIZE))
 
 
 def append_forest(model: CausalLM, parents: list[int]) -> Any:
@@ -41,8 +51,7 @@ def append_forest(model: CausalLM, parents: list[int]) -> Any:
     seen = np.ones((num_new, model.num_rows), np.bool_)
     mask = np.concatenate([seen, ancestor_mask(parents)], axis=1)
     positions = model.num_rows + np.array(depths)
-    step = model.forward
-    return step(np.arange(num_new) + 3, positions, mask, np.array([num_new - 1, 0]))
+    return step(model, (np.arange(num_new) + 3, positions, mask, np.array([num_new - 1, 0])))
 
 
 MODELS = [
@@ -50,10 +59,11 @@ MODELS = [
     TinyModel(sliding_window=3),
     TinyModel(logits="topk:5"),
     TinyModel(logits="topk:5", full_logits=False),
+    TinyModel(logits="gather"),
 ]
 
 
-@pytest.mark.parametrize("tiny", MODELS, ids=["dense", "sliding", "topk", "topk alone"])
+@pytest.mark.parametrize("tiny", MODELS, ids=["dense", "sliding", "topk", "topk alone", "gather"])
 @pytest.mark.parametrize("captures_graphs", [False, True])
 def test_every_output_is_that_of_the_host_session_whatever_lies_in_unused_rows(
     tmp_path: Path, tiny: TinyModel, captures_graphs: bool
@@ -81,6 +91,10 @@ def test_every_output_is_that_of_the_host_session_whatever_lies_in_unused_rows(
 def assert_same(found: Any, wanted: Any) -> None:
     if isinstance(wanted, np.ndarray):
         np.testing.assert_allclose(found, wanted, atol=2e-5)
+        return
+    if isinstance(wanted, graph.GatheredLogits):
+        np.testing.assert_allclose(found.logits, wanted.logits, atol=2e-5)
+        np.testing.assert_allclose(found.logsumexp, wanted.logsumexp, atol=2e-5)
         return
     np.testing.assert_array_equal(found.top_ids, wanted.top_ids)
     np.testing.assert_allclose(found.top_logits, wanted.top_logits, atol=2e-5)
@@ -156,6 +170,23 @@ def test_bytes_of_a_step_are_its_small_inputs_and_the_asked_rows(
         else:
             assert downloaded <= padded_asked * (8 * 4 + 8 * 8 + 4) + 2 * 256
             assert (downloaded == 0) == (not asked)
+
+
+def test_a_gather_moves_its_pairs_and_their_logits_alone(tmp_path: Path) -> None:
+    write_tiny_bundle(tmp_path / "bundle", target=TinyModel(logits="gather"))
+    machine = open_on_fake(open_bundle(tmp_path / "bundle"))
+    append_chain(machine.model, 5, np.arange(5))
+    traffic = machine.device.traffic
+    traffic.clear()
+    append_chain(machine.model, 5, np.arange(5))  # 35 pairs, in a call of 64
+    assert traffic.num_bytes["download"] <= 4 * (64 + 8) + 256
+    assert traffic.counts["upload"] == 2  # the inputs, and the pairs
+    assert "allocate" not in traffic.counts and "allocate_pinned" not in traffic.counts
+    traffic.clear()
+    append_chain(machine.model, 5, np.arange(3))  # whole rows
+    assert traffic.num_bytes["download"] >= 3 * VOCAB_SIZE * 4
+    machine.model.close()
+    assert (machine.device.live, machine.device.pinned) == ({}, {})
 
 
 def open_topk(folder: Path, **options: Any) -> FakeMachine:

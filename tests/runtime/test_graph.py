@@ -8,7 +8,7 @@ import pytest
 from dsbd_runtime.graph import empty_outputs, head_outputs, parse_num_top_logits
 from tests.runtime.tiny_graph import TinyModel
 
-KINDS = [("full", 0), ("topk:1", 1), ("topk:64", 64), ("topk:128256", 128256)]
+KINDS = [("full", 0), ("gather", 0), ("topk:1", 1), ("topk:64", 64), ("topk:128256", 128256)]
 NO_KINDS = ["", "Full", "topk", "topk:", "topk:0", "topk:-1", "topk:08", "topk:4.0", "topk: 4", "4"]
 
 

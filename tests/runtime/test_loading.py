@@ -11,7 +11,7 @@ import pytest
 
 from dsbd_runtime.bundle import Bundle, FileEntry, ModelEntry, open_bundle, write_manifest
 from dsbd_runtime.causal_lm import CausalLM
-from dsbd_runtime.errors import BundleError, InputError
+from dsbd_runtime.errors import BundleError, InputError, ProviderError
 from dsbd_runtime.graph import ATTENTION_MASK, ATTENTION_MASK_SLIDING
 from dsbd_runtime.loading import SMALL_DRAFT_BYTES, load_causal_lm, load_pair
 from tests.runtime.reference import reference_logits
@@ -126,3 +126,11 @@ def test_a_setting_that_no_engine_has_is_refused(
     ):
         with pytest.raises(InputError, match=said):
             load()
+
+
+@pytest.mark.parametrize("provider", ["tensorrt", "tensorrt-rtx"])
+def test_a_gather_head_is_refused_where_it_cannot_run(tiny_bundle: Bundle, provider: str) -> None:
+    target = replace(tiny_bundle.manifest.target, logits="gather")
+    bundle = replace(tiny_bundle, manifest=replace(tiny_bundle.manifest, target=target))
+    with pytest.raises(ProviderError, match=f"has a gather head, which provider '{provider}'"):
+        load_causal_lm(bundle, "target", provider=provider)

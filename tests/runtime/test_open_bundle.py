@@ -160,7 +160,7 @@ LATER = [
     # what a later version may write, what is said of it
     (["surprise"], 1, "dsbd.json has surprise 1, which"),
     (["target", "surprise"], [1], "dsbd.json: target has surprise [1], which"),
-    (["target", "logits"], "gather", "dsbd.json: target has logits 'gather', which"),
+    (["target", "logits"], "features", "dsbd.json: target has logits 'features', which"),
     (["draft", "logits"], "top", "dsbd.json: draft has logits 'top', which"),
     (["draft", "features"], {"layers": [1]}, "draft has features {'layers': [1]}, which"),
     (["draft", "d2t"], "draft/d2t.npy", "draft has d2t 'draft/d2t.npy', which"),

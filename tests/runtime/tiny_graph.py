@@ -10,6 +10,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from dsbd_export.gather_head import append_gather_head
 from dsbd_export.topk_head import append_topk_head
 from dsbd_runtime import graph
 from dsbd_runtime.bundle import (
@@ -141,6 +142,8 @@ def write_engine(model: TinyModel, path: Path) -> None:
     ] + [numpy_helper.from_array(np.array(v, np.int64), name) for name, v in constants.items()]
     past, present = _cache_infos(model)
     _save(nodes, [*inputs, *past], [logits, *present], initializers, path)
+    if model.logits == graph.GATHER:
+        append_gather_head(path)
     if num_candidates := parse_num_top_logits(model.logits):
         append_topk_head(path, num_candidates)
         if not model.full_logits:

@@ -55,6 +55,10 @@ class Constraint(Protocol):
     A path that accepts may be followed by an end-of-sequence token: the decoder allows these
     itself, exactly there, so a constraint never lists them. A path that has ended accepts, and
     nothing may follow, not even such a token.
+
+    A constraint may have a further method, ``ends_next(states)``: where every listed token ends the
+    path, (n,) bool. Below such a path nothing is drafted. And a further attribute,
+    ``most_tokens``: of its longest path, with the end-of-sequence token that has to follow.
     """
 
     @property

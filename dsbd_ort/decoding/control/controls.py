@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_ort.decoding.config import DecodingConfig
-from dsbd_ort.decoding.control.constraint import Constraint, TokenLists, TokenMasks
+from dsbd_ort.decoding.control.allowed_after import AllowedAfter
+from dsbd_ort.decoding.control.constraint import Constraint
 from dsbd_ort.decoding.control.forbidden_tokens import ForbiddenTokens
 from dsbd_ort.decoding.control.path_states import (
     ConstraintStates,
@@ -22,11 +23,17 @@ from dsbd_ort.decoding.control.path_states import (
     Tokens,
 )
 from dsbd_ort.decoding.control.processors import Candidates, LogitsProcessor, Scores, processors_of
-from dsbd_ort.decoding.distribution import ListedDistributions, joined_ranges
+from dsbd_ort.decoding.distribution import ListedDistributions
 from dsbd_ort.decoding.errors import ConstraintError
 from dsbd_ort.decoding.option_values import shown
-from dsbd_ort.decoding.step_model import Logits, TopLogits
-from dsbd_ort.decoding.warp import Warp, checked_top, largest_columns, log_normalizers_of
+from dsbd_ort.decoding.step_model import GatheredLogits, Logits, TopLogits
+from dsbd_ort.decoding.warp import (
+    Warp,
+    checked_normalizers,
+    checked_top,
+    largest_columns,
+    log_normalizers_of,
+)
 
 Rows = NDArray[np.int64]
 
@@ -61,20 +68,22 @@ class Controls:
         return [self.paths, *([self.constraint] if self.constraint else [])]
 
     def distributions(
-        self, logits: Logits, nodes: Nodes, *, is_draft: bool
+        self, logits: Logits, nodes: Nodes, allowed: AllowedAfter, *, is_draft: bool
     ) -> tuple[ListedDistributions, Rows]:
         """Return the distributions after nodes, and the rows whose logits do not suffice.
 
         Args:
-            logits: of these nodes, one row each.
+            logits: of these nodes, one row each, or gathered: the pairs of ``allowed``.
             nodes: (num_rows,) int64.
+            allowed: after these nodes.
             is_draft: whether what a top-k head left out may stay out.
 
         Returns:
             The distributions, and (n,) int64: rows of which a top-k head has left out what counts
             and can no longer be read. Theirs are empty.
         """
-        allowed = self.allowed_after(nodes)
+        if not isinstance(logits, tuple | np.ndarray):
+            return self._of_gathered(logits, nodes, allowed), np.arange(0)
         if self.forbidden is not None and not is_draft:
             self.forbidden.note(logits, nodes, allowed)
         if not isinstance(logits, tuple):
@@ -110,6 +119,16 @@ class Controls:
         allowed = AllowedAfter.after(nodes, self.constraint)
         self._check_known(allowed)
         return allowed
+
+    def ends_next(self, nodes: Nodes, allowed: AllowedAfter) -> NDArray[np.bool_]:
+        """Return where every path ends with its next token, as far as is known: (num_nodes,) bool.
+
+        allowed: after these nodes.
+        """
+        is_last = allowed.lists_nothing()
+        if self.constraint is not None and hasattr(self.constraint.constraint, "ends_next"):
+            is_last |= self.constraint.constraint.ends_next(self.constraint.states[nodes])
+        return is_last
 
     def processed(
         self, nodes: Nodes, rows: Rows, tokens: Tokens, log_probs: NDArray[np.float64]
@@ -177,6 +196,19 @@ class Controls:
         processed, raw = self._processed(scores, normalizers, candidates)
         if tokens is None and self.constraint is not None:
             processed[~allowed.mask(vocab_size)] = -np.inf
+        return self._listed(candidates, processed, raw)
+
+    def _of_gathered(
+        self, gathered: GatheredLogits, nodes: Nodes, allowed: AllowedAfter
+    ) -> ListedDistributions:
+        """Return distributions of the logits of all allowed tokens."""
+        tokens = allowed.listed()
+        assert tokens is not None  # the engine was told which
+        scores = np.full(tokens.shape, -np.inf)
+        scores[tokens >= 0] = gathered.logits
+        candidates = Candidates(self.paths, nodes, tokens, self.vocab_size)
+        normalizers = checked_normalizers(gathered)
+        processed, raw = self._processed(scores, normalizers, candidates)
         return self._listed(candidates, processed, raw)
 
     def _of_top(
@@ -261,106 +293,6 @@ def controls_of(
     paths = PathTokens(prompt_ids, vocab_size)
     processors = processors_of(config, len(prompt_ids), vocab_size)
     return Controls(config, processors, states, paths)
-
-
-class AllowedAfter:
-    """The tokens that a constraint allows after some nodes, end-of-sequence ids included."""
-
-    def __init__(
-        self, allowed: TokenLists | TokenMasks | None, accepts: NDArray[np.bool_], eos: Tokens
-    ) -> None:
-        self._allowed = allowed
-        self._accepts = accepts
-        self._eos = eos
-
-    @classmethod
-    def after(cls, nodes: Nodes, states: ConstraintStates | None) -> AllowedAfter:
-        """Return those of a constraint's states at ``nodes``, all tokens without a constraint."""
-        if states is None:
-            return cls(None, np.zeros(len(nodes), dtype=np.bool_), np.arange(0))
-        at_nodes, constraint = states.states[nodes], states.constraint
-        return cls(constraint.allowed(at_nodes), constraint.accepts(at_nodes), states.eos)
-
-    def part(self, rows: Rows) -> AllowedAfter:
-        """Return those of some rows."""
-        allowed = self._allowed
-        if isinstance(allowed, TokenMasks):
-            allowed = TokenMasks(allowed.bits[rows])
-        elif isinstance(allowed, TokenLists):
-            begins = allowed.counts.cumsum() - allowed.counts
-            counts = allowed.counts[rows]
-            allowed = TokenLists(allowed.tokens[joined_ranges(begins[rows], counts)], counts)
-        return AllowedAfter(allowed, self._accepts[rows], self._eos)
-
-    @property
-    def listed_tokens(self) -> Tokens:
-        """The tokens of all rows that the constraint lists, (num_tokens,) int64."""
-        return self._allowed.tokens if isinstance(self._allowed, TokenLists) else np.arange(0)
-
-    def listed(self) -> Tokens | None:
-        """Return the tokens as a table, (num_rows, most) int64 with -1 behind the last of a row.
-
-        It has a column even where no row lists a token. None where the constraint lists none.
-        """
-        if not isinstance(self._allowed, TokenLists):
-            return None
-        counts = self._allowed.counts
-        num_columns = int(counts.max(initial=1))
-        table = np.full((len(counts), num_columns + len(self._eos)), -1, dtype=np.int64)
-        table[:, :num_columns][np.arange(num_columns) < counts[:, None]] = self._allowed.tokens
-        table[self._accepts, num_columns:] = self._eos
-        return table
-
-    def tokens_by_row(self, vocab_size: int) -> tuple[Rows, Tokens]:
-        """Return the row and the id of every token allowed, (n,) int64 each; of a constraint."""
-        if isinstance(self._allowed, TokenMasks):
-            rows, tokens = self.mask(vocab_size).nonzero()
-            return rows, tokens
-        table = self.listed()
-        assert table is not None  # of a constraint that lists
-        is_token = table >= 0
-        return is_token.nonzero()[0], table[is_token]
-
-    def mask(self, vocab_size: int) -> NDArray[np.bool_]:
-        """Return which tokens are allowed, (num_rows, vocab_size) bool; of a constraint by bits."""
-        assert isinstance(self._allowed, TokenMasks)  # others are listed
-        bits = np.unpackbits(
-            self._allowed.bits.view(np.uint8), axis=1, count=vocab_size, bitorder="little"
-        ).view(np.bool_)
-        bits[:, self._eos] |= self._accepts[:, None]
-        return bits
-
-    def are_allowed(self, tokens: Tokens) -> NDArray[np.bool_]:
-        """Return which of these are allowed, (num_rows, n) both; -1 is no token."""
-        is_token = tokens >= 0
-        if self._allowed is None:
-            return is_token
-        if isinstance(self._allowed, TokenMasks):
-            words = np.take_along_axis(self._allowed.bits, np.maximum(tokens, 0) >> 5, axis=1)
-            found = (words >> (tokens & 31).astype(np.int32) & 1).astype(np.bool_)
-        else:
-            counts = self._allowed.counts
-            stride = max(int(tokens.max(initial=0)), int(self._allowed.tokens.max(initial=0))) + 1
-            row_of = np.repeat(np.arange(len(counts)), counts)
-            first = np.arange(len(counts))[:, None] * stride
-            found = np.isin(first + tokens, row_of * stride + self._allowed.tokens)
-        return (found | (np.isin(tokens, self._eos) & self._accepts[:, None])) & is_token
-
-    @property
-    def num_tokens(self) -> NDArray[np.int64]:
-        """Tokens allowed in each row, where there is a constraint."""
-        if isinstance(self._allowed, TokenMasks):
-            counts = np.bitwise_count(self._allowed.bits.view(np.uint32)).sum(axis=1)
-        else:
-            assert self._allowed is not None
-            counts = self._allowed.counts
-        return np.asarray(counts + self._accepts * len(self._eos))
-
-    def num_of(self, vocab_size: int) -> NDArray[np.int64]:
-        """Tokens allowed in each row, ``vocab_size`` without a constraint."""
-        if self._allowed is None:
-            return np.full(len(self._accepts), vocab_size)
-        return self.num_tokens
 
 
 def _looked_up(tokens: Tokens, scores: Scores, listed: Tokens) -> Scores:

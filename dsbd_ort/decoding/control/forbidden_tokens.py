@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_ort.decoding.control.path_states import Nodes
-from dsbd_ort.decoding.step_model import Logits
+from dsbd_ort.decoding.step_model import WholeLogits
 from dsbd_ort.decoding.warp import checked_top, largest_columns, log_normalizers_of
 
 MOST_FORBIDDEN = 3
@@ -32,7 +32,7 @@ class ForbiddenTokens:
     def __init__(self) -> None:
         self._noted: dict[int, Forbidden] = {}
 
-    def note(self, logits: Logits, nodes: Nodes, allowed: Allows) -> None:
+    def note(self, logits: WholeLogits, nodes: Nodes, allowed: Allows) -> None:
         """Note the forbidden ones of the likeliest tokens after nodes, of the target."""
         tokens, log_probs = _likeliest(logits)
         is_forbidden = ~allowed.are_allowed(tokens)
@@ -52,7 +52,7 @@ class ForbiddenTokens:
         return noted
 
 
-def _likeliest(logits: Logits) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+def _likeliest(logits: WholeLogits) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Return the most probable tokens of each row and their raw log-probabilities."""
     if isinstance(logits, tuple):
         tokens, scores, normalizers = checked_top(logits)

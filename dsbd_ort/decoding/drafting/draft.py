@@ -86,11 +86,37 @@ TakesAll = Callable[[int, int], bool]
 that the model chooses, by a call of ``num_rows`` rows; see DraftPolicy.takes_all."""
 
 
-class Drafter(Protocol):
-    """Gives the distributions that a layer is drafted from. ``ForestCache`` is one."""
+MOST_FORCED_LAYERS = 4
+"""Of one draft, beside those that its policy chooses: bounds the rows of a request."""
 
-    def look_up(self, nodes: Nodes, takes_all: TakesAll) -> int:
-        """Begin a layer below these nodes; return how many rows of the model it needs."""
+
+@dataclass(frozen=True, slots=True)
+class LayerNeeds:
+    """What is known of a layer before it is drafted.
+
+    Attributes:
+        num_rows: rows of the model that it needs.
+        is_forced: whether the constraint leaves one token to every path that has not ended.
+    """
+
+    num_rows: int
+    is_forced: bool = False
+
+
+class Drafter(Protocol):
+    """Gives the distributions that a layer is drafted from. ``ForestCache`` is one.
+
+    Attributes:
+        forces: whether layers may be forced, so that it has to be looked what they need.
+    """
+
+    forces: bool
+
+    def look_up(self, nodes: Nodes, takes_all: TakesAll) -> LayerNeeds | None:
+        """Begin a layer below these nodes; None where every path ends with its next token.
+
+        Such a layer has nothing to verify: the target selects it from the distributions above.
+        """
 
     def compute(self, nodes: Nodes) -> EngineCalls[None]:
         """Make that call."""
@@ -130,36 +156,54 @@ class DraftPolicy(Protocol):
         depth: of the layer, counted from the prompt.
         """
 
+    def choose_forced(self, joint: JointDistribution) -> NDArray[np.int64]:
+        """Return all candidates of a forced layer where these are worth their rows, else none.
+
+        If the layer before is accepted, so is this one: it saves a call of the target.
+        """
+
     def observe(self, iteration: Iteration) -> None:
         """Learn from an iteration."""
 
 
 class FixedDraftPolicy:
-    """``draft_length`` layers of ``draft_beams`` candidates each."""
+    """``draft_length`` layers of ``draft_beams`` candidates each, and what is forced."""
 
     def __init__(self, layer_widths: tuple[int, ...], propose: Propose) -> None:
         self._layer_widths = layer_widths
         self._propose = propose
         self._layer = 0
-        self._num_layers = 0
+        self._num_forced = 0
+        self._most_layers = 0
 
     def begin(self, num_pending: int, most_layers: int) -> None:
         """See DraftPolicy.begin."""
-        self._layer, self._num_layers = 0, min(len(self._layer_widths), most_layers)
+        self._layer, self._num_forced, self._most_layers = 0, 0, most_layers
 
     def takes_all(self, num_candidates: int, num_rows: int) -> bool:
         """See DraftPolicy.takes_all; as many are drafted in any case."""
-        return self._layer < self._num_layers and num_candidates <= self._layer_widths[self._layer]
+        return self.wants_layer(num_rows) and num_candidates <= self._layer_widths[self._layer]
 
     def wants_layer(self, num_rows: int) -> bool:
         """See DraftPolicy.wants_layer."""
-        return self._layer < self._num_layers
+        return self._layer < len(self._layer_widths) and self._has_layers_left
+
+    @property
+    def _has_layers_left(self) -> bool:
+        return self._layer + self._num_forced < self._most_layers
 
     def choose(self, joint: JointDistribution, depth: int) -> NDArray[np.int64]:
         """See DraftPolicy.choose."""
         drawn = self._propose(joint, self._layer_widths[self._layer], depth)
         self._layer += 1
         return drawn
+
+    def choose_forced(self, joint: JointDistribution) -> NDArray[np.int64]:
+        """See DraftPolicy.choose_forced."""
+        if self._num_forced == MOST_FORCED_LAYERS or not self._has_layers_left:
+            return np.arange(0)
+        self._num_forced += 1
+        return np.arange(len(joint.tokens))
 
     def observe(self, iteration: Iteration) -> None:
         """Learn nothing: the numbers are given."""
@@ -194,14 +238,22 @@ def draft_forest(
     """
     layers: list[DraftLayer] = []
     nodes, log_u, copies = beams.nodes, beams.log_weights, beams.copies
-    while policy.wants_layer(0) and not forest.are_absorbing(nodes):
-        if not policy.wants_layer(drafter.look_up(nodes, policy.takes_all)):
+    while not forest.are_absorbing(nodes):
+        if not drafter.forces and not policy.wants_layer(0):
+            break
+        needs = drafter.look_up(nodes, policy.takes_all)
+        if needs is None:
+            break
+        is_forced = needs.is_forced and not keeps_distributions  # else drawn as they are
+        if not is_forced and not policy.wants_layer(needs.num_rows):
             break
         yield from drafter.compute(nodes)
         joint = drafter.joint(nodes, log_u, copies)
         if not len(joint.tokens):  # none is known, or processors and constraint leave none
             break
-        drawn = policy.choose(joint, depth + len(layers))
+        drawn = (
+            policy.choose_forced(joint) if is_forced else policy.choose(joint, depth + len(layers))
+        )
         if not len(drawn):
             break
         distinct, copies = distinct_in_order(drawn) if repeats else (drawn, None)

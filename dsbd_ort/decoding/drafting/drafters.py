@@ -2,7 +2,8 @@
 
 With an output that does not depend on the draft, anything that gives a distribution over the next
 tokens of a path may draft. For every path the first that knows it is asked: the constraint, where
-it leaves one token or the whole layer is worth drafting; the n-gram drafter; the draft model.
+it leaves one token, where nothing can follow the next one, or where the whole layer is worth
+drafting; the n-gram drafter; the draft model.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from dsbd_ort.decoding.control.allowed_after import AllowedAfter
 from dsbd_ort.decoding.control.controls import Controls
-from dsbd_ort.decoding.drafting.draft import Iteration, Proposer, TakesAll
+from dsbd_ort.decoding.drafting.draft import Iteration, LayerNeeds, Proposer, TakesAll
 from dsbd_ort.decoding.drafting.ngram import NGramDrafter
 from dsbd_ort.decoding.forest import Forest, Nodes
 from dsbd_ort.decoding.forest_cache import ForestCache
@@ -60,7 +62,11 @@ class Proposers:
 
 
 class ChainedDrafter:
-    """Asks the constraint, the n-gram drafter and the model, for each path the first that knows."""
+    """Asks the constraint, the n-gram drafter and the model, for each path the first that knows.
+
+    Attributes:
+        forces: see Drafter.
+    """
 
     def __init__(
         self,
@@ -68,28 +74,46 @@ class ChainedDrafter:
         controls: Controls | None,
         ngram: NGramDrafter | None,
         model: ForestCache | None,
+        *,
         proposers: Proposers | None = None,
+        proposes_ends: bool = True,
     ) -> None:
-        """Take the drafters there are; ``proposers`` notes who proposed without the model."""
+        """Take the drafters there are.
+
+        proposers: notes who proposed without the model.
+        proposes_ends: whether the constraint may speak for paths that end with their next token,
+            as if all tokens were as likely: not where the draft's distributions are read.
+        """
+        self.forces = controls is not None and controls.constraint is not None
         self._forest = forest
+        self._proposes_ends = proposes_ends
         self._controls = controls
         self._ngram = ngram
         self._model = model
         self._proposers = proposers
         self._layer: _Proposed | None = None
 
-    def look_up(self, nodes: Nodes, takes_all: TakesAll) -> int:
+    def look_up(self, nodes: Nodes, takes_all: TakesAll) -> LayerNeeds | None:
         """See Drafter.look_up."""
         lists = _Lists(len(nodes))
         if self._forest.has_ends:
             ended = self._forest.is_absorbing[nodes].nonzero()[0]
             lists.extend(ended, np.full(len(ended), STAY), np.zeros(len(ended)))
+        is_forced = False
         if self._controls is not None and self._controls.constraint is not None:
-            self._ask_constraint(lists, nodes, takes_all)
+            open_beams = lists.open_beams()
+            allowed = self._controls.allowed_after(nodes[open_beams])
+            ends_next = self._controls.ends_next(nodes[open_beams], allowed)
+            if ends_next.all():
+                return None
+            is_forced = bool((allowed.num_tokens == 1).all())
+            ends_next &= self._proposes_ends
+            self._ask_constraint(lists, nodes[open_beams], allowed, ends_next, takes_all)
         if self._ngram is not None:
             self._ask_ngram(lists, nodes)
         self._layer = lists.proposed()
-        return 0 if self._model is None else int(np.count_nonzero(~self._layer.is_known))
+        num_rows = 0 if self._model is None else int(np.count_nonzero(~self._layer.is_known))
+        return LayerNeeds(num_rows, is_forced)
 
     def compute(self, nodes: Nodes) -> EngineCalls[None]:
         """See Drafter.compute."""
@@ -122,23 +146,28 @@ class ChainedDrafter:
             for beams in iteration.committed:
                 self._ngram.learn(beams.nodes[self._forest.is_absorbing[beams.nodes] == 0])
 
-    def _ask_constraint(self, lists: _Lists, nodes: Nodes, takes_all: TakesAll) -> None:
-        """Propose what the constraint allows: where that is one token, or if all of it pays."""
+    def _ask_constraint(
+        self,
+        lists: _Lists,
+        open_nodes: Nodes,
+        allowed: AllowedAfter,
+        ends_next: NDArray[np.bool_],
+        takes_all: TakesAll,
+    ) -> None:
+        """Propose what the constraint allows: one token, the last ones, or if all of it pays."""
         assert self._controls is not None
-        open_beams = lists.open_beams()
-        allowed = self._controls.allowed_after(nodes[open_beams])
-        counts = allowed.num_tokens
+        open_beams, counts = lists.open_beams(), allowed.num_tokens
         num_candidates = int(counts.sum())
         if num_candidates and takes_all(num_candidates, len(open_beams)):
             asked = np.arange(len(open_beams))
         else:
-            asked = (counts == 1).nonzero()[0]
+            asked = ((counts == 1) | (ends_next & (counts > 0))).nonzero()[0]
         if not len(asked):
             return
         rows, tokens = allowed.part(asked).tokens_by_row(self._controls.vocab_size)
         lists.extend(open_beams[asked[rows]], tokens, -np.log(counts[asked[rows]]))
         if self._proposers is not None:
-            self._proposers.note(nodes[open_beams[asked]], "constraint")
+            self._proposers.note(open_nodes[asked], "constraint")
 
     def _ask_ngram(self, lists: _Lists, nodes: Nodes) -> None:
         """Propose what followed before; without a model nothing, where nothing is known."""

@@ -23,96 +23,26 @@ more there are, the more a row costs beside the call, and the less is drafted.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_ort.decoding.drafting.cost_curve import (
-    FREE,
-    Costs,
-    EngineCosts,
-    LoopCost,
-    never_falling,
+from dsbd_ort.decoding.drafting.acceptance import (
+    FIRST_PROBE,
+    LAST_PROBE,
+    AcceptanceEstimator,
 )
-from dsbd_ort.decoding.drafting.draft import Iteration, Scores
+from dsbd_ort.decoding.drafting.cost_curve import FREE, Costs, EngineCosts
+from dsbd_ort.decoding.drafting.draft import MOST_FORCED_LAYERS, Iteration, Scores
 from dsbd_ort.decoding.forest import Forest, Nodes
 from dsbd_ort.decoding.joint_distribution import STAY, JointDistribution, best_candidates
 
 Floats = NDArray[np.float64]
 _RATE_MEMORY = 0.9
 _LOOK_AHEAD = 6
-_GAP_EDGES = np.array([0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.8, 1.0, 1.3, 1.6, 2.0, 2.5, 3.0, 4.0, 6.0])
-_GAP_CENTRES = np.concatenate([_GAP_EDGES - 0.5 * np.diff(_GAP_EDGES, prepend=0.0), [8.0]])
-_FIRST_GUESS = 1.0 - 0.5 * np.exp(-_GAP_CENTRES)  # half without a gap, more the wider the gap
-_GUESS_WEIGHT = 2.0  # observations that the first guess counts for, always
-_MEMORY = 0.985  # weight that a layer's observations keep after another
-_REST = 7
-FIRST_PROBE, LAST_PROBE = 8, 64  # iterations without a draft after which one layer is tried
-
-
-@dataclass
-class AcceptanceEstimator:
-    """How often a gap was enough, and how fast tokens are committed; kept from request to request.
-
-    Attributes:
-        enough, seen: (2, num_bins) float64. Weighted layers, by gap, that were accepted, and all:
-            of first layers of a draft, and of those behind an accepted one, which are harder.
-        rates: (2, num_bins) float64. What follows from them: a wider gap is never worse.
-        tokens, calls: committed, and the time spent in target calls of one row, the latest
-            counting most; their ratio is lambda, whatever the calls are found to cost.
-        acceptance, rows: running means of what chosen layers promised and held.
-        is_stale: whether more was learned since ``rates`` were taken.
-        num_without, probe_after: iterations without a draft, and after how many to try one.
-        loop: what the loop itself costs in requests of these settings.
-    """
-
-    enough: Floats
-    seen: Floats
-    rates: Floats
-    tokens: float = 0.0
-    calls: float = 0.0
-    acceptance: float = 0.7
-    rows: float = 0.0
-    is_stale: bool = False
-    num_without: int = 0
-    probe_after: int = FIRST_PROBE
-    loop: LoopCost = field(default_factory=LoopCost)
-
-    @classmethod
-    def initial(cls) -> AcceptanceEstimator:
-        """Return what is known before the first layer."""
-        rates = np.tile(_FIRST_GUESS, (2, 1))
-        seen = np.full(rates.shape, _GUESS_WEIGHT)
-        return cls(enough=seen * rates, seen=seen, rates=rates)
-
-    def accepted(self, gaps: Floats, depth: int) -> Floats:
-        """Return the estimated probability that a layer with this gap is accepted.
-
-        depth: drafted layers before it.
-        """
-        rates: Floats = self.rates[min(depth, 1)][_GAP_EDGES.searchsorted(gaps)]
-        return rates
-
-    def learn(self, gaps: Floats, was_enough: NDArray[np.bool_], depth: int) -> None:
-        """Count one layer: for every width it might have had, the gap and whether it was enough."""
-        kind, size = min(depth, 1), self.seen.shape[1]
-        bins = _GAP_EDGES.searchsorted(gaps)
-        enough, seen = self.enough[kind], self.seen[kind]
-        enough += (1.0 - _MEMORY) * (_GUESS_WEIGHT * _FIRST_GUESS - enough)
-        seen += (1.0 - _MEMORY) * (_GUESS_WEIGHT - seen)
-        enough += np.bincount(bins, was_enough, minlength=size)
-        seen += np.bincount(bins, minlength=size)
-        self.is_stale = True
-
-    def refresh(self) -> None:
-        """Bring ``rates`` up to date with what was learned."""
-        if self.is_stale:
-            for kind, (enough, seen) in enumerate(zip(self.enough, self.seen, strict=True)):
-                # Else the best of many noisy rates would be believed.
-                self.rates[kind] = never_falling(enough, seen)
-            self.is_stale = False
+_REST = 7  # iterations
 
 
 @dataclass(frozen=True)
@@ -181,7 +111,8 @@ class ThroughputDraftPolicy:
         self._most_layers = most_layers
         self._most_beams = most_beams
         self._is_resting, self._num_to_rest = False, 0
-        self._layers: list[_Layer] = []
+        self._layers: list[_Layer | None] = []  # None: a forced one
+        self._num_forced = 0
         self._num_rows = self._limit = 0
         self._reach = self._seconds = self._token_seconds = self._layer_seconds = 0.0
         self._is_probe = False
@@ -195,7 +126,7 @@ class ThroughputDraftPolicy:
             self._limit = 0
             return
         self._began, self._drafting = self._host_seconds(), 0.0
-        self._layers = []
+        self._layers, self._num_forced = [], 0
         self._take_share()
         estimator = self._estimator
         estimator.refresh()
@@ -272,6 +203,26 @@ class ThroughputDraftPolicy:
         self._parent_deficits = deficits[taken]
         return taken
 
+    def choose_forced(self, joint: JointDistribution) -> NDArray[np.int64]:
+        """See DraftPolicy.choose_forced.
+
+        Reached with probability ``reach``, a call of its own is saved; else its rows are in vain.
+        """
+        seconds, last = self._target_seconds, len(self._target_seconds) - 1
+        num_new = int(np.count_nonzero(joint.tokens != STAY))
+        more = float(seconds[min(self._num_rows + num_new, last)] - seconds[self._num_rows])
+        is_worth_it = self._reach * float(seconds[min(num_new, last)]) > more
+        is_limit = len(self._layers) >= self._limit or self._num_forced == MOST_FORCED_LAYERS
+        if is_limit or not is_worth_it:
+            return np.arange(0)
+        self._num_forced += 1
+        self._layers.append(None)
+        self._num_rows = min(self._num_rows + num_new, last)
+        self._seconds += more
+        if self._parent_deficits is not None:
+            self._parent_deficits = self._parent_deficits[joint.parents]
+        return np.arange(len(joint.tokens))
+
     def observe(self, iteration: Iteration) -> None:
         """See DraftPolicy.observe."""
         estimator = self._estimator
@@ -281,6 +232,8 @@ class ThroughputDraftPolicy:
         for depth, (layer, beams) in enumerate(
             zip(self._layers, iteration.committed, strict=False)
         ):
+            if layer is None:
+                continue
             if not len(beams.nodes):  # all that was selected has ended: no width was tested
                 break
             taken = _candidate_ids(self._forest, layer.nodes, beams.nodes)
@@ -359,7 +312,7 @@ class ThroughputDraftPolicy:
         about; earlier that would keep from learning what a draft is worth.
         """
         estimator = self._estimator
-        if not self._layers:
+        if len(self._layers) == self._num_forced:
             estimator.num_without += 1
             if self._may_rest and estimator.probe_after == LAST_PROBE:
                 self._num_to_rest = _REST

@@ -1,0 +1,134 @@
+"""The tokens that a constraint allows after the nodes of a forest."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsbd_ort.decoding.control.constraint import TokenLists, TokenMasks
+from dsbd_ort.decoding.control.path_states import ConstraintStates, Nodes, Tokens
+from dsbd_ort.decoding.distribution import joined_ranges
+from dsbd_ort.decoding.step_model import Gather
+
+Rows = NDArray[np.int64]
+
+
+class AllowedAfter:
+    """The tokens that a constraint allows after some nodes, end-of-sequence ids included."""
+
+    def __init__(
+        self, allowed: TokenLists | TokenMasks | None, accepts: NDArray[np.bool_], eos: Tokens
+    ) -> None:
+        self._allowed = allowed
+        self._accepts = accepts
+        self._eos = eos
+
+    @classmethod
+    def after(cls, nodes: Nodes, states: ConstraintStates | None) -> AllowedAfter:
+        """Return those of a constraint's states at ``nodes``, all tokens without a constraint."""
+        if states is None:
+            return cls(None, np.zeros(len(nodes), dtype=np.bool_), np.arange(0))
+        at_nodes, constraint = states.states[nodes], states.constraint
+        return cls(constraint.allowed(at_nodes), constraint.accepts(at_nodes), states.eos)
+
+    def part(self, rows: Rows) -> AllowedAfter:
+        """Return those of some rows."""
+        allowed = self._allowed
+        if isinstance(allowed, TokenMasks):
+            allowed = TokenMasks(allowed.bits[rows])
+        elif isinstance(allowed, TokenLists):
+            begins = allowed.counts.cumsum() - allowed.counts
+            counts = allowed.counts[rows]
+            allowed = TokenLists(allowed.tokens[joined_ranges(begins[rows], counts)], counts)
+        return AllowedAfter(allowed, self._accepts[rows], self._eos)
+
+    @property
+    def lists(self) -> bool:
+        """Whether there is a constraint that lists what it allows."""
+        return isinstance(self._allowed, TokenLists)
+
+    def lists_nothing(self) -> NDArray[np.bool_]:
+        """Return the rows without a listed token, so only with the end: (num_rows,) bool."""
+        if isinstance(self._allowed, TokenLists):
+            is_empty: NDArray[np.bool_] = self._allowed.counts == 0
+            return is_empty
+        return np.zeros(len(self._accepts), dtype=np.bool_)
+
+    def pairs(self) -> Gather:
+        """Return row and token of all that is allowed, row by row; of a constraint that lists."""
+        table = self.listed()
+        assert table is not None
+        is_token = table >= 0
+        return is_token.nonzero()[0], table[is_token]
+
+    @property
+    def num_pairs(self) -> int:
+        """Number of the pairs."""
+        return int(self.num_tokens.sum())
+
+    @property
+    def listed_tokens(self) -> Tokens:
+        """The tokens of all rows that the constraint lists, (num_tokens,) int64."""
+        return self._allowed.tokens if isinstance(self._allowed, TokenLists) else np.arange(0)
+
+    def listed(self) -> Tokens | None:
+        """Return the tokens as a table, (num_rows, most) int64 with -1 behind the last of a row.
+
+        It has a column even where no row lists a token. None where the constraint lists none.
+        """
+        if not isinstance(self._allowed, TokenLists):
+            return None
+        counts = self._allowed.counts
+        num_columns = int(counts.max(initial=1))
+        table = np.full((len(counts), num_columns + len(self._eos)), -1, dtype=np.int64)
+        table[:, :num_columns][np.arange(num_columns) < counts[:, None]] = self._allowed.tokens
+        table[self._accepts, num_columns:] = self._eos
+        return table
+
+    def tokens_by_row(self, vocab_size: int) -> tuple[Rows, Tokens]:
+        """Return the row and the id of every token allowed, (n,) int64 each; of a constraint."""
+        if isinstance(self._allowed, TokenMasks):
+            rows, tokens = self.mask(vocab_size).nonzero()
+            return rows, tokens
+        return self.pairs()
+
+    def mask(self, vocab_size: int) -> NDArray[np.bool_]:
+        """Return which tokens are allowed, (num_rows, vocab_size) bool; of a constraint by bits."""
+        assert isinstance(self._allowed, TokenMasks)  # others are listed
+        bits = np.unpackbits(
+            self._allowed.bits.view(np.uint8), axis=1, count=vocab_size, bitorder="little"
+        ).view(np.bool_)
+        bits[:, self._eos] |= self._accepts[:, None]
+        return bits
+
+    def are_allowed(self, tokens: Tokens) -> NDArray[np.bool_]:
+        """Return which of these are allowed, (num_rows, n) both; -1 is no token."""
+        is_token = tokens >= 0
+        if self._allowed is None:
+            return is_token
+        if isinstance(self._allowed, TokenMasks):
+            words = np.take_along_axis(self._allowed.bits, np.maximum(tokens, 0) >> 5, axis=1)
+            found = (words >> (tokens & 31).astype(np.int32) & 1).astype(np.bool_)
+        else:
+            counts = self._allowed.counts
+            stride = max(int(tokens.max(initial=0)), int(self._allowed.tokens.max(initial=0))) + 1
+            row_of = np.repeat(np.arange(len(counts)), counts)
+            first = np.arange(len(counts))[:, None] * stride
+            found = np.isin(first + tokens, row_of * stride + self._allowed.tokens)
+        return (found | (np.isin(tokens, self._eos) & self._accepts[:, None])) & is_token
+
+    @property
+    def num_tokens(self) -> NDArray[np.int64]:
+        """Tokens allowed in each row, where there is a constraint."""
+        if isinstance(self._allowed, TokenMasks):
+            counts = np.bitwise_count(self._allowed.bits.view(np.uint32)).sum(axis=1)
+        else:
+            assert self._allowed is not None
+            counts = self._allowed.counts
+        return np.asarray(counts + self._accepts * len(self._eos))
+
+    def num_of(self, vocab_size: int) -> NDArray[np.int64]:
+        """Tokens allowed in each row, ``vocab_size`` without a constraint."""
+        if self._allowed is None:
+            return np.full(len(self._accepts), vocab_size)
+        return self.num_tokens

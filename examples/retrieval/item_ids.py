@@ -1,0 +1,71 @@
+"""Ids of documents by hierarchical clustering: like documents have ids that begin alike.
+
+Documents are clustered by their words, each cluster again until it is small; the last number counts
+within it. So an id has as many numbers as its region is dense, and no id begins another.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+_DIMENSIONS = 64
+_ROUNDS = 10
+Vectors = NDArray[np.float32]
+
+
+def vectors_of(texts: Sequence[Sequence[str]], seed: int = 0) -> Vectors:
+    """Return a vector of length 1 for each text, (num_texts, 64) float32.
+
+    Words weigh by how rare they are (tf-idf); a random projection keeps their similarities.
+    """
+    frequencies = Counter(word for text in texts for word in set(text))
+    index = {word: i for i, word in enumerate(sorted(frequencies))}
+    rng = np.random.default_rng(seed)
+    of_words = rng.standard_normal((len(index), _DIMENSIONS), dtype=np.float32)
+    counts = np.array([frequencies[word] for word in index], dtype=np.float32)
+    of_words *= np.log((1 + len(texts)) / (1 + counts))[:, None]
+    found = np.zeros((len(texts), _DIMENSIONS), dtype=np.float32)
+    for row, text in enumerate(texts):
+        found[row] = of_words[[index[word] for word in text]].sum(axis=0)
+    norms = np.linalg.norm(found, axis=1, keepdims=True)
+    normalised: Vectors = found / np.maximum(norms, 1e-9)
+    return normalised
+
+
+def hierarchical_ids(vectors: Vectors, branching: int, seed: int = 0) -> list[tuple[int, ...]]:
+    """Return the id of each vector: numbers below ``branching``, one a level."""
+    ids: list[tuple[int, ...]] = [()] * len(vectors)
+    rng = np.random.default_rng(seed)
+    waiting = [((), np.arange(len(vectors)))]
+    while waiting:
+        prefix, members = waiting.pop()
+        if len(members) <= branching:
+            for number, member in enumerate(members.tolist()):
+                ids[member] = (*prefix, number)
+            continue
+        clusters = _clusters(vectors[members], branching, rng)
+        for cluster in range(branching):
+            inside = members[clusters == cluster]
+            if len(inside):
+                waiting.append(((*prefix, cluster), inside))
+    return ids
+
+
+def _clusters(vectors: Vectors, number: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    """Return the cluster of each vector by k-means, (num_vectors,) int64; at least two clusters."""
+    centres = vectors[rng.choice(len(vectors), size=number, replace=False)]
+    clusters = np.zeros(len(vectors), dtype=np.int64)
+    for _ in range(_ROUNDS):
+        clusters = (vectors @ centres.T).argmax(axis=1)
+        for cluster in range(number):
+            inside = vectors[clusters == cluster]
+            if len(inside):
+                mean = inside.mean(axis=0)
+                centres[cluster] = mean / max(float(np.linalg.norm(mean)), 1e-9)
+    if len(np.unique(clusters)) == 1:  # equal vectors
+        clusters = np.arange(len(vectors)) % number
+    return clusters

@@ -1,0 +1,160 @@
+"""The model: a small Llama that continues a query with the id of a document."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from documents import Document
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+QUERY_ENDS = "<id>"
+"""Behind a query: the id follows."""
+_PAD, _END = "<pad>", "<end>"
+_LONGEST = 48  # tokens of a query or of a part of a document
+_IGNORED = -100  # label of a position without loss
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingOptions:
+    """Sizes and length of the training; ``minutes`` or ``steps`` end it, whichever is first."""
+
+    vocabulary: int = 4096
+    width: int = 192
+    layers: int = 4
+    batch: int = 96
+    minutes: float = 25.0
+    steps: int = 1_000_000
+    learning_rate: float = 2e-3
+    seed: int = 0
+
+
+def id_token(level: int, number: int) -> str:
+    """Return the token of one number of an id."""
+    return f"<{level}:{number}>"
+
+
+def train_tokenizer(
+    documents: Sequence[Document], ids: Sequence[tuple[int, ...]], vocabulary: int
+) -> Tokenizer:
+    """Return a byte-level BPE of the documents' words with a token for every number of an id."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    numbers = sorted({pair for each in ids for pair in enumerate(each)})
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=[_PAD, _END, QUERY_ENDS, *(id_token(*pair) for pair in numbers)],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    texts = (text for each in documents for text in (each.query, " ".join(each.words)))
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+class Examples:
+    """Draws training examples: a text, and the id of the document that it belongs to."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        documents: Sequence[Document],
+        ids: Sequence[tuple[int, ...]],
+        is_held_out: np.ndarray,
+        seed: int,
+    ) -> None:
+        """``is_held_out``: (num_documents,) bool, whose queries are never shown."""
+        self._rng = np.random.default_rng(seed)
+        self._tokenizer = tokenizer
+        self._documents = documents
+        self._queries = np.flatnonzero(~is_held_out)
+        self._answers = [
+            [tokenizer.token_to_id(id_token(*pair)) for pair in enumerate(each)] for each in ids
+        ]
+        self._query_ends = tokenizer.token_to_id(QUERY_ENDS)
+
+    def batch(self, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return tokens and labels, (size, longest) int64 each; half of them are queries."""
+        rows = []
+        for number in range(size):
+            if number % 2 and len(self._queries):
+                index = int(self._rng.choice(self._queries))
+                text = self._documents[index].query
+            else:
+                index = int(self._rng.integers(len(self._documents)))
+                text = self._some_words(self._documents[index].words)
+            tokens = self._tokenizer.encode(text).ids[:_LONGEST]
+            rows.append(([*tokens, self._query_ends], self._answers[index]))
+        longest = max(len(text) + len(answer) for text, answer in rows)
+        inputs = torch.zeros((size, longest), dtype=torch.long)
+        labels = torch.full((size, longest), _IGNORED)
+        for row, (text, answer) in enumerate(rows):
+            whole = torch.tensor([*text, *answer])
+            inputs[row, : len(whole)] = whole
+            labels[row, len(text) : len(whole)] = whole[len(text) :]
+        return inputs, labels
+
+    def _some_words(self, words: Sequence[str]) -> str:
+        """Return some words of a document, as a query has some of them."""
+        number = int(self._rng.integers(3, 16))
+        places = self._rng.permutation(len(words))[:number]
+        return " ".join(words[place] for place in places)
+
+
+def train(tokenizer: Tokenizer, examples: Examples, options: TrainingOptions) -> LlamaForCausalLM:
+    """Return the trained model; prints the loss as it goes."""
+    torch.manual_seed(options.seed)
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=tokenizer.get_vocab_size(),
+            hidden_size=options.width,
+            intermediate_size=3 * options.width,
+            num_hidden_layers=options.layers,
+            num_attention_heads=max(options.width // 32, 1),
+            max_position_embeddings=256,
+            tie_word_embeddings=True,
+            pad_token_id=0,
+            bos_token_id=None,
+            eos_token_id=1,
+        )
+    )
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=options.learning_rate, betas=(0.9, 0.98), weight_decay=0.01
+    )
+    began, mean = time.monotonic(), math.nan
+    for step in range(options.steps):
+        share = max(step / options.steps, (time.monotonic() - began) / (60 * options.minutes))
+        if share >= 1.0:
+            break
+        rate = min(1.0, (step + 1) / 100) * 0.5 * (1 + math.cos(math.pi * share))
+        for group in optimizer.param_groups:
+            group["lr"] = options.learning_rate * rate
+        inputs, labels = examples.batch(options.batch)
+        loss = model(input_ids=inputs, labels=labels).loss
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        mean = loss.item() if math.isnan(mean) else 0.98 * mean + 0.02 * loss.item()
+        if step % 200 == 0:
+            print(f"step {step}, {share:.0%}: {mean:.3f} nats a number", flush=True)
+    return model
+
+
+def save(model: LlamaForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:
+    """Write a checkpoint as Hugging Face lays it out."""
+    model.to(torch.float16).save_pretrained(folder)
+    wrapped = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=_PAD,
+        eos_token=_END,
+        clean_up_tokenization_spaces=False,
+    )
+    wrapped.save_pretrained(folder)

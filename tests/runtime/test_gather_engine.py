@@ -1,0 +1,127 @@
+"""Engines with a gather head: the logits of named tokens, bit for bit those of the dense engine."""
+
+from __future__ import annotations
+
+import tracemalloc
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from dsbd_runtime.causal_lm import CausalLM
+from dsbd_runtime.errors import BundleError, InputError
+from dsbd_runtime.graph import GatheredLogits
+from dsbd_runtime.ort_session import OrtSession
+from tests.runtime.reference import ancestor_mask
+from tests.runtime.tiny_graph import TinyModel, write_engine
+
+DENSE = TinyModel()
+GATHER = replace(DENSE, logits="gather")
+NONE = np.arange(0)
+
+
+def open_model(folder: Path, model: TinyModel) -> CausalLM:
+    path = folder / f"{model.logits}-{model.dtype}.onnx"
+    write_engine(model, path)
+    return CausalLM(OrtSession(path, model.entry(), num_threads=1), model.entry())
+
+
+def chain(num_rows: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
+    rows = np.arange(num_rows)
+    return rows % 256, rows, np.tri(num_rows, dtype=np.bool_)
+
+
+def assert_gathered(
+    found: GatheredLogits,
+    logits: NDArray[np.float32],
+    rows: NDArray[np.int64],
+    ids: NDArray[np.int64],
+) -> None:
+    np.testing.assert_array_equal(found.logits, logits[rows, ids])
+    sums = np.log(np.exp(logits.astype(np.float64)).sum(axis=1))
+    np.testing.assert_allclose(found.logsumexp, sums, rtol=0, atol=5e-6)
+    assert (found.logits.dtype, found.logsumexp.dtype) == (np.float32, np.float32)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+def test_ragged_lists_in_any_order(tmp_path: Path, dtype: str) -> None:
+    dense, gather = (open_model(tmp_path, replace(m, dtype=dtype)) for m in (DENSE, GATHER))
+    step = (np.array([5, 6, 7, 8, 9]), np.array([0, 1, 1, 2, 2]), ancestor_mask([-1, 0, 0, 2, 1]))
+    asked = np.array([4, 1, 0])
+    logits = dense.forward(*step, asked)
+    for rows, ids in (
+        ([0, 0, 0, 2], [0, 257, 9, 3]),  # nothing of row 1
+        ([2, 0, 2, 1], [7, 7, 1, 7]),
+        ([], []),
+    ):
+        gather.keep(NONE)
+        pairs = np.array(rows, np.int64), np.array(ids, np.int64)
+        assert_gathered(gather.forward(*step, asked, pairs), logits, *pairs)
+    assert (gather.gathers_logits, dense.gathers_logits) == (True, False)
+    assert (gather.num_top_logits, gather.keeps_full_logits) == (0, False)
+
+
+def test_without_pairs_it_is_a_dense_engine(tmp_path: Path) -> None:
+    dense, gather = open_model(tmp_path, DENSE), open_model(tmp_path, GATHER)
+    for num_rows, asked in ((3, [2, 0, 0]), (300, [299, 3, 255, 256]), (4, [])):
+        rows = np.array(asked, np.int64)
+        for model in (dense, gather):
+            model.keep(NONE)
+        found = gather.forward(*chain(num_rows), rows)
+        np.testing.assert_array_equal(found, dense.forward(*chain(num_rows), rows))
+        assert found.shape == (len(rows), DENSE.vocab_size)
+
+
+def test_no_logit_rows_give_nothing(tmp_path: Path) -> None:
+    found = open_model(tmp_path, GATHER).forward(*chain(3), NONE, (NONE, NONE))
+    assert found.logits.shape == found.logsumexp.shape == (0,)
+
+
+def test_a_long_forward_runs_in_calls_of_its_own_pairs(tmp_path: Path) -> None:
+    dense, gather = open_model(tmp_path, DENSE), open_model(tmp_path, GATHER)
+    asked = np.array([299, 3, 255, 256, 17])
+    pairs = np.array([4, 0, 1, 3, 2, 0, 1]), np.array([9, 8, 7, 6, 5, 4, 3])
+    logits = dense.forward(*chain(300), asked)
+    assert_gathered(gather.forward(*chain(300), asked, pairs), logits, *pairs)
+
+
+WRONG_PAIRS = [
+    ((np.array([2]), np.array([0])), r"gather_rows\[0\] is 2, expected 0 to 1"),
+    ((np.array([0]), np.array([-1])), r"gather_ids\[0\] is -1, expected 0 to 257"),
+    ((np.array([0, 1]), np.array([1])), r"gather_ids has shape \(1,\), expected \(2,\) as gather"),
+    ((np.array([0]), np.array([1.0])), "gather_ids has shape .* type float64"),
+]
+
+
+@pytest.mark.parametrize(("pairs", "said"), WRONG_PAIRS)
+def test_other_pairs_are_refused(tmp_path: Path, pairs: tuple, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        open_model(tmp_path, GATHER).forward(*chain(3), np.array([0, 1]), pairs)
+
+
+def test_a_gather_needs_the_head(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"no gather head; .* --logits gather"):
+        open_model(tmp_path, DENSE).forward(*chain(3), np.array([0]), (NONE, NONE))
+
+
+def test_manifest_and_head_must_agree(tmp_path: Path) -> None:
+    write_engine(GATHER, tmp_path / "gather.onnx")
+    write_engine(DENSE, tmp_path / "dense.onnx")
+    with pytest.raises(BundleError, match=r"has an input gather_rows that the manifest excludes"):
+        OrtSession(tmp_path / "gather.onnx", DENSE.entry())
+    with pytest.raises(BundleError, match="lacks the input gather_rows"):
+        OrtSession(tmp_path / "dense.onnx", GATHER.entry())
+
+
+def test_no_gather_takes_an_array_of_the_vocabularys_size(tmp_path: Path) -> None:
+    large = replace(GATHER, vocab_size=50_000, num_layers=1, num_kv_heads=1, context_length=512)
+    with open_model(tmp_path, large) as model:
+        for peak_limit in (None, large.vocab_size * 2):  # the first call takes the engine's buffer
+            model.keep(NONE)
+            tracemalloc.start()
+            model.forward(*chain(8), np.arange(8), (np.repeat(np.arange(8), 50), np.arange(400)))
+            peak = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+            assert peak_limit is None or peak < peak_limit
