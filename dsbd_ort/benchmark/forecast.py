@@ -14,9 +14,10 @@ from contextlib import ExitStack
 
 import numpy as np
 
+from dsbd_ort.benchmark.prompts import BenchmarkError
 from dsbd_ort.decoding import DecodingConfig, StepModel, decode_iterations, result_of
 from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
-from dsbd_ort.decoding.drafting.cost_curve import EngineCosts, measure_costs
+from dsbd_ort.decoding.drafting.cost_curve import MEASURED_ROWS, EngineCosts, measure_costs
 from dsbd_ort.decoding.step_model import Role
 from dsbd_runtime.bundle import Bundle
 from dsbd_runtime.draft_record import ExpectedSpeed
@@ -52,7 +53,15 @@ def forecast(bundle: Bundle, prompts: Sequence[Sequence[int]]) -> list[ExpectedS
     """Return what to expect of a bundle's draft at each of ``WIDTHS``, on the CPU.
 
     prompts: token ids, of which some are continued.
+
+    Raises:
+        BenchmarkError: the context does not hold the calls that are measured.
     """
+    if bundle.context_length < MEASURED_ROWS[-1]:
+        raise BenchmarkError(
+            f"{bundle.path} has a context of {bundle.context_length} tokens, the costs of calls "
+            f"are measured with up to {MEASURED_ROWS[-1]} rows; leave the speed out (--no-speed)"
+        )
     room = bundle.context_length - max(map(len, prompts))
     with ExitStack() as stack:
         target, draft = load_pair(bundle)

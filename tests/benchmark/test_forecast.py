@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 
 from dsbd_ort.benchmark.forecast import WIDTHS, PricedCalls, forecast, forecasts
+from dsbd_ort.benchmark.prompts import BenchmarkError
 from dsbd_ort.decoding import TableModel
 from dsbd_ort.decoding.drafting.cost_curve import FREE, CostCurve, EngineCosts
 from dsbd_runtime.bundle import open_bundle
 from tests.decoding.tables import random_table
+from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle
 
 VOCAB_SIZE, NEW_TOKENS = 12, 30
 ANY_ROWS = CostCurve((1, 2), (1.0, 1.0))  # one second a call
@@ -52,6 +54,13 @@ def test_calls_are_priced_by_their_rows():
     calls.observe("target", 2, 99.0)
     calls.observe("draft", 4, 99.0)
     assert calls.seconds == pytest.approx(1.5 + 0.4)
+
+
+def test_a_context_too_short_to_measure_is_refused(tmp_path):
+    short = TinyModel(context_length=40)
+    write_tiny_bundle(tmp_path / "short", target=short, draft=short)
+    with pytest.raises(BenchmarkError, match=r"context of 40 tokens, .* 48 rows; leave the speed"):
+        forecast(open_bundle(tmp_path / "short"), PROMPTS)
 
 
 def test_the_engines_of_a_bundle(tiny_bundle):

@@ -13,7 +13,7 @@ from dsbd_export.distill.draft_run import distill
 from dsbd_runtime.draft_record import DraftRecord
 from scripts.family_checkpoints import VOCAB_SIZE, write_checkpoint
 
-CONTEXT = 32
+CONTEXT = 64
 STEPS = 60
 TARGET = LlamaConfig(
     vocab_size=VOCAB_SIZE,

@@ -19,6 +19,7 @@ from dsbd_export.distill.draft_model import (
 )
 from dsbd_export.errors import ExportError
 from scripts.family_checkpoints import write_family_checkpoint
+from tests.distill.conftest import CONTEXT
 
 SHAPES = [  # (parameters, of the target, vocabulary, hidden size, layers)
     (1_500_000, 5_475_584, 4096, 160, 3),
@@ -85,7 +86,7 @@ def test_a_new_draft_has_the_targets_tokens_and_context(target):
     draft = new_draft(model, checkpoint, shape, seed=3)
     config = draft.config
     assert draft.num_parameters() == shape.num_parameters(checkpoint.vocab_size)
-    assert (config.vocab_size, config.max_position_embeddings) == (300, 32)
+    assert (config.vocab_size, config.max_position_embeddings) == (300, CONTEXT)
     assert (config.bos_token_id, config.eos_token_id) == (0, [1])
     again = new_draft(model, checkpoint, shape, seed=3).state_dict()
     assert all(torch.equal(value, again[name]) for name, value in draft.state_dict().items())

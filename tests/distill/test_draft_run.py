@@ -24,7 +24,7 @@ from dsbd_export.pipeline import export_bundle
 from dsbd_ort.pipeline import Pipeline
 from dsbd_runtime.bundle import open_bundle
 from dsbd_runtime.draft_record import RECORD_FILE, ExpectedSpeed, read_record
-from tests.distill.conftest import STEPS, config_of, write_texts
+from tests.distill.conftest import CONTEXT, STEPS, config_of, write_texts
 
 KILLED = """
 import signal, sys
@@ -92,7 +92,7 @@ def test_the_draft_exports_beside_its_target_and_into_a_bundle(distilled, target
     export_draft(DraftConfig(bundle=tmp_path / "alone", draft=draft), report=lambda _: None)
     for folder in (tmp_path / "pair", tmp_path / "alone"):
         bundle = open_bundle(folder, verify=True)
-        assert bundle.roles == ("target", "draft") and bundle.context_length == 32
+        assert bundle.roles == ("target", "draft") and bundle.context_length == CONTEXT
         assert f"draft/{RECORD_FILE}" in bundle.manifest.files
         assert read_record(folder / "draft" / RECORD_FILE) == distilled.record
         with Pipeline.from_bundle(bundle.path) as pipeline:
@@ -166,7 +166,7 @@ def test_speeds_join_the_record(target, texts, tmp_path):
     config = config_of(target, texts, tmp_path / "draft", steps=2)
     record, _ = run(config, measure_speed=measure)
     assert record.speeds == speeds == read_record(config.output / RECORD_FILE).speeds
-    assert seen[0].prompts.shape == (256, 16) and seen[0].target == target
+    assert seen[0].prompts.shape == (256, CONTEXT // 2) and seen[0].target == target
 
 
 def test_where_speeds_cannot_be_measured_the_training_is_not_lost(target, texts, tmp_path):
