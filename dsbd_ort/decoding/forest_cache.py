@@ -120,7 +120,10 @@ class ForestCache:
                 is_prefill=True,
                 reads_full_logits=bool(scorer and view.kv.num_top_logits),
             )
-            self._read(logits, len(logit_rows))
+            if scorer or isinstance(logits, tuple | np.ndarray):
+                self._read(logits, len(logit_rows))
+            else:  # beside calls that gather
+                self._num_calls += 1
             if scorer:
                 scorer.append(cast(WholeLogits, logits))
             view.prefix.tokens = tokens[: start + len(chunk)]

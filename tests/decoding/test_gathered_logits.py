@@ -58,12 +58,18 @@ def gathering() -> tuple[GatherTable, GatherTable]:
     return GatherTable(VOCAB, TARGET), GatherTable(VOCAB, DRAFT)
 
 
-def decoded(models: tuple[Any, Any], config: DecodingConfig, seed: int, **others: Any) -> Any:
+def decoded(
+    models: tuple[Any, Any],
+    config: DecodingConfig,
+    seed: int,
+    prompt: tuple[int, ...] = PROMPT,
+    **others: Any,
+) -> Any:
     draft = models[1] if config.has_draft_model else None
     rng = np.random.default_rng(seed)
     if config.draft_policy == "throughput":
         others["costs"] = COSTS
-    return result_of(decode_iterations(models[0], draft, PROMPT, config, rng, **others))
+    return result_of(decode_iterations(models[0], draft, prompt, config, rng, **others))
 
 
 @pytest.mark.parametrize("end", ["leaf", "eos"])
@@ -125,14 +131,15 @@ def test_shared_calls_give_each_what_it_would_get_alone() -> None:
     configs = [config.settled(costs_are_known=False) for config in [*configs, whole, *configs]]
     models = gathering()
     decoder = BatchedDecoder(*models)
+    prompts = [(seed % VOCAB, *PROMPT * (1 + seed % 3)) for seed in range(len(configs))]
     requests = [
-        DecodingRequest(prompt_ids=PROMPT, config=config, rng=np.random.default_rng(seed))
-        for seed, config in enumerate(configs)
+        DecodingRequest(prompt_ids=prompt, config=config, rng=np.random.default_rng(seed))
+        for seed, (prompt, config) in enumerate(zip(prompts, configs, strict=True))
     ]
     results = decoded_together(decoder, requests, most_live=5)
     assert models[0].num_whole_rows > 0 < sum(models[0].num_pairs)
     for seed, (config, result) in enumerate(zip(configs, results, strict=True)):
-        alone = decoded(gathering(), config, seed)
+        alone = decoded(gathering(), config, seed, prompts[seed])
         assert result.sequences == alone.sequences, config
 
 
