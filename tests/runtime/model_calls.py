@@ -1,0 +1,61 @@
+"""Calls of a CausalLM of any head, and whether two of its answers are the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsbd_runtime import graph
+from dsbd_runtime.causal_lm import CausalLM
+from tests.runtime.reference import ancestor_mask
+from tests.runtime.tiny_tokenizer import VOCAB_SIZE
+
+
+def append_chain(model: CausalLM, num_new: int, logit_rows: NDArray[np.int64]) -> Any:
+    rows = np.arange(model.num_rows, model.num_rows + num_new)
+    mask = np.arange(rows[-1] + 1) <= rows[:, None]
+    return step(model, (rows % 250, rows, mask, logit_rows))
+
+
+def step(model: CausalLM, arrays: tuple[NDArray[Any], ...]) -> Any:
+    """Make a forward; of an engine with a gather head with pairs as well, whole rows apart."""
+    if not model.gathers_logits:
+        return model.forward(*arrays)
+    num_rows = len(arrays[3])
+    if num_rows == 3:  # every third call
+        return model.forward(*arrays)
+    rows = np.repeat(np.arange(num_rows), 7)[::-1].copy()
+    return model.forward(*arrays, (rows, np.arange(len(rows)) * 31 % VOCAB_SIZE))
+
+
+def append_forest(model: CausalLM, parents: list[int]) -> Any:
+    """Append nodes below all rows of the cache; ask for the logits of the last and the first."""
+    num_new = len(parents)
+    depths: list[int] = []
+    for parent in parents:
+        depths.append(0 if parent < 0 else depths[parent] + 1)
+    seen = np.ones((num_new, model.num_rows), np.bool_)
+    mask = np.concatenate([seen, ancestor_mask(parents)], axis=1)
+    positions = model.num_rows + np.array(depths)
+    return step(model, (np.arange(num_new) + 3, positions, mask, np.array([num_new - 1, 0])))
+
+
+def assert_same(found: Any, wanted: Any) -> None:
+    if isinstance(wanted, np.ndarray):
+        np.testing.assert_allclose(found, wanted, atol=2e-5)
+        return
+    if isinstance(wanted, graph.GatheredLogits):
+        np.testing.assert_allclose(found.logits, wanted.logits, atol=2e-5)
+        np.testing.assert_allclose(found.logsumexp, wanted.logsumexp, atol=2e-5)
+        return
+    np.testing.assert_array_equal(found.top_ids, wanted.top_ids)
+    np.testing.assert_allclose(found.top_logits, wanted.top_logits, atol=2e-5)
+    np.testing.assert_allclose(found.logsumexp, wanted.logsumexp, atol=2e-5)
+    if wanted.full is None:
+        assert found.full is None
+        return
+    assert found.full.first_row == wanted.full.first_row
+    rows = np.arange(found.full.first_row, len(wanted.top_ids))[::-1]
+    np.testing.assert_allclose(found.full.read(rows), wanted.full.read(rows), atol=2e-5)
