@@ -94,12 +94,16 @@ def some_tokens(vocab_size: int, always: Collection[int] = ()) -> Callable[[Path
 
 
 def chains(vocab_size: int, always: Collection[int] = ()) -> Callable[[Path], set[int]]:
-    """Return an ``allowed_after`` that allows one token after most paths, two after the others."""
+    """Return an ``allowed_after`` that allows one token after most paths, two after the others.
+
+    Of ``always``, the end-of-sequence ids, all or none: a constraint accepts for all of them.
+    """
 
     def allowed_after(path: Path) -> set[int]:
         rng = np.random.default_rng([1, len(path), *path])
         number = 2 if len(path) % 3 == 0 else 1
         some = set(rng.choice(vocab_size, size=min(number, vocab_size), replace=False).tolist())
-        return some if len(path) % 4 else some | set(always)
+        some -= set(always)
+        return some if some and len(path) % 4 else some | set(always)
 
     return allowed_after

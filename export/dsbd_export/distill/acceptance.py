@@ -48,7 +48,7 @@ class HeldOutSamples:
     @classmethod
     def read(cls, file: Path) -> HeldOutSamples:
         """Return those of ``write``."""
-        with np.load(file) as arrays:
+        with np.load(file, allow_pickle=False) as arrays:
             return cls(arrays["tokens"], arrays["ids"], arrays["probs"])
 
     def first(self, num_prompts: int) -> HeldOutSamples:

@@ -72,7 +72,7 @@ class Pool:
         return self.folder / f"{number:06d}.npz"
 
     def _read(self, number: int, kind: str) -> Labelled:
-        with np.load(self._file(number)) as arrays:
+        with np.load(self._file(number), allow_pickle=False) as arrays:
             tokens, ids, log_probs = (
                 arrays[f"{kind}_{name}"] for name in ("tokens", "ids", "log_probs")
             )

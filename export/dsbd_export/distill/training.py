@@ -206,9 +206,8 @@ class Trainer:
         return total
 
     def _resume(self) -> None:
-        content: dict[str, Any] = torch.load(
-            self._checkpoint, weights_only=True, map_location="cpu"
-        )
+        file = self._checkpoint
+        content: dict[str, Any] = torch.load(file, weights_only=True, map_location="cpu")
         self._model.load_state_dict(content["model"])
         for optimizer, saved in zip(self._optimizers, content["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
