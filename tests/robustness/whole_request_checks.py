@@ -146,7 +146,9 @@ def check_controls(ids: list[int], config: DecodingConfig, request: WholeRequest
     for begin in range(len(request.prompt), len(path)):
         token, before = path[begin], path[:begin]
         if config.constraint:
-            assert token in config.constraint.allowed_after(before), "a forbidden token"
+            has_ended = config.constraint.ends_after(before)  # with the prompt already
+            allowed = config.eos_ids if has_ended else config.constraint.allowed_after(before)
+            assert token in allowed, "a forbidden token"
         is_forced = (begin == 1 and config.forced_bos_token_id is not None) or (
             len(ids) == config.max_new_tokens
             and begin == len(path) - 1
