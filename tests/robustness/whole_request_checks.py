@@ -241,6 +241,8 @@ def with_candidates(request: WholeRequest, config: DecodingConfig) -> DecodeResu
     has_ties = has_equal_scores or (config.row.rule == "search" and request.table != "smooth")
     if not 1 <= top_k <= request.vocab_size or request.table == "forbidding" or has_ties:
         return None
+    if tosses_by_rounding(request, config):
+        return None
     if config.prompt_logprobs or config.top_logprobs:  # see tests/decoding/test_top_tokens.py
         return None
     if config.has_controls:
@@ -256,7 +258,14 @@ def gathered(request: WholeRequest, config: DecodingConfig) -> DecodeResult | No
     """Decode on models with a gather head; equal scores are tipped by a float32 logsumexp."""
     if request.table != "smooth" and (config.width > 1 or config.row.rule == "search"):
         return None
+    if tosses_by_rounding(request, config):
+        return None
     return decoded(request, config, request.models(gather=True))[0]
+
+
+def tosses_by_rounding(request: WholeRequest, config: DecodingConfig) -> bool:
+    """Return whether the last bit of a log-probability decides if a coin is tossed: where p = q."""
+    return config.coupling == "rejection" and request.draft == "itself"
 
 
 def with_others(request: WholeRequest, config: DecodingConfig) -> DecodeResult:
