@@ -83,7 +83,7 @@ def serve_run(cluster: OwnCluster, arguments: list[str]) -> Iterator[Served]:
         env=environment,
         check=True,
         capture_output=True,
-        timeout=60,
+        timeout=240,
     )
     with subprocess.Popen(
         [serve, "run", "--address", cluster.address, *arguments],
