@@ -11,22 +11,22 @@ from dsbd_runtime.graph import CACHE_PARTS, KVGeometry, past_name, present_name
 
 NUMPY_DTYPES: dict[str, type[np.generic]] = {"fp32": np.float32, "fp16": np.float16}
 _NUM_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
-_SMALL_BUCKETS = (128, 256)
+_SMALLEST_BUCKETS = (128, 256)
+_SMALLEST_STEP = 128
 
 
 def bucket_capacity(num_rows: int) -> int:
-    """Return the capacity for ``num_rows`` rows: 128, 256, 512, 768, 1024, 1536, 2048, 3072, ...
+    """Return the capacity for ``num_rows`` rows: 128, 256, 384, 512, 640, ..., 1024, 1280, ...
 
-    Attention takes time in proportion to the capacity and growth copies the cache, so there are
-    few buckets, but none is more than 1.5 times the one before it from 512 rows on: a long cache
-    has at most a third of its rows free.
+    Attention takes time in proportion to the capacity, and growth copies the cache: a step is an
+    eighth of the next power of two, so a long cache has at most a fifth of its rows free.
     """
-    for bucket in _SMALL_BUCKETS:
+    for bucket in _SMALLEST_BUCKETS:
         if num_rows <= bucket:
             return bucket
     power = 1 << (num_rows - 1).bit_length()  # smallest power of two >= num_rows
-    three_quarters = power // 4 * 3
-    return three_quarters if power > 512 and num_rows <= three_quarters else power
+    step = max(_SMALLEST_STEP, power // 8)
+    return -(-num_rows // step) * step
 
 
 def row_bytes(geometry: KVGeometry) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -57,8 +58,18 @@ class RandomCalls:
         options.log_severity_level = _LOG_ERRORS
         options.add_session_config_entry(_WEIGHTS_FOLDER_OPTION, str(weights_folder))
         self._session = ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+        self._entry, self._row_counts = entry, row_counts
+        self._bind(capacity)
+
+    def behind(self, capacity: int) -> RandomCalls:
+        """Return calls of the same session behind caches of their own, of another capacity."""
+        other = copy.copy(self)
+        other._bind(capacity)
+        return other
+
+    def _bind(self, capacity: int) -> None:
         rng = np.random.default_rng(0)
-        kv = entry.kv
+        entry, kv = self._entry, self._entry.kv
         shape = (1, kv.num_heads, capacity, kv.head_dim)
         self.caches = {
             (layer, part): ort.OrtValue.ortvalue_from_numpy(
@@ -69,7 +80,7 @@ class RandomCalls:
         }
         self._bindings = {
             rows: self._binding(rows, capacity, rng.integers(0, entry.vocab_size, (1, rows)))
-            for rows in row_counts
+            for rows in self._row_counts
         }
 
     def call_of(self, num_rows: int) -> Callable[[], None]:

@@ -231,7 +231,7 @@ def test_growth_copies_the_used_rows_on_the_device_alone(tiny_bundle: Bundle) ->
     machine.device.traffic.clear()
     machine.session.reserve(300, 100)
     traffic = machine.device.traffic
-    assert machine.session.capacity == 512
+    assert machine.session.capacity == 384
     assert traffic.num_bytes["copy_rows"] == 100 * ROW_BYTES
     assert not {"upload", "download"} & set(traffic.counts)
     assert len(machine.device.live) == 8 - 4 + 2  # four caches, two input buffers, no outputs yet
@@ -250,7 +250,7 @@ def test_the_reserved_room_holds_the_padding(tiny_bundle: Bundle) -> None:
     assert machine.session.capacity == 128
     append_chain(machine.model, 1, NO_ROWS)
     append_chain(machine.model, 129, NO_ROWS)  # 128 + 256 padded
-    assert machine.session.capacity == 512
+    assert machine.session.capacity == 384
     sizes = [arrays[graph.INPUT_IDS].shape[1] for arrays in machine.engine.bound]
     assert sizes == [128, 8, 2, 1, 256]
 
@@ -279,7 +279,7 @@ def test_with_captured_graphs_addresses_last_and_no_graph_is_used_for_others(
     num_bound = len(machine.engine.bound)
     machine.model.keep(NO_ROWS)
     machine.model.shrink()
-    assert machine.session.capacity == 512
+    assert machine.session.capacity == 384
     assert not any(cache.any() for cache in caches_of(machine))
     append_chain(machine.model, 200, NO_ROWS)
     assert len(machine.engine.bound) == num_bound
@@ -309,9 +309,9 @@ def test_without_memory_for_growth_all_is_as_before(tiny_bundle: Bundle) -> None
     append_chain(machine.model, 100, np.array([99]))
     live, pinned = len(machine.device.live), len(machine.device.pinned)
     wanted = [cache.copy() for cache in caches_of(machine)]
-    for room in (0, 400 * ROW_BYTES, 512 * ROW_BYTES, 512 * ROW_BYTES + 140_000):
+    for room in (0, 300 * ROW_BYTES, 384 * ROW_BYTES, 384 * ROW_BYTES + 105_000):
         machine.device.room = room
-        with pytest.raises(CapacityError, match=r"fake:0 has no memory .* cache of 512 rows .*128"):
+        with pytest.raises(CapacityError, match=r"fake:0 has no memory .* cache of 384 rows .*128"):
             append_chain(machine.model, 200, NO_ROWS)
         assert machine.device.room == room
     assert (machine.session.capacity, machine.model.num_rows) == (128, 100)

@@ -18,14 +18,15 @@ BUCKETS = [
     (0, 128),
     (128, 128),
     (129, 256),
-    (257, 512),
+    (257, 384),
+    (385, 512),
     (512, 512),
-    (513, 768),
-    (769, 1024),
+    (513, 640),
+    (769, 896),
     (1024, 1024),
-    (1025, 1536),
-    (1537, 2048),
-    (32_769, 49_152),
+    (1025, 1280),
+    (1537, 1792),
+    (32_769, 40_960),
 ]
 
 
@@ -34,9 +35,9 @@ def test_buckets(num_rows: int, capacity: int) -> None:
     assert bucket_capacity(num_rows) == capacity
 
 
-def test_long_caches_have_at_most_a_third_free_and_always_fit() -> None:
+def test_long_caches_have_at_most_a_fifth_free_and_always_fit() -> None:
     for num_rows in range(513, 9000):
-        assert num_rows <= bucket_capacity(num_rows) < 1.5 * num_rows
+        assert num_rows <= bucket_capacity(num_rows) < 1.25 * num_rows
 
 
 def filled_cache(num_used: int, geometry: KVGeometry = GEOMETRY) -> KVCache:

@@ -172,8 +172,8 @@ def test_every_call_has_a_graph_of_its_own_and_none_without_capture() -> None:
 
 def test_capacities_only_grow_where_graphs_are_captured() -> None:
     grows, fits = (recording_engine(RecordingSession(), captures) for captures in (True, False))
-    assert [engine.capacity_for(300, 0) for engine in (grows, fits)] == [512, 512]
-    assert [engine.capacity_for(10, 512) for engine in (grows, fits)] == [512, 128]
+    assert [engine.capacity_for(300, 0) for engine in (grows, fits)] == [384, 384]
+    assert [engine.capacity_for(10, 384) for engine in (grows, fits)] == [384, 128]
 
 
 def test_no_memory_in_a_call_is_a_capacity_error_and_all_else_stays_what_it_is() -> None:

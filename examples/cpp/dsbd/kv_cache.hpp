@@ -20,14 +20,17 @@ struct KvGeometry {
     std::string dtype;
 };
 
-/// Return the capacity for `num_rows` rows: 128, 256, 512, 768, 1024, 1536, 2048, 3072, ...
+/// Return the capacity for `num_rows` rows: 128, 256, 384, 512, 640, ..., 1024, 1280, ...
 inline std::size_t bucket_capacity(std::size_t num_rows) {
     std::size_t power = 128;
     while (power < num_rows) {
         power *= 2;
     }
-    const std::size_t three_quarters = power / 4 * 3;
-    return power > 512 && num_rows <= three_quarters ? three_quarters : power;
+    if (power <= 256) {
+        return power;
+    }
+    const std::size_t step = std::max<std::size_t>(128, power / 8);
+    return (num_rows + step - 1) / step * step;
 }
 
 /// Buffers [1, num_heads, capacity, head_dim] that an engine updates in place.
