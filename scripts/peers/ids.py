@@ -9,25 +9,23 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-LENGTH, NUM_CODES = 4, 256
+LENGTH, MOST_CODES = 4, 256
 _SEED = 0
 _FIRST_TOKEN = 16  # no special token is among the codes
 
 
-def made_ids(num_ids: int, vocab_size: int, num_codes: int = NUM_CODES) -> NDArray[np.int32]:
-    """Return different ids, (num_ids, LENGTH) int32: one of ``num_codes`` codes at each place.
+def made_ids(num_ids: int, vocab_size: int) -> NDArray[np.int32]:
+    """Return different ids, (num_ids, LENGTH) int32: one of 256 codes at each place, or fewer.
 
     The codes of one place are tokens of no other, and independent: as items that are quantized
-    level by level have them. Which tokens they are is drawn too.
+    level by level have them. Which tokens they are is drawn too. A small vocabulary has room for
+    fewer codes.
     """
-    if vocab_size < _FIRST_TOKEN + LENGTH * num_codes:
-        raise ValueError(
-            f"the vocabulary has {vocab_size} tokens, {LENGTH} x {num_codes} codes need "
-            f"{_FIRST_TOKEN + LENGTH * num_codes} or more"
-        )
+    num_codes = min(MOST_CODES, max(vocab_size - _FIRST_TOKEN, 0) // LENGTH)
     if num_ids > num_codes**LENGTH // 2:
         raise ValueError(
-            f"{num_ids} ids of {LENGTH} x {num_codes} codes; at most {num_codes**LENGTH // 2}"
+            f"{num_ids} ids: a vocabulary of {vocab_size} tokens has room for {LENGTH} x "
+            f"{num_codes} codes, so give {num_codes**LENGTH // 2} ids or fewer"
         )
     rng = np.random.default_rng(_SEED)
     tokens = rng.permutation(np.arange(_FIRST_TOKEN, vocab_size, dtype=np.int32))

@@ -79,8 +79,8 @@ def _theirs(
                     precision=precision,
                     task="retrieval",
                     options=options,
-                    counterpart=DRAFTED.format(width),
-                    same_search_as=DRAFTED.format(width) if holds else None,
+                    counterpart=SEARCH.format(width),
+                    same_search_as=SEARCH.format(width) if holds else None,
                 )
             )
     return tuple(runs)
@@ -110,7 +110,7 @@ def retrieval_bars(widths: Sequence[int]) -> tuple[Bar, ...]:
     """Return the aimed-at ratios of times, for every tool and each of ``AIMED_WIDTHS``."""
     return tuple(
         Bar(
-            ours=DRAFTED.format(width),
+            ours=SEARCH.format(width),
             peer=peer.name,
             run=run.name,
             precision=run.precision,

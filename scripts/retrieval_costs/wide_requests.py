@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from dsbd_ort import Pipeline, TokenTrie
-from dsbd_ort.benchmark.invariance import Output, output_of
+from dsbd_ort.benchmark.invariance import Output, output_of, pair_count
 from dsbd_ort.results import GenerationResult
 from peers.runners.serve import peak_bytes
 
@@ -47,6 +47,28 @@ class Computed:
     are_legal: bool
     resident_bytes: int
     kv_bytes: int
+
+
+def settings_of(pair: tuple[str, str], num_beams: int) -> list[Setting]:
+    """Return the settings of a row: what the others are compared with is first."""
+    return [
+        Setting(strategy=strategy, num_beams=num_beams, are_together=are_together)
+        for are_together in (False, True)
+        for strategy in pair
+    ]
+
+
+def cells_of(found: list[Computed]) -> tuple[list[str], bool]:
+    """Return the figures of a row's settings, and whether all requests were the same and legal."""
+    memory = [f"{each.resident_bytes / 1e6:.0f}, {each.kv_bytes / 1e6:.1f}" for each in found]
+    plain, *others = found
+    counts = [
+        pair_count("", zip(plain.outputs, other.outputs, strict=True)).num_other_tokens
+        for other in others
+    ]
+    number = len(plain.outputs)
+    same = [f"{number - count}/{number}" for count in counts]
+    return [*memory, *same], not any(counts) and all(each.are_legal for each in found)
 
 
 def computed(

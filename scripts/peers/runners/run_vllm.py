@@ -1,4 +1,4 @@
-"""vLLM on the CPU: its beam search, without a constraint, since none is passed on to its beams."""
+"""vLLM on the CPU: its beam search, unconstrained: its grammars are of text, not of token ids."""
 
 from __future__ import annotations
 
