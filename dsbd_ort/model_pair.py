@@ -183,6 +183,7 @@ def loaded_pair(bundle: Bundle, options: PipelineOptions) -> tuple[CausalLM, Cau
             provider=options.provider,
             draft_provider=options.draft_provider,
             num_threads=options.num_threads,
+            spin_us=options.spin_us,
             cuda_graphs=options.cuda_graphs,
         )
     if options.draft_provider is not None:
@@ -195,6 +196,7 @@ def loaded_pair(bundle: Bundle, options: PipelineOptions) -> tuple[CausalLM, Cau
         "target",
         provider=options.provider,
         num_threads=options.num_threads,
+        spin_us=options.spin_us,
         cuda_graphs=options.cuda_graphs,
     )
     return target, None

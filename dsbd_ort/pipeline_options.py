@@ -15,6 +15,8 @@ class PipelineOptions:
         draft_provider: the provider of the draft; None means that of the target.
         num_threads: on the CPU, threads of the target, and of a draft that is not small; None lets
             ONNX Runtime choose. See load_pair.
+        spin_us: on the CPU, microseconds for which an idle engine thread waits busily before it
+            sleeps; None is 20.
         cuda_graphs: on "cuda", capture each size of call once and replay it.
         verify: also check the hash of every file.
         prefix_cache: keep cache rows between requests, so that of a prompt only the part behind
@@ -27,6 +29,7 @@ class PipelineOptions:
     provider: str = "cpu"
     draft_provider: str | None = None
     num_threads: int | None = None
+    spin_us: int | None = None
     cuda_graphs: bool = False
     verify: bool = False
     prefix_cache: bool = True
@@ -40,6 +43,7 @@ class OpeningOptions(TypedDict, total=False):
     provider: str
     draft_provider: str | None
     num_threads: int | None
+    spin_us: int | None
     cuda_graphs: bool
     verify: bool
     prefix_cache: bool

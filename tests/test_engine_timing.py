@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
+import time
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 import pytest
+from onnx import numpy_helper
 
 from dsbd_runtime.bundle import open_bundle
 from engine_timing.choices import CHOICES, SHARINGS
+from engine_timing.machine import _ticks, one_core_taken, wait_until_idle
 from engine_timing.random_calls import RandomCalls, time_in_rounds
 from tests.runtime.bundle_edits import edited
 from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle
@@ -72,7 +79,7 @@ def test_random_calls_are_steps_of_that_many_rows_behind_full_caches(tmp_path):
 
 FIELDS = ("enable_cpu_mem_arena", "enable_mem_pattern", "graph_optimization_level")
 FIELDS += ("intra_op_num_threads", "execution_mode", "inter_op_num_threads")
-ENTRIES = ("session.intra_op.allow_spinning", "session.force_spinning_stop")
+ENTRIES = ("session.intra_op.allow_spinning", "session.intra_op.spin_duration_us")
 ENTRIES += ("session.dynamic_block_base", "session.set_denormal_as_zero")
 
 
@@ -102,47 +109,80 @@ def test_the_runtime_does_one_thing_for_a_draft_of_each_size():
     assert sorted(kept) == ["draft", "target"]
 
 
-def measured_calls(document, *bundles):
-    command = [sys.executable, ROOT / "scripts" / "measure_long_context", *bundles, "--calls"]
-    options = ["--threads", "1", "--repetitions", "1", "--document", document]
-    return subprocess.run([*command, *options], capture_output=True, text=True, timeout=120)
+def measured_calls(document, *bundles, settings=()):
+    command = [sys.executable, ROOT / "scripts" / "measure_calls", *bundles, "--wait", "0"]
+    options = ["--threads", "1", "--rounds", "1", "--document", document]
+    chosen = [word for setting in settings for word in ("--setting", setting)]
+    return subprocess.run(
+        [*command, *options, *chosen], capture_output=True, text=True, timeout=120
+    )
 
 
 @pytest.fixture(scope="module")
 def twins(tmp_path_factory):
-    """Two bundles with room for 4,096 rows whose manifests say fp32, two that say int8-dynamic."""
+    """Two bundles with room for 4,096 rows whose manifests say fp32, one that says int8-dynamic."""
     folder = tmp_path_factory.mktemp("twins")
-    for name in ("fused", "exact", "int8_fused", "int8_exact"):
+    for name in ("fused", "exact", "int8"):
         model = TinyModel(context_length=4096)
         write_tiny_bundle(folder / name, target=model, draft=model)
-        if name.startswith("int8"):
+        if name == "int8":
             edited(folder / name, lambda data: data["target"].update(quantization="int8-dynamic"))
     return folder
 
 
-SECTIONS = ("calls, int8-dynamic", "calls, fp32")
+SECTIONS = {
+    "calls, int8-dynamic": ("int8", "int8, does not wait"),
+    "calls, fp32": ("fused", "fused, does not wait", "exact", "exact, does not wait"),
+}
+SPREAD = r"[\d.]+ \([\d.]+ to [\d.]+\)"
+RATIO = SPREAD.replace(r"[\d.]+ ", r"\*\*[\d.]+\*\* ", 1)
 
 
-def test_calls_of_a_precision_share_a_table(twins, tmp_path):
+def test_engines_of_a_precision_share_a_table(twins, tmp_path):
     page = (ROOT / "docs" / "performance.md").read_text()
     assert all(f"<!-- {name} -->" in page for name in SECTIONS)
     document = tmp_path / "page.md"
     document.write_text(
         "\n".join(f"<!-- {name} -->\nold\n<!-- end of {name} -->" for name in SECTIONS)
     )
-    names = ("int8_fused", "fused", "int8_exact", "exact")
-    done = measured_calls(document, *(twins / name for name in names))
+    bundles = (twins / name for name in ("fused", "int8", "exact"))
+    done = measured_calls(document, *bundles, settings=("today", "does not wait"))
     assert done.returncode == 0, done.stderr
-    number = r"[\d.]+ \([\d.]+ to [\d.]+\)"
-    for section, prefix in zip(SECTIONS, ("int8_", ""), strict=True):
+    for section, engines in SECTIONS.items():
         _, _, text = document.read_text().partition(f"<!-- {section} -->\n")
-        head, _, *rows = text.partition("\n\n")[0].splitlines()
-        assert head == f"| context | rows | {prefix}fused, ms | {prefix}exact, ms | ratio |"
-        assert [row.split(" | ")[:2] for row in rows] == [
-            [f"| {context}", f"{count}"] for context in (64, 1024, 4096) for count in (1, 4, 12, 20)
+        calls, bandwidths, note = text.partition("\n<!--")[0].split("\n\n")
+        head, _, *rows = calls.splitlines()
+        assert head.startswith(
+            "| context | rows | engine | ms | ratio | / context 256 | busy, ms |"
+        )
+        assert [row.split(" | ")[:3] for row in rows] == [
+            [f"| {context}", f"{count}", engine]
+            for context in (64, 256, 1024, 4096)
+            for count in (1, 4, 12, 20)
+            for engine in engines
         ]
-        ratio = number.replace(r"[\d.]+ ", r"\*\*[\d.]+\*\* ", 1)
-        assert all(re.search(rf"\| {number} \| {number} \| {ratio} \|$", row) for row in rows)
+        for row in rows:
+            ratio = "" if f" | {engines[0]} | " in row else RATIO
+            cells = rf"\| {SPREAD} \| {ratio} \| [\d.]+ \| {SPREAD} \| \*\*[\d.]+\*\* \|$"
+            assert re.search(cells, row), row
+        assert [row.split(" | ")[0] for row in bandwidths.splitlines()[2:]] == [
+            f"| {engine}" for engine in engines
+        ]
+        assert "1 rounds of 3 calls" in note and "% idle before" in note
+
+
+def test_the_bytes_of_products_are_those_of_their_weights(tmp_path, monkeypatch):
+    write_tiny_bundle(tmp_path / "bundle")
+    loader = SourceFileLoader("measure_calls", str(ROOT / "scripts" / "measure_calls"))
+    measure_calls = module_from_spec(spec_from_loader(loader.name, loader))
+    monkeypatch.setitem(sys.modules, loader.name, measure_calls)  # its dataclasses look there
+    loader.exec_module(measure_calls)
+    engine = measure_calls.Engine(open_bundle(tmp_path / "bundle"), "today", 1)
+    graph = onnx.load(engine.bundle.model_path("target")).graph
+    read = {name for node in graph.node if node.op_type == "MatMul" for name in node.input[1:2]}
+    sizes = {tensor.name: numpy_helper.to_array(tensor).nbytes for tensor in graph.initializer}
+    expected = sum(sizes[name] for name in read if name in sizes)
+    assert engine.product_bytes == expected > 0
 
 
 def test_calls_that_cannot_be_compared_are_refused(twins, tmp_path):
@@ -150,13 +190,46 @@ def test_calls_that_cannot_be_compared_are_refused(twins, tmp_path):
     document.write_text("<!-- calls, fp32 -->\n<!-- end of calls, fp32 -->")
     write_tiny_bundle(tmp_path / "short")
     refused = {
-        "the int8-dynamic bundles are int8_exact; --calls compares two": (
-            "fused", "exact", "int8_exact",
-        ),
-        "the fp32 bundles are fused, fused": ("fused", "fused"),
-        "a context of 2048; --calls needs": (tmp_path / "short", "fused"),
-        "has no section from <!-- calls, int8-dynamic -->": ("int8_fused", "int8_exact"),
-    }  # fmt: skip
+        "the fp32 bundles are fused, fused; they need different": ("fused", "fused"),
+        "a context of 2048, expected 4096 or more": (tmp_path / "short", "fused"),
+        "has no section from <!-- calls, int8-dynamic -->": ("int8",),
+    }
     for words, names in refused.items():
         done = measured_calls(document, *(twins / name for name in names))
         assert done.returncode != 0 and words in " ".join(done.stderr.split()), done.stderr
+
+
+def test_idle_is_what_no_core_computed(tmp_path):
+    stat = tmp_path / "stat"
+    stat.write_text("cpu  10 0 5 80 5 0 0 0 0 0\ncpu0 1 1 1 1\n")
+    assert _ticks(stat) == (85, 100)
+    assert wait_until_idle(0, stat) == 0  # nothing moved: no tick was idle
+
+
+def test_one_core_is_taken_while_it_lasts():
+    assert children() == []
+    with one_core_taken():
+        (process,) = children()
+        first = cpu_ticks(process)
+        time.sleep(0.5)
+        assert cpu_ticks(process) > first
+        assert os.getsid(process) == process != os.getsid(0)
+    assert children() == []
+
+
+def children():
+    """The processes that this one started and that still run."""
+    pids = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
+    return [pid for pid in pids if stat_of(pid)[1:2] == [str(os.getpid())]]
+
+
+def cpu_ticks(pid):
+    return int(stat_of(pid)[11])
+
+
+def stat_of(pid):
+    """State, parent and what follows, of a process that may be over."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []

@@ -36,6 +36,7 @@ class ServeArguments(BaseModel, extra="forbid", protected_namespaces=()):
     threads: int = Field(1, ge=1, le=MOST)
     provider: str = PipelineOptions.provider
     draft_provider: str | None = PipelineOptions.draft_provider
+    spin_us: int | None = PipelineOptions.spin_us
     cuda_graphs: bool = PipelineOptions.cuda_graphs
     generation_config: bool = PipelineOptions.generation_config
     api_key_file: Path | None = None

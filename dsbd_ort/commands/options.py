@@ -172,6 +172,11 @@ def pipeline_settings(*, of_server: bool = False, **fixed: Any) -> Any:
         "num_threads": option(
             "--threads", type=COUNT, help="Threads of the target, and of a large draft."
         ),
+        "spin_us": option(
+            type=COUNT_OR_NONE,
+            metavar="MICROSECONDS",
+            help="How long an idle engine thread waits busily before it sleeps [20].",
+        ),
         "cuda_graphs": flag(help="On cuda: capture each size of call once and replay it."),
         "verify": flag(help="Check the hash of every file first."),
         "prefix_cache": no_flag(

@@ -34,7 +34,7 @@ def load_causal_lm(
     *,
     provider: str = "cpu",
     num_threads: int | None = None,
-    spins: bool = True,
+    spin_us: int | None = None,
     cuda_graphs: bool = False,
 ) -> CausalLM:
     """Open the "target" or the "draft" of a bundle; use it as a context manager.
@@ -44,7 +44,8 @@ def load_causal_lm(
         role: "target" or "draft".
         provider: where it runs, a name of the table in ``providers``; "cuda:1" is the second GPU.
         num_threads: threads of one call; None leaves the choice to ONNX Runtime.
-        spins: whether idle threads of the engine keep spinning when a call is over.
+        spin_us: microseconds for which an idle thread of the engine waits busily before it sleeps;
+            None is ``ort_module.SPIN_US``.
         cuda_graphs: capture a CUDA graph for every size of call and replay it.
 
     Raises:
@@ -57,10 +58,10 @@ def load_causal_lm(
         role=role,
         placement=parse_placement(provider),
         num_threads=num_threads,
-        spins=spins,
+        spin_us=spin_us,
         cuda_graphs=cuda_graphs,
     )
-    _check_used(num_threads, cuda_graphs, [request.placement.provider])
+    _check_used(num_threads, spin_us, cuda_graphs, [request.placement.provider])
     return _open(request)
 
 
@@ -70,20 +71,21 @@ def load_pair(
     provider: str = "cpu",
     draft_provider: str | None = None,
     num_threads: int | None = None,
+    spin_us: int | None = None,
     cuda_graphs: bool = False,
 ) -> tuple[CausalLM, CausalLM]:
     """Open target and draft so that their threads do not compete for cores.
 
-    Two pools of spinning threads on the same cores slow each other down: the target's calls took
-    twice as long (docs/performance.md). So a small draft, whose calls are over before a second
-    thread has begun, gets one thread and no pool; beside a larger one, threads stop spinning when
-    a call ends.
+    A small draft, whose calls are over before a second thread has begun, gets one thread and no
+    pool. The idle threads of either model sleep soon (``spin_us``): while they wait busily they
+    take the cores that the other one needs.
 
     Args:
         bundle: from ``open_bundle``.
         provider: where the target runs, see ``load_causal_lm``.
         draft_provider: where the draft runs; None means the target's provider.
         num_threads: of the engines on the CPU.
+        spin_us: of the engines on the CPU, see ``load_causal_lm``.
         cuda_graphs: for engines whose provider has them.
 
     Raises the errors of ``load_causal_lm``, and InputError for a bundle without a draft.
@@ -92,7 +94,7 @@ def load_pair(
     target_place = parse_placement(provider)
     draft_place = parse_placement(draft_provider or provider)
     providers = [target_place.provider, draft_place.provider]
-    _check_used(num_threads, cuda_graphs, providers)
+    _check_used(num_threads, spin_us, cuda_graphs, providers)
     shares_cores = not any(row.has_device_caches for row in providers)
     is_small = _has_small_draft(bundle)
     target_request, draft_request = (
@@ -101,7 +103,7 @@ def load_pair(
             role=role,
             placement=place,
             num_threads=threads,
-            spins=is_small or not shares_cores,
+            spin_us=spin_us,
             cuda_graphs=cuda_graphs and place.provider.has_cuda_graphs,
         )
         for role, place, threads in (
@@ -133,13 +135,14 @@ def _has_small_draft(bundle: Bundle) -> bool:
     return weights is None or weights.size <= SMALL_DRAFT_BYTES
 
 
-def _check_used(num_threads: int | None, cuda_graphs: bool, providers: list[Provider]) -> None:
+def _check_used(
+    num_threads: int | None, spin_us: int | None, cuda_graphs: bool, providers: list[Provider]
+) -> None:
     """Raise InputError for a setting that none of the providers has."""
     names = " and ".join(dict.fromkeys(repr(row.name) for row in providers))
-    if num_threads is not None and all(row.has_device_caches for row in providers):
-        raise InputError(
-            f"num_threads is {num_threads}, but provider {names} runs on a GPU; leave it out"
-        )
+    for name, value in (("num_threads", num_threads), ("spin_us", spin_us)):
+        if value is not None and all(row.has_device_caches for row in providers):
+            raise InputError(f"{name} is {value}, but provider {names} runs on a GPU; leave it out")
     if cuda_graphs and not any(row.has_cuda_graphs for row in providers):
         raise InputError(
             f"cuda_graphs is set, but provider {names} has none; use 'cuda' or leave it out"

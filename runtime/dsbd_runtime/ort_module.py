@@ -19,6 +19,8 @@ TELEMETRY_SWITCH = "ORT_DISABLE_TELEMETRY"
 LOG_ERRORS = 3
 LOG_WARNINGS = 2
 _MOST_THREADS = 1024
+SPIN_US = 20
+_MOST_SPIN_US = 10_000
 _X86 = ("x86_64", "AMD64", "i386", "i686")
 _VNNI = {"avx512_vnni", "avx_vnni"}
 
@@ -66,12 +68,25 @@ def check_offered(provider: Provider, offered: Sequence[str], where: str) -> Non
 
 
 def session_options(
-    ort: ModuleType, entry: ModelEntry, num_threads: int | None, spins: bool
+    ort: ModuleType, entry: ModelEntry, num_threads: int | None, spin_us: int | None = None
 ) -> Any:
-    """Return the session options of an engine; see ``ort_session.OrtSession`` for the arguments."""
+    """Return the session options of an engine; see ``ort_session.OrtSession`` for the arguments.
+
+    Idle threads wait busily for ``spin_us`` (None: ``SPIN_US``), which bridges the operators that
+    one thread computes, then they sleep. ONNX Runtime's own choice, milliseconds, gains nothing on
+    a quiet machine, and beside another process it takes the core on which the call needs a thread.
+    """
     options = ort.SessionOptions()
-    if not spins:
-        options.add_session_config_entry("session.force_spinning_stop", "1")
+    spin_us = SPIN_US if spin_us is None else spin_us
+    if type(spin_us) is not int or not 0 <= spin_us <= _MOST_SPIN_US:
+        raise InputError(
+            f"spin_us is {spin_us!r}, expected a whole number of microseconds from 0 (idle threads "
+            f"sleep at once) to {_MOST_SPIN_US}"
+        )
+    if spin_us:
+        options.add_session_config_entry("session.intra_op.spin_duration_us", str(spin_us))
+    else:
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     if num_threads is not None:
         if type(num_threads) is not int or not 1 <= num_threads <= _MOST_THREADS:
             raise InputError(

@@ -39,7 +39,7 @@ class OrtSession:
         *,
         provider: str = "cpu",
         num_threads: int | None = None,
-        spins: bool = True,
+        spin_us: int | None = None,
         log_severity: int = LOG_ERRORS,
     ) -> None:
         """Open the engine at ``model_path``; the weight file is mapped, matrices are packed.
@@ -49,7 +49,8 @@ class OrtSession:
             entry: manifest entry of the engine; a contradiction is a BundleError.
             provider: a name of the table in ``providers``.
             num_threads: threads of one call; None leaves the choice to ONNX Runtime.
-            spins: whether idle threads keep spinning when a call is over.
+            spin_us: microseconds for which an idle thread waits busily before it sleeps; None is
+                ``ort_module.SPIN_US``.
             log_severity: lowest severity that ONNX Runtime writes to stderr; ``LOG_WARNINGS``
                 shows when a cache is not updated in place.
         """
@@ -60,7 +61,7 @@ class OrtSession:
         self._full = None if entry.kept_output is None else HostLogits(entry.vocab_size)
         self._num_full_bound: int | None = None
         self._ort = import_ort_for(row)
-        options = session_options(self._ort, entry, num_threads, spins)
+        options = session_options(self._ort, entry, num_threads, spin_us)
         options.log_severity_level = log_severity
         self._engine = _open_engine(self._ort, model_path, row, options)
         check_graph(
@@ -185,7 +186,7 @@ def open_host_session(request: EngineRequest) -> OrtSession:
         request.bundle.entry(request.role),
         provider=request.placement.provider.name,
         num_threads=request.num_threads,
-        spins=request.spins,
+        spin_us=request.spin_us,
     )
 
 

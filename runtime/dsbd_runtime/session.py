@@ -24,7 +24,7 @@ class EngineRequest:
     role: str
     placement: Placement
     num_threads: int | None = None
-    spins: bool = True
+    spin_us: int | None = None
     cuda_graphs: bool = False
 
 

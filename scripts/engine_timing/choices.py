@@ -42,6 +42,9 @@ def _parallel(options: ort.SessionOptions) -> None:
     options.inter_op_num_threads = 2
 
 
+NO_SPINNING = _entry("session.intra_op.allow_spinning", "0")
+LONG_SPINNING = _entry("session.intra_op.spin_duration_us", "-1")
+
 _LEVELS = ort.GraphOptimizationLevel
 CHOICES = (
     Choice("no memory arena", "not kept", _field("enable_cpu_mem_arena", False)),
@@ -57,15 +60,12 @@ CHOICES = (
         _field("graph_optimization_level", _LEVELS.ORT_ENABLE_BASIC),
     ),
     Choice("one thread", "not kept", _field("intra_op_num_threads", 1)),
+    Choice("no busy waiting", "`--spin-us 0`", NO_SPINNING),
+    Choice("busy waiting for milliseconds (ONNX Runtime's own)", "not kept", LONG_SPINNING),
     Choice(
-        "no busy waiting",
-        "not kept",
-        _entry("session.intra_op.allow_spinning", "0"),
-    ),
-    Choice(
-        "busy waiting ends with the call",
-        "only beside a draft that is not small",
-        _entry("session.force_spinning_stop", "1"),
+        "busy waiting for 100 us",
+        "`--spin-us 100`",
+        _entry("session.intra_op.spin_duration_us", "100"),
     ),
     Choice("work cut finer as it goes", "not kept", _entry("session.dynamic_block_base", "4")),
     Choice("operators side by side (parallel mode)", "not kept", _parallel),
@@ -94,28 +94,34 @@ def _one_thread(options: ort.SessionOptions) -> None:
     options.intra_op_num_threads = 1
 
 
-_NO_SPINNING = _entry("session.intra_op.allow_spinning", "0")
-_STOP_SPINNING = _entry("session.force_spinning_stop", "1")
-SHARINGS = (
-    Sharing("small draft on one thread, busy waiting", as_it_is, _one_thread, is_kept=True),
+_DRAFTS = (
+    ("small draft on one thread", _one_thread, "draft"),
+    ("small draft on all threads", as_it_is, "draft"),
+    ("large draft", as_it_is, "target"),
+)
+_WAITING = (
+    ("busy waiting for 20 us", as_it_is),
+    ("busy waiting for milliseconds", LONG_SPINNING),
+    ("no busy waiting", NO_SPINNING),
+)
+
+
+def _both(first: Change, second: Change) -> Change:
+    def change(options: ort.SessionOptions) -> None:
+        first(options)
+        second(options)
+
+    return change
+
+
+SHARINGS = tuple(
     Sharing(
-        "small draft on one thread, busy waiting ends with the call", _STOP_SPINNING, _one_thread
-    ),
-    Sharing("small draft on one thread, no busy waiting", _NO_SPINNING, _one_thread),
-    Sharing("small draft on all threads, busy waiting", as_it_is, as_it_is),
-    Sharing(
-        "small draft on all threads, busy waiting ends with the call",
-        _STOP_SPINNING,
-        _STOP_SPINNING,
-    ),
-    Sharing("small draft on all threads, no busy waiting", _NO_SPINNING, _NO_SPINNING),
-    Sharing("large draft, busy waiting", as_it_is, as_it_is, "target"),
-    Sharing(
-        "large draft, busy waiting ends with the call",
-        _STOP_SPINNING,
-        _STOP_SPINNING,
-        "target",
-        is_kept=True,
-    ),
-    Sharing("large draft, no busy waiting", _NO_SPINNING, _NO_SPINNING, "target"),
+        f"{draft}, {waiting}",
+        wait,
+        _both(wait, threads),
+        role,
+        is_kept=wait is as_it_is and draft != "small draft on all threads",
+    )
+    for draft, threads, role in _DRAFTS
+    for waiting, wait in _WAITING
 )

@@ -85,35 +85,55 @@ def test_the_prune_graph_is_no_engine(bundle_copy: Path) -> None:
         load_causal_lm(open_bundle(bundle_copy), "target")
 
 
-def threads_of(model: CausalLM) -> tuple[int, bool]:
-    """Threads of a call, and whether idle ones wait busily when it is over."""
-    options = model._session._engine.get_session_options()  # type: ignore[attr-defined]
-    try:
-        spins = options.get_session_config_entry("session.force_spinning_stop") != "1"
-    except RuntimeError:  # never set: what ONNX Runtime does by itself
-        spins = True
-    return options.intra_op_num_threads, spins
+def num_threads_of(model: CausalLM) -> int:
+    """Threads of a call."""
+    return session_options_of(model).intra_op_num_threads  # type: ignore[no-any-return]
+
+
+def session_options_of(model: CausalLM) -> Any:
+    return model._session._engine.get_session_options()  # type: ignore[attr-defined]
 
 
 def test_a_small_draft_gets_one_thread_beside_the_target(tiny_bundle: Bundle) -> None:
     target, draft = load_pair(tiny_bundle, num_threads=2)
     with target, draft:
-        assert threads_of(target) == (2, True)
-        assert threads_of(draft) == (1, True)
+        assert (num_threads_of(target), num_threads_of(draft)) == (2, 1)
 
 
-def test_beside_a_large_draft_nobody_waits_busily(tiny_bundle: Bundle) -> None:
+def test_a_large_draft_gets_as_many_threads_as_the_target(tiny_bundle: Bundle) -> None:
     files = {"draft/model.onnx.data": FileEntry(size=SMALL_DRAFT_BYTES + 1, sha256="")}
     manifest = replace(tiny_bundle.manifest, files=files)
     target, draft = load_pair(replace(tiny_bundle, manifest=manifest), num_threads=2)
     with target, draft:
-        assert threads_of(target) == threads_of(draft) == (2, False)
+        assert (num_threads_of(target), num_threads_of(draft)) == (2, 2)
+
+
+@pytest.mark.parametrize(("spin_us", "microseconds"), [(None, "20"), (350, "350"), (0, None)])
+def test_idle_threads_of_both_engines_wait_busily_for_so_long(
+    tiny_bundle: Bundle, spin_us: int | None, microseconds: str | None
+) -> None:
+    target, draft = load_pair(tiny_bundle, num_threads=2, spin_us=spin_us)
+    with target, draft:
+        for model in (target, draft):
+            options = session_options_of(model)
+            if microseconds is None:
+                assert options.get_session_config_entry("session.intra_op.allow_spinning") == "0"
+            else:
+                key = "session.intra_op.spin_duration_us"
+                assert options.get_session_config_entry(key) == microseconds
+
+
+@pytest.mark.parametrize("spin_us", [-1, 10_001, 1.5, True, "20"])
+def test_no_number_of_microseconds(tiny_bundle: Bundle, spin_us: Any) -> None:
+    with pytest.raises(InputError, match=r"spin_us is .*, expected a whole number of microseconds"):
+        load_causal_lm(tiny_bundle, "target", spin_us=spin_us)
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
         ({"provider": "cuda", "num_threads": 2}, "num_threads is 2, but provider 'cuda' runs on"),
+        ({"provider": "cuda", "spin_us": 0}, "spin_us is 0, but provider 'cuda' runs on a GPU"),
         ({"cuda_graphs": True}, "cuda_graphs is set, but provider 'cpu' has none; use 'cuda'"),
     ],
 )

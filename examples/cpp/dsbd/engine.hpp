@@ -22,7 +22,7 @@ namespace dsbd {
 /// How an engine runs.
 struct Threads {
     std::optional<int> count;    // of one call; without a value ONNX Runtime chooses
-    bool spins = true;           // whether idle threads go on waiting busily when a call is over
+    int spin_us = 20;            // an idle thread waits busily for so long, then it sleeps
 };
 
 /// The target or the draft. Each cache is one buffer bound to both `past` and `present`, so that
@@ -81,8 +81,11 @@ private:
         if (threads.count) {
             options.SetIntraOpNumThreads(*threads.count);
         }
-        if (!threads.spins) {
-            options.AddConfigEntry("session.force_spinning_stop", "1");
+        if (threads.spin_us > 0) {
+            options.AddConfigEntry("session.intra_op.spin_duration_us",
+                                   std::to_string(threads.spin_us).c_str());
+        } else {
+            options.AddConfigEntry("session.intra_op.allow_spinning", "0");
         }
         if (entry.quantization == "int8-dynamic") {  // else sums saturate on x86 without VNNI
             options.AddConfigEntry("session.x64quantprecision", "1");

@@ -22,7 +22,7 @@ public:
     /// num_threads: of one call; without a value ONNX Runtime chooses.
     explicit Pipeline(const std::filesystem::path& folder, std::optional<int> num_threads = {})
         : bundle_(open_bundle(folder)),
-          target_(env_, bundle_.target, {num_threads, has_small_draft(bundle_)}) {
+          target_(env_, bundle_.target, {num_threads}) {
         if (bundle_.draft) {
             draft_.emplace(env_, *bundle_.draft, draft_threads(bundle_, num_threads));
         }
@@ -44,10 +44,9 @@ private:
         return !bundle.draft || bundle.draft->weight_bytes <= std::uintmax_t{32} << 20;
     }
 
-    /// Two pools of busily waiting threads would take each other's cores: a small draft gets one
-    /// thread, beside a larger one waiting ends with the call.
+    /// A small draft gets one thread and no pool beside the target's.
     static Threads draft_threads(const Bundle& bundle, std::optional<int> num_threads) {
-        return has_small_draft(bundle) ? Threads{1, true} : Threads{num_threads, false};
+        return Threads{has_small_draft(bundle) ? std::optional<int>{1} : num_threads};
     }
 
     Ort::Env env_{ORT_LOGGING_LEVEL_ERROR, "dsbd"};

@@ -1,0 +1,73 @@
+"""State of the machine while calls are timed: how idle it is, one core taken, what memory gives."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+PROC_STAT = Path("/proc/stat")
+_IDLE = 0.95
+_LOOK_S = 0.5
+_NUM_FIELDS = 8  # of the first line: user, nice, system, idle, iowait, irq, softirq, steal
+_NUM_FLOATS = 64 * 2**20
+
+
+def wait_until_idle(most_seconds: float, proc_stat: Path = PROC_STAT) -> float:
+    """Wait until no other process computes; return the idle share of the cores at the end."""
+    stop = time.monotonic() + most_seconds
+    while (idle := _idle_share(proc_stat)) < _IDLE and time.monotonic() < stop:
+        time.sleep(_LOOK_S)
+    return idle
+
+
+def _idle_share(proc_stat: Path) -> float:
+    before = _ticks(proc_stat)
+    time.sleep(_LOOK_S)
+    idle, total = (now - then for now, then in zip(_ticks(proc_stat), before, strict=True))
+    return idle / max(total, 1)
+
+
+def _ticks(proc_stat: Path) -> tuple[int, int]:
+    """Return idle and all ticks of all cores since the machine started."""
+    numbers = [int(number) for number in proc_stat.read_text().split("\n", 1)[0].split()[1:]]
+    return numbers[3] + numbers[4], sum(numbers[:_NUM_FIELDS])
+
+
+@contextmanager
+def one_core_taken() -> Iterator[None]:
+    """Let another process compute without end, in a session of its own.
+
+    Linux shares the cores between sessions: a process of another one gets a whole core, as a
+    neighbour on a server does; one of ours would get what our threads leave.
+    """
+    command = [sys.executable, "-c", "while True: pass"]
+    with subprocess.Popen(command, start_new_session=True) as process:
+        try:
+            time.sleep(_LOOK_S)
+            yield
+        finally:
+            process.kill()
+
+
+def memory_bandwidth(num_threads: int, repetitions: int = 8) -> float:
+    """Return the bytes that ``num_threads`` threads read in a second, at best."""
+    numbers = np.ones(_NUM_FLOATS, np.float32)
+    seconds = []
+    for _ in range(repetitions):
+        began = time.perf_counter()
+        threads = [
+            threading.Thread(target=part.max) for part in np.array_split(numbers, num_threads)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        seconds.append(time.perf_counter() - began)
+    return numbers.nbytes / min(seconds)
