@@ -165,7 +165,8 @@ def _milliseconds(row: dict[str, Any]) -> str:
 
 def _illegal(row: dict[str, Any]) -> str:
     searches = row["searches"]
-    return f"{1 - searches['num_legal'] / searches['num_returned']:.1%}"
+    share = 1 - searches["num_legal"] / searches["num_returned"]
+    return f"{share:.1%} of {searches['num_returned']}"
 
 
 def _same_search(row: dict[str, Any]) -> str:

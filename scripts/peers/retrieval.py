@@ -16,6 +16,7 @@ from peers.summary import Bar
 WIDTHS = (32, 64, 128, 256)
 NUM_IDS = 100_000
 PROMPT_LENGTH = 256
+WARM_UP_LENGTH = 32  # some tools compute a prompt once for every beam, which takes minutes
 TRANSFORMERS_AIM, OTHERS_AIM = 2.0, 1.0
 AIMED_WIDTHS = (64, 256)
 
@@ -25,21 +26,21 @@ WITH_FUNCTION, UNHELD = "beam search W={}, prefix_allowed_tokens_fn", "beam sear
 
 def retrieval_prompts(tokenizer: Tokenizer, num_prompts: int) -> list[Prompt]:
     """Return prompts of ``PROMPT_LENGTH`` tokens."""
-    return [_prompt(tokenizer, seed) for seed in range(1, num_prompts + 1)]
+    return [_prompt(tokenizer, seed, PROMPT_LENGTH) for seed in range(1, num_prompts + 1)]
 
 
 def retrieval_warm_up(tokenizer: Tokenizer) -> Prompt:
-    """Return a request as long as they are."""
-    return _prompt(tokenizer, 0)
+    """Return a shorter request."""
+    return _prompt(tokenizer, 0, WARM_UP_LENGTH)
 
 
-def _prompt(tokenizer: Tokenizer, seed: int) -> Prompt:
+def _prompt(tokenizer: Tokenizer, seed: int, length: int) -> Prompt:
     """Return the built-in prompts in an order of their own, again and again."""
     rng, token_ids = np.random.default_rng(seed), list[int]()
-    while len(token_ids) < PROMPT_LENGTH:
+    while len(token_ids) < length:
         for text in rng.permutation(PROMPTS):
             token_ids += tokenizer.encode(f"{text}\n\n").ids
-    return Prompt(token_ids=token_ids[:PROMPT_LENGTH])
+    return Prompt(token_ids=token_ids[:length])
 
 
 def _ours(precision: str, width: int) -> tuple[PeerRun, ...]:

@@ -74,7 +74,7 @@ def cells_of(found: list[Computed]) -> tuple[list[str], bool]:
 def computed(
     bundle: Path,
     trie_file: Path,
-    prompts: Sequence[Sequence[int]],
+    prompts: list[list[int]],
     setting: Setting,
     num_threads: int,
 ) -> Computed:
@@ -86,7 +86,7 @@ def computed(
 def _computed(
     bundle: Path,
     trie_file: Path,
-    prompts: Sequence[Sequence[int]],
+    prompts: list[list[int]],
     setting: Setting,
     num_threads: int,
 ) -> Computed:
@@ -95,7 +95,7 @@ def _computed(
         bundle, num_threads=num_threads, prefix_cache=False, ngram_pool=0, generation_config=False
     ) as pipeline:
 
-        def generate(some: Sequence[Sequence[int]]) -> list[GenerationResult]:
+        def generate(some: list[list[int]]) -> list[GenerationResult]:
             return pipeline.generate(
                 some,
                 strategy=setting.strategy,

@@ -104,6 +104,8 @@ def test_a_table_of_retrieval_has_times_of_requests_and_illegal_sequences():
     head = "| tool | 1.2 | int8 | beam search W=4 | 250.0 (200.0 to 300.0) | 250.0 (240.0 to 260.0)"
     ratio = "**2.50** (2.00 to 3.00) of ours W=4"
     same = "as beam-search W=4"
-    assert f"{head} | 0.2% | {speedup} | {ratio} | 600 | 23/24 {same}, within 2e-06 |" in lines
-    assert f"{head} | 0.2% |  |  | 600 |  |" in lines
-    assert f"{head} | 0.2% | {speedup} | {ratio} | 600 | 0/24 {same} |" in lines
+    assert (
+        f"{head} | 0.2% of 400 | {speedup} | {ratio} | 600 | 23/24 {same}, within 2e-06 |" in lines
+    )
+    assert f"{head} | 0.2% of 400 |  |  | 600 |  |" in lines
+    assert f"{head} | 0.2% of 400 | {speedup} | {ratio} | 600 | 0/24 {same} |" in lines

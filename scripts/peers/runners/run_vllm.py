@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 import os
+import sys
 from importlib import metadata
 
-os.environ |= {
+from peers.runners.serve import Answered, Asked, Job, Opened, serve, unknown_task
+
+SETTINGS = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # its memory is that of this process
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # as many threads as OMP_NUM_THREADS says
     "VLLM_CPU_KVCACHE_SPACE": "4",  # GiB
     "VLLM_NO_USAGE_STATS": "1",
 }
-
-from vllm import LLM
-from vllm.sampling_params import BeamSearchParams
-
-from peers.runners.serve import Answered, Asked, Job, Opened, serve, unknown_task
-
+# the registry's builds are for torch with CUDA and fail beside torch for the CPU; not needed here
+NOT_IMPORTED = ("torchvision", "torchaudio", "torchcodec")
 LENGTH_LIMIT = 1024
 
 
 def open_job(job: Job) -> Opened:
-    """Load the target; a beam search asks for the log-probabilities of 2 W tokens a beam."""
+    """Load the target; a beam search reads the log-probabilities of 2 W tokens a beam."""
     if job.precision != "fp32" or job.task != "retrieval":
         raise unknown_task(job)
+    os.environ |= SETTINGS
+    sys.modules.update(dict.fromkeys(NOT_IMPORTED))  # type: ignore[arg-type]  # None: is not there
+    from vllm import LLM, ModelRegistry  # reads the settings
+    from vllm.model_executor.models.llama import LlamaForCausalLM
+    from vllm.sampling_params import BeamSearchParams
+
+    # else a process of its own looks at the class, and imports what is not imported here
+    ModelRegistry.register_model("LlamaForCausalLM", LlamaForCausalLM)
     width = job.options["beam_width"]
     model = LLM(
         model=job.target,
