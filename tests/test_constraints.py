@@ -8,13 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 
 import dsbd_ort
 from dsbd_ort import Pipeline, Service
 from dsbd_ort.results import GenerationResult
-from tests.constraints.json_schemas import SCHEMAS
+from tests.constraints.json_schemas import SCHEMAS, check_document
 
 PROMPT = "def settings():\n    return "
 PAIRS = {
@@ -110,7 +109,7 @@ def check_schemas(pipe: Pipeline, num_requests: int, num_beams: int) -> None:
         ).sequences
         if sequence.finish_reason != "length":
             num_ended += 1
-            jsonschema.validate(json.loads(sequence.text), schema)
+            check_document(sequence.text, schema)
     assert num_ended >= 0.99 * num_requests
 
 

@@ -37,6 +37,8 @@ class PeerRun:
         undrafted: the run of the same tool and precision that does the same without a draft.
         unable: why the tool cannot do it, for the table; such a run needs nothing installed.
         same_tokens_as: the run of ours that should have the same tokens, None for none.
+        same_search_as: the run of ours that must return the same sequences with the same scores;
+            the comparison fails if one request does not.
     """
 
     name: str
@@ -47,6 +49,7 @@ class PeerRun:
     undrafted: str | None = None
     unable: str | None = None
     same_tokens_as: str | None = None
+    same_search_as: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

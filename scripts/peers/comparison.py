@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tokenizers import Tokenizer
@@ -10,11 +10,21 @@ from tokenizers import Tokenizer
 from dsbd_ort.benchmark.prompts import PROMPTS
 from peers.catalog import PEERS, Peer
 from peers.drafting import DRAFTING_PEERS, drafting_prompts
+from peers.ids import LENGTH
+from peers.retrieval import (
+    NUM_IDS,
+    WIDTHS,
+    retrieval_bars,
+    retrieval_peers,
+    retrieval_prompts,
+    retrieval_warm_up,
+)
 from peers.rounds import Prompt
 from peers.schemas import SCHEMA_PEERS, schema_prompts, schema_warm_up
 from peers.summary import BARS, Bar
+from twin.bundles import TOP_LOGITS
 
-STRATEGIES = "strategies"
+STRATEGIES, RETRIEVAL = "strategies", "retrieval"
 _WARM_UP = "def close(self, force=False):"  # none of the prompts
 
 
@@ -31,6 +41,9 @@ class Comparison:
         columns: of its table.
         note: ends the paragraph below the table.
         bars: ratios that were aimed at.
+        max_new_tokens: of a request, unless the command says otherwise.
+        num_ids: ids that are searched; 0: none.
+        logits: head of our bundles.
     """
 
     name: str
@@ -41,6 +54,31 @@ class Comparison:
     columns: tuple[str, ...]
     note: str
     bars: tuple[Bar, ...] = ()
+    max_new_tokens: int = 48
+    num_ids: int = 0
+    logits: str = TOP_LOGITS
+
+
+def retrieval(widths: Sequence[int]) -> Comparison:
+    """Return the comparison of retrieval for these beam widths."""
+    return Comparison(
+        name=RETRIEVAL,
+        section="peers, retrieval",
+        peers=retrieval_peers(widths),
+        prompts=retrieval_prompts,
+        warm_up=retrieval_warm_up,
+        columns=(
+            *("tool", "version", "precision", "what it did", "ms a request", "legal ids/s"),
+            *("illegal", "times as fast as its own without", "their time / ours"),
+            *("peak memory, MB", "same sequences, scores"),
+        ),
+        note=f"{NUM_IDS:,} ids of {LENGTH} tokens, made by a seed. All W sequences are returned, "
+        "and counted.",
+        bars=retrieval_bars(widths),
+        max_new_tokens=LENGTH,
+        num_ids=NUM_IDS,
+        logits="gather",
+    )
 
 
 def _prompts(tokenizer: Tokenizer, num_prompts: int) -> list[Prompt]:
@@ -95,5 +133,6 @@ COMPARISONS = {
             note="No end token, where the tool can do without one. No text or row of an earlier "
             "request is used.",
         ),
+        retrieval(WIDTHS),
     )
 }

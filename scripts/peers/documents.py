@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from decimal import Decimal
 
 import jsonschema
 from tokenizers import Tokenizer
@@ -22,7 +23,9 @@ class Documents:
             token_ids = token_ids[: token_ids.index(self._end_token)]
         text = self._tokenizer.decode(token_ids, skip_special_tokens=False)
         try:
-            jsonschema.validate(json.loads(text), json.loads(schema))
+            jsonschema.validate(
+                *(json.loads(document, parse_float=Decimal) for document in (text, schema))
+            )
         except (json.JSONDecodeError, jsonschema.ValidationError):
             return token_ids, False
         return token_ids, True

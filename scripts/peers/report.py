@@ -152,6 +152,32 @@ def _ratio(row: dict[str, Any]) -> str:
     return f"{ratio} of {row['counterpart']}" if ratio else ""
 
 
+def _time_ratio(row: dict[str, Any]) -> str:
+    ratio = _interval(row["time_ratio"])
+    return f"{ratio} of {row['counterpart']}" if ratio else ""
+
+
+def _milliseconds(row: dict[str, Any]) -> str:
+    found = Spread(**row["searches"]["seconds"])
+    cells = (1e3 * found.median, 1e3 * found.quartile_1, 1e3 * found.quartile_3)
+    return spread_cell(Spread(*cells))
+
+
+def _illegal(row: dict[str, Any]) -> str:
+    searches = row["searches"]
+    share = 1 - searches["num_legal"] / searches["num_returned"]
+    return f"{share:.1%} of {searches['num_returned']}"
+
+
+def _same_search(row: dict[str, Any]) -> str:
+    searches = row["searches"]
+    if searches["num_same"] is None:
+        return ""
+    cell = f"{searches['num_same']}/{row['num_requests']} as {row['same_search_as']}"
+    difference = searches["score_difference"]
+    return cell if difference is None else f"{cell}, within {difference:.0e}"
+
+
 def _same_tokens(row: dict[str, Any]) -> str:
     if row["num_identical"] is None:
         return ""
@@ -172,6 +198,11 @@ MEASURED: dict[str, Callable[[dict[str, Any]], str]] = {
     "ours / theirs": _ratio,
     "peak memory, MB": lambda row: f"{row['peak_bytes'] / 1e6:.0f}",
     "same tokens": _same_tokens,
+    "ms a request": _milliseconds,
+    "legal ids/s": lambda row: spread_cell(Spread(**row["searches"]["legal_per_s"])),
+    "illegal": _illegal,
+    "their time / ours": _time_ratio,
+    "same sequences, scores": _same_search,
 }
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from peers.catalog import PeerError
 from peers.documents import Documents
+from peers.ids import Ids
 from peers.prepare import NotRun, ReadyRun
 from peers.runner_process import RunnerProcess
 from peers.runners.serve import Asked
@@ -40,6 +41,9 @@ class Request:
         token_ids: new tokens of the best sequence; of a document those before its end.
         num_iterations: in which the target gave them; None where the tool does not say.
         is_valid: whether they are a document that the schema allows; None without a schema.
+        sequences, scores: of all returned sequences, best first; None but in retrieval, and the
+            scores where the tool does not say them.
+        num_legal: how many of the sequences are ids; None without ids.
         peak_bytes: peak memory of the process so far, including loading.
         version, settings: reported by the runner.
     """
@@ -58,11 +62,19 @@ class Request:
     peak_bytes: int
     version: str
     settings: str
+    sequences: list[list[int]] | None = None
+    scores: list[float] | None = None
+    num_legal: int | None = None
 
     @property
     def tokens_per_s(self) -> float:
         """Return new tokens per second of the request."""
         return len(self.token_ids) / self.seconds
+
+    @property
+    def requests_per_s(self) -> float:
+        """Return such requests per second."""
+        return 1 / self.seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +83,7 @@ class Plan:
 
     Attributes:
         documents: judges answers under a schema; None where no prompt has one.
+        ids: what searches look for; None for no ids.
     """
 
     prompts: Sequence[Prompt]
@@ -78,6 +91,7 @@ class Plan:
     max_new_tokens: int
     num_rounds: int
     documents: Documents | None = None
+    ids: Ids | None = None
 
 
 def start_process(run: ReadyRun, log: Path) -> RunnerProcess:
@@ -123,6 +137,8 @@ def _one_round(
             if plan.documents and prompt.json_schema is not None:
                 found = plan.documents.judged(answer["token_ids"], prompt.json_schema)
                 answer["token_ids"], answer["is_valid"] = found
+            if plan.ids and answer["sequences"] is not None:
+                answer["num_legal"] = plan.ids.num_legal(answer["sequences"])
             yield Request(
                 peer=peer,
                 run=name,
@@ -142,4 +158,5 @@ def _asked(prompt: Prompt, plan: Plan, seed: int) -> Asked:
         max_new_tokens=plan.max_new_tokens,
         seed=seed,
         json_schema=prompt.json_schema,
+        ids_file=None if plan.ids is None else str(plan.ids.file.resolve()),
     )

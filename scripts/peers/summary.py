@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from dsbd_ort.benchmark.bootstrap import Estimate, Spread, bootstrap, spread
 from peers.catalog import DSBD, DSBD_SHAPE, SPECULATIVE_SEARCH, Peer, PeerRun
 from peers.rounds import Request
+from peers.searches import Searches, searches_of
 
 Key = tuple[str, str, str, str]  # peer, run, precision, work
+Measure = Literal["tokens_per_s", "requests_per_s"]  # properties of a request
 
 _SEARCH_AIMS = {
     "openvino-genai": {"fp32": 1.15, "int8": 1.5},
@@ -32,6 +35,8 @@ class Row:
         tokens_per_iteration: mean, None where the tool does not say.
         num_identical: requests with the tokens of ``same_tokens_as``, of ``num_requests``.
         peak_bytes: the highest of all rounds' processes.
+        searches: of a run that returns all its beams, else None.
+        time_ratio: as ``ratio``, of requests per second.
     """
 
     peer: str
@@ -42,6 +47,7 @@ class Row:
     counterpart: str | None
     undrafted: str | None
     same_tokens_as: str | None
+    same_search_as: str | None = None
     reason: str | None = None
     version: str | None = None
     settings: str | None = None
@@ -54,6 +60,8 @@ class Row:
     tokens_per_iteration: float | None = None
     num_identical: int | None = None
     peak_bytes: int | None = None
+    searches: Searches | None = None
+    time_ratio: Estimate | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +73,7 @@ class Bar:
     run: str
     precision: str
     aim: float
+    measure: Measure = "tokens_per_s"
 
 
 BARS = (
@@ -110,6 +119,7 @@ class Requests:
             "counterpart": run.counterpart,
             "undrafted": run.undrafted,
             "same_tokens_as": run.same_tokens_as,
+            "same_search_as": run.same_search_as,
         }
         if reason or not requests:
             return Row(**names, reason=reason or "not measured")
@@ -126,16 +136,20 @@ class Requests:
             tokens_per_iteration=_tokens_per_iteration(requests),
             num_identical=self._num_identical(run.same_tokens_as, requests),
             peak_bytes=max(request.peak_bytes for request in requests),
+            searches=searches_of(requests, self._searches_to_match(run, requests)),
+            time_ratio=self._ratio(run.counterpart, requests, "requests_per_s"),
         )
 
     def bar(self, bar: Bar) -> BarResult:
         """Return a bar with the measured ratio."""
         requests = self._by_key.get((bar.peer, bar.run, bar.precision, ""), [])
-        return BarResult(**vars(bar), ratio=self._ratio(bar.ours, requests))
+        return BarResult(**vars(bar), ratio=self._ratio(bar.ours, requests, bar.measure))
 
-    def _ratio(self, name: str | None, theirs: Sequence[Request]) -> Estimate | None:
+    def _ratio(
+        self, name: str | None, theirs: Sequence[Request], measure: Measure = "tokens_per_s"
+    ) -> Estimate | None:
         pairs = self._pairs(self._ours, name, theirs)
-        return _median([ours.tokens_per_s / other.tokens_per_s for ours, other in pairs])
+        return _median([getattr(ours, measure) / getattr(other, measure) for ours, other in pairs])
 
     def _speedup(self, undrafted: str | None, drafted: Sequence[Request]) -> Estimate | None:
         if not drafted:
@@ -148,6 +162,13 @@ class Requests:
         if not pairs:
             return None
         return sum(ours.token_ids == other.token_ids for ours, other in pairs)
+
+    def _searches_to_match(
+        self, run: PeerRun, theirs: Sequence[Request]
+    ) -> list[tuple[Request, Request]] | None:
+        if run.same_search_as is None:
+            return None
+        return self._pairs(self._ours, run.same_search_as, theirs)
 
     def _pairs(
         self, peer: str, name: str | None, theirs: Sequence[Request]

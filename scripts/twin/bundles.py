@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from dsbd_export.demo import demo_pair
 
 SCRIPTS = Path(__file__).resolve().parents[1]
+TOP_LOGITS = "topk:64"
 
 
 def twin_of(params: str, work: Path) -> Path:
@@ -22,12 +23,15 @@ def twin_of(params: str, work: Path) -> Path:
     return twin
 
 
-def bundle_of(params: str, quantize: str, pair: str, work: Path) -> Path:
+def bundle_of(
+    params: str, quantize: str, pair: str, work: Path, *, logits: str = TOP_LOGITS
+) -> Path:
     """Return the bundle of a twin, created if missing."""
-    twin, bundle = twin_of(params, work), work / f"bundle-{params}-{quantize}-{pair}"
+    head = "" if logits == TOP_LOGITS else f"-{logits}"
+    twin, bundle = twin_of(params, work), work / f"bundle-{params}-{quantize}-{pair}{head}"
     if not bundle.exists():
         draft = twin / "draft" if pair == "demo" else _hostile_draft(work)
-        options = ["--quantize", quantize, "--logits", "topk:64"]
+        options = ["--quantize", quantize, "--logits", logits]
         call("dsbd-export", "--target", twin / "target", "--draft", draft, "-o", bundle, *options)
     return bundle
 

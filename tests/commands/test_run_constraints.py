@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
@@ -15,7 +14,7 @@ from click.testing import CliRunner, Result
 from dsbd_ort import TokenTrie
 from dsbd_ort.cli import run
 from dsbd_ort.pipeline import Pipeline
-from tests.constraints.json_schemas import SCHEMAS
+from tests.constraints.json_schemas import SCHEMAS, check_document
 
 PROMPT = "def settings():\n    return "
 GRAMMAR = 'start: "[" item ("," item){0,2} "]"\nitem: /[a-c]{1,3}/'
@@ -109,7 +108,7 @@ def check_schemas(demo_bundle: Path, pipe: Pipeline, folder: Path, names: list[s
     schemas = [SCHEMAS[name] for name in names for _ in (1, 4)]
     for schema, sequence in zip(schemas, found, strict=True):
         if sequence["finish_reason"] != "length":
-            jsonschema.validate(json.loads(sequence["text"]), schema)
+            check_document(sequence["text"], schema)
 
 
 def test_lines_of_a_batch(demo_bundle: Path, pipe: Pipeline, tmp_path: Path) -> None:

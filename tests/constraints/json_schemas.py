@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from decimal import Decimal
 from typing import Any
+
+import jsonschema
 
 NAME = {"type": "string", "maxLength": 8}
 AGE = {"type": "integer", "minimum": 0, "maximum": 150}
@@ -81,3 +85,12 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     "format": {"type": "string", "format": "uuid"},
     "string or its escapes": {"type": "string", "enum": ['a"b', "back\\slash", "new\nline", "/"]},
 }
+
+
+def check_document(text: str, schema: dict[str, Any]) -> None:
+    """Raise unless ``text`` is a JSON document that ``schema`` allows.
+
+    Numbers are read as decimals: in floats 0.57 is no multiple of 0.01.
+    """
+    exact_schema = json.loads(json.dumps(schema), parse_float=Decimal)
+    jsonschema.validate(json.loads(text, parse_float=Decimal), exact_schema)

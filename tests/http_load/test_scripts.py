@@ -60,6 +60,12 @@ def test_memory_that_is_taken_is_seen() -> None:
             "invariance",
             ["--requests", "8", "--num-beams", "2", "--max-new-tokens", "4"],
         ),
+        (
+            "measure_retrieval",
+            "performance.md",
+            "retrieval memory",
+            ["--num-ids", "2000", "--width", "4", "--num-prompts", "2"],
+        ),
     ],
 )
 def test_a_script_runs_and_writes_its_section(

@@ -7,12 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx2
-import jsonschema
 import openai
 import pytest
 
 from dsbd_ort import Pipeline, TokenTrie
-from tests.constraints.json_schemas import SCHEMAS
+from tests.constraints.json_schemas import SCHEMAS, check_document
 from tests.openai_server.conftest import Serve
 from tests.openai_server.running_server import MODEL, RunningServer
 
@@ -119,7 +118,7 @@ def check_schemas(client: openai.OpenAI, pipeline: Pipeline, names: list[str]) -
             ).sequences
             assert choice.text == sequence.text, name
             if choice.finish_reason == "stop":
-                jsonschema.validate(json.loads(choice.text), schema)
+                check_document(choice.text, schema)
 
 
 def test_schemas(client: openai.OpenAI, pipeline: Pipeline) -> None:

@@ -1,4 +1,7 @@
-"""A runner whose tool counts upwards, or says what a schema names; its options make it fail."""
+"""A runner whose tool counts upwards; its options make it fail.
+
+It says what a schema names, and finds the first ids of a file.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ import json
 import os
 import sys
 from pathlib import Path
+
+import numpy as np
 
 from peers.runners.serve import Answered, Asked, Job, Opened, serve
 
@@ -29,6 +34,10 @@ def open_job(job: Job) -> Opened:
             os._exit(3)
         if asked.json_schema is not None:
             return Answered(json.loads(asked.json_schema)["tokens"])
+        if asked.ids_file is not None:
+            sequences = np.load(asked.ids_file)[: job.options["num_beams"]].tolist()
+            scores = [-0.5 * index for index in range(len(sequences))]
+            return Answered(sequences[0], None, [[*sequences[0], 9], *sequences], [0.25, *scores])
         first = asked.prompt_ids[-1] + 1 + job.options.get("skip", 0)
         return Answered(list(range(first, first + asked.max_new_tokens)), asked.max_new_tokens)
 

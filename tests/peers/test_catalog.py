@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import jsonschema
 import pytest
@@ -40,7 +41,7 @@ def test_runners_counterparts_and_names(comparison, peer):
 def test_our_runs_are_configurations(comparison):
     for (name, _), run in our_runs(comparison).items():
         config = DecodingConfig.from_options(dict(run.options))
-        width = next((int(word[2]) for word in name.split() if word.startswith("W=")), 1)
+        width = int((re.findall(r"W=(\d+)", name) or [1])[0])
         assert config.num_beams == width
         assert (config.width_policy == "threshold") == ("at least" in name)
         assert (config.drafter == "ngram") == name.endswith("ngram")

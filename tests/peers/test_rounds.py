@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from peers.catalog import PeerError
 from peers.documents import Documents
+from peers.ids import Ids
 from peers.prepare import NotRun
 from peers.rounds import Plan, Prompt, Request, measure_rounds
 from tests.peers.samples import ready_run, run_of, start_fake
@@ -43,6 +45,7 @@ def test_rounds_alternate_and_every_request_is_what_was_asked_for(tmp_path):
     first = requests[0]
     assert (first.version, first.settings) == ("1.2", "counting")
     assert (first.num_iterations, first.is_valid) == (3, None)
+    assert (first.sequences, first.scores, first.num_legal) == (None, None, None)
     assert {(r.prompt_index, r.work) for r in requests} == {(0, ""), (1, "eights")}
     assert first.seconds > 0 and 10**6 < first.peak_bytes < 10**9
     assert first.tokens_per_s == 3 / first.seconds
@@ -83,6 +86,16 @@ def test_answers_under_a_schema_are_judged(tmp_path, tokens, kept, is_valid):
     plan = replace(PLAN, prompts=[prompt], num_rounds=1, documents=documents)
     (found,) = outcomes(tmp_path, run_of("a"), plan=plan)
     assert (found.token_ids, found.is_valid) == (kept, is_valid)
+
+
+def test_ids_among_the_returned_sequences_are_counted(tmp_path):
+    np.save(tmp_path / "ids.npy", np.array([[1, 2], [3, 4], [5, 6]]))
+    plan = replace(PLAN, num_rounds=1, ids=Ids(tmp_path / "ids.npy"))
+    first, _ = outcomes(tmp_path, run_of("a", num_beams=2), plan=plan)
+    assert first.sequences == [[1, 2, 9], [1, 2], [3, 4]]
+    assert first.scores == [0.25, 0.0, -0.5]
+    assert (first.token_ids, first.num_legal) == ([1, 2], 2)
+    assert first.requests_per_s == 1 / first.seconds
 
 
 def test_an_answer_that_does_not_come_is_an_error(tmp_path):

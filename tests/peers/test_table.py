@@ -26,6 +26,14 @@ ROW = {
     "tokens_per_iteration": 2.345,
 }
 EMPTY = dict.fromkeys(ROW) | {"peer": "other", "run": "sampling", "precision": "fp32"}
+SEARCHES = {
+    "seconds": {"median": 0.25, "quartile_1": 0.2, "quartile_3": 0.3},
+    "legal_per_s": {"median": 250.0, "quartile_1": 240.0, "quartile_3": 260.0},
+    "num_returned": 400,
+    "num_legal": 399,
+    "num_same": 23,
+    "score_difference": 2e-6,
+}
 BAR = {"ours": "ours W=4", "peer": "tool", "run": "beam search W=4", "precision": "int8"}
 REPORT = {
     "created": "2026-11-21T10:00:00+00:00",
@@ -79,3 +87,25 @@ def test_a_table_of_drafting_names_the_work():
         r"|  | other |  | fp32 | sampling | not installed: no wheel for a \| b |  |  |  |  |  |"
         in lines
     )
+
+
+def test_a_table_of_retrieval_has_times_of_requests_and_illegal_sequences():
+    row = ROW | {
+        "searches": SEARCHES,
+        "time_ratio": {"value": 2.5, "low": 2.0, "high": 3.0},
+        "same_search_as": "beam-search W=4",
+    }
+    speedup = "**1.25** (1.00 to 1.50)"
+    unchecked = row | {"searches": SEARCHES | {"num_same": None}, "time_ratio": None}
+    unchecked["speedup"] = None
+    other = row | {"searches": SEARCHES | {"num_same": 0, "score_difference": None}}
+    found = {"comparison": "retrieval", "rows": [row, unchecked, other], "bars": []}
+    lines = tables_of(REPORT | found).splitlines()
+    head = "| tool | 1.2 | int8 | beam search W=4 | 250.0 (200.0 to 300.0) | 250.0 (240.0 to 260.0)"
+    ratio = "**2.50** (2.00 to 3.00) of ours W=4"
+    same = "as beam-search W=4"
+    assert (
+        f"{head} | 0.2% of 400 | {speedup} | {ratio} | 600 | 23/24 {same}, within 2e-06 |" in lines
+    )
+    assert f"{head} | 0.2% of 400 |  |  | 600 |  |" in lines
+    assert f"{head} | 0.2% of 400 | {speedup} | {ratio} | 600 | 0/24 {same} |" in lines

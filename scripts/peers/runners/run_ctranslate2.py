@@ -23,7 +23,7 @@ def convert(job: Job) -> None:
 
 def open_job(job: Job) -> Opened:
     """Open the conversion."""
-    if job.task != "beam-search":
+    if job.task not in ("beam-search", "retrieval"):
         raise unknown_task(job)
     generator = ctranslate2.Generator(
         str(Path(job.folder) / MODEL),
@@ -42,8 +42,12 @@ def open_job(job: Job) -> Opened:
             include_prompt_in_result=False,
             end_token=[no_token],
             length_penalty=1.0,
+            return_scores=job.task == "retrieval",
             **job.options,
         )
+        if job.task == "retrieval":
+            sequences: list[list[int]] = result.sequences_ids
+            return Answered(sequences[0], None, sequences, result.scores)
         new_tokens: list[int] = result.sequences_ids[0]
         return Answered(new_tokens)
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import json
 from typing import Any
 
-from dsbd_ort import JsonSchema, Pipeline, __version__
+import numpy as np
+
+from dsbd_ort import JsonSchema, Pipeline, TokenTrie, __version__
 from peers.runners.serve import Answered, Asked, Job, Opened, serve
 
 
@@ -22,6 +26,8 @@ def open_job(job: Job) -> Opened:
         ending: dict[str, Any] = {"eos_token_id": ()}
         if asked.json_schema is not None:
             ending = {"constraint": JsonSchema(json.loads(asked.json_schema))}
+        if asked.ids_file is not None:
+            ending["constraint"] = _trie(asked.ids_file)
         result = pipeline.generate(
             asked.prompt_ids,
             max_new_tokens=asked.max_new_tokens,
@@ -29,11 +35,22 @@ def open_job(job: Job) -> Opened:
             **ending,
             **job.options,
         )
-        return Answered(result.sequences[0].token_ids, result.stats.num_iterations)
+        found = result.sequences
+        answered = Answered(found[0].token_ids, result.stats.num_iterations)
+        if asked.ids_file is None:
+            return answered
+        sequences = [sequence.token_ids for sequence in found]
+        scores = [sequence.score for sequence in found]
+        return dataclasses.replace(answered, sequences=sequences, scores=scores)
 
     entry = pipeline.bundle.manifest.target
     settings = f"weights {entry.dtype}, quantization {entry.quantization}, logits {entry.logits}"
     return Opened(version=__version__, settings=settings, generate=generate)
+
+
+@functools.cache
+def _trie(ids_file: str) -> TokenTrie:
+    return TokenTrie.from_array(np.load(ids_file))
 
 
 if __name__ == "__main__":

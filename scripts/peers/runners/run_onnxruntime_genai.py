@@ -33,6 +33,7 @@ OPTIONS_BY_TASK: dict[str, dict[str, Any]] = {
     "assisted": SAMPLING,
     "sampling": SAMPLING,
     "lookup": SAMPLING,
+    "retrieval": BEAM_SEARCH,
     "json-beam-search": BEAM_SEARCH,
     "json-sampling": SAMPLING,
 }
@@ -86,8 +87,14 @@ def open_job(job: Job) -> Opened:
         generator.append_tokens(asked.prompt_ids)
         while not generator.is_done():
             generator.generate_next_token()
-        new_tokens: list[int] = generator.get_sequence(0)[len(asked.prompt_ids) :].tolist()
-        return Answered(new_tokens, _num_iterations(generator, job, len(new_tokens)))
+        sequences = [
+            generator.get_sequence(index)[len(asked.prompt_ids) :].tolist()
+            for index in range(job.options.get("num_return_sequences", 1))
+        ]
+        num_iterations = _num_iterations(generator, job, len(sequences[0]))
+        return Answered(
+            sequences[0], num_iterations, sequences if job.task == "retrieval" else None
+        )
 
     settings = "CPU provider"
     if job.precision == "int8":

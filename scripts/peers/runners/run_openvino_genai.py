@@ -41,6 +41,7 @@ OPTIONS_BY_TASK: dict[str, dict[str, Any]] = {
     "assisted": SAMPLING,
     "sampling": SAMPLING,
     "lookup": SAMPLING | LOOKUP,
+    "retrieval": BEAM_SEARCH,
     "json-beam-search": BEAM_SEARCH,
     "json-sampling": SAMPLING,
 }
@@ -81,7 +82,10 @@ def open_job(job: Job) -> Opened:
             openvino.Tensor(ids), openvino.Tensor(np.ones_like(ids))
         )
         result = pipeline.generate(inputs, config)
-        return Answered(result.tokens[0], len(result.perf_metrics.raw_metrics.m_batch_sizes))
+        num_iterations = len(result.perf_metrics.raw_metrics.m_batch_sizes)
+        if job.task == "retrieval":
+            return Answered(result.tokens[0], num_iterations, result.tokens, result.scores)
+        return Answered(result.tokens[0], num_iterations)
 
     return Opened(
         version=openvino_genai.get_version().partition("-")[0],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from peers.runners.serve import (
     unknown_task,
 )
 
+SEARCHED = {"return_dict_in_generate": True, "output_scores": True}  # for the sequences' scores
 BEAM_SEARCH: dict[str, Any] = {"do_sample": False, "early_stopping": False, "length_penalty": 1.0}
 OPTIONS_BY_TASK: dict[str, dict[str, Any]] = {
     "beam-search": BEAM_SEARCH,
@@ -27,6 +30,7 @@ OPTIONS_BY_TASK: dict[str, dict[str, Any]] = {
     "assisted": {"do_sample": True},
     "sampling": {"do_sample": True},
     "lookup": {"do_sample": True, "prompt_lookup_num_tokens": 10},  # as in its documentation
+    "retrieval": BEAM_SEARCH,
     "json-beam-search": BEAM_SEARCH,
     "json-sampling": {"do_sample": True},
 }
@@ -53,12 +57,17 @@ def open_job(job: Job) -> Opened:
         more: dict[str, Any] = dict(assistant)
         if schemas and asked.json_schema is not None:
             more["logits_processor"] = [schemas.processor(asked)]
+        if asked.ids_file is not None:
+            more |= SEARCHED | {"prefix_allowed_tokens_fn": _allowed(asked)}
         output = target.generate(
             prompt,
             attention_mask=torch.ones_like(prompt),
             generation_config=config,
             **more,
         )
+        if asked.ids_file is not None:
+            found = output.sequences[:, len(asked.prompt_ids) :].tolist()
+            return Answered(found[0], None, found, output.sequences_scores.tolist())
         new_tokens: list[int] = output[0, len(asked.prompt_ids) :].tolist()
         return Answered(new_tokens)
 
@@ -72,6 +81,23 @@ def _model(folder: str) -> PreTrainedModel:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     model.generation_config = GenerationConfig(pad_token_id=0)  # the checkpoint's has an end token
     return model
+
+
+def _allowed(asked: Asked) -> Callable[[int, torch.Tensor], list[int]]:
+    """Return what may follow a path, as transformers asks for it."""
+    assert asked.ids_file is not None  # a task of ids
+    followers, start = _followers(asked.ids_file), len(asked.prompt_ids)
+    return lambda _, token_ids: followers[tuple(token_ids[start:].tolist())]
+
+
+@functools.cache
+def _followers(ids_file: str) -> dict[tuple[int, ...], list[int]]:
+    """Return the tokens that follow each prefix of an id."""
+    found: dict[tuple[int, ...], set[int]] = {}
+    for sequence in np.load(ids_file).tolist():
+        for place, token in enumerate(sequence):
+            found.setdefault(tuple(sequence[:place]), set()).add(token)
+    return {prefix: sorted(tokens) for prefix, tokens in found.items()}
 
 
 class Schemas:

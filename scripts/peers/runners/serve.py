@@ -4,9 +4,10 @@ Each is run by the Python of another environment, so this file imports the stand
 
     {"convert": JOB}  ->  {}
     {"open": JOB}     ->  {"version": "4.8.5", "settings": "beam_size 4, no end token"}
-    {"generate": {"prompt_ids": [0, 5], "max_new_tokens": 2, "seed": 3, "json_schema": null}}
-                      ->  {"token_ids": [7, 8], "num_iterations": 2, "seconds": 0.1,
-                           "peak_bytes": 300000000}
+    {"generate": {"prompt_ids": [0, 5], "max_new_tokens": 2, "seed": 3, "json_schema": null,
+                  "ids_file": null}}
+                      ->  {"token_ids": [7, 8], "num_iterations": 2, "sequences": null,
+                           "scores": null, "seconds": 0.1, "peak_bytes": 300000000}
 
 A request that fails is answered by {"error": "..."}, and the runner ends.
 """
@@ -33,8 +34,10 @@ class Job:
         folder: also read by the tool: its conversion, our bundle, or a checkout.
         precision: "fp32" or "int8".
         task: "beam-search", "beam-sampling", "assisted", "sampling" or "lookup" (drafted by what
-            followed the last tokens before), where every sequence has the full length; or
-            "json-beam-search" or "json-sampling", where a document under a schema ends by itself.
+            followed the last tokens before), where every sequence has the full length;
+            "json-beam-search" or "json-sampling", where a document under a schema ends by itself;
+            or "retrieval", a beam search that returns all beams, held to the ids of a file where
+            the tool can be.
         options: further options of the task.
         num_threads: of the tool; the environment variables of OpenMP say the same.
     """
@@ -54,12 +57,15 @@ class Asked:
 
     Attributes:
         json_schema: text of the schema that the answer follows; None for free text.
+        ids_file: a .npy array of the ids that exist, a sequence of tokens each; None for no task of
+            ids. It is read once a process, by the first request, which is not counted.
     """
 
     prompt_ids: list[int]
     max_new_tokens: int
     seed: int
     json_schema: str | None = None
+    ids_file: str | None = None
 
 
 @dataclass(frozen=True)
@@ -69,10 +75,14 @@ class Answered:
     Attributes:
         token_ids: new tokens of the best sequence.
         num_iterations: in which the target gave them; None where the tool does not say.
+        sequences: new tokens of every sequence, best first; None but in retrieval.
+        scores: of those sequences, as the tool counts; None where it does not say.
     """
 
     token_ids: list[int]
     num_iterations: int | None = None
+    sequences: list[list[int]] | None = None
+    scores: list[float] | None = None
 
 
 Generate = Callable[[Asked], Answered]
@@ -137,12 +147,19 @@ def _timed(generate: Generate, asked: Asked) -> dict[str, Any]:
     return {
         "token_ids": [int(token) for token in answered.token_ids],
         "num_iterations": answered.num_iterations,
+        "sequences": _plain(answered.sequences),
+        "scores": answered.scores and [float(score) for score in answered.scores],
         "seconds": seconds,
-        "peak_bytes": _peak_bytes(),
+        "peak_bytes": peak_bytes(),
     }
 
 
-def _peak_bytes() -> int:
+def _plain(sequences: list[list[int]] | None) -> list[list[int]] | None:
+    """Return sequences as JSON takes them, whatever the tool's integers are."""
+    return sequences and [[int(token) for token in sequence] for sequence in sequences]
+
+
+def peak_bytes() -> int:
     """Return the peak resident memory of this process, including mapped file pages."""
     status = Path("/proc/self/status").read_text()
     (kilobytes,) = (line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:"))
