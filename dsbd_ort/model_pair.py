@@ -10,6 +10,7 @@ import contextlib
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -177,6 +178,7 @@ def check_drafter(config: DecodingConfig, *, has_draft: bool) -> None:
 
 def loaded_pair(bundle: Bundle, options: PipelineOptions) -> tuple[CausalLM, CausalLM | None]:
     """Return the engines of target and, where the bundle has one, draft."""
+    engine_cache = None if options.engine_cache is None else Path(options.engine_cache)
     if "draft" in bundle.roles:
         return load_pair(
             bundle,
@@ -184,6 +186,7 @@ def loaded_pair(bundle: Bundle, options: PipelineOptions) -> tuple[CausalLM, Cau
             draft_provider=options.draft_provider,
             num_threads=options.num_threads,
             spin_us=options.spin_us,
+            engine_cache=engine_cache,
             cuda_graphs=options.cuda_graphs,
         )
     if options.draft_provider is not None:
@@ -197,6 +200,7 @@ def loaded_pair(bundle: Bundle, options: PipelineOptions) -> tuple[CausalLM, Cau
         provider=options.provider,
         num_threads=options.num_threads,
         spin_us=options.spin_us,
+        engine_cache=engine_cache,
         cuda_graphs=options.cuda_graphs,
     )
     return target, None

@@ -17,6 +17,8 @@ class PipelineOptions:
             ONNX Runtime choose. See load_pair.
         spin_us: on the CPU, microseconds for which an idle engine thread waits busily before it
             sleeps; None is 20.
+        engine_cache: on the CPU, a folder for engines as ONNX Runtime runs them, which the next
+            opening maps; None: every opening optimizes and packs them again.
         cuda_graphs: on "cuda", capture each size of call once and replay it.
         verify: also check the hash of every file.
         prefix_cache: keep cache rows between requests, so that of a prompt only the part behind
@@ -30,6 +32,7 @@ class PipelineOptions:
     draft_provider: str | None = None
     num_threads: int | None = None
     spin_us: int | None = None
+    engine_cache: str | None = None
     cuda_graphs: bool = False
     verify: bool = False
     prefix_cache: bool = True
@@ -44,6 +47,7 @@ class OpeningOptions(TypedDict, total=False):
     draft_provider: str | None
     num_threads: int | None
     spin_us: int | None
+    engine_cache: str | None
     cuda_graphs: bool
     verify: bool
     prefix_cache: bool

@@ -7,8 +7,6 @@ import re
 import subprocess
 import sys
 import time
-from importlib.machinery import SourceFileLoader
-from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +18,7 @@ from onnx import numpy_helper
 from dsbd_runtime.bundle import open_bundle
 from engine_timing.choices import CHOICES, SHARINGS
 from engine_timing.machine import _ticks, one_core_taken, wait_until_idle
-from engine_timing.random_calls import RandomCalls, time_in_rounds
+from engine_timing.random_calls import RandomCalls, product_bytes, time_in_rounds
 from tests.runtime.bundle_edits import edited
 from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle
 
@@ -111,7 +109,7 @@ def test_the_runtime_does_one_thing_for_a_draft_of_each_size():
 
 def measured_calls(document, *bundles, settings=()):
     command = [sys.executable, ROOT / "scripts" / "measure_calls", *bundles, "--wait", "0"]
-    options = ["--threads", "1", "--rounds", "1", "--document", document]
+    options = ["--threads", "1", "--rounds", "1", "--openings", "1", "--document", document]
     chosen = [word for setting in settings for word in ("--setting", setting)]
     return subprocess.run(
         [*command, *options, *chosen], capture_output=True, text=True, timeout=120
@@ -150,7 +148,7 @@ def test_engines_of_a_precision_share_a_table(twins, tmp_path):
     assert done.returncode == 0, done.stderr
     for section, engines in SECTIONS.items():
         _, _, text = document.read_text().partition(f"<!-- {section} -->\n")
-        calls, bandwidths, note = text.partition("\n<!--")[0].split("\n\n")
+        calls, bandwidths, openings, note = text.partition("\n<!--")[0].split("\n\n")
         head, _, *rows = calls.splitlines()
         assert head.startswith(
             "| context | rows | engine | ms | ratio | / context 256 | busy, ms |"
@@ -168,21 +166,21 @@ def test_engines_of_a_precision_share_a_table(twins, tmp_path):
         assert [row.split(" | ")[0] for row in bandwidths.splitlines()[2:]] == [
             f"| {engine}" for engine in engines
         ]
+        names = dict.fromkeys(engine.partition(",")[0] for engine in engines)
+        for row, name in zip(
+            openings.splitlines()[2:], [n for n in names for _ in "12"], strict=True
+        ):
+            assert re.fullmatch(rf"\| {name}, (as it is|prepared)( \| [\d.]+){{4}} \|", row), row
         assert "1 rounds of 3 calls" in note and "% idle before" in note
 
 
-def test_the_bytes_of_products_are_those_of_their_weights(tmp_path, monkeypatch):
+def test_the_bytes_of_products_are_those_of_their_weights(tmp_path):
     write_tiny_bundle(tmp_path / "bundle")
-    loader = SourceFileLoader("measure_calls", str(ROOT / "scripts" / "measure_calls"))
-    measure_calls = module_from_spec(spec_from_loader(loader.name, loader))
-    monkeypatch.setitem(sys.modules, loader.name, measure_calls)  # its dataclasses look there
-    loader.exec_module(measure_calls)
-    engine = measure_calls.Engine(open_bundle(tmp_path / "bundle"), "today", 1)
-    graph = onnx.load(engine.bundle.model_path("target")).graph
+    path = open_bundle(tmp_path / "bundle").model_path("target")
+    graph = onnx.load(path).graph
     read = {name for node in graph.node if node.op_type == "MatMul" for name in node.input[1:2]}
     sizes = {tensor.name: numpy_helper.to_array(tensor).nbytes for tensor in graph.initializer}
-    expected = sum(sizes[name] for name in read if name in sizes)
-    assert engine.product_bytes == expected > 0
+    assert product_bytes(path) == sum(sizes[name] for name in read if name in sizes) > 0
 
 
 def test_calls_that_cannot_be_compared_are_refused(twins, tmp_path):

@@ -37,6 +37,7 @@ class ServeArguments(BaseModel, extra="forbid", protected_namespaces=()):
     provider: str = PipelineOptions.provider
     draft_provider: str | None = PipelineOptions.draft_provider
     spin_us: int | None = PipelineOptions.spin_us
+    engine_cache: str | None = PipelineOptions.engine_cache
     cuda_graphs: bool = PipelineOptions.cuda_graphs
     generation_config: bool = PipelineOptions.generation_config
     api_key_file: Path | None = None

@@ -177,6 +177,10 @@ def pipeline_settings(*, of_server: bool = False, **fixed: Any) -> Any:
             metavar="MICROSECONDS",
             help="How long an idle engine thread waits busily before it sleeps [20].",
         ),
+        "engine_cache": option(
+            type=click.Path(file_okay=False),
+            help="Folder that keeps engines as they run, for openings that only map them.",
+        ),
         "cuda_graphs": flag(help="On cuda: capture each size of call once and replay it."),
         "verify": flag(help="Check the hash of every file first."),
         "prefix_cache": no_flag(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from dsbd_runtime.bundle import WEIGHTS_FILE, Bundle
 from dsbd_runtime.causal_lm import CausalLM
@@ -35,6 +36,7 @@ def load_causal_lm(
     provider: str = "cpu",
     num_threads: int | None = None,
     spin_us: int | None = None,
+    engine_cache: Path | None = None,
     cuda_graphs: bool = False,
 ) -> CausalLM:
     """Open the "target" or the "draft" of a bundle; use it as a context manager.
@@ -46,6 +48,7 @@ def load_causal_lm(
         num_threads: threads of one call; None leaves the choice to ONNX Runtime.
         spin_us: microseconds for which an idle thread of the engine waits busily before it sleeps;
             None is ``ort_module.SPIN_US``.
+        engine_cache: folder of prepared engines, see ``prepared_engine``; None opens the bundle's.
         cuda_graphs: capture a CUDA graph for every size of call and replay it.
 
     Raises:
@@ -59,9 +62,11 @@ def load_causal_lm(
         placement=parse_placement(provider),
         num_threads=num_threads,
         spin_us=spin_us,
+        engine_cache=engine_cache,
         cuda_graphs=cuda_graphs,
     )
-    _check_used(num_threads, spin_us, cuda_graphs, [request.placement.provider])
+    cpu_settings = {"num_threads": num_threads, "spin_us": spin_us, "engine_cache": engine_cache}
+    _check_used(cpu_settings, cuda_graphs, [request.placement.provider])
     return _open(request)
 
 
@@ -72,6 +77,7 @@ def load_pair(
     draft_provider: str | None = None,
     num_threads: int | None = None,
     spin_us: int | None = None,
+    engine_cache: Path | None = None,
     cuda_graphs: bool = False,
 ) -> tuple[CausalLM, CausalLM]:
     """Open target and draft so that their threads do not compete for cores.
@@ -86,6 +92,7 @@ def load_pair(
         draft_provider: where the draft runs; None means the target's provider.
         num_threads: of the engines on the CPU.
         spin_us: of the engines on the CPU, see ``load_causal_lm``.
+        engine_cache: of the engines on the CPU.
         cuda_graphs: for engines whose provider has them.
 
     Raises the errors of ``load_causal_lm``, and InputError for a bundle without a draft.
@@ -94,7 +101,8 @@ def load_pair(
     target_place = parse_placement(provider)
     draft_place = parse_placement(draft_provider or provider)
     providers = [target_place.provider, draft_place.provider]
-    _check_used(num_threads, spin_us, cuda_graphs, providers)
+    cpu_settings = {"num_threads": num_threads, "spin_us": spin_us, "engine_cache": engine_cache}
+    _check_used(cpu_settings, cuda_graphs, providers)
     shares_cores = not any(row.has_device_caches for row in providers)
     is_small = _has_small_draft(bundle)
     target_request, draft_request = (
@@ -104,6 +112,7 @@ def load_pair(
             placement=place,
             num_threads=threads,
             spin_us=spin_us,
+            engine_cache=engine_cache,
             cuda_graphs=cuda_graphs and place.provider.has_cuda_graphs,
         )
         for role, place, threads in (
@@ -136,11 +145,11 @@ def _has_small_draft(bundle: Bundle) -> bool:
 
 
 def _check_used(
-    num_threads: int | None, spin_us: int | None, cuda_graphs: bool, providers: list[Provider]
+    cpu_settings: Mapping[str, object], cuda_graphs: bool, providers: list[Provider]
 ) -> None:
     """Raise InputError for a setting that none of the providers has."""
     names = " and ".join(dict.fromkeys(repr(row.name) for row in providers))
-    for name, value in (("num_threads", num_threads), ("spin_us", spin_us)):
+    for name, value in cpu_settings.items():
         if value is not None and all(row.has_device_caches for row in providers):
             raise InputError(f"{name} is {value}, but provider {names} runs on a GPU; leave it out")
     if cuda_graphs and not any(row.has_cuda_graphs for row in providers):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -17,6 +18,7 @@ from dsbd_runtime.graph import check_graph, empty_outputs
 from dsbd_runtime.kv_cache import KVCache, bucket_capacity
 from dsbd_runtime.manifest import ModelEntry
 from dsbd_runtime.ort_module import LOG_ERRORS, check_offered, import_ort_for, session_options
+from dsbd_runtime.prepared_engine import PreparedEngine
 from dsbd_runtime.providers import Provider, check_dtype, find_provider
 from dsbd_runtime.session import EngineInputs, EngineOutputs, EngineRequest
 
@@ -40,6 +42,7 @@ class OrtSession:
         provider: str = "cpu",
         num_threads: int | None = None,
         spin_us: int | None = None,
+        prepared: PreparedEngine | None = None,
         log_severity: int = LOG_ERRORS,
     ) -> None:
         """Open the engine at ``model_path``; the weight file is mapped, matrices are packed.
@@ -51,6 +54,7 @@ class OrtSession:
             num_threads: threads of one call; None leaves the choice to ONNX Runtime.
             spin_us: microseconds for which an idle thread waits busily before it sleeps; None is
                 ``ort_module.SPIN_US``.
+            prepared: where the engine is kept as ONNX Runtime runs it; None opens it as it is.
             log_severity: lowest severity that ONNX Runtime writes to stderr; ``LOG_WARNINGS``
                 shows when a cache is not updated in place.
         """
@@ -61,9 +65,17 @@ class OrtSession:
         self._full = None if entry.kept_output is None else HostLogits(entry.vocab_size)
         self._num_full_bound: int | None = None
         self._ort = import_ort_for(row)
-        options = session_options(self._ort, entry, num_threads, spin_us)
-        options.log_severity_level = log_severity
-        self._engine = _open_engine(self._ort, model_path, row, options)
+
+        def new_options() -> Any:
+            options = session_options(self._ort, entry, num_threads, spin_us)
+            options.log_severity_level = log_severity
+            return options
+
+        open_engine = functools.partial(_open_engine, self._ort, row)
+        if prepared is None:
+            self._engine = open_engine(model_path, new_options())
+        else:
+            self._engine = prepared.open(self._ort, model_path, new_options, open_engine)
         check_graph(
             model_path, entry.contract, self._engine.get_inputs(), self._engine.get_outputs()
         )
@@ -181,12 +193,17 @@ class OrtSession:
 
 def open_host_session(request: EngineRequest) -> OrtSession:
     """Open the engine of "target" or "draft" with its caches in host memory."""
+    folder = request.engine_cache
+    prepared = (
+        None if folder is None else PreparedEngine.of_bundle(folder, request.bundle, request.role)
+    )
     return OrtSession(
         request.bundle.model_path(request.role),
         request.bundle.entry(request.role),
         provider=request.placement.provider.name,
         num_threads=request.num_threads,
         spin_us=request.spin_us,
+        prepared=prepared,
     )
 
 
@@ -224,7 +241,7 @@ def _releasing_options(ort: ModuleType) -> Any:
     return options
 
 
-def _open_engine(ort: ModuleType, model_path: Path, provider: Provider, options: Any) -> Any:
+def _open_engine(ort: ModuleType, provider: Provider, model_path: Path, options: Any) -> Any:
     try:
         engine = ort.InferenceSession(
             str(model_path),

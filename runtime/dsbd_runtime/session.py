@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -25,6 +26,7 @@ class EngineRequest:
     placement: Placement
     num_threads: int | None = None
     spin_us: int | None = None
+    engine_cache: Path | None = None
     cuda_graphs: bool = False
 
 

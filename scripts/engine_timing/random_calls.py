@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 
 from dsbd_ort.benchmark.bootstrap import Spread, spread
@@ -27,6 +28,7 @@ from dsbd_runtime.kv_cache import NUMPY_DTYPES
 from dsbd_runtime.manifest import ModelEntry
 
 _LOG_ERRORS = 3
+_PRODUCTS = ("MatMul", "MatMulInteger", "MatMulNBits", "Gemm")
 _WEIGHTS_FOLDER_OPTION = "session.model_external_initializers_file_folder_path"
 
 PAUSE_S = 0.02  # by then the idle threads of the other engine have stopped spinning
@@ -97,6 +99,20 @@ class RandomCalls:
             if not output.name.startswith("present."):
                 binding.bind_output(output.name)
         return binding
+
+
+def product_bytes(model_path: Path) -> int:
+    """Return the bytes of the weights that the products of a graph read in a call."""
+    graph = onnx.load(model_path, load_external_data=False).graph
+    numbers = {node.input[1] for node in graph.node if node.op_type in _PRODUCTS}
+    turned = {node.output[0]: node.input[0] for node in graph.node if node.op_type == "Transpose"}
+    names = numbers | {turned[name] for name in numbers if name in turned}
+    return sum(_num_bytes(tensor) for tensor in graph.initializer if tensor.name in names)
+
+
+def _num_bytes(tensor: onnx.TensorProto) -> int:
+    stored = {entry.key: entry.value for entry in tensor.external_data}
+    return int(stored.get("length", len(tensor.raw_data)))
 
 
 @dataclass(frozen=True)

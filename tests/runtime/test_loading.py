@@ -134,6 +134,10 @@ def test_no_number_of_microseconds(tiny_bundle: Bundle, spin_us: Any) -> None:
     [
         ({"provider": "cuda", "num_threads": 2}, "num_threads is 2, but provider 'cuda' runs on"),
         ({"provider": "cuda", "spin_us": 0}, "spin_us is 0, but provider 'cuda' runs on a GPU"),
+        (
+            {"provider": "cuda", "engine_cache": Path("e")},
+            "engine_cache is e, but provider 'cuda' runs",
+        ),
         ({"cuda_graphs": True}, "cuda_graphs is set, but provider 'cpu' has none; use 'cuda'"),
     ],
 )

@@ -1,0 +1,149 @@
+"""Engines kept as ONNX Runtime runs them: the same bits, one copy, damage and lack of room."""
+
+from __future__ import annotations
+
+import json
+import logging
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from dsbd_runtime.bundle import Bundle, open_bundle
+from dsbd_runtime.errors import BundleError, InputError
+from dsbd_runtime.loading import load_causal_lm, load_pair
+from dsbd_runtime.ort_session import OrtSession
+from dsbd_runtime.prepared_engine import PreparedEngine
+from tests.runtime.model_calls import append_chain
+
+PARTS = {"model.onnx", "model.bin", "whole.json"}
+
+
+def logits_of(bundle: Bundle, **options: Any) -> NDArray[np.float32]:
+    with load_causal_lm(bundle, "target", num_threads=1, **options) as model:
+        return np.asarray(append_chain(model, 9, np.arange(9)))
+
+
+def logits_in_process(bundle: Path, folder: Path) -> bytes:
+    return logits_of(open_bundle(bundle), engine_cache=folder).tobytes()
+
+
+def only(folder: Path) -> Path:
+    """The one prepared engine there is, and nothing beside it."""
+    (place,) = folder.iterdir()
+    assert {path.name for path in place.iterdir()} == PARTS
+    return place
+
+
+def written(place: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_mtime_ns for path in place.iterdir()}
+
+
+def test_a_prepared_engine_has_the_bits_of_the_bundle(tiny_bundle: Bundle, tmp_path: Path) -> None:
+    plain = logits_of(tiny_bundle)
+    folder = tmp_path / "not" / "yet"
+    np.testing.assert_array_equal(logits_of(tiny_bundle, engine_cache=folder), plain)
+    before = written(only(folder))
+    np.testing.assert_array_equal(logits_of(tiny_bundle, engine_cache=folder), plain)
+    assert written(only(folder)) == before  # the second opening only read
+
+
+def test_target_and_draft_have_one_each(tiny_bundle: Bundle, tmp_path: Path) -> None:
+    for _ in range(2):
+        target, draft = load_pair(tiny_bundle, num_threads=1, engine_cache=tmp_path)
+        with target, draft:
+            assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_openers_at_the_same_time_leave_one(tiny_bundle: Bundle, tmp_path: Path) -> None:
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(4, mp_context=spawn) as pool:
+        found = pool.map(logits_in_process, [tiny_bundle.path] * 4, [tmp_path] * 4)
+        assert set(found) == {logits_of(tiny_bundle).tobytes()}
+    only(tmp_path)
+
+
+@pytest.mark.parametrize("part", sorted(PARTS))
+def test_one_that_is_not_whole_is_made_again(
+    tiny_bundle: Bundle, tmp_path: Path, part: str
+) -> None:
+    plain = logits_of(tiny_bundle, engine_cache=tmp_path)
+    damaged = only(tmp_path) / part
+    damaged.write_bytes(damaged.read_bytes()[:-7])
+    np.testing.assert_array_equal(logits_of(tiny_bundle, engine_cache=tmp_path), plain)
+    sizes = json.loads((only(tmp_path) / "whole.json").read_text())
+    assert sizes == {
+        name: (only(tmp_path) / name).stat().st_size for name in ("model.onnx", "model.bin")
+    }
+
+
+def test_one_that_does_not_open_is_removed_and_said(
+    tiny_bundle: Bundle, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain = logits_of(tiny_bundle, engine_cache=tmp_path)
+    graph = only(tmp_path) / "model.onnx"
+    graph.write_bytes(b"x" * graph.stat().st_size)
+    with caplog.at_level(logging.WARNING):
+        np.testing.assert_array_equal(logits_of(tiny_bundle, engine_cache=tmp_path), plain)
+    assert "a prepared engine is damaged and is removed: ONNX Runtime cannot load" in caplog.text
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_other_files_of_a_bundle_have_another(bundle_copy: Path, tmp_path: Path) -> None:
+    bundle = open_bundle(bundle_copy)
+    names = {
+        PreparedEngine.of_bundle(tmp_path, changed, "target").source_digest
+        for file in ("target/model.onnx", "target/model.onnx.data", "draft/model.onnx")
+        if file in bundle.manifest.files
+        for changed in [with_hash(bundle, file, "0" * 64)]
+    }
+    unchanged = PreparedEngine.of_bundle(tmp_path, bundle, "target").source_digest
+    assert unchanged in names  # that whose draft differs
+    assert len(names) == sum(name.startswith("target/model") for name in bundle.manifest.files) + 1
+
+
+def with_hash(bundle: Bundle, name: str, sha256: str) -> Bundle:
+    files = dict(bundle.manifest.files)
+    files[name] = replace(files[name], sha256=sha256)
+    return replace(bundle, manifest=replace(bundle.manifest, files=files))
+
+
+@pytest.mark.parametrize(
+    ("lacking", "said"),
+    [("room", "bytes are free, it may take"), ("folder", "Not a directory")],
+)
+def test_without_room_an_engine_opens_as_it_is(
+    tiny_bundle: Bundle, tmp_path: Path, caplog: pytest.LogCaptureFixture, lacking: str, said: str
+) -> None:
+    prepared = PreparedEngine.of_bundle(tmp_path / "engines", tiny_bundle, "target")
+    if lacking == "room":
+        prepared = replace(prepared, num_bytes=10**18)
+    else:
+        (tmp_path / "file").touch()
+        prepared = replace(prepared, folder=tmp_path / "file" / "engines")
+    with caplog.at_level(logging.WARNING):
+        session = OrtSession(
+            tiny_bundle.model_path("target"), tiny_bundle.entry("target"), prepared=prepared
+        )
+    session.close()
+    assert said in caplog.text and "it opens without one; free some room" in caplog.text
+    assert not list(tmp_path.glob("engines/*"))
+
+
+def test_a_file_is_no_folder(tiny_bundle: Bundle, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match=r"engine_cache is .*, which is a file; expected a folder"):
+        load_causal_lm(tiny_bundle, "target", engine_cache=tmp_path / "file")
+
+
+def test_a_damaged_bundle_is_the_bundles_error(bundle_copy: Path, tmp_path: Path) -> None:
+    bundle = open_bundle(bundle_copy)
+    (bundle_copy / "target" / "model.onnx").write_bytes(b"no graph")
+    with pytest.raises(BundleError, match=r"cannot load .*target.model\.onnx"):
+        load_causal_lm(bundle, "target", engine_cache=tmp_path / "engines")
+    assert list((tmp_path / "engines").iterdir()) == []
