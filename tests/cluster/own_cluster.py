@@ -101,7 +101,11 @@ def serve_run(cluster: OwnCluster, arguments: list[str]) -> Iterator[Served]:
             yield Served(f"http://127.0.0.1:{port}", process)
         finally:
             process.send_signal(signal.SIGINT)
-            process.communicate(timeout=60)
+            try:
+                process.communicate(timeout=60)
+            except subprocess.TimeoutExpired:  # the block would wait for it without end
+                process.kill()
+                raise
 
 
 def descendants(pid: int) -> list[int]:
