@@ -73,7 +73,7 @@ def session_options(
     """Return the session options of an engine; see ``ort_session.OrtSession`` for the arguments.
 
     Idle threads wait busily for ``spin_us`` (None: ``SPIN_US``), which bridges the operators that
-    one thread computes, then they sleep. ONNX Runtime's own choice, milliseconds, gains nothing on
+    one thread computes, then they sleep. ONNX Runtime's own choice, milliseconds, gains little on
     a quiet machine, and beside another process it takes the core on which the call needs a thread.
     """
     options = ort.SessionOptions()
