@@ -49,6 +49,16 @@ class PairCount:
     num_other_tokens: int
     num_other_logprobs: int
 
+    def __add__(self, other: PairCount) -> PairCount:
+        """Return the count of these and other requests of the same pair."""
+        assert self.name == other.name
+        return PairCount(
+            name=self.name,
+            num_requests=self.num_requests + other.num_requests,
+            num_other_tokens=self.num_other_tokens + other.num_other_tokens,
+            num_other_logprobs=self.num_other_logprobs + other.num_other_logprobs,
+        )
+
 
 @dataclass(frozen=True)
 class CheckedRequest:

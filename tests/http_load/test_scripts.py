@@ -55,12 +55,6 @@ def test_memory_that_is_taken_is_seen() -> None:
         ),
         ("measure_streams", "serving.md", "streams", ["--max-new-tokens", "4"]),
         (
-            "measure_invariance",
-            "performance.md",
-            "invariance",
-            ["--requests", "8", "--num-beams", "2", "--max-new-tokens", "4"],
-        ),
-        (
             "measure_retrieval",
             "performance.md",
             "retrieval memory",
@@ -88,6 +82,29 @@ def test_a_script_runs_and_writes_its_section(
         f"\n<!-- end of {section} -->\nafter\n",
     )
     assert text.count("|") > 20
-    if section == "invariance":  # engines in fp32: a few bits may differ, tokens do not
-        (cells,) = (line.split(" | ")[2:4] for line in text.splitlines() if "| HTTP, 8 at" in line)
-        assert cells == ["8", "0"]
+
+
+def test_a_count_of_requests_goes_on_where_it_ended(tmp_path: Path, tiny_bundle: Bundle) -> None:
+    assert "<!-- invariance -->" in (ROOT / "docs" / "performance.md").read_text()
+    page = tmp_path / "page.md"
+    page.write_text("<!-- invariance -->\n<!-- end of invariance -->")
+
+    def cells(num_requests: int, minutes: float) -> list[list[str]]:
+        options = ["--requests", num_requests, "--num-beams", 2, "--max-new-tokens", 4]
+        files = ["--record", tmp_path / "record.json", "--document", page]
+        command = [ROOT / "scripts" / "measure_invariance", tiny_bundle.path, *options, *files]
+        command += ["--minutes", minutes, "--threads", 1]
+        done = subprocess.run(map(str, command), capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.stdout.strip() in page.read_text()
+        return [line.split(" | ")[1:4] for line in done.stdout.splitlines() if "`tiny`" in line]
+
+    first = cells(8, 1)
+    assert {requests for _, requests, _ in first} == {"8"}
+    # Engines in fp32: a few bits may differ, tokens do not.
+    assert ["HTTP, 8 at a time, of mixed strategies / alone", "8", "0"] in first
+    second = cells(16, 1)
+    assert [(name, requests) for name, requests, _ in second] == [
+        (name, "16") for name, *_ in first
+    ]
+    assert cells(800, 0) == second  # no time: what was counted before

@@ -1,0 +1,40 @@
+"""Counts of a long measurement in a file: the next call goes on where the last one ended."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import onnxruntime as ort
+
+from dsbd_runtime.bundle import MANIFEST_NAME, Bundle
+
+
+class KeptCounts:
+    """Counts by key, each of which is replaced whole."""
+
+    def __init__(self, file: Path) -> None:
+        """Read those of earlier calls."""
+        self._file = file
+        self._counts: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+
+    def get(self, key: str) -> Any:
+        """Return what was kept last, None where nothing was."""
+        return self._counts.get(key)
+
+    def put(self, key: str, counts: Any) -> None:
+        """Keep counts, made of what JSON has."""
+        self._counts[key] = counts
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        whole = self._file.with_suffix(".part")
+        whole.write_text(json.dumps(self._counts, indent=1))
+        whole.replace(self._file)
+
+
+def bundle_key(bundle: Bundle, *settings: object) -> str:
+    """Return what tells apart bundle, kernels and settings; a manifest has all files' digests."""
+    digest = hashlib.sha256((bundle.path / MANIFEST_NAME).read_bytes()).hexdigest()[:16]
+    parts = f"{bundle.path.name} {digest}", f"onnxruntime {ort.__version__}", *map(str, settings)
+    return ", ".join(parts)
