@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +21,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from dsbd_export.checkpoint import quiet_libraries
-from twin.weights import TwinWeights, twin_config
+from twin.weights import AddedTokens, TwinWeights, twin_config
 
 TOLERANCE = 1e-4  # of the logits, absolute
+MOST_ADDED_LOG_PROB = -100.0  # log-probability of an added token, at most
 
 INDEX_FILE = "model.safetensors.index.json"
 SHARD_BYTES = 10**9
@@ -37,29 +40,70 @@ def make_twin(
     context: int | None,
     seed: int,
     report: Callable[[str], None],
+    vocab_size: int | None = None,
+    num_draft_params: int | None = None,
     tolerance: float = TOLERANCE,
 ) -> None:
     """Write and check the pair in a temporary folder, then rename it to ``output``.
 
+    The draft is copied, or becomes a twin of ``num_draft_params`` parameters as well. With
+    ``vocab_size`` both have more tokens, which no one draws (``weights.AddedTokens``).
+
     Raises:
-        click.ClickException: the twin's logits are not the trained target's.
+        click.UsageError: a vocabulary for a draft that is only copied.
+        click.ClickException: a twin's logits are not those of the trained model.
     """
     target, draft = pair
-    config = twin_config(LlamaConfig.from_pretrained(target), num_params, context)
+    if vocab_size is not None and num_draft_params is None:
+        raise click.UsageError("a larger vocabulary is for both models; give --draft-params too")
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as folder:
         work = Path(folder) / output.name
-        written = write_twin(target, config, work / "target", seed, report)
-        report(describe(config, written))
-        difference = largest_difference(target, work / "target", seed)
-        if not difference <= tolerance:
-            raise click.ClickException(
-                f"the twin's logits are {difference:.1e} off the trained target's, at most "
-                f"{tolerance:.0e} is allowed; nothing was written: report this as a bug"
-            )
-        copy_draft(draft, work / "draft", context)
+        sizes = {"target": num_params, "draft": num_draft_params}
+        comparisons = []
+        for role, source in (("target", target), ("draft", draft)):
+            size = sizes[role]
+            if size is None:
+                copy_draft(source, work / role, context)
+                continue
+            config = twin_config(LlamaConfig.from_pretrained(source), size, context, vocab_size)
+            report(describe(config, write_twin(source, config, work / role, seed, report)))
+            comparisons.append(checked(role, compare(source, work / role, seed), tolerance))
         work.rename(output)
-    report(f"{output}: logits within {difference:.1e} of the trained target's")
+    difference = max(comparison.difference for comparison in comparisons)
+    report(f"{output}: logits within {difference:.1e} of the trained ones")
+    if vocab_size is not None:
+        most = max(comparison.added_log_prob for comparison in comparisons)
+        report(f"{output}: log-probabilities of added tokens at most {most:.0f}")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A twin beside the trained model, fp32, on seeded random tokens.
+
+    Attributes:
+        difference: the largest absolute one of two logits; with added tokens of two
+            log-probabilities, each over all tokens of its model.
+        added_log_prob: the largest log-probability of an added token, -inf without any.
+    """
+
+    difference: float
+    added_log_prob: float
+
+
+def checked(role: str, comparison: Comparison, tolerance: float) -> Comparison:
+    """Return ``comparison``; raise click.ClickException if the twin is not the trained model."""
+    if not comparison.difference <= tolerance:
+        raise click.ClickException(
+            f"the twin's logits are {comparison.difference:.1e} off the trained {role}'s, at most "
+            f"{tolerance:.0e} is allowed; nothing was written: report this as a bug"
+        )
+    if not comparison.added_log_prob <= MOST_ADDED_LOG_PROB:
+        raise click.ClickException(
+            f"an added token of the {role} has log-probability {comparison.added_log_prob:.1f}, at "
+            f"most {MOST_ADDED_LOG_PROB:.0f} is allowed; nothing was written: report this as a bug"
+        )
+    return comparison
 
 
 def describe(config: LlamaConfig, num_params: int) -> str:
@@ -83,7 +127,9 @@ def write_twin(
     output.mkdir(parents=True)
     with quiet_libraries():
         trained = LlamaForCausalLM.from_pretrained(source, dtype=torch.float32)
-    weights = TwinWeights(trained.state_dict(), LlamaConfig.from_pretrained(source), config, seed)
+    old = LlamaConfig.from_pretrained(source)
+    added_tokens = AddedTokens.of(old, config, residuals(trained, seed))
+    weights = TwinWeights(trained.state_dict(), old, config, seed, added_tokens)
     with torch.device("meta"):
         shapes = LlamaForCausalLM(config).state_dict()
     if config.tie_word_embeddings:
@@ -99,6 +145,22 @@ def write_twin(
     config.save_pretrained(output)
     copy_other_files(source, output)
     return sum(tensor.numel() for tensor in shapes.values())
+
+
+@torch.no_grad()
+def residuals(model: LlamaForCausalLM, seed: int) -> Tensor:
+    """Return what the last norm reads on seeded random tokens, (sequences, length, hidden)."""
+    read: list[Tensor] = []
+    hook = model.model.norm.register_forward_pre_hook(lambda _, inputs: read.append(inputs[0]))
+    model.eval()(input_ids=random_tokens(model.config.vocab_size, seed))
+    hook.remove()
+    return read[0]
+
+
+def random_tokens(vocab_size: int, seed: int) -> Tensor:
+    """Return seeded token ids, (sequences, length)."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(vocab_size, (NUM_SEQUENCES, LENGTH), generator=generator)
 
 
 def copy_draft(source: Path, output: Path, context: int | None) -> None:
@@ -118,13 +180,16 @@ def copy_other_files(source: Path, output: Path) -> None:
             shutil.copy(file, output / file.name)
 
 
-def largest_difference(source: Path, twin: Path, seed: int) -> float:
-    """Return the largest absolute logit difference, fp32, on seeded random tokens."""
+def compare(source: Path, twin: Path, seed: int) -> Comparison:
+    """Return how far the twin's logits are from the trained model's."""
     vocab_size = LlamaConfig.from_pretrained(source).vocab_size
-    generator = torch.Generator().manual_seed(seed)
-    token_ids = torch.randint(vocab_size, (NUM_SEQUENCES, LENGTH), generator=generator)
+    token_ids = random_tokens(vocab_size, seed)
     expected, found = (streamed_logits(folder, token_ids) for folder in (source, twin))
-    return float((found - expected).abs().max())
+    added_log_prob = -math.inf
+    if found.shape[-1] > vocab_size:
+        expected, found = expected.log_softmax(-1), found.log_softmax(-1)
+        added_log_prob = float(found[..., vocab_size:].max())
+    return Comparison(float((found[..., :vocab_size] - expected).abs().max()), added_log_prob)
 
 
 @torch.no_grad()

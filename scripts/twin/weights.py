@@ -12,6 +12,13 @@ the output projections' columns that would read them are zero. A dimension i of 
 at k * i of one that is k times as wide: there the rotary frequency is the same.
 
 An added layer is a widened copy of a trained one whose output projections are zero.
+
+Added tokens (``AddedTokens``) get logits far below all others: a row of zeros would have logit 0,
+and 150,000 of them most of the probability. The first added hidden dimension holds a constant c at
+every token. Layers do not read it (their norms' weights are 0 there), and the norms' eps is smaller
+by what it adds to their mean, c^2 / hidden size, so that the trained logits stay the same: at eps
+1e-5 and hidden sizes 160 and 512, c = 2^-6 and eps = (1e-5 * 160 - 2^-12) / 512. The head reads it
+for added tokens alone.
 """
 
 from __future__ import annotations
@@ -29,6 +36,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 MLP_MULTIPLE = 32  # of the intermediate size: the block of 4-bit weights
 MAX_HEAD_DIM = 128
 MAX_EXCESS = 0.1  # share of parameters over the requested number
+MOST_EMBEDDINGS = 0.8  # share of the parameters
+MOST_ADDED_LOGIT = -200.0  # of an added token: exp of it is 0 in fp32
 HEAD_WIDENING = 4  # its square root is exact, so widened queries stay exact in half precision
 
 
@@ -66,38 +75,81 @@ def params_from_text(text: str) -> int:
     return round(number)
 
 
-def twin_config(source: LlamaConfig, num_params: int, context: int | None = None) -> LlamaConfig:
+def twin_config(
+    source: LlamaConfig,
+    num_params: int,
+    context: int | None = None,
+    vocab_size: int | None = None,
+) -> LlamaConfig:
     """Return the config of a twin of ``source`` with about ``num_params`` parameters.
+
+    With ``vocab_size`` it has more tokens than the source, and a hidden size for which their
+    embeddings leave room.
 
     Raises:
         click.UsageError: the source is too large for that, or no plain Llama.
     """
     _check_source(source)
-    step = [step for step in LADDER if step.num_params <= num_params][-1]
+    num_tokens = _num_tokens(source, vocab_size)
+    num_embeddings = num_tokens * (1 if source.tie_word_embeddings else 2)
+    step = _step(num_params, num_embeddings)
     head_dim = _head_dim(source, step.hidden_size)
     group = source.num_attention_heads // source.num_key_value_heads  # heads per key and value
     num_kv_heads = max(source.num_key_value_heads, math.ceil(step.hidden_size / (group * head_dim)))
     hidden_size = group * num_kv_heads * head_dim
     attention = 2 * (group + 1) * num_kv_heads * head_dim  # weights per hidden dimension
-    num_embeddings = source.vocab_size * (1 if source.tie_word_embeddings else 2)
     rest = num_params / hidden_size - num_embeddings - step.num_layers * attention
     num_blocks = round(rest / (3 * step.num_layers * MLP_MULTIPLE))
     config = LlamaConfig(
         **{
             **source.to_dict(),
+            "vocab_size": num_tokens,
             "hidden_size": hidden_size,
             "num_hidden_layers": step.num_layers,
             "intermediate_size": max(num_blocks * MLP_MULTIPLE, source.intermediate_size),
             "num_attention_heads": num_kv_heads * group,
             "num_key_value_heads": num_kv_heads,
             "head_dim": head_dim,
-            "rms_norm_eps": source.rms_norm_eps * source.hidden_size / hidden_size,
+            "rms_norm_eps": norm_eps(source, hidden_size, num_tokens > source.vocab_size),
             "max_position_embeddings": context or source.max_position_embeddings,
             "dtype": "float32",  # the norms' type: loading in half precision would round them
         }
     )
     _check_room(source, config, num_params)
     return config
+
+
+def norm_eps(source: LlamaConfig, hidden_size: int, adds_tokens: bool) -> float:
+    """Return the eps with which norms over ``hidden_size`` dimensions equal the source's."""
+    constant = added_token_constant(source) if adds_tokens else 0.0
+    return float((source.rms_norm_eps * source.hidden_size - constant**2) / hidden_size)
+
+
+def added_token_constant(source: LlamaConfig) -> float:
+    """Return the power of two whose square is an eighth to a half of the norms' eps, summed.
+
+    Every type of weights holds it exactly. Rounded to fp16, another constant would put the eps off
+    by 3e-4 of itself, and log-probabilities of a model with small residuals by 1e-4.
+    """
+    exponent = math.log2(source.rms_norm_eps * source.hidden_size / 2) / 2
+    return float(2.0 ** math.floor(exponent))
+
+
+def _num_tokens(source: LlamaConfig, vocab_size: int | None) -> int:
+    if vocab_size is not None and vocab_size <= source.vocab_size:
+        raise click.UsageError(
+            f"a vocabulary of {vocab_size:,} was wanted, the trained model has "
+            f"{source.vocab_size:,}; ask for more, or leave it out"
+        )
+    return int(vocab_size or source.vocab_size)
+
+
+def _step(num_params: int, num_embeddings: int) -> Step:
+    """Return the largest step for that many parameters of which embeddings are not nearly all."""
+    reached = [step for step in LADDER if step.num_params <= num_params]
+    room = MOST_EMBEDDINGS * num_params
+    fitting = [step for step in reached if step.hidden_size * num_embeddings <= room]
+    return (fitting or reached[:1])[-1]
 
 
 def _head_dim(source: LlamaConfig, hidden_size: int) -> int:
@@ -117,7 +169,8 @@ def _check_source(source: LlamaConfig) -> None:
     for name, (value, expected) in wanted.items():
         if value != expected:
             raise click.UsageError(
-                f"the target's {name} is {value!r}, a twin needs {expected!r}; give another pair"
+                f"the trained model's {name} is {value!r}, a twin needs {expected!r}; "
+                "give another pair"
             )
 
 
@@ -126,13 +179,18 @@ def _check_room(source: LlamaConfig, config: LlamaConfig, num_params: int) -> No
         least, found = getattr(source, name), getattr(config, name)
         if found < least:
             raise click.UsageError(
-                f"a twin of {num_params:,} parameters would have {name} {found}, the target has "
-                f"{least}; ask for more parameters"
+                f"a twin of {num_params:,} parameters would have {name} {found}, the trained model "
+                f"has {least}; ask for more parameters"
             )
+    if config.vocab_size > source.vocab_size and config.hidden_size == source.hidden_size:
+        raise click.UsageError(
+            f"a twin with more tokens needs a hidden size above the trained {source.hidden_size}; "
+            "ask for more parameters"
+        )
     smallest = num_params_of(config)
     if smallest > num_params * (1 + MAX_EXCESS):
         raise click.UsageError(
-            f"a twin of {num_params:,} parameters has no room for the target's MLPs; ask for "
+            f"a twin of {num_params:,} parameters has no room for the trained MLPs; ask for "
             f"{smallest:,} or more"
         )
 
@@ -144,28 +202,64 @@ def num_params_of(config: LlamaConfig) -> int:
 
 
 @dataclass(frozen=True)
+class AddedTokens:
+    """What keeps added tokens out of the distribution: a constant in the residual, and its weights.
+
+    Attributes:
+        dimension: the hidden dimension that holds the constant.
+        constant: what every token's embedding has there; its square over the hidden size is the
+            part of the norms' eps that the twin's config leaves out.
+        norm_weight: of the last norm; its output there is 1 at the median residual.
+        head_weight: of added tokens; their logit is ``MOST_ADDED_LOGIT`` at the largest residual.
+    """
+
+    dimension: int
+    constant: float
+    norm_weight: float
+    head_weight: float
+
+    @classmethod
+    def of(cls, old: LlamaConfig, new: LlamaConfig, residual: Tensor) -> AddedTokens | None:
+        """Return that of a twin, None if it has no added tokens.
+
+        residual: (..., old hidden size). What the trained model's last norm reads.
+        """
+        if new.vocab_size == old.vocab_size:
+            return None
+        constant = added_token_constant(old)
+        mean_square = residual.square().mean(-1) * (old.hidden_size / new.hidden_size)
+        size = mean_square.sqrt()  # what the norm divides by, to a millionth
+        return cls(
+            dimension=old.hidden_size,
+            constant=constant,
+            norm_weight=float(size.median()) / constant,
+            head_weight=MOST_ADDED_LOGIT * float(size.max() / size.median()),
+        )
+
+
+@dataclass(frozen=True)
 class Placement:
     """Where the trained part of a matrix lies.
 
     Attributes:
         rows, columns: names of axes.
-        is_silent: whether added weights must be zero because they would change the logits.
+        stays_zero: whether added weights must be zero because they would change the logits.
     """
 
     rows: str
     columns: str
-    is_silent: bool = False
+    stays_zero: bool = False
 
 
 PLACEMENTS = {
-    "embed_tokens": Placement("vocab", "hidden", is_silent=True),
+    "embed_tokens": Placement("vocab", "hidden", stays_zero=True),
     "q_proj": Placement("query", "hidden"),
     "k_proj": Placement("key", "hidden"),
     "v_proj": Placement("key", "hidden"),
-    "o_proj": Placement("hidden", "query", is_silent=True),
+    "o_proj": Placement("hidden", "query", stays_zero=True),
     "gate_proj": Placement("mlp", "hidden"),
     "up_proj": Placement("mlp", "hidden"),
-    "down_proj": Placement("hidden", "mlp", is_silent=True),
+    "down_proj": Placement("hidden", "mlp", stays_zero=True),
     "lm_head": Placement("vocab", "hidden"),
 }
 
@@ -174,9 +268,15 @@ class TwinWeights:
     """Makes the tensors of a twin by name, one at a time, each from its own seed."""
 
     def __init__(
-        self, source: Mapping[str, Tensor], old: LlamaConfig, new: LlamaConfig, seed: int
+        self,
+        source: Mapping[str, Tensor],
+        old: LlamaConfig,
+        new: LlamaConfig,
+        seed: int,
+        added_tokens: AddedTokens | None = None,
     ) -> None:
-        """Take the trained tensors in fp32 and both configs."""
+        """Take the trained tensors in fp32, both configs, and what keeps added tokens out."""
+        self._added_tokens = added_tokens
         self._source = source
         self._old = old
         self._new = new
@@ -193,10 +293,10 @@ class TwinWeights:
         source_name, is_added_layer = self._trained_name(name)
         trained = self._source[source_name]
         if len(shape) == 1:
-            return self._norm(trained, shape)
+            return self._norm(name, trained, shape)
         kind = name.split(".")[-2]
         placement = PLACEMENTS[kind]
-        if is_added_layer and placement.is_silent:
+        if is_added_layer and placement.stays_zero:
             return torch.zeros(shape, dtype=self._matrix_dtype)
         widened = self._around(name, trained, shape, placement)
         if kind == "q_proj":  # attention divides by the root of the head's width
@@ -208,6 +308,8 @@ class TwinWeights:
             )
         rows, columns = self._axes[placement.rows], self._axes[placement.columns]
         widened[rows[:, None], columns] = trained
+        if self._added_tokens is not None and placement.rows == "vocab":
+            self._exclude_added_tokens(widened, kind)
         return widened.to(self._matrix_dtype)
 
     def _trained_name(self, name: str) -> tuple[str, bool]:
@@ -218,10 +320,29 @@ class TwinWeights:
         parts[2] = str(index % count)
         return ".".join(parts), index >= count
 
-    def _norm(self, trained: Tensor, shape: torch.Size) -> Tensor:
+    def _exclude_added_tokens(self, widened: Tensor, kind: str) -> None:
+        """Give all tokens the constant, or added tokens the weight that reads it, or both.
+
+        Where the embedding is the head as well, trained tokens' logits all rise by the constant:
+        by the norm's output there, about 1, times c. No difference of two of them changes.
+        """
+        assert self._added_tokens is not None  # the caller has asked
+        column = self._added_tokens.dimension
+        is_head = kind == "lm_head" or self._new.tie_word_embeddings
+        widened[:, column] = self._added_tokens.constant if kind == "embed_tokens" else 0.0
+        if is_head:
+            widened[self._old.vocab_size :] = 0.0
+            widened[self._old.vocab_size :, column] = self._added_tokens.head_weight
+
+    def _norm(self, name: str, trained: Tensor, shape: torch.Size) -> Tensor:
         scale = math.sqrt(len(trained) / shape[0])
         widened = torch.full(shape, scale)
         widened[: len(trained)] = trained * scale
+        if self._added_tokens is not None:
+            is_last = name == "model.norm.weight"
+            widened[self._added_tokens.dimension] = (
+                self._added_tokens.norm_weight if is_last else 0.0
+            )
         return widened
 
     def _around(
@@ -232,7 +353,7 @@ class TwinWeights:
         Uniform up to the root mean square of the trained weights: no added weight or activation
         stands out, so scales of quantized rows and tokens stay those of the trained part.
         """
-        if placement.is_silent:
+        if placement.stays_zero:
             return torch.zeros(shape)
         generator = torch.Generator().manual_seed(zlib.crc32(f"{self._seed} {name}".encode()))
         bound = float(trained.square().mean().sqrt())

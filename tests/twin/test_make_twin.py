@@ -17,8 +17,14 @@ from dsbd_export.config import ExportConfig
 from dsbd_export.demo import demo_pair
 from dsbd_export.pipeline import export_bundle
 from dsbd_ort import Pipeline
-from twin.pair import largest_difference, make_twin, streamed_logits, write_twin
-from twin.weights import num_params_of, params_from_text, twin_config
+from twin.pair import checked, compare, make_twin, streamed_logits, write_twin
+from twin.weights import (
+    added_token_constant,
+    norm_eps,
+    num_params_of,
+    params_from_text,
+    twin_config,
+)
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "make_twin"
 OLD = {
@@ -48,7 +54,7 @@ SHAPES = {  # what a twin changes
 }
 
 
-def trained(folder, is_tied=True):
+def trained(folder, is_tied=True, dtype=torch.float16):
     """A checkpoint in half precision whose every part matters."""
     torch.manual_seed(0)
     config = LlamaConfig(**OLD, tie_word_embeddings=is_tied, rms_norm_eps=1e-3)
@@ -57,13 +63,13 @@ def trained(folder, is_tied=True):
         for parameter in model.parameters():
             is_norm = parameter.ndim == 1
             parameter.add_(torch.randn_like(parameter) * (0.2 if is_norm else 0.4))
-        model.half().save_pretrained(folder)
+        model.to(dtype).save_pretrained(folder)
     return folder
 
 
 def widened(source, folder, changes, shard_bytes=10**9):
     old = LlamaConfig.from_pretrained(source)
-    eps = old.rms_norm_eps * old.hidden_size / changes.get("hidden_size", old.hidden_size)
+    eps = norm_eps(old, changes.get("hidden_size", old.hidden_size), "vocab_size" in changes)
     config = LlamaConfig(**{**old.to_dict(), **changes, "rms_norm_eps": eps, "dtype": "float32"})
     with quiet_libraries():
         write_twin(source, config, folder, 0, lambda _: None, shard_bytes)
@@ -75,7 +81,85 @@ def widened(source, folder, changes, shard_bytes=10**9):
 def test_logits_are_the_trained_ones_whatever_is_widened(tmp_path, changes, is_tied):
     source = trained(tmp_path / "source", is_tied)
     twin = widened(source, tmp_path / "twin", changes)
-    assert largest_difference(source, twin, seed=0) < 1e-4
+    assert compare(source, twin, seed=0).difference < 1e-4
+
+
+MORE_TOKENS = {**SHAPES["everything"], "vocab_size": 5000}
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_added_tokens_have_no_probability_and_leave_the_others_theirs(tmp_path, is_tied, dtype):
+    source = trained(tmp_path / "source", is_tied, dtype)
+    twin = widened(source, tmp_path / "twin", MORE_TOKENS)
+    found = compare(source, twin, seed=0)  # of log-probabilities over all tokens
+    assert found.difference < 3e-5 and found.added_log_prob < -190
+    distribution = streamed_logits(twin, torch.arange(64)[None]).softmax(-1)  # (1, 64, 5000)
+    assert (distribution[..., 64:] == 0).all()
+    with quiet_libraries():
+        weights = LlamaForCausalLM.from_pretrained(twin).state_dict()
+    for layer in range(3):
+        for norm in ("input_layernorm", "post_attention_layernorm"):
+            assert weights[f"model.layers.{layer}.{norm}.weight"][OLD["hidden_size"]] == 0
+
+
+def test_the_constant_is_a_power_of_two_below_the_root_of_half_the_eps():
+    sizes = {"a": (1e-3, 16), "b": (1e-5, 160), "c": (1e-6, 2048)}  # eps, hidden size
+    expected = {"a": 2**-4, "b": 2**-6, "c": 2**-5}
+    for name, (eps, hidden_size) in sizes.items():
+        config = LlamaConfig(**{**OLD, "hidden_size": hidden_size}, rms_norm_eps=eps)
+        assert added_token_constant(config) == expected[name]
+        assert norm_eps(config, 4096, True) * 4096 + expected[name] ** 2 == pytest.approx(
+            eps * hidden_size, rel=1e-12
+        )
+
+
+@pytest.mark.parametrize(("weight", "difference"), [(0.0, 0.5), (-1.0, 0.1)])
+def test_added_tokens_that_are_heard_are_refused(tmp_path, weight, difference):
+    """With rows of zeros, or a weight that is too small, they have a part of the probability."""
+    source = trained(tmp_path / "source", is_tied=False)
+    twin = widened(source, tmp_path / "twin", MORE_TOKENS)
+    with quiet_libraries(), torch.no_grad():
+        model = LlamaForCausalLM.from_pretrained(twin, dtype=torch.float32)
+        model.lm_head.weight[64:] = 0
+        model.lm_head.weight[64:, OLD["hidden_size"]] = weight
+        model.save_pretrained(twin)
+    found = compare(source, twin, seed=0)
+    assert found.difference > difference
+    with pytest.raises(click.ClickException, match="an added token of the draft has log-prob"):
+        checked("draft", found, tolerance=100)
+
+
+def test_a_wrong_eps_is_noticed(tmp_path):
+    source = trained(tmp_path / "source")
+    old = LlamaConfig.from_pretrained(source)
+    eps = {"rms_norm_eps": old.rms_norm_eps / 3}
+    twin = widened(source, tmp_path / "twin", MORE_TOKENS)
+    config = LlamaConfig.from_pretrained(twin)
+    LlamaConfig(**{**config.to_dict(), **eps}).save_pretrained(twin)
+    assert compare(source, twin, seed=0).difference > 1e-3
+
+
+def test_a_larger_vocabulary_is_for_both_models(tmp_path):
+    with pytest.raises(click.UsageError, match="for both models; give --draft-params"):
+        make_twin(
+            demo_pair(), tmp_path / "twin", 8_000_000, context=None, seed=0,
+            report=lambda _: None, vocab_size=5000,
+        )  # fmt: skip
+    config = LlamaConfig.from_pretrained(demo_pair()[0])
+    with pytest.raises(
+        click.UsageError, match="a vocabulary of 4,096 was wanted, the trained model has"
+    ):
+        twin_config(config, 10**9, vocab_size=4096)
+
+
+def test_a_draft_of_a_tenth_of_a_billion_has_room_beside_qwens_vocabulary():
+    target, draft = (LlamaConfig.from_pretrained(folder) for folder in demo_pair())
+    for source, size, hidden_size in ((target, 10**9, 2048), (draft, 10**8, 512)):
+        config = twin_config(source, size, vocab_size=151_936)
+        assert config.vocab_size == 151_936
+        assert hidden_size <= config.hidden_size < 1.1 * hidden_size
+        assert num_params_of(config) == pytest.approx(size, rel=0.05)
 
 
 def test_a_twin_in_shards_loads_in_transformers_with_the_logits_that_were_checked(tmp_path):
@@ -98,7 +182,7 @@ def test_the_check_notices_a_weight_that_is_heard(tmp_path, part):
         model = LlamaForCausalLM.from_pretrained(twin, dtype=torch.float32)
         model.get_parameter(f"{part}.weight")[0].add_(0.1)
         model.save_pretrained(twin)
-    assert largest_difference(source, twin, seed=0) > 1e-3
+    assert compare(source, twin, seed=0).difference > 1e-3
 
 
 def test_added_weights_are_random_and_no_larger_than_trained_ones(tmp_path):
@@ -165,7 +249,7 @@ def test_what_a_twin_cannot_be_made_of_is_refused():
     large = LlamaConfig(**{**OLD, "hidden_size": 512})
     with pytest.raises(click.UsageError, match="attention_bias is True"):
         twin_config(biased, 10**7)
-    with pytest.raises(click.UsageError, match="hidden_size 320, the target has 512"):
+    with pytest.raises(click.UsageError, match="hidden_size 320, the trained model has 512"):
         twin_config(large, 10**7)
     with pytest.raises(click.UsageError, match="no room"):
         twin_config(small, 10**5)
@@ -187,27 +271,39 @@ def command():
     return module.main
 
 
+TWINS = {
+    "of the target": ["--params", "8M"],
+    "of both, with more tokens": ["--params", "10M", "--vocab", "6000", "--draft-params", "7.2M"],
+}
+
+
+@pytest.mark.parametrize("wanted", TWINS.values(), ids=TWINS.keys())
 def test_the_command_makes_a_pair_that_exports_and_generates_what_the_demo_pair_does(
-    demo_bundle, tmp_path
+    demo_bundle, tmp_path, wanted
 ):
     output = tmp_path / "twin"
-    done = CliRunner().invoke(command(), ["--params", "8M", "-o", str(output), "--context", "4096"])
+    done = CliRunner().invoke(command(), [*wanted, "-o", str(output), "--context", "4096"])
     assert done.exit_code == 0, done.output
     assert "7 layers" in done.stdout
     bundle = tmp_path / "bundle"
     pair = {role: str(output / role) for role in ("target", "draft")}
-    export_bundle(ExportConfig(output=bundle, **pair), report=lambda _: None)
-    options = {"num_beams": 2, "top_k": 20, "max_new_tokens": 16, "seed": 3, "draft_length": 4}
+    # The parity prompts hold added tokens, as no text does: their logits round to whole numbers.
+    atol = 10.0 if "--vocab" in wanted else 1e-4
+    export_bundle(ExportConfig(output=bundle, atol=atol, **pair), report=lambda _: None)
+    options = {"num_beams": 2, "max_new_tokens": 16, "seed": 3, "draft_length": 4}
     results = []
     for folder in (demo_bundle, bundle):
         with Pipeline.from_bundle(folder, num_threads=1) as pipeline:
-            results.append(pipeline.generate("def f(x):", **options))
+            results.append(
+                [pipeline.generate("def f(x):", top_k=top_k, **options) for top_k in (20, 0)]
+            )
             contexts = {pipeline.bundle.entry(role).context_length for role in ("target", "draft")}
     assert contexts == {4096}
-    expected, found = (result.sequences[0] for result in results)
-    assert found.token_ids == expected.token_ids
-    assert found.token_logprobs == pytest.approx(expected.token_logprobs, abs=1e-3)
-    assert results[0].stats.acceptance_histogram == results[1].stats.acceptance_histogram
+    for trained_one, twin in zip(*results, strict=True):
+        expected, found = trained_one.sequences[0], twin.sequences[0]
+        assert found.token_ids == expected.token_ids
+        assert found.token_logprobs == pytest.approx(expected.token_logprobs, abs=1e-3)
+        assert twin.stats.acceptance_histogram == trained_one.stats.acceptance_histogram
 
 
 USER_ERRORS = [  # (arguments, words of the message)
