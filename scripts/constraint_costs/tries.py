@@ -5,15 +5,14 @@ from __future__ import annotations
 import statistics
 import time
 import tracemalloc
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
 
 from dsbd_ort.constraints import TokenTrie
+from own_process import in_own_process
 
 _ROUNDS = 200
 
@@ -44,8 +43,7 @@ class TrieCosts:
 
 def trie_costs(num_items: int, num_tokens: int, num_codes: int, num_beams: int) -> TrieCosts:
     """Return the costs of a trie of random items: their tokens are uniform and independent."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
-        return process.submit(_costs, num_items, num_tokens, num_codes, num_beams).result()
+    return in_own_process(_costs, num_items, num_tokens, num_codes, num_beams)
 
 
 def _costs(num_items: int, num_tokens: int, num_codes: int, num_beams: int) -> TrieCosts:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
-
-import numpy as np
 
 from dsbd_ort import Pipeline, TokenTrie
 from dsbd_ort.benchmark.invariance import Output, output_of, pair_count
 from dsbd_ort.results import GenerationResult
+from peers.ids import Ids
 from peers.runners.serve import peak_bytes
 
 _SEED = 0
@@ -38,13 +34,11 @@ class Computed:
 
     Attributes:
         outputs: of each request.
-        are_legal: whether every sequence of every request is a whole path of the trie.
         resident_bytes: peak resident memory of the process, file pages included.
         kv_bytes: the highest ``kv_bytes_peak`` of a request.
     """
 
     outputs: list[Output]
-    are_legal: bool
     resident_bytes: int
     kv_bytes: int
 
@@ -58,8 +52,11 @@ def settings_of(pair: tuple[str, str], num_beams: int) -> list[Setting]:
     ]
 
 
-def cells_of(found: list[Computed]) -> tuple[list[str], bool]:
-    """Return the figures of a row's settings, and whether all requests were the same and legal."""
+def cells_of(found: list[Computed], ids: Ids) -> tuple[list[str], bool]:
+    """Return the figures of a row's settings, and whether all requests were the same and legal.
+
+    Legal: all sequences of a request are different ids.
+    """
     memory = [f"{each.resident_bytes / 1e6:.0f}, {each.kv_bytes / 1e6:.1f}" for each in found]
     plain, *others = found
     counts = [
@@ -68,7 +65,12 @@ def cells_of(found: list[Computed]) -> tuple[list[str], bool]:
     ]
     number = len(plain.outputs)
     same = [f"{number - count}/{number}" for count in counts]
-    return [*memory, *same], not any(counts) and all(each.are_legal for each in found)
+    are_legal = all(
+        ids.num_legal([tokens for tokens, _ in output]) == len(output)
+        for each in found
+        for output in each.outputs
+    )
+    return [*memory, *same], not any(counts) and are_legal
 
 
 def computed(
@@ -78,18 +80,7 @@ def computed(
     setting: Setting,
     num_threads: int,
 ) -> Computed:
-    """Compute the requests in a process of their own; the trie is mapped."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
-        return process.submit(_computed, bundle, trie_file, prompts, setting, num_threads).result()
-
-
-def _computed(
-    bundle: Path,
-    trie_file: Path,
-    prompts: list[list[int]],
-    setting: Setting,
-    num_threads: int,
-) -> Computed:
+    """Compute the requests; the trie is mapped. The peak is that of the whole process."""
     trie = TokenTrie.load(trie_file)
     with Pipeline.from_bundle(
         bundle, num_threads=num_threads, prefix_cache=False, ngram_pool=0, generation_config=False
@@ -110,21 +101,6 @@ def _computed(
         results = [result for batch in batches for result in generate(batch)]
     return Computed(
         outputs=[output_of(result) for result in results],
-        are_legal=all(
-            is_whole(trie, sequence.token_ids)
-            for result in results
-            for sequence in result.sequences
-        ),
         resident_bytes=peak_bytes(),
         kv_bytes=max(result.stats.kv_bytes_peak or 0 for result in results),
     )
-
-
-def is_whole(trie: TokenTrie, token_ids: Sequence[int]) -> bool:
-    """Return whether the tokens are one of the trie's sequences."""
-    states = trie.start(())
-    for token in token_ids:
-        if token not in trie.allowed(states).tokens:
-            return False
-        states = trie.advance(states, np.array([token]))
-    return bool(trie.accepts(states)[0])
