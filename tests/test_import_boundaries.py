@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import pydoc
 import subprocess
 import sys
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
 import dsbd_ort
 
+ROOT = Path(__file__).parents[1]
+OWN = ("dsbd_errors", "dsbd_ort", "dsbd_export", "dsbd_runtime")
 HEAVY = ("torch", "transformers", "optimum", "onnx", "onnxscript")
 
 
@@ -88,3 +94,22 @@ def test_generating_loads_no_training_framework(demo_bundle):
     )
     loaded = loaded_by(statement)
     assert "onnxruntime" in loaded and not loaded & set(HEAVY)
+
+
+SCRIPTS = [
+    path
+    for path in sorted((ROOT / "scripts").iterdir())
+    if path.is_file() and path.read_bytes().startswith(b"#!/usr/bin/env python3")
+]
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_what_a_script_imports_of_ours_is_there(script):
+    """No type checker reads these, and some are run by hand only."""
+    helpers = {path.stem for path in (ROOT / "scripts").iterdir()}
+    for node in ast.walk(ast.parse(script.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            if node.module.partition(".")[0] in {*OWN, *helpers}:
+                module = importlib.import_module(node.module)
+                for name in (alias.name for alias in node.names):
+                    assert hasattr(module, name) or find_spec(f"{node.module}.{name}"), name
