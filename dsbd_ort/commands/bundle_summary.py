@@ -11,7 +11,7 @@ from dsbd_runtime.bundle import MODEL_FILE, Bundle, KVGeometry
 from dsbd_runtime.cuda_device import gpu_compute_capability, import_cuda_runtime
 from dsbd_runtime.draft_record import RECORD_FILE, DraftRecord, read_record
 from dsbd_runtime.errors import BundleError, ProviderError
-from dsbd_runtime.graph import FULL
+from dsbd_runtime.graph import FULL, FeatureEntry
 from dsbd_runtime.loading import check_available
 from dsbd_runtime.providers import PROVIDERS, Placement, Provider, check_dtype
 from dsbd_runtime.trt_module import FLAVOURS, Flavour, import_trt
@@ -50,6 +50,7 @@ class ModelSummary:
         kv_bytes_per_token: of keys and values of all layers.
         kv_bytes_full_context: the same times the context length.
         sliding_window: positions that a sliding-window layer sees, None without such layers.
+        features: hidden states that a target returns or a feature draft reads, None without.
     """
 
     family: str
@@ -66,6 +67,7 @@ class ModelSummary:
     kv_bytes_full_context: int
     masks: list[str]
     sliding_window: int | None
+    features: FeatureEntry | None
     parity: ParitySummary
 
     @property
@@ -197,6 +199,7 @@ def _model_summary(bundle: Bundle, role: str) -> ModelSummary:
         kv_bytes_full_context=kv_bytes_per_token * entry.context_length,
         masks=entry.masks,
         sliding_window=entry.sliding_window,
+        features=entry.features,
         parity=ParitySummary(
             measure=parity.measure, value=getattr(parity, parity.measure), limit=parity.limit
         ),

@@ -45,6 +45,13 @@ class DistillArguments:
         help="Folder of the draft; work in progress is beside it, in OUTPUT.work.",
         section=_DRAFT,
     )
+    kind: str = option(
+        default="model",
+        show_default=True,
+        help="model: a small model of its own; feature: one transformer layer that reads hidden "
+        "states of the target (EAGLE-3).",
+        section=_DRAFT,
+    )
     params: str | None = option(
         metavar="30M",
         help="Most parameters of the draft [a tenth of the target's].",
@@ -153,9 +160,17 @@ def record_rows(record: DraftRecord) -> dict[str, str]:
     share = record.num_parameters / record.num_target_parameters
     return {
         "acceptance": f"{record.acceptance:.3f} (standard error {record.acceptance_error:.3f})",
+        **_by_depth(record),
         "of": f"temperature {record.temperature:g}, top-k {record.top_k}, held-out texts",
         "before the training": f"{record.curve[0].acceptance:.3f}",
         "target": record.target,
         "parameters": f"{record.num_parameters:,} ({share:.1%} of the target's)",
         "trained": f"{record.steps:,} steps, {record.minutes:.1f} minutes",
     }
+
+
+def _by_depth(record: DraftRecord) -> dict[str, str]:
+    """Return the acceptance behind drafted tokens, of a draft for which it differs."""
+    if record.acceptance_by_depth is None:
+        return {}
+    return {"behind drafted tokens": ", ".join(f"{x:.3f}" for x in record.acceptance_by_depth[1:])}

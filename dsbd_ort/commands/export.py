@@ -23,7 +23,7 @@ from dsbd_runtime.bundle import MANIFEST_NAME, Manifest, ParityReport
 
 ENGINE_OPTIONS = ("bundle", "engine", "compute_capability", "capacity")
 """Options that may accompany --bundle without --draft."""
-NOT_OF_DRAFT = ("target", "output", "demo")
+NOT_OF_DRAFT = ("target", "output", "demo", "features")
 """Options that may not accompany --bundle with --draft."""
 CAPTION = (
     "A family that is not listed is tried in the same way; every export is compared with its "
@@ -70,6 +70,10 @@ class ExportArguments:
         show_default=True,
         help="full; topk:K: engines return only the K largest of a row; gather: only those of the "
         "tokens that a trie allows.",
+        section=_ENGINES,
+    )
+    features: bool = flag(
+        help="The target also returns hidden states, for a feature draft that is added later.",
         section=_ENGINES,
     )
     attention: str | None = option(

@@ -23,6 +23,7 @@ from dsbd_ort.model_defaults import WARPING, listed
 from dsbd_ort.results import json_text
 from dsbd_runtime.bundle import open_bundle
 from dsbd_runtime.draft_record import DraftRecord
+from dsbd_runtime.graph import FeatureEntry
 
 JSON_FIELDS = """\b
 The object that --json prints has these fields:
@@ -32,6 +33,7 @@ The object that --json prints has these fields:
     family, dtype, quantization, logits, full_logits, bit_exact, weight_bytes,
     vocab_size, context_length, kv {num_layers, num_heads, head_dim, dtype},
     kv_bytes_per_token, kv_bytes_full_context, masks, sliding_window,
+    features {width, layers, own_width} (null without a feature draft),
     parity {measure, value, limit}
   generation_config {option: value}, not_built {name: value}
   total_bytes, files {name: bytes}
@@ -180,6 +182,7 @@ def _model_cells(model: ModelSummary) -> dict[str, str]:
         "bit-exact": "not claimed" if model.bit_exact is None else str(model.bit_exact or "no"),
         "vocabulary": f"{model.vocab_size:,}",
         "context": f"{model.context_length:,}",
+        "features": _features_cell(model.features),
         "masks": "\n".join(model.masks),
         "sliding window": "none" if model.sliding_window is None else f"{model.sliding_window:,}",
         "key/value cache": f"{kv.num_layers} x {kv.num_heads} heads x {kv.head_dim}, {kv.dtype}",
@@ -187,6 +190,15 @@ def _model_cells(model: ModelSummary) -> dict[str, str]:
         "in a full context": f"{model.kv_bytes_full_context:,}",
         f"parity: {parity.measure}": f"{parity.value:.1e} (limit {parity.limit:.0e})",
     }
+
+
+def _features_cell(features: FeatureEntry | None) -> str:
+    """Return which hidden states a target returns, or a feature draft reads."""
+    if features is None:
+        return "none"
+    if features.layers is not None:
+        return f"returns what enters layers {', '.join(map(str, features.layers))}"
+    return f"reads {features.width:,}, or {features.own_width:,} of its own"
 
 
 def _files_table(summary: BundleSummary) -> Table:

@@ -20,7 +20,7 @@ from dsbd_ort.decoding.cache_view import CacheView, PrefixCache
 from dsbd_ort.decoding.decode import DecodingLoop, decoding_loop
 from dsbd_ort.decoding.drafting.cost_curve import Costs
 from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK, KVCache
-from dsbd_ort.decoding.preemption import PreemptedRows
+from dsbd_ort.decoding.preemption import PreemptedRows, recomputed
 from dsbd_ort.decoding.request import DecodeResult, DecodingRequest, IterationOutput
 from dsbd_ort.decoding.step_model import Clock, EngineCall, EngineCalls, Logits, Role, StepModel
 
@@ -84,10 +84,8 @@ class Tree:
         return max(view.num_rows_at_end for view in self.views.values())
 
     def recompute(self) -> EngineCalls[None]:
-        """Compute the rows that were dropped, of one engine after the other."""
-        for role, rows in list(self.preempted.items()):
-            yield from rows.compute(role)
-            del self.preempted[role]
+        """Compute the rows that were dropped."""
+        yield from recomputed(self.preempted)
 
 
 @dataclass(frozen=True)
@@ -202,6 +200,8 @@ class BatchedDecoder:
         """Let a request go on to its first engine call, behind the rows that it can share."""
         tree.has_started = True
         for role, view in tree.views.items():
+            if view.kv.reads_features and not tree.request.config.has_draft_model:
+                continue  # its rows could not be computed again without features
             view.prefix = self.caches[role].longest_prefix(tree.request.reusable_prompt(role))
         tree.wanted = next(tree.loop)  # type: ignore[assignment]  # a call precedes any output
 

@@ -13,9 +13,19 @@ from numpy.typing import NDArray
 from dsbd_ort.decoding.step_model import Meter
 
 if TYPE_CHECKING:
+    from dsbd_ort.decoding.feature_models import Features
     from dsbd_ort.decoding.kv_cache import KVCache
+    from dsbd_ort.decoding.node_features import NodeFeatures
 
 Rows = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class PromptFeature:
+    """The target's feature of the last of so many first tokens, for the draft's row of the next."""
+
+    num_tokens: int
+    feature: Features
 
 
 @dataclass
@@ -27,10 +37,12 @@ class PrefixCache:
     Attributes:
         tokens: from position 0 on.
         rows: (>= num_tokens,) int64 increasing. The row of each.
+        feature: of the target beside a feature draft, the one behind the last prompt; None: none.
     """
 
     tokens: list[int] = field(default_factory=list)
     rows: Rows = field(default_factory=lambda: np.arange(0))
+    feature: PromptFeature | None = None
 
     def num_common(self, token_ids: Sequence[int]) -> int:
         """Return how many first tokens of ``token_ids`` the cache holds."""
@@ -44,6 +56,14 @@ class PrefixCache:
     def shorten(self, num_tokens: int) -> None:
         """Keep the first tokens alone."""
         self.tokens, self.rows = self.tokens[:num_tokens], self.rows[:num_tokens]
+        if self.feature is not None and self.feature.num_tokens > num_tokens:
+            self.feature = None
+
+    def copy_of(self, num_tokens: int) -> PrefixCache:
+        """Return the first tokens as a prefix of its own."""
+        copy = PrefixCache(self.tokens, self.rows, self.feature)
+        copy.shorten(num_tokens)
+        return copy
 
 
 class UsedRows(Protocol):
@@ -71,18 +91,25 @@ class CacheView:
 
         0b00011, 0b00111, 0b10111
 
+    No other row of a feature draft sees that of the prompt's first token, which has no parent and
+    so comes from no feature: such drafts are trained without it.
+
     Attributes:
         kv: the engine's cache.
         prefix: the tokens of the prompt's rows.
         meter: counts the engine calls of the request.
         num_rows_at_end: rows that it held when it ended.
+        features: of its nodes, for a request with a feature draft.
     """
+
+    features: NodeFeatures | None = None
 
     def __init__(self, kv: KVCache, prefix: PrefixCache) -> None:
         self.kv = kv
         self.prefix = prefix
         self.meter = Meter()
         self.num_rows_at_end = 0
+        self._hides_first = kv.reads_features
         self._seen = np.zeros((64, 32), dtype=np.uint8)  # (slot capacity, bytes)
         self._num_slots = 1
 
@@ -102,7 +129,7 @@ class CacheView:
         self._reserve(0, self.kv.model.num_rows)
         self._seen[0] = 0
         is_seen = np.zeros(self.kv.model.num_rows, dtype=np.bool_)
-        is_seen[self.prefix.rows] = True
+        is_seen[self.prefix.rows[1 if self._hides_first else 0 :]] = True
         packed = np.packbits(is_seen, bitorder="little")
         self._seen[0, : len(packed)] = packed
 
@@ -113,6 +140,8 @@ class CacheView:
         mask[:, rows] = True
         mask[:, first_row:] = np.tri(num_tokens, dtype=np.bool_)
         self.prefix.rows = np.append(rows, np.arange(first_row, first_row + num_tokens))
+        if self._hides_first:
+            mask[0 if len(rows) else 1 :, self.prefix.rows[0]] = False
         return mask
 
     def append(self, parent_slots: NDArray[np.int64], first_row: int) -> NDArray[np.bool_]:
@@ -141,7 +170,21 @@ class CacheView:
             above = np.where(is_new, parent_slots - first, np.arange(size))
             self._add_ancestors(seen, above)
         self._seen[first : self._num_slots] = seen
-        return _unpacked(seen, num_rows)
+        mask = _unpacked(seen, num_rows)
+        if self._hides_first and not len(self.prefix.rows):
+            self._hide_root(mask, (parent_slots == 0).nonzero()[0], first)
+        return mask
+
+    def _hide_root(
+        self, mask: NDArray[np.bool_], roots: NDArray[np.int64], first_slot: int
+    ) -> None:
+        """Let only the prompt's one token see its own row, which ``roots`` says if it is new."""
+        first_row = mask.shape[1] - len(mask)
+        for root in roots.tolist():
+            row = first_row + root
+            self._seen[first_slot : self._num_slots, row >> 3] &= 255 ^ (1 << (row & 7))
+            mask[:, row] = False
+            mask[root, row] = True
 
     @staticmethod
     def _add_ancestors(seen: NDArray[np.uint8], above: NDArray[np.int64]) -> None:
@@ -177,6 +220,9 @@ class CacheView:
         self.num_rows_at_end = self.num_rows
         seen = self._seen[min(1, self._num_slots - 1) : self._num_slots]
         seen_by_all = _unpacked(np.bitwise_and.reduce(seen)[None], self.kv.model.num_rows)[0]
+        if self._hides_first:
+            seen_by_all[self.prefix.rows[:1]] = True
+            seen_by_all &= len(self.prefix.rows) > 0
         self.prefix.rows = seen_by_all.nonzero()[0]
         self.prefix.tokens = agreed_tokens[: len(self.prefix.rows)]
         self.prefix.shorten(len(self.prefix.tokens))
@@ -211,6 +257,8 @@ class CacheView:
     def show(self, bits: NDArray[np.bool_]) -> None:
         """Let every slot see these rows of the cache, (num_slots, n) bool, and no others."""
         self._reserve(0, bits.shape[1])
+        if self._hides_first:
+            bits[:, self.prefix.rows[:1]] = False
         packed = np.packbits(bits, axis=1, bitorder="little")
         self._seen[: self._num_slots] = 0
         self._seen[: self._num_slots, : packed.shape[1]] = packed

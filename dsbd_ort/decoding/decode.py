@@ -199,11 +199,17 @@ def decoding_loop(
 
 
 def _prefill(run: RunningRequest) -> EngineCalls[None]:
-    """Compute the prompt but for its last token, which is the root of the forest."""
+    """Compute the prompt but for its last token, which is the root of the forest.
+
+    The draft computes it as the target does if it reads the target's features, else with the first
+    node that it is needed for, if any is.
+    """
     prompt = np.array(run.request.prompt_ids, dtype=np.int64)
-    yield from run.target.prefill(prompt[:-1], run.scorer)
-    if run.draft:
-        yield from run.draft.prefill(prompt[:-1])
+    yield from run.target.prefill(prompt[:-1], run.scorer, run.follower)
+    if run.follower:
+        yield from run.follower.prefill(prompt[:-1])
+    elif run.draft:
+        run.draft.prefill_later(prompt[:-1])
     if run.tracer:
         run.tracer.begin(prompt.tolist(), run.request.config)
 
@@ -213,7 +219,8 @@ def _draft(run: RunningRequest, beams: Beams, depth: int) -> EngineCalls[list[Dr
     if not run.drafter:
         return []
     num_pending = run.target.num_missing(beams.nodes)
-    run.policy.begin(num_pending, run.request.config.max_new_tokens - depth - 1)
+    most_layers = run.request.config.max_new_tokens - depth - 1
+    run.policy.begin(num_pending, most_layers, run.draft.num_unread if run.draft else 0)
     return (
         yield from draft_forest(
             run.forest,

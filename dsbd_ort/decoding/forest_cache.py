@@ -21,7 +21,11 @@ from dsbd_ort.decoding.distribution import (
 from dsbd_ort.decoding.drafting.draft import LayerNeeds
 from dsbd_ort.decoding.errors import ModelError
 from dsbd_ort.decoding.forest import NO_NODE, NOT_COMPUTED, Forest, Nodes
-from dsbd_ort.decoding.joint_distribution import JointDistribution, joint_distribution
+from dsbd_ort.decoding.joint_distribution import (
+    FurtherTokens,
+    JointDistribution,
+    joint_distribution,
+)
 from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK
 from dsbd_ort.decoding.step_model import (
     Clock,
@@ -44,6 +48,8 @@ _FIRST = np.array(0)  # slot; an operation takes an array faster than a number
 
 class ForestCache:
     """The computed nodes of the forest in one engine; none is computed twice while it is live.
+
+    But for those of a feature draft whose rows are outdated, see ``node_features``.
 
     A computed node has a slot, the same in the ``CacheView`` (its row and what that sees) and in
     the distributions. Slot 0 is no node's: it stands for the prompt in the one, for "stays what it
@@ -79,11 +85,13 @@ class ForestCache:
         self._controls = controls
         self._tops = tops
         self._clock = clock
+        self._features = view.features
         self._num_calls = 0
+        self._unread: NDArray[np.int64] | None = None
         self.distribution_bytes_peak = 0
         self._distributions: TokenDistributions | None = None  # as the first logits are
         self._last_call: tuple[int, FullLogits | None] = 0, None  # its first slot
-        self._further = _FurtherTokens()
+        self._further = FurtherTokens()
         self._slots_above: dict[int, int] = {}  # by node to be computed again whose parent is gone
 
     @property
@@ -93,12 +101,16 @@ class ForestCache:
         return slots
 
     def prefill(
-        self, token_ids: NDArray[np.int64], scorer: PromptScorer | None = None
+        self,
+        token_ids: NDArray[np.int64],
+        scorer: PromptScorer | None = None,
+        follower: ForestCache | None = None,
     ) -> EngineCalls[None]:
         """Compute the prompt but for its last token, which is the forest's root.
 
         scorer: takes the logits after every token, of a prefix that is not there yet at all. None:
             no logits are computed.
+        follower: computes every part of the prompt as soon as it is computed here.
         """
         tokens, view = token_ids.tolist(), self._view
         size = SCORED_CHUNK if scorer else PREFILL_CHUNK
@@ -110,7 +122,8 @@ class ForestCache:
             def mask(first_row: int, size: int = len(chunk)) -> NDArray[np.bool_]:
                 return view.append_prompt(size, first_row)
 
-            logits = yield EngineCall(
+            features = self._features.for_prompt(start, len(chunk)) if self._features else None
+            call = EngineCall(
                 self._role,
                 self._meter,
                 chunk,
@@ -119,7 +132,11 @@ class ForestCache:
                 mask,
                 is_prefill=True,
                 reads_full_logits=bool(scorer and view.kv.num_top_logits),
+                features=features,
             )
+            began = self._clock()
+            logits = yield call
+            self._meter.waited += self._clock() - began
             if scorer or isinstance(logits, tuple | np.ndarray):
                 self._read(logits, len(logit_rows))
             else:  # beside calls that gather
@@ -127,14 +144,40 @@ class ForestCache:
             if scorer:
                 scorer.append(cast(WholeLogits, logits))
             view.prefix.tokens = tokens[: start + len(chunk)]
+            if self._features and features:
+                self._features.take_prompt(features, start, len(chunk))
+            if follower is not None:
+                yield from follower.prefill(token_ids[: start + len(chunk)])
         view.begin()
+
+    def prefill_later(self, token_ids: NDArray[np.int64]) -> None:
+        """Compute the prompt but for its last token just before the first node, if one is wanted.
+
+        A request that nothing is drafted for never has its prompt read by the draft.
+        """
+        self._unread = token_ids
+
+    @property
+    def num_unread(self) -> int:
+        """Tokens of the prompt that the engine has to read before the first node."""
+        return 0 if self._unread is None else len(self._unread) - len(self._view.prefix.tokens)
+
+    def _read_prompt(self) -> EngineCalls[None]:
+        """Compute the prompt, but for what another request has computed by now."""
+        assert self._unread is not None
+        view, token_ids, self._unread = self._view, self._unread, None
+        shared = view.kv.longest_prefix(token_ids.tolist())
+        if len(shared.tokens) > len(view.prefix.tokens):
+            view.prefix = shared
+        yield from self.prefill(token_ids)
 
     def finish(self, agreed_tokens: list[int]) -> None:
         """Leave the rows that all nodes see to the next request.
 
         agreed_tokens: the prompt and the new tokens that all beams share.
         """
-        self._view.end(agreed_tokens)
+        if self._unread is None:  # else its rows are those of an earlier prompt that began alike
+            self._view.end(agreed_tokens)
 
     def are_computed(self, nodes: Nodes) -> bool:
         """Return whether the distribution after each is known; an absorbing one needs none."""
@@ -144,9 +187,12 @@ class ForestCache:
         """Return how many of ``nodes`` are not computed."""
         return len((self.slots[nodes] < _FIRST).nonzero()[0])
 
-    def _pending(self, nodes: Nodes) -> Nodes:
-        """Return what must be computed before the distributions after ``nodes``, parents first."""
-        slots, parents = self.slots, self._forest.parents
+    def _pending(self, nodes: Nodes, slots: NDArray[np.int64] | None = None) -> Nodes:
+        """Return what must be computed before the distributions after ``nodes``, parents first.
+
+        slots: other ones than those of now.
+        """
+        slots, parents = self.slots if slots is None else slots, self._forest.parents
         found = nodes[slots[nodes] < _FIRST]
         above = parents[found]
         above = above[slots[above] < _FIRST]
@@ -161,44 +207,52 @@ class ForestCache:
         return is_pending.nonzero()[0]
 
     def look_up(self, nodes: Nodes, takes_all: object) -> LayerNeeds:
-        """See Drafter.look_up: every row needs the model."""
-        return LayerNeeds(len(nodes))
+        """See Drafter.look_up: every row needs the model, of a feature draft outdated ones too."""
+        return LayerNeeds(len(nodes if self._features is None else self._pending(nodes)))
 
     def compute(self, nodes: Nodes | None = None) -> EngineCalls[None]:
         """Compute ``nodes`` (all by default) and their pending ancestors in one call, if any.
 
         Further calls are needed where logits count that a top-k head has left out and that a later
-        part of the same forward has overwritten: each call brings some of them.
+        part of the same forward has overwritten: each call brings some of them. And of a feature
+        draft for nodes that come from features of the call before.
         """
         forest, view, slots = self._forest, self._view, self.slots
         if nodes is None:
             pending = (slots[: len(forest)] < 0).nonzero()[0]
         else:
             pending = self._pending(nodes)
+        if len(pending) and self._unread is not None:
+            yield from self._read_prompt()
         reads_full = self._tops is not None and 0 < view.kv.num_top_logits < self._tops.number
         while len(pending):
-            size, first_slot = len(pending), view.num_slots
-            slots[pending] = np.arange(first_slot, first_slot + size)
-            parents = forest.parents[pending]
+            nodes = pending if self._features is None else self._features.ready(pending)
+            features = self._features.for_nodes(nodes) if self._features else None
+            size, first_slot = len(nodes), view.num_slots
+            slots[nodes] = np.arange(first_slot, first_slot + size)
+            parents = forest.parents[nodes]
             parent_slots = slots[parents]
             if self._slots_above:
                 for index in (parents == NO_NODE).nonzero()[0].tolist():
-                    parent_slots[index] = self._slots_above.get(int(pending[index]), 0)
-            allowed = self._allowed_after(pending)
+                    parent_slots[index] = self._slots_above.get(int(nodes[index]), 0)
+            allowed = self._allowed_after(nodes)
             call = EngineCall(
                 self._role,
                 self._meter,
-                forest.tokens[pending],
-                forest.positions[pending],
+                forest.tokens[nodes],
+                forest.positions[nodes],
                 np.arange(size),
                 partial(view.append, parent_slots),
                 reads_full_logits=reads_full,
                 gather=allowed.pairs() if allowed is not None and self._gathers(allowed) else None,
+                features=features,
             )
             began = self._clock()
             logits = yield call
             self._meter.waited += self._clock() - began
-            found, unread = self._read(logits, size, pending, allowed)
+            if self._features and features:
+                self._features.take(features, size)
+            found, unread = self._read(logits, size, nodes, allowed)
             if self._tops is not None:
                 self._tops.append(cast(WholeLogits, logits))
             self._last_call = first_slot, full_of(logits)
@@ -206,9 +260,9 @@ class ForestCache:
                 self._distributions = found.behind_unused_row()
             else:
                 self._distributions.append(found)  # type: ignore[arg-type]  # of the same kind
-            pending = pending[unread]
-            if len(pending):
-                self._set_back(pending)
+            if len(unread):
+                self._set_back(nodes[unread])
+            pending = pending[slots[pending] < 0]
 
     def _allowed_after(self, nodes: Nodes) -> AllowedAfter | None:
         """Return what the controls allow after nodes; None without controls."""
@@ -289,18 +343,25 @@ class ForestCache:
 
     def keep_needed(self, is_kept: NDArray[np.bool_]) -> None:
         """Keep the nodes as well that are needed to compute kept ones later: (num_nodes,) bool."""
-        pending = self._pending(is_kept.nonzero()[0])
+        pending = self._pending(is_kept.nonzero()[0], self._slots_after_pruning())
         is_kept[pending] = True
         parents = self._forest.parents[pending]
         is_kept[parents[parents != NO_NODE]] = True
 
+    def _slots_after_pruning(self) -> NDArray[np.int64]:
+        """Return the slots without those that pruning will take from their nodes."""
+        if self._features is None:
+            return self.slots
+        return np.where(self._features.outdated(self.slots), NOT_COMPUTED, self.slots)
+
     def prune(self) -> None:
-        """Forget the nodes that the forest has dropped."""
+        """Forget the nodes that the forest has dropped, and what is outdated."""
         if self._distributions is not None:
             num_bytes = self._distributions.num_bytes
             self.distribution_bytes_peak = max(self.distribution_bytes_peak, num_bytes)
-        self._last_call, self._further, self._slots_above = (0, None), _FurtherTokens(), {}
+        self._last_call, self._further, self._slots_above = (0, None), FurtherTokens(), {}
         slots = self.slots[: len(self._forest)]
+        slots[:] = self._slots_after_pruning()[: len(slots)]
         computed = (slots > 0).nonzero()[0]
         kept = slots[computed]
         if not len(kept):  # all beams have ended: ``finish`` looks at the rows as they were
@@ -310,6 +371,8 @@ class ForestCache:
             self._distributions.keep(kept)
         if self._tops is not None:
             self._tops.keep(kept)
+        if self._features is not None:
+            self._features.keep(kept)
         slots[computed] = np.arange(1, 1 + len(kept))
 
     def _read(
@@ -335,50 +398,3 @@ class ForestCache:
             return self._controls.distributions(logits, nodes, allowed, is_draft=is_draft)
         except ModelError as error:
             raise ModelError(f"call {self._num_calls} of the {self._role}: {error}") from error
-
-
-class _FurtherTokens:
-    """Tokens that a top-k head left out and that were read from all logits, until the next prune.
-
-    Attributes:
-        complete: (n,) int64. The slots of which they were read.
-        slots, tokens, raw_log_probs: (num_tokens,) each. By slot, then by decreasing probability.
-    """
-
-    def __init__(self) -> None:
-        self.complete = self.slots = self.tokens = _NOTHING
-        self.raw_log_probs = np.zeros(0)
-
-    def add(
-        self,
-        slots: NDArray[np.int64],
-        counts: NDArray[np.bool_],
-        tokens: NDArray[np.int64],
-        raw_log_probs: NDArray[np.float64],
-    ) -> None:
-        """Add the tokens that count, (num_slots, n) each, of complete slots."""
-        self.complete = np.append(self.complete, slots)
-        self.slots = np.append(self.slots, np.repeat(slots, counts.sum(axis=1)))
-        self.tokens = np.append(self.tokens, tokens[counts])
-        self.raw_log_probs = np.append(self.raw_log_probs, raw_log_probs[counts])
-
-    def added_to(
-        self, joint: JointDistribution, log_weights: NDArray[np.float64], slots: NDArray[np.int64]
-    ) -> JointDistribution:
-        """Return a raw joint distribution of the beams at ``slots`` with their further tokens."""
-        order = slots.argsort()
-        place = order.take(slots.searchsorted(self.slots, sorter=order), mode="clip")
-        is_here = slots[place] == self.slots
-        beams, raw = place[is_here], self.raw_log_probs[is_here]
-        parents = np.append(joint.parents, beams)
-        order = parents.argsort(kind="stable")
-        weights = np.append(joint.log_weights, log_weights[beams] + raw)[order]
-        return JointDistribution(
-            nodes=joint.nodes,
-            parents=parents[order],
-            tokens=np.append(joint.tokens, self.tokens[is_here])[order],
-            log_weights=weights,
-            log_masses=weights,
-            raw_log_probs=np.append(joint.raw_log_probs, raw)[order],
-            num_tokens=0,
-        )

@@ -14,6 +14,7 @@ STAY = -1
 """The "token" by which an absorbing beam continues: it stays what it is, with probability 1."""
 
 _ALL = slice(None)
+_NOTHING = np.arange(0)
 
 
 @dataclass(slots=True)
@@ -173,3 +174,50 @@ def best_candidates(scores: NDArray[np.float64], num_wanted: int) -> NDArray[np.
     if len(best) and scores[best[-1]] == -np.inf:
         best = best[scores[best] > -np.inf]
     return best
+
+
+class FurtherTokens:
+    """Tokens that a top-k head left out and that were read from all logits, until the next prune.
+
+    Attributes:
+        complete: (n,) int64. The slots of which they were read.
+        slots, tokens, raw_log_probs: (num_tokens,) each. By slot, then by decreasing probability.
+    """
+
+    def __init__(self) -> None:
+        self.complete = self.slots = self.tokens = _NOTHING
+        self.raw_log_probs = np.zeros(0)
+
+    def add(
+        self,
+        slots: NDArray[np.int64],
+        counts: NDArray[np.bool_],
+        tokens: NDArray[np.int64],
+        raw_log_probs: NDArray[np.float64],
+    ) -> None:
+        """Add the tokens that count, (num_slots, n) each, of complete slots."""
+        self.complete = np.append(self.complete, slots)
+        self.slots = np.append(self.slots, np.repeat(slots, counts.sum(axis=1)))
+        self.tokens = np.append(self.tokens, tokens[counts])
+        self.raw_log_probs = np.append(self.raw_log_probs, raw_log_probs[counts])
+
+    def added_to(
+        self, joint: JointDistribution, log_weights: NDArray[np.float64], slots: NDArray[np.int64]
+    ) -> JointDistribution:
+        """Return a raw joint distribution of the beams at ``slots`` with their further tokens."""
+        order = slots.argsort()
+        place = order.take(slots.searchsorted(self.slots, sorter=order), mode="clip")
+        is_here = slots[place] == self.slots
+        beams, raw = place[is_here], self.raw_log_probs[is_here]
+        parents = np.append(joint.parents, beams)
+        order = parents.argsort(kind="stable")
+        weights = np.append(joint.log_weights, log_weights[beams] + raw)[order]
+        return JointDistribution(
+            nodes=joint.nodes,
+            parents=parents[order],
+            tokens=np.append(joint.tokens, self.tokens[is_here])[order],
+            log_weights=weights,
+            log_masses=weights,
+            raw_log_probs=np.append(joint.raw_log_probs, raw)[order],
+            num_tokens=0,
+        )

@@ -15,11 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_ort.decoding.cache_view import CacheView, PrefixCache, Rows, UsedRows
+from dsbd_ort.decoding.feature_models import forward_of_calls, reads_features, returns_features
 from dsbd_ort.decoding.step_model import (
     EngineCall,
+    GatheredLogits,
     GatheringModel,
     Logits,
     StepModel,
+    WholeLogits,
     gathered_parts,
     gathers_logits,
     joined_gather,
@@ -45,6 +48,7 @@ class KVCache:
     Attributes:
         model: the engine, whose cache is used for nothing else.
         vocab_size, num_top_logits, keeps_full_logits, gathers_logits: see StepModel.
+        returns_features, reads_features: see ``feature_models``.
         max_rows: most rows that it may hold, None for no limit.
     """
 
@@ -57,6 +61,8 @@ class KVCache:
         self.num_top_logits = num_top_logits(model)
         self.keeps_full_logits = keeps_full_logits(model)
         self.gathers_logits = gathers_logits(model)
+        self.returns_features = returns_features(model)
+        self.reads_features = reads_features(model)
         self.max_rows = max_rows
         self._shares_prefixes = shares_prefixes
         self._views: list[UsedRows] = []
@@ -97,7 +103,7 @@ class KVCache:
         for other in others if self._shares_prefixes else ():
             if (found := other.num_common(tokens)) > num_common:
                 longest, num_common = other, found
-        return PrefixCache(tokens[:num_common], longest.rows[:num_common])
+        return longest.copy_of(num_common)
 
     def close_view(self, view: UsedRows) -> None:
         """Give up a view's rows; until dropped its prefix may serve a request that begins alike.
@@ -137,16 +143,23 @@ class KVCache:
         first_row = self.model.num_rows
         self._tell(calls, first_row)
         token_ids, positions, logit_rows, mask = _joined(calls, sizes, first_row)
-        if any(call.gather is not None for call in calls):
-            model, gather = cast(GatheringModel, self.model), joined_gather(calls)
-            gathered = model.forward(token_ids, positions, mask, logit_rows, gather)
-            return gathered_parts(gathered, calls)
-        logits = self.model.forward(token_ids, positions, mask, logit_rows)
+        inputs = token_ids, positions, mask, logit_rows
+        gathers = any(call.gather is not None for call in calls)
+        gather = joined_gather(calls) if gathers else None
+        logits: Logits
+        if any(call.features is not None for call in calls):
+            logits = forward_of_calls(self.model, calls, *inputs, gather)
+        elif gather is not None:
+            logits = cast(GatheringModel, self.model).forward(*inputs, gather)
+        else:
+            logits = self.model.forward(*inputs)
+        if gathers:
+            return gathered_parts(cast(GatheredLogits, logits), calls)
         if len(calls) == 1:
             return [logits]
         ends = np.cumsum([len(call.logit_rows) for call in calls]).tolist()
         return [
-            logits_of_rows(logits, end - len(call.logit_rows), end)
+            logits_of_rows(cast(WholeLogits, logits), end - len(call.logit_rows), end)
             for call, end in zip(calls, ends, strict=True)
         ]
 

@@ -1,19 +1,26 @@
 """Preemption: the cache rows of a request are dropped, and computed again when it goes on.
 
 All else that a request has (its forest, the distributions of the nodes, its hypotheses and
-randomness) stays as it is, so no token of it changes, whatever its strategy.
+randomness) stays as it is, so no token of it changes, whatever its strategy. The rows of a feature
+draft come from features of the target, most of which nobody has kept: they are computed along with
+the target's rows.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_ort.decoding.cache_view import CacheView, PrefixCache, Rows
+from dsbd_ort.decoding.feature_models import ZEROS, FeatureCall, Features, ParentFeatures
 from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK
+from dsbd_ort.decoding.node_features import DraftFeatures, align_prefixes
 from dsbd_ort.decoding.step_model import EngineCall, EngineCalls, Role
 
 _NO_LOGITS = np.arange(0)
+_NO_ROW = -1
 
 
 class PreemptedRows:
@@ -27,6 +34,8 @@ class PreemptedRows:
     and the positions 0, 1, 2, 2 of the rows, the last one sees the rows 0 and 1.
 
     Attributes:
+        view: that was preempted.
+        tokens, positions: (num_rows,) int64.
         num_rows: how many there were.
         prefix: the tokens of the prompt's rows that are in the cache again.
     """
@@ -36,12 +45,12 @@ class PreemptedRows:
         rows = view.used().nonzero()[0]
         tokens, positions = view.kv.told(rows)
         order = positions.argsort(kind="stable")
-        self._view = view
-        self._tokens, self._positions = tokens[order], positions[order]
+        self.view = view
+        self.tokens, self.positions = tokens[order], positions[order]
         seen = view.hide(rows[order])  # (num_slots, num_rows)
         self._seen = np.packbits(seen, axis=1, bitorder="little")
         self._slots = seen.argmax(axis=0)  # (num_rows,), one that sees the row
-        self._prompt = view.prefix.tokens
+        self._prompt = view.prefix
         self._rows: Rows = np.arange(0)
         self.num_rows = len(rows)
         self.prefix = PrefixCache()
@@ -49,11 +58,11 @@ class PreemptedRows:
 
     def close(self) -> None:
         """Give up the rows that were computed again."""
-        self._view.kv.close_view(self)
+        self.view.kv.close_view(self)
 
     def used(self) -> NDArray[np.bool_]:
         """See UsedRows."""
-        is_used = np.zeros(self._view.kv.model.num_rows, dtype=np.bool_)
+        is_used = np.zeros(self.view.kv.model.num_rows, dtype=np.bool_)
         is_used[self._rows] = True
         return is_used
 
@@ -67,27 +76,56 @@ class PreemptedRows:
 
         After the last call the view is what it was.
         """
-        kv = self._view.kv
-        self._rows = kv.longest_prefix(self._prompt).rows
+        self.begin(self.reusable())
+        while self.num_left:
+            yield self.next_call(role, PREFILL_CHUNK)
+        self.end()
+
+    def reusable(self) -> PrefixCache:
+        """Return the rows of the prompt that another request has."""
+        return self.view.kv.longest_prefix(self._prompt.tokens)
+
+    def begin(self, prefix: PrefixCache) -> None:
+        """Start with these rows of the prompt."""
+        self._rows = prefix.rows
         self._show_prefix()
-        kv.add(self)
-        for start in range(len(self._rows), self.num_rows, PREFILL_CHUNK):
-            chunk = np.arange(start, min(start + PREFILL_CHUNK, self.num_rows))
+        self.view.kv.add(self)
 
-            def mask(first_row: int, chunk: Rows = chunk) -> NDArray[np.bool_]:
-                return self._append(chunk, first_row)
+    @property
+    def num_left(self) -> int:
+        """Rows that are not computed again yet, those of the highest positions."""
+        return self.num_rows - len(self._rows)
 
-            tokens, positions = self._tokens[chunk], self._positions[chunk]
-            meter = self._view.meter
-            yield EngineCall(role, meter, tokens, positions, _NO_LOGITS, mask, is_prefill=True)
+    def next_call(
+        self, role: Role, most_rows: int, features: FeatureCall | None = None
+    ) -> EngineCall:
+        """Return the call that computes the next rows."""
+        start = len(self._rows)
+        chunk = np.arange(start, min(start + most_rows, self.num_rows))
+
+        def mask(first_row: int) -> NDArray[np.bool_]:
+            mask = self._append(chunk, first_row)
             self._show_prefix()
-        self._restore()
+            return mask
+
+        return EngineCall(
+            role,
+            self.view.meter,
+            self.tokens[chunk],
+            self.positions[chunk],
+            _NO_LOGITS,
+            mask,
+            is_prefill=True,
+            features=features,
+        )
 
     def _append(self, chunk: Rows, first_row: int) -> NDArray[np.bool_]:
         """Add the next rows; return their mask."""
         end = int(chunk[-1]) + 1
         seen = np.unpackbits(self._seen[self._slots[chunk]], axis=1, count=end, bitorder="little")
-        seen &= self._positions[:end] < self._positions[chunk][:, None]
+        seen &= self.positions[:end] < self.positions[chunk][:, None]
+        if self.view.kv.reads_features:
+            seen[:, self.positions[:end] == 0] = False  # see CacheView
         seen[np.arange(len(chunk)), chunk] = True
         self._rows = np.append(self._rows, first_row + np.arange(len(chunk)))
         mask = np.zeros((len(chunk), first_row + len(chunk)), dtype=np.bool_)
@@ -95,12 +133,12 @@ class PreemptedRows:
         return mask
 
     def _show_prefix(self) -> None:
-        rows = self._rows[: len(self._prompt)]
-        self.prefix = PrefixCache(self._prompt[: len(rows)], rows)
+        self.prefix = PrefixCache(self._prompt.tokens, self._rows, self._prompt.feature)
+        self.prefix.shorten(min(len(self._rows), len(self._prompt.tokens)))
 
-    def _restore(self) -> None:
+    def end(self) -> None:
         """Give the rows back to the view."""
-        view = self._view
+        view = self.view
         view.kv.remove(self)
         view.kv.add(view)
         view.prefix = self.prefix
@@ -109,3 +147,151 @@ class PreemptedRows:
         seen = np.unpackbits(self._seen, axis=1, count=self.num_rows, bitorder="little")
         bits[:, self._rows] = seen
         view.show(bits)
+
+    def parents(self) -> Rows:
+        """Return the parent of every row, (num_rows,) int64: ``_NO_ROW`` where it is not seen."""
+        parents = np.full(self.num_rows, _NO_ROW)
+        for slot in np.unique(self._slots).tolist():
+            path = self._path(slot)
+            rows = (self._slots == slot).nonzero()[0]
+            places = self.positions[path].searchsorted(self.positions[rows] - 1)
+            found = path.take(places, mode="clip")
+            is_parent = self.positions[found] == self.positions[rows] - 1
+            parents[rows[is_parent]] = found[is_parent]
+        return parents
+
+    def slots_by_row(self) -> dict[int, int]:
+        """Return the slot of every row that is a live node's."""
+        paths = {slot: self._path(slot) for slot in range(1, len(self._seen))}
+        return {int(path[-1]): slot for slot, path in paths.items() if len(path)}
+
+    def _path(self, slot: int) -> Rows:
+        """Return the rows that a slot sees, by position."""
+        bits = np.unpackbits(self._seen[slot], count=self.num_rows, bitorder="little")
+        return bits.nonzero()[0]
+
+
+def recomputed(preempted: dict[Role, PreemptedRows]) -> EngineCalls[None]:
+    """Compute the rows of a preempted request again; remove them from there once they are.
+
+    Of one engine after the other, but for those of a feature draft.
+    """
+    draft = preempted.get("draft")
+    if draft is not None and isinstance(draft.view.features, DraftFeatures):
+        yield from RecomputedPair(preempted["target"], draft, draft.view.features).compute()
+        preempted.clear()
+    for role, rows in list(preempted.items()):
+        yield from rows.compute(role)
+        del preempted[role]
+
+
+class RecomputedPair:
+    """The rows of a request with a feature draft, computed again side by side, by position.
+
+    A row of the draft comes from the same as before: from an own feature, which the request has
+    kept, or from the feature of the target's row of its parent, which has the same path of tokens.
+    """
+
+    def __init__(
+        self, target: PreemptedRows, draft: PreemptedRows, features: DraftFeatures
+    ) -> None:
+        """Take the rows of both engines."""
+        self._target = target
+        self._draft = draft
+        target_paths, draft_parents = _paths(target, draft)
+        self._target_paths = target_paths
+        self._draft_parents = draft_parents
+        self._own = {
+            row: place
+            for row, slot in draft.slots_by_row().items()
+            if (place := features.own_of(slot)) is not None
+        }
+        self._of_target: dict[int, tuple[Features, int]] = {}  # by path
+
+    def compute(self) -> EngineCalls[None]:
+        """Compute the rows; afterwards both views are what they were."""
+        target, draft = self._target, self._draft
+        of_target, of_draft = target.reusable(), draft.reusable()
+        align_prefixes(of_target, of_draft)
+        if of_target.tokens and of_target.feature is not None:  # that of the last row, if it counts
+            path = self._target_paths[len(of_target.tokens) - 1]
+            if of_target.feature.num_tokens == len(of_target.tokens):
+                self._of_target[path] = of_target.feature.feature, 0
+        target.begin(of_target)
+        draft.begin(of_draft)
+        while target.num_left:
+            start = target.num_rows - target.num_left
+            call = target.next_call("target", PREFILL_CHUNK, features := FeatureCall())
+            yield call
+            self._note(start, len(call.token_ids), features)
+            yield from self._compute_draft()
+        yield from self._compute_draft()
+        assert not draft.num_left
+        target.end()
+        draft.end()
+
+    def _note(self, start: int, num_rows: int, features: FeatureCall) -> None:
+        """Note the features of rows of the target; forget those that no row needs any more."""
+        assert features.returned is not None  # the call is made
+        first = self._draft.num_rows - self._draft.num_left
+        needed = set(self._draft_parents[first:])
+        self._of_target = {path: place for path, place in self._of_target.items() if path in needed}
+        for index, path in enumerate(self._target_paths[start : start + num_rows]):
+            if path in needed:
+                self._of_target[path] = features.returned, features.first_row + index
+
+    def _compute_draft(self) -> EngineCalls[None]:
+        """Compute the next rows of the draft whose features are there."""
+        draft = self._draft
+        while draft.num_left:
+            places = list(self._next_places())
+            if not places:
+                return
+            yield draft.next_call("draft", len(places), FeatureCall(_parents_at(places)))
+
+    def _next_places(self) -> Iterator[tuple[Features, int] | None]:
+        """Yield what the next rows of the draft come from, as far as it is there."""
+        first = self._draft.num_rows - self._draft.num_left
+        for row in range(first, min(first + PREFILL_CHUNK, self._draft.num_rows)):
+            if not self._draft.positions[row]:
+                yield None
+                continue
+            place = self._own.get(row) or self._of_target.get(self._draft_parents[row])
+            if place is None:
+                return
+            yield place
+
+
+def _paths(target: PreemptedRows, draft: PreemptedRows) -> tuple[list[int], list[int]]:
+    """Return the path of every row of the target, and that of the parent of every draft's row.
+
+    A path is a number: that of the pair of its parent's path and its token, as it was met first.
+    """
+    numbers: dict[tuple[int, int], int] = {}
+    paths: list[list[int]] = []
+    for rows in (target, draft):
+        found: list[int] = []
+        for parent, token, position in zip(
+            rows.parents().tolist(), rows.tokens.tolist(), rows.positions.tolist(), strict=True
+        ):
+            above = found[parent] if parent >= 0 else 0 if position else _NO_ROW
+            found.append(numbers.setdefault((above, token), len(numbers)))
+        paths.append(found)
+    above = [
+        paths[1][parent] if parent >= 0 else 0  # the first row is that of path 0, seen by none
+        for parent in draft.parents().tolist()
+    ]
+    return paths[0], above
+
+
+def _parents_at(places: list[tuple[Features, int] | None]) -> ParentFeatures:
+    """Return these places of features; None is that of no parent."""
+    forwards: dict[int, Features] = {}
+    sources, rows = np.full(len(places), ZEROS), np.zeros(len(places), dtype=np.int64)
+    numbers: dict[int, int] = {}
+    for index, place in enumerate(places):
+        if place is not None:
+            features, rows[index] = place
+            sources[index] = numbers.setdefault(id(features), len(numbers))
+            forwards[id(features)] = features
+    return ParentFeatures(tuple(forwards.values()), sources, rows)

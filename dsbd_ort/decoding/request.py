@@ -20,6 +20,7 @@ from dsbd_ort.decoding.drafting.cost_curve import Costs
 from dsbd_ort.decoding.drafting.draft import MOST_FORCED_LAYERS
 from dsbd_ort.decoding.drafting.ngram import NGramPool
 from dsbd_ort.decoding.errors import DecodingError
+from dsbd_ort.decoding.feature_models import reads_features, returns_features
 from dsbd_ort.decoding.option_values import shown
 from dsbd_ort.decoding.rejection_coupling import RandomSource
 from dsbd_ort.decoding.rule import Finished
@@ -267,6 +268,11 @@ def check_request(request: DecodingRequest, target: Head, draft: Head | None) ->
         raise DecodingError(
             f"draft has {draft.vocab_size} tokens, target {target.vocab_size}; use a pair that "
             "shares its vocabulary"
+        )
+    if reads_features(draft) and not returns_features(target):
+        raise DecodingError(
+            "the draft reads features of its target, but the target returns none; use the target "
+            "of the same bundle, exported with --features"
         )
 
 

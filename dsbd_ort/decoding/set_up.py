@@ -17,6 +17,7 @@ from dsbd_ort.decoding.drafting.throughput import ThroughputDraftPolicy
 from dsbd_ort.decoding.forest import Forest
 from dsbd_ort.decoding.forest_cache import ForestCache
 from dsbd_ort.decoding.joint_rule import JointGreedyRule, JointSpeculativeRule
+from dsbd_ort.decoding.node_features import DraftFeatures, TargetFeatures, align_prefixes
 from dsbd_ort.decoding.rejection_coupling import GeneratorSource, RejectionCoupling
 from dsbd_ort.decoding.request import DecodingRequest, check_request
 from dsbd_ort.decoding.rule import Growth, SelectionRule
@@ -50,6 +51,7 @@ class RunningRequest:
 
     Attributes:
         draft: the draft engine's side of the forest, None where no model drafts.
+        follower: the same where it computes the prompt part by part, as the target does; else None.
         drafter: what drafts: the same, or it and others; None where nothing does.
         observers: of every iteration, before it is pruned.
     """
@@ -62,6 +64,7 @@ class RunningRequest:
     policy: DraftPolicy
     target: ForestCache
     draft: ForestCache | None
+    follower: ForestCache | None
     drafter: Drafter | None
     stats: StatsRecorder
     tracer: Tracer | None
@@ -88,6 +91,11 @@ def set_up(request: DecodingRequest, target: CacheView, draft: CacheView | None)
     reads_later = not config.row.has_draft and not target.kv.num_top_logits
     target_warp = warp.narrowed() if reads_later else warp
     clock = request.clock
+    has_feature_draft = config.has_draft_model and draft is not None and draft.kv.reads_features
+    if draft is not None and has_feature_draft:
+        align_prefixes(target.prefix, draft.prefix)
+        target.features = of_target = TargetFeatures(target)
+        draft.features = DraftFeatures(forest, of_target)
     target_cache = ForestCache("target", target, forest, target_warp, controls, tops, clock)
     draft_cache, draft_meter = None, None
     if draft is not None and config.has_draft_model:
@@ -132,6 +140,7 @@ def set_up(request: DecodingRequest, target: CacheView, draft: CacheView | None)
         policy=policy,
         target=target_cache,
         draft=draft_cache,
+        follower=draft_cache if has_feature_draft else None,
         drafter=drafter,
         stats=stats,
         tracer=tracer,

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_ort.decoding.errors import ModelError
+
+if TYPE_CHECKING:
+    from dsbd_ort.decoding.feature_models import FeatureCall
 
 
 class FullLogits(Protocol):
@@ -84,7 +87,7 @@ class StepModel(Head, Protocol):
     A model whose ``forward`` returns ``TopLogits`` has a further attribute, ``num_top_logits``: K;
     and where these have ``full``, another one that is true: ``keeps_full_logits``. One that takes a
     ``Gather`` as fifth argument, and then returns ``GatheredLogits``, has one that is true as well:
-    ``gathers_logits``.
+    ``gathers_logits``. Models with features have methods of their own, see ``feature_models``.
     """
 
     @property
@@ -243,8 +246,7 @@ class Meter:
         calls: engine calls that the request took part in.
         rows: its own rows in them.
         seconds: of the calls; a call that several requests share counts whole for each.
-        waited: seconds in which the request waited for logits behind its prompt, calls of others
-            included.
+        waited: seconds in which the request waited for its calls, those of others included.
     """
 
     def __init__(self) -> None:
@@ -278,6 +280,7 @@ class EngineCall:
             head: the engine keeps those of its own forward, not of all calls that share one.
         gather: the logits of its rows that are wanted, of an engine that ``gathers_logits``; None:
             all. Calls that want all and calls that do not share no forward.
+        features: those that its rows need or bring, see ``feature_models``; None: none.
     """
 
     role: Role
@@ -289,6 +292,7 @@ class EngineCall:
     is_prefill: bool = False
     reads_full_logits: bool = False
     gather: Gather | None = None
+    features: FeatureCall | None = None
 
     @property
     def wants_all_logits(self) -> bool:

@@ -86,7 +86,8 @@ class TraceIteration:
             stays itself, layer after layer.
         committed: per committed layer its beams in the order selected, copies repeated.
         beams: what is alive afterwards.
-        draft_rows, target_rows: rows that the engines computed.
+        draft_rows, target_rows: rows that the engines computed. Those of the prompt count among the
+            draft's in the first iteration that needs the draft, and nowhere among the target's.
         draft_s, target_s: seconds inside engine calls; host_s: all other time. The pruning that
             ends an iteration counts as time of the next one.
     """

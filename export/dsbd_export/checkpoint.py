@@ -19,6 +19,12 @@ from transformers.utils import logging as transformers_logging
 
 from dsbd_export.config import MIN_CONTEXT, DraftConfig, ExportConfig, ModelOptions
 from dsbd_export.errors import ExportError, reason_of
+from dsbd_export.feature_draft.config import (
+    FEATURE_FAMILY,
+    FeatureDraftConfig,
+    is_feature_draft,
+    read_feature_config,
+)
 from dsbd_export.model_config import constant_rope_length, kv_geometry, layer_masks, refusal_of
 from dsbd_export.weights import (
     TORCH_DTYPES,
@@ -47,6 +53,10 @@ class Checkpoint:
         layer_masks: by layer, the name of its mask input.
         sliding_window: positions that a sliding-window layer sees, None without such layers.
         trust_remote_code: whether modelling code in the folder may run.
+        features: config of a feature draft, whose ``config`` is that of its transformer layer; None
+            for any other model.
+        target_folder: the target's, for a feature draft that is exported beside it.
+        feature_layers: of a target, the layers whose inputs are its features; None: it has none.
     """
 
     role: str
@@ -60,11 +70,14 @@ class Checkpoint:
     layer_masks: tuple[str, ...]
     sliding_window: int | None
     trust_remote_code: bool
+    features: FeatureDraftConfig | None = None
+    target_folder: Path | None = None
+    feature_layers: tuple[int, ...] | None = None
 
     @property
     def family(self) -> str:
-        """Return the ``model_type`` of the checkpoint."""
-        return str(self.config.model_type)
+        """Return the ``model_type`` of the checkpoint, or the method of a feature draft."""
+        return str(self.config.model_type) if self.features is None else FEATURE_FAMILY
 
     @property
     def masks(self) -> list[str]:
@@ -107,6 +120,8 @@ def open_checkpoint(role: str, folder: Path, options: ModelOptions) -> Checkpoin
     """Read the config files in ``folder``; ``role`` is "target" or "draft"."""
     if not (folder / "config.json").is_file():
         raise ExportError(f"the {role} at {folder} has no config.json; give a checkpoint folder")
+    if is_feature_draft(folder):
+        return _feature_checkpoint(role, folder, options)
     config, generation = _read_configs(role, folder, options.trust_remote_code)
     if reason := refusal_of(config):
         raise ExportError(
@@ -127,6 +142,31 @@ def open_checkpoint(role: str, folder: Path, options: ModelOptions) -> Checkpoin
         layer_masks=masks,
         sliding_window=config.sliding_window if ATTENTION_MASK_SLIDING in masks else None,
         trust_remote_code=options.trust_remote_code,
+    )
+
+
+def _feature_checkpoint(role: str, folder: Path, options: ModelOptions) -> Checkpoint:
+    """Return a feature draft; ``pair`` adds what it takes from its target."""
+    if role != "draft":
+        raise ExportError(
+            f"the {role} at {folder} is a feature draft (EAGLE), which has no meaning without its "
+            f"target; give it as the draft, and the model that it was trained for as the {role}"
+        )
+    features = read_feature_config(folder)
+    layer = features.layer
+    return Checkpoint(
+        role=role,
+        folder=folder,
+        config=layer,
+        vocab_size=layer.vocab_size,
+        bos_token_id=None,
+        eos_token_ids=[],
+        context_length=layer.max_position_embeddings,
+        kv=kv_geometry(layer, options.dtype),
+        layer_masks=layer_masks(layer),
+        sliding_window=None,
+        trust_remote_code=False,
+        features=features,
     )
 
 

@@ -95,6 +95,11 @@ class ModelOptions:
         return EXACT if self.quantize == "int8-dynamic" else FUSED
 
     @property
+    def sums_integers(self) -> bool:
+        """Return whether attention adds up integers: it is exact, and weights are quantized."""
+        return self.attention_form == EXACT and self.quantize != "none"
+
+    @property
     def bit_exact(self) -> str | bool:
         """Return what the manifest says of it, one of ``BIT_EXACTNESS``."""
         return "observed" if self.attention_form == EXACT else False
@@ -185,12 +190,23 @@ class ExportConfig(ModelOptions):
     Attributes:
         target: folder or Hugging Face hub id of the target checkpoint.
         draft: the same for the draft; None for a bundle without one.
+        features: whether the target's engine also returns hidden states, for a feature draft; it
+            does in any case beside one.
         output: folder of the bundle; an existing bundle there is replaced at the end.
     """
 
     target: str
     draft: str | None = None
+    features: bool = False
     output: Path
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.features and self.engine != ONNX:
+            raise ExportError(
+                f"features=True has no form for engine={self.engine!r}; use engine={ONNX!r}, or "
+                "leave features out"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ They go from a graph input straight to a graph output.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import onnx_ir as ir
@@ -27,9 +28,12 @@ from dsbd_export.replacements import (
     take_over_attention,
     use_dense_experts,
 )
+from dsbd_export.target_features import LayerInputs
 from dsbd_export.weights import TORCH_DTYPES
 from dsbd_runtime.graph import (
     CACHE_PARTS,
+    FEATURE_ROWS,
+    FEATURES,
     INPUT_IDS,
     LOGIT_ROWS,
     LOGITS,
@@ -99,11 +103,18 @@ class ForestCache(Cache):  # type: ignore[misc]  # transformers has no types
 class ForestGraph(nn.Module):
     """The module that is captured: the model behind the inputs and outputs of the contract."""
 
-    def __init__(self, model: PreTrainedModel, masks: Sequence[str], form: AttentionForm) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        masks: Sequence[str],
+        form: AttentionForm,
+        feature_layers: Sequence[int] = (),
+    ) -> None:
         super().__init__()
         self.model = model
         self._masks = masks
         self._form = form
+        self._feature_layers = feature_layers
 
     def forward(
         self,
@@ -113,12 +124,13 @@ class ForestGraph(nn.Module):
         write_indices: Tensor,
         logit_rows: Tensor,
         past: list[CachePair],
-    ) -> tuple[Tensor, list[CachePair]]:
-        """Return the logits (R, V) in float32 and the caches with the S new rows."""
+        feature_rows: Tensor | None = None,
+    ) -> tuple[Tensor | list[CachePair], ...]:
+        """Return the logits (R, V) in float32, the caches with the S new rows, and features."""
         if self._form is AttentionForm.OWN:
             masks = [additive_mask(mask, self.model.dtype) for mask in masks]
         cache = ForestCache(past, write_indices)
-        with ReplaceTorchAttention():
+        with ReplaceTorchAttention(), LayerInputs(self.model, self._feature_layers) as inputs:
             output = self.model(
                 input_ids=input_ids,
                 position_ids=position_ids,
@@ -127,7 +139,8 @@ class ForestGraph(nn.Module):
                 use_cache=True,
                 logits_to_keep=logit_rows,
             )
-        return output.logits.squeeze(0).float(), cache.present()
+        returned = output.logits.squeeze(0).float(), cache.present()
+        return returned if feature_rows is None else (*returned, inputs.rows(feature_rows))
 
     def _mask_argument(self, masks: list[Tensor]) -> Tensor | dict[str, Tensor]:
         """Return the masks as ``generate`` hands ready-made ones to a model.
@@ -145,13 +158,15 @@ def input_names(checkpoint: Checkpoint) -> list[str]:
     """Return the inputs of the forest graph in their order."""
     head = [INPUT_IDS, POSITION_IDS, *checkpoint.masks, WRITE_INDICES, LOGIT_ROWS]
     layers = range(checkpoint.kv.num_layers)
-    return head + [past_name(layer, part) for layer in layers for part in CACHE_PARTS]
+    names = head + [past_name(layer, part) for layer in layers for part in CACHE_PARTS]
+    return names if checkpoint.feature_layers is None else [*names, FEATURE_ROWS]
 
 
 def output_names(checkpoint: Checkpoint) -> list[str]:
     """Return the outputs of the forest graph in their order."""
     layers = range(checkpoint.kv.num_layers)
-    return [LOGITS, *(present_name(layer, part) for layer in layers for part in CACHE_PARTS)]
+    names = [LOGITS, *(present_name(layer, part) for layer in layers for part in CACHE_PARTS)]
+    return names if checkpoint.feature_layers is None else [*names, FEATURES]
 
 
 def prepare_for_capture(model: PreTrainedModel) -> AttentionForm:
@@ -166,13 +181,42 @@ def capture_forest_graph(
 ) -> ir.Model:
     """Return the forest graph of a model that was prepared, attending by ``form``."""
     arguments, dynamic_shapes = _example(checkpoint)
+    return captured_graph(
+        ForestGraph(model, checkpoint.masks, form, checkpoint.feature_layers or ()),
+        checkpoint,
+        GraphNames(input_names(checkpoint), output_names(checkpoint)),
+        arguments,
+        dynamic_shapes,
+    )
+
+
+@dataclass(frozen=True)
+class GraphNames:
+    """Inputs and outputs of a graph, in their order."""
+
+    inputs: list[str]
+    outputs: list[str]
+
+
+def captured_graph(
+    module: nn.Module,
+    checkpoint: Checkpoint,
+    names: GraphNames,
+    arguments: tuple[Any, ...],
+    dynamic_shapes: tuple[Any, ...],
+) -> ir.Model:
+    """Return the graph of a module, captured with example arguments.
+
+    Raises:
+        ExportError: the module does what no graph can hold.
+    """
     with quiet_libraries(), torch.no_grad():
         try:
             program = torch.onnx.export(
-                ForestGraph(model, checkpoint.masks, form).eval(),
+                module.eval(),
                 arguments,
-                input_names=input_names(checkpoint),
-                output_names=output_names(checkpoint),
+                input_names=names.inputs,
+                output_names=names.outputs,
                 dynamic_shapes=dynamic_shapes,
                 opset_version=OPSET,
                 dynamo=True,
@@ -218,4 +262,7 @@ def _example(checkpoint: Checkpoint) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         {0: logits},
         [({2: rows}, {2: rows})] * kv.num_layers,
     )
-    return arguments, dynamic_shapes
+    if checkpoint.feature_layers is None:
+        return arguments, dynamic_shapes
+    features = torch.export.Dim("F", min=0)
+    return (*arguments, torch.arange(num_logits + 1)), (*dynamic_shapes, {0: features})

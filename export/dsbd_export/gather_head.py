@@ -23,8 +23,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from dsbd_export.checkpoint import Checkpoint
 from dsbd_export.errors import ExportError
-from dsbd_export.parity_cases import ForestCase
-from dsbd_export.topk_head import RELATIVE_LIMIT, engine_of, log_sums, logsumexp_nodes
+from dsbd_export.parity_cases import ForestCase, differences
+from dsbd_export.topk_head import engine_of, log_sums, logit_limit, logsumexp_nodes
 from dsbd_runtime.bundle import MODEL_FILE
 from dsbd_runtime.graph import (
     GATHER_IDS,
@@ -130,7 +130,7 @@ def _random_pairs(shape: tuple[int, ...], rng: np.random.Generator) -> Gather:
 def gather_problem(found: GatheredRows, logits: NDArray[np.float32], gather: Gather) -> str | None:
     """Return the first error of the head, given all logits (R, V); None without one."""
     wanted = logits[gather.rows, gather.token_ids]
-    limit = RELATIVE_LIMIT * max(1.0, float(np.abs(logits).max()))
+    limit = logit_limit(logits)
     compared: dict[str, tuple[NDArray[Any], NDArray[Any]]] = {
         GATHERED_LOGITS: (found.gathered_logits, wanted),
         LOGSUMEXP: (found.logsumexp, log_sums(logits)),
@@ -139,7 +139,7 @@ def gather_problem(found: GatheredRows, logits: NDArray[np.float32], gather: Gat
     for name, (array, expected) in compared.items():
         if array.shape != expected.shape:
             return f"{name} has shape {array.shape}, expected {expected.shape}"
-        worst = float(np.abs(array - expected).max())
+        worst = float(differences(array, expected).max())
         if not worst <= limit:  # also when it is NaN
             return f"{name} differs by {worst:.3g}, the limit is {limit:.3g}"
     return None

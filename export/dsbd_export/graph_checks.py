@@ -16,7 +16,7 @@ from dsbd_export.checkpoint import Checkpoint
 from dsbd_export.config import OPSET
 from dsbd_export.errors import ExportError
 from dsbd_export.families import AttentionForm
-from dsbd_export.forest_graph import input_names, output_names
+from dsbd_export.forest_graph import GraphNames, input_names, output_names
 from dsbd_runtime.graph import CACHE_PARTS, WRITE_INDICES, past_name, present_name
 
 MAX_OPSET = 25
@@ -26,11 +26,18 @@ _PAST_INPUTS = {4: "past_key", 5: "past_value", 6: "nonpad_kv_seqlen"}
 
 
 def check_contract(
-    model: ir.Model, checkpoint: Checkpoint, form: AttentionForm = AttentionForm.NODE
+    model: ir.Model,
+    checkpoint: Checkpoint,
+    form: AttentionForm = AttentionForm.NODE,
+    names: GraphNames | None = None,
 ) -> None:
-    """Raise when names, operators, caches or masks of the graph are not those of the contract."""
-    _check_names("inputs", model.graph.inputs, input_names(checkpoint))
-    _check_names("outputs", model.graph.outputs, output_names(checkpoint))
+    """Raise when names, operators, caches or masks of the graph are not those of the contract.
+
+    names: of its inputs and outputs; None for those of every model.
+    """
+    names = names or GraphNames(input_names(checkpoint), output_names(checkpoint))
+    _check_names("inputs", model.graph.inputs, names.inputs)
+    _check_names("outputs", model.graph.outputs, names.outputs)
     _check_operators(model)
     _check_caches(model.graph, checkpoint)
     _check_masks(model.graph, checkpoint, form)

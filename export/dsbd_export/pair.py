@@ -26,6 +26,7 @@ from transformers import AutoTokenizer, PreTrainedModel
 
 from dsbd_export.checkpoint import Checkpoint, quiet_libraries
 from dsbd_export.errors import ExportError, reason_of
+from dsbd_export.feature_draft.agreement import agreed_features
 from dsbd_runtime.bundle import TOKENIZER_FILE, Bundle, ModelEntry
 
 _FIX = "choose a pair that was trained with the same tokenizer"
@@ -43,7 +44,10 @@ def agreed_pair(
         ExportError: the tokenizers differ, or a model has no logits for some of their tokens.
     """
     of_target = read_tokenizer(target)
-    _check_tokens(target.folder, of_target, target.vocab_size, draft)
+    if draft.features is None or (draft.folder / TOKENIZER_FILE).is_file():
+        _check_tokens(target.folder, of_target, target.vocab_size, draft)
+    if draft.features is not None:
+        return target, replace(agreed_features(draft, target), target_folder=target.folder)
     agreed_target = replace(target, vocab_size=min(target.vocab_size, draft.vocab_size))
     agreed_draft = _aligned(draft, agreed_target)
     _report_changes(target, agreed_target, report)
@@ -58,7 +62,10 @@ def agreed_draft(bundle: Bundle, draft: Checkpoint, report: Callable[[str], None
     """
     target, file = bundle.entry("target"), bundle.path / TOKENIZER_FILE
     of_target = _parsed(file.read_text(encoding="utf-8"), str(file))
-    _check_tokens(bundle.path, of_target, target.vocab_size, draft)
+    if draft.features is None or (draft.folder / TOKENIZER_FILE).is_file():
+        _check_tokens(bundle.path, of_target, target.vocab_size, draft)
+    if draft.features is not None:
+        return agreed_features(draft, target)
     agreed = _aligned(draft, target)
     _report_changes(draft, agreed, report)
     return agreed

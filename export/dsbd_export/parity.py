@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from dsbd_export.checkpoint import Checkpoint
 from dsbd_export.config import ModelOptions
 from dsbd_export.errors import ExportError
-from dsbd_export.parity_cases import TEXT, Reference
+from dsbd_export.parity_cases import TEXT, Reference, differences
 from dsbd_export.parity_engine import ForestEngine
 from dsbd_runtime.bundle import MODEL_FILE, PRUNE_FILE, ParityCase, ParityReport
 
@@ -132,7 +132,9 @@ def divergence(found: NDArray[np.float32], wanted: NDArray[np.float32]) -> Diver
     if found.shape != wanted.shape:
         return Divergence(float("inf"), float("inf"), 0.0)
     return Divergence(
-        max_abs_error=max(float(np.max(np.abs(a - b))) for a, b in zip(found, wanted, strict=True)),
+        max_abs_error=max(
+            float(differences(a, b).max()) for a, b in zip(found, wanted, strict=True)
+        ),
         mean_kl=float(np.mean([_kl(p, q) for p, q in zip(wanted, found, strict=True)])),
         top1_agreement=float(np.mean(found.argmax(-1) == wanted.argmax(-1))),
     )
@@ -140,7 +142,8 @@ def divergence(found: NDArray[np.float32], wanted: NDArray[np.float32]) -> Diver
 
 def _kl(p_logits: NDArray[np.float32], q_logits: NDArray[np.float32]) -> float:
     """Return KL(p || q) of two rows of logits, (V,), never below 0; row by row to save memory."""
-    p, q = _log_probs(p_logits), _log_probs(q_logits)
+    is_possible = p_logits != -np.inf
+    p, q = _log_probs(p_logits)[is_possible], _log_probs(q_logits)[is_possible]
     return float(np.maximum(np.sum(np.exp(p) * (p - q)), 0.0))
 
 

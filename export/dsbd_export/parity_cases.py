@@ -59,6 +59,9 @@ class ForestCase:
         node_ids: (S,) int64. Tokens of the nodes.
         parents: (S,) int64. Node that each node follows, -1 for the prefix.
         rows: (R,) int64. Nodes whose logits are compared.
+        features: (n + S, width) float32. For a feature draft, the target's feature of the token
+            before each of prefix and nodes; None for any other model.
+        uses_own: nodes below nodes take the draft's own feature of their parent instead.
     """
 
     name: str
@@ -66,6 +69,8 @@ class ForestCase:
     node_ids: NDArray[np.int64]
     parents: NDArray[np.int64]
     rows: NDArray[np.int64]
+    features: NDArray[np.float32] | None = None
+    uses_own: bool = False
 
     @property
     def prompt_length(self) -> int:
@@ -82,10 +87,16 @@ class ForestCase:
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """A case and its (R, V) float32 logits by transformers."""
+    """A case and what transformers gives for it.
+
+    Attributes:
+        logits: (R, V) float32.
+        features: (S, width) float32, of all nodes; None but for the text of a target with features.
+    """
 
     case: ForestCase
     logits: NDArray[np.float32]
+    features: NDArray[np.float32] | None = None
 
 
 def forest_cases(checkpoint: Checkpoint) -> list[ForestCase]:
@@ -106,6 +117,16 @@ def forest_cases(checkpoint: Checkpoint) -> list[ForestCase]:
             _case("tree", prompt, continuation, TREE_PARENTS),
         ]
     return cases
+
+
+def differences(
+    found: NDArray[np.float32], wanted: NDArray[np.float32] | NDArray[np.float64]
+) -> NDArray[Any]:
+    """Return |found - wanted|, 0 where both are -inf: logits of tokens that a draft lacks."""
+    with np.errstate(invalid="ignore"):
+        distances: NDArray[Any] = np.abs(found - wanted)
+    distances[(found == -np.inf) & (wanted == -np.inf)] = 0
+    return distances
 
 
 def reference_logits(model: PreTrainedModel, case: ForestCase) -> NDArray[np.float32]:

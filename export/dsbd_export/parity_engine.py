@@ -31,13 +31,18 @@ from dsbd_runtime.graph import (
     ATTENTION_MASK,
     ATTENTION_MASK_SLIDING,
     CACHE_PARTS,
+    FEATURE_INDEX,
+    FEATURE_ROWS,
+    FEATURES,
     GATHER_IDS,
     GATHER_ROWS,
     INPUT_IDS,
     LOGIT_ROWS,
     LOGITS,
+    OWN_FEATURES,
     POSITION_IDS,
     SRC_ROWS,
+    TARGET_FEATURES,
     WRITE_INDICES,
     Gather,
     past_name,
@@ -89,6 +94,7 @@ class ForestEngine:
         self._model = _session(model_file, kv.dtype)
         self._prune = _session(prune_file, kv.dtype)
         self._masks = checkpoint.masks
+        self._returns_features = checkpoint.feature_layers is not None
         self._window = checkpoint.sliding_window
 
     def logits(self, case: ForestCase) -> NDArray[np.float32]:
@@ -102,13 +108,19 @@ class ForestEngine:
 
         gather: the pairs of a gather head, whose first output has a number for each.
         """
-        num_prefix = len(case.prefix_ids)
+        num_prefix, features = len(case.prefix_ids), case.features
         no_rows = np.zeros(0, np.int64)
         no_pairs = None if gather is None else Gather(no_rows, no_rows)
         for start in range(0, num_prefix, _PREFIX_CHUNK):
             chunk = case.prefix_ids[start : start + _PREFIX_CHUNK]
-            self._step(chunk, np.arange(-1, len(chunk) - 1), start, no_rows, names, no_pairs)
-        return self._step(case.node_ids, case.parents, num_prefix, case.rows, names, gather)
+            inputs = self._gather_inputs(no_pairs)
+            if features is not None:
+                inputs |= self._feature_inputs(features[start : start + len(chunk)])
+            self._step(chunk, np.arange(-1, len(chunk) - 1), start, no_rows, names, inputs)
+        inputs = self._gather_inputs(gather)
+        if features is not None:
+            inputs |= self._node_features(case, features[num_prefix:], no_pairs)
+        return self._step(case.node_ids, case.parents, num_prefix, case.rows, names, inputs)
 
     def move_rows(self, src_rows: NDArray[np.int64], first_row: int) -> None:
         """Move cache rows with the prune graph, in place."""
@@ -122,7 +134,7 @@ class ForestEngine:
         first_row: int,
         logit_rows: NDArray[np.int64],
         outputs: list[str],
-        gather: Gather | None,
+        further_inputs: Mapping[str, NDArray[Any]],
     ) -> list[NDArray[Any]]:
         visible, positions = see_rows(parents, first_row, self.capacity)
         near = visible
@@ -137,10 +149,62 @@ class ForestEngine:
             WRITE_INDICES: np.array([first_row], np.int64),
             LOGIT_ROWS: logit_rows,
             **{name: mask_by_name[name][None, None] for name in self._masks},
+            **further_inputs,
         }
-        if gather is not None:
-            inputs |= {GATHER_ROWS: gather.rows, GATHER_IDS: gather.token_ids}
+        if self._returns_features:
+            inputs[FEATURE_ROWS] = np.arange(len(token_ids))
         return self._run(self._model, inputs, outputs)
+
+    def _gather_inputs(self, gather: Gather | None) -> dict[str, NDArray[Any]]:
+        if gather is None:
+            return {}
+        return {GATHER_ROWS: gather.rows, GATHER_IDS: gather.token_ids}
+
+    def _feature_inputs(
+        self,
+        target: NDArray[np.float32],
+        own: NDArray[Any] | None = None,
+        index: NDArray[np.int64] | None = None,
+    ) -> dict[str, NDArray[Any]]:
+        """Return the feature inputs of a call; without ``index`` every row has the target's."""
+        dtype = self.caches[0].dtype
+        if own is None:
+            width = next(i.shape[1] for i in self._model.get_inputs() if i.name == OWN_FEATURES)
+            own = np.zeros((0, width), dtype)
+        return {
+            TARGET_FEATURES: target.astype(dtype),
+            OWN_FEATURES: own,
+            FEATURE_INDEX: np.arange(len(target)) if index is None else index,
+        }
+
+    def _node_features(
+        self, case: ForestCase, target: NDArray[np.float32], no_pairs: Gather | None
+    ) -> dict[str, NDArray[Any]]:
+        """Return the feature inputs of all nodes; own features are computed layer by layer.
+
+        target: (S, width) float32.
+        """
+        if not case.uses_own:
+            return self._feature_inputs(target)
+        is_root = case.parents < 0
+        roots = target[is_root]
+        index = np.where(is_root, is_root.cumsum() - 1, len(roots) + case.parents)
+        own = None
+        num_known, num_nodes = int(is_root.sum()), len(case.parents)
+        while num_known < num_nodes:  # nodes stand in the order of their depths
+            nodes = slice(num_known)
+            inputs = self._feature_inputs(roots, own, index[nodes])
+            inputs |= self._gather_inputs(no_pairs)
+            (own,) = self._step(
+                case.node_ids[nodes],
+                case.parents[nodes],
+                len(case.prefix_ids),
+                np.zeros(0, np.int64),
+                [FEATURES],
+                inputs,
+            )
+            num_known = int((case.parents < num_known).sum())
+        return self._feature_inputs(roots, own, index)
 
     def _run(
         self,
@@ -186,13 +250,15 @@ def see_rows(
 def _session(file: Path, dtype: str) -> Any:
     """Open a graph of ``dtype``: in bf16 its twin in fp32."""
     ort = import_ort()
-    options = ort.SessionOptions() if dtype == "fp32" else _widening_one_by_one(ort)
+    has_blocks = _has_blocks(file)
+    is_widened = dtype != "fp32" and not has_blocks
+    options = _widening_one_by_one(ort) if is_widened else ort.SessionOptions()
     options.log_severity_level = _ERROR_LOG_LEVEL
     # A few calls between which other sessions run: waiting busily for the next only disturbs them.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.add_session_config_entry(_WEIGHTS_FOLDER_OPTION, str(file.parent))
     with _as_export_errors():
-        if not _has_blocks(file):
+        if not has_blocks:
             # Prepacked weights would be a second copy of them for a few calls.
             options.add_session_config_entry("session.disable_prepacking", "1")
         graph = fp32_twin(file) if dtype == "bf16" else str(file)
@@ -214,7 +280,12 @@ def _widening_one_by_one(ort: ModuleType) -> Any:
 
 
 def _has_blocks(file: Path) -> bool:
-    """Return whether weights are in blocks, which compute in another precision when not packed."""
+    """Return whether weights are in blocks.
+
+    They compute in another precision when not packed. And in fp16 their scales have to be constants
+    when the graph is opened: widened when they are used they give wrong products, without an error
+    (ONNX Runtime 1.31.1, ``ORT_DISABLE_ALL``).
+    """
     nodes = onnx.load(file, load_external_data=False).graph.node
     return any(node.op_type == "MatMulNBits" for node in nodes)
 

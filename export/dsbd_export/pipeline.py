@@ -5,17 +5,24 @@ from __future__ import annotations
 import gc
 import importlib.metadata
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import onnx_ir as ir
 import torch
+from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from dsbd_export.changed_bundle import writing
 from dsbd_export.checkpoint import Checkpoint, load_model, open_pair, reference_dtype
 from dsbd_export.config import EXACT, GROUPED, ExportConfig, ModelOptions
 from dsbd_export.exact_attention import attend_exactly
+from dsbd_export.feature_draft.agreement import check_form, layers_read
+from dsbd_export.feature_draft.config import default_layers
+from dsbd_export.feature_draft.graph import capture_feature_graph
+from dsbd_export.feature_draft.reference import feature_references, largest_feature_values
+from dsbd_export.feature_draft.weights import load_feature_draft
 from dsbd_export.forest_graph import capture_forest_graph, prepare_for_capture
 from dsbd_export.gather_head import add_gather_head
 from dsbd_export.graph_checks import check_contract, check_for_tensorrt
@@ -36,6 +43,7 @@ from dsbd_export.parity_cases import (
 )
 from dsbd_export.prune_graph import write_prune_graph
 from dsbd_export.quantize import quantize_graph
+from dsbd_export.target_features import check_features, feature_entry, with_features
 from dsbd_export.tensorrt_build import build_engines
 from dsbd_export.tensorrt_options import build_place
 from dsbd_export.topk_head import add_topk_head, check_num_top_logits
@@ -108,6 +116,12 @@ def export_bundle(config: ExportConfig, *, report: Report) -> ExportResult:
 def _agreed_models(config: ExportConfig, report: Report) -> tuple[Checkpoint, Checkpoint | None]:
     """Return target and draft, as far as they are exported, with one vocabulary."""
     target, draft = open_pair(config)
+    if draft is not None and draft.features is not None:
+        check_form(config)
+        target = replace(target, feature_layers=layers_read(draft.features, target.config))
+    elif config.features:
+        layers = default_layers(target.config.get_text_config().num_hidden_layers)
+        target = replace(target, feature_layers=layers)
     if draft is not None:
         return agreed_pair(target, draft, report)
     read_tokenizer(target)  # a tokenizer that cannot be read or built is refused now
@@ -120,12 +134,16 @@ def export_model(
     """Write and check the folder of one model, and return its manifest entry."""
     role, folder = checkpoint.role, bundle / checkpoint.role
     folder.mkdir()
-    wanted = _write_model(checkpoint, folder, config, report)
+    write = _write_model if checkpoint.features is None else _write_feature_draft
+    wanted = write(checkpoint, folder, config, report)
     gc.collect()  # the capture leaves cycles that hold the weights; parity needs that memory
     report(f"{role}: writing the prune graph")
     write_prune_graph(checkpoint.kv, folder / PRUNE_FILE)
     report(f"{role}: comparing with the checkpoint")
     parity = check_parity(folder, checkpoint, wanted, parity_limit(config))
+    if checkpoint.feature_layers is not None:
+        report(f"{role}: comparing its features with the checkpoint")
+        check_features(folder, checkpoint, wanted, config)
     _copy_record(checkpoint, folder)
     if config.num_top_logits:
         report(f"{role}: adding the top-k head and comparing it with the logits")
@@ -153,9 +171,9 @@ def _write_model(
     model = load_model(checkpoint, reference_dtype(checkpoint, config.dtype))
     resize_vocabulary(model, checkpoint)
     report(f"{role}: computing reference logits")
-    wanted = [*references(model, checkpoint), text_reference(model, checkpoint)]
-    is_exact_integer = config.attention_form == EXACT and config.quantize != "none"
-    seen = largest_values(model, checkpoint) if is_exact_integer else None
+    text = with_features(text_reference(model, checkpoint), model, checkpoint)
+    wanted = [*references(model, checkpoint), text]
+    seen = largest_values(model, checkpoint) if config.sums_integers else None
     convert_weights(model, config.dtype)
     report(f"{role}: capturing the graph")
     form = prepare_for_capture(model)
@@ -163,6 +181,45 @@ def _write_model(
     report(f"{role}: optimizing the graph")
     optimize_graph(graph)
     check_contract(graph, checkpoint, form)
+    _finish_graph(graph, checkpoint, config, seen, report)
+    report(f"{role}: saving the graph and its weights")
+    ir.save(graph, folder / MODEL_FILE, external_data=WEIGHTS_FILE)
+    _release_weights(model, graph)
+    return wanted
+
+
+def _write_feature_draft(
+    checkpoint: Checkpoint, folder: Path, config: ModelOptions, report: Report
+) -> list[Reference]:
+    """Write model.onnx and its weights as ``_write_model`` does."""
+    role = checkpoint.role
+    report(f"{role}: loading the checkpoint")
+    draft = load_feature_draft(checkpoint)
+    report(f"{role}: computing reference logits")
+    wanted = feature_references(draft, checkpoint)
+    seen = largest_feature_values(draft, checkpoint) if config.sums_integers else None
+    convert_weights(draft, config.dtype)
+    report(f"{role}: capturing the graph")
+    graph = capture_feature_graph(draft, checkpoint)
+    _finish_graph(graph, checkpoint, config, seen, report)
+    report(f"{role}: saving the graph and its weights")
+    ir.save(graph, folder / MODEL_FILE, external_data=WEIGHTS_FILE)
+    _release_weights(draft, graph)
+    return wanted
+
+
+def _finish_graph(
+    graph: ir.Model,
+    checkpoint: Checkpoint,
+    config: ModelOptions,
+    seen: list[NDArray[np.float32]] | None,
+    report: Report,
+) -> None:
+    """Give a graph of the contract the form of attention and the precision that are wanted.
+
+    seen: the largest values of ``attend_exactly`` for an exact graph of integers.
+    """
+    role = checkpoint.role
     if config.attention_form == GROUPED:
         report(f"{role}: {group_query_heads(graph)} attention nodes grouped")
     elif config.attention_form == EXACT:
@@ -173,10 +230,6 @@ def _write_model(
         report(f"{role}: {quantize_graph(graph, config.quantize)}")
     elif config.dtype != "fp32":
         check_for_tensorrt(graph, checkpoint)
-    report(f"{role}: saving the graph and its weights")
-    ir.save(graph, folder / MODEL_FILE, external_data=WEIGHTS_FILE)
-    _release_weights(model, graph)
-    return wanted
 
 
 def _release_weights(model: PreTrainedModel, graph: ir.Model) -> None:
@@ -204,6 +257,7 @@ def _manifest_entry(
         bit_exact=config.bit_exact,
         masks=checkpoint.masks,
         sliding_window=checkpoint.sliding_window,
+        features=feature_entry(checkpoint),
         parity=parity,
     )
 

@@ -77,7 +77,7 @@ class DynamicQuantizer:
             one = self._store.constant("one", np.array(1, np.float32))
             magnitudes = tape.op("Abs", [rows])
             largest = tape.op("ReduceMax", [magnitudes, self._last_axis()], {"keepdims": 1})
-            if linear.is_head:
+            if linear.may_lack_rows:
                 # Without rows onnxruntime 1.31 gives (0, in) instead of (0, 1).
                 zero, step = (
                     self._store.constant(f"to_{n}", np.array([n], np.int64)) for n in (0, 1)

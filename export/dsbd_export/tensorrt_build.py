@@ -133,6 +133,11 @@ def check_buildable(role: str, entry: ModelEntry) -> None:
             f"the {role} is quantized ({entry.quantization}), which only ONNX Runtime runs; export "
             "it with --quantize none --dtype fp16"
         )
+    if entry.features is not None:
+        raise ExportError(
+            f"the {role} {'reads' if entry.is_feature_draft else 'returns'} features, which only "
+            "ONNX Runtime runs; export it without, or use provider 'cpu' or 'cuda'"
+        )
     if entry.logits == GATHER:
         raise ExportError(
             f"the {role} has a gather head, which only ONNX Runtime runs; export it with --logits "

@@ -27,7 +27,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from dsbd_export.checkpoint import Checkpoint
 from dsbd_export.errors import ExportError
-from dsbd_export.parity_cases import ForestCase
+from dsbd_export.parity_cases import ForestCase, differences
 from dsbd_export.parity_engine import ForestEngine
 from dsbd_runtime.bundle import MODEL_FILE, PRUNE_FILE
 from dsbd_runtime.graph import LOGITS, LOGSUMEXP, TOP_IDS, TOP_LOGITS
@@ -150,23 +150,30 @@ def head_problem(found: HeadRows, logits: NDArray[np.float32], num_top_logits: i
     if found.logits.shape != logits.shape:
         return f"logits has shape {found.logits.shape}, expected {logits.shape}"
     ids = np.argsort(-logits, axis=1, kind="stable")[:, :num_top_logits]
-    limit = RELATIVE_LIMIT * max(1.0, float(np.abs(logits).max()))
-    sums = log_sums(logits)
+    limit = logit_limit(logits)
+    best, chosen = (np.take_along_axis(logits, by, axis=1) for by in (ids, found.top_ids))
     errors = {
-        "top_logits": found.top_logits - np.take_along_axis(logits, ids, axis=1),
+        "top_logits": differences(found.top_logits, best),
         # Two engines may round a tie differently: an id is right if its logit is.
-        "top_ids": found.top_logits - np.take_along_axis(logits, found.top_ids, axis=1),
-        "logsumexp": found.logsumexp - sums,
-        "logits": found.logits - logits,
+        "top_ids": differences(found.top_logits, chosen),
+        "logsumexp": differences(found.logsumexp, log_sums(logits)),
+        "logits": differences(found.logits, logits),
     }
     for name, error in errors.items():
-        worst = float(np.abs(error).max())
+        worst = float(error.max())
         if not worst <= limit:  # also when it is NaN
             return f"{name} differs by {worst:.3g}, the limit is {limit:.3g}"
     in_order = np.sort(found.top_ids, axis=1)
     if (in_order[:, 1:] == in_order[:, :-1]).any():
         return "top_ids names a token twice"
     return None
+
+
+def logit_limit(logits: NDArray[np.float32]) -> float:
+    """Return the largest error of a head over these logits, (R, V); some may be -inf."""
+    return RELATIVE_LIMIT * max(
+        1.0, float(np.abs(logits, where=logits > -np.inf, out=np.zeros_like(logits)).max())
+    )
 
 
 def log_sums(logits: NDArray[np.float32]) -> NDArray[np.float64]:

@@ -10,11 +10,12 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from dsbd_runtime.graph import INPUT_IDS
+from dsbd_runtime.graph import INPUT_IDS, TARGET_FEATURES
 
 _CHUNK_ELEMENTS = 4 * 2**20
 MIN_IN_FEATURES = 32  # one block; a smaller product is no layer, as the one of rotary frequencies
 _KEEPS_VALUES = ("Cast", "Reshape", "Squeeze", "Unsqueeze", "Identity")
+_KEEPS_ROWS = ("Cast", "Identity", "RMSNormalization", "Split", "Slice", "Concat")
 _ROUTES = ("Softmax", "TopK")
 
 
@@ -28,6 +29,7 @@ class Linear:
         is_stored_by_output: the initializer is (out, in) or (E, out, in) instead.
         bias: (out,), None without one.
         is_head: it is the last of the graph, the one that makes the logits.
+        may_lack_rows: its rows may be none, as those of the head.
         is_router: its result chooses experts.
     """
 
@@ -36,6 +38,7 @@ class Linear:
     is_stored_by_output: bool
     bias: ir.Value | None
     is_head: bool
+    may_lack_rows: bool
     is_router: bool
 
     @property
@@ -65,6 +68,7 @@ def find_linears(graph: ir.Graph) -> list[Linear]:
             is_stored_by_output=is_stored_by_output,
             bias=node.inputs[2] if len(node.inputs) > 2 else None,
             is_head=node is found[-1][0],
+            may_lack_rows=node is found[-1][0] or _reads(node, TARGET_FEATURES),
             is_router=node is not found[-1][0] and _routes(node),
         )
         for node, (value, is_stored_by_output) in found
@@ -137,6 +141,16 @@ def _is_weight(value: ir.Value | None) -> bool:
 
 def _in_features(weight: ir.Value, is_stored_by_output: bool) -> int:
     return shape_of(weight)[-1 if is_stored_by_output else -2]
+
+
+def _reads(node: ir.Node, name: str) -> bool:
+    """Return whether the rows of a product are an input of the graph, or a norm of it."""
+    value = node.inputs[0]
+    while value is not None and (producer := value.producer()) is not None:
+        if producer.op_type not in _KEEPS_ROWS:
+            return False
+        value = producer.inputs[0]
+    return value is not None and value.name == name
 
 
 def _routes(node: ir.Node) -> bool:

@@ -7,15 +7,24 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from dsbd_runtime import graph
 from dsbd_runtime.device import BoundCall, Device, DeviceArray, DeviceEngine
+from dsbd_runtime.device_features import (
+    FeatureArrays,
+    FeatureSizes,
+    gather_rows,
+    keep_returned,
+    padded_index,
+)
+from dsbd_runtime.features import ForwardFeatures, ReadFeatures
 from dsbd_runtime.full_logits import DeviceLogits
-from dsbd_runtime.graph import GATHERED_LOGITS, LOGITS
 from dsbd_runtime.kv_cache import DeviceCaches
 from dsbd_runtime.manifest import ModelEntry
 from dsbd_runtime.packed_buffer import (
     PackedArrays,
     PackedBuffer,
     Part,
+    fill_features,
     fill_forward,
     fill_idle_move,
     fill_move,
@@ -26,6 +35,9 @@ from dsbd_runtime.packed_buffer import (
     pair_parts,
 )
 from dsbd_runtime.session import EngineInputs, EngineOutputs
+
+CallSize = tuple[int, int, int, FeatureSizes | None]
+"""S rows, R logit rows, N pairs (0 without a gather head), and those of features."""
 
 _ELEMENT_BY_NUMPY: dict[type[np.generic], str] = {np.float32: "fp32", np.int64: "int64"}
 
@@ -54,21 +66,34 @@ class BoundCaches:
     its size.
     """
 
-    def __init__(self, model: LoadedModel, capacity: int, full: DeviceLogits | None) -> None:
+    def __init__(
+        self,
+        model: LoadedModel,
+        capacity: int,
+        full: DeviceLogits | None,
+        features: FeatureArrays | None = None,
+    ) -> None:
         """Take the memory; raise MemoryError, with nothing taken, when there is no room.
 
-        full: where the engine writes the logits that it keeps, None if it keeps none.
+        Args:
+            model: with its engines.
+            capacity: rows of the caches.
+            full: where the engine writes the logits that it keeps, None if it keeps none.
+            features: where it reads and writes features, None without.
         """
         self._model = model
         self._full = full
+        self._features = features
         self._head = model.entry.head
-        self._forwards: dict[tuple[int, int, int], BoundForward] = {}
+        self._forwards: dict[CallSize, BoundForward] = {}
         self._moves: dict[int, BoundMove] = {}
         self._output_buffers: dict[tuple[int, int], PackedBuffer] = {}
         self._pair_buffers: dict[int, PackedBuffer] = {}
         self._input_buffers: list[PackedBuffer] = []
         self.caches = DeviceCaches(model.device, model.entry.kv, capacity)
-        largest = self._forward_parts(model.max_forward_rows, model.max_forward_rows)
+        most = model.max_forward_rows
+        sizes = None if features is None else FeatureSizes(most, most, most)
+        largest = self._forward_parts(most, most, sizes)
         try:
             for parts in (largest, move_parts(capacity)):
                 self._input_buffers.append(PackedBuffer(model.device, packed_bytes(parts)))
@@ -81,15 +106,11 @@ class BoundCaches:
         """Rows of the caches."""
         return self.caches.capacity
 
-    def forward(self, num_rows: int, num_logit_rows: int, num_pairs: int) -> BoundForward:
-        """Return the model bound for S rows, R logit rows and N pairs, 0 without a gather head.
-
-        Raises MemoryError without room.
-        """
-        size = num_rows, num_logit_rows, num_pairs
+    def forward(self, size: CallSize) -> BoundForward:
+        """Return the model bound for calls of a size; raise MemoryError without room."""
         forward = self._forwards.get(size)
         if forward is None:
-            forward = self._forwards[size] = self._bind_forward(*size)
+            forward = self._forwards[size] = self._bind_forward(size)
         return forward
 
     def move(self, num_rows: int) -> BoundMove:
@@ -121,21 +142,29 @@ class BoundCaches:
         self._pair_buffers.clear()
         self.caches.free()
 
-    def _bind_forward(self, num_rows: int, num_logit_rows: int, num_pairs: int) -> BoundForward:
+    def _bind_forward(self, size: CallSize) -> BoundForward:
+        num_rows, num_logit_rows, num_pairs, sizes = size
         input_buffer = self._input_buffers[0]
         output_buffer = self._output_buffer(num_logit_rows, num_pairs)
-        inputs = input_buffer.lay_out(self._forward_parts(num_rows, num_logit_rows))
+        inputs = input_buffer.lay_out(self._forward_parts(num_rows, num_logit_rows, sizes))
         outputs = output_buffer.lay_out(self._output_parts(num_logit_rows, num_pairs))
         pairs = self._pairs(num_pairs) if num_pairs else None
         full = None if self._full is None else self._full.room_for(num_logit_rows)
-        kept = {} if full is None else {LOGITS: full}
+        kept = {} if full is None else {graph.LOGITS: full}
         of_pairs = {} if pairs is None else pairs[1].on_device
+        features: dict[str, DeviceArray] = {}
+        if self._features is not None and sizes is not None:
+            features = self._features.of(sizes)
+            kept[graph.FEATURES] = features[graph.FEATURES]
+        read = {name: array for name, array in features.items() if name != graph.FEATURES}
         call = self._model.engine.bind(
-            {**inputs.on_device, **of_pairs, **self.caches.inputs},
+            {**inputs.on_device, **of_pairs, **read, **self.caches.inputs},
             {**outputs.on_device, **kept, **self.caches.outputs},
         )
         device = self._model.device
-        return BoundForward(device, call, input_buffer, inputs, output_buffer, outputs, full, pairs)
+        return BoundForward(
+            device, call, input_buffer, inputs, output_buffer, outputs, full, pairs, features
+        )
 
     def _pairs(self, num_pairs: int) -> tuple[PackedBuffer, PackedArrays]:
         """Return the memory of the inputs of a gather head."""
@@ -162,8 +191,16 @@ class BoundCaches:
             buffer = self._output_buffers[size] = PackedBuffer(self._model.device, num_bytes)
         return buffer
 
-    def _forward_parts(self, num_rows: int, num_logit_rows: int) -> list[Part]:
-        return forward_parts(num_rows, num_logit_rows, self.capacity, self._model.entry.masks)
+    def _forward_parts(
+        self, num_rows: int, num_logit_rows: int, sizes: FeatureSizes | None
+    ) -> list[Part]:
+        features = None
+        if sizes is not None:
+            features = graph.FEATURE_ROWS, sizes.returned
+            if self._model.entry.is_feature_draft:
+                features = graph.FEATURE_INDEX, num_rows
+        masks = self._model.entry.masks
+        return forward_parts(num_rows, num_logit_rows, self.capacity, masks, features)
 
     def _output_parts(self, num_logit_rows: int, num_pairs: int) -> list[Part]:
         return [
@@ -185,6 +222,7 @@ class BoundForward:
             input buffer.
         full: the full logits, which ``run`` leaves on the device; None if none are kept.
         pairs: memory and inputs of a gather head, which other sizes share; None without one.
+        features: that it reads and returns, by tensor; empty without.
     """
 
     device: Device
@@ -195,24 +233,42 @@ class BoundForward:
     outputs: PackedArrays
     full: DeviceArray | None
     pairs: tuple[PackedBuffer, PackedArrays] | None
+    features: dict[str, DeviceArray]
 
     def run(self, inputs: EngineInputs) -> EngineOutputs:
         """Append at most S rows; return the outputs of its logit rows, at most R."""
         num_returned = inputs.logit_rows.shape[0]
         fill_forward(self.inputs, inputs)
+        if inputs.features is not None:
+            self._fill_features(inputs.features)
         self.input_buffer.upload(self.inputs.num_bytes)
         if self.pairs is not None and inputs.gather is not None:
             buffer, arrays = self.pairs
             fill_pairs(arrays, inputs.gather)
             buffer.upload(arrays.num_bytes)
         self.call.run()
+        if inputs.features is not None:
+            keep_returned(self.device, inputs.features, self.features[graph.FEATURES])
         if num_returned:
             self.output_buffer.download(self._returned_bytes(num_returned))
         self.device.synchronize()
         return {
-            name: array[: inputs.num_pairs if name == GATHERED_LOGITS else num_returned].copy()
+            name: array[
+                : inputs.num_pairs if name == graph.GATHERED_LOGITS else num_returned
+            ].copy()
             for name, array in self.outputs.on_host.items()
         }
+
+    def _fill_features(self, features: ForwardFeatures) -> None:
+        """Write which features the call returns or reads, and queue the copies of the latter."""
+        if features.parents is None:
+            fill_features(self.inputs, features.kept_rows, 0)
+            return
+        read = ReadFeatures.of(features.parents)
+        target, own = self.features[graph.TARGET_FEATURES], self.features[graph.OWN_FEATURES]
+        gather_rows(self.device, read.target, target)
+        gather_rows(self.device, read.own, own)
+        fill_features(self.inputs, padded_index(read, target.shape[0]), -1)
 
     def _returned_bytes(self, num_returned: int) -> int:
         """Return the bytes up to the end of the returned rows of the last output."""

@@ -32,6 +32,7 @@ from dsbd_runtime.manifest import (
     ParityCase,
     ParityReport,
     check_entry,
+    check_features,
     entry_by_role,
     manifest_from_file,
 )
@@ -164,6 +165,7 @@ def write_manifest(
     """Hash every file in ``folder`` and write dsbd.json; return its content."""
     for role, entry in entry_by_role(target, draft).items():
         check_entry(entry, role)
+    check_features(target, draft, MANIFEST_NAME)
     files = {
         file.relative_to(folder).as_posix(): FileEntry(
             size=file.stat().st_size, sha256=sha256_of(file)

@@ -9,6 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_runtime.errors import InputError
+from dsbd_runtime.features import (
+    Features,
+    ForwardFeatures,
+    ParentFeatures,
+    check_kept_rows,
+    check_parents,
+)
 from dsbd_runtime.forward_inputs import (
     ForwardInputs,
     ForwardMasks,
@@ -50,6 +57,7 @@ class CausalLM:
         # Without a gather the rows of its engine are read whole, call by call.
         self._read_head = (full_output(entry.vocab_size),) if self._gathers_logits else entry.head
         self._head = entry.head
+        self._features = entry.features
         self._keeps_full_logits = self._num_top_logits > 0 and entry.kept_output is not None
         self._full: KeptLogits | None = None
         self._context_length = entry.context_length
@@ -77,6 +85,16 @@ class CausalLM:
     def keeps_full_logits(self) -> bool:
         """Whether all logits of a forward of an engine with a top-k head can be read."""
         return self._keeps_full_logits
+
+    @property
+    def returns_features(self) -> bool:
+        """Whether it has ``forward_with_features``: the engine of a target with features."""
+        return self._features is not None and not self.reads_features
+
+    @property
+    def reads_features(self) -> bool:
+        """Whether it has ``forward_from_features`` alone: the engine of a feature draft."""
+        return self._features is not None and self._features.own_width is not None
 
     @property
     def context_length(self) -> int:
@@ -149,9 +167,69 @@ class CausalLM:
         Raises InputError for a wrong shape, type or value, CapacityError for a position beyond
         the context or caches beyond the memory.
         """
+        if self.reads_features:
+            raise InputError(
+                "the engine is a feature draft's, and each of its rows needs the feature of its "
+                "parent; call forward_from_features"
+            )
         pairs = None if gather is None else Gather(*gather)
-        outputs = self._forward(ForwardInputs(token_ids, positions, mask, logit_rows, pairs))
-        if pairs is not None:
+        features = self._returned_features(_NONE) if self._features else None
+        inputs = ForwardInputs(token_ids, positions, mask, logit_rows, pairs, features)
+        return self._logits(inputs)
+
+    def forward_with_features(
+        self,
+        token_ids: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        mask: NDArray[np.bool_],
+        logit_rows: NDArray[np.int64],
+        feature_rows: NDArray[np.int64],
+        gather: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None,
+    ) -> tuple[NDArray[np.float32] | TopLogits | GatheredLogits, Features]:
+        """Append rows as ``forward`` does; also return the features of some of them.
+
+        feature_rows: (F,) int64 increasing. Which of the S rows they are.
+        """
+        if not self.returns_features:
+            raise InputError(
+                "the engine returns no features; export the bundle with dsbd-export --features"
+            )
+        check_kept_rows(feature_rows, len(token_ids))
+        pairs = None if gather is None else Gather(*gather)
+        features = self._returned_features(feature_rows)
+        inputs = ForwardInputs(token_ids, positions, mask, logit_rows, pairs, features)
+        return self._logits(inputs), features.kept
+
+    def forward_from_features(
+        self,
+        token_ids: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        mask: NDArray[np.bool_],
+        logit_rows: NDArray[np.int64],
+        parents: ParentFeatures,
+        gather: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None,
+    ) -> tuple[NDArray[np.float32] | TopLogits | GatheredLogits, Features]:
+        """Append rows as ``forward`` does; also return the own features of all of them.
+
+        parents: where the feature of the parent of each row lies. The target's are those of the
+            target of the same bundle on the same provider.
+        """
+        if not self.reads_features:
+            raise InputError("the engine is no feature draft's; call forward")
+        num_new = len(token_ids)
+        check_parents(parents, num_new, self._session.feature_kind)
+        pairs = None if gather is None else Gather(*gather)
+        kept = self._session.new_features(num_new)
+        features = ForwardFeatures(np.arange(num_new), kept, 0, parents)
+        inputs = ForwardInputs(token_ids, positions, mask, logit_rows, pairs, features)
+        return self._logits(inputs), kept
+
+    def _returned_features(self, feature_rows: NDArray[np.int64]) -> ForwardFeatures:
+        return ForwardFeatures(feature_rows, self._session.new_features(len(feature_rows)))
+
+    def _logits(self, inputs: ForwardInputs) -> NDArray[np.float32] | TopLogits | GatheredLogits:
+        outputs = self._forward(inputs)
+        if inputs.gather is not None:
             return GatheredLogits(outputs[GATHERED_LOGITS], outputs[LOGSUMEXP])
         if self._num_top_logits:
             return TopLogits(outputs[TOP_IDS], outputs[TOP_LOGITS], outputs[LOGSUMEXP], self._full)
@@ -272,7 +350,9 @@ class CausalLM:
         if gather is None and self._gathers_logits:
             gather = Gather(_NONE, _NONE)
         outputs = self._session.run(
-            EngineInputs(ids, inputs.positions, masks, first_row, logit_rows, gather)
+            EngineInputs(
+                ids, inputs.positions, masks, first_row, logit_rows, gather, inputs.features
+            )
         )
         if inputs.gather is None and self._gathers_logits:
             return {LOGITS: self._session.read_full_logits(np.arange(len(logit_rows)))}

@@ -9,7 +9,9 @@ from numpy.typing import NDArray
 
 from dsbd_runtime.bound_calls import BoundCaches, LoadedModel
 from dsbd_runtime.device import DeviceArray
+from dsbd_runtime.device_features import DeviceFeatures, FeatureArrays, FeatureSizes, FeatureStore
 from dsbd_runtime.errors import CapacityError, EngineError, InputError
+from dsbd_runtime.features import ForwardFeatures
 from dsbd_runtime.full_logits import DeviceLogits
 from dsbd_runtime.graph import GATHERED_LOGITS
 from dsbd_runtime.session import EngineInputs, EngineOutputs
@@ -37,6 +39,10 @@ class DeviceSession:
         self._bound: BoundCaches | None = None
         kept = model.entry.kept_output is not None
         self._full = DeviceLogits(model.device, model.entry.vocab_size) if kept else None
+        self._features = self._store = None
+        if model.entry.features is not None:
+            self._features = FeatureArrays(model.device, model.entry)
+            self._store = FeatureStore(model.device, model.entry)
         self._last_full: DeviceArray | None = None
         self._last_index: NDArray[np.int64] | None = None  # its row of each logit row that repeats
         try:
@@ -54,6 +60,17 @@ class DeviceSession:
     def kv_bytes(self) -> int:
         """Bytes that the caches take now."""
         return 0 if self._bound is None else self._bound.caches.num_bytes
+
+    @property
+    def feature_kind(self) -> type:
+        """See Session."""
+        return DeviceFeatures
+
+    def new_features(self, num_rows: int) -> DeviceFeatures:
+        """See Session."""
+        self._open()
+        assert self._store is not None  # the caller has asked the manifest
+        return self._store.take(num_rows)
 
     def reserve(self, num_rows: int, num_used: int) -> None:
         """Give the caches room for ``num_rows`` rows and the padding of their forwards.
@@ -125,6 +142,9 @@ class DeviceSession:
             self._bound = None
         if self._full is not None:
             self._full.free()
+        if self._features is not None and self._store is not None:
+            self._features.free()
+            self._store.free()
         self._model.prune_engine.close()
         self._model.engine.close()
         self._model.device.close()
@@ -137,7 +157,8 @@ class DeviceSession:
         if inputs.gather is not None:
             num_pairs = row_bucket(inputs.num_pairs, _MOST_PAIRS)
         try:
-            forward = bound.forward(num_rows, num_logit_rows, num_pairs)
+            sizes = self._feature_sizes(inputs.features, num_rows)
+            forward = bound.forward((num_rows, num_logit_rows, num_pairs, sizes))
         except MemoryError as error:
             raise CapacityError(
                 f"{self._model.device.name} has no memory for the outputs of {num_logit_rows} "
@@ -145,6 +166,21 @@ class DeviceSession:
             ) from error
         self._last_full, self._last_index = forward.full, None
         return forward.run(inputs)
+
+    def _feature_sizes(
+        self, features: ForwardFeatures | None, num_rows: int
+    ) -> FeatureSizes | None:
+        """Return the rows of features that a call of S rows is bound for."""
+        if features is None:
+            return None
+        limit = self._model.max_forward_rows
+        if features.parents is None:
+            return FeatureSizes(row_bucket(len(features.kept_rows), limit))
+        roles = [source.role for source in features.parents.forwards]
+        is_own = np.array([*(role == "draft" for role in roles), False])  # the last: zeros
+        num_own = int(np.count_nonzero(is_own[features.parents.sources]))
+        num_target = int(np.count_nonzero(features.parents.sources >= 0)) - num_own
+        return FeatureSizes(num_rows, row_bucket(num_target, limit), row_bucket(num_own, limit))
 
     def _open(self) -> BoundCaches:
         if self._bound is None:
@@ -168,7 +204,7 @@ class DeviceSession:
 
     def _allocate(self, capacity: int) -> BoundCaches:
         try:
-            return BoundCaches(self._model, capacity, self._full)
+            return BoundCaches(self._model, capacity, self._full, self._features)
         except MemoryError as error:
             raise CapacityError(
                 f"{self._model.device.name} has no memory for a key/value cache of {capacity} rows "

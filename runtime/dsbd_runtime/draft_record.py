@@ -57,6 +57,8 @@ class DraftRecord:
             samples behind held-out prompts: the probability that a drafted token is accepted
             (Leviathan et al. 2023, 3.2), at ``temperature`` with ``top_k`` on both models.
         acceptance_error: its standard error, over prompts.
+        acceptance_by_depth: of a feature draft, whose features below drafted tokens are its own:
+            of the first drafted token, of one behind a drafted one, and so on. None: the same.
         curve: from before the first step on.
         minutes: of training, by all the processes that took part.
         speeds: by width; empty where they were not measured.
@@ -78,6 +80,7 @@ class DraftRecord:
     curve: list[CurvePoint]
     speeds: list[ExpectedSpeed]
     measured_on: str | None
+    acceptance_by_depth: list[float] | None = None
 
 
 def read_record(file: Path) -> DraftRecord:

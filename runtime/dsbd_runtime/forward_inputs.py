@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_runtime.errors import CapacityError, InputError
+from dsbd_runtime.features import ForwardFeatures
 from dsbd_runtime.graph import (
     ATTENTION_MASK,
     ATTENTION_MASK_SLIDING,
@@ -33,6 +34,7 @@ class ForwardInputs:
         mask: (S, N) bool. Row s sees cache row c; the last S of the N columns are the new rows.
         logit_rows: (R,) int64. Which of the S rows need logits.
         gather: which logits of these are returned; None: all.
+        features: of an engine with features, None for one without.
     """
 
     token_ids: NDArray[np.int64]
@@ -40,6 +42,7 @@ class ForwardInputs:
     mask: NDArray[np.bool_]
     logit_rows: NDArray[np.int64]
     gather: Gather | None = None
+    features: ForwardFeatures | None = None
 
     @property
     def num_new(self) -> int:
@@ -58,6 +61,7 @@ class ForwardInputs:
             self.mask[start:stop, : num_before + stop],
             self.logit_rows[is_in_chunk] - start,
             self._gather_in_chunk(is_in_chunk),
+            self.features and self.features.chunk(start, stop),
         )
 
     def pairs_in_chunk(self, is_in_chunk: NDArray[np.bool_]) -> NDArray[np.bool_]:

@@ -25,6 +25,19 @@ A gather head returns the logits of tokens that the host names, as many of a row
 inputs gather_rows and gather_ids, [N] int64 each, say of which of the R rows and of which token.
 Its outputs are gathered_logits [N] float32 and logsumexp [R] float32; logits is always there too.
 
+Engines of a pair with a feature draft have more tensors, in the engine's float type; W is the width
+of the target's features, Wd that of the draft's own:
+
+| tensor | shape | meaning |
+|---|---|---|
+| feature_rows | [F] int64 | of the target: which of the S nodes have their features returned |
+| features | [F,W] | of the target: its hidden states of these nodes |
+| target_features | [F,W] | of the draft: features that the target has returned |
+| own_features | [P,Wd] | of the draft: features that it has returned itself |
+| feature_index | [S] int64 | of the draft: which of these, the target's first, is that of each |
+| | | node's parent; -1: none, zeros |
+| features | [S,Wd] | of the draft: its own of all nodes |
+
 The prune graph takes src_rows [K] int64, write_indices [1] int64 and the caches; row
 write_indices + k becomes the old row src_rows[k].
 """
@@ -54,6 +67,11 @@ LOGSUMEXP = "logsumexp"
 GATHER_ROWS = "gather_rows"
 GATHER_IDS = "gather_ids"
 GATHERED_LOGITS = "gathered_logits"
+FEATURE_ROWS = "feature_rows"
+FEATURES = "features"
+TARGET_FEATURES = "target_features"
+OWN_FEATURES = "own_features"
+FEATURE_INDEX = "feature_index"
 SRC_ROWS = "src_rows"
 
 CACHE_PARTS = ("key", "value")
@@ -89,6 +107,27 @@ class KVGeometry:
     num_heads: int
     head_dim: int
     dtype: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureEntry:
+    """The features that an engine returns, and those that a feature draft reads.
+
+    Attributes:
+        width: of the target's.
+        layers: of a target's engine, the transformer layers that its features enter, in the order
+            in which they are concatenated; None in the entry of a draft.
+        own_width: width of a feature draft's own features; None in the entry of a target.
+    """
+
+    width: int
+    layers: list[int] | None = None
+    own_width: int | None = None
+
+    @property
+    def returned_width(self) -> int:
+        """Width of the features that the engine returns."""
+        return self.width if self.own_width is None else self.own_width
 
 
 class FullLogits(Protocol):
@@ -223,11 +262,15 @@ class GraphContract:
     Attributes:
         masks: names of the mask inputs.
         head: outputs besides the caches, those that stay with the engine included.
+        features: those that it returns or reads, None without.
+        dtype: of the features.
     """
 
     kv: KVGeometry
     masks: Sequence[str]
     head: tuple[HeadOutput, ...]
+    features: FeatureEntry | None = None
+    dtype: str = "fp32"
 
     @property
     def inputs(self) -> dict[str, TensorSpec]:
@@ -239,6 +282,7 @@ class GraphContract:
             WRITE_INDICES: TensorSpec(_INT64, (1,)),
             LOGIT_ROWS: TensorSpec(_INT64, (None,)),
             **{name: TensorSpec(_INT64, (None,)) for name in self._gather_inputs},
+            **self._feature_inputs,
             **self._caches(past_name),
         }
 
@@ -249,7 +293,23 @@ class GraphContract:
             output.name: TensorSpec(_HEAD_TYPES[output.dtype], (None, *output.row_shape))
             for output in self.head
         }
+        if self.features is not None:
+            shape = (None, self.features.returned_width)
+            head[FEATURES] = TensorSpec(_FLOAT_TYPES[self.dtype], shape)
         return {**head, **self._caches(present_name)}
+
+    @property
+    def _feature_inputs(self) -> dict[str, TensorSpec]:
+        if self.features is None:
+            return {}
+        if self.features.own_width is None:
+            return {FEATURE_ROWS: TensorSpec(_INT64, (None,))}
+        kind = _FLOAT_TYPES[self.dtype]
+        return {
+            TARGET_FEATURES: TensorSpec(kind, (None, self.features.width)),
+            OWN_FEATURES: TensorSpec(kind, (None, self.features.own_width)),
+            FEATURE_INDEX: TensorSpec(_INT64, (None,)),
+        }
 
     @property
     def _gather_inputs(self) -> tuple[str, ...]:

@@ -103,6 +103,12 @@ def load_pair(
     providers = [target_place.provider, draft_place.provider]
     cpu_settings = {"num_threads": num_threads, "spin_us": spin_us, "engine_cache": engine_cache}
     _check_used(cpu_settings, cuda_graphs, providers)
+    if bundle.entry("draft").is_feature_draft and target_place != draft_place:
+        raise InputError(
+            f"draft_provider is {draft_provider!r} and provider {provider!r}, but the draft of "
+            f"{bundle.path} reads features of the target, which stay where they are; leave "
+            "draft_provider out"
+        )
     shares_cores = not any(row.has_device_caches for row in providers)
     is_small = _has_small_draft(bundle)
     target_request, draft_request = (
@@ -130,6 +136,11 @@ def load_pair(
 
 def _open(request: EngineRequest) -> CausalLM:
     provider = request.placement.provider
+    if provider.ort_name is None and request.bundle.entry(request.role).features is not None:
+        raise ProviderError(
+            f"the {request.role} of {request.bundle.path} has features, which provider "
+            f"{provider.name!r} does not run; use 'cpu' or 'cuda', or export a pair without"
+        )
     if provider.ort_name is None and request.bundle.entry(request.role).logits == GATHER:
         raise ProviderError(
             f"the {request.role} of {request.bundle.path} has a gather head, which provider "

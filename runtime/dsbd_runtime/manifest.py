@@ -18,6 +18,7 @@ from dsbd_runtime.graph import (
     ATTENTION_MASK_SLIDING,
     FULL,
     GATHER,
+    FeatureEntry,
     GraphContract,
     HeadOutput,
     KVGeometry,
@@ -99,8 +100,8 @@ class ModelEntry:
         sliding_window: positions a sliding-window layer sees, None without such layers.
         bit_exact: one of ``BIT_EXACTNESS``: whether a row's logits depend on its path alone, bit
             for bit, whatever else is in the call or the cache. None: nothing is claimed.
-        features: hidden states of the target that the engine returns or takes. None: none; this
-            version reads no others.
+        features: hidden states of the target that the engine returns, or that a feature draft's
+            engine reads; None: none.
         d2t: file with the bundle's token id for each of the engine's. None: they are the same;
             this version reads no others.
     """
@@ -119,7 +120,7 @@ class ModelEntry:
     sliding_window: int | None
     parity: ParityReport
     bit_exact: str | bool | None = None
-    features: None = None
+    features: FeatureEntry | None = None
     d2t: None = None
 
     @property
@@ -137,7 +138,18 @@ class ModelEntry:
     def contract(self) -> GraphContract:
         """The inputs and outputs that its graph must have."""
         kept = () if self.kept_output is None else (self.kept_output,)
-        return GraphContract(kv=self.kv, masks=self.masks, head=(*self.head, *kept))
+        return GraphContract(
+            kv=self.kv,
+            masks=self.masks,
+            head=(*self.head, *kept),
+            features=self.features,
+            dtype=self.dtype,
+        )
+
+    @property
+    def is_feature_draft(self) -> bool:
+        """Whether the engine reads features."""
+        return self.features is not None and self.features.own_width is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,6 +203,7 @@ def manifest_from_file(file: Path) -> Manifest:
     manifest = typed(Manifest, data, str(file))
     for role, entry in manifest.entry_by_role.items():
         check_entry(entry, f"{file}: {role}")
+    check_features(manifest.target, manifest.draft, str(file))
     return manifest
 
 
@@ -213,7 +226,10 @@ def _refuse_unknown(data: dict[str, Any], where: str) -> None:
     for role in ("target", "draft"):
         if not isinstance(entry := data.get(role), dict):
             continue
-        later = [name for name in ("features", "d2t") if entry.get(name) is not None]
+        later = ["d2t"] if entry.get("d2t") is not None else []
+        if isinstance(features := entry.get("features"), dict):
+            for name in unknown_fields(FeatureEntry, features):
+                raise _unknown(data, name, features[name], f"{where}: {role}: features")
         logits = entry.get("logits")
         if isinstance(logits, str) and logits.partition(":")[0] not in LOGITS_KINDS:
             later.append("logits")
@@ -266,6 +282,32 @@ def check_entry(entry: ModelEntry, where: str) -> None:
             raise mismatch(f"0 to {entry.vocab_size - 1}", token_id, f"{where}: a special token id")
     _check_logits(entry, where)
     _check_masks(entry, where)
+
+
+def check_features(target: ModelEntry, draft: ModelEntry | None, where: str) -> None:
+    """Raise BundleError unless the features that the target returns are those the draft reads."""
+    returned, read = target.features, None if draft is None else draft.features
+    if returned is not None:
+        layers, num_layers = returned.layers, target.kv.num_layers
+        place = f"{where}: target: features"
+        is_known = bool(layers) and all(0 <= layer < num_layers for layer in layers or ())
+        if not is_known or len(set(layers or ())) < len(layers or ()):
+            raise mismatch(f"different layers from 0 to {num_layers - 1}", layers, place)
+        if not 1 <= returned.width <= _MOST or returned.width % len(layers or ()):
+            raise mismatch("a width for each layer, all alike", returned.width, place)
+        if returned.own_width is not None:
+            raise mismatch("null own_width: it is a draft's", returned.own_width, place)
+    if read is None:
+        return
+    place = f"{where}: draft: features"
+    if read.layers is not None or read.own_width is None or not 1 <= read.own_width <= _MOST:
+        raise mismatch("own_width above 0, and null layers: they are the target's", read, place)
+    if returned is None or returned.width != read.width:
+        found = "null" if returned is None else f"of width {returned.width}"
+        raise BundleError(
+            f"{place} have width {in_short(read.width)}, but those of the target are {found}; "
+            "export target and draft again, both with dsbd-export --target --draft"
+        )
 
 
 def _check_logits(entry: ModelEntry, where: str) -> None:

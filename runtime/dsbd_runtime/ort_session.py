@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 
 from dsbd_runtime import graph
 from dsbd_runtime.errors import BundleError, CapacityError, EngineError
+from dsbd_runtime.features import ForwardFeatures, HostFeatures, ReadFeatures, host_rows
 from dsbd_runtime.full_logits import HostLogits
 from dsbd_runtime.graph import check_graph, empty_outputs
-from dsbd_runtime.kv_cache import KVCache, bucket_capacity
+from dsbd_runtime.kv_cache import NUMPY_DTYPES, KVCache, bucket_capacity
 from dsbd_runtime.manifest import ModelEntry
 from dsbd_runtime.ort_module import LOG_ERRORS, check_offered, import_ort_for, session_options
 from dsbd_runtime.prepared_engine import PreparedEngine
@@ -64,6 +65,8 @@ class OrtSession:
         self._head = entry.head
         self._full = None if entry.kept_output is None else HostLogits(entry.vocab_size)
         self._num_full_bound: int | None = None
+        self._features = entry.features
+        self._feature_type = NUMPY_DTYPES[entry.dtype]
         self._ort = import_ort_for(row)
 
         def new_options() -> Any:
@@ -93,6 +96,18 @@ class OrtSession:
     def kv_bytes(self) -> int:
         """Bytes that the caches take now."""
         return 0 if self._cache is None else self._cache.num_bytes
+
+    @property
+    def feature_kind(self) -> type:
+        """See Session."""
+        return HostFeatures
+
+    def new_features(self, num_rows: int) -> HostFeatures:
+        """See Session."""
+        assert self._features is not None  # the caller has asked the manifest
+        role = "target" if self._features.own_width is None else "draft"
+        width = self._features.returned_width
+        return HostFeatures(role, np.empty((num_rows, width), self._feature_type))
 
     def reserve(self, num_rows: int, num_used: int) -> None:
         """Give the caches room for ``num_rows`` rows; keep the first ``num_used``."""
@@ -128,6 +143,8 @@ class OrtSession:
         for name, array in outputs.items():
             self._binding.bind_ortvalue_output(name, self._ort_value(array))
         self._bind_full_logits(inputs.logit_rows.shape[0])
+        if inputs.features is not None:
+            self._bind_features(inputs.features)
         try:
             self._engine.run_with_iobinding(self._binding, self._next_options)
             self._next_options = None
@@ -185,6 +202,25 @@ class OrtSession:
             logits = self._full.room_for(num_logit_rows)
             self._binding.bind_ortvalue_output(graph.LOGITS, self._ort_value(logits))
             self._num_full_bound = num_logit_rows
+
+    def _bind_features(self, features: ForwardFeatures) -> None:
+        """Bind the features that the call reads, and the rows that it writes."""
+        first, num_kept = features.first, len(features.kept_rows)
+        kept = features.kept.array[first : first + num_kept]
+        self._binding.bind_ortvalue_output(graph.FEATURES, self._ort_value(kept))
+        if features.parents is None:
+            arrays = {graph.FEATURE_ROWS: features.kept_rows}
+        else:
+            assert self._features is not None and self._features.own_width is not None
+            read = ReadFeatures.of(features.parents)
+            width, own_width = self._features.width, self._features.own_width
+            arrays = {
+                graph.TARGET_FEATURES: host_rows(read.target, width, self._feature_type),
+                graph.OWN_FEATURES: host_rows(read.own, own_width, self._feature_type),
+                graph.FEATURE_INDEX: read.index,
+            }
+        for name, array in arrays.items():
+            self._binding.bind_ortvalue_input(name, self._ort_value(np.ascontiguousarray(array)))
 
     def _ort_value(self, array: NDArray[Any]) -> Any:
         """Return an OrtValue on the memory of ``array``, which the value keeps alive."""

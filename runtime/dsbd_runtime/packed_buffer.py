@@ -95,14 +95,23 @@ def _extents(parts: Sequence[Part]) -> list[tuple[int, int]]:
 
 
 def forward_parts(
-    num_rows: int, num_logit_rows: int, capacity: int, mask_names: Sequence[str]
+    num_rows: int,
+    num_logit_rows: int,
+    capacity: int,
+    mask_names: Sequence[str],
+    features: tuple[str, int] | None = None,
 ) -> list[Part]:
-    """Return the parts of the inputs of a call, caches aside, in the engine's shapes."""
+    """Return the parts of the inputs of a call, caches aside, in the engine's shapes.
+
+    features: name and size of the input that says which features it returns or reads.
+    """
+    of_features: list[Part] = [] if features is None else [(features[0], (features[1],), "int64")]
     return [
         (graph.WRITE_INDICES, (1,), "int64"),
         (graph.INPUT_IDS, (1, num_rows), "int64"),
         (graph.POSITION_IDS, (1, num_rows), "int64"),
         (graph.LOGIT_ROWS, (num_logit_rows,), "int64"),
+        *of_features,
         *((name, (1, 1, num_rows, capacity), "bool") for name in mask_names),
     ]
 
@@ -154,6 +163,12 @@ def fill_idle_move(staged: PackedArrays) -> None:
     staged.on_host[graph.WRITE_INDICES][0] = 0
     src_rows = staged.on_host[graph.SRC_ROWS]
     src_rows[:] = np.arange(src_rows.shape[0])
+
+
+def fill_features(staged: PackedArrays, rows: NDArray[np.int64], padding: int) -> None:
+    """Write the input of ``forward_parts`` that says which features a call returns or reads."""
+    (name,) = staged.on_host.keys() & {graph.FEATURE_ROWS, graph.FEATURE_INDEX}
+    _fill_padded(staged.on_host[name], rows, padding)
 
 
 def _fill_padded(target: NDArray[np.int64], values: NDArray[np.int64], padding: int) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_runtime.bundle import Bundle
+from dsbd_runtime.features import Features, ForwardFeatures
 from dsbd_runtime.graph import Gather
 from dsbd_runtime.providers import Placement
 
@@ -43,6 +44,8 @@ class EngineInputs:
         first_row: cache row of the first of the S new rows.
         logit_rows: (R,) int64. Which of the S rows need logits.
         gather: which logits of these a gather head returns; None for an engine without one.
+        features: which features the call reads, and which it leaves where; None for an engine
+            without features.
     """
 
     token_ids: NDArray[np.int64]
@@ -51,6 +54,7 @@ class EngineInputs:
     first_row: int
     logit_rows: NDArray[np.int64]
     gather: Gather | None = None
+    features: ForwardFeatures | None = None
 
     @property
     def num_pairs(self) -> int:
@@ -72,6 +76,13 @@ class Session(Protocol):
     @property
     def kv_bytes(self) -> int:
         """Bytes that the caches take now."""
+
+    @property
+    def feature_kind(self) -> type:
+        """The class of the features that a feature draft's engine reads here."""
+
+    def new_features(self, num_rows: int) -> Features:
+        """Return room for the features of so many rows, of an engine that returns them."""
 
     def reserve(self, num_rows: int, num_used: int) -> None:
         """Give the caches room for at least ``num_rows`` rows and keep the first ``num_used``.

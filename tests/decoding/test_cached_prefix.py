@@ -97,3 +97,23 @@ def test_another_prompt_shares_nothing():
     prompt = (2, 2, 3, 4, 1)
     result = talk.ask(prompt, config, 1)
     assert all_tokens(result) == all_tokens(run(config, TARGET, DRAFT, VOCAB, 1, prompt))
+
+
+def test_a_draft_that_is_not_needed_keeps_the_rows_of_an_earlier_prompt():
+    talk = Conversation()
+    prompt = (1, 2, 3, 4, 0, 2)
+    talk.ask(prompt, DecodingConfig(num_beams=2, max_new_tokens=6), 0)
+    num_draft_rows = len(talk.draft.computed_paths)
+    kept = list(talk.prefixes[1].tokens)
+    assert kept[:5] == list(prompt[:5])
+    last = DecodingConfig(num_beams=2, max_new_tokens=1)  # nothing is drafted for one token
+    talk.ask((*prompt, 1, 1), last, 1)
+    assert len(talk.draft.computed_paths) == num_draft_rows
+    assert talk.prefixes[1].tokens[:5] == list(prompt[:5])
+    assert talk.prefixes[0].tokens[:7] == [*prompt, 1]
+    again = talk.ask((*prompt, 1, 3), DecodingConfig(num_beams=2, max_new_tokens=6), 2)
+    alone = run(
+        DecodingConfig(num_beams=2, max_new_tokens=6), TARGET, DRAFT, VOCAB, 2, (*prompt, 1, 3)
+    )
+    assert all_tokens(again) == all_tokens(alone)
+    assert again.stats.draft_rows < alone.stats.draft_rows

@@ -179,7 +179,7 @@ def test_experience_is_carried_from_request_to_request():
         generate(HOSTILE, seed, DEAR_ROWS, experience, draft_policy="throughput", **options)
     taught = generate(HOSTILE, 9, DEAR_ROWS, experience, draft_policy="throughput", **options)
     fresh = generate(HOSTILE, 9, DEAR_ROWS, draft_policy="throughput", **options)
-    assert taught.stats.num_draft_layers < fresh.stats.num_draft_tokens
+    assert 0 < taught.stats.draft_calls < fresh.stats.draft_calls
 
 
 def test_costs_are_measured_where_none_are_given():
@@ -298,3 +298,114 @@ def test_what_was_never_seen_stays_a_guess_however_long_it_runs():
         experience.learn(seen_gap, np.array([True]), 0)
     experience.refresh()
     assert experience.accepted(other_gap, 0) == pytest.approx(first_guess, abs=0.05)
+
+
+WIDE_CALLS = {  # rows that cost much beside the call, as those of a CPU do where beams are many
+    "much": EngineCosts(CostCurve((1, 64), (2e-2, 15e-2)), CostCurve((1, 64), (1e-3, 8e-3))),
+    "all": EngineCosts(CostCurve((1, 64), (1e-2, 64e-2)), CostCurve((1, 64), (1e-3, 1e-2))),
+}
+
+
+class CalledTable(TableModel):
+    """A table model that notes the rows of each call."""
+
+    def __init__(self, table: LogitsOf) -> None:
+        super().__init__(VOCAB, table)
+        self.sizes: list[int] = []
+
+    def forward(self, token_ids, positions, mask, logit_rows):
+        self.sizes.append(len(token_ids))
+        return super().forward(token_ids, positions, mask, logit_rows)
+
+
+def short_requests(
+    draft: LogitsOf, costs: EngineCosts, num_requests: int, prompt_length: int, **options: object
+) -> list[float]:
+    """Return the seconds of each request by ``costs``, prompts of the target left out."""
+    experience, models = AcceptanceEstimator.initial(), [CalledTable(TARGET), CalledTable(draft)]
+    curves = (costs.target.up_to(512), costs.draft.up_to(512))
+    seconds = []
+    for seed in range(num_requests):
+        for model in models:
+            model.keep(np.arange(0))
+            model.sizes.clear()
+        config = DecodingConfig(
+            num_beams=8, max_new_tokens=4, seed=seed, eos_token_id=None, **options
+        )  # type: ignore[arg-type]
+        prompt = [(seed + place * place) % VOCAB for place in range(prompt_length)]
+        rng = np.random.default_rng(seed)
+        result_of(
+            decode_iterations(
+                *models,
+                prompt,
+                config,
+                rng,
+                clock=lambda: 0.0,
+                costs=costs,
+                estimator=experience,
+            )
+        )
+        of_target, of_draft = (model.sizes for model in models)
+        seconds.append(
+            float(sum(curves[0][size] for size in of_target[1:]))
+            + float(sum(curves[1][size] for size in of_draft))
+        )
+    return seconds
+
+
+@pytest.mark.parametrize("draft", ["decent", "hostile"])
+@pytest.mark.parametrize("strategy", ["dsbd", "speculative-beam-search"])
+@pytest.mark.parametrize("costs", WIDE_CALLS)
+def test_short_wide_requests_lose_less_than_3_percent_where_drafting_does_not_pay(
+    costs: str, strategy: str, draft: str
+) -> None:
+    """Four tokens, eight beams, a prompt of which the draft takes a quarter of the request."""
+    true = WIDE_CALLS[costs]
+    plain = float(true.target.up_to(8)[[1, 8, 8, 8]].sum())
+    seconds = short_requests(DRAFTS[draft], true, 40, 256, strategy=strategy)
+    assert sum(seconds) < 1.03 * 40 * plain
+
+
+def test_short_wide_requests_gain_where_drafting_pays() -> None:
+    true = WIDE_CALLS["much"]
+    plain = float(true.target.up_to(8)[[1, 8, 8, 8]].sum())
+    seconds = short_requests(TARGET, true, 20, 64, strategy="speculative-beam-search")
+    assert sum(seconds) < 0.8 * 20 * plain
+
+
+def test_a_prompt_is_read_by_the_draft_only_where_the_tokens_that_are_left_pay_for_it():
+    drafted = {}
+    for num_tokens in (4, 200):
+        target, draft = CalledTable(TARGET), CalledTable(DRAFTS["decent"])
+        config = DecodingConfig(num_beams=2, max_new_tokens=num_tokens, eos_token_id=None, seed=0)
+        costs = EngineCosts(FREE_ROWS.target, CostCurve((1, 64), (1e-3, 64e-3)))
+        prompt = [place % VOCAB for place in range(101)]
+        rng = np.random.default_rng(0)
+        result_of(
+            decode_iterations(target, draft, prompt, config, rng, clock=lambda: 0.0, costs=costs)
+        )
+        drafted[num_tokens] = draft.sizes
+    assert drafted[4] == []  # 100 ms to read, 10 ms a call of the target that it might save
+    assert drafted[200][0] == 100 and len(drafted[200]) > 20
+
+
+def test_what_a_draft_would_have_brought_is_learned_without_a_row_of_the_target():
+    costs = EngineCosts(CostCurve((1, 64), (1e-3, 64e-3)), CHEAP_DRAFT)
+    config = DecodingConfig(num_beams=4, max_new_tokens=200, eos_token_id=None, seed=0)
+    target, draft = CalledTable(TARGET), CalledTable(HOSTILE)
+    experience = AcceptanceEstimator.initial()
+    before = experience.seen.sum()
+    result_of(
+        decode_iterations(
+            target,
+            draft,
+            (0, 1),
+            config,
+            np.random.default_rng(0),
+            clock=lambda: 0.0,
+            costs=costs,
+            estimator=experience,
+        )
+    )
+    assert len(draft.sizes) > 2 and experience.seen.sum() > before
+    assert target.sizes[2:] == [4] * 199

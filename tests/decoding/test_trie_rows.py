@@ -21,6 +21,7 @@ DRAFT = mixed_table(TARGET, random_table(8, VOCAB), 0.5)
 PREFILL = 2  # rows, in one call: the prompt but for its last token
 CHEAP_ROWS = EngineCosts(CostCurve((1, 64), (1e-2, 1.1e-2)), CostCurve((1, 64), (2e-3, 2.1e-3)))
 DEAR_ROWS = EngineCosts(CostCurve((1, 64), (1e-3, 64e-3)), CostCurve((1, 64), (2e-3, 2.1e-3)))
+FAR_TOO_DEAR = CostCurve((1, 64), (1.0, 64.0))  # for a draft
 
 
 def decoded(
@@ -62,13 +63,13 @@ def test_a_chain_takes_one_call_and_no_draft_row(options: dict[str, Any], policy
     found = decoded(CHAIN, draft_policy=policy, **given, **options)
     assert found.sequences[0].token_ids == CHAIN[0]
     # the root and three of the four tokens; the leaf has no row
-    assert counts(found) == (1 + 1, PREFILL + 4, 1, PREFILL)
+    assert counts(found) == (1 + 1, PREFILL + 4, 0, 0)
 
 
 def test_a_chain_ends_with_a_row_for_an_end_token() -> None:
     found = decoded(CHAIN, end="eos", num_beams=1, draft_policy="fixed", draft_length=1)
     assert found.sequences[0].token_ids == [*CHAIN[0], EOS]
-    assert counts(found) == (1 + 1, PREFILL + 5, 1, PREFILL)
+    assert counts(found) == (1 + 1, PREFILL + 5, 0, 0)
 
 
 def test_without_a_draft_every_token_takes_a_call() -> None:
@@ -79,7 +80,7 @@ def test_without_a_draft_every_token_takes_a_call() -> None:
 def test_of_a_long_chain_four_layers_are_forced_at_a_time() -> None:
     found = decoded([list(range(2, 14))], num_beams=1, draft_policy="fixed", draft_length=1)
     # [root + 4], [5 more], the last but one and the last token's parent
-    assert counts(found) == (1 + 3, PREFILL + 12, 1, PREFILL)
+    assert counts(found) == (1 + 3, PREFILL + 12, 0, 0)
 
 
 def test_nothing_is_drafted_below_the_last_choice() -> None:
@@ -87,7 +88,7 @@ def test_nothing_is_drafted_below_the_last_choice() -> None:
     fixed = {"draft_policy": "fixed", "draft_length": 3, "draft_beams": 2}
     found = decoded(leaves, num_beams=2, num_return_sequences=2, **fixed)
     # Both first tokens are drafted by the trie: two candidates, as many as draft_beams.
-    assert counts(found) == (1 + 1, PREFILL + 3, 1, PREFILL)
+    assert counts(found) == (1 + 1, PREFILL + 3, 0, 0)
     three = [[*path, token] for path in leaves for token in (20, 21)]
     found = decoded(three, num_beams=2, num_return_sequences=2, **fixed)
     # The second layer is the model's, by one call of its first rows. The third is leaves, and so
@@ -102,7 +103,7 @@ def test_a_trie_of_single_children_takes_one_call_for_all_beams() -> None:
     given = {"num_beams": 8, "num_return_sequences": 8}
     found = decoded(items, draft_policy="fixed", draft_length=1, draft_beams=8, **given)
     # eight chains of four tokens, the last of which have no rows
-    assert counts(found) == (1 + 1, PREFILL + 1 + 8 * 3, 1, PREFILL)
+    assert counts(found) == (1 + 1, PREFILL + 1 + 8 * 3, 0, 0)
     plain = decoded(items, "beam-search", **given)
     assert counts(plain)[:2] == (1 + 4, PREFILL + 1 + 8 * 3)
     assert [s.token_ids for s in found.sequences] == [s.token_ids for s in plain.sequences]
@@ -113,9 +114,9 @@ def test_a_trie_of_single_children_takes_one_call_for_all_beams() -> None:
 
 def test_small_subtrees_are_drafted_whole_where_rows_are_cheap() -> None:
     items = [[a, b, c] for a in (2, 3) for b in (4, 5) for c in (6, 7, 8)]
-    given = {"num_beams": 4, "num_return_sequences": 4, "draft_policy": "throughput"}
+    given = {"num_beams": 2, "num_return_sequences": 2, "draft_policy": "throughput"}
     cheap = decoded(items, costs=CHEAP_ROWS, **given)
-    assert counts(cheap) == (1 + 1, PREFILL + 1 + 2 + 4, 1, PREFILL)
+    assert counts(cheap) == (1 + 1, PREFILL + 1 + 2 + 4, 0, 0)
     dear = decoded(items, costs=DEAR_ROWS, **given)
     assert counts(dear)[0] > 2
     assert [s.token_ids for s in dear.sequences] == [s.token_ids for s in cheap.sequences]
@@ -172,3 +173,14 @@ def test_a_request_holds_no_more_rows_than_its_bound() -> None:
             decoder.iterate()
             held = max(held, tree.num_rows, tree.num_rows_at_end)
         assert 0 < held <= most_rows(len(PROMPT), config)
+
+
+def test_a_first_layer_of_all_codes_goes_with_the_prompts_last_row() -> None:
+    """As many codes as beams: the rows are needed anyway, and a call is saved."""
+    items = [[a, b, c] for a in range(2, 10) for b in range(10, 18) for c in range(18, 26)]
+    given = {"num_beams": 8, "num_return_sequences": 8, "draft_policy": "throughput"}
+    found = decoded(items, costs=EngineCosts(DEAR_ROWS.target, FAR_TOO_DEAR), **given)
+    assert counts(found) == (1 + 2, PREFILL + (1 + 8) + 8, 0, 0)
+    plain = decoded(items, "beam-search", num_beams=8, num_return_sequences=8)
+    assert counts(plain)[:2] == (1 + 3, PREFILL + 1 + 8 + 8)
+    assert [s.token_ids for s in found.sequences] == [s.token_ids for s in plain.sequences]

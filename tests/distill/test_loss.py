@@ -9,8 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from dsbd_export.distill.acceptance import HeldOutSamples, acceptance_rate, warped
-from dsbd_export.distill.loss import distillation_loss, tv_weight
+from dsbd_export.distill.acceptance import (
+    HeldOutSamples,
+    acceptance_rate,
+    distillation_loss,
+    tv_weight,
+    warped,
+)
 from dsbd_export.distill.teacher import Device
 
 EXACT = Device("cpu", uses_bf16=False)

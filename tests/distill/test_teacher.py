@@ -13,7 +13,7 @@ from torch import nn
 from dsbd_export.checkpoint import load_model, open_target
 from dsbd_export.config import ModelOptions
 from dsbd_export.distill import teacher as module
-from dsbd_export.distill.loss import distillation_loss
+from dsbd_export.distill.acceptance import distillation_loss
 from dsbd_export.distill.pool import STEPS_A_ROUND, Pool
 from dsbd_export.distill.teacher import NUM_TOP, Device, Teacher, best_device, num_labels
 from tests.decoding.chi_square import chi_square_p_value

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import onnx
 import pytest
-from transformers import LlamaConfig, MistralConfig, Qwen2Config
+from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 from dsbd_export.config import ExportConfig
 from dsbd_export.pipeline import ExportResult, export_bundle
@@ -76,6 +76,15 @@ def exported_others(tmp_path_factory: pytest.TempPathFactory) -> Exported:
     target = write_checkpoint(folder / "qwen2", mixed)
     draft = write_checkpoint(folder / "mistral", sliding)
     return export(target, draft, folder / "bundle")
+
+
+@pytest.fixture(scope="session")
+def targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Targets of feature drafts, seven layers each."""
+    folder = tmp_path_factory.mktemp("targets")
+    sizes = {**SIZES, "num_hidden_layers": 7, "tie_word_embeddings": False}
+    configs = {"llama": LlamaConfig(**sizes), "qwen3": Qwen3Config(**sizes, head_dim=16)}
+    return {name: write_checkpoint(folder / name, config) for name, config in configs.items()}
 
 
 def export(target: Path, draft: Path, output: Path) -> Exported:

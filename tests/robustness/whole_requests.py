@@ -18,13 +18,15 @@ from dsbd_ort.decoding import (
 from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
 from dsbd_ort.decoding.drafting.cost_curve import CostCurve, EngineCosts
 from dsbd_ort.decoding.request import DecodingRequest
+from tests.decoding.feature_tables import pair_of
 from tests.decoding.gather_table import GatherTable
 from tests.decoding.path_constraint import PathConstraint, chains, some_tokens
 from tests.decoding.tables import LogitsOf, ends_with, random_table
 from tests.decoding.top_table import TopTable
 
 TABLE_KINDS = ("smooth", "peaked", "rounded", "equal", "forbidding")
-DRAFT_KINDS = ("itself", "mixed", "hostile", "forbidding")
+DRAFT_KINDS = ("itself", "mixed", "hostile", "forbidding", "features")
+FEATURES = "features"  # mixed, or hostile where a row comes from the draft's own feature
 NO_DRAFT = "none"  # of requests that need no draft model
 CHECKS = ("candidates", "gathered", "shared", "preempted", "repeated", "traced", "alone")
 
@@ -76,6 +78,9 @@ class WholeRequest:
             return TableModel(self.vocab_size, table)
 
         target, draft = self.tables
+        if self.draft == FEATURES:
+            other = random_table(self.table_seed + 1, self.vocab_size)
+            return pair_of(self.vocab_size, target, draft, other, several=True)
         return model(target), None if self.draft == NO_DRAFT else model(draft)
 
     def request(self, config: DecodingConfig, trace: RequestTrace | None = None) -> DecodingRequest:
@@ -122,7 +127,7 @@ def draft_of(request: WholeRequest, target: LogitsOf) -> LogitsOf:
         "forbidding": shaped(other, "forbidding"),
         NO_DRAFT: other,
     }
-    return kinds[request.draft]
+    return kinds["mixed" if request.draft == FEATURES else request.draft]
 
 
 def fewer_of_the_last(path: NDArray[np.int64], scores: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -241,16 +246,19 @@ def whole_requests(draw: st.DrawFn, strategy: str, largest_vocab: int = 300) -> 
         options["stop_strings"] = "stands for the tokens"
     by_model = STRATEGIES[strategy].has_draft and options.get("drafter") not in ("ngram", "none")
     draft_kinds = DRAFT_KINDS if by_model else (*DRAFT_KINDS, NO_DRAFT, NO_DRAFT)
+    draft = draw(st.sampled_from(draft_kinds))
+    heads = ("candidates", "gathered") if draft == FEATURES else ()  # tables with both are none
+    checks = [check for check in CHECKS if check not in heads]
     return WholeRequest(
         options=options,
         vocab_size=vocab_size,
         table=table,
-        draft=draw(st.sampled_from(draft_kinds)),
+        draft=draft,
         table_seed=draw(st.integers(0, 999)),
         prompt=tuple(draw(st.lists(tokens, min_size=1, max_size=5))),
         stop=stop,
         seconds_a_row=draw(st.sampled_from([0.0, 1e-5, 1e-3])),
-        check=draw(st.sampled_from(CHECKS)),
+        check=draw(st.sampled_from(checks)),
     )
 
 

@@ -15,8 +15,24 @@ def reference_logits(
     mask: NDArray[np.bool_],
 ) -> NDArray[np.float64]:
     """Return the logits (N, vocab_size) of N rows of which row n sees the rows of mask[n]."""
+    head = model.weights()["head"].astype(np.float64)
+    return reference_rows(model, token_ids, positions, mask)[-1] @ head
+
+
+def reference_rows(
+    model: TinyModel,
+    token_ids: NDArray[np.int64],
+    positions: NDArray[np.int64],
+    mask: NDArray[np.bool_],
+    added: NDArray[np.float64] | float = 0.0,
+) -> list[NDArray[np.float64]]:
+    """Return the rows (N, width) that enter each layer, and those that leave the last.
+
+    added: (N, width) to the embeddings.
+    """
     w = {name: weight.astype(np.float64) for name, weight in model.weights().items()}
-    x = w["tokens"][token_ids] + w["positions"][positions]  # (N, width)
+    x = w["tokens"][token_ids] + w["positions"][positions] + added  # (N, width)
+    rows = [x]
     for layer in range(model.num_layers):
         sees = mask
         if model.is_sliding(layer):
@@ -34,7 +50,8 @@ def reference_logits(
         weights /= weights.sum(axis=-1, keepdims=True)
         seen = np.moveaxis(weights @ value, 0, 1).reshape(len(x), -1)  # (N, width)
         x = x + seen @ w[f"out.{layer}"]
-    return x @ w["head"]
+        rows.append(x)
+    return rows
 
 
 def ancestor_mask(parents: list[int]) -> NDArray[np.bool_]:

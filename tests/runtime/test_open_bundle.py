@@ -162,7 +162,11 @@ LATER = [
     (["target", "surprise"], [1], "dsbd.json: target has surprise [1], which"),
     (["target", "logits"], "features", "dsbd.json: target has logits 'features', which"),
     (["draft", "logits"], "top", "dsbd.json: draft has logits 'top', which"),
-    (["draft", "features"], {"layers": [1]}, "draft has features {'layers': [1]}, which"),
+    (
+        ["draft", "features"],
+        {"width": 8, "own_width": 8, "rank": 1},
+        "dsbd.json: draft: features has rank 1, which",
+    ),
     (["draft", "d2t"], "draft/d2t.npy", "draft has d2t 'draft/d2t.npy', which"),
 ]
 

@@ -35,8 +35,9 @@ NUMPY_TYPES = {"fp32": np.float32, "fp16": np.float16}
 class TinyModel:
     """Sizes and seed of a tiny model: embeddings, attention layers, a head; no MLP, no norm.
 
-    With a sliding window the odd layers are sliding. Without ``full_logits`` a graph with a top-k
-    head lacks the output logits, as in bundles of schema version 2.
+    With a sliding window the odd layers are sliding. A target with features returns what enters
+    their layers; a feature draft adds that of the parent to its embeddings. Without ``full_logits``
+    a graph with a top-k head lacks the output logits, as in bundles of schema version 2.
     """
 
     seed: int = 0
@@ -50,6 +51,7 @@ class TinyModel:
     dtype: str = "fp32"
     logits: str = "full"
     full_logits: bool = True
+    features: graph.FeatureEntry | None = None
 
     @property
     def width(self) -> int:
@@ -70,11 +72,18 @@ class TinyModel:
             shapes[f"key.{layer}"] = (self.width, kv_width)
             shapes[f"value.{layer}"] = (self.width, kv_width)
             shapes[f"out.{layer}"] = (self.width, self.width)
+        if self.is_feature_draft:
+            assert self.features is not None
+            shapes["fc"] = (self.features.width, self.width)
         rng = np.random.default_rng(self.seed)
         return {
             name: (rng.standard_normal(shape) * 1.3 / np.sqrt(self.width)).astype(np.float32)
             for name, shape in shapes.items()
         }
+
+    @property
+    def is_feature_draft(self) -> bool:
+        return self.features is not None and self.features.own_width is not None
 
     def entry(self) -> ModelEntry:
         sliding = [] if self.sliding_window is None else [graph.ATTENTION_MASK_SLIDING]
@@ -96,6 +105,7 @@ class TinyModel:
             full_logits=self.full_logits,
             masks=[graph.ATTENTION_MASK, *sliding],
             sliding_window=self.sliding_window,
+            features=self.features,
             parity=ParityReport(
                 measure="max_abs_error",
                 limit=1e-4,
@@ -114,14 +124,22 @@ def write_engine(model: TinyModel, path: Path) -> None:
         "kv_shape": [1, -1, model.num_kv_heads, model.head_dim],
         "flat_shape": [1, -1, model.width],
         "rows_shape": [-1, model.width],
+        "first_axis": [0],
     }
     nodes = [
         helper.make_node("Gather", ["tokens", graph.INPUT_IDS], ["x_tokens"]),
         helper.make_node("Gather", ["positions", graph.POSITION_IDS], ["x_positions"]),
-        helper.make_node("Add", ["x_tokens", "x_positions"], ["x.0"]),
+        helper.make_node(
+            "Add", ["x_tokens", "x_positions"], ["x_own" if model.is_feature_draft else "x.0"]
+        ),
     ]
+    constants["zeros_shape"] = [1, model.width]
+    feature_nodes = _feature_nodes(model)
+    if model.is_feature_draft:  # they come first, but for the last, which is what they return
+        nodes += feature_nodes[:-1]
     for layer in range(model.num_layers):
         nodes += _layer_nodes(model, layer)
+    nodes += feature_nodes[-1:] if model.is_feature_draft else feature_nodes
     nodes += [
         helper.make_node("Gather", [f"x.{model.num_layers}", graph.LOGIT_ROWS], ["x_r"], axis=1),
         helper.make_node("Reshape", ["x_r", "rows_shape"], ["x_rows"]),
@@ -134,6 +152,7 @@ def write_engine(model: TinyModel, path: Path) -> None:
         *(_info(mask, TensorProto.BOOL, [1, 1, "S", "C"]) for mask in model.entry().masks),
         _info(graph.WRITE_INDICES, TensorProto.INT64, [1]),
         _info(graph.LOGIT_ROWS, TensorProto.INT64, ["R"]),
+        *_feature_inputs(model),
     ]
     logits = _info(graph.LOGITS, TensorProto.FLOAT, ["R", model.vocab_size])
     initializers = [
@@ -141,13 +160,53 @@ def write_engine(model: TinyModel, path: Path) -> None:
         for name, weight in model.weights().items()
     ] + [numpy_helper.from_array(np.array(v, np.int64), name) for name, v in constants.items()]
     past, present = _cache_infos(model)
-    _save(nodes, [*inputs, *past], [logits, *present], initializers, path)
+    outputs = [logits, *present]
+    if model.features is not None:
+        shape = ["F", model.features.returned_width]
+        outputs.append(_info(graph.FEATURES, ONNX_TYPES[model.dtype], shape))
+    _save(nodes, [*inputs, *past], outputs, initializers, path)
     if model.logits == graph.GATHER:
         append_gather_head(path)
     if num_candidates := parse_num_top_logits(model.logits):
         append_topk_head(path, num_candidates)
         if not model.full_logits:
             _drop_output(path, graph.LOGITS)
+
+
+def _feature_inputs(model: TinyModel) -> list[onnx.ValueInfoProto]:
+    if model.features is None:
+        return []
+    if not model.is_feature_draft:
+        return [_info(graph.FEATURE_ROWS, TensorProto.INT64, ["F"])]
+    dtype = ONNX_TYPES[model.dtype]
+    return [
+        _info(graph.TARGET_FEATURES, dtype, ["F", model.features.width]),
+        _info(graph.OWN_FEATURES, dtype, ["P", model.width]),
+        _info(graph.FEATURE_INDEX, TensorProto.INT64, ["S"]),
+    ]
+
+
+def _feature_nodes(model: TinyModel) -> list[onnx.NodeProto]:
+    if model.features is None:
+        return []
+    if not model.is_feature_draft:
+        assert model.features.layers is not None
+        layers = [f"x.{layer}" for layer in model.features.layers]
+        return [
+            helper.make_node("Concat", layers, ["x_layers"], axis=2),
+            helper.make_node("Gather", ["x_layers", graph.FEATURE_ROWS], ["x_f"], axis=1),
+            helper.make_node("Squeeze", ["x_f", "first_axis"], [graph.FEATURES]),
+        ]
+    last = f"x.{model.num_layers}"
+    return [
+        helper.make_node("MatMul", [graph.TARGET_FEATURES, "fc"], ["x_target"]),
+        helper.make_node("ConstantOfShape", ["zeros_shape"], ["x_zeros_fp32"]),
+        helper.make_node("Cast", ["x_zeros_fp32"], ["x_zeros"], to=ONNX_TYPES[model.dtype]),
+        helper.make_node("Concat", ["x_target", graph.OWN_FEATURES, "x_zeros"], ["x_all"], axis=0),
+        helper.make_node("Gather", ["x_all", graph.FEATURE_INDEX], ["x_parents"]),  # -1: the last
+        helper.make_node("Add", ["x_own", "x_parents"], ["x.0"]),
+        helper.make_node("Squeeze", [last, "first_axis"], [graph.FEATURES]),
+    ]
 
 
 def _drop_output(path: Path, name: str) -> None:

@@ -13,11 +13,12 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dsbd_ort.decoding.feature_models import ZEROS, FeatureDraft, ParentFeatures, reads_features
 from dsbd_ort.decoding.step_model import Role, StepModel
 
 Floats = NDArray[np.float64]
@@ -273,7 +274,11 @@ def _measured_curve(model: StepModel, clock: Callable[[], float]) -> CostCurve:
             rows = np.arange(num_rows)
             began = clock()
             tokens, mask = np.zeros(num_rows, np.int64), np.tri(num_rows, dtype=np.bool_)
-            model.forward(tokens, rows, mask, rows)
+            if reads_features(model):
+                parents = ParentFeatures((), np.full(num_rows, ZEROS), rows)
+                cast(FeatureDraft, model).forward_from_features(tokens, rows, mask, rows, parents)
+            else:
+                model.forward(tokens, rows, mask, rows)
             repetition[i] = clock() - began
     model.keep(np.arange(0))
     medians = np.maximum.accumulate(np.median(seconds[1:], axis=0))  # the first warms up

@@ -97,10 +97,12 @@ class LayerNeeds:
     Attributes:
         num_rows: rows of the model that it needs.
         is_forced: whether the constraint leaves one token to every path that has not ended.
+        num_whole: candidates of a layer of all that the constraint allows, else 0.
     """
 
     num_rows: int
     is_forced: bool = False
+    num_whole: int = 0
 
 
 class Drafter(Protocol):
@@ -130,12 +132,13 @@ class Drafter(Protocol):
 class DraftPolicy(Protocol):
     """Decides, layer by layer, whether to draft and how many candidates (docs/algorithm.md 3.5)."""
 
-    def begin(self, num_pending: int, most_layers: int) -> None:
+    def begin(self, num_pending: int, most_layers: int, num_unread: int) -> None:
         """Start an iteration.
 
         Args:
             num_pending: rows the target must compute whatever is drafted.
             most_layers: layers that can still be used.
+            num_unread: rows of the prompt that the draft model computes before its first node.
         """
 
     def takes_all(self, num_candidates: int, num_rows: int) -> bool:
@@ -144,10 +147,11 @@ class DraftPolicy(Protocol):
         num_rows: of the engine call by which it would.
         """
 
-    def wants_layer(self, num_rows: int) -> bool:
+    def wants_layer(self, num_rows: int, num_whole: int = 0) -> bool:
         """Return whether to draft one more layer, by an engine call of so many rows.
 
-        With 0 rows, whether it might be worth looking what could be drafted.
+        With 0 rows, whether it might be worth looking what could be drafted. ``num_whole``: number
+        of candidates where they are all there are.
         """
 
     def choose(self, joint: JointDistribution, depth: int) -> NDArray[np.int64]:
@@ -176,7 +180,7 @@ class FixedDraftPolicy:
         self._num_forced = 0
         self._most_layers = 0
 
-    def begin(self, num_pending: int, most_layers: int) -> None:
+    def begin(self, num_pending: int, most_layers: int, num_unread: int) -> None:
         """See DraftPolicy.begin."""
         self._layer, self._num_forced, self._most_layers = 0, 0, most_layers
 
@@ -184,7 +188,7 @@ class FixedDraftPolicy:
         """See DraftPolicy.takes_all; as many are drafted in any case."""
         return self.wants_layer(num_rows) and num_candidates <= self._layer_widths[self._layer]
 
-    def wants_layer(self, num_rows: int) -> bool:
+    def wants_layer(self, num_rows: int, num_whole: int = 0) -> bool:
         """See DraftPolicy.wants_layer."""
         return self._layer < len(self._layer_widths) and self._has_layers_left
 
@@ -245,7 +249,7 @@ def draft_forest(
         if needs is None:
             break
         is_forced = needs.is_forced and not keeps_distributions  # else drawn as they are
-        if not is_forced and not policy.wants_layer(needs.num_rows):
+        if not is_forced and not policy.wants_layer(needs.num_rows, needs.num_whole):
             break
         yield from drafter.compute(nodes)
         joint = drafter.joint(nodes, log_u, copies)

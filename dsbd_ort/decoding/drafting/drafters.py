@@ -99,7 +99,7 @@ class ChainedDrafter:
         if self._forest.has_ends:
             ended = self._forest.is_absorbing[nodes].nonzero()[0]
             lists.extend(ended, np.full(len(ended), STAY), np.zeros(len(ended)))
-        is_forced = False
+        is_forced, num_whole = False, 0
         if self._controls is not None and self._controls.constraint is not None:
             open_beams = lists.open_beams()
             allowed = self._controls.allowed_after(nodes[open_beams])
@@ -108,12 +108,17 @@ class ChainedDrafter:
                 return None
             is_forced = bool((allowed.num_tokens == 1).all())
             ends_next &= self._proposes_ends
-            self._ask_constraint(lists, nodes[open_beams], allowed, ends_next, takes_all)
+            num_candidates = int(allowed.num_tokens.sum())
+            if num_candidates and takes_all(num_candidates, len(open_beams)):
+                num_whole = num_candidates
+            is_certain = (allowed.num_tokens == 1) | (ends_next & (allowed.num_tokens > 0))
+            asked = is_certain | (num_whole > 0)
+            self._ask_constraint(lists, nodes[open_beams], allowed, asked.nonzero()[0])
         if self._ngram is not None:
             self._ask_ngram(lists, nodes)
         self._layer = lists.proposed()
         num_rows = 0 if self._model is None else int(np.count_nonzero(~self._layer.is_known))
-        return LayerNeeds(num_rows, is_forced)
+        return LayerNeeds(num_rows, is_forced, num_whole)
 
     def compute(self, nodes: Nodes) -> EngineCalls[None]:
         """See Drafter.compute."""
@@ -151,19 +156,13 @@ class ChainedDrafter:
         lists: _Lists,
         open_nodes: Nodes,
         allowed: AllowedAfter,
-        ends_next: NDArray[np.bool_],
-        takes_all: TakesAll,
+        asked: Ints,
     ) -> None:
-        """Propose what the constraint allows: one token, the last ones, or if all of it pays."""
+        """Propose all that the constraint allows after some of the open nodes."""
         assert self._controls is not None
-        open_beams, counts = lists.open_beams(), allowed.num_tokens
-        num_candidates = int(counts.sum())
-        if num_candidates and takes_all(num_candidates, len(open_beams)):
-            asked = np.arange(len(open_beams))
-        else:
-            asked = ((counts == 1) | (ends_next & (counts > 0))).nonzero()[0]
         if not len(asked):
             return
+        open_beams, counts = lists.open_beams(), allowed.num_tokens
         rows, tokens = allowed.part(asked).tokens_by_row(self._controls.vocab_size)
         lists.extend(open_beams[asked[rows]], tokens, -np.log(counts[asked[rows]]))
         if self._proposers is not None:

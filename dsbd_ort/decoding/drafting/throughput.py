@@ -34,10 +34,11 @@ from dsbd_ort.decoding.drafting.acceptance import (
     LAST_PROBE,
     AcceptanceEstimator,
 )
-from dsbd_ort.decoding.drafting.cost_curve import FREE, Costs, EngineCosts
+from dsbd_ort.decoding.drafting.cost_curve import FREE, CostCurve, Costs, EngineCosts
 from dsbd_ort.decoding.drafting.draft import MOST_FORCED_LAYERS, Iteration, Scores
 from dsbd_ort.decoding.forest import Forest, Nodes
 from dsbd_ort.decoding.joint_distribution import STAY, JointDistribution, best_candidates
+from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK
 
 Floats = NDArray[np.float64]
 _RATE_MEMORY = 0.9
@@ -115,10 +116,12 @@ class ThroughputDraftPolicy:
         self._num_forced = 0
         self._num_rows = self._limit = 0
         self._reach = self._seconds = self._token_seconds = self._layer_seconds = 0.0
-        self._is_probe = False
+        self._prompt_share = 0.0
+        self._is_probe = self._has_probed = False
+        self._is_usual = num_beams == 1  # the first iteration has one row, the next ones as many
         self._parent_deficits: Floats | None = None
 
-    def begin(self, num_pending: int, most_layers: int) -> None:
+    def begin(self, num_pending: int, most_layers: int, num_unread: int) -> None:
         """See DraftPolicy.begin."""
         self._is_resting = self._num_to_rest > 0
         if self._is_resting:
@@ -137,31 +140,41 @@ class ThroughputDraftPolicy:
         self._parent_deficits = None
         self._seconds = float(self._target_seconds[self._num_rows]) + estimator.loop.iteration
         if not estimator.calls:
-            estimator.calls, estimator.tokens = self._seconds / self._call_seconds, 1.0
+            usual = float(self._target_seconds[self._num_beams]) + estimator.loop.iteration
+            estimator.calls, estimator.tokens = usual / self._call_seconds, 1.0
         self._token_seconds = self._call_seconds * estimator.calls / estimator.tokens
-        self._is_probe = estimator.num_without >= estimator.probe_after
+        prompt = _seconds_of_prompt(self._costs.now().draft, num_unread)
+        # Every iteration that is left pays alike: one for two tokens, where drafting is worth it.
+        self._prompt_share = 2.0 * prompt / (most_layers + 1)
+        probe = (prompt + self._draft_seconds[self._num_beams]) / self._seconds
+        self._is_probe = estimator.num_without >= estimator.probe_after * max(2.0 * probe, 1.0)
 
     def takes_all(self, num_candidates: int, num_rows: int) -> bool:
         """See DraftPolicy.takes_all: where the rows cost less than the model's call saves."""
         if num_candidates > self._most_beams:
             return False
-        seconds, last = self._target_seconds, len(self._target_seconds) - 1
-        rows = [min(self._num_rows + n, last) for n in (num_candidates, self._num_beams)]
-        more = float(seconds[rows[0]] - seconds[rows[1]])
+        more = self._seconds_of_rows(num_candidates) - self._seconds_of_rows(self._num_beams)
         return more < self._draft_seconds[min(num_rows, len(self._draft_seconds) - 1)]
 
-    def wants_layer(self, num_rows: int) -> bool:
+    def wants_layer(self, num_rows: int, num_whole: int = 0) -> bool:
         """See DraftPolicy.wants_layer."""
         if len(self._layers) >= self._limit or self._reach == 0.0:
             return False
+        prompt = self._prompt_share if num_rows else 0.0
         call = self._draft_seconds[min(num_rows, len(self._draft_seconds) - 1)]
         call += self._estimator.loop.layer
         worth, reach, usual = 0.0, self._reach, self._usual_rows() + call
+        if num_whole:  # what is selected is among them: an iteration is saved
+            saved = float(self._target_seconds[min(num_whole, self._num_beams)])
+            saved += self._estimator.loop.iteration
+            worth = max(reach * saved - self._seconds_of_rows(num_whole) - call, 0.0)
         for _ in range(min(self._limit - len(self._layers), _LOOK_AHEAD)):
             reach *= self._estimator.acceptance
             worth += max(reach * self._token_seconds - usual, 0.0)
-        self._layer_seconds = call
-        return worth > 0.0 or self._is_probe
+        self._layer_seconds = call + prompt
+        if is_wanted := worth > prompt or self._is_probe:
+            self._prompt_share -= prompt  # only before the first of its layers
+        return is_wanted
 
     def choose(self, joint: JointDistribution, depth: int) -> NDArray[np.int64]:
         """See DraftPolicy.choose."""
@@ -192,10 +205,10 @@ class ThroughputDraftPolicy:
         gain = reach * self._token_seconds - more + self._worth_of_more(reach)
         chosen = int(gain.argmax())
         self._note(reach[chosen] / self._reach, int(widths[chosen]))
-        if gain[chosen] <= 0.0 and not self._is_probe:
+        self._is_probe = False
+        if gain[chosen] <= 0.0:
             self._reach = 0.0
             return best[:0]
-        self._is_probe = False
         self._reach = float(reach[chosen])
         self._num_rows = min(self._num_rows + int(widths[chosen]), last)
         self._seconds += float(more[chosen])
@@ -210,7 +223,7 @@ class ThroughputDraftPolicy:
         """
         seconds, last = self._target_seconds, len(self._target_seconds) - 1
         num_new = int(np.count_nonzero(joint.tokens != STAY))
-        more = float(seconds[min(self._num_rows + num_new, last)] - seconds[self._num_rows])
+        more = self._seconds_of_rows(num_new)
         is_worth_it = self._reach * float(seconds[min(num_new, last)]) > more
         is_limit = len(self._layers) >= self._limit or self._num_forced == MOST_FORCED_LAYERS
         if is_limit or not is_worth_it:
@@ -242,9 +255,11 @@ class ThroughputDraftPolicy:
             found = layer.deficits[taken.take(place, mode="clip") == layer.best]
             needed = found.max() if len(found) == len(taken) else np.inf
             estimator.learn(layer.gaps, needed <= layer.included, depth)
-        estimator.tokens = _RATE_MEMORY * estimator.tokens + len(iteration.committed)
-        calls = self._seconds / self._call_seconds
-        estimator.calls = _RATE_MEMORY * estimator.calls + calls
+        if self._is_usual:
+            estimator.tokens = _RATE_MEMORY * estimator.tokens + len(iteration.committed)
+            calls = self._seconds / self._call_seconds
+            estimator.calls = _RATE_MEMORY * estimator.calls + calls
+        self._is_usual = True
         rest = self._host_seconds() - self._began - self._drafting
         estimator.loop.learn(len(self._layers), self._drafting, rest)
         self._count_probes()
@@ -295,10 +310,12 @@ class ThroughputDraftPolicy:
 
     def _usual_rows(self) -> float:
         """Return the seconds of a layer of the usual width in the target's call."""
-        width = round(max(self._estimator.rows, self._num_beams))
-        last = len(self._target_seconds) - 1
-        seconds = self._target_seconds
-        return float(seconds[min(self._num_rows + width, last)] - seconds[self._num_rows])
+        return self._seconds_of_rows(round(max(self._estimator.rows, self._num_beams)))
+
+    def _seconds_of_rows(self, num_new: int) -> float:
+        """Return the seconds that further rows add to the target's call."""
+        seconds, last = self._target_seconds, len(self._target_seconds) - 1
+        return float(seconds[min(self._num_rows + num_new, last)] - seconds[self._num_rows])
 
     def _note(self, acceptance: float, width: int) -> None:
         estimator = self._estimator
@@ -308,6 +325,9 @@ class ThroughputDraftPolicy:
     def _count_probes(self) -> None:
         """Try one layer after 8 iterations without a draft, then after 16, 32 and 64.
 
+        The target computes no row for it. Where it costs more than half an iteration, as where the
+        draft model has a prompt to read, it is tried the more rarely: so it never takes more than
+        one part in 16 of the time, after several in vain one in 128.
         Where the last tries did not help either, the next seven iterations are not even thought
         about; earlier that would keep from learning what a draft is worth.
         """
@@ -319,7 +339,8 @@ class ThroughputDraftPolicy:
             return
         if estimator.num_without >= estimator.probe_after:
             estimator.probe_after = min(2 * estimator.probe_after, LAST_PROBE)
-        else:
+            self._has_probed = True
+        elif not self._has_probed:  # else it drafts with a prompt that it would not have read
             estimator.probe_after = FIRST_PROBE
         estimator.num_without = 0
 
@@ -338,6 +359,14 @@ def _seconds_of_share(
     target.flags.writeable = False
     draft = costs.draft.up_to(most_rows, num_sharers)
     return target, tuple(draft.tolist())
+
+
+@lru_cache(maxsize=256)
+def _seconds_of_prompt(draft: CostCurve, num_rows: int) -> float:
+    """Return the seconds in which the draft model reads so many rows of a prompt."""
+    seconds = draft.up_to(PREFILL_CHUNK)
+    num_whole, rest = divmod(num_rows, PREFILL_CHUNK)
+    return num_whole * float(seconds[-1]) + float(seconds[rest])
 
 
 def _candidate_ids(forest: Forest, parents: Nodes, nodes: Nodes) -> NDArray[np.int64]:

@@ -1,21 +1,27 @@
-"""Held-out acceptance: how often speculative sampling would accept a token of the draft."""
+"""Held-out acceptance: how often speculative sampling would accept a token; and the loss.
+
+The loss is KL, then total variation, which is one minus the acceptance.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from dsbd_export.distill.teacher import Device, Teacher
 
 TOP_K = 20
 TEMPERATURE = 1.0
+_LEAST = 1e-6  # probability of the bucket of all other tokens
+TV_BEGINS, TV_RISES, MOST_TV = 0.3, 0.3, 0.9
 _LENGTH = 64  # of prompts, and of the samples behind them
 
 
@@ -76,15 +82,48 @@ def prompt_length(context_length: int, num_held_out: int) -> int:
     return min(_LENGTH, context_length // 2, num_held_out // 2)
 
 
-@torch.inference_mode()
+LogitsByDepth = Callable[[Tensor, int], Iterable[Tensor]]
+"""Takes tokens (B, length); yields the logits behind the last so many of them, (B, num_new, V).
+
+One set for each depth in the draft: of the first drafted token, of one behind a drafted one, ...
+"""
+
+
 def acceptance_rate(
     draft: PreTrainedModel, samples: HeldOutSamples, device: Device
 ) -> tuple[float, float]:
-    """Return mean and standard error of sum min(p, q) along the samples.
+    """Return mean and standard error of the acceptance of a draft that is a model of its own."""
+
+    def logits_of(tokens: Tensor, num_new: int) -> Iterable[Tensor]:
+        yield draft(input_ids=tokens, use_cache=False, logits_to_keep=num_new).logits
+
+    found = acceptance_by_depth(draft, logits_of, samples, device)
+    return found.rate, found.error
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """Held-out acceptance.
+
+    Attributes:
+        rate: of the first drafted token.
+        error: its standard error, over prompts.
+        by_depth: of the first drafted token, of one behind a drafted one, and so on.
+    """
+
+    rate: float
+    error: float
+    by_depth: tuple[float, ...]
+
+
+@torch.inference_mode()
+def acceptance_by_depth(
+    draft: PreTrainedModel, logits_of: LogitsByDepth, samples: HeldOutSamples, device: Device
+) -> Acceptance:
+    """Return sum min(p, q) along the samples, mean over positions and prompts.
 
     That sum is the probability that one drafted token is accepted by speculative sampling
-    (Leviathan et al. 2023, 3.2), here at temperature 1 with top-k on both models. The standard
-    error is over prompts.
+    (Leviathan et al. 2023, 3.2), here at temperature 1 with top-k on both models.
     """
     num_new, top_k = samples.ids.shape[1:]
     was_training = draft.training
@@ -97,16 +136,58 @@ def acceptance_rate(
             torch.from_numpy(array[rows]).to(device.name)
             for array in (samples.tokens, samples.ids, samples.probs)
         )
-        logits = draft(input_ids=tokens, use_cache=False, logits_to_keep=num_new).logits
-        q = warped(logits.float(), top_k).gather(-1, ids)
-        rates.append(torch.minimum(p, q).sum(-1).mean(-1))
+        by_depth = [
+            torch.minimum(p, warped(logits.float(), top_k).gather(-1, ids)).sum(-1).mean(-1)
+            for logits in logits_of(tokens, num_new)
+        ]
+        rates.append(torch.stack(by_depth, dim=-1))
     draft.train(was_training)
-    by_prompt = torch.cat(rates).double().cpu().numpy()
-    error = by_prompt.std(ddof=1) / np.sqrt(len(by_prompt)) if len(by_prompt) > 1 else 0.0
-    return float(by_prompt.mean()), float(error)
+    by_prompt = torch.cat(rates).double().cpu().numpy()  # (num_prompts, num_depths)
+    first = by_prompt[:, 0]
+    error = first.std(ddof=1) / np.sqrt(len(first)) if len(first) > 1 else 0.0
+    return Acceptance(float(first.mean()), float(error), tuple(by_prompt.mean(0).tolist()))
 
 
 def warped(logits: Tensor, top_k: int) -> Tensor:
     """Return the distribution after top-k at temperature 1."""
     threshold = logits.topk(min(top_k, logits.shape[-1])).values[..., -1:]
     return logits.masked_fill(logits < threshold, -torch.inf).softmax(-1)
+
+
+def tv_weight(progress: float) -> float:
+    """Return the weight of the total variation at a share of the training.
+
+    It starts at none, because its gradient vanishes where the two distributions are disjoint.
+    """
+    return MOST_TV * min(max(progress - TV_BEGINS, 0.0) / TV_RISES, 1.0)
+
+
+def distillation_loss(draft: nn.Module, batch: tuple[Tensor, ...], device: Device) -> Tensor:
+    """Return KL(p || q) mixed with the total variation of p and q, mean over positions.
+
+    p: target, q: draft, over the target's top tokens and one bucket for all others. One minus
+    the total variation is the speculative acceptance rate (Leviathan et al. 2023, 3.2), hence
+    the second term.
+
+    batch: tokens (B, length); ids and log-probabilities of the target's top tokens behind the
+        last of them, (B, num_labels, K); the weight of the total variation, ().
+    device: where all of it is.
+    """
+    tokens, ids, log_p, tv_weight = batch
+    with device.autocast():
+        out = draft(input_ids=tokens, use_cache=False, logits_to_keep=ids.shape[1])
+    return distance(out.logits.float(), ids, log_p, tv_weight)
+
+
+def distance(logits: Tensor, ids: Tensor, log_p: Tensor, tv_weight: Tensor) -> Tensor:
+    """Return KL(p || q) mixed with the total variation, mean over positions.
+
+    logits: (B, num_labels, V) of the draft. The others: see ``distillation_loss``.
+    """
+    log_q = logits.gather(-1, ids) - logits.logsumexp(-1, keepdim=True)
+    p, q = log_p.exp(), log_q.exp()
+    rest_p = (1 - p.sum(-1)).clamp_min(_LEAST)
+    rest_q = (1 - q.sum(-1)).clamp_min(_LEAST)
+    kl = (p * (log_p - log_q)).sum(-1) + rest_p * (rest_p.log() - rest_q.log())
+    tv = 0.5 * ((p - q).abs().sum(-1) + (rest_p - rest_q).abs())
+    return torch.lerp(kl, tv, tv_weight).mean()

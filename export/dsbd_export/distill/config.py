@@ -12,6 +12,7 @@ from dsbd_export.errors import ExportError
 
 _SUFFIXES = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9}
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)([KMB]?)", re.IGNORECASE)
+MODEL, FEATURE = KINDS = ("model", "feature")
 _MOST_MINUTES = 60 * 24 * 365
 
 
@@ -24,6 +25,8 @@ class DistillConfig:
         data: files, folders or patterns of texts, see ``texts``.
         exclude: patterns of files that ``data`` would otherwise include.
         output: folder of the draft, which must not exist; work in progress is beside it.
+        kind: "model" for a small model of its own, "feature" for one transformer layer over the
+            target's hidden states (EAGLE-3).
         params: parameters of the draft at most, as "30M"; None for a tenth of the target's.
         target_layers: take so many transformer layers of the target, and its width, instead.
         minutes: of training, samples of the target included.
@@ -37,6 +40,7 @@ class DistillConfig:
     data: tuple[str, ...]
     output: Path
     exclude: tuple[str, ...] = ()
+    kind: str = MODEL
     params: str | None = None
     target_layers: int | None = None
     minutes: float = 60.0
@@ -48,6 +52,13 @@ class DistillConfig:
     def __post_init__(self) -> None:
         if not self.data:
             raise ExportError("data is missing; give files or folders of texts")
+        if self.kind not in KINDS:
+            raise ExportError(f"kind={self.kind!r} is not known; use one of {', '.join(KINDS)}")
+        if self.kind == FEATURE and self.target_layers is not None:
+            raise ExportError(
+                f"target_layers={self.target_layers} has no meaning for kind={FEATURE!r}, a single "
+                "transformer layer of its own; use params, or leave it out"
+            )
         if self.params is not None and self.target_layers is not None:
             raise ExportError(
                 "params and target_layers both choose the draft's shape; leave one of them out"

@@ -7,9 +7,9 @@ differ most. A draft of the target's layers keeps its family and width.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -35,7 +35,7 @@ class DraftShape:
     @property
     def head_dim(self) -> int:
         """Return the size of an attention head."""
-        return _WIDE_HEAD_DIM if self.hidden_size >= _WIDE else _HEAD_DIM
+        return head_dim_of(self.hidden_size)
 
     @property
     def intermediate_size(self) -> int:
@@ -63,10 +63,8 @@ def check_shape(num_params: int | None, target_layers: int | None, target: Check
 
 def shape_for(wanted: int | None, num_of_target: int, vocab_size: int) -> DraftShape:
     """Return the shape for ``wanted`` parameters; None: a tenth of the target's, or the least."""
-    if wanted is None:
-        least = next(_shapes()).num_parameters(vocab_size)
-        wanted = max(num_of_target // _DEFAULT_SHARE, least)
-    return _shape_within(wanted, vocab_size)
+    least = next(_shapes()).num_parameters(vocab_size)
+    return _shape_within(most_params(wanted, num_of_target, least), vocab_size)
 
 
 def _shape_within(num_params: int, vocab_size: int) -> DraftShape:
@@ -78,22 +76,48 @@ def _shape_within(num_params: int, vocab_size: int) -> DraftShape:
     Raises:
         ExportError: no shape has so few.
     """
-    found = None
-    for shape in _shapes():
-        if shape.num_parameters(vocab_size) <= num_params:
-            found = shape
-    if found is None:
-        least = next(_shapes()).num_parameters(vocab_size)
+    sizes = [(shape, shape.num_parameters(vocab_size)) for shape in _shapes()]
+    return largest_within(num_params, sizes, vocab_size)
+
+
+_Shape = TypeVar("_Shape")
+
+
+def largest_within(num_params: int, sizes: Sequence[tuple[_Shape, int]], vocab_size: int) -> _Shape:
+    """Return the last shape of at most ``num_params`` parameters.
+
+    sizes: shapes and their parameters, the smallest first.
+
+    Raises:
+        ExportError: no shape has so few.
+    """
+    found = [shape for shape, size in sizes if size <= num_params]
+    if not found:
         raise ExportError(
             f"params={num_params} is too few for a vocabulary of {vocab_size} tokens, whose "
-            f"smallest draft has {least}; give at least so many"
+            f"smallest draft has {sizes[0][1]}; give at least so many"
         )
-    return found
+    return found[-1]
+
+
+def hidden_sizes() -> list[int]:
+    """Return the widths of drafts, the smallest first."""
+    return [*range(32, _WIDE, 32), *range(_WIDE, 8193, 64)]
+
+
+def head_dim_of(hidden_size: int) -> int:
+    """Return the size of an attention head at a width of the draft."""
+    return _WIDE_HEAD_DIM if hidden_size >= _WIDE else _HEAD_DIM
+
+
+def most_params(wanted: int | None, num_of_target: int, least: int) -> int:
+    """Return ``wanted``; None for a tenth of the target's, or the least that a draft has."""
+    return max(num_of_target // _DEFAULT_SHARE, least) if wanted is None else wanted
 
 
 def _shapes() -> Iterator[DraftShape]:
     """Yield shapes by increasing size."""
-    for hidden_size in [*range(32, _WIDE, 32), *range(_WIDE, 8193, 64)]:
+    for hidden_size in hidden_sizes():
         most = min(2 + hidden_size // 128, _MOST_LAYERS)
         yield DraftShape(hidden_size=hidden_size, num_layers=most)
 

@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
-from dsbd_export.checkpoint import Checkpoint, open_target, quiet_libraries
-from dsbd_export.distill.acceptance import TEMPERATURE, TOP_K, acceptance_rate
+from dsbd_export.checkpoint import Checkpoint, open_target
+from dsbd_export.distill.acceptance import TEMPERATURE, TOP_K
 from dsbd_export.distill.config import DistillConfig
-from dsbd_export.distill.draft_model import check_shape, new_draft, shape_for, truncated_target
-from dsbd_export.distill.draft_training import train_draft
+from dsbd_export.distill.draft_kind import DRAFT_KINDS, DraftKind
+from dsbd_export.distill.draft_training import told_acceptance, train_draft
 from dsbd_export.distill.teaching import Teaching, prepare_teaching
 from dsbd_export.distill.texts import TextFile, check_readable, find_files
 from dsbd_export.distill.training import TrainingState
@@ -75,7 +75,7 @@ def distill(
     report("reading the target's config and tokenizer")
     checkpoint = open_target(config.target, config.model_options)
     _check_tokenizer(checkpoint)
-    check_shape(config.num_params, config.target_layers, checkpoint)
+    DRAFT_KINDS[config.kind].check(config, checkpoint)
     work = WorkFolder.beside(config.output)
     files = [] if work.tokens.exists() else _readable_files(config)
     with work.opened(config):
@@ -123,22 +123,24 @@ def _train(
     config: DistillConfig, teaching: Teaching, work: WorkFolder, report: Report, save_every: float
 ) -> DraftRecord:
     """Leave the trained draft in the work folder and return its record, without speeds."""
-    draft = _first_draft(config, teaching).to(teaching.device.name)
+    kind = DRAFT_KINDS[config.kind](config, teaching)
+    draft = kind.first_draft().to(teaching.device.name)
     num_parameters, num_of_target = draft.num_parameters(), teaching.target.num_parameters()
     report(
         f"draft of {num_parameters:,} parameters ({num_parameters / num_of_target:.1%} of the "
         f"target's): {draft.config.num_hidden_layers} layers of {draft.config.hidden_size}"
     )
-    state = train_draft(config, teaching, draft, work, report, save_every=save_every)
-    acceptance, error = acceptance_rate(draft, teaching.samples, teaching.device)
-    report(f"held-out acceptance {acceptance:.3f} (standard error {error:.3f})")
-    _write_draft(draft, teaching.checkpoint, work.draft)
+    state = train_draft(config, teaching, kind, draft, work, report, save_every=save_every)
+    found = kind.acceptance(draft, teaching.samples)
+    report(f"held-out acceptance {told_acceptance(found)} (standard error {found.error:.3f})")
+    _write_draft(kind, draft, teaching.checkpoint, work.draft)
     return DraftRecord(
         target=teaching.checkpoint.folder.resolve().name,
         num_parameters=num_parameters,
         num_target_parameters=num_of_target,
-        acceptance=acceptance,
-        acceptance_error=error,
+        acceptance=found.rate,
+        acceptance_error=found.error,
+        acceptance_by_depth=list(found.by_depth) if len(found.by_depth) > 1 else None,
         temperature=TEMPERATURE,
         top_k=TOP_K,
         seed=config.seed,
@@ -157,21 +159,13 @@ def _curve(state: TrainingState) -> list[CurvePoint]:
     return [CurvePoint(**{name: point[name] for name in names}) for point in state.history]
 
 
-def _first_draft(config: DistillConfig, teaching: Teaching) -> PreTrainedModel:
-    """Return the draft before its first step."""
-    target, checkpoint = teaching.target, teaching.checkpoint
-    if config.target_layers is not None:
-        return truncated_target(target, checkpoint, config.target_layers)
-    shape = shape_for(config.num_params, target.num_parameters(), checkpoint.vocab_size)
-    return new_draft(target, checkpoint, shape, config.seed)
-
-
-def _write_draft(draft: PreTrainedModel, checkpoint: Checkpoint, folder: Path) -> None:
+def _write_draft(
+    kind: DraftKind, draft: PreTrainedModel, checkpoint: Checkpoint, folder: Path
+) -> None:
     """Write the draft in fp32 with the target's tokenizer, as dsbd-export reads checkpoints."""
     partial = folder.with_suffix(".partial")
     shutil.rmtree(partial, ignore_errors=True)
-    with quiet_libraries():
-        draft.save_pretrained(partial)
+    kind.write(draft, partial)
     write_tokenizer_files(checkpoint, partial)
     shutil.rmtree(folder, ignore_errors=True)
     os.rename(partial, folder)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 
 import torch
 from transformers import PreTrainedModel
 
-from dsbd_export.distill.acceptance import acceptance_rate
+from dsbd_export.distill.acceptance import Acceptance, tv_weight
 from dsbd_export.distill.config import DistillConfig
-from dsbd_export.distill.loss import distillation_loss, tv_weight
+from dsbd_export.distill.draft_kind import DraftKind
 from dsbd_export.distill.pool import Pool
 from dsbd_export.distill.teaching import Teaching
 from dsbd_export.distill.training import (
@@ -35,6 +34,7 @@ _LEARNING_RATE, _LEARNED_AT = 4e-3, 160  # peak at this hidden size; wider draft
 def train_draft(
     config: DistillConfig,
     teaching: Teaching,
+    kind: DraftKind,
     draft: PreTrainedModel,
     work: WorkFolder,
     report: Report,
@@ -62,33 +62,39 @@ def train_draft(
     trainer = Trainer(draft, schedule, budget, work.checkpoint, save_every=save_every)
     if trainer.state.step:
         report(f"going on from step {trainer.state.step:,}")
-    loss_of = functools.partial(distillation_loss, device=device)
-    return trainer.run(batches_at, loss_of, _observer(draft, teaching, report))
+    return trainer.run(batches_at, kind.loss, _observer(kind, draft, teaching, report))
 
 
-def _observer(draft: PreTrainedModel, teaching: Teaching, report: Report) -> Observer:
+def _observer(
+    kind: DraftKind, draft: PreTrainedModel, teaching: Teaching, report: Report
+) -> Observer:
     """Return an observer that measures acceptance now and then, and tells it."""
     samples = teaching.samples.first(_NUM_PROMPTS)
 
     def observe(state: TrainingState) -> Point | None:
         if state.progress < 1.0 and not _is_due(state):
             return None
-        acceptance, _ = acceptance_rate(draft, samples, teaching.device)
+        acceptance = kind.acceptance(draft, samples)
         loss = sum(state.losses) / len(state.losses) if state.losses else None
         told = "untrained" if loss is None else f"loss {loss:.3f}"
         report(
             f"step {state.step:,}, {min(state.progress, 1.0):.0%}, {state.seconds / 60:.1f} min: "
-            f"{told}, acceptance {acceptance:.3f}"
+            f"{told}, acceptance {told_acceptance(acceptance)}"
         )
         return {
             "step": state.step,
             "seconds": state.seconds,
             "progress": state.progress,
             "loss": loss,
-            "acceptance": acceptance,
+            "acceptance": acceptance.rate,
         }
 
     return observe
+
+
+def told_acceptance(acceptance: Acceptance) -> str:
+    """Return it in words, by depth where it depends on that."""
+    return ", then ".join(f"{rate:.3f}" for rate in acceptance.by_depth)
 
 
 def _is_due(state: TrainingState) -> bool:

@@ -1,0 +1,242 @@
+"""Features of a request's nodes: which a feature draft reads, and where they lie.
+
+The row of a node comes from the feature of its parent: the target's where the target has computed
+the parent, else the draft's own, which is good until the target has verified the forest. Then the
+row is *outdated*, and computed again once it is needed: the one case in which an engine computes a
+live node twice.
+
+    the prompt is a b; c and d are drafted below it, and e is selected below d
+
+    row         a  b  c  d        a  b  c  d  e
+    comes from  0  Fa Fb Oc       .  .  .  Fc Fd      0: zeros, F: the target's, O: own
+
+Left: the first draft. Right: the second one; the rows marked by a point stay as they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsbd_ort.decoding.cache_view import CacheView, PrefixCache, PromptFeature
+from dsbd_ort.decoding.distribution import larger
+from dsbd_ort.decoding.feature_models import ZEROS, FeatureCall, Features, ParentFeatures
+from dsbd_ort.decoding.forest import Forest, Nodes
+
+Ints = NDArray[np.int64]
+
+
+def align_prefixes(target: PrefixCache, draft: PrefixCache) -> None:
+    """Shorten what the target reuses where the draft needs features that nobody has kept.
+
+    The row of the draft at position i comes from the target's feature of position i - 1. With 7
+    rows reused by the target and 5 by the draft, the target computes from position 4 on again.
+    """
+    num_target, num_draft = len(target.tokens), len(draft.tokens)
+    is_kept = target.feature is not None and target.feature.num_tokens == num_target == num_draft
+    if num_draft <= num_target and not is_kept:
+        target.shorten(max(num_draft - 1, 0))
+
+
+class FeatureTable:
+    """Where the features of an engine's computed nodes lie, by slot of its ``ForestCache``.
+
+    Slot 0 is that of the prompt's last token but one, the parent of the forest's root.
+    """
+
+    def __init__(self) -> None:
+        self._forwards: list[Features] = []
+        self._places = np.full((2, 64), ZEROS)  # index of the forward, row there
+        self._num_slots = 1
+
+    def set_first(self, feature: Features) -> None:
+        """Let slot 0 have this feature, the only row of its ``Features``."""
+        assert self._num_slots == 1  # the prompt comes before all nodes
+        self._forwards, self._places[:, 0] = [feature], 0
+
+    def append(self, call: FeatureCall, num_rows: int) -> None:
+        """Add the features that a call has brought, of the next slots."""
+        assert call.returned is not None  # the call is made
+        first, end = self._num_slots, self._num_slots + num_rows
+        if end > self._places.shape[1]:
+            self._places = larger(self._places.T, 2 * end).T
+        self._places[0, first:end] = len(self._forwards)
+        self._places[1, first:end] = np.arange(call.first_row, call.first_row + num_rows)
+        self._forwards.append(call.returned)
+        self._num_slots = end
+
+    def keep(self, slots: Ints) -> None:
+        """Keep slot 0 and these, which become 1, 2, ...; let go of the forwards of all others."""
+        num_slots = 1 + len(slots)
+        self._places[:, 1:num_slots] = self._places[:, slots]
+        self._num_slots = num_slots
+        sources = self._places[0, :num_slots]
+        used = np.unique(sources[sources != ZEROS])
+        self._places[0, :num_slots] = np.where(sources == ZEROS, ZEROS, used.searchsorted(sources))
+        self._forwards = [self._forwards[number] for number in used.tolist()]
+
+    def places(self, slots: Ints) -> tuple[tuple[Features, ...], Ints, Ints]:
+        """Return all forwards, and of each slot which of them and which row it is."""
+        return tuple(self._forwards), self._places[0, slots], self._places[1, slots]
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """The features of the part of the prompt that the target has computed last.
+
+    Attributes:
+        start: position of the first.
+        call: that brought them.
+        before: the feature of position ``start`` - 1, None where nobody needs it.
+    """
+
+    start: int
+    call: FeatureCall
+    before: Features | None
+
+
+class TargetFeatures:
+    """The target's side: the features that its calls bring."""
+
+    def __init__(self, view: CacheView) -> None:
+        """Take the target's view, whose prefix may have kept its last feature."""
+        self._view = view
+        self.table = FeatureTable()
+        self._chunk: _Chunk | None = None
+        kept, num_tokens = view.prefix.feature, len(view.prefix.tokens)
+        self._last: Features | None = None
+        if kept is not None and kept.num_tokens == num_tokens:
+            self._last = kept.feature
+            self.table.set_first(kept.feature)
+
+    def for_prompt(self, start: int, num_rows: int) -> FeatureCall:
+        """Return the features of a call for the prompt from position ``start`` on."""
+        return FeatureCall()
+
+    def take_prompt(self, call: FeatureCall, start: int, num_rows: int) -> None:
+        """Keep what such a call has brought, until the next one."""
+        assert call.returned is not None  # the call is made
+        self._chunk = _Chunk(start, call, self._last)
+        self._last = call.returned.copied(call.first_row + num_rows - 1)
+        self.table.set_first(self._last)
+        self._view.prefix.feature = PromptFeature(start + num_rows, self._last)
+
+    def of_prompt(self, start: int, num_rows: int) -> ParentFeatures:
+        """Return what the draft's rows of the prompt from position ``start`` on come from."""
+        chunk = self._chunk
+        assert chunk is not None and chunk.call.returned is not None  # the target goes first
+        first_row = chunk.call.first_row - chunk.start
+        rows = np.arange(start - 1, start + num_rows - 1) + first_row
+        sources = np.zeros(num_rows, dtype=np.int64)
+        if start > chunk.start:
+            return ParentFeatures((chunk.call.returned,), sources, rows)
+        rows[0] = 0
+        if not start:
+            sources[0] = ZEROS
+            return ParentFeatures((chunk.call.returned,), sources, rows)
+        assert chunk.before is not None  # see align_prefixes
+        sources[0] = 1
+        return ParentFeatures((chunk.call.returned, chunk.before), sources, rows)
+
+    def ready(self, nodes: Nodes) -> Nodes:
+        """Return which of these nodes one call can compute: all."""
+        return nodes
+
+    def for_nodes(self, nodes: Nodes) -> FeatureCall:
+        """Return the features of a call for nodes of the forest."""
+        self._chunk = None
+        return FeatureCall()
+
+    def take(self, call: FeatureCall, num_rows: int) -> None:
+        """Keep what such a call has brought."""
+        self.table.append(call, num_rows)
+
+    def outdated(self, slots: Ints) -> NDArray[np.bool_]:
+        """Return which computed nodes have to be computed again after an iteration: none."""
+        return np.zeros(len(slots), dtype=np.bool_)
+
+    def keep(self, slots: Ints) -> None:
+        """Keep the features of these slots, which become 1, 2, ..."""
+        self.table.keep(slots)
+
+
+class DraftFeatures:
+    """The side of a feature draft: what the rows of nodes come from, and its own features."""
+
+    def __init__(self, forest: Forest, target: TargetFeatures) -> None:
+        """Take the forest, whose slots tell what each engine has computed, and the target's side.
+
+        See ``TargetFeatures`` for the methods.
+        """
+        self._forest = forest
+        self._target = target
+        self._table = FeatureTable()
+        # By slot, that of the parent where the row comes from its own feature, else 0.
+        self._own_parents = np.zeros(64, dtype=np.int64)
+        self._num_slots = 1
+        self._next_parents: Ints = np.arange(0)  # the same of the call that is made now
+
+    def for_prompt(self, start: int, num_rows: int) -> FeatureCall:
+        """See TargetFeatures."""
+        return FeatureCall(self._target.of_prompt(start, num_rows))
+
+    def take_prompt(self, call: FeatureCall, start: int, num_rows: int) -> None:
+        """See TargetFeatures; own features of the prompt are of no use."""
+
+    def ready(self, nodes: Nodes) -> Nodes:
+        """Return which of these nodes one call can compute: those whose parents have a feature.
+
+        Of a chain that was drafted without the model, only the first.
+        """
+        of_target, own = self._forest.slots[:, self._forest.parents[nodes]]
+        ready: Nodes = nodes[(of_target >= 0) | (own > 0)]
+        return ready
+
+    def for_nodes(self, nodes: Nodes) -> FeatureCall:
+        """See TargetFeatures."""
+        of_target, own = self._forest.slots[:, self._forest.parents[nodes]]
+        is_from_own = of_target < 0
+        self._next_parents = np.where(is_from_own, own, 0)
+        forwards, sources, rows = self._target.table.places(np.maximum(of_target, 0))
+        if len(is_from_own.nonzero()[0]):
+            own_forwards, own_sources, own_rows = self._table.places(own[is_from_own])
+            sources[is_from_own] = own_sources + len(forwards)
+            rows[is_from_own] = own_rows
+            forwards += own_forwards
+        return FeatureCall(ParentFeatures(forwards, sources, rows))
+
+    def take(self, call: FeatureCall, num_rows: int) -> None:
+        """See TargetFeatures."""
+        self._table.append(call, num_rows)
+        first, end = self._num_slots, self._num_slots + num_rows
+        if end > len(self._own_parents):
+            self._own_parents = larger(self._own_parents, 2 * end)
+        self._own_parents[first:end] = self._next_parents
+        self._num_slots = end
+
+    def outdated(self, slots: Ints) -> NDArray[np.bool_]:
+        """Return which computed nodes have to be computed again: those that come from own features.
+
+        slots: (n,) int64, negative where a node is not computed.
+        """
+        is_outdated: NDArray[np.bool_] = self._own_parents[np.maximum(slots, 0)] > 0
+        return is_outdated
+
+    def own_of(self, slot: int) -> tuple[Features, int] | None:
+        """Return the own feature that a slot's row comes from, None where it is the target's."""
+        if not (parent := int(self._own_parents[slot])):
+            return None
+        forwards, source, row = self._table.places(np.array(parent))
+        return forwards[int(source)], int(row)
+
+    def keep(self, slots: Ints) -> None:
+        """See TargetFeatures."""
+        self._table.keep(slots)
+        self._num_slots = 1 + len(slots)
+        self._own_parents[1 : self._num_slots] = 0  # what comes from own features is outdated
+
+
+NodeFeatures = TargetFeatures | DraftFeatures
+"""What a ``ForestCache`` knows of features."""

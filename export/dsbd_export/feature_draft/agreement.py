@@ -1,0 +1,86 @@
+"""What a feature draft and its target must agree on, and forms that no feature draft has."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from transformers import PreTrainedConfig
+
+from dsbd_export.checkpoint import Checkpoint
+from dsbd_export.config import MIN_CONTEXT, ONNX, ModelOptions
+from dsbd_export.errors import ExportError
+from dsbd_export.feature_draft.config import FeatureDraftConfig
+from dsbd_export.model_config import constant_rope_length
+from dsbd_runtime.bundle import Bundle, ModelEntry
+
+
+def agreed_features(draft: Checkpoint, target: Checkpoint | ModelEntry) -> Checkpoint:
+    """Return a feature draft with vocabulary, special tokens and context of its target.
+
+    Published ones have no tokenizer, and the context of their training, which their relative
+    positions are not bound to: the library that publishes them raises it to the target's as well.
+
+    Raises:
+        ExportError: it was trained for another vocabulary, or its rotary frequencies are constant
+            for too few positions.
+    """
+    if draft.vocab_size != target.vocab_size:
+        raise ExportError(
+            f"vocab_size is {target.vocab_size} in the target and {draft.vocab_size} in the draft "
+            f"at {draft.folder}; give the target that the draft was trained for"
+        )
+    limit = constant_rope_length(draft.config) or target.context_length
+    context = min(limit, target.context_length)
+    if context < MIN_CONTEXT:
+        raise ExportError(
+            f"the rotary frequencies of the draft at {draft.folder} change beyond {context} "
+            f"positions, at least {MIN_CONTEXT} are needed; choose another checkpoint"
+        )
+    return replace(
+        draft,
+        bos_token_id=target.bos_token_id,
+        eos_token_ids=target.eos_token_ids,
+        context_length=context,
+    )
+
+
+def check_form(options: ModelOptions) -> None:
+    """Raise ExportError for an engine that takes no features."""
+    if options.engine != ONNX:
+        raise ExportError(
+            f"a feature draft has no form for engine={options.engine!r}; use engine={ONNX!r}, or a "
+            "draft that is a model of its own"
+        )
+
+
+def layers_read(features: FeatureDraftConfig, target: PreTrainedConfig) -> tuple[int, ...]:
+    """Return the layers of a target whose inputs a draft reads.
+
+    Raises:
+        ExportError: the target lacks them, or is of another width.
+    """
+    text = target.get_text_config()
+    if text.hidden_size != features.target_hidden_size:
+        raise ExportError(
+            f"the draft reads hidden states of {features.target_hidden_size} numbers, the target's "
+            f"have {text.hidden_size}; give the target that the draft was trained for"
+        )
+    return features.target_layers(text.num_hidden_layers)
+
+
+def check_target(features: FeatureDraftConfig, bundle: Bundle) -> None:
+    """Raise ExportError unless the target of a bundle returns what a draft reads."""
+    again = "export both together, with --target and --draft"
+    returned = bundle.entry("target").features
+    if returned is None or returned.layers is None:
+        raise ExportError(
+            f"the target of {bundle.path} returns no features, which this draft reads; {again}, or "
+            "the target with --features"
+        )
+    wanted = features.layers if features.layers is not None else tuple(returned.layers)
+    if returned.width != features.feature_width or tuple(returned.layers) != wanted:
+        raise ExportError(
+            f"the target of {bundle.path} returns what enters its layers {returned.layers}, "
+            f"{returned.width} numbers, and this draft reads layers {list(wanted)}, "
+            f"{features.feature_width} numbers; {again}"
+        )

@@ -1,0 +1,223 @@
+"""Config of a feature draft (EAGLE-3), read from either published layout.
+
+A feature draft predicts from the embedding of a token and the *feature* of the token before it:
+hidden states that enter some layers of the target, side by side, or where the target has not
+computed that token the draft's own output. Two layouts are published:
+
+* SGLang's: architecture ``LlamaForCausalLMEagle3``, one flat config, weights ``midlayer.*``;
+* the speculators library's: ``speculators_model_type`` "eagle3", the transformer layer in
+  ``transformer_layer_config``, weights ``layers.0.*``.
+
+They name layers of the target differently: the second says which layer a hidden state enters, the
+first which layer it leaves.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import LlamaConfig, PreTrainedConfig, Qwen3Config
+
+from dsbd_export.errors import ExportError, reason_of
+
+FEATURE_FAMILY = "eagle3"
+ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")
+LIBRARY_TYPE = "speculators_model_type"
+_LAYER_CONFIG = "transformer_layer_config"
+_LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
+_LAYER_CONFIGS = {"llama": LlamaConfig, "qwen3": Qwen3Config}
+_NUM_LAYERS = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureDraftConfig:
+    """What a feature draft computes, whatever its layout.
+
+    Attributes:
+        layer: config of its transformer layer; ``vocab_size`` is that of the target.
+        draft_vocab_size: tokens that it can propose.
+        target_hidden_size: width of one hidden state of the target.
+        layers: which layers of the target the hidden states enter; None for ``default_layers``.
+        norm_before_residual: the residual of the layer is the feature after its norm, not before.
+        norm_output: the draft's own feature is its output after the final norm, not before.
+        norm_before_fc: hidden states are normed side by side before they are projected.
+        fc_norm: each hidden state is normed for itself before they are projected.
+        fc_bias: the projection has a bias.
+        ties_head: the output head is the embedding.
+    """
+
+    layer: PreTrainedConfig
+    draft_vocab_size: int
+    target_hidden_size: int
+    layers: tuple[int, ...] | None = None
+    norm_before_residual: bool = False
+    norm_output: bool = False
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+    fc_bias: bool = False
+    ties_head: bool = False
+
+    @property
+    def num_target_layers(self) -> int:
+        """Return how many hidden states of the target make a feature."""
+        return _NUM_LAYERS if self.layers is None else len(self.layers)
+
+    @property
+    def feature_width(self) -> int:
+        """Return the numbers of a feature of the target."""
+        return self.num_target_layers * self.target_hidden_size
+
+    def target_layers(self, num_layers: int) -> tuple[int, ...]:
+        """Return which of a target's ``num_layers`` layers its hidden states enter.
+
+        Raises:
+            ExportError: the draft reads layers that this target lacks.
+        """
+        found = default_layers(num_layers) if self.layers is None else self.layers
+        if len(found) < self.num_target_layers or not all(0 <= i < num_layers for i in found):
+            read = f"{_NUM_LAYERS} layers" if self.layers is None else f"layers {list(found)}"
+            raise ExportError(
+                f"the draft reads what enters {read} of its target, which has {num_layers} layers; "
+                "give the target that it was trained for"
+            )
+        return found
+
+
+def default_layers(num_layers: int) -> tuple[int, ...]:
+    """Return the layers whose inputs the published drafts read: 2, half of them, all but three.
+
+    Where layers are few they are moved apart as far as there are layers: of 6 layers 2, 3 and 4, of
+    2 layers 0 and 1.
+    """
+    if num_layers < _NUM_LAYERS:
+        return tuple(range(num_layers))
+    found: list[int] = []
+    for place, layer in enumerate(sorted((2, num_layers // 2, num_layers - 3))):
+        least = found[-1] + 1 if found else 0
+        most = num_layers - _NUM_LAYERS + place
+        found.append(min(max(layer, least), most))
+    return tuple(found)
+
+
+def is_feature_draft(folder: Path) -> bool:
+    """Return whether the config in a checkpoint folder is that of a feature draft."""
+    try:
+        content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False  # reported by whoever reads the checkpoint
+    if not isinstance(content, dict):
+        return False
+    return LIBRARY_TYPE in content or any(
+        "eagle" in str(name).lower() for name in content.get("architectures") or []
+    )
+
+
+def read_feature_config(folder: Path) -> FeatureDraftConfig:
+    """Read the config in a checkpoint folder.
+
+    Raises:
+        ExportError: it is of another kind of draft, or says what this version does not compute.
+    """
+    content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    where = f"the draft at {folder}"
+    if reason := next(_refusals(content), None):
+        raise ExportError(f"{where} cannot be exported: {reason}; choose another checkpoint")
+    try:
+        found = _of_library(content) if LIBRARY_TYPE in content else _of_flat(content)
+    except Exception as error:  # the checks of transformers share no base
+        raise ExportError(
+            f"the config of {where} cannot be read: {reason_of(error)}; check config.json"
+        ) from error
+    if reason := next(_layer_refusals(found), None):
+        raise ExportError(f"{where} cannot be exported: {reason}; choose another checkpoint")
+    return found
+
+
+def _refusals(content: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what another kind of draft, or another engine's variant, says of itself."""
+    if LIBRARY_TYPE in content:
+        if (kind := content[LIBRARY_TYPE]) != FEATURE_FAMILY:
+            yield f"its {LIBRARY_TYPE} is {kind!r}, only {FEATURE_FAMILY!r} is known"
+        if "norm_before_residual" not in content:
+            yield (
+                "its config lacks norm_before_residual, which engines read as true and the "
+                "library that wrote it as false; add the one it was trained with"
+            )
+    elif not set(content["architectures"]) & set(ARCHITECTURES):
+        yield f"its architectures are {content['architectures']}, known is {ARCHITECTURES[0]}"
+    if not (content.get("eagle_config") or {}).get("use_aux_hidden_state", True):
+        yield "it reads the last hidden state alone, as EAGLE before version 3"
+    if content.get("quantization_config") is not None:
+        yield "its weights are already quantized, a checkpoint in fp32, fp16 or bf16 is needed"
+    for name, neutral in (("logit_scale", 1.0), ("parallel_drafting", False)):
+        if content.get(name, neutral) not in (None, neutral):
+            yield f"its config says {name}={content[name]!r}, which this version does not compute"
+
+
+def _layer_refusals(config: FeatureDraftConfig) -> Iterator[str]:
+    """Yield what the transformer layer has that the graph could not hold."""
+    layer = config.layer
+    if layer.num_hidden_layers != 1:
+        yield f"it has {layer.num_hidden_layers} transformer layers, expected 1"
+    if set(getattr(layer, "layer_types", None) or ()) - {"full_attention"}:
+        yield f"its layer attends by {layer.layer_types[0]!r}, expected 'full_attention'"
+    if config.norm_before_fc and config.fc_norm:
+        yield "its config sets both norm_before_fc and fc_norm, which exclude each other"
+    if config.ties_head and config.draft_vocab_size != layer.vocab_size:
+        yield (
+            f"its head is its embedding, but its vocabulary has {config.draft_vocab_size} of "
+            f"{layer.vocab_size} tokens"
+        )
+
+
+def _of_library(content: Mapping[str, Any]) -> FeatureDraftConfig:
+    """Return what a config of the speculators library says."""
+    layer = _layer_config(content[_LAYER_CONFIG])
+    return FeatureDraftConfig(
+        layer=layer,
+        draft_vocab_size=int(content["draft_vocab_size"]),
+        target_hidden_size=int(content.get("target_hidden_size") or layer.hidden_size),
+        layers=_layers(content.get(_LAYER_IDS), 0),
+        norm_before_residual=bool(content["norm_before_residual"]),
+        norm_output=bool(content.get("norm_output")),
+        norm_before_fc=bool(content.get("norm_before_fc")),
+        fc_norm=bool(content.get("fc_norm")),
+    )
+
+
+def _of_flat(content: Mapping[str, Any]) -> FeatureDraftConfig:
+    """Return what a config of SGLang's layout says."""
+    layer = _layer_config({"model_type": "llama", **content})
+    ids = (content.get("eagle_config") or {}).get(_LAYER_IDS)
+    return FeatureDraftConfig(
+        layer=layer,
+        draft_vocab_size=int(content.get("draft_vocab_size") or layer.vocab_size),
+        target_hidden_size=int(content.get("target_hidden_size") or layer.hidden_size),
+        layers=_layers(content.get(_LAYER_IDS), 0) if ids is None else _layers(ids, 1),
+        norm_before_residual=bool(content.get("norm_before_residual")),
+        norm_output=bool(content.get("norm_output")),
+        norm_before_fc=bool(content.get("norm_before_fc")),
+        fc_norm=bool(content.get("fc_norm")),
+        fc_bias=bool(content.get("bias")),
+        ties_head=bool(content.get("tie_word_embeddings")),
+    )
+
+
+def _layer_config(content: Mapping[str, Any]) -> PreTrainedConfig:
+    kind = content.get("model_type")
+    if kind not in _LAYER_CONFIGS:
+        raise ValueError(f"its layer is of model_type {kind!r}, known are {list(_LAYER_CONFIGS)}")
+    return _LAYER_CONFIGS[kind].from_dict(dict(content))
+
+
+def _layers(ids: Any, offset: int) -> tuple[int, ...] | None:
+    """Return the layers that hidden states enter, of the numbers in a config."""
+    if ids is None:
+        return None
+    if not ids or not all(isinstance(number, int) for number in ids):
+        raise ValueError(f"{_LAYER_IDS} is {ids!r}, expected numbers of layers")
+    return tuple(number + offset for number in ids)

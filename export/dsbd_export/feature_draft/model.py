@@ -1,0 +1,181 @@
+"""Feature draft as a torch module, for training and for the capture of its graph.
+
+    x = [input_layernorm(embedding of the token), hidden_norm(feature of the token before)]
+    h = feature + attention(x)           the feature after its norm with ``norm_before_residual``
+    own feature = h + mlp(post_attention_layernorm(h))
+    logits = lm_head(norm(own feature))
+
+A feature of the target becomes one of the draft's width by ``fc``; an own feature is one already.
+Parameters have the names of the speculators library. Logits are over the draft's vocabulary,
+``target_logits`` spreads them over the target's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.models.llama.modeling_llama import (
+    LlamaAttention,
+    LlamaMLP,
+    LlamaPreTrainedModel,
+    LlamaRMSNorm,
+    LlamaRotaryEmbedding,
+)
+from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
+
+from dsbd_export.feature_draft.config import FeatureDraftConfig
+
+_ATTENTIONS: dict[str, Callable[..., Any]] = {"llama": LlamaAttention, "qwen3": Qwen3Attention}
+_UNKNOWN = -torch.inf  # logit of a token that the draft cannot propose
+
+
+class FeatureLayer(nn.Module):
+    """The transformer layer: it attends with an embedding and a feature side by side."""
+
+    def __init__(self, config: FeatureDraftConfig) -> None:
+        super().__init__()
+        layer = config.layer
+        size, eps = layer.hidden_size, layer.rms_norm_eps
+        self._norm_before_residual = config.norm_before_residual
+        self.self_attn = _ATTENTIONS[layer.model_type](layer, 0)
+        for name in ("q_proj", "k_proj", "v_proj"):
+            narrow = getattr(self.self_attn, name)
+            wide = nn.Linear(2 * size, narrow.out_features, bias=narrow.bias is not None)
+            setattr(self.self_attn, name, wide)
+        self.mlp = LlamaMLP(layer) if layer.model_type == "llama" else _mlp_without_bias(layer)
+        self.input_layernorm = LlamaRMSNorm(size, eps=eps)
+        self.hidden_norm = LlamaRMSNorm(size, eps=eps)
+        self.post_attention_layernorm = LlamaRMSNorm(size, eps=eps)
+
+    def forward(
+        self,
+        embeddings: Tensor,
+        features: Tensor,
+        mask: Tensor | None,
+        angles: tuple[Tensor, Tensor],
+        cache: Any,
+    ) -> Tensor:
+        """Return the sum of the residual stream behind the layer, (B, S, H).
+
+        embeddings, features: (B, S, H). mask: as the attention of the module takes it. angles: cos
+        and sin of the positions. cache: of transformers, or None.
+        """
+        normed = self.hidden_norm(features)
+        residual = normed if self._norm_before_residual else features
+        both = torch.cat([self.input_layernorm(embeddings), normed], dim=-1)
+        attended, _ = self.self_attn(
+            both, position_embeddings=angles, attention_mask=mask, past_key_values=cache
+        )
+        hidden = residual + attended
+        result: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
+        return result
+
+
+def _mlp_without_bias(layer: Any) -> nn.Module:
+    """Return the MLP of Qwen3, which is Llama's without biases."""
+    layer.mlp_bias = False
+    mlp: nn.Module = LlamaMLP(layer)
+    return mlp
+
+
+class FeatureDraft(LlamaPreTrainedModel):  # type: ignore[misc]  # transformers has no types
+    """A feature draft.
+
+    Attributes:
+        features: its config.
+        d2t: (draft vocabulary,) int64. What to add to one of its tokens to get the target's.
+    """
+
+    def __init__(self, features: FeatureDraftConfig) -> None:
+        layer = features.layer
+        super().__init__(layer)
+        size = layer.hidden_size
+        self.features = features
+        self.embed_tokens = nn.Embedding(layer.vocab_size, size)
+        self.fc = nn.Linear(features.feature_width, size, bias=features.fc_bias)
+        self.input_norm = self.fc_norm = None
+        if features.norm_before_fc:
+            self.input_norm = LlamaRMSNorm(features.feature_width, eps=layer.rms_norm_eps)
+        if features.fc_norm:
+            self.fc_norm = nn.ModuleList(
+                LlamaRMSNorm(features.target_hidden_size, eps=layer.rms_norm_eps)
+                for _ in range(features.num_target_layers)
+            )
+        self.layers = nn.ModuleList([FeatureLayer(features)])  # the name that is published
+        self.rotary_emb = LlamaRotaryEmbedding(layer)
+        self.norm = LlamaRMSNorm(size, eps=layer.rms_norm_eps)
+        self.lm_head = nn.Linear(size, features.draft_vocab_size, bias=False)
+        if features.ties_head:
+            self.lm_head.weight = self.embed_tokens.weight
+        self.register_buffer("d2t", torch.zeros(features.draft_vocab_size, dtype=torch.int64))
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        """Return the embedding of tokens."""
+        return self.embed_tokens
+
+    def get_output_embeddings(self) -> nn.Linear:
+        """Return the output head."""
+        return self.lm_head
+
+    def projected(self, target_features: Tensor) -> Tensor:
+        """Return features of the target, (..., num_layers * Ht), in the draft's width, (..., H)."""
+        if self.input_norm is not None:
+            target_features = self.input_norm(target_features)
+        if self.fc_norm is not None:
+            parts = target_features.chunk(len(self.fc_norm), dim=-1)
+            normed = [norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)]
+            target_features = torch.cat(normed, dim=-1)
+        result: Tensor = self.fc(target_features)
+        return result
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        features: Tensor,
+        attention_mask: Tensor | None,
+        cache: Any = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Return what the head reads and the own features, (B, S, H) each.
+
+        input_ids, position_ids: (B, S) int64. features: (B, S, H), of the tokens before, projected.
+        """
+        embeddings = self.embed_tokens(input_ids)
+        angles = self.rotary_emb(embeddings, position_ids)
+        hidden = self.layers[0](embeddings, features, attention_mask, angles, cache)
+        normed: Tensor = self.norm(hidden)
+        return normed, normed if self.features.norm_output else hidden
+
+    def target_logits(self, normed: Tensor) -> Tensor:
+        """Return logits over the target's vocabulary in float32, (..., V), -inf for unknown tokens.
+
+        normed: (..., H), what the head reads.
+        """
+        return spread(self.lm_head(normed).float(), self.draft_tokens())
+
+    def draft_tokens(self) -> Tensor | None:
+        """Return the draft's token for each of the target's, (V,) int64; None if they are the same.
+
+        A token that the draft does not know has the first number that is none of its tokens.
+        """
+        num_own, num_tokens = self.features.draft_vocab_size, self.config.vocab_size
+        own = torch.arange(num_own)
+        if num_own == num_tokens and not self.d2t.any():
+            return None
+        found = torch.full((num_tokens,), num_own)
+        found[own + self.d2t.cpu()] = own
+        return found
+
+
+def spread(logits: Tensor, draft_tokens: Tensor | None) -> Tensor:
+    """Return logits of the draft's tokens, (..., Vd), over the target's vocabulary, (..., V).
+
+    draft_tokens: of ``FeatureDraft.draft_tokens``.
+    """
+    if draft_tokens is None:
+        return logits
+    unknown = logits.new_full((*logits.shape[:-1], 1), _UNKNOWN)
+    return torch.cat([logits, unknown], dim=-1).index_select(-1, draft_tokens)

@@ -1,0 +1,125 @@
+"""Cases of the parity gate for a feature draft, with the checkpoint's own logits.
+
+The draft is computed as it is published: path by path, without a forest or a cache, own features
+one after the other. Features of the target are drawn at random: the draft has to do the same with
+any. The first token of a sequence has no row in a feature draft, so no case has one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dsbd_export.checkpoint import Checkpoint
+from dsbd_export.feature_draft.model import FeatureDraft
+from dsbd_export.feature_draft.weights import features_of
+from dsbd_export.parity_cases import TEXT, ForestCase, Reference, forest_cases
+
+TREE = "tree"
+_NUM_ROWS = 128  # of the case that judges a lower precision
+
+
+def feature_cases(checkpoint: Checkpoint) -> list[ForestCase]:
+    """Return the forests of every model with features of the target, the same at every call."""
+    rng = np.random.default_rng(1)
+    cases = [*forest_cases(checkpoint), _long_case(checkpoint, rng)]
+    return [
+        dataclasses.replace(
+            case, features=_drawn(checkpoint, case, rng), uses_own=case.name == TREE
+        )
+        for case in cases
+    ]
+
+
+def _long_case(checkpoint: Checkpoint, rng: np.random.Generator) -> ForestCase:
+    """Return many rows, which stand for the text that other models are judged by."""
+    length = min(_NUM_ROWS, checkpoint.context_length)
+    return ForestCase(
+        name=TEXT,
+        prefix_ids=np.zeros(0, np.int64),
+        node_ids=rng.integers(0, checkpoint.vocab_size, length, dtype=np.int64),
+        parents=np.arange(-1, length - 1),
+        rows=np.arange(length),
+    )
+
+
+def _drawn(
+    checkpoint: Checkpoint, case: ForestCase, rng: np.random.Generator
+) -> NDArray[np.float32]:
+    size = (len(case.prefix_ids) + len(case.node_ids), features_of(checkpoint).feature_width)
+    return rng.standard_normal(size, dtype=np.float32)
+
+
+def feature_references(draft: FeatureDraft, checkpoint: Checkpoint) -> list[Reference]:
+    """Return all cases with the logits of the unmodified draft."""
+    return [
+        Reference(case=case, logits=reference_logits(draft, case))
+        for case in feature_cases(checkpoint)
+    ]
+
+
+@torch.no_grad()
+def reference_logits(draft: FeatureDraft, case: ForestCase) -> NDArray[np.float32]:
+    """Return (R, V) float32: each node's logits, computed along its path alone."""
+    assert case.features is not None  # a case of ``feature_cases``
+    num_prefix, num_nodes = len(case.prefix_ids), len(case.node_ids)
+    tokens = torch.from_numpy(np.concatenate([case.prefix_ids, case.node_ids]))
+    projected = draft.projected(torch.from_numpy(case.features))
+    logits: list[Tensor | None] = [None] * num_nodes
+    leaves = sorted(set(range(num_nodes)) - set(case.parents.tolist()))
+    for path in map(case.path_to, leaves):
+        places = torch.tensor([*range(num_prefix), *(num_prefix + node for node in path)])
+        num_given = num_prefix + 1 if case.uses_own else len(places)
+        normed = rolled_out(draft, tokens[places], projected[places[:num_given]])
+        found = draft.target_logits(normed[num_prefix:])
+        for node, row in zip(path, found, strict=True):
+            logits[node] = row
+    return np.stack([_row(logits[node]) for node in case.rows])
+
+
+def _row(logits: Tensor | None) -> NDArray[np.float32]:
+    assert logits is not None  # every node is on the path to a leaf
+    found: NDArray[np.float32] = logits.numpy()
+    return found
+
+
+def rolled_out(draft: FeatureDraft, tokens: Tensor, features: Tensor) -> Tensor:
+    """Return what the head reads along one path, (n, H): own features where none is given.
+
+    tokens: (n,) int64. features: (m, H), m <= n, projected features of the tokens before the first
+    m; each later token has the draft's own feature of the token before it.
+    """
+    while True:
+        length = len(features)
+        is_seen = torch.ones(length, length, dtype=torch.bool).tril()[None, None]
+        normed, own = draft(
+            tokens[None, :length], torch.arange(length)[None], features[None], is_seen
+        )
+        if length == len(tokens):
+            result: Tensor = normed[0]
+            return result
+        features = torch.cat([features, own[0, -1:]])
+
+
+@torch.no_grad()
+def largest_feature_values(
+    draft: FeatureDraft, checkpoint: Checkpoint
+) -> list[NDArray[np.float32]]:
+    """Return the largest magnitude of every cached value channel, [(Hkv, D)], over all cases."""
+    attention: Any = draft.get_submodule("layers.0.self_attn")
+    largest: list[Tensor] = []
+    hook = attention.v_proj.register_forward_hook(
+        lambda _module, _inputs, output: largest.append(output.abs().amax((0, 1)))
+    )
+    try:
+        for case in feature_cases(checkpoint):
+            reference_logits(draft, case)
+    finally:
+        hook.remove()
+    found = torch.stack(largest).amax(0).reshape(-1, attention.head_dim).numpy()
+    return [found]

@@ -1,0 +1,225 @@
+"""Requests with a feature draft share engine calls, prompts and caches too small for them."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dsbd_ort.decoding import DecodeResult, DecodingConfig, DecodingRequest
+from dsbd_ort.decoding.batched_decoder import BatchedDecoder, decoded_together
+from dsbd_ort.decoding.cache_view import PrefixCache, PromptFeature
+from dsbd_ort.decoding.decode import decode_iterations
+from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
+from dsbd_ort.decoding.drafting.cost_curve import CostCurve, EngineCosts
+from dsbd_ort.decoding.errors import DecodingError
+from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK
+from dsbd_ort.decoding.node_features import align_prefixes
+from dsbd_ort.decoding.request import result_of
+from tests.decoding.feature_tables import TableDraft, TableFeatures, TableTarget, pair_of
+from tests.decoding.preempting import together
+from tests.decoding.tables import all_tokens, mixed_table, random_table
+
+VOCAB, EOS = 6, 5
+TARGET = random_table(1, VOCAB)
+OTHER = random_table(2, VOCAB)
+GOOD, POOR = mixed_table(TARGET, OTHER, 0.8), mixed_table(TARGET, OTHER, 0.5)
+COSTS = EngineCosts(CostCurve((1, 16), (1e-3, 2e-3)), CostCurve((1, 16), (1e-4, 2e-4)))
+KINDS: list[dict[str, Any]] = [
+    {"strategy": "dsbd", "num_beams": 3, "width_policy": "fixed"},
+    {"strategy": "dsbd", "num_beams": 2, "width_policy": "fixed", "draft_policy": "throughput"},
+    {"strategy": "dsbd", "num_beams": 3, "coupling": "rejection"},
+    {"strategy": "dsbd", "num_beams": 2, "memory": "single"},
+    {"strategy": "speculative", "draft_length": 5},
+    {"strategy": "beam-sample", "num_beams": 3},
+    {"strategy": "speculative-beam-search", "num_beams": 3},
+    {"strategy": "mjsd", "draft_beams": 2},
+    {"strategy": "speculative", "drafter": "model+ngram", "draft_length": 4},
+]
+IDS = [",".join(map(str, kind.values())) for kind in KINDS]
+LONG = tuple(np.random.default_rng(0).integers(5, size=600).tolist())
+ALWAYS = itertools.repeat(True)
+
+
+def several() -> tuple[TableTarget, TableDraft]:
+    return pair_of(VOCAB, TARGET, GOOD, POOR, several=True)
+
+
+def request_of(
+    kind: dict[str, Any], prompt: tuple[int, ...], seed: int, num_new: int = 24
+) -> DecodingRequest:
+    """A request; one of few tokens may end with EOS."""
+    eos = EOS if num_new < 24 else None
+    config = DecodingConfig(**{"max_new_tokens": num_new, "eos_token_id": eos, **kind})
+    is_planned = config.draft_policy == "throughput"
+    return DecodingRequest(
+        prompt_ids=prompt,
+        config=config,
+        rng=np.random.default_rng(seed),
+        costs=COSTS if is_planned else None,
+        estimator=AcceptanceEstimator.initial() if is_planned else None,
+    )
+
+
+def alone(kind: dict[str, Any], prompt: tuple[int, ...], seed: int, num_new: int = 24) -> list[Any]:
+    request = request_of(kind, prompt, seed, num_new)
+    (result,) = decoded_together(BatchedDecoder(*several()), [request], 1)
+    return all_tokens(result)
+
+
+PROMPTS = [(1,), (1, 2, 3), (1, 2, 3, 4), (0, 4), LONG[:300], (1, 2, 3), LONG[:300], LONG]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=IDS)
+def test_every_request_gets_what_it_would_get_alone(kind: dict[str, Any]) -> None:
+    requests = [request_of(kind, prompt, seed, 12) for seed, prompt in enumerate(PROMPTS)]
+    results = decoded_together(BatchedDecoder(*several()), requests, 5)
+    for seed, (prompt, result) in enumerate(zip(PROMPTS, results, strict=True)):
+        assert all_tokens(result) == alone(kind, prompt, seed, 12)
+
+
+def test_all_kinds_share_a_forest() -> None:
+    """Calls with and without features stand in one forward of the target."""
+    cases = [(kind, PROMPTS[i % 8], i) for i, kind in enumerate(2 * KINDS)]
+    requests = [request_of(*case, 12) for case in cases]
+    target, draft = several()
+    results = decoded_together(BatchedDecoder(target, draft), requests, 9)
+    assert [all_tokens(result) for result in results] == [alone(*case, 12) for case in cases]
+    assert 0 < target.num_features < len(target.computed_paths)  # not those of beam-sample
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=IDS)
+def test_a_preempted_request_returns_what_it_returns_alone(kind: dict[str, Any]) -> None:
+    prompts = [(1, 2, 3), (1, 2, 3, 4), (0, 4), (3,)]
+    for max_rows in (30, 70):
+        requests = [request_of(kind, prompt, seed) for seed, prompt in enumerate(prompts)]
+        done = together(BatchedDecoder(*several(), max_rows=max_rows), requests, max_rows)
+        for seed, prompt in enumerate(prompts):
+            assert all_tokens(done.result(seed)) == alone(kind, prompt, seed)
+        assert max_rows == 70 or sum(done.num_preempted.values()) >= 3
+
+
+FIXED = {"strategy": "dsbd", "num_beams": 2, "width_policy": "fixed"}
+
+
+def test_a_request_without_drafts_shares_no_rows_of_the_draft() -> None:
+    """They could not be computed again: its rows of the target are, without features."""
+    forest = BatchedDecoder(*several())
+    forest.join(request_of(FIXED, LONG[:40], 0, 3))
+    for _ in range(3):
+        forest.iterate()
+    plain = {"strategy": "beam-sample", "num_beams": 2}
+    tree = forest.join(request_of(plain, LONG[:40], 1))
+    while forest.num_trees > 1:
+        forest.iterate()
+    for cache in forest.caches.values():
+        cache.trim()
+    forest.preempt(tree)
+    forest.resume(tree)
+    outcome = None
+    while forest.num_trees:
+        outcome = forest.iterate()[-1:] or outcome
+    assert outcome is not None and isinstance(outcome[0].event, DecodeResult), outcome
+    assert all_tokens(outcome[0].event) == alone(plain, LONG[:40], 1)
+
+
+def test_a_prompt_may_be_preempted_half_way_and_rows_come_back_in_chunks() -> None:
+    for max_rows in (380, 430, 560):
+        prompts = [LONG[:280], LONG[300::-1], LONG[100:400], (*LONG[:150], 1)]
+        requests = [request_of(FIXED, prompt, seed) for seed, prompt in enumerate(prompts)]
+        done = together(BatchedDecoder(*several(), max_rows=max_rows), requests, max_rows)
+        for seed, prompt in enumerate(prompts):
+            assert all_tokens(done.result(seed)) == alone(FIXED, prompt, seed)
+        assert sum(done.num_preempted.values()) >= 3
+
+
+def test_one_that_is_preempted_at_any_time_and_again_loses_nothing() -> None:
+    expected = alone(FIXED, LONG[:280], 0, 70)
+    for num_before, num_between in itertools.product(range(9), range(5)):
+        forest = BatchedDecoder(*several())
+        tree = forest.join(request_of(FIXED, LONG[:280], 0, 70))
+        for _ in range(num_before):
+            forest.iterate()
+        for _ in range(2):
+            forest.preempt(tree)
+            forest.resume(tree)
+            for _ in range(num_between):
+                forest.iterate()
+        outcome = None
+        while forest.num_trees:
+            outcome = forest.iterate()[-1:] or outcome
+        assert outcome is not None and isinstance(outcome[0].event, DecodeResult)
+        assert all_tokens(outcome[0].event) == expected
+        assert all(not cache._views for cache in forest.caches.values())
+
+
+def test_prefixes_are_reused_and_the_draft_finds_its_features() -> None:
+    """One conversation: a prompt, the same again, its text and more, another end."""
+    target, draft = several()
+    prefixes = PrefixCache(), PrefixCache()
+    config = DecodingConfig(max_new_tokens=12, draft_length=3, num_beams=2, eos_token_id=EOS)
+    first = LONG[:280]
+    answer = alone_tokens(config, first)
+    for prompt, most_rows in (
+        (first, 1000),
+        (first, 0),  # the rows of the prompt are there, and the feature of its last
+        ((*first, *answer, 1, 2), 2 + len(answer)),
+        ((*LONG[:200], 3, 3, 3), 4),  # one row again for its feature, two of the prompt
+    ):
+        before = len(target.computed_paths)
+        iterations = decode_iterations(
+            target, draft, prompt, config, np.random.default_rng(0), prefixes=prefixes
+        )
+        result = result_of(iterations)
+        assert result.sequences[0].token_ids == alone_tokens(config, prompt)
+        rows = [path for path in target.computed_paths[before:] if len(path) < len(prompt)]
+        assert len(rows) <= most_rows
+
+
+def alone_tokens(config: DecodingConfig, prompt: tuple[int, ...]) -> list[int]:
+    iterations = decode_iterations(*several(), prompt, config, np.random.default_rng(0))
+    return result_of(iterations).sequences[0].token_ids
+
+
+ALIGNED = [  # rows of target and draft, tokens before the kept feature; rows left of the target
+    (0, 0, None, 0),
+    (7, 5, None, 4),
+    (7, 7, None, 6),
+    (7, 7, 7, 7),
+    (7, 7, 5, 6),
+    (5, 7, None, 5),
+    (7, 0, None, 0),
+]
+
+
+@pytest.mark.parametrize(("num_target", "num_draft", "kept", "num_left"), ALIGNED)
+def test_the_target_reuses_what_leaves_the_draft_its_features(
+    num_target: int, num_draft: int, kept: int | None, num_left: int
+) -> None:
+    feature = kept and PromptFeature(kept, TableFeatures("target", [(1,)]))
+    target = PrefixCache(list(range(num_target)), np.arange(num_target), feature or None)
+    align_prefixes(target, PrefixCache(list(range(num_draft)), np.arange(num_draft)))
+    assert (len(target.tokens), len(target.rows)) == (num_left, num_left)
+    assert (target.feature is None) == (kept is None or kept > num_left)
+
+
+def test_long_prompts_are_read_by_both_engines_chunk_by_chunk() -> None:
+    """No more of the prompt's features than one chunk is ever held."""
+    target, draft = several()
+    forest = BatchedDecoder(target, draft)
+    tree = forest.join(request_of(FIXED, LONG, 0))
+    for num_chunks in (1, 2):
+        forest.iterate()
+        assert len(target.computed_paths) == num_chunks * PREFILL_CHUNK
+        assert len(draft.computed_paths) == (num_chunks - 1) * PREFILL_CHUNK
+    assert tree.views["draft"].features is not None
+
+
+def test_a_target_without_features_is_refused() -> None:
+    _, draft = several()
+    plain = pair_of(VOCAB, TARGET, GOOD, POOR)[0]
+    plain.returns_features = False  # type: ignore[misc]
+    with pytest.raises(DecodingError, match="but the target returns none; use the target of the"):
+        BatchedDecoder(plain, draft).join(request_of(FIXED, (1, 2), 0))

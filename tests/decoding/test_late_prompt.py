@@ -1,0 +1,86 @@
+"""A draft reads a prompt just before its first node, once for all that share it, or never."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dsbd_ort.decoding import DecodeResult, TableModel
+from dsbd_ort.decoding.batched_decoder import BatchedDecoder
+from dsbd_ort.decoding.drafting.cost_curve import CostCurve, EngineCosts
+from tests.decoding.tables import all_tokens, run
+from tests.decoding.test_batched_decoder import DRAFT, TARGET, VOCAB, Asked
+
+LATE = {
+    "strategy": "dsbd",
+    "num_beams": 2,
+    "max_new_tokens": 40,
+    "eos_token_id": None,
+    "draft_policy": "throughput",
+}
+"""A request whose draft reads the prompt once it is worth it."""
+
+
+class LateCosts:
+    """Costs by which drafting pays only after some calls of the target; see Costs."""
+
+    def __init__(self, num_calls: int) -> None:
+        self._num_left = num_calls
+
+    def now(self) -> EngineCosts:
+        draft = 1.0 if self._num_left > 0 else 1e-6
+        return EngineCosts(CostCurve((1, 8), (1e-2, 1.1e-2)), CostCurve((1, 8), (draft, draft)))
+
+    def observe(self, role: str, num_rows: int, seconds: float) -> None:
+        self._num_left -= role == "target"
+
+
+def late_samples(
+    preempts: bool, num_calls: tuple[int, ...], **settings: Any
+) -> tuple[list[Asked], TableModel]:
+    """Return samples of one prompt, decoded together, and the draft."""
+    prompt = tuple(np.random.default_rng(7).integers(5, size=40).tolist())
+    samples = [Asked(LATE, prompt, seed) for seed in range(len(num_calls))]
+    draft = TableModel(VOCAB, DRAFT)
+    decoder = BatchedDecoder(TableModel(VOCAB, TARGET), draft, **settings)
+    asked_by_tree, costs = {}, [LateCosts(number) for number in num_calls]
+    for sample, its_costs in zip(samples, costs, strict=True):
+        request = dataclasses.replace(sample.request(), costs=its_costs)
+        asked_by_tree[decoder.join(request)] = sample
+    for iteration in range(1000):
+        for each in costs:
+            each.observe("target", 1, 1e-2)
+        if preempts and iteration % 3 == 1 and decoder.num_trees:
+            tree = next(tree for tree in asked_by_tree if asked_by_tree[tree].result is None)
+            decoder.preempt(tree)
+            decoder.resume(tree)
+        for progress in decoder.iterate():
+            if isinstance(progress.event, DecodeResult):
+                asked_by_tree[progress.tree].result = progress.event
+        if not decoder.num_trees:
+            break
+    return samples, draft
+
+
+@pytest.mark.parametrize("preempts", [False, True])
+def test_a_prompt_that_the_draft_reads_late_is_read_once(preempts: bool) -> None:
+    samples, draft = late_samples(preempts, (5, 9, 1000))
+    for sample in samples:
+        expected = run(
+            dataclasses.replace(sample.config, draft_policy="fixed"),
+            TARGET,
+            DRAFT,
+            VOCAB,
+            sample.seed,
+            sample.prompt,
+        )
+        assert sample.result is not None and all_tokens(sample.result) == all_tokens(expected)
+    early, late, never = (sample.result.stats for sample in samples if sample.result)
+    assert early.num_draft_tokens > 0 and late.num_draft_tokens > 0
+    assert never.draft_calls == never.draft_rows == 0
+    prefixes = [path for path in draft.computed_paths if len(path) < 40]
+    if not preempts:
+        assert len(prefixes) == len(set(prefixes)) == 39

@@ -1,0 +1,228 @@
+"""A feature draft that is distilled: its rollout, its files, and that it learns."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import LlamaConfig
+
+from dsbd_export.checkpoint import load_model, open_checkpoint
+from dsbd_export.config import ModelOptions
+from dsbd_export.distill.acceptance import HeldOutSamples, acceptance_by_depth
+from dsbd_export.distill.config import DistillConfig
+from dsbd_export.distill.draft_run import distill
+from dsbd_export.distill.rollout import (
+    NUM_STEPS,
+    TargetFeatures,
+    rollout,
+    rollout_logits,
+    rollout_loss,
+    visible,
+)
+from dsbd_export.distill.teacher import Device
+from dsbd_export.errors import ExportError
+from dsbd_export.feature_draft.config import FeatureDraftConfig
+from dsbd_export.feature_draft.model import FeatureDraft
+from dsbd_export.feature_draft.reference import rolled_out
+from dsbd_export.feature_draft.weights import load_feature_draft
+from dsbd_export.pair import agreed_pair
+from dsbd_export.pipeline import export_model
+from dsbd_runtime.draft_record import RECORD_FILE, read_record
+from scripts.family_checkpoints import VOCAB_SIZE
+from tests.distill.conftest import CONTEXT, STEPS, config_of
+
+EXACT = Device("cpu", uses_bf16=False)
+WIDTH = 24
+PARAMS = "60K"
+
+
+@pytest.fixture(scope="module")
+def draft():
+    torch.manual_seed(0)
+    layer = LlamaConfig(
+        vocab_size=32,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        max_position_embeddings=64,
+    )
+    config = FeatureDraftConfig(
+        layer=layer, draft_vocab_size=32, target_hidden_size=WIDTH // 3, norm_output=True
+    )
+    return FeatureDraft(config).eval()
+
+
+@pytest.fixture(scope="module")
+def distilled_feature(target, texts, tmp_path_factory):
+    output = tmp_path_factory.mktemp("distilled") / "draft"
+    config = config_of(target, texts, output, kind="feature", params=PARAMS)
+    report = []
+    return config, distill(config, report=report.append, measure_speed=None), report
+
+
+def test_rows_see_their_ancestors():
+    """With 4 rows, row 3 of step 2 sees rows 0 and 1 of step 0, row 2 of step 1, and itself."""
+    seen = visible(4, 2, "cpu")[0, 0]
+    assert seen.shape == (4, 12)
+    assert seen[3].nonzero().ravel().tolist() == [0, 1, 4 + 2, 8 + 3]
+    assert seen[2].nonzero().ravel().tolist() == [0, 4 + 1, 8 + 2]
+    assert torch.equal(visible(3, 0, "cpu")[0, 0], torch.ones(3, 3).tril().bool())
+    assert visible(4, 3, "cpu").any(-1).all()  # a row that sees nothing would be no number
+
+
+def test_every_step_is_what_the_draft_computes_along_a_path(draft):
+    """Row t of step j is the last one behind t - j given features and j own ones."""
+    tokens = torch.randint(0, 32, (2, 9))
+    features = torch.randn(2, 8, WIDTH)
+    with torch.no_grad():
+        steps = list(rollout(draft, tokens, features, NUM_STEPS))
+        projected = draft.projected(features)
+        for step, found in enumerate(steps):
+            for row in range(step, 8):
+                for sequence in range(2):
+                    along = tokens[sequence, 1 : row + 2]
+                    given = projected[sequence, : row - step + 1]
+                    wanted = rolled_out(draft, along, given)[-1]
+                    assert torch.allclose(found[sequence, row], wanted, atol=1e-5), (step, row)
+
+
+def test_the_loss_judges_every_step(draft):
+    """Of a draft whose head says nothing, every step has the same loss; later ones also count."""
+    tokens = torch.randint(0, 32, (2, 9))
+    ids = torch.arange(32).expand(2, 9, 32)
+    log_p = torch.log_softmax(torch.randn(2, 9, 32), -1)
+    batch = (tokens, ids, log_p, torch.tensor(0.0))
+    features_of = TargetOfNoise()
+    losses = {}
+    for name, weight in (("trained", 1.0), ("flat", 0.0)):
+        draft.lm_head.weight.data *= weight
+        losses[name] = rollout_loss(draft, batch, features_of, EXACT).item()
+    kl = (log_p.exp() * (log_p + torch.log(torch.tensor(32.0)))).sum(-1)
+    # step j judges the rows from j on: labels behind tokens 1 + j to 8, every other but in step 0
+    judged = [kl[:, 1 + step :: 2 if step else 1] for step in range(NUM_STEPS)]
+    wanted = [kl_of_step.mean().item() * 0.8**step for step, kl_of_step in enumerate(judged)]
+    assert losses["flat"] == pytest.approx(sum(wanted) / sum(0.8**j for j in range(NUM_STEPS)))
+    assert features_of.lengths == [8, 8]
+
+
+class TargetOfNoise:
+    """Features that depend on nothing."""
+
+    def __init__(self):
+        self.lengths = []
+
+    def __call__(self, tokens):
+        self.lengths.append(tokens.shape[1])
+        return torch.randn(*tokens.shape, WIDTH, generator=torch.Generator().manual_seed(1))
+
+
+def test_features_are_what_enters_the_layers(target):
+    model = load_model(open_checkpoint("target", target, ModelOptions()))
+    tokens = torch.randint(0, VOCAB_SIZE, (2, 7))
+    found = TargetFeatures(model, (0, 1))(tokens)
+    with torch.no_grad():
+        hidden = model(input_ids=tokens, output_hidden_states=True).hidden_states
+    assert torch.equal(found, torch.cat([hidden[0], hidden[1]], dim=-1))
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+def test_acceptance_by_depth_is_that_of_each_steps_logits():
+    samples = HeldOutSamples(
+        torch.zeros(2, 5, dtype=torch.int64).numpy(),
+        torch.tensor([[[0, 1]] * 3] * 2).numpy(),
+        torch.full((2, 3, 2), 0.5).numpy(),
+    )
+    model = FixedDraft()
+    uniform, certain = torch.zeros(2, 3, 2), torch.tensor([20.0, -20.0]).expand(2, 3, 2)
+    found = acceptance_by_depth(model, lambda *_: iter([uniform, certain]), samples, EXACT)
+    assert found.by_depth == pytest.approx((1.0, 0.5))
+    assert (found.rate, found.error) == pytest.approx((1.0, 0.0))
+
+
+class FixedDraft(torch.nn.Module):
+    config = LlamaConfig(vocab_size=2)
+
+
+def test_it_learns_at_every_depth(distilled_feature, target):
+    config, record, report = distilled_feature
+    first, last = record.curve[0], record.curve[-1]
+    assert (first.step, last.step) == (0, STEPS)
+    by_depth = record.acceptance_by_depth
+    assert len(by_depth) == NUM_STEPS and by_depth[0] == record.acceptance
+    assert min(by_depth) > first.acceptance + 0.1
+    assert record.acceptance > first.acceptance + 10 * record.acceptance_error
+    assert "held-out acceptance " + ", then ".join(f"{x:.3f}" for x in by_depth) in report[-1]
+    assert record.num_parameters <= 60_000
+    assert [path.name for path in config.output.parent.iterdir()] == ["draft"]
+
+
+def test_it_is_written_as_published_and_exports(distilled_feature, target, tmp_path):
+    config, record, _ = distilled_feature
+    names = {path.name for path in config.output.iterdir()}
+    assert names == {
+        "config.json",
+        "generation_config.json",  # the target's
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        RECORD_FILE,
+    }
+    assert read_record(config.output / RECORD_FILE) == record
+    content = json.loads((config.output / "config.json").read_text())
+    assert content["speculators_model_type"] == "eagle3"
+    assert content["eagle_aux_hidden_state_layer_ids"] == [0, 1]  # the target has two layers
+    assert content["transformer_layer_config"]["model_type"] == "llama"
+    options = ModelOptions()
+    pair = (
+        open_checkpoint(role, folder, options)
+        for role, folder in (("target", target), ("draft", config.output))
+    )
+    _, draft = agreed_pair(*pair, lambda _: None)
+    assert draft.context_length == CONTEXT
+    module = load_feature_draft(draft)
+    assert sum(p.numel() for p in module.parameters()) == record.num_parameters
+    entry = export_model(draft, tmp_path, options, lambda _: None)
+    assert entry.parity.max_abs_error < 1e-4
+    assert (tmp_path / "draft" / RECORD_FILE).is_file()
+
+    model = load_model(open_checkpoint("target", target, options))
+    tokens = torch.randint(0, VOCAB_SIZE, (1, 12))
+    features_of = TargetFeatures(model, draft.features.target_layers(2))
+    with torch.no_grad():
+        first, *_ = rollout_logits(module, tokens, 4, features_of)
+    assert first.shape == (1, 4, VOCAB_SIZE)
+
+
+@pytest.mark.slow
+def test_it_follows_from_the_seed(distilled_feature, target, texts, tmp_path):
+    config, *_ = distilled_feature
+    again = config_of(target, texts, tmp_path / "draft", kind="feature", params=PARAMS)
+    distill(again, report=lambda _: None, measure_speed=None)
+    found = load_file(tmp_path / "draft" / "model.safetensors")
+    wanted = load_file(config.output / "model.safetensors")
+    assert all(torch.equal(found[name], value) for name, value in wanted.items())
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"kind": "medusa"}, "kind='medusa' is not known; use one of model, feature"),
+        ({"kind": "feature", "target_layers": 1}, "target_layers=1 has no meaning for"),
+    ],
+)
+def test_options_that_make_no_sense(options, words, tmp_path):
+    with pytest.raises(ExportError, match=words):
+        DistillConfig(target="t", data=("d",), output=tmp_path, **options)
+
+
+def test_too_few_parameters_are_refused_before_weights_are_read(target, texts, tmp_path):
+    config = config_of(target, texts, tmp_path / "draft", kind="feature", params="9K")
+    with pytest.raises(ExportError, match="params=9000 is too few for a vocabulary of 300 tokens"):
+        distill(config, report=lambda _: None, measure_speed=None)
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,277 @@
+"""Published EAGLE-3 drafts: the exported graph computes what their definition says."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from dsbd_export.checkpoint import load_model
+from dsbd_export.config import DraftConfig, ExportConfig
+from dsbd_export.draft_export import export_draft
+from dsbd_export.feature_draft.config import default_layers
+from dsbd_export.feature_draft.reference import reference_logits
+from dsbd_export.feature_draft.weights import load_feature_draft
+from dsbd_export.parity import divergence
+from dsbd_export.parity_cases import TREE_PARENTS, ForestCase
+from dsbd_export.pipeline import export_bundle, export_model
+from dsbd_export.topk_head import engine_of
+from dsbd_ort.pipeline import Pipeline
+from dsbd_runtime.bundle import open_bundle
+from dsbd_runtime.graph import FeatureEntry
+from scripts.family_checkpoints import VOCAB_SIZE
+from tests.export.eagle3_reference import Reference
+from tests.export.feature_checkpoints import (
+    HIDDEN,
+    NUM_DRAFT,
+    NUM_LAYERS,
+    WIDTH,
+    opened,
+    random_weights,
+    write_flat,
+    write_library,
+    written,
+)
+
+WITHOUT_EMBEDDING = ("embed_tokens.weight",)
+
+
+VARIANTS = {  # name: (target, layout, parts of the weights, left out, config)
+    "flat": ("llama", write_flat, {}, (), {}),
+    "flat, a Qwen3 target": ("qwen3", write_flat, {}, (), {"rope_scaling": None}),
+    "flat, shared embedding": ("qwen3", write_flat, {}, WITHOUT_EMBEDDING, {}),
+    "flat, shared embedding and head": (
+        "llama",
+        write_flat,
+        {"num_draft": VOCAB_SIZE},
+        (*WITHOUT_EMBEDDING, "lm_head.weight"),
+        {},
+    ),
+    "flat, tied": (
+        "llama",
+        write_flat,
+        {"num_draft": VOCAB_SIZE},
+        ("lm_head.weight",),
+        {"tie_word_embeddings": True},
+    ),
+    "flat, 3.1": (
+        "llama",
+        write_flat,
+        {"fc_norm": True},
+        (),
+        {"fc_norm": True, "norm_output": True},
+    ),
+    "flat, biases": ("llama", write_flat, {"bias": True}, (), {"attention_bias": True}),
+    "flat, own layers": (
+        "llama",
+        write_flat,
+        {},
+        (),
+        {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 2, 5]}},
+    ),
+    "library": ("llama", write_library, {}, (), {"norm_before_residual": True}),
+    "library, a Qwen3 target": ("qwen3", write_library, {}, (), {}),
+    "library, a Qwen3 layer": (
+        "qwen3",
+        write_library,
+        {"qk_norm": True},
+        WITHOUT_EMBEDDING,
+        {"layer": {"model_type": "qwen3"}},
+    ),
+    "library, own layers": (
+        "llama",
+        write_library,
+        {"norm_before_fc": True},
+        (),
+        {"norm_before_fc": True, "eagle_aux_hidden_state_layer_ids": [1, 3, 6]},
+    ),
+    "library, all tokens": ("llama", write_library, {"num_draft": VOCAB_SIZE}, (), {}),
+}
+EXPORTED = ("flat, 3.1", "flat, shared embedding and head", "library, a Qwen3 layer")
+LAYERS = {"flat, own layers": (1, 3, 6), "library, own layers": (1, 3, 6)}
+
+
+def features_of_target(target, layers, tokens):
+    """Return what enters some layers of the target, (num_tokens, 3 * HIDDEN)."""
+    with torch.no_grad():
+        out = load_model(target)(input_ids=tokens[None], output_hidden_states=True)
+    return torch.cat([out.hidden_states[layer][0] for layer in layers], dim=-1)
+
+
+def shared_weights(target, left_out):
+    model = load_model(target)
+    shared = {
+        "embed_tokens.weight": model.get_input_embeddings().weight.detach(),
+        "lm_head.weight": model.get_output_embeddings().weight.detach(),
+    }
+    return {name: value for name, value in shared.items() if name in left_out}
+
+
+def case_behind(tokens, features, node_ids):
+    """Return the tree behind a sequence, whose first token has no row."""
+    num_nodes, is_root = len(node_ids), np.array(TREE_PARENTS) < 0
+    of_nodes = np.full((num_nodes, features.shape[1]), np.nan, np.float32)  # own ones are not read
+    of_nodes[is_root] = features[-1]
+    return ForestCase(
+        name="tree",
+        prefix_ids=tokens[1:].numpy(),
+        node_ids=node_ids,
+        parents=np.array(TREE_PARENTS),
+        rows=np.arange(num_nodes),
+        features=np.concatenate([features[:-1].numpy(), of_nodes]),
+        uses_own=True,
+    )
+
+
+def published(name, targets, tmp_path):
+    """Return options, target, draft and reference of a variant."""
+    target_name, write, parts, left_out, config = VARIANTS[name]
+    folder = written(tmp_path, write, parts, left_out, config)
+    options, target, draft = opened(targets[target_name], folder)
+    shared = shared_weights(target, left_out)
+    if config.get("tie_word_embeddings"):
+        own = random_weights(VOCAB_SIZE, VOCAB_SIZE, WIDTH)
+        shared["lm_head.weight"] = own["embed_tokens.weight"]
+    return options, target, draft, Reference(folder, VOCAB_SIZE, **shared)
+
+
+def check_trees(logits_of, target, draft, reference):
+    """Compare the tree behind sequences of several lengths with the reference, path by path."""
+    rng = np.random.default_rng(3)
+    for num_tokens in (1, 2, 40):
+        drawn = rng.integers(0, VOCAB_SIZE, num_tokens + len(TREE_PARENTS))
+        tokens, node_ids = torch.from_numpy(drawn[:num_tokens]), drawn[num_tokens:]
+        layers = draft.features.target_layers(NUM_LAYERS)
+        features = features_of_target(target, layers, tokens)
+        case = case_behind(tokens, features, node_ids)
+        found = logits_of(case)
+        for node in (3, 4, 5, 6):  # the leaves
+            path = case.path_to(node)
+            along = torch.cat([tokens, torch.from_numpy(node_ids[path])])
+            wanted = reference.logits(along, features, num_tokens)[-len(path) :].numpy()
+            assert divergence(found[path], wanted).max_abs_error < 1e-4, (num_tokens, node)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_module_is_the_published_draft(name, targets, tmp_path):
+    _, target, draft, reference = published(name, targets, tmp_path)
+    assert draft.features.target_layers(NUM_LAYERS) == LAYERS.get(name, (2, 3, 4))
+    assert (draft.family, draft.context_length) == ("eagle3", target.context_length)
+    module = load_feature_draft(draft)
+    check_trees(partial(reference_logits, module), target, draft, reference)
+
+
+@pytest.mark.parametrize("name", EXPORTED)
+def test_the_graph_is_the_published_draft(name, targets, tmp_path):
+    options, target, draft, reference = published(name, targets, tmp_path)
+    entry = export_model(draft, tmp_path, options, lambda _: None)
+    assert entry.parity.max_abs_error < entry.parity.limit == 1e-4
+
+    def logits_of(case):
+        return engine_of(tmp_path / "draft", draft, [case]).logits(case)
+
+    check_trees(logits_of, target, draft, reference)
+
+
+def test_a_token_that_the_draft_lacks_is_never_proposed(targets, tmp_path):
+    folder = written(tmp_path, write_flat, {})
+    options, _, draft = opened(targets["llama"], folder, logits="topk:8")
+    entry = export_model(draft, tmp_path, options, lambda _: None)
+    assert (entry.vocab_size, entry.logits) == (VOCAB_SIZE, "topk:8")
+    rng = np.random.default_rng(0)
+    drawn = rng.integers(0, VOCAB_SIZE, len(TREE_PARENTS))
+    features = torch.from_numpy(rng.standard_normal((1, WIDTH), dtype=np.float32))
+    case = case_behind(torch.zeros(1, dtype=torch.int64), features, drawn)
+    engine = engine_of(tmp_path / "draft", draft, [case])
+    ids, top, logits = engine.outputs(case, ["top_ids", "top_logits", "logits"])
+    known = random_weights(VOCAB_SIZE, NUM_DRAFT, WIDTH)["t2d"].numpy()
+    assert known[ids].all() and np.isfinite(top).all()
+    assert np.isneginf(logits[:, ~known]).all() and np.isfinite(logits[:, known]).all()
+    assert np.array_equal(np.take_along_axis(logits, ids, axis=1), top)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"quantize": "int8-dynamic", "logits": "topk:8"},
+        {"quantize": "int8"},
+        {"quantize": "int8", "dtype": "fp16"},
+        {"dtype": "fp16", "logits": "gather"},
+        {"dtype": "bf16"},
+        {"attention": "exact"},
+    ],
+    ids=str,
+)
+def test_every_precision_and_form(options, targets, tmp_path):
+    folder = written(tmp_path, write_library, {"fc_norm": True}, config={"fc_norm": True})
+    options, _, draft = opened(targets["llama"], folder, **options)
+    entry = export_model(draft, tmp_path, options, lambda _: None)
+    assert (entry.dtype, entry.quantization) == (options.dtype, options.quantize)
+    assert getattr(entry.parity, entry.parity.measure) <= entry.parity.limit
+
+
+def test_weights_of_older_checkpoints(targets, tmp_path):
+    """EAGLE's own have pytorch_model.bin, in half precision, and rotary frequencies as weights."""
+    folder = written(tmp_path, write_flat, {})
+    stored = random_weights(VOCAB_SIZE, NUM_DRAFT, WIDTH)
+    renamed = {
+        name.replace("layers.0.", "midlayer."): value.half() if value.is_floating_point() else value
+        for name, value in stored.items()
+    }
+    renamed["midlayer.self_attn.rotary_emb.inv_freq"] = torch.zeros(8)
+    (folder / "model.safetensors").unlink()
+    torch.save(renamed, folder / "pytorch_model.bin")
+    _, _, draft = opened(targets["llama"], folder)
+    found = load_feature_draft(draft).state_dict()
+    assert found.keys() == stored.keys() - {"t2d"}
+    assert torch.equal(found["fc.weight"], stored["fc.weight"].half().float())
+
+
+def test_default_layers():
+    found = {number: default_layers(number) for number in (1, 2, 3, 4, 5, 6, 7, 8, 32, 36)}
+    assert found == {
+        1: (0,),
+        2: (0, 1),
+        3: (0, 1, 2),
+        4: (1, 2, 3),
+        5: (2, 3, 4),
+        6: (2, 3, 4),
+        7: (2, 3, 4),
+        8: (2, 4, 5),
+        32: (2, 16, 29),
+        36: (2, 18, 33),
+    }
+
+
+def test_it_is_exported_beside_its_target_or_into_its_bundle(targets, tmp_path):
+    draft = written(tmp_path, write_library, {}, config={"norm_output": True})
+    pair = ExportConfig(target=str(targets["llama"]), draft=str(draft), output=tmp_path / "pair")
+    export_bundle(pair, report=lambda _: None)
+    bundle = open_bundle(tmp_path / "pair", verify=True)
+    target, entry = bundle.entry("target"), bundle.entry("draft")
+    assert target.features == FeatureEntry(width=WIDTH, layers=[2, 3, 4])
+    assert entry.features == FeatureEntry(width=WIDTH, own_width=HIDDEN)
+    assert (entry.d2t, entry.vocab_size, entry.context_length) == (None, VOCAB_SIZE, 256)
+    check_same_tokens(bundle.path)
+
+    other = write_flat(tmp_path / "other", random_weights(VOCAB_SIZE, NUM_DRAFT, WIDTH), VOCAB_SIZE)
+    export_draft(DraftConfig(bundle=bundle.path, draft=str(other)), report=lambda _: None)
+    assert open_bundle(bundle.path, verify=True).entry("draft").features == entry.features
+    check_same_tokens(bundle.path)
+
+
+def check_same_tokens(bundle):
+    with Pipeline.from_bundle(bundle, num_threads=1) as pipe:
+        for drafting, plain in (
+            ({"strategy": "dsbd", "num_beams": 2}, {"strategy": "beam-sample", "num_beams": 2}),
+            ({"strategy": "speculative"}, {"strategy": "sample"}),
+        ):
+            settings = {"max_new_tokens": 12, "seed": 1}
+            drafted = pipe.generate("def f1(", draft_length=3, **drafting, **settings)
+            wanted = pipe.generate("def f1(", **plain, **settings)
+            assert [s.token_ids for s in drafted.sequences] == [
+                s.token_ids for s in wanted.sequences
+            ]
+            assert drafted.stats.num_draft_tokens > 0

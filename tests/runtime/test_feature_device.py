@@ -1,0 +1,139 @@
+"""Features on a device: they stay there, and every request gets the tokens of the CPU."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dsbd_ort.decoding import DecodeResult, DecodingConfig, decode
+from dsbd_runtime.bundle import Bundle, open_bundle
+from dsbd_runtime.causal_lm import CausalLM
+from dsbd_runtime.errors import CapacityError, InputError, ProviderError
+from dsbd_runtime.loading import load_causal_lm, load_pair
+from tests.runtime.fake_device import FakeDevice, FakeMachine, open_on_fake
+from tests.runtime.feature_pair import DRAFT, TARGET
+from tests.runtime.test_feature_engines import Parents, chain
+from tests.runtime.tiny_graph import write_tiny_bundle
+
+NONE = np.arange(0)
+PROMPT = [72, 101, 108, 108, 111]
+VARIANTS: list[dict[str, Any]] = [
+    {"strategy": "dsbd", "num_beams": 3},
+    {"strategy": "speculative", "draft_length": 4},
+    {"strategy": "speculative-beam-search", "num_beams": 2},
+    {"strategy": "mjsd", "draft_beams": 2},
+    {"strategy": "beam-sample", "num_beams": 2},
+]
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    path = tmp_path_factory.mktemp("features") / "bundle"
+    write_tiny_bundle(path, target=TARGET, draft=DRAFT)
+    return open_bundle(path)
+
+
+@pytest.fixture(scope="module")
+def on_host(bundle: Bundle) -> Iterator[tuple[CausalLM, CausalLM]]:
+    target, draft = load_pair(bundle, num_threads=1)
+    with target, draft:
+        yield target, draft
+
+
+def on_fake(bundle: Bundle, **options: Any) -> tuple[FakeMachine, FakeMachine]:
+    device = FakeDevice()  # one memory, as that of one GPU
+    return tuple(  # type: ignore[return-value]
+        open_on_fake(bundle, role, device=device, **options) for role in ("target", "draft")
+    )
+
+
+def generate(
+    target: CausalLM, draft: CausalLM, seed: int, prompt: list[int], **options: Any
+) -> DecodeResult:
+    config = DecodingConfig(max_new_tokens=20, **options)
+    for model in (target, draft):
+        model.keep(NONE)
+    return decode(target, draft, prompt, config, np.random.default_rng(seed))
+
+
+@pytest.mark.parametrize("options", VARIANTS, ids=lambda o: o["strategy"])
+@pytest.mark.parametrize("captures_graphs", [False, True])
+def test_requests_get_the_tokens_of_the_cpu(
+    bundle: Bundle,
+    on_host: tuple[CausalLM, CausalLM],
+    options: dict[str, Any],
+    captures_graphs: bool,
+) -> None:
+    target, draft = on_fake(bundle, captures_graphs=captures_graphs, is_poisoned=True)
+    with target.model, draft.model:
+        for seed, prompt in enumerate([PROMPT, PROMPT[:1], PROMPT * 120]):
+            found = generate(target.model, draft.model, seed, prompt, **options)
+            wanted = generate(*on_host, seed, prompt, **options)
+            assert [s.token_ids for s in found.sequences] == [s.token_ids for s in wanted.sequences]
+            assert found.stats.draft_rows == wanted.stats.draft_rows
+            assert found.stats.num_accepted_tokens == wanted.stats.num_accepted_tokens
+    assert not target.device.live and not target.device.pinned
+
+
+def test_features_never_cross_to_the_host_and_their_memory_is_used_again(bundle: Bundle) -> None:
+    target, draft = on_fake(bundle)
+    options = {"strategy": "dsbd", "num_beams": 3, "draft_length": 3}
+    with target.model, draft.model:
+        generate(target.model, draft.model, 0, PROMPT, **options)
+        gc.collect()
+        target.device.traffic.clear()
+        stats = generate(target.model, draft.model, 0, PROMPT, **options).stats
+        traffic = target.device.traffic
+        assert traffic.counts["allocate"] == traffic.counts["allocate_pinned"] == 0
+        # What crosses to the host are the logits of a call, padded to a power of two of rows.
+        num_rows = 2 * (stats.target_rows + stats.draft_rows)
+        assert traffic.num_bytes["download"] <= 4 * TARGET.vocab_size * num_rows
+        assert traffic.num_bytes["copy_rows"] >= 4 * stats.target_rows * 2 * TARGET.width
+
+
+def test_held_features_survive_later_calls_and_other_sizes(bundle: Bundle) -> None:
+    target, draft = on_fake(bundle)
+    with target.model, draft.model, load_causal_lm(bundle, "target", num_threads=1) as host:
+        _, held = target.model.forward_with_features(*chain(5), NONE, np.array([1, 3]))
+        _, wanted = host.forward_with_features(*chain(5), NONE, np.array([1, 3]))
+        one = held.copied(1)
+        for first in (5, 8):
+            target.model.forward_with_features(*chain(3, first), NONE, np.arange(3))
+        memory = [
+            target.device.memory_of(features.array).view(np.float32).reshape(-1, 2 * TARGET.width)
+            for features in (held, one)
+        ]
+        np.testing.assert_allclose(memory[0][:2], wanted.array, atol=1e-5)
+        np.testing.assert_allclose(memory[1], wanted.array[1:], atol=1e-5)
+        assert (len(held), len(one), one.role) == (2, 1, "target")
+
+
+def test_features_of_another_provider_are_refused(
+    bundle: Bundle, on_host: tuple[CausalLM, CausalLM]
+) -> None:
+    _, draft = on_fake(bundle)
+    on_host[0].keep(NONE)
+    _, features = on_host[0].forward_with_features(*chain(1), NONE, np.array([0]))
+    parents = Parents((features,), np.array([0]), np.array([0]))
+    with draft.model, pytest.raises(InputError, match="HostFeatures, this engine reads DeviceF"):
+        draft.model.forward_from_features(*chain(1), NONE, parents)
+    with pytest.raises(InputError, match=r"draft_provider is 'cuda'.*leave draft_provider out"):
+        load_pair(bundle, provider="cpu", draft_provider="cuda")
+    with pytest.raises(ProviderError, match="has features, which provider 'tensorrt' does not"):
+        load_causal_lm(bundle, "target", provider="tensorrt")
+
+
+def test_without_memory_for_features_rows_stay_as_they_were(bundle: Bundle) -> None:
+    target, _ = on_fake(bundle)
+    with target.model:
+        target.model.forward_with_features(*chain(2), NONE, np.arange(2))
+        target.device.room = 0
+        with pytest.raises(CapacityError, match="no memory for the features of 8 rows"):
+            target.model.forward_with_features(*chain(7, 2), NONE, np.arange(7))
+        target.device.room = 2**30
+        assert target.model.num_rows == 2
+        target.model.forward_with_features(*chain(7, 2), NONE, np.arange(7))

@@ -1,0 +1,191 @@
+"""Engines with features: what a target returns, what a feature draft makes of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from dsbd_runtime.causal_lm import CausalLM
+from dsbd_runtime.errors import BundleError, InputError
+from dsbd_runtime.features import HostFeatures, Piece, ReadFeatures, host_rows
+from dsbd_runtime.graph import FeatureEntry
+from dsbd_runtime.ort_session import OrtSession
+from tests.runtime.feature_pair import (
+    DRAFT,
+    TARGET,
+    features_of_target,
+    in_dtype,
+    input_of_target,
+    of_draft,
+)
+from tests.runtime.reference import ancestor_mask, reference_logits
+from tests.runtime.tiny_graph import TinyModel, write_engine
+
+NONE = np.arange(0)
+
+
+@dataclass(frozen=True)
+class Parents:
+    """Where the features lie that rows come from."""
+
+    forwards: tuple[Any, ...]
+    sources: NDArray[np.int64]
+    rows: NDArray[np.int64]
+
+
+def open_model(folder: Path, model: TinyModel) -> CausalLM:
+    kind = "draft" if model.is_feature_draft else "target"
+    path = folder / f"{kind}-{model.logits}-{model.dtype}.onnx"
+    write_engine(model, path)
+    return CausalLM(OrtSession(path, model.entry(), num_threads=1), model.entry())
+
+
+def chain(num_rows: int, first: int = 0) -> tuple[NDArray[Any], ...]:
+    rows = np.arange(first, first + num_rows)
+    mask = np.arange(first + num_rows) <= rows[:, None]
+    return rows * 7 % 250, rows, mask
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+def test_a_target_returns_what_enters_its_layers(tmp_path: Path, dtype: str) -> None:
+    model = in_dtype(dtype)[0]
+    target = open_model(tmp_path, model)
+    assert (target.returns_features, target.reads_features) == (True, False)
+    inputs = chain(5)
+    logits, features = target.forward_with_features(*inputs, np.array([4]), np.array([0, 2, 4]))
+    expected = features_of_target(model, *inputs)
+    atol = 1e-5 if dtype == "fp32" else 0.03
+    np.testing.assert_allclose(features.array, expected[[0, 2, 4]], atol=atol)
+    np.testing.assert_allclose(logits, reference_logits(model, *inputs)[[4]], atol=3 * atol)
+    assert (features.role, len(features), str(features.array.dtype)) == (
+        "target", 3, "float32" if dtype == "fp32" else "float16",
+    )  # fmt: skip
+    later = chain(2, first=5)
+    _, none = target.forward_with_features(*later, NONE, NONE)
+    assert len(none) == 0
+    plain = target.forward(*chain(1, first=7), np.array([0]))
+    np.testing.assert_allclose(plain, reference_logits(model, *chain(8))[[7]], atol=3 * atol)
+    np.testing.assert_allclose(features.array, expected[[0, 2, 4]], atol=atol)  # still its own
+
+
+def test_a_draft_computes_rows_from_features_of_either_engine(tmp_path: Path) -> None:
+    target, draft = open_model(tmp_path, TARGET), open_model(tmp_path, DRAFT)
+    assert (draft.returns_features, draft.reads_features) == (False, True)
+    prompt = chain(4)
+    _, of_target = target.forward_with_features(*prompt, NONE, np.arange(4))
+    parents = Parents((of_target,), np.array([-1, 0, 0, 0]), np.array([0, 0, 1, 2]))
+    logits, own = draft.forward_from_features(*prompt, np.array([0, 3]), parents)
+    # Two nodes below the last: one comes from the target's feature of row 3, one from the own.
+    nodes = np.array([9, 8]), np.array([4, 4]), np.array([[1, 1, 1, 1, 1, 0], [1, 1, 1, 1, 0, 1]]) > 0  # fmt: skip # noqa: E501
+    below = Parents((own, of_target), np.array([1, 0]), np.array([3, 3]))
+    below_logits, below_own = draft.forward_from_features(*nodes, np.arange(2), below)
+
+    made = input_of_target(DRAFT, features_of_target(TARGET, *prompt))
+    inputs = np.concatenate([np.zeros((1, DRAFT.width)), made[:3]])
+    wanted, wanted_own = of_draft(DRAFT, *prompt, inputs)
+    np.testing.assert_allclose(logits, wanted[[0, 3]], atol=3e-5)
+    np.testing.assert_allclose(own.array, wanted_own, atol=3e-5)
+    all_ids, all_positions = np.append(prompt[0], nodes[0]), np.append(prompt[1], nodes[1])
+    mask = ancestor_mask([-1, 0, 1, 2, 3, 3])
+    all_inputs = np.concatenate([inputs, made[3:4], wanted_own[3:4]])
+    wanted, wanted_own = of_draft(DRAFT, all_ids, all_positions, mask, all_inputs)
+    np.testing.assert_allclose(below_logits, wanted[4:], atol=3e-5)
+    np.testing.assert_allclose(below_own.array, wanted_own[4:], atol=3e-5)
+
+
+@pytest.mark.parametrize("logits", ["full", "topk:5", "gather"])
+def test_a_long_forward_is_many_short_ones(tmp_path: Path, logits: str) -> None:
+    """600 rows run in calls of 256: features are one array, and every row finds its parent's."""
+    target = open_model(tmp_path, TARGET)
+    draft = open_model(tmp_path, replace(DRAFT, logits=logits))
+    ids, positions, mask = chain(600)
+    kept = np.arange(3, 600, 2)
+    _, features = target.forward_with_features(ids, positions, mask, NONE, kept)
+    expected = features_of_target(TARGET, ids, positions, mask)
+    np.testing.assert_allclose(features.array, expected[kept], atol=1e-4)
+    rows = np.arange(600) % len(kept)
+    parents = Parents((features,), np.where(np.arange(600) % 5, 0, -1), rows)
+    pairs = (np.array([0, 2]), np.array([7, 9])) if logits == "gather" else None
+    _, own = draft.forward_from_features(ids, positions, mask, np.array([5, 300, 599]), parents, pairs)  # fmt: skip # noqa: E501
+    made = input_of_target(DRAFT, features.array[rows]) * (parents.sources >= 0)[:, None]
+    _, wanted = of_draft(DRAFT, ids, positions, mask, made)
+    np.testing.assert_allclose(own.array, wanted, atol=1e-4)
+
+
+def test_features_on_the_host_are_read_without_a_copy() -> None:
+    features = HostFeatures("target", np.arange(12.0, dtype=np.float32).reshape(6, 2))
+    rows = host_rows([Piece(features, np.array([2, 3, 4]))], 2, np.float32)
+    assert np.shares_memory(rows, features.array) and rows.tolist() == [[4, 5], [6, 7], [8, 9]]
+    mixed = [Piece(features, np.array([5, 0])), Piece(features, np.array([1]))]
+    assert host_rows(mixed, 2, np.float32).tolist() == [[10, 11], [0, 1], [2, 3]]
+    assert host_rows([], 2, np.float32).shape == (0, 2)
+    assert not np.shares_memory(features.copied(1).array, features.array)
+
+
+def test_the_targets_rows_come_before_the_own() -> None:
+    own, target = HostFeatures("draft", np.zeros((4, 2))), HostFeatures("target", np.zeros((4, 8)))
+    sources, rows = np.array([2, 1, 2, -1]), np.array([3, 0, 1, 0])
+    read = ReadFeatures.of(Parents((target, own, target), sources, rows))
+    assert read.index.tolist() == [0, 2, 1, -1]
+    assert (read.num_target, read.num_own) == (2, 1)
+    assert [piece.rows.tolist() for piece in (*read.target, *read.own)] == [[3, 1], [0]]
+
+
+REFUSED = [  # (sources, rows, what is said)
+    ([0], [0], r"parents.sources has shape \(1,\)"),
+    (
+        [0, 1],
+        [0, 0],
+        "the parent of row 1 has its feature in row 0 of forward 1, expected one of 1",
+    ),
+    ([0, -2], [0, 0], "row 0 of forward -2"),
+    ([0, 0], [3, -1], "the parent of row 0 has its feature in row 3 .* with .3. rows"),
+    ([-1, 0], [9, -1], "the parent of row 1 has its feature in row -1"),
+]
+
+
+@pytest.mark.parametrize(("sources", "rows", "said"), REFUSED)
+def test_features_that_are_not_there_are_refused(
+    tmp_path: Path, sources: list[int], rows: list[int], said: str
+) -> None:
+    target, draft = open_model(tmp_path, TARGET), open_model(tmp_path, DRAFT)
+    _, features = target.forward_with_features(*chain(3), NONE, np.arange(3))
+    parents = Parents((features,), np.array(sources), np.array(rows))
+    with pytest.raises(InputError, match=said):
+        draft.forward_from_features(*chain(2), NONE, parents)
+    assert draft.num_rows == 0
+
+
+def test_every_engine_says_which_call_it_takes(tmp_path: Path) -> None:
+    target, draft = open_model(tmp_path, TARGET), open_model(tmp_path, DRAFT)
+    plain = open_model(tmp_path, TinyModel(logits="topk:3"))
+    parents = Parents((), np.array([-1]), np.array([0]))
+    with pytest.raises(InputError, match="call forward_from_features"):
+        draft.forward(*chain(1), NONE)
+    with pytest.raises(InputError, match="export the bundle with dsbd-export --features"):
+        plain.forward_with_features(*chain(1), NONE, NONE)
+    with pytest.raises(InputError, match="no feature draft's; call forward"):
+        target.forward_from_features(*chain(1), NONE, parents)
+    for wrong in ([1, 0], [0, 0], [5], [-1]):
+        with pytest.raises(InputError, match="feature_rows"):
+            target.forward_with_features(*chain(3), NONE, np.array(wrong))
+    other = Parents((object(),), np.array([0]), np.array([0]))
+    with pytest.raises(InputError, match="are object, this engine reads HostFeatures; run target"):
+        draft.forward_from_features(*chain(1), NONE, other)
+
+
+def test_manifest_and_graph_must_agree(tmp_path: Path) -> None:
+    write_engine(TARGET, tmp_path / "target.onnx")
+    write_engine(DRAFT, tmp_path / "draft.onnx")
+    with pytest.raises(BundleError, match="has an input feature_rows that the manifest excludes"):
+        OrtSession(tmp_path / "target.onnx", replace(TARGET, features=None).entry())
+    with pytest.raises(BundleError, match="lacks the input feature_rows"):
+        OrtSession(tmp_path / "draft.onnx", TARGET.entry())
+    wide = replace(DRAFT, features=FeatureEntry(width=5, own_width=DRAFT.width))
+    with pytest.raises(BundleError, match=r"target_features of shape .*expected \[None, 5\]"):
+        OrtSession(tmp_path / "draft.onnx", wide.entry())
