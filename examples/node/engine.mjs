@@ -30,6 +30,10 @@ export class Engine {
       );
     }
     const options = { logSeverityLevel: LOG_ERRORS };
+    if (entry.quantization === "int8-dynamic") {
+      // else sums saturate on x86 without VNNI
+      options.extra = { session: { x64quantprecision: "1" } };
+    }
     const [model, prune] = await Promise.all(
       ["model.onnx", "prune.onnx"].map((name) =>
         ort.InferenceSession.create(path.join(folder, role, name), options),

@@ -48,13 +48,20 @@ from dsbd_runtime.graph import (
     past_name,
     present_name,
 )
-from dsbd_runtime.ort_module import import_ort
+from dsbd_runtime.ort_module import import_ort, keep_int8_products_exact
 
 _PREFIX_CHUNK = 256  # rows a call; the mask of a long prefix stays small
 _ERROR_LOG_LEVEL = 3
 _WEIGHTS_FOLDER_OPTION = "session.model_external_initializers_file_folder_path"
 # bf16 runs as a twin in fp32, see fp32_twin.
 _CACHE_DTYPES = {"fp32": np.float32, "fp16": np.float16, "bf16": np.float32}
+
+# Products that need the optimizations with which they are served (ONNX Runtime 1.31.1; without them
+# results are wrong, and no error says so). Blocks compute in another precision when not packed, and
+# in fp16 their scales have to be constants when the graph is opened, not widened when they are
+# used. Integers saturate on some processors, see ``keep_int8_products_exact``.
+_BLOCKS, _INTEGERS = "MatMulNBits", "MatMulInteger"
+_QUANTIZED_PRODUCTS = {_BLOCKS, _INTEGERS}
 
 LOW, HIGH = TensorProto.BFLOAT16, TensorProto.FLOAT
 
@@ -250,17 +257,20 @@ def see_rows(
 def _session(file: Path, dtype: str) -> Any:
     """Open a graph of ``dtype``: in bf16 its twin in fp32."""
     ort = import_ort()
-    has_blocks = _has_blocks(file)
-    is_widened = dtype != "fp32" and not has_blocks
-    options = _widening_one_by_one(ort) if is_widened else ort.SessionOptions()
-    options.log_severity_level = _ERROR_LOG_LEVEL
-    # A few calls between which other sessions run: waiting busily for the next only disturbs them.
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    options.add_session_config_entry(_WEIGHTS_FOLDER_OPTION, str(file.parent))
     with _as_export_errors():
-        if not has_blocks:
+        operators = _operators(file)
+        is_quantized = not _QUANTIZED_PRODUCTS.isdisjoint(operators)
+        is_widened = dtype != "fp32" and not is_quantized
+        options = _widening_one_by_one(ort) if is_widened else ort.SessionOptions()
+        options.log_severity_level = _ERROR_LOG_LEVEL
+        # A few calls between which other sessions run: waiting busily only disturbs them.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        options.add_session_config_entry(_WEIGHTS_FOLDER_OPTION, str(file.parent))
+        if _BLOCKS not in operators:
             # Prepacked weights would be a second copy of them for a few calls.
             options.add_session_config_entry("session.disable_prepacking", "1")
+        if _INTEGERS in operators:
+            keep_int8_products_exact(options)
         graph = fp32_twin(file) if dtype == "bf16" else str(file)
         return ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
 
@@ -279,15 +289,8 @@ def _widening_one_by_one(ort: ModuleType) -> Any:
     return options
 
 
-def _has_blocks(file: Path) -> bool:
-    """Return whether weights are in blocks.
-
-    They compute in another precision when not packed. And in fp16 their scales have to be constants
-    when the graph is opened: widened when they are used they give wrong products, without an error
-    (ONNX Runtime 1.31.1, ``ORT_DISABLE_ALL``).
-    """
-    nodes = onnx.load(file, load_external_data=False).graph.node
-    return any(node.op_type == "MatMulNBits" for node in nodes)
+def _operators(file: Path) -> set[str]:
+    return {node.op_type for node in onnx.load(file, load_external_data=False).graph.node}
 
 
 @contextlib.contextmanager

@@ -93,9 +93,19 @@ def session_options(
                 f"num_threads is {num_threads!r}, expected a whole number from 1 to {_MOST_THREADS}"
             )
         options.intra_op_num_threads = num_threads
-    if entry.quantization == "int8-dynamic" and saturates_int8_products():
-        options.add_session_config_entry("session.x64quantprecision", "1")
+    if entry.quantization == "int8-dynamic":
+        keep_int8_products_exact(options)
     return options
+
+
+def keep_int8_products_exact(options: Any) -> None:
+    """Set session options with which products of uint8 and int8 do not saturate.
+
+    ONNX Runtime heeds them from ``ORT_ENABLE_EXTENDED`` on (1.31.1); below, sums are wrong without
+    an error.
+    """
+    if saturates_int8_products():
+        options.add_session_config_entry("session.x64quantprecision", "1")
 
 
 def saturates_int8_products(

@@ -17,6 +17,7 @@ from dsbd_export.parity import check_parity, parity_limit
 from dsbd_export.parity_cases import references
 from dsbd_export.parity_engine import ForestEngine
 from dsbd_export.pipeline import export_bundle
+from dsbd_runtime import ort_module
 from dsbd_runtime.bundle import open_bundle
 from dsbd_runtime.errors import ProviderError
 from dsbd_runtime.loading import load_causal_lm
@@ -219,3 +220,24 @@ def test_the_engine_of_parity_takes_no_rows(bundles):
     none = np.zeros(0, np.int64)
     logits = engine._step(no_rows.node_ids, no_rows.parents, 0, none, ["logits"], {})
     assert logits[0].shape == (0, 300)
+
+
+def test_the_engine_of_parity_lets_no_product_saturate(bundles, monkeypatch):
+    """As the runtime does, on processors on which products of uint8 and int8 would."""
+    folder, config, _ = bundles(quantize="int8-dynamic")
+    checkpoint, _ = open_pair(config)
+    files = [folder / "target" / name for name in ("model.onnx", "prune.onnx")]
+    monkeypatch.setattr(ort_module, "saturates_int8_products", lambda: True)
+    options = ForestEngine(*files, checkpoint, capacity=16)._model.get_session_options()
+    assert options.get_session_config_entry("session.x64quantprecision") == "1"
+    assert options.graph_optimization_level == ort.GraphOptimizationLevel.ORT_ENABLE_ALL
+
+
+@pytest.mark.parametrize("quantize", ["int8", "int4"])
+def test_blocks_lose_no_more_in_fp16_than_in_fp32(bundles, quantize):
+    """Their scales in fp16 must be known when the engine packs; the gate found a KL of 1 once."""
+    lost = [
+        open_bundle(bundles(dtype=dtype, quantize=quantize)[0]).entry("target").parity.mean_kl
+        for dtype in ("fp32", "fp16")
+    ]
+    assert 0 < lost[1] < 1.5 * lost[0]
