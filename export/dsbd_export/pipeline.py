@@ -227,7 +227,8 @@ def _finish_graph(
         numbers = "double" if seen is None else "integers"
         report(f"{role}: {num_exact} attentions with sums in {numbers}")
     if config.quantize != "none":
-        report(f"{role}: {quantize_graph(graph, config.quantize)}")
+        is_exact = config.attention_form == EXACT
+        report(f"{role}: {quantize_graph(graph, config.quantize, is_exact=is_exact)}")
     elif config.dtype != "fp32":
         check_for_tensorrt(graph, checkpoint)
 

@@ -15,7 +15,6 @@ between experts by small differences. MatMulNBits knows no batch of matrices.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -25,6 +24,7 @@ from dsbd_export.quantize_blockwise import MICROSOFT_DOMAIN, BlockwiseQuantizer
 from dsbd_export.quantize_dynamic import DynamicQuantizer
 from dsbd_export.weighted_layers import Linear, find_embeddings, find_linears
 
+_BITS = {"int8": 8, "int4": 4}
 _HEAD_BITS = 8
 _MICROSOFT_OPSET = 1
 
@@ -52,13 +52,21 @@ class Quantized:
         return f"{done}, {' and '.join(kept)} left as they are" if kept else done
 
 
-def quantize_graph(model: ir.Model, kind: str) -> Quantized:
-    """Quantize ``model`` in place; ``kind`` is "int8-dynamic", "int8" or "int4"."""
+def quantize_graph(model: ir.Model, kind: str, *, is_exact: bool) -> Quantized:
+    """Quantize ``model`` in place.
+
+    kind: "int8-dynamic", "int8" or "int4".
+    is_exact: whether a row's products may not depend on other rows, by one bit.
+    """
     linears = find_linears(model.graph)
     routers = [linear for linear in linears if linear.is_router]
     others = [linear for linear in linears if not linear.is_router]
     embeddings = find_embeddings(model.graph)
-    num_left = _QUANTIZERS[kind](model, others, embeddings)
+    num_left = (
+        _dynamic(model, others, embeddings)  # whose products are exact in any case
+        if kind == "int8-dynamic"
+        else _blockwise(model, others, embeddings, _BITS[kind], is_exact=is_exact)
+    )
     PassManager([common.RemoveUnusedNodesPass(), common.RemoveUnusedOpsetsPass()])(model)
     _release(
         model.graph, [*(linear.weight for linear in others), *(n.inputs[0] for n in embeddings)]
@@ -89,20 +97,15 @@ def _dynamic(model: ir.Model, linears: list[Linear], embeddings: list[ir.Node]) 
     return 0
 
 
-def _blockwise(model: ir.Model, linears: list[Linear], embeddings: list[ir.Node], bits: int) -> int:
+def _blockwise(
+    model: ir.Model, linears: list[Linear], embeddings: list[ir.Node], bits: int, *, is_exact: bool
+) -> int:
     """Quantize all but experts; return how many products were left as they are."""
     model.graph.opset_imports[MICROSOFT_DOMAIN] = _MICROSOFT_OPSET
     matrices = [linear for linear in linears if not linear.num_experts]
-    quantizer = BlockwiseQuantizer(model.graph)
+    quantizer = BlockwiseQuantizer(model.graph, is_exact=is_exact)
     for linear in matrices:
         quantizer.quantize_linear(linear, _HEAD_BITS if linear.is_head else bits)
     for node in embeddings:
         quantizer.quantize_embedding(node)
     return len(linears) - len(matrices)
-
-
-_QUANTIZERS: dict[str, Callable[[ir.Model, list[Linear], list[ir.Node]], int]] = {
-    "int8-dynamic": _dynamic,
-    "int8": lambda model, linears, embeddings: _blockwise(model, linears, embeddings, 8),
-    "int4": lambda model, linears, embeddings: _blockwise(model, linears, embeddings, 4),
-}

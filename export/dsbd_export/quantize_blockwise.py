@@ -2,9 +2,10 @@
 
 ``accuracy_level`` 4 lets ONNX Runtime quantize the rows on the fly, block by block, and multiply
 integers; at level 0 int8 is a hundred times slower on a CPU. At level 4 a row's products are the
-same bits for any number of rows and threads, at 0 and 1 a single row takes another kernel. The
-weights shrink; the time of a call grows with its rows, so on a CPU speculation gains less than with
-``quantize_dynamic``.
+same bits for any number of rows and threads, but for 4 bits on x86 without AVX-512, where a single
+row takes another kernel; an exact graph puts a row of zeros beside it. (At levels 0 and 1 a single
+row takes another kernel everywhere.) The weights shrink; the time of a call grows with its rows, so
+on a CPU speculation gains less than with ``quantize_dynamic``.
 """
 
 from __future__ import annotations
@@ -38,18 +39,27 @@ class Blocks:
 
 
 class BlockwiseQuantizer:
-    """Rewrites products and embeddings of one graph."""
+    """Rewrites products and embeddings of one graph.
 
-    def __init__(self, graph: ir.Graph) -> None:
+    is_exact: whether a row's products may not depend on the number of rows, by one bit.
+    """
+
+    def __init__(self, graph: ir.Graph, *, is_exact: bool) -> None:
         self._graph = graph
+        self._is_exact = is_exact
         self._store = Store(graph)
+        self._pairs: dict[ir.Value, tuple[ir.Value, ir.Value]] = {}
 
     def quantize_linear(self, linear: Linear, bits: int) -> None:
         """Replace a product by one MatMulNBits, and an Add where it has a bias."""
         by_output = linear.is_stored_by_output
         num_outputs, num_inputs = shape_of(linear.weight)[:: 1 if by_output else -1]
+        tape = ir.tape.Tape()
+        rows, num_rows = linear.rows, None
+        if self._is_exact and bits == 4:
+            rows, num_rows = self._never_alone(tape, linear.rows)
         inputs = [
-            linear.rows,
+            rows,
             self._integers(linear.weight, bits, by_output=by_output),
             self._scales(linear.weight, bits, by_output=by_output),
         ]
@@ -62,8 +72,10 @@ class BlockwiseQuantizer:
             "block_size": BLOCK_SIZE,
             "accuracy_level": _ACCURACY_LEVEL,
         }
-        tape = ir.tape.Tape()
         result = tape.op("MatMulNBits", inputs, attributes, domain=MICROSOFT_DOMAIN)
+        if num_rows is not None:
+            first = self._integer("first", 0)
+            result = tape.op("Slice", [result, first, num_rows, self._integer("row_axis", -2)])
         if linear.bias is not None:
             result = tape.op("Add", [result, linear.bias])
         replace_node(self._graph, linear.node, tape, result)
@@ -93,6 +105,24 @@ class BlockwiseQuantizer:
             stop = self._store.constant("hidden_size", np.array([hidden_size], np.int64))
             result = tape.op("Slice", [result, start, stop, last_axis])
         replace_node(self._graph, node, tape, result)
+
+    def _never_alone(self, tape: ir.tape.Tape, rows: ir.Value) -> tuple[ir.Value, ir.Value]:
+        """Return rows (..., n, in) with one more of zeros if n is 1, and n, (1,) int64.
+
+        Products that share their rows share these.
+        """
+        if rows not in self._pairs:
+            none, two = self._integer("first", 0), self._integer("two", 2)
+            num_rows = tape.op("Shape", [rows], {"start": -2, "end": -1})
+            missing = tape.op("Max", [tape.op("Sub", [two, num_rows]), none])
+            pads = tape.op("Concat", [none, missing], {"axis": 0})
+            row_axis = self._integer("row_axis", -2)
+            padded = tape.op("Pad", [rows, pads, None, row_axis], {"mode": "constant"})
+            self._pairs[rows] = padded, num_rows
+        return self._pairs[rows]
+
+    def _integer(self, name: str, number: int) -> ir.Value:
+        return self._store.constant(name, np.array([number], np.int64))
 
     def _integers(self, weight: ir.Value, bits: int, *, by_output: bool = True) -> ir.Value:
         def integers(values: NDArray[Any]) -> NDArray[Any]:
