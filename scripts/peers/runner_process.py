@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -75,8 +76,11 @@ class RunnerProcess:
     ) -> None:
         if kind is not None:
             self._process.kill()
-        self._process.__exit__(kind, error, trace)
-        self._stderr.close()
+        try:
+            with contextlib.suppress(BrokenPipeError):  # a question that a dead process never read
+                self._process.__exit__(kind, error, trace)
+        finally:
+            self._stderr.close()
 
     def convert(self) -> None:
         """Have the tool convert the checkpoints into the job's folder."""

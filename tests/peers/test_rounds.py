@@ -103,3 +103,11 @@ def test_an_answer_that_does_not_come_is_an_error(tmp_path):
     process = start_fake(run, tmp_path / "log", timeout_s=0.001)
     with pytest.raises(PeerError, match=r"open: no answer within 0\.001 s"), process:
         process.open()
+
+
+def test_a_process_that_ended_before_it_was_asked_is_an_error(tmp_path):
+    process = start_fake(ready_run(run_of(), tmp_path), tmp_path / "log")
+    with pytest.raises(PeerError, match=r"open: the process ended \(exit code -9"), process:
+        process._process.kill()
+        process._process.wait()
+        process.open()
