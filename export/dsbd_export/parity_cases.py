@@ -27,7 +27,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from dsbd_export.checkpoint import Checkpoint
 from dsbd_export.errors import ExportError
-from dsbd_export.pair import read_tokenizer
+from dsbd_export.pair import highest_token_id, read_tokenizer
 
 PROMPT_LENGTHS = (1, 17, 128)
 TREE_PARENTS = (-1, -1, 0, 0, 1, 2, 2)  # pairs of siblings, three levels deep
@@ -104,12 +104,13 @@ def forest_cases(checkpoint: Checkpoint) -> list[ForestCase]:
 
     A sliding window is always crossed, so that a layer with the wrong mask shows.
     """
+    num_tokens = _num_drawn(checkpoint)
     longest = checkpoint.context_length - TREE_DEPTH
     wanted = [*PROMPT_LENGTHS, (checkpoint.sliding_window or 0) + PROMPT_LENGTHS[1]]
     rng = np.random.default_rng(0)
     cases = []
     for length in sorted({min(length, longest) for length in wanted}):
-        tokens = rng.integers(0, checkpoint.vocab_size, length + len(TREE_PARENTS), dtype=np.int64)
+        tokens = rng.integers(0, num_tokens, length + len(TREE_PARENTS), dtype=np.int64)
         prompt, continuation = tokens[:length], tokens[length:]
         cases += [
             _case("prefill", prompt[:0], prompt, range(-1, length - 1)),
@@ -211,7 +212,7 @@ def largest_values(model: PreTrainedModel, checkpoint: Checkpoint) -> list[NDArr
     Seen in two passes: the text, and as many random tokens, which say what no text says.
     """
     text = text_case(checkpoint).node_ids
-    noise = np.random.default_rng(0).integers(0, checkpoint.vocab_size, len(text), dtype=np.int64)
+    noise = np.random.default_rng(0).integers(0, _num_drawn(checkpoint), len(text), dtype=np.int64)
     seen: list[NDArray[np.float32]] = []
     for token_ids in (text, noise):
         cache = DynamicCache()  # without a config: no layer drops what leaves its window
@@ -222,6 +223,17 @@ def largest_values(model: PreTrainedModel, checkpoint: Checkpoint) -> list[NDArr
         found = [layer.values.abs().amax((0, 2)).numpy() for layer in cache.layers]
         seen = [np.maximum(a, b) for a, b in zip(seen, found, strict=True)] if seen else found
     return seen
+
+
+def _num_drawn(checkpoint: Checkpoint) -> int:
+    """Return the number of tokens that random ones are drawn from: those that text can become.
+
+    The embeddings of a padded vocabulary's other tokens were never trained, and may be anything. A
+    feature draft may lie without a tokenizer, and has its target's tokens.
+    """
+    if checkpoint.features is not None:
+        return checkpoint.vocab_size
+    return min(checkpoint.vocab_size, highest_token_id(read_tokenizer(checkpoint)) + 1)
 
 
 def _token_ids(checkpoint: Checkpoint) -> NDArray[np.int64]:

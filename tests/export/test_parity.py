@@ -12,6 +12,7 @@ from onnx import numpy_helper
 
 from dsbd_export.checkpoint import load_model, open_pair
 from dsbd_export.errors import ExportError
+from dsbd_export.pair import highest_token_id, read_tokenizer
 from dsbd_export.parity import ParityLimit, check_parity
 from dsbd_export.parity_cases import (
     TREE_PARENTS,
@@ -60,6 +61,15 @@ def test_a_right_graph_passes_with_rounding_errors_only(exported, exported_other
 def test_cases_fit_the_context(checkpoint):
     lengths = {case.prompt_length for case in forest_cases(replace(checkpoint, context_length=20))}
     assert lengths == {1, 17}
+
+
+def test_random_tokens_are_those_of_the_tokenizer(checkpoint):
+    """Rows of a padded vocabulary may hold anything: a twin's have logits in the millions."""
+    highest = highest_token_id(read_tokenizer(checkpoint))
+    drawn = np.concatenate(
+        [case.node_ids for case in forest_cases(replace(checkpoint, vocab_size=10**6))]
+    )
+    assert 0.9 * highest < drawn.max() <= highest
 
 
 def test_the_logits_of_a_tree_are_those_of_its_paths(checkpoint):
