@@ -10,8 +10,8 @@ accompany it; ``exact_attention`` does the same for attention. Products that sha
 
 On x86 without VNNI (before Ice Lake and Zen 4) ONNX Runtime multiplies uint8 by int8 with
 VPMADDUBSW, whose sums of two products saturate at 16 bits. There the runtime sets the session
-option ``session.x64quantprecision=1``; it made a stack of 150 M parameters 1.5 to 5 times slower
-on a machine with VNNI, and was not tried on one without.
+option ``session.x64quantprecision=1``, which turns the weights into uint8: calls of 150 M
+parameters then take 0.4 to 0.8 times those in fp32 at 1 to 20 rows, without VNNI.
 """
 
 from __future__ import annotations
