@@ -95,15 +95,14 @@ class BlockwiseQuantizer:
         blocks = tape.op("Gather", [self._integers(weight, 8), token_ids])  # (1, S, blocks, 32)
         blocks = tape.op("Sub", [tape.op("Cast", [blocks], to_float), zero_point])
         scales = tape.op("Gather", [self._scales(weight, 8), token_ids])  # (1, S, blocks)
-        last_axis = self._store.constant("last_axis", np.array([-1], np.int64))
+        last_axis = self._integer("last_axis", -1)
         blocks = tape.op("Mul", [blocks, tape.op("Unsqueeze", [scales, last_axis])])
         flat = self._store.constant("flat", np.array([0, 0, -1], np.int64))
         result = tape.op("Reshape", [blocks, flat])
         hidden_size = shape_of(weight)[1]
         if hidden_size % BLOCK_SIZE:
-            start = self._store.constant("start", np.array([0], np.int64))
-            stop = self._store.constant("hidden_size", np.array([hidden_size], np.int64))
-            result = tape.op("Slice", [result, start, stop, last_axis])
+            first, end = self._integer("first", 0), self._integer("hidden_size", hidden_size)
+            result = tape.op("Slice", [result, first, end, last_axis])
         replace_node(self._graph, node, tape, result)
 
     def _never_alone(self, tape: ir.tape.Tape, rows: ir.Value) -> tuple[ir.Value, ir.Value]:
