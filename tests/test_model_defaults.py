@@ -158,8 +158,11 @@ def test_inspect_shows_the_defaults_and_who_does_not_read_them(bundle_with: Bund
 def test_the_command_takes_the_file_or_leaves_it(bundle_with: BundleWith) -> None:
     folder = str(bundle_with({"max_new_tokens": 3}))
     for flags in ([], ["--no-generation-config"]):
-        done = CliRunner().invoke(run, [folder, "--prompt", "x", "--json", *flags])
+        done = CliRunner().invoke(
+            run, [folder, "--prompt", "x", "--strategy", "greedy", "--json", *flags]
+        )
         (sequence,) = json.loads(done.stdout)["sequences"]
+        assert sequence["finish_reason"] == "length"
         assert (len(sequence["token_ids"]) == 3) == (not flags)
 
 
