@@ -1,16 +1,40 @@
-"""Runs requests together in a cache that is too small for them: those preempted are resumed."""
+"""Requests that run together in a cache that is too small for them: those preempted are resumed."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
-from dsbd_ort.decoding import DecodeResult, DecodingRequest
+from dsbd_ort.decoding import DecodeResult, DecodingConfig, DecodingRequest
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder, Outcome, Preempted, Progress, Tree
+from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
+from dsbd_ort.decoding.drafting.cost_curve import CostCurve, EngineCosts
 from dsbd_ort.decoding.request import IterationOutput
+
+COSTS = EngineCosts(CostCurve((1, 16), (1e-3, 2e-3)), CostCurve((1, 16), (1e-4, 2e-4)))
+
+
+def request_of(
+    kind: dict[str, Any],
+    prompt: tuple[int, ...],
+    seed: int,
+    num_new: int = 24,
+    eos: int | None = None,
+) -> DecodingRequest:
+    """A request with these options; one that plans its drafts knows ``COSTS``."""
+    config = DecodingConfig(**{"max_new_tokens": num_new, "eos_token_id": eos, **kind})
+    is_planned = config.draft_policy == "throughput"
+    return DecodingRequest(
+        prompt_ids=prompt,
+        config=config,
+        rng=np.random.default_rng(seed),
+        costs=COSTS if is_planned else None,
+        estimator=AcceptanceEstimator.initial() if is_planned else None,
+    )
 
 
 def together(forest: BatchedDecoder, requests: Sequence[DecodingRequest], seed: int) -> Together:

@@ -8,25 +8,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dsbd_ort.decoding import DecodeResult, DecodingConfig, DecodingRequest
+from dsbd_ort.decoding import DecodeResult, DecodingConfig
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder, decoded_together
 from dsbd_ort.decoding.cache_view import PrefixCache, PromptFeature
 from dsbd_ort.decoding.decode import decode_iterations
-from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
-from dsbd_ort.decoding.drafting.cost_curve import CostCurve, EngineCosts
 from dsbd_ort.decoding.errors import DecodingError
 from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK
 from dsbd_ort.decoding.node_features import align_prefixes
 from dsbd_ort.decoding.request import result_of
 from tests.decoding.feature_tables import TableDraft, TableFeatures, TableTarget, pair_of
-from tests.decoding.preempting import together
+from tests.decoding.preempting import request_of, together
 from tests.decoding.tables import all_tokens, mixed_table, random_table
 
 VOCAB, EOS = 6, 5
 TARGET = random_table(1, VOCAB)
 OTHER = random_table(2, VOCAB)
 GOOD, POOR = mixed_table(TARGET, OTHER, 0.8), mixed_table(TARGET, OTHER, 0.5)
-COSTS = EngineCosts(CostCurve((1, 16), (1e-3, 2e-3)), CostCurve((1, 16), (1e-4, 2e-4)))
 KINDS: list[dict[str, Any]] = [
     {"strategy": "dsbd", "num_beams": 3, "width_policy": "fixed"},
     {"strategy": "dsbd", "num_beams": 2, "width_policy": "fixed", "draft_policy": "throughput"},
@@ -47,24 +44,8 @@ def several() -> tuple[TableTarget, TableDraft]:
     return pair_of(VOCAB, TARGET, GOOD, POOR, several=True)
 
 
-def request_of(
-    kind: dict[str, Any], prompt: tuple[int, ...], seed: int, num_new: int = 24
-) -> DecodingRequest:
-    """A request; one of few tokens may end with EOS."""
-    eos = EOS if num_new < 24 else None
-    config = DecodingConfig(**{"max_new_tokens": num_new, "eos_token_id": eos, **kind})
-    is_planned = config.draft_policy == "throughput"
-    return DecodingRequest(
-        prompt_ids=prompt,
-        config=config,
-        rng=np.random.default_rng(seed),
-        costs=COSTS if is_planned else None,
-        estimator=AcceptanceEstimator.initial() if is_planned else None,
-    )
-
-
-def alone(kind: dict[str, Any], prompt: tuple[int, ...], seed: int, num_new: int = 24) -> list[Any]:
-    request = request_of(kind, prompt, seed, num_new)
+def alone(kind: dict[str, Any], prompt: tuple[int, ...], seed: int, *more: int) -> list[Any]:
+    request = request_of(kind, prompt, seed, *more)
     (result,) = decoded_together(BatchedDecoder(*several()), [request], 1)
     return all_tokens(result)
 
@@ -74,19 +55,19 @@ PROMPTS = [(1,), (1, 2, 3), (1, 2, 3, 4), (0, 4), LONG[:300], (1, 2, 3), LONG[:3
 
 @pytest.mark.parametrize("kind", KINDS, ids=IDS)
 def test_every_request_gets_what_it_would_get_alone(kind: dict[str, Any]) -> None:
-    requests = [request_of(kind, prompt, seed, 12) for seed, prompt in enumerate(PROMPTS)]
+    requests = [request_of(kind, prompt, seed, 12, EOS) for seed, prompt in enumerate(PROMPTS)]
     results = decoded_together(BatchedDecoder(*several()), requests, 5)
     for seed, (prompt, result) in enumerate(zip(PROMPTS, results, strict=True)):
-        assert all_tokens(result) == alone(kind, prompt, seed, 12)
+        assert all_tokens(result) == alone(kind, prompt, seed, 12, EOS)
 
 
 def test_all_kinds_share_a_forest() -> None:
     """Calls with and without features stand in one forward of the target."""
     cases = [(kind, PROMPTS[i % 8], i) for i, kind in enumerate(2 * KINDS)]
-    requests = [request_of(*case, 12) for case in cases]
+    requests = [request_of(*case, 12, EOS) for case in cases]
     target, draft = several()
     results = decoded_together(BatchedDecoder(target, draft), requests, 9)
-    assert [all_tokens(result) for result in results] == [alone(*case, 12) for case in cases]
+    assert [all_tokens(result) for result in results] == [alone(*case, 12, EOS) for case in cases]
     assert 0 < target.num_features < len(target.computed_paths)  # not those of beam-sample
 
 

@@ -16,18 +16,17 @@ from dsbd_ort.decoding import (
     decode_iterations,
 )
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder, decoded_together
-from dsbd_ort.decoding.drafting.cost_curve import CostCurve, EngineCosts
 from dsbd_ort.decoding.request import result_of
 from dsbd_ort.decoding.trace import RequestTrace
 from tests.decoding.gather_table import GatherTable, TableGathered
 from tests.decoding.path_constraint import PathConstraint, some_tokens
+from tests.decoding.preempting import COSTS
 from tests.decoding.tables import mixed_table, random_table
 
 VOCAB, EOS = 24, 5
 PROMPT = (1, 0, 1)
 TARGET = random_table(7, VOCAB)
 DRAFT = mixed_table(TARGET, random_table(8, VOCAB), 0.7)
-COSTS = EngineCosts(CostCurve((1, 16), (1e-3, 2e-3)), CostCurve((1, 16), (1e-4, 2e-4)))
 _RNG = np.random.default_rng(3)
 ITEMS = [
     [token if token != EOS else 6 for token in _RNG.integers(VOCAB, size=size).tolist()]

@@ -11,13 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsbd_ort.decoding import DecodeResult, DecodingConfig, DecodingRequest, TableModel
+from dsbd_ort.decoding import DecodeResult, DecodingRequest, TableModel
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder
-from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
-from dsbd_ort.decoding.drafting.cost_curve import CostCurve, EngineCosts
 from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK
 from dsbd_ort.decoding.request import most_rows
-from tests.decoding.preempting import Together, together
+from tests.decoding.preempting import Together, request_of, together
 from tests.decoding.tables import all_tokens, ends_with, mixed_table, random_table, run
 from tests.decoding.test_batched_decoder import Watched
 from tests.decoding.top_table import TopTable
@@ -25,7 +23,6 @@ from tests.decoding.top_table import TopTable
 VOCAB, EOS = 6, 5
 TARGET = random_table(1, VOCAB)
 DRAFT = mixed_table(TARGET, random_table(2, VOCAB), 0.7)
-COSTS = EngineCosts(CostCurve((1, 16), (1e-3, 2e-3)), CostCurve((1, 16), (1e-4, 2e-4)))
 KINDS: list[dict[str, Any]] = [
     {"strategy": "dsbd", "num_beams": 3, "width_policy": "fixed"},
     {"strategy": "dsbd", "num_beams": 2, "width_policy": "threshold"},
@@ -46,20 +43,6 @@ KINDS: list[dict[str, Any]] = [
 ]
 IDS = [",".join(map(str, kind.values())) for kind in KINDS]
 ALWAYS = itertools.repeat(True)
-
-
-def request_of(
-    kind: dict[str, Any], prompt: tuple[int, ...], seed: int, num_new: int = 24
-) -> DecodingRequest:
-    config = DecodingConfig(**{"max_new_tokens": num_new, "eos_token_id": None, **kind})
-    is_planned = config.draft_policy == "throughput"
-    return DecodingRequest(
-        prompt_ids=prompt,
-        config=config,
-        rng=np.random.default_rng(seed),
-        costs=COSTS if is_planned else None,
-        estimator=AcceptanceEstimator.initial() if is_planned else None,
-    )
 
 
 def requests_of(kind: dict[str, Any], num_new: int = 24) -> list[DecodingRequest]:
