@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,9 @@ QUERY_ENDS = "<id>"
 _PAD, _END = "<pad>", "<end>"
 _LONGEST = 48  # tokens of a query or of a part of a document
 _IGNORED = -100  # label of a position without loss
+_SORTED = 16  # batches' rows at a time
+Row = tuple[list[int], list[int]]
+"""Tokens of a text, ``QUERY_ENDS`` included, and of the id that it belongs to."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,11 +83,21 @@ class Examples:
         ]
         self._query_ends = tokenizer.token_to_id(QUERY_ENDS)
 
-    def batch(self, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return tokens and labels, (size, longest) int64 each; half of them are queries."""
+    def batches(self, size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield tokens and labels, (size, longest) int64 each, without end.
+
+        Rows of a batch are of about the same length, as padding costs as much as tokens.
+        """
+        while True:
+            rows = sorted(self._rows(size * _SORTED), key=lambda row: len(row[0]))
+            for part in self._rng.permutation(_SORTED):
+                yield _padded(rows[part * size : (part + 1) * size])
+
+    def _rows(self, number: int) -> list[Row]:
+        """Return texts and the ids that they belong to; half of the texts are queries."""
         rows = []
-        for number in range(size):
-            if number % 2 and len(self._queries):
+        for place in range(number):
+            if place % 2 and len(self._queries):
                 index = int(self._rng.choice(self._queries))
                 text = self._documents[index].query
             else:
@@ -92,20 +105,33 @@ class Examples:
                 text = self._some_words(self._documents[index].words)
             tokens = self._tokenizer.encode(text).ids[:_LONGEST]
             rows.append(([*tokens, self._query_ends], self._answers[index]))
-        longest = max(len(text) + len(answer) for text, answer in rows)
-        inputs = torch.zeros((size, longest), dtype=torch.long)
-        labels = torch.full((size, longest), _IGNORED)
-        for row, (text, answer) in enumerate(rows):
-            whole = torch.tensor([*text, *answer])
-            inputs[row, : len(whole)] = whole
-            labels[row, len(text) : len(whole)] = whole[len(text) :]
-        return inputs, labels
+        return rows
 
     def _some_words(self, words: Sequence[str]) -> str:
         """Return some words of a document, as a query has some of them."""
         number = int(self._rng.integers(3, 16))
         places = self._rng.permutation(len(words))[:number]
         return " ".join(words[place] for place in places)
+
+
+def _padded(rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return tokens and labels of rows; the text and the padding have no label."""
+    longest = max(len(text) + len(answer) for text, answer in rows)
+    inputs = torch.zeros((len(rows), longest), dtype=torch.long)
+    labels = torch.full((len(rows), longest), _IGNORED)
+    for row, (text, answer) in enumerate(rows):
+        whole = torch.tensor([*text, *answer])
+        inputs[row, : len(whole)] = whole
+        labels[row, len(text) : len(whole)] = whole[len(text) :]
+    return inputs, labels
+
+
+def _loss(model: LlamaForCausalLM, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return the mean cross entropy of the labels; the head is computed before those alone."""
+    hidden = model.model(input_ids=inputs[:, :-1]).last_hidden_state
+    is_labelled = labels[:, 1:] != _IGNORED
+    logits = model.lm_head(hidden[is_labelled])
+    return torch.nn.functional.cross_entropy(logits, labels[:, 1:][is_labelled])
 
 
 def train(tokenizer: Tokenizer, examples: Examples, options: TrainingOptions) -> LlamaForCausalLM:
@@ -128,6 +154,7 @@ def train(tokenizer: Tokenizer, examples: Examples, options: TrainingOptions) ->
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=options.learning_rate, betas=(0.9, 0.98), weight_decay=0.01
     )
+    batches = examples.batches(options.batch)
     began, mean = time.monotonic(), math.nan
     for step in range(options.steps):
         share = max(step / options.steps, (time.monotonic() - began) / (60 * options.minutes))
@@ -136,8 +163,7 @@ def train(tokenizer: Tokenizer, examples: Examples, options: TrainingOptions) ->
         rate = min(1.0, (step + 1) / 100) * 0.5 * (1 + math.cos(math.pi * share))
         for group in optimizer.param_groups:
             group["lr"] = options.learning_rate * rate
-        inputs, labels = examples.batch(options.batch)
-        loss = model(input_ids=inputs, labels=labels).loss
+        loss = _loss(model, *next(batches))
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
