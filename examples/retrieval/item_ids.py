@@ -13,26 +13,35 @@ import numpy as np
 from numpy.typing import NDArray
 
 _DIMENSIONS = 64
+_ITERATIONS = 4  # of the subspace of the principal directions
 _ROUNDS = 10
 Vectors = NDArray[np.float32]
 
 
 def vectors_of(texts: Sequence[Sequence[str]], seed: int = 0) -> Vectors:
-    """Return a vector of length 1 for each text, (num_texts, 64) float32.
+    """Return a vector of length 1 for each text, (num_texts, at most 64) float32.
 
-    Words weigh by how rare they are (tf-idf); a random projection keeps their similarities.
+    Words weigh by how rare they are (tf-idf); of those weights the principal directions are kept
+    (latent semantic analysis), which words that go together share.
     """
     frequencies = Counter(word for text in texts for word in set(text))
     index = {word: i for i, word in enumerate(sorted(frequencies))}
-    rng = np.random.default_rng(seed)
-    of_words = rng.standard_normal((len(index), _DIMENSIONS), dtype=np.float32)
     counts = np.array([frequencies[word] for word in index], dtype=np.float32)
-    of_words *= np.log((1 + len(texts)) / (1 + counts))[:, None]
-    found = np.zeros((len(texts), _DIMENSIONS), dtype=np.float32)
+    rarities = np.log((1 + len(texts)) / (1 + counts))
+    weights = np.zeros((len(texts), len(index)), dtype=np.float32)
     for row, text in enumerate(texts):
-        found[row] = of_words[[index[word] for word in text]].sum(axis=0)
-    norms = np.linalg.norm(found, axis=1, keepdims=True)
-    normalised: Vectors = found / np.maximum(norms, 1e-9)
+        columns = [index[word] for word in set(text)]
+        weights[row, columns] = rarities[columns]
+    weights = _normalised(weights)
+    directions = np.random.default_rng(seed).standard_normal((len(index), _DIMENSIONS))
+    for _ in range(_ITERATIONS):
+        directions, _ = np.linalg.qr(weights.T @ (weights @ directions.astype(np.float32)))
+    return _normalised(weights @ directions)
+
+
+def _normalised(vectors: Vectors) -> Vectors:
+    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    normalised: Vectors = vectors / np.maximum(norms, 1e-9)
     return normalised
 
 

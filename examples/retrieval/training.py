@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from documents import Document
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 QUERY_ENDS = "<id>"
@@ -19,6 +19,7 @@ QUERY_ENDS = "<id>"
 _PAD, _END = "<pad>", "<end>"
 _LONGEST = 48  # tokens of a query or of a part of a document
 _IGNORED = -100  # label of a position without loss
+_NAME_WORDS = 6  # of a document, which come first
 _SORTED = 16  # batches' rows at a time
 Row = tuple[list[int], list[int]]
 """Tokens of a text, ``QUERY_ENDS`` included, and of the id that it belongs to."""
@@ -48,7 +49,8 @@ def train_tokenizer(
 ) -> Tokenizer:
     """Return a byte-level BPE of the documents' words with a token for every number of an id."""
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.normalizer = normalizers.Lowercase()  # as the words of documents are
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     tokenizer.decoder = decoders.ByteLevel()
     numbers = sorted({pair for each in ids for pair in enumerate(each)})
     trainer = trainers.BpeTrainer(
@@ -108,9 +110,10 @@ class Examples:
         return rows
 
     def _some_words(self, words: Sequence[str]) -> str:
-        """Return some words of a document, as a query has some of them."""
-        number = int(self._rng.integers(3, 16))
-        places = self._rng.permutation(len(words))[:number]
+        """Return some words of a document, as a query has some of them: most often of its name."""
+        number = min(int(self._rng.integers(3, 16)), len(words))
+        chances = 1 / (_NAME_WORDS + np.arange(len(words)))
+        places = self._rng.choice(len(words), number, replace=False, p=chances / chances.sum())
         return " ".join(words[place] for place in places)
 
 

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import nn
 
+from dsbd_export.distill import loss
 from dsbd_export.distill.acceptance import (
     HeldOutSamples,
     acceptance_rate,
-    distillation_loss,
-    tv_weight,
     warped,
 )
+from dsbd_export.distill.loss import distillation_loss, log_probs_of, tv_weight
 from dsbd_export.distill.teacher import Device
 
 EXACT = Device("cpu", uses_bf16=False)
@@ -51,6 +51,20 @@ def test_the_two_distances():
     assert loss_at(0.0).item() == pytest.approx(kl, rel=1e-5)
     assert loss_at(1.0).item() == pytest.approx(tv, rel=1e-5)
     assert loss_at(0.25).item() == pytest.approx(0.75 * kl + 0.25 * tv, rel=1e-5)
+
+
+def test_log_probs_and_their_gradient_are_those_of_a_softmax(monkeypatch):
+    monkeypatch.setattr(loss, "_CACHED_LOGITS", 21)  # three rows at a time
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(2, 5, 7, generator=generator, dtype=torch.float64, requires_grad=True)
+    ids = torch.rand(2, 5, 7, generator=generator).argsort(-1)[..., :3]
+    found, wanted = log_probs_of(logits, ids), logits.log_softmax(-1).gather(-1, ids)
+    weights = torch.randn(2, 5, 3, generator=generator, dtype=torch.float64)
+    gradients = [
+        torch.autograd.grad((each.exp() * weights).sum(), logits)[0] for each in (found, wanted)
+    ]
+    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(*gradients)
 
 
 def test_a_draft_that_agrees_has_no_loss():

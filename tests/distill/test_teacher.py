@@ -13,7 +13,7 @@ from torch import nn
 from dsbd_export.checkpoint import load_model, open_target
 from dsbd_export.config import ModelOptions
 from dsbd_export.distill import teacher as module
-from dsbd_export.distill.acceptance import distillation_loss
+from dsbd_export.distill.loss import distillation_loss
 from dsbd_export.distill.pool import STEPS_A_ROUND, Pool
 from dsbd_export.distill.teacher import NUM_TOP, Device, Teacher, best_device, num_labels
 from tests.decoding.chi_square import chi_square_p_value
@@ -102,7 +102,7 @@ def test_logits_are_never_there_for_more_than_a_few_rows(tmp_path, monkeypatch):
     for batch in batches:
         distillation_loss(draft, (*batch, torch.tensor(0.5)), EXACT).backward()
     labels = sum(ids.shape[0] * ids.shape[1] for _, ids, _ in batches)
-    assert labels * 50_000 > 10 * 2**20  # of a step alone: they are not there at once
+    assert labels * 50_000 > 8 * 2**20  # of a step alone: they are not there at once
     assert 0 < target.most <= 2**20 and 0 < draft.most <= 2**20
 
 

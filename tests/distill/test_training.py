@@ -11,7 +11,14 @@ import torch
 from torch import nn
 
 from dsbd_export.distill import training
-from dsbd_export.distill.training import Schedule, StepBudget, TimeBudget, Trainer
+from dsbd_export.distill.training import (
+    Muon,
+    Schedule,
+    StepBudget,
+    TimeBudget,
+    Trainer,
+    orthogonalized,
+)
 from dsbd_export.errors import ExportError
 
 RATES = [  # (step, progress, share of the peak)
@@ -27,6 +34,33 @@ RATES = [  # (step, progress, share of the peak)
 @pytest.mark.parametrize(("step", "progress", "share"), RATES)
 def test_the_rate_rises_holds_and_falls(step, progress, share):
     assert Schedule(learning_rate=2.0).rate(step, progress) == pytest.approx(2.0 * share)
+
+
+@pytest.mark.parametrize("shape", [(48, 48), (32, 80), (80, 32)])
+def test_orthogonalizing_keeps_directions_and_evens_their_sizes(shape):
+    matrix = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    left, sizes, right = torch.linalg.svd(matrix, full_matrices=False)
+    found = left.T @ orthogonalized(matrix) @ right.T  # diagonal, if the directions are kept
+    is_large = sizes > sizes[0] / 10
+    assert torch.allclose(found, torch.diag(found.diagonal()), atol=1e-4)
+    assert ((found.diagonal() > 0.6) & (found.diagonal() < 1.3))[is_large].all()
+
+
+def test_muon_is_that_of_torch_without_its_bf16():
+    generator = torch.Generator().manual_seed(0)
+    first = torch.randn(32, 80, generator=generator)
+    own, theirs = (nn.Parameter(first.clone()) for _ in range(2))
+    optimizers = [
+        Muon([own], lr=0.01, weight_decay=0.05),
+        torch.optim.Muon([theirs], lr=0.01, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"),
+    ]
+    for _ in range(4):
+        own.grad = torch.randn(32, 80, generator=generator)
+        theirs.grad = own.grad.clone()
+        for optimizer in optimizers:
+            optimizer.step()
+    moved, error = (own - first).abs().mean(), (own - theirs).abs().mean()
+    assert moved > 4e-3 and error < moved / 50
 
 
 class Regression(nn.Module):

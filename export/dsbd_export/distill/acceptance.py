@@ -1,7 +1,4 @@
-"""Held-out acceptance: how often speculative sampling would accept a token; and the loss.
-
-The loss is KL, then total variation, which is one minus the acceptance.
-"""
+"""Held-out acceptance: how often speculative sampling would accept a token."""
 
 from __future__ import annotations
 
@@ -13,15 +10,13 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from dsbd_export.distill.teacher import Device, Teacher
 
 TOP_K = 20
 TEMPERATURE = 1.0
-_LEAST = 1e-6  # probability of the bucket of all other tokens
-TV_BEGINS, TV_RISES, MOST_TV = 0.3, 0.3, 0.9
 _LENGTH = 64  # of prompts, and of the samples behind them
 
 
@@ -152,42 +147,3 @@ def warped(logits: Tensor, top_k: int) -> Tensor:
     """Return the distribution after top-k at temperature 1."""
     threshold = logits.topk(min(top_k, logits.shape[-1])).values[..., -1:]
     return logits.masked_fill(logits < threshold, -torch.inf).softmax(-1)
-
-
-def tv_weight(progress: float) -> float:
-    """Return the weight of the total variation at a share of the training.
-
-    It starts at none, because its gradient vanishes where the two distributions are disjoint.
-    """
-    return MOST_TV * min(max(progress - TV_BEGINS, 0.0) / TV_RISES, 1.0)
-
-
-def distillation_loss(draft: nn.Module, batch: tuple[Tensor, ...], device: Device) -> Tensor:
-    """Return KL(p || q) mixed with the total variation of p and q, mean over positions.
-
-    p: target, q: draft, over the target's top tokens and one bucket for all others. One minus
-    the total variation is the speculative acceptance rate (Leviathan et al. 2023, 3.2), hence
-    the second term.
-
-    batch: tokens (B, length); ids and log-probabilities of the target's top tokens behind the
-        last of them, (B, num_labels, K); the weight of the total variation, ().
-    device: where all of it is.
-    """
-    tokens, ids, log_p, tv_weight = batch
-    with device.autocast():
-        out = draft(input_ids=tokens, use_cache=False, logits_to_keep=ids.shape[1])
-    return distance(out.logits.float(), ids, log_p, tv_weight)
-
-
-def distance(logits: Tensor, ids: Tensor, log_p: Tensor, tv_weight: Tensor) -> Tensor:
-    """Return KL(p || q) mixed with the total variation, mean over positions.
-
-    logits: (B, num_labels, V) of the draft. The others: see ``distillation_loss``.
-    """
-    log_q = logits.gather(-1, ids) - logits.logsumexp(-1, keepdim=True)
-    p, q = log_p.exp(), log_q.exp()
-    rest_p = (1 - p.sum(-1)).clamp_min(_LEAST)
-    rest_q = (1 - q.sum(-1)).clamp_min(_LEAST)
-    kl = (p * (log_p - log_q)).sum(-1) + rest_p * (rest_p.log() - rest_q.log())
-    tv = 0.5 * ((p - q).abs().sum(-1) + (rest_p - rest_q).abs())
-    return torch.lerp(kl, tv, tv_weight).mean()

@@ -14,7 +14,6 @@ from dsbd_export.distill.acceptance import (
     HeldOutSamples,
     acceptance_by_depth,
     acceptance_rate,
-    distillation_loss,
 )
 from dsbd_export.distill.config import FEATURE, MODEL, DistillConfig
 from dsbd_export.distill.draft_model import check_shape, new_draft, shape_for, truncated_target
@@ -23,6 +22,7 @@ from dsbd_export.distill.feature_shape import (
     new_feature_draft,
     write_feature_draft,
 )
+from dsbd_export.distill.loss import distillation_loss
 from dsbd_export.distill.rollout import TargetFeatures, rollout_logits, rollout_loss
 from dsbd_export.distill.teaching import Teaching
 from dsbd_export.feature_draft.config import default_layers

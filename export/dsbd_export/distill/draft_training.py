@@ -7,9 +7,10 @@ from collections.abc import Callable
 import torch
 from transformers import PreTrainedModel
 
-from dsbd_export.distill.acceptance import Acceptance, tv_weight
+from dsbd_export.distill.acceptance import Acceptance
 from dsbd_export.distill.config import DistillConfig
 from dsbd_export.distill.draft_kind import DraftKind
+from dsbd_export.distill.loss import tv_weight
 from dsbd_export.distill.pool import Pool
 from dsbd_export.distill.teaching import Teaching
 from dsbd_export.distill.training import (
@@ -28,7 +29,7 @@ Report = Callable[[str], None]
 
 _NUM_PROMPTS = 64  # of the held-out ones, for the progress
 _SHARE, _SECONDS = 0.025, 20.0  # of the training, that both pass between two lines
-_LEARNING_RATE, _LEARNED_AT = 4e-3, 160  # peak at this hidden size; wider drafts learn slower
+_LEARNING_RATE, _LEARNED_AT = 5e-3, 160  # peak at this hidden size; wider drafts learn slower
 
 
 def train_draft(

@@ -21,11 +21,11 @@ from dsbd_export.distill.acceptance import TOP_K
 from dsbd_export.distill.teacher import Labelled, Teacher, num_labels
 from dsbd_export.distill.texts import Tokens, windows
 
-STEPS_A_ROUND = 24
+STEPS_A_ROUND = 96
 _NUM_ROUNDS = 32  # kept
 _LENGTH = {"texts": 256, "samples": 128, "long": 2048}  # of rows, where the context holds them
 _ROWS = {"texts": 64, "samples": 128, "long": 4}  # of a round
-_BATCH = {"texts": 8, "samples": 16, "long": 2}  # rows of a step
+_BATCH = {"texts": 4, "samples": 8, "long": 1}  # rows of a step: many small ones learn fastest
 _LONG_EVERY = 8  # one step in eight has long rows, the others both short kinds
 _LEAST_PROMPT = 8  # tokens before a sample; at most half of its row
 

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from dsbd_export.distill.acceptance import distance
+from dsbd_export.distill.loss import distance
 from dsbd_export.distill.teacher import Device
 from dsbd_export.feature_draft.model import FeatureDraft
 from dsbd_export.target_features import layers_of

@@ -1,0 +1,93 @@
+"""The loss of a draft: KL, then total variation, which is one minus the acceptance."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dsbd_export.distill.teacher import Device
+
+_LEAST = 1e-6  # probability of the bucket of all other tokens
+_TV_BEGINS, _TV_RISES, _MOST_TV = 0.3, 0.3, 0.9
+_CACHED_LOGITS = 2**19  # numbers of one pass on a CPU, 2 MiB: they stay in its caches
+
+
+def tv_weight(progress: float) -> float:
+    """Return the weight of the total variation at a share of the training.
+
+    It starts at none, because its gradient vanishes where the two distributions are disjoint.
+    """
+    return _MOST_TV * min(max(progress - _TV_BEGINS, 0.0) / _TV_RISES, 1.0)
+
+
+def distillation_loss(draft: nn.Module, batch: tuple[Tensor, ...], device: Device) -> Tensor:
+    """Return KL(p || q) mixed with the total variation of p and q, mean over positions.
+
+    p: target, q: draft, over the target's top tokens and one bucket for all others. One minus
+    the total variation is the speculative acceptance rate (Leviathan et al. 2023, 3.2), hence
+    the second term.
+
+    batch: tokens (B, length); ids and log-probabilities of the target's top tokens behind the
+        last of them, (B, num_labels, K); the weight of the total variation, ().
+    device: where all of it is.
+    """
+    tokens, ids, log_p, tv_weight = batch
+    with device.autocast():
+        out = draft(input_ids=tokens, use_cache=False, logits_to_keep=ids.shape[1])
+    return distance(out.logits.float(), ids, log_p, tv_weight)
+
+
+def distance(logits: Tensor, ids: Tensor, log_p: Tensor, tv_weight: Tensor) -> Tensor:
+    """Return KL(p || q) mixed with the total variation, mean over positions.
+
+    logits: (B, num_labels, V) of the draft. The others: see ``distillation_loss``.
+    """
+    log_q = log_probs_of(logits, ids)
+    p, q = log_p.exp(), log_q.exp()
+    rest_p = (1 - p.sum(-1)).clamp_min(_LEAST)
+    rest_q = (1 - q.sum(-1)).clamp_min(_LEAST)
+    kl = (p * (log_p - log_q)).sum(-1) + rest_p * (rest_p.log() - rest_q.log())
+    tv = 0.5 * ((p - q).abs().sum(-1) + (rest_p - rest_q).abs())
+    return torch.lerp(kl, tv, tv_weight).mean()
+
+
+def log_probs_of(logits: Tensor, ids: Tensor) -> Tensor:
+    """Return the log-probabilities of some tokens, (..., K), of logits (..., V).
+
+    ids: (..., K) int64, all of a row different.
+    """
+    found: Tensor = _LogProbs.apply(logits.flatten(0, -2), ids.flatten(0, -2))  # type: ignore[no-untyped-call]
+    return found.view(ids.shape)
+
+
+class _LogProbs(torch.autograd.Function):
+    """``log_probs_of`` in two dimensions, a few rows at a time.
+
+    Autograd passes five times over arrays of all logits where this does twice, a fifth of a
+    training on two cores.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, ids: Tensor) -> Tensor:
+        sums = [part.logsumexp(-1, keepdim=True) for part in logits.split(_rows_of(logits))]
+        normalizer = torch.cat(sums)
+        ctx.save_for_backward(logits, ids, normalizer)
+        return logits.gather(-1, ids) - normalizer
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        result = torch.empty_like(ctx.saved_tensors[0])
+        arrays = (result, *ctx.saved_tensors, gradient)
+        parts = (array.split(_rows_of(result)) for array in arrays)
+        for out, logits, ids, normalizer, of_ids in zip(*parts, strict=True):
+            torch.sub(logits, normalizer, out=out).exp_().mul_(-of_ids.sum(-1, keepdim=True))
+            out.scatter_add_(-1, ids, of_ids)
+        return result, None
+
+
+def _rows_of(logits: Tensor) -> int:
+    """Return how many rows of (n, V) are computed at a time; on a GPU all, whose calls are dear."""
+    num_rows, vocab_size = logits.shape
+    return max(1, _CACHED_LOGITS // vocab_size) if logits.device.type == "cpu" else num_rows
