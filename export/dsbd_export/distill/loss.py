@@ -71,7 +71,7 @@ class _LogProbs(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, ids: Tensor) -> Tensor:
-        sums = [part.logsumexp(-1, keepdim=True) for part in logits.split(_rows_of(logits))]
+        sums = [part.logsumexp(-1, keepdim=True) for part in torch.split(logits, _rows_of(logits))]
         normalizer = torch.cat(sums)
         ctx.save_for_backward(logits, ids, normalizer)
         return logits.gather(-1, ids) - normalizer
@@ -79,8 +79,8 @@ class _LogProbs(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         result = torch.empty_like(ctx.saved_tensors[0])
-        arrays = (result, *ctx.saved_tensors, gradient)
-        parts = (array.split(_rows_of(result)) for array in arrays)
+        arrays: tuple[Tensor, ...] = (result, *ctx.saved_tensors, gradient)
+        parts = (torch.split(array, _rows_of(result)) for array in arrays)
         for out, logits, ids, normalizer, of_ids in zip(*parts, strict=True):
             torch.sub(logits, normalizer, out=out).exp_().mul_(-of_ids.sum(-1, keepdim=True))
             out.scatter_add_(-1, ids, of_ids)
