@@ -21,6 +21,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from dsbd_export.checkpoint import quiet_libraries
+from dsbd_export.feature_draft.config import is_feature_draft
+from twin.feature_draft import widen_feature_draft
 from twin.weights import AddedTokens, TwinWeights, twin_config
 
 TOLERANCE = 1e-4  # of the logits, absolute
@@ -46,29 +48,39 @@ def make_twin(
 ) -> None:
     """Write and check the pair in a temporary folder, then rename it to ``output``.
 
-    The draft is copied, or becomes a twin of ``num_draft_params`` parameters as well. With
-    ``vocab_size`` both have more tokens, which no one draws (``weights.AddedTokens``).
+    The draft is copied, or becomes a twin of ``num_draft_params`` parameters as well; one that
+    reads features is made to read the twin's. With ``vocab_size`` both have more tokens, which no
+    one draws (``weights.AddedTokens``).
 
     Raises:
-        click.UsageError: a vocabulary for a draft that is only copied.
+        click.UsageError: a vocabulary for a draft that is only copied, parameters for one that
+            reads features.
         click.ClickException: a twin's logits are not those of the trained model.
     """
     target, draft = pair
-    if vocab_size is not None and num_draft_params is None:
+    has_features = is_feature_draft(draft)
+    if has_features and num_draft_params is not None:
+        raise click.UsageError("a feature draft has no twin of its own; leave out --draft-params")
+    if vocab_size is not None and num_draft_params is None and not has_features:
         raise click.UsageError("a larger vocabulary is for both models; give --draft-params too")
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as folder:
         work = Path(folder) / output.name
-        sizes = {"target": num_params, "draft": num_draft_params}
         comparisons = []
-        for role, source in (("target", target), ("draft", draft)):
-            size = sizes[role]
-            if size is None:
-                copy_draft(source, work / role, context)
-                continue
+
+        def add_twin(role: str, source: Path, size: int) -> LlamaConfig:
             config = twin_config(LlamaConfig.from_pretrained(source), size, context, vocab_size)
             report(describe(config, write_twin(source, config, work / role, seed, report)))
             comparisons.append(checked(role, compare(source, work / role, seed), tolerance))
+            return config
+
+        config = add_twin("target", target, num_params)
+        if num_draft_params is not None:
+            add_twin("draft", draft, num_draft_params)
+        elif has_features:
+            widen_feature_draft(draft, config, work / "draft")
+        else:
+            copy_draft(draft, work / "draft", context)
         work.rename(output)
     difference = max(comparison.difference for comparison in comparisons)
     report(f"{output}: logits within {difference:.1e} of the trained ones")

@@ -1,0 +1,68 @@
+"""Feature draft of a trained target, made one of its twin.
+
+A hidden state of the twin is the trained one with zeros behind it (``weights``), so the projection
+gets columns of zeros there, and the norm of a hidden state a weight that makes up for a mean over
+more dimensions. Its eps is not made up for, as it stands in the config once for all norms, nor is
+the constant beside added tokens, whose square is at most half the eps of the target's norms. Added
+tokens are embedded as zeros and never proposed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from pathlib import Path
+
+import click
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import LlamaConfig
+
+_LAYER_CONFIG = "transformer_layer_config"
+_NEEDED = ("embed_tokens.weight", "fc.weight", "lm_head.weight")
+
+
+def widen_feature_draft(source: Path, target: LlamaConfig, output: Path) -> None:
+    """Write to ``output`` the draft at ``source`` for a twin of its target.
+
+    target: config of the twin.
+
+    Raises:
+        click.UsageError: it is not written as dsbd-distill writes them.
+    """
+    shutil.copytree(source, output)
+    file = output / "config.json"
+    config = json.loads(file.read_text(encoding="utf-8"))
+    weights = load_file(output / "model.safetensors")
+    if _LAYER_CONFIG not in config or not {*_NEEDED} <= {*weights}:
+        raise click.UsageError(
+            f"the feature draft at {source} is not one of dsbd-distill's, with embedding and head "
+            "of its own; give one of those"
+        )
+    old, new = config["target_hidden_size"], target.hidden_size
+    layer = config[_LAYER_CONFIG]
+    layer["vocab_size"] = target.vocab_size
+    layer["max_position_embeddings"] = target.max_position_embeddings
+    config["target_hidden_size"] = new
+    file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    for name, value in weights.items():
+        match name.split(".")[0]:
+            case "embed_tokens":
+                weights[name] = _filled(value, (target.vocab_size, value.shape[1]))
+            case "fc":
+                parts = value.split(old, dim=1)
+                weights[name] = torch.cat([_filled(part, (len(part), new)) for part in parts], 1)
+            case "fc_norm":
+                weights[name] = _filled(value, (new,)) * math.sqrt(old / new)
+    if "d2t" not in weights and target.vocab_size > config["draft_vocab_size"]:
+        weights["d2t"] = torch.zeros(config["draft_vocab_size"], dtype=torch.int64)
+    save_file(weights, output / "model.safetensors", metadata={"format": "pt"})
+
+
+def _filled(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Return a tensor of ``shape`` that begins as ``tensor`` and has zeros behind it."""
+    result = tensor.new_zeros(shape)
+    result[tuple(slice(size) for size in tensor.shape)] = tensor
+    return result

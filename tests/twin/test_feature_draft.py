@@ -1,0 +1,66 @@
+"""A feature draft on a twin: the logits that it has on the trained target."""
+
+from __future__ import annotations
+
+import click
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from dsbd_export.checkpoint import open_checkpoint, quiet_libraries
+from dsbd_export.config import ModelOptions
+from dsbd_export.distill.rollout import TargetFeatures, rollout_logits
+from dsbd_export.feature_draft.weights import load_feature_draft
+from tests.export.feature_checkpoints import random_weights, write_library
+from tests.twin.test_make_twin import OLD, SHAPES, trained, widened
+from twin.feature_draft import widen_feature_draft
+
+LAYERS = [0, 1, 1]
+VOCAB_SIZE, WIDTH = OLD["vocab_size"], OLD["hidden_size"]
+
+
+def feature_draft(folder, **has):
+    weights = random_weights(VOCAB_SIZE, VOCAB_SIZE, 3 * WIDTH, **has)
+    config = {
+        "target_hidden_size": WIDTH,
+        "eagle_aux_hidden_state_layer_ids": LAYERS,
+        "fc_norm": bool(has.get("fc_norm")),
+    }
+    return write_library(folder, weights, VOCAB_SIZE, {"rms_norm_eps": 1e-9}, **config)
+
+
+def logits_of(target_folder, draft_folder, tokens):
+    """Logits behind the last 8 tokens at each depth of a rollout."""
+    with quiet_libraries(), torch.no_grad():
+        target = LlamaForCausalLM.from_pretrained(target_folder, dtype=torch.float32).eval()
+        draft = load_feature_draft(open_checkpoint("draft", draft_folder, ModelOptions()))
+        features_of = TargetFeatures(target, draft.features.layers)
+        return torch.stack([*rollout_logits(draft, tokens, 8, features_of)])
+
+
+@pytest.mark.parametrize("vocab_size", [VOCAB_SIZE, 300])
+@pytest.mark.parametrize("has", [{"fc_norm": True}, {}], ids=["normed", "not normed"])
+def test_it_reads_the_twin_as_the_trained_target(tmp_path, has, vocab_size):
+    source = trained(tmp_path / "source", is_tied=False)
+    changes = {**SHAPES["everything"]}
+    if vocab_size > VOCAB_SIZE:
+        changes["vocab_size"] = vocab_size
+    twin = widened(source, tmp_path / "twin", changes)
+    draft = feature_draft(tmp_path / "draft", **has)
+    widen_feature_draft(draft, LlamaConfig.from_pretrained(twin), tmp_path / "of_twin")
+    tokens = torch.randint(VOCAB_SIZE, (2, 24), generator=torch.Generator().manual_seed(0))
+    wanted = logits_of(source, draft, tokens)
+    found = logits_of(twin, tmp_path / "of_twin", tokens)
+    assert wanted.std() > 0.5
+    hears_constant = "fc_norm" in has and vocab_size > VOCAB_SIZE  # at an eps of 1e-3: 1/16
+    atol = 3e-2 if hears_constant else 1e-3
+    torch.testing.assert_close(found[..., :VOCAB_SIZE], wanted, rtol=0, atol=atol)
+    assert torch.isneginf(found[..., VOCAB_SIZE:]).all()
+
+
+def test_a_draft_without_its_own_tables_is_refused(tmp_path):
+    weights = random_weights(VOCAB_SIZE, VOCAB_SIZE, 3 * WIDTH)
+    del weights["embed_tokens.weight"]
+    draft = write_library(tmp_path / "draft", weights, VOCAB_SIZE)
+    with pytest.raises(click.UsageError, match="is not one of dsbd-distill's"):
+        widen_feature_draft(draft, LlamaConfig(**OLD), tmp_path / "of_twin")
