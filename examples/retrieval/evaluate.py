@@ -79,7 +79,8 @@ def searched(
         num_returned += len(items)
         ranks.append(rank_of(line["name"], [name for each in items for name in each]))
     how = "with the trie" if uses_trie else "without"
-    return Ranks(f"{num_beams} beams, {how}", np.array(ranks), num_legal / num_returned)
+    beams = "1 beam" if num_beams == 1 else f"{num_beams} beams"
+    return Ranks(f"{beams}, {how}", np.array(ranks), num_legal / num_returned)
 
 
 def by_bm25(lines: list[dict[str, Any]], queries: list[dict[str, Any]]) -> Ranks:

@@ -94,7 +94,7 @@ def test_the_table_has_every_search(built):
     }
     assert list(rows) == [
         "search",
-        *[f"{w} beams, {how}" for w in (1, 16) for how in ("with the trie", "without")],
+        *[f"{w}, {how}" for w in ("1 beam", "16 beams") for how in ("with the trie", "without")],
         "BM25",
         "chance",
     ]
