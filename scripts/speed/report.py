@@ -144,8 +144,29 @@ def _short_name(run: dict[str, Any]) -> str:
     return f"W={width}"
 
 
-def table_of(report: dict[str, Any], title: str) -> str:
-    """Return the table of one report, in markdown."""
+def draft_calls_of(reports: dict[str, dict[str, Any]]) -> str:
+    """Return a table of what drafts propose and what a call of theirs takes; the keys name them."""
+    columns = ("twin and draft", "run", "accepted", "ms a draft call", "draft calls an iteration")
+    rows = []
+    for title, report in reports.items():
+        for run in report["runs"]:
+            stats = [one["stats"] for one in report["measurements"] if one["run"] == run["name"]]
+            calls = sum(each["draft_calls"] for each in stats)
+            if not calls:
+                continue
+            cells = (
+                title,
+                run["name"],
+                f"{run['draft_acceptance_rate']:.2f}",
+                f"{1e3 * sum(each['draft_s'] for each in stats) / calls:.2f}",
+                f"{calls / sum(each['num_iterations'] for each in stats):.1f}",
+            )
+            rows.append(cells)
+    return "\n".join(table(columns, rows))
+
+
+def table_of(report: dict[str, Any], title: str, level: int = 3) -> str:
+    """Return the table of one report, in markdown, under a heading of a level."""
     columns = ("run", "tokens/s", "speed-up", "same tokens", "nats/token", "tokens/iteration")
     columns += ("rows", "target / draft / host ms per token", "host us/iteration")
     rows = []
@@ -169,7 +190,7 @@ def table_of(report: dict[str, Any], title: str) -> str:
         rows.append(cells)
     machine, versions = report["machine"], report["versions"]
     lines = [
-        f"### {title}",
+        f"{'#' * level} {title}",
         "",
         *table(columns, rows),
         "",

@@ -7,12 +7,15 @@ import sys
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 
 from dsbd_export.demo import demo_pair
+from dsbd_export.feature_draft.config import is_feature_draft
+from twin.feature_draft import widen_feature_draft
 
 SCRIPTS = Path(__file__).resolve().parents[1]
 TOP_LOGITS = "topk:64"
+DEMO, HOSTILE = "demo", "hostile"  # drafts by name
 
 
 def twin_of(params: str, work: Path) -> Path:
@@ -24,16 +27,35 @@ def twin_of(params: str, work: Path) -> Path:
 
 
 def bundle_of(
-    params: str, quantize: str, pair: str, work: Path, *, logits: str = TOP_LOGITS
+    params: str, quantize: str, pair: str | Path, work: Path, *, logits: str = TOP_LOGITS
 ) -> Path:
-    """Return the bundle of a twin, created if missing."""
+    """Return the bundle of a twin, created if missing.
+
+    pair: ``DEMO`` for the demo draft, ``HOSTILE`` for a random one, or the folder of a draft of the
+        demo target.
+    """
     head = "" if logits == TOP_LOGITS else f"-{logits}"
-    twin, bundle = twin_of(params, work), work / f"bundle-{params}-{quantize}-{pair}{head}"
+    name = pair if isinstance(pair, str) else pair.name
+    twin, bundle = twin_of(params, work), work / f"bundle-{params}-{quantize}-{name}{head}"
     if not bundle.exists():
-        draft = twin / "draft" if pair == "demo" else _hostile_draft(work)
         options = ["--quantize", quantize, "--logits", logits]
+        draft = _draft_of(twin, pair, work)
         call("dsbd-export", "--target", twin / "target", "--draft", draft, "-o", bundle, *options)
     return bundle
+
+
+def _draft_of(twin: Path, pair: str | Path, work: Path) -> Path:
+    """Return the folder of the draft that ``bundle_of`` exports, created if missing."""
+    if pair == DEMO:
+        return twin / "draft"
+    if pair == HOSTILE:
+        return _hostile_draft(work)
+    if not is_feature_draft(draft := Path(pair)):
+        return draft
+    widened = twin / draft.name
+    if not widened.exists():
+        widen_feature_draft(draft, LlamaConfig.from_pretrained(twin / "target"), widened)
+    return widened
 
 
 def call(*command: str | Path) -> None:
