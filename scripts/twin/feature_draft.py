@@ -32,10 +32,8 @@ def widen_feature_draft(source: Path, target: LlamaConfig, output: Path) -> None
     Raises:
         click.UsageError: it is not written as dsbd-distill writes them.
     """
-    shutil.copytree(source, output)
-    file = output / "config.json"
-    config = json.loads(file.read_text(encoding="utf-8"))
-    weights = load_file(output / "model.safetensors")
+    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    weights = load_file(source / "model.safetensors")
     if _LAYER_CONFIG not in config or not {*_NEEDED} <= {*weights}:
         raise click.UsageError(
             f"the feature draft at {source} is not one of dsbd-distill's, with embedding and head "
@@ -46,7 +44,6 @@ def widen_feature_draft(source: Path, target: LlamaConfig, output: Path) -> None
     layer["vocab_size"] = target.vocab_size
     layer["max_position_embeddings"] = target.max_position_embeddings
     config["target_hidden_size"] = new
-    file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     for name, value in weights.items():
         match name.split(".")[0]:
             case "embed_tokens":
@@ -58,6 +55,9 @@ def widen_feature_draft(source: Path, target: LlamaConfig, output: Path) -> None
                 weights[name] = _filled(value, (new,)) * math.sqrt(old / new)
     if "d2t" not in weights and target.vocab_size > config["draft_vocab_size"]:
         weights["d2t"] = torch.zeros(config["draft_vocab_size"], dtype=torch.int64)
+    shutil.copytree(source, output)
+    text = json.dumps(config, indent=2) + "\n"
+    (output / "config.json").write_text(text, encoding="utf-8")
     save_file(weights, output / "model.safetensors", metadata={"format": "pt"})
 
 

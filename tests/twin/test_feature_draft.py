@@ -9,11 +9,14 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from dsbd_export.checkpoint import open_checkpoint, quiet_libraries
 from dsbd_export.config import ModelOptions
+from dsbd_export.demo import demo_pair
 from dsbd_export.distill.rollout import TargetFeatures, rollout_logits
+from dsbd_export.feature_draft.config import read_feature_config
 from dsbd_export.feature_draft.weights import load_feature_draft
 from tests.export.feature_checkpoints import random_weights, write_library
 from tests.twin.test_make_twin import OLD, SHAPES, trained, widened
 from twin.feature_draft import widen_feature_draft
+from twin.pair import make_twin
 
 LAYERS = [0, 1, 1]
 VOCAB_SIZE, WIDTH = OLD["vocab_size"], OLD["hidden_size"]
@@ -64,3 +67,22 @@ def test_a_draft_without_its_own_tables_is_refused(tmp_path):
     draft = write_library(tmp_path / "draft", weights, VOCAB_SIZE)
     with pytest.raises(click.UsageError, match="is not one of dsbd-distill's"):
         widen_feature_draft(draft, LlamaConfig(**OLD), tmp_path / "of_twin")
+    assert not (tmp_path / "of_twin").exists()
+
+
+def test_a_pair_with_a_feature_draft_becomes_a_twin_with_more_tokens(tmp_path):
+    target = demo_pair()[0]
+    old = LlamaConfig.from_pretrained(target)
+    weights = random_weights(old.vocab_size, old.vocab_size, 3 * old.hidden_size, fc_norm=True)
+    config = {"target_hidden_size": old.hidden_size, "fc_norm": True}
+    draft = write_library(tmp_path / "draft", weights, old.vocab_size, **config)
+    options = {"context": 512, "seed": 0, "report": lambda _: None, "vocab_size": 5000}
+    make_twin((target, draft), tmp_path / "twin", 8_000_000, **options)
+    twin = LlamaConfig.from_pretrained(tmp_path / "twin" / "target")
+    made = read_feature_config(tmp_path / "twin" / "draft")
+    assert made.target_hidden_size == twin.hidden_size > old.hidden_size
+    assert made.layer.vocab_size == twin.vocab_size == 5000
+    assert made.layer.max_position_embeddings == twin.max_position_embeddings == 512
+    assert made.draft_vocab_size == old.vocab_size
+    with pytest.raises(click.UsageError, match="leave out --draft-params"):
+        make_twin((target, draft), tmp_path / "other", 8_000_000, **options, num_draft_params=10**6)
