@@ -17,12 +17,17 @@ SCRIPTS = Path(__file__).resolve().parents[1]
 TOP_LOGITS = "topk:64"
 DEMO, HOSTILE = "demo", "hostile"  # drafts by name
 
+# Twins that have more than parameters of their own: Qwen2.5-1.5B's vocabulary, a draft in proportion.
+TWIN_OPTIONS = {"1B": ("--vocab", "151936", "--draft-params", "100M", "--context", "4096")}
+# Logits of added tokens are in the hundreds, where float32 has steps of 1.5e-5.
+EXPORT_OPTIONS = {("1B", "none"): ("--atol", "1e-3")}
+
 
 def twin_of(params: str, work: Path) -> Path:
     """Return the folder of a twin, created if missing."""
     twin = work / f"twin-{params}"
     if not twin.exists():
-        call(SCRIPTS / "make_twin", "--params", params, "-o", twin)
+        call(SCRIPTS / "make_twin", "--params", params, "-o", twin, *TWIN_OPTIONS.get(params, ()))
     return twin
 
 
@@ -39,6 +44,7 @@ def bundle_of(
     twin, bundle = twin_of(params, work), work / f"bundle-{params}-{quantize}-{name}{head}"
     if not bundle.exists():
         options = ["--quantize", quantize, "--logits", logits]
+        options += EXPORT_OPTIONS.get((params, quantize), ())
         draft = _draft_of(twin, pair, work)
         call("dsbd-export", "--target", twin / "target", "--draft", draft, "-o", bundle, *options)
     return bundle
