@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from document_section import ratio_cell, spread_cell, table
 from dsbd_ort.benchmark.bootstrap import Estimate, Spread
 from dsbd_ort.benchmark.machine import Machine, this_machine
+from engine_timing.machine import one_core_taken
 from peers.catalog import OURS
 from peers.comparison import COMPARISONS, STRATEGIES, Comparison
 from peers.prepare import NotRun, Pair, checkpoint_key, prepare
@@ -29,6 +31,7 @@ class PeersReport:
         comparison: its name in ``COMPARISONS``.
         created: when it began, ISO 8601, UTC.
         params: size of the twin.
+        is_busy: whether another process took one of the cores meanwhile.
         checkpoints: key of both checkpoints (see conversion.checkpoint_key).
         installs: arguments of pip, by tool.
         rows: one for every run, including those that failed.
@@ -39,6 +42,7 @@ class PeersReport:
     comparison: str
     created: str
     params: str
+    is_busy: bool
     checkpoints: str
     machine: Machine
     threads: int
@@ -59,6 +63,7 @@ def compare(
     work: Path,
     *,
     params: str,
+    is_busy: bool,
     checkout: Path | None,
     threads: int,
     report: Callable[[str], None],
@@ -70,7 +75,8 @@ def compare(
     runs = [run for peer in peers for run in prepare(peer, pair, work, checkout, threads)]
     not_run = [run for run in runs if isinstance(run, NotRun)]
     ready = [run for run in runs if not isinstance(run, NotRun)]
-    outcomes = list(measure_rounds(ready, plan, work / "logs", report))
+    with one_core_taken() if is_busy else nullcontext():
+        outcomes = list(measure_rounds(ready, plan, work / "logs", report))
     requests = [outcome for outcome in outcomes if isinstance(outcome, Request)]
     not_run += [outcome for outcome in outcomes if isinstance(outcome, NotRun)]
     for item in not_run:
@@ -81,6 +87,7 @@ def compare(
         comparison=comparison.name,
         created=created,
         params=params,
+        is_busy=is_busy,
         checkpoints=checkpoint_key(pair.target, pair.draft),
         machine=machine,
         threads=threads,
@@ -116,9 +123,10 @@ def tables_of(report: dict[str, Any]) -> str:
 
 
 def _how(report: dict[str, Any], comparison: Comparison) -> str:
+    busy = ", another process on one of the cores" if report.get("is_busy") else ""
     return (
         f"{report['created'][:10]}, {report['params']} twin, {report['machine']['processor']}, "
-        f"{report['threads']} threads, {len(report['prompts'])} prompts x {report['rounds']} "
+        f"{report['threads']} threads{busy}, {len(report['prompts'])} prompts x {report['rounds']} "
         f"rounds, {report['max_new_tokens']} new tokens; medians with quartiles, ratios with a "
         f"95 % bootstrap interval over pairs. {comparison.note}"
     )

@@ -165,6 +165,34 @@ def draft_calls_of(reports: dict[str, dict[str, Any]]) -> str:
     return "\n".join(table(columns, rows))
 
 
+def same_drafts_of(size: str, twin: dict[str, Any], trained: dict[str, Any]) -> str:
+    """Return a table of what targets accept of the same drafts: a twin, the pair it was made of.
+
+    The runs are those of ``trained``; their prompts, repetitions and seeds must be the twin's.
+    """
+    runs = {run["name"]: run for run in twin["runs"]}
+    rows = []
+    for run in trained["runs"]:
+        if run["draft_acceptance_rate"] is None:
+            continue
+        pairs = list(
+            zip(_tokens_of(trained, run["name"]), _tokens_of(twin, run["name"]), strict=True)
+        )
+        rates = (each["draft_acceptance_rate"] for each in (run, runs[run["name"]]))
+        same = sum(one == other for one, other in pairs)
+        rows.append((run["name"], *(f"{rate:.4f}" for rate in rates), f"{same}/{len(pairs)}"))
+    columns = ("run", "accepted, the trained pair", f"accepted, {size} twin", "same tokens")
+    return "\n".join(table(columns, rows))
+
+
+def _tokens_of(report: dict[str, Any], run: str) -> list[tuple[Any, ...]]:
+    """Return prompt, repetition and tokens of all requests of a run, in order."""
+    names = ("prompt_index", "repetition", "token_ids")
+    return sorted(
+        tuple(one[name] for name in names) for one in report["measurements"] if one["run"] == run
+    )
+
+
 def table_of(report: dict[str, Any], title: str, level: int = 3) -> str:
     """Return the table of one report, in markdown, under a heading of a level."""
     columns = ("run", "tokens/s", "speed-up", "same tokens", "nats/token", "tokens/iteration")

@@ -16,6 +16,7 @@ from twin.feature_draft import widen_feature_draft
 SCRIPTS = Path(__file__).resolve().parents[1]
 TOP_LOGITS = "topk:64"
 DEMO, HOSTILE = "demo", "hostile"  # drafts by name
+TRAINED = "trained"  # in place of a number of parameters: the demo pair itself
 
 # Qwen2.5-1.5B's vocabulary, a draft in proportion and room for long contexts.
 TWIN_OPTIONS = {"1B": ("--vocab", "151936", "--draft-params", "100M", "--context", "4096")}
@@ -24,7 +25,9 @@ EXPORT_OPTIONS = {("1B", "none"): ("--atol", "1e-3")}
 
 
 def twin_of(params: str, work: Path) -> Path:
-    """Return the folder of a twin, created if missing."""
+    """Return the folder of a twin, created if missing, or of the demo pair for ``TRAINED``."""
+    if params == TRAINED:
+        return demo_pair()[0].parent
     twin = work / f"twin-{params}"
     if not twin.exists():
         call(SCRIPTS / "make_twin", "--params", params, "-o", twin, *TWIN_OPTIONS.get(params, ()))

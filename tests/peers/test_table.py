@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from peers.comparison import COMPARISONS, STRATEGIES, beside_busy
 from peers.report import tables_of
 
 ROW = {
@@ -109,3 +110,16 @@ def test_a_table_of_retrieval_has_times_of_requests_and_illegal_sequences():
     )
     assert f"{head} | 0.2% of 400 |  |  | 600 |  |" in lines
     assert f"{head} | 0.2% of 400 | {speedup} | {ratio} | 600 | 0/24 {same} |" in lines
+
+
+def test_tables_say_that_a_core_was_taken() -> None:
+    said = "2 threads, another process on one of the cores, 8 prompts"
+    assert said in tables_of(REPORT | {"is_busy": True})
+    assert said not in tables_of(REPORT)
+
+
+def test_on_a_busy_machine_the_aim_is_to_be_no_slower() -> None:
+    quiet = COMPARISONS[STRATEGIES]
+    busy = beside_busy(quiet)
+    assert (quiet.section, busy.section) == ("peers", "peers, busy")
+    assert {bar.aim for bar in busy.bars} == {1.0} and len(busy.bars) == len(quiet.bars) > 0
