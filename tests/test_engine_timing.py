@@ -79,6 +79,13 @@ FIELDS = ("enable_cpu_mem_arena", "enable_mem_pattern", "graph_optimization_leve
 FIELDS += ("intra_op_num_threads", "execution_mode", "inter_op_num_threads")
 ENTRIES = ("session.intra_op.allow_spinning", "session.intra_op.spin_duration_us")
 ENTRIES += ("session.dynamic_block_base", "session.set_denormal_as_zero")
+ENTRIES += ("session.intra_op_thread_affinities",)
+
+
+def options_of_two_threads():
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 2
+    return options
 
 
 def described(options):
@@ -93,10 +100,10 @@ def described(options):
 
 
 def test_every_choice_changes_the_options_in_a_way_of_its_own():
-    found = [described(ort.SessionOptions())]
+    found = [described(options_of_two_threads())]
     for choice in CHOICES:
         if not choice.is_grouped:  # a choice of the export
-            options = ort.SessionOptions()
+            options = options_of_two_threads()
             choice.change(options)
             found.append(described(options))
     assert all(a != b for index, a in enumerate(found) for b in found[:index])

@@ -44,8 +44,9 @@ def _parallel(options: ort.SessionOptions) -> None:
 
 def _pinned(options: ort.SessionOptions) -> None:
     """Bind every thread but the caller's to a core; they count from 1."""
-    cores = (str(core) for core in range(2, options.intra_op_num_threads + 1))
-    options.add_session_config_entry("session.intra_op_thread_affinities", ";".join(cores))
+    cores = [str(core) for core in range(2, options.intra_op_num_threads + 1)]
+    if cores:  # an empty list is refused
+        options.add_session_config_entry("session.intra_op_thread_affinities", ";".join(cores))
 
 
 NO_SPINNING = _entry("session.intra_op.allow_spinning", "0")
@@ -76,7 +77,7 @@ CHOICES = (
     Choice("work cut finer as it goes", "not kept", _entry("session.dynamic_block_base", "4")),
     Choice("operators side by side (parallel mode)", "not kept", _parallel),
     Choice("denormals as zero", "not kept", _entry("session.set_denormal_as_zero", "1")),
-    Choice("the second thread pinned to a core", "not kept", _pinned),
+    Choice("threads pinned to cores", "not kept", _pinned),
     Choice("grouped attention", "`dsbd-export --attention grouped`", is_grouped=True),
 )
 
