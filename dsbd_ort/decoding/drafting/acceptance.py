@@ -26,8 +26,8 @@ class AcceptanceEstimator:
         enough, seen: (2, num_bins) float64. Weighted layers, by gap, that were accepted, and all:
             of first layers of a draft, and of those behind an accepted one, which are harder.
         rates: (2, num_bins) float64. What follows from them: a wider gap is never worse.
-        tokens, calls: committed, and the time spent in target calls of one row, the latest
-            counting most; their ratio is lambda, whatever the calls are found to cost.
+        tokens, calls: expected of drafts, and the time they took in target calls of one row, the
+            latest counting most; their ratio is lambda, whatever the calls are found to cost.
         acceptance, rows: running means of what chosen layers promised and held.
         is_stale: whether more was learned since ``rates`` were taken.
         num_without, probe_after: iterations without a draft, and after how many to try one.

@@ -9,8 +9,9 @@ to be among the best ``num_beams``, plus what its parent lacked: a draft that is
 selects exactly the candidates without one. A layer takes candidates by increasing deficit, and the
 deficit of the best one left out is its *gap*. How often a gap was enough is counted as it goes.
 
-With lambda, the tokens committed per second so far, an accepted layer is worth 1 / lambda seconds
-(the ratio of two expectations is largest where gain - lambda * cost is, Dinkelbach 1967). So a
+With lambda, the tokens per second of the latest drafts, an accepted layer is worth 1 / lambda
+seconds (the ratio of two expectations is largest where gain - lambda * cost is, Dinkelbach 1967).
+The tokens are those that were expected: of so few drafts the counted ones are mostly noise. So a
 layer takes the n that maximises
 
     reach * accepted(gap(n)) / lambda - (seconds of n more target rows) + (what may follow),
@@ -43,6 +44,7 @@ from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK
 Floats = NDArray[np.float64]
 _RATE_MEMORY = 0.9
 _LOOK_AHEAD = 6
+_LAYERS_AHEAD = np.arange(_LOOK_AHEAD + 1)
 _REST = 7  # iterations
 
 
@@ -116,6 +118,7 @@ class ThroughputDraftPolicy:
         self._num_forced = 0
         self._num_rows = self._limit = 0
         self._reach = self._seconds = self._token_seconds = self._layer_seconds = 0.0
+        self._expected = 1.0
         self._prompt_share = 0.0
         self._is_probe = self._has_probed = False
         self._is_usual = num_beams == 1  # the first iteration has one row, the next ones as many
@@ -136,7 +139,7 @@ class ThroughputDraftPolicy:
         # Rows beyond the table cost as much as its last: more are pending only after a restart.
         self._num_rows = min(num_pending, len(self._target_seconds) - 1)
         self._limit = min(self._most_layers, most_layers)
-        self._reach = 1.0
+        self._reach = self._expected = 1.0  # an iteration commits one token without a draft
         self._parent_deficits = None
         self._seconds = float(self._target_seconds[self._num_rows]) + estimator.loop.iteration
         if not estimator.calls:
@@ -163,14 +166,11 @@ class ThroughputDraftPolicy:
         prompt = self._prompt_share if num_rows else 0.0
         call = self._draft_seconds[min(num_rows, len(self._draft_seconds) - 1)]
         call += self._estimator.loop.layer
-        worth, reach, usual = 0.0, self._reach, self._usual_rows() + call
+        worth = self._worth_from_here(call)
         if num_whole:  # what is selected is among them: an iteration is saved
             saved = float(self._target_seconds[min(num_whole, self._num_beams)])
             saved += self._estimator.loop.iteration
-            worth = max(reach * saved - self._seconds_of_rows(num_whole) - call, 0.0)
-        for _ in range(min(self._limit - len(self._layers), _LOOK_AHEAD)):
-            reach *= self._estimator.acceptance
-            worth += max(reach * self._token_seconds - usual, 0.0)
+            worth += max(self._reach * saved - self._seconds_of_rows(num_whole) - call, 0.0)
         self._layer_seconds = call + prompt
         if is_wanted := worth > prompt or self._is_probe:
             self._prompt_share -= prompt  # only before the first of its layers
@@ -202,7 +202,9 @@ class ThroughputDraftPolicy:
         reach = self._reach * self._estimator.accepted(gaps, len(self._layers) - 1)
         seconds, last = self._target_seconds, len(self._target_seconds) - 1
         more = seconds[np.minimum(self._num_rows + widths, last)] - seconds[self._num_rows]
-        gain = reach * self._token_seconds - more + self._worth_of_more(reach)
+        usual = self._draft_seconds[self._num_beams] + self._estimator.loop.layer
+        gain = reach * self._token_seconds - more
+        gain += self._worth_of_more(reach, self._num_rows + widths, usual)
         chosen = int(gain.argmax())
         self._note(reach[chosen] / self._reach, int(widths[chosen]))
         self._is_probe = False
@@ -210,6 +212,7 @@ class ThroughputDraftPolicy:
             self._reach = 0.0
             return best[:0]
         self._reach = float(reach[chosen])
+        self._expected += self._reach
         self._num_rows = min(self._num_rows + int(widths[chosen]), last)
         self._seconds += float(more[chosen])
         taken = best[: widths[chosen]]
@@ -229,6 +232,7 @@ class ThroughputDraftPolicy:
         if is_limit or not is_worth_it:
             return np.arange(0)
         self._num_forced += 1
+        self._expected += self._reach
         self._layers.append(None)
         self._num_rows = min(self._num_rows + num_new, last)
         self._seconds += more
@@ -256,7 +260,7 @@ class ThroughputDraftPolicy:
             needed = found.max() if len(found) == len(taken) else np.inf
             estimator.learn(layer.gaps, needed <= layer.included, depth)
         if self._is_usual:
-            estimator.tokens = _RATE_MEMORY * estimator.tokens + len(iteration.committed)
+            estimator.tokens = _RATE_MEMORY * estimator.tokens + self._expected
             calls = self._seconds / self._call_seconds
             estimator.calls = _RATE_MEMORY * estimator.calls + calls
         self._is_usual = True
@@ -293,24 +297,48 @@ class ThroughputDraftPolicy:
         # Fewer can be selected than beams: a draft that is always right selects them all.
         return np.where(scores > -np.inf, inherited, np.inf)
 
-    def _worth_of_more(self, reach: Floats) -> Floats:
+    def _worth_of_more(
+        self, reach: Floats, num_rows: NDArray[np.int64], layer_seconds: float
+    ) -> Floats:
         """Return what layers behind one reached so are worth, less their cost, (n,) float64.
 
-        They are of the usual width and acceptance, and count as far as they pay.
+        They are of the usual width and acceptance, as many as pay together: where the engine
+        computes rows in blocks, one layer can be dear and the next one free.
+
+        reach, num_rows: (n,) probability and target rows before them.
+        layer_seconds: a layer's cost, its target rows aside.
         """
-        depth = min(self._limit - len(self._layers), _LOOK_AHEAD)
-        if depth <= 0:
+        num_layers, width, acceptance = self._usual_layers()
+        if not num_layers:
             return np.zeros_like(reach)
-        powers = self._estimator.acceptance ** np.arange(1, depth + 1)
-        usual = self._usual_rows() + self._draft_seconds[self._num_beams]
-        usual += self._estimator.loop.layer
-        gains = np.multiply.outer(reach * self._token_seconds, powers) - usual
-        worth: Floats = np.maximum(gains, 0.0).sum(axis=1)
+        layers = _LAYERS_AHEAD[: num_layers + 1]
+        seconds = self._target_seconds.take(np.add.outer(num_rows, width * layers), mode="clip")
+        gains = np.multiply.outer(reach * self._token_seconds, acceptance ** layers[1:])
+        gains -= seconds[:, 1:] - seconds[:, :-1]
+        gains -= layer_seconds
+        worth: Floats = np.maximum(gains.cumsum(axis=1).max(axis=1), 0.0)
         return worth
 
-    def _usual_rows(self) -> float:
-        """Return the seconds of a layer of the usual width in the target's call."""
-        return self._seconds_of_rows(round(max(self._estimator.rows, self._num_beams)))
+    def _worth_from_here(self, layer_seconds: float) -> float:
+        """Return ``_worth_of_more`` behind what is drafted: asked twice a layer, so no arrays."""
+        num_layers, width, acceptance = self._usual_layers()
+        seconds, last = self._target_seconds.item, len(self._target_seconds) - 1
+        gain = worth = 0.0
+        accepted, rows = self._reach * self._token_seconds, self._num_rows
+        before = seconds(rows)
+        for _ in range(num_layers):
+            accepted *= acceptance
+            rows = min(rows + width, last)
+            after = seconds(rows)
+            gain += accepted - (after - before) - layer_seconds
+            before, worth = after, max(worth, gain)
+        return worth
+
+    def _usual_layers(self) -> tuple[int, int, float]:
+        """Return how many further layers are thought of, their width and acceptance."""
+        num_layers = max(min(self._limit - len(self._layers), _LOOK_AHEAD), 0)
+        width = round(max(self._estimator.rows, self._num_beams))
+        return num_layers, width, self._estimator.acceptance
 
     def _seconds_of_rows(self, num_new: int) -> float:
         """Return the seconds that further rows add to the target's call."""
