@@ -78,6 +78,7 @@ def test_what_is_left(distilled):
         "tokenizer_config.json",
         RECORD_FILE,
     }
+    assert len({path.stat().st_mode for path in output.iterdir()}) == 1  # whoever reads one, all
     assert read_record(output / RECORD_FILE) == distilled.record
     assert [path.name for path in output.parent.iterdir()] == ["draft"]  # no work folder
 

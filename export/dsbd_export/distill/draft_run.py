@@ -167,5 +167,7 @@ def _write_draft(
     shutil.rmtree(partial, ignore_errors=True)
     kind.write(draft, partial)
     write_tokenizer_files(checkpoint, partial)
+    for weights in partial.glob("*.safetensors"):  # the library lets nobody else read them
+        shutil.copymode(partial / "config.json", weights)
     shutil.rmtree(folder, ignore_errors=True)
     os.rename(partial, folder)
