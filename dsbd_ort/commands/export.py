@@ -23,7 +23,7 @@ from dsbd_runtime.bundle import MANIFEST_NAME, Manifest, ParityReport
 
 ENGINE_OPTIONS = ("bundle", "engine", "compute_capability", "capacity")
 """Options that may accompany --bundle without --draft."""
-NOT_OF_DRAFT = ("target", "output", "demo", "features")
+NOT_OF_DRAFT = ("target", "output", "demo", "features", "draft_quantize")
 """Options that may not accompany --bundle with --draft."""
 CAPTION = (
     "A family that is not listed is tried in the same way; every export is compared with its "
@@ -45,6 +45,21 @@ class ExportArguments:
         help="Checkpoint folder or hub id of the small model; may be added later.", section=_MODELS
     )
     demo: bool = flag(help="Export the demo pair that ships with this package.", section=_MODELS)
+    draft_vocab: int | None = option(
+        type=COUNT,
+        metavar="32768",
+        help="How many tokens the draft may propose; with a large vocabulary its head is most of "
+        "it. The output stays the same [all].",
+        section=_MODELS,
+    )
+    draft_texts: tuple[str, ...] = option(
+        multiple=True,
+        default=(),
+        metavar="TEXTS",
+        help="File, folder or pattern of texts whose most frequent tokens these are; without it "
+        "they are those of the lowest ids. May be repeated.",
+        section=_MODELS,
+    )
     output: Path | None = option(
         "-o", "--output", type=PATH, help="Folder of the bundle.", section=_MODELS
     )
@@ -63,6 +78,10 @@ class ExportArguments:
         default="none",
         show_default=True,
         help="none, int8-dynamic, int8 or int4.",
+        section=_ENGINES,
+    )
+    draft_quantize: str | None = option(
+        help="The same of the draft alone; it never changes the output [as --quantize].",
         section=_ENGINES,
     )
     logits: str = option(

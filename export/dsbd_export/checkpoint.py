@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from huggingface_hub import snapshot_download
+from numpy.typing import NDArray
 from optimum.exporters.tasks import TasksManager
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
@@ -57,6 +59,8 @@ class Checkpoint:
             for any other model.
         target_folder: the target's, for a feature draft that is exported beside it.
         feature_layers: of a target, the layers whose inputs are its features; None: it has none.
+        proposed_tokens: (n,) int64, ascending. Tokens that a draft may propose; None: all that it
+            has.
     """
 
     role: str
@@ -73,6 +77,7 @@ class Checkpoint:
     features: FeatureDraftConfig | None = None
     target_folder: Path | None = None
     feature_layers: tuple[int, ...] | None = None
+    proposed_tokens: NDArray[np.int64] | None = None
 
     @property
     def family(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from dsbd_runtime.trt_module import FLAVOURS
 
 OPSET = 24  # of ai.onnx, the version with TensorScatter and Attention
 MIN_CONTEXT = 16  # the parity gate needs a prompt and a tree of three levels
+_LEAST_DRAFT_VOCAB = 32  # a draft of fewer tokens proposes none that is accepted
 
 FUSED, GROUPED, EXACT = ATTENTIONS = ("fused", "grouped", "exact")
 ONNX = "onnx"
@@ -184,12 +186,41 @@ class ModelOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportConfig(ModelOptions):
+class DraftedOptions(ModelOptions):
+    """Options of every model, and those of a draft alone.
+
+    Attributes:
+        draft_vocab: how many tokens the draft may propose, see ``draft_vocabulary``; None: all.
+        draft_texts: files, folders or patterns of texts that say which tokens these are, the most
+            frequent ones; without any they are those of the lowest ids.
+    """
+
+    draft_vocab: int | None = None
+    draft_texts: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.draft_vocab is None:
+            if self.draft_texts:
+                raise ExportError(
+                    f"draft_texts={self.draft_texts[0]!r} has no meaning without draft_vocab; give "
+                    "it, as draft_vocab=32768, or leave draft_texts out"
+                )
+        elif self.draft_vocab < self.num_top_logits or self.draft_vocab < _LEAST_DRAFT_VOCAB:
+            raise ExportError(
+                f"draft_vocab={self.draft_vocab} is too few with logits={self.logits!r}; use at "
+                f"least {max(self.num_top_logits, _LEAST_DRAFT_VOCAB)}, as 32768"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportConfig(DraftedOptions):
     """Options of the export of a target, and of a draft for it.
 
     Attributes:
         target: folder or Hugging Face hub id of the target checkpoint.
         draft: the same for the draft; None for a bundle without one.
+        draft_quantize: weight compression of the draft; None for that of the target.
         features: whether the target's engine also returns hidden states, for a feature draft; it
             does in any case beside one.
         output: folder of the bundle; an existing bundle there is replaced at the end.
@@ -197,20 +228,43 @@ class ExportConfig(ModelOptions):
 
     target: str
     draft: str | None = None
+    draft_quantize: str | None = None
     features: bool = False
     output: Path
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._check_of_draft()
         if self.features and self.engine != ONNX:
             raise ExportError(
                 f"features=True has no form for engine={self.engine!r}; use engine={ONNX!r}, or "
                 "leave features out"
             )
 
+    @property
+    def of_draft(self) -> ModelOptions:
+        """Return the options of the draft's engine."""
+        if self.draft_quantize is None or self.draft_quantize == self.quantize:
+            return self
+        # The limits are those of the target's precision.
+        return dataclasses.replace(
+            self, quantize=self.draft_quantize, draft_quantize=None, atol=None, max_kl=None
+        )
+
+    def _check_of_draft(self) -> None:
+        for field in ("draft_quantize", "draft_vocab"):
+            if self.draft is None and (value := getattr(self, field)) is not None:
+                raise ExportError(
+                    f"{field}={value!r} has no meaning without a draft; give one, or leave it out"
+                )
+        try:
+            _ = self.of_draft
+        except ExportError as error:
+            raise ExportError(f"draft_quantize, of the draft: {error}") from error
+
 
 @dataclass(frozen=True, kw_only=True)
-class DraftConfig(ModelOptions):
+class DraftConfig(DraftedOptions):
     """Options of the export of a draft for the target of a bundle that is there.
 
     Attributes:

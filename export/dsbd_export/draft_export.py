@@ -5,6 +5,7 @@ from __future__ import annotations
 from dsbd_export.changed_bundle import changed_bundle
 from dsbd_export.checkpoint import open_draft
 from dsbd_export.config import DraftConfig
+from dsbd_export.draft_vocabulary import with_draft_vocabulary
 from dsbd_export.feature_draft.agreement import check_form, check_target
 from dsbd_export.pair import agreed_draft, context_warning
 from dsbd_export.pipeline import ExportResult, Report, export_model, tool_versions
@@ -38,6 +39,7 @@ def export_draft(config: DraftConfig, *, report: Report) -> ExportResult:
     if draft.features is not None:
         check_form(config)
         check_target(draft.features, bundle)
+    draft = with_draft_vocabulary(draft, config, report)
     if warning := context_warning(target, draft, config.max_context):
         report(warning)
     check_num_top_logits(config.num_top_logits, draft.vocab_size)

@@ -17,6 +17,7 @@ from transformers.cache_utils import Cache
 
 from dsbd_export.checkpoint import Checkpoint, quiet_libraries
 from dsbd_export.config import OPSET
+from dsbd_export.draft_vocabulary import spread
 from dsbd_export.errors import ExportError, own_error_in, reason_of
 from dsbd_export.families import AttentionForm
 from dsbd_export.model_config import MASK_BY_LAYER_TYPE
@@ -106,15 +107,17 @@ class ForestGraph(nn.Module):
     def __init__(
         self,
         model: PreTrainedModel,
-        masks: Sequence[str],
+        checkpoint: Checkpoint,
         form: AttentionForm,
-        feature_layers: Sequence[int] = (),
     ) -> None:
         super().__init__()
         self.model = model
-        self._masks = masks
+        self._masks = checkpoint.masks
         self._form = form
-        self._feature_layers = feature_layers
+        self._feature_layers = checkpoint.feature_layers or ()
+        tokens = checkpoint.proposed_tokens
+        self._tokens = None if tokens is None else torch.from_numpy(tokens)
+        self._vocab_size = checkpoint.vocab_size
 
     def forward(
         self,
@@ -139,7 +142,8 @@ class ForestGraph(nn.Module):
                 use_cache=True,
                 logits_to_keep=logit_rows,
             )
-        returned = output.logits.squeeze(0).float(), cache.present()
+        logits = spread(output.logits.squeeze(0).float(), self._tokens, self._vocab_size)
+        returned = logits, cache.present()
         return returned if feature_rows is None else (*returned, inputs.rows(feature_rows))
 
     def _mask_argument(self, masks: list[Tensor]) -> Tensor | dict[str, Tensor]:
@@ -182,7 +186,7 @@ def capture_forest_graph(
     """Return the forest graph of a model that was prepared, attending by ``form``."""
     arguments, dynamic_shapes = _example(checkpoint)
     return captured_graph(
-        ForestGraph(model, checkpoint.masks, form, checkpoint.feature_layers or ()),
+        ForestGraph(model, checkpoint, form),
         checkpoint,
         GraphNames(input_names(checkpoint), output_names(checkpoint)),
         arguments,

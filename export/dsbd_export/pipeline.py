@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from dsbd_export.changed_bundle import writing
 from dsbd_export.checkpoint import Checkpoint, load_model, open_pair, reference_dtype
 from dsbd_export.config import EXACT, GROUPED, ExportConfig, ModelOptions
+from dsbd_export.draft_vocabulary import cut_head, with_draft_vocabulary, without_others
 from dsbd_export.exact_attention import attend_exactly
 from dsbd_export.feature_draft.agreement import check_form, layers_read
 from dsbd_export.feature_draft.config import default_layers
@@ -101,7 +102,9 @@ def export_bundle(config: ExportConfig, *, report: Report) -> ExportResult:
         new_bundle(config.output) as folder,
     ):
         target_entry = export_model(target, folder, config, report)
-        draft_entry = None if draft is None else export_model(draft, folder, config, report)
+        draft_entry = None
+        if draft is not None:
+            draft_entry = export_model(draft, folder, config.of_draft, report)
         if place is not None:
             entries = list(entry_by_role(target_entry, draft_entry).values())
             build_engines(folder, entries, place, config.capacity, report=report)
@@ -123,7 +126,8 @@ def _agreed_models(config: ExportConfig, report: Report) -> tuple[Checkpoint, Ch
         layers = default_layers(target.config.get_text_config().num_hidden_layers)
         target = replace(target, feature_layers=layers)
     if draft is not None:
-        return agreed_pair(target, draft, report)
+        target, draft = agreed_pair(target, draft, report)
+        return target, with_draft_vocabulary(draft, config, report)
     read_tokenizer(target)  # a tokenizer that cannot be read or built is refused now
     return target, None
 
@@ -145,14 +149,15 @@ def export_model(
         report(f"{role}: comparing its features with the checkpoint")
         check_features(folder, checkpoint, wanted, config)
     _copy_record(checkpoint, folder)
+    keeps_full_logits = True
     if config.num_top_logits:
         report(f"{role}: adding the top-k head and comparing it with the logits")
         cases = [reference.case for reference in wanted]
-        add_topk_head(folder, checkpoint, cases, config.num_top_logits)
+        keeps_full_logits = add_topk_head(folder, checkpoint, cases, config.num_top_logits)
     if config.logits == GATHER:
         report(f"{role}: adding the gather head and comparing it with the logits")
         add_gather_head(folder, checkpoint, [reference.case for reference in wanted])
-    return _manifest_entry(checkpoint, config, parity)
+    return _manifest_entry(checkpoint, config, parity, keeps_full_logits=keeps_full_logits)
 
 
 def _copy_record(checkpoint: Checkpoint, folder: Path) -> None:
@@ -172,8 +177,11 @@ def _write_model(
     resize_vocabulary(model, checkpoint)
     report(f"{role}: computing reference logits")
     text = with_features(text_reference(model, checkpoint), model, checkpoint)
-    wanted = [*references(model, checkpoint), text]
+    proposed = checkpoint.proposed_tokens
+    wanted = [without_others(each, proposed) for each in (*references(model, checkpoint), text)]
     seen = largest_values(model, checkpoint) if config.sums_integers else None
+    if proposed is not None:
+        cut_head(model, proposed)
     convert_weights(model, config.dtype)
     report(f"{role}: capturing the graph")
     form = prepare_for_capture(model)
@@ -242,7 +250,7 @@ def _release_weights(model: PreTrainedModel, graph: ir.Model) -> None:
 
 
 def _manifest_entry(
-    checkpoint: Checkpoint, config: ModelOptions, parity: ParityReport
+    checkpoint: Checkpoint, config: ModelOptions, parity: ParityReport, *, keeps_full_logits: bool
 ) -> ModelEntry:
     return ModelEntry(
         family=checkpoint.family,
@@ -254,7 +262,7 @@ def _manifest_entry(
         dtype=config.dtype,
         quantization=config.quantize,
         logits=config.logits,
-        full_logits=True,
+        full_logits=keeps_full_logits,
         bit_exact=config.bit_exact,
         masks=checkpoint.masks,
         sliding_window=checkpoint.sliding_window,

@@ -22,6 +22,10 @@ TRAINED = "trained"  # in place of a number of parameters: the demo pair itself
 TWIN_OPTIONS = {"1B": ("--vocab", "151936", "--draft-params", "100M", "--context", "4096")}
 # Logits of added tokens are in the hundreds, where float32 has steps of 1.5e-5.
 EXPORT_OPTIONS = {("1B", "none"): ("--atol", "1e-3")}
+# A draft's precision never changes the output; that of the demo draft is the target's, as it is so
+# small that it makes no difference.
+DRAFT_OPTIONS = {"1B": ("--draft-quantize", "int8-dynamic")}
+DRAFT_VOCAB = {"1B": ("--draft-vocab", "32768")}
 
 
 def twin_of(params: str, work: Path) -> Path:
@@ -48,7 +52,10 @@ def bundle_of(
     if not bundle.exists():
         options = ["--quantize", quantize, "--logits", logits]
         options += EXPORT_OPTIONS.get((params, quantize), ())
+        options += DRAFT_OPTIONS.get(params, ())
         draft = _draft_of(twin, pair, work)
+        if not is_feature_draft(draft):  # which has a vocabulary of its own
+            options += DRAFT_VOCAB.get(params, ())
         call("dsbd-export", "--target", twin / "target", "--draft", draft, "-o", bundle, *options)
     return bundle
 

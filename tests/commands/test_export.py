@@ -78,6 +78,12 @@ USER_ERRORS = [  # (arguments, words of the message)
     (["--demo", "--dtype", "fp8"], "fp8"),
     (["--demo", "--quantize", "int3"], "int3"),
     (["--demo", "--atol", "0"], "atol"),
+    (["--demo", "--draft-vocab", "4096"], "draft_vocab=4096 leaves out none of 4096 tokens"),
+    (
+        ["--demo", "--draft-vocab", "64", "--draft-texts", "/no/such"],
+        "draft_texts: data='/no/such'",
+    ),
+    (["--demo", "--draft-quantize", "int3"], "draft_quantize, of the draft: quantize='int3'"),
     (["--demo", "--engine", "openvino"], "openvino"),
     (["--demo", "--engine", "tensorrt-rtx", "--compute-capability", "9.9"], "knows 7.5, 8.0"),
 ]
@@ -92,6 +98,7 @@ BUNDLE_ERRORS = [  # (arguments besides --bundle, words of the message)
     (["--draft", "x", "--target", "y"], "keeps the target of the bundle, which it changes; leave"),
     (["--draft", "x", "-o", "other"], "which it changes; leave out --output"),
     (["--draft", "x", "--demo"], "leave out --demo"),
+    (["--draft", "x", "--draft-quantize", "int8"], "leave out --draft-quantize"),
     (["--draft", "x", "--quantize", "int8", "--engine", "tensorrt-rtx"], "not in engine='tensor"),
     (["--engine", "tensorrt-rtx", "--capacity", "300"], "capacity=300"),
 ]

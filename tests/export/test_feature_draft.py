@@ -5,12 +5,14 @@ from __future__ import annotations
 from functools import partial
 
 import numpy as np
+import onnx
 import pytest
 import torch
 
 from dsbd_export.checkpoint import load_model
 from dsbd_export.config import DraftConfig, ExportConfig
 from dsbd_export.draft_export import export_draft
+from dsbd_export.errors import ExportError
 from dsbd_export.feature_draft.config import default_layers
 from dsbd_export.feature_draft.reference import reference_logits
 from dsbd_export.feature_draft.weights import load_feature_draft
@@ -175,19 +177,31 @@ def test_the_graph_is_the_published_draft(name, targets, tmp_path):
     check_trees(logits_of, target, draft, reference)
 
 
-def test_a_token_that_the_draft_lacks_is_never_proposed(targets, tmp_path):
+@pytest.mark.parametrize("num_top", [8, NUM_DRAFT + 30])
+def test_a_token_that_the_draft_lacks_is_never_proposed(targets, tmp_path, num_top):
+    """A head that returns more than the draft's tokens fills up with others, of logit -inf."""
     folder = written(tmp_path, write_flat, {})
-    options, _, draft = opened(targets["llama"], folder, logits="topk:8")
-    entry = export_model(draft, tmp_path, options, lambda _: None)
-    assert (entry.vocab_size, entry.logits) == (VOCAB_SIZE, "topk:8")
+    engines, keeps_logits = {}, num_top > NUM_DRAFT
+    for kind in ("full", f"topk:{num_top}"):
+        options, _, draft = opened(targets["llama"], folder, logits=kind)
+        (output := tmp_path / kind).mkdir()
+        entry = export_model(draft, output, options, lambda _: None)
+        assert (entry.vocab_size, entry.logits) == (VOCAB_SIZE, kind)
+        assert entry.full_logits == (keeps_logits or kind == "full")
+        engines[kind] = output / "draft"
     rng = np.random.default_rng(0)
     drawn = rng.integers(0, VOCAB_SIZE, len(TREE_PARENTS))
     features = torch.from_numpy(rng.standard_normal((1, WIDTH), dtype=np.float32))
     case = case_behind(torch.zeros(1, dtype=torch.int64), features, drawn)
-    engine = engine_of(tmp_path / "draft", draft, [case])
-    ids, top, logits = engine.outputs(case, ["top_ids", "top_logits", "logits"])
+    (logits,), (ids, top) = (
+        engine_of(engine, draft, [case]).outputs(case, names)
+        for engine, names in zip(
+            engines.values(), (["logits"], ["top_ids", "top_logits"]), strict=True
+        )
+    )
     known = random_weights(VOCAB_SIZE, NUM_DRAFT, WIDTH)["t2d"].numpy()
-    assert known[ids].all() and np.isfinite(top).all()
+    assert known[ids[:, :NUM_DRAFT]].all() and np.isfinite(top[:, :NUM_DRAFT]).all()
+    assert np.isneginf(top[:, NUM_DRAFT:]).all()
     assert np.isneginf(logits[:, ~known]).all() and np.isfinite(logits[:, known]).all()
     assert np.array_equal(np.take_along_axis(logits, ids, axis=1), top)
 
@@ -262,13 +276,37 @@ def test_it_is_exported_beside_its_target_or_into_its_bundle(targets, tmp_path):
     check_same_tokens(bundle.path)
 
 
-def check_same_tokens(bundle):
+def test_a_top_k_head_reads_the_draft_s_own_tokens(targets, tmp_path):
+    draft = written(tmp_path, write_library, {})
+    pair = ExportConfig(
+        target=str(targets["llama"]), draft=str(draft), output=tmp_path / "pair", logits="topk:8"
+    )
+    export_bundle(pair, report=lambda _: None)
+    bundle = open_bundle(tmp_path / "pair", verify=True)
+    assert (bundle.entry("target").full_logits, bundle.entry("draft").full_logits) == (True, False)
+    graph = onnx.load(bundle.path / "draft" / "model.onnx", load_external_data=False).graph
+    assert not {"ScatterElements", "GatherND"} & {node.op_type for node in graph.node}
+    check_same_tokens(bundle.path, top_k=8)
+
+
+def test_a_feature_draft_takes_no_other_vocabulary(targets, tmp_path):
+    pair = ExportConfig(
+        target=str(targets["llama"]),
+        draft=str(written(tmp_path, write_library, {})),
+        output=tmp_path / "pair",
+        draft_vocab=64,
+    )
+    with pytest.raises(ExportError, match="draft_vocab=64 has no form for a feature draft"):
+        export_bundle(pair, report=lambda _: None)
+
+
+def check_same_tokens(bundle, **warping):
     with Pipeline.from_bundle(bundle, num_threads=1) as pipe:
         for drafting, plain in (
             ({"strategy": "dsbd", "num_beams": 2}, {"strategy": "beam-sample", "num_beams": 2}),
             ({"strategy": "speculative"}, {"strategy": "sample"}),
         ):
-            settings = {"max_new_tokens": 12, "seed": 1}
+            settings = {"max_new_tokens": 12, "seed": 1, **warping}
             drafted = pipe.generate("def f1(", draft_length=3, **drafting, **settings)
             wanted = pipe.generate("def f1(", **plain, **settings)
             assert [s.token_ids for s in drafted.sequences] == [

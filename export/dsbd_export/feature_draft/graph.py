@@ -20,8 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from dsbd_export.checkpoint import Checkpoint
+from dsbd_export.draft_vocabulary import spread
 from dsbd_export.families import AttentionForm
-from dsbd_export.feature_draft.model import FeatureDraft, spread
+from dsbd_export.feature_draft.model import FeatureDraft
 from dsbd_export.feature_draft.weights import features_of
 from dsbd_export.forest_graph import (
     CachePair,
@@ -51,7 +52,7 @@ class FeatureGraph(nn.Module):
     def __init__(self, draft: FeatureDraft) -> None:
         super().__init__()
         self.draft = draft
-        self._draft_tokens = draft.draft_tokens()
+        self._tokens = draft.proposed_tokens()
 
     def forward(
         self,
@@ -73,7 +74,8 @@ class FeatureGraph(nn.Module):
         with ReplaceTorchAttention():
             normed, own = self.draft(input_ids, position_ids, features, mask, cache)
         logits = self.draft.lm_head(normed[0].index_select(0, logit_rows)).float()
-        return spread(logits, self._draft_tokens), own[0], cache.present()
+        logits = spread(logits, self._tokens, self.draft.config.vocab_size)
+        return logits, own[0], cache.present()
 
 
 def graph_names(checkpoint: Checkpoint) -> GraphNames:

@@ -26,10 +26,10 @@ from transformers.models.llama.modeling_llama import (
 )
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
+from dsbd_export.draft_vocabulary import spread
 from dsbd_export.feature_draft.config import FeatureDraftConfig
 
 _ATTENTIONS: dict[str, Callable[..., Any]] = {"llama": LlamaAttention, "qwen3": Qwen3Attention}
-_UNKNOWN = -torch.inf  # logit of a token that the draft cannot propose
 
 
 class FeatureLayer(nn.Module):
@@ -154,28 +154,13 @@ class FeatureDraft(LlamaPreTrainedModel):  # type: ignore[misc]  # transformers 
 
         normed: (..., H), what the head reads.
         """
-        return spread(self.lm_head(normed).float(), self.draft_tokens())
+        logits = self.lm_head(normed).float()
+        return spread(logits, self.proposed_tokens(), self.config.vocab_size)
 
-    def draft_tokens(self) -> Tensor | None:
-        """Return the draft's token for each of the target's, (V,) int64; None if they are the same.
-
-        A token that the draft does not know has the first number that is none of its tokens.
-        """
-        num_own, num_tokens = self.features.draft_vocab_size, self.config.vocab_size
-        own = torch.arange(num_own)
-        if num_own == num_tokens and not self.d2t.any():
+    def proposed_tokens(self) -> Tensor | None:
+        """Return the target's token of each of the draft's, (Vd,) int64; None if all are equal."""
+        num_own = self.features.draft_vocab_size
+        if num_own == self.config.vocab_size and not self.d2t.any():
             return None
-        found = torch.full((num_tokens,), num_own)
-        found[own + self.d2t.cpu()] = own
-        return found
-
-
-def spread(logits: Tensor, draft_tokens: Tensor | None) -> Tensor:
-    """Return logits of the draft's tokens, (..., Vd), over the target's vocabulary, (..., V).
-
-    draft_tokens: of ``FeatureDraft.draft_tokens``.
-    """
-    if draft_tokens is None:
-        return logits
-    unknown = logits.new_full((*logits.shape[:-1], 1), _UNKNOWN)
-    return torch.cat([logits, unknown], dim=-1).index_select(-1, draft_tokens)
+        d2t: Tensor = self.d2t
+        return torch.arange(num_own, device=d2t.device) + d2t
