@@ -27,6 +27,7 @@ from dsbd_export.feature_draft.weights import load_feature_draft
 from dsbd_export.forest_graph import capture_forest_graph, prepare_for_capture
 from dsbd_export.gather_head import add_gather_head
 from dsbd_export.graph_checks import check_contract, check_for_tensorrt
+from dsbd_export.merged_products import merge_products
 from dsbd_export.optimize import group_query_heads, optimize_graph
 from dsbd_export.pair import (
     agreed_pair,
@@ -228,6 +229,7 @@ def _finish_graph(
     seen: the largest values of ``attend_exactly`` for an exact graph of integers.
     """
     role = checkpoint.role
+    report(f"{role}: {merge_products(graph)} groups of products of the same rows merged")
     if config.attention_form == GROUPED:
         report(f"{role}: {group_query_heads(graph)} attention nodes grouped")
     elif config.attention_form == EXACT:

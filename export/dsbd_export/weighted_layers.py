@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -195,6 +195,19 @@ class Store:
         assert tensor is not None  # a weight is an initializer
         lazy = ir.LazyTensor(lambda: ir.tensor(compute(tensor.numpy())), dtype, ir.Shape(shape))
         return self._known(name) or self._added(name, lazy)
+
+    def joined(self, weights: Sequence[ir.Value], axis: int) -> ir.Value:
+        """Return the initializer of several weights side by side, computed when it is written."""
+        tensors = [weight.const_value for weight in weights if weight.const_value is not None]
+        dtype, shape = tensors[0].dtype, list(shape_of(weights[0]))
+        shape[axis] = sum(shape_of(weight)[axis] for weight in weights)
+
+        def together() -> ir.TensorProtocol:
+            arrays = [tensor.numpy() for tensor in tensors]
+            return ir.tensor(np.concatenate(arrays, axis), dtype=dtype)
+
+        lazy = ir.LazyTensor(together, dtype, ir.Shape(shape))
+        return self._added(f"{self._prefix}.{weights[0].name}", lazy)
 
     def _known(self, name: str) -> ir.Value | None:
         return self._graph.initializers.get(name)

@@ -45,7 +45,8 @@ LLAMA_NODES = {  # two layers: two norms each and the last; query and key of eac
     "Cos": 1,
     "Sin": 1,
     "Gemm": 1,  # the tied head
-    "MatMul": 14,
+    "MatMul": 8,  # query, key and value together, gate and up
+    "Split": 4,
     "Gather": 2,  # tokens in, logit rows out
 }
 LEFT_OVER = {"Pow", "ReduceMean", "Sqrt", "Slice", "Neg", "GatherND", "Constant", "Identity"}

@@ -22,7 +22,7 @@ from dsbd_runtime.bundle import open_bundle
 from dsbd_runtime.errors import ProviderError
 from dsbd_runtime.loading import load_causal_lm
 
-LAYERS, LINEARS = 2, 15  # of the target: seven products a layer and the head
+LAYERS, LINEARS = 2, 9  # of the target: four products a layer and the head
 LOOSE = 10.0  # random weights of this size make distributions that no quantization keeps
 FLOAT_TYPES = {
     "fp32": TensorProto.FLOAT,
@@ -140,7 +140,7 @@ def test_every_product_is_quantized(bundles, options, operator, count):
     floats = [t for t in graph.initializer if t.data_type in FLOAT_TYPES.values()]
     scales = [t.name for t in floats if len(t.dims) == 2]
     assert all(name.endswith(".scales") for name in scales)
-    assert "target: 15 products and 1 embeddings quantized" in report
+    assert "target: 9 products and 1 embeddings quantized" in report
     assert open_bundle(folder).manifest.target.quantization == options["quantize"]
 
 

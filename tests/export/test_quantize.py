@@ -18,14 +18,14 @@ ROWS = [  # (checkpoint, quantization, what is said, operators of products)
     (
         "mixtral",
         "int8-dynamic",
-        "13 products and 1 embeddings quantized, 2 routers left as they are",
-        {"MatMulInteger": 13, "MatMul": OF_ATTENTION, "Gemm": 2},
+        "9 products and 1 embeddings quantized, 2 routers left as they are",
+        {"MatMulInteger": 9, "MatMul": OF_ATTENTION, "Gemm": 2},
     ),
     (
         "mixtral",
         "int4",
-        "9 products and 1 embeddings quantized, 2 routers and 4 expert products left as they are",
-        {"MatMulNBits": 9, "MatMul": 4, "Gemm": 2},
+        "5 products and 1 embeddings quantized, 2 routers and 4 expert products left as they are",
+        {"MatMulNBits": 5, "MatMul": 4, "Gemm": 2},
     ),
     # Biased products, and a tied head whose embedding sees the tokens through a Reshape.
     (

@@ -1,0 +1,136 @@
+"""Products of the same rows are merged, others stay, and no number changes."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from dsbd_export.merged_products import merge_products
+
+IN, ROWS = 32, 5
+SIZES = {"query": 24, "key": 8, "value": 8}
+
+
+def products(kind: str, prefix: str, rows: str, *, bias: bool = False):
+    """Return nodes and weights of three products of ``rows``, as captured graphs have them."""
+    nodes, weights = [], {}
+    for name, size in SIZES.items():
+        weight, result = f"{prefix}{name}.weight", f"{prefix}{name}"
+        weights[weight] = (IN, size) if kind == "MatMul" else (size, IN)
+        inputs = [rows, weight]
+        if bias:
+            weights[f"{result}.bias"] = (size,)
+            inputs.append(f"{result}.bias")
+        if kind == "Transpose":
+            nodes.append(helper.make_node("Transpose", [weight], [f"{weight}.turned"], perm=[1, 0]))
+            nodes.append(helper.make_node("MatMul", [rows, f"{weight}.turned"], [result]))
+        elif kind == "Gemm":
+            nodes.append(helper.make_node("Gemm", inputs, [result], transB=1))
+        else:
+            nodes.append(helper.make_node("MatMul", inputs, [result]))
+    return nodes, weights
+
+
+def graph_of(nodes, weights, outputs, inputs=("x",)) -> onnx.ModelProto:
+    """Return a graph that ends in a head, so that no product of interest is the last one."""
+    rng = np.random.default_rng(0)
+    weights = weights | {"head.weight": (IN, 16)}
+    nodes = [*nodes, helper.make_node("MatMul", [inputs[0], "head.weight"], ["logits"])]
+    tensors = [
+        numpy_helper.from_array(rng.standard_normal(shape, dtype=np.float32), name)
+        for name, shape in weights.items()
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "graph",
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["S", IN]) for name in inputs],
+        [
+            helper.make_tensor_value_info(name, TensorProto.FLOAT, ["S", None])
+            for name in (*outputs, "logits")
+        ],
+        tensors,
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 24)])
+    model.ir_version = 10
+    return model
+
+
+def results(model: onnx.ModelProto, inputs=("x",)) -> list[np.ndarray]:
+    rng = np.random.default_rng(1)
+    fed = {name: rng.standard_normal((ROWS, IN), dtype=np.float32) for name in inputs}
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return session.run(None, fed)
+
+
+def merged(model: onnx.ModelProto) -> tuple[onnx.ModelProto, int]:
+    changed = ir.from_proto(model)
+    number = merge_products(changed)
+    return ir.to_proto(changed), number
+
+
+def counts(model: onnx.ModelProto) -> dict[str, int]:
+    return dict(Counter(node.op_type for node in model.graph.node))
+
+
+FORMS = [  # (kind, bias, operators of the merged products, without the head)
+    ("MatMul", False, {"MatMul": 1, "Split": 1}),
+    ("Transpose", False, {"Transpose": 1, "MatMul": 1, "Split": 1}),
+    ("Gemm", False, {"Gemm": 1, "Split": 1}),
+    ("Gemm", True, {"Gemm": 1, "Split": 1}),
+]
+
+
+@pytest.mark.parametrize(("kind", "bias", "operators"), FORMS)
+def test_one_product_instead_of_three(kind, bias, operators):
+    model = graph_of(*products(kind, "", "x", bias=bias), list(SIZES))
+    found, number = merged(model)
+    assert number == 1
+    operators = Counter(operators) + Counter({"MatMul": 1})
+    assert counts(found) == operators
+    assert [output.name for output in found.graph.output] == [*SIZES, "logits"]
+    weights = {tensor.name for tensor in found.graph.initializer}
+    assert not {f"{name}.weight" for name in SIZES} & weights  # they are stored once
+    for one, other in zip(results(found), results(model), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
+
+
+def test_each_rows_have_their_own():
+    first, second = products("MatMul", "a.", "x"), products("MatMul", "b.", "y")
+    outputs = [f"{prefix}{name}" for prefix in ("a.", "b.") for name in SIZES]
+    model = graph_of([*first[0], *second[0]], first[1] | second[1], outputs, ("x", "y"))
+    found, number = merged(model)
+    assert number == 2 and counts(found) == {"MatMul": 3, "Split": 2}
+    for one, other in zip(results(found, ("x", "y")), results(model, ("x", "y")), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
+
+
+def test_what_stays():
+    """Products with and without a bias, stored in different ways, of one weight, or routers."""
+    biased, weights = products("Gemm", "a.", "x", bias=True)
+    plain, more = products("MatMul", "b.", "x")
+    route = [
+        helper.make_node("MatMul", ["x", "router.weight"], ["routed"]),
+        helper.make_node("Softmax", ["routed"], ["chances"]),
+    ]
+    twice = [helper.make_node("MatMul", ["x", "b.key.weight"], ["again"])]
+    nodes = [biased[0], plain[0], plain[1], *twice, *route]
+    outputs = ["a.query", "b.query", "b.key", "again", "chances"]
+    needed = {name: shape for name, shape in (weights | more).items() if "value" not in name}
+    needed = {n: s for n, s in needed.items() if not n.startswith("a.key")}
+    model = graph_of(nodes, needed | {"router.weight": (IN, 4)}, outputs)
+    found, number = merged(model)
+    assert number == 0 and counts(found) == counts(model)
+
+
+def test_an_exported_layer_has_four_products(exported):
+    for role, num_layers in (("target", 2), ("draft", 1)):
+        graph = exported.graph(role)
+        splits = [node for node in graph.node if node.op_type == "Split"]
+        assert len(splits) == 2 * num_layers  # query, key and value; gate and up
+        assert sum("merged." in tensor.name for tensor in graph.initializer) >= 2 * num_layers
