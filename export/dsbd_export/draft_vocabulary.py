@@ -49,7 +49,7 @@ def with_draft_vocabulary(draft: Checkpoint, options: DraftedOptions, report: Re
             "leave it out"
         )
     counts = _token_counts(draft, options.draft_texts)
-    tokens = proposed_tokens(counts, draft.eos_token_ids, num_tokens)
+    tokens = most_frequent_tokens(counts, draft.eos_token_ids, num_tokens)
     if total := counts.sum():
         share = f", {counts[tokens].sum() / total:.2%} of the texts"
     else:
@@ -58,7 +58,7 @@ def with_draft_vocabulary(draft: Checkpoint, options: DraftedOptions, report: Re
     return dataclasses.replace(draft, proposed_tokens=tokens)
 
 
-def proposed_tokens(
+def most_frequent_tokens(
     counts: NDArray[np.int64], always: Sequence[int], num_tokens: int
 ) -> NDArray[np.int64]:
     """Return the most frequent tokens, (num_tokens,) int64, ascending.

@@ -14,7 +14,7 @@ from transformers import Gemma2Config, LlamaConfig, PhiConfig
 
 from dsbd_export.config import DraftConfig, ExportConfig
 from dsbd_export.draft_export import export_draft
-from dsbd_export.draft_vocabulary import proposed_tokens
+from dsbd_export.draft_vocabulary import most_frequent_tokens
 from dsbd_export.errors import ExportError
 from dsbd_export.pipeline import export_bundle
 from dsbd_export.topk_head import proposed_logits
@@ -55,7 +55,7 @@ CHOSEN = [  # (always, number of tokens, the tokens)
 def test_the_most_frequent_tokens_and_of_equal_ones_the_lowest(
     always: tuple[int, ...], number: int, wanted: list[int]
 ) -> None:
-    found = proposed_tokens(COUNTS, always, number)
+    found = most_frequent_tokens(COUNTS, always, number)
     assert found.tolist() == wanted and found.dtype == np.int64
 
 
