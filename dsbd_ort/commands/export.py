@@ -49,7 +49,7 @@ class ExportArguments:
         type=COUNT,
         metavar="32768",
         help="How many tokens the draft may propose; with a large vocabulary its head is most of "
-        "it. The output stays the same [all].",
+        "it [all].",
         section=_MODELS,
     )
     draft_texts: tuple[str, ...] = option(
@@ -81,7 +81,7 @@ class ExportArguments:
         section=_ENGINES,
     )
     draft_quantize: str | None = option(
-        help="The same of the draft alone; it never changes the output [as --quantize].",
+        help="The same of the draft alone [as --quantize].",
         section=_ENGINES,
     )
     logits: str = option(

@@ -15,7 +15,7 @@ from dsbd_runtime.trt_module import FLAVOURS
 
 OPSET = 24  # of ai.onnx, the version with TensorScatter and Attention
 MIN_CONTEXT = 16  # the parity gate needs a prompt and a tree of three levels
-_LEAST_DRAFT_VOCAB = 32  # a draft of fewer tokens proposes none that is accepted
+_LEAST_DRAFT_VOCAB = 32  # has room for the tokens that end a sequence, and is a mistake below
 
 FUSED, GROUPED, EXACT = ATTENTIONS = ("fused", "grouped", "exact")
 ONNX = "onnx"

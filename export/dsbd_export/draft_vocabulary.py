@@ -2,8 +2,8 @@
 
 With a large vocabulary the head is most of a small draft: 78 % of 0.1 B parameters over 151,936
 tokens. Tokens that are hardly ever next need not be proposed, as the target has the last word on
-every token: a shorter head costs acceptance where such a token would have been accepted, and never
-changes the output (FR-Spec, arXiv 2502.14856).
+every token: a shorter head costs acceptance where such a token would have been accepted, and does
+not change the output where that does not depend on the draft (FR-Spec, arXiv 2502.14856).
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ against those logits. Shapes are those of ``dsbd_runtime.graph``.
 The logits that it reads stay an output, which costs nothing more: a host leaves them with the
 engine and copies the rows that it needs. But where a draft proposes some tokens only
 (``draft_vocabulary``), the head reads the logits of these before they are spread over the
-vocabulary, ``top_ids`` are looked up among these tokens, and ``logits`` is no output any more: of a
-draft nobody reads it, and spreading alone would take longer than the head.
+vocabulary, ``top_ids`` are looked up among these tokens, and ``logits`` is no output any more: a
+draft's is unused, and spreading alone would take longer than the head.
 
 The last line instead of ReduceLogSumExp because of onnxruntime 1.31 on CPU: that one adds up one
 after the other in float32 (20 rows of 128,256 logits: 16 ms and wrong by 2e-4; LogSoftmax 0.6 ms

@@ -22,8 +22,8 @@ TRAINED = "trained"  # in place of a number of parameters: the demo pair itself
 TWIN_OPTIONS = {"1B": ("--vocab", "151936", "--draft-params", "100M", "--context", "4096")}
 # Logits of added tokens are in the hundreds, where float32 has steps of 1.5e-5.
 EXPORT_OPTIONS = {("1B", "none"): ("--atol", "1e-3")}
-# A draft's precision never changes the output; that of the demo draft is the target's, as it is so
-# small that it makes no difference.
+# No run of the tables depends on the draft's precision. The demo draft has the target's: it is so
+# small that another would make no difference.
 DRAFT_OPTIONS = {"1B": ("--draft-quantize", "int8-dynamic")}
 DRAFT_VOCAB = {"1B": ("--draft-vocab", "32768")}
 

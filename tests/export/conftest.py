@@ -87,6 +87,14 @@ def targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: write_checkpoint(folder / name, config) for name, config in configs.items()}
 
 
+@pytest.fixture(scope="session")
+def alone(tmp_path_factory: pytest.TempPathFactory, llama_folder: Path) -> Path:
+    """The target of ``exported``, without its draft."""
+    output = tmp_path_factory.mktemp("alone") / "bundle"
+    export_bundle(ExportConfig(target=str(llama_folder), output=output), report=lambda _: None)
+    return output
+
+
 def export(target: Path, draft: Path, output: Path) -> Exported:
     config = ExportConfig(target=str(target), draft=str(draft), output=output)
     report: list[str] = []

@@ -60,14 +60,6 @@ def add_draft(bundle: Path, draft: Path, **options: Any) -> list[str]:
     return lines
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory, llama_folder: Path) -> Path:
-    """The target of ``exported``, without its draft."""
-    output = tmp_path_factory.mktemp("alone") / "bundle"
-    export_bundle(ExportConfig(target=str(llama_folder), output=output), report=silent)
-    return output
-
-
 @pytest.fixture
 def copy(alone: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(alone, tmp_path / "bundle"))

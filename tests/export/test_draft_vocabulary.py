@@ -68,13 +68,6 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory, llama_folder: Path) -> Path:
-    output = tmp_path_factory.mktemp("alone") / "bundle"
-    export_bundle(ExportConfig(target=str(llama_folder), output=output), report=silent)
-    return output
-
-
 def logits_of(bundle: Path) -> Any:
     with load_causal_lm(open_bundle(bundle), "draft") as draft:
         return draft.forward(*STEP)
