@@ -25,6 +25,7 @@ from dsbd_ort.decoding import (
     result_of,
 )
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder, decoded_together
+from dsbd_ort.decoding.cache_view import RowIdentity
 from dsbd_ort.decoding.decode import Iterations, iterations_of
 from dsbd_ort.decoding.drafting.cost_curve import Costs, LearnedCosts
 from dsbd_ort.decoding.set_up import check_decodable
@@ -230,7 +231,9 @@ class Pipeline:
         for index, prompt in enumerate(prompts):
             try:
                 requests.append(self.prepare(prompt, options))
-                check_decodable(requests[-1], self._target, self._draft)
+                check_decodable(
+                    requests[-1], self._target.spec, self._draft.spec if self._draft else None
+                )
             except DsbdError as error:
                 error.add_note(f"prompt {index} of the list")
                 raise
@@ -391,7 +394,7 @@ class Pipeline:
         """Hold the pipeline for one request."""
         with self._lock.held(), self._failures_cleaned_up():
             request = self.planned(request)
-            self._rows.drop_but_for(request.prompt_ids[:-1])
+            self._rows.drop_but_for(request.reusable_prompt("draft"))
             iterations = iterations_of(request, self._target, self._draft, self._rows.prefixes)
             return self.with_peak((yield from iterations))
 
@@ -417,4 +420,4 @@ class Pipeline:
 
     def _empty_caches(self) -> None:
         self._rows.forget()
-        self._rows.drop_but_for([])
+        self._rows.drop_but_for(RowIdentity([]))

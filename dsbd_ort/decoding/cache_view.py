@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
@@ -10,14 +9,39 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_ort.decoding.step_model import Meter
+from dsbd_forward.features import Features
+from dsbd_forward.forward import Source
+from dsbd_ort.decoding.engine_call import Meter
 
 if TYPE_CHECKING:
-    from dsbd_ort.decoding.feature_models import Features
     from dsbd_ort.decoding.kv_cache import KVCache
     from dsbd_ort.decoding.node_features import NodeFeatures
 
 Rows = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class RowIdentity:
+    """What the rows of a path are a function of: two that are equal may share rows.
+
+    Attributes:
+        tokens: from position 0 on.
+        source: what they depend on besides.
+    """
+
+    tokens: list[int]
+    source: Source = None
+
+    def num_common(self, other: RowIdentity) -> int:
+        """Return how many first rows both have in common."""
+        if self.source != other.source:
+            return 0
+        num_common = 0
+        for ours, theirs in zip(self.tokens, other.tokens, strict=False):
+            if ours != theirs:
+                break
+            num_common += 1
+        return num_common
 
 
 @dataclass(frozen=True)
@@ -38,20 +62,23 @@ class PrefixCache:
         tokens: from position 0 on.
         rows: (>= num_tokens,) int64 increasing. The row of each.
         feature: of the target beside a feature draft, the one behind the last prompt; None: none.
+        source: of the rows.
     """
 
     tokens: list[int] = field(default_factory=list)
     rows: Rows = field(default_factory=lambda: np.arange(0))
     feature: PromptFeature | None = None
+    source: Source = None
 
-    def num_common(self, token_ids: Sequence[int]) -> int:
-        """Return how many first tokens of ``token_ids`` the cache holds."""
-        num_common = 0
-        for ours, theirs in zip(self.tokens, token_ids, strict=False):
-            if ours != theirs:
-                break
-            num_common += 1
-        return num_common
+    @property
+    def identity(self) -> RowIdentity:
+        """What its rows are a function of."""
+        return RowIdentity(self.tokens, self.source)
+
+    def begin(self, identity: RowIdentity) -> None:
+        """Keep what a path has in common with these rows; be a prefix of that path from now on."""
+        self.shorten(self.identity.num_common(identity))
+        self.source = identity.source
 
     def shorten(self, num_tokens: int) -> None:
         """Keep the first tokens alone."""
@@ -61,7 +88,7 @@ class PrefixCache:
 
     def copy_of(self, num_tokens: int) -> PrefixCache:
         """Return the first tokens as a prefix of its own."""
-        copy = PrefixCache(self.tokens, self.rows, self.feature)
+        copy = PrefixCache(self.tokens, self.rows, self.feature, self.source)
         copy.shorten(num_tokens)
         return copy
 
@@ -109,7 +136,7 @@ class CacheView:
         self.prefix = prefix
         self.meter = Meter()
         self.num_rows_at_end = 0
-        self._hides_first = kv.reads_features
+        self._hides_first = kv.model.spec.reads_features
         self._seen = np.zeros((64, 32), dtype=np.uint8)  # (slot capacity, bytes)
         self._num_slots = 1
 

@@ -24,6 +24,8 @@ from collections.abc import Generator, Sequence
 
 import numpy as np
 
+from dsbd_forward.engine import Engine
+from dsbd_forward.forward import ForwardResult
 from dsbd_ort.decoding.beams import Beams
 from dsbd_ort.decoding.cache_view import CacheView, PrefixCache
 from dsbd_ort.decoding.config import DecodingConfig
@@ -36,6 +38,7 @@ from dsbd_ort.decoding.drafting.draft import (
     draft_forest,
 )
 from dsbd_ort.decoding.drafting.ngram import NGramPool
+from dsbd_ort.decoding.engine_call import Clock, EngineCall, EngineCalls, Role
 from dsbd_ort.decoding.errors import ModelError
 from dsbd_ort.decoding.kv_cache import KVCache
 from dsbd_ort.decoding.rejection_coupling import RandomSource
@@ -49,28 +52,20 @@ from dsbd_ort.decoding.request import (
     result_of,
 )
 from dsbd_ort.decoding.set_up import RunningRequest, set_up
-from dsbd_ort.decoding.step_model import (
-    Clock,
-    EngineCall,
-    EngineCalls,
-    Logits,
-    Role,
-    StepModel,
-)
 from dsbd_ort.decoding.trace import TraceRecorder
 
 Prefixes = tuple[PrefixCache, PrefixCache]
 """Of the caches of target and draft."""
 
-DecodingLoop = Generator[EngineCall | IterationOutput, Logits | None, DecodeResult]
-"""A running request: it is sent the logits of each EngineCall, and None for an IterationOutput."""
+DecodingLoop = Generator[EngineCall | IterationOutput, ForwardResult | None, DecodeResult]
+"""A running request: it is sent the result of each EngineCall, and None for an IterationOutput."""
 
 Iterations = Generator[IterationOutput, None, DecodeResult]
 
 
 def decode(
-    target: StepModel,
-    draft: StepModel | None,
+    target: Engine,
+    draft: Engine | None,
     prompt_ids: Sequence[int],
     config: DecodingConfig,
     rng: np.random.Generator,
@@ -85,14 +80,14 @@ def decode(
 
 
 def decode_iterations(
-    target: StepModel,
-    draft: StepModel | None,
+    target: Engine,
+    draft: Engine | None,
     prompt_ids: Sequence[int],
     config: DecodingConfig,
     rng: np.random.Generator,
     *,
     stop: StopState | None = None,
-    source: RandomSource | None = None,
+    random_source: RandomSource | None = None,
     clock: Clock = time.perf_counter,
     costs: Costs | None = None,
     estimator: AcceptanceEstimator | None = None,
@@ -111,7 +106,7 @@ def decode_iterations(
         config=config,
         rng=rng,
         stop=stop,
-        source=source,
+        random_source=random_source,
         clock=clock,
         costs=costs,
         estimator=estimator,
@@ -119,7 +114,7 @@ def decode_iterations(
         trace=trace,
     )
     if config.draft_policy == "throughput" and costs is None:
-        check_request(request, target, draft)
+        check_request(request, target.spec, draft.spec if draft else None)
         request = dataclasses.replace(request, costs=measure_costs(target, draft, clock))
         prefixes = None
     return (yield from iterations_of(request, target, draft, prefixes))
@@ -127,8 +122,8 @@ def decode_iterations(
 
 def iterations_of(
     request: DecodingRequest,
-    target: StepModel,
-    draft: StepModel | None,
+    target: Engine,
+    draft: Engine | None,
     prefixes: Prefixes | None,
 ) -> Iterations:
     """Run the loop of a request, making every engine call at once.
@@ -142,26 +137,26 @@ def iterations_of(
         caches["draft"] = KVCache(draft)
     views = []
     for (role, cache), prefix in zip(caches.items(), prefixes, strict=False):
-        prefix.shorten(prefix.num_common(request.reusable_prompt(role)))
+        prefix.begin(request.reusable_prompt(role))
         views.append(cache.open_view(prefix))
         cache.trim()
     loop = decoding_loop(request, views[0], views[1] if draft else None)
-    logits: Logits | None = None
+    answer: ForwardResult | None = None
     while True:
         try:
-            needed = loop.send(logits)
+            needed = loop.send(answer)
         except StopIteration as end:
             result: DecodeResult = end.value
             break
         if isinstance(needed, EngineCall):
             began = request.clock()
-            (logits,) = caches[needed.role].forward([needed])
+            (answer,) = caches[needed.role].forward([needed])
             seconds = request.clock() - began
-            needed.meter.count(len(needed.token_ids), seconds)
+            needed.meter.count(needed.num_rows, seconds)
             if request.costs and not needed.is_prefill:
-                request.costs.observe(needed.role, len(needed.token_ids), seconds)
+                request.costs.observe(needed.role, needed.num_rows, seconds)
         else:
-            logits = None
+            answer = None
             yield needed
     for cache in caches.values():
         cache.trim()

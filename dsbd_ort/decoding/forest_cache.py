@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dsbd_forward.forward import Forward, ForwardResult
+from dsbd_forward.logits import FullLogits, Logits
 from dsbd_ort.decoding.beams import Beams
-from dsbd_ort.decoding.cache_view import CacheView
+from dsbd_ort.decoding.cache_view import CacheView, RowIdentity
 from dsbd_ort.decoding.control.allowed_after import AllowedAfter
 from dsbd_ort.decoding.control.controls import Controls
 from dsbd_ort.decoding.distribution import (
@@ -19,6 +20,7 @@ from dsbd_ort.decoding.distribution import (
     TopDistributions,
 )
 from dsbd_ort.decoding.drafting.draft import LayerNeeds
+from dsbd_ort.decoding.engine_call import Clock, EngineCall, EngineCalls, Role, Wanted
 from dsbd_ort.decoding.errors import ModelError
 from dsbd_ort.decoding.forest import NO_NODE, NOT_COMPUTED, Forest, Nodes
 from dsbd_ort.decoding.joint_distribution import (
@@ -27,16 +29,7 @@ from dsbd_ort.decoding.joint_distribution import (
     joint_distribution,
 )
 from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK
-from dsbd_ort.decoding.step_model import (
-    Clock,
-    EngineCall,
-    EngineCalls,
-    FullLogits,
-    Logits,
-    Role,
-    WholeLogits,
-    full_of,
-)
+from dsbd_ort.decoding.node_features import NO_FEATURES, FeatureNeeds
 from dsbd_ort.decoding.top_tokens import PromptScorer, TopTokens
 from dsbd_ort.decoding.warp import Warp, check_logits, largest_logits
 
@@ -116,39 +109,54 @@ class ForestCache:
         size = SCORED_CHUNK if scorer else PREFILL_CHUNK
         for start in range(len(view.prefix.tokens), len(tokens), size):
             chunk = token_ids[start : start + size]
-            positions = np.arange(start, start + len(chunk))
             logit_rows = np.arange(len(chunk) if scorer else 0)
-
-            def mask(first_row: int, size: int = len(chunk)) -> NDArray[np.bool_]:
-                return view.append_prompt(size, first_row)
-
-            features = self._features.for_prompt(start, len(chunk)) if self._features else None
+            features = (
+                self._features.for_prompt(start, len(chunk)) if self._features else NO_FEATURES
+            )
+            wanted: Wanted = "no logits"
+            if scorer:
+                wanted = "logits again" if view.kv.model.spec.head.num_top_logits else "all logits"
             call = EngineCall(
                 self._role,
                 self._meter,
-                chunk,
-                positions,
-                logit_rows,
-                mask,
+                len(chunk),
+                partial(self._prompt_forward, chunk, start, logit_rows, features),
+                wanted,
+                view.prefix.source,
                 is_prefill=True,
-                reads_full_logits=bool(scorer and view.kv.num_top_logits),
-                features=features,
             )
-            began = self._clock()
-            logits = yield call
-            self._meter.waited += self._clock() - began
-            if scorer or isinstance(logits, tuple | np.ndarray):
-                self._read(logits, len(logit_rows))
-            else:  # beside calls that gather
-                self._num_calls += 1
+            result = yield from self._answered(call)
             if scorer:
-                scorer.append(cast(WholeLogits, logits))
+                self._read(result.logits, len(logit_rows))
+                scorer.append(result.logits)
             view.prefix.tokens = tokens[: start + len(chunk)]
-            if self._features and features:
-                self._features.take_prompt(features, start, len(chunk))
+            if self._features:
+                self._features.take_prompt(result, start, len(chunk))
             if follower is not None:
                 yield from follower.prefill(token_ids[: start + len(chunk)])
         view.begin()
+
+    def _prompt_forward(
+        self,
+        chunk: NDArray[np.int64],
+        start: int,
+        logit_rows: NDArray[np.int64],
+        features: FeatureNeeds,
+        first_row: int,
+    ) -> Forward:
+        """Return the forward of a part of the prompt, from position ``start`` on."""
+        mask = self._view.append_prompt(len(chunk), first_row)
+        positions = np.arange(start, start + len(chunk))
+        source = self._view.prefix.source
+        return Forward(chunk, positions, mask, logit_rows, None, *features, source=source)
+
+    def _answered(self, call: EngineCall) -> EngineCalls[ForwardResult]:
+        """Wait for a call; return its result."""
+        began = self._clock()
+        result = yield call
+        self._meter.waited += self._clock() - began
+        self._num_calls += 1
+        return result
 
     def prefill_later(self, token_ids: NDArray[np.int64]) -> None:
         """Compute the prompt but for its last token just before the first node, if one is wanted.
@@ -166,7 +174,7 @@ class ForestCache:
         """Compute the prompt, but for what another request has computed by now."""
         assert self._unread is not None
         view, token_ids, self._unread = self._view, self._unread, None
-        shared = view.kv.longest_prefix(token_ids.tolist())
+        shared = view.kv.longest_prefix(RowIdentity(token_ids.tolist(), view.prefix.source))
         if len(shared.tokens) > len(view.prefix.tokens):
             view.prefix = shared
         yield from self.prefill(token_ids)
@@ -224,38 +232,18 @@ class ForestCache:
             pending = self._pending(nodes)
         if len(pending) and self._unread is not None:
             yield from self._read_prompt()
-        reads_full = self._tops is not None and 0 < view.kv.num_top_logits < self._tops.number
         while len(pending):
             nodes = pending if self._features is None else self._features.ready(pending)
-            features = self._features.for_nodes(nodes) if self._features else None
             size, first_slot = len(nodes), view.num_slots
-            slots[nodes] = np.arange(first_slot, first_slot + size)
-            parents = forest.parents[nodes]
-            parent_slots = slots[parents]
-            if self._slots_above:
-                for index in (parents == NO_NODE).nonzero()[0].tolist():
-                    parent_slots[index] = self._slots_above.get(int(nodes[index]), 0)
             allowed = self._allowed_after(nodes)
-            call = EngineCall(
-                self._role,
-                self._meter,
-                forest.tokens[nodes],
-                forest.positions[nodes],
-                np.arange(size),
-                partial(view.append, parent_slots),
-                reads_full_logits=reads_full,
-                gather=allowed.pairs() if allowed is not None and self._gathers(allowed) else None,
-                features=features,
-            )
-            began = self._clock()
-            logits = yield call
-            self._meter.waited += self._clock() - began
-            if self._features and features:
-                self._features.take(features, size)
+            result = yield from self._answered(self._call(nodes, allowed))
+            if self._features:
+                self._features.take(result, size)
+            logits = result.logits
             found, unread = self._read(logits, size, nodes, allowed)
             if self._tops is not None:
-                self._tops.append(cast(WholeLogits, logits))
-            self._last_call = first_slot, full_of(logits)
+                self._tops.append(logits)
+            self._last_call = first_slot, logits.full
             if self._distributions is None:
                 self._distributions = found.behind_unused_row()
             else:
@@ -263,6 +251,37 @@ class ForestCache:
             if len(unread):
                 self._set_back(nodes[unread])
             pending = pending[slots[pending] < 0]
+
+    def _call(self, nodes: Nodes, allowed: AllowedAfter | None) -> EngineCall:
+        """Return the call that computes these nodes, and give them their slots."""
+        forest, view, slots = self._forest, self._view, self.slots
+        features = self._features.for_nodes(nodes) if self._features else NO_FEATURES
+        slots[nodes] = np.arange(view.num_slots, view.num_slots + len(nodes))
+        parents = forest.parents[nodes]
+        parent_slots = slots[parents]
+        if self._slots_above:
+            for index in (parents == NO_NODE).nonzero()[0].tolist():
+                parent_slots[index] = self._slots_above.get(int(nodes[index]), 0)
+        gather = allowed.pairs() if allowed is not None and self._gathers(allowed) else None
+
+        def forward_at(first_row: int) -> Forward:
+            return Forward(
+                tokens,
+                positions,
+                view.append(parent_slots, first_row),
+                np.arange(len(nodes)),
+                gather,
+                *features,
+                source=view.prefix.source,
+            )
+
+        tokens, positions = forest.tokens[nodes], forest.positions[nodes]
+        wanted: Wanted = "all logits" if gather is None else "some logits"
+        num_top = view.kv.model.spec.head.num_top_logits
+        if self._tops is not None and 0 < num_top < self._tops.number:
+            wanted = "logits again"
+        source = view.prefix.source
+        return EngineCall(self._role, self._meter, len(nodes), forward_at, wanted, source)
 
     def _allowed_after(self, nodes: Nodes) -> AllowedAfter | None:
         """Return what the controls allow after nodes; None without controls."""
@@ -274,7 +293,7 @@ class ForestCache:
         notes_others = self._tops is not None or (
             self._role == "target" and self._controls.forbidden is not None
         )
-        return self._view.kv.gathers_logits and allowed.lists and not notes_others
+        return self._view.kv.model.spec.head.gathers_logits and allowed.lists and not notes_others
 
     def joint(
         self, nodes: Nodes, log_weights: NDArray[np.float64], copies: NDArray[np.int64] | None
@@ -294,12 +313,12 @@ class ForestCache:
 
     def complete(self, beams: Beams, bar: float, most: int) -> bool | None:
         """See NodeDistributions.complete."""
-        known, kv = self._distributions, self._view.kv
+        known, spec = self._distributions, self._view.kv.model.spec
         if not isinstance(known, TopDistributions):
             return None
-        if kv.num_top_logits and not kv.keeps_full_logits:
+        if spec.head.num_top_logits and not spec.head.keeps_full_logits:
             return None
-        if known.num_tokens >= min(most, kv.vocab_size):
+        if known.num_tokens >= min(most, spec.vocab_size):
             return None
         slots = self.slots[beams.nodes]
         least, largest = known.least_and_largest(slots)
@@ -388,12 +407,11 @@ class ForestCache:
 
         An error says which call of which engine.
         """
-        self._num_calls += 1
         try:
             num_pairs = None if allowed is None or not self._gathers(allowed) else allowed.num_pairs
-            check_logits(logits, self._view.kv, num_rows, num_pairs)
+            check_logits(logits, self._view.kv.model.spec, num_rows, num_pairs)
             if self._controls is None or nodes is None or allowed is None:
-                return self._warp.distributions(cast(WholeLogits, logits)), _NOTHING
+                return self._warp.distributions(logits), _NOTHING
             is_draft = self._role == "draft"
             return self._controls.distributions(logits, nodes, allowed, is_draft=is_draft)
         except ModelError as error:

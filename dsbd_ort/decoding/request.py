@@ -11,7 +11,10 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from dsbd_forward.engine import EngineSpec
+from dsbd_forward.forward import Source
 from dsbd_ort.decoding.beams import Agreement, Hypotheses, Hypothesis
+from dsbd_ort.decoding.cache_view import RowIdentity
 from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.control.constraint import Constraint
 from dsbd_ort.decoding.control.path_states import StopState, state_after
@@ -19,13 +22,12 @@ from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
 from dsbd_ort.decoding.drafting.cost_curve import Costs
 from dsbd_ort.decoding.drafting.draft import MOST_FORCED_LAYERS
 from dsbd_ort.decoding.drafting.ngram import NGramPool
+from dsbd_ort.decoding.engine_call import Clock, Role
 from dsbd_ort.decoding.errors import DecodingError
-from dsbd_ort.decoding.feature_models import reads_features, returns_features
 from dsbd_ort.decoding.option_values import shown
 from dsbd_ort.decoding.rejection_coupling import RandomSource
 from dsbd_ort.decoding.rule import Finished
 from dsbd_ort.decoding.stats import DecodingStats, StatsRecorder
-from dsbd_ort.decoding.step_model import Clock, Head, Role
 from dsbd_ort.decoding.top_tokens import PromptLogprobs, TokenLogprobs, TopTokens
 from dsbd_ort.decoding.trace import TraceRecorder
 
@@ -45,7 +47,7 @@ class DecodingRequest:
         stop: the state of the empty continuation, which finds the request's ``stop_strings``. A
             beam ends with the token that makes its state end.
         constraint: the running one of ``config.constraint`` where that is only a specification.
-        source: the randomness of the rejection coupling, instead of ``rng``.
+        random_source: the randomness of the rejection coupling, instead of ``rng``.
         clock: seconds, for the statistics.
         costs: of both engines' calls; draft_policy "throughput" requires them, None stands for it
             where they are given.
@@ -53,6 +55,7 @@ class DecodingRequest:
         ngram_pool: texts of earlier requests, for the n-gram drafter; is given this one's.
         trace: receives every iteration.
         num_sharers: returns how many requests share the engine calls now, for the same policy.
+        source: what its rows depend on besides the tokens.
     """
 
     prompt_ids: Sequence[int]
@@ -60,13 +63,14 @@ class DecodingRequest:
     rng: np.random.Generator
     stop: StopState | None = None
     constraint: Constraint | None = None
-    source: RandomSource | None = None
+    random_source: RandomSource | None = None
     clock: Clock = time.perf_counter
     costs: Costs | None = None
     estimator: AcceptanceEstimator | None = None
     ngram_pool: NGramPool | None = None
     trace: TraceRecorder | None = None
     num_sharers: Callable[[], int] = _one
+    source: Source = None
 
     @property
     def running_constraint(self) -> Constraint | None:
@@ -77,15 +81,20 @@ class DecodingRequest:
         settled = self.config.settled(costs_are_known=self.costs is not None)
         object.__setattr__(self, "config", settled)
 
-    def reusable_prompt(self, role: Role) -> Sequence[int]:
-        """Return the tokens of the prompt whose rows may be there already.
+    @property
+    def identity(self) -> RowIdentity:
+        """What the rows of the prompt are a function of."""
+        return RowIdentity(list(self.prompt_ids), self.source)
+
+    def reusable_prompt(self, role: Role) -> RowIdentity:
+        """Return the part of the prompt whose rows may be there already.
 
         None of the target's where the prompt's log-probabilities are wanted: a row that was
         computed for another request has no logits any more.
         """
         if role == "target" and self.config.prompt_logprobs:
-            return []
-        return self.prompt_ids[:-1]
+            return RowIdentity([], self.source)
+        return RowIdentity(list(self.prompt_ids[:-1]), self.source)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,7 +245,7 @@ def _finish_reason(token_ids: list[int], request: DecodingRequest) -> str:
     return "length"
 
 
-def check_request(request: DecodingRequest, target: Head, draft: Head | None) -> None:
+def check_request(request: DecodingRequest, target: EngineSpec, draft: EngineSpec | None) -> None:
     """Raise DecodingError for a prompt, models or a missing stop state that cannot be decoded."""
     config = request.config
     _check_prompt(request.prompt_ids, target.vocab_size)
@@ -269,7 +278,7 @@ def check_request(request: DecodingRequest, target: Head, draft: Head | None) ->
             f"draft has {draft.vocab_size} tokens, target {target.vocab_size}; use a pair that "
             "shares its vocabulary"
         )
-    if reads_features(draft) and not returns_features(target):
+    if draft.reads_features and not target.returns_features:
         raise DecodingError(
             "the draft reads features of its target, but the target returns none; use the target "
             "of the same bundle, exported with --features"

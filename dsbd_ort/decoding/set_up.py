@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dsbd_forward.engine import EngineSpec
 from dsbd_ort.decoding.beams import Agreement, Hypotheses
 from dsbd_ort.decoding.cache_view import CacheView
 from dsbd_ort.decoding.control.controls import Controls, controls_of
@@ -14,6 +15,7 @@ from dsbd_ort.decoding.drafting.draft import Drafter, DraftPolicy, FixedDraftPol
 from dsbd_ort.decoding.drafting.drafters import ChainedDrafter, Proposers
 from dsbd_ort.decoding.drafting.ngram import NGramDrafter
 from dsbd_ort.decoding.drafting.throughput import ThroughputDraftPolicy
+from dsbd_ort.decoding.engine_call import Meter
 from dsbd_ort.decoding.forest import Forest
 from dsbd_ort.decoding.forest_cache import ForestCache
 from dsbd_ort.decoding.joint_rule import JointGreedyRule, JointSpeculativeRule
@@ -24,14 +26,13 @@ from dsbd_ort.decoding.rule import Growth, SelectionRule
 from dsbd_ort.decoding.sample_rule import GumbelCoupling, SampleRule
 from dsbd_ort.decoding.search_rule import SearchRule
 from dsbd_ort.decoding.stats import StatsRecorder
-from dsbd_ort.decoding.step_model import Head, Meter
 from dsbd_ort.decoding.top_tokens import PromptScorer, TopTokens, check_top_logprobs
 from dsbd_ort.decoding.trace import Tracer
 from dsbd_ort.decoding.warp import Warp, check_top_k
 
 
-def check_decodable(request: DecodingRequest, target: Head, draft: Head | None) -> None:
-    """Raise for a request that these models cannot decode; no engine is called.
+def check_decodable(request: DecodingRequest, target: EngineSpec, draft: EngineSpec | None) -> None:
+    """Raise for a request that these engines cannot decode; none is called.
 
     Raises:
         DecodingError: an empty prompt, ids outside the vocabulary, a missing draft, or a top-k
@@ -80,18 +81,19 @@ class RunningRequest:
 
 def set_up(request: DecodingRequest, target: CacheView, draft: CacheView | None) -> RunningRequest:
     """Return the parts of a request that begins; raises what ``check_decodable`` raises."""
-    check_decodable(request, target.kv, draft.kv if draft else None)
-    config, vocab_size = request.config, target.kv.vocab_size
+    spec, draft_spec = target.kv.model.spec, draft.kv.model.spec if draft else None
+    check_decodable(request, spec, draft_spec)
+    config, vocab_size = request.config, spec.vocab_size
     controls = controls_of(config, request.running_constraint, request.prompt_ids, vocab_size)
     ngram = _ngram_drafter(request)
     growth = _growth(request, controls, ngram)
     forest, rule, warp = growth.forest, _rule(request, growth), Warp.of(config)
     num_top = min(config.top_logprobs, vocab_size)
     tops = TopTokens(num_top, growth.hypotheses) if num_top else None
-    reads_later = not config.row.has_draft and not target.kv.num_top_logits
+    reads_later = not config.row.has_draft and not spec.head.num_top_logits
     target_warp = warp.narrowed() if reads_later else warp
     clock = request.clock
-    has_feature_draft = config.has_draft_model and draft is not None and draft.kv.reads_features
+    has_feature_draft = config.has_draft_model and draft_spec and draft_spec.reads_features
     if draft is not None and has_feature_draft:
         align_prefixes(target.prefix, draft.prefix)
         target.features = of_target = TargetFeatures(target)
@@ -192,7 +194,7 @@ def _rule(request: DecodingRequest, growth: Growth) -> SelectionRule:
             return JointGreedyRule(config, growth)
     if config.coupling == "gumbel":
         return SampleRule(config, growth, GumbelCoupling(growth.forest, config.replacement))
-    source = request.source or GeneratorSource(request.rng)
+    source = request.random_source or GeneratorSource(request.rng)
     return SampleRule(config, growth, RejectionCoupling(source, config.replacement))
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dsbd_forward.engine import EngineSpec
+from dsbd_forward.logits import DenseLogits, GatheredLogits, Logits, TopLogits
 from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.distribution import (
     DenseDistributions,
@@ -15,17 +17,8 @@ from dsbd_ort.decoding.distribution import (
     TokenDistributions,
     TopDistributions,
 )
+from dsbd_ort.decoding.engine_call import Role
 from dsbd_ort.decoding.errors import ConfigError, ModelError
-from dsbd_ort.decoding.step_model import (
-    GatheredLogits,
-    Head,
-    Logits,
-    Role,
-    TopLogits,
-    WholeLogits,
-    keeps_full_logits,
-    num_top_logits,
-)
 
 
 @dataclass(frozen=True)
@@ -77,7 +70,7 @@ class Warp:
         keeps_all = self.top_p == 1.0 and self.min_p == 0.0 and self.typical_p == 1.0
         return self.is_raw or (self.temperature == 1.0 and keeps_all)
 
-    def distributions(self, logits: WholeLogits) -> TokenDistributions:
+    def distributions(self, logits: Logits) -> TokenDistributions:
         """Return the next-token distribution of every row of a forward's result.
 
         logits: see StepModel.forward; of ``TopLogits`` the first ``top_k`` of K >= top_k count.
@@ -85,12 +78,14 @@ class Warp:
         Raises:
             ModelError: a row without a finite largest logit or logsumexp (NaN, +inf, or all -inf).
         """
-        if isinstance(logits, tuple):
-            return self._from_top(*logits[:3])
+        if isinstance(logits, TopLogits):
+            return self._from_top(logits.top_ids, logits.top_logits, logits.logsumexp)
+        assert isinstance(logits, DenseLogits)
+        values = logits.values
         if self.top_k:
-            return self._top_distributions(*largest_logits(logits, self.top_k))
-        largest = _finite(logits.max(axis=1)) if len(logits) else logits[:, 0]
-        return DenseDistributions(logits, largest, None if self.changes_nothing else self.warped)
+            return self._top_distributions(*largest_logits(values, self.top_k))
+        largest = _finite(values.max(axis=1)) if len(values) else values[:, 0]
+        return DenseDistributions(values, largest, None if self.changes_nothing else self.warped)
 
     def _from_top(
         self,
@@ -267,7 +262,7 @@ def checked_top(logits: TopLogits) -> tuple[NDArray[np.int64], Floats, Floats]:
     Raises:
         ModelError: see ``Warp.distributions``.
     """
-    top_ids, top_logits, logsumexp, _ = logits
+    top_ids, top_logits, logsumexp = logits.top_ids, logits.top_logits, logits.logsumexp
     scores = top_logits.astype(np.float64)
     _check_order(scores - _finite(scores[:, :1]))
     return top_ids.astype(np.int64), scores, _finite(logsumexp)[:, None]
@@ -279,7 +274,7 @@ def checked_normalizers(gathered: GatheredLogits) -> Floats:
     Raises:
         ModelError: see ``Warp.distributions``.
     """
-    if len(gathered.logits) and not gathered.logits.max() < np.inf:  # also when it is NaN
+    if len(gathered.values) and not gathered.values.max() < np.inf:  # also when it is NaN
         raise ModelError(
             "the model returned gathered_logits with NaN or infinity; check the engine's precision "
             "and the export's parity report"
@@ -297,19 +292,20 @@ def _check_order(centred: Floats) -> None:
         )
 
 
-def check_top_k(role: Role, model: Head, config: DecodingConfig) -> None:
+def check_top_k(role: Role, spec: EngineSpec, config: DecodingConfig) -> None:
     """Refuse a request that looks at more tokens of a position than the model returns.
 
     Args:
         role: for the message.
-        model: one that returns all logits takes every request.
+        spec: of the engine; one that returns all logits takes every request.
         config: the request.
 
     Raises:
         ConfigError: naming what to change.
     """
-    most, top_k = num_top_logits(model), Warp.of(config).top_k
-    if most and config.has_controls and role == "target" and not keeps_full_logits(model):
+    most, top_k = spec.head.num_top_logits, Warp.of(config).top_k
+    keeps_full_logits = spec.head.keeps_full_logits
+    if most and config.has_controls and role == "target" and not keeps_full_logits:
         raise ConfigError(
             f"{', '.join(config.controls)} may raise tokens that are not among the {most} logits "
             "which the target's engine returns of a position, and it keeps no others; leave it "
@@ -317,7 +313,7 @@ def check_top_k(role: Role, model: Head, config: DecodingConfig) -> None:
         )
     if not most or 1 <= top_k <= most:
         return
-    if config.row.rule == "search" and (role == "draft" or keeps_full_logits(model)):
+    if config.row.rule == "search" and (role == "draft" or keeps_full_logits):
         return  # a draft may look at fewer; the target's other logits are read where they matter
     returns = f"but the {role}'s engine returns the {most} largest logits of a position"
     if config.row.rule == "search":
@@ -328,31 +324,32 @@ def check_top_k(role: Role, model: Head, config: DecodingConfig) -> None:
             f"--logits full or --logits topk:{top_k})"
         )
     of_all = "" if top_k else " (all tokens)"
-    larger = f" or --logits topk:{top_k}" if most < top_k <= model.vocab_size else ""
+    larger = f" or --logits topk:{top_k}" if most < top_k <= spec.vocab_size else ""
     raise ConfigError(
         f"top_k is {top_k}{of_all}, {returns}; use top_k 1 to {most}, or export with --logits "
         f"full{larger}"
     )
 
 
-def check_logits(logits: Logits, model: Head, num_rows: int, num_pairs: int | None = None) -> None:
+def check_logits(
+    logits: Logits, spec: EngineSpec, num_rows: int, num_pairs: int | None = None
+) -> None:
     """Raise ModelError unless a model returned logits of ``num_rows`` rows and known tokens.
 
     num_pairs: of the gather that it was given, None without one.
     """
-    if num_pairs is not None:
-        gathered = cast(GatheredLogits, logits)
-        _check_shape("gathered_logits", gathered.logits, (num_pairs,), "pair of the gather")
-        _check_shape("logsumexp", gathered.logsumexp, (num_rows,))
-    elif isinstance(logits, tuple):
-        _check_top(logits, model.vocab_size, (num_rows, num_top_logits(model)))
+    if isinstance(logits, GatheredLogits):
+        _check_shape("gathered_logits", logits.values, (num_pairs,), "pair of the gather")
+        _check_shape("logsumexp", logits.logsumexp, (num_rows,))
+    elif isinstance(logits, TopLogits):
+        _check_top(logits, spec.vocab_size, (num_rows, spec.head.num_top_logits))
     else:
-        found = cast(NDArray[np.float32], logits)
-        _check_shape("logits", found, (num_rows, model.vocab_size))
+        assert isinstance(logits, DenseLogits)
+        _check_shape("logits", logits.values, (num_rows, spec.vocab_size))
 
 
 def _check_top(logits: TopLogits, vocab_size: int, expected: tuple[int, int]) -> None:
-    top_ids, top_logits, logsumexp, _ = logits
+    top_ids, top_logits, logsumexp = logits.top_ids, logits.top_logits, logits.logsumexp
     if (top_ids.shape, top_logits.shape, logsumexp.shape) != (expected, expected, expected[:1]):
         _check_shape("top_ids", top_ids, expected)
         _check_shape("top_logits", top_logits, expected)
@@ -366,7 +363,10 @@ def _check_top(logits: TopLogits, vocab_size: int, expected: tuple[int, int]) ->
 
 
 def _check_shape(
-    name: str, found: NDArray[Any], expected: tuple[int, ...], per: str = "entry of logit_rows"
+    name: str,
+    found: NDArray[Any],
+    expected: tuple[int | None, ...],
+    per: str = "entry of logit_rows",
 ) -> None:
     if found.shape != expected:
         raise ModelError(

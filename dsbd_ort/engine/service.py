@@ -11,7 +11,6 @@ from typing import Any, Unpack
 from dsbd_ort.decoding import DecodingConfig, TraceRecorder, result_of
 from dsbd_ort.decoding.request import most_new_tokens, most_rows
 from dsbd_ort.decoding.set_up import check_decodable
-from dsbd_ort.decoding.step_model import num_top_logits
 from dsbd_ort.engine.async_stream import AsyncStream, result_or_raise
 from dsbd_ort.engine.engine_loop import EngineLoop
 from dsbd_ort.engine.limits import ServiceLimits, cache_rows
@@ -96,7 +95,8 @@ class Service:
             EnginesEndedError: the thread that runs the engines has ended by a failure.
         """
         request = self.pipeline.prepare(prompt, options, trace=trace, caller=caller)
-        check_decodable(request, *self._loop.models)
+        target, draft = self._loop.models
+        check_decodable(request, target.spec, draft.spec if draft else None)
         live = LiveRequest(
             request=request,
             texts=self.pipeline.text_stream(request.config),
@@ -196,7 +196,7 @@ class Service:
 
     @property
     def _has_top_k_head(self) -> bool:
-        return num_top_logits(self._loop.models[0]) > 0
+        return self._loop.models[0].spec.head.num_top_logits > 0
 
     def chat_prompt(
         self,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from dsbd_forward.logits import Gather
 from dsbd_ort.decoding.control.constraint import TokenLists, TokenMasks
 from dsbd_ort.decoding.control.path_states import ConstraintStates, Nodes, Tokens
 from dsbd_ort.decoding.distribution import joined_ranges
-from dsbd_ort.decoding.step_model import Gather
 
 Rows = NDArray[np.int64]
 
@@ -59,7 +59,7 @@ class AllowedAfter:
         table = self.listed()
         assert table is not None
         is_token = table >= 0
-        return is_token.nonzero()[0], table[is_token]
+        return Gather(is_token.nonzero()[0], table[is_token])
 
     @property
     def num_pairs(self) -> int:

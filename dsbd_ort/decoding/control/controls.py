@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from dsbd_forward.logits import DenseLogits, GatheredLogits, Logits, TopLogits
 from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.control.allowed_after import AllowedAfter
 from dsbd_ort.decoding.control.constraint import Constraint
@@ -26,7 +27,6 @@ from dsbd_ort.decoding.control.processors import Candidates, LogitsProcessor, Sc
 from dsbd_ort.decoding.distribution import ListedDistributions
 from dsbd_ort.decoding.errors import ConstraintError
 from dsbd_ort.decoding.option_values import shown
-from dsbd_ort.decoding.step_model import GatheredLogits, Logits, TopLogits
 from dsbd_ort.decoding.warp import (
     Warp,
     checked_normalizers,
@@ -82,15 +82,16 @@ class Controls:
             The distributions, and (n,) int64: rows of which a top-k head has left out what counts
             and can no longer be read. Theirs are empty.
         """
-        if not isinstance(logits, tuple | np.ndarray):
+        if isinstance(logits, GatheredLogits):
             return self._of_gathered(logits, nodes, allowed), np.arange(0)
         if self.forbidden is not None and not is_draft:
             self.forbidden.note(logits, nodes, allowed)
-        if not isinstance(logits, tuple):
-            return self._of_all(logits, nodes, allowed), np.arange(0)
+        if isinstance(logits, DenseLogits):
+            return self._of_all(logits.values, nodes, allowed), np.arange(0)
+        assert isinstance(logits, TopLogits)
         found, is_complete = self._of_top(logits, nodes, allowed, is_draft)
         incomplete = np.logical_not(is_complete).nonzero()[0]
-        full = logits[3]
+        full = logits.full
         if not len(incomplete) or full is None:
             return found, incomplete
         readable = incomplete[incomplete >= full.first_row]
@@ -205,7 +206,7 @@ class Controls:
         tokens = allowed.listed()
         assert tokens is not None  # the engine was told which
         scores = np.full(tokens.shape, -np.inf)
-        scores[tokens >= 0] = gathered.logits
+        scores[tokens >= 0] = gathered.values
         candidates = Candidates(self.paths, nodes, tokens, self.vocab_size)
         normalizers = checked_normalizers(gathered)
         processed, raw = self._processed(scores, normalizers, candidates)

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_ort.decoding.beams import Beams
+from dsbd_ort.decoding.engine_call import EngineCalls
 from dsbd_ort.decoding.forest import Forest, Nodes
 from dsbd_ort.decoding.joint_distribution import JointDistribution
-from dsbd_ort.decoding.step_model import EngineCalls
 
 
 @dataclass(frozen=True)

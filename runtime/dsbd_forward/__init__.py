@@ -1,0 +1,9 @@
+"""One forward of an engine over a forest: what it takes, what it returns, what an engine is.
+
+The seam between the algorithm and the engines; numpy alone, below every other package.
+
+    forward.py     Forward, ForwardResult: the record of a call and of its answer; joined and split
+    logits.py      Logits: all of a row, the largest of a row, or those of (row, token) pairs
+    features.py    Features: hidden states that a feature draft reads
+    engine.py      Engine, EngineSpec: what it has to have, and what is known of it beforehand
+"""

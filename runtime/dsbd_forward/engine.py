@@ -1,0 +1,84 @@
+"""An engine as the algorithm sees it: append rows to a cache, get logits, keep some rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsbd_forward.forward import Forward, ForwardResult
+
+Kept = Literal["attention rows", "window rows", "narrow rows", "recurrent state", "cross rows"]
+"""What an engine may keep for a row or a request; today's keep attention rows alone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadSpec:
+    """The logits that a forward returns.
+
+    Attributes:
+        num_top_logits: K of a top-k head; 0: all logits of a row.
+        keeps_full_logits: whether all logits of a forward of a top-k head can be read.
+        gathers_logits: whether a forward takes a ``gather``.
+    """
+
+    num_top_logits: int = 0
+    keeps_full_logits: bool = False
+    gathers_logits: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemorySpec:
+    """What an engine keeps from one forward to the next.
+
+    Attributes:
+        kept: of a row or a request.
+    """
+
+    kept: frozenset[Kept] = frozenset[Kept](["attention rows"])
+
+    def longest_cut(self, num_rows: int) -> int:
+        """Return the most first rows of a path, at most ``num_rows``, that can stay by themselves.
+
+        Rows of attention can be cut anywhere.
+        """
+        return num_rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineSpec:
+    """What a request must know of an engine before it begins.
+
+    Attributes:
+        vocab_size: number of tokens.
+        head: the logits that it returns.
+        returns_features: whether it is a target that returns features of the rows asked for.
+        reads_features: whether it is a feature draft: each of its rows needs its parent's feature.
+        memory: what it keeps.
+    """
+
+    vocab_size: int
+    head: HeadSpec = field(default_factory=HeadSpec)
+    returns_features: bool = False
+    reads_features: bool = False
+    memory: MemorySpec = field(default_factory=MemorySpec)
+
+
+class Engine(Protocol):
+    """A language model with a cache of rows, one for each node that it has computed."""
+
+    @property
+    def spec(self) -> EngineSpec:
+        """What it is, the same all its life."""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows now in the cache."""
+
+    def forward(self, forward: Forward) -> ForwardResult:
+        """Append the rows of a forward; return the logits of some of them, and features."""
+
+    def keep(self, rows: NDArray[np.int64]) -> None:
+        """Keep these cache rows, (K,) int64 increasing, in this order; drop all others."""
