@@ -126,8 +126,8 @@ class ForestCache:
                 is_prefill=True,
             )
             result = yield from self._answered(call)
+            self._check(result.logits, len(logit_rows))
             if scorer:
-                self._read(result.logits, len(logit_rows))
                 scorer.append(result.logits)
             view.prefix.tokens = tokens[: start + len(chunk)]
             if self._features:
@@ -240,7 +240,7 @@ class ForestCache:
             if self._features:
                 self._features.take(result, size)
             logits = result.logits
-            found, unread = self._read(logits, size, nodes, allowed)
+            found, unread = self._read(logits, nodes, allowed)
             if self._tops is not None:
                 self._tops.append(logits)
             self._last_call = first_slot, logits.full
@@ -394,25 +394,29 @@ class ForestCache:
             self._features.keep(kept)
         slots[computed] = np.arange(1, 1 + len(kept))
 
+    def _check(self, logits: Logits, num_rows: int, num_pairs: int = 0) -> None:
+        """Raise ModelError for logits that a call cannot have; it says which call of the engine."""
+        try:
+            check_logits(logits, self._view.kv.model.spec, num_rows, num_pairs)
+        except ModelError as error:
+            raise self._error(error) from error
+
+    def _error(self, error: ModelError) -> ModelError:
+        return ModelError(f"call {self._num_calls} of the {self._role}: {error}")
+
     def _read(
-        self,
-        logits: Logits,
-        num_rows: int,
-        nodes: Nodes | None = None,
-        allowed: AllowedAfter | None = None,
+        self, logits: Logits, nodes: Nodes, allowed: AllowedAfter | None
     ) -> tuple[TokenDistributions, NDArray[np.int64]]:
         """Return the distributions after nodes, and the rows that have to be computed once more.
 
-        nodes: (num_rows,) int64; None for rows of the prompt. allowed: after them.
-
-        An error says which call of which engine.
+        allowed: after them, None without controls.
         """
+        gathers = allowed is not None and self._gathers(allowed)
+        self._check(logits, len(nodes), allowed.num_pairs if allowed and gathers else 0)
         try:
-            num_pairs = None if allowed is None or not self._gathers(allowed) else allowed.num_pairs
-            check_logits(logits, self._view.kv.model.spec, num_rows, num_pairs)
-            if self._controls is None or nodes is None or allowed is None:
+            if self._controls is None or allowed is None:
                 return self._warp.distributions(logits), _NOTHING
             is_draft = self._role == "draft"
             return self._controls.distributions(logits, nodes, allowed, is_draft=is_draft)
         except ModelError as error:
-            raise ModelError(f"call {self._num_calls} of the {self._role}: {error}") from error
+            raise self._error(error) from error

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from dsbd_errors import DsbdError
-from dsbd_ort.decoding import DecodingConfig, DecodingError, ModelError
+from dsbd_ort.decoding import DecodingConfig, DecodingError
 from dsbd_ort.decoding.errors import ConstraintError
 from dsbd_ort.engine import Cancelled, QueueFullError, ServiceClosedError
 from dsbd_runtime.errors import CapacityError, InputError
@@ -123,7 +123,7 @@ def rejection(error: DsbdError) -> ErrorResponse:
         return shutting_down()
     if isinstance(error, CapacityError):
         return bad_request(str(error), "prompt", "context_length_exceeded")
-    if isinstance(error, DecodingError | InputError) and not isinstance(error, ModelError):
+    if isinstance(error, DecodingError | InputError):
         first = str(error).partition(" ")[0]  # messages about a field begin with its name
         return bad_request(str(error), first if first in _FIELDS else None)
     return failure(error)

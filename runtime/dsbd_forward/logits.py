@@ -9,6 +9,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from dsbd_forward.errors import ModelError
+
 Ints = NDArray[np.int64]
 Float32s = NDArray[np.float32]
 
@@ -167,7 +169,7 @@ class FullLogitsPart:
     def read(self, rows: Ints) -> Float32s:
         """See FullLogits; other rows would be those of another request."""
         if ((rows < self.first_row) | (rows >= self._num_rows)).any():
-            raise ValueError(
+            raise ModelError(
                 f"full logits of rows {rows.tolist()} are read, expected rows {self.first_row} to "
                 f"{self._num_rows - 1} of the call; read those of its own rows"
             )

@@ -155,7 +155,7 @@ def test_the_rejection_coupling_is_exact_by_enumeration(drafter, shape):
             prompt,
             DecodingConfig(coupling="rejection", **options, **common),
             np.random.default_rng(0),
-            source=chance,
+            random_source=chance,
         )
         return final_beams(result_of(outputs))
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from dsbd_forward.forward import ForwardResult
+from dsbd_forward.logits import TopLogits
 from dsbd_ort.decoding import ConfigError, DecodingConfig, ModelError, TableModel, decode
 from tests.decoding.tables import mixed_table, random_table
-from tests.decoding.top_table import TableTop, TopTable
+from tests.decoding.top_table import TopTable
 
 VOCAB, NUM_CANDIDATES, EOS = 24, 10, 5
 PROMPT = (1, 0, 1)
@@ -111,9 +113,9 @@ def test_a_draft_that_the_strategy_does_not_touch_may_have_any_head():
 
 
 class ShortRows(TopTable):
-    def forward(self, *rows):
-        found = super().forward(*rows)
-        return TableTop(found.top_ids, found.top_logits[:, 1:], found.logsumexp)
+    def forward(self, forward):
+        found = super().forward(forward).logits
+        return ForwardResult(TopLogits(found.top_ids, found.top_logits[:, 1:], found.logsumexp))
 
 
 def test_candidates_of_a_wrong_shape_are_named():
