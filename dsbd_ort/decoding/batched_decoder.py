@@ -22,7 +22,7 @@ from dsbd_ort.decoding.cache_view import CacheView, PrefixCache
 from dsbd_ort.decoding.decode import DecodingLoop, decoding_loop
 from dsbd_ort.decoding.drafting.cost_curve import Costs
 from dsbd_ort.decoding.engine_call import Clock, EngineCall, EngineCalls, Role, forward_groups
-from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK, KVCache
+from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK, SharedKVCache
 from dsbd_ort.decoding.preemption import PreemptedRows, recomputed
 from dsbd_ort.decoding.request import DecodeResult, DecodingRequest, IterationOutput
 
@@ -129,7 +129,7 @@ class BatchedDecoder:
         if draft is not None:
             models["draft"] = draft
         self.caches = {
-            role: KVCache(model, max_rows, shares_prefixes=shares_prefixes)
+            role: SharedKVCache(model, max_rows, shares_prefixes=shares_prefixes)
             for role, model in models.items()
         }
         self._costs = costs
@@ -205,7 +205,7 @@ class BatchedDecoder:
         """Let a request go on to its first engine call, behind the rows that it can share."""
         tree.has_started = True
         for role, view in tree.views.items():
-            if view.kv.model.spec.reads_features and not tree.request.config.has_draft_model:
+            if view.spec.reads_features and not tree.request.config.has_draft_model:
                 continue  # its rows could not be computed again without features
             view.prefix = self.caches[role].longest_prefix(tree.request.reusable_prompt(role))
         tree.wanted = next(tree.loop)  # type: ignore[assignment]  # a call precedes any output

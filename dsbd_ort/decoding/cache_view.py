@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dsbd_forward.engine import Engine
 from dsbd_forward.features import Features
 from dsbd_forward.forward import Source
 from dsbd_ort.decoding.engine_call import Meter
-
-if TYPE_CHECKING:
-    from dsbd_ort.decoding.kv_cache import KVCache
-    from dsbd_ort.decoding.node_features import NodeFeatures
 
 Rows = NDArray[np.int64]
 
@@ -109,6 +106,36 @@ class UsedRows(Protocol):
         """Follow the engine, which has kept the rows ``kept``; ``new_rows`` is new row by old."""
 
 
+class RowCache(Protocol):
+    """The cache of an engine as its views see it; see ``SharedKVCache``."""
+
+    @property
+    def model(self) -> Engine:
+        """The engine."""
+
+    def recorded(self, rows: Rows) -> NDArray[np.int64]:
+        """Return tokens and positions of these rows, (2, n) int64."""
+
+    def longest_prefix(self, identity: RowIdentity) -> PrefixCache:
+        """Return a copy of the longest prefix of a path of any view."""
+
+    def add(self, rows: UsedRows) -> None:
+        """Keep these rows until they are closed or removed."""
+
+    def remove(self, rows: UsedRows) -> None:
+        """Keep these rows no longer."""
+
+    def close_view(self, view: UsedRows) -> None:
+        """Give up a view's rows; until dropped its prefix may serve a request that begins alike."""
+
+
+class OwnFeatures(Protocol):
+    """The features of a feature draft's own that rows of a view come from."""
+
+    def own_of(self, slot: int) -> tuple[Features, int] | None:
+        """Return the one that a slot's row comes from, None where it is the target's."""
+
+
 class CacheView:
     """One request's rows of an engine's cache, and which of them each of its nodes sees.
 
@@ -123,20 +150,22 @@ class CacheView:
 
     Attributes:
         kv: the engine's cache.
+        spec: of the engine.
         prefix: the tokens of the prompt's rows.
         meter: counts the engine calls of the request.
         num_rows_at_end: rows that it held when it ended.
-        features: of its nodes, for a request with a feature draft.
+        own_features: that its rows come from, of a feature draft.
     """
 
-    features: NodeFeatures | None = None
+    own_features: OwnFeatures | None = None
 
-    def __init__(self, kv: KVCache, prefix: PrefixCache) -> None:
+    def __init__(self, kv: RowCache, prefix: PrefixCache) -> None:
         self.kv = kv
+        self.spec = kv.model.spec
         self.prefix = prefix
         self.meter = Meter()
         self.num_rows_at_end = 0
-        self._hides_first = kv.model.spec.reads_features
+        self._hides_first = self.spec.reads_features
         self._seen = np.zeros((64, 32), dtype=np.uint8)  # (slot capacity, bytes)
         self._num_slots = 1
 

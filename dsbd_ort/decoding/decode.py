@@ -40,7 +40,7 @@ from dsbd_ort.decoding.drafting.draft import (
 from dsbd_ort.decoding.drafting.ngram import NGramPool
 from dsbd_ort.decoding.engine_call import Clock, EngineCall, EngineCalls, Role
 from dsbd_ort.decoding.errors import ModelError
-from dsbd_ort.decoding.kv_cache import KVCache
+from dsbd_ort.decoding.kv_cache import SharedKVCache
 from dsbd_ort.decoding.rejection_coupling import RandomSource
 from dsbd_ort.decoding.request import (
     DecodeResult,
@@ -132,9 +132,9 @@ def iterations_of(
     other rows in the caches none is kept.
     """
     prefixes = prefixes or (PrefixCache(), PrefixCache())
-    caches: dict[Role, KVCache] = {"target": KVCache(target)}
+    caches: dict[Role, SharedKVCache] = {"target": SharedKVCache(target)}
     if draft:
-        caches["draft"] = KVCache(draft)
+        caches["draft"] = SharedKVCache(draft)
     views = []
     for (role, cache), prefix in zip(caches.items(), prefixes, strict=False):
         prefix.begin(request.reusable_prompt(role))

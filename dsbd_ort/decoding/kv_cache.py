@@ -29,7 +29,7 @@ _MOST_CLOSED = 256
 """Closed views whose rows may serve a request that begins alike."""
 
 
-class KVCache:
+class SharedKVCache:
     """The key/value cache of one engine.
 
     Attributes:

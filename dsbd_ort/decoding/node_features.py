@@ -53,7 +53,7 @@ NO_FEATURES = FeatureNeeds(None, None)
 
 
 class FeatureTable:
-    """Where the features of an engine's computed nodes lie, by slot of its ``ForestCache``.
+    """Where the features of an engine's computed nodes lie, by slot of its ``ForestRunner``.
 
     Slot 0 is that of the prompt's last token but one, the parent of the forest's root.
     """
@@ -254,4 +254,4 @@ class DraftFeatures:
 
 
 NodeFeatures = TargetFeatures | DraftFeatures
-"""What a ``ForestCache`` knows of features."""
+"""What a ``ForestRunner`` knows of features."""

@@ -16,12 +16,11 @@ from numpy.typing import NDArray
 
 from dsbd_forward.features import ZEROS, Features, ParentFeatures
 from dsbd_forward.forward import Forward, ForwardResult
-from dsbd_ort.decoding.cache_view import CacheView, PrefixCache, Rows
+from dsbd_ort.decoding.cache_view import CacheView, OwnFeatures, PrefixCache, Rows
 from dsbd_ort.decoding.engine_call import EngineCall, EngineCalls, Role
 from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK
 from dsbd_ort.decoding.node_features import (
     NO_FEATURES,
-    DraftFeatures,
     FeatureNeeds,
     align_prefixes,
 )
@@ -138,7 +137,7 @@ class PreemptedRows:
         end = int(chunk[-1]) + 1
         seen = np.unpackbits(self._seen[self._slots[chunk]], axis=1, count=end, bitorder="little")
         seen &= self.positions[:end] < self.positions[chunk][:, None]
-        if self.view.kv.model.spec.reads_features:
+        if self.view.spec.reads_features:
             seen[:, self.positions[:end] == 0] = False  # see CacheView
         seen[np.arange(len(chunk)), chunk] = True
         self._rows = np.append(self._rows, first_row + np.arange(len(chunk)))
@@ -191,8 +190,8 @@ def recomputed(preempted: dict[Role, PreemptedRows]) -> EngineCalls[None]:
     Of one engine after the other, but for those of a feature draft.
     """
     draft = preempted.get("draft")
-    if draft is not None and isinstance(draft.view.features, DraftFeatures):
-        yield from RecomputedPair(preempted["target"], draft, draft.view.features).compute()
+    if draft is not None and draft.view.own_features is not None:
+        yield from RecomputedPair(preempted["target"], draft, draft.view.own_features).compute()
         preempted.clear()
     for role, rows in list(preempted.items()):
         yield from rows.compute(role)
@@ -206,9 +205,7 @@ class RecomputedPair:
     kept, or from the feature of the target's row of its parent, which has the same path of tokens.
     """
 
-    def __init__(
-        self, target: PreemptedRows, draft: PreemptedRows, features: DraftFeatures
-    ) -> None:
+    def __init__(self, target: PreemptedRows, draft: PreemptedRows, features: OwnFeatures) -> None:
         """Take the rows of both engines."""
         self._target = target
         self._draft = draft

@@ -364,8 +364,8 @@ def most_rows(
     left = num_beams + most_descendants(config)
     added = most_draft_nodes(config) + (num_layers + 1) * num_beams
     if config.has_controls:
-        added *= 2 if has_top_k_head else 1  # see ForestCache.compute
-    elif config.row.rule == "search":  # see ForestCache.complete
+        added *= 2 if has_top_k_head else 1  # see ForestRunner.compute
+    elif config.row.rule == "search":  # see ForestRunner.complete
         added += num_beams
     return num_prompt_tokens + on_paths + left + added
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from dsbd_forward.engine import EngineSpec
 from dsbd_ort.decoding.beams import Agreement, Hypotheses
 from dsbd_ort.decoding.cache_view import CacheView
+from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.control.controls import Controls, controls_of
 from dsbd_ort.decoding.control.forbidden_tokens import ForbiddenTokens
 from dsbd_ort.decoding.control.path_states import PathStates, StopStates
@@ -17,7 +18,7 @@ from dsbd_ort.decoding.drafting.ngram import NGramDrafter
 from dsbd_ort.decoding.drafting.throughput import ThroughputDraftPolicy
 from dsbd_ort.decoding.engine_call import Meter
 from dsbd_ort.decoding.forest import Forest
-from dsbd_ort.decoding.forest_cache import ForestCache
+from dsbd_ort.decoding.forest_runner import ForestRunner
 from dsbd_ort.decoding.joint_rule import JointGreedyRule, JointSpeculativeRule
 from dsbd_ort.decoding.node_features import DraftFeatures, TargetFeatures, align_prefixes
 from dsbd_ort.decoding.rejection_coupling import GeneratorSource, RejectionCoupling
@@ -63,9 +64,9 @@ class RunningRequest:
     agreement: Agreement
     rule: SelectionRule
     policy: DraftPolicy
-    target: ForestCache
-    draft: ForestCache | None
-    follower: ForestCache | None
+    target: ForestRunner
+    draft: ForestRunner | None
+    follower: ForestRunner | None
     drafter: Drafter | None
     stats: StatsRecorder
     tracer: Tracer | None
@@ -74,83 +75,139 @@ class RunningRequest:
     scorer: PromptScorer | None
 
     @property
-    def caches(self) -> list[ForestCache]:
+    def caches(self) -> list[ForestRunner]:
         """Of the engines in use."""
         return [self.target, self.draft] if self.draft else [self.target]
 
 
 def set_up(request: DecodingRequest, target: CacheView, draft: CacheView | None) -> RunningRequest:
     """Return the parts of a request that begins; raises what ``check_decodable`` raises."""
-    spec, draft_spec = target.kv.model.spec, draft.kv.model.spec if draft else None
-    check_decodable(request, spec, draft_spec)
-    config, vocab_size = request.config, spec.vocab_size
-    controls = controls_of(config, request.running_constraint, request.prompt_ids, vocab_size)
-    ngram = _ngram_drafter(request)
-    growth = _growth(request, controls, ngram)
-    forest, rule, warp = growth.forest, _rule(request, growth), Warp.of(config)
-    num_top = min(config.top_logprobs, vocab_size)
-    tops = TopTokens(num_top, growth.hypotheses) if num_top else None
-    reads_later = not config.row.has_draft and not spec.head.num_top_logits
-    target_warp = warp.narrowed() if reads_later else warp
-    clock = request.clock
-    has_feature_draft = config.has_draft_model and draft_spec and draft_spec.reads_features
-    if draft is not None and has_feature_draft:
-        align_prefixes(target.prefix, draft.prefix)
-        target.features = of_target = TargetFeatures(target)
-        draft.features = DraftFeatures(forest, of_target)
-    target_cache = ForestCache("target", target, forest, target_warp, controls, tops, clock)
-    draft_cache, draft_meter = None, None
-    if draft is not None and config.has_draft_model:
-        draft_cache = ForestCache("draft", draft, forest, warp, controls, clock=clock)
-        draft_meter = draft.meter
+    check_decodable(request, target.spec, draft.spec if draft else None)
+    paths = _paths(request, target.spec.vocab_size)
+    engines = _engines(request, paths, target, draft)
+    growth, rule = paths.growth, _rule(request, paths.growth)
+    draft_meter = engines.draft.meter if engines.draft else None
+    policy = _draft_policy(request, rule, growth.forest, [target.meter, draft_meter or Meter()])
+    num_prompt, config = len(request.prompt_ids), request.config
     stats = StatsRecorder(
-        len(request.prompt_ids),
-        target.meter,
-        draft_meter,
-        request.clock,
-        config.drafter or "model",
+        num_prompt, target.meter, draft_meter, request.clock, config.drafter or "model"
     )
-    meters = [target.meter, draft_meter or Meter()]
-    policy = _draft_policy(request, rule, forest, meters)
-    tracer, proposers = None, None
+    observers: list[Observer] = [policy, stats]
+    tracer = proposers = None
     if request.trace is not None:
-        forbidden, proposers = None, Proposers()
-        if controls is not None and controls.constraint is not None:
-            forbidden = controls.forbidden = ForbiddenTokens()
         tracer = Tracer(
-            request.trace, growth, target_cache, draft_cache, stats, proposers, forbidden
+            request.trace,
+            growth,
+            engines.target,
+            engines.draft,
+            stats,
+            proposers := Proposers(),
+            paths.forbidden,
         )
-    drafter: Drafter | None = draft_cache
-    observers: list[Observer] = [policy, stats, *([tracer] if tracer else [])]
-    has_forced = controls is not None and controls.constraint is not None
-    if ngram or (config.drafts and has_forced and config.row.rule != "joint"):
-        drafter = chained = ChainedDrafter(
-            forest,
-            controls,
-            ngram,
-            draft_cache,
-            proposers=proposers,
-            proposes_ends=not rule.reads_draft_distributions,
-        )
+        observers.append(tracer)
+    drafter: Drafter | None = engines.draft
+    if chained := _chained_drafter(paths, rule, engines.draft, config, proposers):
+        drafter = chained
         observers.append(chained)
     return RunningRequest(
         request=request,
-        forest=forest,
+        forest=growth.forest,
         hypotheses=growth.hypotheses,
         agreement=Agreement(growth.hypotheses),
         rule=rule,
         policy=policy,
-        target=target_cache,
-        draft=draft_cache,
-        follower=draft_cache if has_feature_draft else None,
+        target=engines.target,
+        draft=engines.draft,
+        follower=engines.follower,
         drafter=drafter,
         stats=stats,
         tracer=tracer,
         observers=observers,
-        tops=tops,
-        scorer=PromptScorer(request.prompt_ids, num_top)
-        if request.config.prompt_logprobs
-        else None,
+        tops=engines.tops,
+        scorer=engines.scorer,
+    )
+
+
+@dataclass(frozen=True)
+class _Paths:
+    """What is known of every path of a request, whichever engine computes it.
+
+    Attributes:
+        forbidden: what the constraint forbids, of a request that is traced.
+        ngram: the n-gram drafter, whose states go along the paths.
+    """
+
+    growth: Growth
+    controls: Controls | None
+    forbidden: ForbiddenTokens | None
+    ngram: NGramDrafter | None
+
+
+def _paths(request: DecodingRequest, vocab_size: int) -> _Paths:
+    """Return forest, hypotheses, processors and constraint of a request that begins."""
+    config, constraint = request.config, request.running_constraint
+    forbidden = None
+    if request.trace is not None and constraint is not None:
+        forbidden = ForbiddenTokens()
+    controls = controls_of(config, constraint, request.prompt_ids, vocab_size, forbidden)
+    ngram = _ngram_drafter(request)
+    return _Paths(_growth(request, controls, ngram), controls, forbidden, ngram)
+
+
+@dataclass(frozen=True)
+class _Engines:
+    """The engines' sides of the forest, see ``RunningRequest``."""
+
+    target: ForestRunner
+    draft: ForestRunner | None
+    follower: ForestRunner | None
+    tops: TopTokens | None
+    scorer: PromptScorer | None
+
+
+def _engines(
+    request: DecodingRequest, paths: _Paths, target: CacheView, draft: CacheView | None
+) -> _Engines:
+    """Return each engine's side of the forest, and what keeps log-probabilities of the target's."""
+    config, spec, forest = request.config, target.spec, paths.growth.forest
+    num_top = min(config.top_logprobs, spec.vocab_size)
+    tops = TopTokens(num_top, paths.growth.hypotheses) if num_top else None
+    scorer = PromptScorer(request.prompt_ids, num_top) if config.prompt_logprobs else None
+    warp = target_warp = Warp.of(config)
+    if not config.row.has_draft and not spec.head.num_top_logits:  # all logits are read later
+        target_warp = warp.narrowed()
+    draft = draft if config.has_draft_model else None
+    of_target = of_draft = None
+    if draft is not None and draft.spec.reads_features:
+        align_prefixes(target.prefix, draft.prefix)
+        of_target = TargetFeatures(target)
+        draft.own_features = of_draft = DraftFeatures(forest, of_target)
+    shared = paths.controls, request.clock
+    of_engine = ForestRunner("target", target, forest, target_warp, *shared, of_target, tops)
+    if draft is None:
+        return _Engines(of_engine, None, None, tops, scorer)
+    draft_cache = ForestRunner("draft", draft, forest, warp, *shared, of_draft)
+    return _Engines(of_engine, draft_cache, draft_cache if of_draft else None, tops, scorer)
+
+
+def _chained_drafter(
+    paths: _Paths,
+    rule: SelectionRule,
+    draft: ForestRunner | None,
+    config: DecodingConfig,
+    proposers: Proposers | None,
+) -> ChainedDrafter | None:
+    """Return what drafts by a constraint or by n-grams before the model; None without these."""
+    has_forced = paths.controls is not None and paths.controls.constraint is not None
+    if not paths.ngram and not (config.drafts and has_forced and config.row.rule != "joint"):
+        return None
+    return ChainedDrafter(
+        paths.growth.forest,
+        paths.controls,
+        paths.ngram,
+        draft,
+        proposers=proposers,
+        proposes_ends=not rule.reads_draft_distributions,
     )
 
 

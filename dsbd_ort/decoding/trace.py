@@ -13,7 +13,7 @@ from dsbd_ort.decoding.control.forbidden_tokens import Forbidden, ForbiddenToken
 from dsbd_ort.decoding.drafting.draft import Iteration, Proposer
 from dsbd_ort.decoding.drafting.drafters import Proposers
 from dsbd_ort.decoding.forest import NO_NODE
-from dsbd_ort.decoding.forest_cache import ForestCache
+from dsbd_ort.decoding.forest_runner import ForestRunner
 from dsbd_ort.decoding.rule import Growth
 from dsbd_ort.decoding.stats import StatsRecorder
 
@@ -148,8 +148,8 @@ class Tracer:
         self,
         recorder: TraceRecorder,
         growth: Growth,
-        target: ForestCache,
-        draft: ForestCache | None,
+        target: ForestRunner,
+        draft: ForestRunner | None,
         stats: StatsRecorder,
         proposers: Proposers,
         forbidden: ForbiddenTokens | None = None,
@@ -340,7 +340,7 @@ class _Counts:
     clock_s: float
 
 
-def _log_prob(cache: ForestCache | None, parent: int, token: int) -> float | None:
+def _log_prob(cache: ForestRunner | None, parent: int, token: int) -> float | None:
     """Return the warped log-probability of ``token`` after ``parent``, None if not computed."""
     if cache is None or parent == NO_NODE:
         return None

@@ -21,7 +21,7 @@ from dsbd_runtime.manifest import ModelEntry
 from dsbd_runtime.ort_module import LOG_ERRORS, check_offered, import_ort_for, session_options
 from dsbd_runtime.prepared_engine import PreparedEngine
 from dsbd_runtime.providers import Provider, check_dtype, find_provider
-from dsbd_runtime.session import EngineInputs, EngineOutputs, EngineRequest
+from dsbd_runtime.session import EngineInputs, EngineOptions, EngineOutputs
 
 _NO_MEMORY = ("Failed to allocate memory", "bad allocation", "bad_alloc")
 
@@ -229,7 +229,7 @@ class OrtSession:
         return self._ort.OrtValue.ortvalue_from_numpy(array)
 
 
-def open_host_session(request: EngineRequest) -> OrtSession:
+def open_host_session(request: EngineOptions) -> OrtSession:
     """Open the engine of "target" or "draft" with its caches in host memory."""
     folder = request.engine_cache
     prepared = (

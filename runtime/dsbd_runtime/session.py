@@ -19,7 +19,7 @@ MAX_FORWARD_ROWS = 256
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineRequest:
+class EngineOptions:
     """One engine to open; see ``loading.load_causal_lm`` for the fields."""
 
     bundle: Bundle

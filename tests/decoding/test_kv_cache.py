@@ -12,7 +12,7 @@ from dsbd_forward.logits import FullLogitsPart, TopLogits
 from dsbd_ort.decoding.cache_view import CacheView, PrefixCache
 from dsbd_ort.decoding.engine_call import EngineCall, Meter
 from dsbd_ort.decoding.errors import ModelError
-from dsbd_ort.decoding.kv_cache import KVCache
+from dsbd_ort.decoding.kv_cache import SharedKVCache
 from tests.decoding.tables import random_table
 from tests.decoding.top_table import TopTable
 
@@ -22,7 +22,7 @@ TABLE = random_table(3, VOCAB)
 
 def results_of_calls(num_logit_rows: list[int], first_full_row: int | None) -> list[TopLogits]:
     """Make a call for every view: a chain of so many rows, all with logits, in one forward."""
-    cache = KVCache(TopTable(VOCAB, TABLE, 4, first_full_row))
+    cache = SharedKVCache(TopTable(VOCAB, TABLE, 4, first_full_row))
     calls = []
     for token, num_rows in enumerate(num_logit_rows):
         view = cache.open_view(PrefixCache())

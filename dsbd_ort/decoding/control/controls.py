@@ -54,13 +54,14 @@ class Controls:
         processors: Sequence[LogitsProcessor],
         constraint: ConstraintStates | None,
         paths: PathTokens,
+        forbidden: ForbiddenTokens | None = None,
     ) -> None:
         self._warp = Warp.of(config)
         self._processes_log_probs = self._warp.is_raw and config.width > 1
         self.processors = processors
         self.constraint = constraint
         self.paths = paths
-        self.forbidden: ForbiddenTokens | None = None
+        self.forbidden = forbidden
 
     @property
     def path_states(self) -> list[PathStates]:
@@ -284,6 +285,7 @@ def controls_of(
     constraint: Constraint | None,
     prompt_ids: Sequence[int],
     vocab_size: int,
+    forbidden: ForbiddenTokens | None = None,
 ) -> Controls | None:
     """Return the controls of a request that begins, None where nothing controls it."""
     if not config.has_controls:
@@ -293,7 +295,7 @@ def controls_of(
         states = ConstraintStates(constraint, prompt_ids, np.array(sorted(config.eos_ids), int))
     paths = PathTokens(prompt_ids, vocab_size)
     processors = processors_of(config, len(prompt_ids), vocab_size)
-    return Controls(config, processors, states, paths)
+    return Controls(config, processors, states, paths, forbidden)
 
 
 def _looked_up(tokens: Tokens, scores: Scores, listed: Tokens) -> Scores:

@@ -106,7 +106,7 @@ class LayerNeeds:
 
 
 class Drafter(Protocol):
-    """Gives the distributions that a layer is drafted from. ``ForestCache`` is one.
+    """Gives the distributions that a layer is drafted from. ``ForestRunner`` is one.
 
     Attributes:
         forces: whether layers may be forced, so that it has to be looked what they need.

@@ -19,7 +19,7 @@ from dsbd_ort.decoding.drafting.draft import Iteration, LayerNeeds, Proposer, Ta
 from dsbd_ort.decoding.drafting.ngram import NGramDrafter
 from dsbd_ort.decoding.engine_call import EngineCalls
 from dsbd_ort.decoding.forest import Forest, Nodes
-from dsbd_ort.decoding.forest_cache import ForestCache
+from dsbd_ort.decoding.forest_runner import ForestRunner
 from dsbd_ort.decoding.joint_distribution import STAY, JointDistribution
 
 Floats = NDArray[np.float64]
@@ -73,7 +73,7 @@ class ChainedDrafter:
         forest: Forest,
         controls: Controls | None,
         ngram: NGramDrafter | None,
-        model: ForestCache | None,
+        model: ForestRunner | None,
         *,
         proposers: Proposers | None = None,
         proposes_ends: bool = True,

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from dsbd_export.distill.teacher import Device, Teacher
+from dsbd_export.distill.teacher import Teacher, TorchDevice
 
 TOP_K = 20
 TEMPERATURE = 1.0
@@ -85,7 +85,7 @@ One set for each depth in the draft: of the first drafted token, of one behind a
 
 
 def acceptance_rate(
-    draft: PreTrainedModel, samples: HeldOutSamples, device: Device
+    draft: PreTrainedModel, samples: HeldOutSamples, device: TorchDevice
 ) -> tuple[float, float]:
     """Return mean and standard error of the acceptance of a draft that is a model of its own."""
 
@@ -113,7 +113,10 @@ class Acceptance:
 
 @torch.inference_mode()
 def acceptance_by_depth(
-    draft: PreTrainedModel, logits_of: LogitsByDepth, samples: HeldOutSamples, device: Device
+    draft: PreTrainedModel,
+    logits_of: LogitsByDepth,
+    samples: HeldOutSamples,
+    device: TorchDevice,
 ) -> Acceptance:
     """Return sum min(p, q) along the samples, mean over positions and prompts.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from functools import partial
 
 import numpy as np
@@ -29,7 +28,7 @@ from dsbd_ort.decoding.joint_distribution import (
     joint_distribution,
 )
 from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK
-from dsbd_ort.decoding.node_features import NO_FEATURES, FeatureNeeds
+from dsbd_ort.decoding.node_features import NO_FEATURES, FeatureNeeds, NodeFeatures
 from dsbd_ort.decoding.top_tokens import PromptScorer, TopTokens
 from dsbd_ort.decoding.warp import Warp, check_logits, largest_logits
 
@@ -39,7 +38,7 @@ _NOTHING = np.arange(0)
 _FIRST = np.array(0)  # slot; an operation takes an array faster than a number
 
 
-class ForestCache:
+class ForestRunner:
     """The computed nodes of the forest in one engine; none is computed twice while it is live.
 
     But for those of a feature draft whose rows are outdated, see ``node_features``.
@@ -49,6 +48,7 @@ class ForestCache:
     is" in the other.
 
     Attributes:
+        meter: counts the engine calls of the request.
         distribution_bytes_peak: most bytes that the distributions took.
         forces: see Drafter: a model forces nothing.
     """
@@ -61,24 +61,33 @@ class ForestCache:
         view: CacheView,
         forest: Forest,
         warp: Warp,
-        controls: Controls | None = None,
+        controls: Controls | None,
+        clock: Clock,
+        features: NodeFeatures | None = None,
         tops: TopTokens | None = None,
-        clock: Clock = time.perf_counter,
     ) -> None:
         """Take an engine's view, which begins with the rows of its prefix.
 
-        tops: keeps the most probable tokens after every node, for a request that returns them.
+        Args:
+            role: of the engine.
+            view: of its cache.
+            forest: of the request.
+            warp: of the logits.
+            controls: processors and constraint.
+            clock: seconds, for the statistics.
+            features: of the nodes, for a request with a feature draft.
+            tops: keeps the most probable tokens after every node, for a request that returns them.
         """
         self._role = role
         self._engine = ("target", "draft").index(role)  # row of Forest.slots
         self._view = view
-        self._meter = view.meter
+        self.meter = view.meter
         self._forest = forest
         self._warp = warp
         self._controls = controls
         self._tops = tops
         self._clock = clock
-        self._features = view.features
+        self._features = features
         self._num_calls = 0
         self._unread: NDArray[np.int64] | None = None
         self.distribution_bytes_peak = 0
@@ -97,7 +106,7 @@ class ForestCache:
         self,
         token_ids: NDArray[np.int64],
         scorer: PromptScorer | None = None,
-        follower: ForestCache | None = None,
+        follower: ForestRunner | None = None,
     ) -> EngineCalls[None]:
         """Compute the prompt but for its last token, which is the forest's root.
 
@@ -115,10 +124,10 @@ class ForestCache:
             )
             wanted: Wanted = "no logits"
             if scorer:
-                wanted = "logits again" if view.kv.model.spec.head.num_top_logits else "all logits"
+                wanted = "logits again" if view.spec.head.num_top_logits else "all logits"
             call = EngineCall(
                 self._role,
-                self._meter,
+                self.meter,
                 len(chunk),
                 partial(self._prompt_forward, chunk, start, logit_rows, features),
                 wanted,
@@ -154,7 +163,7 @@ class ForestCache:
         """Wait for a call; return its result."""
         began = self._clock()
         result = yield call
-        self._meter.waited += self._clock() - began
+        self.meter.waited += self._clock() - began
         self._num_calls += 1
         return result
 
@@ -277,11 +286,11 @@ class ForestCache:
 
         tokens, positions = forest.tokens[nodes], forest.positions[nodes]
         wanted: Wanted = "all logits" if gather is None else "some logits"
-        num_top = view.kv.model.spec.head.num_top_logits
+        num_top = view.spec.head.num_top_logits
         if self._tops is not None and 0 < num_top < self._tops.number:
             wanted = "logits again"
         source = view.prefix.source
-        return EngineCall(self._role, self._meter, len(nodes), forward_at, wanted, source)
+        return EngineCall(self._role, self.meter, len(nodes), forward_at, wanted, source)
 
     def _allowed_after(self, nodes: Nodes) -> AllowedAfter | None:
         """Return what the controls allow after nodes; None without controls."""
@@ -293,7 +302,7 @@ class ForestCache:
         notes_others = self._tops is not None or (
             self._role == "target" and self._controls.forbidden is not None
         )
-        return self._view.kv.model.spec.head.gathers_logits and allowed.lists and not notes_others
+        return self._view.spec.head.gathers_logits and allowed.lists and not notes_others
 
     def joint(
         self, nodes: Nodes, log_weights: NDArray[np.float64], copies: NDArray[np.int64] | None
@@ -313,7 +322,7 @@ class ForestCache:
 
     def complete(self, beams: Beams, bar: float, most: int) -> bool | None:
         """See NodeDistributions.complete."""
-        known, spec = self._distributions, self._view.kv.model.spec
+        known, spec = self._distributions, self._view.spec
         if not isinstance(known, TopDistributions):
             return None
         if spec.head.num_top_logits and not spec.head.keeps_full_logits:
@@ -397,7 +406,7 @@ class ForestCache:
     def _check(self, logits: Logits, num_rows: int, num_pairs: int = 0) -> None:
         """Raise ModelError for logits that a call cannot have; it says which call of the engine."""
         try:
-            check_logits(logits, self._view.kv.model.spec, num_rows, num_pairs)
+            check_logits(logits, self._view.spec, num_rows, num_pairs)
         except ModelError as error:
             raise self._error(error) from error
 
