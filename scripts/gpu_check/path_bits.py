@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dsbd_forward.forward import Forward
+from dsbd_forward.logits import DenseLogits, Logits, TopLogits
 from dsbd_runtime.bundle import open_bundle
 from dsbd_runtime.causal_lm import CausalLM
-from dsbd_runtime.graph import TopLogits
 from dsbd_runtime.loading import load_causal_lm
 from path_invariance import WayCount
 
@@ -75,7 +76,7 @@ def count_by_kind(
 ) -> dict[str, WayCount]:
     """Return for every kind how many ways and numbers differ from the plain way of the kind."""
     rng = np.random.default_rng(seed)
-    token_ids = rng.integers(0, model.vocab_size, num_tokens)
+    token_ids = rng.integers(0, model.spec.vocab_size, num_tokens)
     found = {}
     for kind in KINDS:
         wanted = outputs_of(model, token_ids, kind, rng, is_plain=True)
@@ -120,8 +121,8 @@ def outputs_of(
         call.token_ids[path] = token_ids[num_done : num_done + chunk]
         others = np.arange(num_rows if kind.has_fixed_rows else 0)
         logit_rows = np.concatenate([path, np.setdiff1d(others, path)])
-        outputs = model.forward(call.token_ids, call.positions, call.mask, logit_rows)
-        found.append(_numbers(outputs)[:chunk])
+        forward = Forward(call.token_ids, call.positions, call.mask, logit_rows)
+        found.append(_numbers(model.forward(forward).logits)[:chunk])
         places = _keep(model, places, path, num_rows, None if is_in_order else rng)
     return np.concatenate(found)
 
@@ -146,7 +147,7 @@ def _drawn(
     for row, position in enumerate(positions):
         mask[row, all_places[:position]] = True
         mask[row, first + row] = True
-    return _Call(rng.integers(0, model.vocab_size, num_rows), positions, mask)
+    return _Call(rng.integers(0, model.spec.vocab_size, num_rows), positions, mask)
 
 
 def _keep(
@@ -171,13 +172,12 @@ def _keep(
     return np.concatenate([places, first + np.cumsum(stays)[path] - 1])
 
 
-def _numbers(outputs: NDArray[np.float32] | TopLogits) -> NDArray[np.float64]:
+def _numbers(logits: Logits) -> NDArray[np.float64]:
     """Return what the head says of each row as one array."""
-    if not isinstance(outputs, TopLogits):
-        return outputs.astype(np.float64)
-    columns: list[NDArray[Any]] = [
-        outputs.top_ids, outputs.top_logits, outputs.logsumexp[:, None]
-    ]  # fmt: skip
+    if isinstance(logits, DenseLogits):
+        return logits.values.astype(np.float64)
+    assert isinstance(logits, TopLogits)
+    columns: list[NDArray[Any]] = [logits.top_ids, logits.top_logits, logits.logsumexp[:, None]]
     return np.concatenate([column.astype(np.float64) for column in columns], axis=1)
 
 
