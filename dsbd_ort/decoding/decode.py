@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 
 import numpy as np
 
@@ -38,6 +38,7 @@ from dsbd_ort.decoding.drafting.draft import (
 from dsbd_ort.decoding.drafting.ngram import NGramPool
 from dsbd_ort.decoding.errors import ModelError
 from dsbd_ort.decoding.kv_cache import KVCache
+from dsbd_ort.decoding.preemption import PreemptedRows, recomputed
 from dsbd_ort.decoding.rejection_coupling import RandomSource
 from dsbd_ort.decoding.request import (
     DecodeResult,
@@ -46,6 +47,7 @@ from dsbd_ort.decoding.request import (
     check_request,
     decoded_sequences,
     most_descendants,
+    only_for_room,
     result_of,
 )
 from dsbd_ort.decoding.set_up import RunningRequest, set_up
@@ -97,6 +99,7 @@ def decode_iterations(
     costs: Costs | None = None,
     estimator: AcceptanceEstimator | None = None,
     ngram_pool: NGramPool | None = None,
+    preempts: Callable[[EngineCall], bool] = only_for_room,
     prefixes: Prefixes | None = None,
     trace: TraceRecorder | None = None,
 ) -> Iterations:
@@ -117,6 +120,7 @@ def decode_iterations(
         estimator=estimator,
         ngram_pool=ngram_pool,
         trace=trace,
+        preempts=preempts,
     )
     if config.draft_policy == "throughput" and costs is None:
         check_request(request, target, draft)
@@ -140,12 +144,12 @@ def iterations_of(
     caches: dict[Role, KVCache] = {"target": KVCache(target)}
     if draft:
         caches["draft"] = KVCache(draft)
-    views = []
+    views: dict[Role, CacheView] = {}
     for (role, cache), prefix in zip(caches.items(), prefixes, strict=False):
         prefix.shorten(prefix.num_common(request.reusable_prompt(role)))
-        views.append(cache.open_view(prefix))
+        views[role] = cache.open_view(prefix)
         cache.trim()
-    loop = decoding_loop(request, views[0], views[1] if draft else None)
+    loop = decoding_loop(request, views["target"], views.get("draft"))
     logits: Logits | None = None
     while True:
         try:
@@ -154,10 +158,9 @@ def iterations_of(
             result: DecodeResult = end.value
             break
         if isinstance(needed, EngineCall):
-            began = request.clock()
-            (logits,) = caches[needed.role].forward([needed])
-            seconds = request.clock() - began
-            needed.meter.count(len(needed.token_ids), seconds)
+            if request.preempts(needed):
+                _compute_again(views, caches, request.clock)
+            logits, seconds = _made(needed, caches, request.clock)
             if request.costs and not needed.is_prefill:
                 request.costs.observe(needed.role, len(needed.token_ids), seconds)
         else:
@@ -166,6 +169,21 @@ def iterations_of(
     for cache in caches.values():
         cache.trim()
     return result
+
+
+def _made(call: EngineCall, caches: dict[Role, KVCache], clock: Clock) -> tuple[Logits, float]:
+    """Make a call; return its logits and the seconds that it took."""
+    began = clock()
+    (logits,) = caches[call.role].forward([call])
+    seconds = clock() - began
+    call.meter.count(len(call.token_ids), seconds)
+    return logits, seconds
+
+
+def _compute_again(views: dict[Role, CacheView], caches: dict[Role, KVCache], clock: Clock) -> None:
+    """Drop the rows of a request, and compute them again."""
+    for call in recomputed({role: PreemptedRows(view) for role, view in views.items()}):
+        _made(call, caches, clock)
 
 
 def decoding_loop(

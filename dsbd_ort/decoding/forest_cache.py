@@ -27,18 +27,19 @@ from dsbd_ort.decoding.joint_distribution import (
     joint_distribution,
 )
 from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK
+from dsbd_ort.decoding.log_probs import largest_logits, read_rows
 from dsbd_ort.decoding.step_model import (
     Clock,
     EngineCall,
     EngineCalls,
-    FullLogits,
+    GatheredPart,
     Logits,
     Role,
     WholeLogits,
     full_of,
 )
 from dsbd_ort.decoding.top_tokens import PromptScorer, TopTokens
-from dsbd_ort.decoding.warp import Warp, check_logits, largest_logits
+from dsbd_ort.decoding.warp import Warp, check_logits
 
 SCORED_CHUNK = 64
 """Prompt rows per call where each has logits: bounds these at SCORED_CHUNK x vocabulary."""
@@ -90,7 +91,7 @@ class ForestCache:
         self._unread: NDArray[np.int64] | None = None
         self.distribution_bytes_peak = 0
         self._distributions: TokenDistributions | None = None  # as the first logits are
-        self._last_call: tuple[int, FullLogits | None] = 0, None  # its first slot
+        self._last_call: tuple[int, WholeLogits | None] = 0, None  # its first slot
         self._further = FurtherTokens()
         self._slots_above: dict[int, int] = {}  # by node to be computed again whose parent is gone
 
@@ -137,10 +138,10 @@ class ForestCache:
             began = self._clock()
             logits = yield call
             self._meter.waited += self._clock() - began
-            if scorer or isinstance(logits, tuple | np.ndarray):
-                self._read(logits, len(logit_rows))
-            else:  # beside calls that gather
+            if isinstance(logits, GatheredPart):  # beside calls that gather
                 self._num_calls += 1
+            else:
+                self._read(logits, len(logit_rows))
             if scorer:
                 scorer.append(cast(WholeLogits, logits))
             view.prefix.tokens = tokens[: start + len(chunk)]
@@ -255,7 +256,8 @@ class ForestCache:
             found, unread = self._read(logits, size, nodes, allowed)
             if self._tops is not None:
                 self._tops.append(cast(WholeLogits, logits))
-            self._last_call = first_slot, full_of(logits)
+            whole = None if isinstance(logits, GatheredPart) else cast(WholeLogits, logits)
+            self._last_call = first_slot, whole
             if self._distributions is None:
                 self._distributions = found.behind_unused_row()
             else:
@@ -302,21 +304,21 @@ class ForestCache:
         if known.num_tokens >= min(most, kv.vocab_size):
             return None
         slots = self.slots[beams.nodes]
-        least, largest = known.least_and_largest(slots)
-        unsure = (beams.log_weights + least >= bar).nonzero()[0]
+        unsure = (beams.log_weights + known.least(slots) >= bar).nonzero()[0]
         unsure = unsure[~np.isin(slots[unsure], self._further.complete)]
         if not len(unsure):
             return None
-        first_slot, full = self._last_call
+        first_slot, logits = self._last_call
+        full = None if logits is None else full_of(logits)
         first_readable = first_slot + full.first_row if full else self._view.num_slots
         readable, gone = (
             unsure[slots[unsure] >= first_readable],
             unsure[slots[unsure] < first_readable],
         )
-        if full and len(readable):
-            logits = full.read(slots[readable] - first_slot)
-            tokens, centred, _ = largest_logits(logits, most)
-            raw = (centred + largest[readable, None])[:, known.num_tokens :]
+        if logits is not None and full and len(readable):
+            rows, normalizers = read_rows(logits, full, slots[readable] - first_slot)
+            tokens, scores = largest_logits(rows, most)
+            raw = (scores - normalizers)[:, known.num_tokens :]
             counts = beams.log_weights[readable, None] + raw >= bar
             self._further.add(slots[readable], counts, tokens[:, known.num_tokens :], raw)
         if not len(gone):

@@ -9,7 +9,7 @@ are many or there is too little room.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,6 @@ from dsbd_ort.decoding.cache_view import CacheView, PrefixCache, Rows, UsedRows
 from dsbd_ort.decoding.feature_models import forward_of_calls, reads_features, returns_features
 from dsbd_ort.decoding.step_model import (
     EngineCall,
-    GatheredLogits,
     GatheringModel,
     Logits,
     StepModel,
@@ -29,6 +28,7 @@ from dsbd_ort.decoding.step_model import (
     keeps_full_logits,
     logits_of_rows,
     num_top_logits,
+    summed_rows,
 )
 
 PREFILL_CHUNK = 256
@@ -83,6 +83,9 @@ class KVCache:
     def open_view(self, prefix: PrefixCache) -> CacheView:
         """Return a view that begins with the rows of ``prefix``, which is kept valid."""
         view = CacheView(self, prefix)
+        num_tokens = len(prefix.tokens)
+        rows = prefix.rows[:num_tokens]  # of another KVCache of the engine, as a rule
+        self._told[0, rows], self._told[1, rows] = prefix.tokens, np.arange(num_tokens)
         self.add(view)
         return view
 
@@ -146,7 +149,7 @@ class KVCache:
         inputs = token_ids, positions, mask, logit_rows
         gathers = any(call.gather is not None for call in calls)
         gather = joined_gather(calls) if gathers else None
-        logits: Logits
+        logits: Any
         if any(call.features is not None for call in calls):
             logits = forward_of_calls(self.model, calls, *inputs, gather)
         elif gather is not None:
@@ -154,12 +157,13 @@ class KVCache:
         else:
             logits = self.model.forward(*inputs)
         if gathers:
-            return gathered_parts(cast(GatheredLogits, logits), calls)
+            return gathered_parts(logits, calls)
+        whole = summed_rows(logits) if self.gathers_logits else cast(WholeLogits, logits)
         if len(calls) == 1:
-            return [logits]
+            return [whole]
         ends = np.cumsum([len(call.logit_rows) for call in calls]).tolist()
         return [
-            logits_of_rows(cast(WholeLogits, logits), end - len(call.logit_rows), end)
+            logits_of_rows(whole, end - len(call.logit_rows), end)
             for call, end in zip(calls, ends, strict=True)
         ]
 

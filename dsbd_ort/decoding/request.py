@@ -25,13 +25,18 @@ from dsbd_ort.decoding.option_values import shown
 from dsbd_ort.decoding.rejection_coupling import RandomSource
 from dsbd_ort.decoding.rule import Finished
 from dsbd_ort.decoding.stats import DecodingStats, StatsRecorder
-from dsbd_ort.decoding.step_model import Clock, Head, Role
+from dsbd_ort.decoding.step_model import Clock, EngineCall, Head, Role
 from dsbd_ort.decoding.top_tokens import PromptLogprobs, TokenLogprobs, TopTokens
 from dsbd_ort.decoding.trace import TraceRecorder
 
 
 def _one() -> int:
     return 1
+
+
+def only_for_room(call: EngineCall) -> bool:
+    """Return False: no request gives up its rows but where others need the room."""
+    return False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +58,9 @@ class DecodingRequest:
         ngram_pool: texts of earlier requests, for the n-gram drafter; is given this one's.
         trace: receives every iteration.
         num_sharers: returns how many requests share the engine calls now, for the same policy.
+        preempts: returns whether the rows of the request are dropped before this engine call, to be
+            computed again (see ``preemption``), although nobody needs the room: for tests of that.
+            Of requests that run together the youngest alone is asked.
     """
 
     prompt_ids: Sequence[int]
@@ -67,6 +75,7 @@ class DecodingRequest:
     ngram_pool: NGramPool | None = None
     trace: TraceRecorder | None = None
     num_sharers: Callable[[], int] = _one
+    preempts: Callable[[EngineCall], bool] = only_for_room
 
     @property
     def running_constraint(self) -> Constraint | None:

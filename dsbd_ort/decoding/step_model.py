@@ -63,9 +63,34 @@ class GatheredLogits(Protocol):
         """See above."""
 
 
-WholeLogits = NDArray[np.float32] | TopLogits
-"""The result of a forward without a gather: all logits of R rows, (R, vocab_size), or the largest
-of each."""
+class SummedLogits(Protocol):
+    """What an engine with a gather head returns without a gather: R whole rows, and their sums.
+
+    Attributes:
+        logits: (R, vocab_size) float32.
+        logsumexp: (R,) float32. As in ``GatheredLogits``: a row has one, however it is read.
+    """
+
+    @property
+    def logits(self) -> NDArray[np.float32]:
+        """See above."""
+
+    @property
+    def logsumexp(self) -> NDArray[np.float32]:
+        """See above."""
+
+
+@dataclass(frozen=True, slots=True)
+class SummedRows:
+    """The ``SummedLogits`` of the rows of one call."""
+
+    logits: NDArray[np.float32]
+    logsumexp: NDArray[np.float32]
+
+
+WholeLogits = NDArray[np.float32] | TopLogits | SummedRows
+"""The result of a forward without a gather: all logits of R rows, (R, vocab_size), with their sums
+where the engine returns them, or the largest of each."""
 
 Logits = WholeLogits | GatheredLogits
 """The result of any forward."""
@@ -86,8 +111,9 @@ class StepModel(Head, Protocol):
 
     A model whose ``forward`` returns ``TopLogits`` has a further attribute, ``num_top_logits``: K;
     and where these have ``full``, another one that is true: ``keeps_full_logits``. One that takes a
-    ``Gather`` as fifth argument, and then returns ``GatheredLogits``, has one that is true as well:
-    ``gathers_logits``. Models with features have methods of their own, see ``feature_models``.
+    ``Gather`` as fifth argument, and then returns ``GatheredLogits``, but ``SummedLogits`` without,
+    has one that is true as well: ``gathers_logits``. Models with features have methods of their
+    own, see ``feature_models``.
     """
 
     @property
@@ -103,7 +129,7 @@ class StepModel(Head, Protocol):
         positions: NDArray[np.int64],
         mask: NDArray[np.bool_],
         logit_rows: NDArray[np.int64],
-    ) -> WholeLogits:
+    ) -> NDArray[np.float32] | TopLogits | SummedLogits:
         """Append S rows (parents before children) and return the logits of some of them.
 
         Args:
@@ -113,7 +139,7 @@ class StepModel(Head, Protocol):
             logit_rows: (R,) int64. Which of the S rows need logits; may be empty.
 
         Returns:
-            (R, vocab_size) float32, or ``TopLogits`` of R rows.
+            (R, vocab_size) float32, or ``TopLogits`` or ``SummedLogits`` of R rows.
         """
 
 
@@ -167,12 +193,36 @@ def joined_gather(calls: Sequence[EngineCall]) -> Gather:
 _NONE = np.arange(0)
 
 
+def num_rows_of(logits: WholeLogits) -> int:
+    """Return R of a forward's result."""
+    if isinstance(logits, tuple):
+        return len(logits[0])
+    return len(logits.logits if isinstance(logits, SummedRows) else logits)
+
+
+def summed_rows(logits: SummedLogits | object) -> SummedRows:
+    """Return what a model that ``gathers_logits`` has returned without a gather.
+
+    Raises:
+        ModelError: it is something else.
+    """
+    try:
+        return SummedRows(logits.logits, logits.logsumexp)  # type: ignore[union-attr]
+    except AttributeError:
+        raise ModelError(
+            f"the model gathers logits and returned {type(logits).__name__} for whole rows, "
+            "expected their logits and logsumexp: a row has one sum, however it is read"
+        ) from None
+
+
 def logits_of_rows(logits: WholeLogits, begin: int, end: int) -> Logits:
     """Return the logits of the rows ``begin`` to ``end`` - 1 of a forward's result."""
     if isinstance(logits, tuple):
         top_ids, top_logits, logsumexp, full = logits
         part = None if full is None else FullLogitsPart(full, begin, end)
         return top_ids[begin:end], top_logits[begin:end], logsumexp[begin:end], part
+    if isinstance(logits, SummedRows):
+        return SummedRows(logits.logits[begin:end], logits.logsumexp[begin:end])
     return logits[begin:end]
 
 
@@ -193,6 +243,8 @@ def full_of(logits: Logits) -> FullLogits | None:
     """Return all logits of the rows of a forward's result, None where they cannot be read."""
     if isinstance(logits, tuple):
         return logits[3]
+    if isinstance(logits, SummedRows):
+        return AllLogits(logits.logits)
     return AllLogits(logits) if isinstance(logits, np.ndarray) else None
 
 

@@ -16,14 +16,15 @@ from dsbd_ort.decoding.beams import Beams, Hypotheses
 from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.distribution import larger
 from dsbd_ort.decoding.errors import ConfigError, DecodingError
+from dsbd_ort.decoding.log_probs import checked_top, largest_logits, log_normalizers
 from dsbd_ort.decoding.step_model import (
-    FullLogits,
     Head,
+    SummedRows,
     WholeLogits,
     keeps_full_logits,
+    num_rows_of,
     num_top_logits,
 )
-from dsbd_ort.decoding.warp import largest_logits
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -131,16 +132,12 @@ def top_logprobs_of(logits: WholeLogits, number: int) -> tuple[Ints, Floats]:
     Raises:
         DecodingError: an engine with a top-k head returned fewer, and no others can be read.
     """
-    if not isinstance(logits, tuple):
-        tokens, centred, log_sums = largest_logits(logits, number)
-        return tokens, centred - log_sums
-    top_ids, top_logits, logsumexp, full = logits
-    largest = top_logits[:, :1].astype(np.float64)
-    if number <= top_ids.shape[1]:
-        raw = top_logits[:, :number].astype(np.float64) - logsumexp[:, None]
-        return top_ids[:, :number], raw
-    tokens, centred, _ = largest_logits(_read_all(full, len(top_ids)), number)
-    return tokens, centred + largest - logsumexp[:, None]
+    if isinstance(logits, tuple) and number <= logits[0].shape[1]:
+        tokens, scores = checked_top(logits)
+        tokens, scores = tokens[:, :number], scores[:, :number]
+    else:
+        tokens, scores = largest_logits(_whole_rows(logits), number)
+    return tokens, scores - log_normalizers(logits)
 
 
 class PromptScorer:
@@ -155,7 +152,7 @@ class PromptScorer:
 
     def append(self, logits: WholeLogits) -> None:
         """Take the logits after the next tokens of the prompt."""
-        num_rows = len(logits[0] if isinstance(logits, tuple) else logits)
+        num_rows = num_rows_of(logits)
         first = len(self._logprobs)
         following = self._prompt_ids[first : first + num_rows]
         logprobs = _logprobs_of(logits, following).tolist()
@@ -172,17 +169,18 @@ class PromptScorer:
 
 def _logprobs_of(logits: WholeLogits, tokens: Ints) -> Floats:
     """Return the raw log-probability of one token a row, (R,) float64."""
-    rows = np.arange(len(tokens))
-    if isinstance(logits, tuple):
-        chosen = _read_all(logits[3], len(tokens))[rows, tokens]
-        return chosen.astype(np.float64) - logits[2]
-    _, _, log_sums = largest_logits(logits, 1)
-    centred = logits[rows, tokens].astype(np.float64) - logits.max(axis=1)
-    logprobs: Floats = centred - log_sums[:, 0]
+    chosen = _whole_rows(logits)[np.arange(len(tokens)), tokens].astype(np.float64)
+    logprobs: Floats = chosen - log_normalizers(logits)[: len(tokens), 0]
     return logprobs
 
 
-def _read_all(full: FullLogits | None, num_rows: int) -> NDArray[np.float32]:
+def _whole_rows(logits: WholeLogits) -> NDArray[np.float32]:
+    """Return all logits of all rows, (R, vocab_size)."""
+    if isinstance(logits, np.ndarray):
+        return logits
+    if isinstance(logits, SummedRows):
+        return logits.logits
+    num_rows, full = len(logits[0]), logits[3]
     if full is None or full.first_row:
         readable = 0 if full is None else num_rows - full.first_row
         raise DecodingError(

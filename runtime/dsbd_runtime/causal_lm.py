@@ -33,10 +33,11 @@ from dsbd_runtime.graph import (
     TOP_LOGITS,
     Gather,
     GatheredLogits,
+    SummedLogits,
     TopLogits,
     empty_outputs,
-    full_output,
     parse_num_top_logits,
+    summed_outputs,
 )
 from dsbd_runtime.manifest import ModelEntry
 from dsbd_runtime.session import MAX_FORWARD_ROWS, EngineInputs, EngineOutputs, Session
@@ -55,7 +56,7 @@ class CausalLM:
         self._num_top_logits = parse_num_top_logits(entry.logits)
         self._gathers_logits = entry.logits == GATHER
         # Without a gather the rows of its engine are read whole, call by call.
-        self._read_head = (full_output(entry.vocab_size),) if self._gathers_logits else entry.head
+        self._read_head = summed_outputs(entry.vocab_size) if self._gathers_logits else entry.head
         self._head = entry.head
         self._features = entry.features
         self._keeps_full_logits = self._num_top_logits > 0 and entry.kept_output is not None
@@ -127,7 +128,7 @@ class CausalLM:
         positions: NDArray[np.int64],
         mask: NDArray[np.bool_],
         logit_rows: NDArray[np.int64],
-    ) -> NDArray[np.float32] | TopLogits: ...
+    ) -> NDArray[np.float32] | TopLogits | SummedLogits: ...
 
     @overload
     def forward(
@@ -146,7 +147,7 @@ class CausalLM:
         mask: NDArray[np.bool_],
         logit_rows: NDArray[np.int64],
         gather: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None,
-    ) -> NDArray[np.float32] | TopLogits | GatheredLogits:
+    ) -> NDArray[np.float32] | TopLogits | GatheredLogits | SummedLogits:
         """Append S rows (parents before children) and return the logits of some of them.
 
         More than ``MAX_FORWARD_ROWS`` rows go in several calls: no mask of S x capacity is built.
@@ -160,9 +161,9 @@ class CausalLM:
                 see ``graph.Gather``; None: all logits of the R rows.
 
         Returns:
-            (R, vocab_size) float32, the ``TopLogits`` of R rows where the engine has a top-k head,
-            or the ``GatheredLogits`` of a gather; the caller's own arrays, but for
-            ``TopLogits.full``.
+            (R, vocab_size) float32; of R rows the ``TopLogits`` of an engine with a top-k head, or
+            the ``SummedLogits`` of one with a gather head; or the ``GatheredLogits`` of a gather.
+            The caller's own arrays, but for ``TopLogits.full``.
 
         Raises InputError for a wrong shape, type or value, CapacityError for a position beyond
         the context or caches beyond the memory.
@@ -185,7 +186,7 @@ class CausalLM:
         logit_rows: NDArray[np.int64],
         feature_rows: NDArray[np.int64],
         gather: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None,
-    ) -> tuple[NDArray[np.float32] | TopLogits | GatheredLogits, Features]:
+    ) -> tuple[NDArray[np.float32] | TopLogits | GatheredLogits | SummedLogits, Features]:
         """Append rows as ``forward`` does; also return the features of some of them.
 
         feature_rows: (F,) int64 increasing. Which of the S rows they are.
@@ -208,7 +209,7 @@ class CausalLM:
         logit_rows: NDArray[np.int64],
         parents: ParentFeatures,
         gather: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None,
-    ) -> tuple[NDArray[np.float32] | TopLogits | GatheredLogits, Features]:
+    ) -> tuple[NDArray[np.float32] | TopLogits | GatheredLogits | SummedLogits, Features]:
         """Append rows as ``forward`` does; also return the own features of all of them.
 
         parents: where the feature of the parent of each row lies. The target's are those of the
@@ -227,14 +228,16 @@ class CausalLM:
     def _returned_features(self, feature_rows: NDArray[np.int64]) -> ForwardFeatures:
         return ForwardFeatures(feature_rows, self._session.new_features(len(feature_rows)))
 
-    def _logits(self, inputs: ForwardInputs) -> NDArray[np.float32] | TopLogits | GatheredLogits:
+    def _logits(
+        self, inputs: ForwardInputs
+    ) -> NDArray[np.float32] | TopLogits | GatheredLogits | SummedLogits:
         outputs = self._forward(inputs)
         if inputs.gather is not None:
             return GatheredLogits(outputs[GATHERED_LOGITS], outputs[LOGSUMEXP])
         if self._num_top_logits:
             return TopLogits(outputs[TOP_IDS], outputs[TOP_LOGITS], outputs[LOGSUMEXP], self._full)
         logits: NDArray[np.float32] = outputs[LOGITS]
-        return logits
+        return SummedLogits(logits, outputs[LOGSUMEXP]) if self._gathers_logits else logits
 
     def keep(self, rows: NDArray[np.int64]) -> None:
         """Keep the cache rows ``rows``, (K,) int64 strictly increasing; drop all others.
@@ -355,7 +358,8 @@ class CausalLM:
             )
         )
         if inputs.gather is None and self._gathers_logits:
-            return {LOGITS: self._session.read_full_logits(np.arange(len(logit_rows)))}
+            whole = self._session.read_full_logits(np.arange(len(logit_rows)))
+            return {LOGITS: whole, LOGSUMEXP: outputs[LOGSUMEXP]}
         return outputs
 
 

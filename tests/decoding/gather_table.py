@@ -13,6 +13,8 @@ from tests.decoding.tables import LogitsOf
 
 @dataclass(frozen=True)
 class TableGathered:
+    """Logits of pairs or of whole rows, and the sums of the rows."""
+
     logits: NDArray[np.float32]
     logsumexp: NDArray[np.float32]
 
@@ -44,16 +46,16 @@ class GatherTable:
         mask: NDArray[np.bool_],
         logit_rows: NDArray[np.int64],
         gather: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None,
-    ) -> NDArray[np.float32] | TableGathered:
+    ) -> TableGathered:
         logits = self.table.forward(token_ids, positions, mask, logit_rows)
+        largest = logits.max(axis=1, initial=-np.inf).astype(np.float64)
+        sums = largest + np.log(np.exp(logits - largest[:, None]).sum(axis=1))
         if gather is None:
             self.num_whole_rows += len(logits)
-            return logits
+            return TableGathered(logits, sums.astype(np.float32))
         rows, ids = gather
         assert rows.dtype == ids.dtype == np.int64 and rows.shape == ids.shape
         self.num_pairs.append(len(rows))
-        largest = logits.max(axis=1, initial=0.0).astype(np.float64)
-        sums = largest + np.log(np.exp(logits - largest[:, None]).sum(axis=1))
         return TableGathered(logits[rows, ids], sums.astype(np.float32))
 
     def keep(self, rows: NDArray[np.int64]) -> None:

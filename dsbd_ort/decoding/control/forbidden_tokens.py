@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_ort.decoding.control.path_states import Nodes
-from dsbd_ort.decoding.step_model import WholeLogits
-from dsbd_ort.decoding.warp import checked_top, largest_columns, log_normalizers_of
+from dsbd_ort.decoding.log_probs import checked_top, largest_logits, log_normalizers
+from dsbd_ort.decoding.step_model import SummedRows, WholeLogits
 
 MOST_FORBIDDEN = 3
 """Tokens that are noted for a node."""
@@ -55,16 +55,8 @@ class ForbiddenTokens:
 def _likeliest(logits: WholeLogits) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Return the most probable tokens of each row and their raw log-probabilities."""
     if isinstance(logits, tuple):
-        tokens, scores, normalizers = checked_top(logits)
+        tokens, scores = checked_top(logits)
     else:
-        most = min(_LOOKED_AT, logits.shape[1])
-        tokens = (
-            largest_columns(logits, most)
-            if most < logits.shape[1]
-            else np.broadcast_to(np.arange(most), logits.shape)
-        )
-        scores = np.take_along_axis(logits, tokens, axis=1).astype(np.float64)
-        normalizers = log_normalizers_of(logits)
-    order = np.argsort(-scores, axis=1, kind="stable")[:, :_LOOKED_AT]
-    tokens = np.take_along_axis(tokens, order, axis=1)
-    return tokens, np.take_along_axis(scores, order, axis=1) - normalizers
+        rows = logits.logits if isinstance(logits, SummedRows) else logits
+        tokens, scores = largest_logits(rows, _LOOKED_AT)
+    return tokens[:, :_LOOKED_AT], scores[:, :_LOOKED_AT] - log_normalizers(logits)
