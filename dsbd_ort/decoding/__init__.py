@@ -1,9 +1,9 @@
 """The algorithm: speculative beam decoding over any StepModel, in numpy alone."""
 
 from dsbd_forward.engine import Engine as StepModel
-from dsbd_forward.engine import EngineSpec, HeadSpec
 from dsbd_forward.forward import Forward, ForwardResult
 from dsbd_forward.logits import DenseLogits, GatheredLogits, TopLogits
+from dsbd_forward.spec import EngineSpec, HeadSpec
 from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.control.path_states import StopState
 from dsbd_ort.decoding.decode import decode, decode_iterations

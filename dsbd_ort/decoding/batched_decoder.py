@@ -275,6 +275,7 @@ class BatchedDecoder:
 
     def _run_together(self, role: Role, trees: list[Tree], progress: list[Progress]) -> None:
         """Make calls in one forward."""
+        self._preempt_as_asked(trees, progress)
         self._make_room(role, trees, progress)
         if not trees:
             return
@@ -293,6 +294,19 @@ class BatchedDecoder:
             call.meter.count(call.num_rows, seconds)
             self._advance(tree, result, progress)
 
+    def _preempt_as_asked(self, trees: list[Tree], progress: list[Progress]) -> None:
+        """Preempt the youngest request, and remove it from ``trees``, if its schedule says so."""
+        call = self._trees[-1].call if trees else None
+        if call is not None and self._trees[-1] in trees and self._trees[-1].request.preempts(call):
+            self._preempt_youngest(trees, progress)
+
+    def _preempt_youngest(self, trees: list[Tree], progress: list[Progress]) -> None:
+        youngest = self._trees[-1]
+        self.preempt(youngest)
+        progress.append(Progress(youngest, Preempted()))
+        if youngest in trees:
+            trees.remove(youngest)
+
     def _make_room(self, role: Role, trees: list[Tree], progress: list[Progress]) -> None:
         """Preempt the youngest requests until the calls of ``trees`` fit; remove them from there.
 
@@ -303,11 +317,7 @@ class BatchedDecoder:
             calls = (tree.call for tree in trees)
             if cache.has_room(sum(call.num_rows for call in calls if call is not None)):
                 return
-            youngest = self._trees[-1]
-            self.preempt(youngest)
-            progress.append(Progress(youngest, Preempted()))
-            if youngest in trees:
-                trees.remove(youngest)
+            self._preempt_youngest(trees, progress)
 
     @staticmethod
     def _recompute(tree: Tree, result: ForwardResult | None = None) -> None:
@@ -359,6 +369,8 @@ def decoded_together(
                 event = progress.event
                 if isinstance(event, DecodeResult):
                     results[live.pop(progress.tree)] = event
+                elif isinstance(event, Preempted):
+                    decoder.resume(progress.tree)
                 elif isinstance(event, BaseException):
                     event.add_note(f"prompt {live.pop(progress.tree)} of the list")
                     raise event

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 
 import numpy as np
 
@@ -41,6 +41,7 @@ from dsbd_ort.decoding.drafting.ngram import NGramPool
 from dsbd_ort.decoding.engine_call import Clock, EngineCall, EngineCalls, Role
 from dsbd_ort.decoding.errors import ModelError
 from dsbd_ort.decoding.kv_cache import SharedKVCache
+from dsbd_ort.decoding.preemption import PreemptedRows, recomputed
 from dsbd_ort.decoding.rejection_coupling import RandomSource
 from dsbd_ort.decoding.request import (
     DecodeResult,
@@ -49,6 +50,7 @@ from dsbd_ort.decoding.request import (
     check_request,
     decoded_sequences,
     most_descendants,
+    only_for_room,
     result_of,
 )
 from dsbd_ort.decoding.set_up import RunningRequest, set_up
@@ -56,6 +58,8 @@ from dsbd_ort.decoding.trace import TraceRecorder
 
 Prefixes = tuple[PrefixCache, PrefixCache]
 """Of the caches of target and draft."""
+
+Caches = dict[Role, SharedKVCache]
 
 DecodingLoop = Generator[EngineCall | IterationOutput, ForwardResult | None, DecodeResult]
 """A running request: it is sent the result of each EngineCall, and None for an IterationOutput."""
@@ -92,6 +96,7 @@ def decode_iterations(
     costs: Costs | None = None,
     estimator: AcceptanceEstimator | None = None,
     ngram_pool: NGramPool | None = None,
+    preempts: Callable[[EngineCall], bool] = only_for_room,
     prefixes: Prefixes | None = None,
     trace: TraceRecorder | None = None,
 ) -> Iterations:
@@ -112,6 +117,7 @@ def decode_iterations(
         estimator=estimator,
         ngram_pool=ngram_pool,
         trace=trace,
+        preempts=preempts,
     )
     if config.draft_policy == "throughput" and costs is None:
         check_request(request, target.spec, draft.spec if draft else None)
@@ -132,15 +138,15 @@ def iterations_of(
     other rows in the caches none is kept.
     """
     prefixes = prefixes or (PrefixCache(), PrefixCache())
-    caches: dict[Role, SharedKVCache] = {"target": SharedKVCache(target)}
+    caches: Caches = {"target": SharedKVCache(target)}
     if draft:
         caches["draft"] = SharedKVCache(draft)
-    views = []
+    views: dict[Role, CacheView] = {}
     for (role, cache), prefix in zip(caches.items(), prefixes, strict=False):
         prefix.begin(request.reusable_prompt(role))
-        views.append(cache.open_view(prefix))
+        views[role] = cache.open_view(prefix)
         cache.trim()
-    loop = decoding_loop(request, views[0], views[1] if draft else None)
+    loop = decoding_loop(request, views["target"], views.get("draft"))
     answer: ForwardResult | None = None
     while True:
         try:
@@ -149,10 +155,9 @@ def iterations_of(
             result: DecodeResult = end.value
             break
         if isinstance(needed, EngineCall):
-            began = request.clock()
-            (answer,) = caches[needed.role].forward([needed])
-            seconds = request.clock() - began
-            needed.meter.count(needed.num_rows, seconds)
+            if request.preempts(needed):
+                _compute_again(views, caches, request.clock)
+            answer, seconds = _made(needed, caches, request.clock)
             if request.costs and not needed.is_prefill:
                 request.costs.observe(needed.role, needed.num_rows, seconds)
         else:
@@ -161,6 +166,26 @@ def iterations_of(
     for cache in caches.values():
         cache.trim()
     return result
+
+
+def _made(call: EngineCall, caches: Caches, clock: Clock) -> tuple[ForwardResult, float]:
+    """Make a call; return its result and the seconds that it took."""
+    began = clock()
+    (result,) = caches[call.role].forward([call])
+    seconds = clock() - began
+    call.meter.count(call.num_rows, seconds)
+    return result, seconds
+
+
+def _compute_again(views: dict[Role, CacheView], caches: Caches, clock: Clock) -> None:
+    """Drop the rows of a request, and compute them again."""
+    calls = recomputed({role: PreemptedRows(view) for role, view in views.items()})
+    call = next(calls, None)
+    while call is not None:
+        try:
+            call = calls.send(_made(call, caches, clock)[0])
+        except StopIteration:
+            return
 
 
 def decoding_loop(

@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_forward.forward import Forward, ForwardResult
-from dsbd_forward.logits import FullLogits, Logits
+from dsbd_forward.logits import Logits
+from dsbd_forward.rows import largest_logits
 from dsbd_ort.decoding.beams import Beams
 from dsbd_ort.decoding.cache_view import CacheView, RowIdentity
 from dsbd_ort.decoding.control.allowed_after import AllowedAfter
@@ -30,7 +31,7 @@ from dsbd_ort.decoding.joint_distribution import (
 from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK
 from dsbd_ort.decoding.node_features import NO_FEATURES, FeatureNeeds, NodeFeatures
 from dsbd_ort.decoding.top_tokens import PromptScorer, TopTokens
-from dsbd_ort.decoding.warp import Warp, check_logits, largest_logits
+from dsbd_ort.decoding.warp import Warp
 
 SCORED_CHUNK = 64
 """Prompt rows per call where each has logits: bounds these at SCORED_CHUNK x vocabulary."""
@@ -92,7 +93,7 @@ class ForestRunner:
         self._unread: NDArray[np.int64] | None = None
         self.distribution_bytes_peak = 0
         self._distributions: TokenDistributions | None = None  # as the first logits are
-        self._last_call: tuple[int, FullLogits | None] = 0, None  # its first slot
+        self._last_call: tuple[int, Logits | None] = 0, None  # its first slot
         self._further = FurtherTokens()
         self._slots_above: dict[int, int] = {}  # by node to be computed again whose parent is gone
 
@@ -252,7 +253,7 @@ class ForestRunner:
             found, unread = self._read(logits, nodes, allowed)
             if self._tops is not None:
                 self._tops.append(logits)
-            self._last_call = first_slot, logits.full
+            self._last_call = first_slot, logits
             if self._distributions is None:
                 self._distributions = found.behind_unused_row()
             else:
@@ -330,21 +331,21 @@ class ForestRunner:
         if known.num_tokens >= min(most, spec.vocab_size):
             return None
         slots = self.slots[beams.nodes]
-        least, largest = known.least_and_largest(slots)
-        unsure = (beams.log_weights + least >= bar).nonzero()[0]
+        unsure = (beams.log_weights + known.least(slots) >= bar).nonzero()[0]
         unsure = unsure[~np.isin(slots[unsure], self._further.complete)]
         if not len(unsure):
             return None
-        first_slot, full = self._last_call
+        first_slot, logits = self._last_call
+        full = None if logits is None else logits.full
         first_readable = first_slot + full.first_row if full else self._view.num_slots
         readable, gone = (
             unsure[slots[unsure] >= first_readable],
             unsure[slots[unsure] < first_readable],
         )
-        if full and len(readable):
-            logits = full.read(slots[readable] - first_slot)
-            tokens, centred, _ = largest_logits(logits, most)
-            raw = (centred + largest[readable, None])[:, known.num_tokens :]
+        if logits is not None and full and len(readable):
+            rows, normalizers = logits.read(slots[readable] - first_slot)
+            tokens, scores = largest_logits(rows, most)
+            raw = (scores - normalizers)[:, known.num_tokens :]
             counts = beams.log_weights[readable, None] + raw >= bar
             self._further.add(slots[readable], counts, tokens[:, known.num_tokens :], raw)
         if not len(gone):
@@ -406,7 +407,7 @@ class ForestRunner:
     def _check(self, logits: Logits, num_rows: int, num_pairs: int = 0) -> None:
         """Raise ModelError for logits that a call cannot have; it says which call of the engine."""
         try:
-            check_logits(logits, self._view.spec, num_rows, num_pairs)
+            logits.check(self._view.spec, num_rows, num_pairs)
         except ModelError as error:
             raise self._error(error) from error
 

@@ -63,6 +63,9 @@ class SharedKVCache:
     def open_view(self, prefix: PrefixCache) -> CacheView:
         """Return a view that begins with the rows of ``prefix``, which is kept valid."""
         view = CacheView(self, prefix)
+        num_tokens = len(prefix.tokens)
+        rows = prefix.rows[:num_tokens]  # of another cache of the engine's, as a rule
+        self._recorded[0, rows], self._recorded[1, rows] = prefix.tokens, np.arange(num_tokens)
         self.add(view)
         return view
 

@@ -154,7 +154,8 @@ class PreemptedRows:
         view = self.view
         view.kv.remove(self)
         view.kv.add(view)
-        view.prefix = self.prefix
+        self._prompt.rows = self.prefix.rows  # the object that is left to the next request
+        view.prefix = self._prompt
         num_slots = len(self._seen)
         bits = np.zeros((num_slots, view.kv.model.num_rows), dtype=np.bool_)
         seen = np.unpackbits(self._seen, axis=1, count=self.num_rows, bitorder="little")

@@ -11,8 +11,8 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_forward.engine import EngineSpec
 from dsbd_forward.forward import Source
+from dsbd_forward.spec import EngineSpec
 from dsbd_ort.decoding.beams import Agreement, Hypotheses, Hypothesis
 from dsbd_ort.decoding.cache_view import RowIdentity
 from dsbd_ort.decoding.config import DecodingConfig
@@ -22,7 +22,7 @@ from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
 from dsbd_ort.decoding.drafting.cost_curve import Costs
 from dsbd_ort.decoding.drafting.draft import MOST_FORCED_LAYERS
 from dsbd_ort.decoding.drafting.ngram import NGramPool
-from dsbd_ort.decoding.engine_call import Clock, Role
+from dsbd_ort.decoding.engine_call import Clock, EngineCall, Role
 from dsbd_ort.decoding.errors import DecodingError
 from dsbd_ort.decoding.option_values import shown
 from dsbd_ort.decoding.rejection_coupling import RandomSource
@@ -34,6 +34,11 @@ from dsbd_ort.decoding.trace import TraceRecorder
 
 def _one() -> int:
     return 1
+
+
+def only_for_room(call: EngineCall) -> bool:
+    """Return False: no request gives up its rows but where others need the room."""
+    return False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +61,9 @@ class DecodingRequest:
         trace: receives every iteration.
         num_sharers: returns how many requests share the engine calls now, for the same policy.
         source: what its rows depend on besides the tokens.
+        preempts: returns whether the rows of the request are dropped before this engine call, to be
+            computed again (see ``preemption``), although nobody needs the room: for tests of that.
+            Of requests that run together the youngest alone is asked.
     """
 
     prompt_ids: Sequence[int]
@@ -71,6 +79,7 @@ class DecodingRequest:
     trace: TraceRecorder | None = None
     num_sharers: Callable[[], int] = _one
     source: Source = None
+    preempts: Callable[[EngineCall], bool] = only_for_room
 
     @property
     def running_constraint(self) -> Constraint | None:

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_forward.engine import EngineSpec
 from dsbd_forward.forward import Forward, ForwardResult
 from dsbd_forward.logits import DenseLogits
+from dsbd_forward.spec import EngineSpec
 
 Path = tuple[int, ...]
 

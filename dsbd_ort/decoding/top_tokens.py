@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_forward.engine import EngineSpec
-from dsbd_forward.logits import DenseLogits, FullLogits, Logits, TopLogits
+from dsbd_forward.logits import Logits
+from dsbd_forward.rows import largest_logits
+from dsbd_forward.spec import EngineSpec
 from dsbd_ort.decoding.beams import Beams, Hypotheses
 from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.distribution import larger
 from dsbd_ort.decoding.errors import ConfigError, DecodingError
-from dsbd_ort.decoding.warp import largest_logits
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -43,7 +43,7 @@ class PromptLogprobs:
 class TopTokens:
     """The most probable tokens after the nodes of a forest, kept for those that are committed.
 
-    By slot (see ForestRunner) as long as a node lives; by hypothesis from when its node has been a
+    By slot (see ForestCache) as long as a node lives; by hypothesis from when its node has been a
     beam: slots come and go, hypotheses stay.
 
     Attributes:
@@ -126,18 +126,10 @@ def top_logprobs_of(logits: Logits, number: int) -> tuple[Ints, Floats]:
     Raises:
         DecodingError: an engine with a top-k head returned fewer, and no others can be read.
     """
-    if isinstance(logits, DenseLogits):
-        tokens, centred, log_sums = largest_logits(logits.values, number)
-        return tokens, centred - log_sums
-    assert isinstance(logits, TopLogits)
-    top_ids, top_logits, logsumexp = logits.top_ids, logits.top_logits, logits.logsumexp
-    full = logits.full
-    largest = top_logits[:, :1].astype(np.float64)
-    if number <= top_ids.shape[1]:
-        raw = top_logits[:, :number].astype(np.float64) - logsumexp[:, None]
-        return top_ids[:, :number], raw
-    tokens, centred, _ = largest_logits(_read_all(full, len(top_ids)), number)
-    return tokens, centred + largest - logsumexp[:, None]
+    tokens, scores = logits.most_probable(number)
+    if tokens.shape[1] < number:  # as many as a top-k head has returned
+        tokens, scores = largest_logits(_whole_rows(logits), number)
+    return tokens, scores - logits.log_normalizers
 
 
 class PromptScorer:
@@ -169,19 +161,16 @@ class PromptScorer:
 
 def _logprobs_of(logits: Logits, tokens: Ints) -> Floats:
     """Return the raw log-probability of one token a row, (R,) float64."""
-    rows = np.arange(len(tokens))
-    if isinstance(logits, TopLogits):
-        chosen = _read_all(logits.full, len(tokens))[rows, tokens]
-        return chosen.astype(np.float64) - logits.logsumexp
-    assert isinstance(logits, DenseLogits)
-    values = logits.values
-    _, _, log_sums = largest_logits(values, 1)
-    centred = values[rows, tokens].astype(np.float64) - values.max(axis=1)
-    logprobs: Floats = centred - log_sums[:, 0]
+    chosen = _whole_rows(logits)[np.arange(len(tokens)), tokens].astype(np.float64)
+    logprobs: Floats = chosen - logits.log_normalizers[: len(tokens), 0]
     return logprobs
 
 
-def _read_all(full: FullLogits | None, num_rows: int) -> NDArray[np.float32]:
+def _whole_rows(logits: Logits) -> NDArray[np.float32]:
+    """Return all logits of all rows, (R, vocab_size)."""
+    if logits.whole is not None:
+        return logits.whole
+    num_rows, full = len(logits), logits.full
     if full is None or full.first_row:
         readable = 0 if full is None else num_rows - full.first_row
         raise DecodingError(

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_forward.features import Features, ParentFeatures, joined_parents
-from dsbd_forward.logits import Gather, Ints, Logits
+from dsbd_forward.logits import Gather, Logits
+from dsbd_forward.rows import Ints
 
 Source = Hashable | None
 """What a request's rows depend on besides their tokens, such as an encoder's input; None: nothing.

@@ -8,10 +8,10 @@ from types import TracebackType
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_forward.engine import EngineSpec, HeadSpec
 from dsbd_forward.features import Features
 from dsbd_forward.forward import Forward, ForwardResult
 from dsbd_forward.logits import DenseLogits, Gather, GatheredLogits, Logits, TopLogits
+from dsbd_forward.spec import EngineSpec, HeadSpec
 from dsbd_runtime.errors import InputError
 from dsbd_runtime.features import check_kept_rows, check_parents
 from dsbd_runtime.forward_inputs import ForwardMasks, check_forward, check_gather, check_keep
@@ -24,8 +24,8 @@ from dsbd_runtime.graph import (
     TOP_IDS,
     TOP_LOGITS,
     empty_outputs,
-    full_output,
     parse_num_top_logits,
+    summed_outputs,
 )
 from dsbd_runtime.manifest import ModelEntry
 from dsbd_runtime.session import MAX_FORWARD_ROWS, EngineInputs, EngineOutputs, Session
@@ -58,7 +58,7 @@ class CausalLM:
         self.spec = engine_spec(entry)
         # Without a gather the rows of its engine are read whole, call by call.
         gathers = self.spec.head.gathers_logits
-        self._read_head = (full_output(entry.vocab_size),) if gathers else entry.head
+        self._read_head = summed_outputs(entry.vocab_size) if gathers else entry.head
         self._head = entry.head
         self._full: KeptLogits | None = None
         self._context_length = entry.context_length
@@ -144,7 +144,7 @@ class CausalLM:
             return GatheredLogits(outputs[GATHERED_LOGITS], outputs[LOGSUMEXP])
         if self.spec.head.num_top_logits:
             return TopLogits(outputs[TOP_IDS], outputs[TOP_LOGITS], outputs[LOGSUMEXP], self._full)
-        return DenseLogits(outputs[LOGITS])
+        return DenseLogits(outputs[LOGITS], outputs.get(LOGSUMEXP))
 
     def keep(self, rows: NDArray[np.int64]) -> None:
         """Keep the cache rows ``rows``, (K,) int64 strictly increasing; drop all others.
@@ -261,7 +261,8 @@ class CausalLM:
         )
         if reads_whole:
             rows = np.arange(len(forward.logit_rows))
-            return {LOGITS: self._session.read_full_logits(rows)}
+            whole = self._session.read_full_logits(rows)
+            return {LOGITS: whole, LOGSUMEXP: outputs[LOGSUMEXP]}
         return outputs
 
 

@@ -24,6 +24,7 @@ with the engine and copies the rows that it needs.
 A gather head returns the logits of tokens that the host names, as many of a row as it likes: the
 inputs gather_rows and gather_ids, [N] int64 each, say of which of the R rows and of which token.
 Its outputs are gathered_logits [N] float32 and logsumexp [R] float32; logits is always there too.
+A log-probability is a logit less its row's logsumexp, however many of the row's logits are read.
 
 Engines of a pair with a feature draft have more tensors, in the engine's float type; W is the width
 of the target's features, Wd that of the draft's own:
@@ -172,6 +173,11 @@ def head_outputs(kind: str, vocab_size: int) -> tuple[HeadOutput, ...]:
 def full_output(vocab_size: int) -> HeadOutput:
     """Return the output of all logits."""
     return HeadOutput(LOGITS, np.float32, (vocab_size,))
+
+
+def summed_outputs(vocab_size: int) -> tuple[HeadOutput, ...]:
+    """Return what is read of an engine with a gather head without a gather."""
+    return full_output(vocab_size), HeadOutput(LOGSUMEXP, np.float32, ())
 
 
 def empty_outputs(

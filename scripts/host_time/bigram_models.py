@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_forward.engine import EngineSpec, HeadSpec
+from dsbd_forward.spec import EngineSpec, HeadSpec
 from dsbd_forward.forward import Forward, ForwardResult
 from dsbd_forward.logits import DenseLogits, Logits, TopLogits
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_forward.engine import EngineSpec
 from dsbd_forward.features import ZEROS, ParentFeatures
 from dsbd_forward.forward import Forward, ForwardResult
 from dsbd_forward.logits import DenseLogits
+from dsbd_forward.spec import EngineSpec
 from dsbd_ort.decoding import TableModel
 from dsbd_ort.decoding.engine_call import Role
 from tests.decoding.tables import LogitsOf

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_forward.engine import EngineSpec, HeadSpec
 from dsbd_forward.forward import Forward, ForwardResult
-from dsbd_forward.logits import GatheredLogits
+from dsbd_forward.logits import DenseLogits, GatheredLogits
+from dsbd_forward.spec import EngineSpec, HeadSpec
 from dsbd_ort.decoding import TableModel
 from tests.decoding.tables import LogitsOf
 
@@ -31,17 +31,16 @@ class GatherTable:
         return self.table.num_rows
 
     def forward(self, forward: Forward) -> ForwardResult:
-        result = self.table.forward(forward)
-        logits = result.logits.values
+        logits = self.table.forward(forward).logits.values
+        largest = logits.max(axis=1, initial=-np.inf).astype(np.float64)
+        sums = (largest + np.log(np.exp(logits - largest[:, None]).sum(axis=1))).astype(np.float32)
         if forward.gather is None:
             self.num_whole_rows += len(logits)
-            return result
+            return ForwardResult(DenseLogits(logits, sums))
         rows, ids = forward.gather
         assert rows.dtype == ids.dtype == np.int64 and rows.shape == ids.shape
         self.num_pairs.append(len(rows))
-        largest = logits.max(axis=1, initial=0.0).astype(np.float64)
-        sums = largest + np.log(np.exp(logits - largest[:, None]).sum(axis=1))
-        return ForwardResult(GatheredLogits(logits[rows, ids], sums.astype(np.float32)))
+        return ForwardResult(GatheredLogits(logits[rows, ids], sums))
 
     def keep(self, rows: NDArray[np.int64]) -> None:
         self.table.keep(rows)

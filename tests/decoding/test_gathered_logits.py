@@ -114,7 +114,9 @@ def test_what_needs_other_tokens_reads_whole_rows(options: dict[str, Any]) -> No
     models = gathering()
     found = decoded(models, config, 1)
     expected = decoded((TableModel(VOCAB, TARGET), TableModel(VOCAB, DRAFT)), config, 1)
-    assert found.sequences == expected.sequences
+    assert [s.token_ids for s in found.sequences] == [s.token_ids for s in expected.sequences]
+    for mine, theirs in zip(found.sequences, expected.sequences, strict=True):
+        assert mine.token_logprobs == pytest.approx(theirs.token_logprobs, abs=2e-6)
     assert models[0].num_whole_rows > 0 and not sum(models[0].num_pairs)
 
 

@@ -7,9 +7,9 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_forward.engine import EngineSpec, HeadSpec
 from dsbd_forward.forward import Forward, ForwardResult
 from dsbd_forward.logits import TopLogits
+from dsbd_forward.spec import EngineSpec, HeadSpec
 from dsbd_ort.decoding import TableModel
 from tests.decoding.tables import LogitsOf
 

@@ -22,7 +22,7 @@ from dsbd_export.distill.rollout import (
     rollout_loss,
     visible,
 )
-from dsbd_export.distill.teacher import Device
+from dsbd_export.distill.teacher import TorchDevice
 from dsbd_export.errors import ExportError
 from dsbd_export.feature_draft.config import FeatureDraftConfig
 from dsbd_export.feature_draft.model import FeatureDraft
@@ -34,7 +34,7 @@ from dsbd_runtime.draft_record import RECORD_FILE, read_record
 from scripts.family_checkpoints import VOCAB_SIZE
 from tests.distill.conftest import CONTEXT, STEPS, config_of
 
-EXACT = Device("cpu", uses_bf16=False)
+EXACT = TorchDevice("cpu", uses_bf16=False)
 WIDTH = 24
 PARAMS = "60K"
 

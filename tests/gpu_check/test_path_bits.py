@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dsbd_forward.engine import EngineSpec
 from dsbd_forward.forward import Forward, ForwardResult
 from dsbd_forward.logits import DenseLogits, TopLogits
+from dsbd_forward.spec import EngineSpec
 from dsbd_runtime.bundle import open_bundle
 from dsbd_runtime.loading import load_causal_lm
 from gpu_check.path_bits import FIXED_ROWS, KINDS, count_by_kind

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from dsbd_ort import DsbdError, Pipeline
 from dsbd_ort.decoding import DecodingConfig, ModelError, TableModel, decode
 from dsbd_ort.decoding.warp import Warp
+from tests.robustness.preempting import PreemptedPipeline
 from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle
 from tests.runtime.tiny_tokenizer import tiny_tokenizer
 
@@ -56,7 +57,7 @@ def test_the_engine_is_named_and_the_pipeline_goes_on(tmp_path, role, bad, logit
     bundle = poisoned_bundle(tmp_path / "bundle", role, bad, logits)
     with Pipeline.from_bundle(bundle) as lone:
         wanted = lone.generate("ab", top_k=20, **SHORT)
-    with Pipeline.from_bundle(bundle) as pipe:
+    with PreemptedPipeline.from_bundle(bundle) as pipe:
         for _ in range(2):
             with pytest.raises(ModelError, match=rf"call \d of the {role}: the model returned"):
                 pipe.generate(prompt, top_k=20, **SHORT)

@@ -24,6 +24,7 @@ from tests.robustness.mutations import (
     data_located,
     edit_onnx,
 )
+from tests.robustness.preempting import TALLY
 
 ROOT = Path(__file__).parents[2]
 NUM_EVERY_RUN = 20 * len(MUTATIONS)
@@ -45,6 +46,9 @@ def outcomes(bundle: Path, work: Path, first: int, count: int) -> list[tuple[int
     found: dict[int, tuple[int, str, str]] = {}
     for line in done.stdout.splitlines():
         kind, seed, text = json.loads(line)
+        if kind == "preempted":
+            TALLY.add(seed, text)
+            continue
         name = text if kind == "begun" else found[seed][1]
         found[seed] = (seed, name, f"ended the process ({done.returncode})" * (kind == "begun"))
         if kind == "ended":

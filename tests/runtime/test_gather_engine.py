@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from dsbd_forward.engine import HeadSpec
+from dsbd_forward.forward import Forward
 from dsbd_forward.logits import Gather, GatheredLogits
+from dsbd_forward.spec import HeadSpec
 from dsbd_runtime.causal_lm import CausalLM
 from dsbd_runtime.errors import BundleError, InputError
 from dsbd_runtime.ort_session import OrtSession
@@ -70,9 +71,12 @@ def test_without_pairs_it_is_a_dense_engine(tmp_path: Path) -> None:
         rows = np.array(asked, np.int64)
         for model in (dense, gather):
             model.keep(NONE)
-        found = logits_of(gather, *chain(num_rows), rows)
-        np.testing.assert_array_equal(found, logits_of(dense, *chain(num_rows), rows))
-        assert found.shape == (len(rows), DENSE.vocab_size)
+        found = gather.forward(Forward(*chain(num_rows), rows)).logits
+        np.testing.assert_array_equal(found.values, logits_of(dense, *chain(num_rows), rows))
+        assert found.values.shape == (len(rows), DENSE.vocab_size)
+        gather.keep(NONE)
+        one = logits_of(gather, *chain(num_rows), rows, Gather(NONE, NONE))
+        np.testing.assert_array_equal(found.logsumexp, one.logsumexp)  # a row has one sum
 
 
 def test_no_logit_rows_give_nothing(tmp_path: Path) -> None:

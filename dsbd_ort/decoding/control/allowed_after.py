@@ -72,7 +72,7 @@ class AllowedAfter:
         return self._allowed.tokens if isinstance(self._allowed, TokenLists) else np.arange(0)
 
     def listed(self) -> Tokens | None:
-        """Return the tokens as a table, (num_rows, most) int64 with -1 behind the last of a row.
+        """Return the tokens as a table, (num_rows, most) int64 by id, -1 behind the last of a row.
 
         It has a column even where no row lists a token. None where the constraint lists none.
         """
@@ -83,6 +83,7 @@ class AllowedAfter:
         table = np.full((len(counts), num_columns + len(self._eos)), -1, dtype=np.int64)
         table[:, :num_columns][np.arange(num_columns) < counts[:, None]] = self._allowed.tokens
         table[self._accepts, num_columns:] = self._eos
+        table.view(np.uint64).sort(axis=1)  # -1 is the largest
         return table
 
     def tokens_by_row(self, vocab_size: int) -> tuple[Rows, Tokens]:

@@ -7,9 +7,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_forward.logits import DenseLogits, Logits, TopLogits
+from dsbd_forward.logits import Logits
 from dsbd_ort.decoding.control.path_states import Nodes
-from dsbd_ort.decoding.warp import checked_top, largest_columns, log_normalizers_of
 
 MOST_FORBIDDEN = 3
 """Tokens that are noted for a node."""
@@ -34,7 +33,8 @@ class ForbiddenTokens:
 
     def note(self, logits: Logits, nodes: Nodes, allowed: Allows) -> None:
         """Note the forbidden ones of the likeliest tokens after nodes, of the target."""
-        tokens, log_probs = _likeliest(logits)
+        tokens, scores = logits.most_probable(_LOOKED_AT)
+        log_probs = scores - logits.log_normalizers
         is_forbidden = ~allowed.are_allowed(tokens)
         for row, node in enumerate(nodes.tolist()):
             columns = np.flatnonzero(is_forbidden[row])[:MOST_FORBIDDEN]
@@ -50,23 +50,3 @@ class ForbiddenTokens:
         """Return what was noted, by node, and forget it: pruning gives nodes other numbers."""
         noted, self._noted = self._noted, {}
         return noted
-
-
-def _likeliest(logits: Logits) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return the most probable tokens of each row and their raw log-probabilities."""
-    if isinstance(logits, TopLogits):
-        tokens, scores, normalizers = checked_top(logits)
-    else:
-        assert isinstance(logits, DenseLogits)
-        values = logits.values
-        most = min(_LOOKED_AT, values.shape[1])
-        tokens = (
-            largest_columns(values, most)
-            if most < values.shape[1]
-            else np.broadcast_to(np.arange(most), values.shape)
-        )
-        scores = np.take_along_axis(values, tokens, axis=1).astype(np.float64)
-        normalizers = log_normalizers_of(values)
-    order = np.argsort(-scores, axis=1, kind="stable")[:, :_LOOKED_AT]
-    tokens = np.take_along_axis(tokens, order, axis=1)
-    return tokens, np.take_along_axis(scores, order, axis=1) - normalizers
