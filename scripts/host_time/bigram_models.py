@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_forward.spec import EngineSpec, HeadSpec
 from dsbd_forward.forward import Forward, ForwardResult
 from dsbd_forward.logits import DenseLogits, Logits, TopLogits
+from dsbd_forward.spec import EngineSpec, HeadSpec
 
 NUM_STATES = 512
 SPREAD = 2.5  # standard deviation of the logits: some 20 tokens have most of the probability
