@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from dsbd_forward.logits import TopLogits
 from dsbd_ort import DsbdError, Pipeline
 from dsbd_ort.decoding import DecodingConfig, ModelError, TableModel, decode
 from dsbd_ort.decoding.warp import Warp
@@ -96,4 +97,4 @@ def test_a_bad_number_among_candidates_is_found(top_logits, logsumexp):
     ids = np.array([[5, 6, 7]])
     arrays = np.array([top_logits], np.float32), np.array([logsumexp], np.float32)
     with pytest.raises(ModelError, match="the model returned"):
-        Warp(1.0, 3, 1.0).distributions((ids, *arrays, None))
+        Warp(1.0, 3, 1.0).distributions(TopLogits(ids, *arrays))
