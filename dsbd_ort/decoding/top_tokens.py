@@ -126,10 +126,11 @@ def top_logprobs_of(logits: Logits, number: int) -> tuple[Ints, Floats]:
     Raises:
         DecodingError: an engine with a top-k head returned fewer, and no others can be read.
     """
+    normalizers = logits.log_normalizers
     tokens, scores = logits.most_probable(number)
     if tokens.shape[1] < number:  # as many as a top-k head has returned
         tokens, scores = largest_logits(_whole_rows(logits), number)
-    return tokens, scores - logits.log_normalizers
+    return tokens, scores - normalizers
 
 
 class PromptScorer:

@@ -76,10 +76,11 @@ class Warp:
         """
         rows = logits.whole
         if rows is None or self.top_k:
-            return self._best(*logits.most_probable(self.top_k), logits.log_normalizers)
+            normalizers = logits.log_normalizers  # refuses rows that have no largest
+            return self._best(*logits.most_probable(self.top_k), normalizers)
         largest = finite(rows.max(axis=1)) if len(rows) else rows[:, 0]
-        normalizers = None if logits.logsumexp is None else logits.log_normalizers
-        return DenseDistributions(rows, largest, None if self.is_raw else self.warped, normalizers)
+        given = None if logits.logsumexp is None else logits.log_normalizers
+        return DenseDistributions(rows, largest, None if self.is_raw else self.warped, given)
 
     def _best(
         self, tokens: NDArray[np.int64], scores: Floats, normalizers: Floats

@@ -33,8 +33,9 @@ class ForbiddenTokens:
 
     def note(self, logits: Logits, nodes: Nodes, allowed: Allows) -> None:
         """Note the forbidden ones of the likeliest tokens after nodes, of the target."""
+        normalizers = logits.log_normalizers
         tokens, scores = logits.most_probable(_LOOKED_AT)
-        log_probs = scores - logits.log_normalizers
+        log_probs = scores - normalizers
         is_forbidden = ~allowed.are_allowed(tokens)
         for row, node in enumerate(nodes.tolist()):
             columns = np.flatnonzero(is_forbidden[row])[:MOST_FORBIDDEN]
