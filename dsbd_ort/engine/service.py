@@ -99,7 +99,7 @@ class Service:
         check_decodable(request, *self._loop.models)
         live = LiveRequest(
             request=request,
-            texts=self.pipeline.text_stream(request.config),
+            texts=self.pipeline.text_stream(request),
             most_rows=most_rows(
                 len(request.prompt_ids), request.config, has_top_k_head=self._has_top_k_head
             ),

@@ -18,6 +18,7 @@ from dsbd_ort.openai_server.protocol import (
     ResponseBuilder,
     ResponseHead,
     ReturnedSequence,
+    ScoredToken,
     TokenPieces,
     Usage,
 )
@@ -140,7 +141,11 @@ class ChatBody(GenerationBody):
 
 
 class TopLogprob(BaseModel):
-    """Text, UTF-8 bytes and raw log-probability of one token."""
+    """One token: its name, its own bytes, its raw log-probability.
+
+    The bytes of all tokens, joined, are the text in UTF-8, special tokens spelled out. The name is
+    the token's text, or of a part of a character its bytes, escaped.
+    """
 
     token: str
     logprob: float
@@ -324,20 +329,18 @@ def _call_delta(index: int, name: str | None, arguments: str) -> ToolCallDelta:
     return ToolCallDelta(index=index, id=new_call_id(), type="function", function=function)
 
 
-def _logprobs(tokens: TokenPieces | None) -> ChatLogprobs | None:
-    if tokens is None:
+def _logprobs(pieces: TokenPieces | None) -> ChatLogprobs | None:
+    if pieces is None:
         return None
     return ChatLogprobs(
         content=[
-            TokenLogprob(**_told(text, logprob), top_logprobs=[_top(*each) for each in top or ()])
-            for text, logprob, top in zip(tokens.texts, tokens.logprobs, tokens.tops, strict=True)
+            TokenLogprob(
+                **_fields(token), top_logprobs=[TopLogprob(**_fields(t)) for t in top or ()]
+            )
+            for token, top in zip(pieces.tokens, pieces.tops, strict=True)
         ]
     )
 
 
-def _top(text: str, logprob: float) -> TopLogprob:
-    return TopLogprob(**_told(text, logprob))
-
-
-def _told(text: str, logprob: float | None) -> dict[str, Any]:
-    return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+def _fields(token: ScoredToken) -> dict[str, Any]:
+    return {"token": token.name, "logprob": token.logprob, "bytes": list(token.content)}

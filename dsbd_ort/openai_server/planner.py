@@ -27,6 +27,7 @@ from dsbd_ort.openai_server.structured import contradiction, read_constraint
 from dsbd_ort.openai_server.tools import CALL_BEGINS, ToolUse, auto_fault, tool_use
 from dsbd_ort.prompts import prompt_ids
 from dsbd_runtime.errors import BundleError
+from dsbd_runtime.stream_decoder import whole_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +80,10 @@ class GenerationPlan:
         """Strategy of all engine requests."""
         return str(self.engine_requests[0].options["strategy"])
 
+    def prompt_ids(self, prompt_index: int) -> list[int]:
+        """Return the token ids of a prompt."""
+        return next(r.token_ids for r in self.engine_requests if r.prompt_index == prompt_index)
+
     @property
     def names_tokens(self) -> bool:
         """Whether the tokens themselves are the answer: those of a trie."""
@@ -127,8 +132,12 @@ class Planner:
             plan = self._plan(body, tokens, body.best_of, echo=bool(body.echo))
             if not body.echo:
                 return plan
-            texts = tuple(map(self._text, prompts, tokens))
             has_none = body.decoding_options().get("max_new_tokens") == 0
+            text_of = self._pipeline.tokenizer.decode if has_none else self._text_before
+            texts = tuple(
+                prompt if isinstance(prompt, str) else text_of(token_ids)
+                for prompt, token_ids in zip(prompts, tokens, strict=True)
+            )
             return replace(plan, echoes=texts, drops_new_tokens=has_none)
         except DsbdError as error:
             raise rejection(error) from error
@@ -138,8 +147,8 @@ class Planner:
             return self._pipeline.tokenizer.encode(prompt, add_special_tokens=False)
         return prompt_ids(self._pipeline.tokenizer, prompt)
 
-    def _text(self, prompt: str | list[int], token_ids: list[int]) -> str:
-        return prompt if isinstance(prompt, str) else self._pipeline.tokenizer.decode(token_ids)
+    def _text_before(self, token_ids: list[int]) -> str:
+        return whole_text(self._pipeline.tokenizer, token_ids)
 
     def plan_chat(self, body: ChatBody) -> GenerationPlan:
         """Return the engine requests of /v1/chat/completions; raises as ``plan_completion``."""
