@@ -296,7 +296,7 @@ class Pipeline:
             config=config,
             rng=np.random.default_rng(config.seed),
             stop=StopSearch(start, stops) if stops else None,
-            constraint=self.constraints.bound(config.constraint),
+            constraint=self.constraints.bound(config.constraint, start.num_dropped_spaces),
             ngram_pool=self._texts.of(caller) if config.has_ngram_drafter else None,
             trace=trace,
         )

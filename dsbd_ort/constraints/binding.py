@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dsbd_ort.constraints.grammar import behind_spaces
 from dsbd_ort.constraints.grammar_matching import GrammarTokenizer
 from dsbd_ort.constraints.plain_data import with_constraint
 from dsbd_ort.constraints.token_trie import TokenTrie
@@ -47,15 +48,21 @@ class ConstraintBinding:
         """Return the options of a request, a constraint that is plain data among them read."""
         return with_constraint(options, self._tries)
 
-    def bound(self, constraint: Any) -> Constraint | None:
+    def bound(self, constraint: Any, num_dropped_spaces: int = 0) -> Constraint | None:
         """Return a constraint that needs a tokenizer bound to the bundle's; None for another.
+
+        Args:
+            constraint: of the options.
+            num_dropped_spaces: where the text begins, see ``TextWindow``.
 
         Raises:
             ConstraintError: it is invalid, or allows what the target cannot write.
         """
         if isinstance(constraint, TokenTrie):
             self._check_trie(constraint)
-        return constraint.bind(self.tokenizer) if hasattr(constraint, "bind") else None
+        if not hasattr(constraint, "bind"):
+            return None
+        return behind_spaces(constraint, num_dropped_spaces).bind(self.tokenizer)
 
     @property
     def tokenizer(self) -> GrammarTokenizer:

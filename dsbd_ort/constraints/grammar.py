@@ -187,6 +187,43 @@ class JsonObject(_Grammar):
         ).source(library)
 
 
+@dataclass(frozen=True, slots=True)
+class BehindSpaces(_Grammar):
+    """Texts of a grammar behind spaces, which the tokenizer drops at the beginning of a text.
+
+    What is left is a text of the grammar, spelled as the tokenizer spells the first word of a text.
+
+    Attributes:
+        grammar: of the text without them.
+        number: of spaces.
+    """
+
+    grammar: _Grammar
+    number: int
+
+    @property
+    def name(self) -> str:
+        """A short description for messages."""
+        return self.grammar.name
+
+    def source(self, library: type[LLMatcher]) -> str:
+        """Return the grammar in the language of llguidance: theirs is one of its rules."""
+        source = self.grammar.source(library)
+        is_lark = not source.lstrip().startswith("{")
+        whole = {"grammars": [{"lark_grammar": source}]} if is_lark else json.loads(source)
+        first, *others = whole["grammars"]
+        spaces = json.dumps(" " * self.number)
+        begin = {"lark_grammar": f"start: {spaces} @behind_spaces"}
+        return json.dumps(
+            {**whole, "grammars": [begin, {**first, "name": "behind_spaces"}, *others]}
+        )
+
+
+def behind_spaces(spec: ConstraintSpec, number: int) -> ConstraintSpec:
+    """Return the specification of the same texts behind spaces that are dropped."""
+    return BehindSpaces(spec, number) if number and isinstance(spec, _Grammar) else spec
+
+
 def _schema_text(schema: object) -> str:
     """Return the JSON text of a schema, which is given as that or as an object."""
     try:
