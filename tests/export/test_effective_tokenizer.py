@@ -11,15 +11,24 @@ from typing import Any
 
 import pytest
 from tokenizers import Tokenizer as Backend
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
 
 from dsbd_export.checkpoint import Checkpoint, open_checkpoint, quiet_libraries
 from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
+from dsbd_export.pipeline import export_bundle
 from dsbd_export.tokenizer_files import write_tokenizer_files
 from dsbd_export.tokenizer_gate import TokenizerGate
+from dsbd_runtime.bundle import open_bundle
 from dsbd_runtime.chat_template import ChatTemplate
 from dsbd_runtime.tokenizer import Tokenizer
+from tests.export.conftest import SIZES
 from tests.tokenizer_corpus import CHATS, CORPUS, TOOL, random_texts, write_tokenizer
 
 
@@ -126,6 +135,35 @@ def edited(name: str, folder: Path, **changes: Any) -> Path:
     file = folder / "tokenizer_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
     return folder
+
+
+def with_config(folder: Path) -> Path:
+    return edited("named_tokens", folder, add_bos_token=True, add_eos_token=True)
+
+
+def from_older_files(folder: Path) -> Path:
+    """vocab.json and merges.txt alone, where transformers does what the config says."""
+    edited("gpt_2", folder, add_bos_token=True, add_eos_token=True)
+    model = json.loads((folder / "tokenizer.json").read_text())["model"]
+    (folder / "tokenizer.json").unlink()
+    vocab = model["vocab"] | {"<|endoftext|>": len(model["vocab"])}
+    (folder / "vocab.json").write_text(json.dumps(vocab))
+    merges = "\n".join(" ".join(merge) for merge in model["merges"])
+    (folder / "merges.txt").write_text(f"#version: 0.2\n{merges}\n")
+    return folder
+
+
+ADDED_ENDS = [(with_config, 0), (from_older_files, 1)]  # (checkpoint, tokens put at each end)
+
+
+@pytest.mark.parametrize(("write", "number"), ADDED_ENDS)
+def test_add_bos_token_is_as_in_transformers(
+    write: Callable[[Path], Path], number: int, tmp_path: Path
+) -> None:
+    kind = written(write(tmp_path / "checkpoint"), tmp_path / "bundle")
+    plain = kind.wanted.encode("Hello", add_special_tokens=False)
+    ends = [600] * number
+    assert kind.ours.encode("Hello") == kind.wanted.encode("Hello") == [*ends, *plain, *ends]
 
 
 def test_truncation_and_padding_are_not_written(tmp_path: Path) -> None:
@@ -267,3 +305,24 @@ def test_the_gate(tmp_path: Path, change: Callable[[Path, Path], None], words: s
     with pytest.raises(ExportError, match=words):
         gate.check_ids()
         gate.check_chats({"chat_template.jinja": CORPUS["mistral"].config["chat_template"]})
+
+
+def test_an_exported_bundle(tmp_path: Path) -> None:
+    """From a checkpoint with named templates to the ids of a chat, by the bundle alone."""
+    source = as_list(tmp_path / "checkpoint")
+    (source / "config.json").unlink()
+    config = LlamaConfig(**SIZES | {"vocab_size": 603}, num_hidden_layers=1)
+    with quiet_libraries():
+        AutoModelForCausalLM.from_config(config).save_pretrained(source)
+    lines: list[str] = []
+    output = tmp_path / "bundle"
+    export_bundle(ExportConfig(target=str(source), output=output), report=lines.append)
+    bundle = open_bundle(output, verify=True)
+    assert {"tokenizer_config.json", "additional_chat_templates/tool_use.jinja"} <= set(
+        bundle.manifest.files
+    )
+    ours, wanted = Tokenizer.from_bundle(bundle), loaded(source)
+    text = f"Hello {CORPUS['deepseek'].own_tokens[0]}"
+    assert ours.encode(text) == wanted.encode(text)
+    assert ChatTemplate.from_folder(output).render(CHATS[0]) == f"{wanted.bos_token}D"
+    assert [line for line in lines if "ends no answer" in line]
