@@ -39,6 +39,7 @@ from dsbd_runtime.manifest import (
 from dsbd_runtime.typed_json import in_short, name_in_short
 
 __all__ = [
+    "ADDITIONAL_TEMPLATES_FOLDER",
     "CHAT_TEMPLATE_FILE",
     "DTYPES",
     "GENERATION_CONFIG_FILE",
@@ -70,6 +71,7 @@ PRUNE_FILE = "prune.onnx"
 TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 CHAT_TEMPLATE_FILE = "chat_template.jinja"
+ADDITIONAL_TEMPLATES_FOLDER = "additional_chat_templates"  # of named ones: NAME.jinja
 GENERATION_CONFIG_FILE = "generation_config.json"
 _MOST_ENTRIES = 10_000
 
@@ -251,9 +253,11 @@ def check_name(manifest_file: Path, name: str) -> None:
 
 def check_listed(folder: Path, listed: Collection[str]) -> None:
     """Raise BundleError for a file that would be read but is not ``listed`` in the manifest."""
+    named_templates = (folder / ADDITIONAL_TEMPLATES_FOLDER).glob("*.jinja")
     for name in (
         TOKENIZER_CONFIG_FILE,
         CHAT_TEMPLATE_FILE,
+        *sorted(f"{ADDITIONAL_TEMPLATES_FOLDER}/{file.name}" for file in named_templates),
         *(f"{role}/{WEIGHTS_FILE}" for role in ROLES),
     ):
         if name not in listed and os.path.lexists(folder / name):

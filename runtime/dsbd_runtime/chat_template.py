@@ -89,7 +89,7 @@ class ChatTemplate:
                     "documents": None,
                     **self._special_tokens,
                     **(variables or {}),
-                    "messages": [dict(message) for message in messages],
+                    "messages": [_without_nulls(message) for message in messages],
                     "add_generation_prompt": add_generation_prompt,
                 }
             )
@@ -99,6 +99,11 @@ class ChatTemplate:
                 f"the chat template refuses these messages: {reason}; give roles and contents "
                 "that the checkpoint's template takes"
             ) from error
+
+
+def _without_nulls(message: Message) -> dict[str, Any]:
+    """Return a message without the fields that are null, such as the content beside a call."""
+    return {name: value for name, value in message.items() if value is not None}
 
 
 def _check_messages(messages: Sequence[Message]) -> None:
@@ -116,10 +121,15 @@ def _check_messages(messages: Sequence[Message]) -> None:
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return ``bos_token``, ``eos_token``, ...: texts, or objects that hold one as content."""
+    """Return ``bos_token``, ``eos_token``, ...: texts, or objects that hold one as content.
+
+    Tokens with other names stand in ``extra_special_tokens``.
+    """
     tokens: dict[str, str] = {}
-    for name, value in config.items():
-        if name.endswith("_token"):
+    named = config.get("extra_special_tokens")
+    named = named if isinstance(named, Mapping) else {}
+    for name, value in (*config.items(), *named.items()):
+        if name.endswith("_token") or name in named:
             content = value.get("content") if isinstance(value, Mapping) else value
             if isinstance(content, str):
                 tokens[name] = content
@@ -163,7 +173,7 @@ def template_sandbox(now: Callable[[], datetime]) -> ImmutableSandboxedEnvironme
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = lambda form: now().strftime(form)
-    environment.globals["dict"] = lambda *args, **kwargs: dict(*args, **kwargs)
+    environment.globals["dict"] = _PlainDict()
     environment.globals["namespace"] = _PlainNamespace
     return environment
 
@@ -178,6 +188,16 @@ class _GenerationTag(jinja2.ext.Extension):
         line_number = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return jinja2.nodes.Scope(body).set_lineno(line_number)
+
+
+class _PlainDict:
+    """``dict`` without the other attributes of a class."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args)
 
 
 class _PlainNamespace(Namespace):

@@ -117,6 +117,22 @@ def test_the_text_is_that_of_transformers(
     assert messages[-1]["content"].strip()[-4:] in found or name == "loops"
 
 
+CALLED: dict[str, Any] = {"role": "assistant", "content": None, "name": None}
+OTHER_TEMPLATES = [  # (template, messages)
+    ("{% for m in messages %}{{ m.content }}{{ m.name is defined }};{% endfor %}", [USER, CALLED]),
+    ("{{ dict.fromkeys(['a', 'b'], 1) }}{{ dict.fromkeys('c') }}{{ dict(a=1) }}", [USER]),
+]
+
+
+@pytest.mark.parametrize(("source", "messages"), OTHER_TEMPLATES)
+def test_nulls_and_dicts_are_as_in_transformers(
+    source: str, messages: list[dict[str, Any]]
+) -> None:
+    theirs = PreTrainedTokenizerFast(tokenizer_object=tiny_tokenizer())
+    expected = theirs.apply_chat_template(messages, chat_template=source, tokenize=False)
+    assert ChatTemplate(source, {}).render(messages, add_generation_prompt=False) == expected
+
+
 def test_the_clock_is_an_argument() -> None:
     template = ChatTemplate('{{ strftime_now("%d %b %Y") }}', {}, now=lambda: datetime(2024, 7, 26))
     assert template.render([USER]) == "26 Jul 2024"
@@ -137,6 +153,8 @@ PLACES = [  # (tokenizer_config.json, chat_template.jinja, text)
     ({"chat_template": NAMED, "eos_token": "</s>"}, None, "d</s>"),
     ({"bos_token": None}, "f{{ bos_token }}", "f"),
     (None, "f", "f"),
+    ({"extra_special_tokens": {"image": "<image>"}}, "{{ image }}", "<image>"),
+    ({"extra_special_tokens": ["<image>"]}, "f{{ image }}", "f"),
 ]
 
 

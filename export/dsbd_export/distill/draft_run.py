@@ -23,7 +23,8 @@ from dsbd_export.distill.texts import TextFile, check_readable, find_files
 from dsbd_export.distill.training import TrainingState
 from dsbd_export.distill.work_folder import WorkFolder
 from dsbd_export.errors import ExportError
-from dsbd_export.pair import highest_token_id, read_tokenizer, write_tokenizer_files
+from dsbd_export.pair import highest_token_id
+from dsbd_export.tokenizer_files import read_tokenizer, write_tokenizer_files
 from dsbd_runtime.draft_record import CurvePoint, DraftRecord, ExpectedSpeed, write_record
 
 Report = Callable[[str], None]
@@ -166,7 +167,7 @@ def _write_draft(
     partial = folder.with_suffix(".partial")
     shutil.rmtree(partial, ignore_errors=True)
     kind.write(draft, partial)
-    write_tokenizer_files(checkpoint, partial)
+    write_tokenizer_files(checkpoint, partial, lambda _: None)  # what is unusual is known
     for weights in partial.glob("*.safetensors"):  # the library lets nobody else read them
         shutil.copymode(partial / "config.json", weights)
     shutil.rmtree(folder, ignore_errors=True)
