@@ -179,11 +179,11 @@ class Planner:
 
     def _constraint(self, body: GenerationBody, tools: ToolUse | None) -> Any:
         """Return the constraint of a request, None without one."""
-        given = body.given_constraints()
+        given: dict[str, Any] = dict(body.given_constraints())
         if tools is not None and given:
             raise contradiction(tools.choice, given)
-        if tools is not None and tools.schema is not None:
-            given = {"tools": {"json_schema": tools.schema}}
+        if tools is not None and tools.constraint is not None:
+            given = {"tools": tools.constraint}
         return read_constraint(given, self._settings.tries, self._pipeline.constraints.bound)
 
     def _plan(

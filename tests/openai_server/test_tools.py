@@ -130,6 +130,37 @@ def test_required_calls_streamed_or_not(
         ]
 
 
+def test_required_calls_of_schemas_with_ids_anchors_and_references_as_data(
+    client: openai.OpenAI,
+) -> None:
+    values = [{"$ref": "#/nowhere", "$id": "no uri %"}, "b", "c"]
+    tools: Any = [
+        tool(
+            f"f{index}",
+            {
+                "$id": "https://example.com/schema.json",
+                "type": "object",
+                "properties": {"a": {"$ref": place}},
+                "required": ["a"],
+                "additionalProperties": False,
+                "$defs": {"a": {"$anchor": "a", "const": value}},
+            },
+        )
+        for index, (value, place) in enumerate(zip(values, ("#/$defs/a", "#a", "#a"), strict=True))
+    ]
+    names = set()
+    for seed in range(6):
+        (choice,) = client.chat.completions.create(
+            model=MODEL, messages=MESSAGES, tools=tools, tool_choice="required", seed=seed
+        ).choices
+        for call in choice.message.tool_calls or ():
+            assert call.type == "function"
+            value = values[int(call.function.name[1:])]
+            assert json.loads(call.function.arguments) == {"a": value}
+            names.add(call.function.name)
+    assert len(names) == 3
+
+
 def test_tools_are_told_to_the_template_unless_none(
     tool_client: openai.OpenAI, tool_bundle: Path
 ) -> None:
@@ -240,6 +271,15 @@ def read(reader: CallReader, pieces: list[str]) -> tuple[str, list[tuple[str, st
 
 
 CALL = '<tool_call>\n{"name": "now", "arguments": {"a": "</b>"}}\n</tool_call>'
+FOUND = ("now", '{"a": "</b>"}')
+TAGGED = '<tool_call>{"name": "now", "arguments": %s}</tool_call>'
+TAGS_IN_STRINGS = [
+    '{"a": "</tool_call>"}',
+    '{"a": "<tool_call>\\"</tool_call>}", "b": ["</tool_call></tool_call>"]}',
+    '{"</tool_call>": 1}',
+]
+NO_JSON = ['{"a": NaN}', '{"a": [-Infinity]}', '{"a": Infinity}', '{"a": 1e999}', '{"a": 01}']
+BAD = '<tool_call>{"a": NaN, "b</tool_call>'
 AUTO = [
     ("plain < text", "plain < text", []),
     (CALL, "", [("now", '{"a": "</b>"}')]),
@@ -249,8 +289,25 @@ AUTO = [
     ('<tool_call>{"name": ["now"], "arguments": {}}</tool_call>',) * 2 + ([],),
     ("<tool_call>{", "<tool_call>{", []),
     ("a <tool_cal", "a <tool_cal", []),
+    *((f"{TAGGED % a}{tail}", tail, [("now", a)]) for a in TAGS_IN_STRINGS for tail in ("", " b")),
+    (TAGGED % '{"a": "\\ud800"}', "", [("now", '{"a": "\\ud800"}')]),
+    *((TAGGED % a,) * 2 + ([],) for a in NO_JSON),
+    (
+        f'<tool_call>{{"a": "b"c"}}</tool_call>{CALL}',
+        '<tool_call>{"a": "b"c"}</tool_call>',
+        [FOUND],
+    ),
+    (f'<tool_call>{{"a": "b</tool_call>{CALL}', '<tool_call>{"a": "b</tool_call>', [FOUND]),
+    (f"{BAD}{CALL}", BAD, [FOUND]),
 ]
 LISTED = '[{"name":"now","arguments":{}},{"name":"weather","arguments":{"city":"a\\"}]","n":[{}]}}]'
+
+
+@pytest.mark.parametrize(("text", "content", "calls"), AUTO, ids=range(len(AUTO)))
+def test_what_text_becomes_a_call(text: str, content: str, calls: list[tuple[str, str]]) -> None:
+    use = ToolUse("auto", ("now",), None)
+    assert read(use.reader(), [text]) == (content, calls)
+    assert read(use.reader(), list(text)) == (content, calls)
 
 
 @given(st.data())
