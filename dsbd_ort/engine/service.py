@@ -20,7 +20,7 @@ from dsbd_ort.model_pair import BusyError
 from dsbd_ort.pipeline import Pipeline
 from dsbd_ort.request_options import Options, Prompt, RequestOptions, given_options
 from dsbd_ort.results import GenerationResult, StreamPiece
-from dsbd_runtime.chat_template import Message
+from dsbd_runtime.chat_messages import Message
 
 
 @dataclass(frozen=True, kw_only=True)

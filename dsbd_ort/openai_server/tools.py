@@ -38,11 +38,16 @@ class FunctionBody(BaseModel):
 
 
 class Tool(BaseModel):
-    """An entry of ``tools``."""
+    """An entry of ``tools``; ``cache_control`` is a hint of other servers, unused here."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
     type: Literal["function"]
     function: FunctionBody
+    cache_control: dict[str, Any] | None = None
+
+    def for_template(self) -> dict[str, Any]:
+        """Return the tool as a chat template is given it."""
+        return self.model_dump(exclude_unset=True, exclude={"cache_control"})
 
 
 class FunctionName(BaseModel):

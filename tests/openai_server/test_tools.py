@@ -195,8 +195,80 @@ def test_a_conversation_goes_on_behind_a_call(tool_client: openai.OpenAI) -> Non
     assert answer.usage is not None and answer.usage.prompt_tokens in (len(text), len(text) + 1)
 
 
+SYSTEM_AND_USER_ONLY = (
+    "{% for m in messages if m.role in ('system', 'user') %}{{ m.role }}: {{ m.content }}\n"
+    "{% endfor %}"
+)
+
+
+def test_no_message_vanishes(serve: Serve, chat_bundle: Path, tmp_path: Path) -> None:
+    shutil.copytree(chat_bundle, tmp_path / "tiny")
+    (tmp_path / "tiny" / "chat_template.jinja").write_text(SYSTEM_AND_USER_ONLY)
+    manifest = open_bundle(chat_bundle).manifest
+    write_manifest(
+        tmp_path / "tiny", versions=manifest.versions, target=manifest.target, draft=manifest.draft
+    )
+    with serve(bundle=tmp_path / "tiny") as server, server.client() as client:
+
+        def num_prompt_tokens(messages: Any) -> int:
+            answer = client.chat.completions.create(model=MODEL, messages=messages, max_tokens=2)
+            assert answer.usage is not None
+            return answer.usage.prompt_tokens
+
+        first = {"role": "system", "content": "brief"}
+        alone = num_prompt_tokens(MESSAGES)
+        with_system = num_prompt_tokens([first, *MESSAGES])
+        assert num_prompt_tokens([{**first, "role": "developer"}, *MESSAGES]) == with_system > alone
+        for role in ("critic", "tool"):
+            with pytest.raises(openai.BadRequestError, match="leaves no trace") as caught:
+                num_prompt_tokens([*MESSAGES, {**first, "role": role}])
+            error: Any = caught.value.body
+            assert error["param"] == "messages.1" and repr(role) in error["message"]
+
+
 def tool(name: str, parameters: dict[str, Any]) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+def test_a_template_named_tool_use_is_that_of_conversations_with_tools(
+    serve: Serve, chat_bundle: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(chat_bundle, tmp_path / "tiny")
+    (tmp_path / "tiny" / "additional_chat_templates").mkdir()
+    named = tmp_path / "tiny" / "additional_chat_templates" / "tool_use.jinja"
+    named.write_text("with tools " + TOOL_TEMPLATE)
+    manifest = open_bundle(chat_bundle).manifest
+    write_manifest(
+        tmp_path / "tiny", versions=manifest.versions, target=manifest.target, draft=manifest.draft
+    )
+    with serve(bundle=tmp_path / "tiny") as server, server.client() as client:
+
+        def num_prompt_tokens(**fields: Any) -> int:
+            answer = client.chat.completions.create(
+                model=MODEL, messages=MESSAGES, max_tokens=200, **fields
+            )
+            assert answer.usage is not None
+            return answer.usage.prompt_tokens
+
+        bare = num_prompt_tokens()
+        assert num_prompt_tokens(tools=TOOLS, tool_choice="none") == bare
+        tools = json.dumps([TOOLS[1]])
+        for choice in ("auto", "required"):  # auto is refused by the default template
+            told = num_prompt_tokens(tools=TOOLS[1:], tool_choice=choice)
+            assert told == bare + len(f"with tools {tools}")
+
+
+def test_tools_are_given_to_the_template_without_hints_of_other_servers(
+    tool_client: openai.OpenAI,
+) -> None:
+    counts = set()
+    for hint in ({}, {"cache_control": {"type": "ephemeral"}}):
+        answer = tool_client.chat.completions.create(
+            model=MODEL, messages=MESSAGES, tools=[{**TOOLS[1], **hint}], max_tokens=8
+        )
+        assert answer.usage is not None
+        counts.add(answer.usage.prompt_tokens)
+    assert len(counts) == 1
 
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
