@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,7 @@ from hypothesis import strategies as st
 
 from dsbd_ort import Pipeline
 from dsbd_ort.openai_server.tools import Addition, CallReader, ToolUse, auto_fault
-from dsbd_runtime.bundle import open_bundle, write_manifest
-from tests.openai_server.conftest import CHAT_TEMPLATE, Serve
+from tests.openai_server.conftest import CHAT_TEMPLATE, TOOL_TEMPLATE, Serve, with_templates
 from tests.openai_server.running_server import MODEL
 
 MESSAGES: Any = [{"role": "user", "content": "go"}]
@@ -36,24 +34,6 @@ TOOLS: Any = [
     {"type": "function", "function": {"name": "now", "description": "the time"}},
 ]
 SCHEMA_BY_NAME = {"weather": PLACE, "now": {"type": "object", "maxProperties": 0}}
-TOOL_TEMPLATE = (
-    "{% if tools %}{{ tools | tojson }}{% endif %}"
-    "{% for m in messages %}{{ m.role }}: {{ m.content }}"
-    "{% for call in m.tool_calls %}<tool_call>"
-    '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}'
-    "</tool_call>{% endfor %}{{ '\\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}assistant:{% endif %}"
-)
-
-
-@pytest.fixture(scope="module")
-def tool_bundle(chat_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tools") / "tiny"
-    shutil.copytree(chat_bundle, folder)
-    manifest = open_bundle(folder).manifest
-    (folder / "chat_template.jinja").write_text(TOOL_TEMPLATE)
-    write_manifest(folder, versions=manifest.versions, target=manifest.target, draft=manifest.draft)
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -202,13 +182,10 @@ SYSTEM_AND_USER_ONLY = (
 
 
 def test_no_message_vanishes(serve: Serve, chat_bundle: Path, tmp_path: Path) -> None:
-    shutil.copytree(chat_bundle, tmp_path / "tiny")
-    (tmp_path / "tiny" / "chat_template.jinja").write_text(SYSTEM_AND_USER_ONLY)
-    manifest = open_bundle(chat_bundle).manifest
-    write_manifest(
-        tmp_path / "tiny", versions=manifest.versions, target=manifest.target, draft=manifest.draft
+    bundle = with_templates(
+        chat_bundle, tmp_path / "tiny", {"chat_template.jinja": SYSTEM_AND_USER_ONLY}
     )
-    with serve(bundle=tmp_path / "tiny") as server, server.client() as client:
+    with serve(bundle=bundle) as server, server.client() as client:
 
         def num_prompt_tokens(messages: Any) -> int:
             answer = client.chat.completions.create(model=MODEL, messages=messages, max_tokens=2)
@@ -233,15 +210,9 @@ def tool(name: str, parameters: dict[str, Any]) -> dict[str, Any]:
 def test_a_template_named_tool_use_is_that_of_conversations_with_tools(
     serve: Serve, chat_bundle: Path, tmp_path: Path
 ) -> None:
-    shutil.copytree(chat_bundle, tmp_path / "tiny")
-    (tmp_path / "tiny" / "additional_chat_templates").mkdir()
-    named = tmp_path / "tiny" / "additional_chat_templates" / "tool_use.jinja"
-    named.write_text("with tools " + TOOL_TEMPLATE)
-    manifest = open_bundle(chat_bundle).manifest
-    write_manifest(
-        tmp_path / "tiny", versions=manifest.versions, target=manifest.target, draft=manifest.draft
-    )
-    with serve(bundle=tmp_path / "tiny") as server, server.client() as client:
+    source_by_file = {"additional_chat_templates/tool_use.jinja": "with tools " + TOOL_TEMPLATE}
+    bundle = with_templates(chat_bundle, tmp_path / "tiny", source_by_file)
+    with serve(bundle=bundle) as server, server.client() as client:
 
         def num_prompt_tokens(**fields: Any) -> int:
             answer = client.chat.completions.create(
