@@ -39,6 +39,7 @@ from dsbd_runtime.manifest import (
 from dsbd_runtime.typed_json import in_short, name_in_short
 
 __all__ = [
+    "ADDITIONAL_TEMPLATES_FOLDER",
     "CHAT_TEMPLATE_FILE",
     "DTYPES",
     "GENERATION_CONFIG_FILE",
@@ -70,6 +71,7 @@ PRUNE_FILE = "prune.onnx"
 TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 CHAT_TEMPLATE_FILE = "chat_template.jinja"
+ADDITIONAL_TEMPLATES_FOLDER = "additional_chat_templates"  # of named ones: NAME.jinja
 GENERATION_CONFIG_FILE = "generation_config.json"
 _MOST_ENTRIES = 10_000
 

@@ -23,12 +23,15 @@ import jinja2.parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from dsbd_runtime.bundle import CHAT_TEMPLATE_FILE, TOKENIZER_CONFIG_FILE
+from dsbd_runtime.bundle import (
+    ADDITIONAL_TEMPLATES_FOLDER,
+    CHAT_TEMPLATE_FILE,
+    TOKENIZER_CONFIG_FILE,
+)
 from dsbd_runtime.chat_messages import Message, check_messages, check_traces, messages_for
 from dsbd_runtime.errors import BundleError, InputError
 
 _DEFAULT, _WITH_TOOLS = _USED_NAMES = ("default", "tool_use")
-_NAMED_FOLDER = "additional_chat_templates"
 
 
 class ChatTemplate:
@@ -157,7 +160,7 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 def _sources_in(folder: Path) -> dict[str, str]:
     """Return the templates that are files of a folder, by name."""
     files = {_DEFAULT: folder / CHAT_TEMPLATE_FILE}
-    files[_WITH_TOOLS] = folder / _NAMED_FOLDER / f"{_WITH_TOOLS}.jinja"
+    files[_WITH_TOOLS] = folder / ADDITIONAL_TEMPLATES_FOLDER / f"{_WITH_TOOLS}.jinja"
     texts = {name: _text(file) for name, file in files.items()}
     return {name: text for name, text in texts.items() if text is not None}
 
