@@ -61,7 +61,8 @@ from dsbd_ort.results import (
 )
 from dsbd_runtime.bundle import TOKENIZER_FILE, Bundle, open_bundle
 from dsbd_runtime.causal_lm import CausalLM
-from dsbd_runtime.chat_template import ChatTemplate, Message
+from dsbd_runtime.chat_messages import Message
+from dsbd_runtime.chat_template import ChatTemplate
 from dsbd_runtime.errors import InputError
 from dsbd_runtime.stream_decoder import TextWindow
 from dsbd_runtime.tokenizer import Tokenizer
@@ -382,7 +383,7 @@ class Pipeline:
 
         Raises:
             BundleError: the bundle has no chat template.
-            InputError: the template refuses the messages.
+            InputError: the template refuses the messages, or has no place for one.
         """
         text = self.chat_template.render(
             messages, add_generation_prompt=add_generation_prompt, variables=chat_template_kwargs

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dsbd_ort.decoding.option_table import MOST_TOP_LOGPROBS
 from dsbd_ort.openai_server.errors import bad_request
@@ -30,14 +29,28 @@ from dsbd_ort.openai_server.tools import (
     ToolUse,
     new_call_id,
 )
+from dsbd_runtime.typed_json import in_short
 
 
 class TextPart(BaseModel):
-    """A part of a message's content."""
+    """A part of a message's content; ``cache_control`` is a hint of other servers, unused here."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
     type: Literal["text"]
     text: str
+    cache_control: dict[str, Any] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_other_types(cls, part: Any) -> Any:
+        """Raise ValueError for a part that is of a type, and no text, whatever else it has."""
+        kind = part.get("type", "text") if isinstance(part, dict) else "text"
+        if kind != "text":
+            raise ValueError(
+                f"a part of type {in_short(kind)} is not supported: this server reads texts only; "
+                "use parts of type 'text'"
+            )
+        return part
 
 
 class CalledFunction(BaseModel):
@@ -64,9 +77,10 @@ class ChatMessage(BaseModel):
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
+    cache_control: dict[str, Any] | None = None
 
     def for_template(self) -> dict[str, Any]:
-        """Return the message as a chat template reads it: arguments are objects there."""
+        """Return the message as a chat template is given it."""
         content = self.content or ""
         text = content if isinstance(content, str) else "".join(part.text for part in content)
         message: dict[str, Any] = {"role": self.role, "content": text}
@@ -75,22 +89,8 @@ class ChatMessage(BaseModel):
         if self.tool_call_id is not None:
             message["tool_call_id"] = self.tool_call_id
         if self.tool_calls:
-            message["tool_calls"] = [_read_by_template(call) for call in self.tool_calls]
+            message["tool_calls"] = [call.model_dump() for call in self.tool_calls]
         return message
-
-
-def _read_by_template(call: ToolCall) -> dict[str, Any]:
-    try:
-        arguments = json.loads(call.function.arguments)
-    except (ValueError, RecursionError) as error:
-        raise bad_request(
-            f"the arguments of the call {call.id!r} are no JSON: {error}", "messages"
-        ) from error
-    return {
-        "id": call.id,
-        "type": call.type,
-        "function": {"name": call.function.name, "arguments": arguments},
-    }
 
 
 class ChatBody(GenerationBody):
@@ -118,14 +118,11 @@ class ChatBody(GenerationBody):
             raise bad_request(message, "top_logprobs")
         return (self.top_logprobs or 0) if self.logprobs else None
 
-    def template_messages(self, *, reads_tool_calls: bool) -> list[dict[str, Any]]:
-        """Return the messages as a chat template reads them.
-
-        Args:
-            reads_tool_calls: whether the template does.
+    def template_messages(self) -> list[dict[str, Any]]:
+        """Return the messages as a chat template is given them.
 
         Raises:
-            ErrorResponse: one has a field that is unknown, or that the template does not read.
+            ErrorResponse: one has a field that is unknown.
         """
         for index, message in enumerate(self.messages):
             for name, value in (message.model_extra or {}).items():
@@ -133,10 +130,6 @@ class ChatBody(GenerationBody):
                     field = f"messages.{index}.{name}"
                     reason = f"{field} is not supported; use role, content and name only"
                     raise bad_request(reason, field, "unsupported")
-            if message.tool_calls and not reads_tool_calls:
-                field = f"messages.{index}.tool_calls"
-                reason = f"{field}: the chat template of this model does not read tool calls"
-                raise bad_request(f"{reason}; leave them out", field, "unsupported")
         return [message.for_template() for message in self.messages]
 
 

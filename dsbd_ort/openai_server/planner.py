@@ -153,9 +153,8 @@ class Planner:
     def plan_chat(self, body: ChatBody) -> GenerationPlan:
         """Return the engine requests of /v1/chat/completions; raises as ``plan_completion``."""
         try:
-            template = self._pipeline.chat_template.source
-            messages = body.template_messages(reads_tool_calls="tool_calls" in template)
-            tools = self._tool_use(body, template)
+            messages = body.template_messages()
+            tools = self._tool_use(body)
             prompt = self._pipeline.chat_prompt(
                 messages,
                 add_generation_prompt=body.add_generation_prompt is not False,
@@ -172,7 +171,8 @@ class Planner:
         except DsbdError as error:
             raise rejection(error) from error
 
-    def _tool_use(self, body: ChatBody, template: str) -> ToolUse | None:
+    def _tool_use(self, body: ChatBody) -> ToolUse | None:
+        template = self._pipeline.chat_template.source(has_tools=bool(body.tools))
         return tool_use(
             body.tools or (),
             body.tool_choice,
@@ -188,11 +188,11 @@ class Planner:
 
     def _constraint(self, body: GenerationBody, tools: ToolUse | None) -> Any:
         """Return the constraint of a request, None without one."""
-        given = body.given_constraints()
+        given: dict[str, Any] = dict(body.given_constraints())
         if tools is not None and given:
             raise contradiction(tools.choice, given)
-        if tools is not None and tools.schema is not None:
-            given = {"tools": {"json_schema": tools.schema}}
+        if tools is not None and tools.constraint is not None:
+            given = {"tools": tools.constraint}
         return read_constraint(given, self._settings.tries, self._pipeline.constraints.bound)
 
     def _plan(
@@ -302,7 +302,7 @@ def _template_variables(body: ChatBody, tools: ToolUse | None) -> dict[str, Any]
             "chat_template_kwargs has tools, as the request has; leave out one of them",
             "chat_template_kwargs",
         )
-    described = [tool.model_dump(exclude_unset=True) for tool in body.tools or ()]
+    described = [tool.for_template() for tool in body.tools or ()]
     return {**(variables or {}), "tools": described}
 
 

@@ -54,13 +54,14 @@ async def full_response(
     num_new_tokens = 0
     for prompt_index, of_prompt in enumerate(_by_prompt(plan, in_order)):
         scored = of_prompt[0].prompt_logprobs
-        for sequence in _returned(plan, of_prompt):
+        first = prompt_index * plan.num_choices * plan.num_copies  # though there may be fewer
+        for index, sequence in enumerate(_returned(plan, of_prompt), first):
             num_new_tokens += 0 if plan.drops_new_tokens else len(sequence.token_ids)
             tokens = None
             if tokenizer is not None:
                 prompt_ids = plan.prompt_ids(prompt_index)
                 tokens = _choice_pieces(plan, prompt_ids, sequence, scored, tokenizer)
-            sequences.append(_choice(plan, prompt_index, len(sequences), sequence, tokens))
+            sequences.append(_choice(plan, prompt_index, index, sequence, tokens))
     usage = _usage(plan, num_new_tokens)
     return builder.full(sequences, usage, _report(plan, plan.seed, in_order))
 
@@ -168,7 +169,7 @@ class _ChoiceStreams:
     """The chunks of all choices of a stream.
 
     An engine request that returns one sequence streams it, once for every copy. One that returns
-    several knows none of them before it ends: each is then sent as a single chunk.
+    several knows none of them before it ends, nor how many there are: each is then sent whole.
 
     Attributes:
         num_new_tokens: tokens of all choices so far.
@@ -195,15 +196,20 @@ class _ChoiceStreams:
         self.num_new_tokens = 0
 
     def first_chunks(self) -> Iterator[BaseModel]:
-        """Yield the chunks that begin the choices."""
-        for request_index, request in enumerate(self._plan.engine_requests):
-            for index in self._choices(request_index):
-                chunk = self._builder.first_chunk(index)
-                if chunk is not None:
-                    yield chunk
-                if self._plan.echoes:
-                    text = self._plan.echoes[request.prompt_index]
-                    yield self._builder.text_chunk(index, text, None, self._usage())
+        """Yield the chunks that begin the choices that there are in any case."""
+        for request_index in range(len(self._plan.engine_requests)):
+            if self._is_streamed(request_index):
+                for index in self._choices(request_index):
+                    yield from self._begin(request_index, index)
+
+    def _begin(self, request_index: int, index: int) -> Iterator[BaseModel]:
+        """Yield the chunks that begin a choice."""
+        chunk = self._builder.first_chunk(index)
+        if chunk is not None:
+            yield chunk
+        if self._plan.echoes:
+            text = self._plan.echoes[self._plan.engine_requests[request_index].prompt_index]
+            yield self._builder.text_chunk(index, text, None, self._usage())
 
     def piece_chunks(self, request_index: int, piece: StreamPiece) -> Iterator[BaseModel]:
         """Yield the new text of an engine request, if any."""
@@ -227,6 +233,8 @@ class _ChoiceStreams:
         sequences = [each for each in result.sequences for _ in range(self._plan.num_copies)]
         # Fewer than beams where processors or a constraint leave fewer.
         for index, sequence in zip(self._choices(request_index), sequences, strict=False):
+            if not self._is_streamed(request_index):
+                yield from self._begin(request_index, index)
             rank = ChoiceReport.of(sequence, names_tokens=self._plan.names_tokens)
             if self._plan.drops_new_tokens:
                 yield self._builder.last_chunk(index, "length", rank, report)

@@ -17,7 +17,8 @@ from dsbd_errors import DsbdError
 from dsbd_export.checkpoint import Checkpoint
 from dsbd_export.errors import ExportError, reason_of
 from dsbd_runtime.bundle import CHAT_TEMPLATE_FILE
-from dsbd_runtime.chat_template import ChatTemplate, Message
+from dsbd_runtime.chat_messages import Message
+from dsbd_runtime.chat_template import ChatTemplate
 from dsbd_runtime.tokenizer import Tokenizer
 
 PLAIN_TEXTS = (
