@@ -45,6 +45,16 @@ def _chunk_checksum(file: Path, start: int) -> int:
     return crc
 
 
+def put_in_place(partial: Path, place: Path) -> None:
+    """Give a complete file or folder its name; after a power cut it is whole or not there."""
+    if partial.is_dir():
+        sync_folder(partial)
+    else:
+        _sync(partial)
+    os.replace(partial, place)
+    sync_names(place.parent)
+
+
 def sync_folder(folder: Path) -> None:
     """Have the disk keep all that is in a folder: contents, and the names of what is there."""
     for parent, _, names in os.walk(folder):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dsbd_runtime import durable_files
-from dsbd_runtime.durable_files import checksum, sync_folder
+from dsbd_runtime.durable_files import checksum, put_in_place, sync_folder
 
 
 @pytest.fixture
@@ -46,3 +46,19 @@ def test_all_that_is_in_a_folder_is_synced(tmp_path: Path, synced: list[Path]) -
         (tmp_path / name).write_text(name)
     sync_folder(tmp_path)
     assert sorted(synced) == sorted([tmp_path, *tmp_path.rglob("*")])
+
+
+@pytest.mark.parametrize("is_folder", [True, False])
+def test_what_is_put_in_place_is_synced_before(
+    tmp_path: Path, synced: list[Path], is_folder: bool
+) -> None:
+    partial, place = tmp_path / "partial", tmp_path / "place"
+    if is_folder:
+        partial.mkdir()
+        (partial / "x").write_text("new")
+    else:
+        partial.write_text("new")
+        place.write_text("old")
+    put_in_place(partial, place)
+    assert synced == [*([partial / "x"] if is_folder else []), partial, tmp_path]
+    assert (place / "x" if is_folder else place).read_text() == "new" and not partial.exists()
