@@ -86,7 +86,7 @@ class Bundle:
 
     path: Path
     manifest: Manifest
-    is_verified: bool = False
+    is_verified: bool = dataclasses.field(default=False, compare=False)
 
     @property
     def entry_by_role(self) -> dict[str, ModelEntry]:
