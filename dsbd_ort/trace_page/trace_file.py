@@ -11,6 +11,7 @@ from typing import Any
 
 from dsbd_ort.decoding import DecodingConfig, RequestTrace, TraceIteration, TraceNode
 from dsbd_ort.decoding.beams import Hypothesis
+from dsbd_ort.output_files import write_whole
 from dsbd_ort.results import json_text
 from dsbd_ort.version import __version__
 from dsbd_runtime.errors import InputError
@@ -35,7 +36,7 @@ def write_trace(path: str | os.PathLike[str], trace: RequestTrace, tokenizer: To
     fields = trace_object(trace, tokenizer)
     text = json_text(fields, ensure_ascii=True) if file.suffix == ".json" else page_html(fields)
     try:
-        file.write_text(text, encoding="utf-8")
+        write_whole(file, text)
     except OSError as error:
         raise InputError(f"the trace cannot be written to {file}: {error.strerror}") from error
 

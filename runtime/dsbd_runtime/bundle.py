@@ -78,10 +78,17 @@ _MOST_ENTRIES = 10_000
 
 @dataclass(frozen=True)
 class Bundle:
-    """An opened bundle: its folder and its checked manifest."""
+    """An opened bundle: its folder and its checked manifest.
+
+    Attributes:
+        path: its folder.
+        manifest: what dsbd.json says.
+        is_verified: whether the hash of every file was checked, not only its size.
+    """
 
     path: Path
     manifest: Manifest
+    is_verified: bool = dataclasses.field(default=False, compare=False)
 
     @property
     def entry_by_role(self) -> dict[str, ModelEntry]:
@@ -158,7 +165,7 @@ def open_bundle(path: str | os.PathLike[str], *, verify: bool = False) -> Bundle
             raise BundleError(f"{file} lists no {required}; export again")
     check_listed(folder, manifest.files)
     _check_agreement(folder, manifest)
-    return Bundle(folder, manifest)
+    return Bundle(folder, manifest, is_verified=verify)
 
 
 def write_manifest(

@@ -26,6 +26,7 @@ from dsbd_export.errors import ExportError
 from dsbd_export.pair import highest_token_id
 from dsbd_export.tokenizer_files import read_tokenizer, write_tokenizer_files
 from dsbd_runtime.draft_record import CurvePoint, DraftRecord, ExpectedSpeed, write_record
+from dsbd_runtime.durable_files import put_in_place
 
 Report = Callable[[str], None]
 
@@ -95,7 +96,7 @@ def distill(
             record = dataclasses.replace(record, speeds=speeds, measured_on=measured_on)
         write_record(work.draft, record)
         _check_absent(config.output)
-        os.rename(work.draft, config.output)
+        put_in_place(work.draft, config.output)
     return record
 
 
@@ -171,4 +172,4 @@ def _write_draft(
     for weights in partial.glob("*.safetensors"):  # the library lets nobody else read them
         shutil.copymode(partial / "config.json", weights)
     shutil.rmtree(folder, ignore_errors=True)
-    os.rename(partial, folder)
+    put_in_place(partial, folder)
