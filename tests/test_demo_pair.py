@@ -127,7 +127,8 @@ def remembered(model, top_k):
 def test_text_logprobs_and_statistics(pipeline):
     result = pipeline.generate(PROMPTS[0], num_beams=4, top_k=20, max_new_tokens=24, seed=1)
     best, stats = result.sequences[0], result.stats
-    assert best.text == pipeline.tokenizer.decode(best.token_ids)
+    prompt = pipeline.tokenizer.encode(PROMPTS[0])
+    assert PROMPTS[0] + best.text == pipeline.tokenizer.decode([*prompt, *best.token_ids])
     assert best.logprob == pytest.approx(sum(best.token_logprobs))
     assert stats.kv_bytes_peak > 0 and stats.target_s > 0 and stats.draft_s > 0
     assert stats.host_s > 0

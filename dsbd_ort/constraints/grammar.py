@@ -187,6 +187,86 @@ class JsonObject(_Grammar):
         ).source(library)
 
 
+@dataclass(frozen=True, slots=True)
+class FunctionCalls(_Grammar):
+    """A JSON list of calls of functions, ``[{"name":"f","arguments":{...}}]``, on one line.
+
+    Each schema stays a document of its own, so that its references, ``$id`` and anchors mean what
+    they mean alone, whatever the others have.
+
+    Attributes:
+        functions: name of each (letters, digits, ``_``, ``.``, ``-``) and schema of its arguments.
+        most: calls of a list, which has one or more.
+    """
+
+    functions: tuple[tuple[str, JsonSchema], ...]
+    most: int
+
+    @property
+    def name(self) -> str:
+        """A short description for messages."""
+        return f"the calls of {_shown(', '.join(name for name, _ in self.functions), quoted=True)}"
+
+    def source(self, library: type[LLMatcher]) -> str:
+        """Return the grammar in the language of llguidance."""
+        calls, grammars = [], []
+        for index, (name, schema) in enumerate(self.functions):
+            begin = json.dumps(f'{{"name":"{name}","arguments":')
+            calls.append(f'{begin} @f{index} "}}"')
+            try:
+                grammars.append(_named(f"f{index}", schema.source(library)))
+            except RecursionError as error:
+                raise ConstraintError(f"{schema.name} of {name} nests too deep") from error
+        more = f'("," call){{0,{self.most - 1}}}' if self.most > 1 else ""
+        rules = f'start: "[" call {more} "]"\ncall: {" | ".join(calls)}'
+        return f'{{"grammars": [{", ".join([json.dumps({"lark_grammar": rules}), *grammars])}]}}'
+
+
+def _named(name: str, source: str) -> str:
+    """Return a grammar by whose name others refer to it; a source is JSON, or Lark's syntax."""
+    grammar = {"lark_grammar": source}
+    if source.startswith("{"):
+        (grammar,) = json.loads(source)["grammars"]
+    return json.dumps({**grammar, "name": name})
+
+
+@dataclass(frozen=True, slots=True)
+class BehindSpaces(_Grammar):
+    """Texts of a grammar behind spaces, which the tokenizer drops at the beginning of a text.
+
+    What is left is a text of the grammar, spelled as the tokenizer spells the first word of a text.
+
+    Attributes:
+        grammar: of the text without them.
+        number: of spaces.
+    """
+
+    grammar: _Grammar
+    number: int
+
+    @property
+    def name(self) -> str:
+        """A short description for messages."""
+        return self.grammar.name
+
+    def source(self, library: type[LLMatcher]) -> str:
+        """Return the grammar in the language of llguidance: theirs is one of its rules."""
+        source = self.grammar.source(library)
+        is_lark = not source.lstrip().startswith("{")
+        whole = {"grammars": [{"lark_grammar": source}]} if is_lark else json.loads(source)
+        first, *others = whole["grammars"]
+        spaces = json.dumps(" " * self.number)
+        begin = {"lark_grammar": f"start: {spaces} @behind_spaces"}
+        return json.dumps(
+            {**whole, "grammars": [begin, {**first, "name": "behind_spaces"}, *others]}
+        )
+
+
+def behind_spaces(spec: ConstraintSpec, number: int) -> ConstraintSpec:
+    """Return the specification of the same texts behind spaces that are dropped."""
+    return BehindSpaces(spec, number) if number and isinstance(spec, _Grammar) else spec
+
+
 def _schema_text(schema: object) -> str:
     """Return the JSON text of a schema, which is given as that or as an object."""
     try:

@@ -6,6 +6,7 @@ llguidance compiles grammars and computes masks; it is imported where a tokenize
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import threading
 from collections import OrderedDict
@@ -71,6 +72,7 @@ class GrammarTokenizer:
             is_guarded: whether grammars are strangers': each is tried by ``GrammarTrial`` first.
         """
         library = _library()
+        tokenizer_json = _with_plain_spaces(tokenizer_json)
         self._tokenizer = _read(library, tokenizer_json, vocab_size, eos_token_ids)
         limits = trial.LIMITS if is_guarded else {"verbose_errors": False}
         self._limits = library.LLParserLimits(**limits)
@@ -183,6 +185,27 @@ def _read(
             "text of a tokenizer.json whose tokens are bytes (ByteLevel or ByteFallback)"
         ) from error
     return tokenizer
+
+
+def _with_plain_spaces(tokenizer_json: str) -> str:
+    """Return the tokenizer with ``Metaspace`` as a replacement, which the library reads as spaces.
+
+    Both decode alike but at the beginning of a text, see ``TextWindow.num_dropped_spaces``.
+    """
+    if '"Metaspace"' not in tokenizer_json:
+        return tokenizer_json
+    try:
+        content = json.loads(tokenizer_json)
+        steps = content["decoder"]["decoders"]
+    except (ValueError, LookupError, TypeError):  # no sequence, or no tokenizer: the library says
+        return tokenizer_json
+    content["decoder"]["decoders"] = [
+        {"type": "Replace", "pattern": {"String": step["replacement"]}, "content": " "}
+        if step.get("type") == "Metaspace"
+        else step
+        for step in steps
+    ]
+    return json.dumps(content)
 
 
 def _num_words(vocab_size: int) -> int:

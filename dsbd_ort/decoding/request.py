@@ -257,7 +257,7 @@ def _finish_reason(token_ids: list[int], request: DecodingRequest) -> str:
 def check_request(request: DecodingRequest, target: EngineSpec, draft: EngineSpec | None) -> None:
     """Raise DecodingError for a prompt, models or a missing stop state that cannot be decoded."""
     config = request.config
-    _check_prompt(request.prompt_ids, target.vocab_size)
+    check_prompt(request.prompt_ids, target.vocab_size)
     if config.stop_texts and request.stop is None:
         raise DecodingError(
             f"stop_strings is {shown(config.stop_texts)}, but decoding sees tokens, not text; give "
@@ -311,7 +311,8 @@ def _check_token_ids(config: DecodingConfig, vocab_size: int) -> None:
             )
 
 
-def _check_prompt(prompt_ids: Sequence[int], vocab_size: int) -> None:
+def check_prompt(prompt_ids: Sequence[int], vocab_size: int) -> None:
+    """Raise DecodingError for a prompt that is not token ids of the target."""
     if not isinstance(prompt_ids, Sequence | np.ndarray):
         raise DecodingError(
             f"the prompt is a {type(prompt_ids).__name__}; expected a sequence of token ids"

@@ -29,8 +29,6 @@ from dsbd_export.optimize import group_query_heads
 from dsbd_export.pair import (
     agreed_pair,
     context_warning,
-    read_tokenizer,
-    write_tokenizer_files,
 )
 from dsbd_export.parity import check_parity, parity_limit
 from dsbd_export.parity_cases import (
@@ -41,6 +39,7 @@ from dsbd_export.quantize import quantize_graph
 from dsbd_export.target_features import check_features, feature_entry
 from dsbd_export.tensorrt_build import build_engines
 from dsbd_export.tensorrt_options import build_place
+from dsbd_export.tokenizer_files import write_tokenizer_files
 from dsbd_export.topk_head import add_topk_head, check_num_top_logits
 from dsbd_export.weights import convert_weights
 from dsbd_runtime.bundle import (
@@ -93,6 +92,7 @@ def export_bundle(config: ExportConfig, *, report: Report) -> ExportResult:
         writing(config.output, "free some space or choose another output"),
         new_bundle(config.output) as folder,
     ):
+        write_tokenizer_files(target, folder, report)  # what is refused is refused now
         target_entry = export_model(target, folder, config, report)
         draft_entry = None
         if draft is not None:
@@ -100,7 +100,6 @@ def export_bundle(config: ExportConfig, *, report: Report) -> ExportResult:
         if place is not None:
             entries = list(entry_by_role(target_entry, draft_entry).values())
             build_engines(folder, entries, place, config.capacity, report=report)
-        write_tokenizer_files(target, folder)
         report("writing the manifest")
         manifest = write_manifest(
             folder, versions=tool_versions(), target=target_entry, draft=draft_entry
@@ -120,7 +119,6 @@ def _agreed_models(config: ExportConfig, report: Report) -> tuple[Checkpoint, Ch
     if draft is not None:
         target, draft = agreed_pair(target, draft, report)
         return target, with_draft_vocabulary(draft, config, report)
-    read_tokenizer(target)  # a tokenizer that cannot be read or built is refused now
     return target, None
 
 

@@ -98,8 +98,16 @@ def test_a_link_out_of_the_bundle_is_refused_wherever_it_is(copy, place):
         Pipeline.from_bundle(copy)
 
 
-@pytest.mark.parametrize("name", ["tokenizer_config.json", "chat_template.jinja"])
+NOT_LISTED = [
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "additional_chat_templates/tool_use.jinja",
+]
+
+
+@pytest.mark.parametrize("name", NOT_LISTED)
 def test_a_file_that_the_manifest_does_not_list_is_not_read(copy, name):
+    (copy / name).parent.mkdir(exist_ok=True)
     (copy / name).write_text("{}")
     with pytest.raises(BundleError, match=f"{name} is there, but the manifest does not list it"):
         Pipeline.from_bundle(copy)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from dsbd_export.distill.teacher import Teacher, TorchDevice
+from dsbd_runtime.durable_files import put_in_place
 
 TOP_K = 20
 TEMPERATURE = 1.0
@@ -44,7 +44,7 @@ class HeldOutSamples:
         partial = file.with_suffix(".partial")
         with partial.open("wb") as opened:
             np.savez(opened, tokens=self.tokens, ids=self.ids, probs=self.probs)
-        os.replace(partial, file)
+        put_in_place(partial, file)
 
     @classmethod
     def read(cls, file: Path) -> HeldOutSamples:

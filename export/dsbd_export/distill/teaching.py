@@ -28,7 +28,7 @@ from dsbd_export.distill.texts import (
 )
 from dsbd_export.distill.work_folder import WorkFolder
 from dsbd_export.errors import ExportError
-from dsbd_export.pair import write_tokenizer_files
+from dsbd_export.tokenizer_files import write_tokenizer_files
 from dsbd_runtime.tokenizer import Tokenizer
 
 Report = Callable[[str], None]
@@ -97,7 +97,7 @@ def _streams(
         report(f"tokenizing {len(files):,} files")
         folder = work.path / "tokenizer"
         folder.mkdir(exist_ok=True)
-        write_tokenizer_files(checkpoint, folder)
+        write_tokenizer_files(checkpoint, folder, report)
         tokenizer = Tokenizer(folder, bos_token_id=checkpoint.bos_token_id)
         eos = checkpoint.eos_token_ids[0] if checkpoint.eos_token_ids else None
         write_streams(files, tokenizer, eos, work.tokens)
