@@ -83,7 +83,7 @@ class GrammarTokenizer:
         if num_threads is None:
             num_threads = min(os.cpu_count() or 1, _MOST_THREADS)
         executor = library.LLExecutor(num_threads) if num_threads > 1 else None
-        self._masks = TextMasks(executor, num_words, text_bits)
+        self._masks = TextMasks(self._tokenizer, executor, num_words, text_bits)
         self._compiled: OrderedDict[Grammar, GrammarConstraint] = OrderedDict()
         self._lock = threading.Lock()
 

@@ -97,16 +97,22 @@ class TextMasks:
     """Writes the masks of matchers, in parallel: the text tokens of a model that may follow."""
 
     def __init__(
-        self, executor: llguidance.LLExecutor | None, num_words: int, text_bits: NDArray[np.int32]
+        self,
+        tokenizer: llguidance.LLTokenizer,
+        executor: llguidance.LLExecutor | None,
+        num_words: int,
+        text_bits: NDArray[np.int32],
     ) -> None:
         """Take the threads and the sizes.
 
         Args:
+            tokenizer: that of the matchers.
             executor: the threads; None computes in the caller's, one matcher after the other.
             num_words: words of 32 tokens that a matcher writes.
             text_bits: (words,) int32. The model's tokens without those that end a sequence; no
                 more than ``num_words``.
         """
+        self._tokenizer = tokenizer
         self._executor = executor
         self._num_words = num_words
         self._text_bits = text_bits
@@ -122,33 +128,27 @@ class TextMasks:
             self._executor.unsafe_compute_mask_ptr(
                 rows, bits.ctypes.data, bits.strides[0], len(bits)
             )
+        for row in np.flatnonzero(np.count_nonzero(bits, axis=1) == 1):
+            self._spell_as_text(bits[row], matchers[row])
         return bits[:, : len(self._text_bits)] & self._text_bits
 
+    def _spell_as_text(self, bits: NDArray[np.int32], matcher: llguidance.LLMatcher) -> None:
+        """Replace a special token that stands for text.
 
-@dataclass(slots=True, eq=False)
-class _Walker:
-    """A matcher and the positions that it has passed, the beginning left out."""
-
-    matcher: llguidance.LLMatcher
-    path: list[Position]
-
-    def has_passed(self, position: Position) -> bool:
-        depth = position.depth
-        return depth == 0 or (len(self.path) >= depth and self.path[depth - 1] is position)
-
-    def copy(self) -> _Walker:
-        return _Walker(self.matcher.deep_copy(), self.path.copy())
-
-    def walk_to(self, ancestor: Position, tail: Sequence[Position]) -> int:
-        """Go back to a position that it has passed, then along ``tail``; return the steps done."""
-        if steps_back := len(self.path) - ancestor.depth:
-            self.matcher.rollback(steps_back)
-            del self.path[ancestor.depth :]
-        if not tail:
-            return 0
-        num_done = self.matcher.try_consume_tokens([position.token for position in tail])
-        self.path.extend(tail[:num_done])
-        return num_done
+        A forced text is spelled by the tokenizer, which reads "<|im_end|>" as the special token of
+        that name. The matcher does not take that for the text, which has to begin with "<".
+        """
+        tokens = np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little"))
+        token = int(tokens[0])
+        if len(tokens) > 1 or not self._tokenizer.is_special_token(token):
+            return
+        text = matcher.compute_ff_bytes().decode(errors="ignore")
+        if matcher.validate_tokens([token]) or not text:
+            return
+        before, name, _ = text.partition(self._tokenizer.decode_bytes([token]).decode())
+        first = self._tokenizer.greedy_tokenize(before + name)[0]
+        bits[:] = 0
+        bits.view(np.uint32)[first // 32] = 1 << first % 32
 
 
 class MatcherPool:
