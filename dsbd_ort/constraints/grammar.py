@@ -48,6 +48,10 @@ class _Grammar:
         """Return the grammar in the language of llguidance."""
         raise NotImplementedError
 
+    def parts(self, library: type[LLMatcher]) -> list[str]:
+        """Return parts of the grammar that are most likely to exceed a limit."""
+        return []
+
     def bind(self, tokenizer: GrammarTokenizer) -> Constraint:
         """Return the constraint to this grammar; a ConstraintError names one that is invalid."""
         return tokenizer.constraint(self)

@@ -12,8 +12,10 @@ and both may be the same on another path. So a request has
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -128,8 +130,10 @@ class TextMasks:
             self._executor.unsafe_compute_mask_ptr(
                 rows, bits.ctypes.data, bits.strides[0], len(bits)
             )
-        for row in np.flatnonzero(np.count_nonzero(bits, axis=1) == 1):
-            self._spell_as_text(bits[row], matchers[row])
+        is_one_word = np.count_nonzero(bits, axis=1) == 1
+        for matcher, row, is_likely in zip(matchers, bits, is_one_word, strict=True):
+            if is_likely:
+                self._spell_as_text(row, matcher)
         return bits[:, : len(self._text_bits)] & self._text_bits
 
     def _spell_as_text(self, bits: NDArray[np.int32], matcher: llguidance.LLMatcher) -> None:
@@ -151,21 +155,64 @@ class TextMasks:
         bits.view(np.uint32)[first // 32] = 1 << first % 32
 
 
+class Growth:
+    """Memory that a grammar takes: its matchers share a lexer, which grows while it is followed.
+
+    The library does not say how much. What the process has grown by is counted, which includes what
+    other threads take in the meantime.
+
+    Attributes:
+        num_bytes: counted so far.
+    """
+
+    def __init__(self) -> None:
+        """Count from 0."""
+        self.num_bytes = 0
+
+    @contextlib.contextmanager
+    def counted(self) -> Iterator[None]:
+        """Count what is taken within."""
+        before = resident_bytes()
+        try:
+            yield
+        finally:
+            self.num_bytes += max(0, resident_bytes() - before)
+
+
+def resident_bytes() -> int:
+    """Return the memory that this process holds, 0 where the system does not say."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * mmap.PAGESIZE
+    except OSError:
+        return 0
+
+
 class MatcherPool:
     """Matchers of one request. Safe to use from several threads."""
 
-    def __init__(self, name: str, root: llguidance.LLMatcher, masks: TextMasks) -> None:
-        """Begin with the guide; the arguments are those of ``_Guide``."""
+    def __init__(
+        self, name: str, root: llguidance.LLMatcher, masks: TextMasks, growth: Growth
+    ) -> None:
+        """Begin with the guide.
+
+        Args:
+            name: what errors call the grammar.
+            root: a matcher at the beginning, which has computed no mask. Not changed.
+            masks: writes the masks.
+            growth: counts the memory of the grammar.
+        """
         self._name = name
         self._guide = _Guide(name, root)
         self._masks = masks
+        self._growth = growth
         self._runners: list[_Runner] = []  # the least recently used first
         self._lock = threading.Lock()
 
     def look_up(self, positions: Sequence[Position]) -> list[tuple[NDArray[np.int32], bool]]:
         """Return the mask of each position, and whether the text may end there."""
         found: list[tuple[NDArray[np.int32], bool]] = []
-        with self._lock:
+        with self._lock, self._growth.counted():
             for begin in range(0, len(positions), MOST_RUNNERS):
                 found += self._computed(positions[begin : begin + MOST_RUNNERS])
         return found
@@ -215,4 +262,8 @@ def not_followed(name: str, reason: str) -> ConstraintError:
     message = " ".join(reason.replace("<non-verbose/>", "").split())
     if message in ("NoExtension", "NoExtensionBias"):
         message = "it allows no text at all"
+    if "Current row has" in message:
+        message = (
+            f"too much may follow at one place ({message}); make properties required, or fewer"
+        )
     return ConstraintError(f"{name} is no grammar that can be followed: {message}")
