@@ -193,6 +193,16 @@ def optional(number: int) -> dict[str, object]:
 
 CROWDED = {
     "at the beginning": optional(200),
+    "deep inside": {
+        "$defs": {"many": optional(200)},
+        "type": "object",
+        "properties": {
+            "a": {
+                "type": "array",
+                "items": {"anyOf": [{"type": "string"}, {"$ref": "#/$defs/many"}]},
+            }
+        },
+    },
     "behind required ones": {**optional(300), "required": [f"p{i}" for i in range(50)]},
 }
 
