@@ -435,6 +435,8 @@ class _Writer:
 
     def numbers(self, found: _Range) -> str | None:
         """Write a range of numbers."""
+        if (found.integers() if found.is_integer else found).is_empty:
+            return None
         if not any(bound is not None and abs(bound) >= _LARGE for bound in (found.low, found.high)):
             return self.fragment(found.schema())
         if found.factor is not None and not found.is_integer:
@@ -443,8 +445,6 @@ class _Writer:
             found = found & _Range(is_integer=True)
         if found.is_integer:
             return self.integers(found.integers())
-        if found.is_empty:
-            return None
         written: list[str | None] = []
         if found.low is not None and found.low.denominator != 1:
             least = Fraction(math.ceil(found.low))
@@ -462,8 +462,6 @@ class _Writer:
 
     def integers(self, found: _Range) -> str | None:
         """Write a range of integers, its bounds in it."""
-        if found.is_empty:
-            return None
         low, high = (None if bound is None else int(bound) for bound in (found.low, found.high))
         pattern = f"/{integers_between(low, high)}/"
         factor = 1 if found.factor is None else found.factor.numerator

@@ -127,6 +127,9 @@ def wrapped(inner: dict[str, Any], other: dict[str, Any]) -> dict[str, dict[str,
         "no type": {key: value for key, value in inner.items() if key != "type"},
         "enum": {"enum": [2**53 + 1, -(2**64), "a", None, [2**63, {"k": 2**64 + 1}], 5]},
         "const": {"const": 2**64 - 1},
+        "an empty range": {
+            "anyOf": [inner, {"allOf": [other, {"type": "integer", "minimum": 2**64}]}]
+        },
         "enum of a type": {"type": "integer", "enum": [2**63, "a", 1.5, 7], "minimum": 8},
     }
 
