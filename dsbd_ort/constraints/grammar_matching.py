@@ -40,8 +40,8 @@ MOST_COMPILED = 64
 """Grammars that a tokenizer keeps compiled."""
 MOST_COMPILED_BYTES = 256 << 20
 """Of the grammars that are kept, together."""
-MOST_GRAMMAR_BYTES = 32 << 20
-"""Of a grammar that is used again: one that has grown beyond is compiled again."""
+MOST_GRAMMAR_BYTES = 8 << 20
+"""That a grammar has grown by when it is used again: beyond, it is compiled again."""
 
 
 class Grammar(Protocol):
@@ -108,7 +108,7 @@ class GrammarTokenizer:
         """
         with self._lock:
             kept = self._compiled.get(grammar)
-            if kept is not None and kept.followed.num_bytes <= MOST_GRAMMAR_BYTES:
+            if kept is not None and not kept.is_spent:
                 self._compiled.move_to_end(grammar)
                 self._evict()
                 return kept
@@ -289,6 +289,11 @@ class GrammarConstraint:
     def name(self) -> str:
         """What errors call this grammar."""
         return self._name
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether it has to be compiled again for further requests."""
+        return self.followed.has_failed or self.followed.num_bytes > MOST_GRAMMAR_BYTES
 
     @property
     def num_bytes(self) -> int:

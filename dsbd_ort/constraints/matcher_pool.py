@@ -87,6 +87,8 @@ def consume(name: str, matcher: llguidance.LLMatcher, tail: Sequence[Position]) 
     num_done = matcher.try_consume_tokens([position.token for position in tail])
     if num_done == len(tail):
         return
+    if not matcher.is_error():
+        matcher.compute_bitmask()  # a lexer at its limit takes no token, and says so here alone
     if matcher.is_error():
         raise grammar_error(name, matcher)
     raise ConstraintError(
@@ -163,11 +165,13 @@ class Growth:
 
     Attributes:
         num_bytes: counted so far.
+        has_failed: whether a matcher has. The lexer may be at a limit, and takes no token anymore.
     """
 
     def __init__(self) -> None:
         """Count from 0."""
         self.num_bytes = 0
+        self.has_failed = False
 
     @contextlib.contextmanager
     def counted(self) -> Iterator[None]:
@@ -175,6 +179,9 @@ class Growth:
         before = resident_bytes()
         try:
             yield
+        except ConstraintError:
+            self.has_failed = True
+            raise
         finally:
             self.num_bytes += max(0, resident_bytes() - before)
 

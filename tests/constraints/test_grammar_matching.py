@@ -294,6 +294,24 @@ def test_a_grammar_that_has_grown_is_compiled_again():
     assert grammar.bind(tokenizer) is again
 
 
+def test_a_lexer_at_its_limit_fails_no_further_request():
+    tokenizer = grammar_tokenizer()
+    tokenizer._limits = llguidance.LLParserLimits(verbose_errors=False, max_lexer_states=3000)
+    grammar = Regex("[a-z]*a[a-z]{300}")
+    first = grammar.bind(tokenizer)
+    letters = [ids_of(letter)[0] for letter in "abcadeabfa" * 20]
+    state = other = advanced(first, first.start([]), letters[1:3])
+    with pytest.raises(ConstraintError, match="too many states"):
+        for letter in letters:
+            state = advanced(first, state, [letter])
+            first.allowed(state)
+    with pytest.raises(ConstraintError, match="too many states"):  # not "does not allow token"
+        first.allowed(advanced(first, other, letters[:5]))
+    again = grammar.bind(tokenizer)
+    assert again is not first and not again.is_spent
+    assert again.allowed(advanced(again, again.start([]), letters[:5])).bits.any()
+
+
 def test_grammars_are_kept_within_a_number_of_bytes(tokenizer):
     made = [Regex(f"kept {number}").bind(tokenizer) for number in range(4)]
     made[1].compiled.num_bytes = MOST_COMPILED_BYTES - 3 * MOST_GRAMMAR_BYTES
