@@ -6,7 +6,7 @@ import pytest
 
 from lab.peers.catalog import PeerError
 from lab.peers.prepare import checkpoint_key, conversion_key, converted_folder
-from tests.peers.samples import ready_run, run_of, start_fake
+from tests.lab.peers.samples import ready_run, run_of, start_fake
 
 FILES = ("model.safetensors", "config.json", "tokenizer.json")
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from lab.peers.prepare import NotRun, Pair, environment_python, prepare
-from tests.peers.samples import peer_of, run_of
+from tests.lab.peers.samples import peer_of, run_of
 
 
 def prepared(peer, folder, checkout=None):

@@ -15,7 +15,7 @@ from lab.peers.retrieval import retrieval_peers
 from lab.peers.runners import run_dsbd_ort, run_transformers
 from lab.peers.runners.serve import Asked, Job
 from lab.peers.searches import SCORE_TOLERANCE, score_difference
-from tests.peers.samples import request_of
+from tests.lab.peers.samples import request_of
 
 WIDTH = 12
 RUNNERS = {OURS: run_dsbd_ort, "transformers": run_transformers}

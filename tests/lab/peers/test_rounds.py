@@ -15,7 +15,7 @@ from lab.peers.documents import Documents
 from lab.peers.ids import Ids
 from lab.peers.prepare import NotRun
 from lab.peers.rounds import Plan, Prompt, Request, measure_rounds
-from tests.peers.samples import ready_run, run_of, start_fake
+from tests.lab.peers.samples import ready_run, run_of, start_fake
 
 PLAN = Plan(
     prompts=[Prompt(token_ids=[5]), Prompt(token_ids=[7, 8], work="eights")],

@@ -10,7 +10,7 @@ import pytest
 from lab.peers.retrieval import WIDTHS, retrieval_bars, retrieval_peers
 from lab.peers.searches import broken_checks, score_difference
 from lab.peers.summary import Bar, Requests
-from tests.peers.samples import peer_of, request_of, run_of
+from tests.lab.peers.samples import peer_of, request_of, run_of
 
 RUN = replace(run_of("theirs"), counterpart="ours", same_search_as="ours")
 FOUND = [[1, 2], [3, 4]]

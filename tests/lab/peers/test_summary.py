@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from lab.peers.summary import Bar, Requests
-from tests.peers.samples import peer_of, request_of, run_of
+from tests.lab.peers.samples import peer_of, request_of, run_of
 
 RUN = replace(run_of("theirs"), counterpart="ours", same_tokens_as="ours")
 BAR = Bar(ours="ours", peer="fake", run="theirs", precision="fp32", aim=2.0)
