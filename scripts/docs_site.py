@@ -6,6 +6,7 @@ become plain text.
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,13 @@ from mkdocs.structure.files import File, Files
 import dsbd_ort
 
 ROOT = Path(__file__).parents[1]
+RESULTS = sorted((ROOT / "lab" / "results").glob("*.md"))
 PAGES = {
     "index.md": "README.md",
     "CONTRIBUTING.md": "CONTRIBUTING.md",
     "CHANGELOG.md": "CHANGELOG.md",
+    "lab/index.md": "lab/README.md",
+    **{f"lab/results/{page.name}": f"lab/results/{page.name}" for page in RESULTS},
 }
 """Page of the site: file of the repository."""
 
@@ -46,6 +50,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 def site_text(text: str, source: Path) -> str:
     """Return the text of a file of the repository with links as the site has them."""
     page_by_source = {Path(file): page for page, file in PAGES.items()}
+    folder = Path(page_by_source.get(source, source.name)).parent
 
     def as_site_link(match: re.Match[str]) -> str:
         label, target, anchor = match.groups()
@@ -53,10 +58,12 @@ def site_text(text: str, source: Path) -> str:
             return match[0]
         linked = Path(*_without_parents((source.parent / target).parts))
         if linked in page_by_source:
-            return f"{label}({page_by_source[linked]}{anchor or ''})"
-        if linked.parts[0] == "docs":
-            return f"{label}({Path(*linked.parts[1:]).as_posix()}{anchor or ''})"
-        return label[1:-1]
+            page = page_by_source[linked]
+        elif linked.parts[0] == "docs":
+            page = Path(*linked.parts[1:]).as_posix()
+        else:
+            return label[1:-1]
+        return f"{label}({os.path.relpath(page, folder)}{anchor or ''})"
 
     return _LINK.sub(as_site_link, text)
 

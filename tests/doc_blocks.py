@@ -21,7 +21,8 @@ from dsbd_ort import cli
 from tests import doc_servers
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "lab/README.md")]
+DOCUMENTS += [*sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "lab/results").glob("*.md"))]
 
 _FENCE = re.compile(
     r"^(?:<!-- test: (?:skip, (?P<reason>.+?)|beside (?P<beside>.+?)) -->\n)?"
@@ -139,7 +140,7 @@ def _run(command: str, workspace: Path, exports: ExportsOnce) -> tuple[int, str]
     """Run one command line; return its exit code and what it printed."""
     words = shlex.split(command, comments=True)
     in_shell = bool(_SHELL_SYNTAX.search(re.sub(r'"[^"]*"|&&.*|#.*', "", command)))
-    if words[0].startswith("scripts/") or (words[0] in _NOT_HERE and not in_shell):
+    if words[0].startswith(("scripts/", "lab/")) or (words[0] in _NOT_HERE and not in_shell):
         _check_names(command, words)
         return 0, ""
     if words[0] == "dsbd-export":
@@ -176,13 +177,24 @@ def _check_names(command: str, words: list[str]) -> None:
         assert set(extras.split(",")) <= set(project["optional-dependencies"]), command
     for pin in re.findall(r"torch==\S+", command):
         assert pin in (ROOT / "constraints.txt").read_text().split(), command
-    if words[0].startswith("scripts/"):
-        script = ROOT / words[0]
-        assert os.access(script, os.X_OK), f"{command}: no such script"
-        options = [word for word in words if word.startswith("--")]
-        assert all(f'"{option}"' in script.read_text() for option in options), command
+    if words[0].startswith(("scripts/", "lab/")):
+        assert os.access(ROOT / words[0], os.X_OK), f"{command}: no such script"
+        options = {word for word in words if word.startswith("--")} - {"--help"}
+        text = "".join(file.read_text() for file in _sources(words))
+        assert all(f'"{option}"' in text for option in options), command
     for word in words[1:]:
         if word.startswith("tests/"):
             file, _, name = word.partition("::")
             assert (ROOT / file).exists(), f"{command}: no {file}"
             assert not name or f"def {name}(" in (ROOT / file).read_text(), f"{command}: no {name}"
+
+
+def _sources(words: list[str]) -> list[Path]:
+    """Return the files that say which options a script or a measurement takes."""
+    script = ROOT / words[0]
+    if words[0] != "lab/run" or not words[1:]:
+        return [script]
+    module = script.with_name(words[1].replace("-", "_"))
+    files = [*module.glob("*.py"), *module.parent.glob(f"{module.name}.py")]
+    assert files, f"{' '.join(words)}: no such measurement"
+    return [*files, script.parent / "frame" / "page.py"]

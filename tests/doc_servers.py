@@ -6,7 +6,7 @@ import contextlib
 import shlex
 from collections.abc import Iterator
 
-from http_load.server_process import server_process
+from lab.frame.server_process import server_process
 from tests.cluster.own_cluster import own_cluster, serve_run
 
 DOCUMENTED_URL = "http://127.0.0.1:8000"

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from transformers import LlamaConfig
 
+from dsbd_export.families import FAMILIES
 from dsbd_runtime.bundle import Bundle, open_bundle, write_manifest
 from scripts.family_checkpoints import VOCAB_SIZE, write_checkpoint
 from tests.doc_blocks import DOCUMENTS, ROOT, Block, ExportsOnce, blocks_of, run_block
@@ -22,6 +23,14 @@ CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
 )
 BLOCKS = [block for file in DOCUMENTS for block in blocks_of(file, file.read_text())]
+_NAMED = re.compile(  # a source file, with folders or without, or a path below one of our folders
+    r"(?<![\w/.:*{<-])("
+    r"(?:[\w.-]+/)*[\w-]+\.(?:py|md|h|hpp|cpp|js|mjs|toml|yml)(?![\w*/])"
+    r"|(?:dsbd_ort|export|runtime|tests|scripts|lab|docs|examples)/[\w./-]*[\w/]"
+    r")"
+)
+_HELD = re.compile(r"`(\w+)` (?:in|of)\s+`([\w/]+\.py)`")
+NOT_OURS = {"include/onnxruntime_cxx_api.h"}
 _LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
 
 
@@ -133,6 +142,54 @@ def test_a_server_that_is_not_there_is_found(workspace: Path, exports: ExportsOn
     for wrong in (block, replace(block, beside="dsbd-serve nowhere/")):
         with pytest.raises(AssertionError):
             run_block(wrong, workspace, exports)
+
+
+@pytest.fixture(scope="session")
+def repository() -> set[str]:
+    """Every file and folder, from the root, with a slash before it."""
+    listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    done = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True)
+    files = [file for file in map(Path, done.stdout.splitlines()) if (ROOT / file).exists()]
+    return {f"/{path}" for file in files for path in (file, *file.parents)}
+
+
+def missing_files(text: str, repository: set[str]) -> set[str]:
+    """Return the files that a text names and that are nowhere, but for those that it writes."""
+    matches = _NAMED.finditer(text)
+    named = {match[1].rstrip("/").removeprefix("../").removeprefix("../") for match in matches}
+    written = set(re.findall(r"^cat > (\S+) <<", text, re.MULTILINE))
+    examples = {name for name in named if "NAME" in name}
+    return {
+        name
+        for name in named - written - examples - NOT_OURS
+        if not any(path.endswith(f"/{name}") for path in repository)
+    }
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda file: file.name)
+def test_named_files_exist_and_hold_what_is_said(document: Path, repository: set[str]) -> None:
+    if document.name == "changes.md":
+        pytest.skip("a log: its files may be gone")
+    text = document.read_text()
+    assert missing_files(text, repository) == set()
+    for name, file in _HELD.findall(text):
+        if (ROOT / file).exists():
+            defined = rf"^(?:class |def )?{name}\b"
+            assert re.search(defined, (ROOT / file).read_text(), re.MULTILINE), f"{file}: no {name}"
+
+
+def test_a_file_that_does_not_exist_is_found(repository: set[str]) -> None:
+    text = "`trt_session.py`, `scripts/measure_calls`, docs/no.md; lab/run, `decode.py`, `lab/`"
+    assert missing_files(text, repository) == {
+        "trt_session.py",
+        "scripts/measure_calls",
+        "docs/no.md",
+    }
+
+
+def test_the_number_of_families_is_that_of_the_table() -> None:
+    count = sum(row.refusal is None for row in FAMILIES.values())
+    assert f"[{count} families]" in (ROOT / "README.md").read_text()
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda file: file.name)

@@ -104,20 +104,19 @@ def test_generating_loads_no_training_framework(demo_bundle):
     assert "onnxruntime" in loaded and not loaded & set(HEAVY)
 
 
-SCRIPTS = [
+PROGRAMS = [ROOT / "lab" / "run", *(ROOT / "lab").rglob("*.py")] + [
     path
-    for path in sorted((ROOT / "scripts").iterdir())
+    for path in (ROOT / "scripts").iterdir()
     if path.is_file() and path.read_bytes().startswith(b"#!/usr/bin/env python3")
 ]
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
-def test_what_a_script_imports_of_ours_is_there(script):
+@pytest.mark.parametrize("program", sorted(PROGRAMS), ids=lambda path: str(path.relative_to(ROOT)))
+def test_what_a_program_imports_of_ours_is_there(program):
     """No type checker reads these, and some are run by hand only."""
-    helpers = {path.stem for path in (ROOT / "scripts").iterdir()}
-    for node in ast.walk(ast.parse(script.read_text(encoding="utf-8"))):
+    for node in ast.walk(ast.parse(program.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.module:
-            if node.module.partition(".")[0] in {*OWN, *helpers}:
+            if node.module.partition(".")[0] in {*OWN, "lab", "scripts"}:
                 module = importlib.import_module(node.module)
                 for name in (alias.name for alias in node.names):
                     assert hasattr(module, name) or find_spec(f"{node.module}.{name}"), name

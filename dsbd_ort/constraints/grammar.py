@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dsbd_ort.constraints.grammar_matching import GrammarTokenizer
+from dsbd_ort.constraints.large_numbers import lark_of_schema
+from dsbd_ort.constraints.schema_nodes import crowded_parts
 from dsbd_ort.decoding.control.constraint import Constraint
 from dsbd_ort.decoding.errors import ConstraintError
 
@@ -47,6 +49,10 @@ class _Grammar:
     def source(self, library: type[LLMatcher]) -> str:
         """Return the grammar in the language of llguidance."""
         raise NotImplementedError
+
+    def parts(self, library: type[LLMatcher]) -> list[str]:
+        """Return parts of the grammar that are most likely to exceed a limit."""
+        return []
 
     def bind(self, tokenizer: GrammarTokenizer) -> Constraint:
         """Return the constraint to this grammar; a ConstraintError names one that is invalid."""
@@ -157,14 +163,24 @@ class JsonSchema(_Grammar):
 
     def source(self, library: type[LLMatcher]) -> str:
         """Return the grammar in the language of llguidance."""
-        return library.grammar_from_json_schema(
-            str(self.schema),
-            defaults={
-                "item_separator": self.item_separator,
-                "key_separator": self.key_separator,
-                "whitespace_flexible": self.flexible_whitespace,
-            },
-        )
+        return self._source_of(json.loads(str(self.schema)), library)
+
+    def parts(self, library: type[LLMatcher]) -> list[str]:
+        """Return the objects within the schema that have the most properties."""
+        parts = crowded_parts(json.loads(str(self.schema)))
+        return [self._source_of(part, library) for part in parts]
+
+    def _source_of(self, schema: Mapping[str, Any], library: type[LLMatcher]) -> str:
+        options: Any = {
+            "item_separator": self.item_separator,
+            "key_separator": self.key_separator,
+            "whitespace_flexible": self.flexible_whitespace,
+        }
+        lark = lark_of_schema(schema, options)
+        if lark is not None:
+            return library.grammar_from_lark(lark)
+        text = json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
+        return library.grammar_from_json_schema(text, defaults=options)
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,8 +106,8 @@ class SelectionRule(Protocol):
         """Return the final hypotheses, best first."""
 
 
-class Growth:
-    """The forest and the hypotheses of a request, which grow together layer by layer."""
+class LayerBuilder:
+    """Builds layers: the nodes in the forest of a request, and the hypotheses beside them."""
 
     def __init__(self, forest: Forest, hypotheses: Hypotheses, *, repeats: bool) -> None:
         """Take both; ``repeats``: whether a candidate may be drawn more than once."""
@@ -139,15 +139,15 @@ class Growth:
 class BeamSetRule:
     """Base of the rules whose final beams are the results: ended beams stay in the set."""
 
-    def __init__(self, config: DecodingConfig, growth: Growth) -> None:
+    def __init__(self, config: DecodingConfig, builder: LayerBuilder) -> None:
         self._config = config
-        self._growth = growth
+        self._builder = builder
 
     def is_finished(self, beams: Beams, num_layers: int) -> bool:
         """Return whether all beams have ended or reached ``max_new_tokens``."""
         if num_layers == self._config.max_new_tokens:
             return True
-        return self._growth.forest.are_absorbing(beams.nodes)
+        return self._builder.forest.are_absorbing(beams.nodes)
 
     def live(self, beams: Beams) -> NDArray[np.int64]:
         """See SelectionRule.live."""
@@ -156,5 +156,5 @@ class BeamSetRule:
     def results(self, beams: Beams) -> Finished:
         """Return the beams' hypotheses, copies repeated, by score."""
         hypotheses = beams.hypotheses[beams.repeated]
-        scores = self._growth.hypotheses.scores(hypotheses, self._config.length_penalty)
+        scores = self._builder.hypotheses.scores(hypotheses, self._config.length_penalty)
         return Finished(hypotheses, scores).ranked()

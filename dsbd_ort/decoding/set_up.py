@@ -23,7 +23,7 @@ from dsbd_ort.decoding.joint_rule import JointGreedyRule, JointSpeculativeRule
 from dsbd_ort.decoding.node_features import DraftFeatures, TargetFeatures, align_prefixes
 from dsbd_ort.decoding.rejection_coupling import GeneratorSource, RejectionCoupling
 from dsbd_ort.decoding.request import DecodingRequest, check_request
-from dsbd_ort.decoding.rule import Growth, SelectionRule
+from dsbd_ort.decoding.rule import LayerBuilder, SelectionRule
 from dsbd_ort.decoding.sample_rule import GumbelCoupling, SampleRule
 from dsbd_ort.decoding.search_rule import SearchRule
 from dsbd_ort.decoding.stats import StatsRecorder
@@ -85,9 +85,9 @@ def set_up(request: DecodingRequest, target: CacheView, draft: CacheView | None)
     check_decodable(request, target.spec, draft.spec if draft else None)
     paths = _paths(request, target.spec.vocab_size)
     engines = _engines(request, paths, target, draft)
-    growth, rule = paths.growth, _rule(request, paths.growth)
+    builder, rule = paths.builder, _rule(request, paths.builder)
     draft_meter = engines.draft.meter if engines.draft else None
-    policy = _draft_policy(request, rule, growth.forest, [target.meter, draft_meter or Meter()])
+    policy = _draft_policy(request, rule, builder.forest, [target.meter, draft_meter or Meter()])
     num_prompt, config = len(request.prompt_ids), request.config
     stats = StatsRecorder(
         num_prompt, target.meter, draft_meter, request.clock, config.drafter or "model"
@@ -97,7 +97,7 @@ def set_up(request: DecodingRequest, target: CacheView, draft: CacheView | None)
     if request.trace is not None:
         tracer = Tracer(
             request.trace,
-            growth,
+            builder,
             engines.target,
             engines.draft,
             stats,
@@ -111,9 +111,9 @@ def set_up(request: DecodingRequest, target: CacheView, draft: CacheView | None)
         observers.append(chained)
     return RunningRequest(
         request=request,
-        forest=growth.forest,
-        hypotheses=growth.hypotheses,
-        agreement=Agreement(growth.hypotheses),
+        forest=builder.forest,
+        hypotheses=builder.hypotheses,
+        agreement=Agreement(builder.hypotheses),
         rule=rule,
         policy=policy,
         target=engines.target,
@@ -137,7 +137,7 @@ class _Paths:
         ngram: the n-gram drafter, whose states go along the paths.
     """
 
-    growth: Growth
+    builder: LayerBuilder
     controls: Controls | None
     forbidden: ForbiddenTokens | None
     ngram: NGramDrafter | None
@@ -151,7 +151,7 @@ def _paths(request: DecodingRequest, vocab_size: int) -> _Paths:
         forbidden = ForbiddenTokens()
     controls = controls_of(config, constraint, request.prompt_ids, vocab_size, forbidden)
     ngram = _ngram_drafter(request)
-    return _Paths(_growth(request, controls, ngram), controls, forbidden, ngram)
+    return _Paths(_builder(request, controls, ngram), controls, forbidden, ngram)
 
 
 @dataclass(frozen=True)
@@ -169,9 +169,9 @@ def _engines(
     request: DecodingRequest, paths: _Paths, target: CacheView, draft: CacheView | None
 ) -> _Engines:
     """Return each engine's side of the forest, and what keeps log-probabilities of the target's."""
-    config, spec, forest = request.config, target.spec, paths.growth.forest
+    config, spec, forest = request.config, target.spec, paths.builder.forest
     num_top = min(config.top_logprobs, spec.vocab_size)
-    tops = TopTokens(num_top, paths.growth.hypotheses) if num_top else None
+    tops = TopTokens(num_top, paths.builder.hypotheses) if num_top else None
     scorer = PromptScorer(request.prompt_ids, num_top) if config.prompt_logprobs else None
     warp = target_warp = Warp.of(config)
     if not config.row.has_draft and not spec.head.num_top_logits:  # all logits are read later
@@ -202,7 +202,7 @@ def _chained_drafter(
     if not paths.ngram and not (config.drafts and has_forced and config.row.rule != "joint"):
         return None
     return ChainedDrafter(
-        paths.growth.forest,
+        paths.builder.forest,
         paths.controls,
         paths.ngram,
         draft,
@@ -224,9 +224,9 @@ def _ngram_drafter(request: DecodingRequest) -> NGramDrafter | None:
     )
 
 
-def _growth(
+def _builder(
     request: DecodingRequest, controls: Controls | None, ngram: NGramDrafter | None
-) -> Growth:
+) -> LayerBuilder:
     """Return the forest and the hypotheses of a request that begins."""
     config, prompt_ids = request.config, request.prompt_ids
     seed = int(request.rng.integers(2**63))
@@ -236,23 +236,23 @@ def _growth(
     states += controls.path_states if controls else []
     states += [ngram.paths] if ngram else []
     forest = Forest(int(prompt_ids[-1]), len(prompt_ids) - 1, seed, config.eos_ids, states)
-    return Growth(forest, Hypotheses(), repeats=config.replacement)
+    return LayerBuilder(forest, Hypotheses(), repeats=config.replacement)
 
 
-def _rule(request: DecodingRequest, growth: Growth) -> SelectionRule:
+def _rule(request: DecodingRequest, builder: LayerBuilder) -> SelectionRule:
     """Return the selection rule of the strategy, with the state of one request."""
     config = request.config
     match config.row.rule:
         case "search":
-            return SearchRule(config, growth)
+            return SearchRule(config, builder)
         case "joint":
-            return JointSpeculativeRule(config, growth)
+            return JointSpeculativeRule(config, builder)
         case "joint-greedy":
-            return JointGreedyRule(config, growth)
+            return JointGreedyRule(config, builder)
     if config.coupling == "gumbel":
-        return SampleRule(config, growth, GumbelCoupling(growth.forest, config.replacement))
+        return SampleRule(config, builder, GumbelCoupling(builder.forest, config.replacement))
     source = request.random_source or GeneratorSource(request.rng)
-    return SampleRule(config, growth, RejectionCoupling(source, config.replacement))
+    return SampleRule(config, builder, RejectionCoupling(source, config.replacement))
 
 
 def _draft_policy(

@@ -12,7 +12,7 @@ class Strategy:
     """What a decoder differs in from the others.
 
     Attributes:
-        rule: how layers are selected; a key of ``rules``.
+        rule: how layers are selected; ``set_up`` makes one of each.
         has_draft: whether a draft model proposes a forest.
         has_beams: whether ``num_beams`` may exceed 1.
         has_draft_tree: whether ``draft_beams`` may exceed 1.

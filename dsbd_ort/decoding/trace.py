@@ -14,7 +14,7 @@ from dsbd_ort.decoding.drafting.draft import Iteration, Proposer
 from dsbd_ort.decoding.drafting.drafters import Proposers
 from dsbd_ort.decoding.forest import NO_NODE
 from dsbd_ort.decoding.forest_runner import ForestRunner
-from dsbd_ort.decoding.rule import Growth
+from dsbd_ort.decoding.rule import LayerBuilder
 from dsbd_ort.decoding.stats import StatsRecorder
 
 NodeRole = Literal[
@@ -147,7 +147,7 @@ class Tracer:
     def __init__(
         self,
         recorder: TraceRecorder,
-        growth: Growth,
+        builder: LayerBuilder,
         target: ForestRunner,
         draft: ForestRunner | None,
         stats: StatsRecorder,
@@ -156,8 +156,8 @@ class Tracer:
     ) -> None:
         """Take the parts of a request whose forest is the last token of the prompt."""
         self._recorder = recorder
-        self._forest = growth.forest
-        self._hypotheses = growth.hypotheses
+        self._forest = builder.forest
+        self._hypotheses = builder.hypotheses
         self._target = target
         self._draft = draft
         self._stats = stats

@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from dsbd_errors import DsbdError
+from dsbd_ort.constraints.trial import GrammarTrialError
 from dsbd_ort.decoding import DecodingConfig, DecodingError
 from dsbd_ort.decoding.errors import ConstraintError
 from dsbd_ort.engine import Cancelled, QueueFullError, ServiceClosedError
@@ -126,6 +127,10 @@ def rejection(error: DsbdError) -> ErrorResponse:
         return ErrorResponse(429, str(error), code="queue_full", headers=_RETRY)
     if isinstance(error, ServiceClosedError):
         return shutting_down()
+    if isinstance(error, GrammarTrialError):
+        _log.error("a grammar was not tried: %s", error)
+        message = "this server cannot try grammars at the moment; try again later"
+        return ErrorResponse(503, message, code="no_grammars", headers=_RETRY)
     if isinstance(error, CapacityError):
         return bad_request(str(error), "prompt", "context_length_exceeded")
     if isinstance(error, DecodingError | InputError):

@@ -1,6 +1,7 @@
-"""The cache of the forest graph: every update becomes TensorScatter nodes.
+"""The forest graph: a checkpoint captured as one ONNX graph, with its external cache.
 
-They go from a graph input straight to a graph output.
+Every update of the cache becomes TensorScatter nodes, straight from a graph input to a graph
+output.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from dsbd_export.checkpoint import quiet_libraries
 from dsbd_export.feature_draft.config import is_feature_draft
-from twin.feature_draft import widen_feature_draft
-from twin.weights import AddedTokens, TwinWeights, twin_config
+from scripts.twin.feature_draft import widen_feature_draft
+from scripts.twin.weights import AddedTokens, TwinWeights, twin_config
 
 TOLERANCE = 1e-4  # of the logits, absolute
 MOST_ADDED_LOG_PROB = -100.0  # log-probability of an added token, at most

@@ -16,8 +16,8 @@ from dsbd_export.exact_attention import IntegerSums, attend_exactly
 from dsbd_export.pipeline import export_bundle, export_model
 from dsbd_export.weighted_layers import Store
 from dsbd_runtime.bundle import MODEL_FILE, open_bundle
+from lab.invariance.ways import PathEngine, count_differing
 from scripts.family_checkpoints import write_family_checkpoint
-from scripts.path_invariance import PathEngine, count_differing
 
 NUM_TOKENS, NUM_WAYS = 90, 16
 LOOSE = 10.0  # random weights make distributions that no quantization keeps

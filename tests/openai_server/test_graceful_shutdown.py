@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from http_load.server_process import server_process
+from lab.frame.server_process import server_process
 
 BODY = {  # a call a token, and nothing ends it: long enough to be ended in
     "model": "tiny",

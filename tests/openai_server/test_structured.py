@@ -11,6 +11,8 @@ import openai
 import pytest
 
 from dsbd_ort import Pipeline, TokenTrie
+from dsbd_ort.constraints.trial import GrammarTrialError
+from dsbd_ort.openai_server.errors import rejection
 from tests.constraints.json_schemas import SCHEMAS, check_document
 from tests.openai_server.conftest import Serve
 from tests.openai_server.running_server import MODEL, RunningServer
@@ -272,3 +274,18 @@ def test_a_choice_that_a_stream_begins_ends(server: RunningServer, path: str) ->
     if path != "completions":
         assert [c["delta"].get("role") for c in choices].count("assistant") == 2
         assert choices[0]["delta"]["role"] == "assistant"
+
+
+def test_a_grammar_that_no_process_could_try_may_be_sent_again():
+    response = rejection(GrammarTrialError("cannot be started (Too many open files)"))
+    assert response.status == 503 and response.headers == {"Retry-After": "1"}
+    assert "Too many" not in response.message
+
+
+def test_a_schema_that_would_fail_midway_is_refused_at_the_start(server: RunningServer) -> None:
+    schema = {"type": "object", "properties": {f"p{i}": {"type": "null"} for i in range(200)}}
+    body = {"model": MODEL, "prompt": PROMPT, "guided_json": {"$defs": {"x": schema}, **schema}}
+    answer = httpx2.post(f"{server.url}/v1/completions", json=body, timeout=60)
+    error = answer.json()["error"]
+    assert answer.status_code == 400 and error["param"] == "guided_json"
+    assert "too much may follow at one place" in error["message"] and error["code"] is None

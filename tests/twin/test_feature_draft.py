@@ -13,10 +13,10 @@ from dsbd_export.demo import demo_pair
 from dsbd_export.distill.rollout import TeacherFeatures, rollout_logits
 from dsbd_export.feature_draft.config import read_feature_config
 from dsbd_export.feature_draft.weights import load_feature_draft
+from scripts.twin.feature_draft import widen_feature_draft
+from scripts.twin.pair import make_twin
 from tests.export.feature_checkpoints import random_weights, write_library
 from tests.twin.test_make_twin import OLD, SHAPES, trained, widened
-from twin.feature_draft import widen_feature_draft
-from twin.pair import make_twin
 
 LAYERS = [0, 1, 1]
 VOCAB_SIZE, WIDTH = OLD["vocab_size"], OLD["hidden_size"]

@@ -17,8 +17,8 @@ from dsbd_export.config import ExportConfig
 from dsbd_export.demo import demo_pair
 from dsbd_export.pipeline import export_bundle
 from dsbd_ort import Pipeline
-from twin.pair import checked, compare, make_twin, streamed_logits, write_twin
-from twin.weights import (
+from scripts.twin.pair import checked, compare, make_twin, streamed_logits, write_twin
+from scripts.twin.weights import (
     added_token_constant,
     norm_eps,
     num_params_of,

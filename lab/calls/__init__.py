@@ -1,0 +1,1 @@
+"""Engine calls of bundles side by side."""

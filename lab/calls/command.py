@@ -1,0 +1,243 @@
+"""Engine calls of bundles side by side, quiet and beside a busy process.
+
+Every bundle and every --setting is an engine: its target makes calls of random tokens behind full
+caches, all engines in turn. Then the same with one core taken by another process. Bundles of one
+precision share a section of the page, with ratios to the first engine; what an engine
+reads of its weights in a second at one row stands beside what the memory gives. The last table is
+the opening of the bundles in new processes, as they are and from a prepared engine
+(--engine-cache), with their files in memory (warm) and on disk (cold).
+
+With --role draft the engines are the drafts, of whatever precision, in one section.
+
+\b
+scripts/make_twin --params 150M --context 4096 -o TWIN
+dsbd-export --target TWIN/target --draft TWIN/draft --logits topk:64 -o BUNDLE
+dsbd-export --target TWIN/target --draft TWIN/draft --logits topk:64 --attention grouped -o BUNDLE2
+"""  # noqa: D301
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+import onnxruntime as ort
+
+from dsbd_ort.benchmark.report import precision_name
+from dsbd_runtime.bundle import ROLES, Bundle, open_bundle
+from dsbd_runtime.kv_cache import bucket_capacity
+from lab.calls.opening import time_opening
+from lab.frame.machine import memory_bandwidth, one_core_taken
+from lab.frame.page import BUNDLES, RESULTS, Page, ratio_cell, spread_cell, table, writes
+from lab.frame.random_calls import RandomCalls, product_bytes
+from lab.frame.rounds import Timings, time_in_rounds
+from lab.session_options.choices import LONG_SPINNING, NO_SPINNING, Change, as_it_is
+
+CONTEXTS, CALLS_A_ROUND = (64, 256, 1024, 4096), 3
+ROWS_OF = {"target": (1, 4, 12, 20), "draft": (1, 2, 4, 8)}
+BASE_CONTEXT = 256
+DRAFTS = "drafts"  # in place of a precision
+SETTINGS: dict[str, Change] = {
+    "today": as_it_is,
+    "waits for milliseconds": LONG_SPINNING,
+    "does not wait": NO_SPINNING,
+}
+
+
+@dataclass(frozen=True)
+class Engine:
+    """One column of a table: a bundle opened in one way."""
+
+    bundle: Bundle
+    role: str
+    setting: str
+    threads: int
+
+    @property
+    def name(self) -> str:
+        """Folder, and the setting if it is not today's."""
+        folder = self.bundle.path.name
+        return folder if self.setting == "today" else f"{folder}, {self.setting}"
+
+    def open(self, contexts: tuple[int, ...]) -> dict[int, RandomCalls]:
+        """Open the model; return its calls behind full caches for each context."""
+        first, *others = contexts
+        calls = RandomCalls.opened(
+            self.bundle,
+            self.role,
+            threads=self.threads,
+            change=SETTINGS[self.setting],
+            row_counts=ROWS_OF[self.role],
+            capacity=bucket_capacity(first),
+        )
+        return {first: calls, **{other: calls.behind(bucket_capacity(other)) for other in others}}
+
+    def label(self, context: int) -> str:
+        """Name of the calls behind one context."""
+        return f"{self.name}, {context}"
+
+
+@dataclass(frozen=True)
+class Found:
+    """Timings of one number of rows; ``busy`` None where it was not measured."""
+
+    quiet: Timings
+    busy: Timings | None
+
+    def median(self, engine: Engine, context: int) -> float:
+        """Return milliseconds of a call on the quiet machine."""
+        return self.quiet.milliseconds(engine.label(context)).median
+
+
+def measured(
+    engines: list[Engine], contexts: tuple[int, ...], rounds: int, *, with_busy: bool
+) -> dict[int, Found]:
+    """Return what was found by number of rows: all engines and contexts in turn."""
+    opened = [(engine, engine.open(contexts)) for engine in engines]
+    timed, row_counts = [], ROWS_OF[engines[0].role]
+    for state in (nullcontext, one_core_taken) if with_busy else (nullcontext,):
+        with state():
+            timed.append({rows: _timings(opened, rows, rounds) for rows in row_counts})
+    return {
+        rows: Found(timed[0][rows], timed[1][rows] if with_busy else None) for rows in row_counts
+    }
+
+
+def _timings(
+    opened: list[tuple[Engine, dict[int, RandomCalls]]], rows: int, rounds: int
+) -> Timings:
+    calls: dict[str, Callable[[], None]] = {
+        engine.label(context): behind.call_of(rows)
+        for engine, by_context in opened
+        for context, behind in by_context.items()
+    }
+    return time_in_rounds(calls, num_rounds=rounds, calls_a_round=CALLS_A_ROUND)
+
+
+def call_rows(
+    engines: list[Engine], contexts: tuple[int, ...], found: dict[int, Found]
+) -> Iterator[tuple[str, ...]]:
+    """Yield a row a context, number of rows and engine."""
+    first = engines[0]
+    for context, (rows, here), engine in itertools.product(contexts, found.items(), engines):
+        label = engine.label(context)
+        beside = (
+            "" if engine is first else ratio_cell(here.quiet.ratio(label, first.label(context)))
+        )
+        longer = ""
+        if BASE_CONTEXT in contexts:
+            longer = f"{here.quiet.ratio(label, engine.label(BASE_CONTEXT)).median:.2f}"
+        cells = ["", ""]
+        if here.busy is not None:
+            busy = here.busy.milliseconds(label)
+            cells = [spread_cell(busy), f"**{busy.median / here.median(first, context):.2f}**"]
+        ms = spread_cell(here.quiet.milliseconds(label))
+        yield str(context), str(rows), engine.name, ms, beside, longer, *cells
+
+
+def bandwidth_rows(
+    engines: list[Engine], context: int, found: dict[int, Found], threads: int
+) -> Iterator[tuple[str, ...]]:
+    """Yield a row an engine: what it reads of its weights in calls of one row."""
+    memory = memory_bandwidth(threads)
+    for engine in engines:
+        num_bytes = product_bytes(engine.bundle.model_path(engine.role))
+        per_second = num_bytes / found[1].median(engine, context) * 1e3
+        speeds = (f"{per_second / 1e9:.1f}", f"{memory / 1e9:.1f}", f"{per_second / memory:.0%}")
+        yield engine.name, f"{num_bytes / 1e6:.0f}", *speeds
+
+
+def opening_rows(
+    bundles: list[Bundle], threads: int, num_openings: int
+) -> Iterator[tuple[str, ...]]:
+    """Yield a row a bundle, as it is and prepared."""
+    for bundle in bundles:
+        with tempfile.TemporaryDirectory() as folder:
+            for name, cache in (("as it is", None), ("prepared", Path(folder))):
+                first = time_opening(bundle.path, threads, cache, is_cold=False)  # makes what lacks
+                cells = [f"{first.seconds:.2f}"]
+                for is_cold in (True, False):
+                    found = [
+                        time_opening(bundle.path, threads, cache, is_cold=is_cold)
+                        for _ in range(num_openings)
+                    ]
+                    cells.append(f"{statistics.median(one.seconds for one in found):.2f}")
+                cells.append(f"{found[-1].own_bytes / 1e6:.0f}")
+                yield f"{bundle.path.name}, {name}", *cells
+
+
+OPENING_COLUMNS = ("bundle", "first, s", "cold, s", "warm, s", "memory of its own, MB")
+COLUMNS = ("context", "rows", "engine", "ms", "ratio")
+COLUMNS += (f"/ context {BASE_CONTEXT}", "busy, ms", "busy / first, quiet")
+BANDWIDTH_COLUMNS = ("engine", "weights of products, MB", "GB/s", "memory, GB/s", "share")
+
+
+def by_section(bundles: list[Bundle], role: str, longest: int) -> dict[str, list[Bundle]]:
+    """Return the bundles by precision of the target, or all as those of drafts.
+
+    Raises:
+        click.UsageError: two folders of a precision have one name, or a context is too short.
+    """
+    found: dict[str, list[Bundle]] = defaultdict(list)
+    for bundle in bundles:
+        entry = bundle.entry(role)
+        if entry.context_length < longest:
+            raise click.UsageError(
+                f"{bundle.path} has a context of {entry.context_length}, expected {longest} or "
+                f"more: make a twin with --context {longest}, or give --context"
+            )
+        found[DRAFTS if role == "draft" else precision_name(entry)].append(bundle)
+    for kind, same in found.items():
+        names = [bundle.path.name for bundle in same]
+        if len(set(names)) != len(names):
+            raise click.UsageError(
+                f"the {kind} bundles are {', '.join(names)}; they need different folder names"
+            )
+    return found
+
+
+@click.command(help=__doc__)
+@BUNDLES
+@click.option("--role", type=click.Choice(ROLES), default="target", show_default=True)
+@click.option("--setting", "settings", multiple=True, type=click.Choice(list(SETTINGS)))
+@click.option("--context", "contexts", multiple=True, type=int, default=CONTEXTS, show_default=True)
+@click.option("--no-busy", "with_busy", flag_value=False, default=True, help="Leave busy ones out.")
+@click.option("--rounds", default=4, show_default=True)
+@click.option("--openings", default=3, show_default=True, help="Of each kind; 0: none.")
+@click.option("--section", default="calls", show_default=True, help="Before the precision.")
+@writes(RESULTS / "calls.md")
+def main(
+    bundles: tuple[Path, ...],
+    role: str,
+    settings: tuple[str, ...],
+    contexts: tuple[int, ...],
+    with_busy: bool,
+    rounds: int,
+    openings: int,
+    section: str,
+    page: Page,
+) -> None:
+    """Measure every precision and write its section."""
+    ort.set_default_logger_severity(3)  # a setting that replaces the runtime's is a warning
+    opened = by_section([open_bundle(path) for path in bundles], role, max(contexts))
+    page.begin(*(f"{section}, {kind}" for kind in opened))
+    for kind, same in opened.items():
+        engines = [
+            Engine(bundle, role, setting, page.threads)
+            for bundle in same
+            for setting in settings or ("today",)
+        ]
+        found = measured(engines, contexts, rounds, with_busy=with_busy)
+        lines = table(COLUMNS, call_rows(engines, contexts, found))
+        bandwidths = bandwidth_rows(engines, min(contexts), found, page.threads)
+        lines += ["", *table(BANDWIDTH_COLUMNS, bandwidths)]
+        if openings:
+            lines += ["", *table(OPENING_COLUMNS, opening_rows(same, page.threads, openings))]
+        details = f"medians with quartiles over {rounds} rounds of {CALLS_A_ROUND} calls"
+        page.write(f"{section}, {kind}", lines, f"onnxruntime {ort.__version__}", details)

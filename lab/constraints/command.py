@@ -1,0 +1,131 @@
+"""Cost of constraints and processors beside the loop; with --bundle, of forced tokens.
+
+Tries are made of random items, each in a process of its own. Grammars are JSON schemas; four beams
+follow random documents, each step from random parents. Their tokenizer is trained once (about two
+minutes) and kept in build/.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from pathlib import Path
+
+import click
+import numpy as np
+from rich.progress import track
+
+from dsbd_ort.constraints import GrammarTokenizer
+from lab.constraints.forced import FORCED_COLUMNS, forced_rows
+from lab.constraints.grammars import EOS, NUM_STATES, SCHEMAS, grammar_times, large_tokenizer
+from lab.constraints.processors import NUM_BEAMS, VOCAB_SIZE, processor_rows
+from lab.constraints.tries import trie_costs
+from lab.frame.page import BUILD, RESULTS, Page, table, writes
+
+BEAMS = 64
+ITEMS = ((10**6, 3, 8192), (10**7, 3, 8192), (10**6, 4, 256), (10**7, 4, 256))
+TRIE_COLUMNS = (
+    "items",
+    "tokens of an item",
+    "nodes",
+    "built, s",
+    "more memory meanwhile, MB",
+    "size, MB",
+    "mapped, ms",
+    f"a step of {BEAMS} states at each depth, ms (tokens listed)",
+)
+GRAMMAR_COLUMNS = ("JSON schema", "compiled, ms", "steps", "median, ms", "90 %, ms", "99 %, ms")
+DEPTHS = (64, 2048)
+PROCESSOR_COLUMNS = (
+    "processors",
+    *(f"after {depth:,} tokens, us an iteration" for depth in DEPTHS),
+    "ratio",
+)
+
+
+def trie_rows() -> list[tuple[str, ...]]:
+    """Return a row a set of items."""
+    rows = []
+    for num_items, num_tokens, num_codes in track(ITEMS, description="tries", transient=True):
+        found = trie_costs(num_items, num_tokens, num_codes, BEAMS)
+        steps = zip(found.step_us, found.num_allowed, strict=True)
+        rows.append(
+            (
+                f"{num_items:,}",
+                f"{num_tokens} of {num_codes:,} codes",
+                f"{found.num_nodes:,}",
+                f"{found.build_s:.2f}",
+                f"{found.build_bytes / 1e6:.0f}",
+                f"{found.num_bytes / 1e6:.0f}",
+                f"{1e3 * found.map_s:.1f}",
+                ", ".join(f"{us / 1e3:.3f} ({count:,})" for us, count in steps),
+            )
+        )
+    return rows
+
+
+def grammar_tables(vocab_size: int, file: Path, num_rounds: int) -> list[str]:
+    """Return the table of schemas, and what the depth changes."""
+    tokenizer = large_tokenizer(vocab_size, file)
+    begin = time.perf_counter()
+    grammars = GrammarTokenizer(
+        tokenizer.to_str(), vocab_size=vocab_size, eos_token_ids=[tokenizer.token_to_id(EOS)]
+    )
+    opened_s = time.perf_counter() - begin
+    rows, by_depth = [], ""
+    for name in track(SCHEMAS, description="schemas", transient=True):
+        found = grammar_times(name, tokenizer, grammars, num_rounds)
+        quantiles = np.quantile(found.step_ms, (0.5, 0.9, 0.99))
+        times = [f"{milliseconds:.3f}" for milliseconds in quantiles]
+        rows.append((name, f"{found.compile_ms:.1f}", f"{len(found.step_ms):,}", *times))
+        if found.depths.max() >= max(DEPTHS):
+            medians = (f"{np.median(found.near(depth)):.3f} ms" for depth in DEPTHS)
+            after = " and ".join(f"{depth:,}" for depth in DEPTHS)
+            by_depth = f"Median of the {name}, up to {after} tokens: {' and '.join(medians)}."
+    return [
+        f"A step of {NUM_STATES} states, advance and masks, V={vocab_size:,}.",
+        "",
+        *table(GRAMMAR_COLUMNS, rows),
+        "",
+        by_depth,
+        f"The tokenizer, {tokenizer.get_vocab_size():,} tokens, is made ready in {opened_s:.2f} s, "
+        "once a bundle.",
+    ]
+
+
+def write_forced(bundle: Path, num_requests: int, page: Page) -> None:
+    """Write the table of forced tokens."""
+    page.begin("forced tokens")
+    lines = [
+        f"`{bundle.name}`, JSON of {num_requests} requests, objects of 3 to 5 properties; means, "
+        "the ratio of times with its quartiles.",
+        "",
+        *table(FORCED_COLUMNS, forced_rows(bundle, num_requests, page.threads)),
+    ]
+    page.write("forced tokens", lines, "each request with and without in turn, the texts equal")
+
+
+@click.command(help=__doc__)
+@click.option("--vocab-size", default=151_936, show_default=True)
+@click.option(
+    "--bundle", type=click.Path(path_type=Path), help="Measure forced tokens on it alone."
+)
+@click.option("--rounds", default=20, show_default=True, help="Documents a schema.")
+@writes(RESULTS / "constraints.md")
+def main(vocab_size: int, rounds: int, bundle: Path | None, page: Page) -> None:
+    """Measure and write."""
+    if bundle is not None:
+        write_forced(bundle, rounds, page)
+        return
+    page.begin("constraints", "processors")
+    grammar_lines = grammar_tables(vocab_size, BUILD / f"bpe_{vocab_size}.json", rounds)
+    lines = [*table(TRIE_COLUMNS, trie_rows()), "", *grammar_lines]
+    page.write("constraints", lines, f"tries: medians of 200 steps; schemas: {rounds} rounds")
+    lines = [
+        f"`beam-sample` on tables, W={NUM_BEAMS}, top-k 50, V={VOCAB_SIZE:,}.",
+        "",
+        *table(PROCESSOR_COLUMNS, processor_rows(DEPTHS, num_rounds=5)),
+    ]
+    dataclasses.replace(page, threads=1).write(
+        "processors", lines, "medians of 5 rounds, ratios within a round"
+    )

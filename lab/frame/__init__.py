@@ -1,0 +1,1 @@
+"""What measurements share: pages, rounds, a quiet machine, engines, servers, twins."""

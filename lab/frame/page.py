@@ -1,0 +1,135 @@
+"""The page that a measurement writes: its sections, and the tables and cells in them."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dsbd_ort.benchmark.bootstrap import Estimate, Spread
+from dsbd_ort.benchmark.machine import this_machine
+from lab.frame.machine import wait_until_idle
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS, RESULTS, BUILD = ROOT / "docs", ROOT / "lab" / "results", ROOT / "build"
+
+BUNDLES = click.argument(
+    "bundles", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path)
+)
+BUNDLE = click.argument("bundle", type=click.Path(exists=True, path_type=Path))
+
+
+@dataclass
+class Page:
+    """A document whose sections are measured, and the conditions that are noted in them.
+
+    Attributes:
+        document: Markdown; a section is between ``<!-- name -->`` and ``<!-- end of name -->``.
+        threads: of an engine call.
+        wait: the most seconds that ``begin`` waits for a quiet machine; None: it does not matter.
+        idle: the share of the cores that was idle then.
+    """
+
+    document: Path
+    threads: int
+    wait: float | None = None
+    idle: float | None = None
+
+    def begin(self, *sections: str) -> None:
+        """Refuse a document without these sections, before hours of measuring; then wait.
+
+        Raises:
+            click.ClickException: as ``write_section``.
+        """
+        for section in sections:
+            _around(self.document, section)
+        if self.wait is not None:
+            self.idle = wait_until_idle(self.wait)
+
+    def write(self, section: str, lines: Iterable[str], *details: str) -> None:
+        """Print lines, and when, where and how they were measured; put both into the section."""
+        if self.idle is not None:
+            details = (*details, f"the cores {self.idle:.0%} idle before")
+        text = "\n".join([*lines, "", measured_here(self.threads, *details)])
+        click.echo(text)
+        write_section(self.document, section, text)
+
+
+def writes(document: Path, *, is_timed: bool = True) -> Callable[..., Any]:
+    """Give a command ``page``, from the options --threads, --document and, if timed, --wait."""
+    options = [
+        click.option("--threads", default=2, show_default=True, help="Of an engine call."),
+        click.option(
+            "--document",
+            type=click.Path(path_type=Path),
+            default=document,
+            help=f"Page to write [{document.relative_to(ROOT)}].",
+        ),
+    ]
+    if is_timed:
+        help_text = "Seconds, at most, for the machine to be idle."
+        options.append(click.option("--wait", default=60.0, show_default=True, help=help_text))
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def command(
+            threads: int, document: Path, wait: float | None = None, **arguments: Any
+        ) -> Any:
+            return function(page=Page(document, threads, wait), **arguments)
+
+        for option in options:
+            command = option(command)
+        return command
+
+    return decorate
+
+
+def write_section(document: Path, name: str, text: str) -> None:
+    """Put ``text`` between ``<!-- name -->`` and ``<!-- end of name -->``.
+
+    Raises:
+        click.ClickException: the document lacks one of the two.
+    """
+    head, tail = _around(document, name)
+    document.write_text(f"{head}\n{text}\n{tail}", encoding="utf-8")
+
+
+def _around(document: Path, name: str) -> tuple[str, str]:
+    """Return the document up to the section's first mark, and from its last."""
+    begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
+    head, found_begin, rest = document.read_text(encoding="utf-8").partition(begin)
+    _, found_end, tail = rest.partition(end)
+    if not (found_begin and found_end):
+        raise click.ClickException(
+            f"{document} has no section from {begin} to {end}; put both lines where it belongs"
+        )
+    return head + begin, end + tail
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Return the lines of a Markdown table."""
+    head = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    return [*head, *(f"| {' | '.join(cells)} |" for cells in rows)]
+
+
+def spread_cell(found: Spread) -> str:
+    """Return median and quartiles: 12.3 (11.9 to 12.8)."""
+    return f"{found.median:.1f} ({found.quartile_1:.1f} to {found.quartile_3:.1f})"
+
+
+def ratio_cell(found: Estimate | Spread) -> str:
+    """Return a ratio with its interval, or its quartiles: **1.23** (1.20 to 1.27)."""
+    value, low, high = dataclasses.astuple(found)
+    return f"**{value:.2f}** ({low:.2f} to {high:.2f})"
+
+
+def measured_here(threads: int, *details: str) -> str:
+    """Return where and how figures were measured: date, processor, threads, ``details``."""
+    parts = (str(datetime.date.today()), this_machine().processor, f"{threads} threads", *details)
+    return ", ".join(parts) + "."

@@ -1,0 +1,130 @@
+"""Process of dsbd-serve on a free port, and its resident memory over time (Linux)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx2
+import numpy as np
+
+from lab.frame.page import table
+
+MODEL = "measured"
+_COMMAND = (sys.executable, "-c", "from dsbd_ort.cli import serve; serve()")
+_READY = re.compile(rb"serving \S+ at (http://\S+)/v1\n")
+_START_S, _END_S = 60, 60
+_LOG_BYTES = 100_000  # more than a start writes
+
+
+@dataclass(frozen=True)
+class ServerProcess:
+    """A server that answers.
+
+    Attributes:
+        url: without a path.
+        process: ``end`` waits for its exit code.
+    """
+
+    url: str
+    process: subprocess.Popen[bytes]
+
+    def end(self) -> int:
+        """Terminate it; return its exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(_END_S)
+
+
+@contextlib.contextmanager
+def server_process(*arguments: object) -> Iterator[ServerProcess]:
+    """Start ``dsbd-serve`` with arguments but for the port; kill it at the end of the block.
+
+    Raises:
+        RuntimeError: it ended, or took too long; the message holds its log.
+    """
+    with tempfile.TemporaryFile() as log:
+        words = [*_COMMAND, *map(str, arguments), "--port", "0"]
+        process = subprocess.Popen(words, stderr=log)
+        try:
+            yield ServerProcess(_url(process, log.fileno(), words), process)
+        finally:
+            process.kill()
+            process.wait()
+
+
+@contextlib.contextmanager
+def client_of(bundle: Path, threads: int, *options: object) -> Iterator[httpx2.Client]:
+    """Give a client of a ``dsbd-serve`` of its own, which serves a bundle as ``MODEL``."""
+    with (
+        server_process(bundle, *served(MODEL, threads), *options) as server,
+        httpx2.Client(base_url=server.url, timeout=600) as http,
+    ):
+        yield http
+
+
+def served(model: str, threads: int) -> tuple[object, ...]:
+    """Return the options of every server that is measured."""
+    return ("--model-name", model, "--threads", threads, "--no-access-log")
+
+
+def _url(process: subprocess.Popen[bytes], log: int, words: Sequence[str]) -> str:
+    until = time.monotonic() + _START_S
+    while True:
+        has_ended = process.poll() is not None
+        text = os.pread(log, _LOG_BYTES, 0)
+        if found := _READY.search(text):
+            return found[1].decode()
+        if has_ended or time.monotonic() > until:
+            raise RuntimeError(f"{' '.join(words)} does not serve:\n{text.decode()}")
+        time.sleep(0.02)
+
+
+@dataclass
+class MemorySamples:
+    """Megabytes over seconds since the first sample."""
+
+    seconds: list[float] = field(default_factory=list)
+    megabytes: list[float] = field(default_factory=list)
+
+    def slope_after(self, share: float) -> float:
+        """Return megabytes per minute: the slope of a line fitted after ``share`` of the time."""
+        begin = int(share * len(self.seconds))
+        seconds, megabytes = self.seconds[begin:], self.megabytes[begin:]
+        return float(60 * np.polyfit(seconds, megabytes, 1)[0])
+
+    def table(self, num_rows: int = 10) -> list[str]:
+        """Return the lines of a table of evenly spaced samples."""
+        indices = np.linspace(0, len(self.seconds) - 1, num_rows).astype(int)
+        rows = [(f"{self.seconds[i]:.0f}", f"{self.megabytes[i]:.1f}") for i in indices]
+        return table(["seconds", "resident MB"], rows)
+
+
+@contextlib.contextmanager
+def sampled_memory(process_id: int, every_s: float) -> Iterator[MemorySamples]:
+    """Sample the process until the end of the block."""
+    samples, is_over = MemorySamples(), threading.Event()
+    file, began = Path(f"/proc/{process_id}/status"), time.monotonic()
+
+    def sample() -> None:
+        while not is_over.wait(every_s):
+            (line,) = (text for text in file.read_text().splitlines() if "VmRSS" in text)
+            samples.seconds.append(time.monotonic() - began)
+            samples.megabytes.append(int(line.split()[1]) / 1024)
+
+    thread = threading.Thread(target=sample)
+    thread.start()
+    try:
+        yield samples
+    finally:
+        is_over.set()
+        thread.join()

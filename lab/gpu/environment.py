@@ -1,0 +1,178 @@
+"""Environment of a check, installed offline from a folder of wheels, and missing requirements."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import importlib.util
+import os
+import re
+import shutil
+import sys
+import tempfile
+import tomllib
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from lab.gpu.runner import PieceError, Runner
+from lab.gpu.settings import EXTRA_BY_PROVIDER, ROOT, Settings
+
+OPTIONAL_EXTRAS = ("export", "tensorrt", "tensorrt-rtx")  # not required
+_SOURCES = (ROOT, ROOT / "export", ROOT / "runtime")
+
+_PART = re.compile(r"(?P<wheel>.+\.whl)\.part-(?P<number>\d+)")
+
+DRIVER = "libcuda.so.1"
+_PACKAGES = {  # wheel name: (module, distribution)
+    "onnxruntime_gpu": ("onnxruntime", "onnxruntime-gpu"),
+    "cuda_bindings": ("cuda", "cuda-bindings"),
+}
+
+
+def install(settings: Settings, runner: Runner) -> dict[str, Any]:
+    """Make the environment; return by optional extra "installed" or the reason why not.
+
+    The project itself is not installed: ``variables`` puts its sources on the path.
+
+    Raises:
+        PieceError: a package of the provider cannot be installed.
+    """
+    if settings.wheels is None or settings.python is None:
+        return {"python": sys.executable, "note": "no --wheels: the Python that runs this script"}
+    venv = settings.work / "venv"
+    runner.run(sys.executable, "-m", "venv", "--clear", "--without-pip", venv)
+    if settings.site_packages is not None:
+        _add_packages(venv, settings.site_packages)
+    wanted = requirements(EXTRA_BY_PROVIDER[settings.provider])
+    found: dict[str, Any] = {"python": str(settings.python)}
+    with tempfile.TemporaryDirectory(dir=settings.work) as folder:
+        join_parts(settings.wheels, Path(folder))
+        links = ["--find-links", str(settings.wheels), "--find-links", folder]
+        pip = [sys.executable, "-m", "pip", "--python", str(settings.python)]
+        pip += ["install", "--no-index", "--quiet", "--disable-pip-version-check", *links]
+        runner.run(*pip, *wanted)
+        for extra in OPTIONAL_EXTRAS if not settings.bundles else OPTIONAL_EXTRAS[1:]:
+            found[extra] = _try_extra(extra, pip, runner)
+    return found
+
+
+def _try_extra(extra: str, pip: list[str], runner: Runner) -> str:
+    """Install the available packages of an extra; return "installed" or the missing ones.
+
+    One package at a time: an older one of other site-packages may be sufficient.
+    """
+    reasons = []
+    base = set(requirements())
+    for requirement in requirements(extra):
+        if requirement not in base:
+            try:
+                runner.run(*pip, requirement)
+            except PieceError as error:
+                reasons.append(f"{requirement}: {error}")
+    return "; ".join(reasons) or "installed"
+
+
+def requirements(extra: str | None = None) -> list[str]:
+    """Return the requirements of pyproject.toml: of every installation, and of an extra."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    of_extra = project["optional-dependencies"][extra] if extra else []
+    return [*project["dependencies"], *of_extra]
+
+
+def variables(settings: Settings) -> dict[str, str]:
+    """Return the environment variables of the pieces: our sources and CUDA's libraries.
+
+    ONNX Runtime looks for CUDA's libraries beside itself; those of other site-packages are found
+    by LD_LIBRARY_PATH, which a process reads when it starts.
+    """
+    found = {"PYTHONPATH": os.pathsep.join(map(str, _SOURCES)), "HF_HUB_OFFLINE": "1"}
+    if settings.site_packages is not None:
+        folders = sorted(settings.site_packages.glob("nvidia/*/lib"))
+        before = os.environ.get("LD_LIBRARY_PATH")
+        paths = [*map(str, folders), *([before] if before else [])]
+        found["LD_LIBRARY_PATH"] = os.pathsep.join(paths)
+    return found
+
+
+def _add_packages(venv: Path, packages: Path) -> None:
+    """Let the environment see the packages of another one, behind its own."""
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    link = venv / "lib" / version / "site-packages" / "other_packages.pth"
+    link.write_text(f"{packages.resolve()}\n", encoding="utf-8")
+
+
+def wheel_names(folder: Path) -> set[str]:
+    """Return the names of the wheels that lie in a folder, whole or in parts."""
+    names = {file.name for file in folder.glob("*.whl")}
+    return names | set(_parts_by_wheel(folder))
+
+
+def join_parts(folder: Path, output: Path) -> list[Path]:
+    """Write every wheel that lies in ``folder`` in parts to ``output`` as one file.
+
+    Parts are NAME.whl.part-00, NAME.whl.part-01 and so on.
+
+    Raises:
+        PieceError: a part is missing in between. One that is missing at the end shows when the
+            wheel is opened.
+    """
+    wheels = []
+    for name, parts in sorted(_parts_by_wheel(folder).items()):
+        missing = set(range(max(parts) + 1)) - set(parts)
+        if missing:
+            raise PieceError(f"{folder / name} lacks part {min(missing):02}; bring it as well")
+        wheels.append(output / name)
+        with wheels[-1].open("wb") as whole:
+            for number in sorted(parts):
+                with parts[number].open("rb") as part:
+                    shutil.copyfileobj(part, whole)
+    return wheels
+
+
+def _parts_by_wheel(folder: Path) -> dict[str, dict[int, Path]]:
+    found: defaultdict[str, dict[int, Path]] = defaultdict(dict)
+    for file in folder.iterdir():
+        match = _PART.fullmatch(file.name)
+        if match is not None:
+            found[match["wheel"]][int(match["number"])] = file
+    return dict(found)
+
+
+def missing_requirements(
+    settings: Settings, load_library: Callable[[str], object] = ctypes.CDLL
+) -> list[str]:
+    """Return the missing requirements of a piece on a GPU, one line each; none for the CPU."""
+    if settings.provider == "cpu":
+        return []
+    lines = []
+    try:
+        load_library(DRIVER)
+    except OSError as error:
+        lines.append(
+            f"no NVIDIA driver: {error}; install one for CUDA 13 (580 or newer), in a container "
+            "pass the GPU in (docker run --gpus all)"
+        )
+    for wheel, (module, distribution) in _PACKAGES.items():
+        if not _is_here(settings, wheel, module, distribution):
+            where = f"in {settings.wheels}" if settings.wheels else "in this Python"
+            lines.append(f"no package {distribution} {where}; bring its wheel, see docs/gpu.md")
+    return lines
+
+
+def _is_here(settings: Settings, wheel: str, module: str, distribution: str) -> bool:
+    if settings.wheels is not None:
+        if not settings.wheels.is_dir():
+            return False
+        in_wheels = any(name.startswith(f"{wheel}-") for name in wheel_names(settings.wheels))
+        return in_wheels or _is_in(settings.site_packages, wheel)
+    try:
+        importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return importlib.util.find_spec(module) is not None
+
+
+def _is_in(site_packages: Path | None, wheel: str) -> bool:
+    return site_packages is not None and any(site_packages.glob(f"{wheel}-*.dist-info"))

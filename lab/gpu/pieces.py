@@ -1,0 +1,203 @@
+"""The pieces of a check in order, with their actions and time limits."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lab.gpu.environment import install
+from lab.gpu.runner import NotRunError, PieceError, Runner
+from lab.gpu.settings import TOP_K, Settings, Subject, run_texts, subjects
+
+Action = Callable[[Settings, Runner], dict[str, Any]]
+TABLE = "table"
+TABLES_NAME = "tables.txt"  # written by the piece to the work folder
+PARITY_PREFIX, BITS_PREFIX, BENCH_PREFIX = "parity-", "bits-", "bench-"
+GRAPHS_SUFFIX, TENSORRT_SUFFIX = "-graphs", "-tensorrt"
+_TENSORRT_MODULES = {"tensorrt": "tensorrt", "tensorrt_rtx": "tensorrt-rtx"}  # module: --engine
+_TENSORRT_CAPACITY = 1024  # cache rows: a prompt, its continuation and the widest forest
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a check that can be run alone.
+
+    Attributes:
+        name: as in ``--only``.
+        limit_s: seconds it may take.
+        action: runs it; returns its measurements.
+        is_repeated: whether it is run again although it has a result.
+        needs_gpu: whether it requires what ``missing_requirements`` checks.
+    """
+
+    name: str
+    limit_s: float
+    action: Action
+    is_repeated: bool = False
+    needs_gpu: bool = True
+
+
+def pieces(settings: Settings) -> list[Piece]:
+    """Return the pieces of a check: a bundle is measured before the next, larger one is made."""
+    found = [Piece("install", 120, install), Piece("machine", 20, _machine)]
+    tested = subjects(settings)
+    for subject in tested:
+        if subject.export:
+            found.append(Piece(f"export-{subject.name}", 180, _of(subject, _export)))
+        found += [
+            Piece(f"{PARITY_PREFIX}{subject.name}", 60, _of(subject, _parity)),
+            Piece(f"{BITS_PREFIX}{subject.name}", 60, _of(subject, _bits)),
+            Piece(f"{BENCH_PREFIX}{subject.name}", 90, _of(subject, _bench)),
+        ]
+    for subject in tested:
+        name = f"{BENCH_PREFIX}{subject.name}{GRAPHS_SUFFIX}"
+        found.append(Piece(name, 90, _of(subject, _bench_with_graphs)))
+    for subject in tested:
+        found += _pieces_of_tensorrt(subject)
+    return [*found, Piece(TABLE, 20, _table, is_repeated=True, needs_gpu=False)]
+
+
+def _pieces_of_tensorrt(subject: Subject) -> list[Piece]:
+    name = f"{subject.name}{TENSORRT_SUFFIX}"
+    return [
+        Piece(f"build-{name}", 120, _of(subject, _build_tensorrt)),
+        Piece(f"{PARITY_PREFIX}{name}", 60, _of(subject, _parity_of_tensorrt)),
+        Piece(f"{BITS_PREFIX}{name}", 60, _of(subject, _bits_of_tensorrt)),
+        Piece(f"{BENCH_PREFIX}{name}", 90, _of(subject, _bench_of_tensorrt)),
+    ]
+
+
+def _of(subject: Subject, action: Callable[[Subject, Settings, Runner], dict[str, Any]]) -> Action:
+    return functools.partial(action, subject)
+
+
+def _machine(settings: Settings, runner: Runner) -> dict[str, Any]:
+    return _json_of(runner, settings.work / "machine.json", "lab.gpu.machine")
+
+
+def _export(subject: Subject, settings: Settings, runner: Runner) -> dict[str, Any]:
+    made = []
+    for name, *words in subject.export:
+        folder = words[words.index("-o") + 1]
+        if not Path(folder).exists():
+            runner.command(name, *words)
+            made.append(folder)
+    return {"made": made}
+
+
+def _parity(subject: Subject, settings: Settings, runner: Runner) -> dict[str, Any]:
+    return _compare(subject.bundle, settings.provider, settings, runner)
+
+
+def _bits(subject: Subject, settings: Settings, runner: Runner) -> dict[str, Any]:
+    return _count(subject.bundle, settings.provider, settings, runner)
+
+
+def _bench(subject: Subject, settings: Settings, runner: Runner) -> dict[str, Any]:
+    return _measure(subject.bundle, settings.provider, settings, runner)
+
+
+def _bench_with_graphs(subject: Subject, settings: Settings, runner: Runner) -> dict[str, Any]:
+    if settings.provider != "cuda":
+        raise NotRunError(f"provider {settings.provider} has no CUDA graphs")
+    return _measure(subject.bundle, settings.provider, settings, runner, "--cuda-graphs")
+
+
+def _build_tensorrt(subject: Subject, settings: Settings, runner: Runner) -> dict[str, Any]:
+    engine = _tensorrt_engine(settings, runner)
+    if not subject.bundle.is_dir():
+        raise PieceError(f"no bundle {subject.bundle}")
+    copy = _tensorrt_bundle(subject, settings)
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(subject.bundle, copy, copy_function=_link)
+    words = ("--bundle", copy, "--engine", engine, "--capacity", str(_TENSORRT_CAPACITY))
+    runner.command("dsbd-export", *words)
+    return {"engine": engine}
+
+
+def _parity_of_tensorrt(subject: Subject, settings: Settings, runner: Runner) -> dict[str, Any]:
+    engine = _tensorrt_engine(settings, runner)
+    return _compare(_tensorrt_bundle(subject, settings), engine, settings, runner)
+
+
+def _bits_of_tensorrt(subject: Subject, settings: Settings, runner: Runner) -> dict[str, Any]:
+    engine = _tensorrt_engine(settings, runner)
+    return _count(_tensorrt_bundle(subject, settings), engine, settings, runner)
+
+
+def _bench_of_tensorrt(subject: Subject, settings: Settings, runner: Runner) -> dict[str, Any]:
+    engine = _tensorrt_engine(settings, runner)
+    return _measure(_tensorrt_bundle(subject, settings), engine, settings, runner)
+
+
+def _tensorrt_engine(settings: Settings, runner: Runner) -> str:
+    """Return the first TensorRT that can be imported, as a value of --engine."""
+    if settings.provider == "cpu":
+        raise NotRunError("the provider under test is cpu")
+    reasons = []
+    for module, engine in _TENSORRT_MODULES.items():
+        try:
+            runner.run(runner.python, "-c", f"import {module}")
+            return engine
+        except PieceError as error:
+            reasons.append(f"{module}: {error}")
+    raise NotRunError("; ".join(reasons))
+
+
+def _tensorrt_bundle(subject: Subject, settings: Settings) -> Path:
+    return settings.work / "bundles" / f"{subject.name}{TENSORRT_SUFFIX}"
+
+
+def _link(source: str, target: str) -> None:
+    """Link a file instead of copying gigabytes, where the file system can."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
+def _compare(bundle: Path, provider: str, settings: Settings, runner: Runner) -> dict[str, Any]:
+    words = ["--provider", provider, "--max-new-tokens", str(settings.max_new_tokens)]
+    words += ["--num-prompts", str(settings.num_prompts)]
+    file = settings.work / f"parity-{bundle.name}.json"
+    return _json_of(runner, file, "lab.gpu.parity", str(bundle), *words)
+
+
+def _count(bundle: Path, provider: str, settings: Settings, runner: Runner) -> dict[str, Any]:
+    file = settings.work / f"bits-{bundle.name}.json"
+    return _json_of(
+        runner, file, "lab.invariance.kinds_of_ways", str(bundle), "--provider", provider
+    )
+
+
+def _measure(
+    bundle: Path, provider: str, settings: Settings, runner: Runner, *options: str
+) -> dict[str, Any]:
+    """Return the report of dsbd-bench without its single measurements."""
+    words = [word for text in run_texts() for word in ("--run", text)]
+    words += ["--top-k", str(TOP_K), "--max-new-tokens", str(settings.max_new_tokens)]
+    words += ["--repetitions", str(settings.repetitions), "--provider", provider, *options]
+    name = "-".join(["bench", bundle.name, *(option.strip("-") for option in options)])
+    file, prompts = settings.work / f"{name}.json", settings.work / f"{name}.prompts.jsonl"
+    runner.module("lab.gpu.prompt_file", prompts, str(settings.num_prompts))
+    runner.command("dsbd-bench", bundle, *words, "--prompts", prompts, "--json", file)
+    report: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return {key: value for key, value in report.items() if key != "measurements"}
+
+
+def _table(settings: Settings, runner: Runner) -> dict[str, Any]:
+    runner.module("lab.gpu.report", settings.work, settings.document)
+    return {}
+
+
+def _json_of(runner: Runner, file: Path, module: str, *words: str) -> dict[str, Any]:
+    file.unlink(missing_ok=True)
+    runner.module(module, *words, "--json", file)
+    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return found

@@ -1,0 +1,189 @@
+"""Write the tables and the JSON of a work folder, and the document once a GPU was measured."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from lab.frame.page import table, write_section
+from lab.gpu.pieces import BENCH_PREFIX, BITS_PREFIX, PARITY_PREFIX, TABLES_NAME
+from lab.gpu.runner import DONE, Result, ResultFolder
+
+SECTION = "gpu"
+JSON_NAME = "gpu.json"
+_WIDTH = 180  # columns
+
+NOTHING = "-"
+BENCH_COLUMNS = (
+    "bundle", "run", "tokens/s", "speed-up", "95 %", "same tokens", "host %", "KV MB", "J/token",
+    "J of baseline / J",
+)  # fmt: skip
+PARITY_COLUMNS = (
+    "bundle", "same tokens", "near-ties", "largest gap", "mean TV", "largest TV", "verdict"
+)  # fmt: skip
+BITS_COLUMNS = (
+    "bundle", "the same calls again", "any rows, any places", "fixed rows, any places",
+    "fixed rows, fixed places",
+)  # fmt: skip
+Row = tuple[str, ...]
+
+
+def main(work: Path, document: Path) -> None:
+    """Write WORK/tables.txt, WORK/gpu.json and, unless only a CPU was used, the document."""
+    results = ResultFolder(work / "results").all()
+    with (work / TABLES_NAME).open("w", encoding="utf-8") as file:
+        console = Console(file=file, width=_WIDTH)
+        console.print(_rich("compared with the CPU", PARITY_COLUMNS, parity_rows(results)))
+        console.print(_rich("ways to compute a path", BITS_COLUMNS, bits_rows(results)))
+        console.print(_rich("measured", BENCH_COLUMNS, bench_rows(results)))
+        for line in not_done(results):
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
+    found = [dataclasses.asdict(result) for result in results]
+    (work / JSON_NAME).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    if measured_on_gpu(results):
+        write_section(document, SECTION, section_of(results))
+
+
+def measured_on_gpu(results: Sequence[Result]) -> bool:
+    """Return whether a benchmark was done on anything but the CPU."""
+    return any(
+        r.state == DONE and r.piece.startswith(BENCH_PREFIX) and r.values["provider"] != "cpu"
+        for r in results
+    )
+
+
+def section_of(results: Sequence[Result]) -> str:
+    """Return the tables as Markdown, with the machine and the date."""
+    return "\n\n".join(
+        [
+            _machine_line(results),
+            "Compared with the CPU provider, same bundle and seeds. A gap is the difference of the "
+            "scores that decided differently; TV is the total variation of next-token "
+            "distributions along one path.",
+            "\n".join(table(PARITY_COLUMNS, parity_rows(results))),
+            "Ways to compute a path whose logits differ in a bit, and the share of the numbers "
+            "that do ([what would have to hold](#bit-for-bit-on-a-gpu)).",
+            "\n".join(table(BITS_COLUMNS, bits_rows(results))),
+            "Speed beside beam sampling of the same distribution in one process "
+            "(docs/benchmark.md). Bundles with -graphs replay CUDA graphs, those with -tensorrt "
+            "run its engines.",
+            "\n".join(table(BENCH_COLUMNS, bench_rows(results))),
+            *not_done(results),
+        ]
+    )
+
+
+def not_done(results: Sequence[Result]) -> list[str]:
+    """Return a line for every piece that failed or did not apply."""
+    return [f"{r.piece}: {r.state}, {r.reason}" for r in results if r.state != DONE]
+
+
+def _machine_line(results: Sequence[Result]) -> str:
+    by_piece = {result.piece: result for result in results}
+    parts = [f"Measured by `lab/run gpu` on {results[0].began[:10]}"]
+    machine = by_piece.get("machine")
+    if machine is not None and machine.state == DONE:
+        parts += [", ".join(gpu.values()) for gpu in machine.values["gpus"]]
+        versions = machine.values["versions"].items()
+        parts.append(", ".join(f"{name} {version}" for name, version in versions))
+    return "; ".join(parts) + "."
+
+
+def _rich(title: str, columns: Sequence[str], rows: Sequence[Row]) -> Table:
+    printed = Table(title=title)
+    for index, column in enumerate(columns):
+        printed.add_column(column, no_wrap=index < 2, justify="left" if index < 2 else "right")
+    for row in rows:
+        printed.add_row(*row)
+    return printed
+
+
+def bench_rows(results: Sequence[Result]) -> list[Row]:
+    """Return a row for every run of every benchmark that was done."""
+    rows = []
+    for result in _done(results, BENCH_PREFIX):
+        runs = {run["name"]: run for run in result.values["runs"]}
+        for run in runs.values():
+            rows.append(_bench_row(result.piece.removeprefix(BENCH_PREFIX), run, runs))
+    return rows
+
+
+def parity_rows(results: Sequence[Result]) -> list[Row]:
+    """Return a row for every comparison with the CPU that was done."""
+    rows = []
+    for result in _done(results, PARITY_PREFIX):
+        found = result.values
+        gaps = ["beyond top-k" if gap is None else f"{gap:.1e}" for gap in _largest(found["gaps"])]
+        rows.append(
+            (
+                result.piece.removeprefix(PARITY_PREFIX),
+                f"{found['num_identical']}/{found['num_compared']}",
+                f"{found['num_near_ties']}/{len(found['gaps'])} (gap up to {found['gap_limit']:g})",
+                *(gaps or [NOTHING]),
+                f"{found['mean_variation']:.1e}",
+                f"{found['max_variation']:.1e} (limit {found['variation_limit']:g})",
+                "within limits" if found["is_within_limits"] else "beyond limits",
+            )
+        )
+    return rows
+
+
+def bits_rows(results: Sequence[Result]) -> list[Row]:
+    """Return a row for every count of differing bits that was done."""
+    return [
+        (
+            result.piece.removeprefix(BITS_PREFIX),
+            *(_bits_cell(result.values["counts"][kind]) for kind in BITS_COLUMNS[1:]),
+        )
+        for result in _done(results, BITS_PREFIX)
+    ]
+
+
+def _bits_cell(count: dict[str, int]) -> str:
+    share = count["num_other_logits"] / count["num_logits"]
+    return f"{count['num_other_ways']}/{count['num_ways']} ({share:.1e})"
+
+
+def _done(results: Sequence[Result], prefix: str) -> list[Result]:
+    return [r for r in results if r.state == DONE and r.piece.startswith(prefix)]
+
+
+def _largest(gaps: Sequence[float | None]) -> list[float | None]:
+    """Return the largest gap, None being larger than any number; nothing for no gap."""
+    return sorted(gaps, key=lambda gap: float("inf") if gap is None else gap)[-1:]
+
+
+def _bench_row(bundle: str, run: dict[str, Any], runs: dict[str, dict[str, Any]]) -> Row:
+    split, comparison = run["seconds_per_token"], run["comparison"]
+    joules, kv_bytes = run["energy_joules_per_token"], run["kv_bytes_peak"]
+    speed_up = interval = same = saving = NOTHING
+    if comparison is not None:
+        estimate = comparison["speedup"]
+        speed_up = f"{estimate['value']:.2f}"
+        interval = f"{estimate['low']:.2f} to {estimate['high']:.2f}"
+        same = f"{comparison['num_identical']}/{comparison['num_pairs']}"
+        if joules:
+            saving = f"{runs[comparison['baseline']]['energy_joules_per_token'] / joules:.2f}"
+    return (
+        bundle,
+        run["name"],
+        f"{run['tokens_per_s']['median']:.1f}",
+        speed_up,
+        interval,
+        same,
+        f"{100 * split['host'] / sum(split.values()):.0f}",
+        NOTHING if kv_bytes is None else f"{kv_bytes / 1e6:.1f}",
+        NOTHING if joules is None else f"{joules:.3f}",
+        saving,
+    )
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

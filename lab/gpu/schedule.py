@@ -1,0 +1,94 @@
+"""Running pieces one after another; one that fails does not stop the others."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from fnmatch import fnmatch
+from pathlib import Path
+
+from lab.gpu.environment import variables
+from lab.gpu.pieces import Piece
+from lab.gpu.runner import (
+    DONE,
+    FAILED,
+    NOT_RUN,
+    NotRunError,
+    PieceError,
+    Result,
+    ResultFolder,
+    Runner,
+)
+from lab.gpu.settings import ROOT, Settings
+
+_LEAST_S = 5.0  # no piece is started with less time left
+
+
+def chosen(pieces: Sequence[Piece], only: Sequence[str]) -> list[Piece]:
+    """Return the pieces whose name is one of ``only`` or fits it: bench-*; all without any."""
+    return [
+        piece for piece in pieces if not only or any(fnmatch(piece.name, name) for name in only)
+    ]
+
+
+def run_pieces(
+    pieces: Sequence[Piece],
+    settings: Settings,
+    report: Callable[[str], None],
+    clock: Callable[[], float] = time.monotonic,
+) -> bool:
+    """Run the pieces without a result; return whether all are done and none failed.
+
+    A piece that failed or was not run is tried again. Pieces for which no time is left are
+    reported and left for the next call.
+    """
+    results = ResultFolder(settings.work / "results")
+    ends, is_complete = clock() + settings.limit_s, True
+    for piece in pieces:
+        if results.is_done(piece.name) and not piece.is_repeated:
+            report(f"{piece.name}: done before")
+            continue
+        left_s = ends - clock()
+        if left_s < _LEAST_S:
+            report(f"{piece.name}: left for the next call, the {settings.limit_s:g} s are over")
+            is_complete = False
+            continue
+        result = _run(piece, settings, min(piece.limit_s, left_s), clock)
+        results.write(result)
+        is_complete = is_complete and result.state != FAILED
+        what = f"{result.state}: {result.reason}" if result.reason else result.state
+        report(f"{piece.name}: {what} ({result.seconds:.1f} s)")
+    return is_complete
+
+
+def _run(piece: Piece, settings: Settings, limit_s: float, clock: Callable[[], float]) -> Result:
+    began, state, reason = datetime.now(UTC).isoformat(), DONE, ""
+    started = clock()
+    runner = Runner(
+        _python(settings),
+        ROOT / "scripts",
+        settings.work / "logs" / f"{piece.name}.log",
+        variables(settings),
+        limit_s,
+    )
+    values = {}
+    try:
+        values = piece.action(settings, runner)
+    except NotRunError as error:
+        state, reason = NOT_RUN, str(error)
+    except (PieceError, OSError, ValueError) as error:
+        state, reason = FAILED, str(error)
+    return Result(
+        piece=piece.name,
+        state=state,
+        reason=reason,
+        seconds=clock() - started,
+        began=began,
+        values=values,
+    )
+
+
+def _python(settings: Settings) -> Path:
+    return settings.python or Path(sys.executable)

@@ -1,0 +1,173 @@
+"""Cost of the decoding loop itself; with --beams, its growth with the number of beams.
+
+First with engines replaced by tables: CPU time of the loop's thread per iteration, without the
+model calls. Then, for every BUNDLE, with real engines: wall time per iteration by part, which
+includes the cost of cold CPU caches after the target's call. With --beams, instead, the growth of
+host time with the number of beams, for every BUNDLE.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+from dsbd_ort.benchmark.prompts import PROMPTS
+from dsbd_ort.decoding import DecodingConfig, DecodingStats, StepModel, decode_iterations, result_of
+from dsbd_ort.decoding.drafting.cost_curve import CostCurve, EngineCosts
+from dsbd_ort.pipeline import Pipeline
+from lab.frame.page import DOCS, RESULTS, Page, table, writes
+from lab.host_time import by_beams
+from lab.host_time.bigram_models import DenseBigram, TopKBigram, random_pair
+
+PICTURE = DOCS / "images" / "host_time.png"
+VOCAB_SIZE, NUM_CANDIDATES, CLOSENESS = 4096, 64, 0.85
+PROMPT = range(1, 65)
+TABLE_COLUMNS = ("run", "top-k head", "all logits", "target rows", "layers committed")
+ENGINE_COLUMNS = ("run", "target", "draft", "host", "draft calls", "host's share")
+
+FIXED: dict[str, Any] = {"draft_length": 4, "top_k": 20}
+RUNS: dict[str, dict[str, Any]] = {
+    "dsbd W=4, 4x4": FIXED | {"strategy": "dsbd", "num_beams": 4, "width_policy": "fixed"},
+    "dsbd W=2, 4x2": FIXED | {"strategy": "dsbd", "num_beams": 2, "width_policy": "fixed"},
+    "speculative, 4": FIXED | {"strategy": "speculative"},
+    "dsbd W=2, throughput": {
+        **{"strategy": "dsbd", "num_beams": 2, "draft_policy": "throughput", "top_k": 20}
+    },
+    "speculative-beam-search W=4, 4x4": {
+        **{"strategy": "speculative-beam-search", "num_beams": 4, "draft_length": 4}
+    },
+    "beam-sample W=4": {"strategy": "beam-sample", "num_beams": 4, "top_k": 20},
+}
+# Like those of a 150 M target and the demo draft: the policy "throughput" needs costs.
+COSTS = EngineCosts(CostCurve((1, 16), (8e-3, 1.6e-2)), CostCurve((1, 16), (3e-4, 5e-4)))
+
+
+def decoded(
+    target: StepModel, draft: StepModel, config: DecodingConfig, seed: int
+) -> DecodingStats:
+    """Return the statistics of one request, in CPU seconds of this thread."""
+    rng = np.random.default_rng(seed)
+    return result_of(
+        decode_iterations(target, draft, PROMPT, config, rng, clock=time.thread_time, costs=COSTS)
+    ).stats
+
+
+def with_tables(repetitions: int, max_new_tokens: int) -> Iterator[tuple[str, ...]]:
+    """Yield the rows of the first table: median CPU microseconds an iteration, by kind of head."""
+    target, draft = random_pair(VOCAB_SIZE, CLOSENESS)
+    with_head = TopKBigram(target, NUM_CANDIDATES), TopKBigram(draft, NUM_CANDIDATES)
+    with_logits = DenseBigram(target), DenseBigram(draft)
+    for name, options in RUNS.items():
+        config = DecodingConfig(**options, max_new_tokens=max_new_tokens)
+        cells = []
+        for pair in (with_head, with_logits):
+            found = repeated(lambda seed: decoded(*pair, config, seed), repetitions)  # noqa: B023
+            host_us = [1e6 * stats.host_s / stats.num_iterations for stats in found]
+            cells.append(f"{statistics.median(host_us):.0f} ({min(host_us):.0f})")
+        rows = statistics.fmean(stats.target_rows / stats.num_iterations for stats in found)
+        layers = statistics.fmean(stats.mean_acceptance_length for stats in found)
+        yield name, *cells, f"{rows:.1f}", f"{layers:.2f}"
+
+
+def with_engines(
+    bundle: Path, repetitions: int, max_new_tokens: int, threads: int
+) -> Iterator[tuple[str, ...]]:
+    """Yield the rows of a bundle's table: median wall microseconds an iteration, by part."""
+    with Pipeline.from_bundle(bundle, num_threads=threads) as pipeline:
+        for name, options in RUNS.items():
+
+            def generated(seed: int, options: dict[str, Any] = options) -> DecodingStats:
+                text = PROMPTS[seed % len(PROMPTS)]
+                options = {**options, "max_new_tokens": max_new_tokens, "seed": seed}
+                return pipeline.generate(text, **options).stats
+
+            found = repeated(generated, repetitions)
+            parts = [
+                statistics.median(1e6 * getattr(s, part) / s.num_iterations for s in found)
+                for part in ("target_s", "draft_s", "host_s")
+            ]
+            calls = statistics.fmean(s.draft_calls / s.num_iterations for s in found)
+            share = 100 * parts[-1] / sum(parts)
+            yield name, *(f"{part:.0f}" for part in parts), f"{calls:.1f}", f"{share:.1f} %"
+
+
+def repeated(request: Callable[[int], DecodingStats], repetitions: int) -> list[DecodingStats]:
+    """Return the statistics of requests with seeds 0, 1, ... after two that only warm up."""
+    for seed in range(2):
+        request(seed)
+    return [request(seed) for seed in range(repetitions)]
+
+
+def tables(
+    bundles: tuple[Path, ...], repetitions: int, max_new_tokens: int, threads: int
+) -> Iterator[str]:
+    """Yield the lines of the first section."""
+    yield (
+        "Engines replaced by tables: CPU microseconds of the loop's thread an iteration, median "
+        f"(least), V={VOCAB_SIZE:,}."
+    )
+    yield ""
+    yield from table(TABLE_COLUMNS, with_tables(repetitions, max_new_tokens))
+    for bundle in bundles:
+        yield from ("", f"`{bundle.name}`: wall microseconds an iteration, medians.", "")
+        rows = with_engines(bundle, repetitions, max_new_tokens, threads)
+        yield from table(ENGINE_COLUMNS, rows)
+
+
+def beam_tables(
+    bundles: tuple[Path, ...], beams: list[int], repetitions: int, threads: int
+) -> Iterator[str]:
+    """Yield the lines of the second section; draw the first bundle's growth."""
+    columns = ("run", *(f"W={num_beams:,}" for num_beams in beams))
+    for bundle in bundles:
+        found = by_beams.measure(bundle, beams, repetitions, threads)
+        yield from (
+            f"`{bundle.name}`: host microseconds an iteration, medians; in brackets the multiple "
+            "of 100 us an iteration + (30 us + 4 us a beam) for each layer drafted or selected.",
+            "",
+            *table(columns, by_beams.rows(found)),
+            "",
+        )
+        if bundle == bundles[0]:
+            by_beams.plot(found, PICTURE)
+    yield "![host time by beams](../../docs/images/host_time.png)"
+
+
+def beam_counts(ctx: click.Context, param: click.Parameter, text: str) -> list[int]:
+    """Return numbers of beams given with commas between them."""
+    try:
+        return [int(part) for part in text.split(",") if part]
+    except ValueError:
+        raise click.BadParameter(f"{text!r}; expected whole numbers with commas") from None
+
+
+@click.command(help=__doc__)
+@click.argument("bundles", nargs=-1, type=click.Path(exists=True, path_type=Path))
+@click.option("--repetitions", default=20, show_default=True)
+@click.option("--max-new-tokens", default=64, show_default=True)
+@click.option(
+    "--beams", default="", callback=beam_counts, help="Measure growth, as 1,4,32,128,512,1024."
+)
+@writes(RESULTS / "host_time.md")
+def main(
+    bundles: tuple[Path, ...],
+    repetitions: int,
+    max_new_tokens: int,
+    beams: list[int],
+    page: Page,
+) -> None:
+    """Measure, print the tables and write them between the marks of the document."""
+    if beams:
+        page.begin("host time by beams")
+        lines = beam_tables(bundles, beams, repetitions, page.threads)
+        details = f"top-k {by_beams.TOP_K} where sampled", f"{repetitions} requests each"
+        page.write("host time by beams", lines, *details)
+    else:
+        page.begin("host time")
+        page.write("host time", tables(bundles, repetitions, max_new_tokens, page.threads))

@@ -1,0 +1,1 @@
+"""Bits that depend on how something is computed, counted: requests, and logits of one path."""

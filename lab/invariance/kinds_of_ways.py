@@ -1,0 +1,166 @@
+"""Bits of one path's logits, computed in many ways on one engine: which freedom changes them.
+
+A way is random within its kind: how many of the path's rows a call has, how many rows of other
+paths are beside them, where the path's rows lie in the cache. Kinds differ in what is held fixed,
+so their counts say what an engine would need for logits that are a function of the path alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsbd_forward.forward import Forward
+from dsbd_forward.logits import DenseLogits, Logits, TopLogits
+from dsbd_runtime.bundle import open_bundle
+from dsbd_runtime.causal_lm import CausalLM
+from dsbd_runtime.loading import load_causal_lm
+from lab.invariance.ways import PathCall, WayCount
+
+NUM_TOKENS, NUM_WAYS = 60, 20
+FIXED_ROWS = 32
+_MOST_NEIGHBOURS = 12  # in a call of any number of rows
+_MOST_KEPT = (
+    30  # rows of other paths: with the path and a call of FIXED_ROWS below 128, one capacity
+)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What the ways have in common.
+
+    Attributes:
+        has_fixed_rows: every call has ``FIXED_ROWS`` rows and as many logit rows.
+        has_fixed_places: the path's row of position p is row p of the cache; else rows of other
+            paths are between them.
+        is_repetition: all ways are the plain one.
+    """
+
+    name: str
+    has_fixed_rows: bool = False
+    has_fixed_places: bool = False
+    is_repetition: bool = False
+
+
+KINDS = (
+    Kind("the same calls again", is_repetition=True),
+    Kind("any rows, any places"),
+    Kind("fixed rows, any places", has_fixed_rows=True),
+    Kind("fixed rows, fixed places", has_fixed_rows=True, has_fixed_places=True),
+)
+
+
+def count_by_kind(
+    model: CausalLM, *, num_tokens: int = NUM_TOKENS, num_ways: int = NUM_WAYS, seed: int = 0
+) -> dict[str, WayCount]:
+    """Return for every kind how many ways and numbers differ from the plain way of the kind."""
+    rng = np.random.default_rng(seed)
+    token_ids = rng.integers(0, model.spec.vocab_size, num_tokens)
+    found = {}
+    for kind in KINDS:
+        wanted = outputs_of(model, token_ids, kind, rng, is_plain=True)
+        count = WayCount()
+        for _ in range(num_ways):
+            outputs = outputs_of(model, token_ids, kind, rng, is_plain=kind.is_repetition)
+            others = int(np.count_nonzero(outputs != wanted))
+            count += WayCount(1, int(others > 0), wanted.size, others)
+        found[kind.name] = count
+    return found
+
+
+def outputs_of(
+    model: CausalLM,
+    token_ids: NDArray[np.int64],
+    kind: Kind,
+    rng: np.random.Generator,
+    *,
+    is_plain: bool,
+) -> NDArray[np.float64]:
+    """Return the numbers of the head after every token of the path, (n, V or 2K + 1).
+
+    The plain way has the path's rows at their places, as many a call as its rows allow.
+    """
+    model.keep(np.arange(0))
+    places = np.arange(0)
+    found: list[NDArray[np.float64]] = []
+    while (num_done := len(places)) < len(token_ids):
+        num_left = len(token_ids) - num_done
+        most = FIXED_ROWS if kind.has_fixed_rows else num_left
+        if is_plain:
+            chunk, num_rows = min(num_left, most), most
+        else:
+            chunk = int(rng.integers(1, min(num_left, rng.choice([1, 2, 8, most])) + 1))
+            free = chunk + int(rng.integers(0, _MOST_NEIGHBOURS + 1))
+            num_rows = FIXED_ROWS if kind.has_fixed_rows else free
+        is_in_order = is_plain or kind.has_fixed_places
+        path = np.arange(chunk)
+        if not is_in_order:
+            path = np.sort(rng.choice(num_rows, chunk, replace=False))
+        first, end = model.num_rows, model.num_rows + num_rows
+        call = PathCall.drawn(
+            token_ids, places, path, range(first, end),
+            num_columns=end, vocab_size=model.spec.vocab_size, rng=rng,
+        )  # fmt: skip
+        others = np.arange(num_rows if kind.has_fixed_rows else 0)
+        logit_rows = np.concatenate([path, np.setdiff1d(others, path)])
+        forward = Forward(call.token_ids, call.positions, call.mask, logit_rows)
+        found.append(_numbers(model.forward(forward).logits)[:chunk])
+        places = _keep(model, places, path, num_rows, None if is_in_order else rng)
+    return np.concatenate(found)
+
+
+def _keep(
+    model: CausalLM,
+    places: NDArray[np.int64],
+    path: NDArray[np.int64],
+    num_rows: int,
+    rng: np.random.Generator | None,
+) -> NDArray[np.int64]:
+    """Drop rows of the last call that are not the path's, all or some; return the path's places.
+
+    rng: draws those that stay; None drops all.
+    """
+    first = model.num_rows - num_rows
+    stays = np.zeros(num_rows, np.bool_)
+    if rng is not None:
+        room = max(_MOST_KEPT - (first - len(places)), 0)
+        others = np.setdiff1d(np.arange(num_rows), path)
+        stays[rng.permutation(others)[: rng.integers(0, min(room, len(others)) + 1)]] = True
+    stays[path] = True
+    model.keep(np.concatenate([np.arange(first), first + np.flatnonzero(stays)]))
+    return np.concatenate([places, first + np.cumsum(stays)[path] - 1])
+
+
+def _numbers(logits: Logits) -> NDArray[np.float64]:
+    """Return what the head says of each row as one array."""
+    if isinstance(logits, DenseLogits):
+        return logits.values.astype(np.float64)
+    assert isinstance(logits, TopLogits)
+    columns: list[NDArray[Any]] = [logits.top_ids, logits.top_logits, logits.logsumexp[:, None]]
+    return np.concatenate([column.astype(np.float64) for column in columns], axis=1)
+
+
+def main() -> None:
+    """Print the counts of the target and write them to ``--json``."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("--provider", required=True)
+    parser.add_argument("--json", type=Path, required=True)
+    options = parser.parse_args()
+    with load_causal_lm(open_bundle(options.bundle), "target", provider=options.provider) as model:
+        counts = count_by_kind(model)
+    found = {name: dataclasses.asdict(count) for name, count in counts.items()}
+    text = json.dumps({"provider": options.provider, "counts": found}, indent=1)
+    print(text)
+    options.json.write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

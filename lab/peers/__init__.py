@@ -1,0 +1,1 @@
+"""Other tools beside ours, on the same checkpoints, in one run."""

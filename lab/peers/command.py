@@ -1,0 +1,180 @@
+"""Other tools beside ours: the same checkpoints, prompts, lengths and threads, in one run.
+
+Strategies are compared on free text; schemas: documents under JSON schemas; drafting: what drafting
+without a model does to work that copies and to free text; retrieval: wide beams that search item
+ids, under a trie where the tool has one. Searches that must find the same and do not end the
+command with an error.
+
+Every tool has its own environment and converts the checkpoints once, in its own way; a new twin is
+converted again. Every row is measured in processes of its own, one for each round. A tool that
+cannot be installed, converted for or run is in the table with the reason. An existing report is not
+measured again, only its table is written: delete it to measure again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from functools import partial
+from pathlib import Path
+
+import click
+from tokenizers import Tokenizer
+
+from dsbd_ort.benchmark.prompts import PROMPTS
+from lab.frame.page import BUILD, RESULTS, Page, write_section, writes
+from lab.frame.twins import bundle_of, twin_of
+from lab.peers.catalog import QUANTIZE_BY_PRECISION
+from lab.peers.comparison import (
+    COMPARISONS,
+    RETRIEVAL,
+    STRATEGIES,
+    Comparison,
+    beside_busy,
+    retrieval,
+)
+from lab.peers.documents import Documents
+from lab.peers.ids import Ids
+from lab.peers.prepare import Pair
+from lab.peers.report import compare, tables_of
+from lab.peers.rounds import Plan
+from lab.peers.runners.serve import end_token_of
+from lab.peers.searches import broken_checks
+
+FOLDER = click.Path(path_type=Path, file_okay=False)
+
+
+def pair_of(params: str, speed: Path, logits: str) -> Pair:
+    """Return the twin's checkpoints and bundles, created if missing."""
+    twin = twin_of(params, speed)
+
+    def bundle(precision: str) -> Path:
+        quantize = QUANTIZE_BY_PRECISION[precision]
+        folder = bundle_of(params, quantize, "demo", speed, logits=logits)
+        weights = twin / "target" / "model.safetensors"
+        if (folder / "dsbd.json").stat().st_mtime < weights.stat().st_mtime:
+            raise click.UsageError(f"{folder} is older than {weights}; delete the bundle")
+        return folder
+
+    return Pair(target=twin / "target", draft=twin / "draft", bundle_of=bundle)
+
+
+def plan_of(
+    comparison: Comparison,
+    pair: Pair,
+    speed: Path,
+    num_prompts: int,
+    max_new_tokens: int | None,
+    num_rounds: int,
+) -> Plan:
+    """Return the rounds, with prompts and ids in the tokens of the pair."""
+    tokenizer = Tokenizer.from_file(str(pair.target / "tokenizer.json"))
+    ids = None
+    if comparison.num_ids:
+        ids = Ids.written(speed, comparison.num_ids, tokenizer.get_vocab_size())
+    return Plan(
+        prompts=comparison.prompts(tokenizer, num_prompts),
+        warm_up=comparison.warm_up(tokenizer),
+        max_new_tokens=max_new_tokens or comparison.max_new_tokens,
+        num_rounds=num_rounds,
+        documents=Documents(tokenizer, end_token_of(pair.target)),
+        ids=ids,
+    )
+
+
+@click.command(help=__doc__)
+@click.option(
+    "--compare",
+    "name",
+    type=click.Choice(list(COMPARISONS)),
+    default=STRATEGIES,
+    show_default=True,
+    help="What.",
+)
+@click.option("--params", default="150M", show_default=True, help="Size of the twin.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="The report, JSON.")
+@click.option("--peer", "names", multiple=True, help="A tool beside ours [all].")
+@click.option("--dsbd-checkout", type=FOLDER, help="Of the published DSBD code.")
+@click.option(
+    "--num-prompts",
+    type=click.IntRange(1, len(PROMPTS)),
+    default=len(PROMPTS),
+    help="Of each kind of work.",
+)
+@click.option("--rounds", default=3, show_default=True)
+@click.option(
+    "--max-new-tokens", type=click.IntRange(min=1), help="[48; retrieval: the tokens of an id]"
+)
+@click.option(
+    "--width",
+    "widths",
+    type=click.IntRange(min=2),
+    multiple=True,
+    help="Beams of a search, of retrieval [32, 64, 128, 256].",
+)
+@click.option("--busy", "is_busy", is_flag=True, help="While another process takes a core.")
+@click.option("--speed", type=FOLDER, default=BUILD / "speed", help="Twins, bundles.")
+@click.option("--work", type=FOLDER, default=BUILD / "peers", help="The tools.")
+@click.option("--print", "is_printed", is_flag=True, help="Print the tables, write no page.")
+@writes(RESULTS / "peers.md")
+def main(
+    name: str,
+    params: str,
+    output: Path | None,
+    names: tuple[str, ...],
+    dsbd_checkout: Path | None,
+    num_prompts: int,
+    rounds: int,
+    max_new_tokens: int | None,
+    widths: tuple[int, ...],
+    is_busy: bool,
+    speed: Path,
+    work: Path,
+    is_printed: bool,
+    page: Page,
+) -> None:
+    """Measure unless the report exists, and write the tables."""
+    if widths and name != RETRIEVAL:
+        raise click.UsageError(f"--width is for --compare {RETRIEVAL}, not for {name}")
+    comparison = retrieval(widths) if widths else COMPARISONS[name]
+    if is_busy:
+        comparison = beside_busy(comparison)
+    known = [peer.name for peer in comparison.peers]
+    for tool in set(names).difference(known):
+        raise click.UsageError(f"--peer is {tool!r}: expected one of {', '.join(known)}")
+    suffix = ("" if name == STRATEGIES else f"-{name}") + "-busy" * is_busy
+    output = output or speed / f"peers-{params}{suffix}.json"
+    if output.exists():
+        page.wait = None
+    page.begin(*[comparison.section] * (not is_printed))
+    if not output.exists():
+        pair = pair_of(params, speed, comparison.logits)
+        report = compare(
+            comparison,
+            names,
+            pair,
+            plan_of(comparison, pair, speed, num_prompts, max_new_tokens, rounds),
+            work,
+            params=params,
+            is_busy=is_busy,
+            checkout=dsbd_checkout,
+            threads=page.threads,
+            report=partial(print, file=sys.stderr),
+        )
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(json.dumps(dataclasses.asdict(report), indent=1) + "\n")
+    report = json.loads(output.read_text())
+    if report.get("comparison", STRATEGIES) != name:
+        raise click.UsageError(f"{output} is a report of {report['comparison']}, not of {name}")
+    if report.get("is_busy", False) != is_busy:
+        raise click.UsageError(
+            f"{output} was measured {'without' if is_busy else 'with'} --busy; give another -o"
+        )
+    tables = tables_of(report)
+    if is_printed:
+        click.echo(tables)
+    else:
+        write_section(page.document, comparison.section, tables)
+    if broken := broken_checks(report):
+        raise click.ClickException("searches that must find the same: " + "; ".join(broken))

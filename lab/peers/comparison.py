@@ -1,0 +1,147 @@
+"""Comparisons of lab/run peers: which tools do what, and the table of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from tokenizers import Tokenizer
+
+from dsbd_ort.benchmark.prompts import PROMPTS
+from lab.frame.twins import TOP_LOGITS
+from lab.peers.catalog import PEERS, Peer
+from lab.peers.drafting import DRAFTING_PEERS, drafting_prompts
+from lab.peers.ids import LENGTH
+from lab.peers.retrieval import (
+    NUM_IDS,
+    WIDTHS,
+    retrieval_bars,
+    retrieval_peers,
+    retrieval_prompts,
+    retrieval_warm_up,
+)
+from lab.peers.rounds import Prompt
+from lab.peers.schemas import SCHEMA_PEERS, schema_prompts, schema_warm_up
+from lab.peers.summary import BARS, Bar
+
+STRATEGIES, RETRIEVAL = "strategies", "retrieval"
+_WARM_UP = "def close(self, force=False):"  # none of the prompts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """One comparison.
+
+    Attributes:
+        name: its value of ``--compare``.
+        section: of the page.
+        peers: the tools, ours first.
+        prompts: the first so many prompts of every kind of work, in the tokens of the pair.
+        warm_up: the request before them, which is not counted.
+        columns: of its table.
+        note: ends the paragraph below the table.
+        bars: ratios that were aimed at.
+        max_new_tokens: of a request, unless the command says otherwise.
+        num_ids: ids that are searched; 0: none.
+        logits: head of our bundles.
+    """
+
+    name: str
+    section: str
+    peers: tuple[Peer, ...]
+    prompts: Callable[[Tokenizer, int], list[Prompt]]
+    warm_up: Callable[[Tokenizer], Prompt]
+    columns: tuple[str, ...]
+    note: str
+    bars: tuple[Bar, ...] = ()
+    max_new_tokens: int = 48
+    num_ids: int = 0
+    logits: str = TOP_LOGITS
+
+
+def beside_busy(comparison: Comparison) -> Comparison:
+    """Return the comparison for a machine of which another process takes a core.
+
+    Its section and its bars are others: to be no slower than any tool.
+    """
+    bars = tuple(replace(bar, aim=1.0) for bar in comparison.bars)
+    return replace(comparison, section=f"{comparison.section}, busy", bars=bars)
+
+
+def retrieval(widths: Sequence[int]) -> Comparison:
+    """Return the comparison of retrieval for these beam widths."""
+    return Comparison(
+        name=RETRIEVAL,
+        section="peers, retrieval",
+        peers=retrieval_peers(widths),
+        prompts=retrieval_prompts,
+        warm_up=retrieval_warm_up,
+        columns=(
+            *("tool", "version", "precision", "what it did", "ms a request", "legal ids/s"),
+            *("illegal", "times as fast as its own without", "their time / ours"),
+            *("peak memory, MB", "same sequences, scores"),
+        ),
+        note=f"{NUM_IDS:,} ids of {LENGTH} tokens, made by a seed. All W sequences are returned, "
+        "and counted.",
+        bars=retrieval_bars(widths),
+        max_new_tokens=LENGTH,
+        num_ids=NUM_IDS,
+        logits="gather",
+    )
+
+
+def _prompts(tokenizer: Tokenizer, num_prompts: int) -> list[Prompt]:
+    return [Prompt(token_ids=tokenizer.encode(text).ids) for text in PROMPTS[:num_prompts]]
+
+
+def _warm_up(tokenizer: Tokenizer) -> Prompt:
+    return Prompt(token_ids=tokenizer.encode(_WARM_UP).ids)
+
+
+COMPARISONS = {
+    comparison.name: comparison
+    for comparison in (
+        Comparison(
+            name=STRATEGIES,
+            section="peers",
+            peers=PEERS,
+            prompts=_prompts,
+            warm_up=_warm_up,
+            columns=(
+                *("tool", "version", "precision", "what it did", "tokens/s", "new tokens"),
+                *("ours / theirs", "peak memory, MB", "same tokens"),
+            ),
+            note="No end token: every sequence has the full length, so length penalties and "
+            "early stopping decide nothing.",
+            bars=BARS,
+        ),
+        Comparison(
+            name="schemas",
+            section="peers, schemas",
+            peers=SCHEMA_PEERS,
+            prompts=schema_prompts,
+            warm_up=schema_warm_up,
+            columns=(
+                *("tool", "version", "precision", "what it did", "tokens/s", "new tokens"),
+                *("valid", "ours / theirs", "peak memory, MB", "same tokens"),
+            ),
+            note="A document that is not whole by then is not valid. Times include the "
+            "compilation of the schema.",
+        ),
+        Comparison(
+            name="drafting",
+            section="peers, drafting",
+            peers=DRAFTING_PEERS,
+            prompts=drafting_prompts,
+            warm_up=_warm_up,
+            columns=(
+                *("work", "tool", "version", "precision", "what it did", "tokens/s", "new tokens"),
+                *("tokens/iteration", "times as fast as its own without"),
+                *("ours / theirs", "same tokens"),
+            ),
+            note="No end token, where the tool can do without one. No text or row of an earlier "
+            "request is used.",
+        ),
+        retrieval(WIDTHS),
+    )
+}

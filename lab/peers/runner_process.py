@@ -1,0 +1,123 @@
+"""Runner in a process of its own, with one request at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import subprocess
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO
+
+from lab.peers.catalog import PeerError
+from lab.peers.runners.serve import Asked, Job
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class RunnerProcess:
+    """The process of a runner: a context manager; leaving it ends the process."""
+
+    def __init__(
+        self,
+        python: Path,
+        runner: str,
+        job: Job,
+        log: Path,
+        *,
+        package: str = "lab.peers.runners",
+        import_from: Sequence[Path] = (ROOT,),
+        timeout_s: float = 900.0,
+    ) -> None:
+        """Set the command of the process.
+
+        Args:
+            python: of the tool's environment.
+            runner: its module in ``package``.
+            package: where the runners are.
+            job: to convert or open.
+            log: its stderr is written here.
+            import_from: folders that hold ``package`` and lab.
+            timeout_s: of one answer.
+        """
+        self._command = [str(python), "-m", f"{package}.{runner}"]
+        self._job = job
+        self._log = log
+        self._timeout_s = timeout_s
+        self._environment = os.environ | {
+            "PYTHONPATH": os.pathsep.join(map(str, import_from)),
+            "HF_HUB_OFFLINE": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+            "OMP_NUM_THREADS": str(job.num_threads),
+        }
+
+    def __enter__(self) -> RunnerProcess:
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        self._stderr: BinaryIO = self._log.open("wb")
+        self._process = subprocess.Popen(
+            self._command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            text=True,
+            env=self._environment,
+        )
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is not None:
+            self._process.kill()
+        try:
+            with contextlib.suppress(BrokenPipeError):  # a question that a dead process never read
+                self._process.__exit__(kind, error, trace)
+        finally:
+            self._stderr.close()
+
+    def convert(self) -> None:
+        """Have the tool convert the checkpoints into the job's folder."""
+        self._ask("convert", dataclasses.asdict(self._job))
+
+    def open(self) -> dict[str, Any]:
+        """Load the models; return version and settings."""
+        return self._ask("open", dataclasses.asdict(self._job))
+
+    def generate(self, asked: Asked) -> dict[str, Any]:
+        """Return token_ids, num_iterations, seconds and peak_bytes of one request."""
+        return self._ask("generate", dataclasses.asdict(asked))
+
+    def _ask(self, verb: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        assert self._process.stdin is not None and self._process.stdout is not None  # pipes
+        timer = threading.Timer(self._timeout_s, self._process.kill)
+        timer.start()
+        try:
+            self._process.stdin.write(json.dumps({verb: arguments}) + "\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        finally:
+            timed_out = not timer.is_alive()
+            timer.cancel()
+        if timed_out:
+            raise PeerError(f"{verb}: no answer within {self._timeout_s:g} s")
+        if not line:
+            raise PeerError(f"{verb}: the process ended ({self._last_words()})")
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise PeerError(f"{verb}: {answer['error']}")
+        return answer
+
+    def _last_words(self) -> str:
+        """Return the exit code and the last line of stderr."""
+        code = self._process.wait()
+        lines = self._log.read_text(errors="replace").strip().splitlines()
+        return f"exit code {code}" + (f": {lines[-1]}" if lines else "")

@@ -1,0 +1,211 @@
+"""Summary of the requests: a row for every run, and the speed ratios that are aimed at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from dsbd_ort.benchmark.bootstrap import Estimate, Spread, bootstrap, spread
+from lab.peers.catalog import (
+    DSBD,
+    DSBD_SHAPE,
+    SPECULATIVE,
+    SPECULATIVE_SEARCH,
+    Peer,
+    PeerRun,
+)
+from lab.peers.rounds import Request
+from lab.peers.searches import Searches, searches_of
+
+Key = tuple[str, str, str, str]  # peer, run, precision, work
+Measure = Literal["tokens_per_s", "requests_per_s"]  # properties of a request
+
+_SAMPLING_AIMS = {"openvino-genai": {"fp32": 1.3, "int8": 1.4}}
+_SEARCH_AIMS = {
+    "openvino-genai": {"fp32": 1.25, "int8": 1.6},
+    "ctranslate2": {"fp32": 2.0, "int8": 4.0},
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One run beside ours.
+
+    Attributes:
+        reason: why there are no numbers, None where there are; all others are then None.
+        num_requests: prompts x rounds.
+        num_tokens: mean number of new tokens of a request.
+        ratio: median of our tokens per second over this run's, same prompt and round.
+        counterpart: the run of ours in the ratio.
+        speedup: median of its tokens per second over those of the same tool's undrafted run.
+        num_valid: documents that their schema allows, None without a schema.
+        tokens_per_iteration: mean, None where the tool does not say.
+        num_identical: requests with the tokens of ``same_tokens_as``, of ``num_requests``.
+        peak_bytes: the highest of all rounds' processes.
+        searches: of a run that returns all its beams, else None.
+        time_ratio: as ``ratio``, of requests per second.
+    """
+
+    peer: str
+    run: str
+    precision: str
+    work: str
+    task: str
+    counterpart: str | None
+    undrafted: str | None
+    same_tokens_as: str | None
+    same_search_as: str | None = None
+    reason: str | None = None
+    version: str | None = None
+    settings: str | None = None
+    num_requests: int | None = None
+    num_tokens: float | None = None
+    tokens_per_s: Spread | None = None
+    ratio: Estimate | None = None
+    speedup: Estimate | None = None
+    num_valid: int | None = None
+    tokens_per_iteration: float | None = None
+    num_identical: int | None = None
+    peak_bytes: int | None = None
+    searches: Searches | None = None
+    time_ratio: Estimate | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bar:
+    """A ratio that was aimed at: our run over another tool's, at least ``aim``."""
+
+    ours: str
+    peer: str
+    run: str
+    precision: str
+    aim: float
+    measure: Measure = "tokens_per_s"
+
+
+BARS = (
+    *(
+        Bar(ours=ours, peer="transformers", run="beam sampling W=4", precision="fp32", aim=6.0)
+        for ours in (DSBD, DSBD_SHAPE)
+    ),
+    *(
+        Bar(ours=ours, peer=peer, run=run, precision=precision, aim=aim)
+        for ours, run, aims_of in (
+            (SPECULATIVE, "sampling with a draft model", _SAMPLING_AIMS),
+            (SPECULATIVE_SEARCH, "beam search W=4", _SEARCH_AIMS),
+        )
+        for peer, aims in aims_of.items()
+        for precision, aim in aims.items()
+    ),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BarResult(Bar):
+    """A bar and the measured ratio, None if one of the two did not run."""
+
+    ratio: Estimate | None
+
+
+class Requests:
+    """The requests of a comparison, by row."""
+
+    def __init__(self, requests: Sequence[Request], ours: str) -> None:
+        """Sort the requests by row; ``ours`` is the name of our own rows' tool."""
+        self._ours = ours
+        self._by_key: dict[Key, list[Request]] = {}
+        for request in requests:
+            key = (request.peer, request.run, request.precision, request.work)
+            self._by_key.setdefault(key, []).append(request)
+
+    def row(self, peer: Peer, run: PeerRun, reason: str | None, work: str = "") -> Row:
+        """Return the row of a run; ``reason`` says why it failed, if it did."""
+        requests = self._by_key.get((peer.name, run.name, run.precision, work), [])
+        names = {
+            "peer": peer.name,
+            "run": run.name,
+            "precision": run.precision,
+            "work": work,
+            "task": run.task,
+            "counterpart": run.counterpart,
+            "undrafted": run.undrafted,
+            "same_tokens_as": run.same_tokens_as,
+            "same_search_as": run.same_search_as,
+        }
+        if reason or not requests:
+            return Row(**names, reason=reason or "not measured")
+        return Row(
+            **names,
+            version=requests[0].version,
+            settings=requests[0].settings,
+            num_requests=len(requests),
+            num_tokens=sum(len(request.token_ids) for request in requests) / len(requests),
+            tokens_per_s=spread([request.tokens_per_s for request in requests]),
+            ratio=self._ratio(run.counterpart, requests),
+            speedup=self._speedup(run.undrafted, requests),
+            num_valid=_num_valid(requests),
+            tokens_per_iteration=_tokens_per_iteration(requests),
+            num_identical=self._num_identical(run.same_tokens_as, requests),
+            peak_bytes=max(request.peak_bytes for request in requests),
+            searches=searches_of(requests, self._searches_to_match(run, requests)),
+            time_ratio=self._ratio(run.counterpart, requests, "requests_per_s"),
+        )
+
+    def bar(self, bar: Bar) -> BarResult:
+        """Return a bar with the measured ratio."""
+        requests = self._by_key.get((bar.peer, bar.run, bar.precision, ""), [])
+        return BarResult(**vars(bar), ratio=self._ratio(bar.ours, requests, bar.measure))
+
+    def _ratio(
+        self, name: str | None, theirs: Sequence[Request], measure: Measure = "tokens_per_s"
+    ) -> Estimate | None:
+        pairs = self._pairs(self._ours, name, theirs)
+        return _median([getattr(ours, measure) / getattr(other, measure) for ours, other in pairs])
+
+    def _speedup(self, undrafted: str | None, drafted: Sequence[Request]) -> Estimate | None:
+        if not drafted:
+            return None
+        pairs = self._pairs(drafted[0].peer, undrafted, drafted)
+        return _median([other.tokens_per_s / plain.tokens_per_s for plain, other in pairs])
+
+    def _num_identical(self, name: str | None, theirs: Sequence[Request]) -> int | None:
+        pairs = self._pairs(self._ours, name, theirs)
+        if not pairs:
+            return None
+        return sum(ours.token_ids == other.token_ids for ours, other in pairs)
+
+    def _searches_to_match(
+        self, run: PeerRun, theirs: Sequence[Request]
+    ) -> list[tuple[Request, Request]] | None:
+        if run.same_search_as is None:
+            return None
+        return self._pairs(self._ours, run.same_search_as, theirs)
+
+    def _pairs(
+        self, peer: str, name: str | None, theirs: Sequence[Request]
+    ) -> list[tuple[Request, Request]]:
+        """Return (its, theirs) of the same prompt and round, for the run ``name`` of a peer."""
+        if name is None or not theirs:
+            return []
+        ours = self._by_key.get((peer, name, theirs[0].precision, theirs[0].work), [])
+        by_pair = {(request.prompt_index, request.round): request for request in ours}
+        pairs = [(by_pair.get((other.prompt_index, other.round)), other) for other in theirs]
+        return [(own, other) for own, other in pairs if own is not None]
+
+
+def _median(ratios: list[float]) -> Estimate | None:
+    return bootstrap(ratios, "median") if ratios else None
+
+
+def _num_valid(requests: Sequence[Request]) -> int | None:
+    if requests[0].is_valid is None:
+        return None
+    return sum(bool(request.is_valid) for request in requests)
+
+
+def _tokens_per_iteration(requests: Sequence[Request]) -> float | None:
+    counts = [request.num_iterations for request in requests]
+    if None in counts:
+        return None
+    return sum(len(request.token_ids) for request in requests) / sum(filter(None, counts))

@@ -1,0 +1,1 @@
+"""Wide beams under a trie, each setting in a process of its own."""

@@ -1,0 +1,1 @@
+"""Session options of ONNX Runtime, each against those in use."""

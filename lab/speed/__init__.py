@@ -1,0 +1,1 @@
+"""Speed beside quality, on twins."""

@@ -1,0 +1,221 @@
+"""Speed beside quality, on twins, and the frontier; with --draft, drafts of the demo target.
+
+For each size and precision: makes the twin and its bundle in the work folder, runs dsbd-bench on it
+in a process of its own, and keeps its JSON. Existing files are not made or measured again; delete a
+JSON file to measure again. A size has a section of its own, written from all its reports there.
+
+With --draft, drafts of the demo target beside the demo draft instead, in a section of their own:
+what dsbd-distill made, of either kind, named by their folders.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dsbd_ort.benchmark.prompts import PROMPTS
+from lab.frame.page import BUILD, DOCS, RESULTS, Page, write_section, writes
+from lab.frame.twins import DEMO, HOSTILE, TRAINED, TWIN_OPTIONS, bundle_of, call
+from lab.speed.report import (
+    FRONTIER_RUNS,
+    draft_calls_of,
+    plot_frontier,
+    same_drafts_of,
+    table_of,
+)
+
+FOLDER = click.Path(path_type=Path, file_okay=False, exists=True)
+DRAFTS = RESULTS / "drafts.md"
+PICTURE = DOCS / "images" / "frontier.png"
+FRONTIER = "frontier"  # the third measurement, beside those by draft
+PRECISIONS = {"none": "fp32", "int8-dynamic": "int8-dynamic", "int4": "int4"}
+
+# dsbd-bench adds the baseline of every run: the same distribution without a draft.
+RUNS = (
+    "speculative draft_length=4 name='speculative, 4'",
+    "speculative draft_policy=throughput name='speculative, throughput'",
+    "dsbd num_beams=2 width_policy=fixed draft_length=4 draft_beams=2 name='dsbd W=2, 4x2'",
+    "dsbd num_beams=2 width_policy=fixed draft_length=4 draft_beams=3 name='dsbd W=2, 4x3'",
+    "dsbd num_beams=2 width_policy=fixed draft_length=3 draft_beams=4 name='dsbd W=2, 3x4'",
+    "dsbd num_beams=2 draft_policy=throughput name='dsbd W=2, throughput'",
+    "dsbd num_beams=4 width_policy=fixed draft_length=3 draft_beams=4 name='dsbd W=4, 3x4'",
+    "dsbd num_beams=4 width_policy=fixed draft_length=2 draft_beams=6 name='dsbd W=4, 2x6'",
+    "dsbd num_beams=4 width_policy=fixed draft_length=2 draft_beams=8 name='dsbd W=4, 2x8'",
+    "dsbd num_beams=4 draft_policy=throughput name='dsbd W=4, throughput'",
+    "dsbd num_beams=3 min_beams=2 draft_length=4 draft_beams=3 baseline='beam-sample W=2' "
+    "name='dsbd W=3, at least 2'",
+    "dsbd num_beams=4 min_beams=2 draft_length=4 draft_beams=4 baseline='beam-sample W=2' "
+    "name='dsbd W=4, at least 2'",
+    "speculative-beam-search num_beams=4 draft_policy=throughput "
+    "name='speculative-beam-search W=4, throughput'",
+)
+HOSTILE_RUNS = (
+    "dsbd num_beams=2 draft_policy=throughput name='dsbd W=2, throughput'",
+    "dsbd num_beams=4 draft_policy=throughput name='dsbd W=4, throughput'",
+)
+FEW_RUNS = (
+    "speculative draft_length=4 name='speculative, 4'",
+    "speculative draft_policy=throughput name='speculative, throughput'",
+    "dsbd num_beams=2 width_policy=fixed draft_length=4 draft_beams=2 name='dsbd W=2, 4x2'",
+    "dsbd num_beams=2 draft_policy=throughput name='dsbd W=2, throughput'",
+    "dsbd num_beams=4 width_policy=fixed draft_length=2 draft_beams=6 name='dsbd W=4, 2x6'",
+    "dsbd num_beams=4 draft_policy=throughput name='dsbd W=4, throughput'",
+    "speculative-beam-search num_beams=4 draft_policy=throughput "
+    "name='speculative-beam-search W=4, throughput'",
+)
+RUNS_OF = {DEMO: RUNS, HOSTILE: HOSTILE_RUNS, FRONTIER: FRONTIER_RUNS}
+# What depends on the draft and not on how long calls take.
+FIXED_RUNS = tuple(run for run in FEW_RUNS if "throughput" not in run)
+
+
+def first_prompts(count: int, work: Path) -> Path:
+    """Return a file with the first of dsbd-bench's own prompts."""
+    file = work / "prompts.jsonl"
+    file.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in PROMPTS[:count]))
+    return file
+
+
+def measure(bundle: Path, runs: tuple[str, ...], result: Path, options: list[str]) -> None:
+    """Run dsbd-bench on a bundle unless its JSON exists."""
+    if result.exists():
+        return
+    partial = result.with_suffix(".partial")
+    of_runs = [word for run in runs for word in ("--run", run)]
+    call("dsbd-bench", bundle, *of_runs, *options, "--top-k", "20", "--json", partial)
+    partial.rename(result)
+
+
+@click.command(help=__doc__)
+@click.option("--params", multiple=True, default=("150M", "1B"), show_default=True)
+@click.option(
+    "--quantize",
+    type=click.Choice(list(PRECISIONS)),
+    multiple=True,
+    default=("none", "int8-dynamic"),
+    show_default=True,
+)
+@click.option("--draft", "drafts", type=FOLDER, multiple=True, help="Of the demo target.")
+@click.option("--work", type=click.Path(path_type=Path), default=BUILD / "speed")
+@click.option("--repetitions", default=5, show_default=True)
+@click.option("--num-prompts", type=click.IntRange(1, len(PROMPTS)), default=len(PROMPTS))
+@click.option("--max-new-tokens", default=48, show_default=True)
+@writes(RESULTS / "speed.md")
+def main(
+    params: tuple[str, ...],
+    quantize: tuple[str, ...],
+    drafts: tuple[Path, ...],
+    work: Path,
+    repetitions: int,
+    num_prompts: int,
+    max_new_tokens: int,
+    page: Page,
+) -> None:
+    """Run the missing measurements and write the tables."""
+    work.mkdir(parents=True, exist_ok=True)
+    options = ["--repetitions", str(repetitions), "--max-new-tokens", str(max_new_tokens)]
+    options += ["--threads", str(page.threads), "--prompts", str(first_prompts(num_prompts, work))]
+    if drafts:
+        measure_drafts(
+            params, quantize, drafts, work, options, dataclasses.replace(page, document=DRAFTS)
+        )
+        return
+    page.begin(*(f"measured {size}" for size in params))
+    wanted = [(size, kind, DEMO) for size in params for kind in quantize]
+    if "150M" in params:
+        wanted += [("150M", kind, what) for kind in quantize for what in (HOSTILE, FRONTIER)]
+    for size, kind, what in wanted:
+        bundle = bundle_of(size, kind, HOSTILE if what == HOSTILE else DEMO, work)
+        runs = FEW_RUNS if size in TWIN_OPTIONS else RUNS_OF[what]
+        measure(bundle, runs, work / f"{size}.{kind}.{what}.json", options)
+    for size in {*params} & {*TWIN_OPTIONS}:
+        if "none" in quantize:
+            measure(
+                bundle_of(TRAINED, "none", DEMO, work), FIXED_RUNS, trained_of(size, work), options
+            )
+    write_tables(work, params, page.document)
+    write_frontier(work)
+
+
+def trained_of(size: str, work: Path) -> Path:
+    """Return the file with what the pair does of which a twin was made."""
+    return work / f"{size}.none.{TRAINED}.json"
+
+
+def measure_drafts(
+    params: tuple[str, ...],
+    quantize: tuple[str, ...],
+    drafts: tuple[Path, ...],
+    work: Path,
+    options: list[str],
+    page: Page,
+) -> None:
+    """Run the missing measurements of the demo draft and of ``drafts``, and write their tables."""
+    by_name = {DEMO: DEMO} | {draft.name: draft for draft in drafts}
+    unclear = {HOSTILE, *(name for name in by_name if "." in name)}
+    if len(by_name) <= len(drafts) or unclear & {*by_name}:
+        raise click.UsageError(
+            f"--draft has folders {', '.join(draft.name for draft in drafts)}: they name the "
+            f"drafts, so all must differ, without a dot, and from {DEMO} and {HOSTILE}; rename them"
+        )
+    page.begin(*(f"drafts {size}" for size in params))
+    folder = work / "drafts"
+    folder.mkdir(exist_ok=True)
+    for size, kind, name in itertools.product(params, quantize, by_name):
+        bundle = bundle_of(size, kind, by_name[name], work)
+        measure(bundle, FEW_RUNS, folder / f"{size}.{kind}.{name}.json", options)
+    write_drafts(folder, params, page.document)
+
+
+def write_tables(work: Path, params: tuple[str, ...], document: Path) -> None:
+    """Write the tables of all measurements of these sizes to the document."""
+    for size in params:
+        tables = []
+        for (_size, kind, what), report in measured(work, size).items():
+            if what not in (FRONTIER, TRAINED):
+                draft = "a random draft" if what == HOSTILE else "the demo draft"
+                tables.append(table_of(report, f"{size} twin, {PRECISIONS[kind]}, {draft}"))
+        twin, trained = work / f"{size}.none.{DEMO}.json", trained_of(size, work)
+        if twin.exists() and trained.exists():
+            tables.append(same_drafts_of(size, *map(report_in, (twin, trained))))
+        write_section(document, f"measured {size}", "\n\n".join(tables))
+
+
+def write_drafts(folder: Path, params: tuple[str, ...], document: Path) -> None:
+    """Write the tables of all drafts of these sizes that were measured to the document."""
+    for size in params:
+        reports = {
+            f"{size} twin, {PRECISIONS[kind]}, the {name.replace('-', ' ')} draft": report
+            for (_size, kind, name), report in measured(folder, size).items()
+        }
+        tables = [table_of(report, title, level=4) for title, report in reports.items()]
+        tables.append(draft_calls_of(reports))
+        write_section(document, f"drafts {size}", "\n\n".join(tables))
+
+
+def write_frontier(work: Path) -> None:
+    """Draw quality over speed, a panel a precision."""
+    reports = {
+        f"{size} twin, {PRECISIONS[kind]}": report
+        for (size, kind, what), report in measured(work).items()
+        if what == FRONTIER
+    }
+    if reports:
+        PICTURE.parent.mkdir(exist_ok=True)
+        plot_frontier(reports, PICTURE)
+
+
+def measured(work: Path, size: str = "*") -> dict[tuple[str, str, str], dict[str, Any]]:
+    """Return the reports in the work folder by size, quantization and measurement."""
+    files = sorted(work.glob(f"{size}.*.*.json"))
+    return {tuple(file.name.split(".")[:3]): report_in(file) for file in files}
+
+
+def report_in(file: Path) -> dict[str, Any]:
+    """Return the report that dsbd-bench wrote."""
+    report: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return report

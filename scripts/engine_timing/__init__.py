@@ -1,1 +1,0 @@
-"""Engine calls timed side by side, and their tables in a document."""

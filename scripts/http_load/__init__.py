@@ -1,1 +1,0 @@
-"""Modules of scripts/measure_serving and scripts/soak_server."""

@@ -1,1 +1,0 @@
-"""The parts of scripts/compare_peers: other tools on the same checkpoints, in one run."""

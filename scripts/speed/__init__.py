@@ -1,1 +1,0 @@
-"""Modules of scripts/measure_speed."""

@@ -1,0 +1,83 @@
+"""The check from end to end on the CPU, with what no GPU is needed for."""
+
+from __future__ import annotations
+
+import json
+import sysconfig
+
+from lab.gpu.environment import install, requirements, variables
+from lab.gpu.report import BITS_COLUMNS
+from lab.gpu.runner import PieceError, Runner
+from lab.gpu.settings import ROOT, Settings
+from tests.lab.lab_run import lab_run
+
+
+def test_every_piece_runs_on_the_cpu_and_is_not_run_twice(tiny_bundle, tmp_path):
+    arguments = [
+        "--provider", "cpu", "--work", tmp_path, "--bundle", tiny_bundle.path,
+        "--num-prompts", 1, "--max-new-tokens", 3, "--repetitions", 1,
+    ]  # fmt: skip
+    done = lab_run("gpu", *arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+    states = {r["piece"]: r for r in json.loads((tmp_path / "gpu.json").read_text())}
+    assert states["parity-tiny"]["values"]["num_identical"] == 6
+    assert set(states["bits-tiny"]["values"]["counts"]) == set(BITS_COLUMNS[1:])
+    assert states["bits-tiny"]["values"]["counts"]["the same calls again"]["num_other_ways"] == 0
+    runs = {run["name"]: run for run in states["bench-tiny"]["values"]["runs"]}
+    assert runs["dsbd W=4 fixed 4x16"]["comparison"]["is_identical"]
+    assert states["bench-tiny-graphs"]["reason"] == "provider cpu has no CUDA graphs"
+    assert "dsbd W=2 fixed 4x32" in done.stdout
+    again = lab_run("gpu", *arguments, "--only", "parity-*", "--only", "bench-tiny")
+    assert again.stdout.splitlines()[:2] == ["parity-tiny: done before", "bench-tiny: done before"]
+
+
+def test_without_a_gpu_it_says_what_is_missing(tmp_path):
+    done = lab_run("gpu", "--work", tmp_path / "work", "--wheels", tmp_path)
+    lines = done.stderr.splitlines()
+    assert done.returncode == 2 and done.stdout == ""
+    assert lines[-2:] == [
+        f"no package {name} in {tmp_path}; bring its wheel, see docs/gpu.md"
+        for name in ("onnxruntime-gpu", "cuda-bindings")
+    ]
+    assert not (tmp_path / "work").exists()
+
+
+def test_a_piece_that_does_not_exist_is_refused_with_the_names_that_do(tmp_path):
+    done = lab_run("gpu", "--work", tmp_path, "--only", "bench-nothing")
+    assert done.returncode == 2 and "parity-demo-fp32" in done.stdout
+
+
+def installed(work, wheels, **options):
+    settings = Settings(work=work, provider="cpu", wheels=wheels, **options)
+    runner = Runner(settings.python, ROOT / "scripts", work / "log", variables(settings), 100.0)
+    return settings, runner, lambda: install(settings, runner)
+
+
+def test_an_environment_takes_what_needs_no_wheel_from_other_site_packages(tmp_path):
+    (tmp_path / "wheels").mkdir()
+    packages = sysconfig.get_path("purelib")
+    settings, runner, make = installed(
+        tmp_path, tmp_path / "wheels", site_packages=ROOT.__class__(packages), bundles=(tmp_path,)
+    )
+    found = make()
+    words = "tensorrt>=10.15: exit code 1: ERROR: No matching distribution found"
+    assert found["tensorrt"].startswith(words)
+    runner.module("lab.gpu.machine", "--json", tmp_path / "machine.json")
+    assert "numpy" in json.loads((tmp_path / "machine.json").read_text())["versions"]
+    assert str(settings.python) == found["python"]
+
+
+def test_a_folder_without_the_wheels_fails_with_the_package_that_is_missing(tmp_path):
+    (tmp_path / "wheels").mkdir()
+    _, _, make = installed(tmp_path, tmp_path / "wheels")
+    try:
+        make()
+    except PieceError as error:
+        assert "No matching distribution found for numpy" in str(error)
+    else:
+        raise AssertionError("installed from nothing")
+
+
+def test_requirements_are_those_of_the_extra():
+    assert any(line.startswith("onnxruntime-gpu[cuda,cudnn]") for line in requirements("gpu"))
+    assert any(line.startswith("tokenizers") for line in requirements("cpu"))

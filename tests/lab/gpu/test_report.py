@@ -1,0 +1,121 @@
+"""The tables of the results, and when they go into the document."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from lab.gpu.report import BITS_COLUMNS, bench_rows, bits_rows, main, parity_rows
+from lab.gpu.runner import FAILED, Result, ResultFolder
+
+BEFORE = "# GPUs\n\n<!-- gpu -->\nNothing was run.\n<!-- end of gpu -->\n\nthe rest\n"
+
+
+def run(name, seconds, joules, comparison=None):
+    return {
+        "name": name, "tokens_per_s": {"median": 1 / seconds}, "kv_bytes_peak": 2_500_000,
+        "seconds_per_token": {"draft": 0.0, "target": 0.9 * seconds, "host": 0.1 * seconds},
+        "energy_joules_per_token": joules, "comparison": comparison,
+    }  # fmt: skip
+
+
+SPEEDUP = {
+    "baseline": "beam-sample W=2", "num_identical": 7, "num_pairs": 8,
+    "speedup": {"value": 2.5, "low": 2.25, "high": 2.75},
+}  # fmt: skip
+BENCH = Result(
+    piece="bench-demo", state="done", began="2026-01-02T03:04:05",
+    values={
+        "provider": "cuda",
+        "runs": [run("beam-sample W=2", 0.01, 0.5), run("dsbd W=2", 0.004, 0.25, SPEEDUP)],
+    },
+)  # fmt: skip
+PARITY = Result(
+    piece="parity-demo", state="done", began="2026-01-02T03:04:00",
+    values={
+        "num_compared": 6, "num_identical": 4, "num_near_ties": 1, "gaps": [0.0005, None],
+        "gap_limit": 0.001, "mean_variation": 1e-6, "max_variation": 2e-5,
+        "variation_limit": 1e-3, "is_within_limits": False,
+    },
+)  # fmt: skip
+BITS = Result(
+    piece="bits-demo", state="done", began="2026-01-02T03:04:02",
+    values={
+        "provider": "cuda",
+        "counts": {
+            kind: {
+                "num_ways": 20,
+                "num_other_ways": n,
+                "num_logits": 1000,
+                "num_other_logits": 9 * n,
+            }
+            for n, kind in enumerate(BITS_COLUMNS[1:])
+        },
+    },
+)  # fmt: skip
+MACHINE = Result(
+    piece="machine", state="done", began="2026-01-02T03:03:00",
+    values={
+        "gpus": [{"name": "NVIDIA H200", "driver_version": "580.1"}],
+        "versions": {"python": "3.12.3", "onnxruntime-gpu": "1.31.1"},
+    },
+)  # fmt: skip
+BROKEN = Result(
+    piece="bench-demo-graphs", state=FAILED, reason="exit code 2: Error: no", began="2026-01-03"
+)
+
+
+def test_a_row_has_speed_up_identical_tokens_host_share_memory_and_energy():
+    rows = bench_rows([BENCH, PARITY, BROKEN])
+    assert rows == [
+        ("demo", "beam-sample W=2", "100.0", "-", "-", "-", "10", "2.5", "0.500", "-"),
+        ("demo", "dsbd W=2", "250.0", "2.50", "2.25 to 2.75", "7/8", "10", "2.5", "0.250", "2.00"),
+    ]
+
+
+def test_energy_that_was_not_measured_is_left_out():
+    runs = [run("beam-sample W=2", 0.01, None), run("dsbd W=2", 0.004, None, SPEEDUP)]
+    values = {**BENCH.values, "runs": runs}
+    assert [row[-2:] for row in bench_rows([dataclasses.replace(BENCH, values=values)])] == [
+        ("-", "-")
+    ] * 2
+
+
+def test_near_ties_and_the_largest_gap_are_shown():
+    assert parity_rows([PARITY]) == [
+        ("demo", "4/6", "1/2 (gap up to 0.001)", "beyond top-k", "1.0e-06",
+         "2.0e-05 (limit 0.001)", "beyond limits"),
+    ]  # fmt: skip
+
+
+def test_ways_that_differ_are_shown_by_kind():
+    assert bits_rows([PARITY, BITS, BROKEN]) == [
+        ("demo", "0/20 (0.0e+00)", "1/20 (9.0e-03)", "2/20 (1.8e-02)", "3/20 (2.7e-02)"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("provider", ["cuda", "cpu"])
+def test_the_document_changes_only_when_a_gpu_was_measured(tmp_path, provider):
+    document, results = tmp_path / "gpu.md", ResultFolder(tmp_path / "results")
+    document.write_text(BEFORE)
+    values = {**BENCH.values, "provider": provider}
+    for result in (MACHINE, PARITY, BITS, dataclasses.replace(BENCH, values=values), BROKEN):
+        results.write(result)
+    main(tmp_path, document)
+    assert "dsbd W=2" in (tmp_path / "tables.txt").read_text()
+    assert [entry["piece"] for entry in json.loads((tmp_path / "gpu.json").read_text())] == [
+        "machine", "parity-demo", "bits-demo", "bench-demo", "bench-demo-graphs",
+    ]  # fmt: skip
+    if provider == "cpu":
+        assert document.read_text() == BEFORE
+        return
+    text = document.read_text()
+    for words in (
+        "| 3/20 (2.7e-02) |", "2026-01-02", "NVIDIA H200, 580.1", "onnxruntime-gpu 1.31.1",
+        "| 2.25 to 2.75 | 7/8 |",
+        "bench-demo-graphs: failed, exit code 2: Error: no",
+    ):  # fmt: skip
+        assert words in text
+    assert "Nothing was run." not in text and text.endswith("the rest\n")

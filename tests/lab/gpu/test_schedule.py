@@ -1,0 +1,102 @@
+"""Pieces one after another: time limits, failures, and going on where a call ended."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import time
+
+import pytest
+
+from lab.gpu.pieces import Piece, pieces
+from lab.gpu.runner import DONE, FAILED, NOT_RUN, NotRunError, PieceError, ResultFolder, Runner
+from lab.gpu.schedule import chosen, run_pieces
+from lab.gpu.settings import ROOT, Settings
+
+
+def runner(tmp_path, limit_s=20.0):
+    return Runner(sys.executable, ROOT / "scripts", tmp_path / "log", {"WORD": "said"}, limit_s)
+
+
+def test_a_command_gets_the_variables_and_writes_to_the_log(tmp_path):
+    runner(tmp_path).run(sys.executable, "-c", "import os; print(os.environ['WORD'])")
+    assert (tmp_path / "log").read_text().splitlines()[-1] == "said"
+
+
+def test_a_failing_command_gives_its_exit_code_and_last_error(tmp_path):
+    code = "import sys; print('Error: no room'); print('bye'); sys.exit(3)"
+    with pytest.raises(PieceError, match=r"^exit code 3: Error: no room$"):
+        runner(tmp_path).run(sys.executable, "-c", code)
+
+
+def test_a_command_that_takes_too_long_is_ended_with_its_children(tmp_path):
+    child = "import time, pathlib; time.sleep(1); pathlib.Path('alive').touch()"
+    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    began = time.monotonic()
+    with pytest.raises(PieceError, match="took over 0 s"):
+        runner(tmp_path, limit_s=0.3).run(
+            sys.executable, "-c", f"import os; os.chdir({str(tmp_path)!r}); {code}"
+        )
+    assert time.monotonic() - began < 1
+    time.sleep(1.2)
+    assert not (tmp_path / "alive").exists()
+
+
+class Actions:
+    """Pieces that note that they were run; ``failing`` ones fail, ``inapplicable`` ones refuse."""
+
+    def __init__(self):
+        self.log = []
+        self.failing, self.inapplicable = {"b"}, {"c"}
+
+    def piece(self, name, **options):
+        def action(settings, runner):
+            self.log.append(name)
+            if name in self.failing:
+                raise PieceError("broken")
+            if name in self.inapplicable:
+                raise NotRunError("not here")
+            return {"name": name}
+
+        return Piece(name, 9.0, action, **options)
+
+    def pieces(self):
+        return [*map(self.piece, "abc"), self.piece("table", is_repeated=True)]
+
+
+def test_a_failure_is_recorded_and_the_others_go_on_and_only_it_is_tried_again(tmp_path):
+    actions, said = Actions(), []
+    settings = Settings(work=tmp_path, provider="cpu")
+    assert not run_pieces(actions.pieces(), settings, said.append)
+    states = {result.piece: (result.state, result.reason) for result in found(tmp_path)}
+    assert states == {
+        "a": (DONE, ""), "b": (FAILED, "broken"), "c": (NOT_RUN, "not here"), "table": (DONE, ""),
+    }  # fmt: skip
+    actions.failing.clear()
+    assert run_pieces(actions.pieces(), settings, said.append)
+    assert actions.log == ["a", "b", "c", "table", "b", "c", "table"]
+    assert "a: done before" in said and any("broken" in line for line in said)
+
+
+def found(work):
+    return ResultFolder(work / "results").all()
+
+
+def test_what_has_no_time_left_is_left_for_the_next_call(tmp_path):
+    actions, said = Actions(), []
+    actions.failing.clear()
+    clock = itertools.count(0.0, 3.0)  # every look at the clock takes three seconds
+    settings = Settings(work=tmp_path, provider="cpu", limit_s=12.0)
+    assert not run_pieces(actions.pieces(), settings, said.append, lambda: next(clock))
+    assert actions.log == ["a"]
+    assert said[-1] == "table: left for the next call, the 12 s are over"
+
+
+def test_pieces_are_chosen_by_name_or_pattern(tmp_path):
+    every = pieces(Settings(work=tmp_path, params="150M"))
+    names = [piece.name for piece in chosen(every, ["install", "bench-*-graphs"])]
+    assert names == [
+        "install", "bench-demo-fp32-graphs", "bench-demo-fp16-graphs",
+        "bench-twin-150M-fp16-graphs",
+    ]  # fmt: skip
+    assert chosen(every, []) == every and len({piece.name for piece in every}) == len(every)

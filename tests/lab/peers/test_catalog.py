@@ -1,0 +1,97 @@
+"""The tables of tools are sound: every ratio and every bar has a counterpart."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import jsonschema
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from dsbd_ort.decoding import DecodingConfig
+from lab.peers.catalog import OURS, TORCH
+from lab.peers.comparison import COMPARISONS, STRATEGIES
+from lab.peers.prepare import RUNNERS
+
+CASES = [(comparison, peer) for comparison in COMPARISONS.values() for peer in comparison.peers]
+IDS = [f"{comparison.name}-{peer.name}" for comparison, peer in CASES]
+every_tool = pytest.mark.parametrize(("comparison", "peer"), CASES, ids=IDS)
+every_comparison = pytest.mark.parametrize("comparison", COMPARISONS.values(), ids=COMPARISONS)
+
+
+def our_runs(comparison):
+    (ours,) = (peer for peer in comparison.peers if peer.name == OURS)
+    return {(run.name, run.precision): run for run in ours.runs}
+
+
+@every_tool
+def test_runners_counterparts_and_names(comparison, peer):
+    ours = our_runs(comparison)
+    own = {(run.name, run.precision) for run in peer.runs}
+    assert len(own) == len(peer.runs)
+    for run in peer.runs:
+        assert run.unable is not None or (RUNNERS / f"{peer.runner}.py").is_file()
+        for name in (run.counterpart, run.same_tokens_as):
+            assert name is None or (name, run.precision) in ours
+        assert run.undrafted is None or (run.undrafted, run.precision) in own
+
+
+@every_comparison
+def test_our_runs_are_configurations(comparison):
+    for (name, _), run in our_runs(comparison).items():
+        config = DecodingConfig.from_options(dict(run.options))
+        width = int((re.findall(r"W=(\d+)", name) or [1])[0])
+        assert config.num_beams == width
+        assert (config.width_policy == "threshold") == ("at least" in name)
+        assert (config.drafter == "ngram") == name.endswith("ngram")
+
+
+def test_bars_name_rows():
+    comparison = COMPARISONS[STRATEGIES]
+    keys = {(peer.name, run.name, run.precision) for peer in comparison.peers for run in peer.runs}
+    for bar in comparison.bars:
+        assert (bar.peer, bar.run, bar.precision) in keys
+        assert (bar.ours, bar.precision) in our_runs(comparison)
+
+
+@every_tool
+def test_torch_is_pinned_first_and_stays(comparison, peer):
+    calls = [words for words in peer.installs if "--no-deps" not in words]
+    assert all(TORCH in words for words in calls)
+
+
+def byte_tokenizer():
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({symbol: i for i, symbol in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+@every_comparison
+@pytest.mark.parametrize("number", [1, 8])
+def test_prompts_are_so_many_of_every_kind_and_all_different(comparison, number):
+    prompts = comparison.prompts(byte_tokenizer(), number)
+    works = {prompt.work for prompt in prompts}
+    assert len(prompts) == number * len(works)
+    assert len({(tuple(prompt.token_ids), prompt.json_schema) for prompt in prompts}) == len(
+        prompts
+    )
+    warm_up = comparison.warm_up(byte_tokenizer())
+    assert (warm_up.token_ids, warm_up.json_schema) not in [
+        (prompt.token_ids, prompt.json_schema) for prompt in prompts
+    ]
+    for schema in (prompt.json_schema for prompt in prompts):
+        if schema is not None:
+            jsonschema.Draft202012Validator.check_schema(json.loads(schema))
+
+
+def test_copying_prompts_begin_to_repeat_what_they_hold():
+    tokenizer = byte_tokenizer()
+    prompts = COMPARISONS["drafting"].prompts(tokenizer, 6)
+    for prompt in prompts:
+        text = tokenizer.decode(prompt.token_ids)
+        first, _, again = text.rpartition("\n\n")
+        if prompt.work == "copying":
+            assert len(again) > 40 and again[-8:].split("value_")[-1] in first

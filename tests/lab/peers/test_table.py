@@ -1,0 +1,125 @@
+"""The tables, from a report as JSON gives it back."""
+
+from __future__ import annotations
+
+from lab.peers.comparison import COMPARISONS, STRATEGIES, beside_busy
+from lab.peers.report import tables_of
+
+ROW = {
+    "peer": "tool",
+    "run": "beam search W=4",
+    "precision": "int8",
+    "counterpart": "ours W=4",
+    "same_tokens_as": "beam-search W=4",
+    "reason": None,
+    "version": "1.2",
+    "settings": "type int8",
+    "num_requests": 24,
+    "num_tokens": 47.5,
+    "tokens_per_s": {"median": 50.04, "quartile_1": 40.0, "quartile_3": 60.0},
+    "ratio": {"value": 1.5, "low": 1.25, "high": 2.0},
+    "num_identical": 23,
+    "peak_bytes": 600_000_000,
+    "work": "copying",
+    "undrafted": "sampling",
+    "speedup": {"value": 1.25, "low": 1.0, "high": 1.5},
+    "num_valid": 22,
+    "tokens_per_iteration": 2.345,
+}
+EMPTY = dict.fromkeys(ROW) | {"peer": "other", "run": "sampling", "precision": "fp32"}
+SEARCHES = {
+    "seconds": {"median": 0.25, "quartile_1": 0.2, "quartile_3": 0.3},
+    "legal_per_s": {"median": 250.0, "quartile_1": 240.0, "quartile_3": 260.0},
+    "num_returned": 400,
+    "num_legal": 399,
+    "num_same": 23,
+    "score_difference": 2e-6,
+}
+BAR = {"ours": "ours W=4", "peer": "tool", "run": "beam search W=4", "precision": "int8"}
+REPORT = {
+    "created": "2026-11-21T10:00:00+00:00",
+    "params": "150M",
+    "machine": {"processor": "CPU"},
+    "threads": 2,
+    "rounds": 3,
+    "max_new_tokens": 48,
+    "prompts": [[0]] * 8,
+    "rows": [ROW, EMPTY | {"reason": "not installed: no wheel\nfor a | b\nstate: 0"}],
+    "bars": [
+        BAR | {"aim": 1.5, "ratio": {"value": 1.5, "low": 1.25, "high": 2.0}},
+        BAR | {"aim": 4.0, "ratio": None},
+    ],
+}
+
+
+def test_rows_failures_settings_and_bars():
+    lines = tables_of(REPORT).splitlines()
+    assert (
+        "| tool | 1.2 | int8 | beam search W=4 | 50.0 (40.0 to 60.0) | 47.5 | "
+        "**1.50** (1.25 to 2.00) of ours W=4 | 600 | 23/24 as beam-search W=4 |" in lines
+    )
+    assert (
+        r"| other |  | fp32 | sampling | not installed: no wheel for a \| b |  |  |  |  |" in lines
+    )
+    assert "* tool, int8: type int8." in lines
+    over = "| ours W=4 | tool, beam search W=4 | int8 |"
+    assert f"{over} 1.5 | **1.50** (1.25 to 2.00) |" in lines
+    assert f"{over} 4 | not measured |" in lines
+    assert any("150M twin, CPU, 2 threads, 8 prompts x 3 rounds, 48 new" in line for line in lines)
+
+
+def test_a_table_of_schemas_counts_valid_documents_and_has_no_bars():
+    lines = tables_of(REPORT | {"comparison": "schemas", "bars": []}).splitlines()
+    assert (
+        "| tool | 1.2 | int8 | beam search W=4 | 50.0 (40.0 to 60.0) | 47.5 | 22/24 | "
+        "**1.50** (1.25 to 2.00) of ours W=4 | 600 | 23/24 as beam-search W=4 |" in lines
+    )
+    assert lines[-1] == "* tool, int8: type int8."
+
+
+def test_a_table_of_drafting_names_the_work():
+    lines = tables_of(REPORT | {"comparison": "drafting", "bars": []}).splitlines()
+    assert (
+        "| copying | tool | 1.2 | int8 | beam search W=4 | 50.0 (40.0 to 60.0) | 47.5 | 2.35 | "
+        "**1.25** (1.00 to 1.50) | **1.50** (1.25 to 2.00) of ours W=4 | "
+        "23/24 as beam-search W=4 |" in lines
+    )
+    assert (
+        r"|  | other |  | fp32 | sampling | not installed: no wheel for a \| b |  |  |  |  |  |"
+        in lines
+    )
+
+
+def test_a_table_of_retrieval_has_times_of_requests_and_illegal_sequences():
+    row = ROW | {
+        "searches": SEARCHES,
+        "time_ratio": {"value": 2.5, "low": 2.0, "high": 3.0},
+        "same_search_as": "beam-search W=4",
+    }
+    speedup = "**1.25** (1.00 to 1.50)"
+    unchecked = row | {"searches": SEARCHES | {"num_same": None}, "time_ratio": None}
+    unchecked["speedup"] = None
+    other = row | {"searches": SEARCHES | {"num_same": 0, "score_difference": None}}
+    found = {"comparison": "retrieval", "rows": [row, unchecked, other], "bars": []}
+    lines = tables_of(REPORT | found).splitlines()
+    head = "| tool | 1.2 | int8 | beam search W=4 | 250.0 (200.0 to 300.0) | 250.0 (240.0 to 260.0)"
+    ratio = "**2.50** (2.00 to 3.00) of ours W=4"
+    same = "as beam-search W=4"
+    assert (
+        f"{head} | 0.2% of 400 | {speedup} | {ratio} | 600 | 23/24 {same}, within 2e-06 |" in lines
+    )
+    assert f"{head} | 0.2% of 400 |  |  | 600 |  |" in lines
+    assert f"{head} | 0.2% of 400 | {speedup} | {ratio} | 600 | 0/24 {same} |" in lines
+
+
+def test_tables_say_that_a_core_was_taken() -> None:
+    said = "2 threads, another process on one of the cores, 8 prompts"
+    assert said in tables_of(REPORT | {"is_busy": True})
+    assert said not in tables_of(REPORT)
+
+
+def test_on_a_busy_machine_the_aim_is_to_be_no_slower() -> None:
+    quiet = COMPARISONS[STRATEGIES]
+    busy = beside_busy(quiet)
+    assert (quiet.section, busy.section) == ("peers", "peers, busy")
+    assert {bar.aim for bar in busy.bars} == {1.0} and len(busy.bars) == len(quiet.bars) > 0
