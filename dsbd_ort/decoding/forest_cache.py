@@ -244,7 +244,8 @@ class ForestCache:
                 forest.positions[nodes],
                 np.arange(size),
                 partial(view.append, parent_slots),
-                reads_full_logits=reads_full,
+                # Rows that are computed once more: those of others would lie behind them again.
+                reads_full_logits=reads_full or bool(self._slots_above),
                 gather=allowed.pairs() if allowed is not None and self._gathers(allowed) else None,
                 features=features,
             )

@@ -71,7 +71,7 @@ def check_whole_request(request: WholeRequest) -> bool:
         return True
     assert [s.token_ids for s in again.sequences] == [s.token_ids for s in result.sequences]
     for ours, theirs in zip(again.sequences, result.sequences, strict=True):
-        np.testing.assert_allclose(ours.token_logprobs, theirs.token_logprobs, atol=1e-5)
+        np.testing.assert_allclose(ours.token_logprobs, theirs.token_logprobs, atol=1e-3)
     return True
 
 

@@ -87,10 +87,11 @@ class WholeRequest:
             return TableModel(self.vocab_size, table)
         if head == "gather":
             return GatherTable(self.vocab_size, table)
-        # Of a search no candidate need be there; what is drawn from is, or the request is refused.
+        # What is drawn from is there, or the request is refused; a search reads what is missing:
+        # with some processors and drafts, so the number is about that of its candidates.
         searches = STRATEGIES[self.options["strategy"]].rule == "search"
         least = 1 if searches else max(1, self.options.get("top_k", 0))
-        num_top = min(least + self.table_seed % 5, self.vocab_size)
+        num_top = min(least + self.table_seed % (24 if searches else 5), self.vocab_size)
         if head == "proposed":
             num_top = min(num_top, num_proposed(self.vocab_size))
         # One that returns log-probabilities of all may read the rows of any forward.
@@ -132,7 +133,12 @@ def proposing(draft: LogitsOf, vocab_size: int) -> LogitsOf:
     """Return a draft that proposes the even tokens and the last one alone."""
     is_out = np.arange(vocab_size) % 2 == 1
     is_out[-1] = False
-    return lambda path: np.where(is_out, -np.inf, draft(path))
+
+    def logits_of(path: tuple[int, ...]) -> NDArray[np.floating]:
+        logits = np.where(is_out, -np.inf, draft(path))
+        return logits if np.isfinite(logits).any() else np.where(is_out, -np.inf, 0.0)
+
+    return logits_of
 
 
 def shaped(smooth: LogitsOf, kind: str) -> LogitsOf:
