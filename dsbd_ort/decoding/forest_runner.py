@@ -288,7 +288,8 @@ class ForestRunner:
         tokens, positions = forest.tokens[nodes], forest.positions[nodes]
         wanted: Wanted = "all logits" if gather is None else "some logits"
         num_top = view.spec.head.num_top_logits
-        if self._tops is not None and 0 < num_top < self._tops.number:
+        has_few = self._tops is not None and 0 < num_top < self._tops.number
+        if has_few or self._slots_above:  # computed once more: no rows of others lie behind these
             wanted = "logits again"
         source = view.prefix.source
         return EngineCall(self._role, self.meter, len(nodes), forward_at, wanted, source)

@@ -13,6 +13,7 @@ from dsbd_forward.logits import TopLogits
 from dsbd_ort import DsbdError, Pipeline
 from dsbd_ort.decoding import DecodingConfig, ModelError, TableModel, decode
 from dsbd_ort.decoding.warp import Warp
+from dsbd_ort.results import GeneratedSequence
 from tests.robustness.preempting import PreemptedPipeline
 from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle
 from tests.runtime.tiny_tokenizer import tiny_tokenizer
@@ -50,6 +51,13 @@ def poisoned_bundle(path: Path, role: str, bad: float, logits: str = "full") -> 
     return path
 
 
+def assert_alike(found: list[GeneratedSequence], wanted: list[GeneratedSequence]) -> None:
+    """In fp32 with fused attention rows that are computed again differ in their last bits."""
+    assert [s.token_ids for s in found] == [s.token_ids for s in wanted]
+    for ours, theirs in zip(found, wanted, strict=True):
+        assert ours.token_logprobs == pytest.approx(theirs.token_logprobs, abs=1e-5)
+
+
 @pytest.mark.parametrize("logits", ["full", "topk:20"])
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize("role", ["target", "draft"])
@@ -64,7 +72,7 @@ def test_the_engine_is_named_and_the_pipeline_goes_on(tmp_path, role, bad, logit
                 pipe.generate(prompt, top_k=20, **SHORT)
             with pytest.raises(DsbdError, match=f"of the {role}"):
                 list(pipe.stream(prompt, top_k=20, **SHORT))
-            assert pipe.generate("ab", top_k=20, **SHORT).sequences == wanted.sequences
+            assert_alike(pipe.generate("ab", top_k=20, **SHORT).sequences, wanted.sequences)
 
 
 @pytest.mark.parametrize("strategy", ["dsbd", "beam-search", "greedy", "speculative", "mjsd"])

@@ -31,7 +31,7 @@ TABLE_KINDS = ("smooth", "peaked", "rounded", "equal", "forbidding")
 DRAFT_KINDS = ("itself", "mixed", "hostile", "forbidding", "features")
 FEATURES = "features"  # mixed, or hostile where a row comes from the draft's own feature
 NO_DRAFT = "none"  # of requests that need no draft model
-HEADS = ("full", "top", "gather", "proposed")
+HEADS = ("top", "gather", "full", "proposed")
 """What the engines return; "proposed": the draft's largest logits, of a vocabulary of its own."""
 CHECKS = ("dense", "shared", "crowded", "repeated", "traced", "alone")
 
@@ -47,6 +47,7 @@ class WholeRequest:
         stop: runs of tokens that end a sequence as a stop string does.
         seconds_a_row: of the target, for draft_policy "throughput".
         head: what the engines return, one of ``HEADS``.
+        num_more: logits that a top-k head returns beyond those that the request cannot do without.
         check: the way it is decoded a second time, one of ``CHECKS``.
     """
 
@@ -59,6 +60,7 @@ class WholeRequest:
     stop: tuple[tuple[int, ...], ...]
     seconds_a_row: float
     head: str
+    num_more: int
     check: str
     tables: list[LogitsOf] = field(default_factory=list, compare=False, repr=False)
 
@@ -87,10 +89,11 @@ class WholeRequest:
             return TableModel(self.vocab_size, table)
         if head == "gather":
             return GatherTable(self.vocab_size, table)
-        # Of a search no candidate need be there; what is drawn from is, or the request is refused.
+        # What is drawn from is there, or the request is refused; a search reads what is missing:
+        # with some processors and drafts, so the number is about that of its candidates.
         searches = STRATEGIES[self.options["strategy"]].rule == "search"
-        least = 1 if searches else max(1, self.options.get("top_k", 0))
-        num_top = min(least + self.table_seed % 5, self.vocab_size)
+        least = 0 if searches else self.options.get("top_k", 0)
+        num_top = min(least + self.num_more, self.vocab_size)
         if head == "proposed":
             num_top = min(num_top, num_proposed(self.vocab_size))
         # One that returns log-probabilities of all may read the rows of any forward.
@@ -132,7 +135,12 @@ def proposing(draft: LogitsOf, vocab_size: int) -> LogitsOf:
     """Return a draft that proposes the even tokens and the last one alone."""
     is_out = np.arange(vocab_size) % 2 == 1
     is_out[-1] = False
-    return lambda path: np.where(is_out, -np.inf, draft(path))
+
+    def logits_of(path: tuple[int, ...]) -> NDArray[np.floating]:
+        logits = np.where(is_out, -np.inf, draft(path))
+        return logits if np.isfinite(logits).any() else np.where(is_out, -np.inf, 0.0)
+
+    return logits_of
 
 
 def shaped(smooth: LogitsOf, kind: str) -> LogitsOf:
@@ -252,7 +260,7 @@ def whole_requests(draw: st.DrawFn, strategy: str, largest_vocab: int = 300) -> 
     rarely = draw(st.integers(0, 9)) == 0
     names = [name for name in VALUES if has_meaning(name, strategy) or rarely]
     chosen = draw(st.lists(st.sampled_from(names), max_size=7, unique=True))
-    vocab_size = draw(st.sampled_from([v for v in (2, 3, 5, 17, 300) if v <= largest_vocab]))
+    vocab_size = draw(st.sampled_from([v for v in (17, 300, 2, 3, 5) if v <= largest_vocab]))
     tokens = st.integers(0, vocab_size - 1)
     options: dict[str, Any] = {
         "strategy": strategy,
@@ -294,6 +302,7 @@ def whole_requests(draw: st.DrawFn, strategy: str, largest_vocab: int = 300) -> 
         stop=stop,
         seconds_a_row=draw(st.sampled_from([0.0, 1e-5, 1e-3])),
         head=draw(st.sampled_from(heads)),
+        num_more=draw(st.sampled_from([12, 1, 9, 20, 2, 5])),
         check=draw(st.sampled_from(CHECKS)),
     )
 
