@@ -13,9 +13,10 @@ and both may be the same on another path. So a request has
 from __future__ import annotations
 
 import contextlib
-import mmap
+import ctypes
+import functools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -160,7 +161,7 @@ class TextMasks:
 class Growth:
     """Memory that a grammar takes: its matchers share a lexer, which grows while it is followed.
 
-    The library does not say how much. What the process has grown by is counted, which includes what
+    The library does not say how much. What the process holds more is counted, which includes what
     other threads take in the meantime.
 
     Attributes:
@@ -168,31 +169,60 @@ class Growth:
         has_failed: whether a matcher has. The lexer may be at a limit, and takes no token anymore.
     """
 
-    def __init__(self) -> None:
-        """Count from 0."""
+    def __init__(self, *, every: int = 1) -> None:
+        """Begin with nothing; of so many times one is counted, for all of them."""
         self.num_bytes = 0
         self.has_failed = False
+        self._every = every
+        self._num_times = 0
 
     @contextlib.contextmanager
     def counted(self) -> Iterator[None]:
         """Count what is taken within."""
-        before = resident_bytes()
+        is_counted = self._num_times % self._every == 0
+        self._num_times += 1
+        before = held_bytes() if is_counted else 0
         try:
             yield
         except ConstraintError:
             self.has_failed = True
             raise
         finally:
-            self.num_bytes += max(0, resident_bytes() - before)
+            if is_counted:
+                self.num_bytes += self._every * max(0, held_bytes() - before)
 
 
-def resident_bytes() -> int:
-    """Return the memory that this process holds, 0 where the system does not say."""
+class _MallocInfo(ctypes.Structure):
+    """``struct mallinfo2`` of glibc."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
+        ).split()
+    )
+
+
+@functools.cache
+def _malloc_info() -> Callable[[], _MallocInfo] | None:
     try:
-        with open("/proc/self/statm", encoding="ascii") as file:
-            return int(file.read().split()[1]) * mmap.PAGESIZE
-    except OSError:
+        function = ctypes.CDLL(None).mallinfo2
+    except (AttributeError, OSError, TypeError):  # another C library
+        return None
+    function.restype = _MallocInfo
+    return function
+
+
+def held_bytes() -> int:
+    """Return the memory that this process has allocated, 0 where the system does not say.
+
+    What it has mapped says less: memory that one grammar has left is taken by the next.
+    """
+    malloc_info = _malloc_info()
+    if malloc_info is None:
         return 0
+    info = malloc_info()
+    return int(info.uordblks) + int(info.hblkhd)
 
 
 class MatcherPool:
