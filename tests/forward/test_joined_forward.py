@@ -131,7 +131,14 @@ def test_each_gets_its_rows_of_all_logits() -> None:
     assert [part.logits.values.tolist() for part in parts] == [[[0, 1], [2, 3]], [], [[4, 5]]]
     assert [len(part.logits) for part in parts] == [2, 0, 1]
     assert parts[2].logits.full.read(np.array([0])).tolist() == [[4, 5]]
-    assert [part.features for part in parts] == [None] * 3
+    assert [(part.features, part.logits.logsumexp) for part in parts] == [(None, None)] * 3
+
+
+def test_each_gets_its_rows_sums_where_the_engine_returns_them_with_all_logits() -> None:
+    parts = ForwardResult(DenseLogits(VALUES, SUMS)).parts(calls())
+    assert [part.logits.logsumexp.tolist() for part in parts] == [[0.5, 1.5], [], [2.5]]
+    values, normalizers = parts[2].logits.read(np.array([0]))
+    assert (values.tolist(), normalizers.tolist()) == ([[4, 5]], [[2.5]])
 
 
 def test_each_gets_its_pairs_of_gathered_logits() -> None:
