@@ -237,6 +237,12 @@ class FunctionCalls(_Grammar):
         rules = f'start: "[" call {more} "]"\ncall: {" | ".join(calls)}'
         return f'{{"grammars": [{", ".join([json.dumps({"lark_grammar": rules}), *grammars])}]}}'
 
+    def parts(self, library: type[LLMatcher]) -> list[str]:
+        """Return the schemas of the functions, each by itself, and their own parts."""
+        schemas = [schema for _, schema in self.functions]
+        of_schemas = [part for schema in schemas for part in schema.parts(library)]
+        return [schema.source(library) for schema in schemas] + of_schemas
+
 
 def _named(name: str, source: str) -> str:
     """Return a grammar by whose name others refer to it; a source is JSON, or Lark's syntax."""
@@ -276,6 +282,10 @@ class BehindSpaces(_Grammar):
         return json.dumps(
             {**whole, "grammars": [begin, {**first, "name": "behind_spaces"}, *others]}
         )
+
+    def parts(self, library: type[LLMatcher]) -> list[str]:
+        """Return parts of the grammar behind the spaces."""
+        return self.grammar.parts(library)
 
 
 def behind_spaces(spec: ConstraintSpec, number: int) -> ConstraintSpec:
