@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from dsbd_forward.forward import Forward, ForwardResult
 from dsbd_forward.logits import Logits
-from dsbd_forward.rows import largest_logits
 from dsbd_ort.decoding.beams import Beams
 from dsbd_ort.decoding.cache_view import CacheView, RowIdentity
 from dsbd_ort.decoding.control.allowed_after import AllowedAfter
@@ -17,18 +16,17 @@ from dsbd_ort.decoding.control.controls import Controls
 from dsbd_ort.decoding.distribution import (
     TokenDistribution,
     TokenDistributions,
-    TopDistributions,
 )
 from dsbd_ort.decoding.drafting.draft import LayerNeeds
 from dsbd_ort.decoding.engine_call import Clock, EngineCall, EngineCalls, Role, Wanted
 from dsbd_ort.decoding.errors import ModelError
 from dsbd_ort.decoding.forest import NO_NODE, NOT_COMPUTED, Forest, Nodes
 from dsbd_ort.decoding.joint_distribution import (
-    FurtherTokens,
     JointDistribution,
     joint_distribution,
 )
 from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK
+from dsbd_ort.decoding.left_out import LeftOut, LeftOutTokens
 from dsbd_ort.decoding.node_features import NO_FEATURES, FeatureNeeds, NodeFeatures
 from dsbd_ort.decoding.top_tokens import PromptScorer, TopTokens
 from dsbd_ort.decoding.warp import Warp
@@ -93,9 +91,7 @@ class ForestRunner:
         self._unread: NDArray[np.int64] | None = None
         self.distribution_bytes_peak = 0
         self._distributions: TokenDistributions | None = None  # as the first logits are
-        self._last_call: tuple[int, Logits | None] = 0, None  # its first slot
-        self._further = FurtherTokens()
-        self._slots_above: dict[int, int] = {}  # by node to be computed again whose parent is gone
+        self._left_out = LeftOutTokens(view.spec)
 
     @property
     def slots(self) -> NDArray[np.int64]:
@@ -253,7 +249,7 @@ class ForestRunner:
             found, unread = self._read(logits, nodes, allowed)
             if self._tops is not None:
                 self._tops.append(logits)
-            self._last_call = first_slot, logits
+            self._left_out.follow(first_slot, logits)
             if self._distributions is None:
                 self._distributions = found.behind_unused_row()
             else:
@@ -269,9 +265,7 @@ class ForestRunner:
         slots[nodes] = np.arange(view.num_slots, view.num_slots + len(nodes))
         parents = forest.parents[nodes]
         parent_slots = slots[parents]
-        if self._slots_above:
-            for index in (parents == NO_NODE).nonzero()[0].tolist():
-                parent_slots[index] = self._slots_above.get(int(nodes[index]), 0)
+        self._left_out.add_slots_above(parent_slots, nodes, parents)
         gather = allowed.pairs() if allowed is not None and self._gathers(allowed) else None
 
         def forward_at(first_row: int) -> Forward:
@@ -289,7 +283,9 @@ class ForestRunner:
         wanted: Wanted = "all logits" if gather is None else "some logits"
         num_top = view.spec.head.num_top_logits
         has_few = self._tops is not None and 0 < num_top < self._tops.number
-        if has_few or self._slots_above:  # computed once more: no rows of others lie behind these
+        if (
+            has_few or self._left_out.are_set_back
+        ):  # computed once more: no rows of others lie behind these
             wanted = "logits again"
         source = view.prefix.source
         return EngineCall(self._role, self.meter, len(nodes), forward_at, wanted, source)
@@ -318,46 +314,20 @@ class ForestRunner:
         if self._controls is not None and self._role == "target":
             is_stuck = np.bincount(joint.parents, minlength=len(nodes)) == 0
             self._controls.check_continues(nodes[is_stuck], len(joint.tokens))
-        return (
-            self._further.added_to(joint, log_weights, slots) if self._further.slots.size else joint
-        )
+        return self._left_out.added_to(joint, log_weights, slots)
 
-    def complete(self, beams: Beams, bar: float, most: int) -> bool | None:
-        """See NodeDistributions.complete."""
-        known, spec = self._distributions, self._view.spec
-        if not isinstance(known, TopDistributions):
-            return None
-        if spec.head.num_top_logits and not spec.head.keeps_full_logits:
-            return None
-        if known.num_tokens >= min(most, spec.vocab_size):
-            return None
-        slots = self.slots[beams.nodes]
-        unsure = (beams.log_weights + known.least(slots) >= bar).nonzero()[0]
-        unsure = unsure[~np.isin(slots[unsure], self._further.complete)]
-        if not len(unsure):
-            return None
-        first_slot, logits = self._last_call
-        full = None if logits is None else logits.full
-        first_readable = first_slot + full.first_row if full else self._view.num_slots
-        readable, gone = (
-            unsure[slots[unsure] >= first_readable],
-            unsure[slots[unsure] < first_readable],
-        )
-        if logits is not None and full and len(readable):
-            rows, normalizers = logits.read(slots[readable] - first_slot)
-            tokens, scores = largest_logits(rows, most)
-            raw = (scores - normalizers)[:, known.num_tokens :]
-            counts = beams.log_weights[readable, None] + raw >= bar
-            self._further.add(slots[readable], counts, tokens[:, known.num_tokens :], raw)
-        if not len(gone):
-            return True
-        self._set_back(beams.nodes[gone])
-        return False
+    def read_left_out(self, beams: Beams, threshold: float, most: int) -> LeftOut:
+        """See NodeDistributions.read_left_out."""
+        slots, known = self.slots[beams.nodes], self._distributions
+        found = self._left_out.read(known, slots, beams.log_weights, threshold, most)
+        if found is LeftOut.GONE:
+            self._set_back(beams.nodes[self._left_out.gone])
+        return found
 
     def _set_back(self, nodes: Nodes) -> None:
         """Let these nodes count as not computed; what their parents see remains known."""
         slots = self.slots[nodes]
-        self._slots_above |= dict(zip(nodes.tolist(), slots.tolist(), strict=True))
+        self._left_out.set_back(nodes, slots)
         self._view.forget_own_rows(slots)
         self.slots[nodes] = NOT_COMPUTED
 
@@ -389,7 +359,7 @@ class ForestRunner:
         if self._distributions is not None:
             num_bytes = self._distributions.num_bytes
             self.distribution_bytes_peak = max(self.distribution_bytes_peak, num_bytes)
-        self._last_call, self._further, self._slots_above = (0, None), FurtherTokens(), {}
+        self._left_out.forget()
         slots = self.slots[: len(self._forest)]
         slots[:] = self._slots_after_pruning()[: len(slots)]
         computed = (slots > 0).nonzero()[0]

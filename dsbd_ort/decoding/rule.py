@@ -17,6 +17,7 @@ from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.drafting.draft import DraftLayer, distinct_in_order
 from dsbd_ort.decoding.forest import Forest, Nodes
 from dsbd_ort.decoding.joint_distribution import JointDistribution
+from dsbd_ort.decoding.left_out import LeftOut
 
 
 class NodeDistributions(Protocol):
@@ -30,15 +31,11 @@ class NodeDistributions(Protocol):
     ) -> JointDistribution:
         """Return the joint distribution over the continuations of computed beams."""
 
-    def complete(self, beams: Beams, bar: float, most: int) -> bool | None:
+    def read_left_out(self, beams: Beams, threshold: float, most: int) -> LeftOut:
         """Look for continuations that an engine with a top-k head did not return.
 
-        Of every beam that may have one with a log-weight of at least ``bar``, the ``most`` best
-        are read.
-
-        Returns:
-            None: no beam may have one. True: they are read. False: such a beam has to be computed
-            again first, and counts as not computed from now on.
+        Of every beam that may have one with a log-weight of at least ``threshold``, the ``most``
+        best are read. Where they are GONE, the beam counts as not computed from now on.
         """
 
     def log_probs(self, nodes: Nodes, tokens: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -17,6 +17,7 @@ from dsbd_ort.decoding.beams import Beams
 from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.drafting.draft import DraftLayer
 from dsbd_ort.decoding.joint_distribution import JointDistribution, best_candidates
+from dsbd_ort.decoding.left_out import LeftOut
 from dsbd_ort.decoding.rule import Finished, LayerBuilder, NodeDistributions
 from dsbd_ort.decoding.warp import num_searched
 
@@ -53,11 +54,12 @@ class SearchRule:
         width = self._config.width
         while len(beams.nodes) and target.are_computed(beams.nodes):
             joint, best = self._best(target, beams)
-            bar = joint.log_weights[best[-1]] if len(best) == self._num_candidates else -np.inf
-            is_complete = target.complete(beams, bar, self._num_candidates)
-            if is_complete is False:
+            is_full = len(best) == self._num_candidates
+            threshold = joint.log_weights[best[-1]] if is_full else -np.inf
+            left_out = target.read_left_out(beams, threshold, self._num_candidates)
+            if left_out is LeftOut.GONE:
                 return
-            if is_complete:
+            if left_out is LeftOut.READ:
                 joint, best = self._best(target, beams)
             depth += 1
             ends = self._is_eos(joint.tokens[best]) | (depth == self._config.max_new_tokens)

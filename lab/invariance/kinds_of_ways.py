@@ -12,13 +12,12 @@ import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_forward.forward import Forward
-from dsbd_forward.logits import DenseLogits, Logits, TopLogits
+from dsbd_forward.logits import Logits
 from dsbd_runtime.bundle import open_bundle
 from dsbd_runtime.causal_lm import CausalLM
 from dsbd_runtime.loading import load_causal_lm
@@ -140,11 +139,9 @@ def _keep(
 
 def _numbers(logits: Logits) -> NDArray[np.float64]:
     """Return what the head says of each row as one array."""
-    if isinstance(logits, DenseLogits):
-        return logits.values.astype(np.float64)
-    assert isinstance(logits, TopLogits)
-    columns: list[NDArray[Any]] = [logits.top_ids, logits.top_logits, logits.logsumexp[:, None]]
-    return np.concatenate([column.astype(np.float64) for column in columns], axis=1)
+    if logits.whole is not None:
+        return logits.whole.astype(np.float64)
+    return np.concatenate([*logits.most_probable(0), logits.log_normalizers], axis=1)
 
 
 def main() -> None:
