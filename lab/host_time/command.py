@@ -21,11 +21,12 @@ from dsbd_ort.benchmark.prompts import PROMPTS
 from dsbd_ort.decoding import DecodingConfig, DecodingStats, StepModel, decode_iterations, result_of
 from dsbd_ort.decoding.drafting.cost_curve import CostCurve, EngineCosts
 from dsbd_ort.pipeline import Pipeline
-from lab.frame.page import DOCS, RESULTS, Page, table, writes
+from lab.frame.page import RESULTS, Page, table, writes
 from lab.host_time import by_beams
 from lab.host_time.bigram_models import DenseBigram, TopKBigram, random_pair
 
-PICTURE = DOCS / "images" / "host_time.png"
+PAGE = RESULTS / "host_time.md"
+PICTURE = "../../docs/images/host_time.png"  # from the page; beside a page that is elsewhere
 VOCAB_SIZE, NUM_CANDIDATES, CLOSENESS = 4096, 64, 0.85
 PROMPT = range(1, 65)
 TABLE_COLUMNS = ("run", "top-k head", "all logits", "target rows", "layers committed")
@@ -121,12 +122,13 @@ def tables(
 
 
 def beam_tables(
-    bundles: tuple[Path, ...], beams: list[int], repetitions: int, threads: int
+    bundles: tuple[Path, ...], beams: list[int], repetitions: int, page: Page
 ) -> Iterator[str]:
     """Yield the lines of the second section; draw the first bundle's growth."""
+    picture = PICTURE if page.document == PAGE else Path(PICTURE).name
     columns = ("run", *(f"W={num_beams:,}" for num_beams in beams))
     for bundle in bundles:
-        found = by_beams.measure(bundle, beams, repetitions, threads)
+        found = by_beams.measure(bundle, beams, repetitions, page.threads)
         yield from (
             f"`{bundle.name}`: host microseconds an iteration, medians; in brackets the multiple "
             "of 100 us an iteration + (30 us + 4 us a beam) for each layer drafted or selected.",
@@ -135,8 +137,8 @@ def beam_tables(
             "",
         )
         if bundle == bundles[0]:
-            by_beams.plot(found, PICTURE)
-    yield "![host time by beams](../../docs/images/host_time.png)"
+            by_beams.plot(found, page.document.parent / picture)
+    yield f"![host time by beams]({picture})"
 
 
 def beam_counts(ctx: click.Context, param: click.Parameter, text: str) -> list[int]:
@@ -154,7 +156,7 @@ def beam_counts(ctx: click.Context, param: click.Parameter, text: str) -> list[i
 @click.option(
     "--beams", default="", callback=beam_counts, help="Measure growth, as 1,4,32,128,512,1024."
 )
-@writes(RESULTS / "host_time.md")
+@writes(PAGE)
 def main(
     bundles: tuple[Path, ...],
     repetitions: int,
@@ -165,7 +167,7 @@ def main(
     """Measure, print the tables and write them between the marks of the document."""
     if beams:
         page.begin("host time by beams")
-        lines = beam_tables(bundles, beams, repetitions, page.threads)
+        lines = beam_tables(bundles, beams, repetitions, page)
         details = f"top-k {by_beams.TOP_K} where sampled", f"{repetitions} requests each"
         page.write("host time by beams", lines, *details)
     else:

@@ -10,7 +10,6 @@ what dsbd-distill made, of either kind, named by their folders.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 from pathlib import Path
@@ -30,7 +29,7 @@ from lab.speed.report import (
 )
 
 FOLDER = click.Path(path_type=Path, file_okay=False, exists=True)
-DRAFTS = RESULTS / "drafts.md"
+PAGE, DRAFTS = RESULTS / "speed.md", RESULTS / "drafts.md"
 PICTURE = DOCS / "images" / "frontier.png"
 FRONTIER = "frontier"  # the third measurement, beside those by draft
 PRECISIONS = {"none": "fp32", "int8-dynamic": "int8-dynamic", "int4": "int4"}
@@ -104,7 +103,7 @@ def measure(bundle: Path, runs: tuple[str, ...], result: Path, options: list[str
 @click.option("--repetitions", default=5, show_default=True)
 @click.option("--num-prompts", type=click.IntRange(1, len(PROMPTS)), default=len(PROMPTS))
 @click.option("--max-new-tokens", default=48, show_default=True)
-@writes(RESULTS / "speed.md")
+@writes(PAGE)
 def main(
     params: tuple[str, ...],
     quantize: tuple[str, ...],
@@ -120,9 +119,8 @@ def main(
     options = ["--repetitions", str(repetitions), "--max-new-tokens", str(max_new_tokens)]
     options += ["--threads", str(page.threads), "--prompts", str(first_prompts(num_prompts, work))]
     if drafts:
-        measure_drafts(
-            params, quantize, drafts, work, options, dataclasses.replace(page, document=DRAFTS)
-        )
+        page.document = DRAFTS if page.document == PAGE else page.document
+        measure_drafts(params, quantize, drafts, work, options, page)
         return
     page.begin(*(f"measured {size}" for size in params))
     wanted = [(size, kind, DEMO) for size in params for kind in quantize]
