@@ -92,13 +92,14 @@ class WholeRequest:
         # What is drawn from is there, or the request is refused; a search reads what is missing:
         # with some processors and drafts, so the number is about that of its candidates.
         searches = STRATEGIES[self.options["strategy"]].rule == "search"
-        least = 0 if searches else self.options.get("top_k", 0)
-        num_top = min(least + self.num_more, self.vocab_size)
+        of_request = 0 if searches else self.options.get("top_k", 0)
+        num_top = min(of_request + self.num_more, self.vocab_size)
         if head == "proposed":
             num_top = min(num_top, num_proposed(self.vocab_size))
         # One that returns log-probabilities of all may read the rows of any forward.
         asks = self.options.get("prompt_logprobs") or self.options.get("top_logprobs")
-        chunk = 10_000 if asks else 1 + self.table_seed % 40
+        least = self.options.get("num_beams", 1) // 4  # each forward brings so many of the rows
+        chunk = 10_000 if asks else max(least, 1 + self.table_seed % 40)
         return TopTable(self.vocab_size, table, num_top, full_chunk=chunk)
 
     def forced(self) -> ForcedPreemptions:
