@@ -293,6 +293,10 @@ def whole_requests(draw: st.DrawFn, strategy: str, largest_vocab: int = 300) -> 
     draft_kinds = DRAFT_KINDS if by_model else (*DRAFT_KINDS, NO_DRAFT, NO_DRAFT)
     draft = draw(st.sampled_from(draft_kinds))
     heads = HEADS if draft != FEATURES else ("full",)  # tables with both are none
+    head = draw(st.sampled_from(heads))
+    searches = STRATEGIES[strategy].rule == "search"
+    if head == "top" and not searches and not options.get("top_k"):  # else it is refused
+        options["top_k"] = draw(st.sampled_from([5, 2, 9]))
     return WholeRequest(
         options=options,
         vocab_size=vocab_size,
@@ -302,7 +306,7 @@ def whole_requests(draw: st.DrawFn, strategy: str, largest_vocab: int = 300) -> 
         prompt=tuple(draw(st.lists(tokens, min_size=1, max_size=5))),
         stop=stop,
         seconds_a_row=draw(st.sampled_from([0.0, 1e-5, 1e-3])),
-        head=draw(st.sampled_from(heads)),
+        head=head,
         num_more=draw(st.sampled_from([12, 1, 9, 20, 2, 5])),
         check=draw(st.sampled_from(CHECKS)),
     )
