@@ -92,13 +92,14 @@ class WholeRequest:
         # What is drawn from is there, or the request is refused; a search reads what is missing:
         # with some processors and drafts, so the number is about that of its candidates.
         searches = STRATEGIES[self.options["strategy"]].rule == "search"
-        least = 0 if searches else self.options.get("top_k", 0)
-        num_top = min(least + self.num_more, self.vocab_size)
+        of_request = 0 if searches else self.options.get("top_k", 0)
+        num_top = min(of_request + self.num_more, self.vocab_size)
         if head == "proposed":
             num_top = min(num_top, num_proposed(self.vocab_size))
         # One that returns log-probabilities of all may read the rows of any forward.
         asks = self.options.get("prompt_logprobs") or self.options.get("top_logprobs")
-        chunk = 10_000 if asks else 1 + self.table_seed % 40
+        least = self.options.get("num_beams", 1) // 4  # each forward brings so many of the rows
+        chunk = 10_000 if asks else max(least, 1 + self.table_seed % 40)
         return TopTable(self.vocab_size, table, num_top, full_chunk=chunk)
 
     def forced(self) -> ForcedPreemptions:
@@ -292,6 +293,10 @@ def whole_requests(draw: st.DrawFn, strategy: str, largest_vocab: int = 300) -> 
     draft_kinds = DRAFT_KINDS if by_model else (*DRAFT_KINDS, NO_DRAFT, NO_DRAFT)
     draft = draw(st.sampled_from(draft_kinds))
     heads = HEADS if draft != FEATURES else ("full",)  # tables with both are none
+    head = draw(st.sampled_from(heads))
+    searches = STRATEGIES[strategy].rule == "search"
+    if head == "top" and not searches and not options.get("top_k"):  # else it is refused
+        options["top_k"] = draw(st.sampled_from([5, 2, 9]))
     return WholeRequest(
         options=options,
         vocab_size=vocab_size,
@@ -301,7 +306,7 @@ def whole_requests(draw: st.DrawFn, strategy: str, largest_vocab: int = 300) -> 
         prompt=tuple(draw(st.lists(tokens, min_size=1, max_size=5))),
         stop=stop,
         seconds_a_row=draw(st.sampled_from([0.0, 1e-5, 1e-3])),
-        head=draw(st.sampled_from(heads)),
+        head=head,
         num_more=draw(st.sampled_from([12, 1, 9, 20, 2, 5])),
         check=draw(st.sampled_from(CHECKS)),
     )
