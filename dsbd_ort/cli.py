@@ -18,7 +18,7 @@ from dsbd_ort.commands.export import ExportArguments, print_families
 from dsbd_ort.commands.inspect import JSON_FIELDS, InspectArguments
 from dsbd_ort.commands.options import command, given_flags
 from dsbd_ort.commands.run_arguments import RunArguments
-from dsbd_ort.commands.serve import ServeArguments
+from dsbd_ort.commands.serve_arguments import ServeArguments
 
 # \b keeps click from wrapping the lines of a paragraph.
 EXPORT_EXAMPLES = """\b

@@ -16,7 +16,7 @@ import numpy as np
 
 from dsbd_errors import DsbdError
 from dsbd_ort.decoding import DecodingConfig
-from dsbd_ort.decoding.cache_view import PrefixCache
+from dsbd_ort.decoding.cache_view import PrefixCache, RowIdentity
 from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
 from dsbd_ort.decoding.drafting.ngram import NGramPool
 from dsbd_ort.decoding.option_table import OPTION_TABLE
@@ -87,12 +87,12 @@ class KeptRows:
         """Reuse none of the rows in the caches."""
         self.prefixes = PrefixCache(), PrefixCache()
 
-    def drop_but_for(self, token_ids: Sequence[int]) -> None:
-        """Release the memory of the last request, except its common prefix with ``token_ids``."""
+    def drop_but_for(self, identity: RowIdentity) -> None:
+        """Release the memory of the last request, except what it has in common with a path."""
         if not self._are_reused:
             self.forget()
         for model, prefix in zip(self._models, self.prefixes, strict=False):
-            prefix.shorten(prefix.num_common(token_ids))
+            prefix.begin(identity)
             model.keep(prefix.rows)
             prefix.rows = np.arange(len(prefix.rows))
             model.shrink()

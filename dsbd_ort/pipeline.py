@@ -25,8 +25,10 @@ from dsbd_ort.decoding import (
     result_of,
 )
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder, decoded_together
+from dsbd_ort.decoding.cache_view import RowIdentity
 from dsbd_ort.decoding.decode import Iterations, iterations_of
 from dsbd_ort.decoding.drafting.cost_curve import Costs, LearnedCosts
+from dsbd_ort.decoding.request import check_prompt
 from dsbd_ort.decoding.set_up import check_decodable
 from dsbd_ort.model_defaults import ModelDefaults
 from dsbd_ort.model_pair import (
@@ -60,8 +62,10 @@ from dsbd_ort.results import (
 )
 from dsbd_runtime.bundle import TOKENIZER_FILE, Bundle, open_bundle
 from dsbd_runtime.causal_lm import CausalLM
-from dsbd_runtime.chat_template import ChatTemplate, Message
+from dsbd_runtime.chat_messages import Message
+from dsbd_runtime.chat_template import ChatTemplate
 from dsbd_runtime.errors import InputError
+from dsbd_runtime.stream_decoder import TextWindow
 from dsbd_runtime.tokenizer import Tokenizer
 
 BundlePath = str | os.PathLike[str]
@@ -223,19 +227,21 @@ class Pipeline:
                 raise InputError("trace records one request; generate its prompt alone")
             return self._generate_all(cast("Sequence[Prompt]", prompt), given)
         request = self.prepare(cast("Prompt", prompt), given, trace=trace)
-        return self.with_text(result_of(self._iterations(request)), request.config)
+        return self.with_text(result_of(self._iterations(request)), request)
 
     def _generate_all(self, prompts: Sequence[Prompt], options: Options) -> list[GenerationResult]:
         requests = []
         for index, prompt in enumerate(prompts):
             try:
                 requests.append(self.prepare(prompt, options))
-                check_decodable(requests[-1], self._target, self._draft)
+                check_decodable(
+                    requests[-1], self._target.spec, self._draft.spec if self._draft else None
+                )
             except DsbdError as error:
                 error.add_note(f"prompt {index} of the list")
                 raise
         return [
-            self.with_text(result, request.config)
+            self.with_text(result, request)
             for result, request in zip(self._decoded_together(requests), requests, strict=True)
         ]
 
@@ -260,12 +266,12 @@ class Pipeline:
         together are the text of that sequence. See ``generate`` for arguments and errors.
         """
         request = self.prepare(prompt, given_options(config, options), trace=trace)
-        texts = self.text_stream(request.config)
+        texts = self.text_stream(request)
         with contextlib.closing(self._iterations(request)) as iterations:
             outputs = WithResult(iterations)
             for output in outputs:
                 yield texts.push(output)
-        result = self.with_text(outputs.result, request.config)
+        result = self.with_text(outputs.result, request)
         yield texts.finish(result.sequences[0])
         return result
 
@@ -287,12 +293,14 @@ class Pipeline:
         if not is_given("max_new_tokens", options) and 0 < room < config.max_new_tokens:
             config = dataclasses.replace(config, max_new_tokens=room)
         check_context(self.bundle, len(token_ids), config.max_new_tokens)
+        check_prompt(token_ids, self.bundle.manifest.target.vocab_size)
+        start = self.text_start(token_ids, config)
         return DecodingRequest(
             prompt_ids=token_ids,
             config=config,
             rng=np.random.default_rng(config.seed),
-            stop=StopSearch(self.tokenizer_of(config), stops) if stops else None,
-            constraint=self.constraints.bound(config.constraint),
+            stop=StopSearch(start, stops) if stops else None,
+            constraint=self.constraints.bound(config.constraint, start.num_dropped_spaces),
             ngram_pool=self._texts.of(caller) if config.has_ngram_drafter else None,
             trace=trace,
         )
@@ -328,21 +336,24 @@ class Pipeline:
         estimator = self._estimators.of(drafting_setting(config))
         return dataclasses.replace(request, costs=self.costs, estimator=estimator)
 
-    def text_stream(self, config: DecodingConfig) -> TextStream:
+    def text_start(self, prompt_ids: Sequence[int], config: DecodingConfig) -> TextWindow:
+        """Return where the text of a request begins: behind that of its prompt."""
+        skips = config.skip_special_tokens
+        tokenizer = self.tokenizer if skips else self.tokenizer.with_special_tokens
+        return TextWindow.behind(tokenizer, prompt_ids)
+
+    def text_stream(self, request: DecodingRequest) -> TextStream:
         """Return what turns the iterations of a request into stream pieces."""
-        return TextStream(self.tokenizer_of(config), config.stop_texts, config.min_new_tokens)
+        config = request.config
+        start = self.text_start(request.prompt_ids, config)
+        return TextStream(start, config.stop_texts, config.min_new_tokens)
 
-    def tokenizer_of(self, config: DecodingConfig) -> Tokenizer:
-        """Return the tokenizer by which a request's tokens become text."""
-        if config.skip_special_tokens:
-            return self.tokenizer
-        return self.tokenizer.with_special_tokens
-
-    def with_text(self, result: DecodeResult, config: DecodingConfig) -> GenerationResult:
-        """Return a decoding result with the text of its sequences."""
-        sequences, tokenizer = [], self.tokenizer_of(config)
+    def with_text(self, result: DecodeResult, request: DecodingRequest) -> GenerationResult:
+        """Return the result of a request with the text of its sequences."""
+        sequences, config = [], request.config
+        start = self.text_start(request.prompt_ids, config)
         for sequence in result.sequences:
-            text = text_until_stop(tokenizer, sequence.token_ids, config)
+            text = text_until_stop(start, sequence.token_ids, config)
             items = items_of(config.constraint, sequence)
             sequences.append(GeneratedSequence(**vars(sequence), text=text, items=items))
         assert config.seed is not None  # drawn by ``prepare``
@@ -375,7 +386,7 @@ class Pipeline:
 
         Raises:
             BundleError: the bundle has no chat template.
-            InputError: the template refuses the messages.
+            InputError: the template refuses the messages, or has no place for one.
         """
         text = self.chat_template.render(
             messages, add_generation_prompt=add_generation_prompt, variables=chat_template_kwargs
@@ -391,7 +402,7 @@ class Pipeline:
         """Hold the pipeline for one request."""
         with self._lock.held(), self._failures_cleaned_up():
             request = self.planned(request)
-            self._rows.drop_but_for(request.prompt_ids[:-1])
+            self._rows.drop_but_for(request.reusable_prompt("draft"))
             iterations = iterations_of(request, self._target, self._draft, self._rows.prefixes)
             return self.with_peak((yield from iterations))
 
@@ -417,4 +428,4 @@ class Pipeline:
 
     def _empty_caches(self) -> None:
         self._rows.forget()
-        self._rows.drop_but_for([])
+        self._rows.drop_but_for(RowIdentity([]))

@@ -1,9 +1,10 @@
 """Results of a request: sequences with their text, stream pieces, stop strings, and JSON.
 
-The text of a sequence is that of its new tokens, special tokens left out. A sequence ends with the
-token that completes a stop string for the first time; its text is cut where the earliest stop
-string begins. That is the text of ``decode`` for the tokens so far, even where a later token could
-have changed it: the sequence has ended, there is no later token.
+The text of a sequence is what its new tokens add to that of the prompt (see ``stream_decoder``),
+special tokens left out. A sequence ends with the token that completes a stop string for the first
+time; its text is cut where the earliest stop string begins. That is the text of the tokens so far,
+even where a later token could have changed it: the sequence has ended, there is no later token.
+Every text of a request, whole or in pieces, begins with one ``TextWindow``, behind its prompt.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from typing import Any
 from dsbd_ort.decoding import DecodedSequence, DecodingConfig, DecodingStats, IterationOutput
 from dsbd_ort.decoding.top_tokens import PromptLogprobs, TokenLogprobs
 from dsbd_runtime.stream_decoder import StreamDecoder, TextWindow
-from dsbd_runtime.tokenizer import Tokenizer
 
 JSON_VERSION = 1
 """Raised when a field is removed or changes its meaning, not when a field is added."""
@@ -79,11 +79,12 @@ class StreamPiece:
 class TextStream:
     """Turns the iterations of a request into stream pieces: the tokens and text each one adds."""
 
-    def __init__(
-        self, tokenizer: Tokenizer, stop_texts: Sequence[str], num_exempt: int = 0
-    ) -> None:
-        """Take the stop strings, which are looked for behind the first ``num_exempt`` tokens."""
-        self._decoder = StreamDecoder(tokenizer)
+    def __init__(self, start: TextWindow, stop_texts: Sequence[str], num_exempt: int = 0) -> None:
+        """Begin at ``start``, behind the prompt.
+
+        The stop strings are looked for behind the first ``num_exempt`` tokens.
+        """
+        self._decoder = StreamDecoder(start)
         self._stops = StopFilter(stop_texts)
         self._num_exempt = num_exempt
         self._num_shown = 0
@@ -119,31 +120,29 @@ class StopSearch:
     """A decoding.StopState that searches the text of one path for stop strings.
 
     Attributes:
-        tokenizer: of the bundle.
+        window: the end of the path's tokens, at first of the prompt's.
         stop_texts: the stop strings; none is empty.
         has_ended: whether one was found.
-        window: the end of the path's tokens.
         tail: the end of its final text, in which a stop string may have begun.
     """
 
-    tokenizer: Tokenizer
+    window: TextWindow
     stop_texts: tuple[str, ...]
     has_ended: bool = False
-    window: TextWindow = field(default_factory=TextWindow)
     tail: str = ""
 
     def extended(self, token: int) -> StopSearch:
         """See StopState.extended."""
         if self.has_ended:
             return self
-        window, piece = self.window.extended(self.tokenizer, (token,))
+        window, piece = self.window.extended((token,))
         text = self.tail + piece
         most = max(map(len, self.stop_texts)) - 1
         tail = text[max(len(text) - most, 0) :]
-        uncertain = window.end_of_rest(self.tokenizer, most + 1)
+        uncertain = window.end_of_rest(most + 1)
         at_the_end = uncertain if len(uncertain) > most else tail + uncertain
         has_ended = any(stop in text or stop in at_the_end for stop in self.stop_texts)
-        return StopSearch(self.tokenizer, self.stop_texts, has_ended, window, tail)
+        return StopSearch(window, self.stop_texts, has_ended, tail)
 
 
 def text_before_stop(text: str, stop_texts: Sequence[str], num_exempt: int = 0) -> str:
@@ -152,12 +151,15 @@ def text_before_stop(text: str, stop_texts: Sequence[str], num_exempt: int = 0) 
     return text[: min(found, default=None)]
 
 
-def text_until_stop(tokenizer: Tokenizer, token_ids: list[int], config: DecodingConfig) -> str:
-    """Return the text of new tokens, up to a stop string behind the first ``min_new_tokens``."""
-    text = tokenizer.decode(token_ids)
+def text_until_stop(start: TextWindow, token_ids: list[int], config: DecodingConfig) -> str:
+    """Return the text of new tokens, up to a stop string behind the first ``min_new_tokens``.
+
+    ``start`` is behind the prompt.
+    """
+    text = start.text_of(token_ids)
     if not config.stop_texts or not config.min_new_tokens:
         return text_before_stop(text, config.stop_texts)
-    exempt = tokenizer.decode(token_ids[: config.min_new_tokens])
+    exempt = start.text_of(token_ids[: config.min_new_tokens])
     while not text.startswith(exempt):  # its last character is cut, or became another
         exempt = exempt[:-1]
     return text_before_stop(text, config.stop_texts, len(exempt))

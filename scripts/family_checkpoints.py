@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -175,7 +176,8 @@ def write_checkpoint(folder: Path, config: PreTrainedConfig, deviation: float = 
                     parameter.add_(torch.randn_like(parameter) * 0.2)
         model.half().save_pretrained(folder)
     tiny_tokenizer().save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text('{"eos_token": "<|end|>"}')
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|end|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     return folder
 
 

@@ -19,6 +19,7 @@ from dsbd_runtime.loading import load_causal_lm
 from tests.decoding.beam_sampling_law import beam_sampling_law
 from tests.decoding.chi_square import chi_square_p_value
 from tests.decoding.tables import final_beams
+from tests.runtime.model_calls import logits_of
 
 NAMES = "read write load parse open close get set find make".split()
 THINGS = "json(path)", "lines(file)", "config(name, default)", "tree(node)", "url(self, value)"
@@ -85,7 +86,7 @@ def test_first_layers_follow_the_exact_law(demo_bundle, strategy, coupling):
     bundle = open_bundle(demo_bundle)
     with load_causal_lm(bundle, "target") as target, load_causal_lm(bundle, "draft") as draft:
         tables = [remembered(target, top_k=4), remembered(draft, top_k=4)]
-        models = [TableModel(target.vocab_size, table) for table in tables]
+        models = [TableModel(target.spec.vocab_size, table) for table in tables]
         config = DecodingConfig(
             strategy=strategy,
             coupling=coupling,
@@ -109,24 +110,25 @@ def remembered(model, top_k):
     """The engine as a table: logits after a path, all but the best ``top_k`` at -inf."""
 
     @cache
-    def logits_of(path: tuple[int, ...]) -> NDArray[np.float32]:
+    def logits_after(path: tuple[int, ...]) -> NDArray[np.float32]:
         model.keep(np.arange(0))
         length = len(path)
         mask = np.tri(length, dtype=np.bool_)
         last = np.array([length - 1])
-        logits = model.forward(np.array(path), np.arange(length), mask, last)[0]
+        logits = logits_of(model, np.array(path), np.arange(length), mask, last)[0]
         cut = np.full_like(logits, -np.inf)
         best = np.argsort(-logits)[:top_k]
         cut[best] = logits[best]
         return cut
 
-    return logits_of
+    return logits_after
 
 
 def test_text_logprobs_and_statistics(pipeline):
     result = pipeline.generate(PROMPTS[0], num_beams=4, top_k=20, max_new_tokens=24, seed=1)
     best, stats = result.sequences[0], result.stats
-    assert best.text == pipeline.tokenizer.decode(best.token_ids)
+    prompt = pipeline.tokenizer.encode(PROMPTS[0])
+    assert PROMPTS[0] + best.text == pipeline.tokenizer.decode([*prompt, *best.token_ids])
     assert best.logprob == pytest.approx(sum(best.token_logprobs))
     assert stats.kv_bytes_peak > 0 and stats.target_s > 0 and stats.draft_s > 0
     assert stats.host_s > 0
@@ -139,7 +141,7 @@ def test_logprobs_equal_a_teacher_forced_pass(pipeline, demo_bundle):
     with load_causal_lm(open_bundle(demo_bundle), "target") as model:
         size = len(tokens)
         rows = np.arange(len(prompt) - 1, size - 1)
-        logits = model.forward(tokens, np.arange(size), np.tri(size, dtype=np.bool_), rows)
+        logits = logits_of(model, tokens, np.arange(size), np.tri(size, dtype=np.bool_), rows)
     logits = logits.astype(np.float64)
     log_probs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
     expected = log_probs[np.arange(len(rows)), best.token_ids]

@@ -15,7 +15,7 @@ import pytest
 import dsbd_ort
 
 ROOT = Path(__file__).parents[1]
-OWN = ("dsbd_errors", "dsbd_ort", "dsbd_export", "dsbd_runtime")
+OWN = ("dsbd_errors", "dsbd_forward", "dsbd_ort", "dsbd_export", "dsbd_runtime")
 HEAVY = ("torch", "transformers", "optimum", "onnx", "onnxscript")
 
 
@@ -74,6 +74,14 @@ def test_the_algorithm_needs_numpy_alone():
     loaded = loaded_by("import dsbd_ort.decoding")
     assert "numpy" in loaded
     assert not loaded & {*HEAVY, "onnxruntime", "tokenizers", "click", "rich", "dsbd_runtime"}
+
+
+def test_a_forward_needs_numpy_and_the_root_of_all_errors():
+    modules = sorted(path.stem for path in (ROOT / "runtime" / "dsbd_forward").glob("[!_]*.py"))
+    assert {"engine", "features", "forward", "logits"} <= set(modules)
+    loaded = loaded_by("import " + ", ".join(f"dsbd_forward.{module}" for module in modules))
+    of_others = loaded - loaded_by("pass") - sys.stdlib_module_names
+    assert of_others == {"numpy", "dsbd_errors", "dsbd_forward"}
 
 
 def test_engines_are_built_for_a_bundle_without_torch():

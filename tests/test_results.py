@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsbd_ort.results import StopFilter, StopSearch, json_text, text_before_stop
-from dsbd_runtime.stream_decoder import REPLACEMENT, StreamDecoder
+from dsbd_runtime.stream_decoder import REPLACEMENT, StreamDecoder, TextWindow
 from dsbd_runtime.tokenizer import Tokenizer
 from tests.runtime.tokenizer_kinds import KINDS, saved
 from tests.runtime.tokenizer_kinds import TEXTS as MANY_SCRIPTS
@@ -69,7 +69,7 @@ def test_filtered_pieces_are_the_text_before_the_stop(pieces, stops):
 @settings(deadline=None, max_examples=60)
 @given(text=TEXTS, stops=STOPS)
 def test_a_search_ends_with_the_token_that_completes_a_stop_string(tokenizer, text, stops):
-    search = StopSearch(tokenizer, tuple(stops))
+    search = StopSearch(TextWindow(tokenizer), tuple(stops))
     for num_tokens, token in enumerate(ids := tokenizer.encode(text), start=1):
         search = search.extended(token)
         so_far = tokenizer.decode(ids[:num_tokens])
@@ -77,7 +77,7 @@ def test_a_search_ends_with_the_token_that_completes_a_stop_string(tokenizer, te
 
 
 def test_paths_share_what_they_have_in_common(tokenizer):
-    start = StopSearch(tokenizer, ("abc",))
+    start = StopSearch(TextWindow(tokenizer), ("abc",))
     common = functools.reduce(StopSearch.extended, tokenizer.encode("ab"), start)
     (c,), (x,) = tokenizer.encode("c"), tokenizer.encode("x")
     assert common.extended(c).has_ended and not common.extended(x).has_ended
@@ -87,7 +87,7 @@ def test_paths_share_what_they_have_in_common(tokenizer):
 @settings(deadline=None, max_examples=100)
 @given(groups=st.lists(st.lists(st.integers(0, 257), max_size=6), max_size=12))
 def test_any_bytes_in_any_groups_stream_to_what_decode_says(tokenizer, groups):
-    decoder, pieces = StreamDecoder(tokenizer), []
+    decoder, pieces = StreamDecoder(TextWindow(tokenizer)), []
     for group in groups:
         pieces.append(decoder.push(group))
     pieces.append(decoder.finish())
@@ -100,7 +100,7 @@ def test_any_bytes_in_any_groups_stream_to_what_decode_says(tokenizer, groups):
 @settings(deadline=None, max_examples=60)
 @given(text=st.text(max_size=20))
 def test_characters_are_never_split(tokenizer, text):
-    decoder = StreamDecoder(tokenizer)
+    decoder = StreamDecoder(TextWindow(tokenizer))
     pieces = [decoder.push([token]) for token in tokenizer.encode(text)]
     if REPLACEMENT not in text:
         assert REPLACEMENT not in "".join(pieces)
@@ -131,7 +131,7 @@ def test_a_stop_string_is_found_when_decode_says_so(any_tokenizer, stops):
     for text in (*MANY_SCRIPTS, *made, "😀😀", "é日本語です日本語です", "   "):
         whole = any_tokenizer.encode(text)
         for ids in (whole, [*begun[:2], *whole], [*whole, *begun[1:], *whole]):
-            search = StopSearch(any_tokenizer, stops)
+            search = StopSearch(TextWindow(any_tokenizer), stops)
             for num_tokens, token in enumerate(ids, start=1):
                 search = search.extended(token)
                 so_far = any_tokenizer.decode(ids[:num_tokens])
@@ -143,7 +143,9 @@ def test_a_stop_string_is_found_when_decode_says_so(any_tokenizer, stops):
 def test_a_search_in_an_endless_run_of_bytes_is_linear(tmp_path):
     tokenizer = saved(KINDS["llama_2"](), tmp_path)
     ids = tokenizer.encode("日本語" * 100)
-    search = functools.reduce(StopSearch.extended, ids[:2], StopSearch(tokenizer, ("です",)))
+    search = functools.reduce(
+        StopSearch.extended, ids[:2], StopSearch(TextWindow(tokenizer), ("です",))
+    )
     before = tokenizer.num_decoded
     functools.reduce(StopSearch.extended, ids[2:], search)
     assert tokenizer.num_decoded - before < 30 * len(ids)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers.generation import logits_process as theirs
 
+from dsbd_forward.logits import DenseLogits
 from dsbd_ort.decoding import DecodingConfig
 from dsbd_ort.decoding.control.controls import controls_of
 from dsbd_ort.decoding.warp import Warp
@@ -87,7 +88,7 @@ def test_distributions_are_those_of_transformers(name: str) -> None:
 def distribution_after(prompt: list[int], logits: np.ndarray, config: DecodingConfig) -> Any:
     controls = controls_of(config, config.constraint, prompt, VOCAB)
     if controls is None:
-        return Warp.of(config).distributions(logits)[0]
+        return Warp.of(config).distributions(DenseLogits(logits))[0]
     nodes = np.array([0])
     allowed = controls.allowed_after(nodes)
-    return controls.distributions(logits, nodes, allowed, is_draft=False)[0][0]
+    return controls.distributions(DenseLogits(logits), nodes, allowed, is_draft=False)[0][0]

@@ -59,7 +59,7 @@ class ThisProcess:
                     return
 
 
-class Pool(Protocol):
+class AnswerPool(Protocol):
     """Members that answer one line each at a time."""
 
     num_members: int
@@ -75,7 +75,7 @@ class Pool(Protocol):
 
 
 def answers_in_order(
-    pool: Pool, lines: Iterator[RawLine], is_interrupted: Callable[[], bool]
+    pool: AnswerPool, lines: Iterator[RawLine], is_interrupted: Callable[[], bool]
 ) -> Answers:
     """Yield the answers of a pool in the order of ``lines``; end early on an interruption."""
     answers: dict[int, LineAnswer] = {}
@@ -131,7 +131,7 @@ class SharedCalls:
 
 
 class _Threads:
-    """See Pool."""
+    """See AnswerPool."""
 
     def __init__(
         self,

@@ -3,6 +3,9 @@
 A line is written to the operating system as soon as it is answered, so that it survives the end of
 this process. It is synced to disk every few seconds and at the end: after a power cut the last
 seconds may have to be answered again. A last line that is not complete is dropped.
+
+One process at a time writes to a file, whatever names it has: the open file itself is locked, which
+ends with the process.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
+from filelock import lock_descriptor
 
 from dsbd_ort.batch.prompt_lines import BatchError
 from dsbd_ort.results import JSON_VERSION, json_text
@@ -30,6 +33,7 @@ class Journal:
     """The open output file; see ``open_journal``."""
 
     def __init__(self, file: Path, descriptor: int, clock: Callable[[], float]) -> None:
+        """Take the open file; ``file`` is its name in errors."""
         self._file = file
         self._descriptor = descriptor
         self._clock = clock
@@ -47,7 +51,10 @@ class Journal:
         """
         hashes = iter(request_hashes)
         num_done, torn = 0, b""
-        with _batch_errors(self._file, "read"), self._file.open("rb") as lines:
+        with (
+            _batch_errors(self._file, "read"),
+            open(self._descriptor, "rb", closefd=False) as lines,
+        ):
             for line in lines:
                 found = None if torn else _request_of(line)
                 if found is None:
@@ -121,8 +128,18 @@ def open_output(file: Path) -> Iterator[Journal | StandardOutput]:
 
 
 @contextlib.contextmanager
-def open_journal(file: Path, *, clock: Callable[[], float] = time.monotonic) -> Iterator[Journal]:
+def open_journal(
+    file: Path,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    lock: Callable[..., bool] = lock_descriptor,
+) -> Iterator[Journal]:
     """Open or create the output, locked against other processes.
+
+    Args:
+        file: where it is, or a link to it.
+        clock: seconds, for the syncs.
+        lock: as ``filelock.lock_descriptor``.
 
     Raises:
         BatchError: it cannot be written, is not a regular file, or another process writes to it.
@@ -131,30 +148,30 @@ def open_journal(file: Path, *, clock: Callable[[], float] = time.monotonic) -> 
         raise BatchError(f"--output {file} cannot be written: make the folder {file.parent} first")
     if file.exists() and not file.is_file():
         raise BatchError(f"--output {file} is not a regular file; give one that can be appended to")
-    with contextlib.ExitStack() as stack:
-        with _batch_errors(file, "written"):
-            stack.enter_context(_only_writer(file))
-            descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-            stack.callback(os.close, descriptor)
+    with _batch_errors(file, "written"):
+        descriptor = os.open(file, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+    try:
+        _lock(file, descriptor, lock)
         journal = Journal(file, descriptor, clock)
         yield journal
         journal.sync()
+    finally:
+        os.close(descriptor)  # which ends the lock
 
 
-@contextlib.contextmanager
-def _only_writer(file: Path) -> Iterator[None]:
-    lock_file = file.with_name(f"{file.name}.lock")
+def _lock(file: Path, descriptor: int, lock: Callable[..., bool]) -> None:
     try:
-        with FileLock(lock_file, blocking=False):
-            try:
-                yield
-            finally:
-                lock_file.unlink(missing_ok=True)
-    except Timeout as error:
+        is_ours = lock(descriptor, blocking=False)
+    except OSError as error:
+        raise BatchError(
+            f"--output {file} cannot be locked ({error.strerror or error}), so that another "
+            "process might write to it too; give an --output on a file system with locks"
+        ) from error
+    if not is_ours:
         raise BatchError(
             f"--output {file} is being written by another process; wait for it, or give another "
             "--output"
-        ) from error
+        )
 
 
 @contextlib.contextmanager

@@ -63,7 +63,7 @@ class Workers:
 
 
 class _WorkerPool:
-    """See Pool."""
+    """See AnswerPool."""
 
     def __init__(self, workers: list[_Worker]) -> None:
         self.num_members = len(workers)

@@ -18,7 +18,7 @@ from dsbd_ort.benchmark.prompts import BenchmarkError
 from dsbd_ort.decoding import DecodingConfig, StepModel, decode_iterations, result_of
 from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
 from dsbd_ort.decoding.drafting.cost_curve import MEASURED_ROWS, EngineCosts, measure_costs
-from dsbd_ort.decoding.step_model import Role
+from dsbd_ort.decoding.engine_call import Role
 from dsbd_runtime.bundle import Bundle
 from dsbd_runtime.draft_record import ExpectedSpeed
 from dsbd_runtime.loading import load_pair
@@ -84,7 +84,7 @@ def forecasts(
         config = DecodingConfig(
             strategy="speculative" if width == 1 else "dsbd",
             num_beams=width,
-            top_k=min(TOP_K, target.vocab_size),
+            top_k=min(TOP_K, target.spec.vocab_size),
             max_new_tokens=new_tokens,
             draft_policy="throughput",
         )

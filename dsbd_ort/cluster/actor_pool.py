@@ -82,7 +82,7 @@ class Replicas:
 
 
 class _ReplicaPool:
-    """A Pool of actors; see answer_sources."""
+    """A AnswerPool of actors; see answer_sources."""
 
     def __init__(self, replicas: list[ActorHandle[Replica]]) -> None:
         self.num_members = len(replicas)

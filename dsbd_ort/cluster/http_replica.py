@@ -19,7 +19,7 @@ from dsbd_ort.pipeline import PipelineSettings
 from dsbd_ort.pipeline_options import PipelineOptions
 
 
-class ServeArguments(BaseModel, extra="forbid", protected_namespaces=()):
+class AppArguments(BaseModel, extra="forbid", protected_namespaces=()):
     """Arguments of the application, ``name=value`` after its import path.
 
     All but these are options of dsbd-serve with the same names.

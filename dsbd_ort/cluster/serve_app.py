@@ -10,13 +10,13 @@ The only module that imports Ray Serve.
 from ray import serve
 from ray.serve import Application
 
-from dsbd_ort.cluster.http_replica import HttpReplica, ServeArguments
+from dsbd_ort.cluster.http_replica import AppArguments, HttpReplica
 from dsbd_ort.cluster.replica import num_gpus
 
 _SPARE_REQUESTS = 32  # beyond a full queue: they get its 429, and /health a response
 
 
-def build_app(arguments: ServeArguments) -> Application:
+def build_app(arguments: AppArguments) -> Application:
     """Return the application for ``serve run``."""
     pipeline, limits = arguments.pipeline(), arguments.limits()
     as_deployment = serve.deployment(

@@ -47,6 +47,7 @@ from dsbd_ort.commands.option_types import COUNT, COUNT_OR_NONE, PATH, IntList, 
 from dsbd_ort.commands.options import OPTIONS, flag, group, option, pipeline_settings
 from dsbd_ort.decoding.option_table import MOST_BEAMS, MOST_NODES
 from dsbd_ort.model_pair import check_drafter
+from dsbd_ort.output_files import write_whole
 from dsbd_ort.pipeline import PipelineSettings
 from dsbd_ort.version import __version__
 from dsbd_runtime.bundle import MANIFEST_NAME, Bundle, open_bundle
@@ -148,7 +149,7 @@ def run(arguments: BenchArguments) -> None:
     console.print(bench_table(report.runs, title, WORK_COLUMNS))
     try:
         if arguments.json_file is not None:
-            arguments.json_file.write_text(report.to_json(), encoding="utf-8")
+            write_whole(arguments.json_file, report.to_json())
         if plot is not None:
             plot(report.runs, title)
     except OSError as error:

@@ -7,7 +7,7 @@ import logging
 import socket
 import sys
 
-from dsbd_ort.commands.serve import ServeArguments
+from dsbd_ort.commands.serve_arguments import ServeArguments
 from dsbd_ort.engine import Service
 from dsbd_ort.openai_server.api_keys import read_api_keys
 from dsbd_ort.openai_server.app import create_app

@@ -14,8 +14,8 @@ from dsbd_ort.decoding.errors import ConfigError
 from dsbd_ort.decoding.option_table import OPTION_TABLE
 from dsbd_ort.decoding.option_values import (
     Biases,
-    Choice,
     Number,
+    OneOf,
     TokenSequences,
     Whole,
     Wholes,
@@ -74,7 +74,7 @@ class OptionText(click.ParamType[Any]):
                 self.name = "INT[,INT...]"
             case Number():
                 self.name = "FLOAT"
-            case Choice(choices) if len(choices) <= _MOST_CHOICES_SHOWN:
+            case OneOf(choices) if len(choices) <= _MOST_CHOICES_SHOWN:
                 self.name = "|".join(str(choice).lower() for choice in choices)
             case TokenSequences() | Biases():
                 self.name = "JSON"
@@ -112,12 +112,12 @@ class OptionText(click.ParamType[Any]):
             case TokenSequences() | Biases():
                 with contextlib.suppress(ValueError, RecursionError):
                     return json.loads(text)
-            case Choice(choices) if True in choices:
+            case OneOf(choices) if True in choices:
                 return {"true": True, "false": False}.get(text.lower(), text)
         return text
 
 
-class JsonObject(click.ParamType[dict[str, Any]]):
+class JsonObjectType(click.ParamType[dict[str, Any]]):
     """A JSON object."""
 
     name = "JSON"

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from dsbd_ort.commands.option_types import COUNT, PATH, JsonObject
+from dsbd_ort.commands.option_types import COUNT, PATH, JsonObjectType
 from dsbd_ort.commands.options import decoding_options, flag, option, pipeline_settings
 from dsbd_ort.pipeline import PipelineSettings
 
@@ -63,7 +63,7 @@ class RunArguments:
         metavar="TEXT", help="The system message of a --chat.", section=_PROMPT
     )
     chat_template_kwargs: dict[str, Any] | None = option(
-        type=JsonObject(),
+        type=JsonObjectType(),
         metavar="JSON",
         help='More variables of the chat template, as {"enable_thinking": false}.',
         section=_PROMPT,

@@ -9,6 +9,7 @@ from dsbd_ort.constraints.callback import AllowedTokens
 from dsbd_ort.constraints.grammar import (
     Choice,
     ConstraintSpec,
+    FunctionCalls,
     JsonObject,
     JsonSchema,
     Lark,
@@ -21,6 +22,7 @@ __all__ = [
     "AllowedTokens",
     "Choice",
     "ConstraintSpec",
+    "FunctionCalls",
     "GrammarTokenizer",
     "JsonObject",
     "JsonSchema",

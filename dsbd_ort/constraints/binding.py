@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dsbd_ort.constraints.grammar import behind_spaces
 from dsbd_ort.constraints.grammar_matching import GrammarTokenizer
 from dsbd_ort.constraints.plain_data import with_constraint
 from dsbd_ort.constraints.token_trie import TokenTrie
@@ -47,15 +49,21 @@ class ConstraintBinding:
         """Return the options of a request, a constraint that is plain data among them read."""
         return with_constraint(options, self._tries)
 
-    def bound(self, constraint: Any) -> Constraint | None:
+    def bound(self, constraint: Any, num_dropped_spaces: int = 0) -> Constraint | None:
         """Return a constraint that needs a tokenizer bound to the bundle's; None for another.
+
+        Args:
+            constraint: of the options.
+            num_dropped_spaces: where the text begins, see ``TextWindow``.
 
         Raises:
             ConstraintError: it is invalid, or allows what the target cannot write.
         """
         if isinstance(constraint, TokenTrie):
             self._check_trie(constraint)
-        return constraint.bind(self.tokenizer) if hasattr(constraint, "bind") else None
+        if not hasattr(constraint, "bind"):
+            return None
+        return behind_spaces(constraint, num_dropped_spaces).bind(self.tokenizer)
 
     @property
     def tokenizer(self) -> GrammarTokenizer:
@@ -90,29 +98,51 @@ def items_of(constraint: Any, sequence: DecodedSequence) -> list[Any] | None:
     return [] if sequence.finish_reason == "length" else constraint.items_of(sequence.token_ids)
 
 
-class TrieFiles:
-    """Tries read from files, the last few kept: each is read once while its file is the same."""
+@dataclass
+class _KeptTrie:
+    """The trie of a file, None until it is read, which holds the lock."""
 
-    def __init__(self) -> None:
-        self._kept: OrderedDict[tuple[Any, ...], TokenTrie] = OrderedDict()
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    trie: TokenTrie | None = None
+
+
+class TrieFiles:
+    """Tries read from files, the last few kept: each is read once while its file is the same.
+
+    Safe to use from several threads: the first that wants a file reads it, others wait for that
+    trie alone.
+    """
+
+    def __init__(self, read: Callable[[Path], TokenTrie] = TokenTrie.from_file) -> None:
+        """Take what reads a file."""
+        self._read = read
+        self._lock = threading.Lock()  # of what follows
+        self._kept: OrderedDict[tuple[Any, ...], _KeptTrie] = OrderedDict()
 
     def __call__(self, path: str) -> TokenTrie:
         """Return the trie of a file, see ``TokenTrie.from_file``."""
         file = Path(path)
         try:
             found = file.stat()
-            key = (file.absolute(), found.st_mtime_ns, found.st_size)
+            key = (file.absolute(), found.st_ino, found.st_mtime_ns, found.st_size)
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
             raise ConstraintError(
                 f"constraint has trie {path!r}, which cannot be read ({reason})"
             ) from error
+        with self._lock:
+            kept = self._kept.setdefault(key, _KeptTrie())
+            self._kept.move_to_end(key)
         try:
-            trie = self._kept.get(key) or TokenTrie.from_file(file)
+            with kept.lock:
+                if kept.trie is None:
+                    kept.trie = self._read(file)
+                trie = kept.trie
         except ConstraintError as error:
+            with self._lock:
+                self._kept.pop(key, None)
             raise ConstraintError(f"constraint has trie {path!r}: {error}") from error
-        self._kept[key] = trie
-        self._kept.move_to_end(key)
-        while len(self._kept) > _MOST_FILES:
-            self._kept.popitem(last=False)
+        with self._lock:
+            while len(self._kept) > _MOST_FILES:
+                self._kept.popitem(last=False)
         return trie

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dsbd_ort.constraints.grammar_matching import GrammarTokenizer
+from dsbd_ort.constraints.large_numbers import lark_of_schema
+from dsbd_ort.constraints.schema_nodes import crowded_parts
 from dsbd_ort.decoding.control.constraint import Constraint
 from dsbd_ort.decoding.errors import ConstraintError
 
@@ -47,6 +49,10 @@ class _Grammar:
     def source(self, library: type[LLMatcher]) -> str:
         """Return the grammar in the language of llguidance."""
         raise NotImplementedError
+
+    def parts(self, library: type[LLMatcher]) -> list[str]:
+        """Return parts of the grammar that are most likely to exceed a limit."""
+        return []
 
     def bind(self, tokenizer: GrammarTokenizer) -> Constraint:
         """Return the constraint to this grammar; a ConstraintError names one that is invalid."""
@@ -157,14 +163,24 @@ class JsonSchema(_Grammar):
 
     def source(self, library: type[LLMatcher]) -> str:
         """Return the grammar in the language of llguidance."""
-        return library.grammar_from_json_schema(
-            str(self.schema),
-            defaults={
-                "item_separator": self.item_separator,
-                "key_separator": self.key_separator,
-                "whitespace_flexible": self.flexible_whitespace,
-            },
-        )
+        return self._source_of(json.loads(str(self.schema)), library)
+
+    def parts(self, library: type[LLMatcher]) -> list[str]:
+        """Return the objects within the schema that have the most properties."""
+        parts = crowded_parts(json.loads(str(self.schema)))
+        return [self._source_of(part, library) for part in parts]
+
+    def _source_of(self, schema: Mapping[str, Any], library: type[LLMatcher]) -> str:
+        options: Any = {
+            "item_separator": self.item_separator,
+            "key_separator": self.key_separator,
+            "whitespace_flexible": self.flexible_whitespace,
+        }
+        lark = lark_of_schema(schema, options)
+        if lark is not None:
+            return library.grammar_from_lark(lark)
+        text = json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
+        return library.grammar_from_json_schema(text, defaults=options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +201,96 @@ class JsonObject(_Grammar):
         return JsonSchema(
             {"type": "object"}, self.item_separator, self.key_separator, self.flexible_whitespace
         ).source(library)
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionCalls(_Grammar):
+    """A JSON list of calls of functions, ``[{"name":"f","arguments":{...}}]``, on one line.
+
+    Each schema stays a document of its own, so that its references, ``$id`` and anchors mean what
+    they mean alone, whatever the others have.
+
+    Attributes:
+        functions: name of each (letters, digits, ``_``, ``.``, ``-``) and schema of its arguments.
+        most: calls of a list, which has one or more.
+    """
+
+    functions: tuple[tuple[str, JsonSchema], ...]
+    most: int
+
+    @property
+    def name(self) -> str:
+        """A short description for messages."""
+        return f"the calls of {_shown(', '.join(name for name, _ in self.functions), quoted=True)}"
+
+    def source(self, library: type[LLMatcher]) -> str:
+        """Return the grammar in the language of llguidance."""
+        calls, grammars = [], []
+        for index, (name, schema) in enumerate(self.functions):
+            begin = json.dumps(f'{{"name":"{name}","arguments":')
+            calls.append(f'{begin} @f{index} "}}"')
+            try:
+                grammars.append(_named(f"f{index}", schema.source(library)))
+            except RecursionError as error:
+                raise ConstraintError(f"{schema.name} of {name} nests too deep") from error
+        more = f'("," call){{0,{self.most - 1}}}' if self.most > 1 else ""
+        rules = f'start: "[" call {more} "]"\ncall: {" | ".join(calls)}'
+        return f'{{"grammars": [{", ".join([json.dumps({"lark_grammar": rules}), *grammars])}]}}'
+
+    def parts(self, library: type[LLMatcher]) -> list[str]:
+        """Return the schemas of the functions, each by itself, and their own parts."""
+        schemas = [schema for _, schema in self.functions]
+        of_schemas = [part for schema in schemas for part in schema.parts(library)]
+        return [schema.source(library) for schema in schemas] + of_schemas
+
+
+def _named(name: str, source: str) -> str:
+    """Return a grammar by whose name others refer to it; a source is JSON, or Lark's syntax."""
+    grammar = {"lark_grammar": source}
+    if source.startswith("{"):
+        (grammar,) = json.loads(source)["grammars"]
+    return json.dumps({**grammar, "name": name})
+
+
+@dataclass(frozen=True, slots=True)
+class BehindSpaces(_Grammar):
+    """Texts of a grammar behind spaces, which the tokenizer drops at the beginning of a text.
+
+    What is left is a text of the grammar, spelled as the tokenizer spells the first word of a text.
+
+    Attributes:
+        grammar: of the text without them.
+        number: of spaces.
+    """
+
+    grammar: _Grammar
+    number: int
+
+    @property
+    def name(self) -> str:
+        """A short description for messages."""
+        return self.grammar.name
+
+    def source(self, library: type[LLMatcher]) -> str:
+        """Return the grammar in the language of llguidance: theirs is one of its rules."""
+        source = self.grammar.source(library)
+        is_lark = not source.lstrip().startswith("{")
+        whole = {"grammars": [{"lark_grammar": source}]} if is_lark else json.loads(source)
+        first, *others = whole["grammars"]
+        spaces = json.dumps(" " * self.number)
+        begin = {"lark_grammar": f"start: {spaces} @behind_spaces"}
+        return json.dumps(
+            {**whole, "grammars": [begin, {**first, "name": "behind_spaces"}, *others]}
+        )
+
+    def parts(self, library: type[LLMatcher]) -> list[str]:
+        """Return parts of the grammar behind the spaces."""
+        return self.grammar.parts(library)
+
+
+def behind_spaces(spec: ConstraintSpec, number: int) -> ConstraintSpec:
+    """Return the specification of the same texts behind spaces that are dropped."""
+    return BehindSpaces(spec, number) if number and isinstance(spec, _Grammar) else spec
 
 
 def _schema_text(schema: object) -> str:

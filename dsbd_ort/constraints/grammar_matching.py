@@ -6,6 +6,7 @@ llguidance compiles grammars and computes masks; it is imported where a tokenize
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import threading
 from collections import OrderedDict
@@ -17,9 +18,15 @@ from numpy.typing import NDArray
 
 from dsbd_errors import install_hint
 from dsbd_ort.constraints import trial
-from dsbd_ort.constraints.matcher_pool import MatcherPool, TextMasks, grammar_error
+from dsbd_ort.constraints.matcher_pool import (
+    Growth,
+    MatcherPool,
+    TextMasks,
+    grammar_error,
+    not_followed,
+)
 from dsbd_ort.constraints.position import Position, object_states
-from dsbd_ort.constraints.trial_worker import STACK_BYTES
+from dsbd_ort.constraints.trial_worker import STACK_BYTES, error_in_following
 from dsbd_ort.decoding.control.constraint import States, TokenMasks
 from dsbd_ort.decoding.errors import ConstraintError
 
@@ -32,6 +39,11 @@ T = TypeVar("T")
 
 MOST_COMPILED = 64
 """Grammars that a tokenizer keeps compiled."""
+MOST_COMPILED_BYTES = 256 << 20
+"""Of the grammars that are kept, together."""
+MOST_GRAMMAR_BYTES = 8 << 20
+"""That a grammar has grown by when it is used again: beyond, it is compiled again."""
+_COUNTED = 32  # times that masks are computed: counting takes 0.2 ms, a mask hardly more
 
 
 class Grammar(Protocol):
@@ -43,6 +55,9 @@ class Grammar(Protocol):
 
     def source(self, library: type[llguidance.LLMatcher]) -> str:
         """Return the grammar in the language of llguidance."""
+
+    def parts(self, library: type[llguidance.LLMatcher]) -> list[str]:
+        """Return parts of the grammar that are most likely to exceed a limit."""
 
 
 class GrammarTokenizer:
@@ -71,6 +86,7 @@ class GrammarTokenizer:
             is_guarded: whether grammars are strangers': each is tried by ``GrammarTrial`` first.
         """
         library = _library()
+        tokenizer_json = _with_plain_spaces(tokenizer_json)
         self._tokenizer = _read(library, tokenizer_json, vocab_size, eos_token_ids)
         limits = trial.LIMITS if is_guarded else {"verbose_errors": False}
         self._limits = library.LLParserLimits(**limits)
@@ -83,7 +99,7 @@ class GrammarTokenizer:
         if num_threads is None:
             num_threads = min(os.cpu_count() or 1, _MOST_THREADS)
         executor = library.LLExecutor(num_threads) if num_threads > 1 else None
-        self._masks = TextMasks(executor, num_words, text_bits)
+        self._masks = TextMasks(self._tokenizer, executor, num_words, text_bits)
         self._compiled: OrderedDict[Grammar, GrammarConstraint] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -94,15 +110,26 @@ class GrammarTokenizer:
             ConstraintError: the grammar is invalid, allows no text, or is too large.
         """
         with self._lock:
-            if grammar in self._compiled:
+            kept = self._compiled.get(grammar)
+            if kept is not None and not kept.is_spent:
                 self._compiled.move_to_end(grammar)
-                return self._compiled[grammar]
-        made = GrammarConstraint(grammar.name, self._compile(grammar), self._masks)
+                self._evict()
+                return kept
+        compiled = Growth()
+        with compiled.counted():
+            made = GrammarConstraint(grammar.name, self._compile(grammar), self._masks, compiled)
         with self._lock:
             self._compiled[grammar] = made
-            while len(self._compiled) > MOST_COMPILED:
-                self._compiled.popitem(last=False)
+            self._compiled.move_to_end(grammar)
+            self._evict()
         return made
+
+    def _evict(self) -> None:
+        """Drop the grammars used least recently, as many as are too many or too large."""
+        num_bytes = sum(kept.num_bytes for kept in self._compiled.values())
+        while len(self._compiled) > MOST_COMPILED or num_bytes > MOST_COMPILED_BYTES:
+            _, dropped = self._compiled.popitem(last=False)
+            num_bytes -= dropped.num_bytes
 
     def close(self) -> None:
         """End the process that tries grammars, if there is one."""
@@ -113,8 +140,9 @@ class GrammarTokenizer:
         matcher_class = _library().LLMatcher
         try:
             source = grammar.source(matcher_class)
+            parts = grammar.parts(matcher_class)
             if self._trial is not None:
-                self._trial.check(grammar.name, source)
+                self._trial.check(grammar.name, source, parts)
             matcher: llguidance.LLMatcher = on_deep_stack(
                 lambda: matcher_class(self._tokenizer, source, log_level=0, limits=self._limits)
             )
@@ -124,7 +152,18 @@ class GrammarTokenizer:
             raise ConstraintError(f"{grammar.name} cannot be compiled: {error}") from error
         if matcher.is_error():
             raise grammar_error(grammar.name, matcher)
+        if self._trial is None:
+            self._follow(grammar.name, matcher, parts)
         return matcher
+
+    def _follow(self, name: str, matcher: llguidance.LLMatcher, parts: Sequence[str]) -> None:
+        """Refuse a grammar that exceeds a limit a few tokens on."""
+        library = _library()
+        error = on_deep_stack(
+            lambda: error_in_following(library, self._tokenizer, matcher, parts, self._limits)
+        )
+        if error is not None:
+            raise not_followed(name, error)
 
 
 def on_deep_stack(function: Callable[[], T]) -> T:
@@ -185,6 +224,27 @@ def _read(
     return tokenizer
 
 
+def _with_plain_spaces(tokenizer_json: str) -> str:
+    """Return the tokenizer with ``Metaspace`` as a replacement, which the library reads as spaces.
+
+    Both decode alike but at the beginning of a text, see ``TextWindow.num_dropped_spaces``.
+    """
+    if '"Metaspace"' not in tokenizer_json:
+        return tokenizer_json
+    try:
+        content = json.loads(tokenizer_json)
+        steps = content["decoder"]["decoders"]
+    except (ValueError, LookupError, TypeError):  # no sequence, or no tokenizer: the library says
+        return tokenizer_json
+    content["decoder"]["decoders"] = [
+        {"type": "Replace", "pattern": {"String": step["replacement"]}, "content": " "}
+        if step.get("type") == "Metaspace"
+        else step
+        for step in steps
+    ]
+    return json.dumps(content)
+
+
 def _num_words(vocab_size: int) -> int:
     return (vocab_size + 31) // 32
 
@@ -228,13 +288,21 @@ class GrammarConstraint:
     Where only one text may follow, the tokenizer's own spelling of it is allowed alone.
     A text ends where the grammar allows it to and nothing may follow, without an end-of-sequence
     token; where more may follow, such a token ends it.
+
+    Attributes:
+        compiled: memory that compiling it took.
+        followed: memory that the requests under it have taken since.
     """
 
-    def __init__(self, name: str, root: llguidance.LLMatcher, masks: TextMasks) -> None:
+    def __init__(
+        self, name: str, root: llguidance.LLMatcher, masks: TextMasks, compiled: Growth
+    ) -> None:
         """Take a matcher at the beginning of a grammar; ``GrammarTokenizer.constraint`` does."""
         self._name = name
         self._root = root
         self._masks = masks
+        self.compiled = compiled
+        self.followed = Growth(every=_COUNTED)
         first = root.deep_copy()  # the root computes no masks, see matcher_pool
         self._start_bits = masks.of([first])[0]
         if first.is_error():
@@ -246,9 +314,19 @@ class GrammarConstraint:
         """What errors call this grammar."""
         return self._name
 
+    @property
+    def is_spent(self) -> bool:
+        """Whether it has to be compiled again for further requests."""
+        return self.followed.has_failed or self.followed.num_bytes > MOST_GRAMMAR_BYTES
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that the grammar takes."""
+        return self.compiled.num_bytes + self.followed.num_bytes
+
     def start(self, prompt_ids: Sequence[int]) -> States:
         """Return the beginning of a text, (1,) objects, whatever the prompt is."""
-        pool = MatcherPool(self._name, self._root, self._masks)
+        pool = MatcherPool(self._name, self._root, self._masks, self.followed)
         beginning = Position(None, -1)
         state = GrammarState(pool, beginning, self._start_bits, self._accepts_at_start)
         return object_states([state])

@@ -12,8 +12,11 @@ and both may be the same on another path. So a request has
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import functools
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -85,6 +88,8 @@ def consume(name: str, matcher: llguidance.LLMatcher, tail: Sequence[Position]) 
     num_done = matcher.try_consume_tokens([position.token for position in tail])
     if num_done == len(tail):
         return
+    if not matcher.is_error():
+        matcher.compute_bitmask()  # a lexer at its limit takes no token, and says so here alone
     if matcher.is_error():
         raise grammar_error(name, matcher)
     raise ConstraintError(
@@ -97,16 +102,22 @@ class TextMasks:
     """Writes the masks of matchers, in parallel: the text tokens of a model that may follow."""
 
     def __init__(
-        self, executor: llguidance.LLExecutor | None, num_words: int, text_bits: NDArray[np.int32]
+        self,
+        tokenizer: llguidance.LLTokenizer,
+        executor: llguidance.LLExecutor | None,
+        num_words: int,
+        text_bits: NDArray[np.int32],
     ) -> None:
         """Take the threads and the sizes.
 
         Args:
+            tokenizer: that of the matchers.
             executor: the threads; None computes in the caller's, one matcher after the other.
             num_words: words of 32 tokens that a matcher writes.
             text_bits: (words,) int32. The model's tokens without those that end a sequence; no
                 more than ``num_words``.
         """
+        self._tokenizer = tokenizer
         self._executor = executor
         self._num_words = num_words
         self._text_bits = text_bits
@@ -122,50 +133,123 @@ class TextMasks:
             self._executor.unsafe_compute_mask_ptr(
                 rows, bits.ctypes.data, bits.strides[0], len(bits)
             )
+        is_one_word = np.count_nonzero(bits, axis=1) == 1
+        for matcher, row, is_likely in zip(matchers, bits, is_one_word, strict=True):
+            if is_likely:
+                self._spell_as_text(row, matcher)
         return bits[:, : len(self._text_bits)] & self._text_bits
 
+    def _spell_as_text(self, bits: NDArray[np.int32], matcher: llguidance.LLMatcher) -> None:
+        """Replace a special token that stands for text.
 
-@dataclass(slots=True, eq=False)
-class _Walker:
-    """A matcher and the positions that it has passed, the beginning left out."""
+        A forced text is spelled by the tokenizer, which reads "<|im_end|>" as the special token of
+        that name. The matcher does not take that for the text, which has to begin with "<".
+        """
+        tokens = np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little"))
+        token = int(tokens[0])
+        if len(tokens) > 1 or not self._tokenizer.is_special_token(token):
+            return
+        text = matcher.compute_ff_bytes().decode(errors="ignore")
+        if matcher.validate_tokens([token]) or not text:
+            return
+        before, name, _ = text.partition(self._tokenizer.decode_bytes([token]).decode())
+        first = self._tokenizer.greedy_tokenize(before + name)[0]
+        bits[:] = 0
+        bits.view(np.uint32)[first // 32] = 1 << first % 32
 
-    matcher: llguidance.LLMatcher
-    path: list[Position]
 
-    def has_passed(self, position: Position) -> bool:
-        depth = position.depth
-        return depth == 0 or (len(self.path) >= depth and self.path[depth - 1] is position)
+class Growth:
+    """Memory that a grammar takes: its matchers share a lexer, which grows while it is followed.
 
-    def copy(self) -> _Walker:
-        return _Walker(self.matcher.deep_copy(), self.path.copy())
+    The library does not say how much. What the process holds more is counted, which includes what
+    other threads take in the meantime.
 
-    def walk_to(self, ancestor: Position, tail: Sequence[Position]) -> int:
-        """Go back to a position that it has passed, then along ``tail``; return the steps done."""
-        if steps_back := len(self.path) - ancestor.depth:
-            self.matcher.rollback(steps_back)
-            del self.path[ancestor.depth :]
-        if not tail:
-            return 0
-        num_done = self.matcher.try_consume_tokens([position.token for position in tail])
-        self.path.extend(tail[:num_done])
-        return num_done
+    Attributes:
+        num_bytes: counted so far.
+        has_failed: whether a matcher has. The lexer may be at a limit, and takes no token anymore.
+    """
+
+    def __init__(self, *, every: int = 1) -> None:
+        """Begin with nothing; of so many times one is counted, for all of them."""
+        self.num_bytes = 0
+        self.has_failed = False
+        self._every = every
+        self._num_times = 0
+
+    @contextlib.contextmanager
+    def counted(self) -> Iterator[None]:
+        """Count what is taken within."""
+        is_counted = self._num_times % self._every == 0
+        self._num_times += 1
+        before = held_bytes() if is_counted else 0
+        try:
+            yield
+        except ConstraintError:
+            self.has_failed = True
+            raise
+        finally:
+            if is_counted:
+                self.num_bytes += self._every * max(0, held_bytes() - before)
+
+
+class _MallocInfo(ctypes.Structure):
+    """``struct mallinfo2`` of glibc."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
+        ).split()
+    )
+
+
+@functools.cache
+def _malloc_info() -> Callable[[], _MallocInfo] | None:
+    try:
+        function = ctypes.CDLL(None).mallinfo2
+    except (AttributeError, OSError, TypeError):  # another C library
+        return None
+    function.restype = _MallocInfo
+    return function
+
+
+def held_bytes() -> int:
+    """Return the memory that this process has allocated, 0 where the system does not say.
+
+    What it has mapped says less: memory that one grammar has left is taken by the next.
+    """
+    malloc_info = _malloc_info()
+    if malloc_info is None:
+        return 0
+    info = malloc_info()
+    return int(info.uordblks) + int(info.hblkhd)
 
 
 class MatcherPool:
     """Matchers of one request. Safe to use from several threads."""
 
-    def __init__(self, name: str, root: llguidance.LLMatcher, masks: TextMasks) -> None:
-        """Begin with the guide; the arguments are those of ``_Guide``."""
+    def __init__(
+        self, name: str, root: llguidance.LLMatcher, masks: TextMasks, growth: Growth
+    ) -> None:
+        """Begin with the guide.
+
+        Args:
+            name: what errors call the grammar.
+            root: a matcher at the beginning, which has computed no mask. Not changed.
+            masks: writes the masks.
+            growth: counts the memory of the grammar.
+        """
         self._name = name
         self._guide = _Guide(name, root)
         self._masks = masks
+        self._growth = growth
         self._runners: list[_Runner] = []  # the least recently used first
         self._lock = threading.Lock()
 
     def look_up(self, positions: Sequence[Position]) -> list[tuple[NDArray[np.int32], bool]]:
         """Return the mask of each position, and whether the text may end there."""
         found: list[tuple[NDArray[np.int32], bool]] = []
-        with self._lock:
+        with self._lock, self._growth.counted():
             for begin in range(0, len(positions), MOST_RUNNERS):
                 found += self._computed(positions[begin : begin + MOST_RUNNERS])
         return found
@@ -215,4 +299,8 @@ def not_followed(name: str, reason: str) -> ConstraintError:
     message = " ".join(reason.replace("<non-verbose/>", "").split())
     if message in ("NoExtension", "NoExtensionBias"):
         message = "it allows no text at all"
+    if "Current row has" in message:
+        message = (
+            f"too much may follow at one place ({message}); make properties required, or fewer"
+        )
     return ConstraintError(f"{name} is no grammar that can be followed: {message}")

@@ -15,7 +15,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dsbd_ort.constraints.grammar import Choice, JsonObject, JsonSchema, Lark, Regex
+from dsbd_ort.constraints.grammar import (
+    Choice,
+    FunctionCalls,
+    JsonObject,
+    JsonSchema,
+    Lark,
+    Regex,
+)
 from dsbd_ort.constraints.token_trie import TokenTrie
 from dsbd_ort.decoding.errors import ConstraintError
 from dsbd_ort.decoding.option_values import did_you_mean, shown
@@ -41,6 +48,7 @@ KINDS = tuple(_OTHERS)
 
 _KIND_BY_CLASS = {
     JsonSchema: "json_schema",
+    FunctionCalls: "json_schema",
     JsonObject: "json_object",
     Regex: "regex",
     Choice: "choice",

@@ -14,17 +14,16 @@ are one row of ``tokens``, in increasing order, and edge e leads to node e + 1. 
 from __future__ import annotations
 
 import bisect
+import contextlib
 import functools
-import itertools
-import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_ort.constraints.trie_build import trie_of
+from dsbd_ort.constraints.trie_build import joined, trie_of
 from dsbd_ort.constraints.trie_file import (
     ITEMS_SUFFIX,
     TrieArrays,
@@ -87,12 +86,7 @@ class TokenTrie:
 
         items: what each sequence stands for, JSON values; a repeated sequence stands for several.
         """
-        sequences = sequences if isinstance(sequences, Sequence) else list(sequences)
-        lengths = np.fromiter(map(len, sequences), dtype=np.int64, count=len(sequences))
-        ids = map(operator.index, itertools.chain.from_iterable(sequences))
-        flat = np.fromiter(ids, dtype=np.int64, count=int(lengths.sum()))
-        if flat.min(initial=0) < 0:
-            raise ConstraintError(f"a sequence has the token id {flat.min()}; they are 0 or more")
+        flat, lengths = joined(sequences)
         return cls._of(flat, np.cumsum(lengths) - lengths, lengths, end, items)
 
     @classmethod
@@ -127,6 +121,11 @@ class TokenTrie:
             end: as in the class.
             items: as in ``from_sequences``.
         """
+        if not isinstance(array, np.ndarray):
+            raise ConstraintError(
+                f"the sequences are a {type(array).__name__}; give an array of integers, or lists "
+                "to from_sequences"
+            )
         if array.ndim != 2 or not np.issubdtype(array.dtype, np.integer):
             raise ConstraintError(
                 f"the sequences are an array of {array.dtype} with {array.ndim} dimensions; give "
@@ -174,18 +173,21 @@ class TokenTrie:
         path = Path(path)
         if is_trie_file(path):
             return cls.load(path, end=end)
+        ends = end or "leaf"
         if path.suffix == ITEMS_SUFFIX:
             sequences, items = read_items(path)
-            return cls.from_sequences(sequences, end=end or "leaf", items=items)
+            with _naming(path):
+                return cls.from_sequences(sequences, end=ends, items=items)
         found = read_sequences(path)
-        if isinstance(found, np.ndarray):
-            return cls.from_array(found, end=end or "leaf")
-        flat, lengths = found
-        return cls(trie_of(flat, np.cumsum(lengths) - lengths, lengths), end=end or "leaf")
+        with _naming(path):
+            if isinstance(found, np.ndarray):
+                return cls.from_array(found, end=ends)
+            flat, lengths = found
+            return cls(trie_of(flat, np.cumsum(lengths) - lengths, lengths), end=ends)
 
     @classmethod
     def load(cls, path: str | Path, *, end: End | None = None) -> TokenTrie:
-        """Map a trie that ``save`` wrote: processes share its pages, and unused ones stay on disk.
+        """Map a trie that ``save`` wrote, read once to check it: processes share its pages.
 
         ``end=None`` is the saved one.
         """
@@ -348,6 +350,15 @@ def _find_at_once(
         edges += np.where(is_lower, halves + 1, 0)
         sizes = np.where(is_lower, sizes - halves - 1, halves)
     return edges
+
+
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Have an error of what a file holds name the file."""
+    try:
+        yield
+    except ConstraintError as error:
+        raise ConstraintError(f"{path} holds no trie: {error}") from error
 
 
 def _load(path: Path, end: End) -> TokenTrie:

@@ -1,22 +1,29 @@
 """The process that compiles grammars for trial: run as a file, it imports llguidance alone.
 
-It reads JSON lines: a tokenizer and the limits first, then one grammar a line. For each it writes
-a line: null, the error, or false where the grammar ended the child that compiled it, which may take
-so much processor time and memory. A child costs milliseconds, reading a large tokenizer seconds.
+It reads JSON lines: a tokenizer and the limits first, then one grammar a line, with parts of it
+that are followed as well. For each it writes a verdict: the error, if there is one, whether the
+child that tried it took more processor time or memory than it may, and whether that was killed
+from outside. A child costs milliseconds, reading a large tokenizer seconds.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import os
+import random
 import resource
 import signal
 import sys
 import threading
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 STACK_BYTES = 256 << 20
 """Of the thread that compiles: the library goes as deep as the rules of a grammar."""
+_ENDS = tuple('"{}[]:,()\n ')
+_NUM_PATHS = 4
+_PATH_MASKS = 8  # of a path: a mask takes a millisecond, forced tokens hardly anything
 
 
 def run() -> None:
@@ -32,14 +39,29 @@ def run() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     print("true", flush=True)
     for line in sys.stdin:
-        child = os.fork()  # safe: no other thread runs between two grammars
-        if not child:
-            _bound(head["most_seconds"], head["most_bytes"])
-            error = _tried(llguidance, tokenizer, json.loads(line), limits)
-            print(json.dumps(error), flush=True)
-            os._exit(0)
-        if os.waitpid(child, 0)[1]:
-            print("false", flush=True)
+        trial = functools.partial(_tried, llguidance, tokenizer, limits, head, json.loads(line))
+        print(json.dumps(_verdict(trial)), flush=True)
+
+
+def _verdict(trial: Callable[[], str | None]) -> dict[str, Any]:
+    """Try a grammar in a child process; return its error, or how the child ended."""
+    reading, writing = os.pipe()
+    child = os.fork()  # safe: no other thread runs between two grammars
+    if not child:
+        found = json.dumps(trial())
+        with os.fdopen(writing, "w") as stream:
+            stream.write(found)
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as stream:
+        found = stream.read()
+    status = os.waitpid(child, 0)[1]
+    was_killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+    return {
+        "error": json.loads(found) if not status else None,
+        "took_too_much": bool(status) and not was_killed,
+        "was_killed": was_killed,
+    }
 
 
 def _bound(most_seconds: float, most_bytes: int) -> None:
@@ -49,22 +71,82 @@ def _bound(most_seconds: float, most_bytes: int) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (used + most_bytes, used + most_bytes))
 
 
-def _tried(library: Any, tokenizer: Any, source: str, limits: Any) -> str | None:
-    """Return the error of a grammar and of its first mask, None without one."""
-    found: list[str] = []
+def _tried(
+    library: Any, tokenizer: Any, limits: Any, head: Mapping[str, Any], grammar: Mapping[str, Any]
+) -> str | None:
+    """Return the error of a grammar that is compiled and followed, None without one."""
+    found: list[str | None] = []
 
-    def compile_it() -> None:
-        matcher = library.LLMatcher(tokenizer, source, log_level=0, limits=limits)
-        if not matcher.is_error():
-            matcher.compute_bitmask()
-        if matcher.is_error():
-            found.append(matcher.get_error())
+    def try_it() -> None:
+        matcher = library.LLMatcher(tokenizer, grammar["source"], log_level=0, limits=limits)
+        found.append(error_in_following(library, tokenizer, matcher, grammar["parts"], limits))
 
+    _bound(head["most_seconds"], head["most_bytes"])
     threading.stack_size(STACK_BYTES)
-    thread = threading.Thread(target=compile_it)
+    thread = threading.Thread(target=try_it)
     thread.start()
     thread.join()
-    return found[0] if found else None
+    return found[0]
+
+
+def error_in_following(
+    library: Any, tokenizer: Any, matcher: Any, parts: Sequence[str], limits: Any
+) -> str | None:
+    """Return the error that a grammar runs into on some short paths, None without one.
+
+    A limit may be exceeded behind the first tokens only: the object of a schema may have more
+    optional properties than a position can hold.
+
+    Args:
+        library: llguidance.
+        tokenizer: that of the matcher.
+        matcher: at the beginning of the grammar, where it stays.
+        parts: sources of parts of the grammar, which paths may reach too late. One that is no
+            grammar by itself says nothing of the whole.
+        limits: those of the matcher.
+    """
+    error = _error_on_paths(matcher, tokenizer)
+    for source in parts if error is None else ():
+        part = library.LLMatcher(tokenizer, source, log_level=0, limits=limits)
+        if not part.is_error():
+            error = error or _error_on_paths(part, tokenizer)
+    return error
+
+
+def _error_on_paths(matcher: Any, tokenizer: Any) -> str | None:
+    """Draw paths, half of their tokens from those that end what is being written."""
+    if matcher.is_error():
+        return str(matcher.get_error())
+    ends = [token for mark in _ENDS for token in tokenizer.greedy_tokenize(mark)[:1]]
+    end_ids = frozenset(tokenizer.eos_tokens)
+    for seed in range(_NUM_PATHS):
+        draw = random.Random(seed)
+        path = matcher.deep_copy()
+        for _ in range(_PATH_MASKS):
+            token = _drawn(path.compute_bitmask(), ends, end_ids, draw)
+            if path.is_error() or token is None or not path.try_consume_tokens([token]):
+                break
+            path.try_consume_tokens(path.compute_ff_tokens())
+        if path.is_error():
+            return str(path.get_error())
+    return None
+
+
+def _drawn(
+    mask: bytes, ends: list[int], end_ids: frozenset[int], draw: random.Random
+) -> int | None:
+    """Return one of the tokens of a mask, None where there is none."""
+    preferred = [token for token in ends if mask[token // 8] >> token % 8 & 1]
+    if preferred and draw.random() < 0.5:
+        return draw.choice(preferred)
+    first = draw.randrange(len(mask))
+    for step in range(len(mask)):
+        index = (first + step) % len(mask)
+        if mask[index]:
+            tokens = [8 * index + bit for bit in range(8) if mask[index] >> bit & 1]
+            if tokens := [token for token in tokens if token not in end_ids]:
+                return draw.choice(tokens)
+    return None
 
 
 def _address_space() -> int | None:

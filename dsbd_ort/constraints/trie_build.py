@@ -7,7 +7,9 @@ number of the node that the sequence has reached before.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+import itertools
+import operator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +18,7 @@ from numpy.typing import NDArray
 
 from dsbd_ort.constraints.trie_file import TrieArrays
 from dsbd_ort.decoding.errors import ConstraintError
+from dsbd_ort.decoding.option_values import shown
 
 _MAX_TOKEN = np.iinfo(np.int32).max
 _KEY_BITS = 63
@@ -34,6 +37,53 @@ class _Level:
     parents: NDArray[np.int64]
     tokens: NDArray[np.int32]
     is_end: NDArray[np.bool_]
+
+
+def joined(sequences: Iterable[Sequence[int]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the token ids of sequences one behind the other, and how many each has.
+
+    Raises:
+        ConstraintError: naming the first that is no sequence of token ids.
+    """
+    if not isinstance(sequences, Iterable):
+        raise ConstraintError(f"the sequences are {shown(sequences)}; give lists of token ids")
+    sequences = sequences if isinstance(sequences, Sequence) else list(sequences)
+    try:
+        lengths = np.fromiter(map(len, sequences), dtype=np.int64, count=len(sequences))
+        if bool in set(map(type, itertools.chain.from_iterable(sequences))):  # which is an int
+            raise TypeError
+        ids = map(operator.index, itertools.chain.from_iterable(sequences))
+        flat = np.fromiter(ids, dtype=np.int64, count=int(lengths.sum()))
+    except (TypeError, OverflowError) as error:
+        raise _fault(sequences) from error
+    if flat.min(initial=0) < 0:
+        raise _fault(sequences)
+    return flat, lengths
+
+
+def _fault(sequences: Sequence[Any]) -> ConstraintError:
+    """Return the error of the first sequence or token id that is none."""
+    expected = f"expected a whole number from 0 to {_MAX_TOKEN}"
+    for index, sequence in enumerate(sequences):
+        try:
+            len(sequence)
+            wrong = [token for token in sequence if not _is_token(token)]
+        except TypeError:
+            given = f"sequence {index} is {shown(sequence)}"
+            return ConstraintError(f"{given}; expected a list of token ids")
+        if wrong:
+            given = f"sequence {index} has the token id {shown(wrong[0])}"
+            return ConstraintError(f"{given}; {expected}")
+    return ConstraintError(f"a token id is none; {expected}")
+
+
+def _is_token(value: Any) -> bool:
+    if isinstance(value, bool | np.bool_):
+        return False
+    try:
+        return 0 <= operator.index(value) <= _MAX_TOKEN
+    except TypeError:
+        return False
 
 
 def trie_of(
@@ -65,7 +115,9 @@ def _check(flat: NDArray[Any], lengths: NDArray[np.int64]) -> None:
         )
     highest = int(flat.max())
     if highest > _MAX_TOKEN:
-        raise ConstraintError(f"a sequence has the token id {highest}; the most is {_MAX_TOKEN}")
+        raise ConstraintError(
+            f"a sequence has the token id {highest}; expected a whole number from 0 to {_MAX_TOKEN}"
+        )
 
 
 def _levels(

@@ -1,13 +1,17 @@
 """Files of token sequences, and of the tries made of them.
 
 A saved trie is one file of .npy arrays one behind the other: [version, 1 if it ends with "eos"],
-then ``row_offsets``, ``tokens`` and ``is_end``; and where it has items the three arrays of these.
+then ``row_offsets``, ``tokens`` and ``is_end``; where it has items the three arrays of these; and
+the seal, [CRC-32 of all bytes before it]. So a file that lost pages or bytes is no trie.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import secrets
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +27,11 @@ from dsbd_ort.decoding.errors import ConstraintError
 TRIE_SUFFIX = ".trie"
 ITEMS_SUFFIX = ".jsonl"
 
-_VERSION = 1
+_VERSION = 2
+_SEAL_BYTES = 132
+_READ_BYTES = 1 << 18  # at a time, for the seal
 _BLOCK = 1 << 24  # bytes of text that are parsed at a time
+_DTYPES = tuple(map(np.dtype, ("<i8", "<i4", "|b1", "|u1")))
 _MOST_DIGITS = 10  # the highest token id has ten
 
 
@@ -61,56 +68,121 @@ def is_trie_file(path: Path) -> bool:
 
 
 def write_arrays(path: Path, arrays: TrieArrays, end: str, items: TrieItems | None) -> None:
-    """Write a trie; the file is whole or not there."""
+    """Write a trie; the file is whole or not there, after a power cut too."""
     if not is_trie_file(path):
         raise ConstraintError(f"{path} does not end in {TRIE_SUFFIX}; name a saved trie so")
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
     try:
-        with part.open("wb") as file:
+        with part.open("x+b") as file:
             head = np.array([_VERSION, end == "eos"], dtype=np.int64)
             of_items = () if items is None else (items.nodes, items.offsets, items.text)
             for array in (head, arrays.row_offsets, arrays.tokens, arrays.is_end, *of_items):
                 npy.write_array(file, array, allow_pickle=False)
+            file.write(_seal(file, file.tell()))
+            file.flush()
+            os.fsync(file.fileno())
         part.replace(path)
+        _sync_names(path.parent)
     finally:
         part.unlink(missing_ok=True)
+
+
+def _sync_names(folder: Path) -> None:
+    if hasattr(os, "O_DIRECTORY"):  # Windows opens no folder
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _seal(file: BinaryIO, num_bytes: int) -> bytes:
+    """Return the last array of a trie's file, (1,) uint32: the CRC-32 of the bytes before it."""
+    crc, left = 0, num_bytes
+    file.seek(0)
+    while left and (block := file.read(min(left, _READ_BYTES))):
+        crc = zlib.crc32(block, crc)
+        left -= len(block)
+    array = io.BytesIO()
+    npy.write_array(array, np.array([crc], dtype="<u4"), allow_pickle=False)
+    return array.getvalue()
 
 
 def map_arrays(path: Path) -> tuple[TrieArrays, str, TrieItems | None]:
     """Return the arrays of a saved trie, mapped from its file, how it ends, and its items."""
     try:
         with path.open("rb") as file:
-            head, row_offsets, tokens, is_end = (_map_next(file, path) for _ in range(4))
-            has_items = file.tell() < path.stat().st_size
-            of_items = [_map_next(file, path) for _ in range(3)] if has_items else None
+            head = _map_next(file, path)
+            _check_version(head, path)
+            stop = _check_seal(file)
+            row_offsets, tokens, is_end = (_map_next(file, path) for _ in range(3))
+            of_items = [_map_next(file, path) for _ in range(3)] if file.tell() < stop else None
+    except ConstraintError:
+        raise
     except OSError as error:
-        raise ConstraintError(f"{path} cannot be read ({error.strerror or error})") from error
-    except ValueError as error:
-        raise ConstraintError(f"{path} is no saved trie, or not whole ({error})") from error
+        raise _unreadable(path, error) from error
+    except Exception as error:  # numpy's parser of headers raises many kinds on foreign bytes
+        raise ConstraintError(
+            f"{path} is no saved trie, or not whole ({error}); save it again"
+        ) from error
+    arrays = TrieArrays(row_offsets, tokens, is_end)
+    if not _is_trie(arrays):
+        raise ConstraintError(f"{path} has arrays that make no trie; save it again")
+    items = None if of_items is None else TrieItems(*of_items)
+    if items is not None and not _are_items(items, len(is_end)):
+        raise ConstraintError(f"{path} has arrays that make no items; save it again")
+    return arrays, "eos" if head[1] else "leaf", items
+
+
+def _check_version(head: NDArray[Any], path: Path) -> None:
     if head.shape != (2,) or head[0] != _VERSION:
         raise ConstraintError(
             f"{path} begins with {head.tolist()[:2]}, a trie of this release with {_VERSION}; "
             "save it again"
         )
+
+
+def _check_seal(file: BinaryIO) -> int:
+    """Return where the seal begins, the file's position unchanged; ValueError for a wrong one."""
+    place = file.tell()
+    stop = file.seek(0, os.SEEK_END) - _SEAL_BYTES
+    expected = _seal(file, stop)
+    file.seek(stop)
+    if file.read() != expected:
+        raise ValueError("its checksum is not that of its bytes")
+    file.seek(place)
+    return stop
+
+
+def _is_trie(arrays: TrieArrays) -> bool:
+    """Return whether every path through the arrays stays in them, and ends."""
+    row_offsets, tokens, is_end = arrays.row_offsets, arrays.tokens, arrays.is_end
     num_nodes = len(is_end)
-    shapes = (row_offsets.shape, tokens.shape, is_end.shape)
-    if shapes != ((num_nodes + 1,), (num_nodes - 1,), (num_nodes,)) or (
-        row_offsets[-1] != num_nodes - 1
-    ):
-        raise ConstraintError(f"{path} has arrays that make no trie; save it again")
-    items = None if of_items is None else _checked_items(TrieItems(*of_items), num_nodes, path)
-    return TrieArrays(row_offsets, tokens, is_end), "eos" if head[1] else "leaf", items
+    kinds = (row_offsets.dtype.kind, tokens.dtype.name, is_end.dtype.name)
+    if num_nodes < 2 or kinds != ("i", "int32", "bool"):
+        return False
+    if (len(row_offsets), len(tokens)) != (num_nodes + 1, num_nodes - 1):
+        return False
+    starts, stops = row_offsets[:-1], row_offsets[1:]
+    numbers = np.arange(num_nodes, dtype=row_offsets.dtype)
+    return bool(
+        (row_offsets[0], row_offsets[-1]) == (0, num_nodes - 1)
+        and (starts <= stops).all()
+        and (starts >= numbers).all()  # a child has a higher number than its parent
+        and tokens.min() >= 0
+    )
 
 
-def _checked_items(items: TrieItems, num_nodes: int, path: Path) -> TrieItems:
-    shapes = (items.nodes.shape, items.offsets.shape, items.text.shape)
-    num_items = len(items.nodes)
-    if (
-        shapes != ((num_items,), (num_items + 1,), (int(items.offsets[-1]),))
-        or items.nodes[-1] >= num_nodes
-    ):
-        raise ConstraintError(f"{path} has arrays that make no items; save it again")
-    return items
+def _are_items(items: TrieItems, num_nodes: int) -> bool:
+    """Return whether every node has its items, and every item its text, in the arrays."""
+    nodes, offsets, text = items.nodes, items.offsets, items.text
+    return (
+        [array.dtype.name for array in (nodes, offsets, text)] == ["int64", "int64", "uint8"]
+        and len(offsets) == len(nodes) + 1
+        and bool((nodes[1:] >= nodes[:-1]).all() and (offsets[1:] >= offsets[:-1]).all())
+        and 0 <= nodes[0] <= nodes[-1] < num_nodes
+        and (offsets[0], offsets[-1]) == (0, len(text))
+    )
 
 
 def _map_next(file: BinaryIO, path: Path) -> NDArray[Any]:
@@ -118,6 +190,8 @@ def _map_next(file: BinaryIO, path: Path) -> NDArray[Any]:
     if npy.read_magic(file) != (1, 0):
         raise ValueError("another version of .npy")
     shape, _, dtype = npy.read_array_header_1_0(file)
+    if len(shape) != 1 or dtype not in _DTYPES:
+        raise ValueError(f"an array of {dtype} with {len(shape)} dimensions")
     mapped = np.memmap(path, dtype=dtype, mode="r", offset=file.tell(), shape=shape)
     file.seek(mapped.nbytes, os.SEEK_CUR)
     return np.asarray(mapped)  # indexing a memmap costs microseconds
@@ -141,10 +215,16 @@ def read_items(path: Path) -> tuple[list[list[int]], list[Any]]:
                     )
                 sequences.append(found["token_ids"])
                 items.append(found["item"])
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise ConstraintError(f"{path} cannot be read ({reason})") from error
+    except ConstraintError:
+        raise
+    except (OSError, ValueError) as error:  # bytes that are no UTF-8, or a name that no file has
+        raise _unreadable(path, error) from error
     return sequences, items
+
+
+def _unreadable(path: Path, error: Exception) -> ConstraintError:
+    reason = getattr(error, "strerror", None) or error
+    return ConstraintError(f"{path} cannot be read ({reason})")
 
 
 def _json_line(line: str) -> dict[str, Any] | None:
@@ -163,19 +243,28 @@ def read_sequences(path: Path) -> NDArray[Any] | tuple[NDArray[np.int64], NDArra
     """Return the array of a .npy file, or the ids and the lengths of the lines of a text."""
     try:
         if path.suffix == ".npy":
-            array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
-            return array
+            return _mapped_npy(path)
         with path.open("rb") as file:
             blocks = list(_parsed_blocks(file, path))
-    except OSError as error:
-        raise ConstraintError(f"{path} cannot be read ({error.strerror or error})") from error
-    except ValueError as error:
-        if isinstance(error, ConstraintError):
-            raise
-        raise ConstraintError(f"{path} is no .npy file of integers ({error})") from error
+    except ConstraintError:
+        raise
+    except (OSError, ValueError) as error:  # ValueError: a name that no file has
+        raise _unreadable(path, error) from error
     if not blocks:
         raise ConstraintError(f"{path} is empty; give the token ids of one sequence on each line")
     return np.concatenate([b[0] for b in blocks]), np.concatenate([b[1] for b in blocks])
+
+
+def _mapped_npy(path: Path) -> NDArray[Any]:
+    try:
+        array: NDArray[Any] = npy.open_memmap(path, mode="r")
+    except OSError:
+        raise
+    except Exception as error:  # numpy's parser of headers raises many kinds on foreign bytes
+        raise ConstraintError(
+            f"{path} is no .npy file of integers ({error}); write it with numpy.save"
+        ) from error
+    return array
 
 
 def _parsed_blocks(

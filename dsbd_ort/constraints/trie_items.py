@@ -82,7 +82,7 @@ def check_number(items: Sequence[Any] | None, num_sequences: int) -> None:
 def _json(item: Any, index: int) -> bytes:
     try:
         return json.dumps(item, ensure_ascii=False, allow_nan=False).encode()
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise ConstraintError(
             f"item {index} is a {type(item).__name__} that is no JSON ({error}); give a text, a "
             "number, or lists and dicts of them"

@@ -1,5 +1,9 @@
 """The algorithm: speculative beam decoding over any StepModel, in numpy alone."""
 
+from dsbd_forward.engine import Engine as StepModel
+from dsbd_forward.forward import Forward, ForwardResult
+from dsbd_forward.logits import DenseLogits, GatheredLogits, TopLogits
+from dsbd_forward.spec import EngineSpec, HeadSpec
 from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.control.path_states import StopState
 from dsbd_ort.decoding.decode import decode, decode_iterations
@@ -13,7 +17,6 @@ from dsbd_ort.decoding.request import (
     result_of,
 )
 from dsbd_ort.decoding.stats import DecodingStats
-from dsbd_ort.decoding.step_model import StepModel, TopLogits
 from dsbd_ort.decoding.strategies import STRATEGIES
 from dsbd_ort.decoding.table_model import TableModel
 from dsbd_ort.decoding.trace import (
@@ -34,6 +37,12 @@ __all__ = [
     "DecodingError",
     "DecodingRequest",
     "DecodingStats",
+    "DenseLogits",
+    "EngineSpec",
+    "Forward",
+    "ForwardResult",
+    "GatheredLogits",
+    "HeadSpec",
     "ModelError",
     "RequestTrace",
     "StepModel",

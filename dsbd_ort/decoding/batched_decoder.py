@@ -16,13 +16,15 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from dsbd_forward.engine import Engine
+from dsbd_forward.forward import ForwardResult
 from dsbd_ort.decoding.cache_view import CacheView, PrefixCache
 from dsbd_ort.decoding.decode import DecodingLoop, decoding_loop
 from dsbd_ort.decoding.drafting.cost_curve import Costs
-from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK, KVCache
+from dsbd_ort.decoding.engine_call import Clock, EngineCall, EngineCalls, Role, forward_groups
+from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK, SharedKVCache
 from dsbd_ort.decoding.preemption import PreemptedRows, recomputed
 from dsbd_ort.decoding.request import DecodeResult, DecodingRequest, IterationOutput
-from dsbd_ort.decoding.step_model import Clock, EngineCall, EngineCalls, Logits, Role, StepModel
 
 Outcome = DecodeResult | BaseException
 """How a request ended; an exception is the one that ``decode`` would have raised.
@@ -105,8 +107,8 @@ class BatchedDecoder:
 
     def __init__(
         self,
-        target: StepModel,
-        draft: StepModel | None,
+        target: Engine,
+        draft: Engine | None,
         *,
         max_rows: int | None = None,
         shares_prefixes: bool = True,
@@ -123,11 +125,11 @@ class BatchedDecoder:
             costs: learn from the calls.
             clock: seconds, for the statistics.
         """
-        models: dict[Role, StepModel] = {"target": target}
+        models: dict[Role, Engine] = {"target": target}
         if draft is not None:
             models["draft"] = draft
         self.caches = {
-            role: KVCache(model, max_rows, shares_prefixes=shares_prefixes)
+            role: SharedKVCache(model, max_rows, shares_prefixes=shares_prefixes)
             for role, model in models.items()
         }
         self._costs = costs
@@ -153,7 +155,10 @@ class BatchedDecoder:
 
         Raises what ``decoding_loop`` raises, unless it starts later.
         """
-        views = {role: cache.open_view(PrefixCache()) for role, cache in self.caches.items()}
+        views = {
+            role: cache.open_view(PrefixCache(source=request.source))
+            for role, cache in self.caches.items()
+        }
         request = dataclasses.replace(request, num_sharers=lambda: len(self._trees))
         loop = decoding_loop(request, views["target"], views.get("draft"))
         tree = Tree(views, loop, request)
@@ -192,7 +197,7 @@ class BatchedDecoder:
         return any(
             other.wanted is not None
             and other.wanted.is_prefill
-            and list(other.request.prompt_ids) == list(request.prompt_ids)
+            and other.request.identity == request.identity
             for other in self._trees
         )
 
@@ -200,7 +205,7 @@ class BatchedDecoder:
         """Let a request go on to its first engine call, behind the rows that it can share."""
         tree.has_started = True
         for role, view in tree.views.items():
-            if view.kv.reads_features and not tree.request.config.has_draft_model:
+            if view.spec.reads_features and not tree.request.config.has_draft_model:
                 continue  # its rows could not be computed again without features
             view.prefix = self.caches[role].longest_prefix(tree.request.reusable_prompt(role))
         tree.wanted = next(tree.loop)  # type: ignore[assignment]  # a call precedes any output
@@ -230,12 +235,7 @@ class BatchedDecoder:
         while drafting := self._callers("draft", prompts):
             self._run("draft", drafting, progress)
             prompts = set()
-        verifying = self._callers("target", self._next_prompts("target"))
-        alone = [tree for tree in verifying if tree.call and tree.call.reads_full_logits]
-        self._run("target", [tree for tree in verifying if tree not in alone], progress)
-        for tree in alone:
-            if tree in self._trees:  # not preempted for one before
-                self._run("target", [tree], progress)
+        self._run("target", self._callers("target", self._next_prompts("target")), progress)
         return progress
 
     def _next_prompts(self, role: Role) -> set[Tree]:
@@ -247,7 +247,7 @@ class BatchedDecoder:
         num_rows = 0
         for tree in self._trees:
             if (call := tree.call_of(role)) is not None and call.is_prefill:
-                num_rows += len(call.token_ids)
+                num_rows += call.num_rows
                 if prompts and num_rows > PREFILL_CHUNK:
                     break
                 prompts.add(tree)
@@ -266,35 +266,46 @@ class BatchedDecoder:
         return sorted(callers, key=lambda tree: tree not in prompts)
 
     def _run(self, role: Role, trees: list[Tree], progress: list[Progress]) -> None:
-        """Make the calls that the trees wait for, and let each go on.
-
-        Together; but calls that want all logits and calls that gather some in two forwards.
-        """
-        whole = [tree for tree in trees if tree.call and tree.call.wants_all_logits]
-        if any(tree.call and tree.call.gather is not None for tree in trees):
-            self._run_together(role, [tree for tree in trees if tree not in whole], progress)
-            trees = [tree for tree in whole if tree in self._trees]  # not preempted for the others
-        self._run_together(role, trees, progress)
+        """Make the calls that the trees wait for, in as few forwards as can be; let each go on."""
+        tree_by_call = {tree.call: tree for tree in trees if tree.call is not None}
+        for calls in forward_groups(list(tree_by_call)):
+            together = [tree_by_call[call] for call in calls]
+            live = [tree for tree in together if tree in self._trees]  # not preempted for others
+            self._run_together(role, live, progress)
 
     def _run_together(self, role: Role, trees: list[Tree], progress: list[Progress]) -> None:
         """Make calls in one forward."""
+        self._preempt_as_asked(trees, progress)
         self._make_room(role, trees, progress)
         if not trees:
             return
         calls = [call for tree in trees if (call := tree.call) is not None]
         began = self._clock()
         try:
-            parts = self.caches[role].forward(calls)
+            results = self.caches[role].forward(calls)
         except Exception as error:  # of the engine: all who took part have lost their rows
             for tree in trees:
                 self._end(tree, error, progress)
             return
         seconds = self._clock() - began
         if self._costs and not any(call.is_prefill for call in calls):
-            self._costs.observe(role, sum(len(call.token_ids) for call in calls), seconds)
-        for tree, call, part in zip(trees, calls, parts, strict=True):
-            call.meter.count(len(call.token_ids), seconds)
-            self._advance(tree, part, progress)
+            self._costs.observe(role, sum(call.num_rows for call in calls), seconds)
+        for tree, call, result in zip(trees, calls, results, strict=True):
+            call.meter.count(call.num_rows, seconds)
+            self._advance(tree, result, progress)
+
+    def _preempt_as_asked(self, trees: list[Tree], progress: list[Progress]) -> None:
+        """Preempt the youngest request, and remove it from ``trees``, if its schedule says so."""
+        call = self._trees[-1].call if trees else None
+        if call is not None and self._trees[-1] in trees and self._trees[-1].request.preempts(call):
+            self._preempt_youngest(trees, progress)
+
+    def _preempt_youngest(self, trees: list[Tree], progress: list[Progress]) -> None:
+        youngest = self._trees[-1]
+        self.preempt(youngest)
+        progress.append(Progress(youngest, Preempted()))
+        if youngest in trees:
+            trees.remove(youngest)
 
     def _make_room(self, role: Role, trees: list[Tree], progress: list[Progress]) -> None:
         """Preempt the youngest requests until the calls of ``trees`` fit; remove them from there.
@@ -304,29 +315,27 @@ class BatchedDecoder:
         cache = self.caches[role]
         while len(self._trees) > 1:
             calls = (tree.call for tree in trees)
-            if cache.has_room(sum(len(call.token_ids) for call in calls if call is not None)):
+            if cache.has_room(sum(call.num_rows for call in calls if call is not None)):
                 return
-            youngest = self._trees[-1]
-            self.preempt(youngest)
-            progress.append(Progress(youngest, Preempted()))
-            if youngest in trees:
-                trees.remove(youngest)
+            self._preempt_youngest(trees, progress)
 
     @staticmethod
-    def _recompute(tree: Tree) -> None:
+    def _recompute(tree: Tree, result: ForwardResult | None = None) -> None:
         """Let the recomputation of a tree go on to its next call, or to its end."""
         assert tree.recomputation is not None
-        tree.wanted_again = next(tree.recomputation, None)
-        if tree.wanted_again is None:
-            tree.recomputation = None
+        try:
+            # A generator that has not started takes no result.
+            tree.wanted_again = tree.recomputation.send(result)  # type: ignore[arg-type]
+        except StopIteration:
+            tree.recomputation = tree.wanted_again = None
 
-    def _advance(self, tree: Tree, logits: Logits, progress: list[Progress]) -> None:
+    def _advance(self, tree: Tree, result: ForwardResult, progress: list[Progress]) -> None:
         """Let a request go on to the next call that it needs, or to its end."""
         try:
             if tree.recomputation is not None:
-                self._recompute(tree)
+                self._recompute(tree, result)
                 return
-            wanted = tree.loop.send(logits)
+            wanted = tree.loop.send(result)
             while isinstance(wanted, IterationOutput):
                 progress.append(Progress(tree, wanted))
                 wanted = tree.loop.send(None)
@@ -360,6 +369,8 @@ def decoded_together(
                 event = progress.event
                 if isinstance(event, DecodeResult):
                     results[live.pop(progress.tree)] = event
+                elif isinstance(event, Preempted):
+                    decoder.resume(progress.tree)
                 elif isinstance(event, BaseException):
                     event.add_note(f"prompt {live.pop(progress.tree)} of the list")
                     raise event

@@ -2,22 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_ort.decoding.step_model import Meter
-
-if TYPE_CHECKING:
-    from dsbd_ort.decoding.feature_models import Features
-    from dsbd_ort.decoding.kv_cache import KVCache
-    from dsbd_ort.decoding.node_features import NodeFeatures
+from dsbd_forward.engine import Engine
+from dsbd_forward.features import Features
+from dsbd_forward.forward import Source
+from dsbd_ort.decoding.engine_call import Meter
 
 Rows = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class RowIdentity:
+    """What the rows of a path are a function of: two that are equal may share rows.
+
+    Attributes:
+        tokens: from position 0 on.
+        source: what they depend on besides.
+    """
+
+    tokens: list[int]
+    source: Source = None
+
+    def num_common(self, other: RowIdentity) -> int:
+        """Return how many first rows both have in common."""
+        if self.source != other.source:
+            return 0
+        num_common = 0
+        for ours, theirs in zip(self.tokens, other.tokens, strict=False):
+            if ours != theirs:
+                break
+            num_common += 1
+        return num_common
 
 
 @dataclass(frozen=True)
@@ -38,20 +59,23 @@ class PrefixCache:
         tokens: from position 0 on.
         rows: (>= num_tokens,) int64 increasing. The row of each.
         feature: of the target beside a feature draft, the one behind the last prompt; None: none.
+        source: of the rows.
     """
 
     tokens: list[int] = field(default_factory=list)
     rows: Rows = field(default_factory=lambda: np.arange(0))
     feature: PromptFeature | None = None
+    source: Source = None
 
-    def num_common(self, token_ids: Sequence[int]) -> int:
-        """Return how many first tokens of ``token_ids`` the cache holds."""
-        num_common = 0
-        for ours, theirs in zip(self.tokens, token_ids, strict=False):
-            if ours != theirs:
-                break
-            num_common += 1
-        return num_common
+    @property
+    def identity(self) -> RowIdentity:
+        """What its rows are a function of."""
+        return RowIdentity(self.tokens, self.source)
+
+    def begin(self, identity: RowIdentity) -> None:
+        """Keep what a path has in common with these rows; be a prefix of that path from now on."""
+        self.shorten(self.identity.num_common(identity))
+        self.source = identity.source
 
     def shorten(self, num_tokens: int) -> None:
         """Keep the first tokens alone."""
@@ -61,7 +85,7 @@ class PrefixCache:
 
     def copy_of(self, num_tokens: int) -> PrefixCache:
         """Return the first tokens as a prefix of its own."""
-        copy = PrefixCache(self.tokens, self.rows, self.feature)
+        copy = PrefixCache(self.tokens, self.rows, self.feature, self.source)
         copy.shorten(num_tokens)
         return copy
 
@@ -82,6 +106,36 @@ class UsedRows(Protocol):
         """Follow the engine, which has kept the rows ``kept``; ``new_rows`` is new row by old."""
 
 
+class RowCache(Protocol):
+    """The cache of an engine as its views see it; see ``SharedKVCache``."""
+
+    @property
+    def model(self) -> Engine:
+        """The engine."""
+
+    def recorded(self, rows: Rows) -> NDArray[np.int64]:
+        """Return tokens and positions of these rows, (2, n) int64."""
+
+    def longest_prefix(self, identity: RowIdentity) -> PrefixCache:
+        """Return a copy of the longest prefix of a path of any view."""
+
+    def add(self, rows: UsedRows) -> None:
+        """Keep these rows until they are closed or removed."""
+
+    def remove(self, rows: UsedRows) -> None:
+        """Keep these rows no longer."""
+
+    def close_view(self, view: UsedRows) -> None:
+        """Give up a view's rows; until dropped its prefix may serve a request that begins alike."""
+
+
+class OwnFeatures(Protocol):
+    """The features of a feature draft's own that rows of a view come from."""
+
+    def own_of(self, slot: int) -> tuple[Features, int] | None:
+        """Return the one that a slot's row comes from, None where it is the target's."""
+
+
 class CacheView:
     """One request's rows of an engine's cache, and which of them each of its nodes sees.
 
@@ -96,20 +150,22 @@ class CacheView:
 
     Attributes:
         kv: the engine's cache.
+        spec: of the engine.
         prefix: the tokens of the prompt's rows.
         meter: counts the engine calls of the request.
         num_rows_at_end: rows that it held when it ended.
-        features: of its nodes, for a request with a feature draft.
+        own_features: that its rows come from, of a feature draft.
     """
 
-    features: NodeFeatures | None = None
+    own_features: OwnFeatures | None = None
 
-    def __init__(self, kv: KVCache, prefix: PrefixCache) -> None:
+    def __init__(self, kv: RowCache, prefix: PrefixCache) -> None:
         self.kv = kv
+        self.spec = kv.model.spec
         self.prefix = prefix
         self.meter = Meter()
         self.num_rows_at_end = 0
-        self._hides_first = kv.reads_features
+        self._hides_first = self.spec.reads_features
         self._seen = np.zeros((64, 32), dtype=np.uint8)  # (slot capacity, bytes)
         self._num_slots = 1
 

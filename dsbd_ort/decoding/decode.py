@@ -20,10 +20,12 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 
 import numpy as np
 
+from dsbd_forward.engine import Engine
+from dsbd_forward.forward import ForwardResult
 from dsbd_ort.decoding.beams import Beams
 from dsbd_ort.decoding.cache_view import CacheView, PrefixCache
 from dsbd_ort.decoding.config import DecodingConfig
@@ -36,8 +38,10 @@ from dsbd_ort.decoding.drafting.draft import (
     draft_forest,
 )
 from dsbd_ort.decoding.drafting.ngram import NGramPool
+from dsbd_ort.decoding.engine_call import Clock, EngineCall, EngineCalls, Role
 from dsbd_ort.decoding.errors import ModelError
-from dsbd_ort.decoding.kv_cache import KVCache
+from dsbd_ort.decoding.kv_cache import SharedKVCache
+from dsbd_ort.decoding.preemption import PreemptedRows, recomputed
 from dsbd_ort.decoding.rejection_coupling import RandomSource
 from dsbd_ort.decoding.request import (
     DecodeResult,
@@ -46,31 +50,26 @@ from dsbd_ort.decoding.request import (
     check_request,
     decoded_sequences,
     most_descendants,
+    only_for_room,
     result_of,
 )
 from dsbd_ort.decoding.set_up import RunningRequest, set_up
-from dsbd_ort.decoding.step_model import (
-    Clock,
-    EngineCall,
-    EngineCalls,
-    Logits,
-    Role,
-    StepModel,
-)
 from dsbd_ort.decoding.trace import TraceRecorder
 
 Prefixes = tuple[PrefixCache, PrefixCache]
 """Of the caches of target and draft."""
 
-DecodingLoop = Generator[EngineCall | IterationOutput, Logits | None, DecodeResult]
-"""A running request: it is sent the logits of each EngineCall, and None for an IterationOutput."""
+Caches = dict[Role, SharedKVCache]
+
+DecodingLoop = Generator[EngineCall | IterationOutput, ForwardResult | None, DecodeResult]
+"""A running request: it is sent the result of each EngineCall, and None for an IterationOutput."""
 
 Iterations = Generator[IterationOutput, None, DecodeResult]
 
 
 def decode(
-    target: StepModel,
-    draft: StepModel | None,
+    target: Engine,
+    draft: Engine | None,
     prompt_ids: Sequence[int],
     config: DecodingConfig,
     rng: np.random.Generator,
@@ -85,18 +84,19 @@ def decode(
 
 
 def decode_iterations(
-    target: StepModel,
-    draft: StepModel | None,
+    target: Engine,
+    draft: Engine | None,
     prompt_ids: Sequence[int],
     config: DecodingConfig,
     rng: np.random.Generator,
     *,
     stop: StopState | None = None,
-    source: RandomSource | None = None,
+    random_source: RandomSource | None = None,
     clock: Clock = time.perf_counter,
     costs: Costs | None = None,
     estimator: AcceptanceEstimator | None = None,
     ngram_pool: NGramPool | None = None,
+    preempts: Callable[[EngineCall], bool] = only_for_room,
     prefixes: Prefixes | None = None,
     trace: TraceRecorder | None = None,
 ) -> Iterations:
@@ -111,15 +111,16 @@ def decode_iterations(
         config=config,
         rng=rng,
         stop=stop,
-        source=source,
+        random_source=random_source,
         clock=clock,
         costs=costs,
         estimator=estimator,
         ngram_pool=ngram_pool,
         trace=trace,
+        preempts=preempts,
     )
     if config.draft_policy == "throughput" and costs is None:
-        check_request(request, target, draft)
+        check_request(request, target.spec, draft.spec if draft else None)
         request = dataclasses.replace(request, costs=measure_costs(target, draft, clock))
         prefixes = None
     return (yield from iterations_of(request, target, draft, prefixes))
@@ -127,8 +128,8 @@ def decode_iterations(
 
 def iterations_of(
     request: DecodingRequest,
-    target: StepModel,
-    draft: StepModel | None,
+    target: Engine,
+    draft: Engine | None,
     prefixes: Prefixes | None,
 ) -> Iterations:
     """Run the loop of a request, making every engine call at once.
@@ -137,35 +138,54 @@ def iterations_of(
     other rows in the caches none is kept.
     """
     prefixes = prefixes or (PrefixCache(), PrefixCache())
-    caches: dict[Role, KVCache] = {"target": KVCache(target)}
+    caches: Caches = {"target": SharedKVCache(target)}
     if draft:
-        caches["draft"] = KVCache(draft)
-    views = []
+        caches["draft"] = SharedKVCache(draft)
+    views: dict[Role, CacheView] = {}
     for (role, cache), prefix in zip(caches.items(), prefixes, strict=False):
-        prefix.shorten(prefix.num_common(request.reusable_prompt(role)))
-        views.append(cache.open_view(prefix))
+        prefix.begin(request.reusable_prompt(role))
+        views[role] = cache.open_view(prefix)
         cache.trim()
-    loop = decoding_loop(request, views[0], views[1] if draft else None)
-    logits: Logits | None = None
+    loop = decoding_loop(request, views["target"], views.get("draft"))
+    answer: ForwardResult | None = None
     while True:
         try:
-            needed = loop.send(logits)
+            needed = loop.send(answer)
         except StopIteration as end:
             result: DecodeResult = end.value
             break
         if isinstance(needed, EngineCall):
-            began = request.clock()
-            (logits,) = caches[needed.role].forward([needed])
-            seconds = request.clock() - began
-            needed.meter.count(len(needed.token_ids), seconds)
+            if request.preempts(needed):
+                _compute_again(views, caches, request.clock)
+            answer, seconds = _made(needed, caches, request.clock)
             if request.costs and not needed.is_prefill:
-                request.costs.observe(needed.role, len(needed.token_ids), seconds)
+                request.costs.observe(needed.role, needed.num_rows, seconds)
         else:
-            logits = None
+            answer = None
             yield needed
     for cache in caches.values():
         cache.trim()
     return result
+
+
+def _made(call: EngineCall, caches: Caches, clock: Clock) -> tuple[ForwardResult, float]:
+    """Make a call; return its result and the seconds that it took."""
+    began = clock()
+    (result,) = caches[call.role].forward([call])
+    seconds = clock() - began
+    call.meter.count(call.num_rows, seconds)
+    return result, seconds
+
+
+def _compute_again(views: dict[Role, CacheView], caches: Caches, clock: Clock) -> None:
+    """Drop the rows of a request, and compute them again."""
+    calls = recomputed({role: PreemptedRows(view) for role, view in views.items()})
+    call = next(calls, None)
+    while call is not None:
+        try:
+            call = calls.send(_made(call, caches, clock)[0])
+        except StopIteration:
+            return
 
 
 def decoding_loop(

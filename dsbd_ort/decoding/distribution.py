@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from dsbd_forward.rows import added_up
+
 Floats = NDArray[np.float64]
 Rows = NDArray[np.int64]
 Warped = Callable[[Floats], Floats]
@@ -87,9 +89,10 @@ class TopDistributions:
         """K."""
         return int(self._entries.shape[2])
 
-    def least_and_largest(self, rows: NDArray[np.int64]) -> tuple[Floats, Floats]:
-        """Return the last and the first log-probability of these rows, (num_rows,) each."""
-        return self._entries[0, rows, -1], self._entries[0, rows, 0]
+    def least(self, rows: NDArray[np.int64]) -> Floats:
+        """Return the last log-probability of these rows, (num_rows,)."""
+        last: Floats = self._entries[0, rows, -1]
+        return last
 
     def log_probs_of(self, rows: NDArray[np.int64], tokens: NDArray[np.int64]) -> Floats:
         """Return the warped log-probability of one token of each of these rows, (num_rows,)."""
@@ -112,15 +115,25 @@ class DenseDistributions:
     """
 
     def __init__(
-        self, logits: NDArray[np.float32], largest: NDArray[np.float32], warped: Warped | None
+        self,
+        logits: NDArray[np.float32],
+        largest: NDArray[np.float32],
+        warped: Warped | None,
+        normalizers: Floats | None = None,
     ) -> None:
-        """Take (num_rows, vocab) logits and the largest of each row.
+        """Take the rows of a forward.
 
-        warped: returns warped log-probabilities of logits less the largest, both (num_rows, vocab);
-            None: they are the raw ones.
+        Args:
+            logits: (num_rows, vocab).
+            largest: (num_rows,). The largest of each row.
+            warped: returns warped log-probabilities of logits less the largest, both (num_rows,
+                vocab); None: they are the raw ones.
+            normalizers: (num_rows, 1), of an engine that returns them; None: added up when read.
         """
         self._warped = warped
-        self._arrays = logits, largest
+        self._arrays: tuple[NDArray[Any], ...] = logits, largest
+        if normalizers is not None:
+            self._arrays = logits, largest, normalizers
         self._size = len(logits)
 
     def __len__(self) -> int:
@@ -133,14 +146,14 @@ class DenseDistributions:
 
     def behind_unused_row(self) -> DenseDistributions:
         """Return a copy whose row 0 is no distribution."""
-        logits, largest = (np.concatenate([old[:1], old]) for old in self._arrays)
-        return DenseDistributions(logits, largest, self._warped)
+        logits, largest, *given = (np.concatenate([old[:1], old]) for old in self._arrays)
+        return DenseDistributions(logits, largest, self._warped, *given)
 
     def append(self, more: DenseDistributions) -> None:
         """Add rows."""
         size = self._size + len(more)
         if size > len(self._arrays[0]):
-            self._arrays = tuple(larger(array, size + size // 4) for array in self._arrays)  # type: ignore[assignment]
+            self._arrays = tuple(larger(array, size + size // 4) for array in self._arrays)
         for array, added in zip(self._arrays, more._arrays, strict=True):
             array[self._size : size] = added
         self._size = size
@@ -149,18 +162,17 @@ class DenseDistributions:
         """Keep row 0 and ``rows``, which become 1, 2, ...; drop all others and their memory."""
         self._size = 1 + len(rows)
         kept = np.concatenate([[0], rows])
-        logits, largest = self._arrays
-        self._arrays = logits[kept], largest[kept]
+        self._arrays = tuple(array[kept] for array in self._arrays)
 
     def candidates(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], Floats, Floats]:
         """Return tokens, warped and raw log-probabilities of rows, (num_rows * vocab,) each."""
-        logits, largest = self._arrays
-        centred = logits[rows].astype(np.float64)
-        centred -= largest[rows, None]
-        log_normalizers = np.log(np.exp(centred).sum(axis=1, keepdims=True))
-        warped = None if self._warped is None else self._warped(centred)
-        raw = np.subtract(centred, log_normalizers, out=centred)
-        log_probs = raw if warped is None else warped
+        logits, largest, *given = (array[rows] for array in self._arrays)
+        normalizers = given[0] if given else added_up(logits)
+        raw = logits.astype(np.float64)
+        log_probs = None if self._warped is None else self._warped(raw - largest[:, None])
+        raw -= normalizers
+        if log_probs is None:
+            log_probs = raw
         tokens = _all_tokens(logits.shape[1]) + np.zeros((len(rows), 1), dtype=np.int64)
         return tokens.ravel(), log_probs.ravel(), raw.ravel()
 

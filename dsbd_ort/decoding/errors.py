@@ -1,13 +1,14 @@
 """What can go wrong in the algorithm: a senseless request, or a model that breaks its word.
 
 DsbdError                every error that a user can fix (dsbd_errors)
-└── DecodingError        every error of this package (also a ValueError)
-    ├── ConfigError      a field of DecodingConfig, or a combination, that makes no sense
-    ├── ConstraintError  a constraint or a processor that is invalid, or leaves no token
-    └── ModelError       a StepModel returned what the protocol does not allow
+├── DecodingError        every error of this package (also a ValueError)
+│   ├── ConfigError      a field of DecodingConfig, or a combination, that makes no sense
+│   └── ConstraintError  a constraint or a processor that is invalid, or leaves no token
+└── ModelError           a StepModel returned what the protocol does not allow (dsbd_forward)
 """
 
 from dsbd_errors import DsbdError
+from dsbd_forward.errors import ModelError as ModelError
 
 
 class DecodingError(DsbdError, ValueError):
@@ -20,7 +21,3 @@ class ConfigError(DecodingError):
 
 class ConstraintError(DecodingError):
     """A constraint or a processor that is invalid, leaves a path no token, or breaks its word."""
-
-
-class ModelError(DecodingError):
-    """A StepModel returned what the protocol does not allow."""

@@ -17,7 +17,7 @@ from dsbd_ort.decoding.beams import Beams
 from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.drafting.draft import DraftLayer
 from dsbd_ort.decoding.joint_distribution import JointDistribution, best_candidates
-from dsbd_ort.decoding.rule import BeamSetRule, Growth, NodeDistributions
+from dsbd_ort.decoding.rule import BeamSetRule, LayerBuilder, NodeDistributions
 from dsbd_ort.decoding.sample_rule import GumbelCoupling
 
 
@@ -38,7 +38,7 @@ class _JointDecoding(BeamSetRule):
     def _next_beams(self, target: NodeDistributions, beams: Beams, width: int) -> Beams:
         """Return the ``width`` continuations of largest joint target likelihood."""
         joint = target.joint(beams.nodes, beams.log_weights, None)
-        return self._growth.descended(beams, joint, best_candidates(joint.log_masses, width))
+        return self._builder.descended(beams, joint, best_candidates(joint.log_masses, width))
 
 
 class JointSpeculativeRule(_JointDecoding):
@@ -51,19 +51,19 @@ class JointSpeculativeRule(_JointDecoding):
     single sequence, r_i > joint_threshold.
     """
 
-    def __init__(self, config: DecodingConfig, growth: Growth) -> None:
-        super().__init__(config, growth)
-        self._gumbel = GumbelCoupling(growth.forest, replacement=False)
+    def __init__(self, config: DecodingConfig, builder: LayerBuilder) -> None:
+        super().__init__(config, builder)
+        self._gumbel = GumbelCoupling(builder.forest, replacement=False)
 
     def select(
         self, target: NodeDistributions, beams: Beams, drafted: list[DraftLayer], depth: int
     ) -> Iterator[Beams]:
         """See SelectionRule.select."""
-        forest = self._growth.forest
+        forest = self._builder.forest
         for node in self._accepted_path(target, beams, drafted):
             joint = target.joint(beams.nodes, beams.log_weights, None)
             tokens = joint.tokens == forest.tokens[node]
-            beams = self._growth.descended(beams, joint, np.flatnonzero(tokens))
+            beams = self._builder.descended(beams, joint, np.flatnonzero(tokens))
             depth += 1
             yield beams
         if forest.are_absorbing(beams.nodes):
@@ -72,13 +72,13 @@ class JointSpeculativeRule(_JointDecoding):
             yield self._next_beams(target, beams, 1)
         else:
             joint = target.joint(beams.nodes, beams.log_weights, None)
-            yield self._growth.descended(beams, joint, self._gumbel.draw(joint, 1, depth))
+            yield self._builder.descended(beams, joint, self._gumbel.draw(joint, 1, depth))
 
     def _accepted_path(
         self, target: NodeDistributions, beams: Beams, drafted: list[DraftLayer]
     ) -> list[int]:
         """Return the nodes from below the input beam to the accepted one; none if none passes."""
-        forest, root = self._growth.forest, int(beams.nodes[0])
+        forest, root = self._builder.forest, int(beams.nodes[0])
         log_p = np.full(len(forest), -np.inf)  # of the path from the root, where it is known
         log_p[root] = 0.0
         accepted = root

@@ -16,13 +16,15 @@ Left: the first draft. Right: the second one; the rows marked by a point stay as
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dsbd_forward.features import ZEROS, Features, ParentFeatures
+from dsbd_forward.forward import ForwardResult
 from dsbd_ort.decoding.cache_view import CacheView, PrefixCache, PromptFeature
 from dsbd_ort.decoding.distribution import larger
-from dsbd_ort.decoding.feature_models import ZEROS, FeatureCall, Features, ParentFeatures
 from dsbd_ort.decoding.forest import Forest, Nodes
 
 Ints = NDArray[np.int64]
@@ -40,8 +42,18 @@ def align_prefixes(target: PrefixCache, draft: PrefixCache) -> None:
         target.shorten(max(num_draft - 1, 0))
 
 
+class FeatureNeeds(NamedTuple):
+    """What a forward returns and reads of features, see ``Forward``."""
+
+    feature_rows: Ints | None
+    parent_features: ParentFeatures | None
+
+
+NO_FEATURES = FeatureNeeds(None, None)
+
+
 class FeatureTable:
-    """Where the features of an engine's computed nodes lie, by slot of its ``ForestCache``.
+    """Where the features of an engine's computed nodes lie, by slot of its ``ForestRunner``.
 
     Slot 0 is that of the prompt's last token but one, the parent of the forest's root.
     """
@@ -56,15 +68,15 @@ class FeatureTable:
         assert self._num_slots == 1  # the prompt comes before all nodes
         self._forwards, self._places[:, 0] = [feature], 0
 
-    def append(self, call: FeatureCall, num_rows: int) -> None:
+    def append(self, result: ForwardResult, num_rows: int) -> None:
         """Add the features that a call has brought, of the next slots."""
-        assert call.returned is not None  # the call is made
+        assert result.features is not None  # the call has asked for them
         first, end = self._num_slots, self._num_slots + num_rows
         if end > self._places.shape[1]:
             self._places = larger(self._places.T, 2 * end).T
         self._places[0, first:end] = len(self._forwards)
-        self._places[1, first:end] = np.arange(call.first_row, call.first_row + num_rows)
-        self._forwards.append(call.returned)
+        self._places[1, first:end] = np.arange(num_rows) + result.first_feature
+        self._forwards.append(result.features)
         self._num_slots = end
 
     def keep(self, slots: Ints) -> None:
@@ -88,12 +100,14 @@ class _Chunk:
 
     Attributes:
         start: position of the first.
-        call: that brought them.
+        features: that hold them.
+        first_row: of the first there.
         before: the feature of position ``start`` - 1, None where nobody needs it.
     """
 
     start: int
-    call: FeatureCall
+    features: Features
+    first_row: int
     before: Features | None
 
 
@@ -111,47 +125,48 @@ class TargetFeatures:
             self._last = kept.feature
             self.table.set_first(kept.feature)
 
-    def for_prompt(self, start: int, num_rows: int) -> FeatureCall:
-        """Return the features of a call for the prompt from position ``start`` on."""
-        return FeatureCall()
+    def for_prompt(self, start: int, num_rows: int) -> FeatureNeeds:
+        """Return what a forward of the prompt from position ``start`` on reads and returns."""
+        return FeatureNeeds(np.arange(num_rows), None)
 
-    def take_prompt(self, call: FeatureCall, start: int, num_rows: int) -> None:
-        """Keep what such a call has brought, until the next one."""
-        assert call.returned is not None  # the call is made
-        self._chunk = _Chunk(start, call, self._last)
-        self._last = call.returned.copied(call.first_row + num_rows - 1)
+    def take_prompt(self, result: ForwardResult, start: int, num_rows: int) -> None:
+        """Keep what such a forward has brought, until the next one."""
+        features, first_row = result.features, result.first_feature
+        assert features is not None  # the forward has asked for them
+        self._chunk = _Chunk(start, features, first_row, self._last)
+        self._last = features.copied(first_row + num_rows - 1)
         self.table.set_first(self._last)
         self._view.prefix.feature = PromptFeature(start + num_rows, self._last)
 
     def of_prompt(self, start: int, num_rows: int) -> ParentFeatures:
         """Return what the draft's rows of the prompt from position ``start`` on come from."""
         chunk = self._chunk
-        assert chunk is not None and chunk.call.returned is not None  # the target goes first
-        first_row = chunk.call.first_row - chunk.start
+        assert chunk is not None  # the target goes first
+        first_row = chunk.first_row - chunk.start
         rows = np.arange(start - 1, start + num_rows - 1) + first_row
         sources = np.zeros(num_rows, dtype=np.int64)
         if start > chunk.start:
-            return ParentFeatures((chunk.call.returned,), sources, rows)
+            return ParentFeatures((chunk.features,), sources, rows)
         rows[0] = 0
         if not start:
             sources[0] = ZEROS
-            return ParentFeatures((chunk.call.returned,), sources, rows)
+            return ParentFeatures((chunk.features,), sources, rows)
         assert chunk.before is not None  # see align_prefixes
         sources[0] = 1
-        return ParentFeatures((chunk.call.returned, chunk.before), sources, rows)
+        return ParentFeatures((chunk.features, chunk.before), sources, rows)
 
     def ready(self, nodes: Nodes) -> Nodes:
         """Return which of these nodes one call can compute: all."""
         return nodes
 
-    def for_nodes(self, nodes: Nodes) -> FeatureCall:
-        """Return the features of a call for nodes of the forest."""
+    def for_nodes(self, nodes: Nodes) -> FeatureNeeds:
+        """Return what a forward of nodes of the forest reads and returns."""
         self._chunk = None
-        return FeatureCall()
+        return FeatureNeeds(np.arange(len(nodes)), None)
 
-    def take(self, call: FeatureCall, num_rows: int) -> None:
-        """Keep what such a call has brought."""
-        self.table.append(call, num_rows)
+    def take(self, result: ForwardResult, num_rows: int) -> None:
+        """Keep what such a forward has brought."""
+        self.table.append(result, num_rows)
 
     def outdated(self, slots: Ints) -> NDArray[np.bool_]:
         """Return which computed nodes have to be computed again after an iteration: none."""
@@ -178,11 +193,11 @@ class DraftFeatures:
         self._num_slots = 1
         self._next_parents: Ints = np.arange(0)  # the same of the call that is made now
 
-    def for_prompt(self, start: int, num_rows: int) -> FeatureCall:
+    def for_prompt(self, start: int, num_rows: int) -> FeatureNeeds:
         """See TargetFeatures."""
-        return FeatureCall(self._target.of_prompt(start, num_rows))
+        return FeatureNeeds(None, self._target.of_prompt(start, num_rows))
 
-    def take_prompt(self, call: FeatureCall, start: int, num_rows: int) -> None:
+    def take_prompt(self, result: ForwardResult, start: int, num_rows: int) -> None:
         """See TargetFeatures; own features of the prompt are of no use."""
 
     def ready(self, nodes: Nodes) -> Nodes:
@@ -194,7 +209,7 @@ class DraftFeatures:
         ready: Nodes = nodes[(of_target >= 0) | (own > 0)]
         return ready
 
-    def for_nodes(self, nodes: Nodes) -> FeatureCall:
+    def for_nodes(self, nodes: Nodes) -> FeatureNeeds:
         """See TargetFeatures."""
         of_target, own = self._forest.slots[:, self._forest.parents[nodes]]
         is_from_own = of_target < 0
@@ -205,11 +220,11 @@ class DraftFeatures:
             sources[is_from_own] = own_sources + len(forwards)
             rows[is_from_own] = own_rows
             forwards += own_forwards
-        return FeatureCall(ParentFeatures(forwards, sources, rows))
+        return FeatureNeeds(None, ParentFeatures(forwards, sources, rows))
 
-    def take(self, call: FeatureCall, num_rows: int) -> None:
+    def take(self, result: ForwardResult, num_rows: int) -> None:
         """See TargetFeatures."""
-        self._table.append(call, num_rows)
+        self._table.append(result, num_rows)
         first, end = self._num_slots, self._num_slots + num_rows
         if end > len(self._own_parents):
             self._own_parents = larger(self._own_parents, 2 * end)
@@ -239,4 +254,4 @@ class DraftFeatures:
 
 
 NodeFeatures = TargetFeatures | DraftFeatures
-"""What a ``ForestCache`` knows of features."""
+"""What a ``ForestRunner`` knows of features."""

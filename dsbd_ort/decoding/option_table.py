@@ -14,10 +14,10 @@ from typing import Any, Protocol
 from dsbd_ort.decoding.errors import ConfigError
 from dsbd_ort.decoding.option_values import (
     Biases,
-    Choice,
     Domain,
     Number,
     Objects,
+    OneOf,
     Texts,
     TokenSequences,
     Whole,
@@ -208,32 +208,32 @@ def _one_path(options: Deciding) -> tuple[Any, ...]:
 
 OPTION_TABLE = {  # resolved in this order: what decides stands above what it decides
     "strategy": OptionRow(
-        domain=Choice(tuple(STRATEGIES), is_quoted=False),
+        domain=OneOf(tuple(STRATEGIES), is_quoted=False),
         default=lambda o: unnamed_strategy("dsbd", {"temperature": o.temperature})["strategy"],
     ),
     "num_beams": OptionRow(
         domain=Whole(1, MOST_BEAMS), default=lambda _: 4, needs=(_BEAMS,), neutral=lambda _: (1,)
     ),
     "coupling": OptionRow(
-        domain=Choice(("gumbel", "rejection")),
+        domain=OneOf(("gumbel", "rejection")),
         default=lambda _: "gumbel",
         needs=(_SAMPLING,),
         neutral=lambda _: (None,),
     ),
     "width_policy": OptionRow(
-        domain=Choice(("fixed", "threshold")),
+        domain=OneOf(("fixed", "threshold")),
         default=_usual_width_policy,
         needs=(_SAMPLED_BEAMS_OF_A_DRAFT,),
         neutral=lambda _: ("fixed",),
     ),
     "drafter": OptionRow(
-        domain=Choice(("model", "ngram", "model+ngram", "none")),
+        domain=OneOf(("model", "ngram", "model+ngram", "none")),
         default=lambda _: None,
         needs=(_FREE_OF_THE_DRAFT,),
         neutral=lambda o: ("model" if o.row.has_draft else "none",),
     ),
     "draft_policy": OptionRow(
-        domain=Choice(("fixed", "throughput")),
+        domain=OneOf(("fixed", "throughput")),
         default=_usual_draft_policy,
         needs=(_FREE_OF_THE_DRAFT, _DRAFTING),
         neutral=lambda _: ("fixed",),
@@ -260,12 +260,12 @@ OPTION_TABLE = {  # resolved in this order: what decides stands above what it de
         domain=Number(0.0, 1.0), needs=_DYNAMIC_WIDTH, neutral=lambda _: (_USUAL_THRESHOLD,)
     ),
     "memory": OptionRow(
-        domain=Choice(("forest", "single")),
+        domain=OneOf(("forest", "single")),
         needs=(_SAMPLED_BEAMS_OF_A_DRAFT,),
         neutral=lambda _: ("forest",),
     ),
     "replacement": OptionRow(
-        domain=Choice((False, True)),
+        domain=OneOf((False, True)),
         needs=(_SAMPLING, _SEVERAL_DRAWS),
         neutral=lambda _: (False,),
     ),
@@ -330,7 +330,7 @@ OPTION_TABLE = {  # resolved in this order: what decides stands above what it de
         domain=Number(-30.0, 30.0)  # num_new_tokens to the power of it stays finite
     ),
     "early_stopping": OptionRow(
-        domain=Choice((False, True, "never")), needs=(_SEARCH, _BEAMS), neutral=lambda _: (False,)
+        domain=OneOf((False, True, "never")), needs=(_SEARCH, _BEAMS), neutral=lambda _: (False,)
     ),
     "joint_threshold": OptionRow(
         domain=Number(0.0, _LARGEST, is_open=True),
@@ -350,8 +350,8 @@ OPTION_TABLE = {  # resolved in this order: what decides stands above what it de
         default=lambda _: None,
     ),
     "top_logprobs": OptionRow(domain=Whole(0, MOST_TOP_LOGPROBS)),
-    "prompt_logprobs": OptionRow(domain=Choice((False, True))),
-    "skip_special_tokens": OptionRow(domain=Choice((False, True))),
+    "prompt_logprobs": OptionRow(domain=OneOf((False, True))),
+    "skip_special_tokens": OptionRow(domain=OneOf((False, True))),
 }
 
 

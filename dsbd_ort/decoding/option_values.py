@@ -136,7 +136,7 @@ class Number:
 
 
 @dataclass(frozen=True)
-class Choice:
+class OneOf:
     """One of a few names or bools; ``is_quoted``: whether a message quotes them."""
 
     choices: tuple[str | bool, ...]

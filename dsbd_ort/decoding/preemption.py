@@ -8,16 +8,22 @@ the target's rows.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_ort.decoding.cache_view import CacheView, PrefixCache, Rows
-from dsbd_ort.decoding.feature_models import ZEROS, FeatureCall, Features, ParentFeatures
+from dsbd_forward.features import ZEROS, Features, ParentFeatures
+from dsbd_forward.forward import Forward, ForwardResult
+from dsbd_ort.decoding.cache_view import CacheView, OwnFeatures, PrefixCache, Rows
+from dsbd_ort.decoding.engine_call import EngineCall, EngineCalls, Role
 from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK
-from dsbd_ort.decoding.node_features import DraftFeatures, align_prefixes
-from dsbd_ort.decoding.step_model import EngineCall, EngineCalls, Role
+from dsbd_ort.decoding.node_features import (
+    NO_FEATURES,
+    FeatureNeeds,
+    align_prefixes,
+)
 
 _NO_LOGITS = np.arange(0)
 _NO_ROW = -1
@@ -43,7 +49,7 @@ class PreemptedRows:
     def __init__(self, view: CacheView) -> None:
         """Drop the rows of an open view."""
         rows = view.used().nonzero()[0]
-        tokens, positions = view.kv.told(rows)
+        tokens, positions = view.kv.recorded(rows)
         order = positions.argsort(kind="stable")
         self.view = view
         self.tokens, self.positions = tokens[order], positions[order]
@@ -53,7 +59,7 @@ class PreemptedRows:
         self._prompt = view.prefix
         self._rows: Rows = np.arange(0)
         self.num_rows = len(rows)
-        self.prefix = PrefixCache()
+        self.prefix = PrefixCache(source=view.prefix.source)
         view.kv.remove(view)
 
     def close(self) -> None:
@@ -83,7 +89,7 @@ class PreemptedRows:
 
     def reusable(self) -> PrefixCache:
         """Return the rows of the prompt that another request has."""
-        return self.view.kv.longest_prefix(self._prompt.tokens)
+        return self.view.kv.longest_prefix(self._prompt.identity)
 
     def begin(self, prefix: PrefixCache) -> None:
         """Start with these rows of the prompt."""
@@ -97,26 +103,33 @@ class PreemptedRows:
         return self.num_rows - len(self._rows)
 
     def next_call(
-        self, role: Role, most_rows: int, features: FeatureCall | None = None
+        self, role: Role, most_rows: int, features: FeatureNeeds = NO_FEATURES
     ) -> EngineCall:
-        """Return the call that computes the next rows."""
+        """Return the call that computes the next rows, at most ``most_rows`` of them."""
         start = len(self._rows)
         chunk = np.arange(start, min(start + most_rows, self.num_rows))
 
-        def mask(first_row: int) -> NDArray[np.bool_]:
+        def forward_at(first_row: int) -> Forward:
             mask = self._append(chunk, first_row)
             self._show_prefix()
-            return mask
+            return Forward(
+                self.tokens[chunk],
+                self.positions[chunk],
+                mask,
+                _NO_LOGITS,
+                None,
+                *features,
+                source=self._prompt.source,
+            )
 
         return EngineCall(
             role,
             self.view.meter,
-            self.tokens[chunk],
-            self.positions[chunk],
-            _NO_LOGITS,
-            mask,
+            len(chunk),
+            forward_at,
+            "no logits",
+            self._prompt.source,
             is_prefill=True,
-            features=features,
         )
 
     def _append(self, chunk: Rows, first_row: int) -> NDArray[np.bool_]:
@@ -124,7 +137,7 @@ class PreemptedRows:
         end = int(chunk[-1]) + 1
         seen = np.unpackbits(self._seen[self._slots[chunk]], axis=1, count=end, bitorder="little")
         seen &= self.positions[:end] < self.positions[chunk][:, None]
-        if self.view.kv.reads_features:
+        if self.view.spec.reads_features:
             seen[:, self.positions[:end] == 0] = False  # see CacheView
         seen[np.arange(len(chunk)), chunk] = True
         self._rows = np.append(self._rows, first_row + np.arange(len(chunk)))
@@ -133,7 +146,7 @@ class PreemptedRows:
         return mask
 
     def _show_prefix(self) -> None:
-        self.prefix = PrefixCache(self._prompt.tokens, self._rows, self._prompt.feature)
+        self.prefix = dataclasses.replace(self._prompt, rows=self._rows)
         self.prefix.shorten(min(len(self._rows), len(self._prompt.tokens)))
 
     def end(self) -> None:
@@ -141,7 +154,8 @@ class PreemptedRows:
         view = self.view
         view.kv.remove(self)
         view.kv.add(view)
-        view.prefix = self.prefix
+        self._prompt.rows = self.prefix.rows  # the object that is left to the next request
+        view.prefix = self._prompt
         num_slots = len(self._seen)
         bits = np.zeros((num_slots, view.kv.model.num_rows), dtype=np.bool_)
         seen = np.unpackbits(self._seen, axis=1, count=self.num_rows, bitorder="little")
@@ -177,8 +191,8 @@ def recomputed(preempted: dict[Role, PreemptedRows]) -> EngineCalls[None]:
     Of one engine after the other, but for those of a feature draft.
     """
     draft = preempted.get("draft")
-    if draft is not None and isinstance(draft.view.features, DraftFeatures):
-        yield from RecomputedPair(preempted["target"], draft, draft.view.features).compute()
+    if draft is not None and draft.view.own_features is not None:
+        yield from RecomputedPair(preempted["target"], draft, draft.view.own_features).compute()
         preempted.clear()
     for role, rows in list(preempted.items()):
         yield from rows.compute(role)
@@ -192,9 +206,7 @@ class RecomputedPair:
     kept, or from the feature of the target's row of its parent, which has the same path of tokens.
     """
 
-    def __init__(
-        self, target: PreemptedRows, draft: PreemptedRows, features: DraftFeatures
-    ) -> None:
+    def __init__(self, target: PreemptedRows, draft: PreemptedRows, features: OwnFeatures) -> None:
         """Take the rows of both engines."""
         self._target = target
         self._draft = draft
@@ -221,24 +233,25 @@ class RecomputedPair:
         draft.begin(of_draft)
         while target.num_left:
             start = target.num_rows - target.num_left
-            call = target.next_call("target", PREFILL_CHUNK, features := FeatureCall())
-            yield call
-            self._note(start, len(call.token_ids), features)
+            num_rows = min(target.num_left, PREFILL_CHUNK)
+            needs = FeatureNeeds(np.arange(num_rows), None)
+            result = yield target.next_call("target", num_rows, needs)
+            self._note(start, num_rows, result)
             yield from self._compute_draft()
         yield from self._compute_draft()
         assert not draft.num_left
         target.end()
         draft.end()
 
-    def _note(self, start: int, num_rows: int, features: FeatureCall) -> None:
+    def _note(self, start: int, num_rows: int, result: ForwardResult) -> None:
         """Note the features of rows of the target; forget those that no row needs any more."""
-        assert features.returned is not None  # the call is made
+        assert result.features is not None  # the call has asked for them
         first = self._draft.num_rows - self._draft.num_left
         needed = set(self._draft_parents[first:])
         self._of_target = {path: place for path, place in self._of_target.items() if path in needed}
         for index, path in enumerate(self._target_paths[start : start + num_rows]):
             if path in needed:
-                self._of_target[path] = features.returned, features.first_row + index
+                self._of_target[path] = result.features, result.first_feature + index
 
     def _compute_draft(self) -> EngineCalls[None]:
         """Compute the next rows of the draft whose features are there."""
@@ -247,7 +260,8 @@ class RecomputedPair:
             places = list(self._next_places())
             if not places:
                 return
-            yield draft.next_call("draft", len(places), FeatureCall(_parents_at(places)))
+            needs = FeatureNeeds(None, _parents_at(places))
+            yield draft.next_call("draft", len(places), needs)
 
     def _next_places(self) -> Iterator[tuple[Features, int] | None]:
         """Yield what the next rows of the draft come from, as far as it is there."""

@@ -11,7 +11,10 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from dsbd_forward.forward import Source
+from dsbd_forward.spec import EngineSpec
 from dsbd_ort.decoding.beams import Agreement, Hypotheses, Hypothesis
+from dsbd_ort.decoding.cache_view import RowIdentity
 from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.control.constraint import Constraint
 from dsbd_ort.decoding.control.path_states import StopState, state_after
@@ -19,19 +22,23 @@ from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
 from dsbd_ort.decoding.drafting.cost_curve import Costs
 from dsbd_ort.decoding.drafting.draft import MOST_FORCED_LAYERS
 from dsbd_ort.decoding.drafting.ngram import NGramPool
+from dsbd_ort.decoding.engine_call import Clock, EngineCall, Role
 from dsbd_ort.decoding.errors import DecodingError
-from dsbd_ort.decoding.feature_models import reads_features, returns_features
 from dsbd_ort.decoding.option_values import shown
 from dsbd_ort.decoding.rejection_coupling import RandomSource
 from dsbd_ort.decoding.rule import Finished
 from dsbd_ort.decoding.stats import DecodingStats, StatsRecorder
-from dsbd_ort.decoding.step_model import Clock, Head, Role
 from dsbd_ort.decoding.top_tokens import PromptLogprobs, TokenLogprobs, TopTokens
 from dsbd_ort.decoding.trace import TraceRecorder
 
 
 def _one() -> int:
     return 1
+
+
+def only_for_room(call: EngineCall) -> bool:
+    """Return False: no request gives up its rows but where others need the room."""
+    return False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +52,7 @@ class DecodingRequest:
         stop: the state of the empty continuation, which finds the request's ``stop_strings``. A
             beam ends with the token that makes its state end.
         constraint: the running one of ``config.constraint`` where that is only a specification.
-        source: the randomness of the rejection coupling, instead of ``rng``.
+        random_source: the randomness of the rejection coupling, instead of ``rng``.
         clock: seconds, for the statistics.
         costs: of both engines' calls; draft_policy "throughput" requires them, None stands for it
             where they are given.
@@ -53,6 +60,10 @@ class DecodingRequest:
         ngram_pool: texts of earlier requests, for the n-gram drafter; is given this one's.
         trace: receives every iteration.
         num_sharers: returns how many requests share the engine calls now, for the same policy.
+        source: what its rows depend on besides the tokens.
+        preempts: returns whether the rows of the request are dropped before this engine call, to be
+            computed again (see ``preemption``), although nobody needs the room: for tests of that.
+            Of requests that run together the youngest alone is asked.
     """
 
     prompt_ids: Sequence[int]
@@ -60,13 +71,15 @@ class DecodingRequest:
     rng: np.random.Generator
     stop: StopState | None = None
     constraint: Constraint | None = None
-    source: RandomSource | None = None
+    random_source: RandomSource | None = None
     clock: Clock = time.perf_counter
     costs: Costs | None = None
     estimator: AcceptanceEstimator | None = None
     ngram_pool: NGramPool | None = None
     trace: TraceRecorder | None = None
     num_sharers: Callable[[], int] = _one
+    source: Source = None
+    preempts: Callable[[EngineCall], bool] = only_for_room
 
     @property
     def running_constraint(self) -> Constraint | None:
@@ -77,15 +90,20 @@ class DecodingRequest:
         settled = self.config.settled(costs_are_known=self.costs is not None)
         object.__setattr__(self, "config", settled)
 
-    def reusable_prompt(self, role: Role) -> Sequence[int]:
-        """Return the tokens of the prompt whose rows may be there already.
+    @property
+    def identity(self) -> RowIdentity:
+        """What the rows of the prompt are a function of."""
+        return RowIdentity(list(self.prompt_ids), self.source)
+
+    def reusable_prompt(self, role: Role) -> RowIdentity:
+        """Return the part of the prompt whose rows may be there already.
 
         None of the target's where the prompt's log-probabilities are wanted: a row that was
         computed for another request has no logits any more.
         """
         if role == "target" and self.config.prompt_logprobs:
-            return []
-        return self.prompt_ids[:-1]
+            return RowIdentity([], self.source)
+        return RowIdentity(list(self.prompt_ids[:-1]), self.source)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,10 +254,10 @@ def _finish_reason(token_ids: list[int], request: DecodingRequest) -> str:
     return "length"
 
 
-def check_request(request: DecodingRequest, target: Head, draft: Head | None) -> None:
+def check_request(request: DecodingRequest, target: EngineSpec, draft: EngineSpec | None) -> None:
     """Raise DecodingError for a prompt, models or a missing stop state that cannot be decoded."""
     config = request.config
-    _check_prompt(request.prompt_ids, target.vocab_size)
+    check_prompt(request.prompt_ids, target.vocab_size)
     if config.stop_texts and request.stop is None:
         raise DecodingError(
             f"stop_strings is {shown(config.stop_texts)}, but decoding sees tokens, not text; give "
@@ -269,7 +287,7 @@ def check_request(request: DecodingRequest, target: Head, draft: Head | None) ->
             f"draft has {draft.vocab_size} tokens, target {target.vocab_size}; use a pair that "
             "shares its vocabulary"
         )
-    if reads_features(draft) and not returns_features(target):
+    if draft.reads_features and not target.returns_features:
         raise DecodingError(
             "the draft reads features of its target, but the target returns none; use the target "
             "of the same bundle, exported with --features"
@@ -293,7 +311,8 @@ def _check_token_ids(config: DecodingConfig, vocab_size: int) -> None:
             )
 
 
-def _check_prompt(prompt_ids: Sequence[int], vocab_size: int) -> None:
+def check_prompt(prompt_ids: Sequence[int], vocab_size: int) -> None:
+    """Raise DecodingError for a prompt that is not token ids of the target."""
     if not isinstance(prompt_ids, Sequence | np.ndarray):
         raise DecodingError(
             f"the prompt is a {type(prompt_ids).__name__}; expected a sequence of token ids"
@@ -355,8 +374,8 @@ def most_rows(
     left = num_beams + most_descendants(config)
     added = most_draft_nodes(config) + (num_layers + 1) * num_beams
     if config.has_controls:
-        added *= 2 if has_top_k_head else 1  # see ForestCache.compute
-    elif config.row.rule == "search":  # see ForestCache.complete
+        added *= 2 if has_top_k_head else 1  # see ForestRunner.compute
+    elif config.row.rule == "search":  # see ForestRunner.complete
         added += num_beams
     return num_prompt_tokens + on_paths + left + added
 

@@ -17,6 +17,7 @@ from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.drafting.draft import DraftLayer, distinct_in_order
 from dsbd_ort.decoding.forest import Forest, Nodes
 from dsbd_ort.decoding.joint_distribution import JointDistribution
+from dsbd_ort.decoding.left_out import LeftOut
 
 
 class NodeDistributions(Protocol):
@@ -30,15 +31,11 @@ class NodeDistributions(Protocol):
     ) -> JointDistribution:
         """Return the joint distribution over the continuations of computed beams."""
 
-    def complete(self, beams: Beams, bar: float, most: int) -> bool | None:
+    def read_left_out(self, beams: Beams, threshold: float, most: int) -> LeftOut:
         """Look for continuations that an engine with a top-k head did not return.
 
-        Of every beam that may have one with a log-weight of at least ``bar``, the ``most`` best
-        are read.
-
-        Returns:
-            None: no beam may have one. True: they are read. False: such a beam has to be computed
-            again first, and counts as not computed from now on.
+        Of every beam that may have one with a log-weight of at least ``threshold``, the ``most``
+        best are read. Where they are GONE, the beam counts as not computed from now on.
         """
 
     def log_probs(self, nodes: Nodes, tokens: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -106,8 +103,8 @@ class SelectionRule(Protocol):
         """Return the final hypotheses, best first."""
 
 
-class Growth:
-    """The forest and the hypotheses of a request, which grow together layer by layer."""
+class LayerBuilder:
+    """Builds layers: the nodes in the forest of a request, and the hypotheses beside them."""
 
     def __init__(self, forest: Forest, hypotheses: Hypotheses, *, repeats: bool) -> None:
         """Take both; ``repeats``: whether a candidate may be drawn more than once."""
@@ -139,15 +136,15 @@ class Growth:
 class BeamSetRule:
     """Base of the rules whose final beams are the results: ended beams stay in the set."""
 
-    def __init__(self, config: DecodingConfig, growth: Growth) -> None:
+    def __init__(self, config: DecodingConfig, builder: LayerBuilder) -> None:
         self._config = config
-        self._growth = growth
+        self._builder = builder
 
     def is_finished(self, beams: Beams, num_layers: int) -> bool:
         """Return whether all beams have ended or reached ``max_new_tokens``."""
         if num_layers == self._config.max_new_tokens:
             return True
-        return self._growth.forest.are_absorbing(beams.nodes)
+        return self._builder.forest.are_absorbing(beams.nodes)
 
     def live(self, beams: Beams) -> NDArray[np.int64]:
         """See SelectionRule.live."""
@@ -156,5 +153,5 @@ class BeamSetRule:
     def results(self, beams: Beams) -> Finished:
         """Return the beams' hypotheses, copies repeated, by score."""
         hypotheses = beams.hypotheses[beams.repeated]
-        scores = self._growth.hypotheses.scores(hypotheses, self._config.length_penalty)
+        scores = self._builder.hypotheses.scores(hypotheses, self._config.length_penalty)
         return Finished(hypotheses, scores).ranked()

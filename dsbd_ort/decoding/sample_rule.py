@@ -14,7 +14,7 @@ from dsbd_ort.decoding.drafting.draft import DraftLayer
 from dsbd_ort.decoding.forest import Forest
 from dsbd_ort.decoding.joint_distribution import JointDistribution, best_candidates
 from dsbd_ort.decoding.noise import noisy
-from dsbd_ort.decoding.rule import BeamSetRule, Growth, NodeDistributions
+from dsbd_ort.decoding.rule import BeamSetRule, LayerBuilder, NodeDistributions
 from dsbd_ort.decoding.width import layer_width
 
 
@@ -88,8 +88,8 @@ class GumbelCoupling:
 class SampleRule(BeamSetRule):
     """Beam sampling: draws with or without replacement until all beams are absorbing."""
 
-    def __init__(self, config: DecodingConfig, growth: Growth, coupling: Coupling) -> None:
-        super().__init__(config, growth)
+    def __init__(self, config: DecodingConfig, builder: LayerBuilder, coupling: Coupling) -> None:
+        super().__init__(config, builder)
         self.keeps_descendants = coupling.keeps_descendants
         self.reads_draft_distributions = (
             coupling.reads_draft_distributions or config.width_policy == "threshold"
@@ -116,6 +116,6 @@ class SampleRule(BeamSetRule):
             layer = next(layers, None)
             width = layer_width(self._config, joint, layer)
             drawn, may_go_on = self._coupling.choose(joint, layer, width, depth)
-            beams = self._growth.descended(beams, joint, drawn)
+            beams = self._builder.descended(beams, joint, drawn)
             depth += 1
             yield beams

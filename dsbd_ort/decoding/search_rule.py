@@ -17,7 +17,8 @@ from dsbd_ort.decoding.beams import Beams
 from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.drafting.draft import DraftLayer
 from dsbd_ort.decoding.joint_distribution import JointDistribution, best_candidates
-from dsbd_ort.decoding.rule import Finished, Growth, NodeDistributions
+from dsbd_ort.decoding.left_out import LeftOut
+from dsbd_ort.decoding.rule import Finished, LayerBuilder, NodeDistributions
 from dsbd_ort.decoding.warp import num_searched
 
 
@@ -27,9 +28,9 @@ class SearchRule:
     keeps_descendants = True
     reads_draft_distributions = False
 
-    def __init__(self, config: DecodingConfig, growth: Growth) -> None:
+    def __init__(self, config: DecodingConfig, builder: LayerBuilder) -> None:
         self._config = config
-        self._growth = growth
+        self._builder = builder
         self._eos = np.array(sorted(config.eos_ids), dtype=np.int64)
         self._num_candidates = num_searched(config)
         self._pool = Finished(np.arange(0), np.zeros(0))
@@ -53,21 +54,22 @@ class SearchRule:
         width = self._config.width
         while len(beams.nodes) and target.are_computed(beams.nodes):
             joint, best = self._best(target, beams)
-            bar = joint.log_weights[best[-1]] if len(best) == self._num_candidates else -np.inf
-            is_complete = target.complete(beams, bar, self._num_candidates)
-            if is_complete is False:
+            is_full = len(best) == self._num_candidates
+            threshold = joint.log_weights[best[-1]] if is_full else -np.inf
+            left_out = target.read_left_out(beams, threshold, self._num_candidates)
+            if left_out is LeftOut.GONE:
                 return
-            if is_complete:
+            if left_out is LeftOut.READ:
                 joint, best = self._best(target, beams)
             depth += 1
             ends = self._is_eos(joint.tokens[best]) | (depth == self._config.max_new_tokens)
-            if self._growth.forest.path_states:
-                ends |= self._growth.forest.stopped(joint, best)
+            if self._builder.forest.path_states:
+                ends |= self._builder.forest.stopped(joint, best)
             if ends[:width].any():
                 finished = best[:width][ends[:width]]
-                hypotheses = self._growth.extended(beams, joint, finished)
+                hypotheses = self._builder.extended(beams, joint, finished)
                 self._add_to_pool(hypotheses, joint.log_weights[finished])
-            beams = self._growth.descended(beams, joint, best[~ends][:width])
+            beams = self._builder.descended(beams, joint, best[~ends][:width])
             yield beams
 
     def _best(
@@ -104,7 +106,7 @@ class SearchRule:
 
         Without processors that is ``logprob``.
         """
-        lengths = self._growth.hypotheses.lengths[hypotheses].astype(np.float64)
+        lengths = self._builder.hypotheses.lengths[hypotheses].astype(np.float64)
         scores = log_weights / lengths**self._config.length_penalty
         everyone = Finished(
             np.append(self._pool.hypotheses, hypotheses), np.append(self._pool.scores, scores)

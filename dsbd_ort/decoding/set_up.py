@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dsbd_forward.spec import EngineSpec
 from dsbd_ort.decoding.beams import Agreement, Hypotheses
 from dsbd_ort.decoding.cache_view import CacheView
+from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.control.controls import Controls, controls_of
 from dsbd_ort.decoding.control.forbidden_tokens import ForbiddenTokens
 from dsbd_ort.decoding.control.path_states import PathStates, StopStates
@@ -14,24 +16,24 @@ from dsbd_ort.decoding.drafting.draft import Drafter, DraftPolicy, FixedDraftPol
 from dsbd_ort.decoding.drafting.drafters import ChainedDrafter, Proposers
 from dsbd_ort.decoding.drafting.ngram import NGramDrafter
 from dsbd_ort.decoding.drafting.throughput import ThroughputDraftPolicy
+from dsbd_ort.decoding.engine_call import Meter
 from dsbd_ort.decoding.forest import Forest
-from dsbd_ort.decoding.forest_cache import ForestCache
+from dsbd_ort.decoding.forest_runner import ForestRunner
 from dsbd_ort.decoding.joint_rule import JointGreedyRule, JointSpeculativeRule
 from dsbd_ort.decoding.node_features import DraftFeatures, TargetFeatures, align_prefixes
 from dsbd_ort.decoding.rejection_coupling import GeneratorSource, RejectionCoupling
 from dsbd_ort.decoding.request import DecodingRequest, check_request
-from dsbd_ort.decoding.rule import Growth, SelectionRule
+from dsbd_ort.decoding.rule import LayerBuilder, SelectionRule
 from dsbd_ort.decoding.sample_rule import GumbelCoupling, SampleRule
 from dsbd_ort.decoding.search_rule import SearchRule
 from dsbd_ort.decoding.stats import StatsRecorder
-from dsbd_ort.decoding.step_model import Head, Meter
 from dsbd_ort.decoding.top_tokens import PromptScorer, TopTokens, check_top_logprobs
 from dsbd_ort.decoding.trace import Tracer
 from dsbd_ort.decoding.warp import Warp, check_top_k
 
 
-def check_decodable(request: DecodingRequest, target: Head, draft: Head | None) -> None:
-    """Raise for a request that these models cannot decode; no engine is called.
+def check_decodable(request: DecodingRequest, target: EngineSpec, draft: EngineSpec | None) -> None:
+    """Raise for a request that these engines cannot decode; none is called.
 
     Raises:
         DecodingError: an empty prompt, ids outside the vocabulary, a missing draft, or a top-k
@@ -62,9 +64,9 @@ class RunningRequest:
     agreement: Agreement
     rule: SelectionRule
     policy: DraftPolicy
-    target: ForestCache
-    draft: ForestCache | None
-    follower: ForestCache | None
+    target: ForestRunner
+    draft: ForestRunner | None
+    follower: ForestRunner | None
     drafter: Drafter | None
     stats: StatsRecorder
     tracer: Tracer | None
@@ -73,82 +75,139 @@ class RunningRequest:
     scorer: PromptScorer | None
 
     @property
-    def caches(self) -> list[ForestCache]:
+    def caches(self) -> list[ForestRunner]:
         """Of the engines in use."""
         return [self.target, self.draft] if self.draft else [self.target]
 
 
 def set_up(request: DecodingRequest, target: CacheView, draft: CacheView | None) -> RunningRequest:
     """Return the parts of a request that begins; raises what ``check_decodable`` raises."""
-    check_decodable(request, target.kv, draft.kv if draft else None)
-    config, vocab_size = request.config, target.kv.vocab_size
-    controls = controls_of(config, request.running_constraint, request.prompt_ids, vocab_size)
-    ngram = _ngram_drafter(request)
-    growth = _growth(request, controls, ngram)
-    forest, rule, warp = growth.forest, _rule(request, growth), Warp.of(config)
-    num_top = min(config.top_logprobs, vocab_size)
-    tops = TopTokens(num_top, growth.hypotheses) if num_top else None
-    reads_later = not config.row.has_draft and not target.kv.num_top_logits
-    target_warp = warp.narrowed() if reads_later else warp
-    clock = request.clock
-    has_feature_draft = config.has_draft_model and draft is not None and draft.kv.reads_features
-    if draft is not None and has_feature_draft:
-        align_prefixes(target.prefix, draft.prefix)
-        target.features = of_target = TargetFeatures(target)
-        draft.features = DraftFeatures(forest, of_target)
-    target_cache = ForestCache("target", target, forest, target_warp, controls, tops, clock)
-    draft_cache, draft_meter = None, None
-    if draft is not None and config.has_draft_model:
-        draft_cache = ForestCache("draft", draft, forest, warp, controls, clock=clock)
-        draft_meter = draft.meter
+    check_decodable(request, target.spec, draft.spec if draft else None)
+    paths = _paths(request, target.spec.vocab_size)
+    engines = _engines(request, paths, target, draft)
+    builder, rule = paths.builder, _rule(request, paths.builder)
+    draft_meter = engines.draft.meter if engines.draft else None
+    policy = _draft_policy(request, rule, builder.forest, [target.meter, draft_meter or Meter()])
+    num_prompt, config = len(request.prompt_ids), request.config
     stats = StatsRecorder(
-        len(request.prompt_ids),
-        target.meter,
-        draft_meter,
-        request.clock,
-        config.drafter or "model",
+        num_prompt, target.meter, draft_meter, request.clock, config.drafter or "model"
     )
-    meters = [target.meter, draft_meter or Meter()]
-    policy = _draft_policy(request, rule, forest, meters)
-    tracer, proposers = None, None
+    observers: list[Observer] = [policy, stats]
+    tracer = proposers = None
     if request.trace is not None:
-        forbidden, proposers = None, Proposers()
-        if controls is not None and controls.constraint is not None:
-            forbidden = controls.forbidden = ForbiddenTokens()
         tracer = Tracer(
-            request.trace, growth, target_cache, draft_cache, stats, proposers, forbidden
+            request.trace,
+            builder,
+            engines.target,
+            engines.draft,
+            stats,
+            proposers := Proposers(),
+            paths.forbidden,
         )
-    drafter: Drafter | None = draft_cache
-    observers: list[Observer] = [policy, stats, *([tracer] if tracer else [])]
-    has_forced = controls is not None and controls.constraint is not None
-    if ngram or (config.drafts and has_forced and config.row.rule != "joint"):
-        drafter = chained = ChainedDrafter(
-            forest,
-            controls,
-            ngram,
-            draft_cache,
-            proposers=proposers,
-            proposes_ends=not rule.reads_draft_distributions,
-        )
+        observers.append(tracer)
+    drafter: Drafter | None = engines.draft
+    if chained := _chained_drafter(paths, rule, engines.draft, config, proposers):
+        drafter = chained
         observers.append(chained)
     return RunningRequest(
         request=request,
-        forest=forest,
-        hypotheses=growth.hypotheses,
-        agreement=Agreement(growth.hypotheses),
+        forest=builder.forest,
+        hypotheses=builder.hypotheses,
+        agreement=Agreement(builder.hypotheses),
         rule=rule,
         policy=policy,
-        target=target_cache,
-        draft=draft_cache,
-        follower=draft_cache if has_feature_draft else None,
+        target=engines.target,
+        draft=engines.draft,
+        follower=engines.follower,
         drafter=drafter,
         stats=stats,
         tracer=tracer,
         observers=observers,
-        tops=tops,
-        scorer=PromptScorer(request.prompt_ids, num_top)
-        if request.config.prompt_logprobs
-        else None,
+        tops=engines.tops,
+        scorer=engines.scorer,
+    )
+
+
+@dataclass(frozen=True)
+class _Paths:
+    """What is known of every path of a request, whichever engine computes it.
+
+    Attributes:
+        forbidden: what the constraint forbids, of a request that is traced.
+        ngram: the n-gram drafter, whose states go along the paths.
+    """
+
+    builder: LayerBuilder
+    controls: Controls | None
+    forbidden: ForbiddenTokens | None
+    ngram: NGramDrafter | None
+
+
+def _paths(request: DecodingRequest, vocab_size: int) -> _Paths:
+    """Return forest, hypotheses, processors and constraint of a request that begins."""
+    config, constraint = request.config, request.running_constraint
+    forbidden = None
+    if request.trace is not None and constraint is not None:
+        forbidden = ForbiddenTokens()
+    controls = controls_of(config, constraint, request.prompt_ids, vocab_size, forbidden)
+    ngram = _ngram_drafter(request)
+    return _Paths(_builder(request, controls, ngram), controls, forbidden, ngram)
+
+
+@dataclass(frozen=True)
+class _Engines:
+    """The engines' sides of the forest, see ``RunningRequest``."""
+
+    target: ForestRunner
+    draft: ForestRunner | None
+    follower: ForestRunner | None
+    tops: TopTokens | None
+    scorer: PromptScorer | None
+
+
+def _engines(
+    request: DecodingRequest, paths: _Paths, target: CacheView, draft: CacheView | None
+) -> _Engines:
+    """Return each engine's side of the forest, and what keeps log-probabilities of the target's."""
+    config, spec, forest = request.config, target.spec, paths.builder.forest
+    num_top = min(config.top_logprobs, spec.vocab_size)
+    tops = TopTokens(num_top, paths.builder.hypotheses) if num_top else None
+    scorer = PromptScorer(request.prompt_ids, num_top) if config.prompt_logprobs else None
+    warp = target_warp = Warp.of(config)
+    if not config.row.has_draft and not spec.head.num_top_logits:  # all logits are read later
+        target_warp = warp.narrowed()
+    draft = draft if config.has_draft_model else None
+    of_target = of_draft = None
+    if draft is not None and draft.spec.reads_features:
+        align_prefixes(target.prefix, draft.prefix)
+        of_target = TargetFeatures(target)
+        draft.own_features = of_draft = DraftFeatures(forest, of_target)
+    shared = paths.controls, request.clock
+    of_engine = ForestRunner("target", target, forest, target_warp, *shared, of_target, tops)
+    if draft is None:
+        return _Engines(of_engine, None, None, tops, scorer)
+    draft_cache = ForestRunner("draft", draft, forest, warp, *shared, of_draft)
+    return _Engines(of_engine, draft_cache, draft_cache if of_draft else None, tops, scorer)
+
+
+def _chained_drafter(
+    paths: _Paths,
+    rule: SelectionRule,
+    draft: ForestRunner | None,
+    config: DecodingConfig,
+    proposers: Proposers | None,
+) -> ChainedDrafter | None:
+    """Return what drafts by a constraint or by n-grams before the model; None without these."""
+    has_forced = paths.controls is not None and paths.controls.constraint is not None
+    if not paths.ngram and not (config.drafts and has_forced and config.row.rule != "joint"):
+        return None
+    return ChainedDrafter(
+        paths.builder.forest,
+        paths.controls,
+        paths.ngram,
+        draft,
+        proposers=proposers,
+        proposes_ends=not rule.reads_draft_distributions,
     )
 
 
@@ -165,9 +224,9 @@ def _ngram_drafter(request: DecodingRequest) -> NGramDrafter | None:
     )
 
 
-def _growth(
+def _builder(
     request: DecodingRequest, controls: Controls | None, ngram: NGramDrafter | None
-) -> Growth:
+) -> LayerBuilder:
     """Return the forest and the hypotheses of a request that begins."""
     config, prompt_ids = request.config, request.prompt_ids
     seed = int(request.rng.integers(2**63))
@@ -177,23 +236,23 @@ def _growth(
     states += controls.path_states if controls else []
     states += [ngram.paths] if ngram else []
     forest = Forest(int(prompt_ids[-1]), len(prompt_ids) - 1, seed, config.eos_ids, states)
-    return Growth(forest, Hypotheses(), repeats=config.replacement)
+    return LayerBuilder(forest, Hypotheses(), repeats=config.replacement)
 
 
-def _rule(request: DecodingRequest, growth: Growth) -> SelectionRule:
+def _rule(request: DecodingRequest, builder: LayerBuilder) -> SelectionRule:
     """Return the selection rule of the strategy, with the state of one request."""
     config = request.config
     match config.row.rule:
         case "search":
-            return SearchRule(config, growth)
+            return SearchRule(config, builder)
         case "joint":
-            return JointSpeculativeRule(config, growth)
+            return JointSpeculativeRule(config, builder)
         case "joint-greedy":
-            return JointGreedyRule(config, growth)
+            return JointGreedyRule(config, builder)
     if config.coupling == "gumbel":
-        return SampleRule(config, growth, GumbelCoupling(growth.forest, config.replacement))
-    source = request.source or GeneratorSource(request.rng)
-    return SampleRule(config, growth, RejectionCoupling(source, config.replacement))
+        return SampleRule(config, builder, GumbelCoupling(builder.forest, config.replacement))
+    source = request.random_source or GeneratorSource(request.rng)
+    return SampleRule(config, builder, RejectionCoupling(source, config.replacement))
 
 
 def _draft_policy(

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 
 from dsbd_ort.decoding.drafting.draft import Iteration
-from dsbd_ort.decoding.step_model import Clock, Meter
+from dsbd_ort.decoding.engine_call import Clock, Meter
 
 
 @dataclass(frozen=True, kw_only=True)

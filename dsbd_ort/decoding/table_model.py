@@ -7,6 +7,10 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from dsbd_forward.forward import Forward, ForwardResult
+from dsbd_forward.logits import DenseLogits
+from dsbd_forward.spec import EngineSpec
+
 Path = tuple[int, ...]
 
 
@@ -19,7 +23,7 @@ class TableModel:
 
     def __init__(self, vocab_size: int, logits_of: Callable[[Path], NDArray[np.floating]]) -> None:
         """Take the table: ``logits_of(path)`` returns (vocab_size,) logits after ``path``."""
-        self.vocab_size = vocab_size
+        self.spec = EngineSpec(vocab_size=vocab_size)
         self._logits_of = logits_of
         self._tokens = np.zeros(0, dtype=np.int64)
         self._positions = np.zeros(0, dtype=np.int64)
@@ -30,26 +34,23 @@ class TableModel:
         """Rows now in the cache."""
         return len(self._tokens)
 
-    def forward(
-        self,
-        token_ids: NDArray[np.int64],
-        positions: NDArray[np.int64],
-        mask: NDArray[np.bool_],
-        logit_rows: NDArray[np.int64],
-    ) -> NDArray[np.float32]:
+    def forward(self, forward: Forward) -> ForwardResult:
         """See StepModel.forward.
 
         Raises:
             ValueError: the rows a node sees are not exactly the positions 0 to its own.
         """
-        if mask.shape != (len(token_ids), self.num_rows + len(token_ids)):
+        mask, num_new = forward.mask, forward.num_new
+        if mask.shape != (num_new, self.num_rows + num_new):
             raise ValueError(f"mask has shape {mask.shape}")
-        self._tokens = np.concatenate([self._tokens, token_ids])
-        self._positions = np.concatenate([self._positions, positions])
-        paths = [self._path(mask[s], position) for s, position in enumerate(positions)]
+        self._tokens = np.concatenate([self._tokens, forward.token_ids])
+        self._positions = np.concatenate([self._positions, forward.positions])
+        paths = [self._path(mask[s], position) for s, position in enumerate(forward.positions)]
         self.computed_paths += paths
-        rows = [np.asarray(self._logits_of(paths[s]), dtype=np.float32) for s in logit_rows]
-        return np.array(rows, dtype=np.float32).reshape(len(logit_rows), self.vocab_size)
+        logits = np.empty((len(forward.logit_rows), self.spec.vocab_size), dtype=np.float32)
+        for row, s in zip(logits, forward.logit_rows, strict=True):
+            row[:] = self._logits_of(paths[s])
+        return ForwardResult(DenseLogits(logits))
 
     def keep(self, rows: NDArray[np.int64]) -> None:
         """See StepModel.keep."""

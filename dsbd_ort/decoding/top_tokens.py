@@ -12,18 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from dsbd_forward.logits import Logits
+from dsbd_forward.rows import largest_logits
+from dsbd_forward.spec import EngineSpec
 from dsbd_ort.decoding.beams import Beams, Hypotheses
 from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.distribution import larger
 from dsbd_ort.decoding.errors import ConfigError, DecodingError
-from dsbd_ort.decoding.step_model import (
-    FullLogits,
-    Head,
-    WholeLogits,
-    keeps_full_logits,
-    num_top_logits,
-)
-from dsbd_ort.decoding.warp import largest_logits
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -64,7 +59,7 @@ class TopTokens:
         self._num_slots = 1
         self._kept: dict[int, tuple[list[int], list[float]]] = {}  # by hypothesis
 
-    def append(self, logits: WholeLogits) -> None:
+    def append(self, logits: Logits) -> None:
         """Take the logits of nodes whose slots are the next ones."""
         tokens, logprobs = top_logprobs_of(logits, self.number)
         first, self._num_slots = self._num_slots, self._num_slots + len(tokens)
@@ -103,14 +98,14 @@ class TopTokens:
         return found
 
 
-def check_top_logprobs(target: Head, config: DecodingConfig) -> None:
+def check_top_logprobs(target: EngineSpec, config: DecodingConfig) -> None:
     """Refuse log-probabilities that an engine with a top-k head cannot tell.
 
     Raises:
         ConfigError: naming what to change.
     """
-    most = num_top_logits(target)
-    if not most or keeps_full_logits(target):
+    most = target.head.num_top_logits
+    if not most or target.head.keeps_full_logits:
         return
     returns = f"but the target's engine returns the {most} largest logits of a position"
     if config.top_logprobs > most:
@@ -125,22 +120,17 @@ def check_top_logprobs(target: Head, config: DecodingConfig) -> None:
         )
 
 
-def top_logprobs_of(logits: WholeLogits, number: int) -> tuple[Ints, Floats]:
+def top_logprobs_of(logits: Logits, number: int) -> tuple[Ints, Floats]:
     """Return the most probable tokens of every row and their log-probabilities, (R, number) each.
 
     Raises:
         DecodingError: an engine with a top-k head returned fewer, and no others can be read.
     """
-    if not isinstance(logits, tuple):
-        tokens, centred, log_sums = largest_logits(logits, number)
-        return tokens, centred - log_sums
-    top_ids, top_logits, logsumexp, full = logits
-    largest = top_logits[:, :1].astype(np.float64)
-    if number <= top_ids.shape[1]:
-        raw = top_logits[:, :number].astype(np.float64) - logsumexp[:, None]
-        return top_ids[:, :number], raw
-    tokens, centred, _ = largest_logits(_read_all(full, len(top_ids)), number)
-    return tokens, centred + largest - logsumexp[:, None]
+    normalizers = logits.log_normalizers
+    tokens, scores = logits.most_probable(number)
+    if tokens.shape[1] < number:  # as many as a top-k head has returned
+        tokens, scores = largest_logits(_whole_rows(logits), number)
+    return tokens, scores - normalizers
 
 
 class PromptScorer:
@@ -153,9 +143,9 @@ class PromptScorer:
         self._logprobs: list[float | None] = [None]
         self._tops: list[TokenLogprobs | None] = [None]
 
-    def append(self, logits: WholeLogits) -> None:
+    def append(self, logits: Logits) -> None:
         """Take the logits after the next tokens of the prompt."""
-        num_rows = len(logits[0] if isinstance(logits, tuple) else logits)
+        num_rows = len(logits)
         first = len(self._logprobs)
         following = self._prompt_ids[first : first + num_rows]
         logprobs = _logprobs_of(logits, following).tolist()
@@ -170,19 +160,18 @@ class PromptScorer:
         return PromptLogprobs(self._logprobs, self._tops if self._num_top else None)
 
 
-def _logprobs_of(logits: WholeLogits, tokens: Ints) -> Floats:
+def _logprobs_of(logits: Logits, tokens: Ints) -> Floats:
     """Return the raw log-probability of one token a row, (R,) float64."""
-    rows = np.arange(len(tokens))
-    if isinstance(logits, tuple):
-        chosen = _read_all(logits[3], len(tokens))[rows, tokens]
-        return chosen.astype(np.float64) - logits[2]
-    _, _, log_sums = largest_logits(logits, 1)
-    centred = logits[rows, tokens].astype(np.float64) - logits.max(axis=1)
-    logprobs: Floats = centred - log_sums[:, 0]
+    chosen = _whole_rows(logits)[np.arange(len(tokens)), tokens].astype(np.float64)
+    logprobs: Floats = chosen - logits.log_normalizers[: len(tokens), 0]
     return logprobs
 
 
-def _read_all(full: FullLogits | None, num_rows: int) -> NDArray[np.float32]:
+def _whole_rows(logits: Logits) -> NDArray[np.float32]:
+    """Return all logits of all rows, (R, vocab_size)."""
+    if logits.whole is not None:
+        return logits.whole
+    num_rows, full = len(logits), logits.full
     if full is None or full.first_row:
         readable = 0 if full is None else num_rows - full.first_row
         raise DecodingError(

@@ -13,8 +13,8 @@ from dsbd_ort.decoding.control.forbidden_tokens import Forbidden, ForbiddenToken
 from dsbd_ort.decoding.drafting.draft import Iteration, Proposer
 from dsbd_ort.decoding.drafting.drafters import Proposers
 from dsbd_ort.decoding.forest import NO_NODE
-from dsbd_ort.decoding.forest_cache import ForestCache
-from dsbd_ort.decoding.rule import Growth
+from dsbd_ort.decoding.forest_runner import ForestRunner
+from dsbd_ort.decoding.rule import LayerBuilder
 from dsbd_ort.decoding.stats import StatsRecorder
 
 NodeRole = Literal[
@@ -147,17 +147,17 @@ class Tracer:
     def __init__(
         self,
         recorder: TraceRecorder,
-        growth: Growth,
-        target: ForestCache,
-        draft: ForestCache | None,
+        builder: LayerBuilder,
+        target: ForestRunner,
+        draft: ForestRunner | None,
         stats: StatsRecorder,
         proposers: Proposers,
         forbidden: ForbiddenTokens | None = None,
     ) -> None:
         """Take the parts of a request whose forest is the last token of the prompt."""
         self._recorder = recorder
-        self._forest = growth.forest
-        self._hypotheses = growth.hypotheses
+        self._forest = builder.forest
+        self._hypotheses = builder.hypotheses
         self._target = target
         self._draft = draft
         self._stats = stats
@@ -340,7 +340,7 @@ class _Counts:
     clock_s: float
 
 
-def _log_prob(cache: ForestCache | None, parent: int, token: int) -> float | None:
+def _log_prob(cache: ForestRunner | None, parent: int, token: int) -> float | None:
     """Return the warped log-probability of ``token`` after ``parent``, None if not computed."""
     if cache is None or parent == NO_NODE:
         return None

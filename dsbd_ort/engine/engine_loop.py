@@ -22,6 +22,7 @@ from dsbd_ort.results import GenerationResult, StreamPiece
 from dsbd_runtime.causal_lm import CausalLM
 
 _log = logging.getLogger(__name__)
+_LONGEST_SLEEP_S = 5.0  # until it is seen that the service was abandoned, where nothing said so
 
 
 class EngineLoop:
@@ -96,6 +97,19 @@ class EngineLoop:
         if not self.is_own_thread:
             self._thread.join()
 
+    def abandon(self) -> None:
+        """Finish the requests that there are and end the thread, which nobody waits for.
+
+        For the finalizer of a service: it may run in any thread, this one too, between any two of
+        its instructions, and so waits for no lock.
+        """
+        self._is_closing = True
+        if self._changed.acquire(blocking=False):
+            try:
+                self._changed.notify()
+            finally:
+                self._changed.release()
+
     def _run(self) -> None:
         try:
             with self._pipeline.engines() as self.models:
@@ -127,7 +141,7 @@ class EngineLoop:
                 if not cancelled and not admitted and not self._trees:
                     if self._is_closing and not self._scheduler.waiting:
                         return False
-                    self._changed.wait()
+                    self._changed.wait(_LONGEST_SLEEP_S)
             for request in cancelled:  # unlocked: on_event may wait for a thread that submits
                 if request.preempted is not None:
                     forest.leave(request.preempted)
@@ -208,7 +222,7 @@ class EngineLoop:
             return request.texts.push(event), None
         if isinstance(event, BaseException):
             return None, _as_dsbd_error(event)
-        result = self._pipeline.with_text(self._pipeline.with_peak(event), request.request.config)
+        result = self._pipeline.with_text(self._pipeline.with_peak(event), request.request)
         return request.texts.finish(result.sequences[0]), result
 
     def _release(self, tree: Tree) -> None:

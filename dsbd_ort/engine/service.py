@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -11,7 +12,6 @@ from typing import Any, Unpack
 from dsbd_ort.decoding import DecodingConfig, TraceRecorder, result_of
 from dsbd_ort.decoding.request import most_new_tokens, most_rows
 from dsbd_ort.decoding.set_up import check_decodable
-from dsbd_ort.decoding.step_model import num_top_logits
 from dsbd_ort.engine.async_stream import AsyncStream, result_or_raise
 from dsbd_ort.engine.engine_loop import EngineLoop
 from dsbd_ort.engine.limits import ServiceLimits, cache_rows
@@ -20,7 +20,7 @@ from dsbd_ort.model_pair import BusyError
 from dsbd_ort.pipeline import Pipeline
 from dsbd_ort.request_options import Options, Prompt, RequestOptions, given_options
 from dsbd_ort.results import GenerationResult, StreamPiece
-from dsbd_runtime.chat_template import Message
+from dsbd_runtime.chat_messages import Message
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,8 @@ class Service:
     """Runs the requests of any number of threads; concurrent ones share the engine calls.
 
     Each request gets the result of ``Pipeline.generate``. The service holds the engines of the
-    pipeline until it is closed: until then ``Pipeline.generate`` itself waits.
+    pipeline until it is closed: until then ``Pipeline.generate`` itself waits. One that nothing
+    refers to any more closes by itself, when its requests have ended.
 
     Attributes:
         pipeline: provides the engines, the tokenizer and the chat template.
@@ -68,6 +69,8 @@ class Service:
         self._scheduler = Scheduler(self.limits, cache_rows(self.limits, pipeline.bundle))
         self._loop = EngineLoop(pipeline, self._scheduler)
         self._loop.start()
+        # the thread holds the engines and not the service: else one that is dropped would keep both
+        weakref.finalize(self, self._loop.abandon).atexit = False
 
     def submit(
         self,
@@ -96,10 +99,11 @@ class Service:
             EnginesEndedError: the thread that runs the engines has ended by a failure.
         """
         request = self.pipeline.prepare(prompt, options, trace=trace, caller=caller)
-        check_decodable(request, *self._loop.models)
+        target, draft = self._loop.models
+        check_decodable(request, target.spec, draft.spec if draft else None)
         live = LiveRequest(
             request=request,
-            texts=self.pipeline.text_stream(request.config),
+            texts=self.pipeline.text_stream(request),
             most_rows=most_rows(
                 len(request.prompt_ids), request.config, has_top_k_head=self._has_top_k_head
             ),
@@ -196,7 +200,7 @@ class Service:
 
     @property
     def _has_top_k_head(self) -> bool:
-        return num_top_logits(self._loop.models[0]) > 0
+        return self._loop.models[0].spec.head.num_top_logits > 0
 
     def chat_prompt(
         self,

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dsbd_ort.decoding.option_table import MOST_TOP_LOGPROBS
 from dsbd_ort.openai_server.errors import bad_request
@@ -18,6 +17,7 @@ from dsbd_ort.openai_server.protocol import (
     ResponseBuilder,
     ResponseHead,
     ReturnedSequence,
+    ScoredToken,
     TokenPieces,
     Usage,
 )
@@ -29,14 +29,28 @@ from dsbd_ort.openai_server.tools import (
     ToolUse,
     new_call_id,
 )
+from dsbd_runtime.typed_json import in_short
 
 
 class TextPart(BaseModel):
-    """A part of a message's content."""
+    """A part of a message's content; ``cache_control`` is a hint of other servers, unused here."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
     type: Literal["text"]
     text: str
+    cache_control: dict[str, Any] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_other_types(cls, part: Any) -> Any:
+        """Raise ValueError for a part that is of a type, and no text, whatever else it has."""
+        kind = part.get("type", "text") if isinstance(part, dict) else "text"
+        if kind != "text":
+            raise ValueError(
+                f"a part of type {in_short(kind)} is not supported: this server reads texts only; "
+                "use parts of type 'text'"
+            )
+        return part
 
 
 class CalledFunction(BaseModel):
@@ -63,9 +77,10 @@ class ChatMessage(BaseModel):
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
+    cache_control: dict[str, Any] | None = None
 
     def for_template(self) -> dict[str, Any]:
-        """Return the message as a chat template reads it: arguments are objects there."""
+        """Return the message as a chat template is given it."""
         content = self.content or ""
         text = content if isinstance(content, str) else "".join(part.text for part in content)
         message: dict[str, Any] = {"role": self.role, "content": text}
@@ -74,22 +89,8 @@ class ChatMessage(BaseModel):
         if self.tool_call_id is not None:
             message["tool_call_id"] = self.tool_call_id
         if self.tool_calls:
-            message["tool_calls"] = [_read_by_template(call) for call in self.tool_calls]
+            message["tool_calls"] = [call.model_dump() for call in self.tool_calls]
         return message
-
-
-def _read_by_template(call: ToolCall) -> dict[str, Any]:
-    try:
-        arguments = json.loads(call.function.arguments)
-    except (ValueError, RecursionError) as error:
-        raise bad_request(
-            f"the arguments of the call {call.id!r} are no JSON: {error}", "messages"
-        ) from error
-    return {
-        "id": call.id,
-        "type": call.type,
-        "function": {"name": call.function.name, "arguments": arguments},
-    }
 
 
 class ChatBody(GenerationBody):
@@ -117,14 +118,11 @@ class ChatBody(GenerationBody):
             raise bad_request(message, "top_logprobs")
         return (self.top_logprobs or 0) if self.logprobs else None
 
-    def template_messages(self, *, reads_tool_calls: bool) -> list[dict[str, Any]]:
-        """Return the messages as a chat template reads them.
-
-        Args:
-            reads_tool_calls: whether the template does.
+    def template_messages(self) -> list[dict[str, Any]]:
+        """Return the messages as a chat template is given them.
 
         Raises:
-            ErrorResponse: one has a field that is unknown, or that the template does not read.
+            ErrorResponse: one has a field that is unknown.
         """
         for index, message in enumerate(self.messages):
             for name, value in (message.model_extra or {}).items():
@@ -132,15 +130,15 @@ class ChatBody(GenerationBody):
                     field = f"messages.{index}.{name}"
                     reason = f"{field} is not supported; use role, content and name only"
                     raise bad_request(reason, field, "unsupported")
-            if message.tool_calls and not reads_tool_calls:
-                field = f"messages.{index}.tool_calls"
-                reason = f"{field}: the chat template of this model does not read tool calls"
-                raise bad_request(f"{reason}; leave them out", field, "unsupported")
         return [message.for_template() for message in self.messages]
 
 
 class TopLogprob(BaseModel):
-    """Text, UTF-8 bytes and raw log-probability of one token."""
+    """One token: its name, its own bytes, its raw log-probability.
+
+    The bytes of all tokens, joined, are the text in UTF-8, special tokens spelled out. The name is
+    the token's text, or of a part of a character its bytes, escaped.
+    """
 
     token: str
     logprob: float
@@ -324,20 +322,18 @@ def _call_delta(index: int, name: str | None, arguments: str) -> ToolCallDelta:
     return ToolCallDelta(index=index, id=new_call_id(), type="function", function=function)
 
 
-def _logprobs(tokens: TokenPieces | None) -> ChatLogprobs | None:
-    if tokens is None:
+def _logprobs(pieces: TokenPieces | None) -> ChatLogprobs | None:
+    if pieces is None:
         return None
     return ChatLogprobs(
         content=[
-            TokenLogprob(**_told(text, logprob), top_logprobs=[_top(*each) for each in top or ()])
-            for text, logprob, top in zip(tokens.texts, tokens.logprobs, tokens.tops, strict=True)
+            TokenLogprob(
+                **_fields(token), top_logprobs=[TopLogprob(**_fields(t)) for t in top or ()]
+            )
+            for token, top in zip(pieces.tokens, pieces.tops, strict=True)
         ]
     )
 
 
-def _top(text: str, logprob: float) -> TopLogprob:
-    return TopLogprob(**_told(text, logprob))
-
-
-def _told(text: str, logprob: float | None) -> dict[str, Any]:
-    return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+def _fields(token: ScoredToken) -> dict[str, Any]:
+    return {"token": token.name, "logprob": token.logprob, "bytes": list(token.content)}

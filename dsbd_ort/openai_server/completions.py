@@ -18,6 +18,7 @@ from dsbd_ort.openai_server.protocol import (
     ResponseBuilder,
     ResponseHead,
     ReturnedSequence,
+    ScoredToken,
     TokenPieces,
     Usage,
 )
@@ -123,23 +124,21 @@ class CompletionBuilder(ResponseBuilder):
         begin = self._offset_by_index.get(index, 0)
         *offsets, end = accumulate(map(len, tokens.texts), initial=begin)
         self._offset_by_index[index] = end
-        columns = tokens.tops, tokens.spellings, tokens.logprobs
-        tops = [_with_own(*each) for each in zip(*columns, strict=True)]
+        tops = [_with_own(*each) for each in zip(tokens.tops, tokens.tokens, strict=True)]
         return CompletionLogprobs(
             tokens=list(tokens.texts),
-            token_logprobs=list(tokens.logprobs),
+            token_logprobs=[token.logprob for token in tokens.tokens],
             top_logprobs=tops if any(tops) else None,
             text_offset=offsets,
         )
 
 
-def _with_own(
-    top: Sequence[tuple[str, float]] | None, spelling: str, logprob: float | None
-) -> dict[str, float] | None:
-    """Return the most probable tokens and the token itself; of equal spellings the likeliest."""
-    if top is None or logprob is None:
+def _with_own(top: Sequence[ScoredToken] | None, own: ScoredToken) -> dict[str, float] | None:
+    """Return the most probable tokens and the token itself; of equal names the likeliest."""
+    if top is None:
         return None
     found: dict[str, float] = {}
-    for text, value in (*top, (spelling, logprob)):
-        found.setdefault(text, value)
+    for token in (*top, own):
+        if token.logprob is not None:
+            found.setdefault(token.name, token.logprob)
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,15 +16,20 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from dsbd_errors import DsbdError
-from dsbd_ort.decoding import DecodingConfig, DecodingError, ModelError
+from dsbd_ort.constraints.trial import GrammarTrialError
+from dsbd_ort.decoding import DecodingConfig, DecodingError
 from dsbd_ort.decoding.errors import ConstraintError
 from dsbd_ort.engine import Cancelled, QueueFullError, ServiceClosedError
 from dsbd_runtime.errors import CapacityError, InputError
 
 _log = logging.getLogger(__name__)
 _ERROR_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
-_FIELDS = frozenset(field.name for field in dataclasses.fields(DecodingConfig)) | {"prompt"}
-_UNION_MEMBERS = frozenset(("str", "list[str]", "list[int]", "list[list[int]]", "list[TextPart]"))
+_FIELDS = frozenset(field.name for field in dataclasses.fields(DecodingConfig)) | {
+    "prompt",
+    "messages",
+}
+_NO_OBJECT = ("dict_type", "model_type", "model_attributes_type")  # whose texts speak of Python
+_INDEX = re.compile(r"\[(\d+)\]")
 _RETRY = {"Retry-After": "1"}
 
 
@@ -121,11 +127,16 @@ def rejection(error: DsbdError) -> ErrorResponse:
         return ErrorResponse(429, str(error), code="queue_full", headers=_RETRY)
     if isinstance(error, ServiceClosedError):
         return shutting_down()
+    if isinstance(error, GrammarTrialError):
+        _log.error("a grammar was not tried: %s", error)
+        message = "this server cannot try grammars at the moment; try again later"
+        return ErrorResponse(503, message, code="no_grammars", headers=_RETRY)
     if isinstance(error, CapacityError):
         return bad_request(str(error), "prompt", "context_length_exceeded")
-    if isinstance(error, DecodingError | InputError) and not isinstance(error, ModelError):
-        first = str(error).partition(" ")[0]  # messages about a field begin with its name
-        return bad_request(str(error), first if first in _FIELDS else None)
+    if isinstance(error, DecodingError | InputError):
+        first = str(error).partition(" ")[0]  # messages about a field begin with its place
+        place = _INDEX.sub(r".\1", first.rstrip(",:"))
+        return bad_request(str(error), place if place.partition(".")[0] in _FIELDS else None)
     return failure(error)
 
 
@@ -163,21 +174,74 @@ def handle_validation_error(request: Request, error: Exception) -> Response:
         return bad_request(
             f"Content-Type is {_shortened(kind, 80)!r}; expected application/json"
         ).response()
-    fault = error.errors()[0]
-    reason = str(fault.get("ctx", {}).get("error") or fault["msg"])
-    if fault["type"] == "json_invalid":
-        return bad_request(f"the body is invalid JSON: {reason}").response()
-    param = _field_path(fault["loc"])
+    faults = [_Fault.of(each, error.body) for each in error.errors()]
+    if faults[0].kind == "json_invalid":
+        return bad_request(f"the body is invalid JSON: {faults[0].reason}").response()
+    place, reason = _meant(faults)
+    param = ".".join(map(str, place)) or None
     return bad_request(f"{param or 'the body'}: {reason}", param).response()
 
 
-def _field_path(location: Sequence[Any]) -> str | None:
-    """Return the field: ("body", "messages", 0, "content", "str") is messages.0.content.
+@dataclass(frozen=True)
+class _Fault:
+    """An error of validation.
 
-    For a union pydantic appends the member that it tried first.
+    Attributes:
+        kind: pydantic's name of it.
+        place: fields and indices that lead to the value.
+        union: the first of these, which lead to a value of several types; None where none do.
+        member: the type of them that the value was tried as.
+        reason: what is wrong.
     """
-    parts = [str(part) for part in location[1:]]
-    return ".".join(part for part in parts if part not in _UNION_MEMBERS) or None
+
+    kind: str
+    place: tuple[str | int, ...]
+    union: tuple[str | int, ...] | None
+    member: str | None
+    reason: str
+
+    @classmethod
+    def of(cls, fault: Mapping[str, Any], body: Any) -> _Fault:
+        """Return a fault of a body.
+
+        Into the location pydantic puts the member of a union as well: of messages.0.content.1 it is
+        ("body", "messages", 0, "content", "list[TextPart]", 1).
+        """
+        place: list[str | int] = []
+        union, member, value = None, None, body
+        location = fault["loc"][1:]
+        for index, part in enumerate(location):
+            try:
+                value = value[part]
+            except (LookupError, TypeError):
+                if fault["type"] != "missing" or index < len(location) - 1:
+                    if union is None:
+                        union, member = tuple(place), part
+                    continue
+            place.append(part)
+        reason = str(fault.get("ctx", {}).get("error") or fault["msg"])
+        if fault["type"] in _NO_OBJECT:
+            reason = "Input should be an object"
+        return cls(fault["type"], tuple(place), union, member, reason)
+
+
+def _meant(faults: Sequence[_Fault]) -> tuple[tuple[str | int, ...], str]:
+    """Return place and reason of the first fault; of a union those of the member that was meant.
+
+    That is the one that the value agrees with furthest. Where it agrees with several alike, such as
+    with none at all, the reason says what each expects.
+    """
+    union = faults[0].union
+    if union is None:
+        return faults[0].place, faults[0].reason
+    first_by_member: dict[str | None, _Fault] = {}
+    for fault in faults:
+        if fault.union == union:
+            first_by_member.setdefault(fault.member, fault)
+    firsts = first_by_member.values()
+    place = max((fault.place for fault in firsts), key=lambda place: (len(place), place))
+    reason, *others = dict.fromkeys(fault.reason for fault in firsts if fault.place == place)
+    return place, " or ".join([reason, *(each.removeprefix("Input should be ") for each in others)])
 
 
 def _shortened(text: str, max_length: int) -> str:

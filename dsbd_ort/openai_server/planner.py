@@ -27,6 +27,7 @@ from dsbd_ort.openai_server.structured import contradiction, read_constraint
 from dsbd_ort.openai_server.tools import CALL_BEGINS, ToolUse, auto_fault, tool_use
 from dsbd_ort.prompts import prompt_ids
 from dsbd_runtime.errors import BundleError
+from dsbd_runtime.stream_decoder import whole_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +80,10 @@ class GenerationPlan:
         """Strategy of all engine requests."""
         return str(self.engine_requests[0].options["strategy"])
 
+    def prompt_ids(self, prompt_index: int) -> list[int]:
+        """Return the token ids of a prompt."""
+        return next(r.token_ids for r in self.engine_requests if r.prompt_index == prompt_index)
+
     @property
     def names_tokens(self) -> bool:
         """Whether the tokens themselves are the answer: those of a trie."""
@@ -127,8 +132,12 @@ class Planner:
             plan = self._plan(body, tokens, body.best_of, echo=bool(body.echo))
             if not body.echo:
                 return plan
-            texts = tuple(map(self._text, prompts, tokens))
             has_none = body.decoding_options().get("max_new_tokens") == 0
+            text_of = self._pipeline.tokenizer.decode if has_none else self._text_before
+            texts = tuple(
+                prompt if isinstance(prompt, str) else text_of(token_ids)
+                for prompt, token_ids in zip(prompts, tokens, strict=True)
+            )
             return replace(plan, echoes=texts, drops_new_tokens=has_none)
         except DsbdError as error:
             raise rejection(error) from error
@@ -138,15 +147,14 @@ class Planner:
             return self._pipeline.tokenizer.encode(prompt, add_special_tokens=False)
         return prompt_ids(self._pipeline.tokenizer, prompt)
 
-    def _text(self, prompt: str | list[int], token_ids: list[int]) -> str:
-        return prompt if isinstance(prompt, str) else self._pipeline.tokenizer.decode(token_ids)
+    def _text_before(self, token_ids: list[int]) -> str:
+        return whole_text(self._pipeline.tokenizer, token_ids)
 
     def plan_chat(self, body: ChatBody) -> GenerationPlan:
         """Return the engine requests of /v1/chat/completions; raises as ``plan_completion``."""
         try:
-            template = self._pipeline.chat_template.source
-            messages = body.template_messages(reads_tool_calls="tool_calls" in template)
-            tools = self._tool_use(body, template)
+            messages = body.template_messages()
+            tools = self._tool_use(body)
             prompt = self._pipeline.chat_prompt(
                 messages,
                 add_generation_prompt=body.add_generation_prompt is not False,
@@ -163,7 +171,8 @@ class Planner:
         except DsbdError as error:
             raise rejection(error) from error
 
-    def _tool_use(self, body: ChatBody, template: str) -> ToolUse | None:
+    def _tool_use(self, body: ChatBody) -> ToolUse | None:
+        template = self._pipeline.chat_template.source(has_tools=bool(body.tools))
         return tool_use(
             body.tools or (),
             body.tool_choice,
@@ -179,11 +188,11 @@ class Planner:
 
     def _constraint(self, body: GenerationBody, tools: ToolUse | None) -> Any:
         """Return the constraint of a request, None without one."""
-        given = body.given_constraints()
+        given: dict[str, Any] = dict(body.given_constraints())
         if tools is not None and given:
             raise contradiction(tools.choice, given)
-        if tools is not None and tools.schema is not None:
-            given = {"tools": {"json_schema": tools.schema}}
+        if tools is not None and tools.constraint is not None:
+            given = {"tools": tools.constraint}
         return read_constraint(given, self._settings.tries, self._pipeline.constraints.bound)
 
     def _plan(
@@ -293,7 +302,7 @@ def _template_variables(body: ChatBody, tools: ToolUse | None) -> dict[str, Any]
             "chat_template_kwargs has tools, as the request has; leave out one of them",
             "chat_template_kwargs",
         )
-    described = [tool.model_dump(exclude_unset=True) for tool in body.tools or ()]
+    described = [tool.for_template() for tool in body.tools or ()]
     return {**(variables or {}), "tools": described}
 
 

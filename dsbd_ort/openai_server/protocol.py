@@ -157,21 +157,34 @@ class ResponseHead:
 
 
 @dataclass(frozen=True)
+class ScoredToken:
+    """A token by itself, the same wherever it is chosen or could have been.
+
+    Attributes:
+        name: its text, or of a part of a character the escaped bytes.
+        content: its own bytes.
+        logprob: raw, under the target; None for the first of a prompt.
+    """
+
+    name: str
+    content: bytes
+    logprob: float | None
+
+
+@dataclass(frozen=True)
 class TokenPieces:
     """Consecutive tokens.
 
     Attributes:
-        texts: of each; together they are the text.
-        logprobs: raw, under the target; None for the first of a prompt.
-        tops: the most probable tokens in the place of each and their log-probabilities; None for
-            the first of a prompt, all None where the request asks for none.
-        spellings: each token as ``tops`` spells it; empty without those.
+        texts: what each adds to the text; together they are the text.
+        tokens: each by itself.
+        tops: the most probable tokens in the place of each; None for the first of a prompt, all
+            None where the request asks for none.
     """
 
     texts: Sequence[str]
-    logprobs: Sequence[float | None]
-    tops: Sequence[Sequence[tuple[str, float]] | None]
-    spellings: Sequence[str]
+    tokens: Sequence[ScoredToken]
+    tops: Sequence[Sequence[ScoredToken] | None]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -56,8 +56,9 @@ RequestField = Done | Unused | Refused
 FIELDS: dict[str, RequestField] = {
     "model": Done("the name that the server was started with, else 404"),
     "messages": Done(
-        "`role`, `content` (a text or parts of type text), `name`; filled into the bundle's chat "
-        "template",
+        "`role`, `content` (a text or parts of type text), `name`, `tool_calls`, `tool_call_id`; "
+        "filled into the bundle's chat template, which must have a place for each; their "
+        "`cache_control` is unused",
         completions=False,
     ),
     "prompt": Done("a text, a list of texts, token ids, a list of lists of token ids", chat=False),
@@ -71,7 +72,10 @@ FIELDS: dict[str, RequestField] = {
     "top_p": Done("as in DecodingConfig"),
     "top_k": Done("as in DecodingConfig; -1 is 0, all tokens"),
     "seed": Done("a request without one gets a random seed, which the response tells"),
-    "n": Done("number of independent samples; of a search, of its beams; greedy gives copies"),
+    "n": Done(
+        "number of independent samples; of a search, of its beams, or fewer where there are no "
+        "more sequences; greedy gives copies"
+    ),
     "best_of": Done("as many are generated, the `n` of highest score returned", chat=False),
     "num_return_sequences": Done("number of the final beams of one request"),
     "use_beam_search": Done("beam search of `best_of` or `n` beams, as in vLLM"),
@@ -119,7 +123,10 @@ FIELDS: dict[str, RequestField] = {
         "as in DecodingConfig, as plain data (docs/constraints.md); a `trie` is one that the "
         "server was started with"
     ),
-    "tools": Done("functions whose arguments are objects by a JSON schema", completions=False),
+    "tools": Done(
+        "functions whose arguments are objects by a JSON schema; their `cache_control` is unused",
+        completions=False,
+    ),
     "tool_choice": Done(
         "`required`, a function, `none`; `auto` where the chat template writes calls between "
         "`<tool_call>` tags",

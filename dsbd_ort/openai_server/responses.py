@@ -23,8 +23,9 @@ from dsbd_ort.openai_server.protocol import (
     TokenPieces,
     Usage,
 )
-from dsbd_ort.openai_server.token_texts import TokenTexts, joined, pieces_of
+from dsbd_ort.openai_server.token_texts import Scored, TokenTexts, pieces_of
 from dsbd_ort.results import GeneratedSequence, GenerationResult, StreamPiece
+from dsbd_runtime.stream_decoder import TextWindow
 from dsbd_runtime.tokenizer import Tokenizer
 
 Results = AsyncIterator[tuple[int, StreamPiece | GenerationResult]]
@@ -52,10 +53,15 @@ async def full_response(
     sequences: list[ReturnedSequence] = []
     num_new_tokens = 0
     for prompt_index, of_prompt in enumerate(_by_prompt(plan, in_order)):
-        echo = _echo(plan, prompt_index, of_prompt[0].prompt_logprobs, tokenizer)
-        for sequence in _returned(plan, of_prompt):
+        scored = of_prompt[0].prompt_logprobs
+        first = prompt_index * plan.num_choices * plan.num_copies  # though there may be fewer
+        for index, sequence in enumerate(_returned(plan, of_prompt), first):
             num_new_tokens += 0 if plan.drops_new_tokens else len(sequence.token_ids)
-            sequences.append(_with_echo(echo, sequence, len(sequences), plan, tokenizer))
+            tokens = None
+            if tokenizer is not None:
+                prompt_ids = plan.prompt_ids(prompt_index)
+                tokens = _choice_pieces(plan, prompt_ids, sequence, scored, tokenizer)
+            sequences.append(_choice(plan, prompt_index, index, sequence, tokens))
     usage = _usage(plan, num_new_tokens)
     return builder.full(sequences, usage, _report(plan, plan.seed, in_order))
 
@@ -77,43 +83,45 @@ def _returned(plan: GenerationPlan, results: list[GenerationResult]) -> list[Gen
     return [sequence for sequence in sequences for _ in range(plan.num_copies)]
 
 
-def _echo(
+def _choice(
     plan: GenerationPlan,
     prompt_index: int,
-    scored: PromptLogprobs | None,
-    tokenizer: Tokenizer | None,
-) -> tuple[str, TokenPieces | None]:
-    """Return the text and the tokens of the prompt that a choice begins with, if any."""
-    text = plan.echoes[prompt_index] if plan.echoes else ""
-    if tokenizer is None or scored is None:
-        return text, None
-    ids = next(r.token_ids for r in plan.engine_requests if r.prompt_index == prompt_index)
-    return text, pieces_of(tokenizer, ids, scored.token_logprobs, scored.top_logprobs)
-
-
-def _with_echo(
-    echo: tuple[str, TokenPieces | None],
-    sequence: GeneratedSequence,
     index: int,
-    plan: GenerationPlan,
-    tokenizer: Tokenizer | None,
+    sequence: GeneratedSequence,
+    tokens: TokenPieces | None,
 ) -> ReturnedSequence:
     """Return a choice: the prompt where it is echoed, and the new tokens."""
-    text, prompt = echo
-    parts = [prompt] if prompt else []
-    if tokenizer and not plan.drops_new_tokens:
-        parts.append(_pieces(tokenizer, sequence))
+    echo = plan.echoes[prompt_index] if plan.echoes else ""
     return ReturnedSequence(
         index=index,
-        text=text if plan.drops_new_tokens else text + sequence.text,
+        text=echo if plan.drops_new_tokens else echo + sequence.text,
         finish_reason="length" if plan.drops_new_tokens else FINISH_REASONS[sequence.finish_reason],
-        tokens=joined(parts) if tokenizer else None,
+        tokens=tokens,
         report=ChoiceReport.of(sequence, names_tokens=plan.names_tokens),
     )
 
 
-def _pieces(tokenizer: Tokenizer, sequence: GeneratedSequence) -> TokenPieces:
-    return pieces_of(tokenizer, sequence.token_ids, sequence.token_logprobs, sequence.top_logprobs)
+def _choice_pieces(
+    plan: GenerationPlan,
+    prompt_ids: Sequence[int],
+    sequence: GeneratedSequence,
+    scored: PromptLogprobs | None,
+    tokenizer: Tokenizer,
+) -> TokenPieces:
+    """Return the tokens of a choice: those of the prompt where it is ``scored``, and the new ones.
+
+    Both are one text, so that a character that the prompt begins belongs to a new token.
+    """
+    if scored is None:
+        return pieces_of(TextWindow.behind(tokenizer, prompt_ids), _new_tokens(sequence))
+    parts: list[Scored] = [(prompt_ids, scored.token_logprobs, scored.top_logprobs)]
+    if not plan.drops_new_tokens:
+        parts.append(_new_tokens(sequence))
+    return pieces_of(TextWindow(tokenizer), *parts)
+
+
+def _new_tokens(sequence: GeneratedSequence) -> Scored:
+    return sequence.token_ids, sequence.token_logprobs, sequence.top_logprobs
 
 
 class EventStream(StreamingResponse):
@@ -161,7 +169,7 @@ class _ChoiceStreams:
     """The chunks of all choices of a stream.
 
     An engine request that returns one sequence streams it, once for every copy. One that returns
-    several knows none of them before it ends: each is then sent as a single chunk.
+    several knows none of them before it ends, nor how many there are: each is then sent whole.
 
     Attributes:
         num_new_tokens: tokens of all choices so far.
@@ -181,20 +189,27 @@ class _ChoiceStreams:
         self._num_each: list[int] = [
             r.options.get("num_return_sequences", 1) * plan.num_copies for r in plan.engine_requests
         ]
-        self._tokenizer = tokenizer
-        self._texts = [tokenizer and TokenTexts(tokenizer) for _ in plan.engine_requests]
+        self._starts = [
+            tokenizer and TextWindow.behind(tokenizer, r.token_ids) for r in plan.engine_requests
+        ]
+        self._texts = [start and TokenTexts(start) for start in self._starts]
         self.num_new_tokens = 0
 
     def first_chunks(self) -> Iterator[BaseModel]:
-        """Yield the chunks that begin the choices."""
-        for request_index, request in enumerate(self._plan.engine_requests):
-            for index in self._choices(request_index):
-                chunk = self._builder.first_chunk(index)
-                if chunk is not None:
-                    yield chunk
-                if self._plan.echoes:
-                    text = self._plan.echoes[request.prompt_index]
-                    yield self._builder.text_chunk(index, text, None, self._usage())
+        """Yield the chunks that begin the choices that there are in any case."""
+        for request_index in range(len(self._plan.engine_requests)):
+            if self._is_streamed(request_index):
+                for index in self._choices(request_index):
+                    yield from self._begin(request_index, index)
+
+    def _begin(self, request_index: int, index: int) -> Iterator[BaseModel]:
+        """Yield the chunks that begin a choice."""
+        chunk = self._builder.first_chunk(index)
+        if chunk is not None:
+            yield chunk
+        if self._plan.echoes:
+            text = self._plan.echoes[self._plan.engine_requests[request_index].prompt_index]
+            yield self._builder.text_chunk(index, text, None, self._usage())
 
     def piece_chunks(self, request_index: int, piece: StreamPiece) -> Iterator[BaseModel]:
         """Yield the new text of an engine request, if any."""
@@ -218,13 +233,16 @@ class _ChoiceStreams:
         sequences = [each for each in result.sequences for _ in range(self._plan.num_copies)]
         # Fewer than beams where processors or a constraint leave fewer.
         for index, sequence in zip(self._choices(request_index), sequences, strict=False):
+            if not self._is_streamed(request_index):
+                yield from self._begin(request_index, index)
             rank = ChoiceReport.of(sequence, names_tokens=self._plan.names_tokens)
             if self._plan.drops_new_tokens:
                 yield self._builder.last_chunk(index, "length", rank, report)
                 continue
             if not self._is_streamed(request_index):
                 self.num_new_tokens += len(sequence.token_ids)
-                tokens = _pieces(self._tokenizer, sequence) if self._tokenizer else None
+                start = self._starts[request_index]
+                tokens = pieces_of(start, _new_tokens(sequence)) if start else None
                 yield self._builder.text_chunk(index, sequence.text, tokens, self._usage())
             elif rest:
                 yield self._builder.text_chunk(index, "", rest, self._usage())

@@ -115,14 +115,14 @@ def _of(kind: str, value: object) -> dict[str, Any] | None:
 
 
 def read_constraint(
-    given: Mapping[str, dict[str, Any]],
+    given: Mapping[str, Any],
     tries: Mapping[str, TokenTrie],
     bind: Callable[[Any], object],
 ) -> Any:
     """Return the constraint of a request, None without one.
 
     Args:
-        given: plain data by the field that gives it.
+        given: the constraint, or its plain data, by the field that gives it.
         tries: those that the server was started with; no request reads a file.
         bind: raises a ConstraintError where the model cannot follow a constraint.
 
@@ -138,7 +138,9 @@ def read_constraint(
         )
     for field, data in given.items():
         try:
-            constraint = constraint_from_data(data, lambda name: _named_trie(name, tries))
+            constraint = data
+            if isinstance(data, Mapping):
+                constraint = constraint_from_data(data, lambda name: _named_trie(name, tries))
             bind(constraint)
             return constraint
         except ConstraintError as error:

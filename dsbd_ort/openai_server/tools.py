@@ -17,7 +17,10 @@ from typing import Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from dsbd_ort.constraints import FunctionCalls, JsonSchema
+from dsbd_ort.decoding.errors import ConstraintError
 from dsbd_ort.openai_server.errors import bad_request
+from dsbd_runtime.typed_json import json_from_text
 
 CALL_BEGINS, CALL_ENDS = "<tool_call>", "</tool_call>"
 MOST_CALLS = 16
@@ -35,11 +38,16 @@ class FunctionBody(BaseModel):
 
 
 class Tool(BaseModel):
-    """An entry of ``tools``."""
+    """An entry of ``tools``; ``cache_control`` is a hint of other servers, unused here."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
     type: Literal["function"]
     function: FunctionBody
+    cache_control: dict[str, Any] | None = None
+
+    def for_template(self) -> dict[str, Any]:
+        """Return the tool as a chat template is given it."""
+        return self.model_dump(exclude_unset=True, exclude={"cache_control"})
 
 
 class FunctionName(BaseModel):
@@ -90,12 +98,12 @@ class ToolUse:
     Attributes:
         choice: "auto", "required" or "named".
         names: of the functions; of a named choice the one.
-        schema: that the answer follows, None for any text.
+        constraint: that the answer follows, None for any text.
     """
 
     choice: Literal["auto", "required", "named"]
     names: tuple[str, ...]
-    schema: dict[str, Any] | None
+    constraint: JsonSchema | FunctionCalls | None
 
     def reader(self) -> CallReader:
         """Return a reader for one answer."""
@@ -131,13 +139,15 @@ def tool_use(
         if name not in names:
             known = ", ".join(names) or "none, as tools is empty"
             raise bad_request(f"tool_choice names {name!r}; expected one of {known}", "tool_choice")
-        return ToolUse("named", (name,), _parameters(tools[names.index(name)]))
+        return ToolUse("named", (name,), _arguments(tools[names.index(name)]))
     if choice == "required" and not tools:
         raise bad_request("tool_choice is required, but tools is empty; add one", "tool_choice")
     if choice == "none" or not tools:
         return None
     if choice == "required":
-        return ToolUse("required", names, _list_schema(tools, MOST_CALLS if parallel else 1))
+        functions = tuple((tool.function.name, _arguments(tool)) for tool in tools)
+        most = MOST_CALLS if parallel else 1
+        return ToolUse("required", names, FunctionCalls(functions, most))
     if auto_fault is not None:
         raise bad_request(
             f"tool_choice auto is not supported: {auto_fault}; use required, a function's name, "
@@ -168,57 +178,25 @@ def auto_fault(template: str | None, tag_is_text: bool) -> str | None:
     return None
 
 
-def _parameters(tool: Tool) -> dict[str, Any]:
-    """Return the schema of a function's arguments: an object, empty where none is given."""
+def _arguments(tool: Tool) -> JsonSchema:
+    """Return the schema of a function's arguments: an object, empty where none is given.
+
+    Raises:
+        ErrorResponse: it is of another type, or no JSON, such as one that nests too deep.
+    """
     parameters = tool.function.parameters
     if not parameters:
-        return {"type": "object", "additionalProperties": False}
+        return JsonSchema({"type": "object", "additionalProperties": False})
     if parameters.get("type") != "object":
         raise bad_request(
             f"the parameters of {tool.function.name} are of type {parameters.get('type')!r}; "
             "expected a schema of type 'object'",
             "tools",
         )
-    return parameters
-
-
-def _list_schema(tools: Sequence[Tool], most: int) -> dict[str, Any]:
-    """Return the schema of a list of calls, with those of the functions as its definitions."""
-    definitions, calls = {}, []
-    for index, tool in enumerate(tools):
-        definitions[f"{index}"] = _moved(_parameters(tool), f"#/$defs/{index}")
-        properties = {
-            "name": {"const": tool.function.name},
-            "arguments": {"$ref": f"#/$defs/{index}"},
-        }
-        calls.append(
-            {
-                "type": "object",
-                "properties": properties,
-                "required": ["name", "arguments"],
-                "additionalProperties": False,
-            }
-        )
-    return {
-        "type": "array",
-        "minItems": 1,
-        "maxItems": most,
-        "items": {"anyOf": calls},
-        "$defs": definitions,
-    }
-
-
-def _moved(schema: Any, root: str) -> Any:
-    """Return a schema that stands at ``root`` of another: its references lead there."""
-    if isinstance(schema, list):
-        return [_moved(each, root) for each in schema]
-    if not isinstance(schema, dict):
-        return schema
-    moved = {name: _moved(value, root) for name, value in schema.items()}
-    reference = moved.get("$ref")
-    if isinstance(reference, str) and reference.startswith("#"):
-        moved["$ref"] = root + reference[1:]
-    return moved
+    try:
+        return JsonSchema(parameters)
+    except ConstraintError as error:
+        raise bad_request(f"tools: {error}", "tools") from error
 
 
 class _Arguments:
@@ -239,7 +217,7 @@ _HEAD = re.compile(r'"name":"([^"]*)","arguments":')
 
 
 class _CallList:
-    """A list of calls, as the constraint to ``_list_schema`` writes it: on one line."""
+    """A list of calls, as the constraint to ``FunctionCalls`` writes it: on one line."""
 
     def __init__(self) -> None:
         self._num_calls = 0
@@ -294,46 +272,68 @@ class _CallList:
 class _TaggedCalls:
     """Any text with calls between tags, as Hermes and Qwen write them.
 
-    What stands between tags and is no call of a known function is text, tags included.
+    A call is JSON, in whose strings the tags are text. What stands between tags and is no call of a
+    known function is text, tags included, up to the first tag that ends a call.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = frozenset(names)
-        self._held = ""
+        self._held = ""  # the text from a tag on, or what may be the first part of one
+        self._num_searched = 0  # characters after that tag
         self._num_calls = 0
 
     def push(self, text: str) -> Addition:
         self._held += text
+        return self._read(is_whole=False)
+
+    def finish(self) -> Addition:
+        return self._read(is_whole=True)
+
+    def _read(self, *, is_whole: bool) -> Addition:
+        """Return what the text adds as far as no more of it can change that."""
         addition = Addition()
         while True:
             before, begin, behind = self._held.partition(CALL_BEGINS)
             if not begin:
-                num_held = _overlap(self._held, CALL_BEGINS)
+                num_held = 0 if is_whole else _overlap(self._held, CALL_BEGINS)
                 split = len(self._held) - num_held
                 addition.content += self._held[:split]
                 self._held = self._held[split:]
                 return addition
             addition.content += before
-            inside, end, rest = behind.partition(CALL_ENDS)
-            if not end:
-                self._held = begin + behind
-                return addition
-            call = self._call(inside)
-            if call is None:
-                addition.content += begin + inside + end
+            end = self._end_of_call(behind)
+            if end is None:
+                if not is_whole:
+                    self._held = begin + behind
+                    return addition
+                first = behind.find(CALL_ENDS)
+                end = first if first >= 0 else len(behind)
+            inside, self._held = behind[:end], behind[end + len(CALL_ENDS) :]
+            self._num_searched = 0
+            if (call := self._call(inside)) is None:
+                addition.content += begin + behind[: end + len(CALL_ENDS)]
             else:
                 addition.calls.append((self._num_calls, *call))
                 self._num_calls += 1
-            self._held = rest
 
-    def finish(self) -> Addition:
-        held, self._held = self._held, ""
-        return Addition(content=held)
+    def _end_of_call(self, text: str) -> int | None:
+        """Return where the tag stands that ends a call, None where more text decides."""
+        end = text.find(CALL_ENDS, self._num_searched)
+        while end >= 0:
+            try:
+                json_from_text(text[:end])
+                return end
+            except (ValueError, RecursionError) as error:
+                if not _is_open_string(error):
+                    return text.find(CALL_ENDS)
+            end = text.find(CALL_ENDS, end + 1)
+        self._num_searched = max(len(text) - len(CALL_ENDS) + 1, self._num_searched)
+        return None
 
     def _call(self, text: str) -> tuple[str, str] | None:
         """Return name and arguments of a call, None where the text is none."""
         try:
-            call = json.loads(text)
+            call = json_from_text(text)
         except (ValueError, RecursionError):
             return None
         name, arguments = (
@@ -341,7 +341,13 @@ class _TaggedCalls:
         )
         if not isinstance(name, str) or name not in self._names or not isinstance(arguments, dict):
             return None
-        return name, json.dumps(arguments, ensure_ascii=False)
+        written = json.dumps(arguments, ensure_ascii=False)
+        return name, written.encode(errors="backslashreplace").decode()  # of lone surrogates
+
+
+def _is_open_string(error: Exception) -> bool:
+    """Return whether a text is JSON but for the end of a string, and of what holds it."""
+    return isinstance(error, json.JSONDecodeError) and error.msg.startswith("Unterminated string")
 
 
 def _overlap(text: str, tag: str) -> int:

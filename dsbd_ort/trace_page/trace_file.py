@@ -11,23 +11,17 @@ from typing import Any
 
 from dsbd_ort.decoding import DecodingConfig, RequestTrace, TraceIteration, TraceNode
 from dsbd_ort.decoding.beams import Hypothesis
+from dsbd_ort.output_files import write_whole
 from dsbd_ort.results import json_text
 from dsbd_ort.version import __version__
 from dsbd_runtime.errors import InputError
-from dsbd_runtime.stream_decoder import REPLACEMENT, TextWindow
+from dsbd_runtime.stream_decoder import TextWindow, whole_text
 from dsbd_runtime.tokenizer import Tokenizer
 
 TRACE_VERSION = 1
 """Raised when a field is removed or changes its meaning, not when a field is added."""
 
 _SCRIPTS = ("trace_data.js", "forest_layout.js", "forest_view.js", "panels.js", "page.js")
-_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-_OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
-BYTE_BY_SYMBOL = {chr(byte): byte for byte in _PRINTABLE} | {
-    chr(256 + index): byte for index, byte in enumerate(_OTHERS)
-}
-"""How byte-level BPE (GPT-2) spells bytes: printable Latin-1 as itself, others from U+0100 on."""
-
 _VISIBLE = {" ": "·", "\n": "⏎", "\t": "⇥", "\r": "␍"}
 
 
@@ -42,7 +36,7 @@ def write_trace(path: str | os.PathLike[str], trace: RequestTrace, tokenizer: To
     fields = trace_object(trace, tokenizer)
     text = json_text(fields, ensure_ascii=True) if file.suffix == ".json" else page_html(fields)
     try:
-        file.write_text(text, encoding="utf-8")
+        write_whole(file, text)
     except OSError as error:
         raise InputError(f"the trace cannot be written to {file}: {error.strerror}") from error
 
@@ -83,7 +77,9 @@ def _part(name: str) -> str:
 
 def trace_object(trace: RequestTrace, tokenizer: Tokenizer) -> dict[str, Any]:
     """Return the trace as one JSON object, with all that the page shows."""
-    hypotheses = _HypothesisTable(tokenizer)
+    if trace.config is not None and not trace.config.skip_special_tokens:
+        tokenizer = tokenizer.with_special_tokens
+    hypotheses = _HypothesisTable(TextWindow.behind(tokenizer, trace.prompt_ids))
     iterations = [_iteration(iteration, hypotheses) for iteration in trace.iterations]
     nodes = [node for iteration in trace.iterations for node in iteration.nodes]
     in_forest = {node.token for node in nodes}
@@ -93,7 +89,7 @@ def trace_object(trace: RequestTrace, tokenizer: Tokenizer) -> dict[str, Any]:
         "version": TRACE_VERSION,
         "program": f"dsbd-ort {__version__}",
         "config": _config(trace.config) if trace.config else None,
-        "prompt": {"token_ids": trace.prompt_ids, "text": tokenizer.decode(trace.prompt_ids)},
+        "prompt": {"token_ids": trace.prompt_ids, "text": whole_text(tokenizer, trace.prompt_ids)},
         "labels": {token: token_label(tokenizer, token) for token in sorted(in_forest | in_beams)},
         "hypotheses": hypotheses.rows,
         "iterations": iterations,
@@ -115,10 +111,10 @@ def _config(config: DecodingConfig) -> dict[str, Any]:
 class _HypothesisTable:
     """All hypotheses of a request, each once, as rows that name the row of their parent."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self.rows: list[dict[str, Any]] = [{"parent": None, "text": "", "rest": ""}]
-        self._windows = [TextWindow()]
+    def __init__(self, start: TextWindow) -> None:
+        """``start`` is behind the prompt."""
+        self.rows: list[dict[str, Any]] = [{"parent": None, "text": "", "rest": start.rest()}]
+        self._windows = [start]
         self._index: dict[Hypothesis, int] = {}
 
     def index(self, hypothesis: Hypothesis) -> int:
@@ -134,7 +130,7 @@ class _HypothesisTable:
         return row
 
     def _add(self, link: Hypothesis, parent: int) -> int:
-        window, text = self._windows[parent].extended(self._tokenizer, (link.token,))
+        window, text = self._windows[parent].extended((link.token,))
         self._windows.append(window)
         self.rows.append(
             {
@@ -142,7 +138,7 @@ class _HypothesisTable:
                 "token": link.token,
                 "logprob": _rounded(link.token_logprob),
                 "text": text,  # final with this token
-                "rest": window.rest(self._tokenizer),  # follows it if this token is the last
+                "rest": window.rest(),  # follows it if this token is the last
             }
         )
         return len(self.rows) - 1
@@ -186,13 +182,7 @@ def _rounded(number: float) -> float:
 
 def token_label(tokenizer: Tokenizer, token_id: int) -> str:
     r"""Return a token as text: ``·def``, ``⏎``, ``<eos>``, ``\xe2\x82`` (part of a character)."""
-    text, piece = tokenizer.decode([token_id]), tokenizer.piece(token_id)
-    if not text or REPLACEMENT in text:  # a special token, or bytes that are no character
-        is_spelled = all(symbol in BYTE_BY_SYMBOL for symbol in piece) and not piece.isascii()
-        return "".join(f"\\x{BYTE_BY_SYMBOL[s]:02x}" for s in piece) if is_spelled else piece
-    if piece.startswith("▁") and not text.startswith(" "):  # dropped at the start of a text
-        text = " " + text
-    return "".join(map(_visible, text))
+    return "".join(map(_visible, tokenizer.name_of(token_id)))
 
 
 def _visible(character: str) -> str:

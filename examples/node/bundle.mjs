@@ -55,7 +55,7 @@ export async function openBundle(folder) {
   return { folder, manifest, roles };
 }
 
-/** Return {encode(text), decode(ids)} of a bundle; both work on arrays of numbers. */
+/** Return {encode(text), decodeAfter(promptIds, ids)} of a bundle; both work on arrays of numbers. */
 export async function openTokenizer({ folder, manifest }) {
   const config = await readJsonIfThere(path.join(folder, "tokenizer_config.json"));
   const tokenizer = new Tokenizer(
@@ -65,10 +65,18 @@ export async function openTokenizer({ folder, manifest }) {
   const bos = manifest.target.bos_token_id;
   const addsBos =
     config.add_bos_token === true && bos !== null && !tokenizer.encode("").ids.includes(bos);
+  const decode = (ids) => tokenizer.decode(ids, { skip_special_tokens: true });
   return {
     encode: (text) => [...(addsBos ? [bos] : []), ...tokenizer.encode(text).ids],
-    decode: (ids) => tokenizer.decode(ids, { skip_special_tokens: true }),
+    // Behind a prompt: many decoders drop the space before the first word of a text.
+    decodeAfter: (promptIds, ids) =>
+      decode([...promptIds, ...ids]).slice(wholeText(decode(promptIds)).length),
   };
+}
+
+/** Return a text without the character that is not finished at its end. */
+function wholeText(text) {
+  return text.replace(/\uFFFD$/, "");
 }
 
 /** Refuse what only a later version knows: a field that is null says that the bundle lacks it. */

@@ -41,7 +41,7 @@ async function main(args) {
   const draft = bundle.manifest.draft && (await Engine.open(bundle, "draft", capacity));
   if (values["check-forest"]) await checkForest(target, promptIds);
   const answer = await speculate(target, draft, promptIds, options);
-  const text = tokenizer.decode(answer.tokenIds);
+  const text = tokenizer.decodeAfter(promptIds, answer.tokenIds);
   console.log(values.json ? JSON.stringify({ prompt_ids: promptIds, ...snake(answer), text }) : text);
 }
 

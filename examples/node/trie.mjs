@@ -1,12 +1,14 @@
 // A saved trie of token sequences, read from its file: docs/constraints.md says what is in it.
 
 import { readFile } from "node:fs/promises";
+import { crc32 } from "node:zlib";
 
 import { HostError } from "./bundle.mjs";
 
-const VERSION = 1n;
+const VERSION = 2n;
+const SEAL_BYTES = 132;
 const MAGIC = "\x93NUMPY\x01\x00";
-const TYPES = { "<i8": BigInt64Array, "<i4": Int32Array, "|b1": Uint8Array };
+const TYPES = { "<i8": BigInt64Array, "<i4": Int32Array, "|b1": Uint8Array, "<u4": Uint32Array };
 
 /** Which tokens may follow a path of new tokens. The state of a path is a node of the trie. */
 export class Trie {
@@ -51,16 +53,18 @@ export async function openTrie(file, { vocab_size, eos_token_ids }) {
   } catch (error) {
     throw new HostError(`cannot read ${file} (${error.message})`);
   }
+  const [head, headEnd] = readArray(file, content, 0);
+  if (head[0] !== VERSION) {
+    throw new HostError(`${file} is a trie of version ${head[0]}, this host reads ${VERSION}`);
+  }
+  checkSeal(file, content);
   const arrays = [];
-  for (let offset = 0; arrays.length < 4; ) {
+  for (let offset = headEnd; arrays.length < 3; ) {
     const [array, end] = readArray(file, content, offset);
     arrays.push(array);
     offset = end;
   }
-  const [head, rowOffsets, tokens, isEnd] = arrays;
-  if (head[0] !== VERSION) {
-    throw new HostError(`${file} is a trie of version ${head[0]}, this host reads ${VERSION}`);
-  }
+  const [rowOffsets, tokens, isEnd] = arrays;
   if (rowOffsets.length !== isEnd.length + 1 || tokens.length !== isEnd.length - 1) {
     throw new HostError(`${file} has arrays that make no trie; save it again`);
   }
@@ -73,17 +77,27 @@ export async function openTrie(file, { vocab_size, eos_token_ids }) {
   return new Trie({ head, rowOffsets, tokens, isEnd }, eos_token_ids);
 }
 
+/** Refuse a file whose last array is not the checksum of all bytes before it. */
+function checkSeal(file, content) {
+  const stop = content.length - SEAL_BYTES;
+  const [seal] = stop > 0 ? readArray(file, content, stop) : [[]];
+  if (seal[0] !== crc32(content.subarray(0, stop))) throw damaged(file);
+}
+
+function damaged(file) {
+  return new HostError(`${file} is no saved trie, or not whole; save it again`);
+}
+
 /** Return the .npy array (format 1.0, one dimension) at an offset, and where it ends. */
 function readArray(file, content, offset) {
-  const damaged = new HostError(`${file} is no saved trie, or not whole; save it again`);
-  if (content.toString("latin1", offset, offset + MAGIC.length) !== MAGIC) throw damaged;
+  if (content.toString("latin1", offset, offset + MAGIC.length) !== MAGIC) throw damaged(file);
   const begin = offset + MAGIC.length + 2;
   const header = content.toString("latin1", begin, begin + content.readUInt16LE(begin - 2));
   const [, type] = /'descr': '([^']+)'/.exec(header) ?? [];
   const [, size] = /'shape': \((\d+),\)/.exec(header) ?? [];
   const first = begin + header.length;
-  if (TYPES[type] === undefined || size === undefined) throw damaged;
+  if (TYPES[type] === undefined || size === undefined) throw damaged(file);
   const stop = first + Number(size) * TYPES[type].BYTES_PER_ELEMENT;
-  if (stop > content.length) throw damaged;
+  if (stop > content.length) throw damaged(file);
   return [new TYPES[type](Uint8Array.from(content.subarray(first, stop)).buffer), stop];
 }

@@ -28,6 +28,7 @@ from dsbd_export.feature_draft.config import (
     read_feature_config,
 )
 from dsbd_export.model_config import constant_rope_length, kv_geometry, layer_masks, refusal_of
+from dsbd_export.other_weights import refusal_of_files
 from dsbd_export.weights import (
     TORCH_DTYPES,
     open_weights,
@@ -38,7 +39,15 @@ from dsbd_export.weights import (
 from dsbd_runtime.bundle import KVGeometry
 from dsbd_runtime.graph import ATTENTION_MASK_SLIDING
 
-_HUB_FILES = ["*.json", "*.jinja", "*.safetensors", "vocab.txt", "merges.txt", "*.model"]
+_HUB_FILES = [
+    "*.json",
+    "*.jinja",
+    "*.safetensors",
+    "vocab.txt",
+    "merges.txt",
+    "*.model",
+    "*.tiktoken",
+]
 _HUB_CODE = ["*.py"]
 _HUB_OLD_WEIGHTS = ["pytorch_model*.bin"]
 
@@ -123,6 +132,8 @@ def _opened(sources: Mapping[str, str], options: ModelOptions) -> dict[str, Chec
 
 def open_checkpoint(role: str, folder: Path, options: ModelOptions) -> Checkpoint:
     """Read the config files in ``folder``; ``role`` is "target" or "draft"."""
+    if reason := refusal_of_files(folder):
+        raise ExportError(f"the {role} at {folder} {reason}")
     if not (folder / "config.json").is_file():
         raise ExportError(f"the {role} at {folder} has no config.json; give a checkpoint folder")
     if is_feature_draft(folder):

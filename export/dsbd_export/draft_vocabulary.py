@@ -23,8 +23,8 @@ from dsbd_export.checkpoint import Checkpoint
 from dsbd_export.config import DraftedOptions
 from dsbd_export.distill.texts import check_readable, find_files, texts_of
 from dsbd_export.errors import ExportError
-from dsbd_export.pair import read_tokenizer
 from dsbd_export.parity_cases import Reference
+from dsbd_export.tokenizer_files import read_tokenizer
 
 Report = Callable[[str], None]
 
@@ -91,7 +91,7 @@ def _token_counts(draft: Checkpoint, texts: tuple[str, ...]) -> NDArray[np.int64
         for _name, pieces in texts_of(file):
             for piece in pieces:
                 ids = np.array(tokenizer.encode(piece, add_special_tokens=False).ids, np.int64)
-                counts += np.bincount(ids, minlength=len(counts))
+                counts += np.bincount(ids[ids < len(counts)], minlength=len(counts))
     return counts
 
 

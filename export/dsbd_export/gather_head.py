@@ -25,6 +25,7 @@ from dsbd_export.checkpoint import Checkpoint
 from dsbd_export.errors import ExportError
 from dsbd_export.parity_cases import ForestCase, differences
 from dsbd_export.topk_head import engine_of, log_sums, logit_limit, logsumexp_nodes
+from dsbd_forward.logits import Gather
 from dsbd_runtime.bundle import MODEL_FILE
 from dsbd_runtime.graph import (
     GATHER_IDS,
@@ -33,7 +34,6 @@ from dsbd_runtime.graph import (
     LOGIT_ROWS,
     LOGITS,
     LOGSUMEXP,
-    Gather,
 )
 
 _PREFIX = "gather_head."  # of the names inside the head

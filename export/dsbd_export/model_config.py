@@ -81,8 +81,10 @@ def _refusals(config: PreTrainedConfig) -> Iterator[str]:
         yield "it is an encoder-decoder, a decoder-only model is needed"
     if config.get_text_config() is not config:
         yield "it is a composite of several models, a text-only causal model is needed"
-    if getattr(config, "quantization_config", None) is not None:
-        yield "its weights are already quantized, a checkpoint in fp32, fp16 or bf16 is needed"
+    if (quantized := getattr(config, "quantization_config", None)) is not None:
+        method = quantized.get("quant_method") if isinstance(quantized, dict) else None
+        how = f" ({method})" if method else ""
+        yield f"its weights are already quantized{how}, one in fp32, fp16 or bf16 is needed"
     if getattr(config, "alibi", False):
         yield str(FAMILIES["bloom"].refusal)
     if getattr(config, "kv_lora_rank", None) is not None:

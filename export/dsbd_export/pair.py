@@ -1,7 +1,9 @@
 """Target and draft with one tokenizer: what must agree is checked, what may differ is aligned.
 
-Tokens must agree: vocabulary, merges and added tokens of the two tokenizers. Three things may
-differ between checkpoints that were trained with one tokenizer, and are then aligned:
+Tokens must agree: the vocabularies and merges of the two tokenizers, and what an id means. How a
+text is cleaned and split is the affair of the target's tokenizer alone, which tokenizes every
+prompt. Three things may differ between checkpoints that were trained with one tokenizer, and are
+then aligned:
 
 * The size of the vocabulary, which some families pad by model size. Rows beyond the smaller size
   belong to no token; they are cut. Where the target was exported before, as it is, a draft that has
@@ -10,29 +12,25 @@ differ between checkpoints that were trained with one tokenizer, and are then al
   of turn as well. A sequence ends where the target ends it, so the target's list holds for both.
 * The token that begins a sequence. The prompt is tokenized once, with the target's.
 
-The last two change the draft's acceptance, never the generated text.
+Added tokens of one of them alone, as a padding token that one checkpoint names, are reported. The
+last two change the draft's acceptance, never the generated text.
 """
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer, PreTrainedModel
+from transformers import PreTrainedModel
 
-from dsbd_export.checkpoint import Checkpoint, quiet_libraries
-from dsbd_export.errors import ExportError, reason_of
+from dsbd_export.checkpoint import Checkpoint
+from dsbd_export.errors import ExportError
 from dsbd_export.feature_draft.agreement import agreed_features
+from dsbd_export.tokenizer_files import read_tokenizer, tokenizer_content
 from dsbd_runtime.bundle import TOKENIZER_FILE, Bundle, ModelEntry
 
 _FIX = "choose a pair that was trained with the same tokenizer"
-
-_OLDER_FILES = ("vocab.json", "vocab.txt", "merges.txt", "*.model", "*.tiktoken")
-_OPTIONAL_FILES = ("tokenizer_config.json", "generation_config.json", "chat_template.jinja")
 
 
 def agreed_pair(
@@ -45,7 +43,7 @@ def agreed_pair(
     """
     of_target = read_tokenizer(target)
     if draft.features is None or (draft.folder / TOKENIZER_FILE).is_file():
-        _check_tokens(target.folder, of_target, target.vocab_size, draft)
+        _check_tokens(of_target, target.vocab_size, draft, report)
     if draft.features is not None:
         return target, replace(agreed_features(draft, target), target_folder=target.folder)
     agreed_target = replace(target, vocab_size=min(target.vocab_size, draft.vocab_size))
@@ -60,10 +58,10 @@ def agreed_draft(bundle: Bundle, draft: Checkpoint, report: Callable[[str], None
 
     Raises as ``agreed_pair``.
     """
-    target, file = bundle.entry("target"), bundle.path / TOKENIZER_FILE
-    of_target = _parsed(file.read_text(encoding="utf-8"), str(file))
+    target = bundle.entry("target")
+    of_target = tokenizer_content(bundle.path / TOKENIZER_FILE)
     if draft.features is None or (draft.folder / TOKENIZER_FILE).is_file():
-        _check_tokens(bundle.path, of_target, target.vocab_size, draft)
+        _check_tokens(of_target, target.vocab_size, draft, report)
     if draft.features is not None:
         return agreed_features(draft, target)
     agreed = _aligned(draft, target)
@@ -124,18 +122,28 @@ def resize_vocabulary(model: PreTrainedModel, checkpoint: Checkpoint) -> None:
 
 
 def _check_tokens(
-    target: Path, of_target: dict[str, Any], target_size: int, draft: Checkpoint
+    of_target: dict[str, Any], target_size: int, draft: Checkpoint, report: Callable[[str], None]
 ) -> None:
     """Raise ExportError unless a draft has the tokens of a target, and logits for all of them.
 
     Args:
-        target: the folder of the target's tokenizer.
-        of_target: its content.
+        of_target: the content of the target's tokenizer.
         target_size: vocabulary size of the target.
         draft: as it is.
+        report: gets a line for added tokens that only one of them has.
     """
-    _check_tokenizers(target, of_target, draft.folder, read_tokenizer(draft))
-    highest_id = highest_token_id(of_target)
+    of_draft = read_tokenizer(draft)
+    _check_vocabulary(id_by_token(of_target), id_by_token(of_draft))
+    _check_merges(_merges(of_target), _merges(of_draft))
+    for name in ("type", "vocab"):  # a vocabulary of Unigram has scores
+        if of_target["model"].get(name) != of_draft["model"].get(name):
+            raise ExportError(
+                f"the tokenizers of target and draft differ in {name!r} of section 'model' of "
+                f"{TOKENIZER_FILE}; {_FIX}"
+            )
+    _check_added(_added(of_target), _added(of_draft), report)
+    added_below = [i for i in _added(of_target).values() if i < target_size]
+    highest_id = max([*id_by_token(of_target).values(), *added_below], default=-1)
     if target_size != draft.vocab_size and min(target_size, draft.vocab_size) <= highest_id:
         raise ExportError(
             f"vocab_size is {target_size} in the target and {draft.vocab_size} in the draft, "
@@ -143,29 +151,31 @@ def _check_tokens(
         )
 
 
-def _check_tokenizers(
-    target: Path, of_target: dict[str, Any], draft: Path, of_draft: dict[str, Any]
+def _check_added(
+    target: dict[str, int], draft: dict[str, int], report: Callable[[str], None]
 ) -> None:
-    _check_vocabulary(id_by_token(of_target), id_by_token(of_draft))
-    _check_merges(_merges(of_target), _merges(of_draft))
-    for section in ("model", "added_tokens"):
-        if _without_merges(of_target.get(section)) != _without_merges(of_draft.get(section)):
+    """Raise ExportError for an added token that means another thing in the draft."""
+    token_by_id = {index: token for token, index in draft.items()}
+    for token, index in target.items():
+        theirs = token_by_id.get(index, token)
+        if theirs != token or draft.get(token, index) != index:
             raise ExportError(
-                f"the tokenizers of target ({target}) and draft ({draft}) differ in section "
-                f"{section!r} of {TOKENIZER_FILE}; {_FIX}"
+                f"the added tokens differ: {index} is {token!r} in the target's tokenizer; in the "
+                f"draft's it is {theirs!r}, and {token!r} is {draft.get(token)}; {_FIX}"
             )
+    for whose, own, other in (("target", target, draft), ("draft", draft, target)):
+        if alone := sorted(own.keys() - other.keys(), key=own.__getitem__):
+            report(f"only the {whose}'s tokenizer has the added tokens {', '.join(alone[:5])}")
+
+
+def _added(tokenizer: dict[str, Any]) -> dict[str, int]:
+    return {token["content"]: token["id"] for token in tokenizer.get("added_tokens", [])}
 
 
 def _merges(tokenizer: dict[str, Any]) -> list[Any]:
     merges: list[Any] = tokenizer["model"].get("merges", [])
     # Older files write a merge as "a b", newer ones as ["a", "b"].
     return [merge.split(" ") if isinstance(merge, str) else merge for merge in merges]
-
-
-def _without_merges(section: Any) -> Any:
-    if not isinstance(section, dict):
-        return section
-    return {name: content for name, content in section.items() if name != "merges"}
 
 
 def _check_vocabulary(target: dict[str, int], draft: dict[str, int]) -> None:
@@ -193,25 +203,6 @@ def _check_merges(target: list[Any], draft: list[Any]) -> None:
     )
 
 
-def read_tokenizer(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return the content of tokenizer.json, built from older files where there is none."""
-    file = checkpoint.folder / TOKENIZER_FILE
-    if not file.is_file():
-        return _parsed(_built(checkpoint), f"the tokenizer that transformers built for {file}")
-    return _parsed(file.read_text(encoding="utf-8"), str(file))
-
-
-def write_tokenizer_files(checkpoint: Checkpoint, folder: Path) -> None:
-    """Write the tokenizer files that the checkpoint has."""
-    if (checkpoint.folder / TOKENIZER_FILE).is_file():
-        shutil.copyfile(checkpoint.folder / TOKENIZER_FILE, folder / TOKENIZER_FILE)
-    else:
-        (folder / TOKENIZER_FILE).write_text(_built(checkpoint), encoding="utf-8")
-    for name in _OPTIONAL_FILES:
-        if (checkpoint.folder / name).is_file():
-            shutil.copyfile(checkpoint.folder / name, folder / name)
-
-
 def id_by_token(tokenizer: dict[str, Any]) -> dict[str, int]:
     """Return token -> id: a dict in BPE and WordPiece, a list of (token, score) in Unigram."""
     vocabulary = tokenizer["model"].get("vocab", {})
@@ -224,38 +215,3 @@ def highest_token_id(tokenizer: dict[str, Any]) -> int:
     """Return the highest id that text can turn into, added tokens included; -1 without tokens."""
     added = (token["id"] for token in tokenizer.get("added_tokens", []))
     return max([*id_by_token(tokenizer).values(), *added], default=-1)
-
-
-def _built(checkpoint: Checkpoint) -> str:
-    """Return the text of tokenizer.json as transformers converts the checkpoint's older files.
-
-    transformers makes an empty tokenizer where it finds no file at all, so that is looked up here.
-    """
-    folder = checkpoint.folder
-    if not any(file for pattern in _OLDER_FILES for file in folder.glob(pattern)):
-        raise ExportError(
-            f"the {checkpoint.role} has no {folder / TOKENIZER_FILE} and none of "
-            f"{', '.join(_OLDER_FILES)} to build it from; copy the tokenizer of its base model"
-        )
-    try:
-        with quiet_libraries():
-            tokenizer = AutoTokenizer.from_pretrained(
-                folder, trust_remote_code=checkpoint.trust_remote_code, local_files_only=True
-            )
-            built: str = tokenizer.backend_tokenizer.to_str()
-    except Exception as error:
-        raise ExportError(
-            f"the {checkpoint.role} has no {folder / TOKENIZER_FILE}, and transformers cannot "
-            f"build it from the files there: {reason_of(error)}; copy that of its base model"
-        ) from error
-    return built
-
-
-def _parsed(text: str, where: str) -> dict[str, Any]:
-    try:
-        tokenizer = json.loads(text)
-    except ValueError as error:
-        raise ExportError(f"{where} is invalid JSON ({error}); copy or create it again") from error
-    if not isinstance(tokenizer, dict) or not isinstance(tokenizer.get("model"), dict):
-        raise ExportError(f"{where} has no section 'model'; copy or create it again")
-    return tokenizer

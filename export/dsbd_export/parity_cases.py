@@ -27,7 +27,8 @@ from transformers import DynamicCache, PreTrainedModel
 
 from dsbd_export.checkpoint import Checkpoint
 from dsbd_export.errors import ExportError
-from dsbd_export.pair import highest_token_id, read_tokenizer
+from dsbd_export.pair import highest_token_id
+from dsbd_export.tokenizer_files import read_tokenizer
 
 PROMPT_LENGTHS = (1, 17, 128)
 TREE_PARENTS = (-1, -1, 0, 0, 1, 2, 2)  # pairs of siblings, three levels deep

@@ -26,6 +26,7 @@ from onnx import TensorProto, helper, numpy_helper
 from dsbd_export.checkpoint import Checkpoint
 from dsbd_export.errors import ExportError, reason_of
 from dsbd_export.parity_cases import ForestCase
+from dsbd_forward.logits import Gather
 from dsbd_runtime.bundle import WEIGHTS_FILE
 from dsbd_runtime.graph import (
     ATTENTION_MASK,
@@ -44,7 +45,6 @@ from dsbd_runtime.graph import (
     SRC_ROWS,
     TARGET_FEATURES,
     WRITE_INDICES,
-    Gather,
     past_name,
     present_name,
 )

@@ -15,39 +15,31 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from dsbd_export.changed_bundle import writing
-from dsbd_export.checkpoint import Checkpoint, load_model, open_pair, reference_dtype
+from dsbd_export.checkpoint import Checkpoint, open_pair
 from dsbd_export.config import EXACT, GROUPED, ExportConfig, ModelOptions
-from dsbd_export.draft_vocabulary import cut_head, with_draft_vocabulary, without_others
+from dsbd_export.draft_vocabulary import Report, with_draft_vocabulary
 from dsbd_export.exact_attention import attend_exactly
 from dsbd_export.feature_draft.agreement import check_form, layers_read
 from dsbd_export.feature_draft.config import default_layers
-from dsbd_export.feature_draft.graph import capture_feature_graph
-from dsbd_export.feature_draft.reference import feature_references, largest_feature_values
-from dsbd_export.feature_draft.weights import load_feature_draft
-from dsbd_export.forest_graph import capture_forest_graph, prepare_for_capture
 from dsbd_export.gather_head import add_gather_head
-from dsbd_export.graph_checks import check_contract, check_for_tensorrt
+from dsbd_export.graph_checks import check_for_tensorrt
 from dsbd_export.merged_products import merge_products
-from dsbd_export.optimize import group_query_heads, optimize_graph
+from dsbd_export.model_source import source_of
+from dsbd_export.optimize import group_query_heads
 from dsbd_export.pair import (
     agreed_pair,
     context_warning,
-    read_tokenizer,
-    resize_vocabulary,
-    write_tokenizer_files,
 )
 from dsbd_export.parity import check_parity, parity_limit
 from dsbd_export.parity_cases import (
     Reference,
-    largest_values,
-    references,
-    text_reference,
 )
 from dsbd_export.prune_graph import write_prune_graph
 from dsbd_export.quantize import quantize_graph
-from dsbd_export.target_features import check_features, feature_entry, with_features
+from dsbd_export.target_features import check_features, feature_entry
 from dsbd_export.tensorrt_build import build_engines
 from dsbd_export.tensorrt_options import build_place
+from dsbd_export.tokenizer_files import write_tokenizer_files
 from dsbd_export.topk_head import add_topk_head, check_num_top_logits
 from dsbd_export.weights import convert_weights
 from dsbd_runtime.bundle import (
@@ -63,8 +55,6 @@ from dsbd_runtime.draft_record import RECORD_FILE, read_record, write_record
 from dsbd_runtime.graph import GATHER
 from dsbd_runtime.manifest import entry_by_role
 from dsbd_runtime.staging import new_bundle
-
-Report = Callable[[str], None]
 
 _TOOLS = ("dsbd-ort", "torch", "transformers", "optimum", "onnx", "onnxscript", "onnxruntime")
 
@@ -102,6 +92,7 @@ def export_bundle(config: ExportConfig, *, report: Report) -> ExportResult:
         writing(config.output, "free some space or choose another output"),
         new_bundle(config.output) as folder,
     ):
+        write_tokenizer_files(target, folder, report)  # what is refused is refused now
         target_entry = export_model(target, folder, config, report)
         draft_entry = None
         if draft is not None:
@@ -109,7 +100,6 @@ def export_bundle(config: ExportConfig, *, report: Report) -> ExportResult:
         if place is not None:
             entries = list(entry_by_role(target_entry, draft_entry).values())
             build_engines(folder, entries, place, config.capacity, report=report)
-        write_tokenizer_files(target, folder)
         report("writing the manifest")
         manifest = write_manifest(
             folder, versions=tool_versions(), target=target_entry, draft=draft_entry
@@ -129,7 +119,6 @@ def _agreed_models(config: ExportConfig, report: Report) -> tuple[Checkpoint, Ch
     if draft is not None:
         target, draft = agreed_pair(target, draft, report)
         return target, with_draft_vocabulary(draft, config, report)
-    read_tokenizer(target)  # a tokenizer that cannot be read or built is refused now
     return target, None
 
 
@@ -139,8 +128,7 @@ def export_model(
     """Write and check the folder of one model, and return its manifest entry."""
     role, folder = checkpoint.role, bundle / checkpoint.role
     folder.mkdir()
-    write = _write_model if checkpoint.features is None else _write_feature_draft
-    wanted = write(checkpoint, folder, config, report)
+    wanted = _write_model(checkpoint, folder, config, report)
     gc.collect()  # the capture leaves cycles that hold the weights; parity needs that memory
     report(f"{role}: writing the prune graph")
     write_prune_graph(checkpoint.kv, folder / PRUNE_FILE)
@@ -172,75 +160,52 @@ def _write_model(
     checkpoint: Checkpoint, folder: Path, config: ModelOptions, report: Report
 ) -> list[Reference]:
     """Write model.onnx and its weights; return the checkpoint's own logits, for parity."""
-    role = checkpoint.role
+    role, source = checkpoint.role, source_of(checkpoint)
     report(f"{role}: loading the checkpoint")
-    model = load_model(checkpoint, reference_dtype(checkpoint, config.dtype))
-    resize_vocabulary(model, checkpoint)
+    model = source.load(config.dtype)
     report(f"{role}: computing reference logits")
-    text = with_features(text_reference(model, checkpoint), model, checkpoint)
-    proposed = checkpoint.proposed_tokens
-    wanted = [without_others(each, proposed) for each in (*references(model, checkpoint), text)]
-    seen = largest_values(model, checkpoint) if config.sums_integers else None
-    if proposed is not None:
-        cut_head(model, proposed)
+    wanted = source.references(model)
+    seen = source.largest_values(model) if config.sums_integers else None
     convert_weights(model, config.dtype)
     report(f"{role}: capturing the graph")
-    form = prepare_for_capture(model)
-    graph = capture_forest_graph(model, checkpoint, form)
-    report(f"{role}: optimizing the graph")
-    optimize_graph(graph)
-    check_contract(graph, checkpoint, form)
-    _finish_graph(graph, checkpoint, config, seen, report)
+    graph = source.capture(model, report)
+    for graph_pass in _graph_passes(checkpoint, config, seen):
+        report(f"{role}: {graph_pass(graph)}")
+    if config.quantize == "none" and config.dtype != "fp32":
+        check_for_tensorrt(graph, checkpoint)
     report(f"{role}: saving the graph and its weights")
     ir.save(graph, folder / MODEL_FILE, external_data=WEIGHTS_FILE)
     _release_weights(model, graph)
     return wanted
 
 
-def _write_feature_draft(
-    checkpoint: Checkpoint, folder: Path, config: ModelOptions, report: Report
-) -> list[Reference]:
-    """Write model.onnx and its weights as ``_write_model`` does."""
-    role = checkpoint.role
-    report(f"{role}: loading the checkpoint")
-    draft = load_feature_draft(checkpoint)
-    report(f"{role}: computing reference logits")
-    wanted = feature_references(draft, checkpoint)
-    seen = largest_feature_values(draft, checkpoint) if config.sums_integers else None
-    convert_weights(draft, config.dtype)
-    report(f"{role}: capturing the graph")
-    graph = capture_feature_graph(draft, checkpoint)
-    _finish_graph(graph, checkpoint, config, seen, report)
-    report(f"{role}: saving the graph and its weights")
-    ir.save(graph, folder / MODEL_FILE, external_data=WEIGHTS_FILE)
-    _release_weights(draft, graph)
-    return wanted
+GraphPass = Callable[[ir.Model], str]
+"""Changes a graph of the contract in place; returns what it has done, as progress."""
 
 
-def _finish_graph(
-    graph: ir.Model,
-    checkpoint: Checkpoint,
-    config: ModelOptions,
-    seen: list[NDArray[np.float32]] | None,
-    report: Report,
-) -> None:
-    """Give a graph of the contract the form of attention and the precision that are wanted.
+def _graph_passes(
+    checkpoint: Checkpoint, config: ModelOptions, seen: list[NDArray[np.float32]] | None
+) -> list[GraphPass]:
+    """Return the passes that give a graph the form of attention and the precision that are wanted.
 
     seen: the largest values of ``attend_exactly`` for an exact graph of integers.
     """
-    role = checkpoint.role
-    report(f"{role}: {merge_products(graph)} groups of products of the same rows merged")
-    if config.attention_form == GROUPED:
-        report(f"{role}: {group_query_heads(graph)} attention nodes grouped")
-    elif config.attention_form == EXACT:
+    is_exact = config.attention_form == EXACT
+
+    def attend(graph: ir.Model) -> str:
         num_exact = attend_exactly(graph, checkpoint.context_length, seen)
-        numbers = "double" if seen is None else "integers"
-        report(f"{role}: {num_exact} attentions with sums in {numbers}")
+        return f"{num_exact} attentions with sums in {'double' if seen is None else 'integers'}"
+
+    passes: list[GraphPass] = [
+        lambda graph: f"{merge_products(graph)} groups of products of the same rows merged"
+    ]
+    if config.attention_form == GROUPED:
+        passes.append(lambda graph: f"{group_query_heads(graph)} attention nodes grouped")
+    elif is_exact:
+        passes.append(attend)
     if config.quantize != "none":
-        is_exact = config.attention_form == EXACT
-        report(f"{role}: {quantize_graph(graph, config.quantize, is_exact=is_exact)}")
-    elif config.dtype != "fp32":
-        check_for_tensorrt(graph, checkpoint)
+        passes.append(lambda graph: str(quantize_graph(graph, config.quantize, is_exact=is_exact)))
+    return passes
 
 
 def _release_weights(model: PreTrainedModel, graph: ir.Model) -> None:

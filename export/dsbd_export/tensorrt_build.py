@@ -31,6 +31,7 @@ from dsbd_runtime.bundle import (
     sha256_of,
     write_manifest,
 )
+from dsbd_runtime.durable_files import put_in_place
 from dsbd_runtime.graph import GATHER
 from dsbd_runtime.trt_module import first_reason, trt_logger
 from dsbd_runtime.trt_record import (
@@ -262,4 +263,4 @@ def save_timing_cache(cache: Any, file: Path) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_name(f"{file.name}.{os.getpid()}")
     partial.write_bytes(bytes(cache.serialize()))
-    partial.replace(file)
+    put_in_place(partial, file)

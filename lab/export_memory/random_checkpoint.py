@@ -54,6 +54,8 @@ def write_random_checkpoint(
     config.architectures = ["LlamaForCausalLM"]
     config.save_pretrained(folder)
     _byte_tokenizer().save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast"}  # Llama's own class is no byte level
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     with torch.device("meta"):
         weights = AutoModelForCausalLM.from_config(config).state_dict()
     shapes = {name: weight.shape for name, weight in weights.items()}

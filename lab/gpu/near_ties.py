@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from dsbd_forward.forward import Forward
 from dsbd_ort.decoding import DecodingConfig, WithResult, decode_iterations
 from dsbd_ort.decoding.distribution import TokenDistribution
 from dsbd_ort.decoding.noise import child_key, gumbel_noise, root_key
@@ -109,8 +110,8 @@ def distributions_along(
         tokens = np.array(token_ids[first : first + size], np.int64)
         mask = np.tri(size, first + size, first, dtype=np.bool_)
         rows = np.arange(size)
-        logits = model.forward(tokens, first + rows, mask, rows)
-        distributions += warp.distributions(logits)
+        result = model.forward(Forward(tokens, first + rows, mask, rows))
+        distributions += warp.distributions(result.logits)
         turn += 1
     return distributions
 
@@ -134,7 +135,7 @@ def total_variation(distribution: TokenDistribution, other: TokenDistribution) -
 
 def raw_warp(model: CausalLM) -> Warp:
     """Return the warp that changes nothing, over as many tokens as the model returns."""
-    return Warp(temperature=1.0, top_k=model.num_top_logits, top_p=1.0)
+    return Warp(temperature=1.0, top_k=model.spec.head.num_top_logits, top_p=1.0)
 
 
 def variations(

@@ -99,7 +99,7 @@ def _config(
             "num_beams": width,
             "num_return_sequences": width,
             "max_new_tokens": max_new_tokens,
-            "top_k": model.num_top_logits,
+            "top_k": model.spec.head.num_top_logits,
         }
     )
 

@@ -12,14 +12,14 @@ import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dsbd_forward.forward import Forward
+from dsbd_forward.logits import Logits
 from dsbd_runtime.bundle import open_bundle
 from dsbd_runtime.causal_lm import CausalLM
-from dsbd_runtime.graph import TopLogits
 from dsbd_runtime.loading import load_causal_lm
 from lab.invariance.ways import PathCall, WayCount
 
@@ -61,7 +61,7 @@ def count_by_kind(
 ) -> dict[str, WayCount]:
     """Return for every kind how many ways and numbers differ from the plain way of the kind."""
     rng = np.random.default_rng(seed)
-    token_ids = rng.integers(0, model.vocab_size, num_tokens)
+    token_ids = rng.integers(0, model.spec.vocab_size, num_tokens)
     found = {}
     for kind in KINDS:
         wanted = outputs_of(model, token_ids, kind, rng, is_plain=True)
@@ -105,12 +105,12 @@ def outputs_of(
         first, end = model.num_rows, model.num_rows + num_rows
         call = PathCall.drawn(
             token_ids, places, path, range(first, end),
-            num_columns=end, vocab_size=model.vocab_size, rng=rng,
+            num_columns=end, vocab_size=model.spec.vocab_size, rng=rng,
         )  # fmt: skip
         others = np.arange(num_rows if kind.has_fixed_rows else 0)
         logit_rows = np.concatenate([path, np.setdiff1d(others, path)])
-        outputs = model.forward(call.token_ids, call.positions, call.mask, logit_rows)
-        found.append(_numbers(outputs)[:chunk])
+        forward = Forward(call.token_ids, call.positions, call.mask, logit_rows)
+        found.append(_numbers(model.forward(forward).logits)[:chunk])
         places = _keep(model, places, path, num_rows, None if is_in_order else rng)
     return np.concatenate(found)
 
@@ -137,14 +137,11 @@ def _keep(
     return np.concatenate([places, first + np.cumsum(stays)[path] - 1])
 
 
-def _numbers(outputs: NDArray[np.float32] | TopLogits) -> NDArray[np.float64]:
+def _numbers(logits: Logits) -> NDArray[np.float64]:
     """Return what the head says of each row as one array."""
-    if not isinstance(outputs, TopLogits):
-        return outputs.astype(np.float64)
-    columns: list[NDArray[Any]] = [
-        outputs.top_ids, outputs.top_logits, outputs.logsumexp[:, None]
-    ]  # fmt: skip
-    return np.concatenate([column.astype(np.float64) for column in columns], axis=1)
+    if logits.whole is not None:
+        return logits.whole.astype(np.float64)
+    return np.concatenate([*logits.most_probable(0), logits.log_normalizers], axis=1)
 
 
 def main() -> None:

@@ -1,8 +1,8 @@
 """Root of all errors of this distribution, below the packages that raise them.
 
     DsbdError              every error that a user can fix; ``dsbd_ort.DsbdError``
-    ├── dsbd_ort.decoding.errors: DecodingError, with ConfigError,
-    │   ConstraintError and ModelError
+    ├── dsbd_ort.decoding.errors: DecodingError, with ConfigError and ConstraintError
+    ├── dsbd_forward.errors: ModelError
     ├── dsbd_ort.batch.prompt_lines: BatchError
     ├── dsbd_ort.benchmark.prompts: BenchmarkError
     ├── dsbd_ort.cluster.errors: ClusterError

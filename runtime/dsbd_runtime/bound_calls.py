@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from dsbd_forward.forward import Forward
 from dsbd_runtime import graph
 from dsbd_runtime.device import BoundCall, Device, DeviceArray, DeviceEngine
 from dsbd_runtime.device_features import (
@@ -16,7 +17,7 @@ from dsbd_runtime.device_features import (
     keep_returned,
     padded_index,
 )
-from dsbd_runtime.features import ForwardFeatures, ReadFeatures
+from dsbd_runtime.features import ReadFeatures
 from dsbd_runtime.full_logits import DeviceLogits
 from dsbd_runtime.kv_cache import DeviceCaches
 from dsbd_runtime.manifest import ModelEntry
@@ -237,34 +238,36 @@ class BoundForward:
 
     def run(self, inputs: EngineInputs) -> EngineOutputs:
         """Append at most S rows; return the outputs of its logit rows, at most R."""
-        num_returned = inputs.logit_rows.shape[0]
+        forward = inputs.forward
+        num_returned = len(forward.logit_rows)
         fill_forward(self.inputs, inputs)
         if inputs.features is not None:
-            self._fill_features(inputs.features)
+            self._fill_features(forward)
         self.input_buffer.upload(self.inputs.num_bytes)
-        if self.pairs is not None and inputs.gather is not None:
+        if self.pairs is not None and forward.gather is not None:
             buffer, arrays = self.pairs
-            fill_pairs(arrays, inputs.gather)
+            fill_pairs(arrays, forward.gather)
             buffer.upload(arrays.num_bytes)
         self.call.run()
         if inputs.features is not None:
-            keep_returned(self.device, inputs.features, self.features[graph.FEATURES])
+            keep_returned(self.device, inputs, self.features[graph.FEATURES])
         if num_returned:
             self.output_buffer.download(self._returned_bytes(num_returned))
         self.device.synchronize()
         return {
             name: array[
-                : inputs.num_pairs if name == graph.GATHERED_LOGITS else num_returned
+                : forward.num_pairs if name == graph.GATHERED_LOGITS else num_returned
             ].copy()
             for name, array in self.outputs.on_host.items()
         }
 
-    def _fill_features(self, features: ForwardFeatures) -> None:
+    def _fill_features(self, forward: Forward) -> None:
         """Write which features the call returns or reads, and queue the copies of the latter."""
-        if features.parents is None:
-            fill_features(self.inputs, features.kept_rows, 0)
+        if forward.parent_features is None:
+            assert forward.feature_rows is not None
+            fill_features(self.inputs, forward.feature_rows, 0)
             return
-        read = ReadFeatures.of(features.parents)
+        read = ReadFeatures.of(forward.parent_features)
         target, own = self.features[graph.TARGET_FEATURES], self.features[graph.OWN_FEATURES]
         gather_rows(self.device, read.target, target)
         gather_rows(self.device, read.own, own)

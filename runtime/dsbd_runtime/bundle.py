@@ -39,6 +39,7 @@ from dsbd_runtime.manifest import (
 from dsbd_runtime.typed_json import in_short, name_in_short
 
 __all__ = [
+    "ADDITIONAL_TEMPLATES_FOLDER",
     "CHAT_TEMPLATE_FILE",
     "DTYPES",
     "GENERATION_CONFIG_FILE",
@@ -70,16 +71,24 @@ PRUNE_FILE = "prune.onnx"
 TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 CHAT_TEMPLATE_FILE = "chat_template.jinja"
+ADDITIONAL_TEMPLATES_FOLDER = "additional_chat_templates"  # of named ones: NAME.jinja
 GENERATION_CONFIG_FILE = "generation_config.json"
 _MOST_ENTRIES = 10_000
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """An opened bundle: its folder and its checked manifest."""
+    """An opened bundle: its folder and its checked manifest.
+
+    Attributes:
+        path: its folder.
+        manifest: what dsbd.json says.
+        is_verified: whether the hash of every file was checked, not only its size.
+    """
 
     path: Path
     manifest: Manifest
+    is_verified: bool = dataclasses.field(default=False, compare=False)
 
     @property
     def entry_by_role(self) -> dict[str, ModelEntry]:
@@ -156,7 +165,7 @@ def open_bundle(path: str | os.PathLike[str], *, verify: bool = False) -> Bundle
             raise BundleError(f"{file} lists no {required}; export again")
     check_listed(folder, manifest.files)
     _check_agreement(folder, manifest)
-    return Bundle(folder, manifest)
+    return Bundle(folder, manifest, is_verified=verify)
 
 
 def write_manifest(
@@ -251,9 +260,11 @@ def check_name(manifest_file: Path, name: str) -> None:
 
 def check_listed(folder: Path, listed: Collection[str]) -> None:
     """Raise BundleError for a file that would be read but is not ``listed`` in the manifest."""
+    named_templates = (folder / ADDITIONAL_TEMPLATES_FOLDER).glob("*.jinja")
     for name in (
         TOKENIZER_CONFIG_FILE,
         CHAT_TEMPLATE_FILE,
+        *sorted(f"{ADDITIONAL_TEMPLATES_FOLDER}/{file.name}" for file in named_templates),
         *(f"{role}/{WEIGHTS_FILE}" for role in ROLES),
     ):
         if name not in listed and os.path.lexists(folder / name):

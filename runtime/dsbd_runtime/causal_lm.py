@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 from types import TracebackType
-from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dsbd_forward.features import Features
+from dsbd_forward.forward import Forward, ForwardResult
+from dsbd_forward.logits import DenseLogits, Gather, GatheredLogits, Logits, TopLogits
+from dsbd_forward.spec import EngineSpec, HeadSpec
 from dsbd_runtime.errors import InputError
-from dsbd_runtime.features import (
-    Features,
-    ForwardFeatures,
-    ParentFeatures,
-    check_kept_rows,
-    check_parents,
-)
-from dsbd_runtime.forward_inputs import (
-    ForwardInputs,
-    ForwardMasks,
-    check_forward,
-    check_gather,
-    check_keep,
-)
+from dsbd_runtime.features import check_kept_rows, check_parents
+from dsbd_runtime.forward_inputs import ForwardMasks, check_forward, check_gather, check_keep
 from dsbd_runtime.full_logits import KeptLogits
 from dsbd_runtime.graph import (
     GATHER,
@@ -31,15 +23,27 @@ from dsbd_runtime.graph import (
     LOGSUMEXP,
     TOP_IDS,
     TOP_LOGITS,
-    Gather,
-    GatheredLogits,
-    TopLogits,
     empty_outputs,
-    full_output,
     parse_num_top_logits,
+    summed_outputs,
 )
 from dsbd_runtime.manifest import ModelEntry
 from dsbd_runtime.session import MAX_FORWARD_ROWS, EngineInputs, EngineOutputs, Session
+
+
+def engine_spec(entry: ModelEntry) -> EngineSpec:
+    """Return what a manifest says of an engine."""
+    num_top_logits = parse_num_top_logits(entry.logits)
+    return EngineSpec(
+        vocab_size=entry.vocab_size,
+        head=HeadSpec(
+            num_top_logits=num_top_logits,
+            keeps_full_logits=num_top_logits > 0 and entry.kept_output is not None,
+            gathers_logits=entry.logits == GATHER,
+        ),
+        returns_features=entry.features is not None and not entry.is_feature_draft,
+        reads_features=entry.is_feature_draft,
+    )
 
 
 class CausalLM:
@@ -51,50 +55,17 @@ class CausalLM:
 
     def __init__(self, session: Session, entry: ModelEntry) -> None:
         self._session = session
-        self._vocab_size = entry.vocab_size
-        self._num_top_logits = parse_num_top_logits(entry.logits)
-        self._gathers_logits = entry.logits == GATHER
+        self.spec = engine_spec(entry)
         # Without a gather the rows of its engine are read whole, call by call.
-        self._read_head = (full_output(entry.vocab_size),) if self._gathers_logits else entry.head
+        gathers = self.spec.head.gathers_logits
+        self._read_head = summed_outputs(entry.vocab_size) if gathers else entry.head
         self._head = entry.head
-        self._features = entry.features
-        self._keeps_full_logits = self._num_top_logits > 0 and entry.kept_output is not None
         self._full: KeptLogits | None = None
         self._context_length = entry.context_length
         self._masks = ForwardMasks(entry.masks, entry.sliding_window, MAX_FORWARD_ROWS)
         self._num_rows = 0
         self._row_positions = np.empty(0, np.int64)  # (capacity,); the first num_rows are valid
         self._kv_bytes_peak = session.kv_bytes
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of tokens, and of logits a row."""
-        return self._vocab_size
-
-    @property
-    def num_top_logits(self) -> int:
-        """K of an engine with a top-k head; 0 where ``forward`` returns all logits."""
-        return self._num_top_logits
-
-    @property
-    def gathers_logits(self) -> bool:
-        """Whether ``forward`` takes a ``gather``."""
-        return self._gathers_logits
-
-    @property
-    def keeps_full_logits(self) -> bool:
-        """Whether all logits of a forward of an engine with a top-k head can be read."""
-        return self._keeps_full_logits
-
-    @property
-    def returns_features(self) -> bool:
-        """Whether it has ``forward_with_features``: the engine of a target with features."""
-        return self._features is not None and not self.reads_features
-
-    @property
-    def reads_features(self) -> bool:
-        """Whether it has ``forward_from_features`` alone: the engine of a feature draft."""
-        return self._features is not None and self._features.own_width is not None
 
     @property
     def context_length(self) -> int:
@@ -120,121 +91,60 @@ class CausalLM:
         """Let ``kv_bytes_peak`` start again at ``kv_bytes``."""
         self._kv_bytes_peak = self._session.kv_bytes
 
-    @overload
-    def forward(
-        self,
-        token_ids: NDArray[np.int64],
-        positions: NDArray[np.int64],
-        mask: NDArray[np.bool_],
-        logit_rows: NDArray[np.int64],
-    ) -> NDArray[np.float32] | TopLogits: ...
-
-    @overload
-    def forward(
-        self,
-        token_ids: NDArray[np.int64],
-        positions: NDArray[np.int64],
-        mask: NDArray[np.bool_],
-        logit_rows: NDArray[np.int64],
-        gather: tuple[NDArray[np.int64], NDArray[np.int64]],
-    ) -> GatheredLogits: ...
-
-    def forward(
-        self,
-        token_ids: NDArray[np.int64],
-        positions: NDArray[np.int64],
-        mask: NDArray[np.bool_],
-        logit_rows: NDArray[np.int64],
-        gather: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None,
-    ) -> NDArray[np.float32] | TopLogits | GatheredLogits:
-        """Append S rows (parents before children) and return the logits of some of them.
+    def forward(self, forward: Forward) -> ForwardResult:
+        """Append the rows of a forward; return the logits of some of them, and features.
 
         More than ``MAX_FORWARD_ROWS`` rows go in several calls: no mask of S x capacity is built.
+        The arrays of the result are the caller's own, but for ``Logits.full``.
 
-        Args:
-            token_ids: (S,) int64, S >= 1.
-            positions: (S,) int64. Siblings share a position.
-            mask: (S, num_rows + S) bool. Row s sees cache row c; its own column is included.
-            logit_rows: (R,) int64. Which of the S rows need logits, in any order; may be empty.
-            gather: of an engine with a gather head, the rows and tokens whose logits are returned,
-                see ``graph.Gather``; None: all logits of the R rows.
-
-        Returns:
-            (R, vocab_size) float32, the ``TopLogits`` of R rows where the engine has a top-k head,
-            or the ``GatheredLogits`` of a gather; the caller's own arrays, but for
-            ``TopLogits.full``.
-
-        Raises InputError for a wrong shape, type or value, CapacityError for a position beyond
-        the context or caches beyond the memory.
+        Raises InputError for a wrong shape, type or value, or where the engine has not what is
+        wanted; CapacityError for a position beyond the context or caches beyond the memory.
         """
-        if self.reads_features:
+        check_forward(
+            forward,
+            num_rows=self._num_rows,
+            vocab_size=self.spec.vocab_size,
+            context_length=self._context_length,
+        )
+        self._check_gather(forward)
+        forward = self._with_features(forward)
+        features = None
+        if forward.feature_rows is not None:
+            features = self._session.new_features(len(forward.feature_rows))
+        return ForwardResult(self._logits(forward, self._run_all(forward, features)), features)
+
+    def _with_features(self, forward: Forward) -> Forward:
+        """Return a forward whose ``feature_rows`` say what the engine returns, None without any."""
+        parents, rows = forward.parent_features, forward.feature_rows
+        if self.spec.reads_features:
+            if parents is None:
+                raise InputError(
+                    "the engine is a feature draft's, and each of its rows needs the feature of "
+                    "its parent; give the forward parent_features"
+                )
+            check_parents(parents, forward.num_new, self._session.feature_kind)
+            return dataclasses.replace(forward, feature_rows=np.arange(forward.num_new))
+        if parents is not None:
             raise InputError(
-                "the engine is a feature draft's, and each of its rows needs the feature of its "
-                "parent; call forward_from_features"
+                "parent_features are given, but the engine is no feature draft's; leave them out"
             )
-        pairs = None if gather is None else Gather(*gather)
-        features = self._returned_features(_NONE) if self._features else None
-        inputs = ForwardInputs(token_ids, positions, mask, logit_rows, pairs, features)
-        return self._logits(inputs)
-
-    def forward_with_features(
-        self,
-        token_ids: NDArray[np.int64],
-        positions: NDArray[np.int64],
-        mask: NDArray[np.bool_],
-        logit_rows: NDArray[np.int64],
-        feature_rows: NDArray[np.int64],
-        gather: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None,
-    ) -> tuple[NDArray[np.float32] | TopLogits | GatheredLogits, Features]:
-        """Append rows as ``forward`` does; also return the features of some of them.
-
-        feature_rows: (F,) int64 increasing. Which of the S rows they are.
-        """
-        if not self.returns_features:
+        if self.spec.returns_features:
+            if rows is None:
+                return dataclasses.replace(forward, feature_rows=_NONE)
+            check_kept_rows(rows, forward.num_new)
+        elif rows is not None:
             raise InputError(
-                "the engine returns no features; export the bundle with dsbd-export --features"
+                "feature_rows are given, but the engine returns no features; export the bundle "
+                "with dsbd-export --features"
             )
-        check_kept_rows(feature_rows, len(token_ids))
-        pairs = None if gather is None else Gather(*gather)
-        features = self._returned_features(feature_rows)
-        inputs = ForwardInputs(token_ids, positions, mask, logit_rows, pairs, features)
-        return self._logits(inputs), features.kept
+        return forward
 
-    def forward_from_features(
-        self,
-        token_ids: NDArray[np.int64],
-        positions: NDArray[np.int64],
-        mask: NDArray[np.bool_],
-        logit_rows: NDArray[np.int64],
-        parents: ParentFeatures,
-        gather: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None,
-    ) -> tuple[NDArray[np.float32] | TopLogits | GatheredLogits, Features]:
-        """Append rows as ``forward`` does; also return the own features of all of them.
-
-        parents: where the feature of the parent of each row lies. The target's are those of the
-            target of the same bundle on the same provider.
-        """
-        if not self.reads_features:
-            raise InputError("the engine is no feature draft's; call forward")
-        num_new = len(token_ids)
-        check_parents(parents, num_new, self._session.feature_kind)
-        pairs = None if gather is None else Gather(*gather)
-        kept = self._session.new_features(num_new)
-        features = ForwardFeatures(np.arange(num_new), kept, 0, parents)
-        inputs = ForwardInputs(token_ids, positions, mask, logit_rows, pairs, features)
-        return self._logits(inputs), kept
-
-    def _returned_features(self, feature_rows: NDArray[np.int64]) -> ForwardFeatures:
-        return ForwardFeatures(feature_rows, self._session.new_features(len(feature_rows)))
-
-    def _logits(self, inputs: ForwardInputs) -> NDArray[np.float32] | TopLogits | GatheredLogits:
-        outputs = self._forward(inputs)
-        if inputs.gather is not None:
+    def _logits(self, forward: Forward, outputs: EngineOutputs) -> Logits:
+        if forward.gather is not None:
             return GatheredLogits(outputs[GATHERED_LOGITS], outputs[LOGSUMEXP])
-        if self._num_top_logits:
+        if self.spec.head.num_top_logits:
             return TopLogits(outputs[TOP_IDS], outputs[TOP_LOGITS], outputs[LOGSUMEXP], self._full)
-        logits: NDArray[np.float32] = outputs[LOGITS]
-        return logits
+        return DenseLogits(outputs[LOGITS], outputs.get(LOGSUMEXP))
 
     def keep(self, rows: NDArray[np.int64]) -> None:
         """Keep the cache rows ``rows``, (K,) int64 strictly increasing; drop all others.
@@ -278,37 +188,31 @@ class CausalLM:
         """Close the model."""
         self.close()
 
-    def _forward(self, inputs: ForwardInputs) -> EngineOutputs:
-        check_forward(
-            inputs,
-            num_rows=self._num_rows,
-            vocab_size=self._vocab_size,
-            context_length=self._context_length,
-        )
-        self._check_gather(inputs)
-        num_new = inputs.num_new
+    def _run_all(self, forward: Forward, features: Features | None) -> EngineOutputs:
+        """Make the calls of a forward; return the outputs of its logit rows."""
+        num_new = forward.num_new
         self._expire_full_logits()
         self._reserve(self._num_rows + num_new)
-        self._row_positions[self._num_rows : self._num_rows + num_new] = inputs.positions
+        self._row_positions[self._num_rows : self._num_rows + num_new] = forward.positions
         if num_new <= MAX_FORWARD_ROWS:
-            outputs = self._run(self._num_rows, inputs)
+            outputs = self._run(self._num_rows, forward, features, 0)
         else:
-            outputs = self._run_in_chunks(inputs)
+            outputs = self._run_in_chunks(forward, features)
         self._num_rows += num_new
-        if self._keeps_full_logits:
+        if self.spec.head.keeps_full_logits:
             last_start = (num_new - 1) // MAX_FORWARD_ROWS * MAX_FORWARD_ROWS
-            self._full = KeptLogits(self._session, inputs.logit_rows, last_start)
+            self._full = KeptLogits(self._session, forward.logit_rows, last_start)
         return outputs
 
-    def _check_gather(self, inputs: ForwardInputs) -> None:
-        if inputs.gather is None:
+    def _check_gather(self, forward: Forward) -> None:
+        if forward.gather is None:
             return
-        if not self._gathers_logits:
+        if not self.spec.head.gathers_logits:
             raise InputError(
                 "a gather is given, but the engine has no gather head; leave it out, or export the "
                 "bundle with --logits gather"
             )
-        check_gather(inputs.gather, len(inputs.logit_rows), self._vocab_size)
+        check_gather(forward.gather, len(forward.logit_rows), self.spec.vocab_size)
 
     def _expire_full_logits(self) -> None:
         if self._full is not None:
@@ -327,35 +231,38 @@ class CausalLM:
             self._row_positions = row_positions
         self._kv_bytes_peak = max(self._kv_bytes_peak, self._session.kv_bytes)
 
-    def _run_in_chunks(self, inputs: ForwardInputs) -> EngineOutputs:
-        logit_rows = inputs.logit_rows
-        head = self._read_head if inputs.gather is None else self._head
-        num_pairs = 0 if inputs.gather is None else len(inputs.gather.rows)
-        outputs = empty_outputs(head, logit_rows.shape[0], num_pairs)
-        for start in range(0, inputs.num_new, MAX_FORWARD_ROWS):
-            stop = min(start + MAX_FORWARD_ROWS, inputs.num_new)
-            is_in_chunk = (start <= logit_rows) & (logit_rows < stop)  # (R,)
-            chunk = inputs.chunk(start, stop, is_in_chunk)
-            for name, array in self._run(self._num_rows + start, chunk).items():
-                by_pair = name == GATHERED_LOGITS
-                place = inputs.pairs_in_chunk(is_in_chunk) if by_pair else is_in_chunk
+    def _run_in_chunks(self, forward: Forward, features: Features | None) -> EngineOutputs:
+        head = self._read_head if forward.gather is None else self._head
+        outputs = empty_outputs(head, len(forward.logit_rows), forward.num_pairs)
+        first_feature = 0
+        for start in range(0, forward.num_new, MAX_FORWARD_ROWS):
+            stop = min(start + MAX_FORWARD_ROWS, forward.num_new)
+            is_in_chunk = forward.logit_rows_in(start, stop)  # (R,)
+            chunk = forward.part(start, stop)
+            found = self._run(self._num_rows + start, chunk, features, first_feature)
+            for name, array in found.items():
+                place = is_in_chunk
+                if forward.gather is not None and name == GATHERED_LOGITS:
+                    place = is_in_chunk[forward.gather.rows]
                 outputs[name][place] = array
+            first_feature += 0 if chunk.feature_rows is None else len(chunk.feature_rows)
         return outputs
 
-    def _run(self, first_row: int, inputs: ForwardInputs) -> EngineOutputs:
-        row_positions = self._row_positions[: inputs.mask.shape[1]]
-        masks = self._masks.padded(inputs, row_positions, self._session.capacity)
-        ids, logit_rows = inputs.token_ids, inputs.logit_rows
-        gather = inputs.gather
-        if gather is None and self._gathers_logits:
-            gather = Gather(_NONE, _NONE)
+    def _run(
+        self, first_row: int, forward: Forward, features: Features | None, first_feature: int
+    ) -> EngineOutputs:
+        row_positions = self._row_positions[: forward.mask.shape[1]]
+        masks = self._masks.padded(forward, row_positions, self._session.capacity)
+        reads_whole = forward.gather is None and self.spec.head.gathers_logits
+        if reads_whole:
+            forward = dataclasses.replace(forward, gather=Gather(_NONE, _NONE))
         outputs = self._session.run(
-            EngineInputs(
-                ids, inputs.positions, masks, first_row, logit_rows, gather, inputs.features
-            )
+            EngineInputs(forward, masks, first_row, features, first_feature)
         )
-        if inputs.gather is None and self._gathers_logits:
-            return {LOGITS: self._session.read_full_logits(np.arange(len(logit_rows)))}
+        if reads_whole:
+            rows = np.arange(len(forward.logit_rows))
+            whole = self._session.read_full_logits(rows)
+            return {LOGITS: whole, LOGSUMEXP: outputs[LOGSUMEXP]}
         return outputs
 
 

@@ -4,7 +4,8 @@ Templates are programs that belong to a checkpoint. They run in jinja2's immutab
 ``raise_exception``, ``strftime_now``, a ``tojson`` that escapes no HTML, loop controls and the
 ``generation`` tag, on which Hugging Face templates rely; Python's internals are out of reach.
 
-The text equals that of transformers' ``apply_chat_template(tokenize=False)``.
+The text equals that of transformers' ``apply_chat_template(tokenize=False)``, but for messages that
+it would drop without a word, which are refused, and what ``messages_for`` makes of them.
 """
 
 from __future__ import annotations
@@ -22,47 +23,75 @@ import jinja2.parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from dsbd_runtime.bundle import CHAT_TEMPLATE_FILE, TOKENIZER_CONFIG_FILE
+from dsbd_runtime.bundle import (
+    ADDITIONAL_TEMPLATES_FOLDER,
+    CHAT_TEMPLATE_FILE,
+    TOKENIZER_CONFIG_FILE,
+)
+from dsbd_runtime.chat_messages import Message, check_messages, check_traces, messages_for
 from dsbd_runtime.errors import BundleError, InputError
-from dsbd_runtime.typed_json import in_short
 
-Message = Mapping[str, Any]
+_DEFAULT, _WITH_TOOLS = _USED_NAMES = ("default", "tool_use")
 
 
 class ChatTemplate:
-    """The template of a bundle, compiled."""
+    """The templates of a bundle, compiled: of conversations, and of those with tools."""
 
     def __init__(
         self,
-        source: str,
+        sources: str | Mapping[str, str],
         special_tokens: Mapping[str, str],
         *,
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
-        """Compile ``source``; ``special_tokens`` are its variables ``bos_token`` and so on."""
-        try:
-            self._template = template_sandbox(now).from_string(source)
-        except (jinja2.TemplateError, RecursionError) as error:
-            raise BundleError(
-                f"the chat template is no jinja2 template: {error}; fix {CHAT_TEMPLATE_FILE} of "
-                "the checkpoint and export again"
-            ) from error
-        self.source = source
+        """Compile templates.
+
+        Args:
+            sources: by name, of which ``default`` and ``tool_use`` are used; a text is the default.
+            special_tokens: variables of the templates, ``bos_token`` and so on.
+            now: the clock of the templates.
+        """
+        named = {_DEFAULT: sources} if isinstance(sources, str) else sources
+        self._sources = {name: named[name] for name in _USED_NAMES if name in named}
+        self._templates = {
+            name: _compiled(name, source, now) for name, source in self._sources.items()
+        }
         self._special_tokens = dict(special_tokens)
 
     @classmethod
     def from_folder(cls, folder: Path) -> ChatTemplate:
-        """Read chat_template.jinja, or else tokenizer_config.json's ``chat_template``."""
+        """Read the templates of a folder, or else those of its tokenizer_config.json.
+
+        They are chat_template.jinja and additional_chat_templates/NAME.jinja, or ``chat_template``:
+        one text, or a list of named ones.
+        """
         config = _json_object(folder / TOKENIZER_CONFIG_FILE)
-        source = _text(folder / CHAT_TEMPLATE_FILE)
-        if source is None:
-            source = _template_of(config.get("chat_template"))
-        if source is None:
+        sources = _sources_in(folder) or _sources_of(config.get("chat_template"))
+        if not sources:
             raise BundleError(
                 f"{folder} has no chat template: neither {CHAT_TEMPLATE_FILE} nor a chat_template "
                 f"in {TOKENIZER_CONFIG_FILE}; give a plain prompt, or export a chat model"
             )
-        return cls(source, _special_tokens(config))
+        return cls(sources, _special_tokens(config))
+
+    def source(self, *, has_tools: bool) -> str:
+        """Return the source of the template of conversations with tools, or without any.
+
+        As in transformers, that named ``tool_use`` is used with tools where there is one.
+
+        Raises:
+            BundleError: there is none but that for tools.
+        """
+        return self._sources[self._name(has_tools)]
+
+    def _name(self, has_tools: bool) -> str:
+        name = _WITH_TOOLS if has_tools and _WITH_TOOLS in self._sources else _DEFAULT
+        if name not in self._sources:
+            raise BundleError(
+                f"this bundle has a chat template for conversations with tools only ({_WITH_TOOLS})"
+                f"; give tools, or add a default one, {CHAT_TEMPLATE_FILE}, and export again"
+            )
+        return name
 
     def render(
         self,
@@ -79,59 +108,75 @@ class ChatTemplate:
             variables: more variables of the template, such as ``tools`` or ``enable_thinking``.
 
         Raises:
-            InputError: the messages are none, or the template refuses them.
+            InputError: the messages are none, the template refuses them, or one leaves no trace.
         """
-        _check_messages(messages)
+        check_messages(messages)
+        name = self._name((variables or {}).get("tools") is not None)
+        ready = messages_for(self._sources[name], messages)
+        context = {
+            "tools": None,
+            "documents": None,
+            **self._special_tokens,
+            **(variables or {}),
+            "add_generation_prompt": add_generation_prompt,
+        }
+
+        def rendered(conversation: Sequence[Message]) -> str:
+            return self._templates[name].render({**context, "messages": conversation})
+
         try:
-            return self._template.render(
-                **{
-                    "tools": None,
-                    "documents": None,
-                    **self._special_tokens,
-                    **(variables or {}),
-                    "messages": [dict(message) for message in messages],
-                    "add_generation_prompt": add_generation_prompt,
-                }
-            )
+            text = rendered(ready)
         except Exception as error:  # a template may raise anything: it is the checkpoint's program
             reason = " ".join(str(error).split()) or type(error).__name__
             raise InputError(
                 f"the chat template refuses these messages: {reason}; give roles and contents "
                 "that the checkpoint's template takes"
             ) from error
+        check_traces(ready, text, rendered)
+        return text
 
 
-def _check_messages(messages: Sequence[Message]) -> None:
-    if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence) or not messages:
-        raise InputError(
-            f"messages is {in_short(messages)}; expected a list such as "
-            '[{"role": "user", "content": "Hello"}]'
-        )
-    for index, message in enumerate(messages):
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise InputError(
-                f"messages[{index}] is {in_short(message)}; expected an object with a text as "
-                'its role, such as {"role": "user", "content": "Hello"}'
-            )
+def _compiled(name: str, source: str, now: Callable[[], datetime]) -> jinja2.Template:
+    try:
+        return template_sandbox(now).from_string(source)
+    except (jinja2.TemplateError, RecursionError) as error:
+        raise BundleError(
+            f"the chat template {name!r} is no jinja2 template: {error}; fix it in the checkpoint "
+            "and export again"
+        ) from error
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return ``bos_token``, ``eos_token``, ...: texts, or objects that hold one as content."""
+    """Return ``bos_token``, ``eos_token``, ...: texts, or objects that hold one as content.
+
+    Tokens with other names stand in ``extra_special_tokens``.
+    """
     tokens: dict[str, str] = {}
-    for name, value in config.items():
-        if name.endswith("_token"):
+    named = config.get("extra_special_tokens")
+    named = named if isinstance(named, Mapping) else {}
+    for name, value in (*config.items(), *named.items()):
+        if name.endswith("_token") or name in named:
             content = value.get("content") if isinstance(value, Mapping) else value
             if isinstance(content, str):
                 tokens[name] = content
     return tokens
 
 
-def _template_of(entry: object) -> str | None:
-    """Return the template of a config's ``chat_template``: a text, or the "default" of a list."""
+def _sources_in(folder: Path) -> dict[str, str]:
+    """Return the templates that are files of a folder, by name."""
+    files = {_DEFAULT: folder / CHAT_TEMPLATE_FILE}
+    files[_WITH_TOOLS] = folder / ADDITIONAL_TEMPLATES_FOLDER / f"{_WITH_TOOLS}.jinja"
+    texts = {name: _text(file) for name, file in files.items()}
+    return {name: text for name, text in texts.items() if text is not None}
+
+
+def _sources_of(entry: object) -> dict[str, str]:
+    """Return the templates of a config's ``chat_template`` by name: a text is the default."""
+    named: dict[object, object] = {_DEFAULT: entry}
     if isinstance(entry, list):
-        named = {item.get("name"): item.get("template") for item in entry if isinstance(item, dict)}
-        entry = named.get("default")
-    return entry if isinstance(entry, str) else None
+        named = {each.get("name"): each.get("template") for each in entry if isinstance(each, dict)}
+    sources = {name: named.get(name) for name in _USED_NAMES}
+    return {name: source for name, source in sources.items() if isinstance(source, str)}
 
 
 def _json_object(file: Path) -> dict[str, Any]:
@@ -163,7 +208,7 @@ def template_sandbox(now: Callable[[], datetime]) -> ImmutableSandboxedEnvironme
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = lambda form: now().strftime(form)
-    environment.globals["dict"] = lambda *args, **kwargs: dict(*args, **kwargs)
+    environment.globals["dict"] = _PlainDict()
     environment.globals["namespace"] = _PlainNamespace
     return environment
 
@@ -178,6 +223,16 @@ class _GenerationTag(jinja2.ext.Extension):
         line_number = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return jinja2.nodes.Scope(body).set_lineno(line_number)
+
+
+class _PlainDict:
+    """``dict`` without the other attributes of a class."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args)
 
 
 class _PlainNamespace(Namespace):

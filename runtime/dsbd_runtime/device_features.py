@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from dsbd_runtime import graph
 from dsbd_runtime.device import ELEMENT_BYTES, Device, DeviceArray
 from dsbd_runtime.errors import CapacityError
-from dsbd_runtime.features import ForwardFeatures, Piece, ReadFeatures
+from dsbd_runtime.features import Piece, ReadFeatures
 from dsbd_runtime.manifest import ModelEntry
+from dsbd_runtime.session import EngineInputs
 
 
 class FeatureStore:
@@ -186,11 +187,12 @@ def gather_rows(device: Device, pieces: Sequence[Piece], target: DeviceArray) ->
             first += len(run)
 
 
-def keep_returned(device: Device, features: ForwardFeatures, returned: DeviceArray) -> None:
+def keep_returned(device: Device, inputs: EngineInputs, returned: DeviceArray) -> None:
     """Queue the copy of what a call has returned to where it is kept."""
-    if num_rows := len(features.kept_rows):
-        kept = features.kept.array
-        copy_feature_rows(device, returned, 0, kept, features.first, num_rows)
+    rows = inputs.forward.feature_rows
+    if rows is not None and len(rows):
+        kept, first = inputs.features.array, inputs.first_feature
+        copy_feature_rows(device, returned, 0, kept, first, len(rows))
 
 
 def padded_index(read: ReadFeatures, num_target: int) -> NDArray[np.int64]:

@@ -7,11 +7,11 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
+from dsbd_forward.forward import Forward
 from dsbd_runtime.bound_calls import BoundCaches, LoadedModel
 from dsbd_runtime.device import DeviceArray
 from dsbd_runtime.device_features import DeviceFeatures, FeatureArrays, FeatureSizes, FeatureStore
 from dsbd_runtime.errors import CapacityError, EngineError, InputError
-from dsbd_runtime.features import ForwardFeatures
 from dsbd_runtime.full_logits import DeviceLogits
 from dsbd_runtime.graph import GATHERED_LOGITS
 from dsbd_runtime.session import EngineInputs, EngineOutputs
@@ -97,14 +97,15 @@ class DeviceSession:
 
         Raises CapacityError when the device has no room for the outputs; the caches are as before.
         """
-        num_logit_rows = inputs.logit_rows.shape[0]
-        if num_logit_rows <= inputs.token_ids.shape[0]:
+        forward = inputs.forward
+        if len(forward.logit_rows) <= forward.num_new:
             return self._run(inputs)
-        distinct, index = np.unique(inputs.logit_rows, return_inverse=True)  # some rows repeat
-        gather = inputs.gather
+        distinct, index = np.unique(forward.logit_rows, return_inverse=True)  # some rows repeat
+        gather = forward.gather
         if gather is not None:
             gather = gather._replace(rows=index[gather.rows])
-        outputs = self._run(dataclasses.replace(inputs, logit_rows=distinct, gather=gather))
+        forward = dataclasses.replace(forward, logit_rows=distinct, gather=gather)
+        outputs = self._run(dataclasses.replace(inputs, forward=forward))
         self._last_index = index
         return {
             name: array if name == GATHERED_LOGITS else array[index]
@@ -152,12 +153,12 @@ class DeviceSession:
     def _run(self, inputs: EngineInputs) -> EngineOutputs:
         bound = self._open()
         num_rows = self._num_rows_bound(inputs)
-        num_logit_rows = row_bucket(inputs.logit_rows.shape[0], num_rows)
+        num_logit_rows = row_bucket(len(inputs.forward.logit_rows), num_rows)
         num_pairs = 0
-        if inputs.gather is not None:
-            num_pairs = row_bucket(inputs.num_pairs, _MOST_PAIRS)
+        if inputs.forward.gather is not None:
+            num_pairs = row_bucket(inputs.forward.num_pairs, _MOST_PAIRS)
         try:
-            sizes = self._feature_sizes(inputs.features, num_rows)
+            sizes = self._feature_sizes(inputs.forward, num_rows)
             forward = bound.forward((num_rows, num_logit_rows, num_pairs, sizes))
         except MemoryError as error:
             raise CapacityError(
@@ -167,19 +168,17 @@ class DeviceSession:
         self._last_full, self._last_index = forward.full, None
         return forward.run(inputs)
 
-    def _feature_sizes(
-        self, features: ForwardFeatures | None, num_rows: int
-    ) -> FeatureSizes | None:
+    def _feature_sizes(self, forward: Forward, num_rows: int) -> FeatureSizes | None:
         """Return the rows of features that a call of S rows is bound for."""
-        if features is None:
+        if forward.feature_rows is None:
             return None
-        limit = self._model.max_forward_rows
-        if features.parents is None:
-            return FeatureSizes(row_bucket(len(features.kept_rows), limit))
-        roles = [source.role for source in features.parents.forwards]
+        limit, parents = self._model.max_forward_rows, forward.parent_features
+        if parents is None:
+            return FeatureSizes(row_bucket(len(forward.feature_rows), limit))
+        roles = [source.role for source in parents.forwards]
         is_own = np.array([*(role == "draft" for role in roles), False])  # the last: zeros
-        num_own = int(np.count_nonzero(is_own[features.parents.sources]))
-        num_target = int(np.count_nonzero(features.parents.sources >= 0)) - num_own
+        num_own = int(np.count_nonzero(is_own[parents.sources]))
+        num_target = int(np.count_nonzero(parents.sources >= 0)) - num_own
         return FeatureSizes(num_rows, row_bucket(num_target, limit), row_bucket(num_own, limit))
 
     def _open(self) -> BoundCaches:
@@ -196,7 +195,7 @@ class DeviceSession:
 
     def _num_rows_bound(self, inputs: EngineInputs) -> int:
         """Return S with padding, or without where the caches have no room for it."""
-        num_new, limit = inputs.token_ids.shape[0], self._model.max_forward_rows
+        num_new, limit = inputs.forward.num_new, self._model.max_forward_rows
         if num_new > limit:
             raise InputError(f"a forward of {num_new} rows, the session takes {limit}; split it")
         padded = row_bucket(num_new, limit)

@@ -7,52 +7,16 @@ the host, in device memory on a device.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dsbd_forward.features import ParentFeatures
 from dsbd_runtime.errors import InputError
 
 Ints = NDArray[np.int64]
-
-
-class Features(Protocol):
-    """Feature rows of one forward, as long as they are held."""
-
-    @property
-    def role(self) -> Any:
-        """The engine that computed them: "target" or "draft"."""
-
-    def __len__(self) -> int:
-        """Rows."""
-
-    def copied(self, row: int) -> Features:
-        """Return one of them in memory of its own."""
-
-
-class ParentFeatures(Protocol):
-    """Where the feature lies that each of S rows comes from.
-
-    Attributes:
-        forwards: the features of earlier forwards.
-        sources: (S,) int64. Index among ``forwards``; -1: none, zeros.
-        rows: (S,) int64. Row of these features.
-    """
-
-    @property
-    def forwards(self) -> Sequence[Any]:
-        """See above."""
-
-    @property
-    def sources(self) -> Ints:
-        """See above."""
-
-    @property
-    def rows(self) -> Ints:
-        """See above."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,42 +71,6 @@ class ReadFeatures:
     def num_own(self) -> int:
         """P, the rows that are read of the draft's own."""
         return sum(len(piece.rows) for piece in self.own)
-
-
-@dataclass(frozen=True, slots=True)
-class ForwardFeatures:
-    """The features of one forward, or of one call of it.
-
-    Attributes:
-        kept_rows: (F,) int64 increasing. Which of the S rows bring features.
-        kept: where these are put, from its row ``first`` on.
-        parents: what the rows of a feature draft come from; None for a target.
-    """
-
-    kept_rows: Ints
-    kept: Any
-    first: int = 0
-    parents: ParentFeatures | None = None
-
-    def chunk(self, start: int, stop: int) -> ForwardFeatures:
-        """Return those of the rows ``start`` to ``stop - 1``."""
-        begin, end = np.searchsorted(self.kept_rows, (start, stop)).tolist()
-        parents = self.parents
-        if parents is not None:
-            chunk = slice(start, stop)
-            parents = _Parents(parents.forwards, parents.sources[chunk], parents.rows[chunk])
-        return ForwardFeatures(
-            self.kept_rows[begin:end] - start, self.kept, self.first + begin, parents
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class _Parents:
-    """A ``ParentFeatures``."""
-
-    forwards: Sequence[Any]
-    sources: Ints
-    rows: Ints
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,82 +1,21 @@
-"""Inputs of one forward: the four arrays, their checks, and the masks that the engine reads."""
+"""Inputs of one forward: the checks of its arrays, and the masks that the engine reads."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dsbd_forward.forward import Forward
+from dsbd_forward.logits import Gather
 from dsbd_runtime.errors import CapacityError, InputError
-from dsbd_runtime.features import ForwardFeatures
-from dsbd_runtime.graph import (
-    ATTENTION_MASK,
-    ATTENTION_MASK_SLIDING,
-    GATHER_IDS,
-    GATHER_ROWS,
-    Gather,
-)
+from dsbd_runtime.graph import ATTENTION_MASK, ATTENTION_MASK_SLIDING, GATHER_IDS, GATHER_ROWS
 
 # A mask is looked at in blocks of this many rows, so that the check makes no second (S, S) array.
 _BLOCK_ROWS = 256
 _INT64, _BOOL = np.dtype(np.int64), np.dtype(np.bool_)
 _IS_LATER = ~np.tri(_BLOCK_ROWS, dtype=np.bool_)  # (_BLOCK_ROWS, _BLOCK_ROWS)
-
-
-@dataclass(frozen=True, slots=True)
-class ForwardInputs:
-    """The arrays of one forward, in the order of ``CausalLM.forward``.
-
-    Attributes:
-        token_ids: (S,) int64.
-        positions: (S,) int64. Siblings share a position.
-        mask: (S, N) bool. Row s sees cache row c; the last S of the N columns are the new rows.
-        logit_rows: (R,) int64. Which of the S rows need logits.
-        gather: which logits of these are returned; None: all.
-        features: of an engine with features, None for one without.
-    """
-
-    token_ids: NDArray[np.int64]
-    positions: NDArray[np.int64]
-    mask: NDArray[np.bool_]
-    logit_rows: NDArray[np.int64]
-    gather: Gather | None = None
-    features: ForwardFeatures | None = None
-
-    @property
-    def num_new(self) -> int:
-        """S, the rows that the forward appends."""
-        return len(self.token_ids)
-
-    def chunk(self, start: int, stop: int, is_in_chunk: NDArray[np.bool_]) -> ForwardInputs:
-        """Return rows ``start`` to ``stop - 1`` as a forward of their own.
-
-        ``is_in_chunk``, (R,) bool, says which of ``logit_rows`` they are.
-        """
-        num_before = self.mask.shape[1] - self.num_new
-        return ForwardInputs(
-            self.token_ids[start:stop],
-            self.positions[start:stop],
-            self.mask[start:stop, : num_before + stop],
-            self.logit_rows[is_in_chunk] - start,
-            self._gather_in_chunk(is_in_chunk),
-            self.features and self.features.chunk(start, stop),
-        )
-
-    def pairs_in_chunk(self, is_in_chunk: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Return which pairs of ``gather``, (N,) bool, belong to these of ``logit_rows``."""
-        assert self.gather is not None
-        found: NDArray[np.bool_] = is_in_chunk[self.gather.rows]
-        return found
-
-    def _gather_in_chunk(self, is_in_chunk: NDArray[np.bool_]) -> Gather | None:
-        """Return the pairs of some of the logit rows, which become 0, 1, ..."""
-        if self.gather is None:
-            return None
-        is_pair = self.pairs_in_chunk(is_in_chunk)
-        new_rows = is_in_chunk.cumsum() - 1
-        return Gather(new_rows[self.gather.rows[is_pair]], self.gather.token_ids[is_pair])
 
 
 def check_gather(gather: Gather, num_logit_rows: int, vocab_size: int) -> None:
@@ -92,9 +31,7 @@ def check_gather(gather: Gather, num_logit_rows: int, vocab_size: int) -> None:
     _check_range(GATHER_IDS, token_ids, vocab_size)
 
 
-def check_forward(
-    inputs: ForwardInputs, *, num_rows: int, vocab_size: int, context_length: int
-) -> None:
+def check_forward(inputs: Forward, *, num_rows: int, vocab_size: int, context_length: int) -> None:
     """Raise InputError or CapacityError unless a model with ``num_rows`` rows takes the inputs."""
     _check_array("token_ids", inputs.token_ids, _INT64, 1)
     num_new = inputs.num_new
@@ -194,7 +131,7 @@ class ForwardMasks:
         self._buffers: dict[str, NDArray[np.bool_]] = {}
 
     def padded(
-        self, inputs: ForwardInputs, row_positions: NDArray[np.int64], capacity: int
+        self, inputs: Forward, row_positions: NDArray[np.int64], capacity: int
     ) -> dict[str, NDArray[np.bool_]]:
         """Return the masks by input name, (S, capacity) each; valid until the next call.
 

@@ -24,6 +24,7 @@ with the engine and copies the rows that it needs.
 A gather head returns the logits of tokens that the host names, as many of a row as it likes: the
 inputs gather_rows and gather_ids, [N] int64 each, say of which of the R rows and of which token.
 Its outputs are gathered_logits [N] float32 and logsumexp [R] float32; logits is always there too.
+A log-probability is a logit less its row's logsumexp, however many of the row's logits are read.
 
 Engines of a pair with a feature draft have more tensors, in the engine's float type; W is the width
 of the target's features, Wd that of the draft's own:
@@ -47,7 +48,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -130,67 +131,6 @@ class FeatureEntry:
         return self.width if self.own_width is None else self.own_width
 
 
-class FullLogits(Protocol):
-    """All logits of the R rows of a forward, which stay with the engine until they are read."""
-
-    @property
-    def first_row(self) -> int:
-        """First of the R rows that can be read, R if none can.
-
-        A forward of more than ``MAX_FORWARD_ROWS`` rows runs in several calls; only the rows of the
-        last call can be read.
-        """
-
-    def read(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Return a copy of the logits of some rows, (n, vocab_size) float32.
-
-        rows: (n,) int64, ``first_row`` to R - 1, in any order, also repeated.
-
-        Raises InputError for other rows, and after the model's next forward or ``close``.
-        """
-
-
-class TopLogits(NamedTuple):
-    """The K largest logits of each of R rows, by decreasing logit, ties by increasing id.
-
-    Attributes:
-        top_ids: (R, K) int64. Their tokens.
-        top_logits: (R, K) float32.
-        logsumexp: (R,) float32. Log of the sum of exp(logit) over the whole vocabulary.
-        full: all logits of the rows; None where the engine does not keep them.
-    """
-
-    top_ids: NDArray[np.int64]
-    top_logits: NDArray[np.float32]
-    logsumexp: NDArray[np.float32]
-    full: FullLogits | None
-
-
-class Gather(NamedTuple):
-    """Which logits a gather head returns: (row, token) pairs, in any order.
-
-    Attributes:
-        rows: (N,) int64. Index of each one's row among the R logit rows.
-        token_ids: (N,) int64.
-    """
-
-    rows: NDArray[np.int64]
-    token_ids: NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class GatheredLogits:
-    """What a gather head returns: log p of pair n is ``logits[n] - logsumexp[rows[n]]``.
-
-    Attributes:
-        logits: (N,) float32. Of the pairs of a ``Gather``, in their order.
-        logsumexp: (R,) float32. Log of the sum of exp(logit) over the whole vocabulary.
-    """
-
-    logits: NDArray[np.float32]
-    logsumexp: NDArray[np.float32]
-
-
 @dataclass(frozen=True)
 class HeadOutput:
     """One output of the head, of shape [R, *row_shape], or [N] if it is ``by_pair``."""
@@ -233,6 +173,11 @@ def head_outputs(kind: str, vocab_size: int) -> tuple[HeadOutput, ...]:
 def full_output(vocab_size: int) -> HeadOutput:
     """Return the output of all logits."""
     return HeadOutput(LOGITS, np.float32, (vocab_size,))
+
+
+def summed_outputs(vocab_size: int) -> tuple[HeadOutput, ...]:
+    """Return what is read of an engine with a gather head without a gather."""
+    return full_output(vocab_size), HeadOutput(LOGSUMEXP, np.float32, ())
 
 
 def empty_outputs(

@@ -14,14 +14,14 @@ from dsbd_runtime.ort_engine import open_cuda_session
 from dsbd_runtime.ort_module import import_ort_for
 from dsbd_runtime.ort_session import open_host_session
 from dsbd_runtime.providers import Placement, Provider, parse_placement
-from dsbd_runtime.session import EngineRequest, Session
+from dsbd_runtime.session import EngineOptions, Session
 from dsbd_runtime.trt_engine import open_trt_session
 from dsbd_runtime.trt_module import FLAVOURS, import_trt
 
 SMALL_DRAFT_BYTES = 32 * 2**20
 
 
-BACKENDS: dict[str, Callable[[EngineRequest], Session]] = {
+BACKENDS: dict[str, Callable[[EngineOptions], Session]] = {
     "onnxruntime-host": open_host_session,
     "onnxruntime-device": open_cuda_session,
     "tensorrt": open_trt_session,
@@ -56,7 +56,7 @@ def load_causal_lm(
         ProviderError: the provider or its package is not on this machine.
         InputError: a setting that the provider does not have.
     """
-    request = EngineRequest(
+    request = EngineOptions(
         bundle=bundle,
         role=role,
         placement=parse_placement(provider),
@@ -112,7 +112,7 @@ def load_pair(
     shares_cores = not any(row.has_device_caches for row in providers)
     is_small = _has_small_draft(bundle)
     target_request, draft_request = (
-        EngineRequest(
+        EngineOptions(
             bundle=bundle,
             role=role,
             placement=place,
@@ -134,7 +134,7 @@ def load_pair(
         raise
 
 
-def _open(request: EngineRequest) -> CausalLM:
+def _open(request: EngineOptions) -> CausalLM:
     provider = request.placement.provider
     if provider.ort_name is None and request.bundle.entry(request.role).features is not None:
         raise ProviderError(

@@ -21,7 +21,7 @@ from dsbd_runtime.graph import check_graph
 from dsbd_runtime.kv_cache import bucket_capacity
 from dsbd_runtime.ort_module import LOG_ERRORS, import_ort_for
 from dsbd_runtime.providers import Provider, check_dtype
-from dsbd_runtime.session import MAX_FORWARD_ROWS, EngineRequest
+from dsbd_runtime.session import MAX_FORWARD_ROWS, EngineOptions
 
 _NO_FALLBACK = {"session.disable_cpu_ep_fallback": "1"}
 _FALLBACK_REFUSED = "fallback to CPU EP has been explicitly disabled"
@@ -39,7 +39,7 @@ _NO_MEMORY = ("Failed to allocate memory", "out of memory", "smaller than reques
 _NO_CAPTURE = -1
 
 
-def open_cuda_session(request: EngineRequest) -> DeviceSession:
+def open_cuda_session(request: EngineOptions) -> DeviceSession:
     """Open the engine of "target" or "draft" and its prune graph on one GPU.
 
     Raises:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from dsbd_runtime import graph
 from dsbd_runtime.errors import BundleError, CapacityError, EngineError
-from dsbd_runtime.features import ForwardFeatures, HostFeatures, ReadFeatures, host_rows
+from dsbd_runtime.features import HostFeatures, ReadFeatures, host_rows
 from dsbd_runtime.full_logits import HostLogits
 from dsbd_runtime.graph import check_graph, empty_outputs
 from dsbd_runtime.kv_cache import NUMPY_DTYPES, KVCache, bucket_capacity
@@ -21,7 +21,7 @@ from dsbd_runtime.manifest import ModelEntry
 from dsbd_runtime.ort_module import LOG_ERRORS, check_offered, import_ort_for, session_options
 from dsbd_runtime.prepared_engine import PreparedEngine
 from dsbd_runtime.providers import Provider, check_dtype, find_provider
-from dsbd_runtime.session import EngineInputs, EngineOutputs, EngineRequest
+from dsbd_runtime.session import EngineInputs, EngineOptions, EngineOutputs
 
 _NO_MEMORY = ("Failed to allocate memory", "bad allocation", "bad_alloc")
 
@@ -139,12 +139,13 @@ class OrtSession:
         self._open_cache()
         for name, array in _engine_inputs(inputs):
             self._binding.bind_ortvalue_input(name, self._ort_value(array))
-        outputs = empty_outputs(self._head, inputs.logit_rows.shape[0], inputs.num_pairs)
+        forward = inputs.forward
+        outputs = empty_outputs(self._head, len(forward.logit_rows), forward.num_pairs)
         for name, array in outputs.items():
             self._binding.bind_ortvalue_output(name, self._ort_value(array))
-        self._bind_full_logits(inputs.logit_rows.shape[0])
+        self._bind_full_logits(len(forward.logit_rows))
         if inputs.features is not None:
-            self._bind_features(inputs.features)
+            self._bind_features(inputs)
         try:
             self._engine.run_with_iobinding(self._binding, self._next_options)
             self._next_options = None
@@ -177,8 +178,8 @@ class OrtSession:
         """Return the error for a failed call: the engine, the sizes of the call, and the reason."""
         reason = " ".join(str(error).split())
         sizes = (
-            f"{inputs.token_ids.shape[0]} rows from row {inputs.first_row} on, logits of "
-            f"{inputs.logit_rows.shape[0]}, caches of {self.capacity}"
+            f"{inputs.forward.num_new} rows from row {inputs.first_row} on, logits of "
+            f"{len(inputs.forward.logit_rows)}, caches of {self.capacity}"
         )
         if any(sign in reason for sign in _NO_MEMORY):
             return CapacityError(
@@ -203,16 +204,17 @@ class OrtSession:
             self._binding.bind_ortvalue_output(graph.LOGITS, self._ort_value(logits))
             self._num_full_bound = num_logit_rows
 
-    def _bind_features(self, features: ForwardFeatures) -> None:
+    def _bind_features(self, inputs: EngineInputs) -> None:
         """Bind the features that the call reads, and the rows that it writes."""
-        first, num_kept = features.first, len(features.kept_rows)
-        kept = features.kept.array[first : first + num_kept]
+        forward, first = inputs.forward, inputs.first_feature
+        assert forward.feature_rows is not None and self._features is not None
+        kept = inputs.features.array[first : first + len(forward.feature_rows)]
         self._binding.bind_ortvalue_output(graph.FEATURES, self._ort_value(kept))
-        if features.parents is None:
-            arrays = {graph.FEATURE_ROWS: features.kept_rows}
+        if forward.parent_features is None:
+            arrays = {graph.FEATURE_ROWS: forward.feature_rows}
         else:
-            assert self._features is not None and self._features.own_width is not None
-            read = ReadFeatures.of(features.parents)
+            assert self._features.own_width is not None
+            read = ReadFeatures.of(forward.parent_features)
             width, own_width = self._features.width, self._features.own_width
             arrays = {
                 graph.TARGET_FEATURES: host_rows(read.target, width, self._feature_type),
@@ -227,7 +229,7 @@ class OrtSession:
         return self._ort.OrtValue.ortvalue_from_numpy(array)
 
 
-def open_host_session(request: EngineRequest) -> OrtSession:
+def open_host_session(request: EngineOptions) -> OrtSession:
     """Open the engine of "target" or "draft" with its caches in host memory."""
     folder = request.engine_cache
     prepared = (
@@ -245,13 +247,14 @@ def open_host_session(request: EngineRequest) -> OrtSession:
 
 def _engine_inputs(inputs: EngineInputs) -> Iterator[tuple[str, NDArray[Any]]]:
     """Yield name and array of each input besides the caches, in the engine's shapes."""
-    yield graph.INPUT_IDS, np.ascontiguousarray(inputs.token_ids)[None]  # (1, S)
-    yield graph.POSITION_IDS, np.ascontiguousarray(inputs.positions)[None]  # (1, S)
+    forward = inputs.forward
+    yield graph.INPUT_IDS, np.ascontiguousarray(forward.token_ids)[None]  # (1, S)
+    yield graph.POSITION_IDS, np.ascontiguousarray(forward.positions)[None]  # (1, S)
     yield graph.WRITE_INDICES, np.array([inputs.first_row], np.int64)  # (1,)
-    yield graph.LOGIT_ROWS, np.ascontiguousarray(inputs.logit_rows)  # (R,)
-    if inputs.gather is not None:
-        yield graph.GATHER_ROWS, np.ascontiguousarray(inputs.gather.rows)  # (N,)
-        yield graph.GATHER_IDS, np.ascontiguousarray(inputs.gather.token_ids)  # (N,)
+    yield graph.LOGIT_ROWS, np.ascontiguousarray(forward.logit_rows)  # (R,)
+    if forward.gather is not None:
+        yield graph.GATHER_ROWS, np.ascontiguousarray(forward.gather.rows)  # (N,)
+        yield graph.GATHER_IDS, np.ascontiguousarray(forward.gather.token_ids)  # (N,)
     for name, mask in inputs.masks.items():
         yield name, np.ascontiguousarray(mask)[None, None]  # (1, 1, S, C)
 

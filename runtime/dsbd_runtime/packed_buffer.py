@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dsbd_forward.logits import Gather
 from dsbd_runtime import graph
 from dsbd_runtime.device import ELEMENT_BYTES, Device, DeviceArray
 from dsbd_runtime.session import EngineInputs
@@ -126,7 +127,7 @@ def pair_parts(num_pairs: int) -> list[Part]:
     return [(graph.GATHER_ROWS, (num_pairs,), "int64"), (graph.GATHER_IDS, (num_pairs,), "int64")]
 
 
-def fill_pairs(staged: PackedArrays, gather: graph.Gather) -> None:
+def fill_pairs(staged: PackedArrays, gather: Gather) -> None:
     """Write the pairs of a forward; those of the call beyond them gather the first logit."""
     _fill_padded(staged.on_host[graph.GATHER_ROWS], gather.rows, 0)
     _fill_padded(staged.on_host[graph.GATHER_IDS], gather.token_ids, 0)
@@ -139,11 +140,12 @@ def fill_forward(staged: PackedArrays, inputs: EngineInputs) -> None:
     next forward overwrites them. Each sees itself alone: a row that sees nothing may become NaN,
     and a NaN in the cache reaches every row, since a masked row still enters a product, times 0.
     """
-    host, num_new = staged.on_host, inputs.token_ids.shape[0]
+    host, forward = staged.on_host, inputs.forward
+    num_new = forward.num_new
     host[graph.WRITE_INDICES][0] = inputs.first_row
-    _fill_padded(host[graph.INPUT_IDS][0], inputs.token_ids, 0)
-    _fill_padded(host[graph.POSITION_IDS][0], inputs.positions, 0)
-    _fill_padded(host[graph.LOGIT_ROWS], inputs.logit_rows, 0)
+    _fill_padded(host[graph.INPUT_IDS][0], forward.token_ids, 0)
+    _fill_padded(host[graph.POSITION_IDS][0], forward.positions, 0)
+    _fill_padded(host[graph.LOGIT_ROWS], forward.logit_rows, 0)
     for name, mask in inputs.masks.items():
         padded = host[name][0, 0]  # (padded S, capacity)
         padded[:num_new] = mask

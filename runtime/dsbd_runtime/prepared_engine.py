@@ -5,12 +5,14 @@ process. A prepared engine is the result on disk, which the next opening maps:
 
     FOLDER/<digest>/model.onnx      the optimized graph
     FOLDER/<digest>/model.bin       weights, as they are stored and as they are packed
-    FOLDER/<digest>/whole.json      sizes of both; written last
+    FOLDER/<digest>/whole.json      sizes, checksums and hashes of both; written last
 
-So opening computes nothing, and the weights are in memory once for all processes that map them.
-The digest covers the engine's files, the version of ONNX Runtime, the processor and the options
-that decide what is packed: anything else finds no prepared engine and makes one. It is written
-beside its place and renamed, so that openers see it whole or not at all, however many there are.
+So opening computes nothing but checksums, and the weights are in memory once for all processes that
+map them. The digest covers the engine's files, the version of ONNX Runtime, the processor and the
+options that decide what is packed: anything else finds no prepared engine and makes one. It is
+written beside its place, synced and renamed, so that openers see it whole or not at all, however
+many there are. Every opening reads both files once and compares their checksums, or their hashes
+where those of the bundle are checked too: one that has changed is made again.
 """
 
 from __future__ import annotations
@@ -28,19 +30,21 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from dsbd_runtime.bundle import WEIGHTS_FILE, Bundle
+from dsbd_runtime.bundle import WEIGHTS_FILE, Bundle, sha256_of
+from dsbd_runtime.durable_files import checksum, sync_folder, sync_names
 from dsbd_runtime.errors import BundleError, InputError
 
 OpenEngine = Callable[[Path, Any], Any]
 """Opens the graph at a path with session options."""
 
-_FORMAT = 1
+_FORMAT = 2
 _MODEL, _WEIGHTS, _WHOLE = "model.onnx", "model.bin", "whole.json"
 _ENTRIES = {
     "session.optimized_model_external_initializers_file_name": _WEIGHTS,
     "session.optimized_model_external_initializers_min_size_in_bytes": "1024",
     "session.save_external_prepacked_constant_initializers": "1",
 }
+_DIGESTS: dict[str, Callable[[Path], int | str]] = {"checksum": checksum, "sha256": sha256_of}
 _MOST_COPIES = 2.5  # of the weights: as they are stored, as they are packed, and some room
 _SMALLEST_ROOM = 16 * 2**20
 
@@ -55,11 +59,13 @@ class PreparedEngine:
         folder: of prepared engines of any bundles; made where it is absent.
         source_digest: names the engine's files by their content.
         num_bytes: of the engine's files.
+        verify: whether an opening compares the hashes of its files, not only the checksums.
     """
 
     folder: Path
     source_digest: str
     num_bytes: int
+    verify: bool = False
 
     @classmethod
     def of_bundle(cls, folder: Path, bundle: Bundle, role: str) -> PreparedEngine:
@@ -72,7 +78,8 @@ class PreparedEngine:
         }
         content = json.dumps({Path(name).name: entry.sha256 for name, entry in of_engine.items()})
         digest = hashlib.sha256(content.encode()).hexdigest()
-        return cls(folder, digest, sum(entry.size for entry in of_engine.values()))
+        num_bytes = sum(entry.size for entry in of_engine.values())
+        return cls(folder, digest, num_bytes, verify=bundle.is_verified)
 
     def open(
         self,
@@ -83,7 +90,8 @@ class PreparedEngine:
     ) -> Any:
         """Return the engine, opened from its prepared form, which is made if it is not there.
 
-        Where it cannot be written the engine is opened as it is, with a warning in the log.
+        One that is damaged is made again. Where it cannot be written the engine is opened as it
+        is. Either has a warning in the log.
 
         Args:
             ort: the module onnxruntime.
@@ -92,7 +100,9 @@ class PreparedEngine:
             open_engine: raises BundleError for a graph that cannot be opened.
         """
         place = self.folder / self._name(ort, new_options())
-        if not _is_whole(place):
+        if not self._is_whole(place):
+            if place.exists():
+                _log.warning("the prepared engine %s is damaged and is made again", place)
             try:
                 self._prepare(place, lambda options: open_engine(model_path, options), new_options)
             except OSError as error:
@@ -107,7 +117,7 @@ class PreparedEngine:
         try:
             return open_engine(place / _MODEL, options)
         except BundleError as error:
-            _log.warning("a prepared engine is damaged and is removed: %s", error)
+            _log.warning("a prepared engine cannot be opened and is removed: %s", error)
             shutil.rmtree(place, ignore_errors=True)
             return open_engine(model_path, new_options())
 
@@ -140,20 +150,29 @@ class PreparedEngine:
             except BundleError as error:
                 open_source(new_options())  # raises where the engine is to blame
                 raise OSError(f"ONNX Runtime cannot write it: {error}") from error
-            sizes = {
-                part: (made / part).stat().st_size
-                for part in (_MODEL, _WEIGHTS)
-                if (made / part).exists()
-            }
-            (made / _WHOLE).write_text(json.dumps(sizes), encoding="utf-8")
-            if place.exists():  # not whole, or made by another opener in the meantime
-                if _is_whole(place):
+            record = {name: _of_parts(made, digest) for name, digest in _DIGESTS.items()}
+            (made / _WHOLE).write_text(json.dumps(record), encoding="utf-8")
+            sync_folder(made)
+            if place.exists():  # damaged, or made by another opener in the meantime
+                if self._is_whole(place):
                     return
                 shutil.rmtree(place, ignore_errors=True)
             with contextlib.suppress(OSError):  # another one was first, as is seen below
                 made.rename(place)
-        if not _is_whole(place):
+            sync_names(self.folder)
+        if not self._is_whole(place):
             raise OSError(f"{place} is not what was written to it")
+
+    def _is_whole(self, place: Path) -> bool:
+        """Return whether a prepared engine is there as it was written."""
+        name = "sha256" if self.verify else "checksum"
+        try:
+            written = json.loads((place / _WHOLE).read_text(encoding="utf-8"))
+            return isinstance(written, dict) and written.get(name) == _of_parts(
+                place, _DIGESTS[name]
+            )
+        except (OSError, ValueError, RecursionError):  # also of a record that is damaged itself
+            return False
 
     def _check_room(self) -> None:
         needed = int(_MOST_COPIES * self.num_bytes) + _SMALLEST_ROOM
@@ -162,19 +181,16 @@ class PreparedEngine:
             raise OSError(f"{free} bytes are free, it may take {needed}")
 
 
+def _of_parts(place: Path, digest: Callable[[Path], int | str]) -> dict[str, int | str]:
+    """Return the digests of the graph and, where it has any, the weights of a prepared engine."""
+    parts = [_MODEL, *([_WEIGHTS] if (place / _WEIGHTS).exists() else [])]
+    return {part: digest(place / part) for part in parts}
+
+
 def _make_folder(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise InputError(f"engine_cache is {folder}, which is a file; expected a folder")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-
-
-def _is_whole(place: Path) -> bool:
-    """Return whether a prepared engine is there with the sizes that were written."""
-    try:
-        sizes = json.loads((place / _WHOLE).read_text(encoding="utf-8"))
-        return all((place / name).stat().st_size == size for name, size in sizes.items())
-    except (OSError, ValueError):
-        return False
 
 
 def _processor(cpu_info: Path = Path("/proc/cpuinfo")) -> tuple[str, str]:

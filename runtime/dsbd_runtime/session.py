@@ -9,9 +9,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from dsbd_forward.features import Features
+from dsbd_forward.forward import Forward
 from dsbd_runtime.bundle import Bundle
-from dsbd_runtime.features import Features, ForwardFeatures
-from dsbd_runtime.graph import Gather
 from dsbd_runtime.providers import Placement
 
 MAX_FORWARD_ROWS = 256
@@ -19,7 +19,7 @@ MAX_FORWARD_ROWS = 256
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineRequest:
+class EngineOptions:
     """One engine to open; see ``loading.load_causal_lm`` for the fields."""
 
     bundle: Bundle
@@ -31,35 +31,25 @@ class EngineRequest:
     cuda_graphs: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class EngineInputs:
-    """The inputs of one engine call besides the caches.
+    """One engine call: a forward of at most ``MAX_FORWARD_ROWS`` rows, and where its results go.
 
     The masks may be views of a buffer that the next call reuses: a session must not keep them.
 
     Attributes:
-        token_ids: (S,) int64.
-        positions: (S,) int64.
+        forward: the rows; its mask is in ``masks`` as the engine reads it.
         masks: by input name of the graph, (S, C) bool each; C is the capacity of the caches.
         first_row: cache row of the first of the S new rows.
-        logit_rows: (R,) int64. Which of the S rows need logits.
-        gather: which logits of these a gather head returns; None for an engine without one.
-        features: which features the call reads, and which it leaves where; None for an engine
-            without features.
+        features: where the features of its F rows are put, from row ``first_feature`` on; None for
+            an engine without features.
     """
 
-    token_ids: NDArray[np.int64]
-    positions: NDArray[np.int64]
+    forward: Forward
     masks: dict[str, NDArray[np.bool_]]
     first_row: int
-    logit_rows: NDArray[np.int64]
-    gather: Gather | None = None
-    features: ForwardFeatures | None = None
-
-    @property
-    def num_pairs(self) -> int:
-        """N, the logits that a gather head returns."""
-        return 0 if self.gather is None else len(self.gather.rows)
+    features: Any = None
+    first_feature: int = 0
 
 
 EngineOutputs = dict[str, NDArray[Any]]

@@ -25,6 +25,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from dsbd_runtime.durable_files import sync_folder, sync_names
 from dsbd_runtime.errors import BundleError
 from dsbd_runtime.manifest import MANIFEST_NAME
 
@@ -98,8 +99,10 @@ def new_bundle(
         partial = places.beside("partial")
         partial.mkdir()
         yield partial
+        sync_folder(partial)
         _check_replaceable(final)
         _put_in_place(places, swap)
+        sync_names(final.parent)
     finally:
         _settle(places)
         lock.release()

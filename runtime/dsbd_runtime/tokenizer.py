@@ -37,6 +37,13 @@ _BYTE = re.compile("<0x([0-9a-fA-F+][0-9a-fA-F])>")  # the library reads "+A" as
 MOST_STRIPPED = 2
 """Characters that a ``Strip`` may take from the beginning of the joined text."""
 
+_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
+BYTE_BY_SYMBOL = {chr(byte): byte for byte in _PRINTABLE} | {
+    chr(256 + index): byte for index, byte in enumerate(_OTHERS)
+}
+"""How byte-level BPE (GPT-2) spells bytes: printable Latin-1 as itself, others from U+0100 on."""
+
 _SPELLING_OF_BYTES = frozenset("<0x123456789abcdefABCDEF+>")
 _BY_TOKEN = ("Replace", "Strip", "Metaspace", "WordPiece", "BPEDecoder", "ByteFallback")
 
@@ -55,6 +62,7 @@ class Tokenizer:
         self._backend.no_truncation()
         self._backend.no_padding()
         self._adds_text_by_token: dict[int, bool] = {}
+        self._bytes_by_token: dict[int, bytes] = {}
         self._added_first: list[int] = []
         if bos_token_id is not None and _says_add_bos_token(folder / TOKENIZER_CONFIG_FILE):
             if bos_token_id not in self._backend.encode("").ids:
@@ -95,6 +103,8 @@ class Tokenizer:
         Bytes that are no UTF-8 become U+FFFD.
         """
         ids, skips = [int(i) for i in token_ids], self._skips_special_tokens
+        if not ids:  # some decoders panic
+            return ""
         try:
             return self._backend.decode(ids, skip_special_tokens=skips)
         except _PASSED_ON:
@@ -104,6 +114,44 @@ class Tokenizer:
                 f"the bundle's tokenizer refuses these {len(token_ids)} token ids "
                 f"({_reason(error)}); give ids of its vocabulary, or export the bundle again"
             ) from error
+
+    def bytes_of(self, token_id: int) -> bytes:
+        """Return a token's own bytes: what it adds in the middle of a text.
+
+        A special token is spelled out, whether or not ``decode`` has it; an id outside the
+        vocabulary has none. A token that is part of a character has those of its part alone.
+        """
+        found = self._bytes_by_token.get(token_id)
+        if found is None:
+            found = self._bytes_by_token[token_id] = self._own_bytes(token_id)
+        return found
+
+    def _own_bytes(self, token_id: int) -> bytes:
+        piece = self._backend.id_to_token(int(token_id))
+        if piece is None:
+            return b""
+        if (byte := self.byte_of(token_id)) is not None:
+            return bytes((byte,))
+        if self.joints.joins_bytes and all(symbol in BYTE_BY_SYMBOL for symbol in piece):
+            return bytes(map(BYTE_BY_SYMBOL.__getitem__, piece))
+        tokenizer, letter = self.with_special_tokens, self.letter
+        before, after = tokenizer.decode((letter,)), tokenizer.decode((letter, letter))
+        try:
+            text = tokenizer.decode((letter, token_id, letter))
+        except InputError:  # a decoder that needs other tokens beside it
+            return b""
+        return text.removeprefix(before).removesuffix(after.removeprefix(before)).encode()
+
+    def name_of(self, token_id: int) -> str:
+        r"""Return a token by itself: its text, or ``\xe2\x82`` of a part of a character.
+
+        A token without text, such as an id outside the vocabulary, is ``piece``.
+        """
+        content = self.bytes_of(token_id)
+        try:
+            return content.decode() or self.piece(token_id)
+        except UnicodeDecodeError:
+            return "".join(f"\\x{byte:02x}" for byte in content)
 
     def piece(self, token_id: int) -> str:
         """Return a token as the vocabulary spells it, ``<id>`` where it has no such token."""
@@ -137,7 +185,7 @@ class Tokenizer:
         """
         found = self._adds_text_by_token.get(token_id)
         if found is None:
-            letter, token = (self._letter,), (token_id,)
+            letter, token = (self.letter,), (token_id,)
             contexts = (((), letter), (letter, ()), (letter, letter))
             found = any(
                 self.decode(before + token + after) != self.decode(before + after)
@@ -147,7 +195,7 @@ class Tokenizer:
         return found
 
     @functools.cached_property
-    def _letter(self) -> int:
+    def letter(self) -> int:
         """The first token that is text by itself, no part of a character."""
         for token_id in range(self._backend.get_vocab_size()):
             text = self.decode((token_id,))
@@ -190,11 +238,13 @@ class TextJoints:
         is_local: whether no step looks for text across tokens; else anything can change.
         joins_bytes: whether tokens are bytes (``ByteLevel``).
         has_byte_runs: whether some tokens are bytes, decoded a run at a time (``ByteFallback``).
+        num_dropped_spaces: how many spaces at the beginning of a text are dropped.
     """
 
     is_local: bool
     joins_bytes: bool = False
     has_byte_runs: bool = False
+    num_dropped_spaces: int = 0
 
 
 def joints_of(decoder: Mapping[str, Any] | None) -> TextJoints:
@@ -215,6 +265,7 @@ def joints_of(decoder: Mapping[str, Any] | None) -> TextJoints:
         is_local=is_local,
         joins_bytes=is_local and joins_bytes,
         has_byte_runs=is_local and has_byte_runs,
+        num_dropped_spaces=sum(map(_num_dropped_spaces, steps)),
     )
 
 
@@ -233,6 +284,12 @@ def _keeps_bytes(step: Mapping[str, Any]) -> bool:
     """Return whether a step before ``ByteFallback`` leaves every ``<0xE2>`` as it is."""
     pattern = _replaced_text(step)
     return bool(pattern) and _SPELLING_OF_BYTES.isdisjoint(f"{pattern}{step['content']}")
+
+
+def _num_dropped_spaces(step: Mapping[str, Any]) -> int:
+    if step.get("type") == "Strip":
+        return int(step["start"]) if step["content"] == " " else 0
+    return int(step.get("type") == "Metaspace" and step["prepend_scheme"] != "never")
 
 
 def _is_by_character(step: Mapping[str, Any]) -> bool:

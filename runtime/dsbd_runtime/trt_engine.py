@@ -16,7 +16,7 @@ from dsbd_runtime.device_session import DeviceSession
 from dsbd_runtime.errors import BundleError, CapacityError, EngineError
 from dsbd_runtime.graph import CACHE_PARTS, past_name, present_name
 from dsbd_runtime.providers import check_dtype
-from dsbd_runtime.session import MAX_FORWARD_ROWS, EngineRequest
+from dsbd_runtime.session import MAX_FORWARD_ROWS, EngineOptions
 from dsbd_runtime.trt_module import FLAVOURS, first_reason, import_trt, trt_logger
 from dsbd_runtime.trt_record import ENGINE_FILE, PRUNE_ENGINE_FILE, TrtMachine, fitting_record
 
@@ -224,7 +224,7 @@ class TrtCall:
 
 
 def open_trt_session(
-    request: EngineRequest, *, trt: ModuleType | None = None, cuda_runtime: Any = None
+    request: EngineOptions, *, trt: ModuleType | None = None, cuda_runtime: Any = None
 ) -> DeviceSession:
     """Open the engine of "target" or "draft" and its prune engine on one GPU.
 

@@ -26,6 +26,21 @@ def json_from_file(file: Path) -> Any:
         raise BundleError(f"{file} cannot be read as JSON ({error}); export again") from error
 
 
+def json_from_text(text: str) -> Any:
+    """Read JSON; a ValueError says where a text is none, as with NaN, or has too large a number."""
+    return json.loads(text, parse_constant=_no_number, parse_float=_finite)
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _finite(digits: str) -> float:
+    if math.isinf(number := float(digits)):
+        raise ValueError(f"the number {digits[:40]} is too large for 64 bits")
+    return number
+
+
 def typed(kind: type[Entry], value: Any, where: str) -> Entry:
     """Return parsed JSON as the dataclass ``kind``; raise BundleError at the first mismatch.
 

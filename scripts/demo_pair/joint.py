@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dsbd_export.distill.teacher import Device
+from dsbd_export.distill.teacher import TorchDevice
 
 
 class Pair(nn.Module):
@@ -20,7 +20,7 @@ class Pair(nn.Module):
 
 
 def mutual_loss(
-    pair: nn.Module, tokens: Tensor, num_corpus: Tensor, agreement: Tensor, device: Device
+    pair: nn.Module, tokens: Tensor, num_corpus: Tensor, agreement: Tensor, device: TorchDevice
 ) -> Tensor:
     """Return the target's cross entropy plus ``agreement`` times the distance of both models.
 

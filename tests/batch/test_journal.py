@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -80,12 +84,76 @@ def test_a_longer_input_is_gone_on_with(tmp_path):
         assert journal.resume([*HASHES, "more"]) == 1
 
 
-def test_only_one_process_writes(tmp_path):
-    path = tmp_path / "out.jsonl"
-    with open_journal(path):
-        with pytest.raises(BatchError, match="is being written by another process"):
-            with open_journal(path):
+HOLDER = """
+import sys
+from pathlib import Path
+from dsbd_ort.batch.journal import open_journal
+
+with open_journal(Path(sys.argv[1])) as journal:
+    print("open", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture(scope="module")
+def held(tmp_path_factory):
+    """An output that another process writes, in a folder of its own, and that process."""
+    path = tmp_path_factory.mktemp("held") / "out.jsonl"
+    call = [sys.executable, "-c", HOLDER, str(path)]
+    with subprocess.Popen(call, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout.readline() == "open\n"
+        yield path, holder
+        holder.kill()
+
+
+def names_of(path):
+    """The names by which an output can be reached, each of another kind."""
+    folder = path.parent
+    yield path
+    for name, target in (("link", path.name), ("chain", "link"), ("absolute", path)):
+        (folder / name).symlink_to(target)
+        yield folder / name
+    (folder / "hard").hardlink_to(path)
+    yield folder / "hard"
+    (folder / "folder").symlink_to(folder)
+    yield folder / "folder" / "hard"
+    yield folder / ".." / folder.name / path.name
+
+
+def test_only_one_process_writes(held):
+    path, holder = held
+    for name in names_of(path):
+        with pytest.raises(BatchError, match="is being written by another process; wait for it"):
+            with open_journal(name):
                 pass
+    holder.kill()
+    holder.wait()
+    written(path.parent / "hard", [0])  # the lock has ended with its process
+
+
+def test_an_output_by_another_name_is_gone_on_with(tmp_path):
+    path = tmp_path / "out.jsonl"
+    written(path, [0])
+    for number, name in enumerate(names_of(path), start=1):
+        if number < len(HASHES):
+            written(name, [number])
+    assert len(path.read_bytes().splitlines()) == len(HASHES)
+
+
+def test_one_in_this_process_is_another_too(tmp_path):
+    with open_journal(tmp_path / "out.jsonl"):
+        with pytest.raises(BatchError, match="is being written by another process"):
+            with open_journal(tmp_path / "out.jsonl"):
+                pass
+
+
+def test_an_output_that_cannot_be_locked_is_refused(tmp_path):
+    def lock(descriptor, *, blocking):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    with pytest.raises(BatchError, match=r"out.jsonl cannot be locked \(No locks available\)"):
+        with open_journal(tmp_path / "out.jsonl", lock=lock):
+            pass
 
 
 @pytest.mark.parametrize("name", ["no/such/folder/out", ".", "/dev/null"])

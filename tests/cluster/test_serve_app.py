@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from dsbd_ort import Pipeline
 from dsbd_ort.cluster.errors import ClusterError
-from dsbd_ort.cluster.http_replica import HttpReplica, ServeArguments
+from dsbd_ort.cluster.http_replica import AppArguments, HttpReplica
 from tests.cluster.own_cluster import TOKEN, serve_run
 
 MODEL = "tiny"
@@ -167,11 +167,11 @@ def long_stream(client, seed, *, num_tokens=1900):
 )
 def test_arguments_that_make_no_sense_are_named(given, name):
     with pytest.raises(ValidationError, match=name):
-        ServeArguments.model_validate({"bundle": "bundle", **given})
+        AppArguments.model_validate({"bundle": "bundle", **given})
 
 
 def test_a_replica_is_unhealthy_once_its_engines_have_ended(tiny_bundle):
-    arguments = ServeArguments(bundle=tiny_bundle.path)
+    arguments = AppArguments(bundle=tiny_bundle.path)
     replica = HttpReplica(arguments.pipeline(), arguments.limits(), arguments.settings())
     replica.check_health()
     replica.service.close()
@@ -184,7 +184,7 @@ def test_arguments_come_as_text(tmp_path):
     keys.write_text("secret\n")
     keys.chmod(0o600)
     given = {"bundle": str(tmp_path), "threads": "3", "max_requests": "2", "max_beams": "5"}
-    arguments = ServeArguments.model_validate({**given, "api_key_file": str(keys)})
+    arguments = AppArguments.model_validate({**given, "api_key_file": str(keys)})
     assert arguments.pipeline().bundle == tmp_path and arguments.pipeline().num_threads == 3
     assert arguments.limits().max_requests == 2
     settings = arguments.settings()

@@ -1,4 +1,4 @@
-"""--chat-template-kwargs: more variables of a chat template, for one prompt, a chat and a batch."""
+"""Chat templates for one prompt, a chat and a batch: more variables, messages that they drop."""
 
 from __future__ import annotations
 
@@ -62,6 +62,26 @@ def test_a_batch_and_its_fingerprint(chat_bundle: Path, answer: str, tmp_path: P
     assert [line["sequences"][0]["text"] for line in found] == [answer] * 2
     other = dsbd_run(chat_bundle, *files, "--chat-template-kwargs", '{"mood": "sad"}')
     assert other.exit_code == 2 and "of another input or other options" in other.stderr
+
+
+def test_messages_that_the_template_drops(tiny_bundle: Bundle, tmp_path: Path) -> None:
+    bundle = tmp_path / "bundle"
+    shutil.copytree(tiny_bundle.path, bundle)
+    source = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
+    (bundle / "chat_template.jinja").write_text(source)
+    manifest = tiny_bundle.manifest
+    write_manifest(bundle, versions={}, target=manifest.target, draft=manifest.draft)
+    done = dsbd_run(bundle, "--system", "brief", "--prompt", "hi")
+    assert done.exit_code == 2 and done.stdout == ""
+    assert "messages[0], of role 'system', leaves no trace in the prompt" in done.stderr
+    user, critic = ({"role": role, "content": "hi"} for role in ("user", "critic"))
+    lines = [{"messages": [user, critic]}, {"messages": [user, user]}]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    files = ["--input", str(tmp_path / "in.jsonl"), "--output", str(tmp_path / "out.jsonl")]
+    dsbd_run(bundle, *files)
+    refused, answered = map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())
+    assert "messages[1], of role 'critic', leaves no trace" in refused["error"]
+    assert answered["sequences"]
 
 
 WRONG = [

@@ -13,6 +13,7 @@ from dsbd_export.families import FAMILIES
 from dsbd_ort.cli import export
 from dsbd_runtime.bundle import open_bundle
 from scripts.family_checkpoints import VOCAB_SIZE, write_checkpoint
+from tests.export.conftest import swap_tokens
 from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle
 
 
@@ -55,8 +56,7 @@ def test_a_target_alone_and_a_draft_added_to_it(tmp_path):
 def checkpoint_with_other_vocabulary(tmp_path):
     folder = tmp_path / "draft"
     shutil.copytree(demo_pair()[1], folder)
-    tokenizer = folder / "tokenizer.json"
-    tokenizer.write_text(tokenizer.read_text().replace('"return"', '"returned"'))
+    swap_tokens(folder, "return", "import")
     return folder
 
 
@@ -64,7 +64,7 @@ def test_different_vocabularies_are_refused_and_leave_nothing(tmp_path):
     draft = checkpoint_with_other_vocabulary(tmp_path)
     output = tmp_path / "out" / "bundle"
     done = dsbd_export("--target", demo_pair()[0], "--draft", draft, "-o", output)
-    assert_one_line_error(done, "token 'return' is")
+    assert_one_line_error(done, "the vocabularies differ: token '")
     assert not output.parent.exists() or not list(output.parent.iterdir())
 
 

@@ -149,9 +149,39 @@ def test_a_batch_is_answered_anew_when_its_trie_changes(
     ],
 )
 def test_faults_end_in_one_line(demo_bundle: Path, arguments: list[str], words: str) -> None:
-    done = dsbd_run(demo_bundle, "--prompt", "x", *arguments)
+    assert_one_line(dsbd_run(demo_bundle, "--prompt", "x", *arguments), words)
+
+
+def assert_one_line(done: Result, words: str) -> None:
     assert done.exit_code == 2 and done.stdout == ""
     assert words in done.stderr and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        (
+            "a.jsonl",
+            b'{"token_ids": [9223372036854775808], "item": 1}',
+            "9223372036854775808; expect",
+        ),
+        ("a.jsonl", b'{"token_ids": [1', "line 1 of"),
+        ("a.trie", b"\x93NUMPY\x01\0v\0{'descr': '<i8', ", "is no saved trie, or not whole"),
+        ("a.npy", b"", "is no .npy file of integers"),
+        ("a.npy", b"PK\x03\x04" * 9, "is no .npy file of integers"),
+    ],
+)
+def test_damaged_tries_end_in_one_line(
+    demo_bundle: Path, tmp_path: Path, name: str, content: bytes, words: str
+) -> None:
+    file = tmp_path / name
+    file.write_bytes(content)
+    done = dsbd_run(demo_bundle, "--prompt", "x", "--trie", file)
+    assert_one_line(done, words)
+    assert str(file) in done.stderr
+    (tmp_path / "in.jsonl").write_text(json.dumps({"prompt": "x"}) + "\n")
+    call = ["--input", tmp_path / "in.jsonl", "--output", tmp_path / "out.jsonl", "--trie", file]
+    assert_one_line(dsbd_run(demo_bundle, *call), words)
 
 
 def test_wide_beams_print_the_items_of_a_trie(

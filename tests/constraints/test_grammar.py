@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import subprocess
 import sys
 
 import pytest
 
-from dsbd_ort.constraints import Choice, JsonObject, JsonSchema, Lark, Regex
+from dsbd_ort.constraints import Choice, FunctionCalls, JsonObject, JsonSchema, Lark, Regex
 from dsbd_ort.decoding.errors import ConstraintError
 from tests.constraints.forest_of_states import accepts_text, grammar_tokenizer
 
@@ -24,6 +25,10 @@ ODD = [
     "(x|y)*",
     " ",
 ]
+
+
+def compact(value):
+    return json.dumps(value, separators=(",", ":"))
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +67,73 @@ def test_texts_that_a_grammar_lets_through(tokenizer, grammar, texts, others):
     assert [text for text in others if accepts_text(constraint, text)] == []
 
 
+def schema_of(value, place=None, **more):
+    """A schema whose only text is ``{"a":value}``; ``place`` refers to the definition of it."""
+    return {
+        "type": "object",
+        "properties": {"a": {"$ref": place or "#/$defs/x"}},
+        "required": ["a"],
+        "additionalProperties": False,
+        "$defs": {"x": {"const": value, "$anchor": "x"}},
+    } | more
+
+
+DRAFT_4 = {"$schema": "http://json-schema.org/draft-04/schema#"}
+DRAFT_7 = {"$schema": "http://json-schema.org/draft-07/schema#"}
+DATA = {"$ref": "#/nowhere", "$id": "no uri %", "$anchor": "#"}
+URI = {"$id": "https://e.x/a.json"}
+BY_DEFINITIONS = {
+    "type": "object",
+    "$ref": "#/definitions/x",
+    "definitions": {
+        "x": {"properties": {"a": {"enum": [5]}}, "required": ["a"], "additionalProperties": False}
+    },
+}
+REFERRING = [  # schemas that refer to their own parts, in all the ways
+    (schema_of("plain"), '{"a":"plain"}'),
+    (schema_of("anchor", "#x"), '{"a":"anchor"}'),
+    (schema_of("another", "#x"), '{"a":"another"}'),
+    (schema_of("id", **URI), '{"a":"id"}'),
+    (schema_of("same id", "#x", **URI), '{"a":"same id"}'),
+    (schema_of("whole uri", "https://e.x/a.json#/$defs/x", **URI), '{"a":"whole uri"}'),
+    (schema_of("relative", "a.json#x", **{"$id": "a.json"}), '{"a":"relative"}'),
+    (schema_of(DATA, default=DATA, examples=[DATA]), f'{{"a":{compact(DATA)}}}'),
+    ({**BY_DEFINITIONS, **DRAFT_4, "id": "http://e.x/1.json"}, '{"a":5}'),
+    ({**BY_DEFINITIONS, **DRAFT_7}, '{"a":5}'),
+    (
+        {
+            "type": "object",
+            "properties": {"$ref": {"$ref": "#"}, "$id": {"enum": [DATA]}},
+            "additionalProperties": False,
+        },
+        f'{{"$ref":{{"$id":{compact(DATA)}}}}}',
+    ),
+]
+
+
+def test_schemas_of_calls_mean_what_they_mean_alone(tokenizer):
+    alone = [JsonSchema(schema).bind(tokenizer) for schema, _ in REFERRING]
+    functions = tuple((f"f{i}", JsonSchema(schema)) for i, (schema, _) in enumerate(REFERRING))
+    calls = FunctionCalls(functions, 1).bind(tokenizer)
+    for i, constraint in enumerate(alone):
+        for _, text in REFERRING:
+            call = f'[{{"name":"f{i}","arguments":{text}}}]'
+            assert accepts_text(calls, call) == accepts_text(constraint, text), call
+        assert accepts_text(constraint, REFERRING[i][1])
+
+
+def test_calls_are_a_list_of_some(tokenizer):
+    functions = tuple((name, JsonSchema({"enum": [{}]})) for name in ("f", "g.h-i_j"))
+    f, g = ('{"name":"f","arguments":{}}', '{"name":"g.h-i_j","arguments":{}}')
+    three, one = FunctionCalls(functions, 3).bind(tokenizer), FunctionCalls(functions, 1)
+    for texts in ([f], [g], [f, g], [g, f, g]):
+        assert accepts_text(three, f"[{','.join(texts)}]")
+    assert accepts_text(one.bind(tokenizer), f"[{f}]")
+    for text in ("[]", f"[{f}, {g}]", f"[{f},{f},{f},{f}]", f"[{f},]", f):
+        assert not accepts_text(three, text)
+    assert not accepts_text(one.bind(tokenizer), f"[{f},{f}]")
+
+
 def test_a_choice_of_many(tokenizer):
     texts = [f"item {number:05d}" for number in range(20_000)]
     constraint = Choice(texts).bind(tokenizer)
@@ -76,6 +148,8 @@ def test_specifications_compare_hash_and_pickle():
         Choice(["a", "b"]),
         Choice(["b", "a"]),
         Lark("start: x"),
+        FunctionCalls((("f", JsonSchema({})),), 1),
+        FunctionCalls((("f", JsonSchema({})),), 2),
         JsonObject(),
         JsonObject(flexible_whitespace=True),
         JsonSchema(PAIR),

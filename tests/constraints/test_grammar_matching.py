@@ -11,7 +11,11 @@ import numpy as np
 import pytest
 
 from dsbd_ort.constraints import Choice, GrammarTokenizer, JsonObject, JsonSchema, Lark, Regex
-from dsbd_ort.constraints.grammar_matching import MOST_COMPILED
+from dsbd_ort.constraints.grammar_matching import (
+    MOST_COMPILED,
+    MOST_COMPILED_BYTES,
+    MOST_GRAMMAR_BYTES,
+)
 from dsbd_ort.constraints.matcher_pool import MOST_RUNNERS
 from dsbd_ort.decoding.errors import ConstraintError
 from tests.constraints.forest_of_states import (
@@ -266,6 +270,56 @@ def test_grammars_are_compiled_once(tokenizer):
         Regex(f"x{number}").bind(tokenizer)
     assert Regex("once").bind(tokenizer) is not made
     assert len(tokenizer._compiled) == MOST_COMPILED
+
+
+def test_a_grammar_that_has_grown_is_compiled_again():
+    """Lexer states accumulate over the requests of a grammar, which would fail one day."""
+    tokenizer = grammar_tokenizer()
+    grammar = Regex("[a-z]*a[a-z]{300}")
+    first = grammar.bind(tokenizer)
+    path = ids_of("a" * 300)
+    for number in range(40):
+        if grammar.bind(tokenizer) is not first:
+            break
+        rng = np.random.default_rng(number)
+        letters = [ids_of(letter)[0] for letter in rng.choice(list("abcdef"), size=250)]
+        first.allowed(advanced(first, first.start([]), [*letters, *path[:20]]))
+        state = first.start([])
+        for letter in letters:
+            state = advanced(first, state, [letter])
+            first.allowed(state)
+    assert first.followed.num_bytes > MOST_GRAMMAR_BYTES
+    again = grammar.bind(tokenizer)
+    assert again is not first and again.followed.num_bytes == 0
+    assert grammar.bind(tokenizer) is again
+
+
+def test_a_lexer_at_its_limit_fails_no_further_request():
+    tokenizer = grammar_tokenizer()
+    tokenizer._limits = llguidance.LLParserLimits(verbose_errors=False, max_lexer_states=3000)
+    grammar = Regex("[a-z]*a[a-z]{300}")
+    first = grammar.bind(tokenizer)
+    letters = [ids_of(letter)[0] for letter in "abcadeabfa" * 20]
+    state = other = advanced(first, first.start([]), letters[1:3])
+    with pytest.raises(ConstraintError, match="too many states"):
+        for letter in letters:
+            state = advanced(first, state, [letter])
+            first.allowed(state)
+    with pytest.raises(ConstraintError, match="too many states"):  # not "does not allow token"
+        first.allowed(advanced(first, other, letters[:5]))
+    again = grammar.bind(tokenizer)
+    assert again is not first and not again.is_spent
+    assert again.allowed(advanced(again, again.start([]), letters[:5])).bits.any()
+
+
+def test_grammars_are_kept_within_a_number_of_bytes(tokenizer):
+    made = [Regex(f"kept {number}").bind(tokenizer) for number in range(4)]
+    made[1].compiled.num_bytes = MOST_COMPILED_BYTES - 3 * MOST_GRAMMAR_BYTES
+    made[2].followed.num_bytes = 4 * MOST_GRAMMAR_BYTES
+    kept = Regex("kept 3").bind(tokenizer)
+    assert kept is made[3]  # the newest stays
+    assert made[1] not in tokenizer._compiled.values()
+    assert made[2] in tokenizer._compiled.values()
 
 
 def test_a_token_that_is_not_allowed_is_refused(tokenizer):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +85,62 @@ def test_a_file_is_read_once_until_it_changes(tmp_path: Path) -> None:
     file.write_text("5 6\n5 8\n")
     os.utime(file, ns=(1, 1))
     assert files(str(file)) == TokenTrie.from_sequences([[5, 6], [5, 8]])
+
+
+def test_threads_that_want_one_file_have_it_read_once(tmp_path: Path) -> None:
+    began, may_end, read = threading.Event(), threading.Event(), []
+
+    def slowly(file: Path) -> TokenTrie:
+        read.append(file.name)
+        began.set()
+        assert file.name == "other.txt" or may_end.wait(10)
+        return TokenTrie.from_file(file)
+
+    files = TrieFiles(slowly)
+    for name in ("items.txt", "other.txt"):
+        (tmp_path / name).write_text("5 6\n5 7\n")
+    with ThreadPoolExecutor(8) as threads:
+        wanted = [threads.submit(files, str(tmp_path / "items.txt")) for _ in range(7)]
+        assert began.wait(10)
+        other = threads.submit(files, str(tmp_path / "other.txt"))
+        assert other.result(10) == wanted_trie()  # which waits for no other file
+        may_end.set()
+        assert len({id(trie.result(10)) for trie in wanted}) == 1
+    assert read == ["items.txt", "other.txt"]
+
+
+def wanted_trie() -> TokenTrie:
+    return TokenTrie.from_sequences([[5, 6], [5, 7]])
+
+
+def test_many_threads_and_more_files_than_are_kept(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{number}.txt" for number in range(12)]
+    for number, path in enumerate(paths):
+        path.write_text(f"5 {number}\n" if number else "no trie\n")
+    files = TrieFiles()
+
+    def ask(seed: int) -> None:
+        for number in np.random.default_rng(seed).integers(len(paths), size=150).tolist():
+            if number:
+                assert files(str(paths[number])) == TokenTrie.from_sequences([[5, number]])
+            else:
+                with pytest.raises(ConstraintError, match=r"0\.txt has the byte b'n'"):
+                    files(str(paths[number]))
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(ask, range(8)))
+
+
+def test_a_file_that_cannot_be_read_displaces_none(tmp_path: Path) -> None:
+    files, paths = TrieFiles(), [tmp_path / f"{number}.txt" for number in range(8)]
+    for number, path in enumerate(paths):
+        path.write_text(f"5 {number}\n")
+    kept = [files(str(path)) for path in paths]
+    for number in range(20):
+        (tmp_path / f"bad {number}.txt").write_text("no trie")
+        with pytest.raises(ConstraintError):
+            files(str(tmp_path / f"bad {number}.txt"))
+    assert all(files(str(path)) is trie for path, trie in zip(paths, kept, strict=True))
 
 
 def test_a_file_that_is_no_trie_is_named(tmp_path: Path) -> None:

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import resource
+import signal
+import threading
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from dsbd_ort.constraints import GrammarTokenizer, JsonSchema, Lark, Regex
-from dsbd_ort.constraints.trial import MOST_CHARACTERS
+from dsbd_ort.constraints.trial import (
+    MOST_BYTES,
+    MOST_CHARACTERS,
+    MOST_SECONDS,
+    GrammarTrial,
+    GrammarTrialError,
+)
 from dsbd_ort.decoding.errors import ConstraintError
 from tests.runtime.tiny_tokenizer import VOCAB_SIZE, tiny_tokenizer
 
@@ -34,6 +47,7 @@ def chain(num_rules: int, rule: str) -> Lark:
     return Lark("\n".join(["start: r0", *rules, f'r{num_rules}: "c"']))
 
 
+TAKES_TOO_MUCH = f"takes more than {MOST_SECONDS:g} s or {MOST_BYTES >> 20} MiB to compile"
 TOO_MUCH = {
     "time": JsonSchema({"type": "integer", "multipleOf": 999_983}),
     "time for rules": chain(5000, "{this}: {next}? {next}?"),
@@ -44,7 +58,7 @@ TOO_MUCH = {
 def test_what_takes_too_much_is_refused_and_the_next_is_tried(
     guarded: GrammarTokenizer, name: str
 ) -> None:
-    with pytest.raises(ConstraintError, match=r"takes more than 1 s or 1024 MiB to compile"):
+    with pytest.raises(ConstraintError, match=TAKES_TOO_MUCH):
         guarded.constraint(TOO_MUCH[name])
     assert guarded.constraint(Regex("[ab]{3}")).start([]).shape == (1,)
 
@@ -89,3 +103,118 @@ def test_a_closed_trial_begins_again() -> None:
             made.close()
     finally:
         made.close()
+
+
+def children(process_id: int) -> list[int]:
+    """Return the processes that the main thread of a process has started."""
+    text = Path(f"/proc/{process_id}/task/{process_id}/children").read_text()
+    return [int(child) for child in text.split()]
+
+
+def worker_of(made: GrammarTokenizer) -> int:
+    assert made._trial is not None and made._trial._process is not None
+    return made._trial._process.pid
+
+
+@contextmanager
+def most_descriptors(number: int) -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (number, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_a_process_that_was_killed_is_replaced(guarded: GrammarTokenizer) -> None:
+    guarded.constraint(Regex("[ab]{4}"))
+    os.kill(worker_of(guarded), signal.SIGKILL)
+    assert guarded.constraint(Regex("[ab]{5}")).start([]).shape == (1,)
+
+
+@pytest.mark.parametrize("victim", ["the process", "its child"])
+def test_a_grammar_whose_trial_was_killed_is_tried_again(
+    guarded: GrammarTokenizer, victim: str
+) -> None:
+    def kill() -> None:
+        while not (found := children(worker)):
+            time.sleep(0.001)
+        os.kill(worker if victim == "the process" else found[0], signal.SIGKILL)
+        victims.append(victim)
+
+    guarded.constraint(Regex(f"started before {victim}"))
+    worker = worker_of(guarded)
+    victims: list[str] = []
+    killer = threading.Thread(target=kill)
+    killer.start()
+    slow = chain(2000 + len(victim), '{this}: "a" {next} | "b" {next}')
+    assert guarded.constraint(slow).start([]).shape == (1,)
+    killer.join()
+    assert victims == [victim]
+
+
+def test_many_open_files() -> None:
+    made = tokenizer(is_guarded=True)
+    null = os.open(os.devnull, os.O_RDONLY)
+    copies: list[int] = []
+    try:
+        with most_descriptors(2048):
+            while not copies or copies[-1] < 1100:
+                copies.append(os.dup(null))
+            assert made.constraint(Regex("[ab]{6}")).start([]).shape == (1,)
+    finally:
+        made.close()
+        for descriptor in (null, *copies):
+            os.close(descriptor)
+
+
+def test_no_descriptor_left() -> None:
+    made = tokenizer(is_guarded=True)
+    before = children(os.getpid())
+    try:
+        with most_descriptors(3), pytest.raises(GrammarTrialError, match="Too many open files"):
+            made.constraint(Regex("[ab]{7}"))
+        assert children(os.getpid()) == before
+        assert made.constraint(Regex("[ab]{7}")).start([]).shape == (1,)
+    finally:
+        made.close()
+
+
+def test_a_process_that_cannot_begin_is_no_fault_of_the_grammar() -> None:
+    before = children(os.getpid())
+    with pytest.raises(GrammarTrialError, match="has ended before it was ready"):
+        GrammarTrial("{}", 10, None).check("the regex 'a'", "start: /a/")
+    assert children(os.getpid()) == before
+
+
+def optional(number: int) -> dict[str, object]:
+    return {"type": "object", "properties": {f"p{i}": {"type": "null"} for i in range(number)}}
+
+
+CROWDED = {
+    "at the beginning": optional(200),
+    "deep inside": {
+        "$defs": {"many": optional(200)},
+        "type": "object",
+        "properties": {
+            "a": {
+                "type": "array",
+                "items": {"anyOf": [{"type": "string"}, {"$ref": "#/$defs/many"}]},
+            }
+        },
+    },
+    "behind required ones": {**optional(300), "required": [f"p{i}" for i in range(50)]},
+}
+
+
+@pytest.mark.parametrize("name", CROWDED)
+def test_what_would_fail_later_is_refused_at_the_start(
+    guarded: GrammarTokenizer, name: str
+) -> None:
+    with pytest.raises(ConstraintError, match="too much may follow at one place"):
+        guarded.constraint(JsonSchema(CROWDED[name]))
+
+
+def test_what_would_fail_later_is_refused_without_a_trial_too() -> None:
+    with pytest.raises(ConstraintError, match="too much may follow at one place"):
+        tokenizer(is_guarded=False).constraint(JsonSchema(optional(600)))

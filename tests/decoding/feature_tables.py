@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,9 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from dsbd_forward.features import ZEROS, ParentFeatures
+from dsbd_forward.forward import Forward, ForwardResult
+from dsbd_forward.logits import DenseLogits
+from dsbd_forward.spec import EngineSpec
 from dsbd_ort.decoding import TableModel
-from dsbd_ort.decoding.feature_models import ZEROS, ParentFeatures
-from dsbd_ort.decoding.step_model import Role
+from dsbd_ort.decoding.engine_call import Role
 from tests.decoding.tables import LogitsOf
 
 Ints = NDArray[np.int64]
@@ -33,29 +37,27 @@ class TableFeatures:
 
 
 class TableTarget(TableModel):
-    """A FeatureTarget. ``num_features`` counts the features that it has returned."""
+    """A target with features. ``num_features`` counts the features that it has returned."""
 
-    returns_features = True
     num_features = 0
 
-    def forward_with_features(
-        self,
-        token_ids: Ints,
-        positions: Ints,
-        mask: NDArray[np.bool_],
-        logit_rows: Ints,
-        feature_rows: Ints,
-        gather: None = None,
-    ) -> tuple[NDArray[np.float32], TableFeatures]:
-        assert gather is None and (np.diff(feature_rows) > 0).all()
-        logits = self.forward(token_ids, positions, mask, logit_rows)
-        paths = self.computed_paths[len(self.computed_paths) - len(token_ids) :]
-        self.num_features += len(feature_rows)
-        return logits, TableFeatures("target", [paths[row] for row in feature_rows])
+    def __init__(self, vocab_size: int, logits_of: LogitsOf) -> None:
+        super().__init__(vocab_size, logits_of)
+        self.spec = EngineSpec(vocab_size=vocab_size, returns_features=True)
+
+    def forward(self, forward: Forward) -> ForwardResult:
+        result = super().forward(forward)
+        if forward.feature_rows is None:
+            return result
+        assert forward.gather is None and (np.diff(forward.feature_rows) > 0).all()
+        paths = self.computed_paths[len(self.computed_paths) - forward.num_new :]
+        self.num_features += len(forward.feature_rows)
+        kept = TableFeatures("target", [paths[row] for row in forward.feature_rows])
+        return ForwardResult(result.logits, kept)
 
 
 class TableDraft(TableModel):
-    """A FeatureDraft whose logits depend on which kind of feature a row came from.
+    """A feature draft whose logits depend on which kind of feature a row came from.
 
     It checks that every row came from the feature of its own parent: of ``target`` where that has
     computed the parent, else of itself.
@@ -64,14 +66,13 @@ class TableDraft(TableModel):
         kinds: of every row that it computed: its path, and the kind of feature it came from.
     """
 
-    reads_features = True
-
     def __init__(
         self, vocab_size: int, from_target: LogitsOf, from_own: LogitsOf, target: TableTarget | None
     ) -> None:
         """Take the tables of rows from either kind; ``target`` None for one of several requests,
         where another one may have computed the parent."""
         super().__init__(vocab_size, from_target)
+        self.spec = EngineSpec(vocab_size=vocab_size, reads_features=True)
         self._tables: dict[str, LogitsOf] = {
             "zeros": from_target,
             "target": from_target,
@@ -80,30 +81,20 @@ class TableDraft(TableModel):
         self._target = target
         self.kinds: list[tuple[Path, str]] = []
 
-    def forward(self, *_: object) -> NDArray[np.float32]:
-        raise AssertionError("a feature draft is called without features")
-
-    def forward_from_features(
-        self,
-        token_ids: Ints,
-        positions: Ints,
-        mask: NDArray[np.bool_],
-        logit_rows: Ints,
-        parents: ParentFeatures,
-        gather: None = None,
-    ) -> tuple[NDArray[np.float32], TableFeatures]:
-        assert gather is None and len(parents.sources) == len(parents.rows) == len(token_ids)
-        super().forward(token_ids, positions, mask, np.arange(0))
-        seen = self.computed_paths[len(self.computed_paths) - len(token_ids) :]
+    def forward(self, forward: Forward) -> ForwardResult:
+        parents = forward.parent_features
+        assert parents is not None, "a feature draft is called without features"
+        assert forward.gather is None
+        assert len(parents.sources) == len(parents.rows) == forward.num_new
+        super().forward(dataclasses.replace(forward, logit_rows=np.arange(0)))
+        seen = self.computed_paths[len(self.computed_paths) - forward.num_new :]
         paths = [self._whole_path(path, parents, s) for s, path in enumerate(seen)]
         self.computed_paths[-len(paths) :] = paths
         kinds = [self._kind(path, parents, s) for s, path in enumerate(paths)]
         self.kinds += zip(paths, kinds, strict=True)
-        logits = [self._tables[kinds[s]](paths[s]) for s in logit_rows]
-        return (
-            np.array(logits, dtype=np.float32).reshape(len(logit_rows), self.vocab_size),
-            TableFeatures("draft", paths),
-        )
+        logits = [self._tables[kinds[s]](paths[s]) for s in forward.logit_rows]
+        values = np.array(logits, dtype=np.float32).reshape(len(logits), self.spec.vocab_size)
+        return ForwardResult(DenseLogits(values), TableFeatures("draft", paths))
 
     def _path(self, seen: NDArray[np.bool_], position: np.int64) -> Path:
         """A row sees all of its path but the first token, which sees itself."""

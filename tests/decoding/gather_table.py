@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
+from dsbd_forward.forward import Forward, ForwardResult
+from dsbd_forward.logits import DenseLogits, GatheredLogits
+from dsbd_forward.spec import EngineSpec, HeadSpec
 from dsbd_ort.decoding import TableModel
 from tests.decoding.tables import LogitsOf
 
 
-@dataclass(frozen=True)
-class TableGathered:
-    logits: NDArray[np.float32]
-    logsumexp: NDArray[np.float32]
-
-
 class GatherTable:
-    """A TableModel with ``gathers_logits``.
+    """A TableModel with a gather head.
 
     Attributes:
         num_pairs: of every forward with a gather.
         num_whole_rows: logit rows that were returned whole.
     """
 
-    gathers_logits = True
-
     def __init__(self, vocab_size: int, logits_of: LogitsOf) -> None:
         self.table = TableModel(vocab_size, logits_of)
-        self.vocab_size = vocab_size
+        self.spec = EngineSpec(vocab_size=vocab_size, head=HeadSpec(gathers_logits=True))
         self.num_pairs: list[int] = []
         self.num_whole_rows = 0
 
@@ -37,24 +30,17 @@ class GatherTable:
     def num_rows(self) -> int:
         return self.table.num_rows
 
-    def forward(
-        self,
-        token_ids: NDArray[np.int64],
-        positions: NDArray[np.int64],
-        mask: NDArray[np.bool_],
-        logit_rows: NDArray[np.int64],
-        gather: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None,
-    ) -> NDArray[np.float32] | TableGathered:
-        logits = self.table.forward(token_ids, positions, mask, logit_rows)
-        if gather is None:
+    def forward(self, forward: Forward) -> ForwardResult:
+        logits = self.table.forward(forward).logits.values
+        largest = logits.max(axis=1, initial=-np.inf).astype(np.float64)
+        sums = (largest + np.log(np.exp(logits - largest[:, None]).sum(axis=1))).astype(np.float32)
+        if forward.gather is None:
             self.num_whole_rows += len(logits)
-            return logits
-        rows, ids = gather
+            return ForwardResult(DenseLogits(logits, sums))
+        rows, ids = forward.gather
         assert rows.dtype == ids.dtype == np.int64 and rows.shape == ids.shape
         self.num_pairs.append(len(rows))
-        largest = logits.max(axis=1, initial=0.0).astype(np.float64)
-        sums = largest + np.log(np.exp(logits - largest[:, None]).sum(axis=1))
-        return TableGathered(logits[rows, ids], sums.astype(np.float32))
+        return ForwardResult(GatheredLogits(logits[rows, ids], sums))
 
     def keep(self, rows: NDArray[np.int64]) -> None:
         self.table.keep(rows)

@@ -13,7 +13,7 @@ from dsbd_ort.decoding import DecodeResult, DecodingConfig, DecodingRequest
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder, Outcome, Preempted, Progress, Tree
 from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
 from dsbd_ort.decoding.drafting.cost_curve import CostCurve, EngineCosts
-from dsbd_ort.decoding.request import IterationOutput
+from dsbd_ort.decoding.request import IterationOutput, only_for_room
 
 COSTS = EngineCosts(CostCurve((1, 16), (1e-3, 2e-3)), CostCurve((1, 16), (1e-4, 2e-4)))
 
@@ -102,7 +102,9 @@ class Together:
             assert event.agreed_tokens[: len(stream)] == stream, "a streamed token was taken back"
             self.streams[number] = event.agreed_tokens
         elif isinstance(event, Preempted):
-            assert number == max(self.running) > min(self.running), "an older request is preempted"
+            assert number == max(self.running), "an older request is preempted"
+            is_forced = self.requests[number].preempts is not only_for_room
+            assert is_forced or len(self.running) > 1, "one that has all rows is preempted"
             self.running.remove(number)
             self.waiting.appendleft(number)
             self.num_preempted[number] += 1

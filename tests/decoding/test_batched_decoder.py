@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dsbd_forward.forward import Forward, ForwardResult
 from dsbd_ort.decoding import (
     DecodeResult,
     DecodingConfig,
@@ -181,7 +182,7 @@ class Watched:
 
     def __init__(self, model: TableModel, failing_call: int | None = None) -> None:
         self.model = model
-        self.vocab_size = model.vocab_size
+        self.spec = model.spec
         self.keep = model.keep
         self.most_rows = 0
         self.rows_of_calls: list[int] = []
@@ -191,13 +192,13 @@ class Watched:
     def num_rows(self) -> int:
         return self.model.num_rows
 
-    def forward(self, *arguments: np.ndarray) -> np.ndarray:
-        self.rows_of_calls.append(len(arguments[0]))
+    def forward(self, forward: Forward) -> ForwardResult:
+        self.rows_of_calls.append(forward.num_new)
         if len(self.rows_of_calls) == self._failing_call:
             raise RuntimeError("no memory")
-        logits = self.model.forward(*arguments)
+        result = self.model.forward(forward)
         self.most_rows = max(self.most_rows, self.model.num_rows)
-        return logits
+        return result
 
 
 @settings(max_examples=40, deadline=None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from dsbd_forward.forward import Forward
 from dsbd_ort.decoding import DecodeResult, DecodingConfig, TableModel, decode_iterations
 from dsbd_ort.decoding.cache_view import PrefixCache
 from tests.decoding.tables import all_tokens, mixed_table, random_table, run
@@ -74,7 +75,7 @@ def test_the_noted_tokens_are_those_of_the_rows(strategy, options):
             model.keep(np.arange(num_cached))
             before = len(model.computed_paths)
             mask = np.ones((1, num_cached + 1), dtype=np.bool_)
-            model.forward(np.array([0]), np.array([num_cached]), mask, np.array([0]))
+            model.forward(Forward(np.array([0]), np.array([num_cached]), mask, np.array([0])))
             assert model.computed_paths[before] == (*prefix.tokens, 0)
 
 

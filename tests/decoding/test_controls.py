@@ -267,7 +267,7 @@ def test_the_rejection_coupling_is_exact_by_enumeration(name: str) -> None:
             LAW_PROMPT,
             config,
             np.random.default_rng(0),
-            source=chance,
+            random_source=chance,
         )
         while True:
             try:

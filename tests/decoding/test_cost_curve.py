@@ -36,9 +36,9 @@ class TimedModel(TableModel):
         self._clock = clock
         self._per_row = per_row
 
-    def forward(self, token_ids, positions, mask, logit_rows):
-        self._clock[0] += 1.0 + self._per_row * len(token_ids)
-        return super().forward(token_ids, positions, mask, logit_rows)
+    def forward(self, forward):
+        self._clock[0] += 1.0 + self._per_row * forward.num_new
+        return super().forward(forward)
 
 
 def test_both_engines_are_measured_and_left_empty():

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from dsbd_forward.forward import ForwardResult
+from dsbd_forward.logits import DenseLogits
 from dsbd_ort.decoding import (
     STRATEGIES,
     DecodingConfig,
@@ -124,8 +126,8 @@ def test_sequences_come_best_first_by_score():
 
 
 class WrongShape(TableModel):
-    def forward(self, token_ids, positions, mask, logit_rows):
-        return super().forward(token_ids, positions, mask, logit_rows)[:, :-1]
+    def forward(self, forward):
+        return ForwardResult(DenseLogits(super().forward(forward).logits.values[:, :-1]))
 
 
 def test_a_model_that_breaks_its_word_is_named():

@@ -7,6 +7,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
+from dsbd_forward.logits import DenseLogits, TopLogits
 from dsbd_ort.decoding import ModelError
 from dsbd_ort.decoding.distribution import TokenDistribution
 from dsbd_ort.decoding.warp import Warp
@@ -41,7 +42,7 @@ EXPECTED = [  # (temperature, top_k, top_p, kept tokens)
 
 @pytest.mark.parametrize(("temperature", "top_k", "top_p", "kept"), EXPECTED)
 def test_warped_law(temperature, top_k, top_p, kept):
-    law = Warp(temperature, top_k, top_p).distributions(LOGITS)[0]
+    law = Warp(temperature, top_k, top_p).distributions(DenseLogits(LOGITS))[0]
     cut = np.full(5, -np.inf)
     cut[kept] = LOGITS[0, kept] / temperature
     np.testing.assert_allclose(dense(law), softmax(cut), atol=1e-12)
@@ -51,28 +52,32 @@ def test_warped_law(temperature, top_k, top_p, kept):
 
 @pytest.mark.parametrize("temperature", [1e-3, 1e3])
 def test_extreme_temperatures_stay_finite(temperature):
-    law = Warp(temperature, 0, 1.0).distributions(LOGITS)[0]
+    law = Warp(temperature, 0, 1.0).distributions(DenseLogits(LOGITS))[0]
     assert dense(law).sum() == pytest.approx(1.0)
 
 
 def test_minus_infinity_means_probability_zero():
     logits = np.array([[0.0, -np.inf, 0.0]], dtype=np.float32)
     for top_k in (0, 2):
-        assert dense(Warp(1.0, top_k, 1.0).distributions(logits)[0], 3).tolist() == [0.5, 0.0, 0.5]
+        assert dense(Warp(1.0, top_k, 1.0).distributions(DenseLogits(logits))[0], 3).tolist() == [
+            0.5,
+            0.0,
+            0.5,
+        ]
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_broken_logits_are_refused(bad):
     with pytest.raises(ModelError, match="finite"):
-        Warp(1.0, 0, 1.0).distributions(np.array([[0.0, bad]], dtype=np.float32))
+        Warp(1.0, 0, 1.0).distributions(DenseLogits(np.array([[0.0, bad]], dtype=np.float32)))
     with pytest.raises(ModelError, match="finite"):
-        Warp(1.0, 0, 1.0).distributions(np.full((1, 2), -np.inf, dtype=np.float32))
+        Warp(1.0, 0, 1.0).distributions(DenseLogits(np.full((1, 2), -np.inf, dtype=np.float32)))
 
 
 def test_top_k_makes_no_second_dense_array():
     logits = np.random.default_rng(0).normal(size=(16, 100_000)).astype(np.float32)
     tracemalloc.start()
-    laws = Warp(0.7, 20, 0.9).distributions(logits)
+    laws = Warp(0.7, 20, 0.9).distributions(DenseLogits(logits))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert all(law.tokens.shape == (20,) for law in laws)
@@ -98,7 +103,7 @@ ORDERED = [  # (logits, top_k, tokens of the law): decreasing logit, ties by inc
 @pytest.mark.parametrize(("logits", "top_k", "tokens"), ORDERED)
 def test_top_k_lists_tokens_in_the_order_of_a_top_k_head(logits, top_k, tokens):
     rows = np.array([logits, logits[::-1]], dtype=np.float32)
-    laws = Warp(1.0, top_k, 1.0).distributions(rows)
+    laws = Warp(1.0, top_k, 1.0).distributions(DenseLogits(rows))
     assert laws[0].tokens.tolist() == tokens
     for law, row in zip(laws, rows, strict=True):
         assert law.tokens.tolist() == np.argsort(-row, kind="stable")[:top_k].tolist()
@@ -119,7 +124,9 @@ def test_laws_of_candidates_are_those_of_all_logits(warp):
     for logits in (rng.normal(size=(9, 500)) * 3, rng.integers(-3, 3, (9, 500))):
         logits = logits.astype(np.float32)
         from_candidates = law_of_candidates(warp, logits, 20)
-        for found, expected in zip(from_candidates, warp.distributions(logits), strict=True):
+        for found, expected in zip(
+            from_candidates, warp.distributions(DenseLogits(logits)), strict=True
+        ):
             np.testing.assert_array_equal(found.tokens, expected.tokens)
             np.testing.assert_allclose(found.log_probs, expected.log_probs, rtol=0, atol=1e-6)
             np.testing.assert_allclose(
@@ -134,7 +141,7 @@ def test_broken_candidates_are_refused(bad, place):
     arrays[place].flat[0] = bad
     top_logits, logsumexp = (array.astype(np.float32) for array in arrays.values())
     with pytest.raises(ModelError, match="finite"):
-        Warp(1.0, 2, 1.0).distributions((np.array([[1, 0]]), top_logits, logsumexp, None))
+        Warp(1.0, 2, 1.0).distributions(TopLogits(np.array([[1, 0]]), top_logits, logsumexp))
 
 
 def test_laws_of_no_candidates():

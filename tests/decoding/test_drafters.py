@@ -16,7 +16,7 @@ from dsbd_ort.decoding.drafting.cost_curve import CostCurve, EngineCosts
 from dsbd_ort.decoding.drafting.drafters import ChainedDrafter
 from dsbd_ort.decoding.drafting.ngram import NGramCounts, NGramDrafter, NGramPool
 from dsbd_ort.decoding.errors import ConfigError, DecodingError
-from dsbd_ort.decoding.kv_cache import KVCache
+from dsbd_ort.decoding.kv_cache import SharedKVCache
 from dsbd_ort.decoding.request import DecodeResult, DecodingRequest
 from dsbd_ort.decoding.set_up import set_up
 from tests.decoding.every_outcome import ScriptedChance, law_of, total_variation
@@ -155,7 +155,7 @@ def test_the_rejection_coupling_is_exact_by_enumeration(drafter, shape):
             prompt,
             DecodingConfig(coupling="rejection", **options, **common),
             np.random.default_rng(0),
-            source=chance,
+            random_source=chance,
         )
         return final_beams(result_of(outputs))
 
@@ -277,7 +277,8 @@ def test_what_the_model_lists_does_not_count_as_unlisted():
     prompt = [1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5]
     request = DecodingRequest(prompt_ids=prompt, config=config, rng=np.random.default_rng(0))
     views = [
-        KVCache(TableModel(VOCAB, table)).open_view(PrefixCache()) for table in (TARGET, DRAFT)
+        SharedKVCache(TableModel(VOCAB, table)).open_view(PrefixCache())
+        for table in (TARGET, DRAFT)
     ]
     drafter = set_up(request, *views).drafter
     assert isinstance(drafter, ChainedDrafter)
@@ -287,7 +288,8 @@ def test_what_the_model_lists_does_not_count_as_unlisted():
     assert mass == pytest.approx(1.0)
     request = DecodingRequest(prompt_ids=[7], config=config, rng=np.random.default_rng(0))
     views = [
-        KVCache(TableModel(VOCAB, table)).open_view(PrefixCache()) for table in (TARGET, DRAFT)
+        SharedKVCache(TableModel(VOCAB, table)).open_view(PrefixCache())
+        for table in (TARGET, DRAFT)
     ]
     drafter = set_up(request, *views).drafter
     assert isinstance(drafter, ChainedDrafter)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dsbd_forward.spec import EngineSpec
 from dsbd_ort.decoding import DecodeResult, DecodingConfig
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder, decoded_together
 from dsbd_ort.decoding.cache_view import PrefixCache, PromptFeature
@@ -195,12 +196,12 @@ def test_long_prompts_are_read_by_both_engines_chunk_by_chunk() -> None:
         forest.iterate()
         assert len(target.computed_paths) == num_chunks * PREFILL_CHUNK
         assert len(draft.computed_paths) == (num_chunks - 1) * PREFILL_CHUNK
-    assert tree.views["draft"].features is not None
+    assert tree.views["draft"].own_features is not None
 
 
 def test_a_target_without_features_is_refused() -> None:
     _, draft = several()
     plain = pair_of(VOCAB, TARGET, GOOD, POOR)[0]
-    plain.returns_features = False  # type: ignore[misc]
+    plain.spec = EngineSpec(vocab_size=VOCAB)
     with pytest.raises(DecodingError, match="but the target returns none; use the target of the"):
         BatchedDecoder(plain, draft).join(request_of(FIXED, (1, 2), 0))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
 import pytest
 
+from dsbd_forward.forward import Forward, ForwardResult
+from dsbd_forward.logits import GatheredLogits
 from dsbd_ort.constraints import TokenTrie
 from dsbd_ort.decoding import (
     DecodingConfig,
@@ -18,7 +21,7 @@ from dsbd_ort.decoding import (
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder, decoded_together
 from dsbd_ort.decoding.request import result_of
 from dsbd_ort.decoding.trace import RequestTrace
-from tests.decoding.gather_table import GatherTable, TableGathered
+from tests.decoding.gather_table import GatherTable
 from tests.decoding.path_constraint import PathConstraint, some_tokens
 from tests.decoding.preempting import COSTS
 from tests.decoding.tables import mixed_table, random_table
@@ -111,7 +114,9 @@ def test_what_needs_other_tokens_reads_whole_rows(options: dict[str, Any]) -> No
     models = gathering()
     found = decoded(models, config, 1)
     expected = decoded((TableModel(VOCAB, TARGET), TableModel(VOCAB, DRAFT)), config, 1)
-    assert found.sequences == expected.sequences
+    assert [s.token_ids for s in found.sequences] == [s.token_ids for s in expected.sequences]
+    for mine, theirs in zip(found.sequences, expected.sequences, strict=True):
+        assert mine.token_logprobs == pytest.approx(theirs.token_logprobs, abs=2e-6)
     assert models[0].num_whole_rows > 0 and not sum(models[0].num_pairs)
 
 
@@ -149,19 +154,19 @@ class Wrong(GatherTable):
         super().__init__(VOCAB, TARGET)
         self.change = part, change
 
-    def forward(self, *arrays: Any) -> Any:
-        found = super().forward(*arrays)
+    def forward(self, forward: Forward) -> ForwardResult:
+        result = super().forward(forward)
         part, change = self.change
-        if not isinstance(found, TableGathered) or not len(found.logits):
-            return found
-        values = {"logits": found.logits, "logsumexp": found.logsumexp}
-        return TableGathered(**{**values, part: change(values[part])})
+        found = result.logits
+        if not isinstance(found, GatheredLogits) or not len(found.values):
+            return result
+        return ForwardResult(dataclasses.replace(found, **{part: change(getattr(found, part))}))
 
 
 WRONG = [
-    ("logits", lambda a: a[1:], r"call 2 of the target: .* gathered_logits of shape .* per pair"),
+    ("values", lambda a: a[1:], r"call 2 of the target: .* gathered_logits of shape .* per pair"),
     ("logsumexp", lambda a: a[1:], "returned logsumexp of shape"),
-    ("logits", lambda a: a * np.nan, "returned gathered_logits with NaN or infinity"),
+    ("values", lambda a: a * np.nan, "returned gathered_logits with NaN or infinity"),
     ("logsumexp", lambda a: a + np.inf, "without a finite largest value"),
 ]
 

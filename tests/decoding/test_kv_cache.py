@@ -2,33 +2,39 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
+from dsbd_forward.forward import Forward
+from dsbd_forward.logits import FullLogitsPart, TopLogits
 from dsbd_ort.decoding.cache_view import CacheView, PrefixCache
+from dsbd_ort.decoding.engine_call import EngineCall, Meter
 from dsbd_ort.decoding.errors import ModelError
-from dsbd_ort.decoding.kv_cache import KVCache
-from dsbd_ort.decoding.step_model import EngineCall, FullLogitsPart, Meter
+from dsbd_ort.decoding.kv_cache import SharedKVCache
 from tests.decoding.tables import random_table
-from tests.decoding.top_table import TableTop, TopTable
+from tests.decoding.top_table import TopTable
 
 VOCAB = 9
 TABLE = random_table(3, VOCAB)
 
 
-def results_of_calls(num_logit_rows: list[int], first_full_row: int | None) -> list[TableTop]:
+def results_of_calls(num_logit_rows: list[int], first_full_row: int | None) -> list[TopLogits]:
     """Make a call for every view: a chain of so many rows, all with logits, in one forward."""
-    cache = KVCache(TopTable(VOCAB, TABLE, 4, first_full_row))
+    cache = SharedKVCache(TopTable(VOCAB, TABLE, 4, first_full_row))
     calls = []
-    for tokens, num_rows in enumerate(num_logit_rows):
-        rows = np.arange(num_rows)
+    for token, num_rows in enumerate(num_logit_rows):
         view = cache.open_view(PrefixCache())
+        forward_at = partial(chain, view, token, num_rows)
+        calls.append(EngineCall("target", Meter(), num_rows, forward_at, "all logits"))
+    return [result.logits for result in cache.forward(calls)]
 
-        def mask(first_row: int, rows: np.ndarray = rows, view: CacheView = view) -> np.ndarray:
-            return view.append(rows, first_row)  # the slot of each one's parent is its number
 
-        calls.append(EngineCall("target", Meter(), rows + tokens, rows, rows, mask))
-    return [TableTop(*part) for part in cache.forward(calls)]
+def chain(view: CacheView, first_token: int, num_rows: int, first_row: int) -> Forward:
+    rows = np.arange(num_rows)
+    mask = view.append(rows, first_row)  # the slot of each one's parent is its number
+    return Forward(rows + first_token, rows, mask, rows)
 
 
 PARTS = [

@@ -105,7 +105,9 @@ def test_whole_requests_have_the_law_of_beam_sampling(options, steps, eos):
 
     def run(chance: ScriptedChance) -> tuple:
         models = TableModel(VOCAB, target), TableModel(VOCAB, draft)
-        steps = decode_iterations(*models, prompt, config, np.random.default_rng(0), source=chance)
+        steps = decode_iterations(
+            *models, prompt, config, np.random.default_rng(0), random_source=chance
+        )
         while True:
             try:
                 next(steps)

@@ -35,9 +35,9 @@ class TimedTable(TableModel):
         super().__init__(VOCAB, table)
         self._seconds, self._clock = curve.up_to(512), clock
 
-    def forward(self, token_ids, positions, mask, logit_rows):
-        self._clock[0] += float(self._seconds[len(token_ids)])
-        return super().forward(token_ids, positions, mask, logit_rows)
+    def forward(self, forward):
+        self._clock[0] += float(self._seconds[forward.num_new])
+        return super().forward(forward)
 
 
 TRUE = {  # seconds of target and draft; guessed from the same sizes of weights in every case
@@ -151,9 +151,9 @@ class CalledTable(TableModel):
         super().__init__(VOCAB, table)
         self.sizes: list[int] = []
 
-    def forward(self, token_ids, positions, mask, logit_rows):
-        self.sizes.append(len(token_ids))
-        return super().forward(token_ids, positions, mask, logit_rows)
+    def forward(self, forward):
+        self.sizes.append(forward.num_new)
+        return super().forward(forward)
 
 
 def short_requests(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from dsbd_forward.logits import DenseLogits
 from dsbd_ort.decoding import DecodingConfig
 from dsbd_ort.decoding.joint_distribution import best_candidates
 from dsbd_ort.decoding.warp import Warp
@@ -57,7 +58,10 @@ def best_paths(table: LogitsOf, num_beams: int, num_layers: int) -> list[list[in
     weights = np.zeros(1)
     for _ in range(num_layers):
         logits = np.array([table(path) for path in paths], dtype=np.float32)
-        rows = [Warp(1.0, 600, 1.0, is_raw=True).distributions(row[None])[0] for row in logits]
+        rows = [
+            Warp(1.0, 600, 1.0, is_raw=True).distributions(DenseLogits(row[None]))[0]
+            for row in logits
+        ]
         scores = np.concatenate(
             [weight + row.log_probs for weight, row in zip(weights, rows, strict=True)]
         )

@@ -5,9 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dsbd_ort.decoding import ConfigError, DecodingConfig, ModelError, TableModel, decode
+from dsbd_forward.forward import ForwardResult
+from dsbd_forward.logits import TopLogits
+from dsbd_ort.decoding import (
+    ConfigError,
+    DecodingConfig,
+    DecodingRequest,
+    ModelError,
+    TableModel,
+    decode,
+)
+from dsbd_ort.decoding.batched_decoder import BatchedDecoder
 from tests.decoding.tables import mixed_table, random_table
-from tests.decoding.top_table import TableTop, TopTable
+from tests.decoding.top_table import TopTable
 
 VOCAB, NUM_CANDIDATES, EOS = 24, 10, 5
 PROMPT = (1, 0, 1)
@@ -111,9 +121,9 @@ def test_a_draft_that_the_strategy_does_not_touch_may_have_any_head():
 
 
 class ShortRows(TopTable):
-    def forward(self, *rows):
-        found = super().forward(*rows)
-        return TableTop(found.top_ids, found.top_logits[:, 1:], found.logsumexp)
+    def forward(self, forward):
+        found = super().forward(forward).logits
+        return ForwardResult(TopLogits(found.top_ids, found.top_logits[:, 1:], found.logsumexp))
 
 
 def test_candidates_of_a_wrong_shape_are_named():
@@ -162,3 +172,39 @@ def test_a_search_reads_other_logits_only_where_they_matter(
         assert num_read > 0
     if num_top_logits == 11:
         assert num_read < num_computed / 2
+
+
+SEARCHED_TOGETHER = [
+    {"strategy": "beam-search", "num_beams": 2},
+    {"strategy": "speculative-beam-search", "num_beams": 2},
+    {"strategy": "greedy", "logit_bias": {3: 2.0}},
+    {"strategy": "beam-sample", "num_beams": 2, "top_k": 2, "repetition_penalty": 0.7},
+]
+
+
+@pytest.mark.parametrize("options", SEARCHED_TOGETHER, ids=lambda o: o["strategy"])
+def test_logits_that_count_are_read_whatever_rows_of_others_are_behind_them(options):
+    """An engine keeps all logits of a forward's last rows: those of who came last."""
+    config = DecodingConfig(max_new_tokens=12, **options)
+
+    def models():
+        return [TopTable(VOCAB, table, 2, full_chunk=1) for table in (target, DRAFT)]
+
+    prompts = [(1, 0), (2, 3, 1), (4,)]
+    requests = [
+        DecodingRequest(prompt_ids=prompt, config=config, rng=np.random.default_rng(0))
+        for prompt in prompts
+    ]
+    forest = BatchedDecoder(*models())
+    trees, results = [forest.join(request) for request in requests], {}
+    num_forwards = 0
+    while forest.num_trees:
+        num_forwards += 1
+        for progress in forest.iterate():
+            assert not isinstance(progress.event, Exception), progress.event
+            results[progress.tree] = progress.event
+    rows_a_layer = config.width + 1  # of a layer together, then one after the other
+    assert num_forwards <= 12 * rows_a_layer + 4, "a request waits until the others have ended"
+    for tree, prompt in zip(trees, prompts, strict=True):
+        alone = decode(*models(), prompt, config, np.random.default_rng(0))
+        assert results[tree].sequences == alone.sequences

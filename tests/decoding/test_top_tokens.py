@@ -17,7 +17,7 @@ from dsbd_ort.decoding import (
     decode_iterations,
 )
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder
-from dsbd_ort.decoding.forest_cache import SCORED_CHUNK
+from dsbd_ort.decoding.forest_runner import SCORED_CHUNK
 from dsbd_ort.decoding.kv_cache import PrefixCache
 from dsbd_ort.decoding.request import DecodingRequest
 from tests.decoding.tables import mixed_table, random_table

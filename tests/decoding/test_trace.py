@@ -8,6 +8,7 @@ import itertools
 import numpy as np
 import pytest
 
+from dsbd_forward.logits import DenseLogits
 from dsbd_ort.decoding import DecodingConfig, RequestTrace, TableModel, decode
 from dsbd_ort.decoding.warp import Warp
 from tests.decoding.path_constraint import PathConstraint
@@ -131,7 +132,7 @@ def test_probabilities_are_those_of_the_models(variant):
                     if found is not None:
                         logits = np.array([table(tuple(prefix))], dtype=np.float32)
                         assert found == pytest.approx(
-                            warp.distributions(logits)[0].log_probs[token]
+                            warp.distributions(DenseLogits(logits))[0].log_probs[token]
                         )
                 if node.id in drafted:
                     assert node.draft_log_prob is not None

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import dataclasses
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dsbd_forward.forward import Forward, ForwardResult
+from dsbd_forward.logits import TopLogits
+from dsbd_forward.spec import EngineSpec, HeadSpec
 from dsbd_ort.decoding import TableModel
-from dsbd_ort.decoding.step_model import FullLogits
 from tests.decoding.tables import LogitsOf
-
-
-class TableTop(NamedTuple):
-    top_ids: NDArray[np.int64]
-    top_logits: NDArray[np.float32]
-    logsumexp: NDArray[np.float32]
-    full: FullLogits | None = None
 
 
 class TopTable:
@@ -39,8 +34,13 @@ class TopTable:
         full_chunk: int = 0,
     ) -> None:
         self.table = TableModel(vocab_size, logits_of)
-        self.vocab_size = vocab_size
-        self.num_top_logits = num_top_logits
+        self.spec = EngineSpec(
+            vocab_size=vocab_size,
+            head=HeadSpec(
+                num_top_logits=num_top_logits,
+                keeps_full_logits=first_full_row is not None or full_chunk > 0,
+            ),
+        )
         self.first_full_row = first_full_row
         self.full_chunk = full_chunk
         self.rows_read: list[list[int]] = []
@@ -50,29 +50,19 @@ class TopTable:
     def num_rows(self) -> int:
         return self.table.num_rows
 
-    @property
-    def keeps_full_logits(self) -> bool:
-        return self.first_full_row is not None or self.full_chunk > 0
-
-    def forward(
-        self,
-        token_ids: NDArray[np.int64],
-        positions: NDArray[np.int64],
-        mask: NDArray[np.bool_],
-        logit_rows: NDArray[np.int64],
-    ) -> TableTop:
-        logits = self.table.forward(token_ids, positions, mask, logit_rows)
-        top = candidates_of(logits, self.num_top_logits)
-        if not self.keeps_full_logits:
-            return top
+    def forward(self, forward: Forward) -> ForwardResult:
+        logits = self.table.forward(forward).logits.values
+        top = candidates_of(logits, self.spec.head.num_top_logits)
+        if not self.spec.head.keeps_full_logits:
+            return ForwardResult(top)
         first_row = self.first_full_row or 0
         if self.full_chunk:
-            last_call = (len(token_ids) - 1) // self.full_chunk * self.full_chunk
-            first_row = int((logit_rows < last_call).sum())
+            last_call = (forward.num_new - 1) // self.full_chunk * self.full_chunk
+            first_row = int((forward.logit_rows < last_call).sum())
         if self._full is not None:
             self._full.logits = None
         self._full = TableFull(logits, min(first_row, len(logits)), self.rows_read)
-        return top._replace(full=self._full)
+        return ForwardResult(dataclasses.replace(top, kept=self._full))
 
     def keep(self, rows: NDArray[np.int64]) -> None:
         self.table.keep(rows)
@@ -96,9 +86,9 @@ class TableFull:
         return self.logits[rows]
 
 
-def candidates_of(logits: NDArray[np.float32], num_candidates: int) -> TableTop:
+def candidates_of(logits: NDArray[np.float32], num_candidates: int) -> TopLogits:
     """What a top-k head makes of (R, vocab_size) logits."""
     ids = np.argsort(-logits, axis=1, kind="stable")[:, :num_candidates]
     largest = logits.max(axis=1).astype(np.float64)
     sums = largest + np.log(np.exp(logits - largest[:, None]).sum(axis=1))
-    return TableTop(ids, np.take_along_axis(logits, ids, axis=1), sums.astype(np.float32))
+    return TopLogits(ids, np.take_along_axis(logits, ids, axis=1), sums.astype(np.float32))

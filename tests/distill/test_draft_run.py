@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 
 from dsbd_export.config import DraftConfig, ExportConfig
 from dsbd_export.distill.draft_run import distill
+from dsbd_export.distill.work_folder import WorkFolder
 from dsbd_export.draft_export import export_draft
 from dsbd_export.errors import ExportError
 from dsbd_export.pipeline import export_bundle
@@ -193,6 +194,18 @@ def test_a_work_folder_of_other_options_is_refused(target, texts, tmp_path):
         with pytest.raises(ExportError, match=words):
             run(dataclasses.replace(config, **changed))
     assert run(config)[0].steps == 2
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"3", b"\xff", b"[" * 99999])
+def test_damaged_settings_are_named(tmp_path, content):
+    work, config = WorkFolder(tmp_path / "draft.work"), config_of("t", "x", tmp_path / "draft")
+    work.path.mkdir()
+    (work.path / "settings.json").write_bytes(content)
+    work.checkpoint.touch()  # or the folder would be removed
+    with pytest.raises(ExportError, match=r"settings\.json is damaged; remove .*draft\.work and"):
+        with work.opened(config):
+            pass
+    assert (work.path / "settings.json").read_bytes() == content
 
 
 def test_two_at_a_time_are_refused(target, texts, tmp_path):

@@ -16,13 +16,13 @@ from dsbd_export.distill.config import DistillConfig
 from dsbd_export.distill.draft_run import distill
 from dsbd_export.distill.rollout import (
     NUM_STEPS,
-    TargetFeatures,
+    TeacherFeatures,
     rollout,
     rollout_logits,
     rollout_loss,
     visible,
 )
-from dsbd_export.distill.teacher import Device
+from dsbd_export.distill.teacher import TorchDevice
 from dsbd_export.errors import ExportError
 from dsbd_export.feature_draft.config import FeatureDraftConfig
 from dsbd_export.feature_draft.model import FeatureDraft
@@ -34,7 +34,7 @@ from dsbd_runtime.draft_record import RECORD_FILE, read_record
 from scripts.family_checkpoints import VOCAB_SIZE
 from tests.distill.conftest import CONTEXT, STEPS, config_of
 
-EXACT = Device("cpu", uses_bf16=False)
+EXACT = TorchDevice("cpu", uses_bf16=False)
 WIDTH = 24
 PARAMS = "60K"
 
@@ -125,7 +125,7 @@ class TargetOfNoise:
 def test_features_are_what_enters_the_layers(target):
     model = load_model(open_checkpoint("target", target, ModelOptions()))
     tokens = torch.randint(0, VOCAB_SIZE, (2, 7))
-    found = TargetFeatures(model, (0, 1))(tokens)
+    found = TeacherFeatures(model, (0, 1))(tokens)
     with torch.no_grad():
         hidden = model(input_ids=tokens, output_hidden_states=True).hidden_states
     assert torch.equal(found, torch.cat([hidden[0], hidden[1]], dim=-1))
@@ -193,7 +193,7 @@ def test_it_is_written_as_published_and_exports(distilled_feature, target, tmp_p
 
     model = load_model(open_checkpoint("target", target, options))
     tokens = torch.randint(0, VOCAB_SIZE, (1, 12))
-    features_of = TargetFeatures(model, draft.features.target_layers(2))
+    features_of = TeacherFeatures(model, draft.features.target_layers(2))
     with torch.no_grad():
         first, *_ = rollout_logits(module, tokens, 4, features_of)
     assert first.shape == (1, 4, VOCAB_SIZE)

@@ -16,9 +16,9 @@ from dsbd_export.distill.acceptance import (
     warped,
 )
 from dsbd_export.distill.loss import distillation_loss, log_probs_of, tv_weight
-from dsbd_export.distill.teacher import Device
+from dsbd_export.distill.teacher import TorchDevice
 
-EXACT = Device("cpu", uses_bf16=False)
+EXACT = TorchDevice("cpu", uses_bf16=False)
 P = [0.5, 0.3, 0.1, 0.1]  # the target; its top two tokens are kept
 Q = [0.25, 0.25, 0.4, 0.1]  # the draft
 TOP_IDS, REST_P, REST_Q = [0, 1], 0.2, 0.5

@@ -15,10 +15,10 @@ from dsbd_export.config import ModelOptions
 from dsbd_export.distill import teacher as module
 from dsbd_export.distill.loss import distillation_loss
 from dsbd_export.distill.pool import STEPS_A_ROUND, Pool
-from dsbd_export.distill.teacher import NUM_TOP, Device, Teacher, best_device, num_labels
+from dsbd_export.distill.teacher import NUM_TOP, Teacher, TorchDevice, best_device, num_labels
 from tests.decoding.chi_square import chi_square_p_value
 
-EXACT = Device("cpu", uses_bf16=False)
+EXACT = TorchDevice("cpu", uses_bf16=False)
 
 
 @pytest.fixture(scope="module")
@@ -149,4 +149,4 @@ def test_the_device():
     device = best_device()
     assert device.name == ("cuda" if torch.cuda.is_available() else "cpu")
     assert EXACT.rows_at_once(256, 4096) == 8 and EXACT.rows_at_once(256, 10**6) == 1
-    assert Device("cuda", True).rows_at_once(256, 4096) == 64
+    assert TorchDevice("cuda", True).rows_at_once(256, 4096) == 64

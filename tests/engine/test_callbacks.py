@@ -126,23 +126,24 @@ def test_a_trace_recorder_that_raises_ends_its_own_request_alone(
 
 
 class RaisingTokenizer:
-    """Encodes; panics as the library does, which raises no Exception, once it decodes."""
+    """Panics as the library does, which raises no Exception, at more than one token."""
 
-    def __init__(self, tokenizer: Any, text: str) -> None:
+    def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self._text = text
 
-    def encode(self, text: str, **options: Any) -> Any:
-        return self._tokenizer.encode(text, **options)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
 
     def decode(self, token_ids: Any) -> Any:
-        raise OwnError
+        if len(token_ids) > 1:
+            raise OwnError
+        return self._tokenizer.decode(token_ids)
 
 
 def test_a_text_that_cannot_be_made_ends_its_own_request_alone(pipeline: Pipeline) -> None:
     service = Service(pipeline)
     tokenizer = pipeline.tokenizer
-    pipeline.tokenizer = RaisingTokenizer(tokenizer, "x")  # type: ignore[assignment]
+    pipeline.tokenizer = RaisingTokenizer(tokenizer)  # type: ignore[assignment]
     events: SimpleQueue[ServiceEvent] = SimpleQueue()
     service.submit("x", {"max_new_tokens": 5, "eos_token_id": []}, events.put)
     assert isinstance(until_ending(events), InternalError)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -260,6 +261,37 @@ def test_a_closed_pipeline_is_an_error_of_the_constructor(
         Service(pipeline)
     started = set(threading.enumerate()) - set(others)
     assert not any(thread.name == "dsbd-engines" for thread in started)
+
+
+def test_a_service_that_is_dropped_gives_the_engines_back(tiny_bundle: Bundle) -> None:
+    pipeline = Pipeline.from_bundle(tiny_bundle.path, num_threads=1)  # not closed if this fails
+
+    def is_free() -> bool:
+        thread = threading.Thread(
+            target=lambda: pipeline.generate("x", max_new_tokens=2), daemon=True
+        )
+        thread.start()
+        thread.join(20)
+        return not thread.is_alive()
+
+    options = {"strategy": "sample", "max_new_tokens": 12, "eos_token_id": []}
+    events: SimpleQueue[ServiceEvent] = SimpleQueue()
+    Service(pipeline)  # idle
+    assert is_free()
+    Service(pipeline).submit("x", options, events.put)  # its request ends first
+    assert is_free() and isinstance(until_ending(events), GenerationResult)
+
+    def submit_and_drop(service: Service) -> None:
+        service.submit("x", options, lambda event: events.put((service, event)[1]))
+
+    submit_and_drop(Service(pipeline))  # the thread of the engines drops the last reference
+    assert is_free() and isinstance(until_ending(events), GenerationResult)
+    service: Any = Service(pipeline)
+    service.itself = service  # a cycle
+    del service
+    gc.collect()
+    assert is_free()
+    pipeline.close()
 
 
 DEMO_OPTIONS = [

@@ -94,12 +94,16 @@ def test_a_trie_is_that_of_python_over_tables(tmp_path):
 
 def test_a_trie_that_cannot_be_used_is_refused(tmp_path):
     program = compiled("table_host.cpp", tmp_path)
-    wide, cut = tmp_path / "wide.trie", tmp_path / "cut.trie"
+    wide, cut, flipped = (tmp_path / f"{name}.trie" for name in ("wide", "cut", "flipped"))
     TokenTrie.from_sequences([[3, 16]]).save(wide)
-    cut.write_bytes(wide.read_bytes()[:-1])
+    whole = wide.read_bytes()
+    cut.write_bytes(whole[:-1])
+    last = whole.rindex(b"\x10\0\0\0")  # the token id 16
+    flipped.write_bytes(whole[:last] + b"\x0f" + whole[last + 1 :])
     for file, words in (
         (wide, "has the token id 16; expected 0 to 15"),
         (cut, "is no saved trie, or not whole"),
+        (flipped, "is no saved trie, or not whole"),
         (tmp_path / "none", "cannot read"),
     ):
         done = subprocess.run(

@@ -279,10 +279,14 @@ def test_a_trie_that_cannot_be_used_is_refused(host, tiny_bundle, tmp_path):
     whole, wide = tmp_path / "whole.trie", tmp_path / "wide.trie"
     TokenTrie.from_sequences([[1, 2], [3]]).save(whole)
     TokenTrie.from_sequences([[1, 258]]).save(wide)
-    (tmp_path / "cut.trie").write_bytes(whole.read_bytes()[:-1])
+    content = whole.read_bytes()
+    (tmp_path / "cut.trie").write_bytes(content[:-1])
+    last = content.rindex(b"\x03\0\0\0")  # the token id 3
+    (tmp_path / "flipped.trie").write_bytes(content[:last] + b"\x07" + content[last + 1 :])
     for name, words in {
         "wide": "has the token id 258; expected 0 to 257",
         "cut": "is no saved trie, or not whole",
+        "flipped": "is no saved trie, or not whole",
         "none": "cannot read",
     }.items():
         done = run_host(

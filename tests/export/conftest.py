@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -99,3 +100,12 @@ def export(target: Path, draft: Path, output: Path) -> Exported:
     config = ExportConfig(target=str(target), draft=str(draft), output=output)
     report: list[str] = []
     return Exported(config, export_bundle(config, report=report.append), report)
+
+
+def swap_tokens(folder: Path, first: str, second: str) -> None:
+    """Exchange the ids of two tokens of a checkpoint, whose tokenizer is then another."""
+    file = folder / "tokenizer.json"
+    content = json.loads(file.read_text(encoding="utf-8"))
+    vocab = content["model"]["vocab"]
+    vocab[first], vocab[second] = vocab[second], vocab[first]
+    file.write_text(json.dumps(content), encoding="utf-8")

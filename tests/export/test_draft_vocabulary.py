@@ -23,6 +23,7 @@ from dsbd_runtime.bundle import open_bundle
 from dsbd_runtime.loading import load_causal_lm
 from scripts.family_checkpoints import VOCAB_SIZE, write_checkpoint
 from tests.export.conftest import SIZES
+from tests.runtime.model_calls import logits_of
 
 NUM_PROPOSED, NUM_TOP = 90, 8
 EOS = 1
@@ -68,9 +69,9 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def logits_of(bundle: Path) -> Any:
+def logits_of_draft(bundle: Path) -> Any:
     with load_causal_lm(open_bundle(bundle), "draft") as draft:
-        return draft.forward(*STEP)
+        return logits_of(draft, *STEP)
 
 
 @pytest.mark.parametrize("name", DRAFTS)
@@ -84,7 +85,7 @@ def test_its_logits_are_those_of_the_whole_draft_and_none_of_other_tokens(
         bundle = Path(shutil.copytree(alone, tmp_path / f"bundle-{size}"))
         config = DraftConfig(bundle=bundle, draft=str(checkpoint), draft_vocab=size)
         export_draft(config, report=silent)
-        found[size] = logits_of(bundle)
+        found[size] = logits_of_draft(bundle)
     whole, cut = found[None], found[NUM_PROPOSED]
     assert cut.shape == whole.shape == (2, VOCAB_SIZE)
     np.testing.assert_allclose(cut[:, :NUM_PROPOSED], whole[:, :NUM_PROPOSED], atol=2e-5)
@@ -141,7 +142,7 @@ def test_the_manifest(pair: Path) -> None:
 
 
 def test_a_top_k_head_reads_the_proposed_tokens_alone(pair: Path, dense: Path) -> None:
-    logits, found = logits_of(dense), logits_of(pair)
+    logits, found = logits_of_draft(dense), logits_of_draft(pair)
     is_proposed = logits[0] > -np.inf
     assert is_proposed.sum() == NUM_PROPOSED and is_proposed[EOS]
     assert not is_proposed[:NUM_PROPOSED].all()  # the texts say which
@@ -169,7 +170,7 @@ def test_nothing_is_spread_over_the_vocabulary_beside_a_top_k_head(pair: Path, d
 def test_a_forward_without_logit_rows(pair: Path, dense: Path) -> None:
     for bundle in (pair, dense):
         with load_causal_lm(open_bundle(bundle), "draft") as draft:
-            found = draft.forward(*STEP[:3], np.arange(0))
+            found = logits_of(draft, *STEP[:3], np.arange(0))
             assert len(found if bundle == dense else found.top_ids) == 0
 
 

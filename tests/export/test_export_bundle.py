@@ -13,6 +13,7 @@ from dsbd_export.errors import ExportError
 from dsbd_export.pipeline import export_bundle
 from dsbd_runtime.bundle import open_bundle
 from scripts.family_checkpoints import write_checkpoint
+from tests.export.conftest import swap_tokens
 
 FILES = {
     f"{role}/{file}"
@@ -88,8 +89,7 @@ def broken_target(exported, tmp_path):
 
 def test_a_pair_that_does_not_agree_leaves_nothing(llama_folder, tmp_path):
     draft = copy_of(llama_folder, tmp_path / "draft")
-    file = draft / "tokenizer.json"
-    file.write_text(file.read_text().replace('"def"', '"definition"'))
+    swap_tokens(draft, "def", "path")
     with pytest.raises(ExportError, match="vocabularies differ"):
         export_bundle(config_of(llama_folder, draft, tmp_path / "out"), report=silent)
     assert not (tmp_path / "out").exists()

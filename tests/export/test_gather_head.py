@@ -12,10 +12,11 @@ from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
 from dsbd_export.gather_head import GatheredRows, gather_problem
 from dsbd_export.pipeline import export_bundle
+from dsbd_forward.logits import Gather
 from dsbd_runtime.bundle import open_bundle
-from dsbd_runtime.graph import Gather
 from dsbd_runtime.loading import load_causal_lm
 from tests.export.conftest import Exported
+from tests.runtime.model_calls import logits_of
 
 
 @pytest.fixture(scope="module")
@@ -54,15 +55,16 @@ def test_manifest_and_report_name_the_head(exported_gather):
 
 def test_logits_are_those_of_the_dense_export(exported_gather, exported):
     step = (np.array([5, 6, 7]), np.arange(3), np.tri(3, dtype=np.bool_), np.array([2, 0]))
-    pairs = np.array([0, 1, 1]), np.array([3, 299, 0])
+    pairs = Gather(np.array([0, 1, 1]), np.array([3, 299, 0]))
     for role in ("target", "draft"):
         with load_causal_lm(open_bundle(exported.config.output), role) as dense:
-            logits = dense.forward(*step)
+            logits = logits_of(dense, *step)
         with load_causal_lm(open_bundle(exported_gather.config.output), role) as gather:
-            found = gather.forward(*step, pairs)
+            found = logits_of(gather, *step, pairs)
             gather.keep(np.arange(0))
-            np.testing.assert_allclose(gather.forward(*step), logits, rtol=1e-6, atol=1e-6)
-        np.testing.assert_allclose(found.logits, logits[pairs], rtol=1e-6, atol=1e-6)
+            np.testing.assert_allclose(logits_of(gather, *step), logits, rtol=1e-6, atol=1e-6)
+        wanted = logits[pairs.rows, pairs.token_ids]
+        np.testing.assert_allclose(found.values, wanted, rtol=1e-6, atol=1e-6)
         sums = np.log(np.exp(logits.astype(np.float64)).sum(axis=1))
         np.testing.assert_allclose(found.logsumexp, sums, rtol=1e-6)
 

@@ -143,4 +143,4 @@ def test_sliding_layers_read_the_sliding_mask(exported_others):
 def test_the_runtime_opens_it(request, fixture, role):
     output = request.getfixturevalue(fixture).config.output
     with load_causal_lm(open_bundle(output, verify=True), role, num_threads=1) as model:
-        assert model.vocab_size == 300
+        assert model.spec.vocab_size == 300

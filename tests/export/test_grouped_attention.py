@@ -17,6 +17,7 @@ from dsbd_export.pipeline import export_bundle
 from dsbd_runtime.bundle import open_bundle
 from dsbd_runtime.loading import load_causal_lm
 from tests.export.conftest import Exported
+from tests.runtime.model_calls import logits_of
 
 MASKS = {
     "target": ["attention_mask", "attention_mask_sliding"],
@@ -60,7 +61,7 @@ def test_logits_are_those_of_the_fused_export(grouped, exported_others):
         found = []
         for exported in (exported_others, grouped):
             with load_causal_lm(open_bundle(exported.config.output), role) as model:
-                found.append(np.concatenate([model.forward(*prefix), model.forward(*tree)]))
+                found.append(np.concatenate([logits_of(model, *prefix), logits_of(model, *tree)]))
         np.testing.assert_allclose(found[1], found[0], atol=2e-5)
         assert np.ptp(found[0]) > 0.1
 

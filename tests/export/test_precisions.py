@@ -21,6 +21,7 @@ from dsbd_runtime import ort_module
 from dsbd_runtime.bundle import open_bundle
 from dsbd_runtime.errors import ProviderError
 from dsbd_runtime.loading import load_causal_lm
+from tests.runtime.model_calls import logits_of
 
 LAYERS, LINEARS = 2, 9  # of the target: four products a layer and the head
 LOOSE = 10.0  # random weights of this size make distributions that no quantization keeps
@@ -94,7 +95,7 @@ def test_norms_and_rotations_are_fused_in_low_precision_too(bundles, exported, d
 def test_the_cpu_runs_fp16_and_refuses_bf16(bundles):
     with load_causal_lm(open_bundle(bundles(dtype="fp16")[0]), "target", num_threads=1) as model:
         tokens = np.arange(3)
-        logits = model.forward(tokens, tokens, np.tri(3, dtype=np.bool_), np.array([2]))
+        logits = logits_of(model, tokens, tokens, np.tri(3, dtype=np.bool_), np.array([2]))
         assert np.isfinite(logits).all()
     with pytest.raises(ProviderError, match=r"is in bf16.*runs fp32, fp16; export with --dtype"):
         load_causal_lm(open_bundle(bundles(dtype="bf16")[0]), "target", num_threads=1)
@@ -174,12 +175,12 @@ def logits_beside_others(folder, num_rows, seed):
     """Logits of the same first nodes, two at most, behind the same prefix, others after them."""
     with load_causal_lm(open_bundle(folder), "target", num_threads=1) as model:
         prefix = np.arange(5)
-        model.forward(prefix, prefix, np.tri(5, dtype=np.bool_), np.array([], np.int64))
+        logits_of(model, prefix, prefix, np.tri(5, dtype=np.bool_), np.array([], np.int64))
         tokens = np.random.default_rng(seed).integers(0, 300, num_rows)
         compared = np.arange(min(2, num_rows))
         tokens[compared] = [7, 11][:num_rows]
         mask = np.concatenate([np.ones((num_rows, 5)), np.eye(num_rows)], axis=1).astype(np.bool_)
-        return model.forward(tokens, np.full(num_rows, 5), mask, compared)
+        return logits_of(model, tokens, np.full(num_rows, 5), mask, compared)
 
 
 def test_a_row_does_not_depend_on_its_neighbours_bit_for_bit(bundles):

@@ -35,8 +35,12 @@ REFUSED = [  # (config class, its arguments, words of the reason)
     ("MiniCPM3Config", {}, "latent attention"),
     ("GptOssConfig", {}, "attention sinks"),
     ("GPTNeoConfig", {}, "counts cache rows"),
-    ("LlamaConfig", {"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantized"),
-    ("LlamaConfig", {"quantization_config": {"quant_method": "awq", "bits": 4}}, "quantized"),
+    (
+        "LlamaConfig",
+        {"quantization_config": {"quant_method": "gptq", "bits": 4}},
+        "quantized (gptq)",
+    ),
+    ("LlamaConfig", {"quantization_config": {"quant_method": "awq", "bits": 4}}, "quantized (awq)"),
 ]
 
 

@@ -1,4 +1,4 @@
-"""tokenizer.json is copied, or built from the files that slow tokenizers have."""
+"""Files of a tokenizer: which are written, and from which older ones tokenizer.json is built."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from tokenizers import Tokenizer
 from dsbd_export.checkpoint import open_checkpoint
 from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
-from dsbd_export.pair import highest_token_id, read_tokenizer, write_tokenizer_files
+from dsbd_export.pair import highest_token_id
+from dsbd_export.tokenizer_files import read_tokenizer, write_tokenizer_files
 
 TEXT = "def read(path): return path"
 
@@ -41,26 +42,26 @@ def slow_checkpoint(checkpoint):
     return checkpoint
 
 
-def test_files_are_copied(checkpoint, tmp_path):
-    (checkpoint.folder / "chat_template.jinja").write_text("{{ messages }}")
+def test_files_are_written(checkpoint, tmp_path):
+    (checkpoint.folder / "chat_template.jinja").write_text("{{ messages }}é\n", encoding="utf-8")
     output = tmp_path / "bundle"
     output.mkdir()
-    write_tokenizer_files(checkpoint, output)
-    copied = {file.name for file in output.iterdir()}
-    assert copied == {
+    write_tokenizer_files(checkpoint, output, print)
+    assert {file.name for file in output.iterdir()} == {
         "tokenizer.json",
         "tokenizer_config.json",
         "generation_config.json",
         "chat_template.jinja",
     }
-    for name in copied:
+    for name in ("generation_config.json", "chat_template.jinja"):
         assert (output / name).read_bytes() == (checkpoint.folder / name).read_bytes()
+    assert read_tokenizer(checkpoint) == json.loads((output / "tokenizer.json").read_text())
 
 
 def test_a_slow_tokenizer_becomes_a_file(slow_checkpoint, llama_folder, tmp_path):
     output = tmp_path / "bundle"
     output.mkdir()
-    write_tokenizer_files(slow_checkpoint, output)
+    write_tokenizer_files(slow_checkpoint, output, print)
     built = Tokenizer.from_file(str(output / "tokenizer.json"))
     wanted = Tokenizer.from_file(str(llama_folder / "tokenizer.json"))
     assert built.encode(TEXT).ids == wanted.encode(TEXT).ids
@@ -76,7 +77,7 @@ def test_no_tokenizer_at_all(checkpoint):
 
 def test_files_that_are_no_tokenizer(slow_checkpoint):
     (slow_checkpoint.folder / "vocab.json").write_text("[")
-    with pytest.raises(ExportError, match="transformers cannot build it"):
+    with pytest.raises(ExportError, match="transformers cannot load the tokenizer of the target"):
         read_tokenizer(slow_checkpoint)
 
 

@@ -15,6 +15,7 @@ from dsbd_export.topk_head import HeadRows, head_problem
 from dsbd_runtime.bundle import open_bundle
 from dsbd_runtime.loading import load_causal_lm
 from tests.export.conftest import Exported
+from tests.runtime.model_calls import logits_of
 
 NUM_CANDIDATES = 8
 
@@ -56,9 +57,9 @@ def test_candidates_are_those_of_the_dense_export(exported_topk, exported):
     step = (np.array([5, 6, 7]), np.arange(3), np.tri(3, dtype=np.bool_), np.array([2, 0]))
     for role in ("target", "draft"):
         with load_causal_lm(open_bundle(exported.config.output), role) as dense:
-            logits = dense.forward(*step)
+            logits = logits_of(dense, *step)
         with load_causal_lm(open_bundle(exported_topk.config.output), role) as topk:
-            found = topk.forward(*step)
+            found = logits_of(topk, *step)
             full = found.full.read(np.arange(2))
         assert_candidates_of(found, logits)
         np.testing.assert_allclose(full, logits, rtol=1e-6, atol=1e-6)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from dsbd_forward.forward import Forward, ForwardResult
+from dsbd_forward.logits import DenseLogits, TopLogits
+from dsbd_forward.spec import EngineSpec
 from dsbd_runtime.bundle import open_bundle
-from dsbd_runtime.graph import TopLogits
 from dsbd_runtime.loading import load_causal_lm
 from lab.gpu.report import BITS_COLUMNS
 from lab.invariance.kinds_of_ways import FIXED_ROWS, KINDS, count_by_kind
@@ -24,7 +26,7 @@ class PathModel:
     shift: returns what is added to a row's logits, by its forward and the cache rows it sees.
     """
 
-    vocab_size = 50
+    spec = EngineSpec(vocab_size=50)
 
     def __init__(self, shift):
         self.shift = shift
@@ -34,18 +36,19 @@ class PathModel:
     def num_rows(self):
         return len(self.tokens)
 
-    def forward(self, token_ids, positions, mask, logit_rows):
+    def forward(self, forward: Forward) -> ForwardResult:
+        token_ids, positions = forward.token_ids, forward.positions
         self.tokens = np.concatenate([self.tokens, token_ids])
         self.positions = np.concatenate([self.positions, positions])
         found = []
-        for row in logit_rows:
-            seen = np.flatnonzero(mask[row])
+        for row in forward.logit_rows:
+            seen = np.flatnonzero(forward.mask[row])
             by_position = np.argsort(self.positions[seen])
             assert self.positions[seen][by_position].tolist() == list(range(positions[row] + 1))
             weights = 1 + np.arange(len(seen))
             value = float(self.tokens[seen][by_position] @ weights) + self.shift(token_ids, seen)
-            found.append(np.full(self.vocab_size, value, np.float32))
-        return np.array(found)
+            found.append(np.full(self.spec.vocab_size, value, np.float32))
+        return ForwardResult(DenseLogits(np.array(found)))
 
     def keep(self, rows):
         self.tokens, self.positions = self.tokens[rows], self.positions[rows]
@@ -90,8 +93,9 @@ def test_engines_with_fixed_rows_and_places(tmp_path, logits, is_on_device):
     else:
         model = load_causal_lm(bundle, "target", num_threads=1)
     with model:
-        outputs = model.forward(np.arange(1), np.arange(1), np.ones((1, 1), np.bool_), np.arange(1))
-        width = 2 * 5 + 1 if isinstance(outputs, TopLogits) else model.vocab_size
+        one = np.arange(1)
+        found = model.forward(Forward(one, one, np.ones((1, 1), np.bool_), one)).logits
+        width = 2 * 5 + 1 if isinstance(found, TopLogits) else model.spec.vocab_size
         found = count_by_kind(model, num_ways=NUM_WAYS)
     nothing = WayCount(NUM_WAYS, 0, NUM_WAYS * 60 * width, 0)
     assert found[AGAIN] == found[FIXED] == nothing

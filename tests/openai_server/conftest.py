@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,16 +21,44 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}assistant:{% endif %}"
     "{% if think is defined and think %}<think>{% endif %}"
 )
+TOOL_TEMPLATE = (
+    "{% if tools %}{{ tools | tojson }}{% endif %}"
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}"
+    "{% for call in m.tool_calls %}<tool_call>"
+    '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}'
+    "</tool_call>{% endfor %}{{ '\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
 Serve = Callable[..., AbstractContextManager[RunningServer]]
 
 
 @pytest.fixture(scope="session")
 def chat_bundle(tiny_bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny bundle with a chat template."""
-    folder = tmp_path_factory.mktemp("chat") / "tiny"
-    shutil.copytree(tiny_bundle.path, folder)
+    return with_templates(
+        tiny_bundle.path,
+        tmp_path_factory.mktemp("chat") / "tiny",
+        {"chat_template.jinja": CHAT_TEMPLATE},
+    )
+
+
+@pytest.fixture(scope="session")
+def tool_bundle(chat_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny bundle with a chat template that reads tools and calls."""
+    return with_templates(
+        chat_bundle,
+        tmp_path_factory.mktemp("tools") / "tiny",
+        {"chat_template.jinja": TOOL_TEMPLATE},
+    )
+
+
+def with_templates(bundle: Path, folder: Path, source_by_file: Mapping[str, str]) -> Path:
+    """Return a copy of a bundle with other chat templates."""
+    shutil.copytree(bundle, folder)
     manifest = open_bundle(folder).manifest
-    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+    for file, source in source_by_file.items():
+        (folder / file).parent.mkdir(exist_ok=True)
+        (folder / file).write_text(source)
     write_manifest(folder, versions=manifest.versions, target=manifest.target, draft=manifest.draft)
     return folder
 

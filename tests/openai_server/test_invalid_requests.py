@@ -91,7 +91,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"prompt": [[]]}, None),
     ({"prompt": [258_000]}, "prompt"),
     ({"prompt": ["a"] * 17}, "prompt"),
-    ({"prompt": ["a", 5]}, "prompt"),
+    ({"prompt": ["a", 5]}, "prompt.1"),
     ({"prompt": {"text": "a"}}, "prompt"),
 ]
 CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -106,17 +106,72 @@ CHAT_REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"reasoning_effort": "high"}, "reasoning_effort"),
     ({"modalities": ["text", "audio"]}, "modalities"),
     ({"best_of": 2}, "best_of"),
-    ({"messages": []}, None),
+    ({"messages": []}, "messages"),
     ({"messages": [{"content": "a"}]}, "messages.0.role"),
     ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content"),
     (
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]},
-        "messages.0.content",
+        "messages.0.content.0",
     ),
     ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages.0.tool_calls.0.id"),
     ({"messages": [{"role": "assistant", "tool_calls": [CALL]}]}, "messages.0.tool_calls"),
     ({"messages": [{"role": "assistant", "refusal": "no"}]}, "messages.0.refusal"),
 ]
+
+
+PARTS = [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "x"}}]
+LATER = {"type": "text", "text": "a", "until": 5}
+REASONS: list[tuple[dict[str, Any], str]] = [  # of values of several types: that of the one meant
+    (
+        {"messages": [{"role": "user", "content": PARTS}]},
+        "messages.0.content.1: a part of type 'image_url' is not supported: this server reads "
+        "texts only; use parts of type 'text'",
+    ),
+    (
+        {"messages": [{"role": "user", "content": [PARTS[0], LATER]}]},
+        "messages.0.content.1.until: Extra inputs are not permitted",
+    ),
+    (
+        {"messages": [{"role": "user", "content": [PARTS[0], "b"]}]},
+        "messages.0.content.1: Input should be an object",
+    ),
+    (
+        {"messages": [{"role": "user", "content": 5}]},
+        "messages.0.content: Input should be a valid string or a valid list",
+    ),
+    ({"tool_choice": {"type": "function"}}, "tool_choice.function: Field required"),
+    (
+        {"tool_choice": "f"},
+        "tool_choice: Input should be 'none', 'auto' or 'required' or an object",
+    ),
+    ({"stop": ["a", 5]}, "stop.1: Input should be a valid string"),
+    ({"guided_json": 5}, "guided_json: Input should be an object or a valid string"),
+]
+
+
+@pytest.mark.parametrize(("fields", "reason"), REASONS, ids=str)
+def test_the_reason_is_that_of_what_was_meant(
+    server: RunningServer, fields: dict[str, Any], reason: str
+) -> None:
+    error = refusal(server, "/v1/chat/completions", {**CHAT, **fields})
+    assert error["message"] == reason and error["param"] == reason.partition(":")[0]
+
+
+CACHED = {"cache_control": {"type": "ephemeral"}}
+TEXTS = [{"type": "text", "text": "a", **CACHED}, {"type": "text", "text": "b"}]
+
+
+def test_hints_of_other_servers_change_nothing(server: RunningServer) -> None:
+    answers = []
+    for messages in (
+        [{"role": "user", "content": "ab"}],
+        [{"role": "user", "content": TEXTS, **CACHED}],
+    ):
+        body = {**CHAT, "messages": messages, "seed": 5, "max_tokens": 8}
+        answer = httpx2.post(f"{server.url}/v1/chat/completions", json=body)
+        assert answer.status_code == 200, answer.text
+        answers.append((answer.json()["choices"][0]["message"], answer.json()["usage"]))
+    assert answers[0] == answers[1]
 
 
 def refusal(server: RunningServer, path: str, body: dict[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import pytest
 
 from dsbd_ort import Pipeline
 from tests.openai_server.running_server import MODEL
+from tests.runtime.tiny_tokenizer import BOS, EOS
 
 PROMPT, TOKENS, NUMBER = "def f(x):", 10, 3
 STRATEGIES: list[dict[str, Any]] = [
@@ -79,7 +80,45 @@ def test_chats_return_the_most_probable_tokens(
         assert [each.logprob for each in token.top_logprobs] == pytest.approx(
             [logprob for _, logprob in top], abs=1e-5
         )
-        assert all(bytes(each.bytes).decode() == each.token for each in token.top_logprobs)
+
+
+def bytes_by_id(pipeline: Pipeline) -> dict[int, bytes]:
+    """The tiny tokenizer has a token a byte; bytes that no text has are left out."""
+    found = {pipeline.tokenizer.encode(each)[0]: each.encode() for each in (BOS, EOS)}
+    for character in map(chr, (*range(0x800), *range(0x800, 0xD800, 64), 0xE000, 0xF000)):
+        ids = pipeline.tokenizer.encode(character, add_special_tokens=False)
+        found |= {i: bytes([b]) for i, b in zip(ids, character.encode(), strict=True)}
+    return found
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_bytes_are_the_tokens_own_and_the_chosen_is_among_the_most_probable(
+    client: openai.OpenAI, pipeline: Pipeline, stream: bool
+) -> None:
+    """Most bytes here are parts of characters, or of none."""
+    messages: Any = [{"role": "user", "content": "Hey"}]
+    answer = client.chat.completions.create(
+        model=MODEL,
+        messages=messages,
+        max_tokens=3 * TOKENS,
+        logprobs=True,
+        top_logprobs=NUMBER,
+        stream=stream,
+        extra_body={"ignore_eos": True, "strategy": "greedy"},
+    )
+    options = {"strategy": "greedy", "max_new_tokens": 3 * TOKENS, "eos_token_id": ()}
+    best = wanted_of(pipeline, pipeline.chat_prompt(messages), **options).sequences[0]
+    parts = [c.logprobs for p in (answer if stream else [answer]) for c in p.choices if c.logprobs]
+    content = [token for part in parts for token in part.content]
+    own = bytes_by_id(pipeline)
+    for token_id, token, top in zip(best.token_ids, content, best.top_logprobs, strict=True):
+        assert bytes(token.bytes) == own.get(token_id, bytes(token.bytes)) != b""
+        for (alternative, _), each in zip(top, token.top_logprobs, strict=True):
+            assert bytes(each.bytes) == own.get(alternative, bytes(each.bytes)) != b""
+        assert (token.token, token.bytes) in [(t.token, t.bytes) for t in token.top_logprobs]
+    assert any(not bytes(token.bytes).isascii() for token in content)
+    joined = b"".join(bytes(token.bytes) for token in content)
+    assert joined.decode(errors="replace") == best.text
 
 
 @pytest.mark.parametrize("number", [0, NUMBER])

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import schemathesis
@@ -24,6 +27,7 @@ CHECKS = [
     content_type_conformance,
     response_schema_conformance,
 ]
+ROLES = ["user", "system", "assistant", "tool", "developer", "critic"]
 OPERATIONS = {  # how many cases of each kind
     ("POST", "/v1/completions"): 100,
     ("POST", "/v1/chat/completions"): 100,
@@ -36,9 +40,26 @@ OPERATIONS = {  # how many cases of each kind
 
 
 @pytest.fixture(scope="module")
-def schema(serve: Serve) -> Iterator[schemathesis.BaseSchema]:
-    with serve(max_new_tokens=64) as server:  # without max_tokens answers would be long
+def schema(serve: Serve, tool_bundle: Path) -> Iterator[schemathesis.BaseSchema]:
+    with serve(
+        bundle=tool_bundle, max_new_tokens=64
+    ) as server:  # without max_tokens answers would be long
         yield schemathesis.openapi.from_url(f"{server.url}/openapi.json")
+
+
+def _objects_in(value: object) -> list[dict[str, Any]]:
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+
+
+def _make_likely(message: dict[str, Any]) -> None:
+    """Give a message a role that there is, and its calls arguments that may be JSON, or empty."""
+    if isinstance(role := message.get("role"), str):
+        message["role"] = ROLES[len(role) % len(ROLES)]
+    for call in _objects_in(message.get("tool_calls")):
+        function = call.get("function")
+        if isinstance(function, dict) and isinstance(arguments := function.get("arguments"), str):
+            likely = ("", "{}", json.dumps({"a": arguments}), arguments)
+            function["arguments"] = likely[len(arguments) % len(likely)]
 
 
 def test_every_operation_is_tried(schema: schemathesis.BaseSchema) -> None:
@@ -71,6 +92,8 @@ def test_operation(
     def answers_as_documented(case: schemathesis.Case) -> None:
         if isinstance(case.body, dict) and isinstance(case.body.get("model"), str):
             case.body["model"] = MODEL  # else hardly anything would get past its name
+            for message in _objects_in(case.body.get("messages")):
+                _make_likely(message)
         case.call_and_validate(checks=CHECKS, timeout=10)
 
     answers_as_documented()

@@ -6,19 +6,19 @@ import numpy as np
 import pytest
 
 from dsbd_ort.openai_server.token_texts import TokenTexts
-from dsbd_runtime.stream_decoder import REPLACEMENT
+from dsbd_runtime.stream_decoder import REPLACEMENT, TextWindow
 from tests.runtime.tokenizer_kinds import KINDS, TEXTS, saved
 
 
 def pushed(tokenizer, groups):
     """The pieces of every push and of the end, each a list of texts."""
-    texts, logprob, pieces = TokenTexts(tokenizer), 0.0, []
+    texts, logprob, pieces = TokenTexts(TextWindow(tokenizer)), 0.0, []
     for group in groups:
         logprobs = [logprob - index for index in range(len(group))]
         logprob -= len(group)
         pieces.append(texts.push(group, logprobs))
     pieces.append(texts.finish())
-    found = [each for piece in pieces if piece for each in piece.logprobs]
+    found = [each.logprob for piece in pieces if piece for each in piece.tokens]
     assert found == [-float(index) for index in range(len(found))]
     return [list(piece.texts) if piece else [] for piece in pieces]
 

@@ -11,6 +11,8 @@ import openai
 import pytest
 
 from dsbd_ort import Pipeline, TokenTrie
+from dsbd_ort.constraints.trial import GrammarTrialError
+from dsbd_ort.openai_server.errors import rejection
 from tests.constraints.json_schemas import SCHEMAS, check_document
 from tests.openai_server.conftest import Serve
 from tests.openai_server.running_server import MODEL, RunningServer
@@ -224,3 +226,66 @@ def test_a_trie_beyond_the_vocabulary_ends_the_start(serve: Serve) -> None:
     with pytest.raises(ValueError, match="has the token id 5000; expected 0 to 257"):
         with serve(tries={"items": trie}):
             pass
+
+
+def test_a_search_returns_as_many_choices_as_there_are_answers(server: RunningServer) -> None:
+    """Each choice is whole, is one that no other is, and is of the prompt that its index says."""
+    body = {
+        "model": MODEL,
+        "prompt": ["def f(", "import "],
+        "n": 4,
+        "use_beam_search": True,
+        "structured_outputs": {"choice": ["a", "b"]},
+        "max_tokens": 4,
+    }
+    answer = httpx2.post(f"{server.url}/v1/completions", json=body).json()
+    choices = {choice["index"]: choice for choice in answer["choices"]}
+    assert list(choices) == [0, 1, 4, 5]
+    for of_prompt in ((0, 1), (4, 5)):
+        assert {choices[index]["text"] for index in of_prompt} == {"a", "b"}
+    alone = httpx2.post(f"{server.url}/v1/completions", json={**body, "prompt": "import "}).json()
+    scores = [choices[index]["dsbd"]["score"] for index in (4, 5)]
+    wanted = [choice["dsbd"]["score"] for choice in alone["choices"]]
+    assert scores == pytest.approx(wanted, abs=1e-4)
+
+
+@pytest.mark.parametrize("path", ["completions", "chat/completions"])
+def test_a_choice_that_a_stream_begins_ends(server: RunningServer, path: str) -> None:
+    body = {
+        "model": MODEL,
+        "n": 4,
+        "use_beam_search": True,
+        "structured_outputs": {"choice": ["a", "b"]},
+        "stream": True,
+        "max_tokens": 4,
+    }
+    asked = (
+        {"prompt": "a"}
+        if path == "completions"
+        else {"messages": [{"role": "user", "content": "a"}]}
+    )
+    answer = httpx2.post(f"{server.url}/v1/{path}", json={**body, **asked})
+    chunks = [
+        json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")
+    ]
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    assert sorted({choice["index"] for choice in choices}) == [0, 1]
+    assert sorted(c["index"] for c in choices if c["finish_reason"] == "stop") == [0, 1]
+    if path != "completions":
+        assert [c["delta"].get("role") for c in choices].count("assistant") == 2
+        assert choices[0]["delta"]["role"] == "assistant"
+
+
+def test_a_grammar_that_no_process_could_try_may_be_sent_again():
+    response = rejection(GrammarTrialError("cannot be started (Too many open files)"))
+    assert response.status == 503 and response.headers == {"Retry-After": "1"}
+    assert "Too many" not in response.message
+
+
+def test_a_schema_that_would_fail_midway_is_refused_at_the_start(server: RunningServer) -> None:
+    schema = {"type": "object", "properties": {f"p{i}": {"type": "null"} for i in range(200)}}
+    body = {"model": MODEL, "prompt": PROMPT, "guided_json": {"$defs": {"x": schema}, **schema}}
+    answer = httpx2.post(f"{server.url}/v1/completions", json=body, timeout=60)
+    error = answer.json()["error"]
+    assert answer.status_code == 400 and error["param"] == "guided_json"
+    assert "too much may follow at one place" in error["message"] and error["code"] is None

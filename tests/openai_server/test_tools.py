@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,7 @@ from hypothesis import strategies as st
 
 from dsbd_ort import Pipeline
 from dsbd_ort.openai_server.tools import Addition, CallReader, ToolUse, auto_fault
-from dsbd_runtime.bundle import open_bundle, write_manifest
-from tests.openai_server.conftest import CHAT_TEMPLATE, Serve
+from tests.openai_server.conftest import CHAT_TEMPLATE, TOOL_TEMPLATE, Serve, with_templates
 from tests.openai_server.running_server import MODEL
 
 MESSAGES: Any = [{"role": "user", "content": "go"}]
@@ -36,24 +34,6 @@ TOOLS: Any = [
     {"type": "function", "function": {"name": "now", "description": "the time"}},
 ]
 SCHEMA_BY_NAME = {"weather": PLACE, "now": {"type": "object", "maxProperties": 0}}
-TOOL_TEMPLATE = (
-    "{% if tools %}{{ tools | tojson }}{% endif %}"
-    "{% for m in messages %}{{ m.role }}: {{ m.content }}"
-    "{% for call in m.tool_calls %}<tool_call>"
-    '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}'
-    "</tool_call>{% endfor %}{{ '\\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}assistant:{% endif %}"
-)
-
-
-@pytest.fixture(scope="module")
-def tool_bundle(chat_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tools") / "tiny"
-    shutil.copytree(chat_bundle, folder)
-    manifest = open_bundle(folder).manifest
-    (folder / "chat_template.jinja").write_text(TOOL_TEMPLATE)
-    write_manifest(folder, versions=manifest.versions, target=manifest.target, draft=manifest.draft)
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -130,6 +110,37 @@ def test_required_calls_streamed_or_not(
         ]
 
 
+def test_required_calls_of_schemas_with_ids_anchors_and_references_as_data(
+    client: openai.OpenAI,
+) -> None:
+    values = [{"$ref": "#/nowhere", "$id": "no uri %"}, "b", "c"]
+    tools: Any = [
+        tool(
+            f"f{index}",
+            {
+                "$id": "https://example.com/schema.json",
+                "type": "object",
+                "properties": {"a": {"$ref": place}},
+                "required": ["a"],
+                "additionalProperties": False,
+                "$defs": {"a": {"$anchor": "a", "const": value}},
+            },
+        )
+        for index, (value, place) in enumerate(zip(values, ("#/$defs/a", "#a", "#a"), strict=True))
+    ]
+    names = set()
+    for seed in range(6):
+        (choice,) = client.chat.completions.create(
+            model=MODEL, messages=MESSAGES, tools=tools, tool_choice="required", seed=seed
+        ).choices
+        for call in choice.message.tool_calls or ():
+            assert call.type == "function"
+            value = values[int(call.function.name[1:])]
+            assert json.loads(call.function.arguments) == {"a": value}
+            names.add(call.function.name)
+    assert len(names) == 3
+
+
 def test_tools_are_told_to_the_template_unless_none(
     tool_client: openai.OpenAI, tool_bundle: Path
 ) -> None:
@@ -164,8 +175,71 @@ def test_a_conversation_goes_on_behind_a_call(tool_client: openai.OpenAI) -> Non
     assert answer.usage is not None and answer.usage.prompt_tokens in (len(text), len(text) + 1)
 
 
+SYSTEM_AND_USER_ONLY = (
+    "{% for m in messages if m.role in ('system', 'user') %}{{ m.role }}: {{ m.content }}\n"
+    "{% endfor %}"
+)
+
+
+def test_no_message_vanishes(serve: Serve, chat_bundle: Path, tmp_path: Path) -> None:
+    bundle = with_templates(
+        chat_bundle, tmp_path / "tiny", {"chat_template.jinja": SYSTEM_AND_USER_ONLY}
+    )
+    with serve(bundle=bundle) as server, server.client() as client:
+
+        def num_prompt_tokens(messages: Any) -> int:
+            answer = client.chat.completions.create(model=MODEL, messages=messages, max_tokens=2)
+            assert answer.usage is not None
+            return answer.usage.prompt_tokens
+
+        first = {"role": "system", "content": "brief"}
+        alone = num_prompt_tokens(MESSAGES)
+        with_system = num_prompt_tokens([first, *MESSAGES])
+        assert num_prompt_tokens([{**first, "role": "developer"}, *MESSAGES]) == with_system > alone
+        for role in ("critic", "tool"):
+            with pytest.raises(openai.BadRequestError, match="leaves no trace") as caught:
+                num_prompt_tokens([*MESSAGES, {**first, "role": role}])
+            error: Any = caught.value.body
+            assert error["param"] == "messages.1" and repr(role) in error["message"]
+
+
 def tool(name: str, parameters: dict[str, Any]) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+def test_a_template_named_tool_use_is_that_of_conversations_with_tools(
+    serve: Serve, chat_bundle: Path, tmp_path: Path
+) -> None:
+    source_by_file = {"additional_chat_templates/tool_use.jinja": "with tools " + TOOL_TEMPLATE}
+    bundle = with_templates(chat_bundle, tmp_path / "tiny", source_by_file)
+    with serve(bundle=bundle) as server, server.client() as client:
+
+        def num_prompt_tokens(**fields: Any) -> int:
+            answer = client.chat.completions.create(
+                model=MODEL, messages=MESSAGES, max_tokens=200, **fields
+            )
+            assert answer.usage is not None
+            return answer.usage.prompt_tokens
+
+        bare = num_prompt_tokens()
+        assert num_prompt_tokens(tools=TOOLS, tool_choice="none") == bare
+        tools = json.dumps([TOOLS[1]])
+        for choice in ("auto", "required"):  # auto is refused by the default template
+            told = num_prompt_tokens(tools=TOOLS[1:], tool_choice=choice)
+            assert told == bare + len(f"with tools {tools}")
+
+
+def test_tools_are_given_to_the_template_without_hints_of_other_servers(
+    tool_client: openai.OpenAI,
+) -> None:
+    counts = set()
+    for hint in ({}, {"cache_control": {"type": "ephemeral"}}):
+        answer = tool_client.chat.completions.create(
+            model=MODEL, messages=MESSAGES, tools=[{**TOOLS[1], **hint}], max_tokens=8
+        )
+        assert answer.usage is not None
+        counts.add(answer.usage.prompt_tokens)
+    assert len(counts) == 1
 
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
@@ -240,6 +314,15 @@ def read(reader: CallReader, pieces: list[str]) -> tuple[str, list[tuple[str, st
 
 
 CALL = '<tool_call>\n{"name": "now", "arguments": {"a": "</b>"}}\n</tool_call>'
+FOUND = ("now", '{"a": "</b>"}')
+TAGGED = '<tool_call>{"name": "now", "arguments": %s}</tool_call>'
+TAGS_IN_STRINGS = [
+    '{"a": "</tool_call>"}',
+    '{"a": "<tool_call>\\"</tool_call>}", "b": ["</tool_call></tool_call>"]}',
+    '{"</tool_call>": 1}',
+]
+NO_JSON = ['{"a": NaN}', '{"a": [-Infinity]}', '{"a": Infinity}', '{"a": 1e999}', '{"a": 01}']
+BAD = '<tool_call>{"a": NaN, "b</tool_call>'
 AUTO = [
     ("plain < text", "plain < text", []),
     (CALL, "", [("now", '{"a": "</b>"}')]),
@@ -249,8 +332,25 @@ AUTO = [
     ('<tool_call>{"name": ["now"], "arguments": {}}</tool_call>',) * 2 + ([],),
     ("<tool_call>{", "<tool_call>{", []),
     ("a <tool_cal", "a <tool_cal", []),
+    *((f"{TAGGED % a}{tail}", tail, [("now", a)]) for a in TAGS_IN_STRINGS for tail in ("", " b")),
+    (TAGGED % '{"a": "\\ud800"}', "", [("now", '{"a": "\\ud800"}')]),
+    *((TAGGED % a,) * 2 + ([],) for a in NO_JSON),
+    (
+        f'<tool_call>{{"a": "b"c"}}</tool_call>{CALL}',
+        '<tool_call>{"a": "b"c"}</tool_call>',
+        [FOUND],
+    ),
+    (f'<tool_call>{{"a": "b</tool_call>{CALL}', '<tool_call>{"a": "b</tool_call>', [FOUND]),
+    (f"{BAD}{CALL}", BAD, [FOUND]),
 ]
 LISTED = '[{"name":"now","arguments":{}},{"name":"weather","arguments":{"city":"a\\"}]","n":[{}]}}]'
+
+
+@pytest.mark.parametrize(("text", "content", "calls"), AUTO, ids=range(len(AUTO)))
+def test_what_text_becomes_a_call(text: str, content: str, calls: list[tuple[str, str]]) -> None:
+    use = ToolUse("auto", ("now",), None)
+    assert read(use.reader(), [text]) == (content, calls)
+    assert read(use.reader(), list(text)) == (content, calls)
 
 
 @given(st.data())

@@ -1,13 +1,18 @@
-"""A bundle so small that it can be copied and opened thousands of times."""
+"""A bundle so small that it can be copied and opened thousands of times, and forced preemption.
+
+All requests of these tests lose their rows again and again (``preempting``), but for those that
+they are compared with. The summary of a run says how often.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from dsbd_ort import Pipeline
+from tests.robustness.preempting import TALLY, PreemptedPipeline
 from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle
 
 CONTEXT_LENGTH = 64
@@ -25,5 +30,33 @@ def small_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def small_pipe(small_bundle: Path) -> Iterator[Pipeline]:
-    with Pipeline.from_bundle(small_bundle, num_threads=1) as pipe:
+    with PreemptedPipeline.from_bundle(small_bundle, num_threads=1) as pipe:
         yield pipe
+
+
+@pytest.fixture(autouse=True)
+def preemptions(record_property: Callable[[str, object], None]) -> Iterator[None]:
+    """Record how often requests were preempted; a test of whole requests has seen it."""
+    num_calls, num_preempted = TALLY.num_calls, TALLY.num_preempted
+    yield
+    num_calls, num_preempted = TALLY.num_calls - num_calls, TALLY.num_preempted - num_preempted
+    record_property("preempted", (num_preempted, num_calls))
+    assert num_preempted > 0 or num_calls < 2, "no request was preempted"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how often requests were preempted, in all processes of a run."""
+    counts = [
+        value
+        for reports in terminalreporter.stats.values()
+        for report in reports
+        if isinstance(report, pytest.TestReport) and report.when == "teardown"
+        for name, value in report.user_properties
+        if name == "preempted"
+    ]
+    if counts:
+        number, num_calls = (sum(each) for each in zip(*counts, strict=True))
+        terminalreporter.write_line(
+            f"tests/robustness: {number:,} of {num_calls:,} engine calls that could find the rows "
+            f"of their request gone did"
+        )

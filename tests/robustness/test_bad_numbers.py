@@ -9,9 +9,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from dsbd_forward.logits import TopLogits
 from dsbd_ort import DsbdError, Pipeline
 from dsbd_ort.decoding import DecodingConfig, ModelError, TableModel, decode
 from dsbd_ort.decoding.warp import Warp
+from dsbd_ort.results import GeneratedSequence
+from tests.robustness.preempting import PreemptedPipeline
 from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle
 from tests.runtime.tiny_tokenizer import tiny_tokenizer
 
@@ -48,6 +51,13 @@ def poisoned_bundle(path: Path, role: str, bad: float, logits: str = "full") -> 
     return path
 
 
+def assert_alike(found: list[GeneratedSequence], wanted: list[GeneratedSequence]) -> None:
+    """In fp32 with fused attention rows that are computed again differ in their last bits."""
+    assert [s.token_ids for s in found] == [s.token_ids for s in wanted]
+    for ours, theirs in zip(found, wanted, strict=True):
+        assert ours.token_logprobs == pytest.approx(theirs.token_logprobs, abs=1e-5)
+
+
 @pytest.mark.parametrize("logits", ["full", "topk:20"])
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize("role", ["target", "draft"])
@@ -56,13 +66,13 @@ def test_the_engine_is_named_and_the_pipeline_goes_on(tmp_path, role, bad, logit
     bundle = poisoned_bundle(tmp_path / "bundle", role, bad, logits)
     with Pipeline.from_bundle(bundle) as lone:
         wanted = lone.generate("ab", top_k=20, **SHORT)
-    with Pipeline.from_bundle(bundle) as pipe:
+    with PreemptedPipeline.from_bundle(bundle) as pipe:
         for _ in range(2):
             with pytest.raises(ModelError, match=rf"call \d of the {role}: the model returned"):
                 pipe.generate(prompt, top_k=20, **SHORT)
             with pytest.raises(DsbdError, match=f"of the {role}"):
                 list(pipe.stream(prompt, top_k=20, **SHORT))
-            assert pipe.generate("ab", top_k=20, **SHORT).sequences == wanted.sequences
+            assert_alike(pipe.generate("ab", top_k=20, **SHORT).sequences, wanted.sequences)
 
 
 @pytest.mark.parametrize("strategy", ["dsbd", "beam-search", "greedy", "speculative", "mjsd"])
@@ -95,4 +105,4 @@ def test_a_bad_number_among_candidates_is_found(top_logits, logsumexp):
     ids = np.array([[5, 6, 7]])
     arrays = np.array([top_logits], np.float32), np.array([logsumexp], np.float32)
     with pytest.raises(ModelError, match="the model returned"):
-        Warp(1.0, 3, 1.0).distributions((ids, *arrays, None))
+        Warp(1.0, 3, 1.0).distributions(TopLogits(ids, *arrays))

@@ -24,6 +24,7 @@ from tests.robustness.mutations import (
     data_located,
     edit_onnx,
 )
+from tests.robustness.preempting import TALLY
 
 ROOT = Path(__file__).parents[2]
 NUM_EVERY_RUN = 20 * len(MUTATIONS)
@@ -45,6 +46,9 @@ def outcomes(bundle: Path, work: Path, first: int, count: int) -> list[tuple[int
     found: dict[int, tuple[int, str, str]] = {}
     for line in done.stdout.splitlines():
         kind, seed, text = json.loads(line)
+        if kind == "preempted":
+            TALLY.add(seed, text)
+            continue
         name = text if kind == "begun" else found[seed][1]
         found[seed] = (seed, name, f"ended the process ({done.returncode})" * (kind == "begun"))
         if kind == "ended":
@@ -94,8 +98,16 @@ def test_a_link_out_of_the_bundle_is_refused_wherever_it_is(copy, place):
         Pipeline.from_bundle(copy)
 
 
-@pytest.mark.parametrize("name", ["tokenizer_config.json", "chat_template.jinja"])
+NOT_LISTED = [
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "additional_chat_templates/tool_use.jinja",
+]
+
+
+@pytest.mark.parametrize("name", NOT_LISTED)
 def test_a_file_that_the_manifest_does_not_list_is_not_read(copy, name):
+    (copy / name).parent.mkdir(exist_ok=True)
     (copy / name).write_text("{}")
     with pytest.raises(BundleError, match=f"{name} is there, but the manifest does not list it"):
         Pipeline.from_bundle(copy)

@@ -14,6 +14,7 @@ import pytest
 
 from dsbd_ort import GenerationResult, Pipeline
 from dsbd_ort.model_pair import BusyError
+from tests.robustness.preempting import TALLY, PreemptedPipeline
 
 ROOT = Path(__file__).parents[2]
 NUM_THREADS = 8
@@ -71,7 +72,7 @@ def test_eight_threads_get_what_lone_requests_get(small_pipe, lone_tokens):
 
 
 def test_the_same_request_gives_the_same_tokens_a_hundred_times(small_bundle, lone_tokens):
-    with Pipeline.from_bundle(small_bundle, num_threads=2) as pipe:
+    with PreemptedPipeline.from_bundle(small_bundle, num_threads=2) as pipe:
         for turn in range(100):
             assert tokens(ask(pipe, REQUESTS[0])) == lone_tokens[0], turn
 
@@ -105,7 +106,7 @@ def test_another_thread_waits_for_a_stream_and_may_finish_it(small_pipe, lone_to
 
 
 def test_close_does_not_wait_for_a_stream_of_its_own_thread(small_bundle):
-    with Pipeline.from_bundle(small_bundle) as pipe:
+    with PreemptedPipeline.from_bundle(small_bundle) as pipe:
         next(pipe.stream("ab", max_new_tokens=8))
         steps = pipe.stream("ab", max_new_tokens=8)
         next(steps)
@@ -114,17 +115,17 @@ def test_close_does_not_wait_for_a_stream_of_its_own_thread(small_bundle):
 MANY_REQUESTS = """
 import resource, sys
 from pathlib import Path
-from dsbd_ort import Pipeline
+from tests.robustness.preempting import TALLY, PreemptedPipeline
 
 def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1])
 
-with Pipeline.from_bundle(sys.argv[1], num_threads=1) as pipe:
+with PreemptedPipeline.from_bundle(sys.argv[1], num_threads=1) as pipe:
     for turn in range(1800):
         if turn == 800:  # caches and estimates have settled by then
             before = resident()
         pipe.generate("abcdefgh"[: 1 + turn % 8], num_beams=2, max_new_tokens=6, seed=turn)
-    print(resident() / before)
+    print(resident() / before, TALLY.num_preempted, TALLY.num_calls)
 """
 
 
@@ -140,4 +141,6 @@ def test_a_thousand_requests_keep_no_memory(small_bundle):
         timeout=300,
         check=True,
     )
-    assert float(done.stdout) < 1.02
+    growth, num_preempted, num_calls = done.stdout.split()
+    TALLY.add(int(num_preempted), int(num_calls))
+    assert float(growth) < 1.02

@@ -2,31 +2,84 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
+import shutil
 import tracemalloc
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
+from dsbd_export.config import DraftConfig
+from dsbd_export.demo import demo_pair
+from dsbd_export.draft_export import export_draft
+from dsbd_export.gather_head import append_gather_head
+from dsbd_export.topk_head import append_topk_head
 from dsbd_ort import Pipeline
 from dsbd_ort.decoding import STRATEGIES
-from tests.robustness.demo_requests import DemoRequest, check_demo_request, demo_requests
+from dsbd_runtime.bundle import MODEL_FILE, ROLES, open_bundle, write_manifest
+from tests.robustness.demo_requests import (
+    DemoRequest,
+    Pipes,
+    check_demo_request,
+    demo_requests,
+)
+from tests.robustness.preempting import PreemptedPipeline
 from tests.robustness.whole_request_checks import check_whole_request
-from tests.robustness.whole_requests import WholeRequest, whole_requests
+from tests.robustness.whole_requests import HEADS, WholeRequest, whole_requests
 
 THOROUGH = settings(deadline=None, suppress_health_check=list(HealthCheck), database=None)
 
 
+NUM_TOP = 8
+
+
+@contextlib.contextmanager
+def opened(bundle: Path) -> Iterator[Pipes]:
+    """Open a bundle for requests left in peace and for those preempted."""
+    with (
+        Pipeline.from_bundle(bundle, num_threads=1) as calm,
+        PreemptedPipeline.from_bundle(bundle, num_threads=1) as forced,
+    ):
+        yield Pipes(calm, forced)
+
+
 @pytest.fixture(scope="module")
-def demo_pipe(demo_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
-    with pytest.MonkeyPatch.context() as patched:  # the measured costs of the engines go there
-        patched.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        with Pipeline.from_bundle(demo_bundle, num_threads=1) as pipe:
-            yield pipe
+def demo_pipes(demo_bundle: Path) -> Iterator[Pipes]:
+    with opened(demo_bundle) as pipes:
+        yield pipes
+
+
+@pytest.fixture(scope="module", params=HEADS)
+def int8_pipes(
+    request: pytest.FixtureRequest, int8_bundle: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Pipes]:
+    """The demo pair in int8-dynamic, whose bits are claimed, with another head put on.
+
+    "proposed": also with a draft that proposes some of the tokens.
+    """
+    head = request.param
+    bundle = Path(shutil.copytree(int8_bundle, tmp_path_factory.mktemp(head) / "bundle"))
+    logits = {"full": "full", "gather": "gather"}.get(head, f"topk:{NUM_TOP}")
+    if head != "full":
+        manifest = open_bundle(bundle).manifest
+        for role in ROLES:
+            file = bundle / role / MODEL_FILE
+            append_gather_head(file) if head == "gather" else append_topk_head(file, NUM_TOP)
+        entries = {role: replace(getattr(manifest, role), logits=logits) for role in ROLES}
+        write_manifest(bundle, versions=manifest.versions, **entries)
+    if head == "proposed":
+        draft = str(demo_pair()[1])
+        config = DraftConfig(bundle=bundle, draft=draft, quantize="int8-dynamic", draft_vocab=600)
+        export_draft(config, report=lambda _: None)
+    with opened(bundle) as pipes:
+        assert pipes.is_bit_exact
+        yield pipes
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -57,17 +110,41 @@ def test_any_of_many_requests_on_tables(strategy: str, part: int) -> None:
 
 
 @pytest.mark.slow
-def test_any_request_on_the_demo_engines(demo_pipe: Pipeline) -> None:
+def test_any_request_on_the_demo_engines(demo_pipes: Pipes) -> None:
     accepted: list[bool] = []
 
     @settings(THOROUGH, max_examples=200)
     @given(request=demo_requests())
     def holds(request: DemoRequest) -> None:
         note(repr(request))
-        accepted.append(check_demo_request(demo_pipe, request))
+        accepted.append(check_demo_request(demo_pipes, request))
 
     holds()
     assert sum(accepted) >= 100, "most drawn requests are refused: draw others"
+
+
+def check_requests_in_int8(pipes: Pipes, number: int) -> None:
+    accepted: list[bool] = []
+    most_top_k = NUM_TOP if pipes.calm.bundle.manifest.target.logits.startswith("topk") else 0
+
+    @settings(THOROUGH, max_examples=number)
+    @given(request=demo_requests(most_top_k))
+    def holds(request: DemoRequest) -> None:
+        note(repr(request))
+        accepted.append(check_demo_request(pipes, request))
+
+    holds()
+    assert sum(accepted) >= number / 2, "most drawn requests are refused: draw others"
+
+
+@pytest.mark.slow
+def test_any_request_in_int8_has_the_same_bits(int8_pipes: Pipes) -> None:
+    check_requests_in_int8(int8_pipes, 15)
+
+
+@pytest.mark.long
+def test_any_of_many_requests_in_int8_has_the_same_bits(int8_pipes: Pipes) -> None:
+    check_requests_in_int8(int8_pipes, 300)
 
 
 def test_memory_does_not_grow_with_the_requests() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,11 +20,12 @@ from dsbd_ort.decoding import (
     WithResult,
     decode_iterations,
 )
-from dsbd_ort.decoding.batched_decoder import BatchedDecoder
+from dsbd_ort.decoding.batched_decoder import BatchedDecoder, Preempted, Tree
 from dsbd_ort.decoding.cache_view import PrefixCache
 from dsbd_ort.decoding.decode import Iterations
-from dsbd_ort.decoding.errors import ConstraintError
-from dsbd_ort.decoding.request import IterationOutput, most_rows
+from dsbd_ort.decoding.engine_call import EngineCall
+from dsbd_ort.decoding.errors import ConfigError, ConstraintError
+from dsbd_ort.decoding.request import IterationOutput, most_rows, only_for_room
 from tests.decoding.preempting import together
 from tests.robustness.whole_requests import OF_DRAFT, OF_DSBD, WholeRequest
 
@@ -36,7 +38,10 @@ WITHOUT_DRAFT = {  # the strategy that returns the same with a draft policy that
 
 
 def check_whole_request(request: WholeRequest) -> bool:
-    """Decode a request on tables and hold it against what must be true; False: it is refused."""
+    """Decode a request on tables and hold it against what must be true; False: it is refused.
+
+    What it is compared with has lost its rows again and again; the request itself has not.
+    """
     try:
         config = request.config
     except DsbdError as error:
@@ -48,18 +53,41 @@ def check_whole_request(request: WholeRequest) -> bool:
         assert 10 < len(str(error)) < 600, error
         if (plain := config_without_draft(config)) is not None:
             with pytest.raises(ConstraintError):
-                decoded(request, plain)
+                decoded(request, plain, preempts=request.forced())
+        return False
+    except ConfigError as error:
+        assert request.head != "full" and "engine returns the" in str(error), error
         return False
     check_result(result, config, request)
     check_stream(steps, result)
     if (plain := config_without_draft(config)) is not None:
-        assert contents(decoded(request, plain)[0]) == contents(result), "a draft was visible"
+        undrafted, _ = decoded(request, plain, preempts=request.forced())
+        assert told(undrafted) == told(result), "a draft was visible"
+    if (wide := config_of_wide_drafts(config)) is not None and request.head != "full":
+        assert told(decoded(request, wide)[0]) == told(result), "how wide a draft is was visible"
     again = AGAIN[request.check](request, config)
-    if again is not None:
-        assert [s.token_ids for s in again.sequences] == [s.token_ids for s in result.sequences]
-        for ours, theirs in zip(again.sequences, result.sequences, strict=True):
-            np.testing.assert_allclose(ours.token_logprobs, theirs.token_logprobs, atol=1e-3)
+    if again is None:
+        return True
+    if request.check != "dense":
+        assert told(again) == told(result)
+        return True
+    assert [s.token_ids for s in again.sequences] == [s.token_ids for s in result.sequences]
+    for ours, theirs in zip(again.sequences, result.sequences, strict=True):
+        np.testing.assert_allclose(ours.token_logprobs, theirs.token_logprobs, atol=1e-3)
     return True
+
+
+def config_of_wide_drafts(config: DecodingConfig) -> DecodingConfig | None:
+    """Return what must give the same with drafts of another shape, which look at more tokens."""
+    has_tree = config.drafts and config.row.has_draft_tree
+    if config_without_draft(config) is None or not has_tree or config.width > 24:
+        return None
+    return dataclasses.replace(config, draft_policy="fixed", draft_length=2, draft_beams=24)
+
+
+def told(result: DecodeResult) -> list[Any]:
+    """Everything that a result says of its text, to the last bit."""
+    return [vars(sequence) for sequence in result.sequences] + [result.prompt_logprobs]
 
 
 def begun(
@@ -68,6 +96,7 @@ def begun(
     models: tuple[Any, Any],
     prefixes: tuple[PrefixCache, PrefixCache] | None = None,
     trace: RequestTrace | None = None,
+    preempts: Callable[[EngineCall], bool] = only_for_room,
 ) -> Iterations:
     asked = request.request(config, trace)
     return decode_iterations(
@@ -80,6 +109,7 @@ def begun(
         estimator=asked.estimator,
         prefixes=prefixes,
         trace=trace,
+        preempts=preempts,
     )
 
 
@@ -89,8 +119,10 @@ def decoded(
     models: tuple[Any, Any] | None = None,
     prefixes: tuple[PrefixCache, PrefixCache] | None = None,
     trace: RequestTrace | None = None,
+    preempts: Callable[[EngineCall], bool] = only_for_room,
 ) -> tuple[DecodeResult, list[IterationOutput]]:
-    outputs = WithResult(begun(request, config, models or request.models(), prefixes, trace))
+    models = models or request.models()
+    outputs = WithResult(begun(request, config, models, prefixes, trace, preempts))
     steps = list(outputs)
     return outputs.result, steps
 
@@ -225,42 +257,20 @@ def config_without_draft(config: DecodingConfig) -> DecodingConfig | None:
     return DecodingConfig(**kept | {"strategy": plain})
 
 
-def contents(result: DecodeResult) -> list[tuple[list[int], float, str]]:
-    return [(s.token_ids, round(s.logprob, 5), s.finish_reason) for s in result.sequences]
+def on_dense_tables(request: WholeRequest, config: DecodingConfig) -> DecodeResult | None:
+    """Decode on engines that return all logits, whose normalizers are added up elsewhere.
 
-
-def with_candidates(request: WholeRequest, config: DecodingConfig) -> DecodeResult | None:
-    """Decode on models with a top-k head, of no more candidates than it takes."""
-    if config.row.rule == "search":
-        per_beam = max(2, 1 + len(config.eos_ids))
-        top_k = max(config.width * per_beam, config.most_draft_beams + len(config.eos_ids))
-    else:
-        top_k = config.top_k
-    # Equal candidates or equal scores of sequences are tipped by a float32 logsumexp.
+    None where the last bits of these decide: equal candidates, or equal scores of sequences.
+    """
+    if request.head == "full":
+        return None
     has_equal_scores = config.width > 1 and request.table in ("equal", "rounded")
     has_ties = has_equal_scores or (config.row.rule == "search" and request.table != "smooth")
-    if not 1 <= top_k <= request.vocab_size or request.table == "forbidding" or has_ties:
+    if has_ties or tosses_by_rounding(request, config):
         return None
-    if tosses_by_rounding(request, config):
-        return None
-    if config.prompt_logprobs or config.top_logprobs:  # see tests/decoding/test_top_tokens.py
-        return None
-    if config.has_controls:
-        fewer = min(top_k + request.table_seed % 3, request.vocab_size)
-        return decoded(request, config, request.models(fewer, 1 + request.table_seed % 40))[0]
-    if config.row.rule == "search":  # reads what fewer candidates leave out
-        fewer = 1 + request.table_seed % top_k
-        return decoded(request, config, request.models(fewer, 1 + request.table_seed % 40))[0]
-    return decoded(request, config, request.models(top_k))[0]
-
-
-def gathered(request: WholeRequest, config: DecodingConfig) -> DecodeResult | None:
-    """Decode on models with a gather head; equal scores are tipped by a float32 logsumexp."""
-    if request.table != "smooth" and (config.width > 1 or config.row.rule == "search"):
-        return None
-    if tosses_by_rounding(request, config):
-        return None
-    return decoded(request, config, request.models(gather=True))[0]
+    if request.head == "proposed" and config_without_draft(config) is None:
+        return None  # the other draft is visible
+    return decoded(request, config, request.models("full"), preempts=request.forced())[0]
 
 
 def tosses_by_rounding(request: WholeRequest, config: DecodingConfig) -> bool:
@@ -271,35 +281,39 @@ def tosses_by_rounding(request: WholeRequest, config: DecodingConfig) -> bool:
 def with_others(request: WholeRequest, config: DecodingConfig) -> DecodeResult:
     """Decode beside a twin that came first and one that leaves half-way; check the rows held."""
     forest = BatchedDecoder(*request.models())
-    asked = request.request(config)
-    early, late = forest.join(request.request(config)), None
-    leaver = forest.join(request.request(config))
-    outcome = None
-    held = 0
+    early = forest.join(request.request(config))
+    leaver, late = forest.join(request.request(config)), None
+    outcome, held = None, 0
+    waiting: list[Tree] = []
     for iteration in range(10_000):
         if iteration == 1:
-            late = forest.join(asked)
+            late = forest.join(request.request(config, preempts=request.forced()))
         if iteration == 2:
             forest.leave(leaver)
+        for tree in waiting:
+            forest.resume(tree)
+        waiting = []
         for progress in forest.iterate():
             assert not isinstance(progress.event, Exception), progress.event
-            if progress.tree is late and isinstance(progress.event, DecodeResult):
+            if isinstance(progress.event, Preempted):
+                waiting.append(progress.tree)
+            elif progress.tree is late and isinstance(progress.event, DecodeResult):
                 outcome = progress.event
         for tree in (early, late):
             if tree is not None:
                 held = max(held, *(view.num_rows for view in tree.views.values()), 0)
-        if iteration > 1 and forest.num_trees == 0:
+        if iteration > 1 and forest.num_trees == 0 and not waiting:
             break
     assert held <= most_rows(len(request.prompt), config), "more rows than were reserved"
     assert outcome is not None
     return outcome
 
 
-def preempted(request: WholeRequest, config: DecodingConfig) -> DecodeResult:
+def in_a_small_cache(request: WholeRequest, config: DecodingConfig) -> DecodeResult:
     """Decode beside two older twins in a cache that is too small for them."""
     max_rows = len(request.prompt) + config.width * (2 + request.table_seed % 9)
     forest = BatchedDecoder(*request.models(), max_rows=max_rows)
-    twins = [request.request(config) for _ in range(3)]
+    twins = [request.request(config, preempts=request.forced()) for _ in range(3)]
     return together(forest, twins, request.table_seed).result(2)
 
 
@@ -307,23 +321,25 @@ def again_on_the_same_caches(request: WholeRequest, config: DecodingConfig) -> D
     """Give a request up half-way, then decode it on what the caches still hold."""
     models = request.models()
     prefixes = PrefixCache(), PrefixCache()
-    given_up = begun(request, config, models, prefixes)
+    given_up = begun(request, config, models, prefixes, preempts=request.forced())
     next(given_up, None)
     given_up.close()
-    return decoded(request, config, models, prefixes)[0]
+    return decoded(request, config, models, prefixes, preempts=request.forced())[0]
 
 
 def traced(request: WholeRequest, config: DecodingConfig) -> DecodeResult:
-    trace = RequestTrace()
-    return decoded(request, config, trace=trace)[0]
+    return decoded(request, config, trace=RequestTrace(), preempts=request.forced())[0]
+
+
+def alone(request: WholeRequest, config: DecodingConfig) -> DecodeResult:
+    return decoded(request, config, preempts=request.forced())[0]
 
 
 AGAIN = {
-    "candidates": with_candidates,
-    "gathered": gathered,
+    "dense": on_dense_tables,
     "shared": with_others,
-    "preempted": preempted,
+    "crowded": in_a_small_cache,
     "repeated": again_on_the_same_caches,
     "traced": traced,
-    "alone": lambda request, config: decoded(request, config)[0],
+    "alone": alone,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,18 +18,22 @@ from dsbd_ort.decoding import (
 )
 from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
 from dsbd_ort.decoding.drafting.cost_curve import CostCurve, EngineCosts
-from dsbd_ort.decoding.request import DecodingRequest
+from dsbd_ort.decoding.engine_call import EngineCall
+from dsbd_ort.decoding.request import DecodingRequest, only_for_room
 from tests.decoding.feature_tables import pair_of
 from tests.decoding.gather_table import GatherTable
 from tests.decoding.path_constraint import PathConstraint, chains, some_tokens
 from tests.decoding.tables import LogitsOf, ends_with, random_table
 from tests.decoding.top_table import TopTable
+from tests.robustness.preempting import ForcedPreemptions
 
 TABLE_KINDS = ("smooth", "peaked", "rounded", "equal", "forbidding")
 DRAFT_KINDS = ("itself", "mixed", "hostile", "forbidding", "features")
 FEATURES = "features"  # mixed, or hostile where a row comes from the draft's own feature
 NO_DRAFT = "none"  # of requests that need no draft model
-CHECKS = ("candidates", "gathered", "shared", "preempted", "repeated", "traced", "alone")
+HEADS = ("top", "gather", "full", "proposed")
+"""What the engines return; "proposed": the draft's largest logits, of a vocabulary of its own."""
+CHECKS = ("dense", "shared", "crowded", "repeated", "traced", "alone")
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,8 @@ class WholeRequest:
         prompt: token ids.
         stop: runs of tokens that end a sequence as a stop string does.
         seconds_a_row: of the target, for draft_policy "throughput".
+        head: what the engines return, one of ``HEADS``.
+        num_more: logits that a top-k head returns beyond those that the request cannot do without.
         check: the way it is decoded a second time, one of ``CHECKS``.
     """
 
@@ -52,6 +59,8 @@ class WholeRequest:
     prompt: tuple[int, ...]
     stop: tuple[tuple[int, ...], ...]
     seconds_a_row: float
+    head: str
+    num_more: int
     check: str
     tables: list[LogitsOf] = field(default_factory=list, compare=False, repr=False)
 
@@ -59,31 +68,50 @@ class WholeRequest:
     def config(self) -> DecodingConfig:
         return DecodingConfig.from_options(self.options).settled(costs_are_known=True)
 
-    def models(
-        self, num_candidates: int = 0, full_chunk: int = 0, *, gather: bool = False
-    ) -> tuple[Any, Any]:
-        """Return target and draft or None, with a top-k head where ``num_candidates`` is given.
-
-        full_chunk: see TopTable; 0: without full logits. gather: with a gather head.
-        """
+    def models(self, head: str | None = None) -> tuple[Any, Any]:
+        """Return target and draft or None; with another head than its own where one is given."""
         if not self.tables:
             target = shaped(random_table(self.table_seed, self.vocab_size), self.table)
             self.tables.extend([target, draft_of(self, target)])
-
-        def model(table: LogitsOf) -> Any:
-            if num_candidates:
-                return TopTable(self.vocab_size, table, num_candidates, full_chunk=full_chunk)
-            if gather:
-                return GatherTable(self.vocab_size, table)
-            return TableModel(self.vocab_size, table)
-
         target, draft = self.tables
         if self.draft == FEATURES:
             other = random_table(self.table_seed + 1, self.vocab_size)
             return pair_of(self.vocab_size, target, draft, other, several=True)
-        return model(target), None if self.draft == NO_DRAFT else model(draft)
+        head = head or self.head
+        proposed = draft if head != "proposed" else proposing(draft, self.vocab_size)
+        return (
+            self._model("full" if head == "proposed" else head, target),
+            None if self.draft == NO_DRAFT else self._model(head, proposed),
+        )
 
-    def request(self, config: DecodingConfig, trace: RequestTrace | None = None) -> DecodingRequest:
+    def _model(self, head: str, table: LogitsOf) -> Any:
+        if head == "full":
+            return TableModel(self.vocab_size, table)
+        if head == "gather":
+            return GatherTable(self.vocab_size, table)
+        # What is drawn from is there, or the request is refused; a search reads what is missing:
+        # with some processors and drafts, so the number is about that of its candidates.
+        searches = STRATEGIES[self.options["strategy"]].rule == "search"
+        of_request = 0 if searches else self.options.get("top_k", 0)
+        num_top = min(of_request + self.num_more, self.vocab_size)
+        if head == "proposed":
+            num_top = min(num_top, num_proposed(self.vocab_size))
+        # One that returns log-probabilities of all may read the rows of any forward.
+        asks = self.options.get("prompt_logprobs") or self.options.get("top_logprobs")
+        least = self.options.get("num_beams", 1) // 4  # each forward brings so many of the rows
+        chunk = 10_000 if asks else max(least, 1 + self.table_seed % 40)
+        return TopTable(self.vocab_size, table, num_top, full_chunk=chunk)
+
+    def forced(self) -> ForcedPreemptions:
+        """Return a new schedule, always the same."""
+        return ForcedPreemptions(self.table_seed)
+
+    def request(
+        self,
+        config: DecodingConfig,
+        trace: RequestTrace | None = None,
+        preempts: Callable[[EngineCall], bool] = only_for_room,
+    ) -> DecodingRequest:
         costs = EngineCosts(
             CostCurve((1, 16), (1e-3, 1e-3 + 15 * self.seconds_a_row)),
             CostCurve((1, 16), (1e-4, 2e-4)),
@@ -96,7 +124,24 @@ class WholeRequest:
             costs=costs,
             estimator=AcceptanceEstimator.initial(),
             trace=trace,
+            preempts=preempts,
         )
+
+
+def num_proposed(vocab_size: int) -> int:
+    return 1 + vocab_size // 2
+
+
+def proposing(draft: LogitsOf, vocab_size: int) -> LogitsOf:
+    """Return a draft that proposes the even tokens and the last one alone."""
+    is_out = np.arange(vocab_size) % 2 == 1
+    is_out[-1] = False
+
+    def logits_of(path: tuple[int, ...]) -> NDArray[np.floating]:
+        logits = np.where(is_out, -np.inf, draft(path))
+        return logits if np.isfinite(logits).any() else np.where(is_out, -np.inf, 0.0)
+
+    return logits_of
 
 
 def shaped(smooth: LogitsOf, kind: str) -> LogitsOf:
@@ -216,7 +261,7 @@ def whole_requests(draw: st.DrawFn, strategy: str, largest_vocab: int = 300) -> 
     rarely = draw(st.integers(0, 9)) == 0
     names = [name for name in VALUES if has_meaning(name, strategy) or rarely]
     chosen = draw(st.lists(st.sampled_from(names), max_size=7, unique=True))
-    vocab_size = draw(st.sampled_from([v for v in (2, 3, 5, 17, 300) if v <= largest_vocab]))
+    vocab_size = draw(st.sampled_from([v for v in (17, 300, 2, 3, 5) if v <= largest_vocab]))
     tokens = st.integers(0, vocab_size - 1)
     options: dict[str, Any] = {
         "strategy": strategy,
@@ -247,8 +292,11 @@ def whole_requests(draw: st.DrawFn, strategy: str, largest_vocab: int = 300) -> 
     by_model = STRATEGIES[strategy].has_draft and options.get("drafter") not in ("ngram", "none")
     draft_kinds = DRAFT_KINDS if by_model else (*DRAFT_KINDS, NO_DRAFT, NO_DRAFT)
     draft = draw(st.sampled_from(draft_kinds))
-    heads = ("candidates", "gathered") if draft == FEATURES else ()  # tables with both are none
-    checks = [check for check in CHECKS if check not in heads]
+    heads = HEADS if draft != FEATURES else ("full",)  # tables with both are none
+    head = draw(st.sampled_from(heads))
+    searches = STRATEGIES[strategy].rule == "search"
+    if head == "top" and not searches and not options.get("top_k"):  # else it is refused
+        options["top_k"] = draw(st.sampled_from([5, 2, 9]))
     return WholeRequest(
         options=options,
         vocab_size=vocab_size,
@@ -258,7 +306,9 @@ def whole_requests(draw: st.DrawFn, strategy: str, largest_vocab: int = 300) -> 
         prompt=tuple(draw(st.lists(tokens, min_size=1, max_size=5))),
         stop=stop,
         seconds_a_row=draw(st.sampled_from([0.0, 1e-5, 1e-3])),
-        check=draw(st.sampled_from(checks)),
+        head=head,
+        num_more=draw(st.sampled_from([12, 1, 9, 20, 2, 5])),
+        check=draw(st.sampled_from(CHECKS)),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import numpy as np
@@ -59,16 +60,12 @@ class FakeSession:
         """Return logits that name the row: logits[r, v] = token id of row r + v / 1000."""
         masks = {name: mask.copy() for name, mask in inputs.masks.items()}
         for mask in masks.values():
-            assert mask.shape == (len(inputs.token_ids), self.capacity)
-        self.calls.append(
-            EngineInputs(
-                inputs.token_ids, inputs.positions, masks, inputs.first_row, inputs.logit_rows
-            )
-        )
+            assert mask.shape == (inputs.forward.num_new, self.capacity)
+        self.calls.append(dataclasses.replace(inputs, masks=masks))
         self._answer(inputs)
-        stop = inputs.first_row + len(inputs.token_ids)
-        self.rows[inputs.first_row : stop] = inputs.token_ids
-        tokens = inputs.token_ids[inputs.logit_rows].astype(np.float32)
+        forward = inputs.forward
+        self.rows[inputs.first_row : inputs.first_row + forward.num_new] = forward.token_ids
+        tokens = forward.token_ids[forward.logit_rows].astype(np.float32)
         logits = tokens[:, None] + np.arange(self._vocab_size, dtype=np.float32) / 1000
         return {LOGITS: logits}
 

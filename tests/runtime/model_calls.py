@@ -1,4 +1,4 @@
-"""Calls of a CausalLM of any head, and whether two of its answers are the same."""
+"""Calls of an engine of any head, and whether two of its answers are the same."""
 
 from __future__ import annotations
 
@@ -7,10 +7,37 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_runtime import graph
+from dsbd_forward.engine import Engine
+from dsbd_forward.forward import Forward
+from dsbd_forward.logits import DenseLogits, Gather, GatheredLogits
 from dsbd_runtime.causal_lm import CausalLM
+from dsbd_runtime.session import EngineInputs
 from tests.runtime.reference import ancestor_mask
 from tests.runtime.tiny_tokenizer import VOCAB_SIZE
+
+
+def logits_of(model: Engine, *arrays: Any, **wanted: Any) -> Any:
+    """Make the forward of these fields; return its logits, an array where they are all."""
+    return logits_and_features(model, *arrays, **wanted)[0]
+
+
+def logits_and_features(model: Engine, *arrays: Any, **wanted: Any) -> tuple[Any, Any]:
+    """Make the forward of these fields; return what ``logits_of`` does, and its features."""
+    result = model.forward(Forward(*arrays, **wanted))
+    logits = result.logits
+    return (logits.values if isinstance(logits, DenseLogits) else logits), result.features
+
+
+def engine_inputs(
+    token_ids: NDArray[np.int64],
+    positions: NDArray[np.int64],
+    masks: dict[str, NDArray[np.bool_]],
+    first_row: int,
+    logit_rows: NDArray[np.int64],
+) -> EngineInputs:
+    """Return one engine call, whose masks are as wide as the caches already."""
+    mask = next(iter(masks.values()))
+    return EngineInputs(Forward(token_ids, positions, mask, logit_rows), masks, first_row)
 
 
 def append_chain(model: CausalLM, num_new: int, logit_rows: NDArray[np.int64]) -> Any:
@@ -21,13 +48,14 @@ def append_chain(model: CausalLM, num_new: int, logit_rows: NDArray[np.int64]) -
 
 def step(model: CausalLM, arrays: tuple[NDArray[Any], ...]) -> Any:
     """Make a forward; of an engine with a gather head with pairs as well, whole rows apart."""
-    if not model.gathers_logits:
-        return model.forward(*arrays)
+    if not model.spec.head.gathers_logits:
+        return logits_of(model, *arrays)
     num_rows = len(arrays[3])
     if num_rows == 3:  # every third call
-        return model.forward(*arrays)
+        return logits_of(model, *arrays)
     rows = np.repeat(np.arange(num_rows), 7)[::-1].copy()
-    return model.forward(*arrays, (rows, np.arange(len(rows)) * 31 % VOCAB_SIZE))
+    gather = Gather(rows, np.arange(len(rows)) * 31 % VOCAB_SIZE)
+    return logits_of(model, *arrays, gather=gather)
 
 
 def append_forest(model: CausalLM, parents: list[int]) -> Any:
@@ -46,8 +74,8 @@ def assert_same(found: Any, wanted: Any) -> None:
     if isinstance(wanted, np.ndarray):
         np.testing.assert_allclose(found, wanted, atol=2e-5)
         return
-    if isinstance(wanted, graph.GatheredLogits):
-        np.testing.assert_allclose(found.logits, wanted.logits, atol=2e-5)
+    if isinstance(wanted, GatheredLogits):
+        np.testing.assert_allclose(found.values, wanted.values, atol=2e-5)
         np.testing.assert_allclose(found.logsumexp, wanted.logsumexp, atol=2e-5)
         return
     np.testing.assert_array_equal(found.top_ids, wanted.top_ids)

@@ -13,6 +13,7 @@ from dsbd_runtime.errors import CapacityError, DsbdError, InputError
 from dsbd_runtime.graph import ATTENTION_MASK, ATTENTION_MASK_SLIDING
 from dsbd_runtime.session import MAX_FORWARD_ROWS, EngineInputs
 from tests.runtime.fakes import BYTES_PER_ROW, FakeSession
+from tests.runtime.model_calls import logits_of
 from tests.runtime.tiny_graph import TinyModel
 
 VOCAB_SIZE = 2000
@@ -29,14 +30,14 @@ def append_chain(model: CausalLM, num_new: int, logit_rows: list[int] | None = N
     """Append rows whose token id and position are their row number."""
     rows = np.arange(model.num_rows, model.num_rows + num_new)
     mask = np.arange(rows[-1] + 1) <= rows[:, None]
-    return model.forward(rows, rows, mask, np.array(logit_rows or [], np.int64))
+    return logits_of(model, rows, rows, mask, np.array(logit_rows or [], np.int64))
 
 
 def test_rows_are_appended_one_step_after_the_other() -> None:
     session, model = new_model()
     append_chain(model, 3)
     logits = append_chain(model, 2, [1, 0])
-    assert (model.num_rows, model.vocab_size, model.context_length) == (5, VOCAB_SIZE, 2048)
+    assert (model.num_rows, model.spec.vocab_size, model.context_length) == (5, VOCAB_SIZE, 2048)
     assert [call.first_row for call in session.calls] == [0, 3]
     assert logits[:, 0].tolist() == [4, 3]
 
@@ -47,7 +48,7 @@ def test_masks_are_padded_to_the_capacity_with_false() -> None:
     append_chain(model, 1)
     model.keep(np.array([0, 1]))
     mask = np.array([[True, False, True, False], [True, True, True, True]])
-    model.forward(np.array([7, 8]), np.array([2, 3]), mask, np.array([0]))
+    logits_of(model, np.array([7, 8]), np.array([2, 3]), mask, np.array([0]))
     found = session.calls[-1].masks
     assert list(found) == [ATTENTION_MASK]
     np.testing.assert_array_equal(found[ATTENTION_MASK][:, :4], mask)
@@ -59,13 +60,13 @@ def test_the_sliding_mask_cuts_by_position_also_after_keep() -> None:
     model = CausalLM(session, SLIDING_ENTRY)
     append_chain(model, 3)  # positions 0, 1, 2
     siblings = np.array([[1, 1, 1, 1, 0], [1, 1, 1, 0, 1]], np.bool_)
-    model.forward(np.array([5, 6]), np.array([3, 3]), siblings, np.array([], np.int64))
+    logits_of(model, np.array([5, 6]), np.array([3, 3]), siblings, np.array([], np.int64))
     assert session.calls[-1].masks[ATTENTION_MASK_SLIDING][:, :5].tolist() == [
         [False, False, True, True, False],
         [False, False, True, False, True],
     ]
     model.keep(np.array([0, 2, 4]))  # positions 0, 2, 3
-    model.forward(np.array([9]), np.array([4]), np.ones((1, 4), np.bool_), np.array([0]))
+    logits_of(model, np.array([9]), np.array([4]), np.ones((1, 4), np.bool_), np.array([0]))
     masks = session.calls[-1].masks
     assert masks[ATTENTION_MASK][0, :4].tolist() == [True, True, True, True]
     assert masks[ATTENTION_MASK_SLIDING][0, :4].tolist() == [False, False, True, True]
@@ -77,7 +78,7 @@ def test_a_long_step_goes_in_chunks_into_caches_reserved_at_once() -> None:
     append_chain(model, 10)
     logits = append_chain(model, 1500, [1499, 0, 255, 256, 256])
     chunks = session.calls[1:]
-    assert [len(call.token_ids) for call in chunks] == [256] * 5 + [220]
+    assert [call.forward.num_new for call in chunks] == [256] * 5 + [220]
     assert [call.first_row for call in chunks] == [10 + 256 * i for i in range(6)]
     assert {mask.shape[1] for call in chunks for mask in call.masks.values()} == {1536}
     assert max(len(mask) for call in chunks for mask in call.masks.values()) == MAX_FORWARD_ROWS
@@ -85,7 +86,7 @@ def test_a_long_step_goes_in_chunks_into_caches_reserved_at_once() -> None:
     assert logits[:, 0].tolist() == [1509, 10, 265, 266, 266]
     assert session.rows[: model.num_rows].tolist() == list(range(1510))
     for call in chunks:
-        rows = call.first_row + np.arange(len(call.token_ids))
+        rows = call.first_row + np.arange(call.forward.num_new)
         np.testing.assert_array_equal(call.masks[ATTENTION_MASK], np.arange(1536) <= rows[:, None])
 
 
@@ -130,7 +131,7 @@ def test_a_failing_engine_leaves_the_rows_as_they_were(num_new: int) -> None:
     fail = [False]
 
     def answer(inputs: EngineInputs) -> None:
-        if fail[0] and inputs.first_row + len(inputs.token_ids) == num_new + 4:
+        if fail[0] and inputs.first_row + inputs.forward.num_new == num_new + 4:
             raise RuntimeError("engine")
 
     session = FakeSession(VOCAB_SIZE, answer)
@@ -205,10 +206,10 @@ def test_a_bad_step_is_refused_and_changes_nothing(
     session, model = new_model()
     append_chain(model, 4)
     with pytest.raises(InputError, match=message):
-        model.forward(**{**good, **changes})
+        logits_of(model, **{**good, **changes})
     assert model.num_rows == 4
     assert len(session.calls) == 1
-    model.forward(**good)
+    logits_of(model, **good)
 
 
 def test_a_long_step_may_not_look_ahead_across_chunks() -> None:
@@ -217,7 +218,7 @@ def test_a_long_step_may_not_look_ahead_across_chunks() -> None:
     mask[3, 599] = True
     rows = np.arange(600)
     with pytest.raises(InputError, match="mask lets a row see a later row"):
-        model.forward(rows, rows, mask, rows[:1])
+        logits_of(model, rows, rows, mask, rows[:1])
 
 
 def test_a_position_beyond_the_context_is_a_capacity_error() -> None:
@@ -226,7 +227,7 @@ def test_a_position_beyond_the_context_is_a_capacity_error() -> None:
     with pytest.raises(CapacityError, match=r"position 10 does not fit.* 10 positions \(0 to 9\)"):
         append_chain(model, 1)
     sibling = np.tri(1, 11, 10, dtype=np.bool_)
-    model.forward(np.array([3]), np.array([9]), sibling, np.array([0]))
+    logits_of(model, np.array([3]), np.array([9]), sibling, np.array([0]))
     assert model.num_rows == 11  # rows may outnumber positions
 
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from dsbd_runtime.causal_lm import CausalLM
 from dsbd_runtime.ort_session import OrtSession
+from tests.runtime.model_calls import logits_of
 from tests.runtime.reference import ancestor_mask, reference_logits
 from tests.runtime.tiny_graph import TinyModel, write_engine
 
@@ -32,9 +33,8 @@ class Forest:
         self.token_ids += token_ids
         self.parents += parents
         tokens, positions, mask = self._arrays()
-        found = self.model.forward(
-            tokens[first:], positions[first:], mask[first:], np.array(logit_rows, np.int64)
-        )
+        asked = np.array(logit_rows, np.int64)
+        found = logits_of(self.model, tokens[first:], positions[first:], mask[first:], asked)
         wanted = reference_logits(self.tiny, tokens, positions, mask)[first:][logit_rows]
         assert found.dtype == np.float32
         np.testing.assert_allclose(found, wanted, atol=TOLERANCE[self.tiny.dtype])
@@ -156,9 +156,9 @@ def test_logits_are_the_callers_own(tmp_path: Path) -> None:
     tiny = TinyModel()
     with opened(tiny, tmp_path) as model:
         row = (np.array([1]), np.array([0]), np.ones((1, 1), np.bool_), np.array([0]))
-        first = model.forward(*row)
+        first = logits_of(model, *row)
         copy = first.copy()
         model.keep(np.array([], np.int64))
-        model.forward(np.array([2]), *row[1:])
+        logits_of(model, np.array([2]), *row[1:])
         np.testing.assert_array_equal(first, copy)
         assert first.flags.owndata

@@ -81,6 +81,9 @@ TEMPLATES = {
     "mistral": MISTRAL_LIKE,
     "loops": LOOPS_LIKE,
 }
+ALL = "{% for m in messages %}{{ m.content }}{% endfor %}"
+HI = {"role": "user", "content": "hi"}
+LEAVE_OUT_THE_SYSTEM = ("mistral", "loops")
 USER = {"role": "user", "content": '  What is <b>"it\'s"</b> & é? '}
 ASSISTANT = {"role": "assistant", "content": "<think>hm</think>\nNothing."}
 SYSTEM = {"role": "system", "content": "Be brief."}
@@ -112,14 +115,38 @@ def test_the_text_is_that_of_transformers(
     options: dict[str, Any] = {"add_generation_prompt": adds_prompt, **variables}
     expected = theirs.apply_chat_template(messages, tokenize=False, **options)
     ours = ChatTemplate(TEMPLATES[name], {"bos_token": BOS, "eos_token": EOS})
+    if messages[0] is SYSTEM and name in LEAVE_OUT_THE_SYSTEM:
+        with pytest.raises(InputError, match=r"messages\[0\], of role 'system', leaves no trace"):
+            ours.render(messages, add_generation_prompt=adds_prompt, variables=variables)
+        return
     found = ours.render(messages, add_generation_prompt=adds_prompt, variables=variables)
     assert found == expected
     assert messages[-1]["content"].strip()[-4:] in found or name == "loops"
 
 
+CALLED: dict[str, Any] = {"role": "assistant", "content": None, "name": None}
+OTHER_TEMPLATES = [  # (template, messages)
+    ("{% for m in messages %}{{ m.content }}{{ m.name is defined }};{% endfor %}", [USER, CALLED]),
+    (
+        "{{ dict.fromkeys(['a', 'b'], 1) }}{{ dict.fromkeys('c') }}{{ dict(a=1) }}" + ALL,
+        [USER],
+    ),
+]
+
+
+@pytest.mark.parametrize(("source", "messages"), OTHER_TEMPLATES)
+def test_nulls_and_dicts_are_as_in_transformers(
+    source: str, messages: list[dict[str, Any]]
+) -> None:
+    theirs = PreTrainedTokenizerFast(tokenizer_object=tiny_tokenizer())
+    expected = theirs.apply_chat_template(messages, chat_template=source, tokenize=False)
+    assert ChatTemplate(source, {}).render(messages, add_generation_prompt=False) == expected
+
+
 def test_the_clock_is_an_argument() -> None:
-    template = ChatTemplate('{{ strftime_now("%d %b %Y") }}', {}, now=lambda: datetime(2024, 7, 26))
-    assert template.render([USER]) == "26 Jul 2024"
+    source = '{{ strftime_now("%d %b %Y") }}' + ALL
+    template = ChatTemplate(source, {}, now=lambda: datetime(2024, 7, 26))
+    assert template.render([HI]) == "26 Jul 2024hi"
 
 
 def folder_with(folder: Path, *, config: Any = None, template: str | None = None) -> Path:
@@ -130,22 +157,63 @@ def folder_with(folder: Path, *, config: Any = None, template: str | None = None
     return folder
 
 
-NAMED = [{"name": "rag", "template": "r"}, {"name": "default", "template": "d{{ eos_token }}"}]
-PLACES = [  # (tokenizer_config.json, chat_template.jinja, text)
-    ({"chat_template": "c{{ bos_token }}", "bos_token": "<s>"}, None, "c<s>"),
-    ({"chat_template": "c", "bos_token": {"content": "<s>"}}, "f{{ bos_token }}é", "f<s>é"),
-    ({"chat_template": NAMED, "eos_token": "</s>"}, None, "d</s>"),
-    ({"bos_token": None}, "f{{ bos_token }}", "f"),
-    (None, "f", "f"),
+NAMED = [
+    {"name": "rag", "template": "{{"},
+    {"name": "default", "template": "d{{ eos_token }}" + ALL},
+    {"name": "tool_use", "template": "t{{ tools | length }}" + ALL},
+]
+BOS_FIRST = "{{ bos_token }}" + ALL
+PLACES = [  # (tokenizer_config.json, files, text without tools, with two tools)
+    ({"chat_template": BOS_FIRST, "bos_token": "<s>"}, {}, "<s>hi", "<s>hi"),
+    (
+        {"chat_template": "c", "bos_token": {"__type": "AddedToken", "content": "<s>"}},
+        {"chat_template": "é" + BOS_FIRST},
+        "é<s>hi",
+        "é<s>hi",
+    ),
+    ({"chat_template": NAMED, "eos_token": "</s>"}, {}, "d</s>hi", "t2hi"),
+    ({"chat_template": NAMED}, {"chat_template": "f" + ALL}, "fhi", "fhi"),
+    ({"bos_token": None}, {"chat_template": "f" + BOS_FIRST}, "fhi", "fhi"),
+    (None, {"chat_template": "f" + ALL, "tool_use": "g" + ALL, "rag": "{{"}, "fhi", "ghi"),
+    (
+        {"extra_special_tokens": {"image": "<image>"}},
+        {"chat_template": "{{ image }}" + ALL},
+        "<image>hi",
+        "<image>hi",
+    ),
+    ({"extra_special_tokens": ["<image>"]}, {"chat_template": "f{{ image }}" + ALL}, "fhi", "fhi"),
 ]
 
 
-@pytest.mark.parametrize(("config", "template", "text"), PLACES)
-def test_where_the_template_is_found(
-    tmp_path: Path, config: Any, template: str | None, text: str
+@pytest.mark.parametrize(("config", "files", "plain", "with_tools"), PLACES)
+def test_the_template_is_the_one_that_transformers_uses(
+    tmp_path: Path, config: Any, files: dict[str, str], plain: str, with_tools: str
 ) -> None:
-    folder = folder_with(tmp_path, config=config, template=template)
-    assert ChatTemplate.from_folder(folder).render([USER]) == text
+    folder = folder_with(tmp_path, config=config, template=files.get("chat_template"))
+    for name, source in files.items():
+        if name != "chat_template":
+            (folder / "additional_chat_templates").mkdir(exist_ok=True)
+            (folder / "additional_chat_templates" / f"{name}.jinja").write_text(source)
+    ours = ChatTemplate.from_folder(folder)
+    assert ours.render([HI], variables={"tools": None}) == ours.render([HI]) == plain
+    assert ours.render([HI], variables={"tools": [TOOL, TOOL]}) == with_tools
+    assert ours.source(has_tools=True) in (
+        *files.values(),
+        *[each["template"] for each in NAMED],
+        (config or {}).get("chat_template"),
+    )
+    tiny_tokenizer().save(str(folder / "tokenizer.json"))
+    theirs = PreTrainedTokenizerFast.from_pretrained(folder)
+    for tools, text in ((None, plain), ([TOOL, TOOL], with_tools)):
+        assert theirs.apply_chat_template([HI], tools=tools, tokenize=False) == text
+
+
+def test_a_template_for_tools_alone(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path, config={"chat_template": NAMED[2:]})
+    ours = ChatTemplate.from_folder(folder)
+    assert ours.render([HI], variables={"tools": []}) == "t0hi"
+    with pytest.raises(BundleError, match="with tools only"):
+        ours.render([HI])
 
 
 NO_TEMPLATE = [None, {}, {"chat_template": None}, {"chat_template": [{"name": "rag"}]}, [1]]
@@ -200,5 +268,5 @@ def test_refusals_are_one_line(source: str, messages: Any, words: str) -> None:
 
 
 def test_formatting_shows_nothing_of_the_inside() -> None:
-    template = ChatTemplate("{{ '{0.__class__}'.format(messages) }}", {})
+    template = ChatTemplate("{{ '{0.__class__}'.format(messages) }}" + ALL, {})
     assert "class" not in template.render([USER])

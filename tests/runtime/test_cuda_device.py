@@ -16,6 +16,7 @@ from dsbd_runtime.device_session import DeviceSession
 from dsbd_runtime.errors import CapacityError, DsbdError, ProviderError
 from tests.runtime.fake_cuda import FakeCudaRuntime, cudaError_t, cudaMemcpyKind
 from tests.runtime.fake_device import open_on_fake
+from tests.runtime.model_calls import logits_of
 
 
 def values_of(device: CudaDevice, array: DeviceArray) -> list[int]:
@@ -115,10 +116,10 @@ def test_a_session_runs_on_it(tiny_bundle: Bundle) -> None:
         outputs = []
         for each in (model, wanted.model):
             each.keep(np.arange(0))
-            each.forward(rows, rows, mask, rows)
+            logits_of(each, rows, rows, mask, rows)
             each.keep(rows[1:])
             last = np.ones((1, size), np.bool_)
-            outputs.append(each.forward(rows[:1], rows[-1:], last, rows[:1]))
+            outputs.append(logits_of(each, rows[:1], rows[-1:], last, rows[:1]))
         np.testing.assert_array_equal(*outputs)
     runtime.fails = {"cudaMalloc": cudaError_t.cudaErrorMemoryAllocation}
     with pytest.raises(CapacityError, match="cuda:0 has no memory for a key/value cache"):

@@ -14,9 +14,8 @@ from dsbd_runtime import graph
 from dsbd_runtime.bundle import Bundle, open_bundle
 from dsbd_runtime.errors import CapacityError, DsbdError, InputError
 from dsbd_runtime.loading import load_causal_lm
-from dsbd_runtime.session import EngineInputs
 from tests.runtime.fake_device import FakeDevice, FakeMachine, open_on_fake
-from tests.runtime.model_calls import append_chain, append_forest, assert_same
+from tests.runtime.model_calls import append_chain, append_forest, assert_same, engine_inputs
 from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle
 from tests.runtime.tiny_tokenizer import VOCAB_SIZE
 
@@ -66,7 +65,7 @@ def test_the_poison_would_be_seen(tiny_bundle: Bundle) -> None:
         mask = np.tri(3, machine.session.capacity, dtype=np.bool_)
         for last_seen in (0, 100):
             mask[2, last_seen] = True
-            inputs = EngineInputs(rows, rows, {graph.ATTENTION_MASK: mask}, 0, rows)
+            inputs = engine_inputs(rows, rows, {graph.ATTENTION_MASK: mask}, 0, rows)
             logits.append(machine.session.run(inputs)[graph.LOGITS][2])
     np.testing.assert_array_equal(logits[0], logits[2])
     assert not np.allclose(logits[1], logits[3], atol=1)
@@ -357,7 +356,7 @@ def test_closing_frees_everything(tiny_bundle: Bundle) -> None:
 def test_a_step_beyond_the_largest_is_refused(tiny_bundle: Bundle) -> None:
     session = open_on_fake(tiny_bundle, max_forward_rows=4).session
     rows = np.arange(5)
-    inputs = EngineInputs(rows, rows, {graph.ATTENTION_MASK: np.tri(5, 128, dtype=bool)}, 0, rows)
+    inputs = engine_inputs(rows, rows, {graph.ATTENTION_MASK: np.tri(5, 128, dtype=bool)}, 0, rows)
     with pytest.raises(InputError, match="a forward of 5 rows, the session takes 4"):
         session.run(inputs)
 

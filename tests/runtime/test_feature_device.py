@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dsbd_forward.features import ParentFeatures
 from dsbd_ort.decoding import DecodeResult, DecodingConfig, decode
 from dsbd_runtime.bundle import Bundle, open_bundle
 from dsbd_runtime.causal_lm import CausalLM
@@ -16,7 +17,8 @@ from dsbd_runtime.errors import CapacityError, InputError, ProviderError
 from dsbd_runtime.loading import load_causal_lm, load_pair
 from tests.runtime.fake_device import FakeDevice, FakeMachine, open_on_fake
 from tests.runtime.feature_pair import DRAFT, TARGET
-from tests.runtime.test_feature_engines import Parents, chain
+from tests.runtime.model_calls import logits_and_features
+from tests.runtime.test_feature_engines import chain
 from tests.runtime.tiny_graph import write_tiny_bundle
 
 NONE = np.arange(0)
@@ -98,11 +100,11 @@ def test_features_never_cross_to_the_host_and_their_memory_is_used_again(bundle:
 def test_held_features_survive_later_calls_and_other_sizes(bundle: Bundle) -> None:
     target, draft = on_fake(bundle)
     with target.model, draft.model, load_causal_lm(bundle, "target", num_threads=1) as host:
-        _, held = target.model.forward_with_features(*chain(5), NONE, np.array([1, 3]))
-        _, wanted = host.forward_with_features(*chain(5), NONE, np.array([1, 3]))
+        _, held = logits_and_features(target.model, *chain(5), NONE, feature_rows=np.array([1, 3]))
+        _, wanted = logits_and_features(host, *chain(5), NONE, feature_rows=np.array([1, 3]))
         one = held.copied(1)
         for first in (5, 8):
-            target.model.forward_with_features(*chain(3, first), NONE, np.arange(3))
+            logits_and_features(target.model, *chain(3, first), NONE, feature_rows=np.arange(3))
         memory = [
             target.device.memory_of(features.array).view(np.float32).reshape(-1, 2 * TARGET.width)
             for features in (held, one)
@@ -117,10 +119,10 @@ def test_features_of_another_provider_are_refused(
 ) -> None:
     _, draft = on_fake(bundle)
     on_host[0].keep(NONE)
-    _, features = on_host[0].forward_with_features(*chain(1), NONE, np.array([0]))
-    parents = Parents((features,), np.array([0]), np.array([0]))
+    _, features = logits_and_features(on_host[0], *chain(1), NONE, feature_rows=np.array([0]))
+    parents = ParentFeatures((features,), np.array([0]), np.array([0]))
     with draft.model, pytest.raises(InputError, match="HostFeatures, this engine reads DeviceF"):
-        draft.model.forward_from_features(*chain(1), NONE, parents)
+        logits_and_features(draft.model, *chain(1), NONE, parent_features=parents)
     with pytest.raises(InputError, match=r"draft_provider is 'cuda'.*leave draft_provider out"):
         load_pair(bundle, provider="cpu", draft_provider="cuda")
     with pytest.raises(ProviderError, match="has features, which provider 'tensorrt' does not"):
@@ -130,10 +132,10 @@ def test_features_of_another_provider_are_refused(
 def test_without_memory_for_features_rows_stay_as_they_were(bundle: Bundle) -> None:
     target, _ = on_fake(bundle)
     with target.model:
-        target.model.forward_with_features(*chain(2), NONE, np.arange(2))
+        logits_and_features(target.model, *chain(2), NONE, feature_rows=np.arange(2))
         target.device.room = 0
         with pytest.raises(CapacityError, match="no memory for the features of 8 rows"):
-            target.model.forward_with_features(*chain(7, 2), NONE, np.arange(7))
+            logits_and_features(target.model, *chain(7, 2), NONE, feature_rows=np.arange(7))
         target.device.room = 2**30
         assert target.model.num_rows == 2
-        target.model.forward_with_features(*chain(7, 2), NONE, np.arange(7))
+        logits_and_features(target.model, *chain(7, 2), NONE, feature_rows=np.arange(7))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from dsbd_forward.features import ParentFeatures
+from dsbd_forward.logits import Gather
 from dsbd_runtime.causal_lm import CausalLM
 from dsbd_runtime.errors import BundleError, InputError
 from dsbd_runtime.features import HostFeatures, Piece, ReadFeatures, host_rows
@@ -23,19 +25,11 @@ from tests.runtime.feature_pair import (
     input_of_target,
     of_draft,
 )
+from tests.runtime.model_calls import logits_and_features, logits_of
 from tests.runtime.reference import ancestor_mask, reference_logits
 from tests.runtime.tiny_graph import TinyModel, write_engine
 
 NONE = np.arange(0)
-
-
-@dataclass(frozen=True)
-class Parents:
-    """Where the features lie that rows come from."""
-
-    forwards: tuple[Any, ...]
-    sources: NDArray[np.int64]
-    rows: NDArray[np.int64]
 
 
 def open_model(folder: Path, model: TinyModel) -> CausalLM:
@@ -55,9 +49,11 @@ def chain(num_rows: int, first: int = 0) -> tuple[NDArray[Any], ...]:
 def test_a_target_returns_what_enters_its_layers(tmp_path: Path, dtype: str) -> None:
     model = in_dtype(dtype)[0]
     target = open_model(tmp_path, model)
-    assert (target.returns_features, target.reads_features) == (True, False)
+    assert (target.spec.returns_features, target.spec.reads_features) == (True, False)
     inputs = chain(5)
-    logits, features = target.forward_with_features(*inputs, np.array([4]), np.array([0, 2, 4]))
+    logits, features = logits_and_features(
+        target, *inputs, np.array([4]), feature_rows=np.array([0, 2, 4])
+    )
     expected = features_of_target(model, *inputs)
     atol = 1e-5 if dtype == "fp32" else 0.03
     np.testing.assert_allclose(features.array, expected[[0, 2, 4]], atol=atol)
@@ -66,24 +62,26 @@ def test_a_target_returns_what_enters_its_layers(tmp_path: Path, dtype: str) -> 
         "target", 3, "float32" if dtype == "fp32" else "float16",
     )  # fmt: skip
     later = chain(2, first=5)
-    _, none = target.forward_with_features(*later, NONE, NONE)
+    _, none = logits_and_features(target, *later, NONE, feature_rows=NONE)
     assert len(none) == 0
-    plain = target.forward(*chain(1, first=7), np.array([0]))
+    plain = logits_of(target, *chain(1, first=7), np.array([0]))
     np.testing.assert_allclose(plain, reference_logits(model, *chain(8))[[7]], atol=3 * atol)
     np.testing.assert_allclose(features.array, expected[[0, 2, 4]], atol=atol)  # still its own
 
 
 def test_a_draft_computes_rows_from_features_of_either_engine(tmp_path: Path) -> None:
     target, draft = open_model(tmp_path, TARGET), open_model(tmp_path, DRAFT)
-    assert (draft.returns_features, draft.reads_features) == (False, True)
+    assert (draft.spec.returns_features, draft.spec.reads_features) == (False, True)
     prompt = chain(4)
-    _, of_target = target.forward_with_features(*prompt, NONE, np.arange(4))
-    parents = Parents((of_target,), np.array([-1, 0, 0, 0]), np.array([0, 0, 1, 2]))
-    logits, own = draft.forward_from_features(*prompt, np.array([0, 3]), parents)
+    _, of_target = logits_and_features(target, *prompt, NONE, feature_rows=np.arange(4))
+    parents = ParentFeatures((of_target,), np.array([-1, 0, 0, 0]), np.array([0, 0, 1, 2]))
+    logits, own = logits_and_features(draft, *prompt, np.array([0, 3]), parent_features=parents)
     # Two nodes below the last: one comes from the target's feature of row 3, one from the own.
     nodes = np.array([9, 8]), np.array([4, 4]), np.array([[1, 1, 1, 1, 1, 0], [1, 1, 1, 1, 0, 1]]) > 0  # fmt: skip # noqa: E501
-    below = Parents((own, of_target), np.array([1, 0]), np.array([3, 3]))
-    below_logits, below_own = draft.forward_from_features(*nodes, np.arange(2), below)
+    below = ParentFeatures((own, of_target), np.array([1, 0]), np.array([3, 3]))
+    below_logits, below_own = logits_and_features(
+        draft, *nodes, np.arange(2), parent_features=below
+    )
 
     made = input_of_target(DRAFT, features_of_target(TARGET, *prompt))
     inputs = np.concatenate([np.zeros((1, DRAFT.width)), made[:3]])
@@ -105,13 +103,15 @@ def test_a_long_forward_is_many_short_ones(tmp_path: Path, logits: str) -> None:
     draft = open_model(tmp_path, replace(DRAFT, logits=logits))
     ids, positions, mask = chain(600)
     kept = np.arange(3, 600, 2)
-    _, features = target.forward_with_features(ids, positions, mask, NONE, kept)
+    _, features = logits_and_features(target, ids, positions, mask, NONE, feature_rows=kept)
     expected = features_of_target(TARGET, ids, positions, mask)
     np.testing.assert_allclose(features.array, expected[kept], atol=1e-4)
     rows = np.arange(600) % len(kept)
-    parents = Parents((features,), np.where(np.arange(600) % 5, 0, -1), rows)
-    pairs = (np.array([0, 2]), np.array([7, 9])) if logits == "gather" else None
-    _, own = draft.forward_from_features(ids, positions, mask, np.array([5, 300, 599]), parents, pairs)  # fmt: skip # noqa: E501
+    parents = ParentFeatures((features,), np.where(np.arange(600) % 5, 0, -1), rows)
+    pairs = Gather(np.array([0, 2]), np.array([7, 9])) if logits == "gather" else None
+    _, own = logits_and_features(
+        draft, ids, positions, mask, np.array([5, 300, 599]), gather=pairs, parent_features=parents
+    )
     made = input_of_target(DRAFT, features.array[rows]) * (parents.sources >= 0)[:, None]
     _, wanted = of_draft(DRAFT, ids, positions, mask, made)
     np.testing.assert_allclose(own.array, wanted, atol=1e-4)
@@ -130,7 +130,7 @@ def test_features_on_the_host_are_read_without_a_copy() -> None:
 def test_the_targets_rows_come_before_the_own() -> None:
     own, target = HostFeatures("draft", np.zeros((4, 2))), HostFeatures("target", np.zeros((4, 8)))
     sources, rows = np.array([2, 1, 2, -1]), np.array([3, 0, 1, 0])
-    read = ReadFeatures.of(Parents((target, own, target), sources, rows))
+    read = ReadFeatures.of(ParentFeatures((target, own, target), sources, rows))
     assert read.index.tolist() == [0, 2, 1, -1]
     assert (read.num_target, read.num_own) == (2, 1)
     assert [piece.rows.tolist() for piece in (*read.target, *read.own)] == [[3, 1], [0]]
@@ -154,29 +154,29 @@ def test_features_that_are_not_there_are_refused(
     tmp_path: Path, sources: list[int], rows: list[int], said: str
 ) -> None:
     target, draft = open_model(tmp_path, TARGET), open_model(tmp_path, DRAFT)
-    _, features = target.forward_with_features(*chain(3), NONE, np.arange(3))
-    parents = Parents((features,), np.array(sources), np.array(rows))
+    _, features = logits_and_features(target, *chain(3), NONE, feature_rows=np.arange(3))
+    parents = ParentFeatures((features,), np.array(sources), np.array(rows))
     with pytest.raises(InputError, match=said):
-        draft.forward_from_features(*chain(2), NONE, parents)
+        logits_and_features(draft, *chain(2), NONE, parent_features=parents)
     assert draft.num_rows == 0
 
 
 def test_every_engine_says_which_call_it_takes(tmp_path: Path) -> None:
     target, draft = open_model(tmp_path, TARGET), open_model(tmp_path, DRAFT)
     plain = open_model(tmp_path, TinyModel(logits="topk:3"))
-    parents = Parents((), np.array([-1]), np.array([0]))
-    with pytest.raises(InputError, match="call forward_from_features"):
-        draft.forward(*chain(1), NONE)
+    parents = ParentFeatures((), np.array([-1]), np.array([0]))
+    with pytest.raises(InputError, match="give the forward parent_features"):
+        logits_of(draft, *chain(1), NONE)
     with pytest.raises(InputError, match="export the bundle with dsbd-export --features"):
-        plain.forward_with_features(*chain(1), NONE, NONE)
-    with pytest.raises(InputError, match="no feature draft's; call forward"):
-        target.forward_from_features(*chain(1), NONE, parents)
+        logits_and_features(plain, *chain(1), NONE, feature_rows=NONE)
+    with pytest.raises(InputError, match="no feature draft's; leave them out"):
+        logits_and_features(target, *chain(1), NONE, parent_features=parents)
     for wrong in ([1, 0], [0, 0], [5], [-1]):
         with pytest.raises(InputError, match="feature_rows"):
-            target.forward_with_features(*chain(3), NONE, np.array(wrong))
-    other = Parents((object(),), np.array([0]), np.array([0]))
+            logits_and_features(target, *chain(3), NONE, feature_rows=np.array(wrong))
+    other = ParentFeatures((object(),), np.array([0]), np.array([0]))
     with pytest.raises(InputError, match="are object, this engine reads HostFeatures; run target"):
-        draft.forward_from_features(*chain(1), NONE, other)
+        logits_and_features(draft, *chain(1), NONE, parent_features=other)
 
 
 def test_manifest_and_graph_must_agree(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from dsbd_runtime.causal_lm import CausalLM
 from dsbd_runtime.errors import BundleError, InputError, ProviderError
 from dsbd_runtime.graph import ATTENTION_MASK, ATTENTION_MASK_SLIDING
 from dsbd_runtime.loading import SMALL_DRAFT_BYTES, load_causal_lm, load_pair
+from tests.runtime.model_calls import logits_of
 from tests.runtime.reference import reference_logits
 from tests.runtime.tiny_graph import TinyModel
 
@@ -23,7 +24,7 @@ def test_target_and_draft_load_and_step(tiny_bundle: Bundle, role: str, seed: in
     tokens = np.array([10, 20, 30])
     rows, mask = np.arange(3), np.tri(3, dtype=np.bool_)
     with load_causal_lm(tiny_bundle, role, num_threads=1) as model:
-        found = model.forward(tokens, rows, mask, rows)
+        found = logits_of(model, tokens, rows, mask, rows)
     wanted = reference_logits(TinyModel(seed=seed), tokens, rows, mask)
     np.testing.assert_allclose(found, wanted, atol=2e-5)
 

@@ -41,6 +41,14 @@ def test_a_written_bundle_opens(tmp_path: Path) -> None:
     assert mode == 0o755
 
 
+def test_it_is_synced_before_it_has_its_name(tmp_path: Path, synced: list[Path]) -> None:
+    write_small_bundle(tmp_path / "bundle")
+    names = {path.name for path in (tmp_path / "bundle").rglob("*")}
+    (partial,) = {path for path in synced if ".bundle.partial-" in path.name}
+    assert {path.name for path in synced if path.is_relative_to(partial)} == names | {partial.name}
+    assert synced[-1] == tmp_path
+
+
 def test_hashes_are_sha256(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"abc")
     assert sha256_of(tmp_path / "file").startswith("ba7816bf8f01cfea414140de5dae2223")

@@ -14,6 +14,7 @@ from dsbd_runtime.bundle import Bundle, open_bundle, write_manifest
 from dsbd_runtime.errors import BundleError, CapacityError, DsbdError, InputError, ProviderError
 from dsbd_runtime.loading import load_causal_lm, load_pair
 from tests.runtime.bundle_edits import as_version_2, edited, without_draft
+from tests.runtime.model_calls import logits_of
 from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle
 
 
@@ -218,7 +219,7 @@ def test_a_topk_engine_of_version_2_has_no_full_logits(tmp_path: Path) -> None:
     bundle = open_bundle(edited(tmp_path / "bundle", as_version_2))
     with load_causal_lm(bundle, "target") as model:
         rows = np.arange(3)
-        found = model.forward(rows, rows, np.tri(3, dtype=np.bool_), rows)
+        found = logits_of(model, rows, rows, np.tri(3, dtype=np.bool_), rows)
     assert found.full is None
     assert found.top_ids.shape == (3, 8)
 

@@ -20,6 +20,7 @@ from dsbd_runtime.kv_cache import KVCache
 from dsbd_runtime.ort_module import LOG_WARNINGS
 from dsbd_runtime.ort_session import OrtSession
 from dsbd_runtime.session import EngineInputs
+from tests.runtime.model_calls import engine_inputs
 from tests.runtime.tiny_graph import TinyModel, write_engine
 
 IN_PLACE_WARNING = "in-place optimization not activated"
@@ -28,7 +29,7 @@ IN_PLACE_WARNING = "in-place optimization not activated"
 def step_inputs(capacity: int, num_new: int, first_row: int = 0) -> EngineInputs:
     rows = np.arange(num_new)
     mask = np.arange(capacity) <= (first_row + rows)[:, None]
-    return EngineInputs(rows, first_row + rows, {graph.ATTENTION_MASK: mask}, first_row, rows[-1:])
+    return engine_inputs(rows, first_row + rows, {graph.ATTENTION_MASK: mask}, first_row, rows[-1:])
 
 
 def buffers_of(session: OrtSession) -> list[Any]:

@@ -17,8 +17,8 @@ from dsbd_runtime.packed_buffer import (
     move_parts,
     packed_bytes,
 )
-from dsbd_runtime.session import EngineInputs
 from tests.runtime.fake_device import FakeDevice
+from tests.runtime.model_calls import engine_inputs
 
 MASKS = [graph.ATTENTION_MASK, graph.ATTENTION_MASK_SLIDING]
 
@@ -58,7 +58,7 @@ def test_padding_rows_see_themselves_alone_and_nobody_sees_them() -> None:
         MASKS[1]: np.array([[0, 1, 1, 0, 0, 0, 0, 0], [0, 1, 0, 1, 0, 0, 0, 0]], np.bool_),
     }
     two, positions = np.array([7, 8]), np.array([2, 2])
-    fill_forward(arrays, EngineInputs(two, positions, masks, 2, np.array([1, 0, 1])))
+    fill_forward(arrays, engine_inputs(two, positions, masks, 2, np.array([1, 0, 1])))
     host = arrays.on_host
     assert host[graph.INPUT_IDS].tolist() == [[7, 8, 0, 0]]
     assert host[graph.POSITION_IDS].tolist() == [[2, 2, 0, 0]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import multiprocessing
+import shutil
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from numpy.typing import NDArray
 
 from dsbd_runtime.bundle import Bundle, open_bundle
+from dsbd_runtime.durable_files import checksum
 from dsbd_runtime.errors import BundleError, InputError
 from dsbd_runtime.loading import load_causal_lm, load_pair
 from dsbd_runtime.ort_session import OrtSession
@@ -76,10 +78,90 @@ def test_one_that_is_not_whole_is_made_again(
     damaged = only(tmp_path) / part
     damaged.write_bytes(damaged.read_bytes()[:-7])
     np.testing.assert_array_equal(logits_of(tiny_bundle, engine_cache=tmp_path), plain)
-    sizes = json.loads((only(tmp_path) / "whole.json").read_text())
-    assert sizes == {
-        name: (only(tmp_path) / name).stat().st_size for name in ("model.onnx", "model.bin")
-    }
+    assert (only(tmp_path) / part).stat().st_size > 0
+
+
+@pytest.fixture(scope="module")
+def made(tiny_bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with one prepared engine, to be copied."""
+    folder = tmp_path_factory.mktemp("made")
+    logits_of(tiny_bundle, engine_cache=folder)
+    return folder
+
+
+def assert_made_again(bundle: Bundle, made: Path, folder: Path, caplog: Any) -> None:
+    """An opening says that the engine is damaged, gives its logits, and leaves it whole."""
+    with caplog.at_level(logging.WARNING):
+        found = logits_of(bundle, engine_cache=folder)
+    np.testing.assert_array_equal(found, logits_of(bundle))
+    place = only(folder)
+    (said,) = caplog.messages
+    assert said == f"the prepared engine {place} is damaged and is made again"
+    for part in PARTS:
+        assert (place / part).read_bytes() == (only(made) / part).read_bytes()
+
+
+@pytest.mark.parametrize("verify", [False, True])
+@pytest.mark.parametrize("page", ["zeros", "stale", "one bit"])
+@pytest.mark.parametrize("part", ["model.bin", "model.onnx"])
+def test_a_lost_page_is_noticed(
+    tiny_bundle: Bundle,
+    made: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    part: str,
+    page: str,
+    verify: bool,
+) -> None:
+    folder = Path(shutil.copytree(made, tmp_path / "engines"))
+    with (only(folder) / part).open("r+b") as file:
+        content = file.read()
+        start = len(content) // 2 // 512 * 512
+        lost = bytearray(content[start : start + 512])
+        if page == "one bit":
+            lost[7] ^= 1
+        else:
+            lost[:] = bytes(512) if page == "zeros" else content[:512]
+        assert lost != content[start : start + 512]
+        file.seek(start)
+        file.write(lost)
+    bundle = open_bundle(tiny_bundle.path, verify=verify)
+    assert_made_again(bundle, made, folder, caplog)
+
+
+RECORDS = [
+    b"", b"\0" * 300, b"\xff\xfe", b"[]", b"3", b"null", b"{}", b'{"checksum": {}}',
+    b'{"checksum": 3}', b'{"checksum": {"model.onnx": null, "model.bin": null}}', b"[" * 100_000,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=range(len(RECORDS)))
+def test_a_damaged_record_is_noticed(
+    tiny_bundle: Bundle,
+    made: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    record: bytes,
+) -> None:
+    folder = Path(shutil.copytree(made, tmp_path / "engines"))
+    (only(folder) / "whole.json").write_bytes(record)
+    assert_made_again(tiny_bundle, made, folder, caplog)
+
+
+def test_what_the_checksum_misses_is_noticed_when_hashes_are_checked(
+    tiny_bundle: Bundle, made: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = Path(shutil.copytree(made, tmp_path / "engines"))
+    weights = only(folder) / "model.bin"
+    before = checksum(weights)
+    content = bytearray(weights.read_bytes())
+    for place, byte in enumerate(((0xEDB88320 << 1) | 1).to_bytes(5, "little")):
+        content[700 + place] ^= byte  # by the polynomial itself, so that the remainder is the same
+    weights.write_bytes(content)
+    assert checksum(weights) == before
+    logits_of(tiny_bundle, engine_cache=folder)
+    assert caplog.messages == []
+    assert_made_again(open_bundle(tiny_bundle.path, verify=True), made, folder, caplog)
 
 
 def test_one_that_does_not_open_is_removed_and_said(
@@ -88,10 +170,23 @@ def test_one_that_does_not_open_is_removed_and_said(
     plain = logits_of(tiny_bundle, engine_cache=tmp_path)
     graph = only(tmp_path) / "model.onnx"
     graph.write_bytes(b"x" * graph.stat().st_size)
+    record = json.loads((only(tmp_path) / "whole.json").read_text())
+    record["checksum"]["model.onnx"] = checksum(graph)
+    (only(tmp_path) / "whole.json").write_text(json.dumps(record))
     with caplog.at_level(logging.WARNING):
         np.testing.assert_array_equal(logits_of(tiny_bundle, engine_cache=tmp_path), plain)
-    assert "a prepared engine is damaged and is removed: ONNX Runtime cannot load" in caplog.text
+    assert "a prepared engine cannot be opened and is removed: ONNX Runtime" in caplog.text
     assert list(tmp_path.iterdir()) == []
+
+
+def test_it_is_synced_before_it_has_its_name(
+    tiny_bundle: Bundle, tmp_path: Path, synced: list[Path]
+) -> None:
+    logits_of(tiny_bundle, engine_cache=tmp_path)
+    (folder,) = {path.parent for path in synced if path.name in PARTS}
+    assert folder.parent.name.startswith(".new-")
+    assert {folder / part for part in PARTS} | {folder, tmp_path} == set(synced)
+    assert synced[-1] == tmp_path  # the new name, after all that it names
 
 
 def test_other_files_of_a_bundle_have_another(bundle_copy: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import tokenizers
 from tokenizers import decoders, models
 
 from dsbd_runtime.bundle import Bundle
-from dsbd_runtime.stream_decoder import StreamDecoder
+from dsbd_runtime.stream_decoder import StreamDecoder, TextWindow
 from dsbd_runtime.tokenizer import Tokenizer
 
 TEXT = "x = 'é', naïve; 日本語 👩‍👩‍👧 ok 🏳️‍🌈!\n\tend"
@@ -44,7 +44,7 @@ def word_tokenizer(tmp_path: Path) -> Tokenizer:
 
 
 def pieces(tokenizer: Tokenizer, pushes: list[list[int]]) -> list[str]:
-    decoder = StreamDecoder(tokenizer)
+    decoder = StreamDecoder(TextWindow(tokenizer))
     return [*(decoder.push(ids) for ids in pushes), decoder.finish()]
 
 
@@ -105,7 +105,7 @@ def test_spaces_between_words_stay(
 
 
 def test_a_finished_decoder_starts_afresh(byte_tokenizer: Tokenizer) -> None:
-    decoder = StreamDecoder(byte_tokenizer)
+    decoder = StreamDecoder(TextWindow(byte_tokenizer))
     ids = byte_tokenizer.encode("é")
     assert decoder.push(ids[:1]) == ""
     assert decoder.finish() == "\N{REPLACEMENT CHARACTER}"

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 
-from dsbd_runtime.stream_decoder import REPLACEMENT, StreamDecoder, TextWindow
+from dsbd_runtime.stream_decoder import REPLACEMENT, StreamDecoder, TextWindow, whole_text
 from tests.runtime.tokenizer_kinds import KINDS, SPECIAL, TEXTS, CountingTokenizer, saved
 
 NOT_STREAMED = {"across_tokens", "stripped_at_the_end"}
@@ -30,7 +30,7 @@ def llama_2(tmp_path_factory: pytest.TempPathFactory) -> CountingTokenizer:
 
 
 def streamed(tokenizer: CountingTokenizer, groups: Sequence[Sequence[int]]) -> list[str]:
-    decoder = StreamDecoder(tokenizer)
+    decoder = StreamDecoder(TextWindow(tokenizer))
     return [*(decoder.push(group) for group in groups), decoder.finish()]
 
 
@@ -74,15 +74,80 @@ def test_any_tokens_stream_to_what_decode_says(tokenizer: CountingTokenizer, see
 def test_pieces_are_never_taken_back_whatever_follows(tokenizer: CountingTokenizer) -> None:
     rng = np.random.default_rng(1)
     ids = [*tokenizer.encode("é😀 a日本"), *rng.integers(0, tokenizer.vocab_size, 8)]
-    window, given = TextWindow(), ""
+    window, given = TextWindow(tokenizer), ""
     for end in range(len(ids)):
-        window, piece = window.extended(tokenizer, ids[end : end + 1])
+        window, piece = window.extended(ids[end : end + 1])
         given += piece
         for _ in range(10):
             later = rng.integers(0, tokenizer.vocab_size, 4).tolist()
-            branch, piece = window.extended(tokenizer, later)
+            branch, piece = window.extended(later)
             whole = tokenizer.decode([*ids[: end + 1], *later])
-            assert given + piece + branch.rest(tokenizer) == whole
+            assert given + piece + branch.rest() == whole
+
+
+def continued(
+    tokenizer: CountingTokenizer, ids: Sequence[int], cut: int
+) -> tuple[str, str, TextWindow]:
+    """Return the text before a cut, that which is streamed behind it, and where that begins."""
+    start = TextWindow.behind(tokenizer, ids[:cut])
+    decoder = StreamDecoder(start)
+    pieces = [*(decoder.push([token]) for token in ids[cut:]), decoder.finish()]
+    return whole_text(tokenizer, ids[:cut]), "".join(pieces), start
+
+
+def test_a_text_is_that_of_its_beginning_and_its_continuation(
+    tokenizer: CountingTokenizer,
+) -> None:
+    rng = np.random.default_rng(2)
+    for text in random_texts(rng):
+        ids = tokenizer.encode(text)
+        for cut in (0, *rng.integers(0, len(ids) + 1, 3).tolist()):
+            before, added, start = continued(tokenizer, ids, cut)
+            assert before + added == tokenizer.decode(ids)
+            assert added == start.text_of(ids[cut:])
+            alone = tokenizer.decode(ids[:cut])
+            assert before == alone or alone.endswith(REPLACEMENT)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_any_tokens_continue_any_others(tokenizer: CountingTokenizer, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    chosen = rng.integers(0, tokenizer.vocab_size + 2, int(rng.choice([2, 4, 12, 200])))
+    ids = rng.choice(chosen, 40).tolist()
+    for cut in range(0, 40, 3):
+        before, added, start = continued(tokenizer, ids, cut)
+        assert added == start.text_of(ids[cut:])
+        whole = tokenizer.decode(ids)
+        if whole.startswith(before):  # else bytes of the prompt became invalid
+            assert before + added == whole
+
+
+def test_the_work_does_not_grow_with_the_prompt(kind: str, tokenizer: CountingTokenizer) -> None:
+    if kind in NOT_STREAMED:
+        return  # any later token may change all of it
+    ids = tokenizer.encode("Hello world é") * 1000
+    for token_id in set(ids):
+        tokenizer.adds_text(token_id)
+        tokenizer.bytes_of(token_id)
+    before = tokenizer.num_decoded
+    decoder = StreamDecoder(TextWindow.behind(tokenizer, ids))
+    assert tokenizer.num_decoded - before <= 4 * MOST_PER_TOKEN
+    before = tokenizer.num_decoded
+    for token_id in ids[:50]:
+        decoder.push([token_id])
+    assert tokenizer.num_decoded - before <= 50 * MOST_PER_TOKEN
+
+
+def test_characters_of_the_prompt_stay_where_a_new_byte_is_invalid(
+    llama_2: CountingTokenizer,
+) -> None:
+    prompt, letter = byte_tokens(llama_2, "é😀".encode()), llama_2.encode("a")[-1]
+    for begun, new in (((), b"\xff"), (prompt[:1], b""), (prompt[2:4], b"\xff")):
+        ids = [*prompt, *begun, *byte_tokens(llama_2, new)]
+        before, added, _ = continued(llama_2, [*ids, letter], len(prompt) + len(begun))
+        assert (before, added) == ("é😀", REPLACEMENT * (len(begun) + len(new)) + " a")
+    before, added, _ = continued(llama_2, [*prompt, *prompt, letter], len(prompt) + 1)
+    assert (before, added) == ("é😀", "é😀 a")
 
 
 ENDLESS = ["a", " ", "é", "😀", "\n", "日本語", "\N{REPLACEMENT CHARACTER}"]
@@ -157,11 +222,11 @@ def test_a_special_token_does_not_end_a_run(llama_2: CountingTokenizer) -> None:
 
 
 def test_paths_share_a_run(llama_2: CountingTokenizer) -> None:
-    start, _ = TextWindow().extended(llama_2, byte_tokens(llama_2, "é😀".encode()))
+    start, _ = TextWindow(llama_2).extended(byte_tokens(llama_2, "é😀".encode()))
     letter = llama_2.encode("a")[-1]
-    assert start.extended(llama_2, [letter])[1] == "é😀 a"
-    assert start.extended(llama_2, byte_tokens(llama_2, b"\xff"))[1] == REPLACEMENT * 7
-    assert start.rest(llama_2) == "é😀"
+    assert start.extended([letter])[1] == "é😀 a"
+    assert start.extended(byte_tokens(llama_2, b"\xff"))[1] == REPLACEMENT * 7
+    assert start.rest() == "é😀"
 
 
 @pytest.mark.parametrize("num_characters", [1, 2, 5])
@@ -169,9 +234,9 @@ def test_the_end_of_a_held_text_is_decoded_alone(
     llama_2: CountingTokenizer, num_characters: int
 ) -> None:
     text = "é日😀" * 100
-    window, _ = TextWindow().extended(llama_2, byte_tokens(llama_2, text.encode()))
+    window, _ = TextWindow(llama_2).extended(byte_tokens(llama_2, text.encode()))
     before = llama_2.num_decoded
-    end = window.end_of_rest(llama_2, num_characters)
+    end = window.end_of_rest(num_characters)
     assert len(end) >= num_characters and text.endswith(end)
     assert llama_2.num_decoded - before <= 4 * num_characters
-    assert window.rest(llama_2) == text
+    assert window.rest() == text

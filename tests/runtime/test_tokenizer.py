@@ -11,8 +11,10 @@ from tokenizers import processors
 
 from dsbd_runtime.bundle import Bundle
 from dsbd_runtime.errors import BundleError, InputError
-from dsbd_runtime.tokenizer import Tokenizer
+from dsbd_runtime.tokenizer import BYTE_BY_SYMBOL, Tokenizer
 from tests.runtime.tiny_tokenizer import BOS, EOS, tiny_tokenizer
+from tests.runtime.tokenizer_kinds import KINDS, SPECIAL, saved, with_piece
+from tests.runtime.tokenizer_kinds import TEXTS as MANY_SCRIPTS
 
 BOS_ID, EOS_ID = 256, 257
 TEXTS = [
@@ -122,3 +124,51 @@ def test_a_damaged_tokenizer_config_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text("{")
     with pytest.raises(BundleError, match=r"tokenizer_config\.json cannot be read as JSON"):
         Tokenizer(tmp_path, bos_token_id=BOS_ID)
+
+
+OWN_BYTES = [
+    # kind of tokenizer, token, its bytes, its name
+    ("byte_level", "Ġdef", b" def", " def"),
+    ("byte_level", "Ł", b"\x9f", "\\x9f"),
+    ("byte_level", "âĤ", b"\xe2\x82", "\\xe2\\x82"),
+    ("byte_level", "ï¿½", b"\xef\xbf\xbd", "\N{REPLACEMENT CHARACTER}"),
+    ("byte_level", "日本", "日本".encode(), "日本"),  # no symbols of bytes: added by its text
+    ("byte_level", SPECIAL, SPECIAL.encode(), SPECIAL),
+    ("strip", "▁the", b" the", " the"),
+    ("strip", "▁", b" ", " "),
+    ("strip", "<0x9F>", b"\x9f", "\\x9f"),
+    ("strip", "<0x41>", b"A", "A"),
+    ("strip", SPECIAL, SPECIAL.encode(), SPECIAL),
+    ("metaspace", "▁the", b" the", " the"),
+    ("metaspace", "<0x9F>", b"<0x9F>", "<0x9F>"),  # this decoder knows no bytes
+    ("word_piece", "the", b" the", " the"),
+    ("word_piece", "##ing", b"ing", "ing"),
+]
+
+
+@pytest.mark.parametrize(("kind", "piece", "content", "name"), OWN_BYTES)
+def test_own_bytes_of_a_token(
+    tmp_path: Path, kind: str, piece: str, content: bytes, name: str
+) -> None:
+    tokenizer = saved(with_piece(kind, piece), tmp_path)
+    for each in (tokenizer, tokenizer.with_special_tokens):
+        assert (each.bytes_of(0), each.name_of(0)) == (content, name)
+    assert (tokenizer.bytes_of(99), tokenizer.name_of(99)) == (b"", "<99>")
+
+
+@pytest.mark.parametrize("kind", sorted(set(KINDS) - {"across_tokens", "stripped_at_the_end"}))
+def test_own_bytes_join_to_the_text_between_others(tmp_path: Path, kind: str) -> None:
+    tokenizer = saved(KINDS[kind](), tmp_path)
+    letter = tokenizer.letter
+    for text in MANY_SCRIPTS:
+        ids = [letter, *tokenizer.encode(text), letter]
+        joined = b"".join(map(tokenizer.bytes_of, ids)).decode(errors="replace")
+        assert joined.strip() == tokenizer.with_special_tokens.decode(ids).strip()
+
+
+def test_byte_symbols_are_those_of_the_library(tiny_bundle: Bundle) -> None:
+    tokenizer = Tokenizer.from_bundle(tiny_bundle)
+    assert len(BYTE_BY_SYMBOL) == 256 == len(set(BYTE_BY_SYMBOL.values()))
+    for text in ("é", "\x00 \xad", "日本"):
+        pieces = [tokenizer.piece(i) for i in tokenizer.encode(text)]
+        assert bytes(BYTE_BY_SYMBOL[symbol] for symbol in "".join(pieces)) == text.encode()

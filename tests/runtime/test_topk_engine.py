@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from dsbd_forward.logits import TopLogits
 from dsbd_runtime.causal_lm import CausalLM
 from dsbd_runtime.errors import BundleError, InputError
-from dsbd_runtime.graph import TopLogits
 from dsbd_runtime.ort_session import OrtSession
+from tests.runtime.model_calls import logits_of
 from tests.runtime.reference import ancestor_mask
 from tests.runtime.tiny_graph import TinyModel, write_engine
 
@@ -53,12 +54,12 @@ def test_candidates_are_the_largest_logits_of_the_dense_engine(tmp_path: Path, d
         dense.keep(np.arange(0))
         topk.keep(np.arange(0))
         rows = np.array(logit_rows)
-        assert_candidates_of(topk.forward(*step, rows), dense.forward(*step, rows))
-    assert (topk.num_top_logits, dense.num_top_logits) == (NUM_CANDIDATES, 0)
+        assert_candidates_of(logits_of(topk, *step, rows), logits_of(dense, *step, rows))
+    assert (topk.spec.head.num_top_logits, dense.spec.head.num_top_logits) == (NUM_CANDIDATES, 0)
 
 
 def test_no_asked_row_gives_no_candidates(tmp_path: Path) -> None:
-    found = open_model(tmp_path, TOPK).forward(*chain(3), np.arange(0))
+    found = logits_of(open_model(tmp_path, TOPK), *chain(3), np.arange(0))
     assert found.top_ids.shape == found.top_logits.shape == (0, NUM_CANDIDATES)
     assert found.logsumexp.shape == (0,)
 
@@ -66,7 +67,7 @@ def test_no_asked_row_gives_no_candidates(tmp_path: Path) -> None:
 def test_a_long_step_runs_in_chunks(tmp_path: Path) -> None:
     dense, topk = open_model(tmp_path, DENSE), open_model(tmp_path, TOPK)
     rows = np.array([299, 3, 255, 256])
-    assert_candidates_of(topk.forward(*chain(300), rows), dense.forward(*chain(300), rows))
+    assert_candidates_of(logits_of(topk, *chain(300), rows), logits_of(dense, *chain(300), rows))
 
 
 def test_manifest_and_head_must_agree(tmp_path: Path) -> None:
@@ -94,7 +95,7 @@ def traced_peak(model: CausalLM, num_rows: int) -> int:
     tracemalloc.start()
     for _ in range(3):
         model.keep(np.arange(0))
-        model.forward(*chain(num_rows), np.arange(num_rows))
+        logits_of(model, *chain(num_rows), np.arange(num_rows))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     return peak
@@ -116,7 +117,7 @@ def test_the_buffer_of_full_logits_is_that_of_the_largest_call(tmp_path: Path) -
         tracemalloc.start()
         for num_rows, num_held in ((3, 4), (20, 32), (2, 32), (300, 256), (30, 256)):
             topk.keep(np.arange(0))
-            topk.forward(*chain(num_rows), np.arange(num_rows))
+            logits_of(topk, *chain(num_rows), np.arange(num_rows))
             held = tracemalloc.get_traced_memory()[0] / LARGE_ROW_BYTES
             assert num_held <= held < num_held + 2
         tracemalloc.stop()
@@ -127,8 +128,8 @@ def test_full_logits_are_those_of_the_dense_engine(tmp_path: Path, dtype: str) -
     dense, topk = (open_model(tmp_path, replace(m, dtype=dtype)) for m in (DENSE, TOPK))
     step = (np.array([5, 6, 7, 8, 9]), np.array([0, 1, 1, 2, 2]), ancestor_mask([-1, 0, 0, 2, 1]))
     asked = np.array([4, 1, 1, 0])
-    logits = dense.forward(*step, asked)
-    found = topk.forward(*step, asked)
+    logits = logits_of(dense, *step, asked)
+    found = logits_of(topk, *step, asked)
     assert found.full.first_row == 0
     for rows in ([0, 1, 2, 3], [3, 0], [1], [2, 2, 3, 2], []):
         full = found.full.read(np.array(rows, np.int64))
@@ -152,8 +153,8 @@ def test_of_several_calls_only_the_last_can_be_read(tmp_path: Path) -> None:
         dense.keep(np.arange(0))
         topk.keep(np.arange(0))
         rows = np.array(logit_rows, np.int64)
-        logits = dense.forward(*chain(300), rows)
-        full = topk.forward(*chain(300), rows).full
+        logits = logits_of(dense, *chain(300), rows)
+        full = logits_of(topk, *chain(300), rows).full
         assert full.first_row == first_row
         readable = np.arange(first_row, len(rows))[::-1]
         np.testing.assert_array_equal(full.read(readable), logits[readable])
@@ -172,22 +173,22 @@ WRONG_ROWS = [
 
 @pytest.mark.parametrize(("rows", "said"), WRONG_ROWS)
 def test_other_rows_are_refused(tmp_path: Path, rows: NDArray[np.int64], said: str) -> None:
-    full = open_model(tmp_path, TOPK).forward(*chain(3), np.arange(3)).full
+    full = logits_of(open_model(tmp_path, TOPK), *chain(3), np.arange(3)).full
     with pytest.raises(InputError, match=said):
         full.read(rows)
 
 
 def test_full_logits_end_with_the_next_forward_and_not_before(tmp_path: Path) -> None:
     model = open_model(tmp_path, TOPK)
-    first = model.forward(*chain(200), np.array([199])).full
+    first = logits_of(model, *chain(200), np.array([199])).full
     wanted = first.read(np.array([0]))
     model.keep(np.arange(10, 20))
     model.shrink()
     with pytest.raises(InputError):
-        model.forward(*chain(3), np.array([5]))  # refused: no forward
+        logits_of(model, *chain(3), np.array([5]))  # refused: no forward
     model.keep(np.arange(0))
     np.testing.assert_array_equal(first.read(np.array([0])), wanted)
-    second = model.forward(*chain(3), np.array([2])).full
+    second = logits_of(model, *chain(3), np.array([2])).full
     with pytest.raises(InputError, match="read after the model's next forward or its end"):
         first.read(np.array([0]))
     second.read(np.array([0]))
@@ -203,15 +204,15 @@ def test_full_logits_follow_caches_that_grow(tmp_path: Path) -> None:
         rows = np.arange(first, first + num_rows)
         mask = np.tri(first + num_rows, dtype=np.bool_)[first:]
         asked = np.array([num_rows - 1, 0])
-        logits = dense.forward(rows % 256, rows, mask, asked)
-        full = topk.forward(rows % 256, rows, mask, asked).full
+        logits = logits_of(dense, rows % 256, rows, mask, asked)
+        full = logits_of(topk, rows % 256, rows, mask, asked).full
         np.testing.assert_array_equal(full.read(np.arange(2)), logits)
 
 
 def test_an_engine_without_the_output_has_no_full_logits(tmp_path: Path) -> None:
     asked = np.array([2, 0])
-    wanted = open_model(tmp_path, TOPK).forward(*chain(3), asked)
-    found = open_model(tmp_path, WITHOUT_FULL).forward(*chain(3), asked)
+    wanted = logits_of(open_model(tmp_path, TOPK), *chain(3), asked)
+    found = logits_of(open_model(tmp_path, WITHOUT_FULL), *chain(3), asked)
     assert found.full is None
-    for array, other in zip(found[:3], wanted[:3], strict=True):
-        np.testing.assert_array_equal(array, other)
+    for name in ("top_ids", "top_logits", "logsumexp"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(wanted, name))

@@ -14,9 +14,10 @@ from dsbd_runtime.device_session import DeviceSession
 from dsbd_runtime.errors import BundleError, CapacityError, DsbdError, ProviderError
 from dsbd_runtime.loading import load_causal_lm
 from dsbd_runtime.providers import Placement, find_provider, parse_placement
-from dsbd_runtime.session import EngineRequest
+from dsbd_runtime.session import EngineOptions
 from dsbd_runtime.trt_engine import open_trt_session
 from tests.runtime.fake_trt import CAPACITY, STEPS, FakeGpu, FakeTrt, add_fake_engines
+from tests.runtime.model_calls import logits_of
 from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle
 
 RTX = find_provider("tensorrt-rtx")
@@ -25,7 +26,7 @@ RTX = find_provider("tensorrt-rtx")
 def opened(
     bundle: Bundle, trt: Any = None, gpu: FakeGpu | None = None, provider: Any = RTX
 ) -> DeviceSession:
-    request = EngineRequest(bundle=bundle, role="target", placement=Placement(provider, 0))
+    request = EngineOptions(bundle=bundle, role="target", placement=Placement(provider, 0))
     return open_trt_session(request, trt=trt or FakeTrt(), cuda_runtime=gpu or FakeGpu())
 
 
@@ -50,7 +51,7 @@ def test_steps_and_moves_give_what_the_cpu_gives(bundle: Bundle) -> None:
         for num_rows in (300, 1, 5, 9):
             tokens, positions, mask = chain(model.num_rows, num_rows)
             asked = np.array([num_rows - 1, 0])
-            found, wanted = (m.forward(tokens, positions, mask, asked) for m in (model, on_cpu))
+            found, wanted = (logits_of(m, tokens, positions, mask, asked) for m in (model, on_cpu))
             np.testing.assert_allclose(found, wanted, atol=1e-5)
             kept = np.delete(np.arange(model.num_rows), [model.num_rows - 3, 7])[-200:]
             for one in (model, on_cpu):
@@ -71,7 +72,7 @@ def test_full_logits_of_a_plan_with_a_topk_head(tmp_path: Path, full_logits: boo
         for num_rows in (9, 1, 9):
             asked = np.arange(num_rows)
             found, wanted = (
-                m.forward(*chain(m.num_rows, num_rows), asked) for m in (model, on_cpu)
+                logits_of(m, *chain(m.num_rows, num_rows), asked) for m in (model, on_cpu)
             )
             np.testing.assert_array_equal(found.top_ids, wanted.top_ids)
             assert (found.full is not None) == (wanted.full is not None) == full_logits
@@ -85,15 +86,15 @@ def test_a_size_is_set_once_and_then_only_executed(bundle: Bundle) -> None:
     trt = FakeTrt()
     with CausalLM(opened(bundle, trt), bundle.entry("target")) as model:
         for _ in range(3):
-            model.forward(*chain(model.num_rows, 5), np.array([0]))
+            logits_of(model, *chain(model.num_rows, 5), np.array([0]))
         [context] = trt.plans[0].contexts
         methods = [method for method, _ in context.log]
         assert context.log[0] == ("set_optimization_profile_async", STEPS.index(8))
         assert methods[-3:] == ["execute_async_v3"] * 3 and methods.count("execute_async_v3") == 3
         assert methods.count("set_tensor_address") == len(trt.plans[0].infos)
-        model.forward(*chain(model.num_rows, 40), np.array([0]))  # another profile, another context
+        logits_of(model, *chain(model.num_rows, 40), np.array([0]))  # another profile and context
         assert trt.plans[0].contexts[1].log[0] == ("set_optimization_profile_async", 3)
-        model.forward(*chain(model.num_rows, 2), np.array([0]))  # the first one, another size
+        logits_of(model, *chain(model.num_rows, 2), np.array([0]))  # the first one, another size
         assert context.log[-1][0] == "execute_async_v3" and len(context.log) > len(methods) + 1
 
 
@@ -154,29 +155,29 @@ def test_what_tensorrt_refuses_is_an_error_with_its_reason(bundle: Bundle) -> No
         trt = FakeTrt()
         trt.refuses.add(method)
         with CausalLM(opened(bundle), bundle.entry("target")) as model:
-            model.forward(*chain(0, 3), np.array([0]))
+            logits_of(model, *chain(0, 3), np.array([0]))
+        model = CausalLM(opened(bundle, trt), bundle.entry("target"))
         with pytest.raises(DsbdError, match=f"no {method}"):
-            CausalLM(opened(bundle, trt), bundle.entry("target")).forward(
-                *chain(0, 3), np.array([0])
-            )
+            logits_of(model, *chain(0, 3), np.array([0]))
 
 
 def test_what_does_not_fit_is_a_capacity_error(bundle: Bundle) -> None:
     model = CausalLM(opened(bundle), bundle.entry("target"))
-    model.forward(*chain(0, CAPACITY), np.array([0]))  # full, the last rows without padding
+    logits_of(model, *chain(0, CAPACITY), np.array([0]))  # full, the last rows without padding
     with pytest.raises(CapacityError, match=f"{CAPACITY + 1} cache rows do not fit"):
-        model.forward(*chain(CAPACITY, 1), np.array([0]))
+        logits_of(model, *chain(CAPACITY, 1), np.array([0]))
     assert model.num_rows == CAPACITY
     trt = FakeTrt()
     trt.has_memory = False
+    model = CausalLM(opened(bundle, trt), bundle.entry("target"))
     with pytest.raises(CapacityError, match="no device memory to run"):
-        CausalLM(opened(bundle, trt), bundle.entry("target")).forward(*chain(0, 1), np.array([0]))
+        logits_of(model, *chain(0, 1), np.array([0]))
 
 
 def test_a_missing_or_old_tensorrt_is_a_provider_error(bundle: Bundle) -> None:
     with pytest.raises(ProviderError, match=r"in a checkout .* '\.\[tensorrt\]'"):
         open_trt_session(
-            EngineRequest(bundle=bundle, role="target", placement=parse_placement("tensorrt"))
+            EngineOptions(bundle=bundle, role="target", placement=parse_placement("tensorrt"))
         )
 
 

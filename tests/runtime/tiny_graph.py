@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import tokenizers
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
@@ -238,16 +239,20 @@ def write_prune_graph(model: TinyModel, path: Path) -> None:
 
 
 def write_tiny_bundle(
-    path: Path, *, target: TinyModel | None = None, draft: TinyModel | None = None
+    path: Path,
+    *,
+    target: TinyModel | None = None,
+    draft: TinyModel | None = None,
+    tokenizer: tokenizers.Tokenizer | None = None,
 ) -> None:
-    """Write a complete bundle at ``path``."""
+    """Write a complete bundle at ``path``; without ``tokenizer`` each byte is a token."""
     models_by_role = {"target": target or TinyModel(), "draft": draft or TinyModel(seed=1)}
     with new_bundle(path) as folder:
         for role in ROLES:
             (folder / role).mkdir()
             write_engine(models_by_role[role], folder / role / MODEL_FILE)
             write_prune_graph(models_by_role[role], folder / role / PRUNE_FILE)
-        tiny_tokenizer().save(str(folder / TOKENIZER_FILE))
+        (tokenizer or tiny_tokenizer()).save(str(folder / TOKENIZER_FILE))
         write_manifest(
             folder,
             versions={"onnx": onnx.__version__},

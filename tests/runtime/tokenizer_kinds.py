@@ -155,6 +155,30 @@ def bytes_in_lower_case() -> tokenizers.Tokenizer:
     return backend
 
 
+_LAST_STEPS: dict[str, Callable[[], decoders.Decoder]] = {
+    "byte_level": decoders.ByteLevel,
+    "metaspace": decoders.Metaspace,
+    "word_piece": decoders.WordPiece,
+    "strip": lambda: decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    ),
+}
+
+
+def with_piece(decoder: str, piece: str) -> tokenizers.Tokenizer:
+    """A vocabulary of a piece, which is token 0, and two letters."""
+    vocab = {word: index for index, word in enumerate(dict.fromkeys((piece, "a", "b")))}
+    backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    backend.decoder = _LAST_STEPS[decoder]()
+    backend.add_special_tokens([SPECIAL])
+    return backend
+
+
 KINDS: dict[str, Callable[[], tokenizers.Tokenizer]] = {
     make.__name__: make
     for make in (

@@ -10,8 +10,9 @@ import pytest
 
 import dsbd_ort
 from dsbd_ort import RequestTrace
-from dsbd_ort.trace_page.trace_file import BYTE_BY_SYMBOL, page_html, token_label, trace_object
+from dsbd_ort.trace_page.trace_file import page_html, token_label, trace_object
 from dsbd_runtime.errors import InputError
+from tests.runtime.tokenizer_kinds import SPECIAL, saved, with_piece
 from tests.trace_page.conftest import PROMPT, STRATEGIES
 
 
@@ -54,44 +55,23 @@ def test_suffix_decides_and_others_are_refused(requests, pipeline, tmp_path):
             dsbd_ort.write_trace(tmp_path / name, trace, pipeline.tokenizer)
 
 
-LABELS = {  # piece, decoded alone: label
-    ("Ġdef", " def"): "·def",
-    ("ĊĊ", "\n\n"): "⏎⏎",
-    ("ĉx", "\tx"): "⇥x",
-    ("<|end|>", ""): "<|end|>",  # special tokens decode to nothing
-    ("Ã", "\ufffd"): "\\xc3",
-    ("âĤ", "\ufffd\ufffd"): "\\xe2\\x82",
-    ("ï¿½", "\ufffd"): "\\xef\\xbf\\xbd",  # the replacement character itself
-    ("▁def", "def"): "·def",  # SentencePiece: a space is dropped at the start of a text
-    ("<0xE2>", "\ufffd"): "<0xE2>",
-    ("Ċ", "\x07"): "\\x07",
-    ("é", "é"): "é",
+LABELS = {  # kind of tokenizer and token: label
+    ("byte_level", "Ġdef"): "·def",
+    ("byte_level", "ĊĊ"): "⏎⏎",
+    ("byte_level", "ĉx"): "⇥x",
+    ("byte_level", "Ć"): "\\x06",
+    ("byte_level", "âĤ"): "\\xe2\\x82",  # two bytes of three
+    ("byte_level", SPECIAL): SPECIAL,  # decodes to nothing
+    ("strip", "▁def"): "·def",  # the space is dropped at the beginning of a text
+    ("strip", "<0xE2>"): "\\xe2",
+    ("word_piece", "def"): "·def",
+    ("word_piece", "##def"): "def",
 }
 
 
-class OneToken:
-    """A tokenizer of one token."""
-
-    def __init__(self, piece, text):
-        self._piece, self._text = piece, text
-
-    def decode(self, token_ids):
-        return self._text
-
-    def piece(self, token_id):
-        return self._piece
-
-
-@pytest.mark.parametrize(("spelled", "label"), LABELS.items())
-def test_labels(spelled, label):
-    assert token_label(OneToken(*spelled), 7) == label
-
-
-def test_byte_symbols_are_those_of_the_library(pipeline):
-    assert len(BYTE_BY_SYMBOL) == 256 == len(set(BYTE_BY_SYMBOL.values()))
-    for text in ("é", "\x00 \xad", "日本"):
-        pieces = [pipeline.tokenizer.piece(i) for i in pipeline.tokenizer.encode(text)]
-        assert bytes(BYTE_BY_SYMBOL[symbol] for symbol in "".join(pieces)) == text.encode()
+@pytest.mark.parametrize(("kind", "piece"), LABELS)
+def test_labels(tmp_path, kind, piece):
+    assert token_label(saved(with_piece(kind, piece), tmp_path), 0) == LABELS[kind, piece]
 
 
 def test_a_token_outside_the_vocabulary_is_named_by_its_number(pipeline):

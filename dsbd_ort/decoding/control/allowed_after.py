@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from dsbd_forward.logits import Gather
 from dsbd_ort.decoding.control.constraint import TokenLists, TokenMasks
 from dsbd_ort.decoding.control.path_states import ConstraintStates, Nodes, Tokens
 from dsbd_ort.decoding.distribution import joined_ranges
-from dsbd_ort.decoding.step_model import Gather
 
 Rows = NDArray[np.int64]
 
@@ -59,7 +59,7 @@ class AllowedAfter:
         table = self.listed()
         assert table is not None
         is_token = table >= 0
-        return is_token.nonzero()[0], table[is_token]
+        return Gather(is_token.nonzero()[0], table[is_token])
 
     @property
     def num_pairs(self) -> int:
@@ -72,7 +72,7 @@ class AllowedAfter:
         return self._allowed.tokens if isinstance(self._allowed, TokenLists) else np.arange(0)
 
     def listed(self) -> Tokens | None:
-        """Return the tokens as a table, (num_rows, most) int64 with -1 behind the last of a row.
+        """Return the tokens as a table, (num_rows, most) int64 by id, -1 behind the last of a row.
 
         It has a column even where no row lists a token. None where the constraint lists none.
         """
@@ -83,6 +83,7 @@ class AllowedAfter:
         table = np.full((len(counts), num_columns + len(self._eos)), -1, dtype=np.int64)
         table[:, :num_columns][np.arange(num_columns) < counts[:, None]] = self._allowed.tokens
         table[self._accepts, num_columns:] = self._eos
+        table.view(np.uint64).sort(axis=1)  # -1 is the largest
         return table
 
     def tokens_by_row(self, vocab_size: int) -> tuple[Rows, Tokens]:

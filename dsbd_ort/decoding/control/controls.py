@@ -11,6 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from dsbd_forward.logits import Logits
+from dsbd_forward.rows import largest_columns
 from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.control.allowed_after import AllowedAfter
 from dsbd_ort.decoding.control.constraint import Constraint
@@ -26,16 +28,11 @@ from dsbd_ort.decoding.control.processors import Candidates, LogitsProcessor, Sc
 from dsbd_ort.decoding.distribution import ListedDistributions
 from dsbd_ort.decoding.errors import ConstraintError
 from dsbd_ort.decoding.option_values import shown
-from dsbd_ort.decoding.step_model import GatheredLogits, Logits, TopLogits
-from dsbd_ort.decoding.warp import (
-    Warp,
-    checked_normalizers,
-    checked_top,
-    largest_columns,
-    log_normalizers_of,
-)
+from dsbd_ort.decoding.warp import Warp
 
 Rows = NDArray[np.int64]
+
+_NONE = np.arange(0)
 
 
 class Controls:
@@ -54,13 +51,14 @@ class Controls:
         processors: Sequence[LogitsProcessor],
         constraint: ConstraintStates | None,
         paths: PathTokens,
+        forbidden: ForbiddenTokens | None = None,
     ) -> None:
         self._warp = Warp.of(config)
         self._processes_log_probs = self._warp.is_raw and config.width > 1
         self.processors = processors
         self.constraint = constraint
         self.paths = paths
-        self.forbidden: ForbiddenTokens | None = None
+        self.forbidden = forbidden
 
     @property
     def path_states(self) -> list[PathStates]:
@@ -82,20 +80,21 @@ class Controls:
             The distributions, and (n,) int64: rows of which a top-k head has left out what counts
             and can no longer be read. Theirs are empty.
         """
-        if not isinstance(logits, tuple | np.ndarray):
-            return self._of_gathered(logits, nodes, allowed), np.arange(0)
+        if (gathered := logits.gathered) is not None:
+            return self._of_gathered(gathered, logits.log_normalizers, nodes, allowed), _NONE
         if self.forbidden is not None and not is_draft:
             self.forbidden.note(logits, nodes, allowed)
-        if not isinstance(logits, tuple):
-            return self._of_all(logits, nodes, allowed), np.arange(0)
+        if (rows := logits.whole) is not None:
+            return self._of_all(rows, logits.log_normalizers, nodes, allowed), _NONE
         found, is_complete = self._of_top(logits, nodes, allowed, is_draft)
         incomplete = np.logical_not(is_complete).nonzero()[0]
-        full = logits[3]
+        full = logits.full
         if not len(incomplete) or full is None:
             return found, incomplete
         readable = incomplete[incomplete >= full.first_row]
         if len(readable):
-            read = self._of_all(full.read(readable), nodes[readable], allowed.part(readable))
+            rows, normalizers = logits.read(readable)
+            read = self._of_all(rows, normalizers, nodes[readable], allowed.part(readable))
             found = found.replaced(readable, read)
         return found, incomplete[incomplete < full.first_row]
 
@@ -181,10 +180,13 @@ class Controls:
         return shown(self.paths.path(node)[self.paths.num_prompt :].tolist())
 
     def _of_all(
-        self, logits: NDArray[np.float32], nodes: Nodes, allowed: AllowedAfter
+        self,
+        logits: NDArray[np.float32],
+        normalizers: Scores,
+        nodes: Nodes,
+        allowed: AllowedAfter,
     ) -> ListedDistributions:
-        """Return distributions of rows of all logits."""
-        normalizers = log_normalizers_of(logits)
+        """Return distributions of rows of all logits, and their log-normalizers, (num_rows, 1)."""
         vocab_size = logits.shape[1]
         tokens = allowed.listed()
         if tokens is None:
@@ -199,24 +201,33 @@ class Controls:
         return self._listed(candidates, processed, raw)
 
     def _of_gathered(
-        self, gathered: GatheredLogits, nodes: Nodes, allowed: AllowedAfter
+        self,
+        gathered: NDArray[np.float32],
+        normalizers: Scores,
+        nodes: Nodes,
+        allowed: AllowedAfter,
     ) -> ListedDistributions:
         """Return distributions of the logits of all allowed tokens."""
         tokens = allowed.listed()
         assert tokens is not None  # the engine was told which
         scores = np.full(tokens.shape, -np.inf)
-        scores[tokens >= 0] = gathered.logits
+        scores[tokens >= 0] = gathered
         candidates = Candidates(self.paths, nodes, tokens, self.vocab_size)
-        normalizers = checked_normalizers(gathered)
         processed, raw = self._processed(scores, normalizers, candidates)
         return self._listed(candidates, processed, raw)
 
     def _of_top(
-        self, logits: TopLogits, nodes: Nodes, allowed: AllowedAfter, is_draft: bool
+        self, logits: Logits, nodes: Nodes, allowed: AllowedAfter, is_draft: bool
     ) -> tuple[ListedDistributions, NDArray[np.bool_]]:
-        """Return distributions of rows of a top-k head, and which rows they are right for."""
+        """Return distributions of rows of a top-k head, and which rows they are right for.
+
+        Tokens by id, as in whole rows: equal scores go by place.
+        """
         vocab_size = self.vocab_size
-        tokens, scores, normalizers = checked_top(logits)
+        tokens, scores = logits.most_probable(0)
+        by_id = tokens.argsort(axis=1)
+        tokens = np.take_along_axis(tokens, by_id, axis=1)
+        scores = np.take_along_axis(scores, by_id, axis=1)
         listed = allowed.listed()
         if is_draft and listed is not None:  # what was left out counts as the last that was not
             scores = _looked_up(tokens, scores, listed)
@@ -225,9 +236,9 @@ class Controls:
         may_raise = np.zeros(len(nodes), dtype=np.bool_)
         for processor in self.processors:
             may_raise |= processor.may_raise(candidates)
-        processed, raw = self._processed(scores, normalizers, candidates)
+        processed, raw = self._processed(scores, logits.log_normalizers, candidates)
         before = raw if self._warp.is_raw else scores
-        least = before[:, -1:]
+        least = before.min(axis=1, keepdims=True)
         surely_best = (processed > least) | ((processed == least) & (before == least))
         is_allowed = allowed.are_allowed(tokens)
         processed[~is_allowed] = -np.inf
@@ -261,8 +272,8 @@ class Controls:
         tokens = candidates.tokens
         if tokens is None:
             tokens = np.broadcast_to(np.arange(processed.shape[1]), processed.shape)
-        if 0 < self._warp.top_k < processed.shape[1]:
-            best = largest_columns(processed, self._warp.top_k)
+        if self._warp.top_k:
+            best = largest_columns(processed, min(self._warp.top_k, processed.shape[1]))
             order = np.argsort(-np.take_along_axis(processed, best, axis=1), axis=1, kind="stable")
             order = np.take_along_axis(best, order, axis=1)
             tokens = np.take_along_axis(tokens, order, axis=1)
@@ -283,6 +294,7 @@ def controls_of(
     constraint: Constraint | None,
     prompt_ids: Sequence[int],
     vocab_size: int,
+    forbidden: ForbiddenTokens | None = None,
 ) -> Controls | None:
     """Return the controls of a request that begins, None where nothing controls it."""
     if not config.has_controls:
@@ -292,17 +304,18 @@ def controls_of(
         states = ConstraintStates(constraint, prompt_ids, np.array(sorted(config.eos_ids), int))
     paths = PathTokens(prompt_ids, vocab_size)
     processors = processors_of(config, len(prompt_ids), vocab_size)
-    return Controls(config, processors, states, paths)
+    return Controls(config, processors, states, paths, forbidden)
 
 
 def _looked_up(tokens: Tokens, scores: Scores, listed: Tokens) -> Scores:
-    """Return the scores of the listed tokens, (num_rows, n); of one not there that of the last."""
+    """Return the scores of the listed tokens, (num_rows, n); of one not there the least."""
     stride = max(int(tokens.max(initial=0)), int(listed.max(initial=0))) + 1
     first = np.arange(len(tokens))[:, None] * stride
     keys = (first + tokens).ravel()
     order = keys.argsort()
     wanted = first + listed
     place = order.take(keys.searchsorted(wanted, sorter=order), mode="clip")
-    found = np.where(keys[place] == wanted, scores.ravel()[place], scores[:, -1:])
+    least = scores.min(axis=1, keepdims=True)
+    found = np.where(keys[place] == wanted, scores.ravel()[place], least)
     found[listed < 0] = -np.inf
     return found

@@ -7,9 +7,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from dsbd_forward.logits import Logits
 from dsbd_ort.decoding.control.path_states import Nodes
-from dsbd_ort.decoding.step_model import WholeLogits
-from dsbd_ort.decoding.warp import checked_top, largest_columns, log_normalizers_of
 
 MOST_FORBIDDEN = 3
 """Tokens that are noted for a node."""
@@ -32,9 +31,11 @@ class ForbiddenTokens:
     def __init__(self) -> None:
         self._noted: dict[int, Forbidden] = {}
 
-    def note(self, logits: WholeLogits, nodes: Nodes, allowed: Allows) -> None:
+    def note(self, logits: Logits, nodes: Nodes, allowed: Allows) -> None:
         """Note the forbidden ones of the likeliest tokens after nodes, of the target."""
-        tokens, log_probs = _likeliest(logits)
+        normalizers = logits.log_normalizers
+        tokens, scores = logits.most_probable(_LOOKED_AT)
+        log_probs = scores - normalizers
         is_forbidden = ~allowed.are_allowed(tokens)
         for row, node in enumerate(nodes.tolist()):
             columns = np.flatnonzero(is_forbidden[row])[:MOST_FORBIDDEN]
@@ -50,21 +51,3 @@ class ForbiddenTokens:
         """Return what was noted, by node, and forget it: pruning gives nodes other numbers."""
         noted, self._noted = self._noted, {}
         return noted
-
-
-def _likeliest(logits: WholeLogits) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return the most probable tokens of each row and their raw log-probabilities."""
-    if isinstance(logits, tuple):
-        tokens, scores, normalizers = checked_top(logits)
-    else:
-        most = min(_LOOKED_AT, logits.shape[1])
-        tokens = (
-            largest_columns(logits, most)
-            if most < logits.shape[1]
-            else np.broadcast_to(np.arange(most), logits.shape)
-        )
-        scores = np.take_along_axis(logits, tokens, axis=1).astype(np.float64)
-        normalizers = log_normalizers_of(logits)
-    order = np.argsort(-scores, axis=1, kind="stable")[:, :_LOOKED_AT]
-    tokens = np.take_along_axis(tokens, order, axis=1)
-    return tokens, np.take_along_axis(scores, order, axis=1) - normalizers

@@ -13,13 +13,15 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_ort.decoding.feature_models import ZEROS, FeatureDraft, ParentFeatures, reads_features
-from dsbd_ort.decoding.step_model import Role, StepModel
+from dsbd_forward.engine import Engine
+from dsbd_forward.features import ZEROS, ParentFeatures
+from dsbd_forward.forward import Forward
+from dsbd_ort.decoding.engine_call import Role
 
 Floats = NDArray[np.float64]
 MEASURED_ROWS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48)
@@ -257,15 +259,13 @@ class LoopCost:
         self.layer += max(slope, 0.0)
 
 
-def measure_costs(
-    target: StepModel, draft: StepModel | None, clock: Callable[[], float]
-) -> EngineCosts:
+def measure_costs(target: Engine, draft: Engine | None, clock: Callable[[], float]) -> EngineCosts:
     """Measure the engines on empty caches; what the caches hold is dropped."""
     costs = _measured_curve(target, clock)
     return EngineCosts(costs, _measured_curve(draft, clock) if draft else FREE)
 
 
-def _measured_curve(model: StepModel, clock: Callable[[], float]) -> CostCurve:
+def _measured_curve(model: Engine, clock: Callable[[], float]) -> CostCurve:
     """Time chains of rows, all with logits; the median of some calls, made monotone."""
     seconds = np.empty((_REPETITIONS + 1, len(MEASURED_ROWS)))
     for repetition in seconds:  # in turns, so that a disturbance does not spoil one point
@@ -274,11 +274,10 @@ def _measured_curve(model: StepModel, clock: Callable[[], float]) -> CostCurve:
             rows = np.arange(num_rows)
             began = clock()
             tokens, mask = np.zeros(num_rows, np.int64), np.tri(num_rows, dtype=np.bool_)
-            if reads_features(model):
+            parents = None
+            if model.spec.reads_features:
                 parents = ParentFeatures((), np.full(num_rows, ZEROS), rows)
-                cast(FeatureDraft, model).forward_from_features(tokens, rows, mask, rows, parents)
-            else:
-                model.forward(tokens, rows, mask, rows)
+            model.forward(Forward(tokens, rows, mask, rows, parent_features=parents))
             repetition[i] = clock() - began
     model.keep(np.arange(0))
     medians = np.maximum.accumulate(np.median(seconds[1:], axis=0))  # the first warms up

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_ort.decoding.beams import Beams
+from dsbd_ort.decoding.engine_call import EngineCalls
 from dsbd_ort.decoding.forest import Forest, Nodes
 from dsbd_ort.decoding.joint_distribution import JointDistribution
-from dsbd_ort.decoding.step_model import EngineCalls
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class LayerNeeds:
 
 
 class Drafter(Protocol):
-    """Gives the distributions that a layer is drafted from. ``ForestCache`` is one.
+    """Gives the distributions that a layer is drafted from. ``ForestRunner`` is one.
 
     Attributes:
         forces: whether layers may be forced, so that it has to be looked what they need.

@@ -17,10 +17,10 @@ from dsbd_ort.decoding.control.allowed_after import AllowedAfter
 from dsbd_ort.decoding.control.controls import Controls
 from dsbd_ort.decoding.drafting.draft import Iteration, LayerNeeds, Proposer, TakesAll
 from dsbd_ort.decoding.drafting.ngram import NGramDrafter
+from dsbd_ort.decoding.engine_call import EngineCalls
 from dsbd_ort.decoding.forest import Forest, Nodes
-from dsbd_ort.decoding.forest_cache import ForestCache
+from dsbd_ort.decoding.forest_runner import ForestRunner
 from dsbd_ort.decoding.joint_distribution import STAY, JointDistribution
-from dsbd_ort.decoding.step_model import EngineCalls
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -73,7 +73,7 @@ class ChainedDrafter:
         forest: Forest,
         controls: Controls | None,
         ngram: NGramDrafter | None,
-        model: ForestCache | None,
+        model: ForestRunner | None,
         *,
         proposers: Proposers | None = None,
         proposes_ends: bool = True,

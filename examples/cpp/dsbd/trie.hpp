@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -31,12 +32,13 @@ public:
             throw Error("cannot read " + path + "; give a trie that dsbd_ort.TokenTrie saved");
         }
         const std::vector<std::int64_t> head = read_array(file);
+        if (head.size() != 2 || head[0] != 2) {
+            throw Error(path + " is a trie of another version; this host reads version 2");
+        }
+        check_seal(file);
         row_offsets_ = read_array(file);
         tokens_ = read_array(file);
         is_end_ = read_array(file);
-        if (head.size() != 2 || head[0] != 1) {
-            throw Error(path + " is a trie of another version; this host reads version 1");
-        }
         needs_end_ = head[1] == 1;
         if (row_offsets_.size() != is_end_.size() + 1 || tokens_.size() + 1 != is_end_.size()) {
             throw Error(path + " has arrays that make no trie; save it again");
@@ -83,21 +85,52 @@ private:
         return {row_offsets_.at(node), row_offsets_.at(node + 1)};
     }
 
+    Error damaged() const {
+        return Error(path_ + " is no saved trie, or not whole; save it again");
+    }
+
+    /// Refuse a file whose last array, of 132 bytes, is not the CRC-32 of all bytes before it.
+    void check_seal(std::ifstream& file) const {
+        const std::streampos place = file.tellg();
+        file.seekg(-132, std::ios::end);
+        std::streamoff left = file.tellg();
+        if (!file) {
+            throw damaged();
+        }
+        const std::vector<std::int64_t> seal = read_array(file);
+        std::array<std::uint32_t, 256> table{};  // of the remainders of single bytes
+        for (std::uint32_t byte = 0; byte < 256; ++byte) {
+            std::uint32_t remainder = byte;
+            for (int bit = 0; bit < 8; ++bit) {
+                remainder = remainder >> 1 ^ ((remainder & 1U) != 0 ? 0xEDB88320U : 0U);
+            }
+            table[byte] = remainder;
+        }
+        std::uint32_t crc = ~0U;
+        file.seekg(0);
+        for (; left != 0; --left) {
+            crc = table[(crc ^ static_cast<std::uint32_t>(file.get())) & 0xFFU] ^ crc >> 8;
+        }
+        if (seal.size() != 1 || seal[0] != static_cast<std::int64_t>(~crc & 0xFFFFFFFFU)) {
+            throw damaged();
+        }
+        file.seekg(place);
+    }
+
     /// Read a .npy array of format 1.0 and one dimension; numbers of any of its types.
     std::vector<std::int64_t> read_array(std::ifstream& file) const {
-        const Error damaged(path_ + " is no saved trie, or not whole; save it again");
         char magic[10];
         if (!file.read(magic, sizeof magic) || std::memcmp(magic, "\x93NUMPY\x01\x00", 8) != 0) {
-            throw damaged;
+            throw damaged();
         }
         std::string header(static_cast<unsigned char>(magic[8]) +
                                256U * static_cast<unsigned char>(magic[9]),
                            ' ');
         std::smatch type, size;
         if (!file.read(header.data(), static_cast<std::streamsize>(header.size())) ||
-            !std::regex_search(header, type, std::regex("'descr': '(<i8|<i4|\\|b1)'")) ||
+            !std::regex_search(header, type, std::regex("'descr': '(<i8|<i4|<u4|\\|b1)'")) ||
             !std::regex_search(header, size, std::regex("'shape': \\((\\d+),\\)"))) {
-            throw damaged;
+            throw damaged();
         }
         std::vector<std::int64_t> numbers;
         for (std::size_t left = std::stoull(size[1]); left != 0; --left) {
@@ -108,11 +141,15 @@ private:
                 std::int32_t value = 0;
                 file.read(reinterpret_cast<char*>(&value), 4);
                 number = value;
+            } else if (type[1] == "<u4") {
+                std::uint32_t value = 0;
+                file.read(reinterpret_cast<char*>(&value), 4);
+                number = value;
             } else {
                 number = file.get();
             }
             if (!file) {
-                throw damaged;
+                throw damaged();
             }
             numbers.push_back(number);
         }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from dsbd_export.distill.teacher import Device, Teacher
+from dsbd_export.distill.teacher import Teacher, TorchDevice
+from dsbd_runtime.durable_files import put_in_place
 
 TOP_K = 20
 TEMPERATURE = 1.0
@@ -44,7 +44,7 @@ class HeldOutSamples:
         partial = file.with_suffix(".partial")
         with partial.open("wb") as opened:
             np.savez(opened, tokens=self.tokens, ids=self.ids, probs=self.probs)
-        os.replace(partial, file)
+        put_in_place(partial, file)
 
     @classmethod
     def read(cls, file: Path) -> HeldOutSamples:
@@ -85,7 +85,7 @@ One set for each depth in the draft: of the first drafted token, of one behind a
 
 
 def acceptance_rate(
-    draft: PreTrainedModel, samples: HeldOutSamples, device: Device
+    draft: PreTrainedModel, samples: HeldOutSamples, device: TorchDevice
 ) -> tuple[float, float]:
     """Return mean and standard error of the acceptance of a draft that is a model of its own."""
 
@@ -113,7 +113,10 @@ class Acceptance:
 
 @torch.inference_mode()
 def acceptance_by_depth(
-    draft: PreTrainedModel, logits_of: LogitsByDepth, samples: HeldOutSamples, device: Device
+    draft: PreTrainedModel,
+    logits_of: LogitsByDepth,
+    samples: HeldOutSamples,
+    device: TorchDevice,
 ) -> Acceptance:
     """Return sum min(p, q) along the samples, mean over positions and prompts.
 

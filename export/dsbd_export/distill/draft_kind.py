@@ -23,7 +23,7 @@ from dsbd_export.distill.feature_shape import (
     write_feature_draft,
 )
 from dsbd_export.distill.loss import distillation_loss
-from dsbd_export.distill.rollout import TargetFeatures, rollout_logits, rollout_loss
+from dsbd_export.distill.rollout import TeacherFeatures, rollout_logits, rollout_loss
 from dsbd_export.distill.teaching import Teaching
 from dsbd_export.feature_draft.config import default_layers
 from dsbd_export.model_config import normalized_config
@@ -97,7 +97,7 @@ class FeatureDrafts:
         self._config = config
         self._teaching = teaching
         num_layers = normalized_config(teaching.checkpoint.config).num_layers
-        self._features_of = TargetFeatures(teaching.target, default_layers(num_layers))
+        self._features_of = TeacherFeatures(teaching.target, default_layers(num_layers))
 
     @staticmethod
     def check(config: DistillConfig, target: Checkpoint) -> None:

@@ -23,8 +23,10 @@ from dsbd_export.distill.texts import TextFile, check_readable, find_files
 from dsbd_export.distill.training import TrainingState
 from dsbd_export.distill.work_folder import WorkFolder
 from dsbd_export.errors import ExportError
-from dsbd_export.pair import highest_token_id, read_tokenizer, write_tokenizer_files
+from dsbd_export.pair import highest_token_id
+from dsbd_export.tokenizer_files import read_tokenizer, write_tokenizer_files
 from dsbd_runtime.draft_record import CurvePoint, DraftRecord, ExpectedSpeed, write_record
+from dsbd_runtime.durable_files import put_in_place
 
 Report = Callable[[str], None]
 
@@ -94,7 +96,7 @@ def distill(
             record = dataclasses.replace(record, speeds=speeds, measured_on=measured_on)
         write_record(work.draft, record)
         _check_absent(config.output)
-        os.rename(work.draft, config.output)
+        put_in_place(work.draft, config.output)
     return record
 
 
@@ -166,8 +168,8 @@ def _write_draft(
     partial = folder.with_suffix(".partial")
     shutil.rmtree(partial, ignore_errors=True)
     kind.write(draft, partial)
-    write_tokenizer_files(checkpoint, partial)
+    write_tokenizer_files(checkpoint, partial, lambda _: None)  # what is unusual is known
     for weights in partial.glob("*.safetensors"):  # the library lets nobody else read them
         shutil.copymode(partial / "config.json", weights)
     shutil.rmtree(folder, ignore_errors=True)
-    os.rename(partial, folder)
+    put_in_place(partial, folder)

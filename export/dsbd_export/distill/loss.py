@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dsbd_export.distill.teacher import Device
+from dsbd_export.distill.teacher import TorchDevice
 
 _LEAST = 1e-6  # probability of the bucket of all other tokens
 _TV_BEGINS, _TV_RISES, _MOST_TV = 0.3, 0.3, 0.9
@@ -22,7 +22,7 @@ def tv_weight(progress: float) -> float:
     return _MOST_TV * min(max(progress - _TV_BEGINS, 0.0) / _TV_RISES, 1.0)
 
 
-def distillation_loss(draft: nn.Module, batch: tuple[Tensor, ...], device: Device) -> Tensor:
+def distillation_loss(draft: nn.Module, batch: tuple[Tensor, ...], device: TorchDevice) -> Tensor:
     """Return KL(p || q) mixed with the total variation of p and q, mean over positions.
 
     p: target, q: draft, over the target's top tokens and one bucket for all others. One minus

@@ -8,7 +8,6 @@ that is missing, is made again with the same content.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from torch import Tensor
 from dsbd_export.distill.acceptance import TOP_K
 from dsbd_export.distill.teacher import Labelled, Teacher, num_labels
 from dsbd_export.distill.texts import Tokens, windows
+from dsbd_runtime.durable_files import put_in_place
 
 STEPS_A_ROUND = 96
 _NUM_ROUNDS = 32  # kept
@@ -92,7 +92,7 @@ class Pool:
         partial = file.with_suffix(".partial")
         with partial.open("wb") as opened:
             np.savez(opened, allow_pickle=False, **arrays)
-        os.replace(partial, file)
+        put_in_place(partial, file)
         for old in self.folder.glob("*.npz"):
             if int(old.stem) <= number - _NUM_ROUNDS:
                 old.unlink()  # a resumed training that needs it makes it again

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from dsbd_export.distill.loss import distance
-from dsbd_export.distill.teacher import Device
+from dsbd_export.distill.teacher import TorchDevice
 from dsbd_export.feature_draft.model import FeatureDraft
 from dsbd_export.target_features import layers_of
 
@@ -35,7 +35,7 @@ _JUDGED = 2  # of so many rows one is judged behind drafted tokens: the head cos
 FeaturesOf = Callable[[Tensor], Tensor]
 
 
-class TargetFeatures:
+class TeacherFeatures:
     """Features of a target, in batches and without gradients.
 
     Layers above the last one that is read are not computed.
@@ -123,7 +123,7 @@ def rollout(
 
 
 def rollout_loss(
-    draft: FeatureDraft, batch: tuple[Tensor, ...], features_of: FeaturesOf, device: Device
+    draft: FeatureDraft, batch: tuple[Tensor, ...], features_of: FeaturesOf, device: TorchDevice
 ) -> Tensor:
     """Return the distance from the target's distributions, mean over the steps of a rollout.
 

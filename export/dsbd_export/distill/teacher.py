@@ -22,7 +22,7 @@ _MOST_CACHE_BYTES = 2**29  # of keys and values while sampling
 
 
 @dataclass(frozen=True)
-class Device:
+class TorchDevice:
     """Where models are trained and run.
 
     Attributes:
@@ -45,11 +45,11 @@ class Device:
             yield
 
 
-def best_device() -> Device:
+def best_device() -> TorchDevice:
     """Return the GPU if torch finds one, else the CPU."""
     if torch.cuda.is_available():
-        return Device("cuda", torch.cuda.is_bf16_supported())
-    return Device("cpu", bool(torch.cpu.get_capabilities().get("avx512_bf16")))
+        return TorchDevice("cuda", torch.cuda.is_bf16_supported())
+    return TorchDevice("cpu", bool(torch.cpu.get_capabilities().get("avx512_bf16")))
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Labelled:
     ids: NDArray[np.uint32]
     log_probs: NDArray[np.float32]
 
-    def batch(self, rows: NDArray[np.int64], device: Device) -> tuple[Tensor, Tensor, Tensor]:
+    def batch(self, rows: NDArray[np.int64], device: TorchDevice) -> tuple[Tensor, Tensor, Tensor]:
         """Return tokens (B, length), ids and log-probabilities (B, num_labels, K) of ``rows``."""
         return (
             torch.from_numpy(self.tokens[rows].astype(np.int64)).to(device.name),
@@ -91,7 +91,7 @@ class Teacher:
     """
 
     def __init__(
-        self, target: nn.Module, vocab_size: int, cache_bytes: int, device: Device
+        self, target: nn.Module, vocab_size: int, cache_bytes: int, device: TorchDevice
     ) -> None:
         self._target = target
         self.vocab_size = vocab_size

@@ -18,7 +18,7 @@ from dsbd_export.distill.acceptance import (
     prompt_length,
 )
 from dsbd_export.distill.config import DistillConfig
-from dsbd_export.distill.teacher import Device, Teacher, best_device
+from dsbd_export.distill.teacher import Teacher, TorchDevice, best_device
 from dsbd_export.distill.texts import (
     TextFile,
     TokenStreams,
@@ -28,7 +28,7 @@ from dsbd_export.distill.texts import (
 )
 from dsbd_export.distill.work_folder import WorkFolder
 from dsbd_export.errors import ExportError
-from dsbd_export.pair import write_tokenizer_files
+from dsbd_export.tokenizer_files import write_tokenizer_files
 from dsbd_runtime.tokenizer import Tokenizer
 
 Report = Callable[[str], None]
@@ -51,7 +51,7 @@ class Teaching:
     teacher: Teacher
     streams: TokenStreams
     samples: HeldOutSamples
-    device: Device
+    device: TorchDevice
 
 
 def prepare_teaching(
@@ -97,7 +97,7 @@ def _streams(
         report(f"tokenizing {len(files):,} files")
         folder = work.path / "tokenizer"
         folder.mkdir(exist_ok=True)
-        write_tokenizer_files(checkpoint, folder)
+        write_tokenizer_files(checkpoint, folder, report)
         tokenizer = Tokenizer(folder, bos_token_id=checkpoint.bos_token_id)
         eos = checkpoint.eos_token_ids[0] if checkpoint.eos_token_ids else None
         write_streams(files, tokenizer, eos, work.tokens)
@@ -110,7 +110,7 @@ def _streams(
 
 
 @torch.inference_mode()
-def _check_causal(target: PreTrainedModel, checkpoint: Checkpoint, device: Device) -> None:
+def _check_causal(target: PreTrainedModel, checkpoint: Checkpoint, device: TorchDevice) -> None:
     """Raise ExportError unless the logits behind a token are independent of later ones."""
     tokens = torch.arange(8, device=device.name).remainder(checkpoint.vocab_size).repeat(2, 1)
     tokens[1, -1] = checkpoint.vocab_size - 1

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_export.errors import ExportError
+from dsbd_runtime.durable_files import put_in_place
 from dsbd_runtime.tokenizer import Tokenizer
 
 Tokens = NDArray[np.uint32]
@@ -173,7 +174,7 @@ def write_streams(
                     sink.write(np.array(ids, dtype=np.uint32).tobytes())
                 if eos is not None:
                     sink.write(np.array([eos], dtype=np.uint32).tobytes())
-    os.replace(partial, folder)
+    put_in_place(partial, folder)
 
 
 def open_streams(folder: Path) -> TokenStreams:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from dsbd_export.errors import ExportError
+from dsbd_runtime.durable_files import put_in_place
 
 Batch = tuple[Tensor, ...]
 Point = dict[str, Any]
@@ -279,8 +279,6 @@ class Trainer:
         try:
             with partial.open("wb") as file:  # a path would turn a full disk into a RuntimeError
                 torch.save(content, file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(partial, self._checkpoint)
+            put_in_place(partial, self._checkpoint)
         finally:
             partial.unlink(missing_ok=True)

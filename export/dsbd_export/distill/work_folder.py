@@ -18,17 +18,18 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 
 from dsbd_export.changed_bundle import writing
 from dsbd_export.distill.config import DistillConfig
 from dsbd_export.errors import ExportError
+from dsbd_runtime.durable_files import put_in_place
 
 _NOT_COMPARED = ("output", "trust_remote_code")
 
@@ -103,8 +104,10 @@ class WorkFolder:
         if not file.exists():
             partial = file.with_suffix(".partial")
             partial.write_text(json.dumps(now), encoding="utf-8")
-            os.replace(partial, file)
-        before = json.loads(file.read_text(encoding="utf-8"))
+            put_in_place(partial, file)
+        before = _object_of(file)
+        if before is None:
+            raise ExportError(f"{file} is damaged; remove {self.path} and train again")
         if before != now:
             changed = [name for name in now if now[name] != before.get(name)]
             differences = (f"{name} was {before.get(name)}, is {now[name]}" for name in changed)
@@ -112,3 +115,12 @@ class WorkFolder:
                 f"{self.path} is of another training ({'; '.join(differences)}); repeat the "
                 "command of that one, or remove the folder"
             )
+
+
+def _object_of(file: Path) -> dict[str, Any] | None:
+    """Return the JSON object of a file, None where it holds none."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None

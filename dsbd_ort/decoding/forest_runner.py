@@ -2,43 +2,34 @@
 
 from __future__ import annotations
 
-import time
 from functools import partial
-from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dsbd_forward.forward import Forward, ForwardResult
+from dsbd_forward.logits import Logits
 from dsbd_ort.decoding.beams import Beams
-from dsbd_ort.decoding.cache_view import CacheView
+from dsbd_ort.decoding.cache_view import CacheView, RowIdentity
 from dsbd_ort.decoding.control.allowed_after import AllowedAfter
 from dsbd_ort.decoding.control.controls import Controls
 from dsbd_ort.decoding.distribution import (
     TokenDistribution,
     TokenDistributions,
-    TopDistributions,
 )
 from dsbd_ort.decoding.drafting.draft import LayerNeeds
+from dsbd_ort.decoding.engine_call import Clock, EngineCall, EngineCalls, Role, Wanted
 from dsbd_ort.decoding.errors import ModelError
 from dsbd_ort.decoding.forest import NO_NODE, NOT_COMPUTED, Forest, Nodes
 from dsbd_ort.decoding.joint_distribution import (
-    FurtherTokens,
     JointDistribution,
     joint_distribution,
 )
 from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK
-from dsbd_ort.decoding.step_model import (
-    Clock,
-    EngineCall,
-    EngineCalls,
-    FullLogits,
-    Logits,
-    Role,
-    WholeLogits,
-    full_of,
-)
+from dsbd_ort.decoding.left_out import LeftOut, LeftOutTokens
+from dsbd_ort.decoding.node_features import NO_FEATURES, FeatureNeeds, NodeFeatures
 from dsbd_ort.decoding.top_tokens import PromptScorer, TopTokens
-from dsbd_ort.decoding.warp import Warp, check_logits, largest_logits
+from dsbd_ort.decoding.warp import Warp
 
 SCORED_CHUNK = 64
 """Prompt rows per call where each has logits: bounds these at SCORED_CHUNK x vocabulary."""
@@ -46,7 +37,7 @@ _NOTHING = np.arange(0)
 _FIRST = np.array(0)  # slot; an operation takes an array faster than a number
 
 
-class ForestCache:
+class ForestRunner:
     """The computed nodes of the forest in one engine; none is computed twice while it is live.
 
     But for those of a feature draft whose rows are outdated, see ``node_features``.
@@ -56,6 +47,7 @@ class ForestCache:
     is" in the other.
 
     Attributes:
+        meter: counts the engine calls of the request.
         distribution_bytes_peak: most bytes that the distributions took.
         forces: see Drafter: a model forces nothing.
     """
@@ -68,31 +60,38 @@ class ForestCache:
         view: CacheView,
         forest: Forest,
         warp: Warp,
-        controls: Controls | None = None,
+        controls: Controls | None,
+        clock: Clock,
+        features: NodeFeatures | None = None,
         tops: TopTokens | None = None,
-        clock: Clock = time.perf_counter,
     ) -> None:
         """Take an engine's view, which begins with the rows of its prefix.
 
-        tops: keeps the most probable tokens after every node, for a request that returns them.
+        Args:
+            role: of the engine.
+            view: of its cache.
+            forest: of the request.
+            warp: of the logits.
+            controls: processors and constraint.
+            clock: seconds, for the statistics.
+            features: of the nodes, for a request with a feature draft.
+            tops: keeps the most probable tokens after every node, for a request that returns them.
         """
         self._role = role
         self._engine = ("target", "draft").index(role)  # row of Forest.slots
         self._view = view
-        self._meter = view.meter
+        self.meter = view.meter
         self._forest = forest
         self._warp = warp
         self._controls = controls
         self._tops = tops
         self._clock = clock
-        self._features = view.features
+        self._features = features
         self._num_calls = 0
         self._unread: NDArray[np.int64] | None = None
         self.distribution_bytes_peak = 0
         self._distributions: TokenDistributions | None = None  # as the first logits are
-        self._last_call: tuple[int, FullLogits | None] = 0, None  # its first slot
-        self._further = FurtherTokens()
-        self._slots_above: dict[int, int] = {}  # by node to be computed again whose parent is gone
+        self._left_out = LeftOutTokens(view.spec)
 
     @property
     def slots(self) -> NDArray[np.int64]:
@@ -104,7 +103,7 @@ class ForestCache:
         self,
         token_ids: NDArray[np.int64],
         scorer: PromptScorer | None = None,
-        follower: ForestCache | None = None,
+        follower: ForestRunner | None = None,
     ) -> EngineCalls[None]:
         """Compute the prompt but for its last token, which is the forest's root.
 
@@ -116,39 +115,54 @@ class ForestCache:
         size = SCORED_CHUNK if scorer else PREFILL_CHUNK
         for start in range(len(view.prefix.tokens), len(tokens), size):
             chunk = token_ids[start : start + size]
-            positions = np.arange(start, start + len(chunk))
             logit_rows = np.arange(len(chunk) if scorer else 0)
-
-            def mask(first_row: int, size: int = len(chunk)) -> NDArray[np.bool_]:
-                return view.append_prompt(size, first_row)
-
-            features = self._features.for_prompt(start, len(chunk)) if self._features else None
+            features = (
+                self._features.for_prompt(start, len(chunk)) if self._features else NO_FEATURES
+            )
+            wanted: Wanted = "no logits"
+            if scorer:
+                wanted = "logits again" if view.spec.head.num_top_logits else "all logits"
             call = EngineCall(
                 self._role,
-                self._meter,
-                chunk,
-                positions,
-                logit_rows,
-                mask,
+                self.meter,
+                len(chunk),
+                partial(self._prompt_forward, chunk, start, logit_rows, features),
+                wanted,
+                view.prefix.source,
                 is_prefill=True,
-                reads_full_logits=bool(scorer and view.kv.num_top_logits),
-                features=features,
             )
-            began = self._clock()
-            logits = yield call
-            self._meter.waited += self._clock() - began
-            if scorer or isinstance(logits, tuple | np.ndarray):
-                self._read(logits, len(logit_rows))
-            else:  # beside calls that gather
-                self._num_calls += 1
+            result = yield from self._answered(call)
+            self._check(result.logits, len(logit_rows))
             if scorer:
-                scorer.append(cast(WholeLogits, logits))
+                scorer.append(result.logits)
             view.prefix.tokens = tokens[: start + len(chunk)]
-            if self._features and features:
-                self._features.take_prompt(features, start, len(chunk))
+            if self._features:
+                self._features.take_prompt(result, start, len(chunk))
             if follower is not None:
                 yield from follower.prefill(token_ids[: start + len(chunk)])
         view.begin()
+
+    def _prompt_forward(
+        self,
+        chunk: NDArray[np.int64],
+        start: int,
+        logit_rows: NDArray[np.int64],
+        features: FeatureNeeds,
+        first_row: int,
+    ) -> Forward:
+        """Return the forward of a part of the prompt, from position ``start`` on."""
+        mask = self._view.append_prompt(len(chunk), first_row)
+        positions = np.arange(start, start + len(chunk))
+        source = self._view.prefix.source
+        return Forward(chunk, positions, mask, logit_rows, None, *features, source=source)
+
+    def _answered(self, call: EngineCall) -> EngineCalls[ForwardResult]:
+        """Wait for a call; return its result."""
+        began = self._clock()
+        result = yield call
+        self.meter.waited += self._clock() - began
+        self._num_calls += 1
+        return result
 
     def prefill_later(self, token_ids: NDArray[np.int64]) -> None:
         """Compute the prompt but for its last token just before the first node, if one is wanted.
@@ -166,7 +180,7 @@ class ForestCache:
         """Compute the prompt, but for what another request has computed by now."""
         assert self._unread is not None
         view, token_ids, self._unread = self._view, self._unread, None
-        shared = view.kv.longest_prefix(token_ids.tolist())
+        shared = view.kv.longest_prefix(RowIdentity(token_ids.tolist(), view.prefix.source))
         if len(shared.tokens) > len(view.prefix.tokens):
             view.prefix = shared
         yield from self.prefill(token_ids)
@@ -224,38 +238,18 @@ class ForestCache:
             pending = self._pending(nodes)
         if len(pending) and self._unread is not None:
             yield from self._read_prompt()
-        reads_full = self._tops is not None and 0 < view.kv.num_top_logits < self._tops.number
         while len(pending):
             nodes = pending if self._features is None else self._features.ready(pending)
-            features = self._features.for_nodes(nodes) if self._features else None
             size, first_slot = len(nodes), view.num_slots
-            slots[nodes] = np.arange(first_slot, first_slot + size)
-            parents = forest.parents[nodes]
-            parent_slots = slots[parents]
-            if self._slots_above:
-                for index in (parents == NO_NODE).nonzero()[0].tolist():
-                    parent_slots[index] = self._slots_above.get(int(nodes[index]), 0)
             allowed = self._allowed_after(nodes)
-            call = EngineCall(
-                self._role,
-                self._meter,
-                forest.tokens[nodes],
-                forest.positions[nodes],
-                np.arange(size),
-                partial(view.append, parent_slots),
-                reads_full_logits=reads_full,
-                gather=allowed.pairs() if allowed is not None and self._gathers(allowed) else None,
-                features=features,
-            )
-            began = self._clock()
-            logits = yield call
-            self._meter.waited += self._clock() - began
-            if self._features and features:
-                self._features.take(features, size)
-            found, unread = self._read(logits, size, nodes, allowed)
+            result = yield from self._answered(self._call(nodes, allowed))
+            if self._features:
+                self._features.take(result, size)
+            logits = result.logits
+            found, unread = self._read(logits, nodes, allowed)
             if self._tops is not None:
-                self._tops.append(cast(WholeLogits, logits))
-            self._last_call = first_slot, full_of(logits)
+                self._tops.append(logits)
+            self._left_out.follow(first_slot, logits)
             if self._distributions is None:
                 self._distributions = found.behind_unused_row()
             else:
@@ -263,6 +257,38 @@ class ForestCache:
             if len(unread):
                 self._set_back(nodes[unread])
             pending = pending[slots[pending] < 0]
+
+    def _call(self, nodes: Nodes, allowed: AllowedAfter | None) -> EngineCall:
+        """Return the call that computes these nodes, and give them their slots."""
+        forest, view, slots = self._forest, self._view, self.slots
+        features = self._features.for_nodes(nodes) if self._features else NO_FEATURES
+        slots[nodes] = np.arange(view.num_slots, view.num_slots + len(nodes))
+        parents = forest.parents[nodes]
+        parent_slots = slots[parents]
+        self._left_out.add_slots_above(parent_slots, nodes, parents)
+        gather = allowed.pairs() if allowed is not None and self._gathers(allowed) else None
+
+        def forward_at(first_row: int) -> Forward:
+            return Forward(
+                tokens,
+                positions,
+                view.append(parent_slots, first_row),
+                np.arange(len(nodes)),
+                gather,
+                *features,
+                source=view.prefix.source,
+            )
+
+        tokens, positions = forest.tokens[nodes], forest.positions[nodes]
+        wanted: Wanted = "all logits" if gather is None else "some logits"
+        num_top = view.spec.head.num_top_logits
+        has_few = self._tops is not None and 0 < num_top < self._tops.number
+        if (
+            has_few or self._left_out.are_set_back
+        ):  # computed once more: no rows of others lie behind these
+            wanted = "logits again"
+        source = view.prefix.source
+        return EngineCall(self._role, self.meter, len(nodes), forward_at, wanted, source)
 
     def _allowed_after(self, nodes: Nodes) -> AllowedAfter | None:
         """Return what the controls allow after nodes; None without controls."""
@@ -274,7 +300,7 @@ class ForestCache:
         notes_others = self._tops is not None or (
             self._role == "target" and self._controls.forbidden is not None
         )
-        return self._view.kv.gathers_logits and allowed.lists and not notes_others
+        return self._view.spec.head.gathers_logits and allowed.lists and not notes_others
 
     def joint(
         self, nodes: Nodes, log_weights: NDArray[np.float64], copies: NDArray[np.int64] | None
@@ -288,46 +314,20 @@ class ForestCache:
         if self._controls is not None and self._role == "target":
             is_stuck = np.bincount(joint.parents, minlength=len(nodes)) == 0
             self._controls.check_continues(nodes[is_stuck], len(joint.tokens))
-        return (
-            self._further.added_to(joint, log_weights, slots) if self._further.slots.size else joint
-        )
+        return self._left_out.added_to(joint, log_weights, slots)
 
-    def complete(self, beams: Beams, bar: float, most: int) -> bool | None:
-        """See NodeDistributions.complete."""
-        known, kv = self._distributions, self._view.kv
-        if not isinstance(known, TopDistributions):
-            return None
-        if kv.num_top_logits and not kv.keeps_full_logits:
-            return None
-        if known.num_tokens >= min(most, kv.vocab_size):
-            return None
-        slots = self.slots[beams.nodes]
-        least, largest = known.least_and_largest(slots)
-        unsure = (beams.log_weights + least >= bar).nonzero()[0]
-        unsure = unsure[~np.isin(slots[unsure], self._further.complete)]
-        if not len(unsure):
-            return None
-        first_slot, full = self._last_call
-        first_readable = first_slot + full.first_row if full else self._view.num_slots
-        readable, gone = (
-            unsure[slots[unsure] >= first_readable],
-            unsure[slots[unsure] < first_readable],
-        )
-        if full and len(readable):
-            logits = full.read(slots[readable] - first_slot)
-            tokens, centred, _ = largest_logits(logits, most)
-            raw = (centred + largest[readable, None])[:, known.num_tokens :]
-            counts = beams.log_weights[readable, None] + raw >= bar
-            self._further.add(slots[readable], counts, tokens[:, known.num_tokens :], raw)
-        if not len(gone):
-            return True
-        self._set_back(beams.nodes[gone])
-        return False
+    def read_left_out(self, beams: Beams, threshold: float, most: int) -> LeftOut:
+        """See NodeDistributions.read_left_out."""
+        slots, known = self.slots[beams.nodes], self._distributions
+        found = self._left_out.read(known, slots, beams.log_weights, threshold, most)
+        if found is LeftOut.GONE:
+            self._set_back(beams.nodes[self._left_out.gone])
+        return found
 
     def _set_back(self, nodes: Nodes) -> None:
         """Let these nodes count as not computed; what their parents see remains known."""
         slots = self.slots[nodes]
-        self._slots_above |= dict(zip(nodes.tolist(), slots.tolist(), strict=True))
+        self._left_out.set_back(nodes, slots)
         self._view.forget_own_rows(slots)
         self.slots[nodes] = NOT_COMPUTED
 
@@ -359,7 +359,7 @@ class ForestCache:
         if self._distributions is not None:
             num_bytes = self._distributions.num_bytes
             self.distribution_bytes_peak = max(self.distribution_bytes_peak, num_bytes)
-        self._last_call, self._further, self._slots_above = (0, None), FurtherTokens(), {}
+        self._left_out.forget()
         slots = self.slots[: len(self._forest)]
         slots[:] = self._slots_after_pruning()[: len(slots)]
         computed = (slots > 0).nonzero()[0]
@@ -375,26 +375,29 @@ class ForestCache:
             self._features.keep(kept)
         slots[computed] = np.arange(1, 1 + len(kept))
 
+    def _check(self, logits: Logits, num_rows: int, num_pairs: int = 0) -> None:
+        """Raise ModelError for logits that a call cannot have; it says which call of the engine."""
+        try:
+            logits.check(self._view.spec, num_rows, num_pairs)
+        except ModelError as error:
+            raise self._error(error) from error
+
+    def _error(self, error: ModelError) -> ModelError:
+        return ModelError(f"call {self._num_calls} of the {self._role}: {error}")
+
     def _read(
-        self,
-        logits: Logits,
-        num_rows: int,
-        nodes: Nodes | None = None,
-        allowed: AllowedAfter | None = None,
+        self, logits: Logits, nodes: Nodes, allowed: AllowedAfter | None
     ) -> tuple[TokenDistributions, NDArray[np.int64]]:
         """Return the distributions after nodes, and the rows that have to be computed once more.
 
-        nodes: (num_rows,) int64; None for rows of the prompt. allowed: after them.
-
-        An error says which call of which engine.
+        allowed: after them, None without controls.
         """
-        self._num_calls += 1
+        gathers = allowed is not None and self._gathers(allowed)
+        self._check(logits, len(nodes), allowed.num_pairs if allowed and gathers else 0)
         try:
-            num_pairs = None if allowed is None or not self._gathers(allowed) else allowed.num_pairs
-            check_logits(logits, self._view.kv, num_rows, num_pairs)
-            if self._controls is None or nodes is None or allowed is None:
-                return self._warp.distributions(cast(WholeLogits, logits)), _NOTHING
+            if self._controls is None or allowed is None:
+                return self._warp.distributions(logits), _NOTHING
             is_draft = self._role == "draft"
             return self._controls.distributions(logits, nodes, allowed, is_draft=is_draft)
         except ModelError as error:
-            raise ModelError(f"call {self._num_calls} of the {self._role}: {error}") from error
+            raise self._error(error) from error

@@ -1,0 +1,98 @@
+"""Engine calls that a request needs before it can go on, and the time that they take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+from dsbd_forward.forward import Forward, ForwardResult, Source
+
+Role = Literal["target", "draft"]
+
+Clock = Callable[[], float]
+
+
+class Meter:
+    """Counts the engine calls and rows of a request and their time, that of cache moves included.
+
+    Attributes:
+        calls: engine calls that the request took part in.
+        rows: its own rows in them.
+        seconds: of the calls; a call that several requests share counts whole for each.
+        waited: seconds in which the request waited for its calls, those of others included.
+    """
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.rows = 0
+        self.seconds = 0.0
+        self.waited = 0.0
+
+    def count(self, num_rows: int, seconds: float) -> None:
+        """Count a call with ``num_rows`` rows of this request."""
+        self.calls += 1
+        self.rows += num_rows
+        self.seconds += seconds
+
+
+Wanted = Literal["no logits", "some logits", "all logits", "logits again"]
+"""What a call wants of the logits of its rows.
+
+Some logits are those of the pairs of a ``Gather``. Logits are wanted again where a top-k head may
+have left out what counts: the engine keeps those of its own forward, not of all calls that share
+one."""
+
+_SHARED: tuple[Wanted, ...] = ("some logits", "all logits", "no logits")
+
+
+@dataclass(eq=False, slots=True)
+class EngineCall:
+    """One forward that a request needs before it can go on.
+
+    The loop yields it and never makes it: a request alone has its calls made at once, several
+    requests share theirs.
+
+    Attributes:
+        role: the engine.
+        meter: of the request, for this engine.
+        num_rows: rows that it appends.
+        forward_at: returns the forward once it is known in which row of the cache the first of the
+            new ones will be; called once, just before the forward is made.
+        wanted: of the logits.
+        source: of its rows.
+        is_prefill: whether it computes a part of the prompt.
+    """
+
+    role: Role
+    meter: Meter
+    num_rows: int
+    forward_at: Callable[[int], Forward]
+    wanted: Wanted
+    source: Source = None
+    is_prefill: bool = False
+
+
+def forward_groups(calls: Sequence[EngineCall]) -> list[list[EngineCall]]:
+    """Return calls of one engine by the forward that they share, in their order.
+
+    Rows of one source share forwards: those that want some logits, those that want all, and with
+    the first of these those that want none. Logits are read again from a forward of one's own.
+    """
+    groups: dict[Hashable, list[EngineCall]] = {}
+    shared = {(call.source, call.wanted) for call in calls}
+    for wanted in _SHARED:
+        for call in calls:
+            joins = call.wanted
+            if joins == "no logits":
+                joins = next(each for each in _SHARED if (call.source, each) in shared)
+            if joins == wanted:
+                groups.setdefault((call.source, joins), []).append(call)
+    own = [[call] for call in calls if call.wanted == "logits again"]
+    return [*groups.values(), *own]
+
+
+Result = TypeVar("Result")
+EngineCalls = Generator[EngineCall, ForwardResult, Result]
+"""A computation that needs engine calls on its way to a result; each is answered by its own part of
+the forward's result."""

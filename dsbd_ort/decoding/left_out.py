@@ -1,0 +1,146 @@
+"""Tokens that were left out of the distributions after nodes, and are read once they count.
+
+A top-k head returns K tokens of a position, and a search without a draft looks at a few of all.
+Where a further one may be among the best candidates of a layer, all logits of the row are read, as
+long as they are there: until the engine's next forward. Those that are gone have to be computed
+once more.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsbd_forward.logits import Logits
+from dsbd_forward.rows import largest_logits
+from dsbd_forward.spec import EngineSpec
+from dsbd_ort.decoding.distribution import TokenDistributions, TopDistributions
+from dsbd_ort.decoding.forest import NO_NODE, Nodes
+from dsbd_ort.decoding.joint_distribution import JointDistribution
+
+Floats = NDArray[np.float64]
+Slots = NDArray[np.int64]
+
+_NOTHING = np.arange(0)
+
+
+class LeftOut(Enum):
+    """What has become of the left-out tokens that may count for some beams."""
+
+    NOTHING = "no beam may have one"
+    READ = "they are known now"
+    GONE = "the logits of a beam have to be computed once more"
+
+
+class LeftOutTokens:
+    """The left-out tokens of the nodes that an engine has computed, by slot, until the next prune.
+
+    Attributes:
+        gone: (n,) int64. Which of the beams that were asked about last have lost their logits.
+    """
+
+    def __init__(self, spec: EngineSpec) -> None:
+        """Take what is known of the engine: one that keeps no other logits leaves them out."""
+        self._can_read = not spec.head.num_top_logits or spec.head.keeps_full_logits
+        self._vocab_size = spec.vocab_size
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget all of them: slots have other nodes from now on."""
+        self.gone = _NOTHING
+        self._first_slot, self._logits = 0, None  # type: int, Logits | None
+        self._read_slots = self._slots = self._tokens = _NOTHING  # (n,); (num_tokens,) by slot
+        self._raw_log_probs = np.zeros(0)
+        self._slots_above: dict[int, int] = {}  # by node to be computed again whose parent is gone
+
+    def follow(self, first_slot: int, logits: Logits) -> None:
+        """Take the logits of the engine's latest call, of ``first_slot`` and the slots behind."""
+        self._first_slot, self._logits = first_slot, logits
+
+    def read(
+        self,
+        known: TokenDistributions | None,
+        slots: Slots,
+        log_weights: Floats,
+        threshold: float,
+        most: int,
+    ) -> LeftOut:
+        """Read the ``most`` best tokens of beams that may have a continuation of that log-weight.
+
+        Args:
+            known: the distributions, by slot.
+            slots: (num_beams,) int64.
+            log_weights: (num_beams,) float64.
+            threshold: least log-weight that counts.
+            most: continuations that count, of all beams together.
+        """
+        if not isinstance(known, TopDistributions) or not self._can_read:
+            return LeftOut.NOTHING
+        if known.num_tokens >= min(most, self._vocab_size):
+            return LeftOut.NOTHING
+        unsure = (log_weights + known.least(slots) >= threshold).nonzero()[0]
+        unsure = unsure[~np.isin(slots[unsure], self._read_slots)]
+        if not len(unsure):
+            return LeftOut.NOTHING
+        full = None if self._logits is None else self._logits.full
+        if self._logits is None or full is None:
+            self.gone = unsure
+            return LeftOut.GONE
+        is_there = slots[unsure] >= self._first_slot + full.first_row
+        there, self.gone = unsure[is_there], unsure[~is_there]
+        if len(there):
+            rows, normalizers = self._logits.read(slots[there] - self._first_slot)
+            tokens, scores = largest_logits(rows, most)
+            raw = (scores - normalizers)[:, known.num_tokens :]
+            counts = log_weights[there, None] + raw >= threshold
+            self._add(slots[there], counts, tokens[:, known.num_tokens :], raw)
+        return LeftOut.GONE if len(self.gone) else LeftOut.READ
+
+    def _add(
+        self, slots: Slots, counts: NDArray[np.bool_], tokens: NDArray[np.int64], raw: Floats
+    ) -> None:
+        """Add the tokens that count, (num_slots, n) each; those of a slot by decreasing logit."""
+        self._read_slots = np.append(self._read_slots, slots)
+        self._slots = np.append(self._slots, np.repeat(slots, counts.sum(axis=1)))
+        self._tokens = np.append(self._tokens, tokens[counts])
+        self._raw_log_probs = np.append(self._raw_log_probs, raw[counts])
+
+    def added_to(
+        self, joint: JointDistribution, log_weights: Floats, slots: Slots
+    ) -> JointDistribution:
+        """Return a raw joint distribution of the beams at ``slots`` with their left-out tokens."""
+        if not self._slots.size:
+            return joint
+        order = slots.argsort()
+        place = order.take(slots.searchsorted(self._slots, sorter=order), mode="clip")
+        is_here = slots[place] == self._slots
+        beams, raw = place[is_here], self._raw_log_probs[is_here]
+        parents = np.append(joint.parents, beams)
+        order = parents.argsort(kind="stable")
+        weights = np.append(joint.log_weights, log_weights[beams] + raw)[order]
+        return JointDistribution(
+            nodes=joint.nodes,
+            parents=parents[order],
+            tokens=np.append(joint.tokens, self._tokens[is_here])[order],
+            log_weights=weights,
+            log_masses=weights,
+            raw_log_probs=np.append(joint.raw_log_probs, raw)[order],
+            num_tokens=0,
+        )
+
+    def set_back(self, nodes: Nodes, slots: Slots) -> None:
+        """Note that these nodes have to be computed once more; their slots see what is above."""
+        self._slots_above |= dict(zip(nodes.tolist(), slots.tolist(), strict=True))
+
+    @property
+    def are_set_back(self) -> bool:
+        """Whether some nodes have to be computed once more."""
+        return bool(self._slots_above)
+
+    def add_slots_above(self, parent_slots: Slots, nodes: Nodes, parents: Nodes) -> None:
+        """Put the slots that see what is above nodes set back, whose parents the forest forgot."""
+        if self._slots_above:
+            for index in (parents == NO_NODE).nonzero()[0].tolist():
+                parent_slots[index] = self._slots_above.get(int(nodes[index]), 0)

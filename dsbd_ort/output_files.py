@@ -1,0 +1,35 @@
+"""Output files that are written whole, at once: never by two processes into one another."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from pathlib import Path
+
+from filelock import lock_descriptor
+
+
+def write_whole(file: Path, text: str) -> None:
+    """Write a text in place of what the file holds, whichever link it is reached by.
+
+    The open file is locked meanwhile; what is no regular file, such as /dev/stdout, is not.
+
+    Raises:
+        OSError: it cannot be written, or another process writes to it, which leaves it as it is.
+    """
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT, 0o666)
+    with open(descriptor, "wb") as opened:
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            _lock(descriptor)
+            opened.truncate()
+        opened.write(text.encode())
+
+
+def _lock(descriptor: int) -> None:
+    is_ours = True
+    with contextlib.suppress(OSError):  # no locks here: the two are unlikely to meet in a moment
+        is_ours = lock_descriptor(descriptor, blocking=False)
+    if not is_ours:
+        raise BlockingIOError(errno.EAGAIN, "another process is writing to it")

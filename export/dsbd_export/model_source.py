@@ -1,0 +1,109 @@
+"""Sources of the models that are exported: how each is loaded, referenced and captured.
+
+A new kind of model is a class with these methods, and a row of ``source_of``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from dsbd_export.checkpoint import Checkpoint, load_model, reference_dtype
+from dsbd_export.draft_vocabulary import Report, cut_head, without_others
+from dsbd_export.feature_draft.graph import capture_feature_graph
+from dsbd_export.feature_draft.reference import feature_references, largest_feature_values
+from dsbd_export.feature_draft.weights import load_feature_draft
+from dsbd_export.forest_graph import capture_forest_graph, prepare_for_capture
+from dsbd_export.graph_checks import check_contract
+from dsbd_export.optimize import optimize_graph
+from dsbd_export.pair import resize_vocabulary
+from dsbd_export.parity_cases import Reference, largest_values, references, text_reference
+from dsbd_export.target_features import with_features
+
+
+class ModelSource(Protocol):
+    """A model in memory: the checkpoint's weights, and what is computed of them before and after.
+
+    The methods are called once each, in this order; between the third and the last the weights are
+    converted to the type of the engine.
+    """
+
+    def load(self, dtype: str) -> Any:
+        """Return the module, with weights as an engine of ``dtype`` is compared with."""
+
+    def references(self, model: Any) -> list[Reference]:
+        """Return its own logits, for parity."""
+
+    def largest_values(self, model: Any) -> list[NDArray[np.float32]]:
+        """Return the largest values of every layer, for sums in integers."""
+
+    def capture(self, model: Any, report: Report) -> ir.Model:
+        """Return its graph, as the contract has it."""
+
+
+class DecoderSource:
+    """A causal language model of transformers."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._checkpoint = checkpoint
+
+    def load(self, dtype: str) -> Any:
+        """See ModelSource."""
+        model = load_model(self._checkpoint, reference_dtype(self._checkpoint, dtype))
+        resize_vocabulary(model, self._checkpoint)
+        return model
+
+    def references(self, model: Any) -> list[Reference]:
+        """See ModelSource; a draft that proposes some tokens only returns no others."""
+        checkpoint = self._checkpoint
+        text = with_features(text_reference(model, checkpoint), model, checkpoint)
+        proposed = checkpoint.proposed_tokens
+        return [without_others(each, proposed) for each in (*references(model, checkpoint), text)]
+
+    def largest_values(self, model: Any) -> list[NDArray[np.float32]]:
+        """See ModelSource."""
+        return largest_values(model, self._checkpoint)
+
+    def capture(self, model: Any, report: Report) -> ir.Model:
+        """See ModelSource."""
+        checkpoint = self._checkpoint
+        if checkpoint.proposed_tokens is not None:
+            cut_head(model, checkpoint.proposed_tokens)
+        form = prepare_for_capture(model)
+        graph = capture_forest_graph(model, checkpoint, form)
+        report(f"{checkpoint.role}: optimizing the graph")
+        optimize_graph(graph)
+        check_contract(graph, checkpoint, form)
+        return graph
+
+
+class FeatureDraftSource:
+    """A feature draft, whose module is ours."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._checkpoint = checkpoint
+
+    def load(self, dtype: str) -> Any:
+        """See ModelSource."""
+        return load_feature_draft(self._checkpoint)
+
+    def references(self, model: Any) -> list[Reference]:
+        """See ModelSource."""
+        return feature_references(model, self._checkpoint)
+
+    def largest_values(self, model: Any) -> list[NDArray[np.float32]]:
+        """See ModelSource."""
+        return largest_feature_values(model, self._checkpoint)
+
+    def capture(self, model: Any, report: Report) -> ir.Model:
+        """See ModelSource."""
+        return capture_feature_graph(model, self._checkpoint)
+
+
+def source_of(checkpoint: Checkpoint) -> ModelSource:
+    """Return where a checkpoint's graph comes from."""
+    is_feature_draft = checkpoint.features is not None
+    return FeatureDraftSource(checkpoint) if is_feature_draft else DecoderSource(checkpoint)

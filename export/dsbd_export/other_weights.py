@@ -1,0 +1,88 @@
+"""Weights that are not those of a whole model in floating point: adapters, quantized ones.
+
+transformers would not miss them: it loads base weights without the adapter beside them where peft
+is not installed, and finds no weight of the names it looks for among quantized ones.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from dsbd_export.weights import open_weights
+
+_ADAPTER_FILES = ("adapter_config.json", "adapter_model*.safetensors", "adapter_model*.bin")
+_QUANTIZED_FILES = ("gptq_model*.safetensors", "gptq_model*.bin", "gptq_model*.pt")
+_QUANTIZED_CONFIGS = {"quantize_config.json": "GPTQ", "quant_config.json": "AWQ"}
+_KIND_BY_ENDING = {
+    ".qweight": "GPTQ or AWQ",
+    ".weight_packed": "compressed-tensors",
+    ".absmax": "bitsandbytes",
+    ".SCB": "bitsandbytes",
+}
+
+
+def refusal_of_files(folder: Path) -> str | None:
+    """Return what the weights of a checkpoint are instead, and what to do; None: as they should be.
+
+    It goes on from "the target at FOLDER".
+    """
+    if adapter := _first_file(folder, _ADAPTER_FILES):
+        return (
+            f"has an adapter ({adapter}{_peft_type(folder)}), which the export does not apply; "
+            "load it with peft, merge it with merge_and_unload(), save the model and its tokenizer "
+            "to another folder with save_pretrained, and export that; if its weights are merged "
+            f"already, remove {adapter}"
+        )
+    if kind := _quantized(folder):
+        return (
+            f"has weights that are already quantized ({kind}); a checkpoint in fp32, fp16 or bf16 "
+            "is needed: export the model that they were made from, with --quantize int4 or "
+            "int8-dynamic for small weights"
+        )
+    return None
+
+
+def _first_file(folder: Path, patterns: Iterable[str]) -> str | None:
+    found = (file.name for pattern in patterns for file in sorted(folder.glob(pattern)))
+    return next(found, None)
+
+
+def _peft_type(folder: Path) -> str:
+    kind = _json_object(folder / "adapter_config.json").get("peft_type")
+    return f", {kind}" if isinstance(kind, str) else ""
+
+
+def _quantized(folder: Path) -> str | None:
+    """Return how the weights are quantized, and where that is seen; None where it is not."""
+    names = _weight_names(folder)
+    kinds = (f"{kind}: {n}" for n in names for e, kind in _KIND_BY_ENDING.items() if n.endswith(e))
+    kind = next(kinds, None)
+    if names and kind is None:
+        return None  # a config may lie beside weights that were restored
+    for name, method in _QUANTIZED_CONFIGS.items():
+        if (folder / name).is_file():
+            content = _json_object(folder / name)
+            bits = content.get("bits", content.get("w_bit"))
+            return f"{method}{f', {bits} bits' if isinstance(bits, int) else ''}: {name}"
+    file = _first_file(folder, _QUANTIZED_FILES)
+    return kind if file is None else f"GPTQ: {file}"
+
+
+def _weight_names(folder: Path) -> list[str]:
+    """Return the names of the stored weights; [] where no file tells, or one is damaged."""
+    try:
+        with open_weights(folder) as weights:
+            return list(weights)
+    except Exception:  # loading says what is wrong
+        return []
+
+
+def _json_object(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}

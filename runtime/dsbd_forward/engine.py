@@ -1,0 +1,29 @@
+"""An engine as the algorithm sees it: append rows to a cache, get logits, keep some rows."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsbd_forward.forward import Forward, ForwardResult
+from dsbd_forward.spec import EngineSpec
+
+
+class Engine(Protocol):
+    """A language model with a cache of rows, one for each node that it has computed."""
+
+    @property
+    def spec(self) -> EngineSpec:
+        """What it is, the same all its life."""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows now in the cache."""
+
+    def forward(self, forward: Forward) -> ForwardResult:
+        """Append the rows of a forward; return the logits of some of them, and features."""
+
+    def keep(self, rows: NDArray[np.int64]) -> None:
+        """Keep these cache rows, (K,) int64 increasing, in this order; drop all others."""

@@ -1,0 +1,202 @@
+"""One forward of an engine over nodes of a forest, and its result; of several requests, joined.
+
+S: new rows, parents before children; N: rows of the cache, the S new ones included; R: rows whose
+logits are wanted; F: rows whose features are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsbd_forward.features import Features, ParentFeatures, joined_parents
+from dsbd_forward.logits import Gather, Logits
+from dsbd_forward.rows import Ints
+
+Source = Hashable | None
+"""What a request's rows depend on besides their tokens, such as an encoder's input; None: nothing.
+
+Rows of equal tokens and other sources share nothing."""
+
+NO_ROW = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """The rows that a forward appends to an engine's cache, and what is wanted of them.
+
+    Attributes:
+        token_ids: (S,) int64.
+        positions: (S,) int64. Siblings share a position.
+        mask: (S, N) bool. Row s sees cache row c; the last S columns are the new rows, each of
+            which sees itself.
+        logit_rows: (R,) int64. Which of the S rows need logits, in any order; may be empty.
+        gather: the logits that are wanted of these, of an engine that gathers; None: all.
+        feature_rows: (F,) int64 increasing. Which of the S rows have their features returned, of an
+            engine that returns them; None: none.
+        parent_features: where the feature of each row's parent lies, of a feature draft, which
+            returns its own of all rows.
+        source: of all rows.
+    """
+
+    token_ids: Ints
+    positions: Ints
+    mask: NDArray[np.bool_]
+    logit_rows: Ints
+    gather: Gather | None = None
+    feature_rows: Ints | None = None
+    parent_features: ParentFeatures | None = None
+    source: Source = None
+
+    @property
+    def num_new(self) -> int:
+        """S, the rows that the forward appends."""
+        return len(self.token_ids)
+
+    @property
+    def num_pairs(self) -> int:
+        """Logits that are gathered."""
+        return 0 if self.gather is None else len(self.gather.rows)
+
+    @property
+    def num_features(self) -> int:
+        """F, the rows whose features are returned."""
+        if self.parent_features is not None:
+            return self.num_new
+        return 0 if self.feature_rows is None else len(self.feature_rows)
+
+    @property
+    def parents(self) -> Ints:
+        """The cache row of each new node's parent, (S,) int64; ``NO_ROW`` where it sees none.
+
+        The rows of a path are in the cache in the order of the path: the parent's is the last that
+        a node sees before its own. With two rows in the cache, the mask
+
+            [[1, 1, 1, 0],
+             [1, 0, 0, 1]]
+
+        says that the parents are in the rows [1, 0].
+        """
+        num_new, num_rows = self.mask.shape
+        above = self.mask.copy()
+        own = np.arange(num_new)
+        above[own, num_rows - num_new + own] = False
+        last = num_rows - 1 - above[:, ::-1].argmax(axis=1)
+        parents: Ints = np.where(above[own, last], last, NO_ROW)
+        return parents
+
+    def part(self, start: int, stop: int) -> Forward:
+        """Return the rows ``start`` to ``stop - 1`` as a forward of their own."""
+        num_before = self.mask.shape[1] - self.num_new
+        is_in_part = self.logit_rows_in(start, stop)
+        gather = self.gather
+        if gather is not None:
+            is_pair = is_in_part[gather.rows]
+            new_rows = is_in_part.cumsum() - 1
+            gather = Gather(new_rows[gather.rows[is_pair]], gather.token_ids[is_pair])
+        feature_rows = self.feature_rows
+        if feature_rows is not None:
+            begin, end = np.searchsorted(feature_rows, (start, stop)).tolist()
+            feature_rows = feature_rows[begin:end] - start
+        return Forward(
+            self.token_ids[start:stop],
+            self.positions[start:stop],
+            self.mask[start:stop, : num_before + stop],
+            self.logit_rows[is_in_part] - start,
+            gather,
+            feature_rows,
+            self.parent_features and self.parent_features.part(start, stop),
+            self.source,
+        )
+
+    def logit_rows_in(self, start: int, stop: int) -> NDArray[np.bool_]:
+        """Return which of the logit rows, (R,) bool, are among ``start`` to ``stop - 1``."""
+        return (start <= self.logit_rows) & (self.logit_rows < stop)
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardResult:
+    """What an engine returns of a forward.
+
+    Attributes:
+        logits: of the R rows.
+        features: of the F rows, or of the forward that they were computed in; None without.
+        first_feature: the first of the F rows in ``features``.
+    """
+
+    logits: Logits
+    features: Features | None = None
+    first_feature: int = 0
+
+    def parts(self, forwards: Sequence[Forward]) -> list[ForwardResult]:
+        """Return the result of each of the forwards that were joined."""
+        if len(forwards) == 1:
+            return [self]
+        parts: list[ForwardResult] = []
+        row = pair = feature = 0
+        for forward in forwards:
+            rows = slice(row, row := row + len(forward.logit_rows))
+            pairs = slice(pair, pair := pair + forward.num_pairs)
+            parts.append(ForwardResult(self.logits.part(rows, pairs), self.features, feature))
+            feature += forward.num_features
+        return parts
+
+
+def joined_forward(forwards: Sequence[Forward]) -> Forward:
+    """Return one forward that appends the rows of several, one behind the other.
+
+    The mask of each was made for its place. Two requests with the rows [0, 1] and [2] that add two
+    rows and one see, of the six,
+
+        [[1, 1, 0, 1, 0, 0],
+         [1, 1, 0, 1, 1, 0],
+         [0, 0, 1, 0, 0, 1]]
+    """
+    if len(forwards) == 1:
+        return forwards[0]
+    sizes = np.array([forward.num_new for forward in forwards])
+    ends = sizes.cumsum()
+    num_rows = max(forward.mask.shape[1] for forward in forwards)  # those of the last
+    mask = np.zeros((int(ends[-1]), num_rows), dtype=np.bool_)
+    for forward, end, size in zip(forwards, ends.tolist(), sizes.tolist(), strict=True):
+        mask[end - size : end, : forward.mask.shape[1]] = forward.mask
+    parents = [f.parent_features for f in forwards if f.parent_features is not None]
+    begins = ends - sizes
+    return Forward(
+        np.concatenate([forward.token_ids for forward in forwards]),
+        np.concatenate([forward.positions for forward in forwards]),
+        mask,
+        _joined_rows([forward.logit_rows for forward in forwards], begins),
+        _joined_gather(forwards),
+        _joined_feature_rows(forwards, begins),
+        joined_parents(parents) if parents else None,
+        forwards[0].source,
+    )
+
+
+def _joined_rows(rows: Sequence[Ints], begins: Ints) -> Ints:
+    return np.concatenate([part + begin for part, begin in zip(rows, begins, strict=True)])
+
+
+def _joined_feature_rows(forwards: Sequence[Forward], begins: Ints) -> Ints | None:
+    if all(forward.feature_rows is None for forward in forwards):
+        return None
+    none = np.arange(0)
+    given = [none if f.feature_rows is None else f.feature_rows for f in forwards]
+    return _joined_rows(given, begins)
+
+
+def _joined_gather(forwards: Sequence[Forward]) -> Gather | None:
+    """Return the pairs of several forwards, whose logit rows lie one behind the other."""
+    if all(forward.gather is None for forward in forwards):
+        return None
+    rows, token_ids, first = [], [], 0
+    for forward in forwards:
+        if forward.gather is not None:
+            rows.append(forward.gather.rows + first)
+            token_ids.append(forward.gather.token_ids)
+        first += len(forward.logit_rows)
+    return Gather(np.concatenate(rows), np.concatenate(token_ids))

@@ -1,0 +1,110 @@
+"""Rows of numbers: the largest of each row, and the log of its sum of exponentials."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsbd_forward.errors import ModelError
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+_BLOCK = 1 << 16  # logits looked at together: they and a copy fit the processor's cache
+_SUMMED_TOGETHER = 128  # columns
+
+
+def added_up(logits: NDArray[np.float32]) -> Floats:
+    """Return the log-normalizers of whole rows, (R, vocab), of an engine that returns none.
+
+    Each is that of its row alone, to the last bit, whatever rows are beside it.
+    """
+    normalizers = np.empty((len(logits), 1))
+    size = max(1, _BLOCK // logits.shape[1])
+    for first in range(0, len(logits), size):
+        block = logits[first : first + size]
+        largest = finite(block.max(axis=1, keepdims=True))
+        sums = np.exp(block - largest).sum(axis=1, dtype=np.float64, keepdims=True)
+        normalizers[first : first + size] = np.log(sums) + largest
+    return normalizers
+
+
+def largest_logits(logits: NDArray[np.float32], number: int) -> tuple[Ints, Floats]:
+    """Return the most probable tokens of whole rows without a second (R, vocab) array.
+
+    Returns:
+        tokens (R, number) int64 by decreasing logit, ties by increasing id (the order of ONNX's
+        TopK), and their logits, (R, number) float64.
+    """
+    num_rows, vocab_size = logits.shape
+    number = min(number, vocab_size)
+    tokens = np.empty((num_rows, number), dtype=np.int64)
+    size = max(1, _BLOCK // vocab_size)
+    for first in range(0, num_rows, size):
+        tokens[first : first + size] = largest_columns(logits[first : first + size], number)
+    rows = np.arange(num_rows)[:, None]
+    chosen = logits[rows, tokens]
+    order = (-chosen).argsort(axis=1, kind="stable")  # tokens are increasing: ties too
+    return tokens[rows, order], chosen[rows, order].astype(np.float64)
+
+
+def largest_columns(scores: NDArray[np.floating], number: int) -> Ints:
+    """Return the columns of the largest entries of each row, increasing; ties by first.
+
+    scores: (num_rows, n > number). Returns (num_rows, number) int64.
+    """
+    num_rows, num_columns = scores.shape
+    last = num_columns - number
+    bar = np.partition(scores, last, axis=1)[:, last, None]
+    is_chosen = scores >= bar
+    chosen = is_chosen.ravel().nonzero()[0]
+    if len(chosen) > number * num_rows:  # some tie with the last
+        is_above = scores > bar
+        ties = is_chosen & ~is_above
+        num_free = number - is_above.sum(axis=1, keepdims=True)
+        is_chosen = is_above | (ties & (ties.cumsum(axis=1) <= num_free))
+        chosen = is_chosen.ravel().nonzero()[0]
+    columns: Ints = chosen.reshape(num_rows, number)
+    columns -= np.arange(0, scores.size, num_columns)[:, None]
+    return columns
+
+
+def finite(largest: Any) -> Any:
+    """Return the largest logits if they are finite."""
+    if len(np.isfinite(largest).nonzero()[0]) < largest.size:
+        raise ModelError(
+            "the model returned logits without a finite largest value (NaN or infinite); "
+            "check the engine's precision and the export's parity report"
+        )
+    return largest
+
+
+def log_normalised(scores: Floats) -> Floats:
+    """Return ``scores`` (num_rows, n) as log-probabilities by row.
+
+    The largest of a row is 0, or the log of what was the largest probability: no exp can overflow,
+    nor all of a row underflow.
+    """
+    normalised: Floats = scores - np.log(row_sums(np.exp(scores)))
+    return normalised
+
+
+def row_sums(terms: Floats) -> Floats:
+    """Return the sum of every row, (num_rows, n), as (num_rows, 1).
+
+    Zeros behind the terms of a row change no bit of its sum: a table is as wide as the longest of
+    the rows that a call happens to have. So blocks of columns are added one after the other, the
+    last one filled up.
+    """
+    num_rows, num_columns = terms.shape
+    num_whole = num_columns // _SUMMED_TOGETHER
+    behind = num_whole * _SUMMED_TOGETHER
+    last = np.zeros((num_rows, _SUMMED_TOGETHER))
+    last[:, : num_columns - behind] = terms[:, behind:]
+    sums: Floats = last.sum(axis=1, keepdims=True)
+    if not num_whole:
+        return sums
+    blocks = terms[:, :behind].reshape(num_rows, num_whole, _SUMMED_TOGETHER).sum(axis=2)
+    return np.concatenate([blocks, sums], axis=1).cumsum(axis=1)[:, -1:]

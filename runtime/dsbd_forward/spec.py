@@ -1,0 +1,61 @@
+"""What a request must know of an engine before it begins."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+Kept = Literal["attention rows", "window rows", "narrow rows", "recurrent state", "cross rows"]
+"""What an engine may keep for a row or a request; today's keep attention rows alone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadSpec:
+    """The logits that a forward returns.
+
+    Attributes:
+        num_top_logits: K of a top-k head; 0: all logits of a row.
+        keeps_full_logits: whether all logits of a forward of a top-k head can be read.
+        gathers_logits: whether a forward takes a ``gather``.
+    """
+
+    num_top_logits: int = 0
+    keeps_full_logits: bool = False
+    gathers_logits: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemorySpec:
+    """What an engine keeps from one forward to the next.
+
+    Attributes:
+        kept: of a row or a request.
+    """
+
+    kept: frozenset[Kept] = frozenset[Kept](["attention rows"])
+
+    def longest_cut(self, num_rows: int) -> int:
+        """Return the most first rows of a path, at most ``num_rows``, that can stay by themselves.
+
+        Rows of attention can be cut anywhere.
+        """
+        return num_rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineSpec:
+    """What an engine is: what it takes, what it returns, what it keeps.
+
+    Attributes:
+        vocab_size: number of tokens.
+        head: the logits that it returns.
+        returns_features: whether it is a target that returns features of the rows asked for.
+        reads_features: whether it is a feature draft: each of its rows needs its parent's feature.
+        memory: what it keeps.
+    """
+
+    vocab_size: int
+    head: HeadSpec = field(default_factory=HeadSpec)
+    returns_features: bool = False
+    reads_features: bool = False
+    memory: MemorySpec = field(default_factory=MemorySpec)

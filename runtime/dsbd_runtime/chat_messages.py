@@ -1,0 +1,209 @@
+"""Messages of a chat: checked, as chat templates read them, and marked to see what a prompt lacks.
+
+A template leaves out without a word what it has no place for: a role that it does not know, a
+system message behind the first, the second of two calls. Whether it has a place for everything is
+seen from one more rendering, with a number of its own in every text and in every call's name; only
+for what is not seen there it takes another.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from dsbd_runtime.errors import InputError
+from dsbd_runtime.typed_json import in_short, json_from_text
+
+Message = Mapping[str, Any]
+Render = Callable[[Sequence[Message]], str]
+
+_KNOWS_DEVELOPER = re.compile(r"""(["'])developer\1""")
+_MARK = re.compile(
+    r"7031664(\d{12})9452738"
+)  # digits: no filter for the case of letters hides them
+
+
+class Arguments(dict[str, Any]):
+    """Arguments of a call, an object whose text is its JSON: a template wants the one or the other.
+
+    Templates that write the JSON themselves (``arguments | tojson``) or look into it read the
+    object, those that write a text (``arguments``, ``"..." + arguments``) the text.
+    """
+
+    def __init__(self, values: Mapping[str, Any], text: str) -> None:
+        super().__init__(values)
+        self._text = text
+
+    def __str__(self) -> str:
+        return self._text
+
+    def __add__(self, other: str) -> str:
+        return self._text + other
+
+    def __radd__(self, other: str) -> str:
+        return other + self._text
+
+
+def check_messages(messages: Sequence[Message]) -> None:
+    """Raise InputError unless messages are some, each with a text as its role."""
+    if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence) or not messages:
+        raise InputError(
+            f"messages is {in_short(messages)}; expected a list such as "
+            '[{"role": "user", "content": "Hello"}]'
+        )
+    for index, message in enumerate(messages):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise InputError(
+                f"messages[{index}] is {in_short(message)}; expected an object with a text as "
+                'its role, such as {"role": "user", "content": "Hello"}'
+            )
+
+
+def messages_for(source: str, messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Return messages as a template reads them.
+
+    The arguments of calls are ``Arguments``; the role ``developer``, OpenAI's later name of
+    ``system``, is that where the template does not know it.
+
+    Args:
+        source: of the template.
+        messages: checked.
+
+    Raises:
+        InputError: the template does not read calls, or the arguments of one are no object.
+    """
+    knows_developer = _KNOWS_DEVELOPER.search(source) is not None
+    prepared = []
+    for index, message in enumerate(messages):
+        # A null is no field, as in transformers: such as the content beside a call.
+        ready = {name: value for name, value in message.items() if value is not None}
+        if ready["role"] == "developer" and not knows_developer:
+            ready["role"] = "system"
+        if calls := ready.get("tool_calls"):
+            place = f"messages[{index}].tool_calls"
+            if "tool_calls" not in source:
+                raise InputError(
+                    f"{place} is given, but the chat template of this model does not read tool "
+                    "calls; leave them out"
+                )
+            if isinstance(calls, str | Mapping) or not isinstance(calls, Sequence):
+                raise InputError(f"{place} is {in_short(calls)}; expected a list of calls")
+            ready["tool_calls"] = [_call(call, f"{place}[{i}]") for i, call in enumerate(calls)]
+        prepared.append(ready)
+    return prepared
+
+
+def _call(call: Any, place: str) -> dict[str, Any]:
+    """Return a call with ``Arguments``: of its function, or its own."""
+    if not isinstance(call, Mapping):
+        raise InputError(f"{place} is {in_short(call)}; expected an object with a function")
+    if isinstance(call.get("function"), Mapping):
+        return {**call, "function": _call(call["function"], f"{place}.function")}
+    if "arguments" not in call:
+        return dict(call)
+    return {**call, "arguments": _arguments(call["arguments"], f"{place}.arguments")}
+
+
+def _arguments(given: Any, place: str) -> Arguments:
+    """Return arguments that are an object, or the JSON of one; an empty text is the empty object.
+
+    Numbers that JSON has no name for are refused: templates would write them as if it had.
+    """
+    try:
+        text = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+        text = text if text.strip() else "{}"
+        values = json_from_text(text)
+        reason = "expected an object" if not isinstance(values, dict) else None
+    except (ValueError, TypeError, RecursionError) as error:
+        reason = str(error)
+    if reason is not None:
+        raise InputError(
+            f"{place} is {in_short(given)}, which is no JSON object: {reason}; give the arguments "
+            'as one, such as "{\\"city\\": \\"Rome\\"}"'
+        )
+    return Arguments(values, text)
+
+
+def check_traces(messages: Sequence[Message], text: str, render: Render) -> None:
+    """Raise InputError for the first message, or call of one, that leaves no trace in a prompt.
+
+    Args:
+        messages: as the template reads them.
+        text: the prompt.
+        render: returns the prompt of other messages; raises where the template refuses them.
+    """
+    marked = [_marked(message, index) for index, message in enumerate(messages)]
+    shown = _attempt(render, marked)
+    marks = {int(mark) for mark in _MARK.findall(shown)} if shown is not None else set()
+    for index, message in enumerate(messages):
+        num_calls = len(message.get("tool_calls") or ())
+        is_shown, *calls = (_number(index, call) in marks for call in range(num_calls + 1))
+        if any(calls) and not all(calls):
+            raise _lost(f"messages[{index}].tool_calls[{calls.index(False)}]", message)
+        if not is_shown and not any(calls):
+            if _is_lost(messages, index, text, render):
+                raise _lost(f"messages[{index}]", message)
+
+
+def _lost(place: str, message: Message) -> InputError:
+    return InputError(
+        f"{place}, of role {in_short(message['role'])}, leaves no trace in the prompt: the chat "
+        "template of this model has no place for it; leave it out, or use a role and an order of "
+        "messages that the template reads"
+    )
+
+
+def _is_lost(messages: Sequence[Message], index: int, text: str, render: Render) -> bool:
+    """Return whether a message whose marks are not seen decides nothing of the prompt.
+
+    Its content decides something where another one makes another prompt. Of a message that cannot
+    be marked, such as an image, or whose marks the template refuses, it counts whether it is there.
+    """
+    message, before, after = messages[index], messages[:index], messages[index + 1 :]
+    marked = _marked(message, index)
+    other = None if marked == message else _attempt(render, [*before, marked, *after])
+    return (_attempt(render, [*before, *after]) if other is None else other) == text
+
+
+def _attempt(render: Render, messages: Sequence[Message]) -> str | None:
+    """Return the prompt of messages, None where the template refuses them."""
+    try:
+        return render(messages)
+    except Exception:  # a template may raise anything: it is the checkpoint's program
+        return None
+
+
+def _number(index: int, call: int = 0) -> int:
+    """Return the number of a message's content, or of its calls, counted from 1."""
+    return index * 1000 + min(call, 999)
+
+
+def _mark(number: int) -> str:
+    return f"7031664{number:012d}9452738"
+
+
+def _marked(message: Message, index: int) -> dict[str, Any]:
+    """Return a message whose texts, and whose calls' names, are marks."""
+    marked, content, mark = dict(message), message.get("content"), _mark(_number(index))
+    calls = message.get("tool_calls")
+    if calls:
+        marked["tool_calls"] = [
+            _named(call, _mark(_number(index, number))) for number, call in enumerate(calls, 1)
+        ]
+    if isinstance(content, Sequence) and not isinstance(content, str):
+        marked["content"] = [
+            {**part, "text": mark} if isinstance(part, Mapping) and "text" in part else part
+            for part in content
+        ]
+    elif content or not calls:
+        marked["content"] = mark
+    return marked
+
+
+def _named(call: Message, name: str) -> dict[str, Any]:
+    """Return a call of another name."""
+    if isinstance(call.get("function"), Mapping):
+        return {**call, "function": {**call["function"], "name": name}}
+    return {**call, "name": name}

@@ -1,0 +1,77 @@
+"""Files that a power cut may reach: synced before they get their name, recognized by a checksum.
+
+A file system may keep a file's name and size and lose its pages, which then read as zeros or as
+what lay on the disk before. Synced files lose none. A checksum at every opening finds what is lost
+all the same, or damaged later.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+_CHUNK = 1 << 24
+_BLOCK = 1 << 18  # read at a time: stays in the cache of a core
+_THREADS = 4  # more gain nothing: the memory or the disk is the limit
+
+
+def checksum(file: Path) -> int:
+    """Return the CRC-32 of the CRC-32s of a file's chunks, which threads compute.
+
+    It misses one damage of 4 billion, in a third of the time of SHA-256 or less.
+
+    Raises:
+        OSError: a part of the file cannot be read.
+    """
+    starts = range(0, file.stat().st_size, _CHUNK)
+    with ThreadPoolExecutor(_THREADS) as threads:
+        of_chunks = list(threads.map(functools.partial(_chunk_checksum, file), starts))
+    return zlib.crc32(np.array(of_chunks, dtype="<u4").tobytes())
+
+
+def _chunk_checksum(file: Path, start: int) -> int:
+    """Return the CRC-32 of the chunk that begins at ``start``."""
+    crc, left, block = 0, _CHUNK, memoryview(bytearray(_BLOCK))
+    with file.open("rb", buffering=0) as opened:
+        opened.seek(start)
+        while left and (num_read := opened.readinto(block[: min(left, _BLOCK)])):
+            crc = zlib.crc32(block[:num_read], crc)
+            left -= num_read
+    return crc
+
+
+def put_in_place(partial: Path, place: Path) -> None:
+    """Give a complete file or folder its name; after a power cut it is whole or not there."""
+    if partial.is_dir():
+        sync_folder(partial)
+    else:
+        _sync(partial)
+    os.replace(partial, place)
+    sync_names(place.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Have the disk keep all that is in a folder: contents, and the names of what is there."""
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            _sync(Path(parent, name))
+        sync_names(Path(parent))
+
+
+def sync_names(folder: Path) -> None:
+    """Have the disk keep which names a folder has, after one was made or changed in it."""
+    if hasattr(os, "O_DIRECTORY"):  # Windows opens no folder, and keeps names by itself
+        _sync(folder)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,250 @@
+"""Schemas with numbers beyond 2**53 against Python's integers and jsonschema."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any
+
+import jsonschema
+import llguidance
+import pytest
+
+from dsbd_ort.constraints import JsonSchema
+from dsbd_ort.decoding.errors import ConstraintError
+from tests.runtime.tiny_tokenizer import EOS, VOCAB_SIZE, tiny_tokenizer
+
+CENTERS = [2**53, 2**63, 2**64, 10**18, 10**19, 10**25, 0, 100]
+INT64 = {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}
+UINT64 = {"type": "integer", "minimum": 0, "maximum": 2**64 - 1}
+ABOVE = {"type": "integer", "exclusiveMinimum": 2**53}
+
+
+@pytest.fixture(scope="module")
+def accepts() -> Callable[[JsonSchema], Callable[[str], bool]]:
+    """Return whether a schema lets a text through, by a matcher over bytes."""
+    tiny = tiny_tokenizer()
+    tokenizer = llguidance.LLTokenizer(
+        tiny.to_str(), n_vocab=VOCAB_SIZE, eos_token=tiny.token_to_id(EOS)
+    )
+
+    def compiled(grammar: JsonSchema) -> Callable[[str], bool]:
+        source = grammar.source(llguidance.LLMatcher)
+        root = llguidance.LLMatcher(tokenizer, source, log_level=0)
+        assert not root.is_error(), (root.get_error(), source)
+
+        def accepts_text(text: str) -> bool:
+            matcher = root.deep_copy()
+            ids = tiny.encode(text, add_special_tokens=False).ids
+            return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+        return accepts_text
+
+    return compiled
+
+
+def near(rng: random.Random) -> int:
+    return rng.choice([-1, 1]) * (rng.choice(CENTERS) + rng.randint(-12, 12))
+
+
+def random_range(rng: random.Random, *, is_bounded: bool) -> dict[str, Any]:
+    low, high = sorted((near(rng), near(rng)))
+    schema: dict[str, Any] = {"type": "integer"}
+    if is_bounded or rng.random() < 0.8:
+        schema[rng.choice(["minimum", "exclusiveMinimum"])] = low
+    if is_bounded or rng.random() < 0.8:
+        schema[rng.choice(["maximum", "exclusiveMaximum"])] = high + 2
+    return schema
+
+
+def probes(rng: random.Random, schema: dict[str, Any], number: int = 12) -> list[int]:
+    around = [value for value in schema.values() if isinstance(value, int)] + [0, near(rng)]
+    exact = [value + step for value in around for step in range(-3, 4)]
+    return exact + [rng.randint(-(2**66), 2**66) for _ in range(number)]
+
+
+def check(accepts: Any, schema: dict[str, Any], documents: list[Any]) -> None:
+    follows = accepts(JsonSchema(schema))
+    validator = jsonschema.Draft202012Validator(schema)
+    for document in documents:
+        text = json.dumps(document, separators=(",", ":"))
+        assert follows(text) == validator.is_valid(document), (schema, text)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_bounds(accepts: Any, seed: int) -> None:
+    rng = random.Random(seed)
+    schema = random_range(rng, is_bounded=False)
+    check(accepts, schema, probes(rng, schema))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_multiples(accepts: Any, seed: int) -> None:
+    rng = random.Random(seed)
+    factor = rng.choice([2, 3, 5, 7, 10, 12, 16, 60, 100, 1000])
+    schema = {**random_range(rng, is_bounded=True), "multipleOf": factor}
+    schema.pop("exclusiveMaximum", None)
+    schema["maximum"] = near(rng) % 10 + max(v for v in schema.values() if type(v) is int) + 3000
+    documents = probes(rng, schema)
+    check(accepts, schema, documents + [value // factor * factor for value in documents])
+
+
+def wrapped(inner: dict[str, Any], other: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return schemas in which ``inner`` lies at many places."""
+    name = {"type": "string", "maxLength": 3}
+    return {
+        "property": {
+            "properties": {"a": name, "id": inner, "b": name},
+            "required": ["id"],
+            "additionalProperties": False,
+            "type": "object",
+        },
+        "property of any object": {"type": "object", "properties": {"id": inner}},
+        "untyped property": {"properties": {"id": inner}, "required": ["id", "more"]},
+        "map": {"type": "object", "properties": {"a": name}, "additionalProperties": inner},
+        "items": {"type": "array", "items": inner, "minItems": 1, "maxItems": 3},
+        "some items": {"type": "array", "items": inner},
+        "tuple": {"type": "array", "prefixItems": [name, inner], "items": False, "minItems": 1},
+        "tuple and more": {"type": "array", "prefixItems": [inner, name], "items": other},
+        "any of": {"anyOf": [inner, name, {"type": "null"}]},
+        "one of": {"oneOf": [inner, {"type": "null"}]},
+        "any of two ranges": {"anyOf": [inner, other]},
+        "all of": {"allOf": [inner, other]},
+        "bounds beside any of": {"maximum": 2**63, "anyOf": [inner, other]},
+        "definition": {
+            "$defs": {"id": inner, "list": {"type": "array", "items": {"$ref": "#/$defs/id"}}},
+            "type": "object",
+            "properties": {"x": {"$ref": "#/$defs/list"}, "id": {"$ref": "#/$defs/id"}},
+        },
+        "recursion": {
+            "type": "object",
+            "properties": {"id": inner, "more": {"$ref": "#"}},
+            "additionalProperties": False,
+        },
+        "types": {**inner, "type": ["integer", "string", "null"]},
+        "no type": {key: value for key, value in inner.items() if key != "type"},
+        "enum": {"enum": [2**53 + 1, -(2**64), "a", None, [2**63, {"k": 2**64 + 1}], 5]},
+        "const": {"const": 2**64 - 1},
+        "an empty range": {
+            "anyOf": [inner, {"allOf": [other, {"type": "integer", "minimum": 2**64}]}]
+        },
+        "enum of a type": {"type": "integer", "enum": [2**63, "a", 1.5, 7], "minimum": 8},
+    }
+
+
+PLACES = list(wrapped(INT64, UINT64))
+
+
+def documents_for(value: int, more: int) -> list[Any]:
+    return [
+        value,
+        [value],
+        [value, "a"],
+        [value, "a", more],
+        ["a", value],
+        [value] * 4,
+        [],
+        {"id": value},
+        {"a": "x", "id": value},
+        {"id": value, "more": more},
+        {"id": value, "more": {"id": more}},
+        {"x": [value, more], "id": value},
+        {"y": value},
+        {"b": "y"},
+        {},
+        "a",
+        None,
+        [2**63, {"k": 2**64 + 1}],
+        [2**63, {"k": 2**64}],
+    ]
+
+
+def is_in_order(schema: dict[str, Any], document: Any) -> bool:
+    """Return whether properties have the order of the schema, others behind them."""
+    order = list(schema.get("properties", {}))
+    keys = document if isinstance(document, dict) else []
+    places = [order.index(key) if key in order else len(order) for key in keys]
+    return places == sorted(places)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_places(accepts: Any, place: str) -> None:
+    rng = random.Random(place)
+    for inner, other in ((INT64, UINT64), (ABOVE, INT64)):
+        schema = wrapped(inner, other)[place]
+        values = [*rng.sample(probes(rng, inner), 8), 2**53 + 1, 2**64 - 1, 7]
+        documents = [
+            document
+            for value in values
+            for document in documents_for(value, rng.choice(values))
+            if is_in_order(schema, document)
+        ]
+        check(accepts, schema, documents)
+
+
+@pytest.mark.parametrize("place", ["property", "map", "tuple and more", "recursion"])
+def test_layouts(accepts: Any, place: str) -> None:
+    schema = wrapped(INT64, UINT64)[place]
+    document = {
+        "property": {"a": "x", "id": -(2**63)},
+        "map": {"a": "x", "b": 2**63 - 1},
+        "tuple and more": [2**63 - 1, "a", 2**64 - 1],
+        "recursion": {"id": 1, "more": {"id": 2**62}},
+    }[place]
+    spaced = json.dumps(document)
+    lines = json.dumps(document, indent=2)
+    assert accepts(JsonSchema(schema, ", ", ": "))(spaced)
+    assert accepts(JsonSchema(schema, flexible_whitespace=True))(lines)
+    own = {**schema, "x-guidance": {"item_separator": ", ", "key_separator": ": "}}
+    assert accepts(JsonSchema(own))(spaced)
+    assert not accepts(JsonSchema(schema))(spaced)
+
+
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        {"minimum": 0.5, "maximum": 2**60 + 1},
+        {"exclusiveMinimum": -(2**53) - 1, "exclusiveMaximum": 1.5},
+        {"exclusiveMinimum": 2**53 + 1},
+        {"maximum": -(2**64) + 1},
+        {"minimum": 0, "exclusiveMaximum": 2**63},
+    ],
+)
+def test_numbers(accepts: Any, bounds: dict[str, Any]) -> None:
+    schema = {"type": "number", **bounds}
+    follows = accepts(JsonSchema(schema))
+    validator = jsonschema.Draft202012Validator(json.loads(json.dumps(schema), parse_float=Decimal))
+    for value in (*bounds.values(), 0, -1, 7):
+        for whole in range(int(value) - 2, int(value) + 3):
+            for text in (f"{whole}", f"{whole}.5", f"{whole}.0", f"{whole}.001"):
+                expected = validator.is_valid(Decimal(text))
+                assert follows(text) == expected, (schema, text)
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ({"not": INT64}, "beside or below 'not'"),
+        ({"allOf": [INT64, {"type": "object"}]}, "under 'allOf'"),
+        ({"oneOf": [INT64, UINT64]}, "under 'oneOf' whose members share a type"),
+        ({**INT64, "multipleOf": 4096}, "beside multipleOf 4096"),
+        ({"type": "integer", "minimum": 2**60, "multipleOf": 5}, "without a minimum and a max"),
+        ({"type": "object", "patternProperties": {"^a": INT64}}, "'patternProperties'"),
+        ({"type": "integer", "maximum": 10**500}, "more than 400 digits"),
+        ({**INT64, "minimum": "0"}, "has minimum '0'; expected a number"),
+        ({"anyOf": [INT64, 5]}, "of a wrong type"),
+        ({"type": "integer", "minimum": 2**60, "maximum": 2**59}, "allows no text"),
+        ({"properties": {"a": UINT64, "b": {"$ref": "#/$defs/x/y"}}}, r"#/\$defs/x/y"),
+    ],
+)
+def test_what_cannot_be_kept_is_refused(schema: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConstraintError, match=words):
+        JsonSchema(schema).source(llguidance.LLMatcher)
+
+
+def test_schemas_without_large_numbers_are_the_librarys() -> None:
+    schema = {"type": "integer", "maximum": 2**53 - 1, "default": 2**60}
+    source = json.loads(JsonSchema(schema).source(llguidance.LLMatcher))
+    assert source["grammars"][0]["json_schema"]["maximum"] == 2**53 - 1

@@ -1,0 +1,122 @@
+"""Rows are a function of source and tokens: other sources share none, whatever the tokens."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dsbd_forward.forward import Forward, ForwardResult, Source
+from dsbd_ort.decoding import DecodingConfig, DecodingRequest, TableModel
+from dsbd_ort.decoding.batched_decoder import BatchedDecoder, decoded_together
+from dsbd_ort.decoding.cache_view import PrefixCache, RowIdentity
+from dsbd_ort.decoding.decode import iterations_of
+from dsbd_ort.decoding.engine_call import EngineCall, Meter, Wanted, forward_groups
+from dsbd_ort.decoding.request import result_of
+from tests.decoding.tables import random_table
+
+VOCAB = 8
+TABLES = {"a": random_table(1, VOCAB), "b": random_table(2, VOCAB), None: random_table(3, VOCAB)}
+PROMPT = (1, 2, 3, 4, 5)
+CONFIG = DecodingConfig(strategy="beam-sample", num_beams=2, max_new_tokens=6)
+
+
+class Sourced(TableModel):
+    """A model whose logits depend on the source as well, which it keeps with every row."""
+
+    def __init__(self) -> None:
+        super().__init__(VOCAB, lambda path: self.table(path))
+        self.sources: list[Source] = []
+        self.num_computed = 0
+
+    def forward(self, forward: Forward) -> ForwardResult:
+        self.table = TABLES[forward.source]
+        self.sources += [forward.source] * forward.num_new
+        self.num_computed += forward.num_new
+        for seen in forward.mask:
+            assert {self.sources[row] for row in seen.nonzero()[0]} == {forward.source}
+        return super().forward(forward)
+
+    def keep(self, rows: np.ndarray) -> None:
+        super().keep(rows)
+        self.sources = [self.sources[row] for row in rows.tolist()]
+
+
+def request_of(source: Source, seed: int) -> DecodingRequest:
+    rng = np.random.default_rng(seed)
+    return DecodingRequest(prompt_ids=PROMPT, config=CONFIG, rng=rng, source=source)
+
+
+def alone(source: Source, seed: int) -> list[list[int]]:
+    result = result_of(iterations_of(request_of(source, seed), Sourced(), None, None))
+    return [sequence.token_ids for sequence in result.sequences]
+
+
+def test_requests_of_other_sources_run_together_as_they_do_alone() -> None:
+    asked = [(source, seed) for seed in range(3) for source in ("a", "b", None, "a")]
+    model = Sourced()
+    requests = [request_of(*each) for each in asked]
+    results = decoded_together(BatchedDecoder(model, None), requests, len(requests))
+    for each, result in zip(asked, results, strict=True):
+        assert [sequence.token_ids for sequence in result.sequences] == alone(*each), each
+
+
+def test_the_prompt_is_computed_once_for_each_source() -> None:
+    model = Sourced()
+    decoder = BatchedDecoder(model, None)
+    for source in ("a", "a", "b"):
+        decoder.join(request_of(source, 0))
+    decoder.iterate()
+    assert model.num_computed == 2 * (len(PROMPT) - 1)
+
+
+def test_a_prefix_of_another_source_is_not_reused() -> None:
+    model, prefixes = Sourced(), (PrefixCache(), PrefixCache())
+    for source, seed in (("a", 0), ("b", 1), ("b", 2), ("a", 3)):
+        result = result_of(iterations_of(request_of(source, seed), model, None, prefixes))
+        found = [sequence.token_ids for sequence in result.sequences]
+        assert found == alone(source, seed), (source, seed)
+        assert prefixes[0].source == source
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "num_common"),
+    [
+        (([1, 2, 3], None), ([1, 2, 4], None), 2),
+        (([1, 2, 3], "a"), ([1, 2, 3], "a"), 3),
+        (([1, 2, 3], "a"), ([1, 2, 3], "b"), 0),
+        (([1, 2, 3], "a"), ([1, 2, 3], None), 0),
+        (([], "a"), ([1], "a"), 0),
+    ],
+)
+def test_common_rows(ours, theirs, num_common) -> None:
+    assert RowIdentity(*ours).num_common(RowIdentity(*theirs)) == num_common
+
+
+GROUPS: list[tuple[str, list[str]]] = [
+    # calls by their first letters, those of source "x" in capitals; the forwards that they share
+    ("nan", ["nan"]),
+    ("nsan", ["nsn", "a"]),
+    ("sgag", ["s", "a", "g", "g"]),
+    ("nn", ["nn"]),
+    ("aNAn", ["an", "NA"]),
+    ("gng", ["n", "g", "g"]),
+]
+WANTED: dict[str, Wanted] = {
+    "n": "no logits",
+    "s": "some logits",
+    "a": "all logits",
+    "g": "logits again",
+}
+
+
+@pytest.mark.parametrize(("calls", "expected"), GROUPS)
+def test_calls_share_a_forward_by_what_they_want_and_by_source(calls, expected) -> None:
+    def call_of(letter: str) -> EngineCall:
+        source = "x" if letter.isupper() else None
+        wanted = WANTED[letter.lower()]
+        return EngineCall("target", Meter(), 1, lambda first_row: None, wanted, source)  # type: ignore[arg-type, return-value]
+
+    made = [call_of(letter) for letter in calls]
+    letter_by_call = dict(zip(made, calls, strict=True))
+    groups = ["".join(letter_by_call[call] for call in group) for group in forward_groups(made)]
+    assert sorted(groups) == sorted(expected)

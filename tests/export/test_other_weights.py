@@ -1,0 +1,112 @@
+"""Adapters and quantized weights are named as what they are, not left out or called incomplete."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from dsbd_export.checkpoint import open_pair
+from dsbd_export.config import ExportConfig
+from dsbd_export.errors import ExportError
+
+
+@pytest.fixture
+def folder(small_llama_folder: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(small_llama_folder, tmp_path / "checkpoint"))
+
+
+def opened(target: Path, draft: Path | None = None) -> None:
+    open_pair(ExportConfig(target=str(target), draft=draft and str(draft), output=Path("out")))
+
+
+def add_adapter(folder: Path) -> None:
+    (folder / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 8}')
+    save_file({"a.lora_A.weight": torch.ones(1)}, folder / "adapter_model.safetensors")
+
+
+def add_bare_adapter(folder: Path) -> None:
+    save_file({"a.lora_A.weight": torch.ones(1)}, folder / "adapter_model.safetensors")
+
+
+def add_adapter_alone(folder: Path) -> None:
+    add_adapter(folder)
+    (folder / "config.json").unlink()
+    (folder / "model.safetensors").unlink()
+
+
+def quantized(folder: Path, ending: str) -> None:
+    """Give one weight the name that quantized ones have."""
+    weights = load_file(folder / "model.safetensors")
+    weights[f"model.layers.0.mlp.up_proj{ending}"] = weights.pop(
+        "model.layers.0.mlp.up_proj.weight"
+    )
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def gptq(folder: Path) -> None:
+    quantized(folder, ".qweight")
+    (folder / "quantize_config.json").write_text('{"bits": 4, "group_size": 128}')
+
+
+def gptq_under_its_own_name(folder: Path) -> None:
+    gptq(folder)
+    (folder / "model.safetensors").rename(folder / "gptq_model-4bit-128g.safetensors")
+
+
+def gptq_without_config(folder: Path) -> None:
+    gptq_under_its_own_name(folder)
+    (folder / "quantize_config.json").unlink()
+
+
+def awq(folder: Path) -> None:
+    quantized(folder, ".qweight")
+    (folder / "quant_config.json").write_text('{"w_bit": 4, "q_group_size": 128}')
+
+
+def bare_awq(folder: Path) -> None:
+    quantized(folder, ".qweight")
+
+
+def bitsandbytes(folder: Path) -> None:
+    quantized(folder, ".weight.absmax")
+
+
+def named_in_config(folder: Path) -> None:
+    file = folder / "config.json"
+    method: dict[str, Any] = {"quantization_config": {"quant_method": "gptq", "bits": 4}}
+    file.write_text(json.dumps(json.loads(file.read_text()) | method))
+
+
+MERGE = r"\(adapter_config\.json, LORA\), .*merge_and_unload\(\)"
+REFUSED = [
+    (add_adapter, MERGE),
+    (add_bare_adapter, r"\(adapter_model\.safetensors\), .*merge_and_unload\(\)"),
+    (add_adapter_alone, MERGE),
+    (gptq, r"already quantized \(GPTQ, 4 bits: quantize_config\.json\)"),
+    (gptq_under_its_own_name, r"already quantized \(GPTQ, 4 bits: quantize_config\.json\)"),
+    (gptq_without_config, r"already quantized \(GPTQ: gptq_model-4bit-128g\.safetensors\)"),
+    (awq, r"already quantized \(AWQ, 4 bits: quant_config\.json\)"),
+    (bare_awq, r"already quantized \(GPTQ or AWQ: model.layers.0.mlp.up_proj.qweight\)"),
+    (bitsandbytes, r"already quantized \(bitsandbytes: .*absmax\)"),
+    (named_in_config, r"already quantized \(gptq\)"),
+]
+
+
+@pytest.mark.parametrize(("change", "words"), REFUSED)
+def test_what_the_weights_are_is_said(folder, small_llama_folder, change, words):
+    change(folder)
+    with pytest.raises(ExportError, match=f"the target at .*{words}"):
+        opened(folder)
+    with pytest.raises(ExportError, match=f"the draft at .*{words}"):
+        opened(small_llama_folder, folder)
+
+
+def test_a_config_beside_restored_weights_is_no_reason(folder):
+    (folder / "quantize_config.json").write_text('{"bits": 4, "group_size": 128}')
+    opened(folder)

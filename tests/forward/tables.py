@@ -1,0 +1,81 @@
+"""Forwards written as lists, and what they are as lists again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dsbd_forward.features import ParentFeatures
+from dsbd_forward.forward import Forward, Source
+from dsbd_forward.logits import Gather
+
+
+@dataclass(frozen=True)
+class NamedFeatures:
+    """Features of an engine that has none: only who holds them matters."""
+
+    name: str
+    role: str = "target"
+
+    def __len__(self) -> int:
+        return 9
+
+    def copied(self, row: int) -> NamedFeatures:
+        raise AssertionError("nobody asks for a copy")
+
+
+def new_forward(
+    mask: list[list[int]],
+    *,
+    token_ids: list[int],
+    positions: list[int],
+    logit_rows: list[int],
+    gather: list[tuple[int, int]] | None = None,
+    feature_rows: list[int] | None = None,
+    parents: ParentFeatures | None = None,
+    source: Source = None,
+) -> Forward:
+    """Return a forward; gather: pairs of a logit row's index and a token."""
+    pairs = None
+    if gather is not None:
+        rows_and_tokens = np.array(gather, np.int64).reshape(-1, 2)
+        pairs = Gather(rows_and_tokens[:, 0], rows_and_tokens[:, 1])
+    return Forward(
+        np.array(token_ids, np.int64),
+        np.array(positions, np.int64),
+        np.array(mask, np.bool_),
+        np.array(logit_rows, np.int64),
+        pairs,
+        None if feature_rows is None else np.array(feature_rows, np.int64),
+        parents,
+        source,
+    )
+
+
+def new_parents(
+    forwards: tuple[NamedFeatures, ...], sources: list[int], rows: list[int]
+) -> ParentFeatures:
+    return ParentFeatures(forwards, np.array(sources, np.int64), np.array(rows, np.int64))
+
+
+def listed(forward: Forward) -> dict[str, Any]:
+    """Return the arguments of ``new_forward`` that make this forward."""
+    gather, features = forward.gather, forward.feature_rows
+    parents = forward.parent_features
+    return {
+        "mask": forward.mask.astype(int).tolist(),
+        "token_ids": forward.token_ids.tolist(),
+        "positions": forward.positions.tolist(),
+        "logit_rows": forward.logit_rows.tolist(),
+        "gather": None if gather is None else [*zip(*(a.tolist() for a in gather), strict=True)],
+        "feature_rows": None if features is None else features.tolist(),
+        "parents": None if parents is None else listed_parents(parents),
+        "source": forward.source,
+    }
+
+
+def listed_parents(parents: ParentFeatures) -> tuple[list[str], list[int], list[int]]:
+    names = [features.name for features in parents.forwards]  # type: ignore[attr-defined]
+    return names, parents.sources.tolist(), parents.rows.tolist()

@@ -1,0 +1,57 @@
+"""Sums over rows: those of each row alone, to the last bit, whatever is beside or behind it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dsbd_forward.rows import added_up, largest_logits, log_normalised, row_sums
+from dsbd_ort.decoding.control.allowed_after import AllowedAfter
+from dsbd_ort.decoding.control.constraint import TokenLists
+
+SIZES = (1, 2, 5, 17, 100, 127, 128, 129, 300, 1000, 4099, 9001)
+
+
+@pytest.mark.parametrize("vocab_size", [2, 17, 4099, 9001, 70_000])
+def test_a_normalizer_is_that_of_its_row_alone(vocab_size: int) -> None:
+    logits = np.random.default_rng(0).normal(size=(11, vocab_size)).astype(np.float32) * 4
+    together = added_up(logits)
+    for rows in ([0], [3, 1], [10, 9, 8, 7, 6, 5, 4]):
+        np.testing.assert_array_equal(added_up(logits[rows]), together[rows])
+    exact = np.log(np.exp(logits.astype(np.float64)).sum(axis=1))
+    np.testing.assert_allclose(together[:, 0], exact, atol=1e-6)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_zeros_behind_the_terms_of_a_row_change_no_bit(size: int) -> None:
+    rng = np.random.default_rng(size)
+    terms = np.exp(rng.normal(size=(3, size)) * 5)
+    sums = row_sums(terms)
+    np.testing.assert_allclose(sums[:, 0], terms.sum(axis=1), rtol=1e-14)
+    for num_more in (1, 7, 128, 1000):
+        wider = np.concatenate([terms, np.zeros((3, num_more))], axis=1)
+        np.testing.assert_array_equal(row_sums(wider), sums)
+        np.testing.assert_array_equal(row_sums(wider[1:2]), sums[1:2])
+        listed = np.log(wider, where=wider > 0, out=np.full(wider.shape, -np.inf))
+        np.testing.assert_array_equal(
+            log_normalised(listed)[:, :size], log_normalised(listed[:, :size])
+        )
+
+
+def test_the_largest_logits_are_in_the_order_of_a_top_k_head() -> None:
+    logits = np.array([[1, 3, 3, 2, -np.inf], [0, 0, 0, 0, 0]], np.float32)
+    tokens, found = largest_logits(logits, 3)
+    assert tokens.tolist() == [[1, 2, 3], [0, 1, 2]]
+    assert found.dtype == np.float64 and found.tolist() == [[3, 3, 2], [0, 0, 0]]
+
+
+def test_listed_tokens_are_by_id_whatever_the_other_rows_are() -> None:
+    """Those that end a sequence too: equal scores go by place."""
+    lists = TokenLists(np.array([7, 2, 9, 5]), np.array([3, 1]))
+    allowed = AllowedAfter(lists, np.array([True, False]), np.array([4]))
+    table = allowed.listed()
+    assert table is not None and table.tolist() == [[2, 4, 7, 9], [5, -1, -1, -1]]
+    alone = allowed.part(np.array([1])).listed()
+    assert alone is not None and alone[0, 0] == 5
+    rows, tokens = allowed.pairs()
+    assert (rows.tolist(), tokens.tolist()) == ([0, 0, 0, 0, 1], [2, 4, 7, 9, 5])
