@@ -96,7 +96,11 @@ def measure(
             for _ in all_prompts[1:]
         ]
         pairs = list(zip(pipelines, all_prompts, strict=True))
-        options = {"top_k": 20, "max_new_tokens": max_new_tokens, "eos_token_id": ()}
+        options: dict[str, Any] = {
+            "top_k": 20,
+            "max_new_tokens": max_new_tokens,
+            "eos_token_id": (),
+        }
         for pipeline, prompt in track(pairs, description="prompts", transient=True):
             for of_run in RUNS.values():  # computes the prompt's rows, which stay
                 pipeline.generate(prompt, **{**options, **of_run, "max_new_tokens": 4})

@@ -17,10 +17,11 @@ import click
 import numpy as np
 from rich.progress import track
 
+from dsbd_export.distill.texts import is_held_out
 from dsbd_ort import GenerationResult, Pipeline
 from dsbd_ort.benchmark.bootstrap import bootstrap
 from lab.frame.page import BUNDLE, DOCS, Page, table, writes
-from scripts.demo_pair import corpus
+from scripts.demo_pair.corpus import stdlib_sources
 
 COLUMNS = (
     *("strategy", "log-probability per token (nats)", "ended", "parses", "tokens per iteration"),
@@ -78,8 +79,8 @@ class Outcome:
 def held_out_signatures(count: int) -> list[str]:
     """Return the first lines of functions in held-out modules, drawn at random."""
     signatures = []
-    for relative, source in corpus.stdlib_sources():
-        if not corpus.is_held_out(relative):
+    for relative, source in stdlib_sources():
+        if not is_held_out(relative):
             continue
         lines = source.splitlines()
         for node in ast.parse(source).body:

@@ -179,11 +179,11 @@ def test_named_files_exist_and_hold_what_is_said(document: Path, repository: set
 
 
 def test_a_file_that_does_not_exist_is_found(repository: set[str]) -> None:
-    text = "`trt_session.py`, `scripts/measure_calls`, docs/no.md; lab/run, `decode.py`, `lab/`"
+    text = "`trt_session.py`, `scripts/measure_calls`, lab/no.md; lab/run, `decode.py`, `lab/`"
     assert missing_files(text, repository) == {
         "trt_session.py",
         "scripts/measure_calls",
-        "docs/no.md",
+        "lab/no.md",
     }
 
 

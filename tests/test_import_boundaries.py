@@ -113,7 +113,7 @@ PROGRAMS = [ROOT / "lab" / "run", *(ROOT / "lab").rglob("*.py")] + [
 
 @pytest.mark.parametrize("program", sorted(PROGRAMS), ids=lambda path: str(path.relative_to(ROOT)))
 def test_what_a_program_imports_of_ours_is_there(program):
-    """No type checker reads these, and some are run by hand only."""
+    """Some are run by hand only; no type checker reads scripts."""
     for node in ast.walk(ast.parse(program.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.module:
             if node.module.partition(".")[0] in {*OWN, "lab", "scripts"}:

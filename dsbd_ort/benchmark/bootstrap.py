@@ -1,4 +1,4 @@
-"""Statistics of paired measurements with bootstrap confidence intervals, also for scripts."""
+"""Statistics of paired measurements with bootstrap confidence intervals, also for lab/."""
 
 from __future__ import annotations
 

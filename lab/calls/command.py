@@ -173,8 +173,10 @@ def opening_rows(
 
 
 OPENING_COLUMNS = ("bundle", "first, s", "cold, s", "warm, s", "memory of its own, MB")
-COLUMNS = ("context", "rows", "engine", "ms", "ratio")
-COLUMNS += (f"/ context {BASE_CONTEXT}", "busy, ms", "busy / first, quiet")
+COLUMNS = (
+    *("context", "rows", "engine", "ms", "ratio"),
+    *(f"/ context {BASE_CONTEXT}", "busy, ms", "busy / first, quiet"),
+)
 BANDWIDTH_COLUMNS = ("engine", "weights of products, MB", "GB/s", "memory, GB/s", "share")
 
 

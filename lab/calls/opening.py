@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dsbd_ort import Pipeline
+from lab.frame.machine import memory_of
 
 _ROOT = Path(__file__).resolve().parents[2]
-_STATUS = Path("/proc/self/status")
 _TIMEOUT_S = 600
 
 
@@ -56,16 +56,11 @@ def forget(folder: Path) -> None:
                 os.close(descriptor)
 
 
-def _own_bytes() -> int:
-    lines = dict(line.split(":", 1) for line in _STATUS.read_text().splitlines())
-    return int(lines["RssAnon"].split()[0]) * 1024
-
-
 def _open(bundle: str, threads: str, engine_cache: str | None = None) -> Opening:
     began = time.perf_counter()
     with Pipeline.from_bundle(bundle, num_threads=int(threads), engine_cache=engine_cache):
         seconds = time.perf_counter() - began
-        return Opening(seconds, _own_bytes())
+        return Opening(seconds, memory_of()["RssAnon"])
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ PROCESSOR_COLUMNS = (
 
 def trie_rows() -> list[tuple[str, ...]]:
     """Return a row a set of items."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for num_items, num_tokens, num_codes in track(ITEMS, description="tries", transient=True):
         found = trie_costs(num_items, num_tokens, num_codes, BEAMS)
         steps = zip(found.step_us, found.num_allowed, strict=True)
@@ -68,9 +68,9 @@ def grammar_tables(vocab_size: int, file: Path, num_rounds: int) -> list[str]:
     """Return the table of schemas, and what the depth changes."""
     tokenizer = large_tokenizer(vocab_size, file)
     begin = time.perf_counter()
-    grammars = GrammarTokenizer(
-        tokenizer.to_str(), vocab_size=vocab_size, eos_token_ids=[tokenizer.token_to_id(EOS)]
-    )
+    end = tokenizer.token_to_id(EOS)
+    assert end is not None
+    grammars = GrammarTokenizer(tokenizer.to_str(), vocab_size=vocab_size, eos_token_ids=[end])
     opened_s = time.perf_counter() - begin
     rows, by_depth = [], ""
     for name in track(SCHEMAS, description="schemas", transient=True):

@@ -15,8 +15,10 @@ from typing import Any
 from rich.progress import track
 
 from dsbd_ort import JsonSchema, Pipeline
+from dsbd_ort.benchmark.bootstrap import spread
 from dsbd_ort.decoding import DecodingStats
 from dsbd_ort.decoding.drafting.drafters import ChainedDrafter
+from lab.frame.page import ratio_cell
 
 FORCED_COLUMNS = (
     "beams",
@@ -90,9 +92,8 @@ def forced_rows(bundle: Path, num_requests: int, threads: int) -> Iterator[tuple
                     found["no"].append(plain_stats)
                     ratios.append(seconds_of(plain_stats) / seconds_of(stats))
             for name, stats_of in found.items():
-                ratio = statistics.quantiles(ratios, n=4) if name == "yes" else []
-                shown = f"{ratio[1]:.2f} ({ratio[0]:.2f}-{ratio[2]:.2f})" if ratio else "1"
-                yield str(beams), name, *_means(stats_of), shown
+                ratio = ratio_cell(spread(ratios)) if name == "yes" else "1"
+                yield str(beams), name, *_means(stats_of), ratio
 
 
 def seconds_of(stats: DecodingStats) -> float:

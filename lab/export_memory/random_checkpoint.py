@@ -66,7 +66,7 @@ def write_random_checkpoint(
         shard = {name: _random_weight(shapes[name], dtype) for name in names}
         save_file(shard, folder / file, metadata={"format": "pt"})
         shard_of |= dict.fromkeys(names, file)
-    num_parameters = sum(shape.numel() for shape in shapes.values())
+    num_parameters: int = sum(shape.numel() for shape in shapes.values())
     index_of_shards = {
         "metadata": {"total_size": num_parameters * dtype.itemsize},
         "weight_map": shard_of,

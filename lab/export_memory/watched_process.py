@@ -7,11 +7,11 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+
+from lab.frame.machine import memory_of
 
 _PERIOD_S = 0.02
 _START = "(start)"
-_COUNTERS = ("VmHWM", "VmRSS", "RssAnon")
 
 
 @dataclass(kw_only=True)
@@ -71,7 +71,7 @@ def watch(command: Sequence[str]) -> WatchedRun:
 def _sample(pid: int, run: WatchedRun) -> None:
     """Add what /proc says of the process to its current stage until it has ended."""
     before = time.monotonic()
-    while sizes := _sizes(pid):
+    while sizes := memory_of(pid):
         stage = run.stages[run.stderr[-1] if run.stderr else _START]
         stage.resident = max(stage.resident, sizes["VmRSS"])
         stage.anonymous = max(stage.anonymous, sizes["RssAnon"])
@@ -80,13 +80,3 @@ def _sample(pid: int, run: WatchedRun) -> None:
         stage.seconds += now - before
         before = now
         time.sleep(_PERIOD_S)
-
-
-def _sizes(pid: int) -> dict[str, int]:
-    """Return the memory counters of /proc in bytes, none when the process has ended."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
-        return {}
-    fields = dict(line.split(":", 1) for line in lines)
-    return {name: int(fields[name].split()[0]) * 1024 for name in _COUNTERS if name in fields}

@@ -1,4 +1,4 @@
-"""State of the machine while calls are timed: how idle it is, one core taken, what memory gives."""
+"""State of the machine: how idle it is, one core taken, what memory gives, what a process takes."""
 
 from __future__ import annotations
 
@@ -38,6 +38,19 @@ def _ticks(proc_stat: Path) -> tuple[int, int]:
     """Return idle and all ticks of all cores since the machine started."""
     numbers = [int(number) for number in proc_stat.read_text().split("\n", 1)[0].split()[1:]]
     return numbers[3] + numbers[4], sum(numbers[:_NUM_FIELDS])
+
+
+def memory_of(process: int | str = "self") -> dict[str, int]:
+    """Return what /proc says of a process by name, in bytes (VmRSS, VmHWM, RssAnon, ...).
+
+    Nothing of one that has ended.
+    """
+    try:
+        lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    except OSError:
+        return {}
+    fields = (line.partition(":") for line in lines if line.endswith(" kB"))
+    return {name: 1024 * int(value.split()[0]) for name, _, value in fields}
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from pathlib import Path
 import httpx2
 import numpy as np
 
+from lab.frame.machine import memory_of
 from lab.frame.page import table
 
 MODEL = "measured"
@@ -113,13 +114,13 @@ class MemorySamples:
 def sampled_memory(process_id: int, every_s: float) -> Iterator[MemorySamples]:
     """Sample the process until the end of the block."""
     samples, is_over = MemorySamples(), threading.Event()
-    file, began = Path(f"/proc/{process_id}/status"), time.monotonic()
+    began = time.monotonic()
 
     def sample() -> None:
         while not is_over.wait(every_s):
-            (line,) = (text for text in file.read_text().splitlines() if "VmRSS" in text)
+            resident = memory_of(process_id)["VmRSS"]
             samples.seconds.append(time.monotonic() - began)
-            samples.megabytes.append(int(line.split()[1]) / 1024)
+            samples.megabytes.append(resident / 2**20)
 
     thread = threading.Thread(target=sample)
     thread.start()

@@ -111,7 +111,7 @@ def distributions_along(
         mask = np.tri(size, first + size, first, dtype=np.bool_)
         rows = np.arange(size)
         result = model.forward(Forward(tokens, first + rows, mask, rows))
-        distributions += warp.distributions(result.logits)
+        distributions.extend(iter(warp.distributions(result.logits)))
         turn += 1
     return distributions
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from dsbd_ort.benchmark.bootstrap import Estimate, Spread, bootstrap, spread
 from lab.peers.catalog import (
@@ -122,7 +122,7 @@ class Requests:
     def row(self, peer: Peer, run: PeerRun, reason: str | None, work: str = "") -> Row:
         """Return the row of a run; ``reason`` says why it failed, if it did."""
         requests = self._by_key.get((peer.name, run.name, run.precision, work), [])
-        names = {
+        names: dict[str, Any] = {
             "peer": peer.name,
             "run": run.name,
             "precision": run.precision,

@@ -8,8 +8,8 @@ from pathlib import Path
 from dsbd_ort import Pipeline, TokenTrie
 from dsbd_ort.benchmark.invariance import Output, output_of, pair_count
 from dsbd_ort.results import GenerationResult
+from lab.frame.machine import memory_of
 from lab.peers.ids import Ids
-from lab.peers.runners.serve import peak_bytes
 
 _SEED = 0
 
@@ -101,6 +101,6 @@ def computed(
         results = [result for batch in batches for result in generate(batch)]
     return Computed(
         outputs=[output_of(result) for result in results],
-        resident_bytes=peak_bytes(),
+        resident_bytes=memory_of()["VmHWM"],
         kv_bytes=max(result.stats.kv_bytes_peak or 0 for result in results),
     )

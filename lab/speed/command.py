@@ -209,8 +209,11 @@ def write_frontier(work: Path) -> None:
 
 def measured(work: Path, size: str = "*") -> dict[tuple[str, str, str], dict[str, Any]]:
     """Return the reports in the work folder by size, quantization and measurement."""
-    files = sorted(work.glob(f"{size}.*.*.json"))
-    return {tuple(file.name.split(".")[:3]): report_in(file) for file in files}
+    found = {}
+    for file in sorted(work.glob(f"{size}.*.*.json")):
+        params, quantize, what, *_ = file.name.split(".")
+        found[params, quantize, what] = report_in(file)
+    return found
 
 
 def report_in(file: Path) -> dict[str, Any]:

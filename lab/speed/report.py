@@ -6,6 +6,7 @@ from math import cos, pi, sin
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.text import Annotation
@@ -89,7 +90,11 @@ def place_labels(figure: Figure) -> None:
     """
     figure.draw_without_rendering()
     for axes in figure.axes:
-        points = [axes.transData.transform(xy) for line in axes.lines for xy in line.get_xydata()]
+        points = [
+            axes.transData.transform(xy)
+            for line in axes.lines
+            for xy in np.asarray(line.get_xydata())
+        ]
         taken = [Bbox.from_bounds(x - 6, y - 6, 12, 12) for x, y in points]
         for label in axes.texts:
             assert isinstance(label, Annotation)
@@ -195,8 +200,10 @@ def _tokens_of(report: dict[str, Any], run: str) -> list[tuple[Any, ...]]:
 
 def table_of(report: dict[str, Any], title: str, level: int = 3) -> str:
     """Return the table of one report, in markdown, under a heading of a level."""
-    columns = ("run", "tokens/s", "speed-up", "same tokens", "nats/token", "tokens/iteration")
-    columns += ("rows", "target / draft / host ms per token", "host us/iteration")
+    columns = (
+        *("run", "tokens/s", "speed-up", "same tokens", "nats/token", "tokens/iteration"),
+        *("rows", "target / draft / host ms per token", "host us/iteration"),
+    )
     rows = []
     for run in report["runs"]:
         compared, split = run["comparison"], run["seconds_per_token"]

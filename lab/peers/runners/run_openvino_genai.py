@@ -60,7 +60,7 @@ def open_job(job: Job) -> Opened:
     """Open the exported models."""
     if job.task not in OPTIONS_BY_TASK:
         raise unknown_task(job)
-    properties = {"INFERENCE_NUM_THREADS": job.num_threads}
+    properties: dict[str, Any] = {"INFERENCE_NUM_THREADS": job.num_threads}
     properties |= PROPERTIES_BY_PRECISION[job.precision]
     target, draft = (str(Path(job.folder) / role) for role in ROLES)
     scheduler = openvino_genai.SchedulerConfig()

@@ -114,6 +114,7 @@ class Schemas:
 
     def processor(self, asked: Asked) -> SchemaProcessor:
         """Return the processor of a request."""
+        assert asked.json_schema is not None
         matcher = self._library.LLMatcher
         root = matcher(self._tokenizer, matcher.grammar_from_json_schema(asked.json_schema))
         if root.is_error():
@@ -121,11 +122,11 @@ class Schemas:
         return SchemaProcessor(root, len(asked.prompt_ids), self.end_token)
 
 
-class SchemaProcessor(LogitsProcessor):
+class SchemaProcessor(LogitsProcessor):  # type: ignore[misc]  # transformers has no types
     """Keeps a matcher for every path, since a beam may go on from any other."""
 
     def __init__(self, root: Any, prompt_length: int, end_token: int) -> None:
-        self._matchers = {(): root}
+        self._matchers: dict[tuple[int, ...], Any] = {(): root}
         self._prompt_length = prompt_length
         self._end_token = end_token
 
