@@ -268,8 +268,9 @@ def on_dense_tables(request: WholeRequest, config: DecodingConfig) -> DecodeResu
     has_ties = has_equal_scores or (config.row.rule == "search" and request.table != "smooth")
     if has_ties or tosses_by_rounding(request, config):
         return None
-    if request.head == "proposed" and config_without_draft(config) is None:
-        return None  # the other draft is visible
+    is_another_draft = request.head == "proposed" or (request.head == "top" and config.has_controls)
+    if is_another_draft and config_without_draft(config) is None:
+        return None  # and visible: a draft never reads what its head has left out
     return decoded(request, config, request.models("full"), preempts=request.forced())[0]
 
 

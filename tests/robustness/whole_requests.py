@@ -98,8 +98,9 @@ class WholeRequest:
             num_top = min(num_top, num_proposed(self.vocab_size))
         # One that returns log-probabilities of all may read the rows of any forward.
         asks = self.options.get("prompt_logprobs") or self.options.get("top_logprobs")
-        least = self.options.get("num_beams", 1) // 4  # each forward brings so many of the rows
-        chunk = 10_000 if asks else max(least, 1 + self.table_seed % 40)
+        # Each forward brings so many of the rows; real engines 256.
+        least = max(8, self.options.get("num_beams", 1) // 4)
+        chunk = 10_000 if asks else least + self.table_seed % 40
         return TopTable(self.vocab_size, table, num_top, full_chunk=chunk)
 
     def forced(self) -> ForcedPreemptions:
