@@ -122,6 +122,11 @@ class CausalLM:
                     "the engine is a feature draft's, and each of its rows needs the feature of "
                     "its parent; give the forward parent_features"
                 )
+            if rows is not None:
+                raise InputError(
+                    "feature_rows are given, but a feature draft's engine returns the features of "
+                    "all rows; leave them out"
+                )
             check_parents(parents, forward.num_new, self._session.feature_kind)
             return dataclasses.replace(forward, feature_rows=np.arange(forward.num_new))
         if parents is not None:

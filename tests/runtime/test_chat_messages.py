@@ -230,7 +230,7 @@ def test_no_arguments_are_an_empty_object(written: str, arguments: Any) -> None:
 def test_calls_without_a_function_object() -> None:
     template = ChatTemplate(WRITE + "{{ c.name }}{{ c.arguments | tojson }}" + END, {})
     bare = {"name": "f", "arguments": '{"a":1}'}
-    assert template.render([message("assistant", None, bare)]) == 'Nonef{"a": 1}'
+    assert template.render([message("assistant", None, bare)]) == 'f{"a": 1}'  # a null is no field
 
 
 NO_ARGUMENTS = [

@@ -171,6 +171,8 @@ def test_every_engine_says_which_call_it_takes(tmp_path: Path) -> None:
         logits_and_features(plain, *chain(1), NONE, feature_rows=NONE)
     with pytest.raises(InputError, match="no feature draft's; leave them out"):
         logits_and_features(target, *chain(1), NONE, parent_features=parents)
+    with pytest.raises(InputError, match="features of all rows; leave them out"):
+        logits_and_features(draft, *chain(1), NONE, parent_features=parents, feature_rows=NONE)
     for wrong in ([1, 0], [0, 0], [5], [-1]):
         with pytest.raises(InputError, match="feature_rows"):
             logits_and_features(target, *chain(3), NONE, feature_rows=np.array(wrong))
