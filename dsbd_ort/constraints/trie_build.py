@@ -56,7 +56,7 @@ def joined(sequences: Iterable[Sequence[int]]) -> tuple[NDArray[np.int64], NDArr
         flat = np.fromiter(ids, dtype=np.int64, count=int(lengths.sum()))
     except (TypeError, OverflowError) as error:
         raise _fault(sequences) from error
-    if flat.min(initial=0) < 0:
+    if flat.min(initial=0) < 0 or flat.max(initial=0) > _MAX_TOKEN:
         raise _fault(sequences)
     return flat, lengths
 

@@ -138,7 +138,7 @@ class TokenizerGate:
         """Compare one conversation, with and without the beginning of an answer at its end.
 
         A template may refuse it, and the runtime may where transformers does not, which is said
-        at the request; but not a plain question. The arguments of a call are an object to some
+        at the request; but not a plain question by the default one. The arguments of a call are an object to some
         templates and its JSON to others: that it is one of them, and the same, is checked.
         """
         for prompt in (True, False):
@@ -151,7 +151,7 @@ class TokenizerGate:
                 variables = {"tools": tools}
                 text = template.render(messages, add_generation_prompt=prompt, variables=variables)
             except DsbdError as error:
-                if messages != _QUESTION_ALONE or tools is not None:
+                if (name, messages, tools) != (CHAT_TEMPLATE_FILE, _QUESTION_ALONE, None):
                     continue
                 raise ExportError(
                     f"{self._whose} cannot be exported: transformers renders a question with "

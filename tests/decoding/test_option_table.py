@@ -148,6 +148,8 @@ def has_effect(strategy: str, name: str, value: Any) -> bool:
     common: dict[str, Any] = {"strategy": strategy, "max_new_tokens": 12, "eos_token_id": 5}
     if name in ("min_beams", "accept_threshold"):
         common["width_policy"] = "threshold"
+    if name == "forced_eos_token_id":  # else all have ended before
+        common["max_new_tokens"] = 2
     for seed in range(40):
         prompt = (seed % 5,) if name == "forced_bos_token_id" else (1, seed % 5, seed // 5)
         seen = []

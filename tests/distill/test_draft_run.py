@@ -273,9 +273,10 @@ def test_texts_that_are_too_few_leave_nothing(target, tmp_path):
 def test_a_tokenizer_that_does_not_fit_is_refused(target, texts, tmp_path):
     folder = shutil.copytree(target, tmp_path / "target")
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
-    tokenizer["added_tokens"].append({**tokenizer["added_tokens"][0], "id": 300, "content": "<x>"})
+    first, ids = tokenizer["added_tokens"][0], range(273, 313)  # behind those of the vocabulary
+    tokenizer["added_tokens"] += [{**first, "id": id_, "content": f"<{id_}>"} for id_ in ids]
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    with pytest.raises(ExportError, match=r"ids up to 300, but the target has vocab_size 300"):
+    with pytest.raises(ExportError, match=r"ids up to 312, but the target has vocab_size 300"):
         run(config_of(folder, texts, tmp_path / "draft"))
     assert [path.name for path in tmp_path.iterdir()] == ["target"]
 
@@ -298,6 +299,8 @@ def test_a_target_that_sees_later_tokens_is_refused(texts, tmp_path):
     from scripts.family_checkpoints import tiny_tokenizer
 
     tiny_tokenizer().save(str(folder / "tokenizer.json"))
+    by_file = {"tokenizer_class": "PreTrainedTokenizerFast"}  # not BertTokenizer
+    (folder / "tokenizer_config.json").write_text(json.dumps(by_file))
     with pytest.raises(ExportError, match=r"no causal language model: its logits depend on later"):
         run(config_of(folder, texts, tmp_path / "draft"))
     assert [path.name for path in tmp_path.iterdir()] == ["bert"]

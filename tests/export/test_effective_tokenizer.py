@@ -237,7 +237,11 @@ def test_warnings(
     assert len([line for line in lines if re.search(words, line)]) == 1
 
 
-NAMED = {"default": "{{ bos_token }}D", "tool_use": "{{ bos_token }}T{{ tools | tojson }}"}
+ALL = "{% for m in messages %}{{ m.content }};{% endfor %}"
+NAMED = {
+    "default": "{{ bos_token }}D" + ALL,
+    "tool_use": "{{ bos_token }}T{{ tools | tojson }}" + ALL,
+}
 
 
 def as_list(folder: Path) -> Path:
@@ -324,5 +328,8 @@ def test_an_exported_bundle(tmp_path: Path) -> None:
     ours, wanted = Tokenizer.from_bundle(bundle), loaded(source)
     text = f"Hello {CORPUS['deepseek'].own_tokens[0]}"
     assert ours.encode(text) == wanted.encode(text)
-    assert ChatTemplate.from_folder(output).render(CHATS[0]) == f"{wanted.bos_token}D"
+    shown = ChatTemplate.from_folder(output).render(CHATS[0])
+    asked = {"tokenize": False, "add_generation_prompt": True}
+    assert shown == wanted.apply_chat_template(list(CHATS[0]), **asked)
+    assert shown.startswith(f"{wanted.bos_token}D")
     assert [line for line in lines if "ends no answer" in line]
