@@ -138,8 +138,9 @@ class TokenizerGate:
         """Compare one conversation, with and without the beginning of an answer at its end.
 
         A template may refuse it, and the runtime may where transformers does not, which is said
-        at the request; but not a plain question by the default one. The arguments of a call are an object to some
-        templates and its JSON to others: that it is one of them, and the same, is checked.
+        at the request; but not a plain question by the default one. The arguments of a call are an
+        object to some templates and its JSON to others: that it is one of them, and the same, is
+        checked.
         """
         for prompt in (True, False):
             forms = (messages, _with_arguments_as_text(messages))
