@@ -102,7 +102,7 @@ def serve_run(cluster: OwnCluster, arguments: list[str]) -> Iterator[Served]:
         finally:
             process.send_signal(signal.SIGINT)
             try:
-                process.communicate(timeout=60)
+                process.communicate(timeout=240)  # Ray may take long to end
             except subprocess.TimeoutExpired:  # the block would wait for it without end
                 process.kill()
                 raise
