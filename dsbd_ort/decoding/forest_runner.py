@@ -256,6 +256,8 @@ class ForestRunner:
                 self._distributions.append(found)  # type: ignore[arg-type]  # of the same kind
             if len(unread):
                 self._set_back(nodes[unread])
+            elif size == len(pending):  # as a rule
+                break
             pending = pending[slots[pending] < 0]
 
     def _call(self, nodes: Nodes, allowed: AllowedAfter | None) -> EngineCall:
@@ -361,7 +363,8 @@ class ForestRunner:
             self.distribution_bytes_peak = max(self.distribution_bytes_peak, num_bytes)
         self._left_out.forget()
         slots = self.slots[: len(self._forest)]
-        slots[:] = self._slots_after_pruning()[: len(slots)]
+        if self._features is not None:
+            slots[:] = self._slots_after_pruning()[: len(slots)]
         computed = (slots > 0).nonzero()[0]
         kept = slots[computed]
         if not len(kept):  # all beams have ended: ``finish`` looks at the rows as they were

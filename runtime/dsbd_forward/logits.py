@@ -213,9 +213,11 @@ class TopLogits(Logits):
     def check(self, spec: EngineSpec, num_rows: int, num_pairs: int) -> None:
         """See Logits."""
         expected = num_rows, spec.head.num_top_logits
-        _check_shape("top_ids", self.top_ids, expected)
-        _check_shape("top_logits", self.top_logits, expected)
-        _check_shape("logsumexp", self.logsumexp, (num_rows,))
+        shapes = self.top_ids.shape, self.top_logits.shape, self.logsumexp.shape
+        if shapes != (expected, expected, (num_rows,)):
+            _check_shape("top_ids", self.top_ids, expected)
+            _check_shape("top_logits", self.top_logits, expected)
+            _check_shape("logsumexp", self.logsumexp, (num_rows,))
         ids = self.top_ids.view(np.uint64)  # negative ids are large
         if ids.size and ids.item(ids.argmax()) >= spec.vocab_size:
             raise ModelError(
@@ -230,14 +232,14 @@ class TopLogits(Logits):
 
     def most_probable(self, number: int) -> tuple[Ints, Floats]:
         """See Logits; no more than K are known."""
-        scores = self.top_logits.astype(np.float64)
-        centred = scores - finite(scores[:, :1])
-        if centred.size and not centred.item(centred.argmax()) <= 0.0:  # the first NaN, if any
+        logits = self.top_logits
+        is_behind = logits <= finite(logits[:, :1])  # not where it is NaN
+        if is_behind.size and not is_behind.item(is_behind.argmin()):
             raise ModelError(
                 "the model returned top_logits with NaN or a larger one behind the first; check "
                 "the engine's precision and the export's parity report"
             )
-        return self.top_ids[:, : number or None], scores[:, : number or None]
+        return self.top_ids[:, : number or None], logits[:, : number or None].astype(np.float64)
 
 
 @dataclass(frozen=True, slots=True)

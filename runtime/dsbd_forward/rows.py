@@ -87,7 +87,15 @@ def log_normalised(scores: Floats) -> Floats:
     The largest of a row is 0, or the log of what was the largest probability: no exp can overflow,
     nor all of a row underflow.
     """
-    normalised: Floats = scores - np.log(row_sums(np.exp(scores)))
+    num_rows, num_columns = scores.shape
+    if num_columns <= _SUMMED_TOGETHER:  # as a rule: the sums of ``row_sums`` in fewer arrays
+        terms = np.zeros((num_rows, _SUMMED_TOGETHER))
+        np.exp(scores, out=terms[:, :num_columns])
+        sums: Floats = terms.sum(axis=1, keepdims=True)
+    else:
+        sums = row_sums(np.exp(scores))
+    np.log(sums, out=sums)
+    normalised: Floats = scores - sums
     return normalised
 
 
