@@ -9,18 +9,31 @@ from typing import Any, Protocol
 
 import numpy as np
 import onnx_ir as ir
+import torch
 from numpy.typing import NDArray
 
 from dsbd_export.checkpoint import Checkpoint, load_model, reference_dtype
 from dsbd_export.draft_vocabulary import Report, cut_head, without_others
 from dsbd_export.feature_draft.graph import capture_feature_graph
-from dsbd_export.feature_draft.reference import feature_references, largest_feature_values
+from dsbd_export.feature_draft.reference import (
+    feature_logits,
+    feature_references,
+    largest_feature_values,
+)
 from dsbd_export.feature_draft.weights import load_feature_draft
 from dsbd_export.forest_graph import capture_forest_graph, prepare_for_capture
 from dsbd_export.graph_checks import check_contract
 from dsbd_export.optimize import optimize_graph
 from dsbd_export.pair import resize_vocabulary
-from dsbd_export.parity_cases import Reference, largest_values, references, text_reference
+from dsbd_export.parity_cases import (
+    ComputeIn,
+    ForestCase,
+    Reference,
+    largest_values,
+    reference_logits,
+    references,
+    text_reference,
+)
 from dsbd_export.target_features import with_features
 
 
@@ -36,6 +49,12 @@ class ModelSource(Protocol):
 
     def references(self, model: Any) -> list[Reference]:
         """Return its own logits, for parity."""
+
+    def logits_in_float64(self, model: Any, case: ForestCase) -> NDArray[np.float64]:
+        """Return its logits of one of these cases by the same code in float64, (R, V).
+
+        Called of models that are loaded once more for it alone.
+        """
 
     def largest_values(self, model: Any) -> list[NDArray[np.float32]]:
         """Return the largest values of every layer, for sums in integers."""
@@ -62,6 +81,15 @@ class DecoderSource:
         text = with_features(text_reference(model, checkpoint), model, checkpoint)
         proposed = checkpoint.proposed_tokens
         return [without_others(each, proposed) for each in (*references(model, checkpoint), text)]
+
+    def logits_in_float64(self, model: Any, case: ForestCase) -> NDArray[np.float64]:
+        """See ModelSource."""
+        model.set_experts_implementation("eager")  # grouped products have no float64
+        logits = reference_logits(model, case, torch.float64)
+        found = without_others(
+            Reference(case=case, logits=logits), self._checkpoint.proposed_tokens
+        )
+        return found.logits
 
     def largest_values(self, model: Any) -> list[NDArray[np.float32]]:
         """See ModelSource."""
@@ -93,6 +121,11 @@ class FeatureDraftSource:
     def references(self, model: Any) -> list[Reference]:
         """See ModelSource."""
         return feature_references(model, self._checkpoint)
+
+    def logits_in_float64(self, model: Any, case: ForestCase) -> NDArray[np.float64]:
+        """See ModelSource."""
+        with ComputeIn(torch.float64):
+            return feature_logits(model, case)
 
     def largest_values(self, model: Any) -> list[NDArray[np.float32]]:
         """See ModelSource."""

@@ -4,7 +4,7 @@ Forests of random tokens find a wrong mask or position. How much a rounded weigh
 only on text that the model has expectations of: prose and code, by which lower precisions are
 judged. References are computed in fp32 with a model whose weights stay in a lower precision: a
 copy in fp32 would double (or triple) the memory of an export, so every operation widens its own
-inputs, the large ones piece by piece.
+inputs, the large ones piece by piece. The same in float64 tells how much of fp32 is rounding.
 """
 
 from __future__ import annotations
@@ -40,7 +40,11 @@ TEXT = "text"
 _MAX_TOKENS = 320  # all of the text with the tokenizers of common models
 _MAX_TEXT_ROWS = 128  # compared rows, evenly spread: 128 rows of 128,256 logits are 66 MB
 
-_LOW = (torch.float16, torch.bfloat16)
+_NARROWER = {
+    torch.float32: (torch.float16, torch.bfloat16),
+    torch.float64: (torch.float16, torch.bfloat16, torch.float32),
+}
+_NUMPY_DTYPES: dict[torch.dtype, type] = {torch.float32: np.float32, torch.float64: np.float64}
 _CHUNK_ELEMENTS = 16 * 2**20  # of a weight that is widened at once: 64 MiB in fp32
 
 # These only look at a tensor or choose a part of it: widening first would copy whole weights.
@@ -91,12 +95,12 @@ class Reference:
     """A case and what transformers gives for it.
 
     Attributes:
-        logits: (R, V) float32.
+        logits: (R, V) float32; float64 of what is computed in it.
         features: (S, width) float32, of all nodes; None but for the text of a target with features.
     """
 
     case: ForestCase
-    logits: NDArray[np.float32]
+    logits: NDArray[Any]
     features: NDArray[np.float32] | None = None
 
 
@@ -131,17 +135,19 @@ def differences(
     return distances
 
 
-def reference_logits(model: PreTrainedModel, case: ForestCase) -> NDArray[np.float32]:
-    """Return (R, V) float32: each node's logits after a plain causal pass over its path.
+def reference_logits(
+    model: PreTrainedModel, case: ForestCase, dtype: torch.dtype = torch.float32
+) -> NDArray[Any]:
+    """Return (R, V) of ``dtype``: each node's logits after a plain causal pass over its path.
 
-    Computed in fp32 from the weights as they are, whatever their precision.
+    Computed in ``dtype``, float32 or float64, from the weights as they are.
     """
     row_of_node = {int(node): row for row, node in enumerate(case.rows)}
-    logits = np.full((len(case.rows), model.config.vocab_size), np.nan, np.float32)
+    logits = np.full((len(case.rows), model.config.vocab_size), np.nan, _NUMPY_DTYPES[dtype])
     for paths in _paths_by_length(case):
         ids = [np.concatenate([case.prefix_ids, case.node_ids[path]]) for path in paths]
         steps = [i for i, nodes in enumerate(paths.T) if row_of_node.keys() & nodes.tolist()]
-        with torch.no_grad(), ComputeInFP32():
+        with torch.no_grad(), ComputeIn(dtype):
             output = model(
                 input_ids=torch.from_numpy(np.stack(ids)),
                 use_cache=False,
@@ -217,7 +223,7 @@ def largest_values(model: PreTrainedModel, checkpoint: Checkpoint) -> list[NDArr
     seen: list[NDArray[np.float32]] = []
     for token_ids in (text, noise):
         cache = DynamicCache()  # without a config: no layer drops what leaves its window
-        with torch.no_grad(), ComputeInFP32():
+        with torch.no_grad(), ComputeIn(torch.float32):
             model(
                 input_ids=torch.from_numpy(token_ids[None]), past_key_values=cache, use_cache=True
             )
@@ -250,17 +256,33 @@ def _token_ids(checkpoint: Checkpoint) -> NDArray[np.int64]:
     return token_ids
 
 
-class ComputeInFP32(TorchFunctionMode):
-    """Inside the block every operation sees fp16 and bf16 tensors as if they were fp32.
+class ComputeIn(TorchFunctionMode):
+    """Inside the block every operation sees tensors of narrower types as if they were of ``dtype``.
 
-    Results are fp32, and so is the ``dtype`` that model code reads and requests: a weight never
-    pulls the activations down to its own precision.
+    Results are of ``dtype``, and so is the type that model code reads and requests: a weight never
+    pulls the activations down to its own precision, nor does code that computes in float32.
     """
 
-    def __init__(self, chunk_elements: int = _CHUNK_ELEMENTS) -> None:
-        """Widen at most ``chunk_elements`` of a linear layer's weight at once."""
+    def __init__(self, dtype: torch.dtype, chunk_elements: int = _CHUNK_ELEMENTS) -> None:
+        """Widen at most ``chunk_elements`` of a linear layer's weight at once.
+
+        dtype: float32 or float64.
+        """
         super().__init__()
+        self._dtype = dtype
+        self._narrower = _NARROWER[dtype]
         self._chunk_elements = chunk_elements
+        self._default_dtype = torch.get_default_dtype()
+
+    def __enter__(self) -> Any:
+        """Begin the block; what is made in it without a type is of ``dtype`` too."""
+        torch.set_default_dtype(self._dtype)
+        return super().__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *reason: Any) -> None:
+        """End the block."""
+        super().__exit__(*reason)  # type: ignore[no-untyped-call]
+        torch.set_default_dtype(self._default_dtype)
 
     def __torch_function__(
         self,
@@ -269,49 +291,44 @@ class ComputeInFP32(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Run one operation in fp32."""
+        """Run one operation in ``dtype``."""
         kwargs = kwargs or {}
         if func == Tensor.dtype.__get__:  # type: ignore[attr-defined]  # a C getter
-            return _widened_dtype(func(*args))
+            return self._widened(func(*args))
         if func is F.linear:
-            return _linear(*args, **kwargs, chunk_elements=self._chunk_elements)
+            return self._linear(*args, **kwargs)
         if func is F.embedding:
-            return _widened(func(*args, **kwargs))
+            return self._widened(func(*args, **kwargs))
         if _name_of(func) in _VIEWS or _name_of(func) == "__get__":
             return func(*args, **kwargs)
-        args, kwargs = tree_map(_widened, (args, kwargs))
+        if func is Tensor.float:
+            func = Tensor.to
+            kwargs = {**kwargs, "dtype": self._dtype}
+        args, kwargs = tree_map(self._widened, (args, kwargs))
         return func(*args, **kwargs)
 
+    def _linear(self, inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Return ``inputs @ weight.T + bias``, widening a few rows of the weight at a time.
 
-def _linear(
-    inputs: Tensor, weight: Tensor, bias: Tensor | None = None, *, chunk_elements: int
-) -> Tensor:
-    """Return ``inputs @ weight.T + bias`` in fp32, widening a few rows of the weight at a time.
+        inputs: (..., in). weight: (out, in). bias: (out,).
+        """
+        inputs, bias = self._widened(inputs), self._widened(bias)
+        if weight.dtype not in self._narrower:
+            return F.linear(inputs, weight, bias)
+        num_rows = max(1, self._chunk_elements // weight.shape[1])
+        result = inputs.new_empty(*inputs.shape[:-1], weight.shape[0])
+        for start in range(0, weight.shape[0], num_rows):
+            rows = slice(start, start + num_rows)
+            result[..., rows] = F.linear(
+                inputs, weight[rows].to(self._dtype), None if bias is None else bias[rows]
+            )
+        return result
 
-    inputs: (..., in). weight: (out, in). bias: (out,).
-    """
-    inputs = _widened(inputs)
-    bias = None if bias is None else _widened(bias)
-    if weight.dtype not in _LOW:
-        return F.linear(inputs, weight, bias)
-    num_rows = max(1, chunk_elements // weight.shape[1])
-    result = inputs.new_empty(*inputs.shape[:-1], weight.shape[0])
-    for start in range(0, weight.shape[0], num_rows):
-        rows = slice(start, start + num_rows)
-        result[..., rows] = F.linear(
-            inputs, weight[rows].float(), None if bias is None else bias[rows]
-        )
-    return result
-
-
-def _widened(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.float() if value.dtype in _LOW else value
-    return _widened_dtype(value) if isinstance(value, torch.dtype) else value
-
-
-def _widened_dtype(dtype: torch.dtype) -> torch.dtype:
-    return torch.float32 if dtype in _LOW else dtype
+    def _widened(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return value.to(self._dtype) if value.dtype in self._narrower else value
+        is_narrower = isinstance(value, torch.dtype) and value in self._narrower
+        return self._dtype if is_narrower else value
 
 
 def _name_of(func: Callable[..., Any]) -> str:

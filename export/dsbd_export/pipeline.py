@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gc
 import importlib.metadata
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -31,9 +32,7 @@ from dsbd_export.pair import (
     context_warning,
 )
 from dsbd_export.parity import check_parity, parity_limit
-from dsbd_export.parity_cases import (
-    Reference,
-)
+from dsbd_export.parity_cases import ForestCase, Reference
 from dsbd_export.prune_graph import write_prune_graph
 from dsbd_export.quantize import quantize_graph
 from dsbd_export.target_features import check_features, feature_entry
@@ -133,7 +132,8 @@ def export_model(
     report(f"{role}: writing the prune graph")
     write_prune_graph(checkpoint.kv, folder / PRUNE_FILE)
     report(f"{role}: comparing with the checkpoint")
-    parity = check_parity(folder, checkpoint, wanted, parity_limit(config))
+    in_float64 = None if config.atol is not None else partial(_in_float64, checkpoint, report)
+    parity = check_parity(folder, checkpoint, wanted, parity_limit(config), in_float64)
     if checkpoint.feature_layers is not None:
         report(f"{role}: comparing its features with the checkpoint")
         check_features(folder, checkpoint, wanted, config)
@@ -147,6 +147,16 @@ def export_model(
         report(f"{role}: adding the gather head and comparing it with the logits")
         add_gather_head(folder, checkpoint, [reference.case for reference in wanted])
     return _manifest_entry(checkpoint, config, parity, keeps_full_logits=keeps_full_logits)
+
+
+def _in_float64(
+    checkpoint: Checkpoint, report: Report, cases: Sequence[ForestCase]
+) -> list[NDArray[np.float64]]:
+    """Return the logits of cases that the checkpoint gives in float64, from a copy of its own."""
+    report(f"{checkpoint.role}: computing {len(cases)} cases in float64, to tell rounding")
+    source = source_of(checkpoint)
+    model = source.load("fp32")
+    return [source.logits_in_float64(model, case) for case in cases]
 
 
 def _copy_record(checkpoint: Checkpoint, folder: Path) -> None:

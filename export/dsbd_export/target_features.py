@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from dsbd_export.checkpoint import Checkpoint
 from dsbd_export.config import ModelOptions
 from dsbd_export.errors import ExportError
-from dsbd_export.parity_cases import ComputeInFP32, ForestCase, Reference
+from dsbd_export.parity_cases import ComputeIn, ForestCase, Reference
 from dsbd_export.parity_engine import ForestEngine
 from dsbd_runtime.bundle import MODEL_FILE, PRUNE_FILE
 from dsbd_runtime.graph import FEATURES, FeatureEntry
@@ -113,7 +113,7 @@ def with_features(text: Reference, model: PreTrainedModel, checkpoint: Checkpoin
     with (
         LayerInputs(model, checkpoint.feature_layers) as inputs,
         torch.no_grad(),
-        ComputeInFP32(),
+        ComputeIn(torch.float32),
     ):
         model(
             input_ids=torch.from_numpy(case.node_ids[None]),

@@ -17,7 +17,7 @@ from transformers import (
 
 from dsbd_export.checkpoint import load_model, open_pair
 from dsbd_export.config import ExportConfig
-from dsbd_export.parity_cases import ComputeInFP32, forest_cases, reference_logits
+from dsbd_export.parity_cases import ComputeIn, forest_cases, reference_logits
 from tests.export.conftest import SIZES, write_checkpoint
 
 FAMILIES: list[PreTrainedConfig] = [
@@ -40,7 +40,7 @@ def test_a_model_in_low_precision_computes_in_fp32(config, dtype):
     for parameter in low.parameters():
         parameter.data = parameter.data.to(dtype)
     ids = torch.arange(40)[None]
-    with torch.no_grad(), ComputeInFP32():
+    with torch.no_grad(), ComputeIn(torch.float32):
         found = low(input_ids=ids, use_cache=False).logits
         assert low.dtype == torch.float32  # what the code of a model is told
     rounded = low.float()
@@ -48,6 +48,23 @@ def test_a_model_in_low_precision_computes_in_fp32(config, dtype):
         wanted = rounded(input_ids=ids, use_cache=False).logits
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("config", FAMILIES, ids=family_of)
+def test_a_model_in_fp32_computes_in_float64(config):
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    model.set_experts_implementation("eager")
+    ids = torch.arange(40)[None]
+    with torch.no_grad(), ComputeIn(torch.float64):
+        found = model(input_ids=ids, use_cache=False).logits
+    assert found.dtype == torch.float64 and torch.get_default_dtype() == torch.float32
+    with torch.no_grad():
+        rounded = model(input_ids=ids, use_cache=False).logits
+        wide = model.double()(input_ids=ids, use_cache=False).logits  # its norms still in fp32
+    torch.testing.assert_close(found, rounded.double(), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(found, wide, atol=1e-5, rtol=1e-5)
+    assert (found - wide).abs().max() < (found - rounded).abs().max()
 
 
 @pytest.mark.parametrize("config", FAMILIES[:3], ids=family_of)
@@ -66,7 +83,7 @@ def test_references_of_a_loaded_checkpoint(config, tmp_path):
 def test_a_linear_layer_in_pieces():
     torch.manual_seed(0)
     inputs, weight, bias = torch.randn(2, 3, 10), torch.randn(7, 10).half(), torch.randn(7).half()
-    with ComputeInFP32(chunk_elements=20):  # two rows of ten
+    with ComputeIn(torch.float32, chunk_elements=20):  # two rows of ten
         found = F.linear(inputs, weight, bias)
         without_bias = F.linear(inputs.half(), weight)
     torch.testing.assert_close(found, F.linear(inputs, weight.float(), bias.float()))
@@ -75,7 +92,7 @@ def test_a_linear_layer_in_pieces():
 
 def test_results_are_fp32_and_weights_stay():
     weight = torch.ones(4, 4, dtype=torch.bfloat16)
-    with ComputeInFP32():
+    with ComputeIn(torch.float32):
         assert (weight @ weight).dtype == torch.float32
         assert torch.zeros(2, dtype=torch.float16).dtype == torch.float32
         assert weight.to(torch.float16).dtype == torch.float32

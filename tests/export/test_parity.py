@@ -12,6 +12,7 @@ from onnx import numpy_helper
 
 from dsbd_export.checkpoint import load_model, open_pair
 from dsbd_export.errors import ExportError
+from dsbd_export.model_source import source_of
 from dsbd_export.pair import highest_token_id, read_tokenizer
 from dsbd_export.parity import ParityLimit, check_parity
 from dsbd_export.parity_cases import (
@@ -163,6 +164,41 @@ def test_a_graph_that_onnxruntime_refuses_fails(folder, checkpoint, wanted):
     (folder / "model.onnx").write_bytes(b"no graph")
     with pytest.raises(ExportError, match="parity failed: onnxruntime cannot run the graph"):
         check_parity(folder, checkpoint, wanted, LIMIT)
+
+
+def test_rounding_of_the_checkpoint_itself_is_allowed_and_no_more(
+    exported, folder, checkpoint, wanted
+):
+    """Large activations round more than a fixed limit knows: fp32 is judged by float64."""
+    source = source_of(checkpoint)
+    model = source.load("fp32")
+    tight = ParityLimit("max_abs_error", 1e-9)  # as if the model were a million times larger
+
+    def in_float64(cases):
+        return [source.logits_in_float64(model, case) for case in cases]
+
+    target = exported.config.output / "target"
+    with pytest.raises(ExportError, match="the limit is 1e-09"):
+        check_parity(target, checkpoint, wanted, tight)
+    report = check_parity(target, checkpoint, wanted, tight, in_float64)
+    assert report.max_abs_error <= report.limit < 2e-4
+    damage(folder, lambda graph: scale_one_weight(graph, 1.01))
+    with pytest.raises(ExportError, match="parity failed"):
+        check_parity(folder, checkpoint, wanted, tight, in_float64)
+
+
+def test_a_float64_that_is_another_computation_allows_nothing(exported, checkpoint, wanted):
+    tight = ParityLimit("max_abs_error", 1e-9)
+    of_case = {id(each.case): each.logits for each in wanted}
+    for error in (0.1, np.nan):
+        with pytest.raises(ExportError, match="the limit is 1e-09"):
+            check_parity(
+                exported.config.output / "target",
+                checkpoint,
+                wanted,
+                tight,
+                lambda cases, error=error: [of_case[id(case)] + error for case in cases],
+            )
 
 
 def damage(folder, edit):

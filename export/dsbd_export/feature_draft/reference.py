@@ -58,13 +58,13 @@ def _drawn(
 def feature_references(draft: FeatureDraft, checkpoint: Checkpoint) -> list[Reference]:
     """Return all cases with the logits of the unmodified draft."""
     return [
-        Reference(case=case, logits=reference_logits(draft, case))
+        Reference(case=case, logits=feature_logits(draft, case))
         for case in feature_cases(checkpoint)
     ]
 
 
 @torch.no_grad()
-def reference_logits(draft: FeatureDraft, case: ForestCase) -> NDArray[np.float32]:
+def feature_logits(draft: FeatureDraft, case: ForestCase) -> NDArray[Any]:
     """Return (R, V) float32: each node's logits, computed along its path alone."""
     assert case.features is not None  # a case of ``feature_cases``
     num_prefix, num_nodes = len(case.prefix_ids), len(case.node_ids)
@@ -82,9 +82,9 @@ def reference_logits(draft: FeatureDraft, case: ForestCase) -> NDArray[np.float3
     return np.stack([_row(logits[node]) for node in case.rows])
 
 
-def _row(logits: Tensor | None) -> NDArray[np.float32]:
+def _row(logits: Tensor | None) -> NDArray[Any]:
     assert logits is not None  # every node is on the path to a leaf
-    found: NDArray[np.float32] = logits.numpy()
+    found: NDArray[Any] = logits.numpy()
     return found
 
 
@@ -118,7 +118,7 @@ def largest_feature_values(
     )
     try:
         for case in feature_cases(checkpoint):
-            reference_logits(draft, case)
+            feature_logits(draft, case)
     finally:
         hook.remove()
     found = torch.stack(largest).amax(0).reshape(-1, attention.head_dim).numpy()
