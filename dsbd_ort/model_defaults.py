@@ -46,7 +46,7 @@ class ModelDefaults:
 
     Attributes:
         options: of ``READ``, those that the file gives, in plain form.
-        not_built: what else it asks for that dsbd-ort cannot do yet.
+        not_built: its options that dsbd-ort does not support.
         num_top_logits: K of the engines' heads, the smaller one; 0 where they return all logits.
         can_process: whether the target returns or keeps all logits, as ``PROCESSING`` requires.
     """
@@ -95,7 +95,7 @@ class ModelDefaults:
         return cls(options, not_built, num_top_logits, can_process)
 
     def log(self) -> None:
-        """Log what requests will get, and what the file asks for in vain."""
+        """Log what requests will get, and which options of the file have no effect."""
         if self.options:
             _log.info(
                 "defaults of %s, where a request and its strategy leave room: %s",
@@ -104,7 +104,7 @@ class ModelDefaults:
             )
         if self.not_built:
             _log.warning(
-                "%s asks for what dsbd-ort cannot do yet, and goes without: %s",
+                "%s has options that dsbd-ort does not support and that have no effect: %s",
                 GENERATION_CONFIG_FILE,
                 listed(self.not_built),
             )

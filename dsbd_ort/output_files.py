@@ -11,8 +11,8 @@ from pathlib import Path
 from filelock import lock_descriptor
 
 
-def write_whole(file: Path, text: str) -> None:
-    """Write a text in place of what the file holds, whichever link it is reached by.
+def write_whole(file: Path, content: str | bytes) -> None:
+    """Write a text or bytes in place of what the file holds, whichever link it is reached by.
 
     The open file is locked meanwhile; what is no regular file, such as /dev/stdout, is not.
 
@@ -24,7 +24,7 @@ def write_whole(file: Path, text: str) -> None:
         if stat.S_ISREG(os.fstat(descriptor).st_mode):
             _lock(descriptor)
             opened.truncate()
-        opened.write(text.encode())
+        opened.write(content.encode() if isinstance(content, str) else content)
 
 
 def _lock(descriptor: int) -> None:

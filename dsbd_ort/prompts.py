@@ -1,4 +1,4 @@
-"""Prompts: token ids, the check of the context length, chat messages, the seed nobody gave.
+"""Prompts: token ids, the check of the context length, chat messages, drawn seeds.
 
 A conversation is a list of messages, oldest first.
 """

@@ -103,7 +103,7 @@ def test_what_cannot_be_done_yet_is_said_once_a_bundle(
         for _ in range(2):
             pipeline.generate("ab", **ASKED)
     (record,) = caplog.records
-    assert "goes without: epsilon_cutoff 0.1" in record.getMessage()
+    assert "have no effect: epsilon_cutoff 0.1" in record.getMessage()
 
 
 NEUTRAL = {"repetition_penalty": 1.0, "min_p": 0.0, "typical_p": 1.0, "no_repeat_ngram_size": 0}

@@ -134,7 +134,7 @@ NGRAMS = {"no_repeat_ngram_size": 2}
 WORDS = {"bad_words_ids": [[7], [8, 9], [10, 11, 12]]}
 LENGTH = {"min_new_tokens": 6}
 FORCED = {"forced_eos_token_id": EOS[0]}
-CONTROLS = {  # name: (options of transformers, ours)
+PROCESSING = {  # name: (options of transformers, ours)
     "constraint": (PREFIX_FUNCTION, CONSTRAINT),
     "constraint as bits": (PREFIX_FUNCTION, BITS),
     "repetition": (PENALTY, PENALTY),
@@ -160,8 +160,8 @@ CONTROLS = {  # name: (options of transformers, ours)
 }
 
 
-def check_controls(target, tables, name, num_beams, prompts, draft_lengths):
-    their_options, our_options = CONTROLS[name]
+def check_processing(target, tables, name, num_beams, prompts, draft_lengths):
+    their_options, our_options = PROCESSING[name]
     for prompt in prompts:
         expected = theirs(target, prompt, num_beams, **their_options)
         for draft_length in draft_lengths:
@@ -169,17 +169,17 @@ def check_controls(target, tables, name, num_beams, prompts, draft_lengths):
             assert found == expected, (prompt, draft_length)
 
 
-@pytest.mark.parametrize("name", CONTROLS)
-def test_controls(target, tables, name):
-    check_controls(target, tables, name, 1, PROMPTS[:5], (0, 3))
-    check_controls(target, tables, name, 4, PROMPTS[5:15], (0, 3))
+@pytest.mark.parametrize("name", PROCESSING)
+def test_processing(target, tables, name):
+    check_processing(target, tables, name, 1, PROMPTS[:5], (0, 3))
+    check_processing(target, tables, name, 4, PROMPTS[5:15], (0, 3))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("num_beams", [1, 2, 4, 8])
-@pytest.mark.parametrize("name", CONTROLS)
-def test_controls_on_200_prompts(target, tables, name, num_beams):
-    check_controls(target, tables, name, num_beams, PROMPTS, (0, 1, 3))
+@pytest.mark.parametrize("name", PROCESSING)
+def test_processing_on_200_prompts(target, tables, name, num_beams):
+    check_processing(target, tables, name, num_beams, PROMPTS, (0, 1, 3))
 
 
 OPTIONS = list(itertools.product([False, True, "never"], [1.0, 0.0, 2.0, -1.0]))

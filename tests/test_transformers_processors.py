@@ -11,7 +11,7 @@ from transformers.generation import logits_process as theirs
 
 from dsbd_forward.logits import DenseLogits
 from dsbd_ort.decoding import DecodingConfig
-from dsbd_ort.decoding.control.controls import controls_of
+from dsbd_ort.decoding.logits_processing.request_processing import processing_of
 from dsbd_ort.decoding.warp import Warp
 from tests.decoding.path_constraint import PathConstraint, some_tokens
 
@@ -86,9 +86,9 @@ def test_distributions_are_those_of_transformers(name: str) -> None:
 
 
 def distribution_after(prompt: list[int], logits: np.ndarray, config: DecodingConfig) -> Any:
-    controls = controls_of(config, config.constraint, prompt, VOCAB)
-    if controls is None:
+    processing = processing_of(config, config.constraint, prompt, VOCAB)
+    if processing is None:
         return Warp.of(config).distributions(DenseLogits(logits))[0]
     nodes = np.array([0])
-    allowed = controls.allowed_after(nodes)
-    return controls.distributions(DenseLogits(logits), nodes, allowed, is_draft=False)[0][0]
+    allowed = processing.allowed_after(nodes)
+    return processing.distributions(DenseLogits(logits), nodes, allowed, is_draft=False)[0][0]

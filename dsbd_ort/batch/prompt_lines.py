@@ -62,7 +62,7 @@ class BatchSettings:
         """Return a hash of everything that an answer depends on besides its line.
 
         That is the bundle (by its manifest, which holds a hash of every file), the options and
-        this version; not how many threads or workers there are, nor a seed that nobody gave: a
+        this version; not how many threads or workers there are, nor a seed that was drawn: a
         resumed batch keeps its answers, and each says its own.
         """
         bundle = open_bundle(self.pipeline.bundle)

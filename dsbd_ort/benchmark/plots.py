@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from matplotlib.ticker import MaxNLocator
 
 from dsbd_ort.benchmark.prompts import BenchmarkError
 from dsbd_ort.benchmark.report import RunSummary
+from dsbd_ort.output_files import write_whole
 
 _ESTIMATE = ("value", "low", "high")
 NUM_COLOURS = 20  # of the map tab20
@@ -34,13 +36,19 @@ def check_picture(file: Path) -> None:
 
 
 def plot(runs: Sequence[RunSummary], title: str, file: Path) -> None:
-    """Write the four plots as one picture."""
+    """Write the four plots as one picture, whole.
+
+    Raises:
+        OSError: see ``write_whole``.
+    """
     figure = Figure(figsize=SIZE_INCHES, layout="constrained", dpi=DOTS_PER_INCH)
     plots = (_plot_speedups, _plot_time_split, _plot_acceptance, _plot_quality)
     for part, draw in zip(figure.subfigures(2, 2, squeeze=False).flat, plots, strict=True):
         draw(part.subplots(), runs)  # each lays out its labels and legend by itself
     figure.suptitle(title)
-    figure.savefig(file)
+    picture = io.BytesIO()
+    figure.savefig(picture, format=file.suffix.removeprefix("."))
+    write_whole(file, picture.getvalue())
 
 
 def _plot_speedups(axes: Axes, runs: Sequence[RunSummary]) -> None:

@@ -214,7 +214,7 @@ def _title(report: BenchReport) -> str:
 
 
 def _runs(arguments: BenchArguments) -> list[BenchRun]:
-    """Return the runs that are asked for; refuse one that needs a draft model in vain."""
+    """Return the requested runs; refuse one whose draft model the bundle lacks."""
     strategies = arguments.strategies or (() if arguments.runs else DEFAULT_STRATEGIES)
     texts = [run_from_text(text, arguments.common) for text in arguments.runs]
     runs = [*runs_of(strategies, arguments.common), *texts]

@@ -115,7 +115,7 @@ class BundleSummary:
         draft: None in a bundle without one.
         generation_config: what a request that leaves these options out gets, of the strategies that
             read them; see ModelDefaults.
-        not_built: what generation_config.json asks for besides, and requests go without.
+        not_built: its further options, which are not supported and have no effect.
         total_bytes: of all files.
         files: size in bytes by name.
         draft_record: what dsbd-distill measured of the draft, None unless it made it.

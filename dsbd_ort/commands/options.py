@@ -242,8 +242,8 @@ OPTIONS = {
     "joint_beams": "of mjgd: beams that search them [4]",
     "stop_strings": "end at this text; may be repeated",
     "eos_token_id": "token ids that end a sequence [the model's own]",
-    "top_logprobs": "most probable tokens to tell with every new one, in the JSON",
-    "prompt_logprobs": "tell the log-probabilities of the prompt's tokens, in the JSON",
+    "top_logprobs": "most probable tokens to return with every new one, in the JSON",
+    "prompt_logprobs": "return the log-probabilities of the prompt's tokens, in the JSON",
     "skip_special_tokens": "leave special tokens out of the text",
 }
 """Help of the fields of DecodingConfig but ``constraint``; their own defaults are added."""

@@ -166,7 +166,7 @@ def _as_json(answer: Answer) -> str:
 
 
 def _print_seed(seed: int, arguments: RunArguments) -> None:
-    """Tell a seed that nobody gave, where it decides the answer."""
+    """Print a seed that was drawn, where the answer depends on it."""
     options = arguments.options
     strategy = options.get("strategy", unnamed_strategy("dsbd", options)["strategy"])
     if STRATEGIES[strategy].rule in ("sample", "joint") and "seed" not in options:

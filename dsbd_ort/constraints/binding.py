@@ -14,8 +14,8 @@ from dsbd_ort.constraints.grammar_matching import GrammarTokenizer
 from dsbd_ort.constraints.plain_data import with_constraint
 from dsbd_ort.constraints.token_trie import TokenTrie
 from dsbd_ort.decoding import DecodedSequence
-from dsbd_ort.decoding.control.constraint import Constraint
 from dsbd_ort.decoding.errors import ConstraintError
+from dsbd_ort.decoding.logits_processing.constraint import Constraint
 
 _MOST_FILES = 8
 

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_ort.constraints.position import Position, object_states
-from dsbd_ort.decoding.control.constraint import States, TokenLists
 from dsbd_ort.decoding.errors import ConstraintError
+from dsbd_ort.decoding.logits_processing.constraint import States, TokenLists
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,8 +27,8 @@ from dsbd_ort.constraints.matcher_pool import (
 )
 from dsbd_ort.constraints.position import Position, object_states
 from dsbd_ort.constraints.trial_worker import STACK_BYTES, error_in_following
-from dsbd_ort.decoding.control.constraint import States, TokenMasks
 from dsbd_ort.decoding.errors import ConstraintError
+from dsbd_ort.decoding.logits_processing.constraint import States, TokenMasks
 
 if TYPE_CHECKING:
     import llguidance

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dsbd_ort.decoding.control.constraint import States
+from dsbd_ort.decoding.logits_processing.constraint import States
 
 
 class Position:

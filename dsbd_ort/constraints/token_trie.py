@@ -34,8 +34,8 @@ from dsbd_ort.constraints.trie_file import (
     write_arrays,
 )
 from dsbd_ort.constraints.trie_items import TrieItems, check_number
-from dsbd_ort.decoding.control.constraint import States, TokenLists
 from dsbd_ort.decoding.errors import ConstraintError
+from dsbd_ort.decoding.logits_processing.constraint import States, TokenLists
 
 End = Literal["leaf", "eos"]
 

@@ -149,7 +149,7 @@ class CacheView:
     so comes from no feature: such drafts are trained without it.
 
     Attributes:
-        kv: the engine's cache.
+        row_cache: the engine's cache.
         spec: of the engine.
         prefix: the tokens of the prompt's rows.
         meter: counts the engine calls of the request.
@@ -159,9 +159,9 @@ class CacheView:
 
     own_features: OwnFeatures | None = None
 
-    def __init__(self, kv: RowCache, prefix: PrefixCache) -> None:
-        self.kv = kv
-        self.spec = kv.model.spec
+    def __init__(self, row_cache: RowCache, prefix: PrefixCache) -> None:
+        self.row_cache = row_cache
+        self.spec = row_cache.model.spec
         self.prefix = prefix
         self.meter = Meter()
         self.num_rows_at_end = 0
@@ -182,9 +182,9 @@ class CacheView:
 
     def begin(self) -> None:
         """Let slot 0 see the prompt, whose rows are all there."""
-        self._reserve(0, self.kv.model.num_rows)
+        self._reserve(0, self.row_cache.model.num_rows)
         self._seen[0] = 0
-        is_seen = np.zeros(self.kv.model.num_rows, dtype=np.bool_)
+        is_seen = np.zeros(self.row_cache.model.num_rows, dtype=np.bool_)
         is_seen[self.prefix.rows[1 if self._hides_first else 0 :]] = True
         packed = np.packbits(is_seen, bitorder="little")
         self._seen[0, : len(packed)] = packed
@@ -275,7 +275,7 @@ class CacheView:
         """
         self.num_rows_at_end = self.num_rows
         seen = self._seen[min(1, self._num_slots - 1) : self._num_slots]
-        seen_by_all = _unpacked(np.bitwise_and.reduce(seen)[None], self.kv.model.num_rows)[0]
+        seen_by_all = _unpacked(np.bitwise_and.reduce(seen)[None], self.row_cache.model.num_rows)[0]
         if self._hides_first:
             seen_by_all[self.prefix.rows[:1]] = True
             seen_by_all &= len(self.prefix.rows) > 0
@@ -287,7 +287,7 @@ class CacheView:
 
     def used(self) -> NDArray[np.bool_]:
         """See UsedRows.used."""
-        num_rows = self.kv.model.num_rows
+        num_rows = self.row_cache.model.num_rows
         self._reserve(0, num_rows)
         seen = np.bitwise_or.reduce(self._seen[: self._num_slots])
         is_used: NDArray[np.bool_] = _unpacked(seen[None], num_rows)[0]
@@ -305,7 +305,7 @@ class CacheView:
 
         Slot 0 sees those of the prompt, also before ``begin``.
         """
-        bits = _unpacked(self._seen[: self._num_slots], self.kv.model.num_rows)
+        bits = _unpacked(self._seen[: self._num_slots], self.row_cache.model.num_rows)
         bits[0, self.prefix.rows[: len(self.prefix.tokens)]] = True
         self._seen = np.zeros((self._num_slots, 32), dtype=np.uint8)
         return bits[:, rows]

@@ -29,7 +29,7 @@ class DecodingConfig:
         strategy: a key of ``STRATEGIES``. Default "dsbd"; at temperature 0 its deterministic
             counterpart, speculative-beam-search.
         num_beams: W, beams of the output. Default 4, or 1 for single-beam strategies.
-        coupling: how draft and target draws hang together: "gumbel" (default; the output does not
+        coupling: how draft and target draws are coupled: "gumbel" (default; the output does not
             depend on the draft) or "rejection" (the paper's). Sampling strategies only.
         width_policy: "fixed" (default) keeps W beams in every layer, which is beam sampling's exact
             law; "threshold" (the paper's dynamic width) keeps as many as are likely to be accepted.
@@ -252,14 +252,14 @@ class DecodingConfig:
         return self.joint_beams
 
     @property
-    def controls(self) -> list[str]:
+    def logits_options(self) -> list[str]:
         """The options given that are processors or a constraint."""
-        return [name for name, off in _NO_CONTROLS.items() if getattr(self, name) != off]
+        return [name for name, off in _NEUTRAL_LOGITS_OPTIONS.items() if getattr(self, name) != off]
 
     @property
-    def has_controls(self) -> bool:
+    def processes_logits(self) -> bool:
         """Whether a processor or a constraint changes what may be drawn."""
-        return bool(self.controls)
+        return bool(self.logits_options)
 
     @property
     def biases(self) -> tuple[tuple[int, float], ...]:
@@ -293,7 +293,7 @@ class DecodingConfig:
         return tuple(self.stop_strings or ())
 
 
-_NO_CONTROLS: dict[str, Any] = {
+_NEUTRAL_LOGITS_OPTIONS: dict[str, Any] = {
     "repetition_penalty": 1.0,
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,

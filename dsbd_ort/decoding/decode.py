@@ -29,7 +29,6 @@ from dsbd_forward.forward import ForwardResult
 from dsbd_ort.decoding.beams import Beams
 from dsbd_ort.decoding.cache_view import CacheView, PrefixCache
 from dsbd_ort.decoding.config import DecodingConfig
-from dsbd_ort.decoding.control.path_states import StopState
 from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
 from dsbd_ort.decoding.drafting.cost_curve import Costs, measure_costs
 from dsbd_ort.decoding.drafting.draft import (
@@ -41,6 +40,7 @@ from dsbd_ort.decoding.drafting.ngram import NGramPool
 from dsbd_ort.decoding.engine_call import Clock, EngineCall, EngineCalls, Role
 from dsbd_ort.decoding.errors import ModelError
 from dsbd_ort.decoding.kv_cache import SharedKVCache
+from dsbd_ort.decoding.logits_processing.path_states import StopState
 from dsbd_ort.decoding.preemption import PreemptedRows, recomputed
 from dsbd_ort.decoding.rejection_coupling import RandomSource
 from dsbd_ort.decoding.request import (
@@ -225,9 +225,9 @@ def _prefill(run: RunningRequest) -> EngineCalls[None]:
     node that it is needed for, if any is.
     """
     prompt = np.array(run.request.prompt_ids, dtype=np.int64)
-    yield from run.target.prefill(prompt[:-1], run.scorer, run.follower)
-    if run.follower:
-        yield from run.follower.prefill(prompt[:-1])
+    yield from run.target.prefill(prompt[:-1], run.scorer, run.lockstep_draft)
+    if run.lockstep_draft:
+        yield from run.lockstep_draft.prefill(prompt[:-1])
     elif run.draft:
         run.draft.prefill_later(prompt[:-1])
     if run.tracer:

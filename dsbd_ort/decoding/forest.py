@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_ort.decoding.control.path_states import PathStates
 from dsbd_ort.decoding.joint_distribution import JointDistribution
+from dsbd_ort.decoding.logits_processing.path_states import PathStates
 from dsbd_ort.decoding.noise import Keys, child_keys, root_key
 
 NO_NODE = -1
@@ -151,7 +151,7 @@ class Forest:
         self._columns = columns
 
     def stopped(self, joint: JointDistribution, chosen: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Tell which chosen candidates would end by the state of their path: (num_chosen,) bool."""
+        """Return which chosen candidates would end by the state of a path: (num_chosen,) bool."""
         parents, tokens = joint.nodes[joint.parents[chosen]], joint.tokens[chosen]
         ends = np.zeros(len(chosen), dtype=np.bool_)
         for states in self.path_states:

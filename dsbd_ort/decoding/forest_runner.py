@@ -11,8 +11,6 @@ from dsbd_forward.forward import Forward, ForwardResult
 from dsbd_forward.logits import Logits
 from dsbd_ort.decoding.beams import Beams
 from dsbd_ort.decoding.cache_view import CacheView, RowIdentity
-from dsbd_ort.decoding.control.allowed_after import AllowedAfter
-from dsbd_ort.decoding.control.controls import Controls
 from dsbd_ort.decoding.distribution import (
     TokenDistribution,
     TokenDistributions,
@@ -27,6 +25,8 @@ from dsbd_ort.decoding.joint_distribution import (
 )
 from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK
 from dsbd_ort.decoding.left_out import LeftOut, LeftOutTokens
+from dsbd_ort.decoding.logits_processing.allowed_after import AllowedAfter
+from dsbd_ort.decoding.logits_processing.request_processing import RequestProcessing
 from dsbd_ort.decoding.node_features import NO_FEATURES, FeatureNeeds, NodeFeatures
 from dsbd_ort.decoding.top_tokens import PromptScorer, TopTokens
 from dsbd_ort.decoding.warp import Warp
@@ -60,7 +60,7 @@ class ForestRunner:
         view: CacheView,
         forest: Forest,
         warp: Warp,
-        controls: Controls | None,
+        processing: RequestProcessing | None,
         clock: Clock,
         features: NodeFeatures | None = None,
         tops: TopTokens | None = None,
@@ -72,7 +72,7 @@ class ForestRunner:
             view: of its cache.
             forest: of the request.
             warp: of the logits.
-            controls: processors and constraint.
+            processing: the processors and the constraint, None without any.
             clock: seconds, for the statistics.
             features: of the nodes, for a request with a feature draft.
             tops: keeps the most probable tokens after every node, for a request that returns them.
@@ -83,7 +83,7 @@ class ForestRunner:
         self.meter = view.meter
         self._forest = forest
         self._warp = warp
-        self._controls = controls
+        self._processing = processing
         self._tops = tops
         self._clock = clock
         self._features = features
@@ -103,13 +103,13 @@ class ForestRunner:
         self,
         token_ids: NDArray[np.int64],
         scorer: PromptScorer | None = None,
-        follower: ForestRunner | None = None,
+        lockstep_draft: ForestRunner | None = None,
     ) -> EngineCalls[None]:
         """Compute the prompt but for its last token, which is the forest's root.
 
         scorer: takes the logits after every token, of a prefix that is not there yet at all. None:
             no logits are computed.
-        follower: computes every part of the prompt as soon as it is computed here.
+        lockstep_draft: computes every part of the prompt as soon as it is computed here.
         """
         tokens, view = token_ids.tolist(), self._view
         size = SCORED_CHUNK if scorer else PREFILL_CHUNK
@@ -138,8 +138,8 @@ class ForestRunner:
             view.prefix.tokens = tokens[: start + len(chunk)]
             if self._features:
                 self._features.take_prompt(result, start, len(chunk))
-            if follower is not None:
-                yield from follower.prefill(token_ids[: start + len(chunk)])
+            if lockstep_draft is not None:
+                yield from lockstep_draft.prefill(token_ids[: start + len(chunk)])
         view.begin()
 
     def _prompt_forward(
@@ -180,7 +180,7 @@ class ForestRunner:
         """Compute the prompt, but for what another request has computed by now."""
         assert self._unread is not None
         view, token_ids, self._unread = self._view, self._unread, None
-        shared = view.kv.longest_prefix(RowIdentity(token_ids.tolist(), view.prefix.source))
+        shared = view.row_cache.longest_prefix(RowIdentity(token_ids.tolist(), view.prefix.source))
         if len(shared.tokens) > len(view.prefix.tokens):
             view.prefix = shared
         yield from self.prefill(token_ids)
@@ -293,14 +293,14 @@ class ForestRunner:
         return EngineCall(self._role, self.meter, len(nodes), forward_at, wanted, source)
 
     def _allowed_after(self, nodes: Nodes) -> AllowedAfter | None:
-        """Return what the controls allow after nodes; None without controls."""
-        return None if self._controls is None else self._controls.allowed_after(nodes)
+        """Return what the constraint allows after nodes; None without processors or constraint."""
+        return None if self._processing is None else self._processing.allowed_after(nodes)
 
     def _gathers(self, allowed: AllowedAfter) -> bool:
         """Return whether the logits of the allowed tokens alone are wanted of the engine."""
-        assert self._controls is not None
+        assert self._processing is not None
         notes_others = self._tops is not None or (
-            self._role == "target" and self._controls.forbidden is not None
+            self._role == "target" and self._processing.forbidden is not None
         )
         return self._view.spec.head.gathers_logits and allowed.lists and not notes_others
 
@@ -313,9 +313,9 @@ class ForestRunner:
         joint = joint_distribution(
             nodes, log_weights, copies, self._distributions, slots, has_ends=has_ends
         )
-        if self._controls is not None and self._role == "target":
+        if self._processing is not None and self._role == "target":
             is_stuck = np.bincount(joint.parents, minlength=len(nodes)) == 0
-            self._controls.check_continues(nodes[is_stuck], len(joint.tokens))
+            self._processing.check_continues(nodes[is_stuck], len(joint.tokens))
         return self._left_out.added_to(joint, log_weights, slots)
 
     def read_left_out(self, beams: Beams, threshold: float, most: int) -> LeftOut:
@@ -393,14 +393,14 @@ class ForestRunner:
     ) -> tuple[TokenDistributions, NDArray[np.int64]]:
         """Return the distributions after nodes, and the rows that have to be computed once more.
 
-        allowed: after them, None without controls.
+        allowed: after them, None without processors or constraint.
         """
         gathers = allowed is not None and self._gathers(allowed)
         self._check(logits, len(nodes), allowed.num_pairs if allowed and gathers else 0)
         try:
-            if self._controls is None or allowed is None:
+            if self._processing is None or allowed is None:
                 return self._warp.distributions(logits), _NOTHING
             is_draft = self._role == "draft"
-            return self._controls.distributions(logits, nodes, allowed, is_draft=is_draft)
+            return self._processing.distributions(logits, nodes, allowed, is_draft=is_draft)
         except ModelError as error:
             raise self._error(error) from error

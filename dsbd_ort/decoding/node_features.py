@@ -181,7 +181,7 @@ class DraftFeatures:
     """The side of a feature draft: what the rows of nodes come from, and its own features."""
 
     def __init__(self, forest: Forest, target: TargetFeatures) -> None:
-        """Take the forest, whose slots tell what each engine has computed, and the target's side.
+        """Take the forest, whose slots say what each engine has computed, and the target's side.
 
         See ``TargetFeatures`` for the methods.
         """

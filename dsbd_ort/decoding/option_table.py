@@ -1,7 +1,7 @@
 """The table of options: the values of each, where it means something, and its default there.
 
 One row per field of DecodingConfig. Where an option means nothing it is refused, unless its value
-asks for nothing either (a neutral value) or for what happens anyway (a redundant one).
+changes nothing (a neutral value) or states what happens anyway (a redundant one).
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class OptionRow:
             value of the option.
         needs: all must be met for it to mean something.
         neutral: the values that it may have where it means nothing; the first is the one stored.
-        is_redundant: where it means nothing, whether any value asks for what happens anyway.
+        is_redundant: where it means nothing, whether any value states what happens anyway.
     """
 
     domain: Domain

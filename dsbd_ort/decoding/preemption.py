@@ -49,7 +49,7 @@ class PreemptedRows:
     def __init__(self, view: CacheView) -> None:
         """Drop the rows of an open view."""
         rows = view.used().nonzero()[0]
-        tokens, positions = view.kv.recorded(rows)
+        tokens, positions = view.row_cache.recorded(rows)
         order = positions.argsort(kind="stable")
         self.view = view
         self.tokens, self.positions = tokens[order], positions[order]
@@ -60,15 +60,15 @@ class PreemptedRows:
         self._rows: Rows = np.arange(0)
         self.num_rows = len(rows)
         self.prefix = PrefixCache(source=view.prefix.source)
-        view.kv.remove(view)
+        view.row_cache.remove(view)
 
     def close(self) -> None:
         """Give up the rows that were computed again."""
-        self.view.kv.close_view(self)
+        self.view.row_cache.close_view(self)
 
     def used(self) -> NDArray[np.bool_]:
         """See UsedRows."""
-        is_used = np.zeros(self.view.kv.model.num_rows, dtype=np.bool_)
+        is_used = np.zeros(self.view.row_cache.model.num_rows, dtype=np.bool_)
         is_used[self._rows] = True
         return is_used
 
@@ -89,13 +89,13 @@ class PreemptedRows:
 
     def reusable(self) -> PrefixCache:
         """Return the rows of the prompt that another request has."""
-        return self.view.kv.longest_prefix(self._prompt.identity)
+        return self.view.row_cache.longest_prefix(self._prompt.identity)
 
     def begin(self, prefix: PrefixCache) -> None:
         """Start with these rows of the prompt."""
         self._rows = prefix.rows
         self._show_prefix()
-        self.view.kv.add(self)
+        self.view.row_cache.add(self)
 
     @property
     def num_left(self) -> int:
@@ -152,12 +152,12 @@ class PreemptedRows:
     def end(self) -> None:
         """Give the rows back to the view."""
         view = self.view
-        view.kv.remove(self)
-        view.kv.add(view)
+        view.row_cache.remove(self)
+        view.row_cache.add(view)
         self._prompt.rows = self.prefix.rows  # the object that is left to the next request
         view.prefix = self._prompt
         num_slots = len(self._seen)
-        bits = np.zeros((num_slots, view.kv.model.num_rows), dtype=np.bool_)
+        bits = np.zeros((num_slots, view.row_cache.model.num_rows), dtype=np.bool_)
         seen = np.unpackbits(self._seen, axis=1, count=self.num_rows, bitorder="little")
         bits[:, self._rows] = seen
         view.show(bits)

@@ -16,14 +16,14 @@ from dsbd_forward.spec import EngineSpec
 from dsbd_ort.decoding.beams import Agreement, Hypotheses, Hypothesis
 from dsbd_ort.decoding.cache_view import RowIdentity
 from dsbd_ort.decoding.config import DecodingConfig
-from dsbd_ort.decoding.control.constraint import Constraint
-from dsbd_ort.decoding.control.path_states import StopState, state_after
 from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
 from dsbd_ort.decoding.drafting.cost_curve import Costs
 from dsbd_ort.decoding.drafting.draft import MOST_FORCED_LAYERS
 from dsbd_ort.decoding.drafting.ngram import NGramPool
 from dsbd_ort.decoding.engine_call import Clock, EngineCall, Role
 from dsbd_ort.decoding.errors import DecodingError
+from dsbd_ort.decoding.logits_processing.constraint import Constraint
+from dsbd_ort.decoding.logits_processing.path_states import StopState, state_after
 from dsbd_ort.decoding.option_values import shown
 from dsbd_ort.decoding.rejection_coupling import RandomSource
 from dsbd_ort.decoding.rule import Finished
@@ -373,7 +373,7 @@ def most_rows(
     on_paths = num_beams * (config.max_new_tokens + 1)
     left = num_beams + most_descendants(config)
     added = most_draft_nodes(config) + (num_layers + 1) * num_beams
-    if config.has_controls:
+    if config.processes_logits:
         added *= 2 if has_top_k_head else 1  # see ForestRunner.compute
     elif config.row.rule == "search":  # see ForestRunner.complete
         added += num_beams

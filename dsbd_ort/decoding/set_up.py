@@ -8,9 +8,6 @@ from dsbd_forward.spec import EngineSpec
 from dsbd_ort.decoding.beams import Agreement, Hypotheses
 from dsbd_ort.decoding.cache_view import CacheView
 from dsbd_ort.decoding.config import DecodingConfig
-from dsbd_ort.decoding.control.controls import Controls, controls_of
-from dsbd_ort.decoding.control.forbidden_tokens import ForbiddenTokens
-from dsbd_ort.decoding.control.path_states import PathStates, StopStates
 from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
 from dsbd_ort.decoding.drafting.draft import Drafter, DraftPolicy, FixedDraftPolicy, Observer
 from dsbd_ort.decoding.drafting.drafters import ChainedDrafter, Proposers
@@ -20,6 +17,9 @@ from dsbd_ort.decoding.engine_call import Meter
 from dsbd_ort.decoding.forest import Forest
 from dsbd_ort.decoding.forest_runner import ForestRunner
 from dsbd_ort.decoding.joint_rule import JointGreedyRule, JointSpeculativeRule
+from dsbd_ort.decoding.logits_processing.forbidden_tokens import ForbiddenTokens
+from dsbd_ort.decoding.logits_processing.path_states import PathStates, StopStates
+from dsbd_ort.decoding.logits_processing.request_processing import RequestProcessing, processing_of
 from dsbd_ort.decoding.node_features import DraftFeatures, TargetFeatures, align_prefixes
 from dsbd_ort.decoding.rejection_coupling import GeneratorSource, RejectionCoupling
 from dsbd_ort.decoding.request import DecodingRequest, check_request
@@ -53,7 +53,8 @@ class RunningRequest:
 
     Attributes:
         draft: the draft engine's side of the forest, None where no model drafts.
-        follower: the same where it computes the prompt part by part, as the target does; else None.
+        lockstep_draft: the same where it computes the prompt part by part, as the target does;
+            else None.
         drafter: what drafts: the same, or it and others; None where nothing does.
         observers: of every iteration, before it is pruned.
     """
@@ -66,7 +67,7 @@ class RunningRequest:
     policy: DraftPolicy
     target: ForestRunner
     draft: ForestRunner | None
-    follower: ForestRunner | None
+    lockstep_draft: ForestRunner | None
     drafter: Drafter | None
     stats: StatsRecorder
     tracer: Tracer | None
@@ -118,7 +119,7 @@ def set_up(request: DecodingRequest, target: CacheView, draft: CacheView | None)
         policy=policy,
         target=engines.target,
         draft=engines.draft,
-        follower=engines.follower,
+        lockstep_draft=engines.lockstep_draft,
         drafter=drafter,
         stats=stats,
         tracer=tracer,
@@ -138,7 +139,7 @@ class _Paths:
     """
 
     builder: LayerBuilder
-    controls: Controls | None
+    processing: RequestProcessing | None
     forbidden: ForbiddenTokens | None
     ngram: NGramDrafter | None
 
@@ -149,9 +150,9 @@ def _paths(request: DecodingRequest, vocab_size: int) -> _Paths:
     forbidden = None
     if request.trace is not None and constraint is not None:
         forbidden = ForbiddenTokens()
-    controls = controls_of(config, constraint, request.prompt_ids, vocab_size, forbidden)
+    processing = processing_of(config, constraint, request.prompt_ids, vocab_size, forbidden)
     ngram = _ngram_drafter(request)
-    return _Paths(_builder(request, controls, ngram), controls, forbidden, ngram)
+    return _Paths(_builder(request, processing, ngram), processing, forbidden, ngram)
 
 
 @dataclass(frozen=True)
@@ -160,7 +161,7 @@ class _Engines:
 
     target: ForestRunner
     draft: ForestRunner | None
-    follower: ForestRunner | None
+    lockstep_draft: ForestRunner | None
     tops: TopTokens | None
     scorer: PromptScorer | None
 
@@ -182,7 +183,7 @@ def _engines(
         align_prefixes(target.prefix, draft.prefix)
         of_target = TargetFeatures(target)
         draft.own_features = of_draft = DraftFeatures(forest, of_target)
-    shared = paths.controls, request.clock
+    shared = paths.processing, request.clock
     of_engine = ForestRunner("target", target, forest, target_warp, *shared, of_target, tops)
     if draft is None:
         return _Engines(of_engine, None, None, tops, scorer)
@@ -198,12 +199,12 @@ def _chained_drafter(
     proposers: Proposers | None,
 ) -> ChainedDrafter | None:
     """Return what drafts by a constraint or by n-grams before the model; None without these."""
-    has_forced = paths.controls is not None and paths.controls.constraint is not None
+    has_forced = paths.processing is not None and paths.processing.constraint is not None
     if not paths.ngram and not (config.drafts and has_forced and config.row.rule != "joint"):
         return None
     return ChainedDrafter(
         paths.builder.forest,
-        paths.controls,
+        paths.processing,
         paths.ngram,
         draft,
         proposers=proposers,
@@ -225,7 +226,7 @@ def _ngram_drafter(request: DecodingRequest) -> NGramDrafter | None:
 
 
 def _builder(
-    request: DecodingRequest, controls: Controls | None, ngram: NGramDrafter | None
+    request: DecodingRequest, processing: RequestProcessing | None, ngram: NGramDrafter | None
 ) -> LayerBuilder:
     """Return the forest and the hypotheses of a request that begins."""
     config, prompt_ids = request.config, request.prompt_ids
@@ -233,7 +234,7 @@ def _builder(
     states: list[PathStates] = []
     if request.stop:
         states.append(StopStates(request.stop, config.min_new_tokens))
-    states += controls.path_states if controls else []
+    states += processing.path_states if processing else []
     states += [ngram.paths] if ngram else []
     forest = Forest(int(prompt_ids[-1]), len(prompt_ids) - 1, seed, config.eos_ids, states)
     return LayerBuilder(forest, Hypotheses(), repeats=config.replacement)

@@ -32,7 +32,7 @@ class DecodingStats:
         draft_s, target_s: inside engine calls, those whole that it shared with other requests;
             host_s: everything that is not.
         kv_bytes_peak: most bytes allocated for both caches and for the distributions after nodes,
-            None for models that do not tell.
+            None for models that do not report it.
         energy_joules: None where nothing can measure it.
         drafter: what proposed, see DecodingConfig; "none" for a strategy without a draft.
     """

@@ -99,7 +99,7 @@ class TopTokens:
 
 
 def check_top_logprobs(target: EngineSpec, config: DecodingConfig) -> None:
-    """Refuse log-probabilities that an engine with a top-k head cannot tell.
+    """Refuse log-probabilities that an engine with a top-k head does not return.
 
     Raises:
         ConfigError: naming what to change.

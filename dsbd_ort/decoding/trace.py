@@ -9,11 +9,11 @@ import numpy as np
 
 from dsbd_ort.decoding.beams import Beams, Hypothesis
 from dsbd_ort.decoding.config import DecodingConfig
-from dsbd_ort.decoding.control.forbidden_tokens import Forbidden, ForbiddenTokens
 from dsbd_ort.decoding.drafting.draft import Iteration, Proposer
 from dsbd_ort.decoding.drafting.drafters import Proposers
 from dsbd_ort.decoding.forest import NO_NODE
 from dsbd_ort.decoding.forest_runner import ForestRunner
+from dsbd_ort.decoding.logits_processing.forbidden_tokens import Forbidden, ForbiddenTokens
 from dsbd_ort.decoding.rule import LayerBuilder
 from dsbd_ort.decoding.stats import StatsRecorder
 
@@ -105,7 +105,7 @@ class TraceIteration:
 
 
 class TraceRecorder(Protocol):
-    """Is told what a request does, while it does it."""
+    """Takes what a request does, as it happens."""
 
     def begin(self, prompt_ids: list[int], config: DecodingConfig) -> None:
         """Take a request that is about to start, its options resolved."""
@@ -173,11 +173,11 @@ class Tracer:
         self._counted = self._count()
 
     def observe(self, iteration: Iteration) -> None:
-        """Tell the recorder about one iteration."""
+        """Record one iteration."""
         nodes = self._trace_nodes(iteration)
         rows, seconds = self._rows_and_seconds()
         committed = [layer.nodes[layer.repeated].tolist() for layer in iteration.committed]
-        told = TraceIteration(
+        recorded = TraceIteration(
             nodes=nodes,
             roots=self._roots,
             drafted=[
@@ -193,7 +193,7 @@ class Tracer:
         )
         self._nodes = {node.id: node for node in nodes if node.survives}
         self._start_from(iteration.beams)
-        self._recorder.record(told)
+        self._recorder.record(recorded)
         self._counted = self._count()  # not the time that this took
 
     def _start_from(self, beams: Beams) -> None:
@@ -247,7 +247,7 @@ class Tracer:
     def _proposed(self, iteration: Iteration) -> dict[int, Proposer]:
         """Return who drafted each node of the layers drafted now.
 
-        A root among them is a beam that has ended and stays itself: nobody drafted it now.
+        A root among them is a beam that has ended and stays itself: it was not drafted now.
         """
         by_parent, parents = self._proposers.taken(), self._forest.parents
         drafted = {node for layer in iteration.drafted for node in layer.children.tolist()}

@@ -154,11 +154,11 @@ def check_top_k(role: Role, spec: EngineSpec, config: DecodingConfig) -> None:
     """
     most, top_k = spec.head.num_top_logits, Warp.of(config).top_k
     keeps_full_logits = spec.head.keeps_full_logits
-    if most and config.has_controls and role == "target" and not keeps_full_logits:
+    if most and config.processes_logits and role == "target" and not keeps_full_logits:
         raise ConfigError(
-            f"{', '.join(config.controls)} may raise tokens that are not among the {most} logits "
-            "which the target's engine returns of a position, and it keeps no others; leave it "
-            "out, or export again, where --logits topk keeps them all (or with --logits full)"
+            f"{', '.join(config.logits_options)} may raise tokens that are not among the {most} "
+            "logits which the target's engine returns of a position, and it keeps no others; leave "
+            "it out, or export again, where --logits topk keeps them all (or with --logits full)"
         )
     if not most or 1 <= top_k <= most:
         return

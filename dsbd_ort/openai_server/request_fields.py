@@ -40,7 +40,7 @@ class Unused:
 
 @dataclass(frozen=True)
 class Refused:
-    """A field that is refused, unless its value asks for what happens anyway.
+    """A field that is refused, unless its value states what happens anyway.
 
     Attributes:
         reason: why other values are refused.
@@ -71,7 +71,7 @@ FIELDS: dict[str, RequestField] = {
     ),
     "top_p": Done("as in DecodingConfig"),
     "top_k": Done("as in DecodingConfig; -1 is 0, all tokens"),
-    "seed": Done("a request without one gets a random seed, which the response tells"),
+    "seed": Done("a request without one gets a random seed, which the response returns"),
     "n": Done(
         "number of independent samples; of a search, of its beams, or fewer where there are no "
         "more sequences; greedy gives copies"
@@ -135,7 +135,7 @@ FIELDS: dict[str, RequestField] = {
     "parallel_tool_calls": Done(
         "false: one call with `required`, at most 16 otherwise", completions=False
     ),
-    "guided_decoding_backend": Refused("there is one"),
+    "guided_decoding_backend": Refused("only one backend is supported"),
     "guided_whitespace_pattern": Refused("use `structured_outputs.disable_any_whitespace`"),
     "functions": Refused("use `tools`", ([],)),
     "function_call": Refused("use `tool_choice`", ("none", "auto")),
@@ -155,7 +155,7 @@ FIELDS: dict[str, RequestField] = {
     "prediction": Refused("the draft model predicts"),
     "suffix": Refused("a prompt is continued, never filled in", ("",)),
     "store": Refused("nothing is stored", (False,)),
-    "service_tier": Refused("there is one", ("auto", "default")),
+    "service_tier": Refused("only one tier is supported", ("auto", "default")),
     "web_search_options": Refused("nothing is fetched"),
 }
 

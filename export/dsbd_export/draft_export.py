@@ -20,7 +20,7 @@ from dsbd_runtime.trt_record import find_record, rebuild_command
 def export_draft(config: DraftConfig, *, report: Report) -> ExportResult:
     """Export a draft into ``config.bundle``; ``report`` gets a short line a stage.
 
-    The target's files stay as they are, but for its TensorRT engines where ``config`` asks for
+    The target's files stay as they are, but for its TensorRT engines where ``config`` requires
     new ones. The bundle is replaced as a whole at the end; after any error it is as it was.
 
     Raises:

@@ -99,7 +99,7 @@ def context_warning(
     if max_context is not None and length < max_context:
         return (
             f"warning: requests can use {length} tokens, the context of the "
-            f"{'target' if draft is None else 'checkpoints'}; max_context asks for {max_context}"
+            f"{'target' if draft is None else 'checkpoints'}; max_context is {max_context}"
         )
     return None
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from dsbd_ort.constraints import GrammarTokenizer, JsonSchema
-from dsbd_ort.decoding.control.constraint import Constraint
+from dsbd_ort.decoding.logits_processing.constraint import Constraint
 
 EOS = "<|end|>"
 NUM_STATES = 4

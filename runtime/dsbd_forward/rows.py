@@ -57,11 +57,11 @@ def largest_columns(scores: NDArray[np.floating], number: int) -> Ints:
     """
     num_rows, num_columns = scores.shape
     last = num_columns - number
-    bar = np.partition(scores, last, axis=1)[:, last, None]
-    is_chosen = scores >= bar
+    threshold = np.partition(scores, last, axis=1)[:, last, None]
+    is_chosen = scores >= threshold
     chosen = is_chosen.ravel().nonzero()[0]
     if len(chosen) > number * num_rows:  # some tie with the last
-        is_above = scores > bar
+        is_above = scores > threshold
         ties = is_chosen & ~is_above
         num_free = number - is_above.sum(axis=1, keepdims=True)
         is_chosen = is_above | (ties & (ties.cumsum(axis=1) <= num_free))

@@ -1,7 +1,7 @@
 """Record of a distilled draft: how it was trained, and what its training measured.
 
 dsbd-distill leaves it in the folder of the draft, the export copies it beside the draft's engine,
-where the manifest lists it as it lists every file. Nothing depends on it but what people are told.
+where the manifest lists it as it lists every file. It is shown to people only.
 """
 
 from __future__ import annotations

@@ -21,14 +21,17 @@ import contextlib
 import hashlib
 import json
 import logging
+import os
 import platform
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from filelock import lock_descriptor
 
 from dsbd_runtime.bundle import WEIGHTS_FILE, Bundle, sha256_of
 from dsbd_runtime.durable_files import checksum, sync_folder, sync_names
@@ -46,6 +49,7 @@ _ENTRIES = {
 }
 _DIGESTS: dict[str, Callable[[Path], int | str]] = {"checksum": checksum, "sha256": sha256_of}
 _MOST_COPIES = 2.5  # of the weights: as they are stored, as they are packed, and some room
+_NEW = ".new-"  # begins the names of what is being made
 _SMALLEST_ROOM = 16 * 2**20
 
 _log = logging.getLogger(__name__)
@@ -135,11 +139,10 @@ class PreparedEngine:
             OSError: the folder cannot be written, or has no room for it.
         """
         _make_folder(self.folder)
+        _clear_abandoned(self.folder)
         self._check_room()
-        with tempfile.TemporaryDirectory(
-            prefix=".new-", dir=self.folder, ignore_cleanup_errors=True
-        ) as name:
-            made = Path(name) / "engine"
+        with _new_folder(self.folder) as new:
+            made = new / "engine"
             made.mkdir(mode=0o700)
             options = new_options()
             options.optimized_model_filepath = str(made / _MODEL)
@@ -191,6 +194,42 @@ def _make_folder(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise InputError(f"engine_cache is {folder}, which is a file; expected a folder")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+@contextlib.contextmanager
+def _new_folder(folder: Path) -> Iterator[Path]:
+    """Make a folder in ``folder`` that is locked as long as its process lives, and removed."""
+    with (
+        contextlib.ExitStack() as locks,
+        tempfile.TemporaryDirectory(
+            prefix=_NEW, dir=_locked(folder, locks), ignore_cleanup_errors=True
+        ) as name,
+        contextlib.ExitStack() as own_lock,
+    ):
+        _locked(Path(name), own_lock)
+        locks.close()
+        yield Path(name)
+
+
+def _clear_abandoned(folder: Path) -> None:
+    """Remove what openers were making whose processes have ended."""
+    with contextlib.ExitStack() as locks:
+        _locked(folder, locks)  # none is made meanwhile that is not locked yet
+        for left in folder.glob(f"{_NEW}*"):
+            with contextlib.suppress(OSError), contextlib.ExitStack() as own_lock:
+                descriptor = os.open(left, os.O_RDONLY)
+                own_lock.callback(os.close, descriptor)
+                if lock_descriptor(descriptor, blocking=False):
+                    shutil.rmtree(left, ignore_errors=True)
+
+
+def _locked(folder: Path, locks: contextlib.ExitStack) -> Path:
+    """Return a folder, locked until ``locks`` is closed; unlocked where folders have no locks."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        locks.callback(os.close, descriptor)
+        lock_descriptor(descriptor)
+    return folder
 
 
 def _processor(cpu_info: Path = Path("/proc/cpuinfo")) -> tuple[str, str]:

@@ -8,7 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_ort.decoding.control.constraint import AllowedTokens, States, TokenLists, TokenMasks
+from dsbd_ort.decoding.logits_processing.constraint import (
+    AllowedTokens,
+    States,
+    TokenLists,
+    TokenMasks,
+)
 
 Path = tuple[int, ...]
 

@@ -57,7 +57,7 @@ def one_after_some(path: tuple[int, ...]) -> set[int]:
     return {first, (first + 3) % EOS, (first + 5) % EOS, EOS}
 
 
-CONTROLS: dict[str, dict[str, Any]] = {
+PROCESSING: dict[str, dict[str, Any]] = {
     "free": {},
     "forced": {"constraint": PathConstraint(VOCAB, one_after_some, (EOS,))},
     "forced bits": {"constraint": PathConstraint(VOCAB, one_after_some, (EOS,), as_bits=True)},
@@ -91,7 +91,7 @@ def decoded(request: DecodingRequest, target: LogitsOf = TARGET) -> DecodeResult
 
 
 def check_invisible(num_prompts: int, strategy: str, plain: str, shape: dict, name: str) -> None:
-    common = {**shape, **CONTROLS[name], "max_new_tokens": 24, "eos_token_id": EOS}
+    common = {**shape, **PROCESSING[name], "max_new_tokens": 24, "eos_token_id": EOS}
     pool, estimator = NGramPool(512), AcceptanceEstimator.initial()
     for seed in range(num_prompts):
         expected = decoded(request_of(DecodingConfig(strategy=plain, **common), seed))
@@ -103,20 +103,20 @@ def check_invisible(num_prompts: int, strategy: str, plain: str, shape: dict, na
 
 
 @pytest.mark.parametrize(("strategy", "plain", "shape"), PAIRS)
-@pytest.mark.parametrize("name", CONTROLS)
+@pytest.mark.parametrize("name", PROCESSING)
 def test_the_output_is_that_without_a_draft(strategy, plain, shape, name):
     check_invisible(4, strategy, plain, shape, name)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("strategy", "plain", "shape"), PAIRS)
-@pytest.mark.parametrize("name", CONTROLS)
+@pytest.mark.parametrize("name", PROCESSING)
 def test_the_output_is_that_without_a_draft_on_200_prompts(strategy, plain, shape, name):
     check_invisible(200, strategy, plain, shape, name)
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
-@pytest.mark.parametrize("name", CONTROLS)
+@pytest.mark.parametrize("name", PROCESSING)
 def test_requests_that_share_calls_return_what_they_return_alone(drafter, name):
     config = DecodingConfig(
         num_beams=3,
@@ -124,7 +124,7 @@ def test_requests_that_share_calls_return_what_they_return_alone(drafter, name):
         drafter=drafter,
         max_new_tokens=16,
         eos_token_id=EOS,
-        **CONTROLS[name],
+        **PROCESSING[name],
     )
     shared = BatchedDecoder(TableModel(VOCAB, TARGET), TableModel(VOCAB, DRAFT), costs=COSTS)
     trees = {shared.join(request_of(config, seed, costs=COSTS)): seed for seed in range(4)}

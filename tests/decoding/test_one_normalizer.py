@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dsbd_ort.decoding import DecodeResult, DecodingConfig, TableModel, decode_iterations
-from dsbd_ort.decoding.control.constraint import AllowedTokens, States
+from dsbd_ort.decoding.logits_processing.constraint import AllowedTokens, States
 from dsbd_ort.decoding.request import result_of
 from dsbd_ort.decoding.trace import RequestTrace
 from tests.decoding.gather_table import GatherTable
@@ -24,7 +24,7 @@ TARGET = random_table(7, VOCAB)
 DRAFT = mixed_table(TARGET, random_table(8, VOCAB), 0.7)
 SHAPES = [(1, [1]), (2, [1, 1]), (4, [3, 3, 3, 3]), (3, [2, 4, 1])]
 """draft_length, and the draft_beams of each layer for one beam."""
-CONTROLS: dict[str, dict[str, Any]] = {
+PROCESSING: dict[str, dict[str, Any]] = {
     "none": {},
     "penalty": {"repetition_penalty": 1.3},
     "raising": {"logit_bias": {3: 2.0}},
@@ -46,7 +46,7 @@ class Mixing(PathConstraint):
         return super().allowed(states)
 
 
-def told(result: DecodeResult) -> list[Any]:
+def outputs_of(result: DecodeResult) -> list[Any]:
     """Everything that a request says in numbers, to the last bit."""
     return [
         (s.token_ids, s.token_logprobs, s.logprob, s.score, s.top_logprobs)
@@ -70,16 +70,18 @@ def decoded(
     config = DecodingConfig(**given)
     draft = models[1] if config.has_draft_model else None
     rng = np.random.default_rng(3)
-    return told(result_of(decode_iterations(models[0], draft, PROMPT, config, rng, trace=trace)))
+    return outputs_of(
+        result_of(decode_iterations(models[0], draft, PROMPT, config, rng, trace=trace))
+    )
 
 
 @pytest.mark.parametrize("num_top", [1, 8, 20])
-@pytest.mark.parametrize("controls", CONTROLS)
+@pytest.mark.parametrize("processing", PROCESSING)
 @pytest.mark.parametrize("plain", PAIRS)
 def test_no_draft_of_any_width_is_seen_with_a_top_k_head(
-    plain: str, controls: str, num_top: int
+    plain: str, processing: str, num_top: int
 ) -> None:
-    options = {**CONTROLS[controls], "num_beams": 1 if plain == "sample" else 3}
+    options = {**PROCESSING[processing], "num_beams": 1 if plain == "sample" else 3}
     if plain != "beam-search":
         options["top_k"] = min(6, num_top)
 
@@ -126,12 +128,12 @@ def test_no_draft_is_seen_where_a_gather_engine_reads_some_rows_whole(
 
 @pytest.mark.parametrize("head", ["full", "top", "gather"])
 @pytest.mark.parametrize("strategy", ["beam-search", "beam-sample", "dsbd", "greedy"])
-@pytest.mark.parametrize("controls", ["none", "lists", "masks", "penalty"])
+@pytest.mark.parametrize("processing", ["none", "lists", "masks", "penalty"])
 def test_what_else_is_asked_changes_no_log_probability(
-    head: str, strategy: str, controls: str
+    head: str, strategy: str, processing: str
 ) -> None:
     """A trace and the most probable tokens want rows whole that are gathered otherwise."""
-    options = {**CONTROLS[controls], "strategy": strategy}
+    options = {**PROCESSING[processing], "strategy": strategy}
     if strategy not in ("beam-search", "greedy"):
         options["top_k"] = 6
 
@@ -165,8 +167,8 @@ def test_a_text_scored_as_a_prompt_has_the_log_probabilities_that_it_was_made_wi
         return TopTable(VOCAB, TARGET, 8, full_chunk=50)
 
     for options in ({"strategy": "greedy"}, {"strategy": "beam-search", "num_beams": 3}):
-        for controls in CONTROLS.values():
-            ((tokens, logprobs, *_), _) = decoded((model(), None), **options, **controls)
+        for processing in PROCESSING.values():
+            ((tokens, logprobs, *_), _) = decoded((model(), None), **options, **processing)
             config = DecodingConfig(strategy="greedy", max_new_tokens=1, prompt_logprobs=True)
             rng = np.random.default_rng(0)
             prompt = (*PROMPT, *tokens)

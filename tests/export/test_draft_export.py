@@ -340,5 +340,5 @@ def test_a_quantized_target_gets_no_engines(
 def test_a_shorter_context_than_asked_for_is_said(exported: Exported) -> None:
     target = exported.result.manifest.target
     assert context_warning(target, None, None) is context_warning(target, None, 256) is None
-    words = "can use 256 tokens, the context of the target; max_context asks for 512"
+    words = "can use 256 tokens, the context of the target; max_context is 512"
     assert words in str(context_warning(target, None, 512))

@@ -196,7 +196,7 @@ CONTEXTS = [  # (of the target, of the draft, max_context, what the warning says
     (256, 512, None, None),
     (512, 256, None, "can use 256 tokens, the context of the draft; that of the target is 512"),
     (512, 256, 100_000, "can use 256 tokens, the context of the draft"),
-    (256, 512, 100_000, "can use 256 tokens, the context of the checkpoints; max_context asks for"),
+    (256, 512, 100_000, "can use 256 tokens, the context of the checkpoints; max_context is"),
 ]
 
 

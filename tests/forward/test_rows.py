@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from dsbd_forward.rows import added_up, largest_logits, log_normalised, row_sums
-from dsbd_ort.decoding.control.allowed_after import AllowedAfter
-from dsbd_ort.decoding.control.constraint import TokenLists
+from dsbd_ort.decoding.logits_processing.allowed_after import AllowedAfter
+from dsbd_ort.decoding.logits_processing.constraint import TokenLists
 
 SIZES = (1, 2, 5, 17, 100, 127, 128, 129, 300, 1000, 4099, 9001)
 

@@ -179,7 +179,11 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [  # fields, param, words
     ),
     ({"guided_json": {"minimum": 3, "maximum": 1, "type": "integer"}}, "guided_json", "minimum"),
     ({"guided_json": "{"}, "guided_json", "is no JSON"),
-    ({"guided_decoding_backend": "xgrammar"}, "guided_decoding_backend", "there is one"),
+    (
+        {"guided_decoding_backend": "xgrammar"},
+        "guided_decoding_backend",
+        "only one backend",
+    ),
     (
         {"response_format": {"type": "json_object"}, "n": 2, "eos_token_id": 999},
         "eos_token_id",

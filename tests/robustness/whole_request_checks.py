@@ -153,10 +153,10 @@ def check_sequence(
     )
     check_top_logprobs(sequence, config, request)
     assert math.isclose(sequence.logprob, sum(sequence.token_logprobs), abs_tol=1e-9)
-    if config.row.rule != "search" or not config.has_controls:  # else by the processed one
+    if config.row.rule != "search" or not config.processes_logits:  # else by the processed one
         score = sequence.logprob / len(ids) ** config.length_penalty
         assert math.isclose(sequence.score, score, abs_tol=1e-9)
-    check_controls(ids, config, request)
+    check_processing(ids, config, request)
     ends = [i for i, token in enumerate(ids) if token in config.eos_ids]
     stops = [
         end
@@ -172,8 +172,8 @@ def check_sequence(
         assert len(ids) == config.max_new_tokens
 
 
-def check_controls(ids: list[int], config: DecodingConfig, request: WholeRequest) -> None:
-    """Hold the tokens against what the controls forbid, searched for in another way."""
+def check_processing(ids: list[int], config: DecodingConfig, request: WholeRequest) -> None:
+    """Hold the tokens against what the processing forbid, searched for in another way."""
     path = (*request.prompt, *ids)
     for begin in range(len(request.prompt), len(path)):
         token, before = path[begin], path[:begin]
@@ -268,7 +268,9 @@ def on_dense_tables(request: WholeRequest, config: DecodingConfig) -> DecodeResu
     has_ties = has_equal_scores or (config.row.rule == "search" and request.table != "smooth")
     if has_ties or tosses_by_rounding(request, config):
         return None
-    is_another_draft = request.head == "proposed" or (request.head == "top" and config.has_controls)
+    is_another_draft = request.head == "proposed" or (
+        request.head == "top" and config.processes_logits
+    )
     if is_another_draft and config_without_draft(config) is None:
         return None  # and visible: a draft never reads what its head has left out
     return decoded(request, config, request.models("full"), preempts=request.forced())[0]

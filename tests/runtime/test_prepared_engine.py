@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import multiprocessing
+import os
 import shutil
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from filelock import lock_descriptor
 from numpy.typing import NDArray
 
 from dsbd_runtime.bundle import Bundle, open_bundle
@@ -242,3 +244,23 @@ def test_a_damaged_bundle_is_the_bundles_error(bundle_copy: Path, tmp_path: Path
     with pytest.raises(BundleError, match=r"cannot load .*target.model\.onnx"):
         load_causal_lm(bundle, "target", engine_cache=tmp_path / "engines")
     assert list((tmp_path / "engines").iterdir()) == []
+
+
+def test_what_a_killed_opener_left_is_cleared(tiny_bundle: Bundle, tmp_path: Path) -> None:
+    left = tmp_path / ".new-killed" / "engine"
+    left.mkdir(parents=True)
+    (left / "model.bin").write_bytes(b"half")
+    logits_of(tiny_bundle, engine_cache=tmp_path)
+    assert only(tmp_path)
+
+
+def test_what_another_opener_is_making_stays(tiny_bundle: Bundle, tmp_path: Path) -> None:
+    making = tmp_path / ".new-living"
+    making.mkdir()
+    descriptor = os.open(making, os.O_RDONLY)
+    try:
+        assert lock_descriptor(descriptor, blocking=False)
+        logits_of(tiny_bundle, engine_cache=tmp_path)
+        assert making.exists()
+    finally:
+        os.close(descriptor)

@@ -239,7 +239,7 @@ class LoopCost:
 
     def learn(self, num_layers: int, drafting: float, rest: float) -> None:
         """Count an iteration: the seconds of drafting so many layers, and all others."""
-        drafting, rest = max(drafting, 0.0), max(rest, 0.0)  # differences of what a clock told
+        drafting, rest = max(drafting, 0.0), max(rest, 0.0)  # differences of clock readings
         most = 4.0 * (self.iteration + num_layers * self.layer) + _LEAST_DISTURBANCE
         if drafting + rest > most:
             share = most / (drafting + rest)

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_ort.decoding.control.allowed_after import AllowedAfter
-from dsbd_ort.decoding.control.controls import Controls
 from dsbd_ort.decoding.drafting.draft import Iteration, LayerNeeds, Proposer, TakesAll
 from dsbd_ort.decoding.drafting.ngram import NGramDrafter
 from dsbd_ort.decoding.engine_call import EngineCalls
 from dsbd_ort.decoding.forest import Forest, Nodes
 from dsbd_ort.decoding.forest_runner import ForestRunner
 from dsbd_ort.decoding.joint_distribution import STAY, JointDistribution
+from dsbd_ort.decoding.logits_processing.allowed_after import AllowedAfter
+from dsbd_ort.decoding.logits_processing.request_processing import RequestProcessing
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -71,7 +71,7 @@ class ChainedDrafter:
     def __init__(
         self,
         forest: Forest,
-        controls: Controls | None,
+        processing: RequestProcessing | None,
         ngram: NGramDrafter | None,
         model: ForestRunner | None,
         *,
@@ -84,10 +84,10 @@ class ChainedDrafter:
         proposes_ends: whether the constraint may speak for paths that end with their next token,
             as if all tokens were as likely: not where the draft's distributions are read.
         """
-        self.forces = controls is not None and controls.constraint is not None
+        self.forces = processing is not None and processing.constraint is not None
         self._forest = forest
         self._proposes_ends = proposes_ends
-        self._controls = controls
+        self._processing = processing
         self._ngram = ngram
         self._model = model
         self._proposers = proposers
@@ -100,10 +100,10 @@ class ChainedDrafter:
             ended = self._forest.is_absorbing[nodes].nonzero()[0]
             lists.extend(ended, np.full(len(ended), STAY), np.zeros(len(ended)))
         is_forced, num_whole = False, 0
-        if self._controls is not None and self._controls.constraint is not None:
+        if self._processing is not None and self._processing.constraint is not None:
             open_beams = lists.open_beams()
-            allowed = self._controls.allowed_after(nodes[open_beams])
-            ends_next = self._controls.ends_next(nodes[open_beams], allowed)
+            allowed = self._processing.allowed_after(nodes[open_beams])
+            ends_next = self._processing.ends_next(nodes[open_beams], allowed)
             if ends_next.all():
                 return None
             is_forced = bool((allowed.num_tokens == 1).all())
@@ -159,11 +159,11 @@ class ChainedDrafter:
         asked: Ints,
     ) -> None:
         """Propose all that the constraint allows after some of the open nodes."""
-        assert self._controls is not None
+        assert self._processing is not None
         if not len(asked):
             return
         open_beams, counts = lists.open_beams(), allowed.num_tokens
-        rows, tokens = allowed.part(asked).tokens_by_row(self._controls.vocab_size)
+        rows, tokens = allowed.part(asked).tokens_by_row(self._processing.vocab_size)
         lists.extend(open_beams[asked[rows]], tokens, -np.log(counts[asked[rows]]))
         if self._proposers is not None:
             self._proposers.note(open_nodes[asked], "constraint")
@@ -174,8 +174,8 @@ class ChainedDrafter:
         open_beams = lists.open_beams()
         found = self._ngram.proposals(nodes[open_beams])
         paths, tokens, log_probs = found.paths, found.tokens, found.log_probs
-        if self._controls is not None and len(tokens):
-            log_probs = self._controls.processed(nodes[open_beams], paths, tokens, log_probs)
+        if self._processing is not None and len(tokens):
+            log_probs = self._processing.processed(nodes[open_beams], paths, tokens, log_probs)
             is_left = log_probs > -np.inf
             paths, tokens, log_probs = paths[is_left], tokens[is_left], log_probs[is_left]
         if len(tokens):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_ort.decoding.control.path_states import Nodes, Tokens
+from dsbd_ort.decoding.logits_processing.path_states import Nodes, Tokens
 
 _DOUBTS = {8: 0.05, 5: 0.15, 3: 0.5, 2: 1.0, 1: 3.0}
 """By length of a context, longest first: of c tokens seen behind it, d of them distinct, the share

@@ -77,9 +77,9 @@ class ThroughputDraftPolicy:
         forest: of the request.
         num_beams: beams that the rule selects in a layer.
         most_layers, most_beams: upper limits.
-        num_sharers: tells how many requests share the engine calls just now.
+        num_sharers: returns how many requests share the engine calls just now.
         has_draft_model: whether any draft costs an engine call.
-        host_seconds: tells the time that the request has spent outside engine calls.
+        host_seconds: returns the time that the request has spent outside engine calls.
         may_rest: whether an iteration without a draft says something of the next ones: what a
             constraint forces comes unannounced.
     """
@@ -222,7 +222,7 @@ class ThroughputDraftPolicy:
     def choose_forced(self, joint: JointDistribution) -> NDArray[np.int64]:
         """See DraftPolicy.choose_forced.
 
-        Reached with probability ``reach``, a call of its own is saved; else its rows are in vain.
+        Reached with probability ``reach``, a call of its own is saved; else its rows are wasted.
         """
         seconds, last = self._target_seconds, len(self._target_seconds) - 1
         num_new = int(np.count_nonzero(joint.tokens != STAY))
@@ -288,12 +288,12 @@ class ThroughputDraftPolicy:
         else:
             inherited = parents[joint.parents]
             certain = scores[inherited == 0.0]
-        bar = -np.inf
+        threshold = -np.inf
         if len(certain) >= self._num_beams:
             last = len(certain) - self._num_beams
-            bar = np.partition(certain, last)[last]
-        if bar > -np.inf:
-            return inherited + np.maximum(bar - scores, 0.0)
+            threshold = np.partition(certain, last)[last]
+        if threshold > -np.inf:
+            return inherited + np.maximum(threshold - scores, 0.0)
         # Fewer can be selected than beams: a draft that is always right selects them all.
         return np.where(scores > -np.inf, inherited, np.inf)
 
@@ -355,7 +355,7 @@ class ThroughputDraftPolicy:
 
         The target computes no row for it. Where it costs more than half an iteration, as where the
         draft model has a prompt to read, it is tried the more rarely: so it never takes more than
-        one part in 16 of the time, after several in vain one in 128.
+        one part in 16 of the time, after several without a gain one in 128.
         Where the last tries did not help either, the next seven iterations are not even thought
         about; earlier that would keep from learning what a draft is worth.
         """

@@ -5,7 +5,7 @@
 
 namespace dsbd {
 
-/// Its message says what is wrong, the value seen, the value wanted and how to mend it.
+/// Its message says what is wrong, the value seen, the value expected and the fix.
 class Error : public std::runtime_error {
 public:
     using std::runtime_error::runtime_error;

@@ -1,4 +1,4 @@
-// What one engine has computed of the forest: rows, who sees which row, token laws.
+// Rows and next-token laws of one engine over the forest, and which node sees which row.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +19,7 @@ namespace dsbd {
 /// One engine's side of the forest: no node is computed twice while it is live.
 ///
 /// The cache's first `num_shared_` rows are seen by every live node (the prompt and the beams'
-/// common path); only the rows behind them are told apart.
+/// common path); only the rows behind them differ between nodes.
 class ForestCache {
 public:
     ForestCache(StepModel& model, const Forest& forest, const Warp& warp)
@@ -45,7 +45,7 @@ public:
         }
     }
 
-    /// Tell whether the law after a node is known; an ended one needs none.
+    /// Return whether the law after a node is known; an ended one needs none.
     bool is_computed(std::size_t node) const {
         return forest_[node].is_end || laws_.count(node) != 0;
     }

@@ -73,7 +73,7 @@ public:
         return found != end && *found == token ? found - tokens_.begin() + 1 : ended;
     }
 
-    /// Tell whether a path ends as it is, without an end-of-sequence token.
+    /// Return whether a path ends as it is, without an end-of-sequence token.
     bool has_ended(State state) const {
         const auto [first, stop] = row(state);
         return first == stop && !needs_end_;

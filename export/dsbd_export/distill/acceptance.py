@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from dsbd_export.distill.teacher import Teacher, TorchDevice
+from dsbd_export.distill.work_folder import read_arrays
 from dsbd_runtime.durable_files import put_in_place
 
 TOP_K = 20
@@ -49,8 +50,7 @@ class HeldOutSamples:
     @classmethod
     def read(cls, file: Path) -> HeldOutSamples:
         """Return those of ``write``."""
-        with np.load(file, allow_pickle=False) as arrays:
-            return cls(arrays["tokens"], arrays["ids"], arrays["probs"])
+        return cls(*read_arrays(file, ("tokens", "ids", "probs")))
 
     def first(self, num_prompts: int) -> HeldOutSamples:
         """Return those of the first prompts."""

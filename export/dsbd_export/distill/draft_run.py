@@ -17,7 +17,7 @@ from dsbd_export.checkpoint import Checkpoint, open_target
 from dsbd_export.distill.acceptance import TEMPERATURE, TOP_K
 from dsbd_export.distill.config import DistillConfig
 from dsbd_export.distill.draft_kind import DRAFT_KINDS, DraftKind
-from dsbd_export.distill.draft_training import told_acceptance, train_draft
+from dsbd_export.distill.draft_training import shown_acceptance, train_draft
 from dsbd_export.distill.teaching import Teaching, prepare_teaching
 from dsbd_export.distill.texts import TextFile, check_readable, find_files
 from dsbd_export.distill.training import TrainingState
@@ -134,7 +134,7 @@ def _train(
     )
     state = train_draft(config, teaching, kind, draft, work, report, save_every=save_every)
     found = kind.acceptance(draft, teaching.samples)
-    report(f"held-out acceptance {told_acceptance(found)} (standard error {found.error:.3f})")
+    report(f"held-out acceptance {shown_acceptance(found)} (standard error {found.error:.3f})")
     _write_draft(kind, draft, teaching.checkpoint, work.draft)
     return DraftRecord(
         target=teaching.checkpoint.folder.resolve().name,

@@ -1,4 +1,4 @@
-"""Training of a draft on the pool: its budget, its pace, and the progress that is told."""
+"""Training of a draft on the pool: its budget, its pace, and the progress that is logged."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def train_draft(
 def _observer(
     kind: DraftKind, draft: PreTrainedModel, teaching: Teaching, report: Report
 ) -> Observer:
-    """Return an observer that measures acceptance now and then, and tells it."""
+    """Return an observer that measures acceptance now and then, and logs it."""
     samples = teaching.samples.first(_NUM_PROMPTS)
 
     def observe(state: TrainingState) -> Point | None:
@@ -77,10 +77,10 @@ def _observer(
             return None
         acceptance = kind.acceptance(draft, samples)
         loss = sum(state.losses) / len(state.losses) if state.losses else None
-        told = "untrained" if loss is None else f"loss {loss:.3f}"
+        loss_text = "untrained" if loss is None else f"loss {loss:.3f}"
         report(
             f"step {state.step:,}, {min(state.progress, 1.0):.0%}, {state.seconds / 60:.1f} min: "
-            f"{told}, acceptance {told_acceptance(acceptance)}"
+            f"{loss_text}, acceptance {shown_acceptance(acceptance)}"
         )
         return {
             "step": state.step,
@@ -93,7 +93,7 @@ def _observer(
     return observe
 
 
-def told_acceptance(acceptance: Acceptance) -> str:
+def shown_acceptance(acceptance: Acceptance) -> str:
     """Return it in words, by depth where it depends on that."""
     return ", then ".join(f"{rate:.3f}" for rate in acceptance.by_depth)
 

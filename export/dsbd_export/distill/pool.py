@@ -19,6 +19,7 @@ from torch import Tensor
 from dsbd_export.distill.acceptance import TOP_K
 from dsbd_export.distill.teacher import Labelled, Teacher, num_labels
 from dsbd_export.distill.texts import Tokens, windows
+from dsbd_export.distill.work_folder import read_arrays
 from dsbd_runtime.durable_files import put_in_place
 
 STEPS_A_ROUND = 96
@@ -72,10 +73,8 @@ class Pool:
         return self.folder / f"{number:06d}.npz"
 
     def _read(self, number: int, kind: str) -> Labelled:
-        with np.load(self._file(number), allow_pickle=False) as arrays:
-            tokens, ids, log_probs = (
-                arrays[f"{kind}_{name}"] for name in ("tokens", "ids", "log_probs")
-            )
+        names = (f"{kind}_{name}" for name in ("tokens", "ids", "log_probs"))
+        tokens, ids, log_probs = read_arrays(self._file(number), names)
         return Labelled(tokens, ids, log_probs.astype(np.float32))
 
     def _make(self, number: int) -> None:

@@ -27,7 +27,7 @@ from dsbd_export.distill.teacher import TorchDevice
 from dsbd_export.feature_draft.model import FeatureDraft
 from dsbd_export.target_features import layers_of
 
-NUM_STEPS = 4  # of the training and of the acceptance that is told
+NUM_STEPS = 4  # of the training and of the acceptance that is logged
 _MOST_ROWS = 512  # in one sequence; longer ones have step 0 alone, to bound attention
 _DECAY = 0.8  # weight of a step against the one before, as in EAGLE-3
 _JUDGED = 2  # of so many rows one is judged behind drafted tokens: the head costs most of a step

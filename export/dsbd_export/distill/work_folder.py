@@ -19,12 +19,16 @@ import contextlib
 import dataclasses
 import json
 import shutil
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
+import numpy as np
 from filelock import FileLock, Timeout
+from numpy.typing import NDArray
 
 from dsbd_export.changed_bundle import writing
 from dsbd_export.distill.config import DistillConfig
@@ -115,6 +119,21 @@ class WorkFolder:
                 f"{self.path} is of another training ({'; '.join(differences)}); repeat the "
                 "command of that one, or remove the folder"
             )
+
+
+def read_arrays(file: Path, names: Iterable[str]) -> list[NDArray[Any]]:
+    """Return the arrays of these names of a file that ``numpy.savez`` wrote.
+
+    Raises:
+        ExportError: the file is damaged.
+    """
+    try:
+        with file.open("rb") as opened, np.load(opened, allow_pickle=False) as arrays:
+            return [arrays[name] for name in names]
+    except (ValueError, KeyError, EOFError, TypeError, BadZipFile, zlib.error) as error:
+        raise ExportError(
+            f"{file} is damaged ({error}); remove it, and the same command makes it again"
+        ) from error
 
 
 def _object_of(file: Path) -> dict[str, Any] | None:

@@ -14,19 +14,24 @@ from numpy.typing import NDArray
 from dsbd_forward.logits import Logits
 from dsbd_forward.rows import largest_columns
 from dsbd_ort.decoding.config import DecodingConfig
-from dsbd_ort.decoding.control.allowed_after import AllowedAfter
-from dsbd_ort.decoding.control.constraint import Constraint
-from dsbd_ort.decoding.control.forbidden_tokens import ForbiddenTokens
-from dsbd_ort.decoding.control.path_states import (
+from dsbd_ort.decoding.distribution import ListedDistributions
+from dsbd_ort.decoding.errors import ConstraintError
+from dsbd_ort.decoding.logits_processing.allowed_after import AllowedAfter
+from dsbd_ort.decoding.logits_processing.constraint import Constraint
+from dsbd_ort.decoding.logits_processing.forbidden_tokens import ForbiddenTokens
+from dsbd_ort.decoding.logits_processing.path_states import (
     ConstraintStates,
     Nodes,
     PathStates,
     PathTokens,
     Tokens,
 )
-from dsbd_ort.decoding.control.processors import Candidates, LogitsProcessor, Scores, processors_of
-from dsbd_ort.decoding.distribution import ListedDistributions
-from dsbd_ort.decoding.errors import ConstraintError
+from dsbd_ort.decoding.logits_processing.processors import (
+    Candidates,
+    LogitsProcessor,
+    Scores,
+    processors_of,
+)
 from dsbd_ort.decoding.option_values import shown
 from dsbd_ort.decoding.warp import Warp
 
@@ -35,7 +40,7 @@ Rows = NDArray[np.int64]
 _NONE = np.arange(0)
 
 
-class Controls:
+class RequestProcessing:
     """The processors and the constraint of a request, as both engines apply them.
 
     Attributes:
@@ -209,7 +214,7 @@ class Controls:
     ) -> ListedDistributions:
         """Return distributions of the logits of all allowed tokens."""
         tokens = allowed.listed()
-        assert tokens is not None  # the engine was told which
+        assert tokens is not None  # the engine gathers them
         scores = np.full(tokens.shape, -np.inf)
         scores[tokens >= 0] = gathered
         candidates = Candidates(self.paths, nodes, tokens, self.vocab_size)
@@ -289,22 +294,22 @@ class Controls:
         return ListedDistributions.of(tokens, log_probs, raw)
 
 
-def controls_of(
+def processing_of(
     config: DecodingConfig,
     constraint: Constraint | None,
     prompt_ids: Sequence[int],
     vocab_size: int,
     forbidden: ForbiddenTokens | None = None,
-) -> Controls | None:
-    """Return the controls of a request that begins, None where nothing controls it."""
-    if not config.has_controls:
+) -> RequestProcessing | None:
+    """Return the logits processing of a request that begins, None without any."""
+    if not config.processes_logits:
         return None
     states = None
     if constraint is not None:
         states = ConstraintStates(constraint, prompt_ids, np.array(sorted(config.eos_ids), int))
     paths = PathTokens(prompt_ids, vocab_size)
     processors = processors_of(config, len(prompt_ids), vocab_size)
-    return Controls(config, processors, states, paths, forbidden)
+    return RequestProcessing(config, processors, states, paths, forbidden)
 
 
 def _looked_up(tokens: Tokens, scores: Scores, listed: Tokens) -> Scores:

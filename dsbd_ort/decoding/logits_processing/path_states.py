@@ -13,8 +13,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_ort.decoding.control.constraint import Constraint, States
 from dsbd_ort.decoding.distribution import larger
+from dsbd_ort.decoding.logits_processing.constraint import Constraint, States
 
 Nodes = NDArray[np.int64]
 Tokens = NDArray[np.int64]

@@ -6,9 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_forward.logits import Gather
-from dsbd_ort.decoding.control.constraint import TokenLists, TokenMasks
-from dsbd_ort.decoding.control.path_states import ConstraintStates, Nodes, Tokens
 from dsbd_ort.decoding.distribution import joined_ranges
+from dsbd_ort.decoding.logits_processing.constraint import TokenLists, TokenMasks
+from dsbd_ort.decoding.logits_processing.path_states import ConstraintStates, Nodes, Tokens
 
 Rows = NDArray[np.int64]
 

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_ort.decoding.config import DecodingConfig
-from dsbd_ort.decoding.control.path_states import Nodes, PathTokens, Tokens
 from dsbd_ort.decoding.errors import ConstraintError
+from dsbd_ort.decoding.logits_processing.path_states import Nodes, PathTokens, Tokens
 from dsbd_ort.decoding.option_values import shown
 
 Scores = NDArray[np.float64]
@@ -181,7 +181,7 @@ class NoRepeatNgram(_Ban):
     def __init__(self, size: int) -> None:
         """Take n, at least 1."""
         self._size = size
-        self._followers: dict[tuple[int, ...], list[int]] = {}
+        self._next_tokens: dict[tuple[int, ...], list[int]] = {}
         self._num_known = 0  # shared tokens whose n-grams are in the table
 
     def process(self, scores: Scores, candidates: Candidates) -> Scores:
@@ -194,9 +194,9 @@ class NoRepeatNgram(_Ban):
         begun = recent[:, recent.shape[1] - self._size + 1 :]
         rows, banned = self._repeated(recent, begun)
         for row, ngram in enumerate(map(tuple, begun.tolist())):
-            if followers := self._followers.get(ngram):
-                rows += [row] * len(followers)
-                banned += followers
+            if next_tokens := self._next_tokens.get(ngram):
+                rows += [row] * len(next_tokens)
+                banned += next_tokens
         scores[candidates.places(np.array(rows, np.int64), np.array(banned, np.int64))] = -np.inf
         return scores
 
@@ -204,7 +204,7 @@ class NoRepeatNgram(_Ban):
         size = self._size
         for end in range(max(self._num_known, size - 1), len(shared)):
             *begun, token = shared[end - size + 1 : end + 1].tolist()
-            self._followers.setdefault(tuple(begun), []).append(token)
+            self._next_tokens.setdefault(tuple(begun), []).append(token)
         self._num_known = len(shared)
 
     def _repeated(self, recent: Tokens, begun: Tokens) -> tuple[list[int], list[int]]:

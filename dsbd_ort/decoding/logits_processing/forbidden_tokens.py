@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_forward.logits import Logits
-from dsbd_ort.decoding.control.path_states import Nodes
+from dsbd_ort.decoding.logits_processing.path_states import Nodes
 
 MOST_FORBIDDEN = 3
 """Tokens that are noted for a node."""

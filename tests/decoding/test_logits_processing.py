@@ -51,7 +51,7 @@ def less_of_recent(path: np.ndarray, scores: np.ndarray) -> np.ndarray:
 
 
 ALLOWED = some_tokens(VOCAB, always=(EOS,))
-CONTROLS: dict[str, dict[str, Any]] = {
+PROCESSING: dict[str, dict[str, Any]] = {
     "lists": {"constraint": PathConstraint(VOCAB, ALLOWED, (EOS,))},
     "bits": {"constraint": PathConstraint(VOCAB, ALLOWED, (EOS,), as_bits=True)},
     "ending": {"constraint": PathConstraint(VOCAB, ALLOWED, (EOS,), ends_after=ends_sometimes)},
@@ -113,33 +113,33 @@ def tables(draft: str) -> tuple[TableModel, TableModel]:
 def check_equality(name: str, strategy: str, num_prompts: int) -> None:
     shape, plain = PAIRS[strategy]
     for seed in range(num_prompts):
-        expected = decoded(config_of(plain, **shape, **CONTROLS[name]), tables("decent"), seed)
+        expected = decoded(config_of(plain, **shape, **PROCESSING[name]), tables("decent"), seed)
         for policy in POLICIES.values():
-            config = config_of(strategy, **shape, **CONTROLS[name], **policy)
+            config = config_of(strategy, **shape, **PROCESSING[name], **policy)
             for draft in DRAFTS:
                 assert all_tokens(decoded(config, tables(draft), seed)) == all_tokens(expected)
 
 
 @pytest.mark.parametrize("strategy", PAIRS)
-@pytest.mark.parametrize("name", CONTROLS)
+@pytest.mark.parametrize("name", PROCESSING)
 def test_speculation_is_invisible(name: str, strategy: str) -> None:
     check_equality(name, strategy, 5)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("strategy", PAIRS)
-@pytest.mark.parametrize("name", CONTROLS)
+@pytest.mark.parametrize("name", PROCESSING)
 def test_speculation_is_invisible_on_200_prompts(name: str, strategy: str) -> None:
     check_equality(name, strategy, 200)
 
 
 @pytest.mark.parametrize("strategy", ["dsbd", "beam-sample", "speculative-beam-search"])
-@pytest.mark.parametrize("name", CONTROLS)
+@pytest.mark.parametrize("name", PROCESSING)
 def test_a_top_k_head_gives_the_same_whatever_it_leaves_out(name: str, strategy: str) -> None:
     """With 1 to 7 candidates, whose other logits survive for the last 1 to 5 rows of a forward."""
     shape = {"num_beams": 3, "num_return_sequences": 3}
     shape |= {} if strategy == "speculative-beam-search" else {"top_k": 5}
-    config = config_of(strategy, **shape, **CONTROLS[name])
+    config = config_of(strategy, **shape, **PROCESSING[name])
     num_read = 0
     for seed in range(6):
         expected = decoded(config, tables("decent"), seed)
@@ -155,9 +155,9 @@ def test_a_top_k_head_gives_the_same_whatever_it_leaves_out(name: str, strategy:
     assert num_read or name in ("repetition", "counts")
 
 
-@pytest.mark.parametrize("name", CONTROLS)
+@pytest.mark.parametrize("name", PROCESSING)
 def test_requests_that_share_calls_return_what_they_return_alone(name: str) -> None:
-    config = config_of("dsbd", num_beams=3, num_return_sequences=3, **CONTROLS[name])
+    config = config_of("dsbd", num_beams=3, num_return_sequences=3, **PROCESSING[name])
     shared = BatchedDecoder(*tables("decent"))
     trees = {
         shared.join(

@@ -1,0 +1,40 @@
+"""Files of arrays that a distillation left: a damaged one is one line that names it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dsbd_export.distill.acceptance import HeldOutSamples
+from dsbd_export.distill.pool import Pool
+from dsbd_export.errors import ExportError
+
+SAMPLES = HeldOutSamples(
+    np.zeros((2, 8), np.int64), np.zeros((2, 4, 3), np.int64), np.zeros((2, 4, 3), np.float32)
+)
+
+
+@pytest.mark.parametrize("kept", [0, 10, 200, "zeros", "other"])
+def test_a_damaged_file_is_named_with_the_fix(kept: int | str, tmp_path: Path) -> None:
+    file = tmp_path / "held_out.npz"
+    SAMPLES.write(file)
+    whole = file.read_bytes()
+    if kept == "other":
+        with file.open("wb") as opened:
+            np.savez(opened, other=np.zeros(3))
+    elif kept == "zeros":
+        file.write_bytes(whole[:60] + bytes(200) + whole[260:])
+    else:
+        file.write_bytes(whole[: int(kept)])
+    with pytest.raises(ExportError, match=r"held_out\.npz is damaged .*; remove it"):
+        HeldOutSamples.read(file)
+
+
+def test_a_damaged_round_is_named_too(tmp_path: Path) -> None:
+    pool = object.__new__(Pool)
+    object.__setattr__(pool, "folder", tmp_path)
+    (tmp_path / "000003.npz").write_bytes(b"PK")
+    with pytest.raises(ExportError, match=r"000003\.npz is damaged .*; remove it"):
+        pool._read(3, "texts")
