@@ -245,11 +245,17 @@ class FunctionCalls(_Grammar):
 
 
 def _named(name: str, source: str) -> str:
-    """Return a grammar by whose name others refer to it; a source is JSON, or Lark's syntax."""
-    grammar = {"lark_grammar": source}
-    if source.startswith("{"):
-        (grammar,) = json.loads(source)["grammars"]
+    """Return a grammar by whose name others refer to it."""
+    (grammar,) = _document(source)["grammars"]
     return json.dumps({**grammar, "name": name})
+
+
+def _document(source: str) -> dict[str, Any]:
+    """Return a source as a document of grammars; it is one, as JSON, or Lark's syntax."""
+    if source.lstrip().startswith("{"):
+        found: dict[str, Any] = json.loads(source)
+        return found
+    return {"grammars": [{"lark_grammar": source}]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,9 +279,7 @@ class BehindSpaces(_Grammar):
 
     def source(self, library: type[LLMatcher]) -> str:
         """Return the grammar in the language of llguidance: theirs is one of its rules."""
-        source = self.grammar.source(library)
-        is_lark = not source.lstrip().startswith("{")
-        whole = {"grammars": [{"lark_grammar": source}]} if is_lark else json.loads(source)
+        whole = _document(self.grammar.source(library))
         first, *others = whole["grammars"]
         spaces = json.dumps(" " * self.number)
         begin = {"lark_grammar": f"start: {spaces} @behind_spaces"}

@@ -20,11 +20,11 @@ from fractions import Fraction
 from typing import Any
 
 from dsbd_ort.constraints.digit_patterns import (
-    MOST_DIGITS,
     integers_between,
     multiples_of,
     numbers_between,
 )
+from dsbd_ort.constraints.number_range import NumberRange
 from dsbd_ort.constraints.schema_nodes import (
     DEFINITIONS,
     LISTS,
@@ -128,120 +128,6 @@ def _nodes_with_large_numbers(root: Mapping[str, Any]) -> set[int]:
             large.add(node)
             found += users[node]
     return large
-
-
-@dataclass(frozen=True, slots=True)
-class _Range:
-    """Numbers between bounds, None being no bound.
-
-    Attributes:
-        low, high: the bounds.
-        has_low, has_high: whether they are in the range.
-        is_integer: whether only integers are.
-        factor: of which they are multiples, None for any.
-    """
-
-    low: Fraction | None = None
-    high: Fraction | None = None
-    has_low: bool = True
-    has_high: bool = True
-    is_integer: bool = False
-    factor: Fraction | None = None
-
-    @staticmethod
-    def of(schema: Mapping[str, Any], *, is_integer: bool) -> _Range:
-        """Return the range that the keywords of a schema describe."""
-        found = _Range(is_integer=is_integer)
-        low, high = _number(schema, "minimum"), _number(schema, "maximum")
-        found = found & _Range(low=low, high=high)
-        for key, bound in (("exclusiveMinimum", low), ("exclusiveMaximum", high)):
-            value = schema.get(key)
-            exclusive = (
-                (bound if value else None) if isinstance(value, bool) else _number(schema, key)
-            )
-            if exclusive is not None and key == "exclusiveMinimum":
-                found = found & _Range(low=exclusive, has_low=False)
-            elif exclusive is not None:
-                found = found & _Range(high=exclusive, has_high=False)
-        return found & _Range(factor=_number(schema, "multipleOf"))
-
-    def __and__(self, other: _Range) -> _Range:
-        """Return the numbers that are in both."""
-        lows = [(r.low, not r.has_low) for r in (self, other) if r.low is not None]
-        highs = [(r.high, r.has_high) for r in (self, other) if r.high is not None]
-        low, is_open = max(lows, default=(None, False))
-        high, has_high = min(highs, default=(None, True))
-        factors = [abs(r.factor) for r in (self, other) if r.factor is not None]
-        return _Range(
-            low=low,
-            high=high,
-            has_low=not is_open,
-            has_high=has_high,
-            is_integer=self.is_integer or other.is_integer,
-            factor=_common_multiple(*factors) if len(factors) > 1 else next(iter(factors), None),
-        )
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether no number is in it, multiples left aside."""
-        if self.low is None or self.high is None:
-            return False
-        return self.low > self.high or (
-            self.low == self.high and not (self.has_low and self.has_high)
-        )
-
-    def integers(self) -> _Range:
-        """Return the range of its integers, both bounds in it."""
-        low, high = self.low, self.high
-        if low is not None:
-            low = Fraction(math.ceil(low) if self.has_low else math.floor(low) + 1)
-        if high is not None:
-            high = Fraction(math.floor(high) if self.has_high else math.ceil(high) - 1)
-        return _Range(low=low, high=high, is_integer=True, factor=self.factor)
-
-    def schema(self) -> dict[str, Any]:
-        """Return a schema of the range."""
-        bounds = {
-            ("minimum" if self.has_low else "exclusiveMinimum"): self.low,
-            ("maximum" if self.has_high else "exclusiveMaximum"): self.high,
-            "multipleOf": self.factor,
-        }
-        return {"type": "integer" if self.is_integer else "number"} | {
-            key: int(value) if value.denominator == 1 else float(value)
-            for key, value in bounds.items()
-            if value is not None
-        }
-
-    def __contains__(self, value: object) -> bool:
-        """Return whether a value of JSON is one of these numbers."""
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            return False
-        number = Fraction(value)
-        both = self & _Range(low=number, high=number)
-        return (
-            not both.is_empty
-            and (not self.is_integer or number.denominator == 1)
-            and (not self.factor or (number / self.factor).denominator == 1)
-        )
-
-
-def _common_multiple(first: Fraction, second: Fraction) -> Fraction:
-    over = math.lcm(first.denominator, second.denominator)
-    return Fraction(math.lcm(int(first * over), int(second * over)), over)
-
-
-def _number(schema: Mapping[str, Any], key: str) -> Fraction | None:
-    """Return the number of a keyword, exactly as its decimal digits say."""
-    value = schema.get(key)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ConstraintError(f"the JSON schema has {key} {value!r}; expected a number")
-    if abs(value) >= 10**MOST_DIGITS:
-        raise ConstraintError(
-            f"the JSON schema has a {key} of more than {MOST_DIGITS} digits; leave it out"
-        )
-    return Fraction(value) if isinstance(value, int) else Fraction(repr(value))
 
 
 @dataclass(slots=True)
@@ -366,7 +252,7 @@ class _Writer:
         ranges = [_numeric_range(member) for member in (*members, *([rest] if rest else []))]
         if None in ranges:
             raise _cannot_keep("under 'allOf' with others than bounds of numbers")
-        found = _Range()
+        found = NumberRange()
         for each in ranges:
             if each is not None:
                 found = found & each
@@ -416,7 +302,7 @@ class _Writer:
         for name in types:
             if name in ("integer", "number"):
                 if name == "number" or "number" not in types:
-                    found = _Range.of(schema, is_integer=name == "integer")
+                    found = NumberRange.of(schema, is_integer=name == "integer")
                     written.append(self.numbers(found))
             elif any(
                 id(child) in self.large
@@ -433,7 +319,7 @@ class _Writer:
             written.append(self.fragment({"type": others, **part}))
         return self.alternatives(written)
 
-    def numbers(self, found: _Range) -> str | None:
+    def numbers(self, found: NumberRange) -> str | None:
         """Write a range of numbers."""
         if (found.integers() if found.is_integer else found).is_empty:
             return None
@@ -442,25 +328,25 @@ class _Writer:
         if found.factor is not None and not found.is_integer:
             if found.factor.denominator != 1:
                 raise _cannot_keep("beside a multipleOf that is no integer")
-            found = found & _Range(is_integer=True)
+            found = found & NumberRange(is_integer=True)
         if found.is_integer:
             return self.integers(found.integers())
         written: list[str | None] = []
         if found.low is not None and found.low.denominator != 1:
             least = Fraction(math.ceil(found.low))
-            rest = found & _Range(high=least, has_high=False)
+            rest = found & NumberRange(high=least, has_high=False)
             written.append(self.fragment(rest.schema()))
             found = replace(found, low=least, has_low=True)
         if found.high is not None and found.high.denominator != 1:
             most = Fraction(math.floor(found.high))
-            rest = found & _Range(low=most, has_low=False)
+            rest = found & NumberRange(low=most, has_low=False)
             written.append(self.fragment(rest.schema()))
             found = replace(found, high=most, has_high=True)
         low, high = (None if bound is None else int(bound) for bound in (found.low, found.high))
         pattern = numbers_between(low, high, has_low=found.has_low, has_high=found.has_high)
         return self.alternatives([*written, self.terminal(f"/{pattern}/")])
 
-    def integers(self, found: _Range) -> str | None:
+    def integers(self, found: NumberRange) -> str | None:
         """Write a range of integers, its bounds in it."""
         low, high = (None if bound is None else int(bound) for bound in (found.low, found.high))
         pattern = f"/{integers_between(low, high)}/"
@@ -563,7 +449,7 @@ def _regex(pattern: str) -> str:
     return "/" + pattern.replace("/", r"\/") + "/"
 
 
-def _numeric_range(schema: Any) -> _Range | None:
+def _numeric_range(schema: Any) -> NumberRange | None:
     """Return the range that a schema of numbers alone describes, None for another."""
     if not isinstance(schema, Mapping):
         return None
@@ -571,7 +457,7 @@ def _numeric_range(schema: Any) -> _Range | None:
     given = schema.get("type", "number")
     if given not in ("integer", "number") or not others.isdisjoint(schema):
         return None
-    return _Range.of(schema, is_integer=given == "integer")
+    return NumberRange.of(schema, is_integer=given == "integer")
 
 
 def _kinds(schema: Any) -> frozenset[str]:
@@ -595,7 +481,7 @@ def _is_instance(value: object, rest: Mapping[str, Any]) -> bool:
         }
         return any(name in tests and tests[name]() for name in names)
     return any(
-        value in _Range.of(rest, is_integer=name == "integer")
+        value in NumberRange.of(rest, is_integer=name == "integer")
         for name in names
         if name in ("integer", "number")
     )
