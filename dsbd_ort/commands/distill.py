@@ -93,6 +93,12 @@ class DistillArguments:
     seed: int = option(
         type=COUNT_OR_NONE, default=0, show_default=True, help="Of all draws.", section=_TRAINING
     )
+    num_threads: int | None = option(
+        "--threads",
+        type=COUNT,
+        help="Threads that compute; fewer than the cores where other work runs [all].",
+        section=_TRAINING,
+    )
     measures_speed: bool = no_flag(
         "--no-speed",
         help="Do not export the pair to measure what speed to expect.",

@@ -71,6 +71,12 @@ class ExportArguments:
     )
     revision: str | None = option(help="Branch, tag or commit on the hub.", section=_MODELS)
     trust_remote_code: bool = flag(help="Run the Python code of a checkpoint.", section=_MODELS)
+    num_threads: int | None = option(
+        "--threads",
+        type=COUNT,
+        help="Threads that compute; fewer than the cores where other work runs [all].",
+        section=_MODELS,
+    )
     dtype: str = option(
         default="fp32", show_default=True, help="fp32, fp16 or bf16.", section=_ENGINES
     )

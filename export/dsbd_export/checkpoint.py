@@ -319,6 +319,20 @@ def _context_length(role: str, config: PreTrainedConfig, max_context: int | None
 
 
 @contextlib.contextmanager
+def limited_threads(number: int | None) -> Iterator[None]:
+    """Let torch, and the engines of ``parity_engine``, use so many threads in the block.
+
+    number: None for as many as before.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(number or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextlib.contextmanager
 def quiet_libraries() -> Iterator[None]:
     """Silence warnings, log lines below ERROR and progress bars inside the block.
 

@@ -15,6 +15,7 @@ from dsbd_runtime.trt_module import FLAVOURS
 
 OPSET = 24  # of ai.onnx, the version with TensorScatter and Attention
 MIN_CONTEXT = 16  # the parity gate needs a prompt and a tree of three levels
+_MOST_THREADS = 1024
 _LEAST_DRAFT_VOCAB = 32  # has room for the tokens that end a sequence, and is a mistake below
 
 FUSED, GROUPED, EXACT = ATTENTIONS = ("fused", "grouped", "exact")
@@ -25,6 +26,12 @@ _QUANTIZED_DTYPES = {  # those of onnxruntime's CPU provider, on which parity ru
     "int8": ("fp32", "fp16"),
     "int4": ("fp32", "fp16"),
 }
+
+
+def check_num_threads(number: int | None) -> None:
+    """Raise ExportError unless it is None or a number of threads."""
+    if number is not None and not 1 <= number <= _MOST_THREADS:
+        raise ExportError(f"num_threads={number} is out of range; use 1 to {_MOST_THREADS}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +54,7 @@ class ModelOptions:
         max_context: upper limit of the context length, None for that of the checkpoint.
         revision: branch, tag or commit of the checkpoints that come from the hub.
         trust_remote_code: run modelling code of a checkpoint.
+        num_threads: of torch, and of the engines that are compared; None for torch's own choice.
     """
 
     dtype: str = "fp32"
@@ -61,6 +69,7 @@ class ModelOptions:
     max_context: int | None = None
     revision: str | None = None
     trust_remote_code: bool = False
+    num_threads: int | None = None
 
     def __post_init__(self) -> None:
         self._check_choices()
@@ -68,6 +77,7 @@ class ModelOptions:
         self._check_engine()
         self._check_logits()
         self._check_limits()
+        check_num_threads(self.num_threads)
         if self.max_context is not None and self.max_context < MIN_CONTEXT:
             raise ExportError(
                 f"max_context={self.max_context} is too short; use at least {MIN_CONTEXT}"

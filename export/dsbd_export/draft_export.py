@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dsbd_export.changed_bundle import changed_bundle
-from dsbd_export.checkpoint import open_draft
+from dsbd_export.checkpoint import limited_threads, open_draft
 from dsbd_export.config import DraftConfig
 from dsbd_export.draft_vocabulary import Report, with_draft_vocabulary
 from dsbd_export.feature_draft.agreement import check_form, check_target
@@ -43,7 +43,8 @@ def export_draft(config: DraftConfig, *, report: Report) -> ExportResult:
     if warning := context_warning(target, draft, config.max_context):
         report(warning)
     check_num_top_logits(config.num_top_logits, draft.vocab_size)
-    with changed_bundle(bundle, _kept_files(bundle, builds_engines=place is not None)) as folder:
+    kept = _kept_files(bundle, builds_engines=place is not None)
+    with limited_threads(config.num_threads), changed_bundle(bundle, kept) as folder:
         entry = export_model(draft, folder, config, report)
         if place is not None:
             build_engines(folder, [target, entry], place, config.capacity, report=report)

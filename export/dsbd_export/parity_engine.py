@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import torch
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
@@ -263,6 +264,7 @@ def _session(file: Path, dtype: str) -> Any:
         is_widened = dtype != "fp32" and not is_quantized
         options = _widening_one_by_one(ort) if is_widened else ort.SessionOptions()
         options.log_severity_level = _ERROR_LOG_LEVEL
+        options.intra_op_num_threads = torch.get_num_threads()  # see ``limited_threads``
         # A few calls between which other sessions run: waiting busily only disturbs them.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         options.add_session_config_entry(_WEIGHTS_FOLDER_OPTION, str(file.parent))

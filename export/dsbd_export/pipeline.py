@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from dsbd_export.changed_bundle import writing
-from dsbd_export.checkpoint import Checkpoint, open_pair
+from dsbd_export.checkpoint import Checkpoint, limited_threads, open_pair
 from dsbd_export.config import EXACT, GROUPED, ExportConfig, ModelOptions
 from dsbd_export.draft_vocabulary import Report, with_draft_vocabulary
 from dsbd_export.exact_attention import attend_exactly
@@ -88,6 +88,7 @@ def export_bundle(config: ExportConfig, *, report: Report) -> ExportResult:
         report(warning)
     check_num_top_logits(config.num_top_logits, target.vocab_size)
     with (
+        limited_threads(config.num_threads),
         writing(config.output, "free some space or choose another output"),
         new_bundle(config.output) as folder,
     ):

@@ -8,9 +8,11 @@ from dataclasses import replace
 import numpy as np
 import onnx
 import pytest
+import torch
 from onnx import numpy_helper
 
-from dsbd_export.checkpoint import load_model, open_pair
+from dsbd_export.checkpoint import limited_threads, load_model, open_pair
+from dsbd_export.config import ModelOptions
 from dsbd_export.errors import ExportError
 from dsbd_export.model_source import source_of
 from dsbd_export.pair import highest_token_id, read_tokenizer
@@ -23,7 +25,7 @@ from dsbd_export.parity_cases import (
     reference_logits,
     references,
 )
-from dsbd_export.parity_engine import see_rows
+from dsbd_export.parity_engine import ForestEngine, see_rows
 
 ATOL = 1e-4
 LIMIT = ParityLimit("max_abs_error", ATOL)
@@ -87,6 +89,23 @@ def test_the_logits_of_a_tree_are_those_of_its_paths(checkpoint):
     found = reference_logits(model, tree)
     assert found.shape == (len(TREE_PARENTS), 300) and np.isfinite(found).all()
     np.testing.assert_allclose(found[path], reference_logits(model, chain), atol=1e-5)
+
+
+def test_threads_are_those_of_torch_and_only_in_the_block(exported, checkpoint):
+    before = torch.get_num_threads()
+    with limited_threads(3):
+        folder = exported.config.output / "target"
+        engine = ForestEngine(folder / "model.onnx", folder / "prune.onnx", checkpoint, capacity=64)
+        assert engine._model.get_session_options().intra_op_num_threads == 3
+        with limited_threads(None):
+            assert torch.get_num_threads() == 3
+    assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize("number", [0, -1, 10_000])
+def test_a_number_of_threads_is_checked(number):
+    with pytest.raises(ExportError, match=f"num_threads={number} is out of range; use 1 to"):
+        ModelOptions(num_threads=number)
 
 
 def test_what_nodes_see():

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsbd_export.config import ModelOptions
+from dsbd_export.config import ModelOptions, check_num_threads
 from dsbd_export.errors import ExportError
 
 _SUFFIXES = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9}
@@ -34,6 +34,7 @@ class DistillConfig:
         seed: of everything that is drawn.
         revision: branch, tag or commit of a target from the hub.
         trust_remote_code: run modelling code of the target.
+        num_threads: of torch; None for its own choice. May differ when a command goes on.
     """
 
     target: str
@@ -48,8 +49,10 @@ class DistillConfig:
     seed: int = 0
     revision: str | None = None
     trust_remote_code: bool = False
+    num_threads: int | None = None
 
     def __post_init__(self) -> None:
+        check_num_threads(self.num_threads)
         if not self.data:
             raise ExportError("data is missing; give files or folders of texts")
         if self.kind not in KINDS:

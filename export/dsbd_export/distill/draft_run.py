@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
-from dsbd_export.checkpoint import Checkpoint, open_target
+from dsbd_export.checkpoint import Checkpoint, limited_threads, open_target
 from dsbd_export.distill.acceptance import TEMPERATURE, TOP_K
 from dsbd_export.distill.config import DistillConfig
 from dsbd_export.distill.draft_kind import DRAFT_KINDS, DraftKind
@@ -80,7 +80,7 @@ def distill(
     DRAFT_KINDS[config.kind].check(config, checkpoint)
     work = WorkFolder.beside(config.output)
     files = [] if work.tokens.exists() else _readable_files(config)
-    with work.opened(config):
+    with limited_threads(config.num_threads), work.opened(config):
         teaching = prepare_teaching(config, checkpoint, files, work, report)
         record = _train(config, teaching, work, report, save_every)
         if measure_speed is not None:

@@ -35,7 +35,7 @@ from dsbd_export.distill.config import DistillConfig
 from dsbd_export.errors import ExportError
 from dsbd_runtime.durable_files import put_in_place
 
-_NOT_COMPARED = ("output", "trust_remote_code")
+_NOT_COMPARED = ("output", "trust_remote_code", "num_threads")
 
 
 @dataclass(frozen=True)
