@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import shlex
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,6 +50,7 @@ The object that --json prints has these fields:
 """
 """The end of the command's help; \\b keeps click from wrapping the lines."""
 
+_DRIVER = "libcuda.so.1"
 _PRINTED_WIDTH = 100  # without a terminal, where rich would cut lines at 80 columns
 
 
@@ -109,10 +112,31 @@ def print_summary(summary: BundleSummary) -> None:
     )
     for engine in summary.engines:
         _print_lines(console, _engine_lines(engine))
-    for provider in summary.providers:
-        verdict = "runs this bundle here" if provider.can_run else "cannot run this bundle here"
-        lines = [f"provider {provider.name}: {verdict}", *provider.problems]
+    for lines in providers_lines(summary, shows_all=has_driver()):
         _print_lines(console, lines)
+
+
+def has_driver() -> bool:
+    """Return whether this machine has NVIDIA's driver, without which no GPU provider runs."""
+    try:
+        ctypes.CDLL(_DRIVER)
+    except OSError:
+        return False
+    return True
+
+
+def providers_lines(summary: BundleSummary, *, shows_all: bool) -> Iterator[list[str]]:
+    """Yield the lines of every provider; without ``shows_all`` one for those that need a GPU."""
+    unusable = []
+    for provider in summary.providers:
+        if provider.name != "cpu" and not provider.can_run and not shows_all:
+            unusable.append(provider.name)
+            continue
+        verdict = "runs this bundle here" if provider.can_run else "cannot run this bundle here"
+        yield [f"provider {provider.name}: {verdict}", *provider.problems]
+    if unusable:
+        names = ", ".join(unusable)
+        yield [f"providers {names}: no NVIDIA driver ({_DRIVER}) here; all problems: --json"]
 
 
 def _print_lines(console: Console, lines: list[str]) -> None:

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from dsbd_ort.cli import inspect
 from dsbd_ort.commands.bundle_summary import summarize_bundle
+from dsbd_ort.commands.inspect import providers_lines
 from dsbd_ort.pipeline import Pipeline
 from dsbd_runtime.bundle import open_bundle
 from dsbd_runtime.errors import CapacityError
@@ -94,6 +95,19 @@ def test_the_tables_say_it_in_words(bundle):
         "provider cpu: runs this bundle here",
     ):
         assert words in done.stdout, words
+
+
+def test_what_a_gpu_lacks_takes_one_line_where_there_is_none(bundle):
+    summary = summarize_bundle(open_bundle(bundle), verified=False)
+    folded = list(providers_lines(summary, shows_all=False))
+    assert folded[0] == ["provider cpu: runs this bundle here"]
+    assert folded[1][0].startswith("providers cuda, tensorrt, tensorrt-rtx: no NVIDIA driver")
+    assert len(folded) == 2 and len(folded[1]) == 1
+    whole = list(providers_lines(summary, shows_all=True))
+    assert [lines[0].split(":")[0] for lines in whole[1:]] == [
+        f"provider {name}" for name in ("cuda", "tensorrt", "tensorrt-rtx")
+    ]
+    assert all(len(lines) > 1 for lines in whole[1:])
 
 
 def test_a_bundle_of_schema_version_2(tmp_path):
