@@ -137,8 +137,10 @@ def fill_forward(staged: PackedArrays, inputs: EngineInputs) -> None:
     """Write the inputs of a forward; rows of the call beyond those of the forward are padding.
 
     Padding rows are written to the cache behind the forward's own rows, where no mask looks and the
-    next forward overwrites them. Each sees itself alone: a row that sees nothing may become NaN,
-    and a NaN in the cache reaches every row, since a masked row still enters a product, times 0.
+    next forward overwrites them. Each sees itself: a row that sees nothing may become NaN, and a
+    NaN in the cache reaches every row, since a masked row still enters a product, times 0. It sees
+    column 0 too, which is in use: on CUDA, ONNX Runtime searches each row of a mask for the first
+    visible column, one after the other.
     """
     host, forward = staged.on_host, inputs.forward
     num_new = forward.num_new
@@ -150,6 +152,7 @@ def fill_forward(staged: PackedArrays, inputs: EngineInputs) -> None:
         padded = host[name][0, 0]  # (padded S, capacity)
         padded[:num_new] = mask
         padded[num_new:] = False
+        padded[num_new:, 0] = True
         padding = np.arange(num_new, padded.shape[0])
         padded[padding, inputs.first_row + padding] = True
 

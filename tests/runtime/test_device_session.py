@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from dsbd_runtime import graph
+from dsbd_runtime import bound_calls, graph
 from dsbd_runtime.bundle import Bundle, open_bundle
 from dsbd_runtime.errors import CapacityError, DsbdError, InputError
 from dsbd_runtime.loading import load_causal_lm
+from dsbd_runtime.packed_buffer import PackedArrays, fill_forward
+from dsbd_runtime.session import EngineInputs
 from tests.runtime.fake_device import FakeDevice, FakeMachine, open_on_fake
 from tests.runtime.model_calls import append_chain, append_forest, assert_same, engine_inputs
 from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle
@@ -69,6 +71,36 @@ def test_the_poison_would_be_seen(tiny_bundle: Bundle) -> None:
             logits.append(machine.session.run(inputs)[graph.LOGITS][2])
     np.testing.assert_array_equal(logits[0], logits[2])
     assert not np.allclose(logits[1], logits[3], atol=1)
+
+
+@pytest.mark.parametrize("tiny", MODELS[:3], ids=["dense", "sliding", "topk"])
+def test_what_padding_rows_see_changes_no_bit(
+    tmp_path: Path, tiny: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_tiny_bundle(tmp_path / "bundle", target=tiny)
+    bundle = open_bundle(tmp_path / "bundle")
+
+    def fill_without_first_column(staged: PackedArrays, inputs: EngineInputs) -> None:
+        fill_forward(staged, inputs)
+        for name in inputs.masks:
+            padding = staged.on_host[name][0, 0, inputs.forward.num_new :]
+            assert padding[:, 0].all()
+            padding[:, 0] = False
+
+    outputs = []
+    for fill in (fill_forward, fill_without_first_column):
+        monkeypatch.setattr(bound_calls, "fill_forward", fill)
+        with open_on_fake(bundle, is_poisoned=True).model as model:
+            outputs.append([append_chain(model, n, np.arange(n)) for n in (3, 33, 5, 100)])
+    for with_column, without in zip(*outputs, strict=True):
+        for found, wanted in zip(arrays_of(with_column), arrays_of(without), strict=True):
+            np.testing.assert_array_equal(found, wanted)
+
+
+def arrays_of(logits: Any) -> list[NDArray[Any]]:
+    if isinstance(logits, np.ndarray):
+        return [logits]
+    return [logits.top_logits, logits.top_ids, logits.logsumexp]
 
 
 def warm(machine: FakeMachine) -> None:
@@ -248,10 +280,10 @@ def test_the_reserved_room_holds_the_padding(tiny_bundle: Bundle) -> None:
     append_chain(machine.model, 2, NO_ROWS)  # 125 + 2
     assert machine.session.capacity == 128
     append_chain(machine.model, 1, NO_ROWS)
-    append_chain(machine.model, 129, NO_ROWS)  # 128 + 256 padded
+    append_chain(machine.model, 129, NO_ROWS)  # 128 + 192 padded
     assert machine.session.capacity == 384
     sizes = [arrays[graph.INPUT_IDS].shape[1] for arrays in machine.engine.bound]
-    assert sizes == [128, 8, 2, 1, 256]
+    assert sizes == [128, 8, 2, 1, 192]
 
 
 def test_a_fresh_start_forgets(tiny_bundle: Bundle) -> None:
