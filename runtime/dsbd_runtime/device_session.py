@@ -23,12 +23,12 @@ _MOST_PAIRS = 2**40  # beyond any memory: the number of pairs has no bound of it
 class DeviceSession:
     """One engine and its prune graph on a device, with the caches in the device's memory.
 
-    S is rounded up to one of ``forward_bucket``, R, N and K to powers of two, and every size is bound
-    once: after the first call of a size nothing is allocated, and a CUDA graph can be replayed. A forward is one copy to the
-    device (ids, positions, masks), one call, and one copy back (the logit rows); a move is one
-    copy to the device and one call. The caches never cross to the host: they grow by copies on
-    the device, into new memory beside the old. Full logits beside a top-k head stay on the device
-    but for the rows that are read.
+    S is rounded up to one of ``forward_bucket``, R, N and K to powers of two, and every size is
+    bound once: after the first call of a size nothing is allocated, and a CUDA graph can be
+    replayed. A forward is one copy to the device (ids, positions, masks), one call, and one copy
+    back (the logit rows); a move is one copy to the device and one call. The caches never cross to
+    the host: they grow by copies on the device, into new memory beside the old. Full logits beside
+    a top-k head stay on the device but for the rows that are read.
     """
 
     def __init__(self, model: LoadedModel) -> None:

