@@ -11,6 +11,7 @@ from dsbd_export.errors import ExportError
 from dsbd_export.tensorrt_options import TensorrtOptions
 from dsbd_runtime.bundle import DTYPES, QUANTIZATIONS
 from dsbd_runtime.graph import GATHER, parse_num_top_logits
+from dsbd_runtime.manifest import INT4_SYMMETRIC
 from dsbd_runtime.trt_module import FLAVOURS
 
 OPSET = 24  # of ai.onnx, the version with TensorScatter and Attention
@@ -95,6 +96,16 @@ class ModelOptions:
         if self.attention is not None:
             return self.attention
         return EXACT if self.quantize == "int8-dynamic" else FUSED
+
+    @property
+    def quantized_form(self) -> str:
+        """Return what the manifest calls the quantization, one of ``QUANTIZED_FORMS``.
+
+        In fp16, the precision of GPUs, blocks of 4 bits are symmetric: CUDA's products of fp16 rows
+        and integers know no other, and else dequantize whole weights for a verification.
+        """
+        is_symmetric = (self.quantize, self.dtype) == ("int4", "fp16")
+        return INT4_SYMMETRIC if is_symmetric else self.quantize
 
     @property
     def sums_integers(self) -> bool:

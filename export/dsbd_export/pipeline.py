@@ -203,8 +203,9 @@ def _graph_passes(
         passes.append(lambda graph: f"{group_query_heads(graph)} attention nodes grouped")
     elif is_exact:
         passes.append(attend)
-    if config.quantize != "none":
-        passes.append(lambda graph: str(quantize_graph(graph, config.quantize, is_exact=is_exact)))
+    form = config.quantized_form
+    if form != "none":
+        passes.append(lambda graph: str(quantize_graph(graph, form, is_exact=is_exact)))
     return passes
 
 
@@ -227,7 +228,7 @@ def _manifest_entry(
         context_length=checkpoint.context_length,
         kv=checkpoint.kv,
         dtype=config.dtype,
-        quantization=config.quantize,
+        quantization=config.quantized_form,
         logits=config.logits,
         full_logits=keeps_full_logits,
         bit_exact=config.bit_exact,

@@ -24,6 +24,7 @@ from dsbd_runtime.providers import Provider, check_dtype
 from dsbd_runtime.session import MAX_FORWARD_ROWS, EngineOptions
 
 _NO_FALLBACK = {"session.disable_cpu_ep_fallback": "1"}
+_INTEGER_PRODUCTS = {"ep.cuda.fpa_intb_gemm": "1"}  # of fp16 rows, without dequantizing weights
 _FALLBACK_REFUSED = "fallback to CPU EP has been explicitly disabled"
 _RECORD_NODES = {"session.record_ep_graph_assignment_info": "1"}
 
@@ -112,7 +113,7 @@ def open_on_provider(
     only a line in its log. ``libraries`` is the result of ``preload_libraries``.
     """
     try:
-        return _open(ort, path, provider, options, _NO_FALLBACK)
+        return _open(ort, path, provider, options, {**_NO_FALLBACK, **_INTEGER_PRODUCTS})
     except Exception as error:  # its exceptions share no base but this one
         reason = " ".join(str(error).split())
         if _FALLBACK_REFUSED in reason:
