@@ -342,6 +342,18 @@ def group_query_heads(model: ir.Model) -> int:
     return int(num_grouped)
 
 
+def added_mask(tape: ir.tape.Tape, mask: ir.Value, dtype: ir.DataType | None) -> ir.Value:
+    """Return a mask (1, 1, S, C) bool as numbers to add to scores of ``dtype``: 0 and HIDDEN."""
+    seen, hidden = (
+        tape.op("Constant", [], {"value": ir.tensor([number], ir.DataType.FLOAT)})
+        for number in (0.0, HIDDEN)
+    )
+    added = tape.op("Where", [mask, seen, hidden])
+    if dtype in (None, ir.DataType.FLOAT):
+        return added
+    return tape.op("Cast", [added], {"to": dtype})
+
+
 def _heads_and_width(value: ir.Value) -> tuple[int, int] | None:
     """Return H and D of a value (1, H, rows, D) where both are known numbers."""
     if value.shape is None or len(value.shape) != 4:

@@ -16,7 +16,8 @@ from transformers import PreTrainedModel
 
 from dsbd_export.changed_bundle import writing
 from dsbd_export.checkpoint import Checkpoint, open_pair
-from dsbd_export.config import EXACT, GROUPED, ExportConfig, ModelOptions
+from dsbd_export.config import CUDA, EXACT, GROUPED, ExportConfig, ModelOptions
+from dsbd_export.cuda_graph import use_cuda_operators
 from dsbd_export.draft_vocabulary import Report, with_draft_vocabulary
 from dsbd_export.exact_attention import attend_exactly
 from dsbd_export.feature_draft.agreement import check_form, layers_read
@@ -171,7 +172,7 @@ def _write_model(
     graph = source.capture(model, report)
     for graph_pass in _graph_passes(checkpoint, config, seen):
         report(f"{role}: {graph_pass(graph)}")
-    if config.quantize == "none" and config.dtype != "fp32":
+    if config.quantize == "none" and config.dtype != "fp32" and config.form != CUDA:
         check_for_tensorrt(graph, checkpoint)
     report(f"{role}: saving the graph and its weights")
     ir.save(graph, folder / MODEL_FILE, external_data=WEIGHTS_FILE)
@@ -203,6 +204,8 @@ def _graph_passes(
         passes.append(lambda graph: f"{group_query_heads(graph)} attention nodes grouped")
     elif is_exact:
         passes.append(attend)
+    if config.form == CUDA:
+        passes.append(use_cuda_operators)
     form = config.quantized_form
     if form != "none":
         passes.append(lambda graph: str(quantize_graph(graph, form, is_exact=is_exact)))
