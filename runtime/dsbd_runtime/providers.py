@@ -23,7 +23,8 @@ class Provider:
         dtypes: the types of bundles that it runs, the usual one first.
         has_static_capacity: whether an engine is built for one number of cache rows.
         has_device_caches: whether the caches lie in the memory of a GPU.
-        has_cuda_graphs: whether a call can be captured once and replayed.
+        has_cuda_graphs: whether calls of a size can be captured as a CUDA graph and replayed.
+        uses_cuda_graphs: whether they are, unless an option says otherwise.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Provider:
     has_static_capacity: bool
     has_device_caches: bool
     has_cuda_graphs: bool
+    uses_cuda_graphs: bool
 
     @property
     def install_line(self) -> str:
@@ -53,6 +55,7 @@ PROVIDERS = (
         has_static_capacity=False,
         has_device_caches=False,
         has_cuda_graphs=False,
+        uses_cuda_graphs=False,
     ),
     Provider(
         name="cuda",
@@ -64,6 +67,7 @@ PROVIDERS = (
         has_static_capacity=False,
         has_device_caches=True,
         has_cuda_graphs=True,
+        uses_cuda_graphs=True,
     ),
     Provider(
         name="tensorrt",
@@ -74,7 +78,8 @@ PROVIDERS = (
         dtypes=("fp16", "bf16", "fp32"),
         has_static_capacity=True,
         has_device_caches=True,
-        has_cuda_graphs=False,
+        has_cuda_graphs=True,
+        uses_cuda_graphs=False,
     ),
     Provider(
         name="tensorrt-rtx",
@@ -85,7 +90,8 @@ PROVIDERS = (
         dtypes=("fp16", "bf16", "fp32"),
         has_static_capacity=True,
         has_device_caches=True,
-        has_cuda_graphs=False,
+        has_cuda_graphs=True,
+        uses_cuda_graphs=False,
     ),
 )
 

@@ -38,6 +38,7 @@ _ARGUMENTS: dict[str, tuple[type[Any], ...]] = {
     "cudaMemcpyAsync": (_ADDRESS, _ADDRESS, _SIZE, _INT, _ADDRESS),
     "cudaMemcpy2DAsync": (_ADDRESS, _SIZE, _ADDRESS, _SIZE, _SIZE, _SIZE, _INT, _ADDRESS),
     "cudaMemsetAsync": (_ADDRESS, _INT, _SIZE, _ADDRESS),
+    "cudaGetLastError": (),
     "cudaStreamBeginCapture": (_ADDRESS, _INT),
     "cudaStreamEndCapture": (_ADDRESS,),
     "cudaGraphInstantiate": (_ADDRESS, ctypes.c_ulonglong),
@@ -119,6 +120,7 @@ def _function(library: ctypes.CDLL, name: str, status_of: Any) -> Callable[..., 
         pointers = [ctypes.byref(place) for place in places]
         is_last = name == "cudaStreamEndCapture"
         ordered = [*arguments, *pointers] if is_last else [*pointers, *arguments]
-        return (status_of(function(*ordered)), *(place.value or 0 for place in places))
+        status = function(*ordered)
+        return (status_of(status), *(None if status else place.value or 0 for place in places))
 
     return call

@@ -46,16 +46,16 @@ AZURE = Provider(
     has_static_capacity=False,
     has_device_caches=True,
     has_cuda_graphs=False,
+    uses_cuda_graphs=False,
 )
 
 
-def test_options_name_the_device_its_queue_and_the_graphs() -> None:
+def test_options_name_the_device_and_its_queue() -> None:
     device = CudaDevice(1, FakeCudaRuntime())
-    for captures, switch in ((True, "1"), (False, "0")):
-        options = cuda_options(device, captures)
-        assert (options["device_id"], options["enable_cuda_graph"]) == ("1", switch)
-        assert int(options["user_compute_stream"]) == device.stream
-        assert options["use_tf32"] == "0"  # fp32 means fp32
+    options = cuda_options(device)
+    assert (options["device_id"], options["enable_cuda_graph"]) == ("1", "0")
+    assert int(options["user_compute_stream"]) == device.stream
+    assert options["use_tf32"] == "0"  # fp32 means fp32
 
 
 def test_what_onnxruntime_prints_of_libraries_is_kept_as_a_reason(
@@ -129,11 +129,10 @@ def test_a_damaged_graph_is_a_bundle_error(tmp_path: Path) -> None:
 
 
 class RecordingSession:
-    """An InferenceSession that keeps the graph ids it is run with and asked to release."""
+    """An InferenceSession that keeps whether it was told not to wait."""
 
     def __init__(self, run: Callable[[], None] = lambda: None) -> None:
         self.ran: list[str] = []
-        self.released: list[int] = []
         self._run = run
 
     def io_binding(self) -> Any:
@@ -141,39 +140,18 @@ class RecordingSession:
         return SimpleNamespace(bind_input=bind, bind_output=bind)
 
     def run_with_iobinding(self, binding: Any, options: Any) -> None:
-        self.ran.append(options.get_run_config_entry("gpu_graph_id"))
+        self.ran.append(options.get_run_config_entry("disable_synchronize_execution_providers"))
         self._run()
 
-    def release_captured_graph(self, graph_id: int) -> None:
-        self.released.append(graph_id)
+
+def recording_engine(session: RecordingSession) -> OrtEngine:
+    return OrtEngine(ort, session, Path("m.onnx"), device_type="cuda")
 
 
-def recording_engine(session: RecordingSession, captures_graphs: bool) -> OrtEngine:
-    return OrtEngine(
-        ort, session, Path("m.onnx"), device_type="cuda", captures_graphs=captures_graphs
-    )
-
-
-def test_every_call_has_a_graph_of_its_own_and_none_without_capture() -> None:
-    captured, plain = RecordingSession(), RecordingSession()
-    engine = recording_engine(captured, True)
-    first, second = engine.bind({}, {}), engine.bind({}, {})
-    for call in (first, second, first):
-        call.run()
-    first.release()
-    first.release()
-    engine.bind({}, {}).run()
-    assert (captured.ran, captured.released) == (["1", "2", "1", "3"], [1])
-    call = recording_engine(plain, False).bind({}, {})
-    call.run()
-    call.release()
-    assert (plain.ran, plain.released) == (["-1"], [])
-
-
-def test_capacities_only_grow_where_graphs_are_captured() -> None:
-    grows, fits = (recording_engine(RecordingSession(), captures) for captures in (True, False))
-    assert [engine.capacity_for(300, 0) for engine in (grows, fits)] == [384, 384]
-    assert [engine.capacity_for(10, 384) for engine in (grows, fits)] == [384, 128]
+def test_a_call_does_not_wait() -> None:
+    session = RecordingSession()
+    recording_engine(session).bind({}, {}).run()
+    assert session.ran == ["1"]
 
 
 def test_no_memory_in_a_call_is_a_capacity_error_and_all_else_stays_what_it_is() -> None:
@@ -182,7 +160,7 @@ def test_no_memory_in_a_call_is_a_capacity_error_and_all_else_stays_what_it_is()
     def fail() -> None:
         raise RuntimeError(messages[0])
 
-    call = recording_engine(RecordingSession(fail), False).bind({}, {})
+    call = recording_engine(RecordingSession(fail)).bind({}, {})
     with pytest.raises(CapacityError, match="Failed to allocate memory for requested buffer"):
         call.run()
     del messages[0]
@@ -191,7 +169,7 @@ def test_no_memory_in_a_call_is_a_capacity_error_and_all_else_stays_what_it_is()
 
 
 def test_a_closed_engine_binds_nothing() -> None:
-    engine = recording_engine(RecordingSession(), False)
+    engine = recording_engine(RecordingSession())
     engine.close()
     engine.close()
     with pytest.raises(DsbdError, match=r"m\.onnx is closed"):
