@@ -89,6 +89,11 @@ class CudaDevice:
         handle = self._call("cudaStreamCreateWithFlags", runtime.cudaStreamNonBlocking)
         self.stream = int(handle)
 
+    def free_bytes(self) -> int:
+        """Return the bytes of device memory that nobody has taken."""
+        free, _ = self._results("cudaMemGetInfo")
+        return int(free)
+
     def allocate(self, shape: tuple[int, ...], dtype: str) -> DeviceArray:
         """Return a new array of zeros; raise MemoryError when the device has no room."""
         num_bytes = int(np.prod(shape, dtype=np.int64)) * ELEMENT_BYTES[dtype]
@@ -160,7 +165,6 @@ class CudaDevice:
             _, graph = self._runtime.cudaStreamEndCapture(self.stream)  # it has failed as well
             if graph is not None and int(graph):
                 self._release("cudaGraphDestroy", graph)
-            self._runtime.cudaGetLastError()  # or the next kernel is blamed for it
             raise
         graph = self._call("cudaStreamEndCapture", self.stream)
         try:
@@ -187,6 +191,10 @@ class CudaDevice:
 
         The current device belongs to the thread, and a session on another device changes it.
         """
+        results = self._results(function, *arguments)
+        return results[0] if results else None
+
+    def _results(self, function: str, *arguments: Any) -> list[Any]:
         self._checked("cudaSetDevice", self.device_id)
         return self._checked(function, *arguments)
 
@@ -202,16 +210,22 @@ class CudaDevice:
         except (EngineError, MemoryError) as error:
             _log.log(logging.DEBUG if has_failed else logging.WARNING, "%s", error)
 
-    def _checked(self, function: str, *arguments: Any) -> Any:
+    def _checked(self, function: str, *arguments: Any) -> list[Any]:
+        results: list[Any]
         status, *results = getattr(self._runtime, function)(*arguments)
         errors = self._runtime.cudaError_t
+        if status != errors.cudaSuccess:
+            self._runtime.cudaGetLastError()  # forget it, or the next kernel is blamed for it
         if status == errors.cudaErrorMemoryAllocation:
-            raise MemoryError(f"{self.name}: {function} of {arguments[0]} bytes")
+            raise MemoryError(f"{self.name}: {function}{arguments}")
         if status != errors.cudaSuccess:
             self._has_failed = True
             reason = _reason(self._runtime, status)
-            raise EngineError(f"{function} on {self.name} failed: {reason}; open the bundle again")
-        return results[0] if results else None
+            raise EngineError(
+                f"{function} on {self.name} failed: {reason}; start the process again, as CUDA "
+                "does nothing more in one where a kernel has failed"
+            )
+        return results
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from dsbd_runtime.bound_calls import LoadedModel
+from dsbd_runtime.bundle import MODEL_FILE, WEIGHTS_FILE
 from dsbd_runtime.cuda_device import CudaDevice, import_cuda_runtime
 from dsbd_runtime.device import DeviceArray
 from dsbd_runtime.device_session import DeviceSession
@@ -36,6 +38,7 @@ _ELEMENT_TYPES: dict[str, Any] = {
     "int64": np.int64,
     "bool": np.bool_,
 }
+_OF_A_LIBRARY = re.compile(r"CUDNN|CUBLAS|CUDA (failure|error)|lib(cu|nv)\w+\.so", re.IGNORECASE)
 _NO_MEMORY = ("Failed to allocate memory", "out of memory", "smaller than requested bytes")
 
 
@@ -56,7 +59,10 @@ def open_cuda_session(request: EngineOptions) -> DeviceSession:
     try:
         libraries = preload_libraries(ort)
         options = cuda_options(device)
-        model, prune = (open_on_provider(ort, path, provider, options, libraries) for path in paths)
+        model, prune = (
+            open_on_provider(ort, path, provider, options, libraries, device.free_bytes)
+            for path in paths
+        )
         check_graph(paths[0], entry.contract, model.get_inputs(), model.get_outputs())
     except BaseException:
         device.close()
@@ -108,23 +114,49 @@ def preload_libraries(ort: ModuleType) -> str:
 
 
 def open_on_provider(
-    ort: ModuleType, path: Path, provider: Provider, options: dict[str, str], libraries: str
+    ort: ModuleType,
+    path: Path,
+    provider: Provider,
+    options: dict[str, str],
+    libraries: str,
+    free_bytes: Callable[[], int],
 ) -> Any:
     """Return an InferenceSession of which every node runs on the provider.
 
     By itself ONNX Runtime falls back to the CPU, for the whole graph or for single nodes, with
-    only a line in its log. ``libraries`` is the result of ``preload_libraries``.
+    only a line in its log. ``libraries`` is the result of ``preload_libraries``; ``free_bytes``
+    returns the device's memory that is free.
     """
+    num_free = free_bytes()
     try:
         return _open(ort, path, provider, options, _NO_FALLBACK)
     except Exception as error:  # its exceptions share no base but this one
         reason = " ".join(str(error).split())
         if _FALLBACK_REFUSED in reason:
             raise _fallback_error(ort, path, provider, options, libraries) from error
+        if any(sign in reason for sign in _NO_MEMORY):
+            raise CapacityError(
+                f"no memory on {provider.name}:{options['device_id']} for {path}, which takes "
+                f"{_engine_bytes(path):,} bytes and what ONNX Runtime packs beside them; "
+                f"{num_free:,} bytes were free; close other programs that use the device, or "
+                "export with --quantize or a shorter --dtype"
+            ) from error
+        if _OF_A_LIBRARY.search(reason):
+            raise ProviderError(
+                f"a CUDA library fails when ONNX Runtime opens {path} on {provider.name} "
+                f"({reason}{', ' + libraries if libraries else ''}); {provider.install_line}"
+            ) from error
         raise BundleError(
             f"ONNX Runtime cannot load {path} on {provider.name} ({reason}); "
             "copy the bundle or export again"
         ) from error
+
+
+def _engine_bytes(path: Path) -> int:
+    """Return the bytes of a graph and of the weights beside it."""
+    weights = path.with_name(WEIGHTS_FILE)
+    has_weights = path.name == MODEL_FILE and weights.is_file()
+    return path.stat().st_size + (weights.stat().st_size if has_weights else 0)
 
 
 def _fallback_error(
@@ -233,9 +265,10 @@ class OrtCall:
         except Exception as error:  # ONNX Runtime's exceptions share no base but this one
             reason = " ".join(str(error).split())
             if not any(sign in reason for sign in _NO_MEMORY):
+                again = "start the process" if "CUDA failure" in reason else "open the bundle"
                 raise EngineError(
                     f"ONNX Runtime failed in a call of {self._path}: {reason}; "
-                    "open the bundle again, or export it again if that does not help"
+                    f"{again} again, or export it again if that does not help"
                 ) from error
             raise CapacityError(
                 f"no memory for the intermediate results of a call ({reason}); "

@@ -202,7 +202,7 @@ EXPORT size_t standin_num_captures() { return state().captures.size(); }
 EXPORT size_t standin_num_graphs() { return state().graphs.size(); }
 EXPORT void standin_fail_kernels(const char* part_of_name) { state().failing_kernel = part_of_name; }
 EXPORT void standin_recover() {
-  state().fault = cudaSuccess;
+  state().fault = last_error = cudaSuccess;
   state().failing_kernel.clear();
   state().captures.clear();
 }

@@ -69,6 +69,9 @@ class FakeCudaRuntime:
     def cudaStreamSynchronize(self, stream: int) -> tuple[Any, ...]:
         return self._done("cudaStreamSynchronize", (stream,))
 
+    def cudaMemGetInfo(self) -> tuple[Any, ...]:
+        return self._done("cudaMemGetInfo", (), 1000, 2000)
+
     def cudaGetLastError(self) -> tuple[Any, ...]:
         return self._done("cudaGetLastError", ())
 

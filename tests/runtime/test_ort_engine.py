@@ -34,6 +34,7 @@ from tests.runtime.fake_cuda import FakeCudaRuntime
 from tests.runtime.fake_device import FakeDevice
 
 CUDA = find_provider("cuda")
+FREE = lambda: 1000  # noqa: E731
 NO_FALLBACK = "session.disable_cpu_ep_fallback"
 # A provider that the CPU package offers and that runs no node of ours.
 AZURE = Provider(
@@ -80,7 +81,7 @@ def test_a_session_may_not_fall_back(tiny_bundle: Bundle) -> None:
         SessionOptions=ort.SessionOptions, InferenceSession=inference_session
     )
     path, options = tiny_bundle.model_path("target"), {"device_id": "1"}
-    assert open_on_provider(module, path, CUDA, options, "") == str(path)
+    assert open_on_provider(module, path, CUDA, options, "", FREE) == str(path)
     providers = [("CUDAExecutionProvider", options)]
     assert opened == [("1", {"providers": providers, "enable_fallback": False})]
 
@@ -91,7 +92,7 @@ def test_nodes_that_would_run_on_the_cpu_are_named(tiny_bundle: Bundle) -> None:
         ProviderError,
         match=r"does not run every node of .*prune\.onnx, the CPU would run Gather, TensorScatter;",
     ):
-        open_on_provider(ort, tiny_bundle.prune_path("target"), AZURE, {}, "")
+        open_on_provider(ort, tiny_bundle.prune_path("target"), AZURE, {}, "", FREE)
 
 
 class OrtWithoutItsLibraries:
@@ -117,15 +118,50 @@ def test_a_provider_that_was_left_out_is_an_error_with_the_reason(
         ProviderError,
         match=rf"without CUDAExecutionProvider: .*{said}.*; in a checkout .* '\.\[gpu\]'",
     ):
-        open_on_provider(fake, tiny_bundle.model_path("target"), CUDA, {}, libraries)
+        open_on_provider(fake, tiny_bundle.model_path("target"), CUDA, {}, libraries, FREE)
 
 
 def test_a_damaged_graph_is_a_bundle_error(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     path.write_bytes(b"hello")
     with pytest.raises(BundleError, match=r"cannot load .*model\.onnx on azure") as caught:
-        open_on_provider(ort, path, AZURE, {}, "")
+        open_on_provider(ort, path, AZURE, {}, "", FREE)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("raised", "error", "said"),
+    [
+        (
+            "[ONNXRuntimeError] : 1 : FAIL : bfc_arena.cc:360 Failed to allocate memory for "
+            "requested buffer of size 262144",
+            CapacityError,
+            r"no memory on cuda:1 for .*model\.onnx, which takes [\d,]{5,} bytes .*; "
+            "1,000 bytes were free; close other programs",
+        ),
+        (
+            "CUDNN failure 1001: CUDNN_STATUS_NOT_INITIALIZED ; GPU=0",
+            ProviderError,
+            r"a CUDA library fails .*NOT_INITIALIZED.*libcudnn\.so\.9: not found.*pip install",
+        ),
+        ("CUDA failure 35: insufficient driver", ProviderError, "insufficient driver"),
+        ("Load model failed: Protobuf parsing failed", BundleError, "copy the bundle"),
+    ],
+)
+def test_what_fails_at_the_opening_is_named_for_what_it_is(
+    tiny_bundle: Bundle, raised: str, error: type[DsbdError], said: str
+) -> None:
+    def inference_session(path: str, settings: Any, **arguments: Any) -> None:
+        raise RuntimeError(raised)
+
+    module: Any = SimpleNamespace(
+        SessionOptions=ort.SessionOptions, InferenceSession=inference_session
+    )
+    path = tiny_bundle.model_path("target")
+    with pytest.raises(error, match=said):
+        open_on_provider(
+            module, path, CUDA, {"device_id": "1"}, "libcudnn.so.9: not found", lambda: 1000
+        )
 
 
 class RecordingSession:
