@@ -50,6 +50,7 @@ class PackedBuffer:
     def __init__(self, device: Device, num_bytes: int) -> None:
         """Take the memory on both sides; raise MemoryError, with nothing taken, without room."""
         self._device = device
+        self._written_at = -1  # how often the device had waited then
         self._memory = device.allocate((num_bytes,), "uint8")
         try:
             self._pinned = device.allocate_pinned(num_bytes)
@@ -65,6 +66,12 @@ class PackedBuffer:
             on_host[name] = self._pinned[start:stop].view(_NUMPY_DTYPES[dtype]).reshape(shape)
             on_device[name] = self._memory.part(start, shape, dtype)
         return PackedArrays(on_host, on_device, packed_bytes(parts))
+
+    def begin_write(self) -> None:
+        """Wait until the device has read what was written before, before the host writes again."""
+        if self._written_at == self._device.num_waits:
+            self._device.synchronize()
+        self._written_at = self._device.num_waits
 
     def upload(self, num_bytes: int) -> None:
         """Queue the copy of the first bytes to the device."""
@@ -161,13 +168,6 @@ def fill_move(staged: PackedArrays, src_rows: NDArray[np.int64], first_row: int)
     """Write the inputs of a move; the padding copies the last source again, behind the rest."""
     staged.on_host[graph.WRITE_INDICES][0] = first_row
     _fill_padded(staged.on_host[graph.SRC_ROWS], src_rows, int(src_rows[-1]))
-
-
-def fill_idle_move(staged: PackedArrays) -> None:
-    """Write the inputs of a move that leaves every row in its place, however often it runs."""
-    staged.on_host[graph.WRITE_INDICES][0] = 0
-    src_rows = staged.on_host[graph.SRC_ROWS]
-    src_rows[:] = np.arange(src_rows.shape[0])
 
 
 def fill_features(staged: PackedArrays, rows: NDArray[np.int64], padding: int) -> None:

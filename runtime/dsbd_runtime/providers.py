@@ -24,7 +24,8 @@ class Provider:
         quantizations: the kinds of quantized bundles that it runs, a part of ``QUANTIZED_FORMS``.
         has_static_capacity: whether an engine is built for one number of cache rows.
         has_device_caches: whether the caches lie in the memory of a GPU.
-        has_cuda_graphs: whether a call can be captured once and replayed.
+        has_cuda_graphs: whether calls of a size can be captured as a CUDA graph and replayed.
+        uses_cuda_graphs: whether they are, unless an option says otherwise.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Provider:
     has_static_capacity: bool
     has_device_caches: bool
     has_cuda_graphs: bool
+    uses_cuda_graphs: bool
 
     @property
     def install_line(self) -> str:
@@ -56,6 +58,7 @@ PROVIDERS = (
         has_static_capacity=False,
         has_device_caches=False,
         has_cuda_graphs=False,
+        uses_cuda_graphs=False,
     ),
     Provider(
         name="cuda",
@@ -68,6 +71,7 @@ PROVIDERS = (
         has_static_capacity=False,
         has_device_caches=True,
         has_cuda_graphs=True,
+        uses_cuda_graphs=True,
     ),
     Provider(
         name="tensorrt",
@@ -79,7 +83,8 @@ PROVIDERS = (
         quantizations=("none",),
         has_static_capacity=True,
         has_device_caches=True,
-        has_cuda_graphs=False,
+        has_cuda_graphs=True,
+        uses_cuda_graphs=False,
     ),
     Provider(
         name="tensorrt-rtx",
@@ -91,7 +96,8 @@ PROVIDERS = (
         quantizations=("none",),
         has_static_capacity=True,
         has_device_caches=True,
-        has_cuda_graphs=False,
+        has_cuda_graphs=True,
+        uses_cuda_graphs=False,
     ),
 )
 

@@ -11,7 +11,6 @@ from dsbd_runtime.packed_buffer import (
     PackedArrays,
     PackedBuffer,
     fill_forward,
-    fill_idle_move,
     fill_move,
     forward_parts,
     move_parts,
@@ -94,9 +93,6 @@ def test_the_padding_of_a_move_copies_a_row_that_moves_anyway() -> None:
     fill_move(arrays, np.array([5, 7, 8]), 2)
     assert arrays.on_host[graph.SRC_ROWS].tolist() == [5, 7, 8, 8]
     assert arrays.on_host[graph.WRITE_INDICES].tolist() == [2]
-    fill_idle_move(arrays)
-    assert arrays.on_host[graph.SRC_ROWS].tolist() == [0, 1, 2, 3]
-    assert arrays.on_host[graph.WRITE_INDICES].tolist() == [0]
 
 
 def test_parts_are_aligned_and_the_same_on_both_sides() -> None:

@@ -28,10 +28,10 @@ from dsbd_runtime.providers import (
 
 ROWS = [
     # name, what offers it, extra, dtypes, static capacity, device caches, CUDA graphs
-    ("cpu", "CPUExecutionProvider", "cpu", ("fp32", "fp16"), False, False, False),
-    ("cuda", "CUDAExecutionProvider", "gpu", ("fp16", "bf16", "fp32"), False, True, True),
-    ("tensorrt", None, "tensorrt", ("fp16", "bf16", "fp32"), True, True, False),
-    ("tensorrt-rtx", None, "tensorrt-rtx", ("fp16", "bf16", "fp32"), True, True, False),
+    ("cpu", "CPUExecutionProvider", "cpu", ("fp32", "fp16"), False, False, False, False),
+    ("cuda", "CUDAExecutionProvider", "gpu", ("fp16", "bf16", "fp32"), False, True, True, True),
+    ("tensorrt", None, "tensorrt", ("fp16", "bf16", "fp32"), True, True, True, False),
+    ("tensorrt-rtx", None, "tensorrt-rtx", ("fp16", "bf16", "fp32"), True, True, True, False),
 ]
 
 
@@ -45,6 +45,7 @@ def test_the_table() -> None:
             row.has_static_capacity,
             row.has_device_caches,
             row.has_cuda_graphs,
+            row.uses_cuda_graphs,
         )
         for row in PROVIDERS
     ] == ROWS
