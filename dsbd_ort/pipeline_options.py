@@ -19,7 +19,8 @@ class PipelineOptions:
             sleeps; None is 20.
         engine_cache: on the CPU, a folder for engines as ONNX Runtime runs them, which the next
             opening maps; None: every opening optimizes and packs them again.
-        cuda_graphs: on "cuda", capture each size of call once and replay it.
+        cuda_graphs: on a GPU, capture each size of call that returns once and replay it; None: on
+            "cuda" yes, on TensorRT no.
         verify: also check the hash of every file.
         prefix_cache: keep cache rows between requests, so that of a prompt only the part behind
             the common prefix is computed.
@@ -33,7 +34,7 @@ class PipelineOptions:
     num_threads: int | None = None
     spin_us: int | None = None
     engine_cache: str | None = None
-    cuda_graphs: bool = False
+    cuda_graphs: bool | None = None
     verify: bool = False
     prefix_cache: bool = True
     generation_config: bool = True
@@ -48,7 +49,7 @@ class OpeningOptions(TypedDict, total=False):
     num_threads: int | None
     spin_us: int | None
     engine_cache: str | None
-    cuda_graphs: bool
+    cuda_graphs: bool | None
     verify: bool
     prefix_cache: bool
     generation_config: bool

@@ -38,7 +38,7 @@ class AppArguments(BaseModel, extra="forbid", protected_namespaces=()):
     draft_provider: str | None = PipelineOptions.draft_provider
     spin_us: int | None = PipelineOptions.spin_us
     engine_cache: str | None = PipelineOptions.engine_cache
-    cuda_graphs: bool = PipelineOptions.cuda_graphs
+    cuda_graphs: bool | None = PipelineOptions.cuda_graphs
     generation_config: bool = PipelineOptions.generation_config
     api_key_file: Path | None = None
     shutdown_timeout: float = Field(30.0, ge=0, le=MOST_SECONDS, allow_inf_nan=False)

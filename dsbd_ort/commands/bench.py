@@ -51,6 +51,7 @@ from dsbd_ort.output_files import write_whole
 from dsbd_ort.pipeline import PipelineSettings
 from dsbd_ort.version import __version__
 from dsbd_runtime.bundle import MANIFEST_NAME, Bundle, open_bundle
+from dsbd_runtime.providers import parse_placement
 
 FILE_WIDTH = 160  # columns of the tables without a terminal
 _COMPARED, _MEASURED, _REPORT = "Strategies", "Measurement", "Report"  # sections of the help
@@ -290,7 +291,7 @@ def _measured(arguments: BenchArguments, runs: list[BenchRun], prompts: list[str
         provider=settings.provider,
         draft_provider=settings.draft_provider or settings.provider,
         threads=settings.num_threads,
-        cuda_graphs=settings.cuda_graphs,
+        cuda_graphs=_uses_cuda_graphs(settings),
         energy_counters=energy.names,
         repetitions=arguments.repetitions,
         seed=arguments.seed,
@@ -298,6 +299,13 @@ def _measured(arguments: BenchArguments, runs: list[BenchRun], prompts: list[str
         runs=summarize(runs, measurements),
         measurements=measurements,
     )
+
+
+def _uses_cuda_graphs(settings: PipelineSettings) -> bool:
+    """Return whether the target's calls were captured and replayed."""
+    if settings.cuda_graphs is not None:
+        return settings.cuda_graphs
+    return parse_placement(settings.provider).provider.uses_cuda_graphs
 
 
 def _bundle_info(path: Path, bundle: Bundle) -> BundleInfo:

@@ -106,6 +106,12 @@ class ExportArguments:
         "logits depend on a row's path alone, bit for bit [exact with int8-dynamic, else fused].",
         section=_ENGINES,
     )
+    form: str = option(
+        default="portable",
+        show_default=True,
+        help="portable; cuda: fewer kernels on a GPU, by operators of ONNX Runtime.",
+        section=_ENGINES,
+    )
     max_context: int | None = option(
         type=COUNT, help="Cap the context length of the bundle.", section=_ENGINES
     )

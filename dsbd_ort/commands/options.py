@@ -181,7 +181,11 @@ def pipeline_settings(*, of_server: bool = False, **fixed: Any) -> Any:
             type=click.Path(file_okay=False),
             help="Folder that keeps engines as they run, for openings that only map them.",
         ),
-        "cuda_graphs": flag(help="On cuda: capture each size of call once and replay it."),
+        "cuda_graphs": option(
+            "--cuda-graphs/--no-cuda-graphs",
+            default=None,
+            help="On a GPU: capture each size of call once and replay it [on cuda].",
+        ),
         "verify": flag(help="Check the hash of every file first."),
         "prefix_cache": no_flag(
             "--no-prefix-cache", help="Do not reuse cache rows of earlier prompts."

@@ -11,6 +11,7 @@ from dsbd_export.errors import ExportError
 from dsbd_export.tensorrt_options import TensorrtOptions
 from dsbd_runtime.bundle import DTYPES, QUANTIZATIONS
 from dsbd_runtime.graph import GATHER, parse_num_top_logits
+from dsbd_runtime.manifest import INT4_SYMMETRIC
 from dsbd_runtime.trt_module import FLAVOURS
 
 OPSET = 24  # of ai.onnx, the version with TensorScatter and Attention
@@ -19,6 +20,7 @@ _MOST_THREADS = 1024
 _LEAST_DRAFT_VOCAB = 32  # has room for the tokens that end a sequence, and is a mistake below
 
 FUSED, GROUPED, EXACT = ATTENTIONS = ("fused", "grouped", "exact")
+PORTABLE, CUDA = FORMS = ("portable", "cuda")
 ONNX = "onnx"
 _QUANTIZED_DTYPES = {  # those of onnxruntime's CPU provider, on which parity runs
     "none": DTYPES,
@@ -45,6 +47,8 @@ class ModelOptions:
             those of the tokens that a call names.
         attention: "fused", "grouped" (see ``optimize``) or "exact" (see ``exact_attention``); None
             for "exact" with int8-dynamic, else "fused".
+        form: "portable", or "cuda" for operators of ONNX Runtime with fewer kernels on a GPU, see
+            ``cuda_graph``.
         engine: "onnx", or "tensorrt" or "tensorrt-rtx" for engines beside the ONNX files.
         compute_capability: of the GPU of a TensorRT engine, see ``tensorrt_options``.
         capacity: cache rows of a TensorRT engine, see ``tensorrt_options``.
@@ -61,6 +65,7 @@ class ModelOptions:
     quantize: str = "none"
     logits: str = "full"
     attention: str | None = None
+    form: str = PORTABLE
     engine: str = ONNX
     compute_capability: str | None = None
     capacity: int | None = None
@@ -74,6 +79,7 @@ class ModelOptions:
     def __post_init__(self) -> None:
         self._check_choices()
         self._check_attention()
+        self._check_form()
         self._check_engine()
         self._check_logits()
         self._check_limits()
@@ -107,6 +113,16 @@ class ModelOptions:
         return EXACT if self.quantize == "int8-dynamic" else FUSED
 
     @property
+    def quantized_form(self) -> str:
+        """Return what the manifest calls the quantization, one of ``QUANTIZED_FORMS``.
+
+        In fp16, the precision of GPUs, blocks of 4 bits are symmetric: CUDA's products of fp16 rows
+        and integers know no other, and else dequantize whole weights for a verification.
+        """
+        is_symmetric = (self.quantize, self.dtype) == ("int4", "fp16")
+        return INT4_SYMMETRIC if is_symmetric else self.quantize
+
+    @property
     def sums_integers(self) -> bool:
         """Return whether attention adds up integers: it is exact, and weights are quantized."""
         return self.attention_form == EXACT and self.quantize != "none"
@@ -126,6 +142,7 @@ class ModelOptions:
             ("dtype", DTYPES),
             ("quantize", QUANTIZATIONS),
             ("attention", (None, *ATTENTIONS)),
+            ("form", FORMS),
             ("engine", (ONNX, *FLAVOURS)),
         )
         for field, known in choices:
@@ -150,6 +167,21 @@ class ModelOptions:
             raise ExportError(
                 f"attention={EXACT!r} has no form for {wrong}, whose other products depend on the "
                 f"rows beside a row; use dtype='fp32' and engine={ONNX!r}, or leave attention out"
+            )
+
+    def _check_form(self) -> None:
+        if self.form != CUDA:
+            return
+        if self.engine != ONNX:
+            raise ExportError(
+                f"form={CUDA!r} has operators of ONNX Runtime, which engine={self.engine!r} does "
+                f"not know; use form={PORTABLE!r}, or engine={ONNX!r}"
+            )
+        if self.attention_form == EXACT:
+            raise ExportError(
+                f"form={CUDA!r} is for a GPU, where attention={EXACT!r} (the default with "
+                f"quantize='int8-dynamic') keeps no bits; use form={PORTABLE!r}, or attention="
+                f"{FUSED!r} without int8-dynamic"
             )
 
     def _check_engine(self) -> None:

@@ -15,7 +15,8 @@ read once. With G = H / Hkv query heads to a key head, the node that was
 
 becomes the same node over Hkv heads of G*S rows. Query heads of one key head lie side by side, so
 both reshapes move nothing: row s of query head h*G + g is row g*S + s of head h, and the mask is
-repeated G times. With G = 2 and S = 3, row 1 of query head 5 is row 4 of head 2.
+repeated G times, as numbers to add: CUDA repeats no bool. With G = 2 and S = 3, row 1 of query head
+5 is row 4 of head 2.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ import onnx_ir as ir
 import onnxscript.optimizer
 from onnx_ir.passes import PassManager, common
 from onnxscript.rewriter import MatchResult, RewriteRuleClassBase, RewriteRuleSet
+
+from dsbd_export.replacements import HIDDEN
 
 
 class FuseRMSNormalization(RewriteRuleClassBase):  # type: ignore[misc]  # untyped library
@@ -217,6 +220,7 @@ def optimize_graph(model: ir.Model) -> None:
     RewriteRuleSet(rotary, commute=True).apply_to_model(model)
     RewriteRuleSet([GatherLogitRows.rule(), ReadTiedWeight.rule()]).apply_to_model(model)
     RewriteRuleSet([DropUnsqueezedSqueeze.rule()]).apply_to_model(model)
+    fix_reshapes(model)
     PassManager(
         [
             common.InlinePass(),
@@ -228,6 +232,49 @@ def optimize_graph(model: ir.Model) -> None:
             common.ClearMetadataAndDocStringPass(),
         ]
     )(model)
+
+
+def fix_reshapes(model: ir.Model) -> int:
+    """Give constant dimensions to every Reshape that allows it, in place; return how many did.
+
+    Torch computes the dimensions of a reshape from shapes, and ONNX Runtime would do such
+    arithmetic on the CPU, which an engine on a GPU refuses. They are constants where each one is
+    known (a number), or that of the input (0), but for one that follows (-1): of (1, 2, 2*S, C)
+    with 4 heads, (1, 4, S, C) is [1, 4, -1, 0].
+    """
+    num_fixed = 0
+    for node in model.graph:
+        if node.op_type != "Reshape":
+            continue
+        source, dims = node.inputs
+        if source is None or dims is None or ir.convenience.get_const_tensor(dims) is not None:
+            continue
+        constants = _constant_dims(source.shape, node.outputs[0].shape)
+        if constants is None:
+            continue
+        constant = ir.Node(
+            "", "Constant", [], attributes=[ir.AttrTensor("value", ir.tensor(constants))]
+        )
+        model.graph.insert_before(node, constant)
+        node.replace_input_with(1, constant.outputs[0])
+        node.attributes["allowzero"] = ir.AttrInt64("allowzero", 0)
+        num_fixed += 1
+    return num_fixed
+
+
+def _constant_dims(source: ir.Shape | None, result: ir.Shape | None) -> list[int] | None:
+    """Return the constant dimensions of a Reshape, None where more than one must follow."""
+    if source is None or result is None:
+        return None
+    dims = [
+        dim
+        if isinstance(dim, int)
+        else 0
+        if dim.value is not None and dim in source[axis : axis + 1]
+        else -1
+        for axis, dim in enumerate(result)
+    ]
+    return dims if dims.count(-1) <= 1 else None
 
 
 def _scalar(value: ir.Value) -> Any:
@@ -275,7 +322,10 @@ class GroupQueryHeads(RewriteRuleClassBase):  # type: ignore[misc]  # untyped li
         assert node is not None  # the pattern is this node
         rows = op.Reshape(query, op.Constant(value_ints=[1, num_key_heads, -1, head_dim]))
         repeats = op.Constant(value_ints=[1, 1, num_heads // num_key_heads, 1])
-        grouped = op.Attention(rows, key, value, op.Tile(mask, repeats), **node.attributes)
+        added = op.Where(mask, op.Constant(value_float=0.0), op.Constant(value_float=HIDDEN))
+        if query.dtype != ir.DataType.FLOAT:
+            added = op.Cast(added, to=query.dtype)
+        grouped = op.Attention(rows, key, value, op.Tile(added, repeats), **node.attributes)
         return op.Reshape(grouped, op.Constant(value_ints=[1, num_heads, -1, value_dim]))
 
 
@@ -290,6 +340,18 @@ def group_query_heads(model: ir.Model) -> int:
         ]
     )(model)
     return int(num_grouped)
+
+
+def added_mask(tape: ir.tape.Tape, mask: ir.Value, dtype: ir.DataType | None) -> ir.Value:
+    """Return a mask (1, 1, S, C) bool as numbers to add to scores of ``dtype``: 0 and HIDDEN."""
+    seen, hidden = (
+        tape.op("Constant", [], {"value": ir.tensor([number], ir.DataType.FLOAT)})
+        for number in (0.0, HIDDEN)
+    )
+    added = tape.op("Where", [mask, seen, hidden])
+    if dtype in (None, ir.DataType.FLOAT):
+        return added
+    return tape.op("Cast", [added], {"to": dtype})
 
 
 def _heads_and_width(value: ir.Value) -> tuple[int, int] | None:

@@ -17,7 +17,8 @@ from transformers import PreTrainedModel
 
 from dsbd_export.changed_bundle import writing
 from dsbd_export.checkpoint import Checkpoint, limited_threads, open_pair
-from dsbd_export.config import EXACT, GROUPED, ExportConfig, ModelOptions
+from dsbd_export.config import CUDA, EXACT, GROUPED, ExportConfig, ModelOptions
+from dsbd_export.cuda_graph import use_cuda_operators
 from dsbd_export.draft_vocabulary import Report, with_draft_vocabulary
 from dsbd_export.exact_attention import attend_exactly
 from dsbd_export.feature_draft.agreement import check_form, layers_read
@@ -182,7 +183,7 @@ def _write_model(
     graph = source.capture(model, report)
     for graph_pass in _graph_passes(checkpoint, config, seen):
         report(f"{role}: {graph_pass(graph)}")
-    if config.quantize == "none" and config.dtype != "fp32":
+    if config.quantize == "none" and config.dtype != "fp32" and config.form != CUDA:
         check_for_tensorrt(graph, checkpoint)
     report(f"{role}: saving the graph and its weights")
     ir.save(graph, folder / MODEL_FILE, external_data=WEIGHTS_FILE)
@@ -214,8 +215,11 @@ def _graph_passes(
         passes.append(lambda graph: f"{group_query_heads(graph)} attention nodes grouped")
     elif is_exact:
         passes.append(attend)
-    if config.quantize != "none":
-        passes.append(lambda graph: str(quantize_graph(graph, config.quantize, is_exact=is_exact)))
+    if config.form == CUDA:
+        passes.append(use_cuda_operators)
+    form = config.quantized_form
+    if form != "none":
+        passes.append(lambda graph: str(quantize_graph(graph, form, is_exact=is_exact)))
     return passes
 
 
@@ -238,7 +242,7 @@ def _manifest_entry(
         context_length=checkpoint.context_length,
         kv=checkpoint.kv,
         dtype=config.dtype,
-        quantization=config.quantize,
+        quantization=config.quantized_form,
         logits=config.logits,
         full_logits=keeps_full_logits,
         bit_exact=config.bit_exact,

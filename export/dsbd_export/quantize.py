@@ -23,8 +23,9 @@ from onnx_ir.passes import PassManager, common
 from dsbd_export.quantize_blockwise import MICROSOFT_DOMAIN, BlockwiseQuantizer
 from dsbd_export.quantize_dynamic import DynamicQuantizer
 from dsbd_export.weighted_layers import Linear, find_embeddings, find_linears
+from dsbd_runtime.manifest import INT4_SYMMETRIC
 
-_BITS = {"int8": 8, "int4": 4}
+_BITS = {"int8": 8, "int4": 4, INT4_SYMMETRIC: 4}
 _HEAD_BITS = 8
 _MICROSOFT_OPSET = 1
 
@@ -55,7 +56,7 @@ class Quantized:
 def quantize_graph(model: ir.Model, kind: str, *, is_exact: bool) -> Quantized:
     """Quantize ``model`` in place.
 
-    kind: "int8-dynamic", "int8" or "int4".
+    kind: "int8-dynamic", "int8", "int4" or "int4-symmetric".
     is_exact: whether a row's products may not depend on other rows, by one bit.
     """
     linears = find_linears(model.graph)
@@ -65,7 +66,7 @@ def quantize_graph(model: ir.Model, kind: str, *, is_exact: bool) -> Quantized:
     num_left = (
         _dynamic(model, others, embeddings)  # whose products are exact in any case
         if kind == "int8-dynamic"
-        else _blockwise(model, others, embeddings, _BITS[kind], is_exact=is_exact)
+        else _blockwise(model, others, embeddings, kind, is_exact=is_exact)
     )
     PassManager([common.RemoveUnusedNodesPass(), common.RemoveUnusedOpsetsPass()])(model)
     _release(
@@ -98,14 +99,16 @@ def _dynamic(model: ir.Model, linears: list[Linear], embeddings: list[ir.Node]) 
 
 
 def _blockwise(
-    model: ir.Model, linears: list[Linear], embeddings: list[ir.Node], bits: int, *, is_exact: bool
+    model: ir.Model, linears: list[Linear], embeddings: list[ir.Node], kind: str, *, is_exact: bool
 ) -> int:
     """Quantize all but experts; return how many products were left as they are."""
     model.graph.opset_imports[MICROSOFT_DOMAIN] = _MICROSOFT_OPSET
     matrices = [linear for linear in linears if not linear.num_experts]
-    quantizer = BlockwiseQuantizer(model.graph, is_exact=is_exact)
+    quantizer = BlockwiseQuantizer(
+        model.graph, is_exact=is_exact, is_symmetric=kind == INT4_SYMMETRIC
+    )
     for linear in matrices:
-        quantizer.quantize_linear(linear, _HEAD_BITS if linear.is_head else bits)
+        quantizer.quantize_linear(linear, _HEAD_BITS if linear.is_head else _BITS[kind])
     for node in embeddings:
         quantizer.quantize_embedding(node)
     return len(linears) - len(matrices)

@@ -6,6 +6,9 @@ same bits for any number of rows and threads, but for 4 bits on x86 without AVX-
 row takes another kernel; an exact graph puts a row of zeros beside it. (At levels 0 and 1 a single
 row takes another kernel everywhere.) The weights shrink; the time of a call grows with its rows, so
 on a CPU speculation gains less than with ``quantize_dynamic``.
+
+On CUDA, rows in fp16 are multiplied with integers as they are (``ep.cuda.fpa_intb_gemm``) where no
+block has a zero point; otherwise a call of more than a few rows dequantizes the whole weight first.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ MICROSOFT_DOMAIN = "com.microsoft"
 _ACCURACY_LEVEL = 4
 BLOCK_SIZE = 32
 _ZERO_POINT = 128  # of 8 bits, which are symmetric
+_MIDDLE = 8  # of symmetric 4 bits, which MatMulNBits takes without zero points
 
 
 @dataclass(frozen=True)
@@ -42,11 +46,13 @@ class BlockwiseQuantizer:
     """Rewrites products and embeddings of one graph.
 
     is_exact: whether a row's products may not depend on the number of rows, by one bit.
+    is_symmetric: whether blocks of 4 bits have no zero points either.
     """
 
-    def __init__(self, graph: ir.Graph, *, is_exact: bool) -> None:
+    def __init__(self, graph: ir.Graph, *, is_exact: bool, is_symmetric: bool = False) -> None:
         self._graph = graph
         self._is_exact = is_exact
+        self._is_symmetric = is_symmetric
         self._store = Store(graph)
         self._pairs: dict[ir.Value, tuple[ir.Value, ir.Value]] = {}
 
@@ -63,7 +69,7 @@ class BlockwiseQuantizer:
             self._integers(linear.weight, bits, by_output=by_output),
             self._scales(linear.weight, bits, by_output=by_output),
         ]
-        if bits == 4:
+        if bits == 4 and not self._is_symmetric:
             inputs.append(self._zero_points(linear.weight, by_output=by_output))
         attributes = {
             "K": num_inputs,
@@ -126,7 +132,7 @@ class BlockwiseQuantizer:
     def _integers(self, weight: ir.Value, bits: int, *, by_output: bool = True) -> ir.Value:
         def integers(values: NDArray[Any]) -> NDArray[Any]:
             values = values if by_output else values.T
-            return block_integers(values, blocks_of(values, bits), bits)
+            return block_integers(values, self._blocks_of(values, bits), bits)
 
         shape = (*_grid(weight, by_output), BLOCK_SIZE * bits // 8)
         return self._store.derived(weight, f"int{bits}", integers, ir.DataType.UINT8, shape)
@@ -136,13 +142,18 @@ class BlockwiseQuantizer:
         dtype = weight.dtype
 
         def scales(values: NDArray[Any]) -> NDArray[Any]:
-            return blocks_of(values if by_output else values.T, bits).scales.astype(dtype.numpy())
+            blocks = self._blocks_of(values if by_output else values.T, bits)
+            return blocks.scales.astype(dtype.numpy())
 
         return self._store.derived(weight, "scales", scales, dtype, _grid(weight, by_output))
 
+    def _blocks_of(self, weight: NDArray[Any], bits: int) -> Blocks:
+        return blocks_of(weight, bits, is_symmetric=self._is_symmetric)
+
     def _zero_points(self, weight: ir.Value, *, by_output: bool) -> ir.Value:
         def zero_points(values: NDArray[Any]) -> NDArray[Any]:
-            return pack_nibbles(blocks_of(values if by_output else values.T, 4).zero_points)
+            blocks = self._blocks_of(values if by_output else values.T, 4)
+            return pack_nibbles(blocks.zero_points)
 
         num_outputs, num_blocks = _grid(weight, by_output)
         shape = (num_outputs, -(-num_blocks // 2))
@@ -155,21 +166,29 @@ def _grid(weight: ir.Value, by_output: bool) -> tuple[int, int]:
     return num_outputs, -(-num_inputs // BLOCK_SIZE)
 
 
-def blocks_of(weight: NDArray[Any], bits: int) -> Blocks:
+def blocks_of(weight: NDArray[Any], bits: int, *, is_symmetric: bool = False) -> Blocks:
     """Return scales and zero points of a weight (out, in).
 
     8 bits are symmetric around 128. 4 bits span the smallest and largest value of the block and
     always zero: with so few steps a step that is never used costs more than the zero points.
+    Symmetric 4 bits are those around 8, whose lowest, -8, is the value of the largest magnitude: a
+    block from -1 to 4 has the scale -0.5, and only values below -3.5 of a block to 4 are clipped.
     """
     num_blocks = -(-weight.shape[1] // BLOCK_SIZE)
     scales = np.empty((weight.shape[0], num_blocks), np.float32)
-    zero_points = np.full(scales.shape, _ZERO_POINT, np.uint8)
+    middle = _ZERO_POINT if bits == 8 else _MIDDLE
+    zero_points = np.full(scales.shape, middle, np.uint8)
     for rows in weight_chunks(weight.shape):
         blocks = _blocked(weight[rows])
         low, high = np.minimum(blocks.min(-1), 0), np.maximum(blocks.max(-1), 0)
-        span = np.maximum(high, -low) / 127 if bits == 8 else (high - low) / 15
-        scales[rows] = np.where(span > 0, span, 1)
-        if bits == 4:
+        if bits == 8:
+            span = np.maximum(high, -low) / 127
+        elif is_symmetric:
+            span = np.where(high > -low, high, low) / -_MIDDLE
+        else:
+            span = (high - low) / 15
+        scales[rows] = np.where(span != 0, span, 1)
+        if bits == 4 and not is_symmetric:
             zero_points[rows] = np.rint(-low / scales[rows])
     return Blocks(scales, zero_points)
 

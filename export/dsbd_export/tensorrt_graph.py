@@ -46,12 +46,17 @@ def _fix_capacity(graph: onnx.GraphProto, capacity: int) -> None:
 
 
 def _add_masks(graph: onnx.GraphProto) -> None:
-    """Let every Attention add its mask; a mask is converted where it is read first."""
+    """Let every Attention add its mask; a mask is converted where it is read first.
+
+    Grouped attention adds numbers already.
+    """
+    masks = {
+        value.name for value in graph.input if value.type.tensor_type.elem_type == TensorProto.BOOL
+    }
     nodes: list[onnx.NodeProto] = []
     converted: set[str] = set()
     for node in graph.node:
-        if node.op_type == "Attention":
-            mask = node.input[_MASK_INPUT]
+        if node.op_type == "Attention" and (mask := node.input[_MASK_INPUT]) in masks:
             if mask not in converted:
                 converted.add(mask)
                 choices = [mask, f"{_PREFIX}seen", f"{_PREFIX}hidden"]

@@ -27,7 +27,6 @@ from dsbd_runtime.packed_buffer import (
     Part,
     fill_features,
     fill_forward,
-    fill_idle_move,
     fill_move,
     fill_pairs,
     forward_parts,
@@ -35,6 +34,7 @@ from dsbd_runtime.packed_buffer import (
     packed_bytes,
     pair_parts,
 )
+from dsbd_runtime.recorded_calls import Recorder, RepeatedWork
 from dsbd_runtime.session import EngineInputs, EngineOutputs
 
 CallSize = tuple[int, int, int, FeatureSizes | None]
@@ -50,6 +50,8 @@ class LoadedModel:
     Attributes:
         entry: manifest entry of the model.
         max_forward_rows: the most rows of one forward.
+        most_recorded: of the device, recorded units of work; 0: every call is queued piece by
+            piece.
     """
 
     device: Device
@@ -57,6 +59,7 @@ class LoadedModel:
     prune_engine: DeviceEngine
     entry: ModelEntry
     max_forward_rows: int
+    most_recorded: int = 0
 
 
 class BoundCaches:
@@ -72,7 +75,8 @@ class BoundCaches:
         model: LoadedModel,
         capacity: int,
         full: DeviceLogits | None,
-        features: FeatureArrays | None = None,
+        features: FeatureArrays | None,
+        recorder: Recorder,
     ) -> None:
         """Take the memory; raise MemoryError, with nothing taken, when there is no room.
 
@@ -81,10 +85,12 @@ class BoundCaches:
             capacity: rows of the caches.
             full: where the engine writes the logits that it keeps, None if it keeps none.
             features: where it reads and writes features, None without.
+            recorder: of the calls.
         """
         self._model = model
         self._full = full
         self._features = features
+        self._recorder = recorder
         self._head = model.entry.head
         self._forwards: dict[CallSize, BoundForward] = {}
         self._moves: dict[int, BoundMove] = {}
@@ -118,21 +124,15 @@ class BoundCaches:
         """Return the prune graph bound for K rows, up to the capacity."""
         move = self._moves.get(num_rows)
         if move is None:
-            move = self._bind_move(num_rows)
-            try:
-                move.warm_up()
-            except BaseException:
-                move.call.release()
-                raise
-            self._moves[num_rows] = move
+            move = self._moves[num_rows] = self._bind_move(num_rows)
         return move
 
     def free(self) -> None:
         """Release the calls, then the memory that they are bound to."""
-        calls = [forward.call for forward in self._forwards.values()]
-        calls += [move.call for move in self._moves.values()]
-        for call in calls:
-            call.release()
+        bound: list[BoundForward | BoundMove] = [*self._forwards.values(), *self._moves.values()]
+        for each in bound:
+            each.queue.free()
+            each.call.release()
         self._forwards.clear()
         self._moves.clear()
         by_size = (self._output_buffers, self._pair_buffers)
@@ -162,9 +162,24 @@ class BoundCaches:
             {**inputs.on_device, **of_pairs, **read, **self.caches.inputs},
             {**outputs.on_device, **kept, **self.caches.outputs},
         )
-        device = self._model.device
+
+        def queue() -> None:
+            input_buffer.upload(inputs.num_bytes)
+            if pairs is not None:
+                pairs[0].upload(pairs[1].num_bytes)
+            call.run()
+
         return BoundForward(
-            device, call, input_buffer, inputs, output_buffer, outputs, full, pairs, features
+            self._model.device,
+            call,
+            RepeatedWork(self._recorder, queue),
+            input_buffer,
+            inputs,
+            output_buffer,
+            outputs,
+            full,
+            pairs,
+            features,
         )
 
     def _pairs(self, num_pairs: int) -> tuple[PackedBuffer, PackedArrays]:
@@ -182,7 +197,12 @@ class BoundCaches:
         call = self._model.prune_engine.bind(
             {**inputs.on_device, **self.caches.inputs}, self.caches.outputs
         )
-        return BoundMove(self._model.device, call, buffer, inputs)
+
+        def queue() -> None:
+            buffer.upload(inputs.num_bytes)
+            call.run()
+
+        return BoundMove(call, RepeatedWork(self._recorder, queue), buffer, inputs)
 
     def _output_buffer(self, num_logit_rows: int, num_pairs: int) -> PackedBuffer:
         size = num_logit_rows, num_pairs
@@ -219,6 +239,7 @@ class BoundForward:
     """The model bound for S rows, R of them with logits.
 
     Attributes:
+        queue: the copies in and the call.
         input_buffer, output_buffer: memory of ``inputs`` and ``outputs``; other sizes share the
             input buffer.
         full: the full logits, which ``run`` leaves on the device; None if none are kept.
@@ -228,6 +249,7 @@ class BoundForward:
 
     device: Device
     call: BoundCall
+    queue: RepeatedWork
     input_buffer: PackedBuffer
     inputs: PackedArrays
     output_buffer: PackedBuffer
@@ -240,15 +262,13 @@ class BoundForward:
         """Append at most S rows; return the outputs of its logit rows, at most R."""
         forward = inputs.forward
         num_returned = len(forward.logit_rows)
+        self.input_buffer.begin_write()
         fill_forward(self.inputs, inputs)
         if inputs.features is not None:
             self._fill_features(forward)
-        self.input_buffer.upload(self.inputs.num_bytes)
         if self.pairs is not None and forward.gather is not None:
-            buffer, arrays = self.pairs
-            fill_pairs(arrays, forward.gather)
-            buffer.upload(arrays.num_bytes)
-        self.call.run()
+            fill_pairs(self.pairs[1], forward.gather)
+        self.queue.run()
         if inputs.features is not None:
             keep_returned(self.device, inputs, self.features[graph.FEATURES])
         if num_returned:
@@ -281,28 +301,18 @@ class BoundForward:
 
 @dataclass(frozen=True)
 class BoundMove:
-    """The prune graph bound for K rows; ``input_buffer`` holds ``inputs``."""
+    """The prune graph bound for K rows; ``input_buffer`` holds ``inputs``.
 
-    device: Device
+    The next forward waits for it.
+    """
+
     call: BoundCall
+    queue: RepeatedWork
     input_buffer: PackedBuffer
     inputs: PackedArrays
 
-    def warm_up(self) -> None:
-        """Move every row to its own place.
-
-        To capture a CUDA graph the first call runs more than once. A forward may, as it writes the
-        same rows again; a move would read rows that its first run has written.
-        """
-        fill_idle_move(self.inputs)
-        self._run()
-
     def run(self, src_rows: NDArray[np.int64], first_row: int) -> None:
         """Copy at most K rows to ``first_row`` and behind."""
+        self.input_buffer.begin_write()
         fill_move(self.inputs, src_rows, first_row)
-        self._run()
-
-    def _run(self) -> None:
-        self.input_buffer.upload(self.inputs.num_bytes)
-        self.call.run()
-        self.device.synchronize()
+        self.queue.run()

@@ -11,7 +11,7 @@ Work on a device is queued in order: copies and calls return before they are don
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -50,12 +50,30 @@ class DeviceArray:
         return part
 
 
+class RecordedWork(Protocol):
+    """Copies and calls that the device runs as one unit, such as a CUDA graph."""
+
+    def run(self) -> None:
+        """Queue all of it once."""
+
+    def free(self) -> None:
+        """Forget it; called once, before the memory that it works on is freed."""
+
+
 class Device(Protocol):
-    """One device's memory and its queue of work."""
+    """One device's memory and its queue of work.
+
+    What gives something back (``free``, ``free_pinned``, ``close``) raises nothing: it is called
+    when something else has failed, and that is what the caller has to learn.
+    """
 
     @property
     def name(self) -> str:
         """Name in messages, such as "cuda:0"."""
+
+    @property
+    def num_waits(self) -> int:
+        """How often ``synchronize`` has waited: what was queued before the last time is done."""
 
     def allocate(self, shape: tuple[int, ...], dtype: str) -> DeviceArray:
         """Return a new array of zeros; raise MemoryError when the device has no room."""
@@ -87,6 +105,13 @@ class Device(Protocol):
     def fill_zero(self, array: DeviceArray) -> None:
         """Queue setting every byte of ``array`` to zero."""
 
+    def record(self, work: Callable[[], None]) -> RecordedWork:
+        """Return what ``work`` queues, as one unit; nothing of it is done yet.
+
+        It must wait for nothing and allocate nothing. Raises MemoryError, EngineError or what
+        ``work`` raises where it cannot be recorded; the queue is then as before.
+        """
+
     def synchronize(self) -> None:
         """Wait until all queued work is done; raise its errors."""
 
@@ -98,16 +123,13 @@ class BoundCall(Protocol):
     """One graph with every input and output bound to device memory, ready to run many times."""
 
     def run(self) -> None:
-        """Queue the graph, or run it to its end.
-
-        The first run may execute it several times (a CUDA graph is captured), so running it twice
-        must give the same result.
+        """Queue the graph once, or run it to its end.
 
         Raises CapacityError when the device has no memory for the intermediate results.
         """
 
     def release(self) -> None:
-        """Forget the bindings (and a captured CUDA graph), because their memory will be freed."""
+        """Forget the bindings, because their memory will be freed."""
 
 
 class DeviceEngine(Protocol):
@@ -116,8 +138,7 @@ class DeviceEngine(Protocol):
     def capacity_for(self, num_rows: int, current: int) -> int:
         """Return the capacity that caches of ``current`` rows should get to hold ``num_rows``.
 
-        Engines of static capacity or with captured addresses return ``current`` where others would
-        shrink. ``current`` is 0 for new caches.
+        ``current`` is 0 for new caches.
 
         Raises CapacityError when no capacity of this engine holds so many rows.
         """
@@ -128,8 +149,9 @@ class DeviceEngine(Protocol):
         """Return the call with these inputs and outputs, by name in the graph.
 
         A cache is in both, at the same address: past_key_values.0.key and present.0.key. Shapes
-        are whole numbers: S, R (logit_rows) and K (src_rows) are powers of two up to the largest
-        forward, or any smaller number where padding had no room in the caches.
+        are whole numbers: S is one of ``device_session.forward_bucket``, R (logit_rows) and K
+        (src_rows) are powers of two up to the largest forward, or any smaller number where padding
+        had no room in the caches.
         """
 
     def close(self) -> None:

@@ -105,7 +105,7 @@ class DeviceFeatures:
 
 @dataclass(frozen=True)
 class FeatureSizes:
-    """The rows that a call is bound for, powers of two.
+    """The rows that a call is bound for: S of a feature draft, the others powers of two.
 
     Attributes:
         returned: that the engine returns: F of a target, S of a feature draft.

@@ -14,20 +14,23 @@ from dsbd_runtime.device_features import DeviceFeatures, FeatureArrays, FeatureS
 from dsbd_runtime.errors import CapacityError, EngineError, InputError
 from dsbd_runtime.full_logits import DeviceLogits
 from dsbd_runtime.graph import GATHERED_LOGITS
+from dsbd_runtime.recorded_calls import Recorder
 from dsbd_runtime.session import EngineInputs, EngineOutputs
 
+_FORWARD_ROWS = (1, 2, 4, 8, 16, 24, 32, 40, 48, 64, 96, 128, 192, 256)
 _MOST_PAIRS = 2**40  # beyond any memory: the number of pairs has no bound of its own
 
 
 class DeviceSession:
     """One engine and its prune graph on a device, with the caches in the device's memory.
 
-    S, R, N and K are rounded up to powers of two and every size is bound once: after the first call
-    of a size nothing is allocated, and a CUDA graph can be replayed. A forward is one copy to the
-    device (ids, positions, masks), one call, and one copy back (the logit rows); a move is one
-    copy to the device and one call. The caches never cross to the host: they grow by copies on
-    the device, into new memory beside the old. Full logits beside a top-k head stay on the device
-    but for the rows that are read.
+    S is rounded up to one of ``forward_bucket``, R, N and K to powers of two, and every size is
+    bound once: after the first call of a size nothing is allocated, and a size that returns is
+    recorded and replayed. A forward is one copy to the device (ids, positions, masks), one call,
+    and one copy back (the logit rows), which the host waits for; a move is one copy to the device
+    and one call. The caches never cross to the host: they grow by copies on the device, into new
+    memory beside the old. Full logits beside a top-k head stay on the device but for the rows that
+    are read.
     """
 
     def __init__(self, model: LoadedModel) -> None:
@@ -36,6 +39,7 @@ class DeviceSession:
         Raises CapacityError, with everything closed, when the device has no room for the caches.
         """
         self._model = model
+        self._recorder = Recorder(model.device, model.most_recorded)
         self._bound: BoundCaches | None = None
         kept = model.entry.kept_output is not None
         self._full = DeviceLogits(model.device, model.entry.vocab_size) if kept else None
@@ -46,7 +50,7 @@ class DeviceSession:
         self._last_full: DeviceArray | None = None
         self._last_index: NDArray[np.int64] | None = None  # its row of each logit row that repeats
         try:
-            self._bound = self._allocate(model.engine.capacity_for(0, 0))
+            self._bound = self._allocate(self._capacity_for(0))
         except BaseException:
             self.close()
             raise
@@ -55,6 +59,11 @@ class DeviceSession:
     def capacity(self) -> int:
         """Rows that the caches hold now; 0 after ``close``."""
         return 0 if self._bound is None else self._bound.capacity
+
+    @property
+    def num_recorded(self) -> int:
+        """Sizes of calls that are recorded now, each replayed as one unit."""
+        return self._recorder.num_recorded
 
     @property
     def kv_bytes(self) -> int:
@@ -75,8 +84,8 @@ class DeviceSession:
     def reserve(self, num_rows: int, num_used: int) -> None:
         """Give the caches room for ``num_rows`` rows and the padding of their forwards.
 
-        An engine with captured addresses keeps a larger capacity also with ``num_used`` 0, which
-        then only sets all rows to zero.
+        Where calls are recorded, a larger capacity is kept also with ``num_used`` 0, which then
+        only sets all rows to zero: the addresses must last.
         """
         bound = self._open()
         capacity = self._padded_capacity(num_rows, num_used)
@@ -88,7 +97,7 @@ class DeviceSession:
     def shrink(self, num_used: int) -> None:
         """Give the caches the smallest capacity for their first ``num_used`` rows, which stay."""
         bound = self._open()
-        capacity = self._model.engine.capacity_for(num_used, bound.capacity)
+        capacity = self._capacity_for(num_used)
         if capacity < bound.capacity:
             self._resize(capacity, num_used)
 
@@ -189,21 +198,26 @@ class DeviceSession:
     def _padded_capacity(self, num_rows: int, num_used: int) -> int:
         num_padded = num_used + padded_rows(num_rows - num_used, self._model.max_forward_rows)
         try:
-            return self._model.engine.capacity_for(num_padded, self.capacity)
+            return self._capacity_for(num_padded)
         except CapacityError:  # the last rows of a full cache are not padded
-            return self._model.engine.capacity_for(num_rows, self.capacity)
+            return self._capacity_for(num_rows)
+
+    def _capacity_for(self, num_rows: int) -> int:
+        """Return the engine's capacity for so many rows; where calls are recorded, no less."""
+        capacity = self._model.engine.capacity_for(num_rows, self.capacity)
+        return max(capacity, self.capacity) if self._model.most_recorded else capacity
 
     def _num_rows_bound(self, inputs: EngineInputs) -> int:
         """Return S with padding, or without where the caches have no room for it."""
         num_new, limit = inputs.forward.num_new, self._model.max_forward_rows
         if num_new > limit:
             raise InputError(f"a forward of {num_new} rows, the session takes {limit}; split it")
-        padded = row_bucket(num_new, limit)
+        padded = forward_bucket(num_new, limit)
         return padded if inputs.first_row + padded <= self.capacity else num_new
 
     def _allocate(self, capacity: int) -> BoundCaches:
         try:
-            return BoundCaches(self._model, capacity, self._full, self._features)
+            return BoundCaches(self._model, capacity, self._full, self._features, self._recorder)
         except MemoryError as error:
             raise CapacityError(
                 f"{self._model.device.name} has no memory for a key/value cache of {capacity} rows "
@@ -232,10 +246,21 @@ def row_bucket(num_rows: int, limit: int) -> int:
     return min(1 << max(num_rows - 1, 0).bit_length(), limit)
 
 
+def forward_bucket(num_rows: int, limit: int) -> int:
+    """Return the rows of the call that a forward of ``num_rows`` rows is padded to.
+
+    Finer than ``row_bucket`` where most verifications lie, since each padding row costs attention
+    and products: with a limit of 256, 9 gives 16, 33 gives 40, 49 gives 64, 100 gives 128. In
+    steps of 8, as tensor cores multiply.
+    """
+    fitting = (rows for rows in _FORWARD_ROWS if rows >= num_rows)
+    return min(next(fitting, row_bucket(num_rows, limit)), limit)
+
+
 def padded_rows(num_new: int, limit: int) -> int:
     """Return the rows that ``num_new`` rows take when they go in calls of at most ``limit`` rows.
 
-    Only the last call is padded: with a limit of 256, 300 rows take 256 + 64.
+    Only the last call is padded: with a limit of 256, 300 rows take 256 + 48.
     """
     rest = num_new % limit
-    return num_new - rest + (row_bucket(rest, limit) if rest else 0)
+    return num_new - rest + (forward_bucket(rest, limit) if rest else 0)

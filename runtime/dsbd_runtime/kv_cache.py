@@ -107,12 +107,17 @@ class DeviceCaches:
     """Arrays [1, num_heads, capacity, head_dim] of one capacity; unwritten rows are zero.
 
     Another capacity is another object: ``copy_from`` brings the rows over on the device.
+
+    Attributes:
+        capacity: rows of each.
+        num_bytes: bytes that all take.
     """
 
     def __init__(self, device: Device, geometry: KVGeometry, capacity: int) -> None:
         """Take the memory; raise MemoryError, with nothing taken, when the device has no room."""
         self._device = device
         self.capacity = capacity
+        self.num_bytes = capacity * row_bytes(geometry)
         self._arrays: dict[tuple[int, str], DeviceArray] = {}
         shape = (1, geometry.num_heads, capacity, geometry.head_dim)
         try:
@@ -122,11 +127,6 @@ class DeviceCaches:
         except MemoryError:
             self.free()
             raise
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes that all arrays take."""
-        return sum(array.num_bytes for array in self._arrays.values())
 
     @property
     def inputs(self) -> dict[str, DeviceArray]:

@@ -37,7 +37,7 @@ def load_causal_lm(
     num_threads: int | None = None,
     spin_us: int | None = None,
     engine_cache: Path | None = None,
-    cuda_graphs: bool = False,
+    cuda_graphs: bool | None = None,
 ) -> CausalLM:
     """Open the "target" or the "draft" of a bundle; use it as a context manager.
 
@@ -49,7 +49,8 @@ def load_causal_lm(
         spin_us: microseconds for which an idle thread of the engine waits busily before it sleeps;
             None is ``ort_module.SPIN_US``.
         engine_cache: folder of prepared engines, see ``prepared_engine``; None opens the bundle's.
-        cuda_graphs: capture a CUDA graph for every size of call and replay it.
+        cuda_graphs: capture a CUDA graph of every size of call that returns, and replay it; None:
+            where that is the provider's default.
 
     Raises:
         BundleError: the engine is damaged or contradicts the manifest.
@@ -78,7 +79,7 @@ def load_pair(
     num_threads: int | None = None,
     spin_us: int | None = None,
     engine_cache: Path | None = None,
-    cuda_graphs: bool = False,
+    cuda_graphs: bool | None = None,
 ) -> tuple[CausalLM, CausalLM]:
     """Open target and draft so that their threads do not compete for cores.
 
@@ -93,7 +94,7 @@ def load_pair(
         num_threads: of the engines on the CPU.
         spin_us: of the engines on the CPU, see ``load_causal_lm``.
         engine_cache: of the engines on the CPU.
-        cuda_graphs: for engines whose provider has them.
+        cuda_graphs: see ``load_causal_lm``; for engines whose provider has them.
 
     Raises the errors of ``load_causal_lm``, and InputError for a bundle without a draft.
     """
@@ -119,7 +120,7 @@ def load_pair(
             num_threads=threads,
             spin_us=spin_us,
             engine_cache=engine_cache,
-            cuda_graphs=cuda_graphs and place.provider.has_cuda_graphs,
+            cuda_graphs=cuda_graphs,
         )
         for role, place, threads in (
             ("target", target_place, num_threads),
@@ -156,7 +157,7 @@ def _has_small_draft(bundle: Bundle) -> bool:
 
 
 def _check_used(
-    cpu_settings: Mapping[str, object], cuda_graphs: bool, providers: list[Provider]
+    cpu_settings: Mapping[str, object], cuda_graphs: bool | None, providers: list[Provider]
 ) -> None:
     """Raise InputError for a setting that none of the providers has."""
     names = " and ".join(dict.fromkeys(repr(row.name) for row in providers))
@@ -165,7 +166,8 @@ def _check_used(
             raise InputError(f"{name} is {value}, but provider {names} runs on a GPU; leave it out")
     if cuda_graphs and not any(row.has_cuda_graphs for row in providers):
         raise InputError(
-            f"cuda_graphs is set, but provider {names} has none; use 'cuda' or leave it out"
+            f"cuda_graphs is set, but provider {names} has none; use a GPU's, such as 'cuda', or "
+            "leave it out"
         )
 
 

@@ -40,6 +40,8 @@ _OLDER_VERSION = 2  # read as 3: it has a draft, and no engine with a top-k head
 MANIFEST_NAME = "dsbd.json"
 DTYPES = ("fp32", "fp16", "bf16")
 QUANTIZATIONS = ("none", "int8-dynamic", "int8", "int4")
+INT4_SYMMETRIC = "int4-symmetric"
+QUANTIZED_FORMS = (*QUANTIZATIONS, INT4_SYMMETRIC)
 LOGITS_KINDS = ("full", "topk", "gather")
 BIT_EXACTNESS = ("by construction", "observed", False, None)
 _MOST = 2**31 - 1
@@ -93,7 +95,7 @@ class ModelEntry:
         family: ``model_type`` of the checkpoint, for people; nothing depends on it.
         context_length: highest number of positions the model was made for.
         dtype: one of ``DTYPES``, the type of weights that are not quantized.
-        quantization: one of ``QUANTIZATIONS``.
+        quantization: one of ``QUANTIZED_FORMS``: "int4" has zero points, "int4-symmetric" none.
         logits: "full", "topk:K" with K up to the vocabulary, or "gather"; see ``graph``.
         full_logits: whether the graph has the output ``logits``; always but with "topk:K".
         masks: the mask inputs of the graph, a subset of the two names in ``graph``.
@@ -265,7 +267,7 @@ def check_entry(entry: ModelEntry, where: str) -> None:
     choices = (
         ("dtype", entry.dtype, DTYPES),
         ("kv: dtype", entry.kv.dtype, DTYPES),
-        ("quantization", entry.quantization, QUANTIZATIONS),
+        ("quantization", entry.quantization, QUANTIZED_FORMS),
         ("parity: measure", entry.parity.measure, PARITY_MEASURES),
     )
     for name, value, known in choices:

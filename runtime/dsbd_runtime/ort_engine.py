@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import io
-import itertools
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from dsbd_runtime.bound_calls import LoadedModel
+from dsbd_runtime.bundle import MODEL_FILE, WEIGHTS_FILE
 from dsbd_runtime.cuda_device import CudaDevice, import_cuda_runtime
 from dsbd_runtime.device import DeviceArray
 from dsbd_runtime.device_session import DeviceSession
@@ -21,10 +22,13 @@ from dsbd_runtime.graph import check_graph
 from dsbd_runtime.kv_cache import bucket_capacity
 from dsbd_runtime.ort_module import LOG_ERRORS, import_ort_for
 from dsbd_runtime.providers import Provider, check_dtype
+from dsbd_runtime.recorded_calls import MOST_RECORDED
 from dsbd_runtime.session import MAX_FORWARD_ROWS, EngineOptions
 
 _NO_FALLBACK = {"session.disable_cpu_ep_fallback": "1"}
+_INTEGER_PRODUCTS = {"ep.cuda.fpa_intb_gemm": "1"}  # of fp16 rows, without dequantizing weights
 _FALLBACK_REFUSED = "fallback to CPU EP has been explicitly disabled"
+_NO_WAIT = ("disable_synchronize_execution_providers", "1")  # DeviceSession does, once a forward
 _RECORD_NODES = {"session.record_ep_graph_assignment_info": "1"}
 
 _ONNX_BFLOAT16 = 16  # TensorProto.BFLOAT16, a type that numpy has no name for
@@ -35,8 +39,8 @@ _ELEMENT_TYPES: dict[str, Any] = {
     "int64": np.int64,
     "bool": np.bool_,
 }
+_OF_A_LIBRARY = re.compile(r"CUDNN|CUBLAS|CUDA (failure|error)|lib(cu|nv)\w+\.so", re.IGNORECASE)
 _NO_MEMORY = ("Failed to allocate memory", "out of memory", "smaller than requested bytes")
-_NO_CAPTURE = -1
 
 
 def open_cuda_session(request: EngineOptions) -> DeviceSession:
@@ -55,8 +59,11 @@ def open_cuda_session(request: EngineOptions) -> DeviceSession:
     device = CudaDevice(placement.device_id, import_cuda_runtime(provider.install_line))
     try:
         libraries = preload_libraries(ort)
-        options = cuda_options(device, request.cuda_graphs)
-        model, prune = (open_on_provider(ort, path, provider, options, libraries) for path in paths)
+        options = cuda_options(device)
+        model, prune = (
+            open_on_provider(ort, path, provider, options, libraries, device.free_bytes)
+            for path in paths
+        )
         check_graph(paths[0], entry.contract, model.get_inputs(), model.get_outputs())
     except BaseException:
         device.close()
@@ -68,16 +75,20 @@ def open_cuda_session(request: EngineOptions) -> DeviceSession:
             path,
             device_type="cuda",
             device_id=placement.device_id,
-            captures_graphs=request.cuda_graphs,
         )
         for session, path in zip((model, prune), paths, strict=True)
     )
-    return DeviceSession(LoadedModel(device, engine, prune_engine, entry, MAX_FORWARD_ROWS))
+    most_recorded = MOST_RECORDED if request.records_calls else 0
+    return DeviceSession(
+        LoadedModel(device, engine, prune_engine, entry, MAX_FORWARD_ROWS, most_recorded)
+    )
 
 
-def cuda_options(device: CudaDevice, captures_graphs: bool) -> dict[str, str]:
-    """Return the options of the provider: the device, its queue, and whether graphs are captured.
+def cuda_options(device: CudaDevice) -> dict[str, str]:
+    """Return the options of the provider: the device and its queue.
 
+    ONNX Runtime captures no graphs: its own belong to one thread each and to one size of one
+    graph, and the first call of each runs several times (``recorded_calls`` does it instead).
     The memory for intermediate results grows as needed, not to the next power of two: the caches
     need the room. By default ONNX Runtime multiplies fp32 matrices in TF32, with
     10 bits of mantissa: an fp32 bundle would not give the CPU's tokens.
@@ -86,7 +97,7 @@ def cuda_options(device: CudaDevice, captures_graphs: bool) -> dict[str, str]:
         "device_id": str(device.device_id),
         "user_compute_stream": str(device.stream),
         "arena_extend_strategy": "kSameAsRequested",
-        "enable_cuda_graph": "1" if captures_graphs else "0",
+        "enable_cuda_graph": "0",
         "use_tf32": "0",
     }
 
@@ -104,23 +115,49 @@ def preload_libraries(ort: ModuleType) -> str:
 
 
 def open_on_provider(
-    ort: ModuleType, path: Path, provider: Provider, options: dict[str, str], libraries: str
+    ort: ModuleType,
+    path: Path,
+    provider: Provider,
+    options: dict[str, str],
+    libraries: str,
+    free_bytes: Callable[[], int],
 ) -> Any:
     """Return an InferenceSession of which every node runs on the provider.
 
     By itself ONNX Runtime falls back to the CPU, for the whole graph or for single nodes, with
-    only a line in its log. ``libraries`` is the result of ``preload_libraries``.
+    only a line in its log. ``libraries`` is the result of ``preload_libraries``; ``free_bytes``
+    returns the device's memory that is free.
     """
+    num_free = free_bytes()
     try:
-        return _open(ort, path, provider, options, _NO_FALLBACK)
+        return _open(ort, path, provider, options, {**_NO_FALLBACK, **_INTEGER_PRODUCTS})
     except Exception as error:  # its exceptions share no base but this one
         reason = " ".join(str(error).split())
         if _FALLBACK_REFUSED in reason:
             raise _fallback_error(ort, path, provider, options, libraries) from error
+        if any(sign in reason for sign in _NO_MEMORY):
+            raise CapacityError(
+                f"no memory on {provider.name}:{options['device_id']} for {path}, which takes "
+                f"{_engine_bytes(path):,} bytes and what ONNX Runtime packs beside them; "
+                f"{num_free:,} bytes were free; close other programs that use the device, or "
+                "export with --quantize or a shorter --dtype"
+            ) from error
+        if _OF_A_LIBRARY.search(reason):
+            raise ProviderError(
+                f"a CUDA library fails when ONNX Runtime opens {path} on {provider.name} "
+                f"({reason}{', ' + libraries if libraries else ''}); {provider.install_line}"
+            ) from error
         raise BundleError(
             f"ONNX Runtime cannot load {path} on {provider.name} ({reason}); "
             "copy the bundle or export again"
         ) from error
+
+
+def _engine_bytes(path: Path) -> int:
+    """Return the bytes of a graph and of the weights beside it."""
+    weights = path.with_name(WEIGHTS_FILE)
+    has_weights = path.name == MODEL_FILE and weights.is_file()
+    return path.stat().st_size + (weights.stat().st_size if has_weights else 0)
 
 
 def _fallback_error(
@@ -156,6 +193,9 @@ def _open(
 ) -> Any:
     settings = ort.SessionOptions()
     settings.log_severity_level = LOG_ERRORS
+    # A pattern is one allocation at the second call of a size, which is when it is recorded; and
+    # without them the arena takes less.
+    settings.enable_mem_pattern = False
     for name, value in entries.items():
         settings.add_session_config_entry(name, value)
     return ort.InferenceSession(
@@ -164,12 +204,7 @@ def _open(
 
 
 class OrtEngine:
-    """One graph in an ONNX Runtime session whose provider works on ``device_type``.
-
-    With ``captures_graphs`` the provider was opened with ``enable_cuda_graph``: every bound call
-    has a ``gpu_graph_id`` of its own, the first run captures it and later ones replay it with the
-    addresses it was captured with. So capacities only grow, and an id is never used again.
-    """
+    """One graph in an ONNX Runtime session whose provider works on ``device_type``."""
 
     def __init__(
         self,
@@ -179,24 +214,21 @@ class OrtEngine:
         *,
         device_type: str,
         device_id: int = 0,
-        captures_graphs: bool = False,
     ) -> None:
         """Take over an InferenceSession; messages name its graph by ``path``."""
         self._ort = ort
         self._session = session
         self._path = path
         self._place = (device_type, device_id)
-        self._graph_ids = itertools.count(1) if captures_graphs else None
 
     def capacity_for(self, num_rows: int, current: int) -> int:
-        """Return the bucket for ``num_rows``; where graphs are captured, never less than now."""
-        capacity = bucket_capacity(num_rows)
-        return capacity if self._graph_ids is None else max(capacity, current)
+        """Return the bucket for ``num_rows``."""
+        return bucket_capacity(num_rows)
 
     def bind(
         self, inputs: Mapping[str, DeviceArray], outputs: Mapping[str, DeviceArray]
     ) -> OrtCall:
-        """Return the call with these inputs and outputs; it runs to its end."""
+        """Return the call with these inputs and outputs."""
         if self._session is None:
             raise EngineError(f"the engine {self._path} is closed; load it again")
         binding = self._session.io_binding()
@@ -204,10 +236,9 @@ class OrtEngine:
             for name, array in arrays.items():
                 element_type = _ELEMENT_TYPES[array.dtype]
                 bind(name, *self._place, element_type, array.shape, array.address)
-        graph_id = _NO_CAPTURE if self._graph_ids is None else next(self._graph_ids)
         options = self._ort.RunOptions()
-        options.add_run_config_entry("gpu_graph_id", str(graph_id))
-        return OrtCall(self._path, self._session, binding, options, graph_id)
+        options.add_run_config_entry(*_NO_WAIT)
+        return OrtCall(self._path, self._session, binding, options)
 
     def close(self) -> None:
         """Release the session; calling it again does nothing."""
@@ -217,15 +248,14 @@ class OrtEngine:
 class OrtCall:
     """A graph bound to device memory."""
 
-    def __init__(self, path: Path, session: Any, binding: Any, options: Any, graph_id: int) -> None:
+    def __init__(self, path: Path, session: Any, binding: Any, options: Any) -> None:
         self._path = path
         self._session = session
         self._binding = binding
         self._options = options
-        self._graph_id = graph_id
 
     def run(self) -> None:
-        """Run the graph to its end.
+        """Queue the graph.
 
         Raises:
             CapacityError: the device has no memory for it.
@@ -236,9 +266,10 @@ class OrtCall:
         except Exception as error:  # ONNX Runtime's exceptions share no base but this one
             reason = " ".join(str(error).split())
             if not any(sign in reason for sign in _NO_MEMORY):
+                again = "start the process" if "CUDA failure" in reason else "open the bundle"
                 raise EngineError(
                     f"ONNX Runtime failed in a call of {self._path}: {reason}; "
-                    "open the bundle again, or export it again if that does not help"
+                    f"{again} again, or export it again if that does not help"
                 ) from error
             raise CapacityError(
                 f"no memory for the intermediate results of a call ({reason}); "
@@ -246,7 +277,5 @@ class OrtCall:
             ) from error
 
     def release(self) -> None:
-        """Drop the bindings and the captured graph."""
-        if self._session is not None and self._graph_id != _NO_CAPTURE:
-            self._session.release_captured_graph(self._graph_id)
+        """Drop the bindings."""
         self._session = self._binding = None

@@ -50,6 +50,7 @@ class PackedBuffer:
     def __init__(self, device: Device, num_bytes: int) -> None:
         """Take the memory on both sides; raise MemoryError, with nothing taken, without room."""
         self._device = device
+        self._written_at = -1  # how often the device had waited then
         self._memory = device.allocate((num_bytes,), "uint8")
         try:
             self._pinned = device.allocate_pinned(num_bytes)
@@ -65,6 +66,12 @@ class PackedBuffer:
             on_host[name] = self._pinned[start:stop].view(_NUMPY_DTYPES[dtype]).reshape(shape)
             on_device[name] = self._memory.part(start, shape, dtype)
         return PackedArrays(on_host, on_device, packed_bytes(parts))
+
+    def begin_write(self) -> None:
+        """Wait until the device has read what was written before, before the host writes again."""
+        if self._written_at == self._device.num_waits:
+            self._device.synchronize()
+        self._written_at = self._device.num_waits
 
     def upload(self, num_bytes: int) -> None:
         """Queue the copy of the first bytes to the device."""
@@ -137,8 +144,10 @@ def fill_forward(staged: PackedArrays, inputs: EngineInputs) -> None:
     """Write the inputs of a forward; rows of the call beyond those of the forward are padding.
 
     Padding rows are written to the cache behind the forward's own rows, where no mask looks and the
-    next forward overwrites them. Each sees itself alone: a row that sees nothing may become NaN,
-    and a NaN in the cache reaches every row, since a masked row still enters a product, times 0.
+    next forward overwrites them. Each sees itself: a row that sees nothing may become NaN, and a
+    NaN in the cache reaches every row, since a masked row still enters a product, times 0. It sees
+    column 0 too, which is in use: on CUDA, ONNX Runtime searches each row of a mask for the first
+    visible column, one after the other.
     """
     host, forward = staged.on_host, inputs.forward
     num_new = forward.num_new
@@ -150,6 +159,7 @@ def fill_forward(staged: PackedArrays, inputs: EngineInputs) -> None:
         padded = host[name][0, 0]  # (padded S, capacity)
         padded[:num_new] = mask
         padded[num_new:] = False
+        padded[num_new:, 0] = True
         padding = np.arange(num_new, padded.shape[0])
         padded[padding, inputs.first_row + padding] = True
 
@@ -158,13 +168,6 @@ def fill_move(staged: PackedArrays, src_rows: NDArray[np.int64], first_row: int)
     """Write the inputs of a move; the padding copies the last source again, behind the rest."""
     staged.on_host[graph.WRITE_INDICES][0] = first_row
     _fill_padded(staged.on_host[graph.SRC_ROWS], src_rows, int(src_rows[-1]))
-
-
-def fill_idle_move(staged: PackedArrays) -> None:
-    """Write the inputs of a move that leaves every row in its place, however often it runs."""
-    staged.on_host[graph.WRITE_INDICES][0] = 0
-    src_rows = staged.on_host[graph.SRC_ROWS]
-    src_rows[:] = np.arange(src_rows.shape[0])
 
 
 def fill_features(staged: PackedArrays, rows: NDArray[np.int64], padding: int) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dsbd_errors import install_hint
 from dsbd_runtime.errors import ProviderError
-from dsbd_runtime.manifest import ModelEntry
+from dsbd_runtime.manifest import QUANTIZED_FORMS, ModelEntry
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,9 +21,11 @@ class Provider:
         extra: the extra of dsbd-ort that installs it.
         backend: the kind of session, a key of ``loading.BACKENDS``.
         dtypes: the types of bundles that it runs, the usual one first.
+        quantizations: the kinds of quantized bundles that it runs, a part of ``QUANTIZED_FORMS``.
         has_static_capacity: whether an engine is built for one number of cache rows.
         has_device_caches: whether the caches lie in the memory of a GPU.
-        has_cuda_graphs: whether a call can be captured once and replayed.
+        has_cuda_graphs: whether calls of a size can be captured as a CUDA graph and replayed.
+        uses_cuda_graphs: whether they are, unless an option says otherwise.
     """
 
     name: str
@@ -32,9 +34,11 @@ class Provider:
     extra: str
     backend: str
     dtypes: tuple[str, ...]
+    quantizations: tuple[str, ...]
     has_static_capacity: bool
     has_device_caches: bool
     has_cuda_graphs: bool
+    uses_cuda_graphs: bool
 
     @property
     def install_line(self) -> str:
@@ -50,9 +54,11 @@ PROVIDERS = (
         extra="cpu",
         backend="onnxruntime-host",
         dtypes=("fp32", "fp16"),
+        quantizations=QUANTIZED_FORMS,
         has_static_capacity=False,
         has_device_caches=False,
         has_cuda_graphs=False,
+        uses_cuda_graphs=False,
     ),
     Provider(
         name="cuda",
@@ -61,9 +67,11 @@ PROVIDERS = (
         extra="gpu",
         backend="onnxruntime-device",
         dtypes=("fp16", "bf16", "fp32"),
+        quantizations=tuple(form for form in QUANTIZED_FORMS if form != "int8-dynamic"),
         has_static_capacity=False,
         has_device_caches=True,
         has_cuda_graphs=True,
+        uses_cuda_graphs=True,
     ),
     Provider(
         name="tensorrt",
@@ -72,9 +80,11 @@ PROVIDERS = (
         extra="tensorrt",
         backend="tensorrt",
         dtypes=("fp16", "bf16", "fp32"),
+        quantizations=("none",),
         has_static_capacity=True,
         has_device_caches=True,
-        has_cuda_graphs=False,
+        has_cuda_graphs=True,
+        uses_cuda_graphs=False,
     ),
     Provider(
         name="tensorrt-rtx",
@@ -83,9 +93,11 @@ PROVIDERS = (
         extra="tensorrt-rtx",
         backend="tensorrt",
         dtypes=("fp16", "bf16", "fp32"),
+        quantizations=("none",),
         has_static_capacity=True,
         has_device_caches=True,
-        has_cuda_graphs=False,
+        has_cuda_graphs=True,
+        uses_cuda_graphs=False,
     ),
 )
 
@@ -100,7 +112,14 @@ def find_provider(name: str) -> Provider:
 
 
 def check_dtype(provider: Provider, entry: ModelEntry, model_path: Path) -> None:
-    """Raise ProviderError unless the provider runs the types of the engine and its caches."""
+    """Raise ProviderError unless the provider runs the engine's types and its quantization."""
+    if entry.quantization not in provider.quantizations:
+        raise ProviderError(
+            f"{model_path} is quantized as {entry.quantization}, for which provider "
+            f"{provider.name!r} has no kernels; it runs {', '.join(provider.quantizations)}: "
+            f"export with --quantize {provider.quantizations[-1].removesuffix('-symmetric')} "
+            f"--dtype {provider.dtypes[0]}"
+        )
     for dtype in (entry.dtype, entry.kv.dtype):
         if dtype not in provider.dtypes:
             raise ProviderError(

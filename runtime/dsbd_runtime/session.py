@@ -28,7 +28,15 @@ class EngineOptions:
     num_threads: int | None = None
     spin_us: int | None = None
     engine_cache: Path | None = None
-    cuda_graphs: bool = False
+    cuda_graphs: bool | None = None
+
+    @property
+    def records_calls(self) -> bool:
+        """Whether calls of a size are recorded and replayed."""
+        provider = self.placement.provider
+        if self.cuda_graphs is None:
+            return provider.uses_cuda_graphs
+        return self.cuda_graphs and provider.has_cuda_graphs
 
 
 @dataclass(frozen=True, slots=True)

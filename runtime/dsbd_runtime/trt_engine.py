@@ -16,6 +16,7 @@ from dsbd_runtime.device_session import DeviceSession
 from dsbd_runtime.errors import BundleError, CapacityError, EngineError
 from dsbd_runtime.graph import CACHE_PARTS, past_name, present_name
 from dsbd_runtime.providers import check_dtype
+from dsbd_runtime.recorded_calls import MOST_RECORDED
 from dsbd_runtime.session import MAX_FORWARD_ROWS, EngineOptions
 from dsbd_runtime.trt_module import FLAVOURS, first_reason, import_trt, trt_logger
 from dsbd_runtime.trt_record import ENGINE_FILE, PRUNE_ENGINE_FILE, TrtMachine, fitting_record
@@ -268,7 +269,10 @@ def open_trt_session(
                 (PRUNE_ENGINE_FILE, record.move_profiles),
             )
         )
-        return DeviceSession(LoadedModel(device, engine, prune_engine, entry, MAX_FORWARD_ROWS))
+        most_recorded = MOST_RECORDED if request.records_calls else 0
+        return DeviceSession(
+            LoadedModel(device, engine, prune_engine, entry, MAX_FORWARD_ROWS, most_recorded)
+        )
     except BaseException:
         device.close()
         raise

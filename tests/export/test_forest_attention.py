@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import onnx_ir as ir
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from dsbd_export.checkpoint import open_checkpoint
+from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
+from dsbd_export.optimize import fix_reshapes
+from dsbd_export.pipeline import export_model
 from dsbd_export.replacements import (
     ReplaceTorchAttention,
     additive_mask,
@@ -15,6 +20,7 @@ from dsbd_export.replacements import (
     forest_attention,
     refuse_own_mask,
 )
+from scripts.family_checkpoints import write_family_checkpoint
 
 QUERY = torch.zeros(1, 4, 3, 8)  # four heads of eight, three rows
 KEY = torch.zeros(1, 2, 16, 8)
@@ -50,6 +56,48 @@ def test_an_additive_mask_hides_and_stays_finite(dtype):
     added = additive_mask(mask, dtype)
     assert added.dtype == dtype and torch.isfinite(added).all()
     assert (added + torch.tensor([1.0, 9.0], dtype=dtype)).softmax(-1).tolist() == [[[[1.0, 0.0]]]]
+
+
+def reshape_from_shapes(source: tuple, result: tuple) -> ir.Model:
+    """A graph that reshapes to computed dimensions."""
+    values = [
+        ir.Value(name=name, shape=ir.Shape(shape), type=ir.TensorType(dtype))
+        for name, shape, dtype in (
+            ("x", source, ir.DataType.FLOAT),
+            ("dims", (len(result),), ir.DataType.INT64),
+        )
+    ]
+    node = ir.Node("", "Reshape", values)
+    node.outputs[0].shape = ir.Shape(result)
+    graph = ir.Graph(values, node.outputs, nodes=[node], opset_imports={"": 24}, name="one")
+    return ir.Model(graph, ir_version=10)
+
+
+@pytest.mark.parametrize(
+    ("source", "result", "dims"),
+    [
+        ((1, 2, "2*S", "C"), (1, 4, "S", "C"), [1, 4, -1, 0]),
+        ((1, 4, "S", 8), (1, 2, "2*S", 8), [1, 2, -1, 8]),
+        ((1, "S", 32), (1, "S", 4, 8), [1, 0, 4, 8]),
+        (("S", "C"), ("C", "S"), None),
+        ((1, None, None), (1, None, None), None),  # of which nothing is known
+    ],
+)
+def test_reshapes_take_constant_dimensions_where_they_can(source, result, dims):
+    model = reshape_from_shapes(source, result)
+    assert fix_reshapes(model) == (dims is not None)
+    [node] = [node for node in model.graph if node.op_type == "Reshape"]
+    constant = ir.convenience.get_const_tensor(node.inputs[1])
+    assert (None if constant is None else constant.numpy().tolist()) == dims
+
+
+def test_no_shape_is_computed_in_a_capped_graph(tmp_path):
+    """Shape arithmetic runs on the CPU, which an engine on a GPU refuses."""
+    options = ExportConfig(target="", draft="", output=tmp_path)
+    folder = write_family_checkpoint("gemma2", tmp_path / "checkpoint")
+    export_model(open_checkpoint("target", folder, options), tmp_path, options, lambda _: None)
+    graph = ir.load(tmp_path / "target" / "model.onnx").graph
+    assert {node.op_type for node in graph} & {"Shape", "Size"} == set()
 
 
 def test_attention_without_a_mask():

@@ -14,6 +14,7 @@ from dsbd_export.errors import ExportError
 from dsbd_export.graph_checks import lint_for_tensorrt
 from dsbd_export.optimize import group_query_heads
 from dsbd_export.pipeline import export_bundle
+from dsbd_export.replacements import HIDDEN
 from dsbd_runtime.bundle import open_bundle
 from dsbd_runtime.loading import load_causal_lm
 from tests.export.conftest import Exported
@@ -37,13 +38,21 @@ def test_every_node_attends_over_key_heads_and_layers_share_a_mask(grouped):
     for role, masks in MASKS.items():
         model = ir.load(grouped.config.output / role / "model.onnx")
         repeats = {node.outputs[0]: node for node in model.graph if node.op_type == "Tile"}
-        assert sorted(str(node.inputs[0].name) for node in repeats.values()) == masks
+        assert sorted(str(added_mask(node)) for node in repeats.values()) == masks
         for node in model.graph:
             if node.op_type == "Attention":
                 assert node.inputs[0].producer().op_type == "Reshape"
                 assert node.inputs[3] in repeats
         assert not lint_for_tensorrt(model)
         assert f"{role}: {len(masks)} attention nodes grouped" in grouped.report
+
+
+def added_mask(repeat: ir.Node) -> str | None:
+    """Return the name of the mask that a Tile repeats as numbers: CUDA has no Tile of bool."""
+    added = repeat.inputs[0].producer()
+    assert added.op_type == "Where"
+    assert [value.const_value.numpy().item() for value in added.inputs[1:]] == [0, HIDDEN]
+    return added.inputs[0].name
 
 
 def test_logits_are_those_of_the_fused_export(grouped, exported_others):

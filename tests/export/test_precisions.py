@@ -142,7 +142,11 @@ def test_every_product_is_quantized(bundles, options, operator, count):
     scales = [t.name for t in floats if len(t.dims) == 2]
     assert all(name.endswith(".scales") for name in scales)
     assert "target: 9 products and 1 embeddings quantized" in report
-    assert open_bundle(folder).manifest.target.quantization == options["quantize"]
+    form = "int4-symmetric" if options.get("dtype") == "fp16" else options["quantize"]
+    assert open_bundle(folder).manifest.target.quantization == form
+    num_inputs = {len(node.input) for node in graph.node if node.op_type == "MatMulNBits"}
+    if operator == "MatMulNBits":  # zero points are a fourth input; the head has 8 bits
+        assert num_inputs == ({3, 4} if form == "int4" else {3})
 
 
 def test_products_with_the_same_rows_share_their_integers(bundles):

@@ -33,18 +33,29 @@ def test_nibbles_by_hand():
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 @pytest.mark.parametrize("num_inputs", [32, 48, 70])
-@pytest.mark.parametrize("bits", [4, 8])
-def test_blocks_are_within_half_a_step(bits, num_inputs, dtype):
+@pytest.mark.parametrize(("bits", "is_symmetric"), [(4, False), (4, True), (8, False)])
+def test_blocks_are_within_half_a_step(bits, is_symmetric, num_inputs, dtype):
     weight = np.random.default_rng(0).standard_normal((6, num_inputs)).astype(dtype)
     weight[0] = 0
-    blocks = blocks_of(weight, bits)
+    blocks = blocks_of(weight, bits, is_symmetric=is_symmetric)
     integers = block_integers(weight, blocks, bits)
     assert integers.shape == (6, -(-num_inputs // 32), 4 * bits)
     values = dequantized(integers, blocks, bits)[:, :num_inputs]
-    steps = np.repeat(blocks.scales, 32, axis=1)[:, :num_inputs]
-    # The zero point of 4 bits is rounded, too: the ends of the range may be a step off.
+    steps = np.repeat(abs(blocks.scales), 32, axis=1)[:, :num_inputs]
+    # The zero point of 4 bits is rounded, too: the ends of the range may be a step off. So may the
+    # end of a symmetric range that lies opposite to its largest magnitude.
     assert (np.abs(values - weight) <= steps * (1.01 if bits == 4 else 0.501)).all()
     assert (values[0] == 0).all()
+
+
+def test_symmetric_nibbles_by_hand():
+    weight = np.array([[-1, 4, 3.5, 0] + [0] * 28, [-4, 1, 0.5, 0] + [0] * 28], np.float32)
+    blocks = blocks_of(weight, 4, is_symmetric=True)
+    assert blocks.scales.tolist() == [[-0.5], [0.5]]
+    assert blocks.zero_points.tolist() == [[8], [8]]
+    integers = block_integers(weight, blocks, 4)
+    assert integers[:, 0, :2].tolist() == [[0x0A, 0x81], [0xA0, 0x89]]
+    assert dequantized(integers, blocks, 4).tolist() == weight.tolist()
 
 
 def dequantized(integers, blocks: Blocks, bits: int):

@@ -22,6 +22,11 @@ class cudaMemcpyKind(IntEnum):
     cudaMemcpyDeviceToDevice = 3
 
 
+class cudaStreamCaptureMode(IntEnum):
+    cudaStreamCaptureModeGlobal = 0
+    cudaStreamCaptureModeThreadLocal = 1
+
+
 class FakeCudaRuntime:
     """Every function returns a tuple that begins with the status, as in cuda.bindings.
 
@@ -33,6 +38,7 @@ class FakeCudaRuntime:
 
     cudaError_t = cudaError_t
     cudaMemcpyKind = cudaMemcpyKind
+    cudaStreamCaptureMode = cudaStreamCaptureMode
     cudaStreamNonBlocking = 1
 
     def __init__(self, num_devices: int = 2) -> None:
@@ -41,6 +47,7 @@ class FakeCudaRuntime:
         self.fails: dict[str, cudaError_t] = {}
         self.live: dict[int, np.ndarray] = {}
         self.streams: list[int] = []
+        self.graphs: list[int] = []  # recorded or executable, and not destroyed
 
     def cudaGetErrorString(self, status: cudaError_t) -> tuple[cudaError_t, bytes]:
         return cudaError_t.cudaSuccess, b"what CUDA says"
@@ -61,6 +68,34 @@ class FakeCudaRuntime:
 
     def cudaStreamSynchronize(self, stream: int) -> tuple[Any, ...]:
         return self._done("cudaStreamSynchronize", (stream,))
+
+    def cudaMemGetInfo(self) -> tuple[Any, ...]:
+        return self._done("cudaMemGetInfo", (), 1000, 2000)
+
+    def cudaGetLastError(self) -> tuple[Any, ...]:
+        return self._done("cudaGetLastError", ())
+
+    def cudaStreamBeginCapture(self, stream: int, mode: int) -> tuple[Any, ...]:
+        return self._done("cudaStreamBeginCapture", (stream, mode))
+
+    def cudaStreamEndCapture(self, stream: int) -> tuple[Any, ...]:
+        return self._new_graph("cudaStreamEndCapture", stream)
+
+    def cudaGraphInstantiate(self, graph: int, flags: int) -> tuple[Any, ...]:
+        assert graph in self.graphs
+        return self._new_graph("cudaGraphInstantiate", graph, flags)
+
+    def cudaGraphLaunch(self, executable: int, stream: int) -> tuple[Any, ...]:
+        assert executable in self.graphs
+        return self._done("cudaGraphLaunch", (executable, stream))
+
+    def cudaGraphDestroy(self, graph: int) -> tuple[Any, ...]:
+        self.graphs.remove(graph)
+        return self._done("cudaGraphDestroy", (graph,))
+
+    def cudaGraphExecDestroy(self, executable: int) -> tuple[Any, ...]:
+        self.graphs.remove(executable)
+        return self._done("cudaGraphExecDestroy", (executable,))
 
     def cudaMalloc(self, size: int) -> tuple[Any, ...]:
         return self._allocated("cudaMalloc", size)
@@ -103,6 +138,12 @@ class FakeCudaRuntime:
         assert stream in self.streams
         ctypes.memset(target, value, count)
         return self._done("cudaMemsetAsync", (value, count))
+
+    def _new_graph(self, name: str, *arguments: int) -> tuple[Any, ...]:
+        answer = self._done(name, arguments, 5000 + len(self.log))
+        if answer[0] == cudaError_t.cudaSuccess:
+            self.graphs.append(answer[1])
+        return answer
 
     def _allocated(self, name: str, size: int) -> tuple[Any, ...]:
         memory = np.full(size, 0x7F, np.uint8)

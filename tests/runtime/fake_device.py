@@ -68,9 +68,13 @@ class FakeDevice:
         self.live: dict[int, NDArray[np.uint8]] = {}
         self.pinned: dict[int, NDArray[np.uint8]] = {}
         self.is_closed = False
+        self.num_waits = 0
+        self.recorded: list[FakeRecording] = []
+        self.is_recording = False
         self._queue: list[tuple[NDArray[np.uint8], NDArray[np.uint8]]] = []
 
     def allocate(self, shape: tuple[int, ...], dtype: str) -> DeviceArray:
+        assert not self.is_recording
         num_bytes = int(np.prod(shape)) * ELEMENT_BYTES[dtype]
         self.traffic.add("allocate", num_bytes)
         if num_bytes > self.room:
@@ -118,12 +122,26 @@ class FakeDevice:
         self.memory_of(array)[:] = 0
 
     def synchronize(self) -> None:
+        assert not self.is_recording
         self.traffic.add("synchronize")
+        self.num_waits += 1
         self._drain()
+
+    def record(self, work: Callable[[], None]) -> FakeRecording:
+        """Run ``work`` for what it queues, and undo that: nothing is done by recording."""
+        kept, traffic = list(self._queue), self.traffic
+        self._queue, self.traffic, self.is_recording = [], Traffic(), True
+        try:
+            work()
+        finally:
+            self._queue, self.traffic, self.is_recording = kept, traffic, False
+        self.recorded.append(FakeRecording(self, work))
+        return self.recorded[-1]
 
     def call(self) -> None:
         self.traffic.add("call")
-        self._drain()
+        if not self.is_recording:
+            self._drain()
 
     def close(self) -> None:
         self.is_closed = True
@@ -146,6 +164,23 @@ class FakeDevice:
         self._queue.clear()
 
 
+class FakeRecording:
+    """What a device has recorded; it must not run after the memory was freed."""
+
+    def __init__(self, device: FakeDevice, work: Callable[[], None]) -> None:
+        self._device = device
+        self._work: Callable[[], None] | None = work
+
+    def run(self) -> None:
+        assert self._work is not None
+        self._device.traffic.add("replay")
+        self._work()
+
+    def free(self) -> None:
+        self._work = None
+        self._device.recorded.remove(self)
+
+
 class FakeEngine:
     """A DeviceEngine over another one: it tells the device of every call.
 
@@ -161,18 +196,15 @@ class FakeEngine:
         device: FakeDevice,
         *,
         capacity: int | None = None,
-        num_first_runs: int = 1,
         before_call: Callable[[dict[str, DeviceArray]], None] = lambda arrays: None,
     ) -> None:
         """Wrap ``inner``.
 
-        ``capacity`` is a static one. ``num_first_runs`` is how often the first run of a call
-        executes the graph. ``before_call`` sees what is bound and may raise.
+        ``capacity`` is a static one. ``before_call`` sees what is bound and may raise.
         """
         self.inner = inner
         self.device = device
         self.capacity = capacity
-        self.num_first_runs = num_first_runs
         self.before_call = before_call
         self.bound: list[dict[str, DeviceArray]] = []
         self.num_released = 0
@@ -203,14 +235,12 @@ class FakeCall:
         self._engine = engine
         self._inner = inner
         self._arrays = arrays
-        self._num_runs = engine.num_first_runs
 
     def run(self) -> None:
         self._engine.device.call()
-        self._engine.before_call(self._arrays)
-        for _ in range(self._num_runs):
+        if not self._engine.device.is_recording:
+            self._engine.before_call(self._arrays)
             self._inner.run()
-        self._num_runs = 1
 
     def release(self) -> None:
         for array in self._arrays.values():
@@ -235,7 +265,7 @@ def open_on_fake(
     role: str = "target",
     *,
     device: FakeDevice | None = None,
-    captures_graphs: bool = False,
+    most_recorded: int = 0,
     is_poisoned: bool = False,
     max_forward_rows: int = MAX_FORWARD_ROWS,
     **options: Any,
@@ -254,7 +284,6 @@ def open_on_fake(
                 ort.InferenceSession(str(path), _settings(), providers=["CPUExecutionProvider"]),
                 path,
                 device_type="cpu",
-                captures_graphs=captures_graphs,
             ),
             device,
             **options,
@@ -262,7 +291,9 @@ def open_on_fake(
         for path in (bundle.model_path(role), bundle.prune_path(role))
     )
     entry = bundle.entry(role)
-    session = DeviceSession(LoadedModel(device, engine, prune_engine, entry, max_forward_rows))
+    session = DeviceSession(
+        LoadedModel(device, engine, prune_engine, entry, max_forward_rows, most_recorded)
+    )
     return FakeMachine(device, engine, prune_engine, session, CausalLM(session, entry))
 
 

@@ -81,7 +81,7 @@ def test_no_room_is_a_memory_error_and_all_else_names_the_function() -> None:
         ("cudaMallocHost", lambda: device.allocate_pinned(400)),
     ):
         runtime.fails = {function: cudaError_t.cudaErrorMemoryAllocation}
-        with pytest.raises(MemoryError, match=f"cuda:0: {function} of 400 bytes"):
+        with pytest.raises(MemoryError, match=rf"cuda:0: {function}\(400,\)"):
             take()
     runtime.fails = {"cudaStreamSynchronize": cudaError_t.cudaErrorInvalidValue}
     with pytest.raises(
@@ -142,3 +142,57 @@ def test_the_package_has_every_function_and_says_what_is_missing() -> None:
         pytest.skip("this machine has a GPU")
     with pytest.raises(ProviderError, match="install an NVIDIA driver for CUDA 13"):
         check_cuda_device(runtime, 0)
+
+
+def test_work_is_recorded_launched_and_given_back() -> None:
+    runtime = FakeCudaRuntime()
+    device = CudaDevice(0, runtime)
+    runtime.log.clear()
+    recorded = device.record(lambda: None)
+    recorded.run()
+    recorded.free()
+    names = [name for name, _ in runtime.log if name != "cudaSetDevice"]
+    assert names == [
+        "cudaStreamBeginCapture",
+        "cudaStreamEndCapture",
+        "cudaGraphInstantiate",
+        "cudaGraphDestroy",
+        "cudaGraphLaunch",
+        "cudaGraphExecDestroy",
+    ]
+    assert ("cudaStreamBeginCapture", (device.stream, 1)) in runtime.log  # the thread's own
+    assert runtime.graphs == []
+
+
+def test_a_recording_that_fails_leaves_the_stream_as_it_was() -> None:
+    runtime = FakeCudaRuntime()
+    device = CudaDevice(0, runtime)
+    with pytest.raises(CapacityError, match="no room"):
+        device.record(lambda: _raise(CapacityError("no room")))
+    runtime.fails = {"cudaGraphInstantiate": cudaError_t.cudaErrorMemoryAllocation}
+    with pytest.raises(MemoryError):
+        device.record(lambda: None)
+    assert runtime.graphs == []
+    begun = [name for name, _ in runtime.log if name.endswith("Capture")]
+    assert begun == ["cudaStreamBeginCapture", "cudaStreamEndCapture"] * 2
+
+
+def _raise(error: Exception) -> None:
+    raise error
+
+
+def test_giving_back_raises_nothing_after_a_failure(caplog: pytest.LogCaptureFixture) -> None:
+    """CUDA answers every call after a kernel has failed with the error of the kernel."""
+    runtime = FakeCudaRuntime()
+    device = CudaDevice(0, runtime)
+    array, pinned = device.allocate((4,), "fp32"), device.allocate_pinned(16)
+    broken = ("cudaStreamSynchronize", "cudaFree", "cudaFreeHost", "cudaStreamDestroy")
+    runtime.fails = dict.fromkeys(broken, cudaError_t.cudaErrorInvalidValue)
+    device.free(array)  # nobody was told of a failure yet
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    caplog.clear()
+    with pytest.raises(DsbdError, match="cudaStreamSynchronize on cuda:0 failed"):
+        device.synchronize()
+    device.free_pinned(pinned)
+    device.close()
+    assert caplog.records == []

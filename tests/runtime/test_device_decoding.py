@@ -55,20 +55,18 @@ VARIANTS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("options", VARIANTS, ids=lambda o: "-".join(map(str, o.values())))
-@pytest.mark.parametrize("captures_graphs", [False, True])
+@pytest.mark.parametrize("most_recorded", [0, 64])
 def test_every_strategy_gives_the_tokens_of_the_cpu(
     bundle: Bundle,
     on_host: tuple[CausalLM, CausalLM],
     options: dict[str, Any],
-    captures_graphs: bool,
+    most_recorded: int,
 ) -> None:
-    num_first_runs = 2 if captures_graphs else 1
     machines = [
         open_on_fake(
             bundle,
             role,
-            captures_graphs=captures_graphs,
-            num_first_runs=num_first_runs,
+            most_recorded=most_recorded,
             is_poisoned=True,
         )
         for role in ("target", "draft")
@@ -101,7 +99,8 @@ def check_traffic(machine: FakeMachine, num_steps: int, num_iterations: int) -> 
     counts, num_bytes = machine.device.traffic.counts, machine.device.traffic.num_bytes
     num_moves = counts["call"] - num_steps
     assert 0 < num_moves <= num_iterations + 1
-    assert counts["upload"] == counts["synchronize"] == counts["call"]
+    assert counts["upload"] == counts["call"]
+    assert num_steps <= counts["synchronize"] <= num_steps + 2  # a prune behind a prune waits
     assert num_steps - 1 <= counts["download"] <= num_steps  # the prompt's rows have no logits
     num_caches = len(machine.engine.bound[0]) - NUM_SMALL_ARRAYS
     assert counts["fill_zero"] == NUM_FRESH_STARTS * num_caches // 2  # each is bound in and out

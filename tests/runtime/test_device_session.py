@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from dsbd_runtime import graph
+from dsbd_runtime import bound_calls, graph
 from dsbd_runtime.bundle import Bundle, open_bundle
 from dsbd_runtime.errors import CapacityError, DsbdError, InputError
 from dsbd_runtime.loading import load_causal_lm
+from dsbd_runtime.packed_buffer import PackedArrays, fill_forward
+from dsbd_runtime.session import EngineInputs
 from tests.runtime.fake_device import FakeDevice, FakeMachine, open_on_fake
 from tests.runtime.model_calls import append_chain, append_forest, assert_same, engine_inputs
 from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle
@@ -33,17 +35,16 @@ MODELS = [
 
 
 @pytest.mark.parametrize("tiny", MODELS, ids=["dense", "sliding", "topk", "topk alone", "gather"])
-@pytest.mark.parametrize("captures_graphs", [False, True])
+@pytest.mark.parametrize("most_recorded", [0, 2, 64])
 def test_every_output_is_that_of_the_host_session_whatever_lies_in_unused_rows(
-    tmp_path: Path, tiny: TinyModel, captures_graphs: bool
+    tmp_path: Path, tiny: TinyModel, most_recorded: int
 ) -> None:
     write_tiny_bundle(tmp_path / "bundle", target=tiny)
     bundle = open_bundle(tmp_path / "bundle")
     machine = open_on_fake(
         bundle,
         is_poisoned=True,
-        captures_graphs=captures_graphs,
-        num_first_runs=3 if captures_graphs else 1,
+        most_recorded=most_recorded,
     )
     with machine.model as model, load_causal_lm(bundle, "target", num_threads=1) as on_host:
         for num_new in (1, 100, 5, 33, 300):
@@ -71,6 +72,36 @@ def test_the_poison_would_be_seen(tiny_bundle: Bundle) -> None:
     assert not np.allclose(logits[1], logits[3], atol=1)
 
 
+@pytest.mark.parametrize("tiny", MODELS[:3], ids=["dense", "sliding", "topk"])
+def test_what_padding_rows_see_changes_no_bit(
+    tmp_path: Path, tiny: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_tiny_bundle(tmp_path / "bundle", target=tiny)
+    bundle = open_bundle(tmp_path / "bundle")
+
+    def fill_without_first_column(staged: PackedArrays, inputs: EngineInputs) -> None:
+        fill_forward(staged, inputs)
+        for name in inputs.masks:
+            padding = staged.on_host[name][0, 0, inputs.forward.num_new :]
+            assert padding[:, 0].all()
+            padding[:, 0] = False
+
+    outputs = []
+    for fill in (fill_forward, fill_without_first_column):
+        monkeypatch.setattr(bound_calls, "fill_forward", fill)
+        with open_on_fake(bundle, is_poisoned=True).model as model:
+            outputs.append([append_chain(model, n, np.arange(n)) for n in (3, 33, 5, 100)])
+    for with_column, without in zip(*outputs, strict=True):
+        for found, wanted in zip(arrays_of(with_column), arrays_of(without), strict=True):
+            np.testing.assert_array_equal(found, wanted)
+
+
+def arrays_of(logits: Any) -> list[NDArray[Any]]:
+    if isinstance(logits, np.ndarray):
+        return [logits]
+    return [logits.top_logits, logits.top_ids, logits.logsumexp]
+
+
 def warm(machine: FakeMachine) -> None:
     """Run every size of call that ``iterate`` uses, once."""
     append_chain(machine.model, 20, np.array([19]))
@@ -96,7 +127,7 @@ def test_copies_of_an_iteration_are_counted(tiny_bundle: Bundle) -> None:
             "upload": 4 * num_iterations,
             "call": 4 * num_iterations,
             "download": 3 * num_iterations,
-            "synchronize": 4 * num_iterations,
+            "synchronize": 3 * num_iterations,
         }  # above all: no allocation, no copy of a cache
 
 
@@ -171,9 +202,9 @@ def test_rows_that_repeat_are_read_as_the_caller_counts_them(tmp_path: Path) -> 
     np.testing.assert_array_equal(again.full.read(np.arange(2)).max(axis=1), again.top_logits[:, 0])
 
 
-@pytest.mark.parametrize("captures_graphs", [False, True])
-def test_full_logits_outlast_the_caches(tmp_path: Path, captures_graphs: bool) -> None:
-    machine = open_topk(tmp_path, captures_graphs=captures_graphs)
+@pytest.mark.parametrize("most_recorded", [0, 2, 64])
+def test_full_logits_outlast_the_caches(tmp_path: Path, most_recorded: int) -> None:
+    machine = open_topk(tmp_path, most_recorded=most_recorded)
     full = append_chain(machine.model, 300, np.array([299])).full
     wanted = full.read(np.array([0]))
     machine.model.keep(np.arange(4, 10))
@@ -220,7 +251,11 @@ def test_bytes_of_a_move_are_its_row_numbers(tiny_bundle: Bundle) -> None:
     machine.model.keep(np.arange(20, 60))
     machine.device.traffic.clear()
     machine.model.keep(np.arange(5, 40))
-    assert machine.device.traffic.counts == {"upload": 1, "call": 1, "synchronize": 1}
+    assert machine.device.traffic.counts == {
+        "upload": 1,
+        "call": 1,
+        "synchronize": 1,
+    }  # the one before
     assert machine.device.traffic.num_bytes["upload"] <= 8 * 64 + 256
 
 
@@ -248,10 +283,10 @@ def test_the_reserved_room_holds_the_padding(tiny_bundle: Bundle) -> None:
     append_chain(machine.model, 2, NO_ROWS)  # 125 + 2
     assert machine.session.capacity == 128
     append_chain(machine.model, 1, NO_ROWS)
-    append_chain(machine.model, 129, NO_ROWS)  # 128 + 256 padded
+    append_chain(machine.model, 129, NO_ROWS)  # 128 + 192 padded
     assert machine.session.capacity == 384
     sizes = [arrays[graph.INPUT_IDS].shape[1] for arrays in machine.engine.bound]
-    assert sizes == [128, 8, 2, 1, 256]
+    assert sizes == [128, 8, 2, 1, 192]
 
 
 def test_a_fresh_start_forgets(tiny_bundle: Bundle) -> None:
@@ -269,10 +304,8 @@ def caches_of(machine: FakeMachine) -> list[NDArray[np.uint8]]:
     return [machine.device.memory_of(array) for array in arrays]
 
 
-def test_with_captured_graphs_addresses_last_and_no_graph_is_used_for_others(
-    tiny_bundle: Bundle,
-) -> None:
-    machine = open_on_fake(tiny_bundle, captures_graphs=True)
+def test_where_calls_are_recorded_addresses_last(tiny_bundle: Bundle) -> None:
+    machine = open_on_fake(tiny_bundle, most_recorded=64)
     append_chain(machine.model, 100, NO_ROWS)
     append_chain(machine.model, 200, NO_ROWS)
     num_bound = len(machine.engine.bound)
@@ -379,3 +412,52 @@ def test_half_precision_engines_return_float32(tmp_path: Path) -> None:
     assert found.dtype == np.float32
     np.testing.assert_array_equal(found, wanted)
     assert machine.session.kv_bytes == 128 * ROW_BYTES // 2
+
+
+def test_a_size_that_returns_is_replayed_and_the_number_of_recordings_is_bounded(
+    tiny_bundle: Bundle,
+) -> None:
+    machine = open_on_fake(tiny_bundle, most_recorded=2)
+    for num_new in (1, 2, 4):  # the first run takes memory, the second is recorded, then it replays
+        for num_replays in (0, 0, 1):
+            machine.device.traffic.clear()
+            append_chain(machine.model, num_new, np.array([0]))
+            assert machine.device.traffic.counts["call"] == 1
+            assert machine.device.traffic.counts["replay"] == (num_replays if num_new < 4 else 0)
+    assert machine.session.num_recorded == len(machine.device.recorded) == 2
+    append_chain(machine.model, 200, NO_ROWS)  # the caches grow
+    assert machine.session.num_recorded == len(machine.device.recorded) == 0
+    for _ in range(3):
+        append_chain(machine.model, 1, np.array([0]))
+    assert machine.session.num_recorded == 1
+    machine.model.close()
+    assert machine.device.recorded == []
+
+
+def test_a_call_that_cannot_be_recorded_goes_on_piece_by_piece(tiny_bundle: Bundle) -> None:
+    machine = open_on_fake(tiny_bundle, most_recorded=64)
+    tried = []
+
+    def record(work: Any) -> Any:
+        tried.append(work)
+        raise CapacityError("no memory for the intermediate results of a call")
+
+    machine.device.record = record  # type: ignore[method-assign]
+    with machine.model as model, load_causal_lm(tiny_bundle, "target", num_threads=1) as on_host:
+        for _ in range(8):
+            found, wanted = (append_chain(m, 3, np.array([2])) for m in (model, on_host))
+            assert_same(found, wanted)
+    assert len(tried) == 3
+
+
+def test_a_prune_waits_only_before_its_row_numbers_are_overwritten(tiny_bundle: Bundle) -> None:
+    machine = open_on_fake(tiny_bundle)
+    append_chain(machine.model, 20, np.array([19]))
+    waits = machine.device.traffic.counts
+    waits.clear()
+    machine.model.keep(np.delete(np.arange(20), 3))
+    assert waits["synchronize"] == 0
+    machine.model.keep(np.delete(np.arange(19), 3))
+    assert waits["synchronize"] == 1
+    append_chain(machine.model, 1, np.array([0]))
+    assert waits["synchronize"] == 2

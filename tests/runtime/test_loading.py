@@ -139,7 +139,7 @@ def test_no_number_of_microseconds(tiny_bundle: Bundle, spin_us: Any) -> None:
             {"provider": "cuda", "engine_cache": Path("e")},
             "engine_cache is e, but provider 'cuda' runs",
         ),
-        ({"cuda_graphs": True}, "cuda_graphs is set, but provider 'cpu' has none; use 'cuda'"),
+        ({"cuda_graphs": True}, "cuda_graphs is set, but provider 'cpu' has none; use a GPU's"),
     ],
 )
 def test_a_setting_that_no_engine_has_is_refused(

@@ -34,6 +34,7 @@ from tests.runtime.fake_cuda import FakeCudaRuntime
 from tests.runtime.fake_device import FakeDevice
 
 CUDA = find_provider("cuda")
+FREE = lambda: 1000  # noqa: E731
 NO_FALLBACK = "session.disable_cpu_ep_fallback"
 # A provider that the CPU package offers and that runs no node of ours.
 AZURE = Provider(
@@ -46,16 +47,16 @@ AZURE = Provider(
     has_static_capacity=False,
     has_device_caches=True,
     has_cuda_graphs=False,
+    uses_cuda_graphs=False,
 )
 
 
-def test_options_name_the_device_its_queue_and_the_graphs() -> None:
+def test_options_name_the_device_and_its_queue() -> None:
     device = CudaDevice(1, FakeCudaRuntime())
-    for captures, switch in ((True, "1"), (False, "0")):
-        options = cuda_options(device, captures)
-        assert (options["device_id"], options["enable_cuda_graph"]) == ("1", switch)
-        assert int(options["user_compute_stream"]) == device.stream
-        assert options["use_tf32"] == "0"  # fp32 means fp32
+    options = cuda_options(device)
+    assert (options["device_id"], options["enable_cuda_graph"]) == ("1", "0")
+    assert int(options["user_compute_stream"]) == device.stream
+    assert options["use_tf32"] == "0"  # fp32 means fp32
 
 
 def test_what_onnxruntime_prints_of_libraries_is_kept_as_a_reason(
@@ -80,7 +81,7 @@ def test_a_session_may_not_fall_back(tiny_bundle: Bundle) -> None:
         SessionOptions=ort.SessionOptions, InferenceSession=inference_session
     )
     path, options = tiny_bundle.model_path("target"), {"device_id": "1"}
-    assert open_on_provider(module, path, CUDA, options, "") == str(path)
+    assert open_on_provider(module, path, CUDA, options, "", FREE) == str(path)
     providers = [("CUDAExecutionProvider", options)]
     assert opened == [("1", {"providers": providers, "enable_fallback": False})]
 
@@ -91,7 +92,7 @@ def test_nodes_that_would_run_on_the_cpu_are_named(tiny_bundle: Bundle) -> None:
         ProviderError,
         match=r"does not run every node of .*prune\.onnx, the CPU would run Gather, TensorScatter;",
     ):
-        open_on_provider(ort, tiny_bundle.prune_path("target"), AZURE, {}, "")
+        open_on_provider(ort, tiny_bundle.prune_path("target"), AZURE, {}, "", FREE)
 
 
 class OrtWithoutItsLibraries:
@@ -117,23 +118,57 @@ def test_a_provider_that_was_left_out_is_an_error_with_the_reason(
         ProviderError,
         match=rf"without CUDAExecutionProvider: .*{said}.*; in a checkout .* '\.\[gpu\]'",
     ):
-        open_on_provider(fake, tiny_bundle.model_path("target"), CUDA, {}, libraries)
+        open_on_provider(fake, tiny_bundle.model_path("target"), CUDA, {}, libraries, FREE)
 
 
 def test_a_damaged_graph_is_a_bundle_error(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     path.write_bytes(b"hello")
     with pytest.raises(BundleError, match=r"cannot load .*model\.onnx on azure") as caught:
-        open_on_provider(ort, path, AZURE, {}, "")
+        open_on_provider(ort, path, AZURE, {}, "", FREE)
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("raised", "error", "said"),
+    [
+        (
+            "[ONNXRuntimeError] : 1 : FAIL : bfc_arena.cc:360 Failed to allocate memory for "
+            "requested buffer of size 262144",
+            CapacityError,
+            r"no memory on cuda:1 for .*model\.onnx, which takes [\d,]{5,} bytes .*; "
+            "1,000 bytes were free; close other programs",
+        ),
+        (
+            "CUDNN failure 1001: CUDNN_STATUS_NOT_INITIALIZED ; GPU=0",
+            ProviderError,
+            r"a CUDA library fails .*NOT_INITIALIZED.*libcudnn\.so\.9: not found.*pip install",
+        ),
+        ("CUDA failure 35: insufficient driver", ProviderError, "insufficient driver"),
+        ("Load model failed: Protobuf parsing failed", BundleError, "copy the bundle"),
+    ],
+)
+def test_what_fails_at_the_opening_is_named_for_what_it_is(
+    tiny_bundle: Bundle, raised: str, error: type[DsbdError], said: str
+) -> None:
+    def inference_session(path: str, settings: Any, **arguments: Any) -> None:
+        raise RuntimeError(raised)
+
+    module: Any = SimpleNamespace(
+        SessionOptions=ort.SessionOptions, InferenceSession=inference_session
+    )
+    path = tiny_bundle.model_path("target")
+    with pytest.raises(error, match=said):
+        open_on_provider(
+            module, path, CUDA, {"device_id": "1"}, "libcudnn.so.9: not found", lambda: 1000
+        )
+
+
 class RecordingSession:
-    """An InferenceSession that keeps the graph ids it is run with and asked to release."""
+    """An InferenceSession that keeps whether it was told not to wait."""
 
     def __init__(self, run: Callable[[], None] = lambda: None) -> None:
         self.ran: list[str] = []
-        self.released: list[int] = []
         self._run = run
 
     def io_binding(self) -> Any:
@@ -141,39 +176,18 @@ class RecordingSession:
         return SimpleNamespace(bind_input=bind, bind_output=bind)
 
     def run_with_iobinding(self, binding: Any, options: Any) -> None:
-        self.ran.append(options.get_run_config_entry("gpu_graph_id"))
+        self.ran.append(options.get_run_config_entry("disable_synchronize_execution_providers"))
         self._run()
 
-    def release_captured_graph(self, graph_id: int) -> None:
-        self.released.append(graph_id)
+
+def recording_engine(session: RecordingSession) -> OrtEngine:
+    return OrtEngine(ort, session, Path("m.onnx"), device_type="cuda")
 
 
-def recording_engine(session: RecordingSession, captures_graphs: bool) -> OrtEngine:
-    return OrtEngine(
-        ort, session, Path("m.onnx"), device_type="cuda", captures_graphs=captures_graphs
-    )
-
-
-def test_every_call_has_a_graph_of_its_own_and_none_without_capture() -> None:
-    captured, plain = RecordingSession(), RecordingSession()
-    engine = recording_engine(captured, True)
-    first, second = engine.bind({}, {}), engine.bind({}, {})
-    for call in (first, second, first):
-        call.run()
-    first.release()
-    first.release()
-    engine.bind({}, {}).run()
-    assert (captured.ran, captured.released) == (["1", "2", "1", "3"], [1])
-    call = recording_engine(plain, False).bind({}, {})
-    call.run()
-    call.release()
-    assert (plain.ran, plain.released) == (["-1"], [])
-
-
-def test_capacities_only_grow_where_graphs_are_captured() -> None:
-    grows, fits = (recording_engine(RecordingSession(), captures) for captures in (True, False))
-    assert [engine.capacity_for(300, 0) for engine in (grows, fits)] == [384, 384]
-    assert [engine.capacity_for(10, 384) for engine in (grows, fits)] == [384, 128]
+def test_a_call_does_not_wait() -> None:
+    session = RecordingSession()
+    recording_engine(session).bind({}, {}).run()
+    assert session.ran == ["1"]
 
 
 def test_no_memory_in_a_call_is_a_capacity_error_and_all_else_stays_what_it_is() -> None:
@@ -182,7 +196,7 @@ def test_no_memory_in_a_call_is_a_capacity_error_and_all_else_stays_what_it_is()
     def fail() -> None:
         raise RuntimeError(messages[0])
 
-    call = recording_engine(RecordingSession(fail), False).bind({}, {})
+    call = recording_engine(RecordingSession(fail)).bind({}, {})
     with pytest.raises(CapacityError, match="Failed to allocate memory for requested buffer"):
         call.run()
     del messages[0]
@@ -191,7 +205,7 @@ def test_no_memory_in_a_call_is_a_capacity_error_and_all_else_stays_what_it_is()
 
 
 def test_a_closed_engine_binds_nothing() -> None:
-    engine = recording_engine(RecordingSession(), False)
+    engine = recording_engine(RecordingSession())
     engine.close()
     engine.close()
     with pytest.raises(DsbdError, match=r"m\.onnx is closed"):

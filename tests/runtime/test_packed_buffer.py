@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 
 from dsbd_runtime import graph
-from dsbd_runtime.device_session import padded_rows, row_bucket
+from dsbd_runtime.device_session import forward_bucket, padded_rows, row_bucket
 from dsbd_runtime.packed_buffer import (
     PackedArrays,
     PackedBuffer,
     fill_forward,
-    fill_idle_move,
     fill_move,
     forward_parts,
     move_parts,
@@ -39,19 +38,39 @@ def test_rows_are_rounded_up_to_powers_of_two(num_rows: int, bucket: int) -> Non
     assert row_bucket(num_rows, 256) == bucket
 
 
+@pytest.mark.parametrize(
+    ("num_rows", "bucket"),
+    [
+        (0, 1),
+        (3, 4),
+        (9, 16),
+        (17, 24),
+        (25, 32),
+        (33, 40),
+        (41, 48),
+        (49, 64),
+        (65, 96),
+        (257, 512),
+    ],
+)
+def test_a_forward_is_padded_less_where_verifications_lie(num_rows: int, bucket: int) -> None:
+    assert forward_bucket(num_rows, 512) == bucket
+
+
 def test_the_bucket_never_exceeds_the_limit() -> None:
-    assert row_bucket(5, 6) == 6
-    assert row_bucket(3, 3) == 3
+    for bucket in (row_bucket, forward_bucket):
+        assert bucket(5, 6) == 6
+        assert bucket(3, 3) == 3
 
 
 @pytest.mark.parametrize(
-    ("num_new", "padded"), [(0, 0), (1, 1), (3, 4), (256, 256), (257, 257), (300, 320), (600, 640)]
+    ("num_new", "padded"), [(0, 0), (1, 1), (3, 4), (256, 256), (257, 257), (300, 304), (600, 608)]
 )
 def test_only_the_last_call_of_a_long_step_is_padded(num_new: int, padded: int) -> None:
     assert padded_rows(num_new, 256) == padded
 
 
-def test_padding_rows_see_themselves_alone_and_nobody_sees_them() -> None:
+def test_padding_rows_see_themselves_and_the_first_row_and_nobody_sees_them() -> None:
     arrays = staged(forward_parts(4, 4, 8, MASKS))
     masks = {
         MASKS[0]: np.array([[1, 1, 1, 0, 0, 0, 0, 0], [1, 1, 0, 1, 0, 0, 0, 0]], np.bool_),
@@ -64,7 +83,7 @@ def test_padding_rows_see_themselves_alone_and_nobody_sees_them() -> None:
     assert host[graph.POSITION_IDS].tolist() == [[2, 2, 0, 0]]
     assert host[graph.WRITE_INDICES].tolist() == [2]
     assert host[graph.LOGIT_ROWS].tolist() == [1, 0, 1, 0]
-    padding = [[0, 0, 0, 0, 1, 0, 0, 0], [0, 0, 0, 0, 0, 1, 0, 0]]
+    padding = [[1, 0, 0, 0, 1, 0, 0, 0], [1, 0, 0, 0, 0, 1, 0, 0]]
     for name, mask in masks.items():
         assert host[name][0, 0].tolist() == [*mask.tolist(), *np.array(padding, bool).tolist()]
 
@@ -74,9 +93,6 @@ def test_the_padding_of_a_move_copies_a_row_that_moves_anyway() -> None:
     fill_move(arrays, np.array([5, 7, 8]), 2)
     assert arrays.on_host[graph.SRC_ROWS].tolist() == [5, 7, 8, 8]
     assert arrays.on_host[graph.WRITE_INDICES].tolist() == [2]
-    fill_idle_move(arrays)
-    assert arrays.on_host[graph.SRC_ROWS].tolist() == [0, 1, 2, 3]
-    assert arrays.on_host[graph.WRITE_INDICES].tolist() == [0]
 
 
 def test_parts_are_aligned_and_the_same_on_both_sides() -> None:

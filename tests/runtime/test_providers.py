@@ -18,14 +18,20 @@ from dsbd_runtime.bundle import Bundle
 from dsbd_runtime.errors import ProviderError
 from dsbd_runtime.loading import BACKENDS, check_available, load_causal_lm, load_pair
 from dsbd_runtime.ort_module import check_offered
-from dsbd_runtime.providers import PROVIDERS, Placement, find_provider, parse_placement
+from dsbd_runtime.providers import (
+    PROVIDERS,
+    Placement,
+    check_dtype,
+    find_provider,
+    parse_placement,
+)
 
 ROWS = [
     # name, what offers it, extra, dtypes, static capacity, device caches, CUDA graphs
-    ("cpu", "CPUExecutionProvider", "cpu", ("fp32", "fp16"), False, False, False),
-    ("cuda", "CUDAExecutionProvider", "gpu", ("fp16", "bf16", "fp32"), False, True, True),
-    ("tensorrt", None, "tensorrt", ("fp16", "bf16", "fp32"), True, True, False),
-    ("tensorrt-rtx", None, "tensorrt-rtx", ("fp16", "bf16", "fp32"), True, True, False),
+    ("cpu", "CPUExecutionProvider", "cpu", ("fp32", "fp16"), False, False, False, False),
+    ("cuda", "CUDAExecutionProvider", "gpu", ("fp16", "bf16", "fp32"), False, True, True, True),
+    ("tensorrt", None, "tensorrt", ("fp16", "bf16", "fp32"), True, True, True, False),
+    ("tensorrt-rtx", None, "tensorrt-rtx", ("fp16", "bf16", "fp32"), True, True, True, False),
 ]
 
 
@@ -39,6 +45,7 @@ def test_the_table() -> None:
             row.has_static_capacity,
             row.has_device_caches,
             row.has_cuda_graphs,
+            row.uses_cuda_graphs,
         )
         for row in PROVIDERS
     ] == ROWS
@@ -181,3 +188,26 @@ def test_telemetry_is_off_unless_the_environment_decides(given: str | None, foun
         "import_ort_for(find_provider('cpu')); print(os.environ['ORT_DISABLE_TELEMETRY'])"
     )
     assert output_of(code) == f"{found}\n"
+
+
+@pytest.mark.parametrize(
+    ("provider", "quantization", "runs"),
+    [
+        ("cpu", "int4-symmetric", "none, int8-dynamic, int8, int4, int4-symmetric"),
+        ("cuda", "int8-dynamic", "none, int8, int4, int4-symmetric: export with --quantize int4"),
+        ("tensorrt", "int8", "none: export with --quantize none --dtype fp16"),
+    ],
+)
+def test_a_quantization_without_kernels_is_refused(
+    tiny_bundle: Bundle, provider: str, quantization: str, runs: str
+) -> None:
+    row, path = find_provider(provider), Path("model.onnx")
+    entry = replace(tiny_bundle.entry("target"), quantization=quantization)
+    check_dtype(row, replace(entry, quantization=row.quantizations[-1]), path)
+    if quantization in row.quantizations:
+        assert ", ".join(row.quantizations) == runs
+        return
+    with pytest.raises(ProviderError) as raised:
+        check_dtype(row, entry, path)
+    assert f"model.onnx is quantized as {quantization}, for which provider" in str(raised.value)
+    assert f"it runs {runs}" in str(raised.value)

@@ -1,0 +1,66 @@
+"""What a forward and a prune cost the host and the queue of a GPU: a table with limits."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.cuda_binary.worker import Worker
+
+pytestmark = pytest.mark.cuda_binary
+
+SIZES = [1, 8, 32]
+NUM_LAYERS = 6  # of the demo pair's target
+MOST_LAUNCHES = [
+    # rows of a forward, launches of it at most: 6 layers, embedding, masks, head, top-k
+    (1, 153),
+    (8, 179),
+    (32, 179),
+    ("prune", 24),
+]
+
+
+def test_launches_copies_and_waits_piece_by_piece(worker: Worker, fp16_bundle: str) -> None:
+    found = worker.run(
+        "count_forwards", path=fp16_bundle, role="target", sizes=SIZES, cuda_graphs=False
+    )
+    for (size, most), counts in zip(MOST_LAUNCHES, found, strict=True):
+        assert 0 < counts.pop("launches") <= most, size
+        is_prune = size == "prune"
+        assert counts == {
+            "copies_in": 1,
+            "copies_out": 0 if is_prune else 1,
+            "waits": 0 if is_prune else 1,
+            "takes": 0,
+            "graphs": 0,
+            "refused": 0,
+        }
+
+
+@pytest.mark.parametrize("role", ["target", "draft"])
+def test_by_default_a_size_that_returns_is_one_launch(
+    worker: Worker, fp16_bundle: str, role: str
+) -> None:
+    for counts in worker.run("count_forwards", path=fp16_bundle, role=role, sizes=SIZES)[:-1]:
+        assert counts == {
+            "launches": 1,
+            "copies_in": 0,  # it is in the graph
+            "copies_out": 1,
+            "waits": 1,
+            "takes": 0,
+            "graphs": 1,
+            "refused": 0,
+        }
+
+
+def test_a_recorded_call_copies_from_our_memory_alone(worker: Worker, fp16_bundle: str) -> None:
+    """ONNX Runtime's own staging memory is reused by then: a replay would read something else."""
+    copies = worker.run("captured_copies", path=fp16_bundle, role="target")
+    assert [line.rsplit(" ", 3)[1:] for line in copies] == [["pinned", "to", "device"]] * 3
+
+
+def test_other_threads_replay_what_one_has_recorded(worker: Worker, fp16_bundle: str) -> None:
+    first, *others = worker.run("use_from_threads", path=fp16_bundle, num_threads=3)
+    assert first["refused"] == 0
+    for counts in others:  # four forwards and four prunes each
+        assert counts["launches"] == counts["graphs"] == 8
+        assert counts["copies_out"] == 4 and counts["takes"] == counts["refused"] == 0

@@ -1,0 +1,85 @@
+"""Every family and every option opens without a node on the CPU, or is refused with its reason."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dsbd_export.checkpoint import open_checkpoint
+from dsbd_export.config import ExportConfig
+from dsbd_export.pipeline import export_model
+from dsbd_runtime.bundle import MODEL_FILE, PRUNE_FILE
+from scripts.family_checkpoints import FAMILY_CHECKPOINTS, write_family_checkpoint
+from tests.cuda_binary.worker import Worker
+
+pytestmark = pytest.mark.cuda_binary
+
+PROMISED = re.compile(
+    r"CUDAExecutionProvider does not run every node of .*, the CPU would run (.+); use provider "
+    "'cpu', or export with another --dtype or --quantize"
+)
+# By case: the operators that the CPU would run. One that opens after all is no failure.
+REFUSED: dict[str, set[str]] = {}
+FAMILIES = list({row.family: name for name, row in reversed(FAMILY_CHECKPOINTS.items())}.values())[
+    ::-1
+]
+OPTIONS: dict[str, dict[str, Any]] = {
+    "fp32": {"dtype": "fp32"},
+    "bf16": {"dtype": "bf16"},
+    "full logits": {"logits": "full"},
+    "gather": {"logits": "gather"},
+    "grouped": {"attention": "grouped"},
+    "cuda form": {"form": "cuda"},
+    "cuda form, grouped, int4": {"form": "cuda", "attention": "grouped", "quantize": "int4"},
+    "exact": {"dtype": "fp32", "attention": "exact"},
+    "int8": {"dtype": "fp32", "quantize": "int8"},
+    "int4": {"dtype": "fp32", "quantize": "int4"},
+    "int8 fp16": {"quantize": "int8"},
+    "int4 fp16": {"quantize": "int4"},
+    "int8-dynamic": {"dtype": "fp32", "quantize": "int8-dynamic"},
+}
+NO_LIMIT = 1e3
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_family_checkpoint("llama", tmp_path_factory.mktemp("llama") / "checkpoint")
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_families(worker: Worker, name: str, tmp_path: Path) -> None:
+    checkpoint = write_family_checkpoint(name, tmp_path / "checkpoint")
+    check_opening(worker, name, checkpoint, tmp_path, FAMILY_CHECKPOINTS[name].max_context, {})
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_options(worker: Worker, name: str, llama: Path, tmp_path: Path) -> None:
+    check_opening(worker, name, llama, tmp_path, None, OPTIONS[name])
+
+
+def check_opening(
+    worker: Worker,
+    case: str,
+    checkpoint: Path,
+    folder: Path,
+    max_context: int | None,
+    options: dict[str, Any],
+) -> None:
+    chosen = {"dtype": "fp16", "logits": "topk:8", "max_kl": NO_LIMIT, **options}
+    if chosen["dtype"] == "fp32" and "quantize" not in options:
+        del chosen["max_kl"]
+    config = ExportConfig(
+        target="", draft="", output=folder / "bundle", max_context=max_context, **chosen
+    )
+    config.output.mkdir()
+    opened = open_checkpoint("target", checkpoint, config)
+    export_model(opened, config.output, config, lambda _line: None)
+    for file in (MODEL_FILE, PRUNE_FILE):
+        found = worker.run("open_graph", path=str(config.output / "target" / file))
+        if found["error"]:
+            refused = PROMISED.fullmatch(found["text"])
+            assert found["error"] == "ProviderError" and refused, found
+            assert set(refused[1].split(", ")) <= REFUSED.get(case, set())
