@@ -53,6 +53,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from dsbd_forward.forward import Forward
+from dsbd_forward.rows import Ints
 from dsbd_runtime.errors import BundleError
 
 INPUT_IDS = "input_ids"
@@ -74,6 +76,12 @@ TARGET_FEATURES = "target_features"
 OWN_FEATURES = "own_features"
 FEATURE_INDEX = "feature_index"
 SRC_ROWS = "src_rows"
+
+ROW_INPUTS: dict[str, Callable[[Forward], Ints]] = {
+    INPUT_IDS: lambda forward: forward.token_ids,
+    POSITION_IDS: lambda forward: forward.positions,
+}
+"""The inputs [1,S] with an integer for each node: what a forward says of its rows beside masks."""
 
 CACHE_PARTS = ("key", "value")
 

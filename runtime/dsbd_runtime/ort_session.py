@@ -248,8 +248,8 @@ def open_host_session(request: EngineOptions) -> OrtSession:
 def _engine_inputs(inputs: EngineInputs) -> Iterator[tuple[str, NDArray[Any]]]:
     """Yield name and array of each input besides the caches, in the engine's shapes."""
     forward = inputs.forward
-    yield graph.INPUT_IDS, np.ascontiguousarray(forward.token_ids)[None]  # (1, S)
-    yield graph.POSITION_IDS, np.ascontiguousarray(forward.positions)[None]  # (1, S)
+    for name, of_rows in graph.ROW_INPUTS.items():
+        yield name, np.ascontiguousarray(of_rows(forward))[None]  # (1, S)
     yield graph.WRITE_INDICES, np.array([inputs.first_row], np.int64)  # (1,)
     yield graph.LOGIT_ROWS, np.ascontiguousarray(forward.logit_rows)  # (R,)
     if forward.gather is not None:

@@ -116,8 +116,7 @@ def forward_parts(
     of_features: list[Part] = [] if features is None else [(features[0], (features[1],), "int64")]
     return [
         (graph.WRITE_INDICES, (1,), "int64"),
-        (graph.INPUT_IDS, (1, num_rows), "int64"),
-        (graph.POSITION_IDS, (1, num_rows), "int64"),
+        *((name, (1, num_rows), "int64") for name in graph.ROW_INPUTS),
         (graph.LOGIT_ROWS, (num_logit_rows,), "int64"),
         *of_features,
         *((name, (1, 1, num_rows, capacity), "bool") for name in mask_names),
@@ -152,8 +151,8 @@ def fill_forward(staged: PackedArrays, inputs: EngineInputs) -> None:
     host, forward = staged.on_host, inputs.forward
     num_new = forward.num_new
     host[graph.WRITE_INDICES][0] = inputs.first_row
-    _fill_padded(host[graph.INPUT_IDS][0], forward.token_ids, 0)
-    _fill_padded(host[graph.POSITION_IDS][0], forward.positions, 0)
+    for name, of_rows in graph.ROW_INPUTS.items():
+        _fill_padded(host[name][0], of_rows(forward), 0)
     _fill_padded(host[graph.LOGIT_ROWS], forward.logit_rows, 0)
     for name, mask in inputs.masks.items():
         padded = host[name][0, 0]  # (padded S, capacity)
