@@ -80,8 +80,8 @@ def test_a_model_in_half_precision_gets_fused_attention_and_profiles(
         assert [tuple(shape) for shape in profile.get_shape("logit_rows")] == [(1,), *[(most,)] * 2]
 
 
-def test_no_forward_is_padded_to_more_than_twice_its_rows() -> None:
-    for smaller, larger in itertools.pairwise(FORWARD_PROFILES):
+def test_no_wide_forward_runs_in_a_profile_of_more_than_twice_its_rows() -> None:
+    for smaller, larger in itertools.pairwise(FORWARD_PROFILES[2:]):
         assert larger <= 2 * smaller
 
 
