@@ -137,5 +137,5 @@ def test_a_gpu_that_tensorrt_does_not_know_is_no_failure(tmp_path, reason, error
     said = re.escape(reason)
     with pytest.raises(error, match=said):
         by_name["build-demo-tensorrt"].action(settings, RunnerOnHopper(reason))
-    with pytest.raises(NotRunError, match="no engines in .*: see build-demo-tensorrt"):
+    with pytest.raises(NotRunError, match=r"no engines in .*: see build-demo-tensorrt"):
         by_name["bench-demo-tensorrt"].action(settings, RunnerOnHopper(reason))
