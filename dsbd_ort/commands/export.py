@@ -128,7 +128,7 @@ class ExportArguments:
     )
     capacity: int | None = option(
         type=COUNT,
-        help="Cache rows of TensorRT engines; default: the context.",
+        help="Cache rows of TensorRT engines; default: the context, at most 4096.",
         section=_TENSORRT,
     )
     atol: float | None = option(

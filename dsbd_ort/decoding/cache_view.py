@@ -119,6 +119,9 @@ class RowCache(Protocol):
     def longest_prefix(self, identity: RowIdentity) -> PrefixCache:
         """Return a copy of the longest prefix of a path of any view."""
 
+    def expect(self, num_new: int) -> None:
+        """Let the engine make room for so many rows beside those in use, as far as it may."""
+
     def add(self, rows: UsedRows) -> None:
         """Keep these rows until they are closed or removed."""
 

@@ -110,6 +110,12 @@ class SharedKVCache:
             return True
         return self.num_used + num_new <= self.max_rows
 
+    def expect(self, num_new: int) -> None:
+        """Let the engine make room for so many rows beside those in use, as far as it may."""
+        num_rows = self.num_used + num_new
+        num_rows += MOST_UNUSED_ROWS + num_rows // 4  # see ``_make_room``
+        self.model.expect(num_rows if self.max_rows is None else min(num_rows, self.max_rows))
+
     def forward(self, calls: Sequence[EngineCall]) -> list[ForwardResult]:
         """Make calls that share a group in one forward of the engine; return the result of each."""
         self._make_room(sum(call.num_rows for call in calls))

@@ -380,6 +380,19 @@ def most_rows(
     return num_prompt_tokens + on_paths + left + added
 
 
+_MOST_EXPECTED_TOKENS = 1024
+
+
+def expected_rows(num_prompt_tokens: int, config: DecodingConfig) -> int:
+    """Return the rows that a request usually comes to hold, if it runs to its end.
+
+    Its beams share most tokens, and the rest of two drafts lies between. A very long answer is
+    expected to end sooner: attention reads all rows for which there is room.
+    """
+    num_tokens = num_prompt_tokens + min(config.max_new_tokens, _MOST_EXPECTED_TOKENS)
+    return min(num_tokens + most_descendants(config), most_rows(num_prompt_tokens, config))
+
+
 def most_new_tokens(
     num_prompt_tokens: int, config: DecodingConfig, max_rows: int, *, has_top_k_head: bool = True
 ) -> int:

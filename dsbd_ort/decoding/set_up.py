@@ -22,7 +22,7 @@ from dsbd_ort.decoding.logits_processing.path_states import PathStates, StopStat
 from dsbd_ort.decoding.logits_processing.request_processing import RequestProcessing, processing_of
 from dsbd_ort.decoding.node_features import DraftFeatures, TargetFeatures, align_prefixes
 from dsbd_ort.decoding.rejection_coupling import GeneratorSource, RejectionCoupling
-from dsbd_ort.decoding.request import DecodingRequest, check_request
+from dsbd_ort.decoding.request import DecodingRequest, check_request, expected_rows
 from dsbd_ort.decoding.rule import LayerBuilder, SelectionRule
 from dsbd_ort.decoding.sample_rule import GumbelCoupling, SampleRule
 from dsbd_ort.decoding.search_rule import SearchRule
@@ -84,6 +84,10 @@ class RunningRequest:
 def set_up(request: DecodingRequest, target: CacheView, draft: CacheView | None) -> RunningRequest:
     """Return the parts of a request that begins; raises what ``check_decodable`` raises."""
     check_decodable(request, target.spec, draft.spec if draft else None)
+    for view in (target, draft):
+        if view is not None:
+            num_rows = expected_rows(len(request.prompt_ids), request.config)
+            view.kv.expect(num_rows - len(view.prefix.tokens))
     paths = _paths(request, target.spec.vocab_size)
     engines = _engines(request, paths, target, draft)
     builder, rule = paths.builder, _rule(request, paths.builder)

@@ -47,8 +47,12 @@ Report = Callable[[str], None]
 
 _NO_KERNEL = "not supported by a dedicated kernel"
 
-FORWARD_PROFILES = (1, 8, 32, 256)
-"""Rows of a call of the model: one node, a narrow forest, a wide one, a chunk of the prompt."""
+FORWARD_PROFILES = (1, 8, 32, 64, 128, 256)
+"""Rows of a call of the model: one node, narrow forests, wide ones, a chunk of the prompt."""
+
+MOST_DEFAULT_CAPACITY = 4096
+"""Rows of the caches where none are given: a context of 131,072 would take 17 GB for a model of 8
+billion weights, and attention reads all of them in every call."""
 
 _FEW_MOVED_ROWS = 32
 
@@ -90,10 +94,11 @@ def build_engines(
 ) -> None:
     """Write the engines of the target and, where there is one, the draft: entries in this order.
 
-    capacity: rows of the caches of all; None for the longer context, rounded up.
+    capacity: rows of the caches of all; None for the longer context, rounded up, but at most
+        ``MOST_DEFAULT_CAPACITY``.
     """
     if capacity is None:
-        capacity = _rounded_up(max(entry.context_length for entry in entries))
+        capacity = default_capacity(max(entry.context_length for entry in entries))
     for role, entry in zip(ROLES, entries, strict=False):
         check_buildable(role, entry)
         report(
@@ -146,8 +151,9 @@ def check_buildable(role: str, entry: ModelEntry) -> None:
         )
 
 
-def _rounded_up(num_rows: int) -> int:
-    """Return a capacity for a context: 300 rows get 320."""
+def default_capacity(context_length: int) -> int:
+    """Return the capacity for a context: 300 rows get 320, 131,072 get 4096."""
+    num_rows = min(context_length, MOST_DEFAULT_CAPACITY)
     return max(MIN_CAPACITY, -(-num_rows // CAPACITY_STEP) * CAPACITY_STEP)
 
 
@@ -205,7 +211,7 @@ def _built(
     network = parse_network(trt, builder, model, file)
     if is_decomposed:
         decompose_attention(trt, network)
-    config = builder.create_builder_config()
+    config = builder_config(trt, builder)
     add_profiles(builder, config, network, profiles)
     if place.flavour.builds_for_others:
         config.num_compute_capabilities = 1
@@ -218,6 +224,16 @@ def _built(
     plan = _serialized(builder, network, config)
     save_timing_cache(times, times_file)
     return plan
+
+
+def builder_config(trt: Any, builder: Any) -> Any:
+    """Return a config without TF32, which TensorRT uses for fp32 by default.
+
+    Its products have 10 bits of mantissa: an fp32 engine would not give the CPU's tokens.
+    """
+    config = builder.create_builder_config()
+    config.clear_flag(trt.BuilderFlag.TF32)
+    return config
 
 
 def _serialized(builder: Any, network: Any, config: Any) -> memoryview | None:

@@ -24,7 +24,8 @@ class TensorrtOptions:
         engine: a key of ``trt_module.FLAVOURS``.
         compute_capability: of the GPU that will run the engine, such as "12.0"; None for the one
             of this machine.
-        capacity: rows of the caches; None for the longest context of both models, rounded up.
+        capacity: rows of the caches; None for the longest context of both models, rounded up, but
+            at most ``tensorrt_build.MOST_DEFAULT_CAPACITY``.
     """
 
     engine: str

@@ -19,8 +19,9 @@ Action = Callable[[Settings, Runner], dict[str, Any]]
 TABLE = "table"
 TABLES_NAME = "tables.txt"  # written by the piece to the work folder
 PARITY_PREFIX, BITS_PREFIX, BENCH_PREFIX = "parity-", "bits-", "bench-"
-GRAPHS_SUFFIX, TENSORRT_SUFFIX = "-graphs", "-tensorrt"
+GRAPHS_SUFFIX, TENSORRT_SUFFIX = "-no-graphs", "-tensorrt"
 _TENSORRT_MODULES = {"tensorrt": "tensorrt", "tensorrt_rtx": "tensorrt-rtx"}  # module: --engine
+_UNKNOWN_GPU = "cannot be built for compute capability"
 _TENSORRT_CAPACITY = 1024  # cache rows: a prompt, its continuation and the widest forest
 
 
@@ -57,7 +58,7 @@ def pieces(settings: Settings) -> list[Piece]:
         ]
     for subject in tested:
         name = f"{BENCH_PREFIX}{subject.name}{GRAPHS_SUFFIX}"
-        found.append(Piece(name, 90, _of(subject, _bench_with_graphs)))
+        found.append(Piece(name, 90, _of(subject, _bench_without_graphs)))
     for subject in tested:
         found += _pieces_of_tensorrt(subject)
     return [*found, Piece(TABLE, 20, _table, is_repeated=True, needs_gpu=False)]
@@ -103,10 +104,10 @@ def _bench(subject: Subject, settings: Settings, runner: Runner) -> dict[str, An
     return _measure(subject.bundle, settings.provider, settings, runner)
 
 
-def _bench_with_graphs(subject: Subject, settings: Settings, runner: Runner) -> dict[str, Any]:
+def _bench_without_graphs(subject: Subject, settings: Settings, runner: Runner) -> dict[str, Any]:
     if settings.provider != "cuda":
         raise NotRunError(f"provider {settings.provider} has no CUDA graphs")
-    return _measure(subject.bundle, settings.provider, settings, runner, "--cuda-graphs")
+    return _measure(subject.bundle, settings.provider, settings, runner, "--no-cuda-graphs")
 
 
 def _build_tensorrt(subject: Subject, settings: Settings, runner: Runner) -> dict[str, Any]:
@@ -117,23 +118,34 @@ def _build_tensorrt(subject: Subject, settings: Settings, runner: Runner) -> dic
     shutil.rmtree(copy, ignore_errors=True)
     shutil.copytree(subject.bundle, copy, copy_function=_link)
     words = ("--bundle", copy, "--engine", engine, "--capacity", str(_TENSORRT_CAPACITY))
-    runner.command("dsbd-export", *words)
+    try:
+        runner.command("dsbd-export", *words)
+    except PieceError as error:
+        shutil.rmtree(copy, ignore_errors=True)
+        if _UNKNOWN_GPU in str(error):  # no fault of the bundle, and nothing to fix
+            raise NotRunError(str(error)) from error
+        raise
     return {"engine": engine}
 
 
 def _parity_of_tensorrt(subject: Subject, settings: Settings, runner: Runner) -> dict[str, Any]:
-    engine = _tensorrt_engine(settings, runner)
-    return _compare(_tensorrt_bundle(subject, settings), engine, settings, runner)
+    return _compare(*_built_tensorrt(subject, settings, runner), settings, runner)
 
 
 def _bits_of_tensorrt(subject: Subject, settings: Settings, runner: Runner) -> dict[str, Any]:
-    engine = _tensorrt_engine(settings, runner)
-    return _count(_tensorrt_bundle(subject, settings), engine, settings, runner)
+    return _count(*_built_tensorrt(subject, settings, runner), settings, runner)
 
 
 def _bench_of_tensorrt(subject: Subject, settings: Settings, runner: Runner) -> dict[str, Any]:
-    engine = _tensorrt_engine(settings, runner)
-    return _measure(_tensorrt_bundle(subject, settings), engine, settings, runner)
+    return _measure(*_built_tensorrt(subject, settings, runner), settings, runner)
+
+
+def _built_tensorrt(subject: Subject, settings: Settings, runner: Runner) -> tuple[Path, str]:
+    """Return the bundle with engines and their provider."""
+    engine, bundle = _tensorrt_engine(settings, runner), _tensorrt_bundle(subject, settings)
+    if not bundle.is_dir():
+        raise NotRunError(f"no engines in {bundle}: see build-{subject.name}{TENSORRT_SUFFIX}")
+    return bundle, engine
 
 
 def _tensorrt_engine(settings: Settings, runner: Runner) -> str:

@@ -72,8 +72,8 @@ def section_of(results: Sequence[Result]) -> str:
             "that do ([what would have to hold](#bit-for-bit-on-a-gpu)).",
             "\n".join(table(BITS_COLUMNS, bits_rows(results))),
             "Speed beside beam sampling of the same distribution in one process "
-            "(docs/benchmark.md). Bundles with -graphs replay CUDA graphs, those with -tensorrt "
-            "run its engines.",
+            "(docs/benchmark.md). Bundles with -no-graphs replay no CUDA graphs, those with "
+            "-tensorrt run its engines.",
             "\n".join(table(BENCH_COLUMNS, bench_rows(results))),
             *not_done(results),
         ]

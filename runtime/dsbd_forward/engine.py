@@ -25,5 +25,11 @@ class Engine(Protocol):
     def forward(self, forward: Forward) -> ForwardResult:
         """Append the rows of a forward; return the logits of some of them, and features."""
 
+    def expect(self, num_rows: int) -> None:
+        """Make room for so many rows now where growing later would cost more; never raise for it.
+
+        More rows, or fewer, are as right as before.
+        """
+
     def keep(self, rows: NDArray[np.int64]) -> None:
         """Keep these cache rows, (K,) int64 increasing, in this order; drop all others."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from types import TracebackType
 
 import numpy as np
@@ -12,7 +13,7 @@ from dsbd_forward.features import Features
 from dsbd_forward.forward import Forward, ForwardResult
 from dsbd_forward.logits import DenseLogits, Gather, GatheredLogits, Logits, TopLogits
 from dsbd_forward.spec import EngineSpec, HeadSpec
-from dsbd_runtime.errors import InputError
+from dsbd_runtime.errors import CapacityError, InputError
 from dsbd_runtime.features import check_kept_rows, check_parents
 from dsbd_runtime.forward_inputs import ForwardMasks, check_forward, check_gather, check_keep
 from dsbd_runtime.full_logits import KeptLogits
@@ -151,6 +152,15 @@ class CausalLM:
             return TopLogits(outputs[TOP_IDS], outputs[TOP_LOGITS], outputs[LOGSUMEXP], self._full)
         return DenseLogits(outputs[LOGITS], outputs.get(LOGSUMEXP))
 
+    def expect(self, num_rows: int) -> None:
+        """See Engine: of an engine whose calls are recorded, the caches grow now."""
+        if not self._session.grows_at_a_cost or num_rows <= self._session.capacity:
+            return
+        try:
+            self._reserve(num_rows)
+        except CapacityError:  # the request may need less, and grows as it goes
+            _log.debug("no memory for the %d rows that are expected", num_rows)
+
     def keep(self, rows: NDArray[np.int64]) -> None:
         """Keep the cache rows ``rows``, (K,) int64 strictly increasing; drop all others.
 
@@ -272,3 +282,4 @@ class CausalLM:
 
 
 _NONE = np.arange(0)
+_log = logging.getLogger(__name__)

@@ -61,6 +61,11 @@ class DeviceSession:
         return 0 if self._bound is None else self._bound.capacity
 
     @property
+    def grows_at_a_cost(self) -> bool:
+        """See Session."""
+        return self._model.most_recorded > 0
+
+    @property
     def num_recorded(self) -> int:
         """Sizes of calls that are recorded now, each replayed as one unit."""
         return self._recorder.num_recorded

@@ -109,6 +109,11 @@ class OrtSession:
         width = self._features.returned_width
         return HostFeatures(role, np.empty((num_rows, width), self._feature_type))
 
+    @property
+    def grows_at_a_cost(self) -> bool:
+        """See Session."""
+        return False
+
     def reserve(self, num_rows: int, num_used: int) -> None:
         """Give the caches room for ``num_rows`` rows; keep the first ``num_used``."""
         cache = self._open_cache()

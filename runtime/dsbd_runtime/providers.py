@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,7 @@ class Provider:
         module: the Python module that contains it.
         ort_name: its name in ONNX Runtime; None where ONNX Runtime is not used.
         extra: the extra of dsbd-ort that installs it.
+        no_wheels_for: processors for which the package index has no wheel of its package.
         backend: the kind of session, a key of ``loading.BACKENDS``.
         dtypes: the types of bundles that it runs, the usual one first.
         quantizations: the kinds of quantized bundles that it runs, a part of ``QUANTIZED_FORMS``.
@@ -32,6 +34,7 @@ class Provider:
     module: str
     ort_name: str | None
     extra: str
+    no_wheels_for: tuple[str, ...] = ()
     backend: str
     dtypes: tuple[str, ...]
     quantizations: tuple[str, ...]
@@ -43,6 +46,15 @@ class Provider:
     @property
     def install_line(self) -> str:
         """How to install it."""
+        return self.install_line_on(platform.machine())
+
+    def install_line_on(self, machine: str) -> str:
+        """Return how to install it on a processor, a result of ``platform.machine``."""
+        if machine in self.no_wheels_for:
+            return (
+                f"the package index has no {self.module} with {self.name!r} for {machine} (Jetson, "
+                "Grace): build it from source, or use provider 'cpu'"
+            )
         return install_hint(self.extra)
 
 
@@ -65,6 +77,7 @@ PROVIDERS = (
         module="onnxruntime",
         ort_name="CUDAExecutionProvider",
         extra="gpu",
+        no_wheels_for=("aarch64", "arm64"),
         backend="onnxruntime-device",
         dtypes=("fp16", "bf16", "fp32"),
         quantizations=tuple(form for form in QUANTIZED_FORMS if form != "int8-dynamic"),

@@ -82,6 +82,10 @@ class Session(Protocol):
     def new_features(self, num_rows: int) -> Features:
         """Return room for the features of so many rows, of an engine that returns them."""
 
+    @property
+    def grows_at_a_cost(self) -> bool:
+        """Whether growing the caches also gives up what was recorded for their addresses."""
+
     def reserve(self, num_rows: int, num_used: int) -> None:
         """Give the caches room for at least ``num_rows`` rows and keep the first ``num_used``.
 

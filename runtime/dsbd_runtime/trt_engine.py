@@ -18,6 +18,7 @@ from dsbd_runtime.graph import CACHE_PARTS, past_name, present_name
 from dsbd_runtime.providers import check_dtype
 from dsbd_runtime.recorded_calls import MOST_RECORDED
 from dsbd_runtime.session import MAX_FORWARD_ROWS, EngineOptions
+from dsbd_runtime.trt_contexts import TrtContexts, kernels_file
 from dsbd_runtime.trt_module import FLAVOURS, first_reason, import_trt, trt_logger
 from dsbd_runtime.trt_record import ENGINE_FILE, PRUNE_ENGINE_FILE, TrtMachine, fitting_record
 
@@ -51,9 +52,6 @@ class TrtPlan(Protocol):
     def get_tensor_shape(self, name: str) -> Sequence[int]:
         """Return the shape of a tensor; -1 is a dynamic dimension."""
 
-    def create_execution_context(self) -> TrtContext | None:
-        """Return a context with memory for the largest shapes of a profile, None without room."""
-
 
 class TrtEngine:
     """One plan on one stream, with an execution context for each optimization profile in use."""
@@ -67,6 +65,7 @@ class TrtEngine:
         capacity: int,
         profiles: Sequence[int],
         stream: int,
+        contexts: TrtContexts,
         errors: list[str],
     ) -> None:
         """Check the plan and take it over.
@@ -78,6 +77,7 @@ class TrtEngine:
             capacity: rows of the caches.
             profiles: by optimization profile, the most rows of a call.
             stream: address of the CUDA stream that all calls are queued on.
+            contexts: of ``plan``.
             errors: the list to which the logger of ``plan`` appends errors.
 
         Raises:
@@ -89,6 +89,7 @@ class TrtEngine:
         self._capacity = capacity
         self._profiles = tuple(profiles)
         self._stream = stream
+        self._maker = contexts
         self._errors = errors
         self._contexts: dict[int, TrtContext] = {}
         self._last_call: dict[int, TrtCall] = {}
@@ -126,7 +127,9 @@ class TrtEngine:
         """Release the contexts and the plan; calling it again does nothing."""
         self._last_call.clear()
         self._contexts.clear()
-        self._plan = None
+        if self._plan is not None:
+            self._maker.close()
+            self._plan = None
 
     def execute(self, call: TrtCall) -> None:
         """Queue a call; set its shapes and addresses unless its profile still has them."""
@@ -152,16 +155,25 @@ class TrtEngine:
 
     def _context(self, profile: int) -> TrtContext:
         if profile not in self._contexts:
-            context = self._open_plan().create_execution_context()
-            if context is None:
-                raise CapacityError(
-                    f"no device memory to run {self._path} ({self._reason()}); free some, or "
-                    "build it with a smaller --capacity"
-                )
+            context = self._new_context()
             chosen = context.set_optimization_profile_async(profile, self._stream)
             self._check(chosen, f"optimization profile {profile}")
             self._contexts[profile] = context
         return self._contexts[profile]
+
+    def _new_context(self) -> TrtContext:
+        self._open_plan()
+        try:
+            context: TrtContext | None = self._maker.make()
+            reason = "" if context is not None else self._reason()
+        except MemoryError as error:
+            context, reason = None, str(error)
+        if context is None:
+            raise CapacityError(
+                f"no device memory to run {self._path} ({reason}); free some, or build it with a "
+                "smaller --capacity"
+            )
+        return context
 
     def _dynamic_dims(self, name: str, shape: tuple[int, ...]) -> list[int]:
         built = self._open_plan().get_tensor_shape(name)
@@ -262,7 +274,10 @@ def open_trt_session(
                 num_layers=entry.kv.num_layers,
                 capacity=record.capacity,
                 profiles=profiles,
-                stream=device.stream,
+                device=device,
+                kernels=kernels_file(
+                    flavour, trt.__version__, machine.compute_capability, folder / file
+                ),
             )
             for file, profiles in (
                 (ENGINE_FILE, record.step_profiles),
@@ -285,9 +300,10 @@ def open_engine(
     num_layers: int,
     capacity: int,
     profiles: list[int],
-    stream: int,
+    device: CudaDevice,
+    kernels: Path | None,
 ) -> TrtEngine:
-    """Deserialize a plan on the current device; see ``TrtEngine`` for the arguments."""
+    """Deserialize a plan on a device; see ``TrtEngine`` and ``TrtContexts`` for the arguments."""
     errors: list[str] = []
     runtime = trt.Runtime(trt_logger(trt, errors))
     plan = runtime.deserialize_cuda_engine(np.memmap(path, mode="r"))
@@ -302,6 +318,7 @@ def open_engine(
         num_layers=num_layers,
         capacity=capacity,
         profiles=profiles,
-        stream=stream,
+        stream=device.stream,
+        contexts=TrtContexts(trt, plan, device, kernels),
         errors=errors,
     )

@@ -25,12 +25,14 @@ class Flavour:
         oldest: first supported version.
         builds_for_others: whether it builds for compute capabilities other than this machine's.
         has_timing_cache: whether measured kernel times can be kept from build to build.
+        compiles_kernels: whether kernels are compiled where the engine runs, at the first calls.
     """
 
     name: str
     oldest: tuple[int, ...]
     builds_for_others: bool
     has_timing_cache: bool
+    compiles_kernels: bool
 
     @property
     def provider(self) -> Provider:
@@ -46,12 +48,14 @@ FLAVOURS = {
             oldest=(10, 15),  # cache updates in place, and Attention
             builds_for_others=False,
             has_timing_cache=True,
+            compiles_kernels=False,
         ),
         Flavour(
             name="tensorrt-rtx",
             oldest=(1, 7),
             builds_for_others=True,
             has_timing_cache=False,
+            compiles_kernels=True,
         ),
     )
 }

@@ -81,6 +81,7 @@ def counts(log: list[str]) -> dict[str, int]:
             "pinned to device" in line or "pageable to device" in line for line in log
         ),
         "copies_out": sum("device to p" in line for line in log),
+        "copies_within": sum("device to device" in line for line in log),
         "waits": count(*_WAITS),
         "takes": count("take "),
         "graphs": count("graph "),

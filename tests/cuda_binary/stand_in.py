@@ -59,6 +59,7 @@ def _unpacked(requirement: str) -> Path:
     download = folder() / "download"
     shutil.rmtree(download, ignore_errors=True)
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-cache-dir"]
+    command += ["--retries", "1", "--timeout", "20"]
     command += ["--only-binary=:all:", "--dest", str(download), requirement]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     if done.returncode:

@@ -26,6 +26,8 @@ def test_launches_copies_and_waits_piece_by_piece(worker: Worker, fp16_bundle: s
     for (size, most), counts in zip(MOST_LAUNCHES, found, strict=True):
         assert 0 < counts.pop("launches") <= most, size
         is_prune = size == "prune"
+        within = counts.pop("copies_within")
+        assert within == 0 if is_prune else within <= 27, size  # a prune updates rows in place
         assert counts == {
             "copies_in": 1,
             "copies_out": 0 if is_prune else 1,
@@ -45,6 +47,7 @@ def test_by_default_a_size_that_returns_is_one_launch(
             "launches": 1,
             "copies_in": 0,  # it is in the graph
             "copies_out": 1,
+            "copies_within": 0,
             "waits": 1,
             "takes": 0,
             "graphs": 1,

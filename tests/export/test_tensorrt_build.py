@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,8 @@ from dsbd_export.tensorrt_build import (
     add_profiles,
     build_model_engines,
     build_plan,
+    builder_config,
+    default_capacity,
     move_profiles,
 )
 from dsbd_export.tensorrt_graph import network_problems, parse_network, tensorrt_graph
@@ -67,11 +70,34 @@ def test_a_model_in_half_precision_gets_fused_attention_and_profiles(
     config = builder.create_builder_config()
     profiles = []
     add_profiles(SpiedBuilder(builder, profiles), config, network, FORWARD_PROFILES)
-    assert config.num_optimization_profiles == 4 and FORWARD_PROFILES[-1] == MAX_FORWARD_ROWS
+    assert (
+        config.num_optimization_profiles == len(FORWARD_PROFILES)
+        and FORWARD_PROFILES[-1] == MAX_FORWARD_ROWS
+    )
     for profile, most in zip(profiles, FORWARD_PROFILES, strict=True):
         sizes = [tuple(shape) for shape in profile.get_shape("attention_mask")]
         assert sizes == [(1, 1, n, CAPACITY) for n in (1, most, most)]
         assert [tuple(shape) for shape in profile.get_shape("logit_rows")] == [(1,), *[(most,)] * 2]
+
+
+def test_no_wide_forward_runs_in_a_profile_of_more_than_twice_its_rows() -> None:
+    for smaller, larger in itertools.pairwise(FORWARD_PROFILES[2:]):
+        assert larger <= 2 * smaller
+
+
+def test_fp32_is_not_computed_in_tf32(place: BuildPlace) -> None:
+    builder = place.trt.Builder(trt_logger(place.trt, []))
+    flag = place.trt.BuilderFlag.TF32
+    assert builder.create_builder_config().get_flag(flag)  # what TensorRT does by itself
+    assert not builder_config(place.trt, builder).get_flag(flag)
+
+
+@pytest.mark.parametrize(
+    ("context", "capacity"),
+    [(100, 256), (300, 320), (4000, 4032), (4096, 4096), (131_072, 4096)],
+)
+def test_the_default_capacity_is_bounded(context: int, capacity: int) -> None:
+    assert default_capacity(context) == capacity
 
 
 class SpiedBuilder:
@@ -181,7 +207,7 @@ def test_engines_are_added_to_a_bundle(tmp_path: Path) -> None:
         record = find_record(bundle, role)
         assert record is not None and record.onnx_sha256 == source_hashes(bundle, role)
         assert (record.compute_capability, record.capacity) == ("12.0", CAPACITY)
-        assert (record.step_profiles, record.attention) == ([1, 8, 32, 256], "fused")
+        assert (record.step_profiles, record.attention) == (list(FORWARD_PROFILES), "fused")
         assert record.move_profiles == list(move_profiles(CAPACITY))
         assert f"{role}: attention is fused" in lines
     with pytest.raises(ExportError, match=r"9.0; tensorrt-rtx 1.*knows 7.5, 8.0"):

@@ -66,6 +66,12 @@ class FakeTrt:
         refuses: names of methods of a context that fail.
     """
 
+    class ExecutionContextAllocationStrategy:
+        USER_MANAGED = "user managed"
+
+    class DynamicShapesKernelSpecializationStrategy:
+        EAGER = "eager"
+
     class ILogger:
         INTERNAL_ERROR, ERROR, WARNING, INFO = range(4)
 
@@ -78,6 +84,7 @@ class FakeTrt:
         self.aliases: dict[str, str | None] = {}
         self.refuses: set[str] = set()
         self.has_memory = True
+        self.known_kernels = [b"compiled"]  # that a cache of this machine may hold
         self.can_load = True
 
     def Runtime(self, logger: Any) -> Any:
@@ -99,6 +106,7 @@ class FakePlan:
     """
 
     num_optimization_profiles = 0
+    device_memory_size_v2 = 4096
 
     def __init__(self, trt: FakeTrt, path: Path, logger: Any) -> None:
         session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
@@ -120,11 +128,37 @@ class FakePlan:
         dims = self.infos[name].shape
         return [dim if isinstance(dim, int) else CAPACITY if dim == "C" else -1 for dim in dims]
 
-    def create_execution_context(self) -> FakeContext | None:
+    def create_runtime_config(self) -> FakeConfig:
+        return FakeConfig(self.trt)
+
+    def create_execution_context(self, config: FakeConfig) -> FakeContext | None:
+        assert config.strategy == "user managed"
         if not self.trt.has_memory:
             return None
         self.contexts.append(FakeContext(self))
         return self.contexts[-1]
+
+
+class FakeConfig:
+    """Settings of contexts."""
+
+    dynamic_shapes_kernel_specialization_strategy = "lazy"
+
+    def __init__(self, trt: FakeTrt) -> None:
+        self.trt = trt
+        self.strategy = self.cache = None
+
+    def set_execution_context_allocation_strategy(self, strategy: Any) -> None:
+        self.strategy = strategy
+
+    def create_runtime_cache(self) -> Any:
+        return SimpleNamespace(
+            deserialize=lambda data: data in self.trt.known_kernels, serialize=lambda: b"compiled"
+        )
+
+    def set_runtime_cache(self, cache: Any) -> None:
+        assert self.dynamic_shapes_kernel_specialization_strategy == "eager"
+        self.cache = cache
 
 
 class FakeContext:
@@ -144,6 +178,10 @@ class FakeContext:
     def set_optimization_profile_async(self, profile_index: int, stream_handle: int) -> bool:
         self._limit = self._plan.limits[profile_index]
         return self._done("set_optimization_profile_async", profile_index)
+
+    def set_device_memory(self, memory: int, size: int) -> None:
+        assert size == self._plan.device_memory_size_v2
+        self.scratch = memory
 
     def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
         built = self._plan.get_tensor_shape(name)

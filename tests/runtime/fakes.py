@@ -53,6 +53,8 @@ class FakeSession:
         self.rows = np.full(capacity, -1, np.int64)
         self.rows[:num_used] = used
 
+    grows_at_a_cost = False
+
     def shrink(self, num_used: int) -> None:
         self.rows = self.rows[: max(64, -(-num_used // 64) * 64)]
 

@@ -115,3 +115,20 @@ def test_the_pipeline_hands_every_setting_on(bundle: Bundle) -> None:
         Pipeline.from_bundle(bundle.path, cuda_graphs=True)
     with pytest.raises(ProviderError, match="provider 'cuda:x' names the device 'x'"):
         Pipeline.from_bundle(bundle.path, draft_provider="cuda:x")
+
+
+def test_where_calls_are_recorded_a_request_grows_its_caches_once_at_its_start(
+    bundle: Bundle,
+) -> None:
+    machines = [open_on_fake(bundle, role, most_recorded=64) for role in ("target", "draft")]
+    models = [machine.model for machine in machines]
+    config = DecodingConfig(max_new_tokens=180, seed=1, strategy="dsbd")
+    decode(*models, PROMPT * 20, config, np.random.default_rng(1))
+    for machine in machines:
+        assert machine.device.traffic.counts["copy_rows"] == 0  # grown while it was empty
+        assert machine.session.capacity >= 100 + 180
+        assert machine.session.num_recorded > 0
+        machine.device.traffic.clear()
+    again = [machine.session.capacity for machine in machines]
+    decode(*models, PROMPT * 20, config, np.random.default_rng(2))
+    assert [machine.session.capacity for machine in machines] == again

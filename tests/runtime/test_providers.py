@@ -54,6 +54,14 @@ def test_the_table() -> None:
         assert find_provider(row.name) is row
 
 
+def test_where_there_is_no_wheel_pip_is_not_recommended() -> None:
+    cuda, cpu = find_provider("cuda"), find_provider("cpu")
+    assert "pip install" in cuda.install_line_on("x86_64")
+    said = cuda.install_line_on("aarch64")
+    assert "no onnxruntime with 'cuda' for aarch64 (Jetson, Grace): build it from" in said
+    assert "pip install" in cpu.install_line_on("aarch64")
+
+
 @pytest.mark.parametrize("name", ["directml", "CPU", ""])
 def test_an_unknown_provider_is_refused_and_the_known_are_named(
     tiny_bundle: Bundle, name: str

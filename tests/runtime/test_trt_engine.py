@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,11 @@ def opened(
 ) -> DeviceSession:
     request = EngineOptions(bundle=bundle, role="target", placement=Placement(provider, 0))
     return open_trt_session(request, trt=trt or FakeTrt(), cuda_runtime=gpu or FakeGpu())
+
+
+@pytest.fixture(autouse=True)
+def no_kernels_of_the_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 @pytest.fixture
@@ -193,3 +199,49 @@ def test_a_record_that_cannot_be_right_is_refused(bundle_copy: Path) -> None:
     (bundle_copy / "target" / "prune.plan").unlink()
     with pytest.raises(BundleError, match=r"prune.plan is missing"):
         open_bundle(bundle_copy)
+
+
+def test_the_contexts_of_a_plan_share_scratch_of_the_largest_profile(bundle: Bundle) -> None:
+    trt, gpu = FakeTrt(), FakeGpu()
+    with CausalLM(opened(bundle, trt, gpu), bundle.entry("target")) as model:
+        for num_rows in (200, 1, 20):
+            logits_of(model, *chain(model.num_rows, num_rows), np.array([0]))
+        model.keep(np.arange(1, 200))
+        for plan, num_contexts in zip(trt.plans, (3, 1), strict=True):
+            assert len(plan.contexts) == num_contexts
+            (scratch,) = {context.scratch for context in plan.contexts}
+            assert gpu.live[scratch].nbytes == plan.device_memory_size_v2
+    assert gpu.live == {}
+
+
+def test_compiled_kernels_are_kept_for_the_next_opening(bundle: Bundle, tmp_path: Path) -> None:
+    opened(bundle).close()
+    files = sorted(tmp_path.glob("cache/dsbd-ort/*"))
+    assert len(files) == 2  # of the model and of the prune graph
+    assert all(re.match(r"tensorrt-rtx-1\.7\.1-sm12\.0-\w{16}\.kernels", f.name) for f in files)
+    assert {file.read_bytes() for file in files} == {b"compiled"}
+    files[0].write_bytes(b"of another GPU")
+    opened(bundle).close()
+    assert files[0].read_bytes() == b"compiled"
+
+
+def test_the_real_package_has_what_a_context_is_made_with() -> None:
+    trt = pytest.importorskip("tensorrt_rtx")
+    for owner, names in (
+        (trt.ICudaEngine, ("create_runtime_config", "device_memory_size_v2")),
+        (trt.IExecutionContext, ("set_device_memory",)),
+        (trt.IRuntimeCache, ("serialize", "deserialize")),
+        (
+            trt.IRuntimeConfig,
+            (
+                "create_runtime_cache",
+                "dynamic_shapes_kernel_specialization_strategy",
+                "set_execution_context_allocation_strategy",
+                "set_runtime_cache",
+            ),
+        ),
+        (trt.ExecutionContextAllocationStrategy, ("USER_MANAGED",)),
+        (trt.DynamicShapesKernelSpecializationStrategy, ("EAGER",)),
+    ):
+        for name in names:
+            assert hasattr(owner, name), name

@@ -25,7 +25,7 @@ def test_every_piece_runs_on_the_cpu_and_is_not_run_twice(tiny_bundle, tmp_path)
     assert states["bits-tiny"]["values"]["counts"]["the same calls again"]["num_other_ways"] == 0
     runs = {run["name"]: run for run in states["bench-tiny"]["values"]["runs"]}
     assert runs["dsbd W=4 fixed 4x16"]["comparison"]["is_identical"]
-    assert states["bench-tiny-graphs"]["reason"] == "provider cpu has no CUDA graphs"
+    assert states["bench-tiny-no-graphs"]["reason"] == "provider cpu has no CUDA graphs"
     assert "dsbd W=2 fixed 4x32" in done.stdout
     again = lab_run("gpu", *arguments, "--only", "parity-*", "--only", "bench-tiny")
     assert again.stdout.splitlines()[:2] == ["parity-tiny: done before", "bench-tiny: done before"]

@@ -63,7 +63,7 @@ MACHINE = Result(
     },
 )  # fmt: skip
 BROKEN = Result(
-    piece="bench-demo-graphs", state=FAILED, reason="exit code 2: Error: no", began="2026-01-03"
+    piece="bench-demo-no-graphs", state=FAILED, reason="exit code 2: Error: no", began="2026-01-03"
 )
 
 
@@ -106,7 +106,7 @@ def test_the_document_changes_only_when_a_gpu_was_measured(tmp_path, provider):
     main(tmp_path, document)
     assert "dsbd W=2" in (tmp_path / "tables.txt").read_text()
     assert [entry["piece"] for entry in json.loads((tmp_path / "gpu.json").read_text())] == [
-        "machine", "parity-demo", "bits-demo", "bench-demo", "bench-demo-graphs",
+        "machine", "parity-demo", "bits-demo", "bench-demo", "bench-demo-no-graphs",
     ]  # fmt: skip
     if provider == "cpu":
         assert document.read_text() == BEFORE
@@ -115,7 +115,7 @@ def test_the_document_changes_only_when_a_gpu_was_measured(tmp_path, provider):
     for words in (
         "| 3/20 (2.7e-02) |", "2026-01-02", "NVIDIA H200, 580.1", "onnxruntime-gpu 1.31.1",
         "| 2.25 to 2.75 | 7/8 |",
-        "bench-demo-graphs: failed, exit code 2: Error: no",
+        "bench-demo-no-graphs: failed, exit code 2: Error: no",
     ):  # fmt: skip
         assert words in text
     assert "Nothing was run." not in text and text.endswith("the rest\n")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import re
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -94,9 +96,46 @@ def test_what_has_no_time_left_is_left_for_the_next_call(tmp_path):
 
 def test_pieces_are_chosen_by_name_or_pattern(tmp_path):
     every = pieces(Settings(work=tmp_path, params="150M"))
-    names = [piece.name for piece in chosen(every, ["install", "bench-*-graphs"])]
+    names = [piece.name for piece in chosen(every, ["install", "bench-*-no-graphs"])]
     assert names == [
-        "install", "bench-demo-fp32-graphs", "bench-demo-fp16-graphs",
-        "bench-twin-150M-fp16-graphs",
+        "install", "bench-demo-fp32-no-graphs", "bench-demo-fp16-no-graphs",
+        "bench-twin-150M-fp16-no-graphs",
     ]  # fmt: skip
     assert chosen(every, []) == every and len({piece.name for piece in every}) == len(every)
+
+
+class RunnerOnHopper:
+    """Builds for no GPU that TensorRT for RTX does not know, as dsbd-export says it."""
+
+    python = Path("python")
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+    def run(self, *command):
+        if command[-1] == "import tensorrt":
+            raise PieceError("no module")
+
+    def command(self, name, *words):
+        raise PieceError(f"exit code 2: Error: {self.reason}")
+
+
+@pytest.mark.parametrize(
+    ("reason", "error"),
+    [
+        (
+            "engine='tensorrt-rtx' cannot be built for compute capability 9.0; it knows 8.0",
+            NotRunError,
+        ),
+        ("no space left on device", PieceError),
+    ],
+)
+def test_a_gpu_that_tensorrt_does_not_know_is_no_failure(tmp_path, reason, error):
+    settings = Settings(work=tmp_path, provider="cuda", bundles=(tmp_path / "demo",))
+    (tmp_path / "demo").mkdir()
+    by_name = {piece.name: piece for piece in pieces(settings)}
+    said = re.escape(reason)
+    with pytest.raises(error, match=said):
+        by_name["build-demo-tensorrt"].action(settings, RunnerOnHopper(reason))
+    with pytest.raises(NotRunError, match=r"no engines in .*: see build-demo-tensorrt"):
+        by_name["bench-demo-tensorrt"].action(settings, RunnerOnHopper(reason))
