@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
-from dsbd_ort.decoding import ConfigError, DecodingConfig
-from dsbd_ort.decoding.option_table import OPTION_TABLE, read_option
+from dsbd_ort.decoding import STRATEGIES, ConfigError, DecodingConfig
+from dsbd_ort.decoding.option_table import read_option
+from dsbd_ort.decoding.strategies import Strategy, unnamed_strategy
 from dsbd_runtime.bundle import GENERATION_CONFIG_FILE, Bundle
 from dsbd_runtime.errors import BundleError
 from dsbd_runtime.graph import parse_num_top_logits
@@ -109,23 +110,24 @@ class ModelDefaults:
                 listed(self.not_built),
             )
 
-    def config(self, options: Mapping[str, Any]) -> DecodingConfig:
-        """Return the config of a request that gives these ``options``, the others by default.
-
-        Raises:
-            ConfigError: the options are invalid.
-        """
-        given = DecodingConfig.from_options(dict(options))
+    def filled(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the options of a request with the defaults that its strategy reads."""
+        strategy = options.get("strategy")
+        if strategy is None:
+            strategy = unnamed_strategy("dsbd", options)["strategy"]
+        row = STRATEGIES.get(strategy) if isinstance(strategy, str) else None
+        if row is None:
+            return dict(options)  # DecodingConfig refuses it, with the strategies there are
         left_out = {
             name: value
             for name, value in self.options.items()
-            if name not in options and _is_read(name, value, given)
+            if name not in options and _is_read(name, value, row)
         }
         if unread := sorted(set(self.options) - set(options) - set(left_out)):
-            _log.debug("strategy %s does not read %s", given.strategy, ", ".join(unread))
-        if self.num_top_logits and "top_k" not in options and _needs_top_k(given):
+            _log.debug("strategy %s does not read %s", strategy, ", ".join(unread))
+        if self.num_top_logits and "top_k" not in options and row.rule != "search":
             left_out["top_k"] = self._top_k(left_out.get("top_k", 0))
-        return replace(given, **left_out)
+        return {**options, **left_out}
 
     def _top_k(self, default: int) -> int:
         """Return the default for engines with a top-k head; say once where it is K."""
@@ -143,16 +145,11 @@ class ModelDefaults:
         return self.num_top_logits
 
 
-def _is_read(name: str, value: Any, config: DecodingConfig) -> bool:
-    """Return whether a request reads an option, and can have this value."""
-    if name == "temperature" and value == 0.0 and config.row.rule == "sample":
+def _is_read(name: str, value: Any, row: Strategy) -> bool:
+    """Return whether a strategy reads an option of ``READ``, and can have this value."""
+    if name == "temperature" and value == 0.0 and row.rule == "sample":
         return False
-    return OPTION_TABLE[name].unmet(config) is None
-
-
-def _needs_top_k(config: DecodingConfig) -> bool:
-    """Return whether a request over a top-k head is refused without top_k."""
-    return OPTION_TABLE["top_k"].unmet(config) is None
+    return name not in WARPING or row.rule != "search"
 
 
 def listed(values: Mapping[str, Any]) -> str:

@@ -291,7 +291,7 @@ class Pipeline:
         stops, token_ids = config.stop_texts, prompt_ids(self.tokenizer, prompt)
         room = self.bundle.context_length - len(token_ids)
         if not is_given("max_new_tokens", options) and 0 < room < config.max_new_tokens:
-            config = dataclasses.replace(config, max_new_tokens=room)
+            config = config.varied(max_new_tokens=room)
         check_context(self.bundle, len(token_ids), config.max_new_tokens)
         check_prompt(token_ids, self.bundle.manifest.target.vocab_size)
         start = self.text_start(token_ids, config)
@@ -310,20 +310,32 @@ class Pipeline:
         """Whether the bundle has a draft model."""
         return self._draft is not None
 
+    def resolve(self, options: Mapping[str, Any]) -> DecodingConfig:
+        """Return the one config of a request: its options, read and checked once.
+
+        Of each option the first of these counts: what the caller gives; a server's own default
+        (``DefaultOptions``, which has filled it in before); the model's generation_config.json,
+        where the strategy reads it (``ModelDefaults``); the table of options.
+
+        Raises:
+            ConfigError, ConstraintError: they are invalid, or contradict each other.
+        """
+        return DecodingConfig.from_options(self.defaults.filled(self.constraints.options(options)))
+
     def config(self, options: Options) -> DecodingConfig:
-        """Return the config of a request with these ``options``: the others are the model's own.
+        """Return the config of a request on this bundle: ends, seed and drafter decided.
+
+        Options are resolved (see ``resolve``); a config is taken as it is.
 
         Raises:
             ConfigError, ConstraintError: they are invalid, or contradict each other.
             InputError: they need a draft model, and the bundle has none.
         """
-        given = vars(options) if isinstance(options, DecodingConfig) else options
-        options = self.constraints.options(given)
-        if options.get("eos_token_id") is None:
-            options["eos_token_id"] = tuple(self.bundle.manifest.target.eos_token_ids)
-        if options.get("seed") is None:
-            options["seed"] = new_seed()
-        config = self.defaults.config(options)
+        config = options if isinstance(options, DecodingConfig) else self.resolve(options)
+        if config.eos_token_id is None:
+            config = config.varied(eos_token_id=tuple(self.bundle.manifest.target.eos_token_ids))
+        if config.seed is None:
+            config = config.varied(seed=new_seed())
         config = config.settled(costs_are_known=True, has_draft=self.has_draft)
         check_drafter(config, has_draft=self.has_draft)
         return config

@@ -1,4 +1,4 @@
-"""Several requests on the same engines: their trees are one forest, verified in one forward.
+"""Several requests on the same engines: their trees are one, verified in one forward.
 
 Each request runs the loop of ``decode`` and gets what it would get alone; here its engine calls are
 made together with those of the others. An iteration makes draft calls as long as a request needs
@@ -39,8 +39,8 @@ class Preempted:
 
 
 @dataclass(eq=False)
-class Tree:
-    """A live request, made by ``BatchedDecoder.join``.
+class BatchMember:
+    """A request of a batched decoder, from ``join`` to its end or ``leave``.
 
     Attributes:
         views: by engine, its rows of the cache.
@@ -94,7 +94,7 @@ class Tree:
 class Progress:
     """The output of an iteration for one request, its preemption or its end."""
 
-    tree: Tree
+    member: BatchMember
     event: IterationOutput | Preempted | Outcome
 
 
@@ -135,19 +135,19 @@ class BatchedDecoder:
         self._costs = costs
         self._clock = clock
         self._shares_prefixes = shares_prefixes
-        self._trees: list[Tree] = []
+        self._members: list[BatchMember] = []
 
     @property
-    def num_trees(self) -> int:
+    def num_members(self) -> int:
         """Live requests."""
-        return len(self._trees)
+        return len(self._members)
 
     @property
     def num_used_rows(self) -> int:
         """Rows that live requests use in the cache of one engine, shared ones counted once."""
         return max(cache.num_used for cache in self.caches.values())
 
-    def join(self, request: DecodingRequest) -> Tree:
+    def join(self, request: DecodingRequest) -> BatchMember:
         """Take in a request; it starts with the next iteration, or once its prompt is computed.
 
         The latter where another request is computing the same prompt: the samples of one request
@@ -159,65 +159,65 @@ class BatchedDecoder:
             role: cache.open_view(PrefixCache(source=request.source))
             for role, cache in self.caches.items()
         }
-        request = dataclasses.replace(request, num_sharers=lambda: len(self._trees))
+        request = dataclasses.replace(request, num_sharers=lambda: len(self._members))
         loop = decoding_loop(request, views["target"], views.get("draft"))
-        tree = Tree(views, loop, request)
-        self._trees.append(tree)
+        member = BatchMember(views, loop, request)
+        self._members.append(member)
         try:
-            if not self._prompt_is_coming(tree):
-                self._start(tree)
+            if not self._prompt_is_coming(member):
+                self._start(member)
         except BaseException:
-            self.leave(tree)
+            self.leave(member)
             raise
-        return tree
+        return member
 
-    def preempt(self, tree: Tree) -> None:
+    def preempt(self, member: BatchMember) -> None:
         """Drop the rows of a live request, which waits until it is resumed."""
-        self._trees.remove(tree)
-        if tree.recomputation is not None:
-            tree.recomputation.close()
-        tree.recomputation = tree.wanted_again = None
-        for role, view in tree.views.items():
-            if role in tree.preempted:  # again, before all of them were there
-                tree.preempted[role].close()
+        self._members.remove(member)
+        if member.recomputation is not None:
+            member.recomputation.close()
+        member.recomputation = member.wanted_again = None
+        for role, view in member.views.items():
+            if role in member.preempted:  # again, before all of them were there
+                member.preempted[role].close()
             else:
-                tree.preempted[role] = PreemptedRows(view)
+                member.preempted[role] = PreemptedRows(view)
 
-    def resume(self, tree: Tree) -> None:
+    def resume(self, member: BatchMember) -> None:
         """Let a preempted request go on, as the youngest, with the next iteration."""
-        tree.recomputation = tree.recompute()
-        self._trees.append(tree)
-        self._recompute(tree)
+        member.recomputation = member.recompute()
+        self._members.append(member)
+        self._recompute(member)
 
-    def _prompt_is_coming(self, tree: Tree) -> bool:
+    def _prompt_is_coming(self, member: BatchMember) -> bool:
         """Return whether another request computes the prompt of one that has not started."""
-        request = tree.request
+        request = member.request
         if not self._shares_prefixes or request.config.prompt_logprobs:
             return False
         return any(
             other.wanted is not None
             and other.wanted.is_prefill
             and other.request.identity == request.identity
-            for other in self._trees
+            for other in self._members
         )
 
-    def _start(self, tree: Tree) -> None:
+    def _start(self, member: BatchMember) -> None:
         """Let a request go on to its first engine call, behind the rows that it can share."""
-        tree.has_started = True
-        for role, view in tree.views.items():
-            if view.spec.reads_features and not tree.request.config.has_draft_model:
+        member.has_started = True
+        for role, view in member.views.items():
+            if view.spec.reads_features and not member.request.config.has_draft_model:
                 continue  # its rows could not be computed again without features
-            view.prefix = self.caches[role].longest_prefix(tree.request.reusable_prompt(role))
-        tree.wanted = next(tree.loop)  # type: ignore[assignment]  # a call precedes any output
+            view.prefix = self.caches[role].longest_prefix(member.request.reusable_prompt(role))
+        member.wanted = next(member.loop)  # type: ignore[assignment]  # a call precedes any output
 
-    def leave(self, tree: Tree) -> None:
+    def leave(self, member: BatchMember) -> None:
         """Give up a request between two iterations; one that is over has left already."""
-        if tree in self._trees:
-            self._trees.remove(tree)
-        tree.wanted = tree.wanted_again = None
-        tree.loop.close()
-        for role, view in tree.views.items():
-            self.caches[role].close_view(tree.preempted.get(role, view))
+        if member in self._members:
+            self._members.remove(member)
+        member.wanted = member.wanted_again = None
+        member.loop.close()
+        for role, view in member.views.items():
+            self.caches[role].close_view(member.preempted.get(role, view))
 
     def iterate(self) -> list[Progress]:
         """Run one iteration of every request; return what it brought.
@@ -225,12 +225,12 @@ class BatchedDecoder:
         A request whose prompt is still being computed brings nothing; one that ends has left.
         """
         progress: list[Progress] = []
-        for tree in [tree for tree in self._trees if not tree.has_started]:
-            if not self._prompt_is_coming(tree):
+        for member in [member for member in self._members if not member.has_started]:
+            if not self._prompt_is_coming(member):
                 try:
-                    self._start(tree)
+                    self._start(member)
                 except BaseException as error:  # of this request alone
-                    self._end(tree, error, progress)
+                    self._end(member, error, progress)
         prompts = self._next_prompts("draft")
         while drafting := self._callers("draft", prompts):
             self._run("draft", drafting, progress)
@@ -238,116 +238,127 @@ class BatchedDecoder:
         self._run("target", self._callers("target", self._next_prompts("target")), progress)
         return progress
 
-    def _next_prompts(self, role: Role) -> set[Tree]:
+    def _next_prompts(self, role: Role) -> set[BatchMember]:
         """Return whose prompts go on in this iteration: the oldest, no more rows than one piece.
 
         So the others wait no longer for many long prompts than for one.
         """
-        prompts: set[Tree] = set()
+        prompts: set[BatchMember] = set()
         num_rows = 0
-        for tree in self._trees:
-            if (call := tree.call_of(role)) is not None and call.is_prefill:
+        for member in self._members:
+            if (call := member.call_of(role)) is not None and call.is_prefill:
                 num_rows += call.num_rows
                 if prompts and num_rows > PREFILL_CHUNK:
                     break
-                prompts.add(tree)
+                prompts.add(member)
         return prompts
 
-    def _callers(self, role: Role, prompts: set[Tree]) -> list[Tree]:
+    def _callers(self, role: Role, prompts: set[BatchMember]) -> list[BatchMember]:
         """Return who waits for an engine; of those whose prompt it computes, only ``prompts``.
 
         These first: an engine keeps all logits of its last rows alone.
         """
         callers = [
-            tree
-            for tree in self._trees
-            if (call := tree.call_of(role)) is not None and (tree in prompts or not call.is_prefill)
+            member
+            for member in self._members
+            if (call := member.call_of(role)) is not None
+            and (member in prompts or not call.is_prefill)
         ]
-        return sorted(callers, key=lambda tree: tree not in prompts)
+        return sorted(callers, key=lambda member: member not in prompts)
 
-    def _run(self, role: Role, trees: list[Tree], progress: list[Progress]) -> None:
-        """Make the calls that the trees wait for, in as few forwards as can be; let each go on."""
-        tree_by_call = {tree.call: tree for tree in trees if tree.call is not None}
-        for calls in forward_groups(list(tree_by_call)):
-            together = [tree_by_call[call] for call in calls]
-            live = [tree for tree in together if tree in self._trees]  # not preempted for others
+    def _run(self, role: Role, members: list[BatchMember], progress: list[Progress]) -> None:
+        """Make the calls of the members in as few forwards as can be; let each go on."""
+        member_by_call = {member.call: member for member in members if member.call is not None}
+        for calls in forward_groups(list(member_by_call)):
+            together = [member_by_call[call] for call in calls]
+            live = [
+                member for member in together if member in self._members
+            ]  # not preempted for others
             self._run_together(role, live, progress)
 
-    def _run_together(self, role: Role, trees: list[Tree], progress: list[Progress]) -> None:
+    def _run_together(
+        self, role: Role, members: list[BatchMember], progress: list[Progress]
+    ) -> None:
         """Make calls in one forward."""
-        self._preempt_as_asked(trees, progress)
-        self._make_room(role, trees, progress)
-        if not trees:
+        self._preempt_as_asked(members, progress)
+        self._make_room(role, members, progress)
+        if not members:
             return
-        calls = [call for tree in trees if (call := tree.call) is not None]
+        calls = [call for member in members if (call := member.call) is not None]
         began = self._clock()
         try:
             results = self.caches[role].forward(calls)
         except Exception as error:  # of the engine: all who took part have lost their rows
-            for tree in trees:
-                self._end(tree, error, progress)
+            for member in members:
+                self._end(member, error, progress)
             return
         seconds = self._clock() - began
         if self._costs and not any(call.is_prefill for call in calls):
             self._costs.observe(role, sum(call.num_rows for call in calls), seconds)
-        for tree, call, result in zip(trees, calls, results, strict=True):
+        for member, call, result in zip(members, calls, results, strict=True):
             call.meter.count(call.num_rows, seconds)
-            self._advance(tree, result, progress)
+            self._advance(member, result, progress)
 
-    def _preempt_as_asked(self, trees: list[Tree], progress: list[Progress]) -> None:
-        """Preempt the youngest request, and remove it from ``trees``, if its schedule says so."""
-        call = self._trees[-1].call if trees else None
-        if call is not None and self._trees[-1] in trees and self._trees[-1].request.preempts(call):
-            self._preempt_youngest(trees, progress)
+    def _preempt_as_asked(self, members: list[BatchMember], progress: list[Progress]) -> None:
+        """Preempt the youngest request, and remove it from ``members``, if its schedule says so."""
+        call = self._members[-1].call if members else None
+        if (
+            call is not None
+            and self._members[-1] in members
+            and self._members[-1].request.preempts(call)
+        ):
+            self._preempt_youngest(members, progress)
 
-    def _preempt_youngest(self, trees: list[Tree], progress: list[Progress]) -> None:
-        youngest = self._trees[-1]
+    def _preempt_youngest(self, members: list[BatchMember], progress: list[Progress]) -> None:
+        youngest = self._members[-1]
         self.preempt(youngest)
         progress.append(Progress(youngest, Preempted()))
-        if youngest in trees:
-            trees.remove(youngest)
+        if youngest in members:
+            members.remove(youngest)
 
-    def _make_room(self, role: Role, trees: list[Tree], progress: list[Progress]) -> None:
-        """Preempt the youngest requests until the calls of ``trees`` fit; remove them from there.
+    def _make_room(self, role: Role, members: list[BatchMember], progress: list[Progress]) -> None:
+        """Preempt the youngest requests until the calls of ``members`` fit; remove them from there.
 
         The oldest is left in any case.
         """
         cache = self.caches[role]
-        while len(self._trees) > 1:
-            calls = (tree.call for tree in trees)
+        while len(self._members) > 1:
+            calls = (member.call for member in members)
             if cache.has_room(sum(call.num_rows for call in calls if call is not None)):
                 return
-            self._preempt_youngest(trees, progress)
+            self._preempt_youngest(members, progress)
 
     @staticmethod
-    def _recompute(tree: Tree, result: ForwardResult | None = None) -> None:
-        """Let the recomputation of a tree go on to its next call, or to its end."""
-        assert tree.recomputation is not None
+    def _recompute(member: BatchMember, result: ForwardResult | None = None) -> None:
+        """Let the recomputation of a member go on to its next call, or to its end."""
+        assert member.recomputation is not None
         try:
             # A generator that has not started takes no result.
-            tree.wanted_again = tree.recomputation.send(result)  # type: ignore[arg-type]
+            member.wanted_again = member.recomputation.send(result)  # type: ignore[arg-type]
         except StopIteration:
-            tree.recomputation = tree.wanted_again = None
+            member.recomputation = member.wanted_again = None
 
-    def _advance(self, tree: Tree, result: ForwardResult, progress: list[Progress]) -> None:
+    def _advance(
+        self, member: BatchMember, result: ForwardResult, progress: list[Progress]
+    ) -> None:
         """Let a request go on to the next call that it needs, or to its end."""
         try:
-            if tree.recomputation is not None:
-                self._recompute(tree, result)
+            if member.recomputation is not None:
+                self._recompute(member, result)
                 return
-            wanted = tree.loop.send(result)
+            wanted = member.loop.send(result)
             while isinstance(wanted, IterationOutput):
-                progress.append(Progress(tree, wanted))
-                wanted = tree.loop.send(None)
-            tree.wanted = wanted
+                progress.append(Progress(member, wanted))
+                wanted = member.loop.send(None)
+            member.wanted = wanted
         except StopIteration as stop:
-            self._end(tree, stop.value, progress)
+            self._end(member, stop.value, progress)
         except BaseException as error:  # of this request alone
-            self._end(tree, error, progress)
+            self._end(member, error, progress)
 
-    def _end(self, tree: Tree, outcome: Outcome, progress: list[Progress]) -> None:
-        self.leave(tree)
-        progress.append(Progress(tree, outcome))
+    def _end(self, member: BatchMember, outcome: Outcome, progress: list[Progress]) -> None:
+        self.leave(member)
+        progress.append(Progress(member, outcome))
 
 
 def decoded_together(
@@ -358,7 +369,7 @@ def decoded_together(
     Raises what the first request that fails raises, with a note of its place; the others end.
     """
     results: dict[int, DecodeResult] = {}
-    waiting, live = iter(enumerate(requests)), dict[Tree, int]()
+    waiting, live = iter(enumerate(requests)), dict[BatchMember, int]()
     try:
         while True:
             for index, request in itertools.islice(waiting, most_live - len(live)):
@@ -368,12 +379,12 @@ def decoded_together(
             for progress in decoder.iterate():
                 event = progress.event
                 if isinstance(event, DecodeResult):
-                    results[live.pop(progress.tree)] = event
+                    results[live.pop(progress.member)] = event
                 elif isinstance(event, Preempted):
-                    decoder.resume(progress.tree)
+                    decoder.resume(progress.member)
                 elif isinstance(event, BaseException):
-                    event.add_note(f"prompt {live.pop(progress.tree)} of the list")
+                    event.add_note(f"prompt {live.pop(progress.member)} of the list")
                     raise event
     finally:
-        for tree in live:
-            decoder.leave(tree)
+        for member in live:
+            decoder.leave(member)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from dsbd_ort.decoding.errors import ConfigError
@@ -143,7 +144,11 @@ class DecodingConfig:
     def __post_init__(self) -> None:
         for name in OPTION_TABLE:
             object.__setattr__(self, name, read_option(name, getattr(self, name)))
-        for name in OPTION_TABLE:
+        self._resolve(OPTION_TABLE)
+
+    def _resolve(self, names: Iterable[str]) -> None:
+        """Resolve options that were read, in the order of the table; check them together."""
+        for name in names:
             object.__setattr__(self, name, resolved_option(name, getattr(self, name), self))
         if isinstance(self.draft_beams, int):
             per_layer = (self.draft_beams,) * (self.draft_length or 0)
@@ -180,7 +185,39 @@ class DecodingConfig:
         longest = self.longest_path
         if longest is not None and longest < self.max_new_tokens:
             decided["max_new_tokens"] = longest
-        return replace(self, **decided) if decided else self
+        config = self._with(decided)
+        if "draft_policy" in decided:
+            config._resolve(("draft_length", "draft_beams"))  # all that follows from it
+        return config
+
+    def varied(
+        self,
+        *,
+        seed: int | None = None,
+        max_new_tokens: int | None = None,
+        eos_token_id: tuple[int, ...] | None = None,
+        prompt_logprobs: bool | None = None,
+    ) -> DecodingConfig:
+        """Return the config with other values of options from which no other follows.
+
+        So it need not be resolved and checked again. None leaves an option as it is.
+        """
+        given = {
+            "seed": seed,
+            "max_new_tokens": max_new_tokens,
+            "eos_token_id": eos_token_id,
+            "prompt_logprobs": prompt_logprobs,
+        }
+        return self._with({name: value for name, value in given.items() if value is not None})
+
+    def _with(self, values: Mapping[str, Any]) -> DecodingConfig:
+        """Return a copy with values in their plain form; itself without any."""
+        if not values:
+            return self
+        config = copy.copy(self)  # frozen, and checked already
+        for name, value in values.items():
+            object.__setattr__(config, name, value)
+        return config
 
     @property
     def longest_path(self) -> int | None:

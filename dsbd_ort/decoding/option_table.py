@@ -27,6 +27,7 @@ from dsbd_ort.decoding.option_values import (
 from dsbd_ort.decoding.strategies import STRATEGIES, Strategy, unnamed_strategy
 
 MOST_BEAMS = MOST_LAYERS = 1024
+USUAL_BEAMS = 4
 MOST_NODES = 16_384  # of a forest, whose mask has a cell for every pair of nodes
 MOST_TOP_LOGPROBS = 20  # as OpenAI allows
 _USUAL_THRESHOLD = 0.7
@@ -212,7 +213,10 @@ OPTION_TABLE = {  # resolved in this order: what decides stands above what it de
         default=lambda o: unnamed_strategy("dsbd", {"temperature": o.temperature})["strategy"],
     ),
     "num_beams": OptionRow(
-        domain=Whole(1, MOST_BEAMS), default=lambda _: 4, needs=(_BEAMS,), neutral=lambda _: (1,)
+        domain=Whole(1, MOST_BEAMS),
+        default=lambda _: USUAL_BEAMS,
+        needs=(_BEAMS,),
+        neutral=lambda _: (1,),
     ),
     "coupling": OptionRow(
         domain=OneOf(("gumbel", "rejection")),

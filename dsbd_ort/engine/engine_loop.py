@@ -9,10 +9,10 @@ from dsbd_errors import DsbdError
 from dsbd_ort.decoding import IterationOutput
 from dsbd_ort.decoding.batched_decoder import (
     BatchedDecoder,
+    BatchMember,
     Outcome,
     Preempted,
     Progress,
-    Tree,
 )
 from dsbd_ort.engine.errors import EnginesEndedError, InternalError, ServiceClosedError
 from dsbd_ort.engine.scheduler import Cancelled, Ending, LiveRequest, Scheduler, ServiceEvent
@@ -45,7 +45,7 @@ class EngineLoop:
         self._start_error: BaseException | None = None
         self._has_started = threading.Event()
         self._thread = threading.Thread(target=self._run, name="dsbd-engines", daemon=True)
-        self._trees: dict[Tree, LiveRequest] = {}
+        self._members: dict[BatchMember, LiveRequest] = {}
 
     def start(self) -> None:
         """Start the thread and wait until it holds the engines; raises as ``Pipeline.engines``."""
@@ -113,22 +113,22 @@ class EngineLoop:
     def _run(self) -> None:
         try:
             with self._pipeline.engines() as self.models:
-                forest = BatchedDecoder(
+                decoder = BatchedDecoder(
                     *self.models,
                     max_rows=self._scheduler.max_rows,
                     shares_prefixes=self._pipeline.reuses_prefix,
                     costs=self._pipeline.costs,
                 )
                 self._has_started.set()
-                while self._schedule(forest):
-                    for progress in forest.iterate():
-                        self._deliver(forest, progress)
+                while self._schedule(decoder):
+                    for progress in decoder.iterate():
+                        self._deliver(decoder, progress)
         except BaseException as error:
             self._fail_all(error)
         finally:
             self._has_started.set()
 
-    def _schedule(self, forest: BatchedDecoder) -> bool:
+    def _schedule(self, decoder: BatchedDecoder) -> bool:
         """Remove cancelled requests and admit waiting ones, until at least one runs.
 
         Returns:
@@ -136,82 +136,82 @@ class EngineLoop:
         """
         while True:
             with self._changed:
-                cancelled = self._remove_cancelled(forest)
-                admitted = self._admit(forest)
-                if not cancelled and not admitted and not self._trees:
+                cancelled = self._remove_cancelled(decoder)
+                admitted = self._admit(decoder)
+                if not cancelled and not admitted and not self._members:
                     if self._is_closing and not self._scheduler.waiting:
                         return False
                     self._changed.wait(_LONGEST_SLEEP_S)
             for request in cancelled:  # unlocked: on_event may wait for a thread that submits
                 if request.preempted is not None:
-                    forest.leave(request.preempted)
+                    decoder.leave(request.preempted)
                 self._finish(request, Cancelled())
             for request in admitted:
-                self._join(forest, request)
-            if self._trees:
+                self._join(decoder, request)
+            if self._members:
                 return True
 
-    def _remove_cancelled(self, forest: BatchedDecoder) -> list[LiveRequest]:
-        """Remove cancelled requests from queue and forest; return them."""
+    def _remove_cancelled(self, decoder: BatchedDecoder) -> list[LiveRequest]:
+        """Remove cancelled requests, waiting and running ones; return them."""
         for request in (*self._scheduler.waiting, *self._scheduler.running):
             request.is_cancelled = request.is_cancelled or self._cancels_all
         cancelled = self._scheduler.remove_cancelled()
-        for tree, request in list(self._trees.items()):
+        for member, request in list(self._members.items()):
             if request.is_cancelled:
-                forest.leave(tree)
-                self._release(tree)
+                decoder.leave(member)
+                self._release(member)
                 cancelled.append(request)
         return cancelled
 
-    def _admit(self, forest: BatchedDecoder) -> list[LiveRequest]:
+    def _admit(self, decoder: BatchedDecoder) -> list[LiveRequest]:
         """Admit those for whom rows are free beside what the others use and are expected to."""
         if not self._scheduler.may_admit:
             return []
-        num_taken = forest.num_used_rows
-        for tree, request in self._trees.items():
-            num_taken += max(request.rows_reserved - tree.num_rows, 0)
+        num_taken = decoder.num_used_rows
+        for member, request in self._members.items():
+            num_taken += max(request.rows_reserved - member.num_rows, 0)
         return self._scheduler.admit(num_taken)
 
-    def _join(self, forest: BatchedDecoder, request: LiveRequest) -> None:
+    def _join(self, decoder: BatchedDecoder, request: LiveRequest) -> None:
         """Let an admitted request begin, or resume."""
         try:
             if request.preempted is None:
-                tree = forest.join(self._pipeline.planned(request.request))
+                member = decoder.join(self._pipeline.planned(request.request))
             else:
-                tree, request.preempted = request.preempted, None
-                forest.resume(tree)
+                member, request.preempted = request.preempted, None
+                decoder.resume(member)
         except BaseException as error:
             with self._changed:
                 self._scheduler.release(request)
             self._finish(request, _as_dsbd_error(error))
             return
-        self._trees[tree] = request
+        self._members[member] = request
 
-    def _deliver(self, forest: BatchedDecoder, progress: Progress) -> None:
+    def _deliver(self, decoder: BatchedDecoder, progress: Progress) -> None:
         """Deliver the result of an iteration to its request."""
-        tree = progress.tree
-        request = self._trees.get(tree)
+        member = progress.member
+        request = self._members.get(member)
         if request is None:  # it failed in an earlier event of this iteration
             return
         if isinstance(progress.event, Preempted):
-            del self._trees[tree]
+            del self._members[member]
             with self._changed:
-                self._scheduler.preempt(request, tree)
+                self._scheduler.preempt(request, member)
             return
         try:
             piece, ending = self._as_events(request, progress.event)
         except BaseException as error:  # of the tokenizer, at the text of this request
-            forest.leave(tree)
+            decoder.leave(member)
             piece, ending = None, _as_dsbd_error(error)
         if piece is not None:
             _notify(request, piece)
         if ending is not None:
             if isinstance(ending, GenerationResult):
                 was_cut = ending.sequences[0].finish_reason == "length"
-                num_rows = tree.num_rows_at_end - request.num_prompt_tokens
+                num_rows = member.num_rows_at_end - request.num_prompt_tokens
                 rows = self._scheduler.answer_rows(request.request.config.width)
                 rows.learn(num_rows, was_cut=was_cut)
-            self._release(tree)
+            self._release(member)
             self._finish(request, ending)
 
     def _as_events(
@@ -225,9 +225,9 @@ class EngineLoop:
         result = self._pipeline.with_text(self._pipeline.with_peak(event), request.request)
         return request.texts.finish(result.sequences[0]), result
 
-    def _release(self, tree: Tree) -> None:
-        """Release the rows of a request that has left the forest."""
-        request = self._trees.pop(tree)
+    def _release(self, member: BatchMember) -> None:
+        """Release the rows of a request that has left the decoder."""
+        request = self._members.pop(member)
         with self._changed:
             self._scheduler.release(request)
 
@@ -248,7 +248,7 @@ class EngineLoop:
             self._failure, self._is_closing = failure, True
             unfinished = list(self._unfinished)
             self._unfinished.clear()
-            self._trees.clear()
+            self._members.clear()
             self._scheduler.waiting.clear()
             self._scheduler.running.clear()
         for request in unfinished:

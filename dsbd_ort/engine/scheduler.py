@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from dsbd_errors import DsbdError
 from dsbd_ort.decoding import DecodingRequest
-from dsbd_ort.decoding.batched_decoder import Tree
+from dsbd_ort.decoding.batched_decoder import BatchMember
 from dsbd_ort.engine.errors import QueueFullError
 from dsbd_ort.engine.limits import ServiceLimits
 from dsbd_ort.results import GenerationResult, StreamPiece, TextStream
@@ -54,7 +54,7 @@ class LiveRequest:
     wake: Callable[[], None] = field(repr=False)
     is_cancelled: bool = False
     rows_reserved: int = 0
-    preempted: Tree | None = field(default=None, repr=False)
+    preempted: BatchMember | None = field(default=None, repr=False)
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -183,10 +183,10 @@ class Scheduler:
             admitted.append(request)
         return admitted
 
-    def preempt(self, request: LiveRequest, tree: Tree) -> None:
-        """Make a running request the first of the queue; it resumes from ``tree``."""
+    def preempt(self, request: LiveRequest, member: BatchMember) -> None:
+        """Make a running request the first of the queue; it resumes from ``member``."""
         self.running.remove(request)
-        request.preempted = tree
+        request.preempted = member
         self.waiting.appendleft(request)
         self.num_preemptions += 1
 
@@ -206,7 +206,7 @@ class Scheduler:
 
         So one that was preempted finds room to go on, and does not come and go.
         """
-        tree = request.preempted
-        num_begun = request.num_prompt_tokens if tree is None else tree.num_rows
+        member = request.preempted
+        num_begun = request.num_prompt_tokens if member is None else member.num_rows
         of_answer = int(self.answer_rows(request.request.config.width).mean)
         return min(num_begun + of_answer, request.most_rows)

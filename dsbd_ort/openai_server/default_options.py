@@ -60,10 +60,23 @@ class DefaultOptions:
             decided = unnamed_strategy(strategy or own, {"temperature": temperature})
             width = {"num_beams": decided["num_beams"]} if "num_beams" in decided else {}
             filled = {**width, **filled, "strategy": decided["strategy"]}
+        if len(self._given) > 1 and (all_filled := self._all_filled(filled)) is not None:
+            return all_filled
         for name, value in self._given.items():
             if name not in filled and _is_read(name, {**filled, name: value}):
                 filled[name] = value
         return filled
+
+    def _all_filled(self, options: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return the options with all that they leave out, None where one of it is not read."""
+        filled = {**self._given, **options}
+        try:
+            config = DecodingConfig.from_options(filled)
+        except ConfigError:
+            return None
+        left_out = self._given.keys() - options.keys()
+        is_read = all(OPTION_TABLE[name].unmet(config) is None for name in left_out)
+        return filled if is_read else None
 
 
 def _sets_beams(options: Mapping[str, Any]) -> bool:

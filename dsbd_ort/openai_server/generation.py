@@ -208,12 +208,12 @@ class Generation:
                 "prompt",
                 "limit_exceeded",
             )
-        self._constraints = [request.options.get("constraint") for request in engine_requests]
+        self._constraints = [request.config.constraint for request in engine_requests]
         try:
             for index, request in enumerate(engine_requests):
                 on_event = partial(self._receive, index)
                 live = self._service.submit(
-                    request.token_ids, request.options, on_event, caller=self._caller
+                    request.token_ids, request.config, on_event, caller=self._caller
                 )
                 self._live.append(live)
         except DsbdError as error:

@@ -11,6 +11,7 @@ from dsbd_errors import DsbdError
 from dsbd_ort.constraints import TokenTrie
 from dsbd_ort.decoding import STRATEGIES, DecodingConfig
 from dsbd_ort.decoding.noise import sample_seed
+from dsbd_ort.decoding.option_table import USUAL_BEAMS
 from dsbd_ort.engine import Service
 from dsbd_ort.openai_server.chat import ChatBody
 from dsbd_ort.openai_server.completions import CompletionBody
@@ -37,12 +38,18 @@ class EngineRequest:
     Attributes:
         prompt_index: of the prompt among those of the HTTP request.
         token_ids: of the prompt.
-        options: fields of DecodingConfig; strategy and seed are always given.
+        config: see ``Pipeline.config``.
     """
 
     prompt_index: int
     token_ids: list[int]
-    options: dict[str, Any]
+    config: DecodingConfig
+
+    @property
+    def seed(self) -> int:
+        """Seed of the request."""
+        assert self.config.seed is not None  # decided by ``Pipeline.config``
+        return self.config.seed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,12 +80,12 @@ class GenerationPlan:
     @property
     def seed(self) -> int:
         """Seed of the first engine request; those of a prompt's others are its ``sample_seed``."""
-        return int(self.engine_requests[0].options["seed"])
+        return self.engine_requests[0].seed
 
     @property
     def strategy(self) -> str:
         """Strategy of all engine requests."""
-        return str(self.engine_requests[0].options["strategy"])
+        return str(self.engine_requests[0].config.strategy)
 
     def prompt_ids(self, prompt_index: int) -> list[int]:
         """Return the token ids of a prompt."""
@@ -87,7 +94,7 @@ class GenerationPlan:
     @property
     def names_tokens(self) -> bool:
         """Whether the tokens themselves are the answer: those of a trie."""
-        return isinstance(self.engine_requests[0].options.get("constraint"), TokenTrie)
+        return isinstance(self.engine_requests[0].config.constraint, TokenTrie)
 
 
 class Planner:
@@ -208,24 +215,30 @@ class Planner:
         options = self._options(body, choices, echo=echo)
         if (constraint := self._constraint(body, tools)) is not None:
             options["constraint"] = constraint
-        each_options, num_copies = _each_options(options, choices)
+        options, num_samples, num_copies = _for_choices(options, choices)
         for token_ids in tokens:
             check_prompt(len(token_ids), self._settings)
-        limits = [self._limit(len(token_ids), each_options[0]) for token_ids in tokens]
-        check_config(DecodingConfig.from_options(each_options[0] | limits[0]), self._settings)
-        num_returned = each_options[0].get("num_return_sequences", 1)
-        num_choices = choices.num_returned if len(each_options) > 1 else num_returned
+        asked = self._pipeline.resolve(options)
+        config = self._pipeline.config(asked)
+        limits: list[int | None] = [None] * len(tokens)
+        if "max_new_tokens" not in options:
+            limits = [self._limit(len(token_ids), config) for token_ids in tokens]
+        check_config(asked.varied(max_new_tokens=limits[0]), self._settings)
+        configs = _with_seeds(config, num_samples)
+        num_choices = choices.num_returned if num_samples > 1 else config.num_return_sequences
         return GenerationPlan(
             engine_requests=tuple(
                 EngineRequest(
-                    prompt_index=index, token_ids=token_ids, options=options | limits[index]
+                    prompt_index=index,
+                    token_ids=token_ids,
+                    config=config.varied(max_new_tokens=limits[index]),
                 )
                 for index, token_ids in enumerate(tokens)
-                for options in each_options
+                for config in configs
             ),
             num_choices=num_choices,
             num_copies=num_copies,
-            is_ranked=len(each_options) > num_choices,
+            is_ranked=num_samples > num_choices,
             num_prompt_tokens=sum(map(len, tokens)),
         )
 
@@ -262,21 +275,18 @@ class Planner:
                 del options["num_beams"]  # the server's: as many as are needed
         return options
 
-    def _limit(self, num_prompt_tokens: int, options: dict[str, Any]) -> dict[str, int]:
+    def _limit(self, num_prompt_tokens: int, config: DecodingConfig) -> int:
         """Return the longest answer where the request names none: what the server has room for.
 
         Under a trie the length of its longest sequence. The model's own limit, of its
         generation_config.json, counts as the server's does.
         """
-        if "max_new_tokens" in options:
-            return {}
-        config = self._pipeline.config(options)
         if config.longest_path is not None:  # whole, or refused where there is no room
-            return {"max_new_tokens": config.longest_path}
+            return config.longest_path
         most = self._service.most_new_tokens(num_prompt_tokens, config)
         own: int = self._pipeline.defaults.options.get("max_new_tokens", most)
         of_server: int = self._settings.max_new_tokens or most
-        return {"max_new_tokens": min(most, own, of_server)}
+        return min(most, own, of_server)
 
     def _set_ends(self, body: GenerationBody, options: dict[str, Any]) -> None:
         """Set the end-of-sequence tokens, where they are not the model's own."""
@@ -328,8 +338,8 @@ class _Choices:
         return max(num_tried, num_returned)
 
 
-def _each_options(options: dict[str, Any], choices: _Choices) -> tuple[list[dict[str, Any]], int]:
-    """Return the options of each engine request of one prompt, and how often each is returned.
+def _for_choices(options: dict[str, Any], choices: _Choices) -> tuple[dict[str, Any], int, int]:
+    """Return the options, the engine requests of one prompt, and how often each is returned.
 
     A search makes one engine request, whose beams are the sequences; other requests that draw
     nothing make one that is returned ``n`` times; all others make ``best_of`` engine requests that
@@ -337,7 +347,7 @@ def _each_options(options: dict[str, Any], choices: _Choices) -> tuple[list[dict
     """
     row = STRATEGIES.get(options["strategy"]) if isinstance(options["strategy"], str) else None
     if row is None:
-        return [options], 1  # DecodingConfig refuses it, with the strategies there are
+        return options, 1, 1  # DecodingConfig refuses it, with the strategies there are
     if choices.are_beams and row.rule != "search":
         raise bad_request(
             f"use_beam_search is true, but strategy is {options['strategy']}; leave one of them "
@@ -356,12 +366,12 @@ def _each_options(options: dict[str, Any], choices: _Choices) -> tuple[list[dict
             )
     if is_search and options.get("num_beams") != 1:
         num_returned = max(choices.num_returned, num_beams_returned)
-        return [_with_beams(options, num_returned, max(choices.num_tried, num_returned))], 1
+        return _with_beams(options, num_returned, max(choices.num_tried, num_returned)), 1, 1
     if row.rule in ("search", "joint-greedy") or options.get("temperature") == 0:
-        return [options], choices.num_returned
+        return options, 1, choices.num_returned
     if num_beams_returned > 1:
-        return [_with_beams(options, num_beams_returned, num_beams_returned)], 1
-    return _with_seeds(options, choices.num_tried), 1
+        return _with_beams(options, num_beams_returned, num_beams_returned), 1, 1
+    return options, choices.num_tried, 1
 
 
 def _with_beams(options: dict[str, Any], num_returned: int, num_tried: int) -> dict[str, Any]:
@@ -369,8 +379,7 @@ def _with_beams(options: dict[str, Any], num_returned: int, num_tried: int) -> d
     row = STRATEGIES[options["strategy"]]
     if not row.has_beams:
         return options  # DecodingConfig refuses num_return_sequences
-    default_width = DecodingConfig(strategy=options["strategy"]).width
-    width = options.get("num_beams", max(default_width, num_tried))
+    width = options.get("num_beams", max(USUAL_BEAMS, num_tried))
     if isinstance(width, int) and width < num_tried:
         raise bad_request(
             f"num_beams is {width}, but n, best_of or num_return_sequences is {num_tried}; raise "
@@ -379,21 +388,21 @@ def _with_beams(options: dict[str, Any], num_returned: int, num_tried: int) -> d
         )
     options = {**options, "num_beams": width}
     options.pop("num_return_sequences", None)
-    if num_returned > DecodingConfig.from_options(options).smallest_width:  # of a dynamic width
-        options.setdefault("min_beams", num_returned)
+    if any(name in options for name in ("width_policy", "accept_threshold")):
+        # Half of the beams may be kept: as few as are returned.
+        if num_returned > DecodingConfig.from_options(options).smallest_width:
+            options.setdefault("min_beams", num_returned)
     return {**options, "num_return_sequences": num_returned}
 
 
-def _with_seeds(options: dict[str, Any], num_tried: int) -> list[dict[str, Any]]:
-    """Return the options of each of ``num_tried`` engine requests, which differ in their seeds.
+def _with_seeds(config: DecodingConfig, num_samples: int) -> list[DecodingConfig]:
+    """Return the configs of the engine requests of a prompt, which differ in their seeds.
 
     The prompt's log-probabilities are those of the first alone.
     """
-    seed = options["seed"]
-    if num_tried == 1 or not isinstance(seed, int):
-        return [options]
-    later = {**options, "prompt_logprobs": False} if "prompt_logprobs" in options else options
-    return [
-        {**(options if index == 0 else later), "seed": sample_seed(seed, index)}
-        for index in range(num_tried)
-    ]
+    if num_samples == 1:
+        return [config]
+    assert config.seed is not None  # decided by ``Pipeline.config``
+    seeds = [sample_seed(config.seed, index) for index in range(num_samples)]
+    later = config.varied(prompt_logprobs=False)
+    return [config.varied(seed=seeds[0]), *(later.varied(seed=seed) for seed in seeds[1:])]

@@ -187,7 +187,7 @@ class _ChoiceStreams:
         self._builder = builder
         self._tells_usage = tells_usage
         self._num_each: list[int] = [
-            r.options.get("num_return_sequences", 1) * plan.num_copies for r in plan.engine_requests
+            r.config.num_return_sequences * plan.num_copies for r in plan.engine_requests
         ]
         self._starts = [
             tokenizer and TextWindow.behind(tokenizer, r.token_ids) for r in plan.engine_requests
@@ -226,7 +226,7 @@ class _ChoiceStreams:
 
     def result_chunks(self, request_index: int, result: GenerationResult) -> Iterator[BaseModel]:
         """Yield the chunks that end the choices of an engine request."""
-        seed = self._plan.engine_requests[request_index].options["seed"]
+        seed = self._plan.engine_requests[request_index].seed
         report = _report(self._plan, seed, [result])
         texts = self._texts[request_index]
         rest = texts.finish() if texts else None

@@ -10,7 +10,13 @@ from typing import Any
 import numpy as np
 
 from dsbd_ort.decoding import DecodeResult, DecodingConfig, DecodingRequest
-from dsbd_ort.decoding.batched_decoder import BatchedDecoder, Outcome, Preempted, Progress, Tree
+from dsbd_ort.decoding.batched_decoder import (
+    BatchedDecoder,
+    BatchMember,
+    Outcome,
+    Preempted,
+    Progress,
+)
 from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
 from dsbd_ort.decoding.drafting.cost_curve import CostCurve, EngineCosts
 from dsbd_ort.decoding.request import IterationOutput, only_for_room
@@ -51,7 +57,7 @@ class Together:
         outcomes: by request, once it has ended.
         streams: by request, its agreed tokens.
         num_preempted: by request.
-        trees, running: of those that have begun; the numbers of those that run.
+        members, running: of those that have begun; the numbers of those that run.
         waiting: first those that were preempted.
     """
 
@@ -60,7 +66,7 @@ class Together:
     outcomes: dict[int, Outcome] = field(default_factory=dict)
     streams: dict[int, list[int]] = field(default_factory=dict)
     num_preempted: dict[int, int] = field(default_factory=dict)
-    trees: dict[int, Tree] = field(default_factory=dict)
+    members: dict[int, BatchMember] = field(default_factory=dict)
     running: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -76,9 +82,9 @@ class Together:
         while self.waiting and (not self.running or next(admits)):
             self._admit(self.waiting.popleft())
         for progress in self.forest.iterate():
-            (number,) = (n for n, tree in self.trees.items() if tree is progress.tree)
+            (number,) = (n for n, member in self.members.items() if member is progress.member)
             self._take(number, progress)
-        assert self.forest.num_trees == len(self.running)
+        assert self.forest.num_members == len(self.running)
 
     def result(self, number: int) -> DecodeResult:
         outcome = self.outcomes[number]
@@ -89,10 +95,10 @@ class Together:
     def _admit(self, number: int) -> None:
         assert all(older < number for older in self.running)
         self.running.append(number)
-        if number in self.trees:
-            self.forest.resume(self.trees[number])
+        if number in self.members:
+            self.forest.resume(self.members[number])
         else:
-            self.trees[number] = self.forest.join(self.requests[number])
+            self.members[number] = self.forest.join(self.requests[number])
             self.streams[number], self.num_preempted[number] = [], 0
 
     def _take(self, number: int, progress: Progress) -> None:

@@ -20,7 +20,7 @@ from dsbd_ort.decoding import (
     ModelError,
     TableModel,
 )
-from dsbd_ort.decoding.batched_decoder import BatchedDecoder, Tree
+from dsbd_ort.decoding.batched_decoder import BatchedDecoder, BatchMember
 from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK
 from dsbd_ort.decoding.request import IterationOutput, most_rows
 from tests.decoding.tables import all_tokens, mixed_table, random_table, run
@@ -84,22 +84,22 @@ def answered(
     forest: BatchedDecoder, requests: list[Asked], most_live: int, arrivals: Iterator[bool]
 ) -> None:
     """Answer all requests: ``arrivals`` says whether one joins before the next iteration."""
-    waiting, live = list(requests), dict[int, tuple[Tree, Asked]]()
+    waiting, live = list(requests), dict[int, tuple[BatchMember, Asked]]()
     while waiting or live:
         while waiting and len(live) < most_live and (not live or next(arrivals)):
             request = waiting.pop(0)
-            tree = forest.join(request.request())
-            live[id(tree)] = (tree, request)
+            member = forest.join(request.request())
+            live[id(member)] = (member, request)
         for progress in forest.iterate():
-            tree, request = live[id(progress.tree)]
+            member, request = live[id(progress.member)]
             if isinstance(progress.event, IterationOutput):
-                for i, view in enumerate(tree.views.values()):
+                for i, view in enumerate(member.views.values()):
                     request.most_rows[i] = max(request.most_rows[i], view.num_rows)
                 continue
             assert isinstance(progress.event, DecodeResult), progress.event
             request.result = progress.event
-            del live[id(tree)]
-        assert forest.num_trees == len(live)
+            del live[id(member)]
+        assert forest.num_members == len(live)
 
 
 def shared(**settings: Any) -> BatchedDecoder:
@@ -132,20 +132,20 @@ def test_engines_that_return_candidates_are_shared_as_well() -> None:
 
 def test_whoever_leaves_half_way_takes_nothing_from_the_others() -> None:
     forest, requests = shared(), asked(seed=9, num_requests=12)
-    trees = {id(tree): (tree, r) for r in requests for tree in [forest.join(r.request())]}
-    leaving = [trees[key][0] for key in list(trees)[::2]]
+    members = {id(member): (member, r) for r in requests for member in [forest.join(r.request())]}
+    leaving = [members[key][0] for key in list(members)[::2]]
     for iteration in range(400):
         if iteration == 4:
-            for tree in leaving:
-                forest.leave(tree)
-                forest.leave(tree)  # again: it is gone already
+            for member in leaving:
+                forest.leave(member)
+                forest.leave(member)  # again: it is gone already
         for progress in forest.iterate():
             if isinstance(progress.event, DecodeResult):
-                trees[id(progress.tree)][1].result = progress.event
-    assert forest.num_trees == 0
-    for tree, request in trees.values():
+                members[id(progress.member)][1].result = progress.event
+    assert forest.num_members == 0
+    for member, request in members.values():
         if request.result is None:
-            assert tree in leaving
+            assert member in leaving
         else:
             assert all_tokens(request.result) == request.alone()
     assert sum(request.result is not None for request in requests) >= 6
@@ -246,18 +246,18 @@ def test_long_prompts_keep_nobody_waiting_longer_than_one_piece() -> None:
     first = forest.join(Asked(options, (1, 2), 9).request())
     forest.iterate()
     forest.iterate()
-    trees = [forest.join(request.request()) for request in long]
+    members = [forest.join(request.request()) for request in long]
     results = {}
     for _ in range(200):
         num_calls = len(draft.rows_of_calls)
         progress = forest.iterate()
         if first.wanted is not None:
-            assert any(p.tree is first for p in progress)
+            assert any(p.member is first for p in progress)
         assert sum(draft.rows_of_calls[num_calls:]) <= PREFILL_CHUNK + 5 * 4
-        results.update({id(p.tree): p.event for p in progress})
+        results.update({id(p.member): p.event for p in progress})
     assert max(target.rows_of_calls) <= PREFILL_CHUNK + 5 * 6
-    for tree, request in zip(trees, long, strict=True):
-        assert all_tokens(results[id(tree)]) == request.alone()
+    for member, request in zip(members, long, strict=True):
+        assert all_tokens(results[id(member)]) == request.alone()
 
 
 @pytest.mark.parametrize(("shares_prefixes", "num_computed"), [(True, 200), (False, 1000)])
@@ -281,7 +281,7 @@ def test_a_request_that_cannot_be_decoded_is_refused_and_leaves_nothing() -> Non
     bad = Asked({"strategy": "sample", "top_k": 0}, (), 0)
     with pytest.raises(DecodingError, match="no token"):
         forest.join(bad.request())
-    assert forest.num_trees == 0
+    assert forest.num_members == 0
     good = Asked(OPTIONS[0], (1, 2), 1)
     answered(forest, [good], 1, iter(lambda: True, None))
     assert all_tokens(good.result) == good.alone()
@@ -290,9 +290,9 @@ def test_a_request_that_cannot_be_decoded_is_refused_and_leaves_nothing() -> Non
 def test_a_failing_engine_ends_those_in_the_call_and_nobody_after_them() -> None:
     target = Watched(TableModel(VOCAB, TARGET), failing_call=3)
     forest = BatchedDecoder(target, TableModel(VOCAB, DRAFT))
-    trees = [forest.join(request.request()) for request in asked(seed=2, num_requests=3)]
+    members = [forest.join(request.request()) for request in asked(seed=2, num_requests=3)]
     ends = [p for _ in range(3) for p in forest.iterate() if isinstance(p.event, RuntimeError)]
-    assert {id(p.tree) for p in ends} == {id(tree) for tree in trees}
+    assert {id(p.member) for p in ends} == {id(member) for member in members}
     later = asked(seed=4, num_requests=8)
     answered(forest, later, 3, coin(1))
     for request in later:
@@ -305,13 +305,13 @@ def test_bad_numbers_end_the_request_that_they_belong_to() -> None:
 
     forest = BatchedDecoder(TableModel(VOCAB, poisoned), TableModel(VOCAB, DRAFT))
     good, bad = Asked(OPTIONS[0], (1, 2), 1), Asked(OPTIONS[0], (4, 4), 1)
-    trees = [forest.join(request.request()) for request in (good, bad)]
+    members = [forest.join(request.request()) for request in (good, bad)]
     ends = {}
     for _ in range(20):
         for progress in forest.iterate():
-            ends[id(progress.tree)] = progress.event
-    assert isinstance(ends[id(trees[1])], ModelError)
-    assert all_tokens(ends[id(trees[0])]) == good.alone()
+            ends[id(progress.member)] = progress.event
+    assert isinstance(ends[id(members[1])], ModelError)
+    assert all_tokens(ends[id(members[0])]) == good.alone()
 
 
 def test_requests_that_leave_before_they_began_leave_nothing() -> None:
@@ -331,17 +331,17 @@ def test_samples_of_one_prompt_compute_it_once(scored: bool, leaves_after: int |
     samples[0].options["prompt_logprobs"] = scored
     models = TableModel(VOCAB, TARGET), TableModel(VOCAB, DRAFT)
     decoder = BatchedDecoder(*models)
-    asked_by_tree = {decoder.join(sample.request()): sample for sample in samples}
-    trees = list(asked_by_tree)
+    asked_by_member = {decoder.join(sample.request()): sample for sample in samples}
+    members = list(asked_by_member)
     for iteration in range(1000):
         if iteration == leaves_after:
-            decoder.leave(trees[0])
+            decoder.leave(members[0])
         for progress in decoder.iterate():
             if isinstance(progress.event, DecodeResult):
-                asked_by_tree[progress.tree].result = progress.event
+                asked_by_member[progress.member].result = progress.event
             else:
                 assert isinstance(progress.event, IterationOutput), progress.event
-        if not decoder.num_trees:
+        if not decoder.num_members:
             break
     for sample in samples[0 if leaves_after is None else 1 :]:
         assert sample.result is not None and all_tokens(sample.result) == sample.alone()
@@ -356,7 +356,7 @@ def test_without_shared_prefixes_every_sample_computes_its_prompt() -> None:
     decoder = BatchedDecoder(*models, shares_prefixes=False)
     for seed in range(3):
         decoder.join(Asked({"strategy": "sample"}, prompt, seed).request())
-    while decoder.num_trees:
+    while decoder.num_members:
         decoder.iterate()
     prefixes = [path for path in models[0].computed_paths if len(path) < len(prompt)]
     assert len(prefixes) == 3 * (len(prompt) - 1)
@@ -371,10 +371,10 @@ def test_a_sample_that_waits_for_its_prompt_may_be_preempted() -> None:
     decoder.preempt(waiting)
     decoder.iterate()
     decoder.resume(waiting)
-    while decoder.num_trees:
+    while decoder.num_members:
         for progress in decoder.iterate():
             if isinstance(progress.event, DecodeResult):
-                samples[progress.tree is waiting].result = progress.event
+                samples[progress.member is waiting].result = progress.event
     assert [all_tokens(sample.result) for sample in samples if sample.result] == [
         sample.alone() for sample in samples
     ]

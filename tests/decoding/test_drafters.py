@@ -127,13 +127,13 @@ def test_requests_that_share_calls_return_what_they_return_alone(drafter, name):
         **PROCESSING[name],
     )
     shared = BatchedDecoder(TableModel(VOCAB, TARGET), TableModel(VOCAB, DRAFT), costs=COSTS)
-    trees = {shared.join(request_of(config, seed, costs=COSTS)): seed for seed in range(4)}
+    members = {shared.join(request_of(config, seed, costs=COSTS)): seed for seed in range(4)}
     num_results = 0
-    while shared.num_trees:
+    while shared.num_members:
         for progress in shared.iterate():
             assert not isinstance(progress.event, BaseException), progress.event
             if isinstance(progress.event, DecodeResult):
-                alone = decoded(request_of(config, trees[progress.tree]))
+                alone = decoded(request_of(config, members[progress.member]))
                 assert all_tokens(progress.event) == all_tokens(alone)
                 num_results += 1
     assert num_results == 4

@@ -93,15 +93,15 @@ def test_a_request_without_drafts_shares_no_rows_of_the_draft() -> None:
     for _ in range(3):
         forest.iterate()
     plain = {"strategy": "beam-sample", "num_beams": 2}
-    tree = forest.join(request_of(plain, LONG[:40], 1))
-    while forest.num_trees > 1:
+    member = forest.join(request_of(plain, LONG[:40], 1))
+    while forest.num_members > 1:
         forest.iterate()
     for cache in forest.caches.values():
         cache.trim()
-    forest.preempt(tree)
-    forest.resume(tree)
+    forest.preempt(member)
+    forest.resume(member)
     outcome = None
-    while forest.num_trees:
+    while forest.num_members:
         outcome = forest.iterate()[-1:] or outcome
     assert outcome is not None and isinstance(outcome[0].event, DecodeResult), outcome
     assert all_tokens(outcome[0].event) == alone(plain, LONG[:40], 1)
@@ -121,16 +121,16 @@ def test_one_that_is_preempted_at_any_time_and_again_loses_nothing() -> None:
     expected = alone(FIXED, LONG[:280], 0, 70)
     for num_before, num_between in itertools.product(range(9), range(5)):
         forest = BatchedDecoder(*several())
-        tree = forest.join(request_of(FIXED, LONG[:280], 0, 70))
+        member = forest.join(request_of(FIXED, LONG[:280], 0, 70))
         for _ in range(num_before):
             forest.iterate()
         for _ in range(2):
-            forest.preempt(tree)
-            forest.resume(tree)
+            forest.preempt(member)
+            forest.resume(member)
             for _ in range(num_between):
                 forest.iterate()
         outcome = None
-        while forest.num_trees:
+        while forest.num_members:
             outcome = forest.iterate()[-1:] or outcome
         assert outcome is not None and isinstance(outcome[0].event, DecodeResult)
         assert all_tokens(outcome[0].event) == expected
@@ -191,12 +191,12 @@ def test_long_prompts_are_read_by_both_engines_chunk_by_chunk() -> None:
     """No more of the prompt's features than one chunk is ever held."""
     target, draft = several()
     forest = BatchedDecoder(target, draft)
-    tree = forest.join(request_of(FIXED, LONG, 0))
+    member = forest.join(request_of(FIXED, LONG, 0))
     for num_chunks in (1, 2):
         forest.iterate()
         assert len(target.computed_paths) == num_chunks * PREFILL_CHUNK
         assert len(draft.computed_paths) == (num_chunks - 1) * PREFILL_CHUNK
-    assert tree.views["draft"].own_features is not None
+    assert member.views["draft"].own_features is not None
 
 
 def test_a_target_without_features_is_refused() -> None:

@@ -46,21 +46,23 @@ def late_samples(
     samples = [Asked(LATE, prompt, seed) for seed in range(len(num_calls))]
     draft = TableModel(VOCAB, DRAFT)
     decoder = BatchedDecoder(TableModel(VOCAB, TARGET), draft, **settings)
-    asked_by_tree, costs = {}, [LateCosts(number) for number in num_calls]
+    asked_by_member, costs = {}, [LateCosts(number) for number in num_calls]
     for sample, its_costs in zip(samples, costs, strict=True):
         request = dataclasses.replace(sample.request(), costs=its_costs)
-        asked_by_tree[decoder.join(request)] = sample
+        asked_by_member[decoder.join(request)] = sample
     for iteration in range(1000):
         for each in costs:
             each.observe("target", 1, 1e-2)
-        if preempts and iteration % 3 == 1 and decoder.num_trees:
-            tree = next(tree for tree in asked_by_tree if asked_by_tree[tree].result is None)
-            decoder.preempt(tree)
-            decoder.resume(tree)
+        if preempts and iteration % 3 == 1 and decoder.num_members:
+            member = next(
+                member for member in asked_by_member if asked_by_member[member].result is None
+            )
+            decoder.preempt(member)
+            decoder.resume(member)
         for progress in decoder.iterate():
             if isinstance(progress.event, DecodeResult):
-                asked_by_tree[progress.tree].result = progress.event
-        if not decoder.num_trees:
+                asked_by_member[progress.member].result = progress.event
+        if not decoder.num_members:
             break
     return samples, draft
 

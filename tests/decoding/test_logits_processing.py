@@ -159,7 +159,7 @@ def test_a_top_k_head_gives_the_same_whatever_it_leaves_out(name: str, strategy:
 def test_requests_that_share_calls_return_what_they_return_alone(name: str) -> None:
     config = config_of("dsbd", num_beams=3, num_return_sequences=3, **PROCESSING[name])
     shared = BatchedDecoder(*tables("decent"))
-    trees = {
+    members = {
         shared.join(
             DecodingRequest(
                 prompt_ids=PROMPTS[seed],
@@ -170,11 +170,11 @@ def test_requests_that_share_calls_return_what_they_return_alone(name: str) -> N
         for seed in range(4)
     }
     results = {}
-    while shared.num_trees:
+    while shared.num_members:
         for progress in shared.iterate():
             assert not isinstance(progress.event, Exception), progress.event
             if isinstance(progress.event, DecodeResult):
-                results[trees[progress.tree]] = progress.event
+                results[members[progress.member]] = progress.event
     for seed, result in results.items():
         assert all_tokens(result) == all_tokens(decoded(config, tables("decent"), seed))
     assert len(results) == 4

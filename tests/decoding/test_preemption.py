@@ -110,16 +110,16 @@ def test_recomputed_rows_are_counted_but_for_those_of_a_shared_prompt(shares: bo
     forest.preempt(second)
     forest.resume(second)
     results = {
-        id(progress.tree): progress.event
+        id(progress.member): progress.event
         for _ in range(24)
         for progress in forest.iterate()
         if isinstance(progress.event, DecodeResult)
     }
-    rows = [results[id(tree)].stats.target_rows for tree in (first, second)]
+    rows = [results[id(member)].stats.target_rows for member in (first, second)]
     assert rows == [98 + 24, (0 if shares else 2 * 98) + 5 + 24]
     assert sum(rows) == sum(target.rows_of_calls)
-    for number, tree in enumerate((first, second)):
-        assert all_tokens(results[id(tree)]) == alone(requests[number], number)
+    for number, member in enumerate((first, second)):
+        assert all_tokens(results[id(member)]) == alone(requests[number], number)
 
 
 @pytest.mark.parametrize(("eos_ids", "max_rows"), [(None, 60), (EOS, 24)])
@@ -186,7 +186,7 @@ def test_who_leaves_while_preempted_or_coming_back_leaves_nothing(num_iterations
     forest.leave(second)
     forest.leave(second)  # again: it is gone already
     outcome = None
-    while forest.num_trees:
+    while forest.num_members:
         outcome = forest.iterate()[-1].event
     assert all_tokens(outcome) == alone(requests[0], 0)
     assert all(not cache._views for cache in forest.caches.values())
@@ -196,34 +196,34 @@ def test_who_leaves_while_preempted_or_coming_back_leaves_nothing(num_iterations
 def test_an_engine_that_fails_while_rows_come_back_ends_those_in_the_call(role: str) -> None:
     request = request_of(FIXED, LONG[:280], 0)
     forest, models = small(10_000)
-    tree = forest.join(request)
+    member = forest.join(request)
     for _ in range(6):
         forest.iterate()
-    forest.preempt(tree)
-    forest.resume(tree)
+    forest.preempt(member)
+    forest.resume(member)
     model = models[role == "draft"]
     model._failing_call = len(model.rows_of_calls) + 2  # its second chunk
     ends = [progress.event for _ in range(5) for progress in forest.iterate()]
     assert [str(end) for end in ends] == ["no memory"]
     assert all(not cache._views for cache in forest.caches.values())
-    assert forest.num_trees == 0
+    assert forest.num_members == 0
 
 
 def test_one_that_is_preempted_again_while_its_rows_come_back_loses_nothing() -> None:
     request = request_of(FIXED, LONG[:280], 0, 70)
     for num_iterations in range(7):
         forest, _ = small(10_000)
-        tree = forest.join(dataclasses.replace(request, rng=np.random.default_rng(0)))
+        member = forest.join(dataclasses.replace(request, rng=np.random.default_rng(0)))
         for _ in range(4):
             forest.iterate()
         for _ in range(3):
-            forest.preempt(tree)
-            assert tree.num_rows >= 280
-            forest.resume(tree)
+            forest.preempt(member)
+            assert member.num_rows >= 280
+            forest.resume(member)
             for _ in range(num_iterations):
                 forest.iterate()
         outcome = None
-        while forest.num_trees:
+        while forest.num_members:
             outcome = forest.iterate()[-1:] or outcome
         assert all_tokens(outcome[0].event) == alone(request, 0)
 

@@ -196,15 +196,15 @@ def test_logits_that_count_are_read_whatever_rows_of_others_are_behind_them(opti
         for prompt in prompts
     ]
     forest = BatchedDecoder(*models())
-    trees, results = [forest.join(request) for request in requests], {}
+    members, results = [forest.join(request) for request in requests], {}
     num_forwards = 0
-    while forest.num_trees:
+    while forest.num_members:
         num_forwards += 1
         for progress in forest.iterate():
             assert not isinstance(progress.event, Exception), progress.event
-            results[progress.tree] = progress.event
+            results[progress.member] = progress.event
     rows_a_layer = config.width + 1  # of a layer together, then one after the other
     assert num_forwards <= 12 * rows_a_layer + 4, "a request waits until the others have ended"
-    for tree, prompt in zip(trees, prompts, strict=True):
+    for member, prompt in zip(members, prompts, strict=True):
         alone = decode(*models(), prompt, config, np.random.default_rng(0))
-        assert results[tree].sequences == alone.sequences
+        assert results[member].sequences == alone.sequences

@@ -184,14 +184,14 @@ def test_scored_prompts_beside_others(head: int) -> None:
         for t in (TARGET, DRAFT)
     ]
     forest, found = BatchedDecoder(*models), {}
-    trees = [
+    members = [
         forest.join(DecodingRequest(prompt_ids=LONG, config=config, rng=np.random.default_rng(1)))
         for config in configs
     ]
-    while forest.num_trees:
+    while forest.num_members:
         for progress in forest.iterate():
-            found[progress.tree] = progress.event
-    results = [found[tree] for tree in trees]
+            found[progress.member] = progress.event
+    results = [found[member] for member in members]
     check_prompt(results[0], LONG, 4)
     assert results[1].prompt_logprobs is None
     check_prompt(results[2], LONG, 0)

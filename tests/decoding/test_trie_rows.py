@@ -167,11 +167,11 @@ def test_a_request_holds_no_more_rows_than_its_bound() -> None:
         )
         decoder = BatchedDecoder(TableModel(VOCAB, TARGET), TableModel(VOCAB, DRAFT))
         rng = np.random.default_rng(0)
-        tree = decoder.join(DecodingRequest(prompt_ids=PROMPT, config=config, rng=rng))
+        member = decoder.join(DecodingRequest(prompt_ids=PROMPT, config=config, rng=rng))
         held = 0
-        while decoder.num_trees:
+        while decoder.num_members:
             decoder.iterate()
-            held = max(held, tree.num_rows, tree.num_rows_at_end)
+            held = max(held, member.num_rows, member.num_rows_at_end)
         assert 0 < held <= most_rows(len(PROMPT), config)
 
 

@@ -43,7 +43,7 @@ def admitted(queue: Scheduler) -> list[int]:
     return [one.most_rows for one in queue.admit(queue.rows_reserved)]
 
 
-def tree(num_rows: int) -> Any:
+def member(num_rows: int) -> Any:
     return SimpleNamespace(num_rows=num_rows)
 
 
@@ -124,7 +124,7 @@ def test_a_preempted_request_is_the_first_and_resumes_once_it_can_go_on() -> Non
     late = request(5)
     queue.enqueue(late)
     for one in (requests[2], requests[1]):  # the youngest first
-        queue.preempt(one, tree(300))
+        queue.preempt(one, member(300))
     assert list(queue.waiting) == [requests[1], requests[2], late]
     assert queue.num_preemptions == 2
     assert queue.admit(500) == []  # 300 rows and what an answer takes do not fit
@@ -186,7 +186,7 @@ class Simulation:
         assert not queue.waiting or running, "requests wait and none runs"
         while len(running) > 1 and sum(self.rows[one] + 1 for one in running) > queue.max_rows:
             youngest = running.pop()
-            queue.preempt(youngest, tree(self.rows[youngest]))
+            queue.preempt(youngest, member(self.rows[youngest]))
         for one in running:
             self.rows[one] += 1
             if self.rows[one] >= self.lengths[one]:

@@ -20,7 +20,7 @@ from dsbd_ort.decoding import (
     WithResult,
     decode_iterations,
 )
-from dsbd_ort.decoding.batched_decoder import BatchedDecoder, Preempted, Tree
+from dsbd_ort.decoding.batched_decoder import BatchedDecoder, BatchMember, Preempted
 from dsbd_ort.decoding.cache_view import PrefixCache
 from dsbd_ort.decoding.decode import Iterations
 from dsbd_ort.decoding.engine_call import EngineCall
@@ -287,25 +287,25 @@ def with_others(request: WholeRequest, config: DecodingConfig) -> DecodeResult:
     early = forest.join(request.request(config))
     leaver, late = forest.join(request.request(config)), None
     outcome, held = None, 0
-    waiting: list[Tree] = []
+    waiting: list[BatchMember] = []
     for iteration in range(10_000):
         if iteration == 1:
             late = forest.join(request.request(config, preempts=request.forced()))
         if iteration == 2:
             forest.leave(leaver)
-        for tree in waiting:
-            forest.resume(tree)
+        for member in waiting:
+            forest.resume(member)
         waiting = []
         for progress in forest.iterate():
             assert not isinstance(progress.event, Exception), progress.event
             if isinstance(progress.event, Preempted):
-                waiting.append(progress.tree)
-            elif progress.tree is late and isinstance(progress.event, DecodeResult):
+                waiting.append(progress.member)
+            elif progress.member is late and isinstance(progress.event, DecodeResult):
                 outcome = progress.event
-        for tree in (early, late):
-            if tree is not None:
-                held = max(held, *(view.num_rows for view in tree.views.values()), 0)
-        if iteration > 1 and forest.num_trees == 0 and not waiting:
+        for member in (early, late):
+            if member is not None:
+                held = max(held, *(view.num_rows for view in member.views.values()), 0)
+        if iteration > 1 and forest.num_members == 0 and not waiting:
             break
     assert held <= most_rows(len(request.prompt), config), "more rows than were reserved"
     assert outcome is not None
