@@ -87,7 +87,7 @@ def set_up(request: DecodingRequest, target: CacheView, draft: CacheView | None)
     for view in (target, draft):
         if view is not None:
             num_rows = expected_rows(len(request.prompt_ids), request.config)
-            view.kv.expect(num_rows - len(view.prefix.tokens))
+            view.row_cache.expect(num_rows - len(view.prefix.tokens))
     paths = _paths(request, target.spec.vocab_size)
     engines = _engines(request, paths, target, draft)
     builder, rule = paths.builder, _rule(request, paths.builder)
