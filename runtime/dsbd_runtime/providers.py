@@ -101,7 +101,7 @@ def find_provider(name: str) -> Provider:
 
 def check_dtype(provider: Provider, entry: ModelEntry, model_path: Path) -> None:
     """Raise ProviderError unless the provider runs the types of the engine and its caches."""
-    for dtype in (entry.dtype, entry.kv.dtype):
+    for dtype in (entry.dtype, *(cache.dtype for cache in entry.caches)):
         if dtype not in provider.dtypes:
             raise ProviderError(
                 f"{model_path} is in {dtype}, provider {provider.name!r} runs "
