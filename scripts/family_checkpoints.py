@@ -162,16 +162,6 @@ FAMILY_CHECKPOINTS: dict[str, FamilyCheckpoint] = {
     "exaone4": _row("exaone4", "Exaone4Config", _GROUPED, **_MIXED),
     "glm4": _row("glm4", "Glm4Config", _GROUPED, head_dim=16),
     "nemotron": _row("nemotron", "NemotronConfig", _GROUPED),
-    "gemma3n": _row(
-        "gemma3n_text",
-        "Gemma3nTextConfig",
-        _GROUPED,
-        **_SHARING,
-        intermediate_size=[48] * 4,
-        laurel_rank=8,
-        altup_num_inputs=2,
-        activation_sparsity_pattern=[0.5, 0.0, 0.0, 0.0],
-    ),
     "gemma4-e2b": _row(
         "gemma4_text",
         "Gemma4TextConfig",
@@ -181,35 +171,7 @@ FAMILY_CHECKPOINTS: dict[str, FamilyCheckpoint] = {
         use_double_wide_mlp=True,
         final_logit_softcapping=30.0,
     ),
-    "gemma4-12b": _row(
-        "gemma4_text",
-        "Gemma4TextConfig",
-        _GROUPED,
-        **_MIXED,
-        head_dim=16,
-        global_head_dim=32,
-        num_global_key_value_heads=1,
-        attention_k_eq_v=True,
-        hidden_size_per_layer_input=0,
-    ),
     "minicpm3": _row("minicpm3", "MiniCPM3Config", _HEADS, **_LATENT, v_head_dim=24),
-    "youtu": _row("youtu", "YoutuConfig", _HEADS, **_LATENT, v_head_dim=16),
-    "deepseek_v2": _row(
-        "deepseek_v2", "DeepseekV2Config", _HEADS, **_LATENT, **_ROUTED, v_head_dim=16, head_dim=8
-    ),
-    "deepseek_v3": _row(
-        "deepseek_v3",
-        "DeepseekV3Config",
-        _HEADS,
-        **_LATENT,
-        **_ROUTED,
-        v_head_dim=16,
-        n_group=1,
-        topk_group=1,
-    ),
-    "glm4_moe_lite": _row(
-        "glm4_moe_lite", "Glm4MoeLiteConfig", _HEADS, **_LATENT, **_ROUTED, v_head_dim=16
-    ),
     "falcon-old": _row("falcon", "FalconConfig", _SIZES, bias=True, parallel_attn=True),
     "falcon-new": _row(
         "falcon", "FalconConfig", _SIZES, new_decoder_architecture=True, num_kv_heads=2
