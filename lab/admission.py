@@ -52,7 +52,7 @@ class Found:
 
 def run_together(pipeline: Pipeline, chats: Sequence[dict[str, Any]], rows: int) -> Found:
     """Run all chats at a time in a cache of so many rows."""
-    of_row = sum(row_bytes(entry.kv) for entry in pipeline.bundle.entry_by_role.values())
+    of_row = sum(row_bytes(entry.caches) for entry in pipeline.bundle.entry_by_role.values())
     limits = ServiceLimits(max_requests=len(chats), kv_bytes=rows * of_row)
     found = Found()
     began = time.perf_counter()

@@ -86,6 +86,24 @@ _LLAMA3: dict[str, Any] = {
     "original_max_position_embeddings": 64,
 }
 
+_HEADS = {**_GROUPED, "num_key_value_heads": _GROUPED["num_attention_heads"]}
+_LATENT = {"kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16}
+_ROUTED = {
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+}
+_SHARING = {
+    "num_hidden_layers": 4,
+    "num_kv_shared_layers": 2,
+    "head_dim": 16,
+    "sliding_window": WINDOW,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "vocab_size_per_layer_input": VOCAB_SIZE,
+    "hidden_size_per_layer_input": 16,
+}
 FAMILY_CHECKPOINTS: dict[str, FamilyCheckpoint] = {
     "llama": _row("llama", "LlamaConfig", _GROUPED),
     "llama-linear": _row("llama", "LlamaConfig", _GROUPED, **_rope("linear", factor=2.0)),
@@ -144,6 +162,16 @@ FAMILY_CHECKPOINTS: dict[str, FamilyCheckpoint] = {
     "exaone4": _row("exaone4", "Exaone4Config", _GROUPED, **_MIXED),
     "glm4": _row("glm4", "Glm4Config", _GROUPED, head_dim=16),
     "nemotron": _row("nemotron", "NemotronConfig", _GROUPED),
+    "gemma4-e2b": _row(
+        "gemma4_text",
+        "Gemma4TextConfig",
+        _GROUPED,
+        **_SHARING,
+        global_head_dim=32,
+        use_double_wide_mlp=True,
+        final_logit_softcapping=30.0,
+    ),
+    "minicpm3": _row("minicpm3", "MiniCPM3Config", _HEADS, **_LATENT, v_head_dim=24),
     "falcon-old": _row("falcon", "FalconConfig", _SIZES, bias=True, parallel_attn=True),
     "falcon-new": _row(
         "falcon", "FalconConfig", _SIZES, new_decoder_architecture=True, num_kv_heads=2

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from dsbd_ort.model_defaults import ModelDefaults
-from dsbd_runtime.bundle import MODEL_FILE, Bundle, KVGeometry
+from dsbd_runtime.bundle import MODEL_FILE, Bundle, CacheEntry
 from dsbd_runtime.cuda_device import gpu_compute_capability, import_cuda_runtime
 from dsbd_runtime.draft_record import RECORD_FILE, DraftRecord, read_record
 from dsbd_runtime.errors import BundleError, ProviderError
 from dsbd_runtime.graph import FULL, FeatureEntry
+from dsbd_runtime.kv_cache import row_bytes
 from dsbd_runtime.loading import check_available
 from dsbd_runtime.providers import PROVIDERS, Placement, Provider, check_dtype
 from dsbd_runtime.trt_module import FLAVOURS, Flavour, import_trt
@@ -22,9 +23,6 @@ from dsbd_runtime.trt_record import (
     fitting_record,
     misfits,
 )
-
-_NUM_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
-_CACHES_A_LAYER = 2  # keys and values
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +60,8 @@ class ModelSummary:
     weight_bytes: int
     vocab_size: int
     context_length: int
-    kv: KVGeometry
+    num_layers: int
+    caches: list[CacheEntry]
     kv_bytes_per_token: int
     kv_bytes_full_context: int
     masks: list[str]
@@ -177,9 +176,8 @@ def _draft_record(bundle: Bundle) -> DraftRecord | None:
 
 def _model_summary(bundle: Bundle, role: str) -> ModelSummary:
     entry = bundle.entry(role)
-    kv, parity = entry.kv, entry.parity
-    numbers = _CACHES_A_LAYER * kv.num_layers * kv.num_heads * kv.head_dim
-    kv_bytes_per_token = numbers * _NUM_BYTES[kv.dtype]
+    parity = entry.parity
+    kv_bytes_per_token = row_bytes(entry.caches)
     return ModelSummary(
         family=entry.family,
         dtype=entry.dtype,
@@ -194,7 +192,8 @@ def _model_summary(bundle: Bundle, role: str) -> ModelSummary:
         ),
         vocab_size=entry.vocab_size,
         context_length=entry.context_length,
-        kv=kv,
+        num_layers=entry.num_layers,
+        caches=entry.caches,
         kv_bytes_per_token=kv_bytes_per_token,
         kv_bytes_full_context=kv_bytes_per_token * entry.context_length,
         masks=entry.masks,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import shlex
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,7 @@ from dsbd_ort.model_defaults import WARPING, listed
 from dsbd_ort.results import json_text
 from dsbd_runtime.bundle import open_bundle
 from dsbd_runtime.draft_record import DraftRecord
-from dsbd_runtime.graph import FeatureEntry
+from dsbd_runtime.graph import CacheEntry, FeatureEntry
 
 JSON_FIELDS = """\b
 The object that --json prints has these fields:
@@ -33,7 +34,8 @@ The object that --json prints has these fields:
   vocab_size, context_length, kv_bytes_per_token, kv_bytes_full_context (of both models)
   target, draft (null without one):
     family, dtype, quantization, logits, full_logits, bit_exact, weight_bytes,
-    vocab_size, context_length, kv {num_layers, num_heads, head_dim, dtype},
+    vocab_size, context_length, num_layers,
+    caches [{kind, layer, num_heads, key_width, value_width, dtype}],
     kv_bytes_per_token, kv_bytes_full_context, masks, sliding_window,
     features {width, layers, own_width} (null without a feature draft),
     parity {measure, value, limit}
@@ -197,7 +199,7 @@ def _models_table(summary: BundleSummary) -> Table:
 
 
 def _model_cells(model: ModelSummary) -> dict[str, str]:
-    kv, parity = model.kv, model.parity
+    parity = model.parity
     return {
         "family": model.family,
         "dtype, quantization": f"{model.dtype}, {model.quantization}",
@@ -209,11 +211,22 @@ def _model_cells(model: ModelSummary) -> dict[str, str]:
         "features": _features_cell(model.features),
         "masks": "\n".join(model.masks),
         "sliding window": "none" if model.sliding_window is None else f"{model.sliding_window:,}",
-        "key/value cache": f"{kv.num_layers} x {kv.num_heads} heads x {kv.head_dim}, {kv.dtype}",
+        "key/value cache": _caches_cell(model.caches),
         "key/value bytes a token": f"{model.kv_bytes_per_token:,}",
         "in a full context": f"{model.kv_bytes_full_context:,}",
         f"parity: {parity.measure}": f"{parity.value:.1e} (limit {parity.limit:.0e})",
     }
+
+
+def _caches_cell(caches: list[CacheEntry]) -> str:
+    """Return how many layers cache rows of each shape, one line a shape."""
+    shapes = Counter(
+        f"{cache.num_heads} heads x {cache.key_width}"
+        + (f" and {cache.value_width}" if cache.value_width != cache.key_width else "")
+        + f", {cache.dtype}"
+        for cache in caches
+    )
+    return "\n".join(f"{num_layers} x {shape}" for shape, num_layers in shapes.items())
 
 
 def _features_cell(features: FeatureEntry | None) -> str:

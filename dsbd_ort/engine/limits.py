@@ -73,7 +73,7 @@ def cache_rows(limits: ServiceLimits, bundle: Bundle) -> int:
     if limits.kv_bytes is None:
         wanted = max(limits.max_requests * _DEFAULT_ROWS, 2 * bundle.context_length)
         return bucket_capacity(wanted)
-    bytes_of_row = sum(row_bytes(entry.kv) for entry in bundle.entry_by_role.values())
+    bytes_of_row = sum(row_bytes(entry.caches) for entry in bundle.entry_by_role.values())
     affordable = limits.kv_bytes // bytes_of_row
     rows = 0
     while (bucket := bucket_capacity(rows + 1)) <= affordable:

@@ -5,12 +5,15 @@ import path from "node:path";
 
 import { Tokenizer } from "@huggingface/tokenizers";
 
-const SCHEMA_VERSIONS = [3, 2]; // what this host reads is the same in both
+const SCHEMA_VERSIONS = [4, 3, 2]; // 2 and 3 have one `kv` for all layers
 const MANIFEST_FIELDS = ["schema_version", "versions", "target", "draft", "files"];
 const ENTRY_FIELDS = [
-  ...["family", "vocab_size", "bos_token_id", "eos_token_ids", "context_length", "kv", "dtype"],
+  ...["family", "vocab_size", "bos_token_id", "eos_token_ids", "context_length", "num_layers"],
+  ...["caches", "dtype"],
   ...["quantization", "logits", "full_logits", "bit_exact", "masks", "sliding_window", "parity"],
 ];
+const CACHE_FIELDS = ["kind", "layer", "num_heads", "key_width", "value_width", "dtype"];
+const ATTENTION_ROWS = "attention rows";
 const LOGITS_KIND = /^(full|topk:[1-9][0-9]*)$/;
 
 /** What a bundle or a request is refused for; `main.mjs` prints it as one line. */
@@ -28,7 +31,7 @@ export async function openBundle(folder) {
   if (!SCHEMA_VERSIONS.includes(manifest?.schema_version)) {
     throw new HostError(
       `${file} has schema_version ${JSON.stringify(manifest?.schema_version)}, this host reads ` +
-        `${SCHEMA_VERSIONS.join(" and ")}; export again with the version of dsbd-ort that this ` +
+        `${SCHEMA_VERSIONS.join(", ")}; export again with the version of dsbd-ort that this ` +
         "host came with",
     );
   }
@@ -39,7 +42,14 @@ export async function openBundle(folder) {
       const found = JSON.stringify(manifest[role]);
       throw new HostError(`${file}: ${role} is ${found}, expected an entry; export again`);
     }
+    if (manifest.schema_version < 4) manifest[role] = withCaches(manifest[role]);
     checkFields(`${file}: ${role}`, manifest[role], ENTRY_FIELDS);
+    for (const cache of manifest[role].caches) {
+      checkFields(`${file}: ${role}: a cache`, cache, CACHE_FIELDS);
+      if (cache.kind !== ATTENTION_ROWS) {
+        throw unknownTo(`${file}: ${role}`, `a cache of kind ${JSON.stringify(cache.kind)}`);
+      }
+    }
     checkLogits(`${file}: ${role}`, manifest[role].logits);
   }
   await checkFiles(folder, manifest.files, roles);
@@ -53,6 +63,16 @@ export async function openBundle(folder) {
     }
   }
   return { folder, manifest, roles };
+}
+
+/** Return an entry of version 2 or 3 with the caches of each layer, which are all alike there. */
+function withCaches({ kv, ...entry }) {
+  const { num_layers, num_heads, head_dim, dtype } = kv;
+  const widths = { key_width: head_dim, value_width: head_dim };
+  const caches = Array.from({ length: num_layers }, (_, layer) => {
+    return { kind: ATTENTION_ROWS, layer, num_heads, ...widths, dtype };
+  });
+  return { ...entry, num_layers, caches };
 }
 
 /** Return {encode(text), decodeAfter(promptIds, ids)} of a bundle; both work on arrays of numbers. */

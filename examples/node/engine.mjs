@@ -23,9 +23,10 @@ export class Engine {
   /** Open the engine of `role` with caches of `capacity` rows. */
   static async open({ folder, manifest }, role, capacity) {
     const entry = manifest[role];
-    if (!(entry.kv.dtype in CACHE_TYPES)) {
+    const other = entry.caches.find(({ dtype }) => !(dtype in CACHE_TYPES));
+    if (other !== undefined) {
       throw new HostError(
-        `${role} has caches of ${entry.kv.dtype}, the CPU provider runs ` +
+        `${role} has caches of ${other.dtype}, the CPU provider runs ` +
           `${Object.keys(CACHE_TYPES).join(" and ")}; export with --dtype fp32`,
       );
     }
@@ -50,7 +51,7 @@ export class Engine {
     this.positions = []; // of the rows in the cache
     this.model = model;
     this.prune = prune;
-    [this.past, this.present] = emptyCaches(entry.kv, capacity);
+    [this.past, this.present] = emptyCaches(entry.caches, capacity);
   }
 
   /**
@@ -143,13 +144,13 @@ export const range = (count) => Array.from({ length: count }, (_, index) => inde
 const int64 = (values, dims) => new ort.Tensor("int64", BigInt64Array.from(values, BigInt), dims);
 
 /** Return the caches, zeros, by input name and, the same tensors, by output name. */
-function emptyCaches(kv, capacity) {
-  const [type, ArrayType] = CACHE_TYPES[kv.dtype];
+function emptyCaches(caches, capacity) {
   const [past, present] = [{}, {}];
-  for (const layer of range(kv.num_layers)) {
-    for (const part of ["key", "value"]) {
-      const numbers = new ArrayType(kv.num_heads * capacity * kv.head_dim);
-      const cache = new ort.Tensor(type, numbers, [1, kv.num_heads, capacity, kv.head_dim]);
+  for (const { layer, num_heads, key_width, value_width, dtype } of caches) {
+    const [type, ArrayType] = CACHE_TYPES[dtype];
+    for (const [part, width] of Object.entries({ key: key_width, value: value_width })) {
+      const numbers = new ArrayType(num_heads * capacity * width);
+      const cache = new ort.Tensor(type, numbers, [1, num_heads, capacity, width]);
       past[`past_key_values.${layer}.${part}`] = cache;
       present[`present.${layer}.${part}`] = cache;
     }

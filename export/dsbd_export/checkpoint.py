@@ -27,7 +27,7 @@ from dsbd_export.feature_draft.config import (
     is_feature_draft,
     read_feature_config,
 )
-from dsbd_export.model_config import constant_rope_length, kv_geometry, layer_masks, refusal_of
+from dsbd_export.model_config import constant_rope_length, layer_masks, refusal_of
 from dsbd_export.other_weights import refusal_of_files
 from dsbd_export.weights import (
     TORCH_DTYPES,
@@ -36,8 +36,7 @@ from dsbd_export.weights import (
     stored_dtype,
     widen_constants,
 )
-from dsbd_runtime.bundle import KVGeometry
-from dsbd_runtime.graph import ATTENTION_MASK_SLIDING
+from dsbd_runtime.graph import ATTENTION_MASK_SLIDING, CacheEntry
 
 _HUB_FILES = [
     "*.json",
@@ -70,6 +69,7 @@ class Checkpoint:
         feature_layers: of a target, the layers whose inputs are its features; None: it has none.
         proposed_tokens: (n,) int64, ascending. Tokens that a draft may propose; None: all that it
             has.
+        caches: of its layers; none before the model is loaded, which tells them.
     """
 
     role: str
@@ -79,7 +79,6 @@ class Checkpoint:
     bos_token_id: int | None
     eos_token_ids: list[int]
     context_length: int
-    kv: KVGeometry
     layer_masks: tuple[str, ...]
     sliding_window: int | None
     trust_remote_code: bool
@@ -87,6 +86,7 @@ class Checkpoint:
     target_folder: Path | None = None
     feature_layers: tuple[int, ...] | None = None
     proposed_tokens: NDArray[np.int64] | None = None
+    caches: tuple[CacheEntry, ...] = ()
 
     @property
     def family(self) -> str:
@@ -154,7 +154,6 @@ def open_checkpoint(role: str, folder: Path, options: ModelOptions) -> Checkpoin
         bos_token_id=_special_token(generation, config, "bos_token_id"),
         eos_token_ids=[] if eos is None else [eos] if isinstance(eos, int) else list(eos),
         context_length=_context_length(role, config, options.max_context),
-        kv=kv_geometry(config, options.dtype),
         layer_masks=masks,
         sliding_window=config.sliding_window if ATTENTION_MASK_SLIDING in masks else None,
         trust_remote_code=options.trust_remote_code,
@@ -178,7 +177,6 @@ def _feature_checkpoint(role: str, folder: Path, options: ModelOptions) -> Check
         bos_token_id=None,
         eos_token_ids=[],
         context_length=layer.max_position_embeddings,
-        kv=kv_geometry(layer, options.dtype),
         layer_masks=layer_masks(layer),
         sliding_window=None,
         trust_remote_code=False,

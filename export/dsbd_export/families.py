@@ -6,10 +6,8 @@ result; the table records the families that were tried, their form, and those kn
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
 
 
 class AttentionForm(Enum):
@@ -32,27 +30,17 @@ class Family:
     Attributes:
         attention: its form in the graph; meaningless for a refused family.
         has_experts: whether layers route to experts; all of them are computed for every row.
-        num_cache_heads: heads of the caches, where the config's usual names do not tell.
         note: peculiarities of the family, for tables.
         refusal: why the family cannot be exported, None when it can.
     """
 
     attention: AttentionForm = AttentionForm.NODE
     has_experts: bool = False
-    num_cache_heads: Callable[[Any], int] | None = None
     note: str = ""
     refusal: str | None = None
 
 
-def _falcon_cache_heads(config: Any) -> int:
-    """Return the cached heads of Falcon; its new form repeats grouped heads before storing them."""
-    if config.new_decoder_architecture or not config.multi_query:
-        return int(config.num_attention_heads)
-    return 1
-
-
 _ALIBI = "its attention adds a bias by distance (ALiBi), but the graph has no positions of keys"
-_LATENT = "its keys and values have different shapes (latent attention)"
 _RECURRENT = "it keeps a recurrent state, which a tree of tokens cannot share"
 _ENCODER = "it is an encoder-decoder, a decoder-only model is needed"
 _SINKS = "its attention sinks have no ONNX form yet"
@@ -64,13 +52,12 @@ FAMILIES: dict[str, Family] = {
     "codegen": Family(attention=AttentionForm.OWN, note="rotary angles from a table"),
     "cohere": Family(note="scaled logits"),
     "cohere2": Family(note="window, layers without rotary positions"),
-    "deepseek_v2": Family(refusal=_LATENT),
-    "deepseek_v3": Family(refusal=_LATENT),
     "exaone4": Family(note="window, normalised queries and keys"),
-    "falcon": Family(num_cache_heads=_falcon_cache_heads, note="with ALiBi (alibi=true) refused"),
+    "falcon": Family(note="with ALiBi (alibi=true) refused"),
     "gemma": Family(note="scaled embeddings"),
     "gemma2": Family(attention=AttentionForm.CAPPED, note="softcap, alternating window"),
     "gemma3_text": Family(note="window and rotary base by layer"),
+    "gemma4_text": Family(note="window; head width by layer, layers share rows"),
     "glm4": Family(note="partial rotary positions"),
     "gpt2": Family(note="learned positions"),
     "gpt_bigcode": Family(note="learned positions, one key head"),
@@ -84,6 +71,7 @@ FAMILIES: dict[str, Family] = {
     "llama": Family(note="also rope linear, dynamic, llama3, yarn"),
     "mamba": Family(refusal=_RECURRENT),
     "mamba2": Family(refusal=_RECURRENT),
+    "minicpm3": Family(note="latent attention"),
     "mistral": Family(note="window"),
     "mixtral": Family(has_experts=True, note="window"),
     "mpt": Family(refusal=_ALIBI),

@@ -6,7 +6,7 @@ output.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,7 @@ from dsbd_export.replacements import (
     ReplaceTorchAttention,
     additive_mask,
     fix_rope,
+    fix_sparsity,
     take_over_attention,
     use_dense_experts,
 )
@@ -45,13 +46,13 @@ from dsbd_runtime.graph import (
     present_name,
 )
 
-CachePair = tuple[Tensor, Tensor]  # key and value of one layer, (1, Hkv, C, D) each
+CachePair = tuple[Tensor, Tensor]  # key and value of one layer, (1, Hkv, C, width) each
 
 
 class ForestCache(Cache):  # type: ignore[misc]  # transformers has no types
     """The external cache of the graph: ``present`` is ``past`` with the new rows scattered in."""
 
-    def __init__(self, past: Sequence[CachePair], write_indices: Tensor) -> None:
+    def __init__(self, past: Mapping[int, CachePair], write_indices: Tensor) -> None:
         super().__init__(layers=[])
         self._past = past
         self._write_indices = write_indices
@@ -66,6 +67,8 @@ class ForestCache(Cache):  # type: ignore[misc]  # transformers has no types
         """
         if layer_idx in self._present:
             raise ExportError(f"layer {layer_idx} writes its cache twice; the family is not known")
+        if layer_idx not in self._past:
+            raise ExportError(f"layer {layer_idx} writes a cache that it did not have before")
         past_key, past_value = self._past[layer_idx]
         self._present[layer_idx] = (
             self._scatter(layer_idx, past_key, key_states),
@@ -79,18 +82,15 @@ class ForestCache(Cache):  # type: ignore[misc]  # transformers has no types
 
     def present(self) -> list[CachePair]:
         """Return the updated caches, layer by layer."""
-        silent = [layer for layer in range(len(self._past)) if layer not in self._present]
-        if silent:
-            raise ExportError(
-                f"layers {silent} write no cache; layers that share one are not known"
-            )
-        return [self._present[layer] for layer in range(len(self._past))]
+        if silent := [layer for layer in self._past if layer not in self._present]:
+            raise ExportError(f"layers {silent} write no cache, though they have before")
+        return [self._present[layer] for layer in self._past]
 
     def _scatter(self, layer: int, past: Tensor, new: Tensor) -> Tensor:
         if (past.shape[1], past.shape[3]) != (new.shape[1], new.shape[3]):
             raise ExportError(
                 f"layer {layer} caches {new.shape[1]} heads of {new.shape[3]}, expected "
-                f"{past.shape[1]} of {past.shape[3]}; add the family to families.py"
+                f"{past.shape[1]} of {past.shape[3]} as before"
             )
         return torch.onnx.ops.symbolic(
             "TensorScatter",
@@ -114,6 +114,7 @@ class ForestGraph(nn.Module):
         super().__init__()
         self.model = model
         self._masks = checkpoint.masks
+        self._cached_layers = [cache.layer for cache in checkpoint.caches]
         self._form = form
         self._feature_layers = checkpoint.feature_layers or ()
         tokens = checkpoint.proposed_tokens
@@ -133,7 +134,7 @@ class ForestGraph(nn.Module):
         """Return the logits (R, V) in float32, the caches with the S new rows, and features."""
         if self._form is AttentionForm.OWN:
             masks = [additive_mask(mask, self.model.dtype) for mask in masks]
-        cache = ForestCache(past, write_indices)
+        cache = ForestCache(dict(zip(self._cached_layers, past, strict=True)), write_indices)
         with ReplaceTorchAttention(), LayerInputs(self.model, self._feature_layers) as inputs:
             output = self.model(
                 input_ids=input_ids,
@@ -162,14 +163,14 @@ class ForestGraph(nn.Module):
 def input_names(checkpoint: Checkpoint) -> list[str]:
     """Return the inputs of the forest graph in their order."""
     head = [INPUT_IDS, POSITION_IDS, *checkpoint.masks, WRITE_INDICES, LOGIT_ROWS]
-    layers = range(checkpoint.kv.num_layers)
+    layers = [cache.layer for cache in checkpoint.caches]
     names = head + [past_name(layer, part) for layer in layers for part in CACHE_PARTS]
     return names if checkpoint.feature_layers is None else [*names, FEATURE_ROWS]
 
 
 def output_names(checkpoint: Checkpoint) -> list[str]:
     """Return the outputs of the forest graph in their order."""
-    layers = range(checkpoint.kv.num_layers)
+    layers = [cache.layer for cache in checkpoint.caches]
     names = [LOGITS, *(present_name(layer, part) for layer in layers for part in CACHE_PARTS)]
     return names if checkpoint.feature_layers is None else [*names, FEATURES]
 
@@ -177,6 +178,7 @@ def output_names(checkpoint: Checkpoint) -> list[str]:
 def prepare_for_capture(model: PreTrainedModel) -> AttentionForm:
     """Give ``model`` the parts that a graph can hold, in place; return how it attends then."""
     fix_rope(model)
+    fix_sparsity(model)
     use_dense_experts(model)
     return take_over_attention(model)
 
@@ -242,11 +244,21 @@ def captured_graph(
     return program.model
 
 
+def empty_caches(checkpoint: Checkpoint, capacity: int) -> list[CachePair]:
+    """Return the caches of each cached layer, zeros, for an example."""
+    return [
+        (
+            torch.zeros(cache.shape(CACHE_PARTS[0], capacity), dtype=TORCH_DTYPES[cache.dtype]),
+            torch.zeros(cache.shape(CACHE_PARTS[1], capacity), dtype=TORCH_DTYPES[cache.dtype]),
+        )
+        for cache in checkpoint.caches
+    ]
+
+
 def _example(checkpoint: Checkpoint) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """Return example arguments of ``ForestGraph.forward`` and which of their axes are dynamic."""
-    kv, num_masks = checkpoint.kv, len(checkpoint.masks)
+    num_masks = len(checkpoint.masks)
     num_nodes, capacity, num_logits = 5, 13, 3
-    cache = torch.zeros(1, kv.num_heads, capacity, kv.head_dim, dtype=TORCH_DTYPES[kv.dtype])
     nodes, rows, logits = (
         torch.export.Dim(name, min=low) for name, low in (("S", 1), ("C", 1), ("R", 0))
     )
@@ -257,7 +269,7 @@ def _example(checkpoint: Checkpoint) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         [mask.clone() for _ in range(num_masks)],
         torch.tensor([3]),
         torch.arange(num_logits),
-        [(cache.clone(), cache.clone()) for _ in range(kv.num_layers)],
+        empty_caches(checkpoint, capacity),
     )
     dynamic_shapes = (
         {1: nodes},
@@ -265,7 +277,7 @@ def _example(checkpoint: Checkpoint) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         [{2: nodes, 3: rows}] * num_masks,
         None,
         {0: logits},
-        [({2: rows}, {2: rows})] * kv.num_layers,
+        [({2: rows}, {2: rows})] * len(checkpoint.caches),
     )
     if checkpoint.feature_layers is None:
         return arguments, dynamic_shapes

@@ -62,7 +62,7 @@ def _check_operators(model: ir.Model) -> None:
 def _check_caches(graph: ir.Graph, checkpoint: Checkpoint) -> None:
     """Every cache must go from its input through one scatter to its output."""
     outputs = {output.name: output for output in graph.outputs}
-    for layer in range(checkpoint.kv.num_layers):
+    for layer in (cache.layer for cache in checkpoint.caches):
         for part in CACHE_PARTS:
             scatter = outputs[present_name(layer, part)].producer()
             if scatter is None or scatter.op_type != "TensorScatter":

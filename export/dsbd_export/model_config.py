@@ -13,7 +13,6 @@ from optimum.utils.normalized_config import (
 from transformers import PreTrainedConfig
 
 from dsbd_export.families import DEFAULT_FAMILY, FAMILIES
-from dsbd_runtime.bundle import KVGeometry
 from dsbd_runtime.graph import ATTENTION_MASK, ATTENTION_MASK_SLIDING
 
 MASK_BY_LAYER_TYPE = {
@@ -29,24 +28,6 @@ _BY_LAYER_TYPE = {
     "chunked_attention": "needs a mask of chunks, the graph has none",
 }
 _NEEDED = ("num_layers", "num_attention_heads", "hidden_size", "vocab_size")
-
-
-def kv_geometry(config: PreTrainedConfig, dtype: str) -> KVGeometry:
-    """Return the shape of the caches, in the precision ``dtype``."""
-    normalized = normalized_config(config)
-    num_heads: int = normalized.num_attention_heads
-    head_dim: int | None = getattr(config, "head_dim", None)
-    num_cache_heads = FAMILIES.get(config.model_type, DEFAULT_FAMILY).num_cache_heads
-    if num_cache_heads is None:
-        num_kv_heads = getattr(config, "num_key_value_heads", None) or num_heads
-    else:
-        num_kv_heads = num_cache_heads(config)
-    return KVGeometry(
-        num_layers=normalized.num_layers,
-        num_heads=num_kv_heads,
-        head_dim=head_dim or normalized.hidden_size // num_heads,
-        dtype=dtype,
-    )
 
 
 def layer_masks(config: PreTrainedConfig) -> tuple[str, ...]:
@@ -87,8 +68,6 @@ def _refusals(config: PreTrainedConfig) -> Iterator[str]:
         yield f"its weights are already quantized{how}, one in fp32, fp16 or bf16 is needed"
     if getattr(config, "alibi", False):
         yield str(FAMILIES["bloom"].refusal)
-    if getattr(config, "kv_lora_rank", None) is not None:
-        yield str(FAMILIES["deepseek_v2"].refusal)
     for layer_type in getattr(config, "layer_types", None) or []:
         if layer_type not in MASK_BY_LAYER_TYPE:
             known = f"only {sorted(MASK_BY_LAYER_TYPE)} can be exported"

@@ -12,6 +12,7 @@ import onnx_ir as ir
 import torch
 from numpy.typing import NDArray
 
+from dsbd_export.cache_probe import probed_caches
 from dsbd_export.checkpoint import Checkpoint, load_model, reference_dtype
 from dsbd_export.draft_vocabulary import Report, cut_head, without_others
 from dsbd_export.feature_draft.graph import capture_feature_graph
@@ -35,17 +36,21 @@ from dsbd_export.parity_cases import (
     text_reference,
 )
 from dsbd_export.target_features import with_features
+from dsbd_runtime.graph import CacheEntry, equal_caches
 
 
 class ModelSource(Protocol):
     """A model in memory: the checkpoint's weights, and what is computed of them before and after.
 
-    The methods are called once each, in this order; between the third and the last the weights are
-    converted to the type of the engine.
+    The methods are called once each, in this order; before the last the weights
+    are converted to the type of the engine.
     """
 
     def load(self, dtype: str) -> Any:
         """Return the module, with weights as an engine of ``dtype`` is compared with."""
+
+    def caches(self, model: Any, dtype: str) -> tuple[CacheEntry, ...]:
+        """Return what its layers cache in an engine of ``dtype``; the others know it from then."""
 
     def references(self, model: Any) -> list[Reference]:
         """Return its own logits, for parity."""
@@ -74,6 +79,10 @@ class DecoderSource:
         model = load_model(self._checkpoint, reference_dtype(self._checkpoint, dtype))
         resize_vocabulary(model, self._checkpoint)
         return model
+
+    def caches(self, model: Any, dtype: str) -> tuple[CacheEntry, ...]:
+        """See ModelSource."""
+        return probed_caches(model, self._checkpoint, dtype)
 
     def references(self, model: Any) -> list[Reference]:
         """See ModelSource; a draft that proposes some tokens only returns no others."""
@@ -117,6 +126,14 @@ class FeatureDraftSource:
     def load(self, dtype: str) -> Any:
         """See ModelSource."""
         return load_feature_draft(self._checkpoint)
+
+    def caches(self, model: Any, dtype: str) -> tuple[CacheEntry, ...]:
+        """See ModelSource; the layer is one of two forms whose config tells."""
+        layer = self._checkpoint.config
+        [cache] = equal_caches(
+            1, num_heads=layer.num_key_value_heads, head_dim=layer.head_dim, dtype=dtype
+        )
+        return (cache,)
 
     def references(self, model: Any) -> list[Reference]:
         """See ModelSource."""

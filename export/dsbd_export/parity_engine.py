@@ -77,21 +77,23 @@ class ForestEngine:
     Attributes:
         capacity: rows of the caches (C).
         caches: key and value of each layer, (1, Hkv, C, D) in the precision of the checkpoint's
-            ``kv`` (fp32 for bf16), full of noise at first: a graph that looks at rows its mask
+            ``caches`` (fp32 for bf16), full of noise at first: a graph that looks at rows its mask
             hides cannot pass.
     """
 
     def __init__(
         self, model_file: Path, prune_file: Path, checkpoint: Checkpoint, *, capacity: int
     ) -> None:
-        kv = checkpoint.kv
+        caches = checkpoint.caches
         rng = np.random.default_rng(0)
-        shape = (1, kv.num_heads, capacity, kv.head_dim)
-        names = [(layer, part) for layer in range(kv.num_layers) for part in CACHE_PARTS]
+        parts = [(cache, part) for cache in caches for part in CACHE_PARTS]
+        names = [(cache.layer, part) for cache, part in parts]
         self.capacity = capacity
         self.caches = [
-            rng.standard_normal(shape, dtype=np.float32).astype(_CACHE_DTYPES[kv.dtype])
-            for _ in names
+            rng.standard_normal(cache.shape(part, capacity), dtype=np.float32).astype(
+                _CACHE_DTYPES[cache.dtype]
+            )
+            for cache, part in parts
         ]
         self._past_names = [past_name(*name) for name in names]
         self._present_names = [present_name(*name) for name in names]
@@ -99,8 +101,8 @@ class ForestEngine:
         ort = import_ort()
         self._cache_values = [ort.OrtValue.ortvalue_from_numpy(cache) for cache in self.caches]
         self._weights_file = model_file.with_name(WEIGHTS_FILE)
-        self._model = _session(model_file, kv.dtype)
-        self._prune = _session(prune_file, kv.dtype)
+        self._model = _session(model_file, caches[0].dtype)
+        self._prune = _session(prune_file, caches[0].dtype)
         self._masks = checkpoint.masks
         self._returns_features = checkpoint.feature_layers is not None
         self._window = checkpoint.sliding_window

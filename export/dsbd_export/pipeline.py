@@ -129,10 +129,10 @@ def export_model(
     """Write and check the folder of one model, and return its manifest entry."""
     role, folder = checkpoint.role, bundle / checkpoint.role
     folder.mkdir()
-    wanted = _write_model(checkpoint, folder, config, report)
+    checkpoint, wanted = _write_model(checkpoint, folder, config, report)
     gc.collect()  # the capture leaves cycles that hold the weights; parity needs that memory
     report(f"{role}: writing the prune graph")
-    write_prune_graph(checkpoint.kv, folder / PRUNE_FILE)
+    write_prune_graph(checkpoint.caches, folder / PRUNE_FILE)
     report(f"{role}: comparing with the checkpoint")
     in_float64 = None if config.atol is not None else partial(_in_float64, checkpoint, report)
     parity = check_parity(folder, checkpoint, wanted, parity_limit(config), in_float64)
@@ -170,11 +170,16 @@ def _copy_record(checkpoint: Checkpoint, folder: Path) -> None:
 
 def _write_model(
     checkpoint: Checkpoint, folder: Path, config: ModelOptions, report: Report
-) -> list[Reference]:
-    """Write model.onnx and its weights; return the checkpoint's own logits, for parity."""
+) -> tuple[Checkpoint, list[Reference]]:
+    """Write model.onnx and its weights.
+
+    Returns the checkpoint with its caches, and its own logits, for parity.
+    """
     role, source = checkpoint.role, source_of(checkpoint)
     report(f"{role}: loading the checkpoint")
     model = source.load(config.dtype)
+    checkpoint = replace(checkpoint, caches=source.caches(model, config.dtype))
+    source = source_of(checkpoint)
     report(f"{role}: computing reference logits")
     wanted = source.references(model)
     seen = source.largest_values(model) if config.sums_integers else None
@@ -188,7 +193,7 @@ def _write_model(
     report(f"{role}: saving the graph and its weights")
     ir.save(graph, folder / MODEL_FILE, external_data=WEIGHTS_FILE)
     _release_weights(model, graph)
-    return wanted
+    return checkpoint, wanted
 
 
 GraphPass = Callable[[ir.Model], str]
@@ -240,7 +245,8 @@ def _manifest_entry(
         bos_token_id=checkpoint.bos_token_id,
         eos_token_ids=checkpoint.eos_token_ids,
         context_length=checkpoint.context_length,
-        kv=checkpoint.kv,
+        num_layers=len(checkpoint.layer_masks),
+        caches=list(checkpoint.caches),
         dtype=config.dtype,
         quantization=config.quantized_form,
         logits=config.logits,

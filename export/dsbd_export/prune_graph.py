@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import onnx
 from onnx import TensorProto, helper
 
 from dsbd_export.config import OPSET
-from dsbd_runtime.bundle import KVGeometry
-from dsbd_runtime.graph import CACHE_PARTS, SRC_ROWS, WRITE_INDICES, past_name, present_name
+from dsbd_runtime.graph import (
+    CACHE_PARTS,
+    SRC_ROWS,
+    WRITE_INDICES,
+    CacheEntry,
+    past_name,
+    present_name,
+)
 
 _ROW_AXIS = 2
 _IR_VERSION = 10  # the one that torch.onnx writes; onnxruntime refuses the newest
@@ -20,22 +27,22 @@ _ELEMENT_TYPES = {
 }
 
 
-def write_prune_graph(kv: KVGeometry, file: Path) -> None:
-    """Write the graph for caches of this geometry.
+def write_prune_graph(caches: Sequence[CacheEntry], file: Path) -> None:
+    """Write the graph for these caches.
 
     Row ``write_indices[0] + k`` of every cache becomes the old row ``src_rows[k]``. Binding one
     buffer to a cache's input and output is safe: all rows are gathered before any is written.
     """
-    element_type = _ELEMENT_TYPES[kv.dtype]
-    cache_shape = [1, kv.num_heads, "C", kv.head_dim]
     inputs = [
         helper.make_tensor_value_info(SRC_ROWS, TensorProto.INT64, ["K"]),
         helper.make_tensor_value_info(WRITE_INDICES, TensorProto.INT64, [1]),
     ]
     outputs, nodes = [], []
-    for layer, part in ((layer, part) for layer in range(kv.num_layers) for part in CACHE_PARTS):
-        past, present = past_name(layer, part), present_name(layer, part)
-        kept = f"kept.{layer}.{part}"
+    for cache, part in ((cache, part) for cache in caches for part in CACHE_PARTS):
+        past, present = past_name(cache.layer, part), present_name(cache.layer, part)
+        kept, element_type = f"kept.{cache.layer}.{part}", _ELEMENT_TYPES[cache.dtype]
+        shape = cache.shape(part, 0)
+        cache_shape = [*shape[:2], "C", shape[3]]
         inputs.append(helper.make_tensor_value_info(past, element_type, cache_shape))
         outputs.append(helper.make_tensor_value_info(present, element_type, cache_shape))
         nodes += [

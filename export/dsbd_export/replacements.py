@@ -17,6 +17,7 @@ are constant, and so they can be fixed in a graph that never sees a longer seque
 from __future__ import annotations
 
 from collections.abc import Callable
+from statistics import NormalDist
 from typing import Any
 
 import torch
@@ -37,6 +38,23 @@ ATTENTION_NAME = "forest"
 HIDDEN = -3e4  # exp(HIDDEN) is 0, finite in float16 as well: a row that sees nothing is no NaN
 
 EXPERTS_NAME = "dense"
+
+# Arguments of transformers' attention functions that cannot change the result here: masks are
+# complete, positions are in the rotated queries and keys, and the rest asks for further outputs.
+_WITHOUT_EFFECT = frozenset(
+    {
+        "sliding_window",
+        "position_ids",
+        "cache_position",
+        "use_cache",
+        "logits_to_keep",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+    }
+)
+_NEUTRAL: dict[str, object] = {"dropout": 0.0, "is_causal": True}
+_NEVER = object()
 
 _FIXED = "default"  # any name that transformers' update of the frequencies does not know
 
@@ -72,7 +90,7 @@ def forest_attention(
     scaling: float | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
-    **_: object,
+    **others: object,
 ) -> tuple[Tensor, None]:
     """Attend; the interface is that of transformers' attention functions.
 
@@ -83,12 +101,29 @@ def forest_attention(
         raise ExportError(f"{type(module).__name__} attends without a mask; it cannot be exported")
     if s_aux is not None:
         raise ExportError(f"{type(module).__name__} uses attention sinks, which are not supported")
+    _refuse_unknown(module, others)
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     if softcap is None:
         attended = attention_node(query, key, value, attention_mask, scale)
     else:
         attended = capped_attention(query, key, value, attention_mask, scale, float(softcap))
     return attended.transpose(1, 2).contiguous(), None
+
+
+def _refuse_unknown(module: nn.Module, arguments: dict[str, object]) -> None:
+    """Raise for an argument that may change what attention returns.
+
+    A short test may not see the change: top-k indices of a sparse attention, say, choose all rows
+    of a short prompt.
+    """
+    for name, value in arguments.items():
+        if value is None or name in _WITHOUT_EFFECT or value == _NEUTRAL.get(name, _NEVER):
+            continue
+        shown = f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
+        raise ExportError(
+            f"{type(module).__name__} gives attention the argument {name} ({shown}), which the "
+            "forest graph has no form for; choose another checkpoint"
+        )
 
 
 def attention_node(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor:
@@ -204,6 +239,29 @@ def _product(module: Any, name: str, rows: Tensor) -> Tensor:
     weight = getattr(module, name)
     product = torch.matmul(rows, weight if module.is_transposed else weight.transpose(1, 2))
     return product + getattr(module, f"{name}_bias")[:, None] if module.has_bias else product
+
+
+def fix_sparsity(model: nn.Module) -> None:
+    """Make the cutoff of Gemma 3n's sparse activations a constant, in place.
+
+    transformers computes the quantile of the normal distribution in every call, by an inverse error
+    function that ONNX lacks.
+    """
+    for module in model.modules():
+        mlp: Any = module
+        if getattr(mlp, "activation_sparsity", 0.0) > 0 and hasattr(mlp, "_gaussian_topk"):
+            mlp._gaussian_topk = _gaussian_cutoff(NormalDist().inv_cdf(mlp.activation_sparsity))
+
+
+def _gaussian_cutoff(deviations: float) -> Callable[[Tensor], Tensor]:
+    """Return the function that cuts rows off at so many deviations above their mean."""
+
+    def cut(inputs: Tensor) -> Tensor:
+        mean = inputs.mean(dim=-1, keepdim=True)
+        deviation = inputs.std(dim=-1, keepdim=True, unbiased=False)
+        return F.relu(inputs - (mean + deviation * deviations))
+
+    return cut
 
 
 def fix_rope(model: nn.Module) -> None:

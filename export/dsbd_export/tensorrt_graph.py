@@ -17,7 +17,6 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from dsbd_export.errors import ExportError
-from dsbd_runtime.graph import CACHE_PARTS, past_name, present_name
 
 HIDDEN = -3e4  # exp(HIDDEN) is 0, and it is finite in float16 as well
 _CAPACITY = "C"
@@ -73,9 +72,15 @@ def _add_masks(graph: onnx.GraphProto) -> None:
 
 
 def _type_of_caches(graph: onnx.GraphProto) -> int:
-    first = past_name(0, CACHE_PARTS[0])
-    [element_type] = [v.type.tensor_type.elem_type for v in graph.input if v.name == first]
+    element_type = next(
+        value.type.tensor_type.elem_type for value in graph.input if value.name in _caches(graph)
+    )
     return int(element_type)
+
+
+def _caches(graph: onnx.GraphProto) -> dict[str, str]:
+    """Return the output of each cache by its input."""
+    return {node.input[0]: node.output[0] for node in graph.node if node.op_type == "TensorScatter"}
 
 
 def _scalar(name: str, number: float, element_type: int) -> TensorProto:
@@ -116,11 +121,9 @@ def network_problems(trt: ModuleType, network: Any, graph: onnx.GraphProto) -> I
         and layer.get_input(0).is_network_input
         and layer.get_output(0).is_network_output
     }
-    for layer_index in range(layers[trt.LayerType.KV_CACHE_UPDATE] // len(CACHE_PARTS)):
-        for part in CACHE_PARTS:
-            pair = past_name(layer_index, part), present_name(layer_index, part)
-            if pair not in updates:
-                yield f"no cache update goes from input {pair[0]} straight to output {pair[1]}"
+    for pair in _caches(graph).items():
+        if pair not in updates:
+            yield f"no cache update goes from input {pair[0]} straight to output {pair[1]}"
 
 
 def decompose_attention(trt: ModuleType, network: Any) -> None:

@@ -93,13 +93,14 @@ class RandomCalls:
 
     def _bind(self, capacity: int) -> None:
         rng = np.random.default_rng(0)
-        entry, kv = self._entry, self._entry.kv
-        shape = (1, kv.num_heads, capacity, kv.head_dim)
+        entry = self._entry
         self.caches = {
-            (layer, part): ort.OrtValue.ortvalue_from_numpy(
-                rng.standard_normal(shape, dtype=np.float32).astype(NUMPY_DTYPES[kv.dtype])
+            (cache.layer, part): ort.OrtValue.ortvalue_from_numpy(
+                rng.standard_normal(cache.shape(part, capacity), dtype=np.float32).astype(
+                    NUMPY_DTYPES[cache.dtype]
+                )
             )
-            for layer in range(kv.num_layers)
+            for cache in entry.caches
             for part in CACHE_PARTS
         }
         self._bindings = {

@@ -141,10 +141,11 @@ class PathEngine:
         self, token_ids: NDArray[np.int64], way: Way, rng: np.random.Generator
     ) -> NDArray[np.float32]:
         """Return the logits after every token of the path, (n, V)."""
-        kv = self._entry.kv
-        shape = (1, kv.num_heads, way.capacity, kv.head_dim)
-        layers = [(layer, part) for layer in range(kv.num_layers) for part in CACHE_PARTS]
-        caches = {key: rng.standard_normal(shape, np.float32) for key in layers}
+        caches = {
+            (cache.layer, part): rng.standard_normal(cache.shape(part, way.capacity), np.float32)
+            for cache in self._entry.caches
+            for part in CACHE_PARTS
+        }
         row_positions = np.full(way.capacity, -1)
         path_rows = np.arange(0)
         found = []

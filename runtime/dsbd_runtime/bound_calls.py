@@ -97,7 +97,7 @@ class BoundCaches:
         self._output_buffers: dict[tuple[int, int], PackedBuffer] = {}
         self._pair_buffers: dict[int, PackedBuffer] = {}
         self._input_buffers: list[PackedBuffer] = []
-        self.caches = DeviceCaches(model.device, model.entry.kv, capacity)
+        self.caches = DeviceCaches(model.device, model.entry.caches, capacity)
         most = model.max_forward_rows
         sizes = None if features is None else FeatureSizes(most, most, most)
         largest = self._forward_parts(most, most, sizes)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from dsbd_runtime.errors import BundleError, InputError
-from dsbd_runtime.graph import KVGeometry
+from dsbd_runtime.graph import CacheEntry
 from dsbd_runtime.manifest import (
     DTYPES,
     MANIFEST_NAME,
@@ -40,6 +40,7 @@ from dsbd_runtime.typed_json import in_short, name_in_short
 
 __all__ = [
     "ADDITIONAL_TEMPLATES_FOLDER",
+    "CacheEntry",
     "CHAT_TEMPLATE_FILE",
     "DTYPES",
     "GENERATION_CONFIG_FILE",
@@ -54,7 +55,6 @@ __all__ = [
     "WEIGHTS_FILE",
     "Bundle",
     "FileEntry",
-    "KVGeometry",
     "Manifest",
     "ModelEntry",
     "ParityCase",

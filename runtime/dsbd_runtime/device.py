@@ -99,7 +99,7 @@ class Device(Protocol):
     def copy_rows(self, source: DeviceArray, target: DeviceArray, num_rows: int) -> None:
         """Queue a copy of the first rows of a cache to another one of a different capacity.
 
-        Both are [1, num_heads, capacity, head_dim]: rows 0 to num_rows - 1 of every head.
+        Both are [1, num_heads, capacity, width]: rows 0 to num_rows - 1 of every head.
         """
 
     def fill_zero(self, array: DeviceArray) -> None:

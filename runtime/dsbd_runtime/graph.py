@@ -1,7 +1,8 @@
 """Graph contract of the engines: tensor names, the head's outputs, and the check of a graph.
 
 S: forest nodes of one forward (parents before children), C: cache capacity in rows, R: rows whose
-logits are requested, V: vocabulary, Hkv: key/value heads, D: head dimension, K: rows to keep.
+logits are requested, V: vocabulary, K: rows to keep; Hkv, Dk, Dv: heads of one
+layer's cache and widths of its keys and values, which the manifest has for each layer.
 
 | tensor | shape, type | meaning |
 |---|---|---|
@@ -10,8 +11,9 @@ logits are requested, V: vocabulary, Hkv: key/value heads, D: head dimension, K:
 | attention_mask_sliding | [1,1,S,C] bool | the same cut to the window, for sliding-window layers |
 | write_indices | [1] int64 | first cache row of the S new rows |
 | logit_rows | [R] int64 | which of the S nodes need logits |
-| past_key_values.{i}.key, .value | [1,Hkv,C,D] | the external cache |
-| present.{i}.key, .value | [1,Hkv,C,D] | the same buffer, updated in place |
+| past_key_values.{i}.key | [1,Hkv,C,Dk] | the external cache of layer i, of those that have one |
+| past_key_values.{i}.value | [1,Hkv,C,Dv] | |
+| present.{i}.key, .value | as past | the same buffer, updated in place |
 | logits | [R,V] float32 | |
 
 The manifest names the head: "full" for all logits, "topk:64" for an engine with a top-k head, or
@@ -84,6 +86,7 @@ ROW_INPUTS: dict[str, Callable[[Forward], Ints]] = {
 """The inputs [1,S] with an integer for each node: what a forward says of its rows beside masks."""
 
 CACHE_PARTS = ("key", "value")
+ATTENTION_ROWS = "attention rows"
 
 FULL = "full"
 GATHER = "gather"
@@ -105,17 +108,52 @@ def present_name(layer: int, part: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class KVGeometry:
-    """Shape of the key/value cache: ``num_layers`` pairs of [1, num_heads, C, head_dim].
+class CacheEntry:
+    """What one transformer layer keeps of every row: a key and a value for each head.
+
+    A layer that keeps nothing, or reads the rows of another one, has no entry.
 
     Attributes:
+        kind: ``ATTENTION_ROWS``, the only one that this version knows.
+        layer: the number of the layer, which is in the names of its inputs and outputs.
+        num_heads: of the keys and of the values alike.
+        key_width, value_width: numbers of one head; they differ where a layer caches latents.
         dtype: "fp32", "fp16" or "bf16".
     """
 
-    num_layers: int
+    kind: str
+    layer: int
     num_heads: int
-    head_dim: int
+    key_width: int
+    value_width: int
     dtype: str
+
+    def shape(self, part: str, capacity: int) -> tuple[int, int, int, int]:
+        """Return the shape of the keys or of the values of ``capacity`` rows."""
+        return 1, self.num_heads, capacity, self._width(part)
+
+    @property
+    def numbers_a_row(self) -> int:
+        """Numbers of one row: keys and values of all heads."""
+        return self.num_heads * (self.key_width + self.value_width)
+
+    def _width(self, part: str) -> int:
+        return self.key_width if part == CACHE_PARTS[0] else self.value_width
+
+
+def equal_caches(num_layers: int, *, num_heads: int, head_dim: int, dtype: str) -> list[CacheEntry]:
+    """Return the entries of layers that all cache rows of one shape."""
+    return [
+        CacheEntry(
+            kind=ATTENTION_ROWS,
+            layer=layer,
+            num_heads=num_heads,
+            key_width=head_dim,
+            value_width=head_dim,
+            dtype=dtype,
+        )
+        for layer in range(num_layers)
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,13 +251,14 @@ class GraphContract:
     """The inputs and outputs of one engine, as its manifest describes it.
 
     Attributes:
+        caches: of the layers that have some.
         masks: names of the mask inputs.
         head: outputs besides the caches, those that stay with the engine included.
         features: those that it returns or reads, None without.
         dtype: of the features.
     """
 
-    kv: KVGeometry
+    caches: Sequence[CacheEntry]
     masks: Sequence[str]
     head: tuple[HeadOutput, ...]
     features: FeatureEntry | None = None
@@ -271,12 +310,13 @@ class GraphContract:
         return (GATHER_ROWS, GATHER_IDS) if gathers else ()
 
     def _caches(self, name_of: Callable[[int, str], str]) -> dict[str, TensorSpec]:
-        shape = (1, self.kv.num_heads, None, self.kv.head_dim)
-        cache = TensorSpec(_FLOAT_TYPES[self.kv.dtype], shape)
         return {
-            name_of(layer, part): cache
-            for layer in range(self.kv.num_layers)
+            name_of(cache.layer, part): TensorSpec(
+                _FLOAT_TYPES[cache.dtype], (*shape[:2], None, shape[3])
+            )
+            for cache in self.caches
             for part in CACHE_PARTS
+            for shape in (cache.shape(part, 0),)
         }
 
 

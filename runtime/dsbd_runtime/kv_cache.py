@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_runtime.device import Device, DeviceArray
 from dsbd_runtime.errors import CapacityError
-from dsbd_runtime.graph import CACHE_PARTS, KVGeometry, past_name, present_name
+from dsbd_runtime.graph import CACHE_PARTS, CacheEntry, past_name, present_name
 
 NUMPY_DTYPES: dict[str, type[np.generic]] = {"fp32": np.float32, "fp16": np.float16}
 _NUM_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
@@ -29,14 +31,13 @@ def bucket_capacity(num_rows: int) -> int:
     return -(-num_rows // step) * step
 
 
-def row_bytes(geometry: KVGeometry) -> int:
-    """Return the bytes of one row: a key and a value of every layer."""
-    numbers = len(CACHE_PARTS) * geometry.num_layers * geometry.num_heads * geometry.head_dim
-    return numbers * _NUM_BYTES[geometry.dtype]
+def row_bytes(caches: Sequence[CacheEntry]) -> int:
+    """Return the bytes of one row: a key and a value of every layer that keeps some."""
+    return sum(cache.numbers_a_row * _NUM_BYTES[cache.dtype] for cache in caches)
 
 
 class KVCache:
-    """Key/value buffers [1, num_heads, capacity, head_dim] that an engine updates in place.
+    """Key/value buffers [1, num_heads, capacity, width] that an engine updates in place.
 
     Unwritten rows are zero: masked rows still enter a product with weight 0, so they must be
     finite.
@@ -45,12 +46,13 @@ class KVCache:
         buffers: by (layer, part); replaced when the capacity changes, so do not hold on to them.
     """
 
-    def __init__(self, geometry: KVGeometry) -> None:
-        self._geometry = geometry
+    def __init__(self, caches: Sequence[CacheEntry]) -> None:
         self.capacity = bucket_capacity(0)
         self.buffers: dict[tuple[int, str], NDArray[np.generic]] = {
-            (layer, part): self._new_buffer(self.capacity)
-            for layer in range(geometry.num_layers)
+            (cache.layer, part): np.zeros(
+                cache.shape(part, self.capacity), NUMPY_DTYPES[cache.dtype]
+            )
+            for cache in caches
             for part in CACHE_PARTS
         }
 
@@ -94,17 +96,16 @@ class KVCache:
     def _resized(
         self, old: NDArray[np.generic], capacity: int, num_used: int
     ) -> NDArray[np.generic]:
-        new = self._new_buffer(capacity)
+        new = self._new_buffer(old, capacity)
         new[:, :, :num_used] = old[:, :, :num_used]
         return new
 
-    def _new_buffer(self, capacity: int) -> NDArray[np.generic]:
-        kv = self._geometry
-        return np.zeros((1, kv.num_heads, capacity, kv.head_dim), NUMPY_DTYPES[kv.dtype])
+    def _new_buffer(self, old: NDArray[np.generic], capacity: int) -> NDArray[np.generic]:
+        return np.zeros((*old.shape[:2], capacity, old.shape[3]), old.dtype)
 
 
 class DeviceCaches:
-    """Arrays [1, num_heads, capacity, head_dim] of one capacity; unwritten rows are zero.
+    """Arrays [1, num_heads, capacity, width] of one capacity; unwritten rows are zero.
 
     Another capacity is another object: ``copy_from`` brings the rows over on the device.
 
@@ -113,17 +114,17 @@ class DeviceCaches:
         num_bytes: bytes that all take.
     """
 
-    def __init__(self, device: Device, geometry: KVGeometry, capacity: int) -> None:
+    def __init__(self, device: Device, caches: Sequence[CacheEntry], capacity: int) -> None:
         """Take the memory; raise MemoryError, with nothing taken, when the device has no room."""
         self._device = device
         self.capacity = capacity
-        self.num_bytes = capacity * row_bytes(geometry)
+        self.num_bytes = capacity * row_bytes(caches)
         self._arrays: dict[tuple[int, str], DeviceArray] = {}
-        shape = (1, geometry.num_heads, capacity, geometry.head_dim)
         try:
-            for layer in range(geometry.num_layers):
+            for cache in caches:
                 for part in CACHE_PARTS:
-                    self._arrays[layer, part] = device.allocate(shape, geometry.dtype)
+                    array = device.allocate(cache.shape(part, capacity), cache.dtype)
+                    self._arrays[cache.layer, part] = array
         except MemoryError:
             self.free()
             raise

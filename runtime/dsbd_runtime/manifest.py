@@ -8,6 +8,7 @@ schema version is for a change of what is there: only such a change can be read 
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,14 @@ from dsbd_runtime.errors import BundleError
 from dsbd_runtime.graph import (
     ATTENTION_MASK,
     ATTENTION_MASK_SLIDING,
+    ATTENTION_ROWS,
     FULL,
     GATHER,
+    CacheEntry,
     FeatureEntry,
     GraphContract,
     HeadOutput,
-    KVGeometry,
+    equal_caches,
     full_output,
     head_outputs,
     parse_num_top_logits,
@@ -35,8 +38,9 @@ from dsbd_runtime.typed_json import (
     unknown_fields,
 )
 
-SCHEMA_VERSION = 3
-_OLDER_VERSION = 2  # read as 3: it has a draft, and no engine with a top-k head has full_logits
+SCHEMA_VERSION = 4
+_OLDER_VERSIONS = (3, 2)  # see _as_3 and _as_4
+CACHE_KINDS = (ATTENTION_ROWS,)
 MANIFEST_NAME = "dsbd.json"
 DTYPES = ("fp32", "fp16", "bf16")
 QUANTIZATIONS = ("none", "int8-dynamic", "int8", "int4")
@@ -94,6 +98,8 @@ class ModelEntry:
     Attributes:
         family: ``model_type`` of the checkpoint, for people; nothing depends on it.
         context_length: highest number of positions the model was made for.
+        num_layers: transformer layers, those without a cache included.
+        caches: what layers keep of every row, in the order of the layers.
         dtype: one of ``DTYPES``, the type of weights that are not quantized.
         quantization: one of ``QUANTIZED_FORMS``: "int4" has zero points, "int4-symmetric" none.
         logits: "full", "topk:K" with K up to the vocabulary, or "gather"; see ``graph``.
@@ -113,7 +119,8 @@ class ModelEntry:
     bos_token_id: int | None
     eos_token_ids: list[int]
     context_length: int
-    kv: KVGeometry
+    num_layers: int
+    caches: list[CacheEntry]
     dtype: str
     quantization: str
     logits: str
@@ -141,7 +148,7 @@ class ModelEntry:
         """The inputs and outputs that its graph must have."""
         kept = () if self.kept_output is None else (self.kept_output,)
         return GraphContract(
-            kv=self.kv,
+            caches=self.caches,
             masks=self.masks,
             head=(*self.head, *kept),
             features=self.features,
@@ -194,13 +201,16 @@ def manifest_from_file(file: Path) -> Manifest:
     """Read and check dsbd.json; raise BundleError naming the place of the first mismatch."""
     data = json_from_file(file)
     found = data.get("schema_version") if isinstance(data, dict) else None
-    if type(found) is not int or found not in (SCHEMA_VERSION, _OLDER_VERSION):
+    if type(found) is not int or found not in (SCHEMA_VERSION, *_OLDER_VERSIONS):
+        older = " and ".join(map(str, _OLDER_VERSIONS))
         raise BundleError(
-            f"{file} has schema_version {in_short(found)}, this version reads {SCHEMA_VERSION} "
-            f"and {_OLDER_VERSION}; export the bundle again with this version of dsbd-ort"
+            f"{file} has schema_version {in_short(found)}, this version reads {SCHEMA_VERSION}, "
+            f"{older}; export the bundle again with this version of dsbd-ort"
         )
-    if found == _OLDER_VERSION:
-        data = _as_current(data, str(file))
+    if found < 3:
+        data = _as_3(data, str(file))
+    if found < SCHEMA_VERSION:
+        data = _as_4(data, str(file))
     _refuse_unknown(data, str(file))
     manifest = typed(Manifest, data, str(file))
     for role, entry in manifest.entry_by_role.items():
@@ -209,10 +219,43 @@ def manifest_from_file(file: Path) -> Manifest:
     return manifest
 
 
-def _as_current(data: dict[str, Any], where: str) -> dict[str, Any]:
-    """Return a manifest of ``_OLDER_VERSION`` with the fields that it lacks."""
+@dataclass(frozen=True, kw_only=True)
+class _EqualLayers:
+    """The ``kv`` of versions before 4: all layers cache rows of one shape."""
+
+    num_layers: int
+    num_heads: int
+    head_dim: int
+    dtype: str
+
+
+def _as_4(data: dict[str, Any], where: str) -> dict[str, Any]:
+    """Return a manifest of version 3 with an entry for each cached layer."""
+    return data | {
+        role: _with_caches(data[role], f"{where}: {role}")
+        for role in ("target", "draft")
+        if isinstance(data.get(role), dict)
+    }
+
+
+def _with_caches(entry: dict[str, Any], where: str) -> dict[str, Any]:
+    if "kv" not in entry:
+        raise BundleError(f"{where}: missing or unknown entries ['kv']; export the bundle again")
+    kv = typed(_EqualLayers, entry["kv"], f"{where}: kv")
+    _check_counts({"num_layers": kv.num_layers}, f"{where}: kv", _MOST_LAYERS)
+    _check_counts({"num_heads": kv.num_heads, "head_dim": kv.head_dim}, f"{where}: kv")
+    caches = equal_caches(
+        kv.num_layers, num_heads=kv.num_heads, head_dim=kv.head_dim, dtype=kv.dtype
+    )
+    others = {name: value for name, value in entry.items() if name != "kv"}
+    written = [dataclasses.asdict(cache) for cache in caches]
+    return others | {"num_layers": kv.num_layers, "caches": written}
+
+
+def _as_3(data: dict[str, Any], where: str) -> dict[str, Any]:
+    """Return a manifest of version 2: with a draft, and full_logits only without a top-k head."""
     if data.get("draft") is None:
-        expected = f"an entry: schema_version {_OLDER_VERSION} has no bundles without one"
+        expected = "an entry: schema_version 2 has no bundles without one"
         raise mismatch(expected, None, f"{where}: draft")
     entries = {role: data[role] for role in ("target", "draft") if isinstance(data.get(role), dict)}
     return data | {
@@ -235,8 +278,20 @@ def _refuse_unknown(data: dict[str, Any], where: str) -> None:
         logits = entry.get("logits")
         if isinstance(logits, str) and logits.partition(":")[0] not in LOGITS_KINDS:
             later.append("logits")
+        _refuse_unknown_caches(data, entry.get("caches"), f"{where}: {role}: caches")
         for name in (*unknown_fields(ModelEntry, entry), *later):
             raise _unknown(data, name, entry[name], f"{where}: {role}")
+
+
+def _refuse_unknown_caches(data: dict[str, Any], caches: object, where: str) -> None:
+    for index, cache in enumerate(caches if isinstance(caches, list) else []):
+        if not isinstance(cache, dict):
+            continue
+        kind = cache.get("kind")
+        if isinstance(kind, str) and kind not in CACHE_KINDS:
+            raise _unknown(data, "kind", kind, f"{where}[{index}]")
+        for name in unknown_fields(CacheEntry, cache):
+            raise _unknown(data, name, cache[name], f"{where}[{index}]")
 
 
 def _unknown(data: dict[str, Any], name: str, value: object, where: str) -> BundleError:
@@ -253,20 +308,13 @@ def check_entry(entry: ModelEntry, where: str) -> None:
     counts = {
         "vocab_size": entry.vocab_size,
         "context_length": entry.context_length,
-        "kv: num_layers": entry.kv.num_layers,
-        "kv: num_heads": entry.kv.num_heads,
-        "kv: head_dim": entry.kv.head_dim,
         "sliding_window": 1 if entry.sliding_window is None else entry.sliding_window,
     }
-    for name, count in counts.items():
-        if count < 1:
-            raise mismatch("a number above 0", count, f"{where}: {name}")
-        most = _MOST_LAYERS if name == "kv: num_layers" else _MOST
-        if count > most:
-            raise mismatch(f"at most {most}", count, f"{where}: {name}")
+    _check_counts(counts, where)
+    _check_counts({"num_layers": entry.num_layers}, where, _MOST_LAYERS)
+    _check_caches(entry, where)
     choices = (
         ("dtype", entry.dtype, DTYPES),
-        ("kv: dtype", entry.kv.dtype, DTYPES),
         ("quantization", entry.quantization, QUANTIZED_FORMS),
         ("parity: measure", entry.parity.measure, PARITY_MEASURES),
     )
@@ -286,11 +334,39 @@ def check_entry(entry: ModelEntry, where: str) -> None:
     _check_masks(entry, where)
 
 
+def _check_counts(counts: dict[str, int], where: str, most: int = _MOST) -> None:
+    for name, count in counts.items():
+        if count < 1:
+            raise mismatch("a number above 0", count, f"{where}: {name}")
+        if count > most:
+            raise mismatch(f"at most {most}", count, f"{where}: {name}")
+
+
+def _check_caches(entry: ModelEntry, where: str) -> None:
+    """Raise BundleError unless different layers, in their order, have caches that can be."""
+    layers = [cache.layer for cache in entry.caches]
+    if (
+        not layers
+        or layers != sorted(set(layers))
+        or not 0 <= layers[0] <= layers[-1] < (entry.num_layers)
+    ):
+        expected = f"increasing layers from 0 to {entry.num_layers - 1}, at least one"
+        raise mismatch(expected, layers, f"{where}: caches")
+    for index, cache in enumerate(entry.caches):
+        place = f"{where}: caches[{index}]"
+        if cache.kind not in CACHE_KINDS:
+            raise mismatch(f"one of {', '.join(CACHE_KINDS)}", cache.kind, f"{place}: kind")
+        if cache.dtype not in DTYPES:
+            raise mismatch(f"one of {', '.join(DTYPES)}", cache.dtype, f"{place}: dtype")
+        sizes = ("num_heads", "key_width", "value_width")
+        _check_counts({name: getattr(cache, name) for name in sizes}, place)
+
+
 def check_features(target: ModelEntry, draft: ModelEntry | None, where: str) -> None:
     """Raise BundleError unless the features that the target returns are those the draft reads."""
     returned, read = target.features, None if draft is None else draft.features
     if returned is not None:
-        layers, num_layers = returned.layers, target.kv.num_layers
+        layers, num_layers = returned.layers, target.num_layers
         place = f"{where}: target: features"
         is_known = bool(layers) and all(0 <= layer < num_layers for layer in layers or ())
         if not is_known or len(set(layers or ())) < len(layers or ()):

@@ -266,10 +266,11 @@ def _engine_inputs(inputs: EngineInputs) -> Iterator[tuple[str, NDArray[Any]]]:
 
 def _new_cache(model_path: Path, entry: ModelEntry) -> KVCache:
     try:
-        return KVCache(entry.kv)
+        return KVCache(entry.caches)
     except (MemoryError, ValueError) as error:  # numpy has no shape that large, or no memory
         raise CapacityError(
-            f"no memory for the smallest key/value cache of {model_path}, {entry.kv}: {error}; "
+            f"no memory for the smallest key/value cache of {model_path}, "
+            f"{entry.caches[0]} and as many as {len(entry.caches)} in all: {error}; "
             "close other programs that use the memory, or export again"
         ) from error
 

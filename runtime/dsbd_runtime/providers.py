@@ -125,7 +125,7 @@ def find_provider(name: str) -> Provider:
 
 
 def check_dtype(provider: Provider, entry: ModelEntry, model_path: Path) -> None:
-    """Raise ProviderError unless the provider runs the engine's types and its quantization."""
+    """Raise ProviderError unless the provider runs an engine: types, caches, quantization."""
     if entry.quantization not in provider.quantizations:
         raise ProviderError(
             f"{model_path} is quantized as {entry.quantization}, for which provider "
@@ -133,7 +133,7 @@ def check_dtype(provider: Provider, entry: ModelEntry, model_path: Path) -> None
             f"export with --quantize {provider.quantizations[-1].removesuffix('-symmetric')} "
             f"--dtype {provider.dtypes[0]}"
         )
-    for dtype in (entry.dtype, entry.kv.dtype):
+    for dtype in (entry.dtype, *(cache.dtype for cache in entry.caches)):
         if dtype not in provider.dtypes:
             raise ProviderError(
                 f"{model_path} is in {dtype}, provider {provider.name!r} runs "

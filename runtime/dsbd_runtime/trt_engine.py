@@ -61,7 +61,7 @@ class TrtEngine:
         plan: TrtPlan,
         path: Path,
         *,
-        num_layers: int,
+        cached_layers: Sequence[int],
         capacity: int,
         profiles: Sequence[int],
         stream: int,
@@ -73,7 +73,7 @@ class TrtEngine:
         Args:
             plan: the deserialized engine.
             path: its file, for messages.
-            num_layers: layers with a pair of caches.
+            cached_layers: numbers of the layers with a pair of caches.
             capacity: rows of the caches.
             profiles: by optimization profile, the most rows of a call.
             stream: address of the CUDA stream that all calls are queued on.
@@ -94,7 +94,7 @@ class TrtEngine:
         self._contexts: dict[int, TrtContext] = {}
         self._last_call: dict[int, TrtCall] = {}
         self._check_profiles(plan)
-        for layer in range(num_layers):
+        for layer in cached_layers:
             for part in CACHE_PARTS:
                 self._check_cache(plan, past_name(layer, part), present_name(layer, part))
 
@@ -271,7 +271,7 @@ def open_trt_session(
             open_engine(
                 trt,
                 folder / file,
-                num_layers=entry.kv.num_layers,
+                cached_layers=[cache.layer for cache in entry.caches],
                 capacity=record.capacity,
                 profiles=profiles,
                 device=device,
@@ -297,7 +297,7 @@ def open_engine(
     trt: ModuleType,
     path: Path,
     *,
-    num_layers: int,
+    cached_layers: Sequence[int],
     capacity: int,
     profiles: list[int],
     device: CudaDevice,
@@ -315,7 +315,7 @@ def open_engine(
     return TrtEngine(
         plan,
         path,
-        num_layers=num_layers,
+        cached_layers=cached_layers,
         capacity=capacity,
         profiles=profiles,
         stream=device.stream,

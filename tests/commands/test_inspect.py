@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -47,10 +48,10 @@ def test_json_tells_both_models_and_their_caches(bundle):
     target, draft = summary["target"], summary["draft"]
     assert (target["dtype"], target["quantization"], target["logits"]) == ("fp32", "none", "full")
     assert (draft["dtype"], draft["logits"], draft["context_length"]) == ("fp16", "topk:8", 300)
-    assert summary["schema_version"] == 3
+    assert summary["schema_version"] == 4
     for model in (target, draft):
         assert (model["full_logits"], model["bit_exact"]) == (True, None)
-    assert target["kv"] == {"num_layers": 3, "num_heads": 2, "head_dim": 8, "dtype": "fp32"}
+    assert target["caches"] == [dataclasses.asdict(cache) for cache in TARGET.entry().caches]
     assert (target["kv_bytes_per_token"], draft["kv_bytes_per_token"]) == (TARGET_KV, DRAFT_KV)
     assert target["kv_bytes_full_context"] == TARGET_KV * 512
     assert summary["context_length"] == 300 and summary["vocab_size"] == 258
@@ -74,7 +75,12 @@ def test_json_tells_the_files_on_disk(bundle):
 def test_help_names_every_field_of_the_json(bundle):
     text = dsbd_inspect("--help").stdout
     summary = inspected(bundle)
-    for level in (summary, summary["target"], summary["target"]["kv"], summary["providers"][0]):
+    for level in (
+        summary,
+        summary["target"],
+        summary["target"]["caches"][0],
+        summary["providers"][0],
+    ):
         assert not [name for name in level if name not in text]
 
 
@@ -84,7 +90,7 @@ def test_the_tables_say_it_in_words(bundle):
     for words in (
         "topk:8, full to read",
         "not claimed",
-        "schema version 3, made with onnx",
+        "schema version 4, made with onnx",
         "fp16, none",
         "attention_mask_sliding",
         "max_abs_error",

@@ -46,7 +46,7 @@ def alone(tiny_bundle: Bundle) -> list[Any]:
 def service(pipeline: Pipeline) -> Iterator[Service]:
     """After some answers of one token: it expects that answers are short."""
     entries = pipeline.bundle.entry_by_role
-    of_row = sum(row_bytes(entry.kv) for entry in entries.values())
+    of_row = sum(row_bytes(entry.caches) for entry in entries.values())
     with Service(pipeline, ServiceLimits(kv_bytes=MAX_ROWS * of_row)) as opened:
         for _ in range(24):
             opened.generate(

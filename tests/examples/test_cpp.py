@@ -173,7 +173,7 @@ def test_damaged_bundles_are_refused(host, tiny_bundle, tmp_path):
     copy = Path(shutil.copytree(tiny_bundle.path, tmp_path / "bundle"))
     manifest = json.loads((copy / "dsbd.json").read_text())
     damages: list[tuple[Options, str]] = [
-        ({"schema_version": 4}, "schema_version 4, this host reads 3 and 2"),
+        ({"schema_version": 5}, "schema_version 5, this host reads 2 to 4"),
         ({"files": {**manifest["files"], "../x": {"size": 1}}}, "outside the bundle"),
         ({"target": {**manifest["target"], "logits": "topk:0"}}, "expected full or topk:K"),
         ({"target": {**manifest["target"], "vocab_size": 9}}, "target and draft differ in"),

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
-from transformers import FalconConfig, Gemma3TextConfig, GPT2Config, LlamaConfig, MistralConfig
+from transformers import Gemma3TextConfig, LlamaConfig, MistralConfig
 
 from dsbd_export.checkpoint import load_model, open_pair
 from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
-from dsbd_export.model_config import kv_geometry, layer_masks
+from dsbd_export.model_config import layer_masks
 
 FULL, SLIDING = "attention_mask", "attention_mask_sliding"
 
@@ -96,25 +96,3 @@ MASKS = [
 @pytest.mark.parametrize(("config", "wanted"), MASKS)
 def test_the_mask_of_each_layer(config, wanted):
     assert layer_masks(config) == wanted
-
-
-def test_cache_shapes_of_configs_with_other_names():
-    kv = kv_geometry(GPT2Config(n_layer=3, n_head=4, n_embd=64), "fp32")
-    assert (kv.num_layers, kv.num_heads, kv.head_dim) == (3, 4, 16)
-    kv = kv_geometry(
-        Gemma3TextConfig(num_hidden_layers=2, head_dim=40, num_key_value_heads=2), "fp32"
-    )
-    assert (kv.num_layers, kv.num_heads, kv.head_dim) == (2, 2, 40)
-
-
-FALCONS = [  # (arguments, heads of the caches)
-    ({}, 1),
-    ({"multi_query": False}, 4),
-    ({"new_decoder_architecture": True, "num_kv_heads": 2}, 4),
-]
-
-
-@pytest.mark.parametrize(("arguments", "num_heads"), FALCONS)
-def test_cache_heads_that_the_config_does_not_name(arguments, num_heads):
-    kv = kv_geometry(FalconConfig(num_attention_heads=4, hidden_size=64, **arguments), "fp32")
-    assert (kv.num_heads, kv.head_dim) == (num_heads, 16)

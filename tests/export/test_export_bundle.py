@@ -12,6 +12,7 @@ from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
 from dsbd_export.pipeline import export_bundle
 from dsbd_runtime.bundle import open_bundle
+from dsbd_runtime.graph import equal_caches
 from scripts.family_checkpoints import write_checkpoint
 from tests.export.conftest import swap_tokens
 
@@ -45,7 +46,7 @@ def test_the_manifest(exported):
     assert (target.family, target.vocab_size, target.context_length) == ("llama", 300, 256)
     assert (target.bos_token_id, target.eos_token_ids) == (0, [1])
     assert (target.dtype, target.quantization, target.logits) == ("fp32", "none", "full")
-    assert (target.kv.num_layers, target.kv.num_heads, target.kv.head_dim) == (2, 2, 12)
+    assert target.caches == equal_caches(2, num_heads=2, head_dim=12, dtype="fp32")
     assert (target.masks, target.sliding_window) == (["attention_mask"], None)
 
 

@@ -65,7 +65,7 @@ def test_a_family_passes_the_whole_gate(name, tmp_path):
     assert cases == [*forests, (checkpoint.context_length, "text")]
     assert form_of(model.graph) is family.attention
     operators = Counter(node.op_type for node in model.graph.node)
-    assert operators["TopK"] == (entry.kv.num_layers if family.has_experts else 0)
+    assert operators["TopK"] == (entry.num_layers if family.has_experts else 0)
     assert ("window" in family.note) >= (entry.sliding_window is not None)
 
 

@@ -7,13 +7,14 @@ import torch
 
 from dsbd_export.errors import ExportError
 from dsbd_export.forest_graph import ForestCache
+from dsbd_export.replacements import forest_attention
 
 NEW = torch.zeros(1, 2, 3, 8)  # two heads of eight, three rows
 
 
 def new_cache(num_layers=1):
     past = [(torch.zeros(1, 2, 16, 8), torch.zeros(1, 2, 16, 8)) for _ in range(num_layers)]
-    return ForestCache(past, torch.tensor([0]))
+    return ForestCache(dict(enumerate(past)), torch.tensor([0]))
 
 
 def test_the_cache_gives_back_all_rows():
@@ -40,3 +41,30 @@ def test_a_layer_that_shares_the_cache_of_another():
 def test_values_of_another_shape_than_keys():
     with pytest.raises(ExportError, match="layer 0 caches 2 heads of 4, expected 2 of 8"):
         new_cache().update(NEW, NEW[..., :4], 0)
+
+
+def attend(**arguments: object):
+    query, mask = torch.zeros(1, 2, 3, 8), torch.ones(1, 1, 3, 16, dtype=torch.bool)
+    rows = torch.zeros(1, 2, 16, 8)
+    return forest_attention(torch.nn.Identity(), query, rows, rows, mask, **arguments)
+
+
+OTHER_ARGUMENTS = [
+    ("indices", torch.zeros(1, 3, 4, dtype=torch.int64), r"indices \(a tensor \[1, 3, 4\]\)"),
+    ("position_bias", torch.zeros(1, 2, 3, 16), r"position_bias \(a tensor"),
+    ("dropout", 0.1, r"dropout \(0.1\)"),
+    ("is_causal", False, r"is_causal \(False\)"),
+    ("temperature", 2.0, r"temperature \(2.0\)"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "said"), OTHER_ARGUMENTS)
+def test_an_argument_that_may_change_attention(name, value, said):
+    with pytest.raises(ExportError, match=f"Identity gives attention the argument {said}"):
+        attend(**{name: value})
+
+
+def test_arguments_without_effect():
+    neutral = {"dropout": 0.0, "position_bias": None, "sliding_window": 4, "use_cache": True}
+    attended, _ = attend(position_ids=torch.arange(3)[None], **neutral)
+    assert attended.shape == (1, 3, 2, 8)

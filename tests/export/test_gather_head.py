@@ -49,7 +49,7 @@ def test_manifest_and_report_name_the_head(exported_gather):
     manifest = open_bundle(exported_gather.config.output, verify=True).manifest
     for entry in (manifest.target, manifest.draft):
         assert (entry.logits, entry.full_logits) == ("gather", True)
-    assert manifest.schema_version == 3
+    assert manifest.schema_version == 4
     assert sum("gather head" in line for line in exported_gather.report) == 2
 
 

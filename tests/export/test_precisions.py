@@ -79,7 +79,7 @@ def test_caches_and_weights_have_the_precision_and_logits_are_fp32(bundles, dtyp
     assert graph.output[0].type.tensor_type.elem_type == TensorProto.FLOAT
     assert {t.data_type for t in graph.initializer if len(t.dims) == 2} == {wanted}
     entry = open_bundle(folder).manifest.target
-    assert (entry.dtype, entry.kv.dtype, entry.quantization) == (dtype, dtype, "none")
+    assert (entry.dtype, entry.caches[0].dtype, entry.quantization) == (dtype, dtype, "none")
     assert entry.parity.measure == "mean_kl" and 0 < entry.parity.mean_kl < entry.parity.limit
 
 

@@ -30,9 +30,6 @@ REFUSED = [  # (config class, its arguments, words of the reason)
     ("BloomConfig", {}, "ALiBi"),
     ("MptConfig", {}, "ALiBi"),
     ("FalconConfig", {"alibi": True}, "ALiBi"),
-    ("DeepseekV2Config", {}, "latent attention"),
-    ("DeepseekV3Config", {}, "latent attention"),
-    ("MiniCPM3Config", {}, "latent attention"),
     ("GptOssConfig", {}, "attention sinks"),
     ("GPTNeoConfig", {}, "counts cache rows"),
     (

@@ -21,8 +21,23 @@ def edited(folder: Path, edit: Callable[[dict[str, Any]], object]) -> Path:
     return folder
 
 
+def as_version_3(data: dict[str, Any]) -> None:
+    """Turn a manifest into what schema version 3 has of it: one shape for all layers' caches."""
+    data["schema_version"] = 3
+    for role in ("target", "draft"):
+        entry = data[role]
+        first = entry.pop("caches")[0]
+        entry["kv"] = {
+            "num_layers": entry.pop("num_layers"),
+            "num_heads": first["num_heads"],
+            "head_dim": first["key_width"],
+            "dtype": first["dtype"],
+        }
+
+
 def as_version_2(data: dict[str, Any]) -> None:
-    """Turn a manifest into what the schema version before has of it."""
+    """Turn a manifest into what schema version 2 has of it."""
+    as_version_3(data)
     data["schema_version"] = 2
     for role in ("target", "draft"):
         for name in ("full_logits", "bit_exact", "features", "d2t"):

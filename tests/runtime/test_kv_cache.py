@@ -7,11 +7,11 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from dsbd_runtime.bundle import KVGeometry
 from dsbd_runtime.errors import CapacityError
-from dsbd_runtime.kv_cache import KVCache, bucket_capacity
+from dsbd_runtime.graph import CacheEntry, equal_caches
+from dsbd_runtime.kv_cache import KVCache, bucket_capacity, row_bytes
 
-GEOMETRY = KVGeometry(num_layers=3, num_heads=2, head_dim=4, dtype="fp32")
+GEOMETRY = equal_caches(3, num_heads=2, head_dim=4, dtype="fp32")
 
 BUCKETS = [
     # rows wanted, capacity
@@ -40,7 +40,7 @@ def test_long_caches_have_at_most_a_fifth_free_and_always_fit() -> None:
         assert num_rows <= bucket_capacity(num_rows) < 1.25 * num_rows
 
 
-def filled_cache(num_used: int, geometry: KVGeometry = GEOMETRY) -> KVCache:
+def filled_cache(num_used: int, geometry: list[CacheEntry] = GEOMETRY) -> KVCache:
     cache = KVCache(geometry)
     rng = np.random.default_rng(0)
     for buffer in cache.buffers.values():
@@ -62,7 +62,7 @@ def test_growth_keeps_the_used_rows_and_zeroes_the_rest() -> None:
 
 
 def test_growth_holds_one_old_buffer_at_a_time() -> None:
-    geometry = KVGeometry(num_layers=8, num_heads=2, head_dim=64, dtype="fp16")
+    geometry = equal_caches(8, num_heads=2, head_dim=64, dtype="fp16")
     cache = filled_cache(128, geometry)
     tracemalloc.start()
     try:
@@ -86,7 +86,7 @@ def test_moved_rows_overlap_as_if_copied_at_once() -> None:
 
 
 def test_caches_may_be_fp16() -> None:
-    cache = KVCache(KVGeometry(num_layers=1, num_heads=1, head_dim=4, dtype="fp16"))
+    cache = KVCache(equal_caches(1, num_heads=1, head_dim=4, dtype="fp16"))
     assert {buffer.dtype for buffer in cache.buffers.values()} == {np.dtype(np.float16)}
 
 
@@ -96,12 +96,12 @@ def test_too_little_memory_leaves_the_caches_as_they_were() -> None:
 
         num_large = 0
 
-        def _new_buffer(self, capacity: int) -> np.ndarray:
+        def _new_buffer(self, old: np.ndarray, capacity: int) -> np.ndarray:
             if capacity == 256:
                 self.num_large += 1
                 if self.num_large > 3:
                     raise MemoryError
-            return super()._new_buffer(capacity)
+            return super()._new_buffer(old, capacity)
 
     cache = ScarceCache(GEOMETRY)
     for index, buffer in enumerate(cache.buffers.values()):
@@ -119,3 +119,26 @@ def test_a_refused_allocation_is_a_capacity_error() -> None:
     with pytest.raises(CapacityError, match="shorten the prompt"):
         cache.resize(1 << 50, 10)  # beyond the address space of any machine
     assert cache.capacity == 128
+
+
+MIXED = [  # a layer with latents, one without rows, one with wide heads in another precision
+    CacheEntry(
+        kind="attention rows", layer=0, num_heads=1, key_width=8, value_width=2, dtype="fp32"
+    ),
+    CacheEntry(
+        kind="attention rows", layer=2, num_heads=3, key_width=16, value_width=16, dtype="fp16"
+    ),
+]
+
+
+def test_layers_may_cache_rows_of_different_shapes() -> None:
+    cache = KVCache(MIXED)
+    assert {key: buffer.shape for key, buffer in cache.buffers.items()} == {
+        (0, "key"): (1, 1, 128, 8),
+        (0, "value"): (1, 1, 128, 2),
+        (2, "key"): (1, 3, 128, 16),
+        (2, "value"): (1, 3, 128, 16),
+    }
+    assert row_bytes(MIXED) == (8 + 2) * 4 + 3 * (16 + 16) * 2
+    cache.resize(256, 0)
+    assert cache.num_bytes == 256 * row_bytes(MIXED)

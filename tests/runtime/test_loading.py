@@ -12,7 +12,7 @@ import pytest
 from dsbd_runtime.bundle import Bundle, FileEntry, ModelEntry, open_bundle, write_manifest
 from dsbd_runtime.causal_lm import CausalLM
 from dsbd_runtime.errors import BundleError, InputError, ProviderError
-from dsbd_runtime.graph import ATTENTION_MASK, ATTENTION_MASK_SLIDING
+from dsbd_runtime.graph import ATTENTION_MASK, ATTENTION_MASK_SLIDING, equal_caches
 from dsbd_runtime.loading import SMALL_DRAFT_BYTES, load_causal_lm, load_pair
 from tests.runtime.model_calls import logits_of
 from tests.runtime.reference import reference_logits
@@ -46,11 +46,12 @@ def test_a_truncated_engine_of_the_right_size_on_paper(bundle_copy: Path) -> Non
 
 
 ENTRY = TinyModel().entry()
-MORE_LAYERS = replace(ENTRY, kv=replace(ENTRY.kv, num_layers=3))
-FEWER_LAYERS = replace(ENTRY, kv=replace(ENTRY.kv, num_layers=1))
-MORE_HEADS = replace(ENTRY, kv=replace(ENTRY.kv, num_heads=4))
-OTHER_HEAD_DIM = replace(ENTRY, kv=replace(ENTRY.kv, head_dim=16))
-OTHER_DTYPE = replace(ENTRY, kv=replace(ENTRY.kv, dtype="fp16"))
+TINY: dict[str, Any] = {"num_heads": 2, "head_dim": 8, "dtype": "fp32"}
+MORE_LAYERS = replace(ENTRY, num_layers=3, caches=equal_caches(3, **TINY))
+FEWER_LAYERS = replace(ENTRY, caches=ENTRY.caches[:1])
+MORE_HEADS = replace(ENTRY, caches=equal_caches(2, **TINY | {"num_heads": 4}))
+OTHER_HEAD_DIM = replace(ENTRY, caches=equal_caches(2, **TINY | {"head_dim": 16}))
+OTHER_DTYPE = replace(ENTRY, caches=equal_caches(2, **TINY | {"dtype": "fp16"}))
 MORE_MASKS = replace(ENTRY, masks=[ATTENTION_MASK, ATTENTION_MASK_SLIDING], sliding_window=4)
 OTHER_MASK = replace(ENTRY, masks=[ATTENTION_MASK_SLIDING], sliding_window=4)
 CONTRADICTIONS = [

@@ -13,7 +13,7 @@ import pytest
 from dsbd_runtime.bundle import Bundle, open_bundle, write_manifest
 from dsbd_runtime.errors import BundleError, CapacityError, DsbdError, InputError, ProviderError
 from dsbd_runtime.loading import load_causal_lm, load_pair
-from tests.runtime.bundle_edits import as_version_2, edited, without_draft
+from tests.runtime.bundle_edits import as_version_2, as_version_3, edited, without_draft
 from tests.runtime.model_calls import logits_of
 from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle
 
@@ -72,12 +72,12 @@ def test_a_manifest_that_is_no_json(bundle_copy: Path, content: bytes) -> None:
     assert "dsbd.json cannot be read as JSON" in refusal(bundle_copy)
 
 
-@pytest.mark.parametrize("version", [4, 1, None, "3", 3.0, "2", True, [1], {"a": "b" * 1000}])
+@pytest.mark.parametrize("version", [5, 1, None, "3", 3.0, "2", True, [1], {"a": "b" * 1000}])
 def test_another_schema_version(bundle_copy: Path, version: Any) -> None:
     edited(bundle_copy, lambda data: data.update(schema_version=version))
     message = refusal(bundle_copy)
     assert f"has schema_version {version!r}"[:60] in message
-    assert "this version reads 3 and 2; export the bundle again" in message
+    assert "this version reads 4, 3 and 2; export the bundle again" in message
 
 
 @pytest.mark.parametrize("content", ["[]", "3", "null", '"text"', "{}"])
@@ -100,9 +100,14 @@ WRONG_VALUES: list[tuple[list[str | int], Any, str]] = [
     (["target", "eos_token_ids"], [-1], "a special token id is -1, expected 0 to 257"),
     (["target", "eos_token_ids"], [258], "a special token id is 258, expected 0 to 257"),
     (["target", "context_length"], -5, "context_length is -5, expected a number above 0"),
-    (["target", "kv"], None, "target: kv is None, expected KVGeometry"),
-    (["target", "kv", "num_layers"], 0, "kv: num_layers is 0, expected a number above 0"),
-    (["target", "kv", "dtype"], "float32", "kv: dtype is 'float32', expected one of fp32"),
+    (["target", "caches"], None, "target: caches is None, expected list"),
+    (["target", "caches"], [], "caches is [], expected increasing layers from 0 to 1, at least"),
+    (["target", "num_layers"], 1, "caches is [0, 1], expected increasing layers from 0 to 0"),
+    (["target", "num_layers"], 0, "num_layers is 0, expected a number above 0"),
+    (["target", "caches", 1, "layer"], 0, "caches is [0, 0], expected increasing layers"),
+    (["target", "caches", 0, "key_width"], 0, "caches[0]: key_width is 0, expected a number"),
+    (["target", "caches", 0, "dtype"], "float32", "caches[0]: dtype is 'float32', expected one"),
+    (["target", "caches", 1, "kind"], "recurrent state", "caches[1] has kind 'recurrent state'"),
     (["target", "dtype"], "int4", "dtype is 'int4', expected one of fp32, fp16, bf16"),
     (["target", "logits"], "topk:0", "logits is 'topk:0', expected full or topk:K with K from 1"),
     (["target", "logits"], "topk:259", "'topk:259', expected full or topk:K with K from 1 to 258"),
@@ -213,6 +218,34 @@ def test_version_2_is_read_with_the_defaults(bundle_copy: Path, tiny_bundle: Bun
     }  # fmt: skip
 
 
+def test_version_3_is_read_with_a_cache_for_each_layer(
+    bundle_copy: Path, tiny_bundle: Bundle
+) -> None:
+    bundle = open_bundle(edited(bundle_copy, as_version_3), verify=True)
+    assert bundle.manifest == replace(tiny_bundle.manifest, schema_version=3)
+    assert "caches" not in json.loads((bundle_copy / "dsbd.json").read_text())["target"]
+    load_causal_lm(bundle, "target").close()
+
+
+VERSION_3_EDITS: list[tuple[Any, Any, str]] = [
+    (None, None, "target: kv is None, expected _EqualLayers"),
+    ("num_layers", 0, "kv: num_layers is 0, expected a number above 0"),
+    ("num_layers", 10_001, "kv: num_layers is 10001, expected at most 10000"),
+    ("head_dim", 2**31, "kv: head_dim is 2147483648, expected at most 2147483647"),
+    ("dtype", "float32", "dtype is 'float32', expected one of fp32"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "said"), VERSION_3_EDITS)
+def test_a_broken_shape_of_version_3(bundle_copy: Path, name: Any, value: Any, said: str) -> None:
+    def break_it(data: dict[str, Any]) -> None:
+        as_version_3(data)
+        kv = data["target"]["kv"]
+        data["target"]["kv"] = None if name is None else kv | {name: value}
+
+    assert said in refusal(edited(bundle_copy, break_it))
+
+
 def test_a_topk_engine_of_version_2_has_no_full_logits(tmp_path: Path) -> None:
     old = TinyModel(logits="topk:8", full_logits=False)
     write_tiny_bundle(tmp_path / "bundle", target=old, draft=replace(old, seed=1))
@@ -270,8 +303,8 @@ def test_its_draft_is_refused_where_one_is_needed(bundle_copy: Path) -> None:
 
 
 def test_a_missing_entry_is_named(bundle_copy: Path) -> None:
-    edited(bundle_copy, lambda data: data["draft"].pop("kv"))
-    assert "draft: missing or unknown entries ['kv']" in refusal(bundle_copy)
+    edited(bundle_copy, lambda data: data["draft"].pop("caches"))
+    assert "draft: missing or unknown entries ['caches']" in refusal(bundle_copy)
 
 
 @pytest.mark.parametrize("name", ["target/model.onnx", "draft/prune.onnx", "tokenizer.json"])

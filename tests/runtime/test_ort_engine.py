@@ -13,7 +13,7 @@ import pytest
 
 from dsbd_export.prune_graph import write_prune_graph
 from dsbd_runtime import graph
-from dsbd_runtime.bundle import Bundle, KVGeometry
+from dsbd_runtime.bundle import Bundle
 from dsbd_runtime.cuda_device import CudaDevice
 from dsbd_runtime.errors import (
     BundleError,
@@ -22,6 +22,7 @@ from dsbd_runtime.errors import (
     EngineError,
     ProviderError,
 )
+from dsbd_runtime.graph import equal_caches
 from dsbd_runtime.kv_cache import DeviceCaches
 from dsbd_runtime.ort_engine import (
     OrtEngine,
@@ -215,7 +216,7 @@ def test_a_closed_engine_binds_nothing() -> None:
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
 def test_rows_of_every_type_move_in_place_behind_an_address(tmp_path: Path, dtype: str) -> None:
-    geometry = KVGeometry(num_layers=1, num_heads=2, head_dim=8, dtype=dtype)
+    geometry = equal_caches(1, num_heads=2, head_dim=8, dtype=dtype)
     path = tmp_path / "prune.onnx"
     write_prune_graph(geometry, path)
     session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])

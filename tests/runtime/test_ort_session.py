@@ -66,7 +66,7 @@ def test_the_warning_appears_when_past_and_present_differ(
 ) -> None:
     """Proves that the absence of the warning, above and below, says something."""
     engine = engine_with_warnings(tiny_bundle.prune_path("target"))
-    cache = KVCache(tiny_bundle.entry("target").kv)
+    cache = KVCache(tiny_bundle.entry("target").caches)
     feeds = {graph.past_name(layer, part): b for (layer, part), b in cache.buffers.items()}
     engine.run(None, {graph.SRC_ROWS: np.array([1]), graph.WRITE_INDICES: np.array([0]), **feeds})
     assert IN_PLACE_WARNING in capfd.readouterr().err
@@ -82,7 +82,7 @@ def test_prune_graph_and_move_rows_give_the_same_caches_in_place(
     first_row: int,
 ) -> None:
     engine = engine_with_warnings(tiny_bundle.prune_path("target"))
-    by_numpy, by_graph = (KVCache(tiny_bundle.entry("target").kv) for _ in range(2))
+    by_numpy, by_graph = (KVCache(tiny_bundle.entry("target").caches) for _ in range(2))
     rng = np.random.default_rng(0)
     binding = engine.io_binding()
     for key, buffer in by_numpy.buffers.items():

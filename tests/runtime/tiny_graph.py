@@ -19,12 +19,11 @@ from dsbd_runtime.bundle import (
     PRUNE_FILE,
     ROLES,
     TOKENIZER_FILE,
-    KVGeometry,
     ModelEntry,
     ParityReport,
     write_manifest,
 )
-from dsbd_runtime.graph import parse_num_top_logits
+from dsbd_runtime.graph import equal_caches, parse_num_top_logits
 from dsbd_runtime.staging import new_bundle
 from tests.runtime.tiny_tokenizer import VOCAB_SIZE, tiny_tokenizer
 
@@ -94,8 +93,9 @@ class TinyModel:
             bos_token_id=256,
             eos_token_ids=[257],
             context_length=self.context_length,
-            kv=KVGeometry(
-                num_layers=self.num_layers,
+            num_layers=self.num_layers,
+            caches=equal_caches(
+                self.num_layers,
                 num_heads=self.num_kv_heads,
                 head_dim=self.head_dim,
                 dtype=self.dtype,

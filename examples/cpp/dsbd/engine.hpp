@@ -33,7 +33,7 @@ public:
         : entry_(entry),
           session_(open_session(env, entry, threads)),
           binding_(session_),
-          cache_(entry.kv),
+          cache_(entry.caches),
           row_positions_(cache_.capacity()) {
         bind_caches();
     }
@@ -112,17 +112,16 @@ private:
     }
 
     void bind_caches() {
-        const ONNXTensorElementDataType type = entry_.kv.dtype == "fp32"
-                                                   ? ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT
-                                                   : ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16;
-        const std::vector<std::int64_t> shape = cache_.shape();
-        for (std::size_t i = 0; i < cache_.buffers().size(); ++i) {
-            std::vector<std::uint8_t>& buffer = cache_.buffers()[i];
-            const Ort::Value value = Ort::Value::CreateTensor(
-                memory_, buffer.data(), buffer.size(), shape.data(), shape.size(), type);
-            const std::string name = std::to_string(i / 2) + (i % 2 == 0 ? ".key" : ".value");
-            binding_.BindInput(("past_key_values." + name).c_str(), value);
-            binding_.BindOutput(("present." + name).c_str(), value);
+        for (CacheBuffer& buffer : cache_.buffers()) {
+            const ONNXTensorElementDataType type = buffer.is_fp32
+                                                       ? ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT
+                                                       : ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16;
+            const std::vector<std::int64_t> shape = buffer.shape(cache_.capacity());
+            const Ort::Value value =
+                Ort::Value::CreateTensor(memory_, buffer.bytes.data(), buffer.bytes.size(),
+                                         shape.data(), shape.size(), type);
+            binding_.BindInput(("past_key_values" + buffer.name).c_str(), value);
+            binding_.BindOutput(("present" + buffer.name).c_str(), value);
         }
     }
 

@@ -24,7 +24,7 @@ struct ModelEntry {
     std::size_t vocab_size;
     std::size_t context_length;
     std::set<std::int64_t> eos_token_ids;
-    KvGeometry kv;
+    std::vector<CacheEntry> caches;
     std::string quantization;
     std::size_t num_candidates;                  // K of "topk:K", 0 of "full"
     std::vector<std::string> masks;              // the mask inputs of the graph
@@ -36,13 +36,13 @@ struct Bundle {
     std::optional<ModelEntry> draft;             // not in a bundle for strategies without one
 };
 
-constexpr int schema_version = 3;
-constexpr int older_version = 2;                 // all that this host reads is the same in both
+constexpr int schema_version = 4;
+constexpr int oldest_version = 2;                // 2 and 3 have one `kv` for all layers
 
 inline const std::set<std::string> manifest_fields{"schema_version", "versions", "target",
                                                    "draft", "files"};
 inline const std::set<std::string> entry_fields{
-    "family", "vocab_size", "bos_token_id", "eos_token_ids", "context_length", "kv", "dtype",
+    "family", "vocab_size", "bos_token_id", "eos_token_ids", "context_length", "num_layers", "caches", "dtype",
     "quantization", "logits", "full_logits", "bit_exact", "masks", "sliding_window", "parity"};
 
 /// Refuse what only a later version knows: a field that is null says that the bundle lacks it.
@@ -102,12 +102,49 @@ inline void check_masks(const ModelEntry& entry, const std::filesystem::path& fi
     }
 }
 
+inline CacheEntry cache_of(const nlohmann::json& json, const std::filesystem::path& file) {
+    check_fields(json, {"kind", "layer", "num_heads", "key_width", "value_width", "dtype"},
+                 file.string() + ": a cache");
+    if (json.at("kind") != "attention rows") {
+        throw Error(file.string() + " has a cache of kind " + json.at("kind").dump() +
+                    ", which this host does not know; use the host of the version of dsbd-ort " +
+                    "that made the bundle");
+    }
+    return {json.at("layer").get<std::size_t>(), positive(json, "num_heads", file),
+            positive(json, "key_width", file), positive(json, "value_width", file),
+            json.at("dtype").get<std::string>()};
+}
+
+/// Return the caches of an entry, which versions 2 and 3 describe by one shape for all layers.
+inline std::vector<CacheEntry> caches_of(const nlohmann::json& entry, int version,
+                                         const std::filesystem::path& file) {
+    std::vector<CacheEntry> caches;
+    if (version >= 4) {
+        for (const nlohmann::json& cache : entry.at("caches")) {
+            caches.push_back(cache_of(cache, file));
+        }
+        return caches;
+    }
+    const nlohmann::json& kv = entry.at("kv");
+    const std::size_t width = positive(kv, "head_dim", file);
+    const std::size_t num_layers = positive(kv, "num_layers", file);
+    for (std::size_t layer = 0; layer < num_layers; ++layer) {
+        caches.push_back({layer, positive(kv, "num_heads", file), width, width,
+                          kv.at("dtype").get<std::string>()});
+    }
+    return caches;
+}
+
 inline ModelEntry entry_of(const nlohmann::json& manifest, const std::string& role,
                            const std::filesystem::path& folder) {
     const std::filesystem::path file = folder / "dsbd.json";
     const nlohmann::json& json = manifest.at(role);
-    check_fields(json, entry_fields, file.string() + ": " + role);
-    const nlohmann::json& kv = json.at("kv");
+    const int version = manifest.at("schema_version").get<int>();
+    std::set<std::string> known = entry_fields;
+    if (version < 4) {
+        known.insert("kv");
+    }
+    check_fields(json, known, file.string() + ": " + role);
     const nlohmann::json& files = manifest.at("files");
     const std::string weights = role + "/model.onnx.data";
     ModelEntry entry;
@@ -117,8 +154,7 @@ inline ModelEntry entry_of(const nlohmann::json& manifest, const std::string& ro
     entry.vocab_size = positive(json, "vocab_size", file);
     entry.context_length = positive(json, "context_length", file);
     entry.eos_token_ids = json.at("eos_token_ids").get<std::set<std::int64_t>>();
-    entry.kv = {positive(kv, "num_layers", file), positive(kv, "num_heads", file),
-                positive(kv, "head_dim", file), kv.at("dtype").get<std::string>()};
+    entry.caches = caches_of(json, version, file);
     entry.quantization = json.at("quantization").get<std::string>();
     entry.num_candidates =
         num_candidates_of(json.at("logits").get<std::string>(), entry.vocab_size, file);
@@ -165,9 +201,9 @@ inline void check_files(const nlohmann::json& files, const std::filesystem::path
 inline Bundle bundle_of(const nlohmann::json& manifest, const std::filesystem::path& folder) {
     const std::string file = (folder / "dsbd.json").string();
     const nlohmann::json& found = manifest.at("schema_version");
-    if (!found.is_number_integer() || (found != schema_version && found != older_version)) {
+    if (!found.is_number_integer() || found < oldest_version || found > schema_version) {
         throw Error(file + " has schema_version " + found.dump() + ", this host reads " +
-                    std::to_string(schema_version) + " and " + std::to_string(older_version) +
+                    std::to_string(oldest_version) + " to " + std::to_string(schema_version) +
                     "; export again with the version of dsbd-ort that it came with");
     }
     check_fields(manifest, manifest_fields, file);

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from dsbd_export.cache_probe import probed_caches
 from dsbd_export.checkpoint import Checkpoint, load_model
 from dsbd_export.distill.acceptance import (
     TOP_K,
@@ -34,7 +35,7 @@ from dsbd_runtime.tokenizer import Tokenizer
 Report = Callable[[str], None]
 
 _NUM_PROMPTS = 256  # held out
-_BYTES_PER_ENTRY = 2 * 4  # of a key and a value, in fp32 at most
+_BYTES_PER_NUMBER = 4  # in fp32, the widest
 
 
 @dataclass(frozen=True)
@@ -72,8 +73,8 @@ def prepare_teaching(
     target = load_model(checkpoint, "bf16" if device.name == "cuda" else "fp32")
     target.requires_grad_(False).to(device.name)
     _check_causal(target, checkpoint, device)
-    kv = checkpoint.kv
-    cache_bytes = _BYTES_PER_ENTRY * kv.num_layers * kv.num_heads * kv.head_dim
+    caches = probed_caches(target, checkpoint, "fp32")
+    cache_bytes = _BYTES_PER_NUMBER * sum(cache.numbers_a_row for cache in caches)
     teacher = Teacher(target, checkpoint.vocab_size, cache_bytes, device)
     if not work.held_out.exists():
         report("sampling the target behind held-out prompts")

@@ -29,6 +29,7 @@ from dsbd_export.forest_graph import (
     ForestCache,
     GraphNames,
     captured_graph,
+    empty_caches,
     input_names,
     output_names,
 )
@@ -67,7 +68,7 @@ class FeatureGraph(nn.Module):
         past: list[CachePair],
     ) -> tuple[Tensor, Tensor, list[CachePair]]:
         """Return logits (R, V) in float32, own features (S, H) and the caches with the new rows."""
-        cache = ForestCache(past, write_indices)
+        cache = ForestCache(dict(enumerate(past)), write_indices)
         none = self.draft.norm.weight.new_zeros(1, own_features.shape[1])
         table = torch.cat([none, self.draft.projected(target_features), own_features])
         features = table.index_select(0, feature_index + 1)[None]
@@ -102,9 +103,8 @@ def capture_feature_graph(draft: FeatureDraft, checkpoint: Checkpoint) -> ir.Mod
 
 def _example(checkpoint: Checkpoint) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """Return example arguments of ``FeatureGraph.forward`` and which of their axes are dynamic."""
-    kv, features, dtype = checkpoint.kv, features_of(checkpoint), TORCH_DTYPES[checkpoint.kv.dtype]
+    features, dtype = features_of(checkpoint), TORCH_DTYPES[checkpoint.caches[0].dtype]
     num_nodes, capacity, num_logits, num_target, num_own = 5, 13, 3, 4, 2
-    cache = torch.zeros(1, kv.num_heads, capacity, kv.head_dim, dtype=dtype)
     nodes, rows, logits, target, own = (
         torch.export.Dim(name, min=low)
         for name, low in (("S", 1), ("C", 1), ("R", 0), ("F", 0), ("P", 0))
@@ -118,7 +118,7 @@ def _example(checkpoint: Checkpoint) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         torch.zeros(num_target, features.feature_width, dtype=dtype),
         torch.zeros(num_own, features.layer.hidden_size, dtype=dtype),
         torch.arange(num_nodes),
-        [(cache, cache.clone())],
+        empty_caches(checkpoint, capacity),
     )
     dynamic_shapes = (
         {1: nodes},
