@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
+import torch
 
 from dsbd_export.config import ExportConfig
 from dsbd_export.demo import demo_pair
 from dsbd_export.pipeline import export_bundle
 from dsbd_runtime.bundle import Bundle, open_bundle
 from tests.runtime.tiny_graph import write_tiny_bundle
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # As many tests run side by side as there are cores: more threads would wait for each other,
+    # busily. The variable is for the processes that tests start.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

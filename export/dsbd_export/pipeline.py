@@ -24,7 +24,7 @@ from dsbd_export.feature_draft.config import default_layers
 from dsbd_export.gather_head import add_gather_head
 from dsbd_export.graph_checks import check_for_tensorrt
 from dsbd_export.merged_products import merge_products
-from dsbd_export.model_source import source_of
+from dsbd_export.model_source import ModelSource, source_of
 from dsbd_export.optimize import group_query_heads
 from dsbd_export.pair import (
     agreed_pair,
@@ -72,7 +72,12 @@ class ExportResult:
     output: Path
 
 
-def export_bundle(config: ExportConfig, *, report: Report) -> ExportResult:
+def export_bundle(
+    config: ExportConfig,
+    *,
+    report: Report,
+    source_of: Callable[[Checkpoint], ModelSource] = source_of,
+) -> ExportResult:
     """Export the checkpoints to ``config.output``; ``report`` gets a short line a stage.
 
     A bundle is whole or absent: after any error ``config.output`` is as it was before.
@@ -93,10 +98,10 @@ def export_bundle(config: ExportConfig, *, report: Report) -> ExportResult:
         new_bundle(config.output) as folder,
     ):
         write_tokenizer_files(target, folder, report)  # what is refused is refused now
-        target_entry = export_model(target, folder, config, report)
+        target_entry = export_model(target, folder, config, report, source_of)
         draft_entry = None
         if draft is not None:
-            draft_entry = export_model(draft, folder, config.of_draft, report)
+            draft_entry = export_model(draft, folder, config.of_draft, report, source_of)
         if place is not None:
             entries = list(entry_by_role(target_entry, draft_entry).values())
             build_engines(folder, entries, place, config.capacity, report=report)
@@ -123,12 +128,16 @@ def _agreed_models(config: ExportConfig, report: Report) -> tuple[Checkpoint, Ch
 
 
 def export_model(
-    checkpoint: Checkpoint, bundle: Path, config: ModelOptions, report: Report
+    checkpoint: Checkpoint,
+    bundle: Path,
+    config: ModelOptions,
+    report: Report,
+    source_of: Callable[[Checkpoint], ModelSource] = source_of,
 ) -> ModelEntry:
     """Write and check the folder of one model, and return its manifest entry."""
     role, folder = checkpoint.role, bundle / checkpoint.role
     folder.mkdir()
-    wanted = _write_model(checkpoint, folder, config, report)
+    wanted = _write_model(checkpoint, source_of(checkpoint), folder, config, report)
     gc.collect()  # the capture leaves cycles that hold the weights; parity needs that memory
     report(f"{role}: writing the prune graph")
     write_prune_graph(checkpoint.kv, folder / PRUNE_FILE)
@@ -157,10 +166,10 @@ def _copy_record(checkpoint: Checkpoint, folder: Path) -> None:
 
 
 def _write_model(
-    checkpoint: Checkpoint, folder: Path, config: ModelOptions, report: Report
+    checkpoint: Checkpoint, source: ModelSource, folder: Path, config: ModelOptions, report: Report
 ) -> list[Reference]:
     """Write model.onnx and its weights; return the checkpoint's own logits, for parity."""
-    role, source = checkpoint.role, source_of(checkpoint)
+    role = checkpoint.role
     report(f"{role}: loading the checkpoint")
     model = source.load(config.dtype)
     report(f"{role}: computing reference logits")
