@@ -16,6 +16,7 @@ from dsbd_export.pipeline import export_bundle
 from dsbd_export.weighted_layers import Store
 from dsbd_runtime.bundle import open_bundle
 from lab.invariance.ways import PathEngine, count_differing
+from scripts.shared_captures import SharedCaptures
 
 NUM_TOKENS, NUM_WAYS = 90, 16
 LOOSE = 10.0  # random weights make distributions that no quantization keeps
@@ -25,6 +26,7 @@ LOOSE = 10.0  # random weights make distributions that no quantization keeps
 def bundles(exported_others, tmp_path_factory):
     """Qwen2 with a window on one layer and Mistral, by quantization and attention."""
     made = {("none", "fused"): exported_others.config.output}
+    captures = SharedCaptures()
 
     def bundle(quantize, attention):
         if (quantize, attention) not in made:
@@ -37,7 +39,7 @@ def bundles(exported_others, tmp_path_factory):
                 attention=attention,
                 max_kl=max_kl,
             )
-            export_bundle(config, report=lambda _: None)
+            export_bundle(config, report=lambda _: None, source_of=captures)
             made[quantize, attention] = output
         return open_bundle(made[quantize, attention])
 
@@ -62,7 +64,12 @@ def test_logits_depend_on_the_path_alone(bundles, precision, role):
 
 
 @pytest.mark.parametrize(
-    "precision", [("int8-dynamic", "fused"), ("none", "fused"), ("int8", None), ("int4", None)]
+    "precision",
+    [
+        ("int8-dynamic", "fused"),
+        ("none", "fused"),
+        *(pytest.param((bits, None), marks=pytest.mark.slow) for bits in ("int8", "int4")),
+    ],
 )
 def test_fused_attention_depends_on_more(bundles, precision):
     """What the tests above compare does differ where nothing was done about it."""
