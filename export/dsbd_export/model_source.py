@@ -5,6 +5,7 @@ A new kind of model is a class with these methods, and a row of ``source_of``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
@@ -151,6 +152,9 @@ class FeatureDraftSource:
     def capture(self, model: Any, report: Report) -> ir.Model:
         """See ModelSource."""
         return capture_feature_graph(model, self._checkpoint)
+
+
+SourceOf = Callable[[Checkpoint], ModelSource]
 
 
 def source_of(checkpoint: Checkpoint) -> ModelSource:

@@ -26,7 +26,7 @@ from dsbd_export.feature_draft.config import default_layers
 from dsbd_export.gather_head import add_gather_head
 from dsbd_export.graph_checks import check_for_tensorrt
 from dsbd_export.merged_products import merge_products
-from dsbd_export.model_source import source_of
+from dsbd_export.model_source import SourceOf, source_of
 from dsbd_export.optimize import group_query_heads
 from dsbd_export.pair import (
     agreed_pair,
@@ -72,7 +72,12 @@ class ExportResult:
     output: Path
 
 
-def export_bundle(config: ExportConfig, *, report: Report) -> ExportResult:
+def export_bundle(
+    config: ExportConfig,
+    *,
+    report: Report,
+    source_of: SourceOf = source_of,
+) -> ExportResult:
     """Export the checkpoints to ``config.output``; ``report`` gets a short line a stage.
 
     A bundle is whole or absent: after any error ``config.output`` is as it was before.
@@ -94,10 +99,10 @@ def export_bundle(config: ExportConfig, *, report: Report) -> ExportResult:
         new_bundle(config.output) as folder,
     ):
         write_tokenizer_files(target, folder, report)  # what is refused is refused now
-        target_entry = export_model(target, folder, config, report)
+        target_entry = export_model(target, folder, config, report, source_of)
         draft_entry = None
         if draft is not None:
-            draft_entry = export_model(draft, folder, config.of_draft, report)
+            draft_entry = export_model(draft, folder, config.of_draft, report, source_of)
         if place is not None:
             entries = list(entry_by_role(target_entry, draft_entry).values())
             build_engines(folder, entries, place, config.capacity, report=report)
@@ -124,12 +129,16 @@ def _agreed_models(config: ExportConfig, report: Report) -> tuple[Checkpoint, Ch
 
 
 def export_model(
-    checkpoint: Checkpoint, bundle: Path, config: ModelOptions, report: Report
+    checkpoint: Checkpoint,
+    bundle: Path,
+    config: ModelOptions,
+    report: Report,
+    source_of: SourceOf = source_of,
 ) -> ModelEntry:
     """Write and check the folder of one model, and return its manifest entry."""
     role, folder = checkpoint.role, bundle / checkpoint.role
     folder.mkdir()
-    checkpoint, wanted = _write_model(checkpoint, folder, config, report)
+    checkpoint, wanted = _write_model(checkpoint, source_of, folder, config, report)
     gc.collect()  # the capture leaves cycles that hold the weights; parity needs that memory
     report(f"{role}: writing the prune graph")
     write_prune_graph(checkpoint.caches, folder / PRUNE_FILE)
@@ -169,7 +178,7 @@ def _copy_record(checkpoint: Checkpoint, folder: Path) -> None:
 
 
 def _write_model(
-    checkpoint: Checkpoint, folder: Path, config: ModelOptions, report: Report
+    checkpoint: Checkpoint, source_of: SourceOf, folder: Path, config: ModelOptions, report: Report
 ) -> tuple[Checkpoint, list[Reference]]:
     """Write model.onnx and its weights.
 

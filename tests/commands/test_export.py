@@ -21,6 +21,7 @@ def dsbd_export(*arguments):
     return CliRunner().invoke(export, [str(argument) for argument in arguments])
 
 
+@pytest.mark.slow  # README.md's command runs in test_docs.py
 def test_demo_makes_a_bundle_and_prints_what_is_in_it(tmp_path):
     done = dsbd_export("--demo", "-o", tmp_path / "bundle")
     assert done.exit_code == 0, done.stderr

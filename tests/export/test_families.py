@@ -18,6 +18,7 @@ from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
 from dsbd_export.families import FAMILIES, AttentionForm
 from dsbd_export.graph_checks import check_contract
+from dsbd_export.model_source import source_of
 from dsbd_export.parity import MAX_ABS_ERROR, ParityLimit, check_parity
 from dsbd_export.parity_cases import forest_cases, references
 from dsbd_export.pipeline import export_model
@@ -28,16 +29,28 @@ from scripts.family_checkpoints import (
     write_checkpoint,
     write_family_checkpoint,
 )
+from scripts.family_matrix import PRECISIONS, Failure, build_engines_of, export_in
+from scripts.shared_captures import SharedCaptures
 
 KINDS = ["prefill", "decode", "tree"]
 NEAR = "attention_mask_sliding"
 
 
-def export_alone(checkpoint_folder: Path, folder: Path, max_context: int | None = None):
+ONE_OF_EACH = list(  # the first variant of every family
+    {row.family: name for name, row in reversed(FAMILY_CHECKPOINTS.items())}.values()
+)[::-1]
+# An attention node, one with a window on some layers, the model's own arithmetic, softcap, experts
+ENGINES_BUILT = ("llama", "qwen2", "gptj", "gemma2", "qwen2_moe")
+AS_FP32 = [column for column, (dtype, *_) in PRECISIONS.items() if dtype == "fp32"][1:]
+
+
+def export_alone(
+    checkpoint_folder: Path, folder: Path, max_context: int | None = None, sources=source_of
+):
     """The checkpoint, its manifest entry and its graph."""
     options = ExportConfig(target="", draft="", output=folder, max_context=max_context)
     checkpoint = open_checkpoint("target", checkpoint_folder, options)
-    entry = export_model(checkpoint, folder, options, lambda _line: None)
+    entry = export_model(checkpoint, folder, options, lambda _line: None, sources)
     return checkpoint, entry, onnx.load(folder / "target" / "model.onnx", load_external_data=False)
 
 
@@ -52,9 +65,13 @@ def form_of(graph: onnx.GraphProto) -> AttentionForm:
 
 @pytest.mark.parametrize("name", FAMILY_CHECKPOINTS)
 def test_a_family_passes_the_whole_gate(name, tmp_path):
+    """In fp32; one variant then, of the same capture, in other precisions with exact attention.
+
+    scripts/export_matrix exports every variant in every precision.
+    """
     row = FAMILY_CHECKPOINTS[name]
-    folder = write_family_checkpoint(name, tmp_path / "checkpoint")
-    checkpoint, entry, model = export_alone(folder, tmp_path, row.max_context)
+    folder, captures = write_family_checkpoint(name, tmp_path / "checkpoint"), SharedCaptures()
+    checkpoint, entry, model = export_alone(folder, tmp_path, row.max_context, captures)
     family = FAMILIES[row.family]
     assert entry.family == row.family
     assert entry.parity.max_abs_error < 5e-5  # half of what the gate lets pass
@@ -67,6 +84,25 @@ def test_a_family_passes_the_whole_gate(name, tmp_path):
     operators = Counter(node.op_type for node in model.graph.node)
     assert operators["TopK"] == (entry.num_layers if family.has_experts else 0)
     assert ("window" in family.note) >= (entry.sliding_window is not None)
+    for column in AS_FP32 if name in ONE_OF_EACH else ():
+        result = export_in(column, name, folder, tmp_path / column, captures)
+        assert not isinstance(result, Failure), (column, result)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in ENGINES_BUILT else pytest.mark.slow)
+        for name in ONE_OF_EACH
+    ],
+)
+def test_a_family_passes_in_fp16_and_engines_are_built_of_it(name, tmp_path):
+    checkpoint = write_family_checkpoint(name, tmp_path / "checkpoint")
+    parity = export_in("fp16 KL", name, checkpoint, tmp_path / "fp16", SharedCaptures())
+    assert not isinstance(parity, Failure), parity
+    pytest.importorskip("tensorrt_rtx")
+    attention = build_engines_of(tmp_path / "fp16" / "target")
+    assert not isinstance(attention, Failure), attention
 
 
 def test_a_family_that_is_not_in_the_table_is_tried(tmp_path):

@@ -21,6 +21,7 @@ from dsbd_runtime import ort_module
 from dsbd_runtime.bundle import open_bundle
 from dsbd_runtime.errors import ProviderError
 from dsbd_runtime.loading import load_causal_lm
+from scripts.shared_captures import SharedCaptures
 from tests.runtime.model_calls import logits_of
 
 LAYERS, LINEARS = 2, 9  # of the target: four products a layer and the head
@@ -41,7 +42,7 @@ def config_of(llama_folder, small_llama_folder, output, **options) -> ExportConf
 @pytest.fixture(scope="module")
 def bundles(llama_folder, small_llama_folder, tmp_path_factory):
     """Bundles by options, each exported once."""
-    made = {}
+    made, captures = {}, SharedCaptures()
 
     def bundle(**options):
         key = tuple(sorted(options.items()))
@@ -51,7 +52,7 @@ def bundles(llama_folder, small_llama_folder, tmp_path_factory):
                 options["max_kl"] = LOOSE
             config = config_of(llama_folder, small_llama_folder, folder, **options)
             report: list[str] = []
-            export_bundle(config, report=report.append)
+            export_bundle(config, report=report.append, source_of=captures)
             made[key] = (folder, config, report)
         return made[key]
 
@@ -238,7 +239,7 @@ def test_the_engine_of_parity_lets_no_product_saturate(bundles, monkeypatch):
     assert options.graph_optimization_level == ort.GraphOptimizationLevel.ORT_ENABLE_ALL
 
 
-@pytest.mark.parametrize("quantize", ["int8", "int4"])
+@pytest.mark.parametrize("quantize", [pytest.param("int8", marks=pytest.mark.slow), "int4"])
 def test_blocks_lose_no_more_in_fp16_than_in_fp32(bundles, quantize):
     """Their scales in fp16 must be known when the engine packs; the gate found a KL of 1 once."""
     lost = [

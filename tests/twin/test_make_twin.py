@@ -277,7 +277,14 @@ TWINS = {
 }
 
 
-@pytest.mark.parametrize("wanted", TWINS.values(), ids=TWINS.keys())
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        TWINS["of the target"],
+        pytest.param(TWINS["of both, with more tokens"], marks=pytest.mark.slow),
+    ],
+    ids=TWINS.keys(),
+)
 def test_the_command_makes_a_pair_that_exports_and_generates_what_the_demo_pair_does(
     demo_bundle, tmp_path, wanted
 ):

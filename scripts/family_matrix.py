@@ -1,0 +1,82 @@
+"""A tiny random checkpoint of a family, exported in one of several precisions.
+
+An export passes the whole parity gate of dsbd-export; one with exact attention also computes a path
+in many ways, and all logits must be the same bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from dsbd_export.checkpoint import open_checkpoint
+from dsbd_export.config import ExportConfig
+from dsbd_export.errors import ExportError
+from dsbd_export.pipeline import export_model
+from dsbd_export.tensorrt_build import build_model_engines
+from dsbd_export.tensorrt_options import MIN_CAPACITY, TensorrtOptions, build_place
+from dsbd_runtime.bundle import MODEL_FILE
+from dsbd_runtime.errors import DsbdError
+from lab.invariance.ways import PathEngine, count_differing
+from scripts.family_checkpoints import FAMILY_CHECKPOINTS
+from scripts.shared_captures import SharedCaptures
+
+PRECISIONS = {  # column: (dtype, quantize, attention)
+    "fp32 error": ("fp32", "none", "fused"),
+    "exact fp32 error": ("fp32", "none", "exact"),
+    "fp16 KL": ("fp16", "none", "fused"),
+    "int8-dynamic KL": ("fp32", "int8-dynamic", "exact"),
+    "int4 KL": ("fp32", "int4", "exact"),
+}
+ENGINE_COLUMN = "TensorRT fp16"
+_NUM_TOKENS, _NUM_WAYS = 90, 16  # of the path that every bit-exact engine computes in several ways
+_ENGINE = TensorrtOptions(engine="tensorrt-rtx", compute_capability="12.0", capacity=MIN_CAPACITY)
+_NO_LIMIT = 1e3  # tiny random weights quantize badly: int4 is reported here, and gated elsewhere
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The reason why there is no result."""
+
+    reason: str
+
+
+def export_in(
+    column: str, name: str, checkpoint: Path, folder: Path, captures: SharedCaptures
+) -> float | Failure:
+    """Export one checkpoint in one precision into a new folder, and return its parity.
+
+    That is the largest logit error in fp32, else the mean KL.
+    """
+    dtype, quantize, attention = PRECISIONS[column]
+    options = ExportConfig(
+        target="",
+        draft="",
+        output=folder,
+        dtype=dtype,
+        quantize=quantize,
+        attention=attention,
+        max_kl=_NO_LIMIT if quantize == "int4" else None,
+        max_context=FAMILY_CHECKPOINTS[name].max_context,
+    )
+    folder.mkdir()
+    try:
+        opened = open_checkpoint("target", checkpoint, options)
+        entry = export_model(opened, folder, options, lambda _line: None, captures)
+    except ExportError as error:
+        return Failure(str(error))
+    if entry.bit_exact:
+        engine = PathEngine(folder / "target" / MODEL_FILE, entry)
+        found = count_differing(engine, num_tokens=_NUM_TOKENS, num_ways=_NUM_WAYS)
+        if num := found.num_other_ways:
+            return Failure(f"{num} of {_NUM_WAYS} ways to compute a path give other logits")
+    parity = entry.parity
+    return parity.max_abs_error if options.is_exact else parity.mean_kl
+
+
+def build_engines_of(folder: Path) -> str | Failure:
+    """Build the engines of the model and of its prune graph; return how attention is computed."""
+    try:
+        return build_model_engines(folder, build_place(_ENGINE), MIN_CAPACITY).attention
+    except DsbdError as error:
+        return Failure(str(error))
