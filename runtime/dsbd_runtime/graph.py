@@ -268,8 +268,7 @@ class GraphContract:
     def inputs(self) -> dict[str, TensorSpec]:
         """The inputs by name."""
         return {
-            INPUT_IDS: TensorSpec(_INT64, (1, None)),
-            POSITION_IDS: TensorSpec(_INT64, (1, None)),
+            **dict.fromkeys(ROW_INPUTS, TensorSpec(_INT64, (1, None))),
             **{mask: TensorSpec(_BOOL, (1, 1, None, None)) for mask in self.masks},
             WRITE_INDICES: TensorSpec(_INT64, (1,)),
             LOGIT_ROWS: TensorSpec(_INT64, (None,)),
