@@ -44,6 +44,7 @@ AZURE = Provider(
     extra="azure",
     backend="onnxruntime-device",
     dtypes=("fp32",),
+    quantizations=("none",),
     has_static_capacity=False,
     has_device_caches=True,
     has_cuda_graphs=False,
