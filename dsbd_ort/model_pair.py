@@ -188,6 +188,7 @@ def loaded_pair(bundle: Bundle, options: PipelineOptions) -> tuple[CausalLM, Cau
             spin_us=options.spin_us,
             engine_cache=engine_cache,
             cuda_graphs=options.cuda_graphs,
+            unfused_attention=options.unfused_attention,
         )
     if options.draft_provider is not None:
         raise InputError(
@@ -202,5 +203,6 @@ def loaded_pair(bundle: Bundle, options: PipelineOptions) -> tuple[CausalLM, Cau
         spin_us=options.spin_us,
         engine_cache=engine_cache,
         cuda_graphs=options.cuda_graphs,
+        unfused_attention=options.unfused_attention,
     )
     return target, None

@@ -21,6 +21,8 @@ class PipelineOptions:
             opening maps; None: every opening optimizes and packs them again.
         cuda_graphs: on a GPU, capture each size of call that returns once and replay it; None: on
             "cuda" yes, on TensorRT no.
+        unfused_attention: on "cuda", attention of two products and a softmax, which copies no keys
+            and values to every query head; quicker for long caches and short forwards.
         verify: also check the hash of every file.
         prefix_cache: keep cache rows between requests, so that of a prompt only the part behind
             the common prefix is computed.
@@ -35,6 +37,7 @@ class PipelineOptions:
     spin_us: int | None = None
     engine_cache: str | None = None
     cuda_graphs: bool | None = None
+    unfused_attention: bool = False
     verify: bool = False
     prefix_cache: bool = True
     generation_config: bool = True
@@ -50,6 +53,7 @@ class OpeningOptions(TypedDict, total=False):
     spin_us: int | None
     engine_cache: str | None
     cuda_graphs: bool | None
+    unfused_attention: bool
     verify: bool
     prefix_cache: bool
     generation_config: bool

@@ -39,6 +39,7 @@ class AppArguments(BaseModel, extra="forbid", protected_namespaces=()):
     spin_us: int | None = PipelineOptions.spin_us
     engine_cache: str | None = PipelineOptions.engine_cache
     cuda_graphs: bool | None = PipelineOptions.cuda_graphs
+    unfused_attention: bool = PipelineOptions.unfused_attention
     generation_config: bool = PipelineOptions.generation_config
     api_key_file: Path | None = None
     shutdown_timeout: float = Field(30.0, ge=0, le=MOST_SECONDS, allow_inf_nan=False)

@@ -181,6 +181,9 @@ def pipeline_settings(*, of_server: bool = False, **fixed: Any) -> Any:
             type=click.Path(file_okay=False),
             help="Folder that keeps engines as they run, for openings that only map them.",
         ),
+        "unfused_attention": flag(
+            help="On cuda: attention without a copy of keys and values for every query head."
+        ),
         "cuda_graphs": option(
             "--cuda-graphs/--no-cuda-graphs",
             default=None,

@@ -38,6 +38,7 @@ def load_causal_lm(
     spin_us: int | None = None,
     engine_cache: Path | None = None,
     cuda_graphs: bool | None = None,
+    unfused_attention: bool = False,
 ) -> CausalLM:
     """Open the "target" or the "draft" of a bundle; use it as a context manager.
 
@@ -51,6 +52,8 @@ def load_causal_lm(
         engine_cache: folder of prepared engines, see ``prepared_engine``; None opens the bundle's.
         cuda_graphs: capture a CUDA graph of every size of call that returns, and replay it; None:
             where that is the provider's default.
+        unfused_attention: on "cuda", attention of two products and a softmax: no copy of keys and
+            values for every query head, but scores in memory.
 
     Raises:
         BundleError: the engine is damaged or contradicts the manifest.
@@ -65,9 +68,10 @@ def load_causal_lm(
         spin_us=spin_us,
         engine_cache=engine_cache,
         cuda_graphs=cuda_graphs,
+        unfused_attention=unfused_attention,
     )
     cpu_settings = {"num_threads": num_threads, "spin_us": spin_us, "engine_cache": engine_cache}
-    _check_used(cpu_settings, cuda_graphs, [request.placement.provider])
+    _check_used(cpu_settings, cuda_graphs, unfused_attention, [request.placement.provider])
     return _open(request)
 
 
@@ -80,6 +84,7 @@ def load_pair(
     spin_us: int | None = None,
     engine_cache: Path | None = None,
     cuda_graphs: bool | None = None,
+    unfused_attention: bool = False,
 ) -> tuple[CausalLM, CausalLM]:
     """Open target and draft so that their threads do not compete for cores.
 
@@ -95,6 +100,7 @@ def load_pair(
         spin_us: of the engines on the CPU, see ``load_causal_lm``.
         engine_cache: of the engines on the CPU.
         cuda_graphs: see ``load_causal_lm``; for engines whose provider has them.
+        unfused_attention: likewise.
 
     Raises the errors of ``load_causal_lm``, and InputError for a bundle without a draft.
     """
@@ -103,7 +109,7 @@ def load_pair(
     draft_place = parse_placement(draft_provider or provider)
     providers = [target_place.provider, draft_place.provider]
     cpu_settings = {"num_threads": num_threads, "spin_us": spin_us, "engine_cache": engine_cache}
-    _check_used(cpu_settings, cuda_graphs, providers)
+    _check_used(cpu_settings, cuda_graphs, unfused_attention, providers)
     if bundle.entry("draft").is_feature_draft and target_place != draft_place:
         raise InputError(
             f"draft_provider is {draft_provider!r} and provider {provider!r}, but the draft of "
@@ -121,6 +127,7 @@ def load_pair(
             spin_us=spin_us,
             engine_cache=engine_cache,
             cuda_graphs=cuda_graphs,
+            unfused_attention=unfused_attention,
         )
         for role, place, threads in (
             ("target", target_place, num_threads),
@@ -157,7 +164,10 @@ def _has_small_draft(bundle: Bundle) -> bool:
 
 
 def _check_used(
-    cpu_settings: Mapping[str, object], cuda_graphs: bool | None, providers: list[Provider]
+    cpu_settings: Mapping[str, object],
+    cuda_graphs: bool | None,
+    unfused_attention: bool,
+    providers: list[Provider],
 ) -> None:
     """Raise InputError for a setting that none of the providers has."""
     names = " and ".join(dict.fromkeys(repr(row.name) for row in providers))
@@ -167,6 +177,11 @@ def _check_used(
     if cuda_graphs and not any(row.has_cuda_graphs for row in providers):
         raise InputError(
             f"cuda_graphs is set, but provider {names} has none; use a GPU's, such as 'cuda', or "
+            "leave it out"
+        )
+    if unfused_attention and not any(row.backend == "onnxruntime-device" for row in providers):
+        raise InputError(
+            f"unfused_attention is set, but provider {names} has no such choice; use 'cuda', or "
             "leave it out"
         )
 

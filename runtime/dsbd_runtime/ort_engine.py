@@ -27,6 +27,7 @@ from dsbd_runtime.session import MAX_FORWARD_ROWS, EngineOptions
 
 _NO_FALLBACK = {"session.disable_cpu_ep_fallback": "1"}
 _INTEGER_PRODUCTS = {"ep.cuda.fpa_intb_gemm": "1"}  # of fp16 rows, without dequantizing weights
+_UNFUSED_ATTENTION = {"sdpa_kernel": "16"}  # ONNX Runtime's AttentionBackend::MATH
 _FALLBACK_REFUSED = "fallback to CPU EP has been explicitly disabled"
 _NO_WAIT = ("disable_synchronize_execution_providers", "1")  # DeviceSession does, once a forward
 _RECORD_NODES = {"session.record_ep_graph_assignment_info": "1"}
@@ -60,6 +61,8 @@ def open_cuda_session(request: EngineOptions) -> DeviceSession:
     try:
         libraries = preload_libraries(ort)
         options = cuda_options(device)
+        if request.unfused_attention:
+            options |= _UNFUSED_ATTENTION
         model, prune = (
             open_on_provider(ort, path, provider, options, libraries, device.free_bytes)
             for path in paths

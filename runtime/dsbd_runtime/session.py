@@ -29,6 +29,7 @@ class EngineOptions:
     spin_us: int | None = None
     engine_cache: Path | None = None
     cuda_graphs: bool | None = None
+    unfused_attention: bool = False
 
     @property
     def records_calls(self) -> bool:

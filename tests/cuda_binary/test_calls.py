@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from dsbd_export.config import ExportConfig
+from dsbd_export.demo import demo_pair
+from dsbd_export.pipeline import export_bundle
 from tests.cuda_binary.worker import Worker
 
 pytestmark = pytest.mark.cuda_binary
@@ -36,6 +41,27 @@ def test_launches_copies_and_waits_piece_by_piece(worker: Worker, fp16_bundle: s
             "graphs": 0,
             "refused": 0,
         }
+
+
+def test_cuda_form_launches_five_kernels_less_a_layer(worker: Worker, tmp_path: Path) -> None:
+    """And three less with attention of two products, which copies no key to other heads."""
+    target, _ = demo_pair()
+    config = ExportConfig(
+        target=str(target), output=tmp_path / "b", dtype="fp16", logits="topk:64", form="cuda"
+    )
+    export_bundle(config, report=lambda _: None)
+    most = 179 - 5 * NUM_LAYERS + 2  # masks: a Where and a Cast
+    for options in ({}, {"unfused_attention": True}):
+        [eight, _prune] = worker.run(
+            "count_forwards",
+            path=str(config.output),
+            role="target",
+            sizes=[8],
+            cuda_graphs=False,
+            **options,
+        )
+        assert eight["launches"] <= most
+        most -= 3 * NUM_LAYERS
 
 
 @pytest.mark.parametrize("role", ["target", "draft"])

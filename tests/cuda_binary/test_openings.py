@@ -22,11 +22,7 @@ PROMISED = re.compile(
     "'cpu', or export with another --dtype or --quantize"
 )
 # By case: the operators that the CPU would run. One that opens after all is no failure.
-REFUSED: dict[str, set[str]] = {
-    "gemma2": {"Concat", "Mul", "Reshape", "Squeeze"},
-    "grouped": {"Tile"},
-    "int8-dynamic": {"MatMulInteger"},
-}
+REFUSED: dict[str, set[str]] = {"int8-dynamic": {"MatMulInteger"}}
 FAMILIES = list({row.family: name for name, row in reversed(FAMILY_CHECKPOINTS.items())}.values())[
     ::-1
 ]
