@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from dsbd_export.checkpoint import Checkpoint
 from dsbd_export.draft_vocabulary import Report
 from dsbd_export.model_source import ModelSource, source_of
+from dsbd_export.outliers import Outliers
 from dsbd_export.parity_cases import ForestCase, Reference
 from dsbd_runtime.graph import CacheEntry
 
@@ -57,6 +58,10 @@ class _SharedSource:
     def logits_in_float64(self, model: Any, case: ForestCase) -> NDArray[np.float64]:
         """See ModelSource."""
         return self._source.logits_in_float64(model, case)
+
+    def outliers(self, model: Any) -> Outliers:
+        """See ModelSource."""
+        return self._source.outliers(model)
 
     def largest_values(self, model: Any) -> list[NDArray[np.float32]]:
         """See ModelSource."""

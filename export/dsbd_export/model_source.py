@@ -18,6 +18,7 @@ from dsbd_export.checkpoint import Checkpoint, load_model, reference_dtype
 from dsbd_export.draft_vocabulary import Report, cut_head, without_others
 from dsbd_export.feature_draft.graph import capture_feature_graph
 from dsbd_export.feature_draft.reference import (
+    feature_cases,
     feature_logits,
     feature_references,
     largest_feature_values,
@@ -26,11 +27,13 @@ from dsbd_export.feature_draft.weights import load_feature_draft
 from dsbd_export.forest_graph import capture_forest_graph, prepare_for_capture
 from dsbd_export.graph_checks import check_contract
 from dsbd_export.optimize import optimize_graph
+from dsbd_export.outliers import Outliers, observed_outliers
 from dsbd_export.pair import resize_vocabulary
 from dsbd_export.parity_cases import (
     ComputeIn,
     ForestCase,
     Reference,
+    calibration_case,
     largest_values,
     reference_logits,
     references,
@@ -61,6 +64,9 @@ class ModelSource(Protocol):
 
         Called of models that are loaded once more for it alone.
         """
+
+    def outliers(self, model: Any) -> Outliers:
+        """Return the outlier channels of its products, for int8 rows."""
 
     def largest_values(self, model: Any) -> list[NDArray[np.float32]]:
         """Return the largest values of every layer, for sums in integers."""
@@ -100,6 +106,12 @@ class DecoderSource:
             Reference(case=case, logits=logits), self._checkpoint.proposed_tokens
         )
         return found.logits
+
+    def outliers(self, model: Any) -> Outliers:
+        """See ModelSource."""
+        with observed_outliers(model) as found:
+            reference_logits(model, calibration_case(self._checkpoint))
+        return found
 
     def largest_values(self, model: Any) -> list[NDArray[np.float32]]:
         """See ModelSource."""
@@ -144,6 +156,12 @@ class FeatureDraftSource:
         """See ModelSource."""
         with ComputeIn(torch.float64):
             return feature_logits(model, case)
+
+    def outliers(self, model: Any) -> Outliers:
+        """See ModelSource."""
+        with observed_outliers(model) as found:
+            feature_logits(model, feature_cases(self._checkpoint)[-1])
+        return found
 
     def largest_values(self, model: Any) -> list[NDArray[np.float32]]:
         """See ModelSource."""

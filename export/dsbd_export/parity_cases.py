@@ -9,6 +9,7 @@ inputs, the large ones piece by piece. The same in float64 tells how much of fp3
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -37,6 +38,8 @@ _MAX_PREFILL_ROWS = 32  # compared rows of a prefill: the last ones
 
 TEXT_FILE = Path(__file__).parent / "parity_text.txt"
 TEXT = "text"
+CALIBRATION_FILE = Path(__file__).parent / "calibration_text.txt"
+_MAX_CALIBRATION_TOKENS = 512
 _MAX_TOKENS = 320  # all of the text with the tokenizers of common models
 _MAX_TEXT_ROWS = 128  # compared rows, evenly spread: 128 rows of 128,256 logits are 66 MB
 
@@ -202,7 +205,11 @@ def text_reference(model: PreTrainedModel, checkpoint: Checkpoint) -> Reference:
 
 def text_case(checkpoint: Checkpoint) -> ForestCase:
     """Return the text in tokens of the checkpoint's own tokenizer, cut to its context."""
-    token_ids = _token_ids(checkpoint)[: min(_MAX_TOKENS, checkpoint.context_length)]
+    return _text_case(checkpoint, TEXT_FILE, _MAX_TOKENS)
+
+
+def _text_case(checkpoint: Checkpoint, file: Path, most: int) -> ForestCase:
+    token_ids = _token_ids(checkpoint, file)[: min(most, checkpoint.context_length)]
     num_rows = min(len(token_ids), _MAX_TEXT_ROWS)
     return ForestCase(
         name=TEXT,
@@ -211,6 +218,12 @@ def text_case(checkpoint: Checkpoint) -> ForestCase:
         parents=np.arange(-1, len(token_ids) - 1),
         rows=np.linspace(0, len(token_ids) - 1, num_rows).astype(np.int64),
     )
+
+
+def calibration_case(checkpoint: Checkpoint) -> ForestCase:
+    """Return another text, by which outlier channels are found; the head reads every row."""
+    case = _text_case(checkpoint, CALIBRATION_FILE, _MAX_CALIBRATION_TOKENS)
+    return dataclasses.replace(case, rows=np.arange(len(case.node_ids)))
 
 
 def largest_values(model: PreTrainedModel, checkpoint: Checkpoint) -> list[NDArray[np.float32]]:
@@ -243,9 +256,9 @@ def _num_drawn(checkpoint: Checkpoint) -> int:
     return min(checkpoint.vocab_size, highest_token_id(read_tokenizer(checkpoint)) + 1)
 
 
-def _token_ids(checkpoint: Checkpoint) -> NDArray[np.int64]:
+def _token_ids(checkpoint: Checkpoint, file: Path) -> NDArray[np.int64]:
     tokenizer = Tokenizer.from_str(json.dumps(read_tokenizer(checkpoint)))
-    text = TEXT_FILE.read_text(encoding="utf-8")
+    text = file.read_text(encoding="utf-8")
     token_ids = np.array(tokenizer.encode(text).ids, np.int64)
     if len(token_ids) == 0 or token_ids.max() >= checkpoint.vocab_size:
         raise ExportError(

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 from onnx_ir.passes import PassManager, common
 
+from dsbd_export.outliers import Outliers
 from dsbd_export.quantize_blockwise import MICROSOFT_DOMAIN, BlockwiseQuantizer
 from dsbd_export.quantize_dynamic import DynamicQuantizer
 from dsbd_export.weighted_layers import Linear, find_embeddings, find_linears
@@ -38,10 +39,13 @@ class Quantized:
     num_embeddings: int
     num_routers: int
     num_expert_products: int
+    num_kept_channels: int = 0
 
     def __str__(self) -> str:
         """Return one line for people."""
         done = f"{self.num_linears} products and {self.num_embeddings} embeddings quantized"
+        if self.num_kept_channels:
+            done += f", but for {self.num_kept_channels} outlier channels"
         kept = [
             f"{count} {name}"
             for count, name in (
@@ -53,21 +57,24 @@ class Quantized:
         return f"{done}, {' and '.join(kept)} left as they are" if kept else done
 
 
-def quantize_graph(model: ir.Model, kind: str, *, is_exact: bool) -> Quantized:
+def quantize_graph(
+    model: ir.Model, kind: str, *, is_exact: bool, outliers: Outliers | None = None
+) -> Quantized:
     """Quantize ``model`` in place.
 
     kind: "int8-dynamic", "int8", "int4" or "int4-symmetric".
     is_exact: whether a row's products may not depend on other rows, by one bit.
+    outliers: channels that int8-dynamic keeps in fp32.
     """
     linears = find_linears(model.graph)
     routers = [linear for linear in linears if linear.is_router]
     others = [linear for linear in linears if not linear.is_router]
     embeddings = find_embeddings(model.graph)
-    num_left = (
-        _dynamic(model, others, embeddings)  # whose products are exact in any case
-        if kind == "int8-dynamic"
-        else _blockwise(model, others, embeddings, kind, is_exact=is_exact)
-    )
+    num_left = num_kept = 0
+    if kind == "int8-dynamic":  # whose products are exact in any case
+        num_kept = _dynamic(model, others, embeddings, outliers or {})
+    else:
+        num_left = _blockwise(model, others, embeddings, kind, is_exact=is_exact)
     PassManager([common.RemoveUnusedNodesPass(), common.RemoveUnusedOpsetsPass()])(model)
     _release(
         model.graph, [*(linear.weight for linear in others), *(n.inputs[0] for n in embeddings)]
@@ -77,6 +84,7 @@ def quantize_graph(model: ir.Model, kind: str, *, is_exact: bool) -> Quantized:
         num_embeddings=len(embeddings),
         num_routers=len(routers),
         num_expert_products=num_left,
+        num_kept_channels=num_kept,
     )
 
 
@@ -87,15 +95,17 @@ def _release(graph: ir.Graph, weights: list[ir.Value | None]) -> None:
             weight.const_value = None
 
 
-def _dynamic(model: ir.Model, linears: list[Linear], embeddings: list[ir.Node]) -> int:
-    """Quantize everything; return how many products were left as they are."""
+def _dynamic(
+    model: ir.Model, linears: list[Linear], embeddings: list[ir.Node], outliers: Outliers
+) -> int:
+    """Quantize everything; return how many channels of products were left as they are."""
     looked_up = {node.inputs[0] for node in embeddings}
-    quantizer = DynamicQuantizer(model.graph)
+    quantizer = DynamicQuantizer(model.graph, outliers)
     for linear in linears:
         quantizer.quantize_linear(linear, is_shared=linear.weight in looked_up)
     for node in embeddings:
         quantizer.quantize_embedding(node)
-    return 0
+    return quantizer.num_kept
 
 
 def _blockwise(

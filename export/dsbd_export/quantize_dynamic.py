@@ -23,8 +23,10 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from dsbd_export.outliers import Outliers, key_of
 from dsbd_export.weighted_layers import Linear, Store, replace_node, shape_of, weight_chunks
 
+_NO_CHANNELS = np.arange(0)
 _SMALLEST_SCALE = 1e-30  # a row of zeros must not be divided by zero
 
 
@@ -39,19 +41,25 @@ class QuantizedRows:
 class DynamicQuantizer:
     """Rewrites products and embeddings of one graph."""
 
-    def __init__(self, graph: ir.Graph) -> None:
+    def __init__(self, graph: ir.Graph, outliers: Outliers) -> None:
+        """Take a graph, and the channels of its products that stay in fp32."""
         self._graph = graph
+        self._outliers = outliers
+        self.num_kept = 0
         self._store = Store(graph)
-        self._rows: dict[ir.Value, QuantizedRows] = {}
+        self._rows: dict[tuple[ir.Value, bytes], QuantizedRows] = {}
 
     def quantize_linear(self, linear: Linear, *, is_shared: bool) -> None:
         """Replace a product; ``is_shared``: an embedding reads the same weight, (out, in)."""
-        rows = self._quantized_rows(linear)
+        kept = self._kept_channels(linear)
+        rows = self._quantized_rows(linear, kept)
         tape = ir.tape.Tape()
         integers, scales = self._weight(linear, tape, is_shared)
         products = tape.op("MatMulInteger", [rows.integers, integers, self._zero_point()])
         result = tape.op("Cast", [products], {"to": ir.DataType.FLOAT})
         result = tape.op("Mul", [tape.op("Mul", [result, rows.scales]), scales])
+        if len(kept):
+            result = tape.op("Add", [result, self._kept_product(linear, kept, tape)])
         if linear.bias is not None:
             result = tape.op("Add", [result, linear.bias])
         replace_node(self._graph, linear.node, tape, result)
@@ -67,11 +75,47 @@ class DynamicQuantizer:
         scales = tape.op("Unsqueeze", [scales, self._last_axis()])
         replace_node(self._graph, node, tape, tape.op("Mul", [found, scales]))
 
-    def _quantized_rows(self, linear: Linear) -> QuantizedRows:
-        """Return the quantized rows of a product, made where the first product needs them."""
-        rows = linear.rows
-        if rows not in self._rows:
+    def _kept_channels(self, linear: Linear) -> NDArray[np.int64]:
+        """Return the channels of a product that stay in fp32, increasing."""
+        weight = linear.weight.const_value
+        if linear.num_experts or not self._outliers or weight is None:
+            return _NO_CHANNELS
+        values = weight.numpy()
+        first = values[:1] if linear.is_stored_by_output else values[:, :1].T
+        return self._outliers.get(key_of(first), _NO_CHANNELS)
+
+    def _kept_product(
+        self, linear: Linear, kept: NDArray[np.int64], tape: ir.tape.Tape
+    ) -> ir.Value:
+        """Return the rows' kept channels times their weights, (..., out) float32."""
+        self.num_kept += len(kept)
+        *_, first, second = shape_of(linear.weight)
+        num_outputs = first if linear.is_stored_by_output else second
+
+        def of_kept(values: NDArray[Any]) -> NDArray[Any]:
+            found = values[:, kept].T if linear.is_stored_by_output else values[kept]
+            return np.ascontiguousarray(found, dtype=np.float32)
+
+        weight = self._store.derived(
+            linear.weight, "kept", of_kept, ir.DataType.FLOAT, (len(kept), num_outputs)
+        )
+        channels = self._store.constant(f"kept.{linear.weight.name}", kept)
+        rows = tape.op("Gather", [linear.rows, channels], {"axis": -1})
+        return tape.op("MatMul", [rows, weight])
+
+    def _quantized_rows(self, linear: Linear, kept: NDArray[np.int64]) -> QuantizedRows:
+        """Return the quantized rows of a product, made where the first product needs them.
+
+        kept: channels that are zero in them.
+        """
+        rows, key = linear.rows, (linear.rows, kept.tobytes())
+        if key not in self._rows:
             tape = ir.tape.Tape()
+            if len(kept):
+                is_other = np.ones(self._in_features(linear), np.float32)
+                is_other[kept] = 0
+                others = self._store.constant(f"others.{linear.weight.name}", is_other)
+                rows = tape.op("Mul", [rows, others])
             per_step = self._store.constant("one_127th", np.array(1 / 127, np.float32))
             smallest = self._store.constant("smallest", np.array(_SMALLEST_SCALE, np.float32))
             one = self._store.constant("one", np.array(1, np.float32))
@@ -87,8 +131,11 @@ class DynamicQuantizer:
             scaled = tape.op("Div", [rows, scales])
             integers = tape.op("QuantizeLinear", [scaled, one, self._zero_point()])
             self._graph.insert_before(linear.node, tape.nodes)
-            self._rows[rows] = QuantizedRows(integers, scales)
-        return self._rows[rows]
+            self._rows[key] = QuantizedRows(integers, scales)
+        return self._rows[key]
+
+    def _in_features(self, linear: Linear) -> int:
+        return shape_of(linear.weight)[-1 if linear.is_stored_by_output else -2]
 
     def _weight(
         self, linear: Linear, tape: ir.tape.Tape, is_shared: bool
