@@ -5,10 +5,10 @@ from __future__ import annotations
 import onnx_ir as ir
 import pytest
 
-from dsbd_export.checkpoint import open_pair
 from dsbd_export.errors import ExportError
 from dsbd_export.families import AttentionForm
 from dsbd_export.graph_checks import check_contract
+from tests.export.exported_target import exported_target
 
 
 def node_of(model, op_type):
@@ -58,7 +58,7 @@ BROKEN = [
 
 @pytest.mark.parametrize(("damage", "words"), BROKEN)
 def test_a_broken_contract_is_named(exported, damage, words):
-    target, _ = open_pair(exported.config)
+    target = exported_target(exported.config, exported.config.output)
     model = ir.load(exported.config.output / "target" / "model.onnx")
     check_contract(model, target)
     damage(model)
@@ -67,7 +67,7 @@ def test_a_broken_contract_is_named(exported, damage, words):
 
 
 def test_a_layer_with_the_wrong_mask_is_named(exported_others):
-    target, _ = open_pair(exported_others.config)
+    target = exported_target(exported_others.config, exported_others.config.output)
     model = ir.load(exported_others.config.output / "target" / "model.onnx")
     node_of(model, "Attention").replace_input_with(3, model.graph.inputs[3])
     with pytest.raises(ExportError, match=r"attend with .*'attention_mask_sliding': 2"):
@@ -76,7 +76,7 @@ def test_a_layer_with_the_wrong_mask_is_named(exported_others):
 
 @pytest.mark.parametrize("form", [AttentionForm.CAPPED, AttentionForm.OWN])
 def test_attention_of_another_form_is_not_counted(exported, form):
-    target, _ = open_pair(exported.config)
+    target = exported_target(exported.config, exported.config.output)
     model = ir.load(exported.config.output / "target" / "model.onnx")
     with pytest.raises(ExportError, match=r"attend with {}, expected {'attention_mask'"):
         check_contract(model, target, form)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from onnx import numpy_helper
 
-from dsbd_export.checkpoint import limited_threads, load_model, open_pair
+from dsbd_export.checkpoint import limited_threads, load_model
 from dsbd_export.config import ModelOptions
 from dsbd_export.errors import ExportError
 from dsbd_export.model_source import source_of
@@ -26,6 +26,7 @@ from dsbd_export.parity_cases import (
     references,
 )
 from dsbd_export.parity_engine import ForestEngine, see_rows
+from tests.export.exported_target import exported_target
 
 ATOL = 1e-4
 LIMIT = ParityLimit("max_abs_error", ATOL)
@@ -33,7 +34,7 @@ LIMIT = ParityLimit("max_abs_error", ATOL)
 
 @pytest.fixture(scope="module")
 def checkpoint(exported):
-    return open_pair(exported.config)[0]
+    return exported_target(exported.config, exported.config.output)
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto
 
-from dsbd_export.checkpoint import load_model, open_pair
+from dsbd_export.checkpoint import load_model
 from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
 from dsbd_export.parity import check_parity, parity_limit
@@ -22,6 +22,7 @@ from dsbd_runtime.bundle import open_bundle
 from dsbd_runtime.errors import ProviderError
 from dsbd_runtime.loading import load_causal_lm
 from scripts.shared_captures import SharedCaptures
+from tests.export.exported_target import exported_target
 from tests.runtime.model_calls import logits_of
 
 LAYERS, LINEARS = 2, 9  # of the target: four products a layer and the head
@@ -138,9 +139,11 @@ def test_every_product_is_quantized(bundles, options, operator, count):
     graph = graph_of(folder)
     counts = operators(graph)
     of_attention = 2 * LAYERS if options["quantize"] == "int8-dynamic" else 0  # exact, in pieces
-    assert counts[operator] == count and counts["MatMul"] == of_attention and not counts["Gemm"]
     floats = [t for t in graph.initializer if t.data_type in FLOAT_TYPES.values()]
-    scales = [t.name for t in floats if len(t.dims) == 2]
+    of_outliers = [t.name for t in floats if t.name.endswith(".kept")]  # beside integers
+    assert counts[operator] == count and not counts["Gemm"]
+    assert counts["MatMul"] == of_attention + len(of_outliers)
+    scales = [t.name for t in floats if len(t.dims) == 2 and t.name not in of_outliers]
     assert all(name.endswith(".scales") for name in scales)
     assert "target: 9 products and 1 embeddings quantized" in report
     form = "int4-symmetric" if options.get("dtype") == "fp16" else options["quantize"]
@@ -201,7 +204,7 @@ def test_a_row_does_not_depend_on_its_neighbours_bit_for_bit(bundles):
 @pytest.mark.parametrize("quantize", ["int8-dynamic", "int8", "int4"])
 def test_a_missing_mask_is_found_in_every_precision(bundles, tmp_path, quantize):
     folder, config, _ = bundles(quantize=quantize)
-    checkpoint, _ = open_pair(config)
+    checkpoint = exported_target(config, folder)
     wanted = references(load_model(checkpoint), checkpoint)
     limit = parity_limit(config_of(config.target, config.draft, tmp_path, quantize=quantize))
     model = onnx.load(folder / "target" / "model.onnx")
@@ -219,7 +222,7 @@ def test_a_missing_mask_is_found_in_every_precision(bundles, tmp_path, quantize)
 def test_the_engine_of_parity_takes_no_rows(bundles):
     """A prefix is filled without asking for logits."""
     folder, config, _ = bundles(quantize="int8-dynamic")
-    checkpoint, _ = open_pair(config)
+    checkpoint = exported_target(config, folder)
     files = (folder / "target" / name for name in ("model.onnx", "prune.onnx"))
     engine = ForestEngine(*files, checkpoint, capacity=16)
     no_rows = references(load_model(checkpoint), checkpoint)[0].case
@@ -231,7 +234,7 @@ def test_the_engine_of_parity_takes_no_rows(bundles):
 def test_the_engine_of_parity_lets_no_product_saturate(bundles, monkeypatch):
     """As the runtime does, on processors on which products of uint8 and int8 would."""
     folder, config, _ = bundles(quantize="int8-dynamic")
-    checkpoint, _ = open_pair(config)
+    checkpoint = exported_target(config, folder)
     files = [folder / "target" / name for name in ("model.onnx", "prune.onnx")]
     monkeypatch.setattr(ort_module, "saturates_int8_products", lambda: True)
     options = ForestEngine(*files, checkpoint, capacity=16)._model.get_session_options()
