@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from _pytest.mark import ParameterSet
 from transformers import LlamaConfig
 
 from dsbd_export.families import FAMILIES
@@ -100,7 +101,12 @@ def _make_chat_bundle(folder: Path) -> None:
     write_manifest(folder, versions=manifest.versions, **entries)
 
 
-@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.place)
+def _case(block: Block) -> ParameterSet:
+    starts_ray_serve = (block.beside or "").startswith("serve run")  # a minute, mostly to end it
+    return pytest.param(block, id=block.place, marks=[pytest.mark.slow] * starts_ray_serve)
+
+
+@pytest.mark.parametrize("block", [_case(block) for block in BLOCKS])
 def test_block_does_what_it_says(block: Block, workspace: Path, exports: ExportsOnce) -> None:
     if block.skip_reason:
         pytest.skip(block.skip_reason)

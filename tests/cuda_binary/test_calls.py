@@ -11,7 +11,7 @@ from dsbd_export.demo import demo_pair
 from dsbd_export.pipeline import export_bundle
 from tests.cuda_binary.worker import Worker
 
-pytestmark = pytest.mark.cuda_binary
+pytestmark = [pytest.mark.cuda_binary, pytest.mark.slow]  # a wheel of 256 MB, 45 s
 
 SIZES = [1, 8, 32]
 NUM_LAYERS = 6  # of the demo pair's target

@@ -6,7 +6,7 @@ import pytest
 
 from tests.cuda_binary.worker import Worker
 
-pytestmark = pytest.mark.cuda_binary
+pytestmark = [pytest.mark.cuda_binary, pytest.mark.slow]  # a wheel of 256 MB, 45 s
 
 
 @pytest.mark.parametrize("num_bytes", [0, 100_000, 5_000_000])
