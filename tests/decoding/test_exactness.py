@@ -35,7 +35,10 @@ SHAPES = [  # (num_beams, draft_beams per layer)
 @pytest.mark.parametrize("draft", DRAFTS)
 @pytest.mark.parametrize(("num_beams", "draft_beams"), SHAPES)
 @pytest.mark.parametrize("warp", [{}, {"top_k": 3}, {"top_p": 0.8, "temperature": 1.3}])
-def test_fixed_width_dsbd_equals_beam_sample_token_for_token(draft, num_beams, draft_beams, warp):
+@pytest.mark.parametrize("num_prompts", [6, pytest.param(20, marks=pytest.mark.slow)])
+def test_fixed_width_dsbd_equals_beam_sample_token_for_token(
+    draft, num_beams, draft_beams, warp, num_prompts
+):
     common = {"num_beams": num_beams, "num_return_sequences": num_beams, "max_new_tokens": 11}
     common |= {"eos_token_id": 4, **warp}
     plain = DecodingConfig(strategy="beam-sample", **common)
@@ -46,7 +49,7 @@ def test_fixed_width_dsbd_equals_beam_sample_token_for_token(draft, num_beams, d
         draft_beams=draft_beams,
         **common,
     )
-    for seed, prompt in enumerate(PROMPTS[:20]):
+    for seed, prompt in enumerate(PROMPTS[:num_prompts]):
         expected = run(plain, TARGET, None, VOCAB, seed, prompt)
         result = run(speculative, TARGET, DRAFTS[draft], VOCAB, seed, prompt)
         assert all_tokens(result) == all_tokens(expected)
@@ -68,10 +71,11 @@ def test_fixed_width_dsbd_equals_beam_sample_on_200_prompts(draft, num_beams, dr
 
 
 @pytest.mark.parametrize("draft", DRAFTS)
-def test_speculative_equals_sample(draft):
+@pytest.mark.parametrize("num_prompts", [40, pytest.param(200, marks=pytest.mark.slow)])
+def test_speculative_equals_sample(draft, num_prompts):
     plain = DecodingConfig(strategy="sample", max_new_tokens=20, eos_token_id=4)
     speculative = DecodingConfig(strategy="speculative", max_new_tokens=20, eos_token_id=4)
-    for seed, prompt in enumerate(PROMPTS):
+    for seed, prompt in enumerate(PROMPTS[:num_prompts]):
         expected = run(plain, TARGET, None, VOCAB, seed, prompt)
         result = run(speculative, TARGET, DRAFTS[draft], VOCAB, seed, prompt)
         assert all_tokens(result) == all_tokens(expected)
