@@ -137,7 +137,8 @@ def reference_logits(model: PreTrainedModel, case: ForestCase) -> NDArray[np.flo
     Computed in fp32 from the weights as they are, whatever their precision.
     """
     row_of_node = {int(node): row for row, node in enumerate(case.rows)}
-    logits = np.full((len(case.rows), model.config.vocab_size), np.nan, np.float32)
+    num_tokens = model.config.get_text_config().vocab_size
+    logits = np.full((len(case.rows), num_tokens), np.nan, np.float32)
     for paths in _paths_by_length(case):
         ids = [np.concatenate([case.prefix_ids, case.node_ids[path]]) for path in paths]
         steps = [i for i, nodes in enumerate(paths.T) if row_of_node.keys() & nodes.tolist()]

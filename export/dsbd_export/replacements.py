@@ -51,7 +51,8 @@ def take_over_attention(model: PreTrainedModel) -> AttentionForm:
     ALL_MASK_ATTENTION_FUNCTIONS.register(ATTENTION_NAME, refuse_own_mask)
     with quiet_libraries():
         model.set_attn_implementation(ATTENTION_NAME)
-    implementation = model.config._attn_implementation
+    config = model.config.get_text_config()
+    implementation = config._attn_implementation
     if implementation == "eager":
         return AttentionForm.OWN
     if implementation not in (ATTENTION_NAME, "sdpa"):
@@ -59,7 +60,7 @@ def take_over_attention(model: PreTrainedModel) -> AttentionForm:
             f"{type(model).__name__} attends by {implementation!r}, which cannot be captured; "
             "choose another checkpoint"
         )
-    is_capped = getattr(model.config, "attn_logit_softcapping", None) is not None
+    is_capped = getattr(config, "attn_logit_softcapping", None) is not None
     return AttentionForm.CAPPED if is_capped else AttentionForm.NODE
 
 
