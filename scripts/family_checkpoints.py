@@ -194,6 +194,24 @@ FAMILY_CHECKPOINTS: dict[str, FamilyCheckpoint] = {
     "falcon-new": _row(
         "falcon", "FalconConfig", _SIZES, new_decoder_architecture=True, num_kv_heads=2
     ),
+    "gpt_oss": _row(
+        "gpt_oss",
+        "GptOssConfig",
+        _GROUPED,
+        **_MIXED,
+        head_dim=16,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        **_rope("yarn", factor=2.0, original_max_position_embeddings=64, truncate=False),
+    ),
+    "granite_swa": _row("granite_swa", "GraniteSWAConfig", _GROUPED, **_MIXED, **_GRANITE),
+    "phi3-longrope-long": _row(
+        "phi3",
+        "Phi3Config",
+        _GROUPED,
+        original_max_position_embeddings=64,
+        rope_parameters=_LONGROPE,
+    ),
     "qwen3_vl": _composite(
         "qwen3_vl",
         "Qwen3VLConfig",
@@ -205,7 +223,6 @@ FAMILY_CHECKPOINTS: dict[str, FamilyCheckpoint] = {
     "qwen2_5_vl": _composite(
         "qwen2_5_vl", "Qwen2_5_VLConfig", "qwen2_5_vl_text", **_mrope(4, 2, 2)
     ),
-    "qwen2_vl": _composite("qwen2_vl", "Qwen2VLConfig", "qwen2_vl_text", **_mrope(4, 2, 2)),
     "gemma3-4b": _composite("gemma3", "Gemma3Config", "gemma3_text", True, head_dim=16, **_MIXED),
     "ministral3": _composite(
         "mistral3",
@@ -231,14 +248,9 @@ FAMILY_CHECKPOINTS: dict[str, FamilyCheckpoint] = {
     "cohere2_vision": _composite(
         "cohere2_vision", "Cohere2VisionConfig", "cohere2", True, logit_scale=0.25, **_MIXED
     ),
-    "molmo2": _composite("molmo2", "Molmo2Config", "molmo2_text", head_dim=16),
-    "paligemma": _composite("paligemma", "PaliGemmaConfig", "gemma2", head_dim=16, **_MIXED),
     "voxtral": _composite("voxtral", "VoxtralConfig", "llama", other="audio_config"),
     "qwen3_asr": _composite(
         "qwen3_asr", "Qwen3ASRConfig", "qwen3", other="audio_config", head_dim=16
-    ),
-    "granite_speech": _composite(
-        "granite_speech", "GraniteSpeechConfig", "granite", other="encoder_config"
     ),
 }
 

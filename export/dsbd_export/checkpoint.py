@@ -25,6 +25,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
+from dsbd_export.composite import keep_text_part, unread_inputs
 from dsbd_export.config import MIN_CONTEXT, DraftConfig, ExportConfig, ModelOptions
 from dsbd_export.errors import ExportError, reason_of
 from dsbd_export.feature_draft.config import (
@@ -33,9 +34,7 @@ from dsbd_export.feature_draft.config import (
     is_feature_draft,
     read_feature_config,
 )
-from dsbd_export.composite import keep_text_part
 from dsbd_export.model_config import (
-    constant_rope_length,
     kv_geometry,
     layer_masks,
     refusal_of,
@@ -110,6 +109,11 @@ class Checkpoint:
         """Return the ``model_type`` of the checkpoint, or the method of a feature draft."""
         whole = self.composite or self.config
         return str(whole.model_type) if self.features is None else FEATURE_FAMILY
+
+    @property
+    def unread_inputs(self) -> list[str] | None:
+        """Return the kinds of input that a composite model's other parts read; None: it has none."""
+        return None if self.composite is None else unread_inputs(self.composite, self.config)
 
     @property
     def masks(self) -> list[str]:
@@ -344,12 +348,6 @@ def _context_length(role: str, config: PreTrainedConfig, max_context: int | None
     if min(lengths) < MIN_CONTEXT:
         raise ExportError(
             f"the {role} has a context of {min(lengths)} tokens, at least {MIN_CONTEXT} are needed"
-        )
-    limit = constant_rope_length(config)
-    if limit is not None and min(lengths) > limit:
-        raise ExportError(
-            f"the {role} (family {config.model_type}) has a context of {min(lengths)} tokens, but "
-            f"its rotary frequencies change beyond {limit}; export it with --max-context {limit}"
         )
     return min(lengths)
 

@@ -1,4 +1,4 @@
-"""Composite models: the text part behind its wrapper, without the parts that read pictures or sound.
+"""Composite models: the text part behind its wrapper, without parts for pictures or sound.
 
 The wrapper's own forward is captured, not a text model made of its weights: a wrapper may scale
 logits (Cohere2-Vision), give positions in rows for time, height and width (Qwen-VL), or have no
@@ -63,8 +63,8 @@ def keep_text_part(model: PreTrainedModel) -> None:
     decoder = model.get_decoder()
     if decoder is None or decoder is model:
         raise ExportError(
-            f"{type(model).__name__} shows no text decoder of its own (get_decoder); choose another "
-            "checkpoint"
+            f"{type(model).__name__} shows no text decoder of its own (get_decoder); choose "
+            "another checkpoint"
         )
     kept = [decoder, model.get_output_embeddings()]
     _leave_out(model, [part for part in kept if part is not None])

@@ -50,7 +50,7 @@ def kv_geometry(config: PreTrainedConfig, dtype: str) -> KVGeometry:
 
 
 def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
-    """Return the config of the model that reads and writes text: the whole, or a composite's part."""
+    """Return the config of what reads and writes text: the whole, or the part of a composite."""
     return config if config.is_encoder_decoder else config.get_text_config(decoder=True)
 
 

@@ -21,6 +21,7 @@ from dsbd_export.graph_checks import check_contract
 from dsbd_export.optimize import optimize_graph
 from dsbd_export.pair import resize_vocabulary
 from dsbd_export.parity_cases import Reference, largest_values, references, text_reference
+from dsbd_export.replacements import choose_rope
 from dsbd_export.target_features import with_features
 
 
@@ -54,6 +55,7 @@ class DecoderSource:
         """See ModelSource."""
         model = load_model(self._checkpoint, reference_dtype(self._checkpoint, dtype))
         resize_vocabulary(model, self._checkpoint)
+        choose_rope(model, self._checkpoint.context_length)
         return model
 
     def references(self, model: Any) -> list[Reference]:

@@ -50,7 +50,13 @@ def form_of(graph: onnx.GraphProto) -> AttentionForm:
     return AttentionForm.CAPPED if is_capped else AttentionForm.OWN
 
 
-@pytest.mark.parametrize("name", FAMILY_CHECKPOINTS)
+NAMES = [
+    name if row.is_quick else pytest.param(name, marks=pytest.mark.long)
+    for name, row in FAMILY_CHECKPOINTS.items()
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_a_family_passes_the_whole_gate(name, tmp_path):
     row = FAMILY_CHECKPOINTS[name]
     folder = write_family_checkpoint(name, tmp_path / "checkpoint")
