@@ -112,7 +112,7 @@ class Checkpoint:
 
     @property
     def unread_inputs(self) -> list[str] | None:
-        """Return the kinds of input that a composite model's other parts read; None: it has none."""
+        """Return the kinds of input that only parts left out read; None: nothing is left out."""
         return None if self.composite is None else unread_inputs(self.composite, self.config)
 
     @property
