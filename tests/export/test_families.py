@@ -45,8 +45,11 @@ def form_of(graph: onnx.GraphProto) -> AttentionForm:
     if any(node.op_type == "Attention" for node in graph.node):
         return AttentionForm.NODE
     chosen = {node.output[0] for node in graph.node if node.op_type == "Where"}
+    for node in graph.node:  # in their order
+        if node.op_type in ("Reshape", "Concat") and node.input[0] in chosen:
+            chosen.add(node.output[0])
     softmaxes = [node for node in graph.node if node.op_type == "Softmax"]
-    is_capped = all(node.input[0] in chosen for node in softmaxes)
+    is_capped = any(node.input[0] in chosen for node in softmaxes)  # a router has one too
     return AttentionForm.CAPPED if is_capped else AttentionForm.OWN
 
 
