@@ -26,7 +26,7 @@ _KIND_BY_WORD = {  # in the name of a part's config
 }
 
 
-class LeftOut(nn.Module):
+class AbsentPart(nn.Module):
     """A part of a composite model that was left out: text never reaches it."""
 
     def __init__(self, name: str) -> None:
@@ -55,7 +55,7 @@ def unread_inputs(composite: PreTrainedConfig, text: PreTrainedConfig) -> list[s
 
 
 def keep_text_part(model: PreTrainedModel) -> None:
-    """Replace by ``LeftOut`` whatever lies beside the decoder and its head, in place.
+    """Replace by ``AbsentPart`` whatever lies beside the decoder and its head, in place.
 
     Raises:
         ExportError: the model shows no decoder of its own.
@@ -78,4 +78,4 @@ def _leave_out(module: nn.Module, kept: list[nn.Module]) -> None:
         if any(part in inside for part in kept):
             _leave_out(child, kept)
         elif any(True for _ in child.parameters()):
-            setattr(module, name, LeftOut(name))
+            setattr(module, name, AbsentPart(name))

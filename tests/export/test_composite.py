@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForMultimodalLM, Phi3Config, Phi3ForCausalLM
 
 from dsbd_export.checkpoint import load_model, open_checkpoint
-from dsbd_export.composite import LeftOut
+from dsbd_export.composite import AbsentPart
 from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
 from dsbd_export.model_source import source_of
@@ -32,7 +32,7 @@ def test_the_text_part_gives_the_logits_of_the_whole_and_names_what_it_does_not_
     with torch.no_grad():
         wanted = whole.eval()(input_ids=ids).logits[0].numpy()[case.rows]
     assert abs(reference_logits(model, case) - wanted).max() < 1e-5
-    left_out = {name for name, part in model.named_modules() if isinstance(part, LeftOut)}
+    left_out = {name for name, part in model.named_modules() if isinstance(part, AbsentPart)}
     assert left_out == {"model.vision_tower", "model.multi_modal_projector"}
     entry = export_model(checkpoint, tmp_path, config, lambda _line: None)
     assert (entry.family, entry.unread_inputs) == ("cohere2_vision", ["image"])
@@ -40,7 +40,7 @@ def test_the_text_part_gives_the_logits_of_the_whole_and_names_what_it_does_not_
 
 def test_a_part_that_was_left_out_raises_when_called():
     with pytest.raises(ExportError, match="'vision_tower' for text alone"):
-        LeftOut("vision_tower")(torch.zeros(1))
+        AbsentPart("vision_tower")(torch.zeros(1))
 
 
 LONG, SHORT = 200, 64  # contexts beyond and up to the original one
