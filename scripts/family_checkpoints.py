@@ -201,7 +201,7 @@ FAMILY_CHECKPOINTS: dict[str, FamilyCheckpoint] = {
         **_MIXED,
         head_dim=16,
         num_local_experts=4,
-        num_experts_per_tok=2,
+        num_experts_per_tok=4,  # all: fp16 would choose others of random ones
         **_rope("yarn", factor=2.0, original_max_position_embeddings=64, truncate=False),
     ),
     "granite_swa": _row("granite_swa", "GraniteSWAConfig", _GROUPED, **_MIXED, **_GRANITE),
