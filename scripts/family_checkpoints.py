@@ -11,7 +11,11 @@ from typing import Any
 import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForMultimodalLM,
+    PreTrainedConfig,
+)
 
 from dsbd_export.checkpoint import quiet_libraries
 
@@ -48,6 +52,24 @@ _LONGROPE: dict[str, Any] = {
     "short_factor": [1.1] * 8,
     "long_factor": [4.0] * 8,
 }
+_OTHER_PART: dict[str, Any] = {  # the names of many towers, which read pictures or sound
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "head_dim": 16,
+    "image_size": 28,
+    "patch_size": 14,
+    "out_hidden_size": 64,
+    "depth": 1,
+    "num_heads": 1,
+    "d_model": 16,
+    "encoder_layers": 1,
+    "encoder_attention_heads": 1,
+    "encoder_ffn_dim": 16,
+    "deepstack_visual_indexes": [0],
+    "fullatt_block_indexes": [0],
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,12 +81,14 @@ class FamilyCheckpoint:
         config: name of the config class in transformers.
         arguments: of that class.
         max_context: to be given to the export, None where the checkpoint's own will do.
+        is_quick: whether it is part of every run of the tests and of --quick.
     """
 
     family: str
     config: str
     arguments: dict[str, Any]
     max_context: int | None = None
+    is_quick: bool = True
 
 
 def _row(
@@ -75,8 +99,30 @@ def _row(
     )
 
 
+def _composite(
+    family: str,
+    config: str,
+    text: str,
+    is_quick: bool = False,
+    other: str = "vision_config",
+    **more: Any,
+) -> FamilyCheckpoint:
+    """Return the row of a composite model; ``more`` is of its text part, of ``model_type`` text."""
+    arguments = {
+        "text_config": {"model_type": text, **_GROUPED, **more},
+        other: _OTHER_PART,
+        "tie_word_embeddings": False,
+    }
+    return FamilyCheckpoint(family=family, config=config, arguments=arguments, is_quick=is_quick)
+
+
 def _rope(kind: str, **more: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": kind, "rope_theta": 1e4, **more}}
+
+
+def _mrope(*section: int, **more: Any) -> dict[str, Any]:
+    """Return rotary positions in rows for time, height and width."""
+    return _rope("default", mrope_section=list(section), **more)
 
 
 _LLAMA3: dict[str, Any] = {
@@ -176,6 +222,64 @@ FAMILY_CHECKPOINTS: dict[str, FamilyCheckpoint] = {
     "falcon-new": _row(
         "falcon", "FalconConfig", _SIZES, new_decoder_architecture=True, num_kv_heads=2
     ),
+    "gpt_oss": _row(
+        "gpt_oss",
+        "GptOssConfig",
+        _GROUPED,
+        **_MIXED,
+        head_dim=16,
+        num_local_experts=4,
+        num_experts_per_tok=4,  # all: fp16 would choose others of random ones
+        **_rope("yarn", factor=2.0, original_max_position_embeddings=64, truncate=False),
+    ),
+    "granite_swa": _row("granite_swa", "GraniteSWAConfig", _GROUPED, **_MIXED, **_GRANITE),
+    "phi3-longrope-long": _row(
+        "phi3",
+        "Phi3Config",
+        _GROUPED,
+        original_max_position_embeddings=64,
+        rope_parameters=_LONGROPE,
+    ),
+    "qwen3_vl": _composite(
+        "qwen3_vl",
+        "Qwen3VLConfig",
+        "qwen3_vl_text",
+        True,
+        head_dim=16,
+        **_mrope(4, 2, 2, mrope_interleaved=True),
+    ),
+    "qwen2_5_vl": _composite(
+        "qwen2_5_vl", "Qwen2_5_VLConfig", "qwen2_5_vl_text", **_mrope(4, 2, 2)
+    ),
+    "gemma3-4b": _composite("gemma3", "Gemma3Config", "gemma3_text", True, head_dim=16, **_MIXED),
+    "ministral3": _composite(
+        "mistral3",
+        "Mistral3Config",
+        "ministral3",
+        True,
+        head_dim=16,
+        **_rope("yarn", factor=2.0, original_max_position_embeddings=16, llama_4_scaling_beta=0.1),
+    ),
+    "mistral3": _composite("mistral3", "Mistral3Config", "mistral", head_dim=16),
+    "internvl": _composite("internvl", "InternVLConfig", "qwen3", head_dim=16),
+    "smolvlm": _composite("smolvlm", "SmolVLMConfig", "llama"),
+    "idefics3": _composite("idefics3", "Idefics3Config", "llama"),
+    "llava": _composite("llava", "LlavaConfig", "llama"),
+    "llava_onevision": _composite("llava_onevision", "LlavaOnevisionConfig", "qwen2"),
+    "granite_docling": _composite(
+        "granite_docling", "GraniteDoclingConfig", "granite_docling_text"
+    ),
+    "lighton_ocr": _composite("lighton_ocr", "LightOnOcrConfig", "qwen3", head_dim=16),
+    "glm46v": _composite(
+        "glm46v", "Glm46VConfig", "glm4v_text", **_mrope(2, 1, 1, partial_rotary_factor=0.5)
+    ),
+    "cohere2_vision": _composite(
+        "cohere2_vision", "Cohere2VisionConfig", "cohere2", True, logit_scale=0.25, **_MIXED
+    ),
+    "voxtral": _composite("voxtral", "VoxtralConfig", "llama", other="audio_config"),
+    "qwen3_asr": _composite(
+        "qwen3_asr", "Qwen3ASRConfig", "qwen3", other="audio_config", head_dim=16
+    ),
 }
 
 
@@ -195,7 +299,9 @@ def write_checkpoint(folder: Path, config: PreTrainedConfig, deviation: float = 
     """
     torch.manual_seed(0)
     with quiet_libraries():
-        model = AutoModelForCausalLM.from_config(config)
+        is_composite = config.get_text_config() is not config
+        model_class = AutoModelForMultimodalLM if is_composite else AutoModelForCausalLM
+        model = model_class.from_config(config)
         with torch.no_grad():
             for parameter in model.parameters():
                 if parameter.ndim > 1:

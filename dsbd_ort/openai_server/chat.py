@@ -47,8 +47,8 @@ class TextPart(BaseModel):
         kind = part.get("type", "text") if isinstance(part, dict) else "text"
         if kind != "text":
             raise ValueError(
-                f"a part of type {in_short(kind)} is not supported: this server reads texts only; "
-                "use parts of type 'text'"
+                f"a part of type {in_short(kind)} is not supported: this server reads texts only, "
+                "pictures and sound are not read; use parts of type 'text'"
             )
         return part
 

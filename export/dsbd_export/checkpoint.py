@@ -16,9 +16,16 @@ import torch
 from huggingface_hub import snapshot_download
 from numpy.typing import NDArray
 from optimum.exporters.tasks import TasksManager
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_MULTIMODAL_LM_MAPPING,
+    AutoConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers.utils import logging as transformers_logging
 
+from dsbd_export.composite import keep_text_part, unread_inputs
 from dsbd_export.config import MIN_CONTEXT, DraftConfig, ExportConfig, ModelOptions
 from dsbd_export.errors import ExportError, reason_of
 from dsbd_export.feature_draft.config import (
@@ -27,7 +34,12 @@ from dsbd_export.feature_draft.config import (
     is_feature_draft,
     read_feature_config,
 )
-from dsbd_export.model_config import constant_rope_length, layer_masks, refusal_of
+from dsbd_export.model_config import (
+    layer_masks,
+    refusal_of,
+    text_config,
+    window_within,
+)
 from dsbd_export.other_weights import refusal_of_files
 from dsbd_export.weights import (
     TORCH_DTYPES,
@@ -58,7 +70,9 @@ class Checkpoint:
     Attributes:
         role: "target" or "draft".
         folder: of config.json, the weights and tokenizer.json.
-        config: the transformers config.
+        config: the transformers config, of a composite model that of its text part.
+        composite: the whole config of a composite model, whose text part alone is exported; None
+            for any other model.
         context_length: that of the checkpoint, or the shorter one that was requested.
         layer_masks: by layer, the name of its mask input.
         sliding_window: positions that a sliding-window layer sees, None without such layers.
@@ -87,11 +101,18 @@ class Checkpoint:
     feature_layers: tuple[int, ...] | None = None
     proposed_tokens: NDArray[np.int64] | None = None
     caches: tuple[CacheEntry, ...] = ()
+    composite: PreTrainedConfig | None = None
 
     @property
     def family(self) -> str:
         """Return the ``model_type`` of the checkpoint, or the method of a feature draft."""
-        return str(self.config.model_type) if self.features is None else FEATURE_FAMILY
+        whole = self.composite or self.config
+        return str(whole.model_type) if self.features is None else FEATURE_FAMILY
+
+    @property
+    def unread_inputs(self) -> list[str] | None:
+        """Return the kinds of input that only parts left out read; None: nothing is left out."""
+        return None if self.composite is None else unread_inputs(self.composite, self.config)
 
     @property
     def masks(self) -> list[str]:
@@ -138,25 +159,29 @@ def open_checkpoint(role: str, folder: Path, options: ModelOptions) -> Checkpoin
         raise ExportError(f"the {role} at {folder} has no config.json; give a checkpoint folder")
     if is_feature_draft(folder):
         return _feature_checkpoint(role, folder, options)
-    config, generation = _read_configs(role, folder, options.trust_remote_code)
-    if reason := refusal_of(config):
+    whole, generation = _read_configs(role, folder, options.trust_remote_code)
+    if reason := refusal_of(whole):
         raise ExportError(
-            f"the {role} at {folder} (family {config.model_type}) cannot be exported: {reason}; "
+            f"the {role} at {folder} (family {whole.model_type}) cannot be exported: {reason}; "
             "choose another checkpoint"
         )
-    masks = layer_masks(config)
-    eos = _special_token(generation, config, "eos_token_id")
+    config = text_config(whole)
+    context_length = _context_length(role, config, options.max_context)
+    window = window_within(config, context_length)
+    masks = layer_masks(config, window)
+    eos = _special_token(generation, whole, "eos_token_id")
     return Checkpoint(
         role=role,
         folder=folder,
         config=config,
         vocab_size=config.vocab_size,
-        bos_token_id=_special_token(generation, config, "bos_token_id"),
+        bos_token_id=_special_token(generation, whole, "bos_token_id"),
         eos_token_ids=[] if eos is None else [eos] if isinstance(eos, int) else list(eos),
-        context_length=_context_length(role, config, options.max_context),
+        context_length=context_length,
         layer_masks=masks,
-        sliding_window=config.sliding_window if ATTENTION_MASK_SLIDING in masks else None,
+        sliding_window=window if ATTENTION_MASK_SLIDING in masks else None,
         trust_remote_code=options.trust_remote_code,
+        composite=None if whole is config else whole,
     )
 
 
@@ -177,7 +202,7 @@ def _feature_checkpoint(role: str, folder: Path, options: ModelOptions) -> Check
         bos_token_id=None,
         eos_token_ids=[],
         context_length=layer.max_position_embeddings,
-        layer_masks=layer_masks(layer),
+        layer_masks=layer_masks(layer, None),
         sliding_window=None,
         trust_remote_code=False,
         features=features,
@@ -187,6 +212,7 @@ def _feature_checkpoint(role: str, folder: Path, options: ModelOptions) -> Check
 def load_model(checkpoint: Checkpoint, dtype: str = "fp32") -> PreTrainedModel:
     """Return the unmodified transformers model in evaluation mode, its weights in ``dtype``.
 
+    Of a composite model the parts that read no text are left out.
     ``dtype`` is "fp32", "fp16" or "bf16". Constants that follow from the config stay in fp32.
     """
     with quiet_libraries(), _as_loading_errors(checkpoint):
@@ -196,6 +222,8 @@ def load_model(checkpoint: Checkpoint, dtype: str = "fp32") -> PreTrainedModel:
             f"the {checkpoint.role} at {checkpoint.folder} lacks {len(missing)} weights, the first "
             f"is {missing[0]}; the checkpoint is incomplete, copy or download it again"
         )
+    if checkpoint.composite is not None:
+        keep_text_part(model)
     widen_constants(model)
     return model.eval()
 
@@ -227,15 +255,19 @@ def _as_loading_errors(checkpoint: Checkpoint) -> Iterator[None]:
 def _load(checkpoint: Checkpoint, dtype: torch.dtype) -> tuple[PreTrainedModel, dict[str, Any]]:
     """Return the model and the loading info of transformers, which lists missing weights."""
     options = {"output_loading_info": True, "local_files_only": True}
-    model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(checkpoint.config), None)
-    has_own_code = checkpoint.trust_remote_code and hasattr(checkpoint.config, "auto_map")
+    config = checkpoint.composite or checkpoint.config
+    model_class = _model_class(config)
+    has_own_code = checkpoint.trust_remote_code and hasattr(config, "auto_map")
     if model_class and not has_own_code and safetensors_files(checkpoint.folder):
         with open_weights(checkpoint.folder) as weights:
             loaded: tuple[PreTrainedModel, dict[str, Any]] = model_class.from_pretrained(
-                None, config=checkpoint.config, state_dict=weights, dtype=dtype, **options
+                None, config=config, state_dict=weights, dtype=dtype, **options
             )
         return loaded
     # A model class of the checkpoint's own, or weights in another format: takes more memory.
+    if checkpoint.composite is not None and model_class and not has_own_code:
+        loaded = model_class.from_pretrained(checkpoint.folder, dtype=dtype, **options)
+        return loaded
     loaded = TasksManager.get_model_from_task(
         "text-generation",
         str(checkpoint.folder),
@@ -246,6 +278,12 @@ def _load(checkpoint: Checkpoint, dtype: torch.dtype) -> tuple[PreTrainedModel, 
         **options,
     )
     return loaded
+
+
+def _model_class(config: PreTrainedConfig) -> Any:
+    """Return the class of transformers for a config: of a composite model, that of the whole."""
+    causal = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    return causal or MODEL_FOR_MULTIMODAL_LM_MAPPING.get(type(config), None)
 
 
 def _locate(source: str, options: ModelOptions) -> Path:
@@ -292,8 +330,9 @@ def _read_configs(
 
 def _special_token(generation: dict[str, Any], config: PreTrainedConfig, name: str) -> Any:
     """Return a token id (or list of ids): generation_config.json first, as transformers does."""
-    found = generation.get(name)
-    return found if found is not None else getattr(config, name, None)
+    places = (getattr(config, name, None), getattr(text_config(config), name, None))
+    found = (generation.get(name), *places)
+    return next((each for each in found if each is not None), None)
 
 
 def _context_length(role: str, config: PreTrainedConfig, max_context: int | None) -> int:
@@ -306,12 +345,6 @@ def _context_length(role: str, config: PreTrainedConfig, max_context: int | None
     if min(lengths) < MIN_CONTEXT:
         raise ExportError(
             f"the {role} has a context of {min(lengths)} tokens, at least {MIN_CONTEXT} are needed"
-        )
-    limit = constant_rope_length(config)
-    if limit is not None and min(lengths) > limit:
-        raise ExportError(
-            f"the {role} (family {config.model_type}) has a context of {min(lengths)} tokens, but "
-            f"its rotary frequencies change beyond {limit}; export it with --max-context {limit}"
         )
     return min(lengths)
 

@@ -41,17 +41,20 @@ _SMALLEST_CHANNEL = 0.05  # of the layer's largest value: a channel may have bee
 _HIDDEN = -1e30
 _BY_PACKET = ("Cos", "Sin")  # Eigen computes what does not fill a packet by other functions
 _PACKET = 16  # numbers, the widest there is
-_KEEPS_ROWS = ("Identity", "Cast", "Reshape")
+_KEEPS_ROWS = ("Identity", "Cast", "Reshape", "Slice")  # the last cuts a sink off
 _CHANGES_LAYOUT = ("Identity", "Reshape", "Transpose", "Mul")
 
 
 class Sums(Protocol):
     """Softmax and product with the values, added up so that no order shows."""
 
-    def attended(self, tape: ir.tape.Tape, scores: ir.Value, value: ir.Value) -> ir.Value:
+    def attended(
+        self, tape: ir.tape.Tape, scores: ir.Value, value: ir.Value, *, has_sink: bool = False
+    ) -> ir.Value:
         """Return softmax(scores) @ value.
 
-        scores: (1, Hkv, M, C), ``_HIDDEN`` or far below the others where a row is not visible.
+        scores: (1, Hkv, M, C), ``_HIDDEN`` or far below the others where a row is not visible; with
+            a sink (1, Hkv, M, C + 1), the last of them without a value.
         value: (1, Hkv, C, D), an output of the graph. The result is (1, Hkv, M, D).
         """
 
@@ -63,15 +66,19 @@ class DoubleSums:
     """Sums in double; the values stay as they are."""
 
     def __init__(self, store: Store) -> None:
+        self._store = store
         self._last_axis = store.constant("last_axis", np.array([-1], np.int64))
 
-    def attended(self, tape: ir.tape.Tape, scores: ir.Value, value: ir.Value) -> ir.Value:
+    def attended(
+        self, tape: ir.tape.Tape, scores: ir.Value, value: ir.Value, *, has_sink: bool = False
+    ) -> ir.Value:
         """Return softmax(scores) @ value."""
         largest = tape.op("ReduceMax", [scores, self._last_axis], {"keepdims": 1})
         weights = tape.op("Exp", [tape.op("Sub", [scores, largest])])
         weights = tape.op("Cast", [weights], {"to": ir.DataType.DOUBLE})
         values = tape.op("Cast", [value], {"to": ir.DataType.DOUBLE})
         total = tape.op("ReduceSum", [weights, self._last_axis], {"keepdims": 1})
+        weights = _without_sink(tape, self._store, weights) if has_sink else weights
         attended = tape.op("Div", [tape.op("MatMul", [weights, values]), total])
         return tape.op("Cast", [attended], {"to": ir.DataType.FLOAT})
 
@@ -108,7 +115,9 @@ class IntegerSums:
         }
         self._last_axis = store.constant("last_axis", np.array([-1], np.int64))
 
-    def attended(self, tape: ir.tape.Tape, scores: ir.Value, value: ir.Value) -> ir.Value:
+    def attended(
+        self, tape: ir.tape.Tape, scores: ir.Value, value: ir.Value, *, has_sink: bool = False
+    ) -> ir.Value:
         """Return softmax(scores) @ value, the integers of ``value`` scaled back."""
         layer = self._layer_by_present[str(value.name)]
         largest = tape.op("ReduceMax", [scores, self._last_axis], {"keepdims": 1})
@@ -119,6 +128,7 @@ class IntegerSums:
         per_weight = tape.op("Div", [whole, self._sum(tape, weights, is_long=self._is_long)])
         shares = tape.op("Round", [tape.op("Mul", [weights, per_weight])])
         total = self._sum(tape, shares, is_long=False)
+        shares = _without_sink(tape, self._store, shares) if has_sink else shares
         attended = tape.op("Div", [tape.op("MatMul", [shares, value]), total])
         scale = self._store.constant(f"value_scale.{layer}", self._scales[layer])
         return tape.op("Mul", [attended, scale])
@@ -149,6 +159,12 @@ class IntegerSums:
         return self._store.constant(name, np.array(value, np.float32))
 
 
+def _without_sink(tape: ir.tape.Tape, store: Store, columns: ir.Value) -> ir.Value:
+    """Return all columns but the last."""
+    bounds = [_integers(store, 0), _integers(store, -1), _integers(store, -1)]
+    return tape.op("Slice", [columns, *bounds])
+
+
 def attend_exactly(
     model: ir.Model, context_length: int, largest_values: Sequence[NDArray[np.float32]] | None
 ) -> int:
@@ -168,7 +184,7 @@ def attend_exactly(
     sums: Sums = (
         DoubleSums(store)
         if largest_values is None
-        else IntegerSums(store, context_length, largest_values)
+        else IntegerSums(store, context_length + 1, largest_values)  # one column may be a sink
     )
     nodes = [node for node in graph if node.op_type == "Attention"]
     score_products = [_replace_attention(graph, node, sums, store) for node in nodes]
@@ -233,10 +249,13 @@ def _replace_softmaxes(graph: ir.Graph, sums: Sums) -> int:
         scores, value = softmax.inputs[0], node.inputs[1]
         assert scores is not None and value is not None
         tape = ir.tape.Tape()
+        has_sink = False
         for step in _steps(node.inputs[0], softmax):
             if step.op_type == "Reshape":  # which keeps the last axis
                 scores = tape.op("Reshape", [scores, step.inputs[1]])
-        replace_node(graph, node, tape, sums.attended(tape, scores, value))
+            has_sink |= step.op_type == "Slice"
+        attended = sums.attended(tape, scores, value, has_sink=has_sink)
+        replace_node(graph, node, tape, attended)
         num_found += 1
     return num_found
 

@@ -43,7 +43,11 @@ class Family:
 _ALIBI = "its attention adds a bias by distance (ALiBi), but the graph has no positions of keys"
 _RECURRENT = "it keeps a recurrent state, which a tree of tokens cannot share"
 _ENCODER = "it is an encoder-decoder, a decoder-only model is needed"
-_SINKS = "its attention sinks have no ONNX form yet"
+_CHUNKS = (
+    "it attends in chunks, which needs a mask that the graph lacks, and its queries are scaled by "
+    "the position in a cache that the graph does not count"
+)
+_OWN_MASK = "its wrapper builds a mask of its own, which the forest mask cannot replace"
 _BY_ROW = "its local attention counts cache rows (GPTNeoSelfAttention.bias), not positions"
 
 DEFAULT_FAMILY = Family()
@@ -52,27 +56,41 @@ FAMILIES: dict[str, Family] = {
     "codegen": Family(attention=AttentionForm.OWN, note="rotary angles from a table"),
     "cohere": Family(note="scaled logits"),
     "cohere2": Family(note="window, layers without rotary positions"),
+    "cohere2_vision": Family(note="Command A Vision: text part; window, scaled logits"),
     "exaone4": Family(note="window, normalised queries and keys"),
     "falcon": Family(note="with ALiBi (alibi=true) refused"),
     "gemma": Family(note="scaled embeddings"),
     "gemma2": Family(attention=AttentionForm.CAPPED, note="softcap, alternating window"),
+    "gemma3": Family(note="Gemma 3 4b to 27b: text part; window"),
     "gemma3_text": Family(note="window and rotary base by layer"),
     "gemma4_text": Family(note="window; head width by layer, layers share rows"),
     "glm4": Family(note="partial rotary positions"),
+    "glm46v": Family(note="GLM-4.6V: text part"),
     "gpt2": Family(note="learned positions"),
     "gpt_bigcode": Family(note="learned positions, one key head"),
     "gpt_neo": Family(refusal=_BY_ROW),
     "gpt_neox": Family(note="Pythia; partial rotary positions"),
-    "gpt_oss": Family(refusal=_SINKS),
+    "gpt_oss": Family(
+        attention=AttentionForm.CAPPED, has_experts=True, note="window, attention sinks"
+    ),
     "gptj": Family(attention=AttentionForm.OWN, note="rotary angles from a table"),
     "granite": Family(note="scaled residuals and logits"),
+    "granite_docling": Family(note="Granite-Docling: text part"),
+    "granite_swa": Family(attention=AttentionForm.CAPPED, note="window, attention sinks"),
     "granitemoe": Family(has_experts=True, note="scaled residuals and logits"),
+    "idefics3": Family(note="Idefics3: text part"),
+    "internvl": Family(note="InternVL: text part"),
     "jamba": Family(refusal=_RECURRENT),
+    "lighton_ocr": Family(note="LightOnOCR: text part"),
     "llama": Family(note="also rope linear, dynamic, llama3, yarn"),
+    "llama4_text": Family(refusal=_CHUNKS),
+    "llava": Family(note="LLaVA: text part"),
+    "llava_onevision": Family(note="LLaVA-OneVision: text part"),
     "mamba": Family(refusal=_RECURRENT),
     "mamba2": Family(refusal=_RECURRENT),
     "minicpm3": Family(note="latent attention"),
     "mistral": Family(note="window"),
+    "mistral3": Family(note="Ministral-3 and Mistral Small 3: text part"),
     "mixtral": Family(has_experts=True, note="window"),
     "mpt": Family(refusal=_ALIBI),
     "nemotron": Family(note="partial rotary positions, shifted norms"),
@@ -80,16 +98,22 @@ FAMILIES: dict[str, Family] = {
     "olmo3": Family(note="window, norms behind the blocks"),
     "olmoe": Family(has_experts=True, note="normalised queries and keys"),
     "opt": Family(note="learned positions"),
+    "paligemma": Family(refusal=_OWN_MASK),
     "phi": Family(note="partial rotary positions"),
     "phi3": Family(note="window; rope longrope up to the original context"),
     "qwen2": Family(note="window on some layers"),
+    "qwen2_5_vl": Family(note="Qwen2.5-VL: text part"),
     "qwen2_moe": Family(has_experts=True, note="shared expert"),
     "qwen3": Family(note="normalised queries and keys"),
+    "qwen3_asr": Family(note="Qwen3-ASR: text part"),
     "qwen3_moe": Family(has_experts=True, note="normalised queries and keys"),
+    "qwen3_vl": Family(note="Qwen3-VL: text part"),
     "recurrent_gemma": Family(refusal=_RECURRENT),
     "rwkv": Family(refusal=_RECURRENT),
     "smollm3": Family(note="layers without rotary positions"),
+    "smolvlm": Family(note="SmolVLM: text part"),
     "stablelm": Family(note="partial rotary positions"),
     "starcoder2": Family(note="window"),
     "t5": Family(refusal=_ENCODER),
+    "voxtral": Family(note="Voxtral: text part"),
 }

@@ -30,15 +30,26 @@ _BY_LAYER_TYPE = {
 _NEEDED = ("num_layers", "num_attention_heads", "hidden_size", "vocab_size")
 
 
-def layer_masks(config: PreTrainedConfig) -> tuple[str, ...]:
-    """Return for each layer the mask input that it attends with."""
+def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
+    """Return the config of what reads and writes text: the whole, or the part of a composite."""
+    return config if config.is_encoder_decoder else config.get_text_config(decoder=True)
+
+
+def window_within(config: PreTrainedConfig, context_length: int) -> int | None:
+    """Return the sliding window of a config, None where no sequence reaches beyond it."""
+    window: int | None = getattr(config, "sliding_window", None)
+    return window if window is not None and window < context_length else None
+
+
+def layer_masks(config: PreTrainedConfig, window: int | None) -> tuple[str, ...]:
+    """Return for each layer the mask input that it attends with; ``window`` is that in effect."""
     num_layers: int = normalized_config(config).num_layers
     layer_types: list[str] | None = getattr(config, "layer_types", None)
+    if window is None:
+        return (ATTENTION_MASK,) * num_layers
     if layer_types is not None:
         return tuple(MASK_BY_LAYER_TYPE[layer_type] for layer_type in layer_types)
-    if getattr(config, "sliding_window", None) is not None:
-        return (ATTENTION_MASK_SLIDING,) * num_layers
-    return (ATTENTION_MASK,) * num_layers
+    return (ATTENTION_MASK_SLIDING,) * num_layers
 
 
 def normalized_config(config: PreTrainedConfig) -> NormalizedConfig:
@@ -60,12 +71,14 @@ def _refusals(config: PreTrainedConfig) -> Iterator[str]:
         yield refusal
     if config.is_encoder_decoder:
         yield "it is an encoder-decoder, a decoder-only model is needed"
-    if config.get_text_config() is not config:
-        yield "it is a composite of several models, a text-only causal model is needed"
+        return
     if (quantized := getattr(config, "quantization_config", None)) is not None:
         method = quantized.get("quant_method") if isinstance(quantized, dict) else None
         how = f" ({method})" if method else ""
         yield f"its weights are already quantized{how}, one in fp32, fp16 or bf16 is needed"
+    if (text := text_config(config)) is not config:
+        yield from _refusals(text)
+        return
     if getattr(config, "alibi", False):
         yield str(FAMILIES["bloom"].refusal)
     for layer_type in getattr(config, "layer_types", None) or []:

@@ -39,6 +39,7 @@ from dsbd_export.parity_cases import (
     references,
     text_reference,
 )
+from dsbd_export.replacements import choose_rope
 from dsbd_export.target_features import with_features
 from dsbd_runtime.graph import CacheEntry, equal_caches
 
@@ -85,6 +86,7 @@ class DecoderSource:
         """See ModelSource."""
         model = load_model(self._checkpoint, reference_dtype(self._checkpoint, dtype))
         resize_vocabulary(model, self._checkpoint)
+        choose_rope(model, self._checkpoint.context_length)
         return model
 
     def caches(self, model: Any, dtype: str) -> tuple[CacheEntry, ...]:

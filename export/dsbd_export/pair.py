@@ -110,7 +110,7 @@ def resize_vocabulary(model: PreTrainedModel, checkpoint: Checkpoint) -> None:
     Rows beyond the checkpoint's are copies of its last one, which is padding of its own or a token
     that ends the vocabulary: as rare as they come, whatever the scale of the model's logits.
     """
-    num_own = model.config.vocab_size
+    num_own = model.config.get_text_config().vocab_size
     if num_own == checkpoint.vocab_size:
         return
     model.resize_token_embeddings(checkpoint.vocab_size, mean_resizing=False)

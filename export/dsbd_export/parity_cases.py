@@ -146,7 +146,8 @@ def reference_logits(
     Computed in ``dtype``, float32 or float64, from the weights as they are.
     """
     row_of_node = {int(node): row for row, node in enumerate(case.rows)}
-    logits = np.full((len(case.rows), model.config.vocab_size), np.nan, _NUMPY_DTYPES[dtype])
+    num_tokens = model.config.get_text_config().vocab_size
+    logits = np.full((len(case.rows), num_tokens), np.nan, _NUMPY_DTYPES[dtype])
     for paths in _paths_by_length(case):
         ids = [np.concatenate([case.prefix_ids, case.node_ids[path]]) for path in paths]
         steps = [i for i, nodes in enumerate(paths.T) if row_of_node.keys() & nodes.tolist()]

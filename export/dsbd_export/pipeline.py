@@ -272,6 +272,7 @@ def _manifest_entry(
         masks=checkpoint.masks,
         sliding_window=checkpoint.sliding_window,
         features=feature_entry(checkpoint),
+        unread_inputs=checkpoint.unread_inputs,
         parity=parity,
     )
 

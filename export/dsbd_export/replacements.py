@@ -11,12 +11,13 @@ once the rows of a call choose all experts, and a row's result cannot depend on 
 
 Rotary frequencies that depend on the length of the sequence: "longrope" switches to its long
 factors, "dynamic" widens its base, both only beyond a limit that their config names. Up to it both
-are constant, and so they can be fixed in a graph that never sees a longer sequence.
+are constant, and so they can be fixed in a graph that never sees a longer sequence. Beyond it a
+graph has the long factors of "longrope" at every length.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from statistics import NormalDist
 from typing import Any
 
@@ -27,6 +28,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from dsbd_export.checkpoint import quiet_libraries
@@ -69,7 +71,8 @@ def take_over_attention(model: PreTrainedModel) -> AttentionForm:
     ALL_MASK_ATTENTION_FUNCTIONS.register(ATTENTION_NAME, refuse_own_mask)
     with quiet_libraries():
         model.set_attn_implementation(ATTENTION_NAME)
-    implementation = model.config._attn_implementation
+    config = model.config.get_text_config()
+    implementation = config._attn_implementation
     if implementation == "eager":
         return AttentionForm.OWN
     if implementation not in (ATTENTION_NAME, "sdpa"):
@@ -77,8 +80,9 @@ def take_over_attention(model: PreTrainedModel) -> AttentionForm:
             f"{type(model).__name__} attends by {implementation!r}, which cannot be captured; "
             "choose another checkpoint"
         )
-    is_capped = getattr(model.config, "attn_logit_softcapping", None) is not None
-    return AttentionForm.CAPPED if is_capped else AttentionForm.NODE
+    is_capped = getattr(config, "attn_logit_softcapping", None) is not None
+    has_sinks = any(name.rpartition(".")[2] == "sinks" for name, _ in model.named_parameters())
+    return AttentionForm.CAPPED if is_capped or has_sinks else AttentionForm.NODE
 
 
 def forest_attention(
@@ -99,14 +103,12 @@ def forest_attention(
     """
     if attention_mask is None:
         raise ExportError(f"{type(module).__name__} attends without a mask; it cannot be exported")
-    if s_aux is not None:
-        raise ExportError(f"{type(module).__name__} uses attention sinks, which are not supported")
     _refuse_unknown(module, others)
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
-    if softcap is None:
+    if softcap is None and s_aux is None:
         attended = attention_node(query, key, value, attention_mask, scale)
     else:
-        attended = capped_attention(query, key, value, attention_mask, scale, float(softcap))
+        attended = capped_attention(query, key, value, attention_mask, scale, softcap, s_aux)
     return attended.transpose(1, 2).contiguous(), None
 
 
@@ -117,7 +119,9 @@ def _refuse_unknown(module: nn.Module, arguments: dict[str, object]) -> None:
     of a short prompt.
     """
     for name, value in arguments.items():
-        if value is None or name in _WITHOUT_EFFECT or value == _NEUTRAL.get(name, _NEVER):
+        if value is None or name in _WITHOUT_EFFECT:
+            continue
+        if not isinstance(value, Tensor) and value == _NEUTRAL.get(name, _NEVER):
             continue
         shown = f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
         raise ExportError(
@@ -139,10 +143,18 @@ def attention_node(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scal
 
 
 def capped_attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float, softcap: float
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor,
+    scale: float,
+    softcap: float | None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Return (1, H, S, D) with scores capped at ``softcap * tanh(scores / softcap)``.
 
+    ``sinks``, (H,), are scores of one more row of each head, which has no value: it only takes its
+    share of the softmax.
     Heads that share a key head are rows of one product: (1, Hkv, G*S, D) x (1, Hkv, D, C).
     """
     _, num_heads, num_nodes, head_dim = query.shape
@@ -150,10 +162,17 @@ def capped_attention(
     rows = num_heads // num_key_heads * num_nodes
     grouped = query.reshape(1, num_key_heads, rows, head_dim)
     scores = torch.matmul(grouped * scale, key.transpose(2, 3))
-    scores = softcap * torch.tanh(scores / softcap)
-    scores = scores.reshape(1, num_heads, num_nodes, -1)
-    weights = torch.where(mask, scores, HIDDEN).softmax(-1, dtype=torch.float32).to(value.dtype)
-    attended = torch.matmul(weights.reshape(1, num_key_heads, rows, -1), value)
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    scores = torch.where(mask, scores.reshape(1, num_heads, num_nodes, -1), HIDDEN)
+    scores = scores.reshape(1, num_key_heads, rows, -1)
+    if sinks is not None:
+        sink = sinks.to(scores.dtype).reshape(1, num_heads, 1, 1).expand(-1, -1, num_nodes, -1)
+        scores = torch.cat([scores, sink.reshape(1, num_key_heads, rows, 1)], dim=-1)
+    weights = scores.softmax(-1, dtype=torch.float32).to(value.dtype)
+    if sinks is not None:
+        weights = weights[..., :-1]
+    attended = torch.matmul(weights, value)
     return attended.reshape(1, num_heads, num_nodes, head_dim)
 
 
@@ -264,8 +283,41 @@ def _gaussian_cutoff(deviations: float) -> Callable[[Tensor], Tensor]:
     return cut
 
 
+def choose_rope(model: nn.Module, context_length: int) -> None:
+    """Let "longrope" have one set of frequencies, those for sequences of a context, in place.
+
+    transformers changes from the short to the long ones within a sequence, whose first keys then
+    keep the short ones.
+    """
+    for module in model.modules():
+        rotary: Any = module
+        kind = getattr(rotary, "rope_type", None)
+        for prefix, layer_type in _layer_types(kind, "longrope"):
+            parameters = rotary.config.rope_parameters
+            parameters = parameters if layer_type is None else parameters[layer_type]
+            limit = parameters["original_max_position_embeddings"]
+            if context_length <= limit:
+                continue
+            frequencies, _ = ROPE_INIT_FUNCTIONS["longrope"](
+                rotary.config, torch.device("cpu"), seq_len=limit + 1, layer_type=layer_type
+            )
+            for name in ("inv_freq", "original_inv_freq"):
+                getattr(rotary, f"{prefix}{name}").data = frequencies.clone()
+
+
+def _layer_types(kind: Any, wanted: str) -> Iterator[tuple[str, str | None]]:
+    """Yield the prefix and the layer type of all rotary embeddings of a module that are wanted."""
+    kind_by_type = kind if isinstance(kind, dict) else {None: kind}
+    for layer_type, each in kind_by_type.items():
+        if each == wanted:
+            yield "" if layer_type is None else f"{layer_type}_", layer_type
+
+
 def fix_rope(model: nn.Module) -> None:
-    """Fix the frequencies of ``model`` at those of short sequences, in place."""
+    """Fix the frequencies of ``model`` at those of short sequences, in place.
+
+    After ``choose_rope`` they are those of its context.
+    """
     for module in model.modules():
         rotary: Any = module  # torch types every attribute as a tensor or a module
         kind = getattr(rotary, "rope_type", None)

@@ -59,6 +59,21 @@ def check_messages(messages: Sequence[Message]) -> None:
                 f"messages[{index}] is {in_short(message)}; expected an object with a text as "
                 'its role, such as {"role": "user", "content": "Hello"}'
             )
+        _check_parts(message.get("content"), f"messages[{index}].content")
+
+
+def _check_parts(content: Any, place: str) -> None:
+    """Raise InputError for a part that is a picture, a sound or anything else but text."""
+    if isinstance(content, str | Mapping) or not isinstance(content, Sequence):
+        return
+    for index, part in enumerate(content):
+        kind = part.get("type", "text") if isinstance(part, Mapping) else "text"
+        if kind != "text":
+            raise InputError(
+                f"{place}[{index}] is a part of type {in_short(kind)}: pictures and sound are not "
+                "read, of models that read them the text part alone is exported; use parts of type "
+                "'text'"
+            )
 
 
 def messages_for(source: str, messages: Sequence[Message]) -> list[dict[str, Any]]:

@@ -112,6 +112,8 @@ class ModelEntry:
             engine reads; None: none.
         d2t: file with the bundle's token id for each of the engine's. None: they are the same;
             this version reads no others.
+        unread_inputs: kinds of input that the checkpoint reads and this engine does not, such as
+            "image" and "audio": it is the text part of a composite model. None: there are none.
     """
 
     family: str
@@ -131,6 +133,7 @@ class ModelEntry:
     bit_exact: str | bool | None = None
     features: FeatureEntry | None = None
     d2t: None = None
+    unread_inputs: list[str] | None = None
 
     @property
     def head(self) -> tuple[HeadOutput, ...]:

@@ -13,7 +13,7 @@ from transformers import Gemma3TextConfig, LlamaConfig, MistralConfig
 from dsbd_export.checkpoint import load_model, open_pair
 from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
-from dsbd_export.model_config import layer_masks
+from dsbd_export.model_config import layer_masks, window_within
 
 FULL, SLIDING = "attention_mask", "attention_mask_sliding"
 
@@ -95,4 +95,10 @@ MASKS = [
 
 @pytest.mark.parametrize(("config", "wanted"), MASKS)
 def test_the_mask_of_each_layer(config, wanted):
-    assert layer_masks(config) == wanted
+    assert layer_masks(config, window_within(config, 128_000)) == wanted
+
+
+@pytest.mark.parametrize(("window", "context_length", "wanted"), [(8, 8, FULL), (8, 9, SLIDING)])
+def test_a_window_not_below_the_context_is_none(window, context_length, wanted):
+    config = MistralConfig(num_hidden_layers=2, sliding_window=window)
+    assert layer_masks(config, window_within(config, context_length)) == (wanted, wanted)

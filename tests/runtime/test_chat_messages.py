@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
+from dsbd_runtime.chat_messages import check_messages
 from dsbd_runtime.chat_template import ChatTemplate
 from dsbd_runtime.errors import InputError
 from tests.runtime.tiny_tokenizer import tiny_tokenizer
@@ -264,3 +265,10 @@ def test_calls_that_are_none_are_said(assistant: dict[str, Any], words: str) -> 
 def test_a_template_that_reads_no_calls() -> None:
     with pytest.raises(InputError, match=r"messages\[1\].tool_calls is given, but"):
         ChatTemplate(LINES, {}).render([U, CALLS])
+
+
+@pytest.mark.parametrize("kind", ["image_url", "image", "input_audio", "video"])
+def test_pictures_and_sound_are_refused(kind):
+    content = [{"type": "text", "text": "What is this?"}, {"type": kind}]
+    with pytest.raises(InputError, match=r"content\[1\] is a part of type .* are not read"):
+        check_messages([{"role": "user", "content": content}])

@@ -1,0 +1,81 @@
+"""Composite models: the text part behind its wrapper, without parts for pictures or sound.
+
+The wrapper's own forward is captured, not a text model made of its weights: a wrapper may scale
+logits (Cohere2-Vision), give positions in rows for time, height and width (Qwen-VL), or have no
+text class of its own. A part that is left out raises as soon as it is called, so nothing that text
+needs can be missing unseen.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from dsbd_export.errors import ExportError
+
+_KIND_BY_WORD = {  # in the name of a part's config
+    "vision": "image",
+    "vit": "image",
+    "image": "image",
+    "video": "image",
+    "audio": "audio",
+    "speech": "audio",
+    "encoder": "audio",
+}
+
+
+class AbsentPart(nn.Module):
+    """A part of a composite model that was left out: text never reaches it."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._name = name
+
+    def forward(self, *_: Any, **__: Any) -> Any:
+        """Raise ExportError."""
+        raise ExportError(
+            f"the model calls its part {self._name!r} for text alone, which the export leaves out; "
+            "the family is not known, choose another checkpoint"
+        )
+
+
+def unread_inputs(composite: PreTrainedConfig, text: PreTrainedConfig) -> list[str]:
+    """Return the kinds of input that only the other parts of a composite model read.
+
+    "image", "audio", and the name of a part that says neither.
+    """
+    names = [name for name in composite.sub_configs if getattr(composite, name, None) is not text]
+    found = set()
+    for name in names:
+        kinds = [kind for word, kind in _KIND_BY_WORD.items() if word in name]
+        found.add(kinds[0] if kinds else name.removesuffix("_config"))
+    return sorted(found)
+
+
+def keep_text_part(model: PreTrainedModel) -> None:
+    """Replace by ``AbsentPart`` whatever lies beside the decoder and its head, in place.
+
+    Raises:
+        ExportError: the model shows no decoder of its own.
+    """
+    decoder = model.get_decoder()
+    if decoder is None or decoder is model:
+        raise ExportError(
+            f"{type(model).__name__} shows no text decoder of its own (get_decoder); choose "
+            "another checkpoint"
+        )
+    kept = [decoder, model.get_output_embeddings()]
+    _leave_out(model, [part for part in kept if part is not None])
+
+
+def _leave_out(module: nn.Module, kept: list[nn.Module]) -> None:
+    for name, child in list(module.named_children()):
+        if any(child is part for part in kept):
+            continue
+        inside = set(child.modules())
+        if any(part in inside for part in kept):
+            _leave_out(child, kept)
+        elif any(True for _ in child.parameters()):
+            setattr(module, name, AbsentPart(name))
