@@ -62,8 +62,9 @@ def write_tokenizer_files(checkpoint: Checkpoint, folder: Path, report: Report) 
         file = folder / name
         file.parent.mkdir(exist_ok=True)
         file.write_text(template, encoding="utf-8", newline="")
-    if (checkpoint.folder / GENERATION_CONFIG_FILE).is_file():
-        shutil.copyfile(checkpoint.folder / GENERATION_CONFIG_FILE, folder / GENERATION_CONFIG_FILE)
+    generation_file = checkpoint.folder / GENERATION_CONFIG_FILE
+    if checkpoint.gguf_file is None and generation_file.is_file():
+        shutil.copyfile(generation_file, folder / GENERATION_CONFIG_FILE)
     with quiet_libraries():
         gate = TokenizerGate(tokenizer, checkpoint, folder)
         gate.check_ids()
@@ -80,7 +81,9 @@ def load_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
     """
     folder, role = checkpoint.folder, checkpoint.role
     file = folder / TOKENIZER_FILE
-    if file.is_file():
+    if checkpoint.gguf_file is not None:
+        pass  # all that there is is in the one file, whatever lies beside it
+    elif file.is_file():
         tokenizer_content(file)
     elif not any(found for pattern in _OLDER_FILES for found in folder.glob(pattern)):
         # transformers makes an empty tokenizer where it finds no file at all
@@ -91,7 +94,10 @@ def load_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
     try:
         with quiet_libraries():
             tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-                str(folder), trust_remote_code=checkpoint.trust_remote_code, local_files_only=True
+                str(folder),
+                trust_remote_code=checkpoint.trust_remote_code,
+                local_files_only=True,
+                **({} if checkpoint.gguf_file is None else {"gguf_file": checkpoint.gguf_file}),
             )
     except Exception as error:
         raise ExportError(
@@ -193,7 +199,7 @@ def _warnings(checkpoint: Checkpoint, tokenizer: PreTrainedTokenizerBase) -> Ite
             f"on, add {eos} to it in {GENERATION_CONFIG_FILE} and export again"
         )
     file = folder / TOKENIZER_FILE
-    if not file.is_file():
+    if checkpoint.gguf_file is not None or not file.is_file():
         return
     as_written = Tokenizer.from_file(str(file)).encode(_PLAIN, add_special_tokens=False).tokens
     loaded = tokenizer.tokenize(_PLAIN)
