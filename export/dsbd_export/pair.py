@@ -48,7 +48,7 @@ def agreed_pair(
         if target.gguf_file is not None:
             raise ExportError(
                 f"the draft at {draft.folder} is a feature draft, which shares weights with its "
-                f"target, and {target.gguf_file} is a GGUF file; give the target's checkpoint folder"
+                f"target; {target.gguf_file} is a GGUF file, give the target's checkpoint folder"
             )
         return target, replace(agreed_features(draft, target), target_folder=target.folder)
     agreed_target = replace(target, vocab_size=min(target.vocab_size, draft.vocab_size))

@@ -23,6 +23,7 @@ def write_gguf(
     architecture: str = ARCHITECTURE,
     template: str | None = None,
     scaling: str | None = None,
+    end_of_turn: int | None = None,
 ) -> Path:
     """Write a Llama checkpoint with a byte-level BPE to ``file``; matrices as ``kind``."""
     config = json.loads((folder / "config.json").read_text())
@@ -41,6 +42,8 @@ def write_gguf(
     _add_tokenizer(writer, folder, config["vocab_size"])
     if template is not None:
         writer.add_chat_template(template)
+    if end_of_turn is not None:
+        writer.add_eot_token_id(end_of_turn)
     if scaling is not None:
         writer.add_rope_scaling_type(gguf.RopeScalingType(scaling))
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config["num_hidden_layers"])

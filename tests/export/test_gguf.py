@@ -16,6 +16,7 @@ from dsbd_export.demo import demo_pair
 from dsbd_export.errors import ExportError
 from dsbd_export.gguf_file import is_gguf
 from dsbd_export.pipeline import export_bundle
+from dsbd_export.tokenizer_files import write_tokenizer_files
 from dsbd_ort.pipeline import Pipeline
 from tests.export.gguf_files import KINDS, write_gguf
 
@@ -69,6 +70,22 @@ def test_the_weights_are_those_of_the_folder_that_the_file_was_made_from(tmp_pat
     weights = model.state_dict()
     for name, wanted in load_file(DRAFT / "model.safetensors").items():
         np.testing.assert_array_equal(weights[name].numpy(), wanted.float().numpy(), err_msg=name)
+
+
+def test_an_answer_also_ends_at_the_end_of_a_turn(tmp_path: Path) -> None:
+    file = write_gguf(DRAFT, tmp_path / "m.gguf", "F16", end_of_turn=7)
+    assert open_pair(config_of(file))[0].eos_token_ids == [1, 7]
+
+
+def test_what_lies_beside_the_file_is_not_read(tmp_path: Path) -> None:
+    file = write_gguf(DRAFT, tmp_path / "m.gguf", "F16")
+    for name in ("tokenizer.json", "generation_config.json", "config.json"):
+        (tmp_path / name).write_text("of another model")
+    checkpoint, _ = open_pair(config_of(file))
+    folder = tmp_path / "files"
+    folder.mkdir()
+    write_tokenizer_files(checkpoint, folder, report=lambda _: None)
+    assert not (folder / "generation_config.json").exists()
 
 
 def test_an_unknown_architecture_is_refused_by_name(tmp_path: Path) -> None:
