@@ -6,6 +6,9 @@ weights into plain ones: what the file says in its own arithmetic is the checkpo
 
 from __future__ import annotations
 
+import contextlib
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +31,14 @@ def is_gguf(file: Path) -> bool:
         return False
     with file.open("rb") as content:
         return content.read(len(_MAGIC)) == _MAGIC
+
+
+@contextlib.contextmanager
+def alone(file: Path) -> Iterator[Path]:
+    """Yield a folder with the file and no other: transformers also reads what lies beside it."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / file.name).symlink_to(file.resolve())
+        yield Path(folder)
 
 
 def read_gguf_config(role: str, file: Path) -> PreTrainedConfig:

@@ -22,6 +22,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from dsbd_export.checkpoint import Checkpoint, quiet_libraries
 from dsbd_export.errors import ExportError, reason_of
+from dsbd_export.gguf_file import alone
 from dsbd_export.tokenizer_gate import TokenizerGate
 from dsbd_runtime.bundle import (
     ADDITIONAL_TEMPLATES_FOLDER,
@@ -93,12 +94,7 @@ def load_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
         )
     try:
         with quiet_libraries():
-            tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-                str(folder),
-                trust_remote_code=checkpoint.trust_remote_code,
-                local_files_only=True,
-                **({} if checkpoint.gguf_file is None else {"gguf_file": checkpoint.gguf_file}),
-            )
+            tokenizer = _loaded(checkpoint)
     except Exception as error:
         raise ExportError(
             f"transformers cannot load the tokenizer of the {role} at {folder}: "
@@ -110,6 +106,19 @@ def load_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
             f"the tokenizer of the {role} at {folder} is a {type(tokenizer).__name__}, which is "
             f"Python code without a form as {TOKENIZER_FILE}; a fast tokenizer is needed, such as "
             "that of a converted copy of the model"
+        )
+    return tokenizer
+
+
+def _loaded(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
+    options = {"trust_remote_code": checkpoint.trust_remote_code, "local_files_only": True}
+    tokenizer: PreTrainedTokenizerBase
+    if checkpoint.gguf_file is None:
+        tokenizer = AutoTokenizer.from_pretrained(str(checkpoint.folder), **options)
+        return tokenizer
+    with alone(checkpoint.folder / checkpoint.gguf_file) as folder:
+        tokenizer = AutoTokenizer.from_pretrained(
+            str(folder), gguf_file=checkpoint.gguf_file, **options
         )
     return tokenizer
 
