@@ -34,6 +34,13 @@ from dsbd_export.feature_draft.config import (
     is_feature_draft,
     read_feature_config,
 )
+from dsbd_export.gguf_file import (
+    gguf_end_ids,
+    gguf_refusal,
+    gguf_weights,
+    is_gguf,
+    read_gguf_config,
+)
 from dsbd_export.model_config import (
     layer_masks,
     refusal_of,
@@ -69,7 +76,7 @@ class Checkpoint:
 
     Attributes:
         role: "target" or "draft".
-        folder: of config.json, the weights and tokenizer.json.
+        folder: of config.json, the weights and tokenizer.json; or of ``gguf_file``.
         config: the transformers config, of a composite model that of its text part.
         composite: the whole config of a composite model, whose text part alone is exported; None
             for any other model.
@@ -77,6 +84,8 @@ class Checkpoint:
         layer_masks: by layer, the name of its mask input.
         sliding_window: positions that a sliding-window layer sees, None without such layers.
         trust_remote_code: whether modelling code in the folder may run.
+        gguf_file: name of the one file in ``folder`` that is all of the checkpoint; None: there is
+            no such file.
         features: config of a feature draft, whose ``config`` is that of its transformer layer; None
             for any other model.
         target_folder: the target's, for a feature draft that is exported beside it.
@@ -96,6 +105,7 @@ class Checkpoint:
     layer_masks: tuple[str, ...]
     sliding_window: int | None
     trust_remote_code: bool
+    gguf_file: str | None = None
     features: FeatureDraftConfig | None = None
     target_folder: Path | None = None
     feature_layers: tuple[int, ...] | None = None
@@ -141,14 +151,17 @@ def open_draft(options: DraftConfig) -> Checkpoint:
 
 def _opened(sources: Mapping[str, str], options: ModelOptions) -> dict[str, Checkpoint]:
     """Return the checkpoints by "target" and "draft", as far as these have a source."""
-    if options.revision is not None and all(Path(each).is_dir() for each in sources.values()):
-        are = "are both folders" if len(sources) == 2 else "is a folder"
+    if options.revision is not None and all(Path(each).exists() for each in sources.values()):
+        are = "are both local" if len(sources) == 2 else "is local"
         raise ExportError(
             f"revision={options.revision!r} has no meaning: {' and '.join(sources)} {are}; "
             "leave it out or give a hub id"
         )
-    folders = {role: _locate(source, options) for role, source in sources.items()}
-    return {role: open_checkpoint(role, folder, options) for role, folder in folders.items()}
+    places = {role: _locate(source, options) for role, source in sources.items()}
+    return {
+        role: (_open_gguf if place.is_file() else open_checkpoint)(role, place, options)
+        for role, place in places.items()
+    }
 
 
 def open_checkpoint(role: str, folder: Path, options: ModelOptions) -> Checkpoint:
@@ -156,10 +169,48 @@ def open_checkpoint(role: str, folder: Path, options: ModelOptions) -> Checkpoin
     if reason := refusal_of_files(folder):
         raise ExportError(f"the {role} at {folder} {reason}")
     if not (folder / "config.json").is_file():
-        raise ExportError(f"the {role} at {folder} has no config.json; give a checkpoint folder")
+        raise ExportError(
+            f"the {role} at {folder} has no config.json; give a checkpoint folder"
+            f"{_instead_of_folder(folder)}"
+        )
     if is_feature_draft(folder):
         return _feature_checkpoint(role, folder, options)
-    whole, generation = _read_configs(role, folder, options.trust_remote_code)
+    config, generation = _read_configs(role, folder, options.trust_remote_code)
+    return _decoder_checkpoint(role, folder, config, generation, options)
+
+
+def _instead_of_folder(folder: Path) -> str:
+    found = sorted(folder.glob("*.gguf"))
+    return f", or a GGUF file, as {found[0]}" if found else ""
+
+
+def _open_gguf(role: str, file: Path, options: ModelOptions) -> Checkpoint:
+    """Return the checkpoint that is all in one file."""
+    with quiet_libraries():
+        config = read_gguf_config(role, file)
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ExportError(
+            f"the {role} in {file} (family {config.model_type}) is no causal language model of "
+            "transformers; export the checkpoint folder that the file was made from"
+        )
+    if what := gguf_refusal(file, config):
+        raise ExportError(
+            f"the {role} in {file} changes its rotary frequencies ({what}), which transformers' "
+            "reader of GGUF leaves out; export the checkpoint folder that the file was made from"
+        )
+    generation = {"eos_token_id": gguf_end_ids(file)}
+    return _decoder_checkpoint(role, file.parent, config, generation, options, gguf_file=file.name)
+
+
+def _decoder_checkpoint(
+    role: str,
+    folder: Path,
+    whole: PreTrainedConfig,
+    generation: dict[str, Any],
+    options: ModelOptions,
+    *,
+    gguf_file: str | None = None,
+) -> Checkpoint:
     if reason := refusal_of(whole):
         raise ExportError(
             f"the {role} at {folder} (family {whole.model_type}) cannot be exported: {reason}; "
@@ -182,6 +233,7 @@ def open_checkpoint(role: str, folder: Path, options: ModelOptions) -> Checkpoin
         sliding_window=window if ATTENTION_MASK_SLIDING in masks else None,
         trust_remote_code=options.trust_remote_code,
         composite=None if whole is config else whole,
+        gguf_file=gguf_file,
     )
 
 
@@ -235,8 +287,8 @@ def reference_dtype(checkpoint: Checkpoint, wanted: str) -> str:
     reference logits then come from the weights as stored, before they are rounded. Where
     those are wider than ``wanted``, they set the peak of the memory.
     """
-    if wanted == "fp32":
-        return wanted
+    if wanted == "fp32" or checkpoint.gguf_file is not None:
+        return "fp32"  # quantized values times their scales are numbers of fp32
     with _as_loading_errors(checkpoint):
         return stored_dtype(checkpoint.folder) or "fp32"
 
@@ -254,13 +306,20 @@ def _as_loading_errors(checkpoint: Checkpoint) -> Iterator[None]:
 
 def _load(checkpoint: Checkpoint, dtype: torch.dtype) -> tuple[PreTrainedModel, dict[str, Any]]:
     """Return the model and the loading info of transformers, which lists missing weights."""
-    options = {"output_loading_info": True, "local_files_only": True}
+    options: dict[str, Any] = {"output_loading_info": True, "local_files_only": True}
     config = checkpoint.composite or checkpoint.config
     model_class = _model_class(config)
+    loaded: tuple[PreTrainedModel, dict[str, Any]]
+    if model_class and checkpoint.gguf_file is not None:
+        plain = gguf_weights(checkpoint.folder / checkpoint.gguf_file, model_class, config)
+        loaded = model_class.from_pretrained(
+            None, config=config, state_dict=plain, dtype=dtype, **options
+        )
+        return loaded
     has_own_code = checkpoint.trust_remote_code and hasattr(config, "auto_map")
     if model_class and not has_own_code and safetensors_files(checkpoint.folder):
         with open_weights(checkpoint.folder) as weights:
-            loaded: tuple[PreTrainedModel, dict[str, Any]] = model_class.from_pretrained(
+            loaded = model_class.from_pretrained(
                 None, config=config, state_dict=weights, dtype=dtype, **options
             )
         return loaded
@@ -287,10 +346,16 @@ def _model_class(config: PreTrainedConfig) -> Any:
 
 
 def _locate(source: str, options: ModelOptions) -> Path:
-    """Return the folder of a checkpoint, downloaded from the hub if it is no local folder."""
+    """Return a checkpoint's folder, downloaded from the hub if it is not local, or GGUF file."""
     folder = Path(source).expanduser()
-    if folder.is_dir():
+    if folder.is_dir() or is_gguf(folder):
         return folder
+    if folder.is_file() or source.endswith(".gguf"):
+        what = "is not a GGUF file" if folder.is_file() else "is not there"
+        raise ExportError(
+            f"the file {source} {what}; give a folder with config.json, a hub id, or a GGUF file "
+            "on this machine"
+        )
     if folder.is_absolute() or source.startswith((".", "~")) or source.count("/") > 1:
         raise ExportError(
             f"no checkpoint at {source}: no such folder; give a folder with config.json or a hub id"

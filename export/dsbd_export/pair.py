@@ -45,6 +45,11 @@ def agreed_pair(
     if draft.features is None or (draft.folder / TOKENIZER_FILE).is_file():
         _check_tokens(of_target, target.vocab_size, draft, report)
     if draft.features is not None:
+        if target.gguf_file is not None:
+            raise ExportError(
+                f"the draft at {draft.folder} is a feature draft, which shares weights with its "
+                f"target; {target.gguf_file} is a GGUF file, give the target's checkpoint folder"
+            )
         return target, replace(agreed_features(draft, target), target_folder=target.folder)
     agreed_target = replace(target, vocab_size=min(target.vocab_size, draft.vocab_size))
     agreed_draft = _aligned(draft, agreed_target)

@@ -22,6 +22,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from dsbd_export.checkpoint import Checkpoint, quiet_libraries
 from dsbd_export.errors import ExportError, reason_of
+from dsbd_export.gguf_file import alone
 from dsbd_export.tokenizer_gate import TokenizerGate
 from dsbd_runtime.bundle import (
     ADDITIONAL_TEMPLATES_FOLDER,
@@ -62,8 +63,9 @@ def write_tokenizer_files(checkpoint: Checkpoint, folder: Path, report: Report) 
         file = folder / name
         file.parent.mkdir(exist_ok=True)
         file.write_text(template, encoding="utf-8", newline="")
-    if (checkpoint.folder / GENERATION_CONFIG_FILE).is_file():
-        shutil.copyfile(checkpoint.folder / GENERATION_CONFIG_FILE, folder / GENERATION_CONFIG_FILE)
+    generation_file = checkpoint.folder / GENERATION_CONFIG_FILE
+    if checkpoint.gguf_file is None and generation_file.is_file():
+        shutil.copyfile(generation_file, folder / GENERATION_CONFIG_FILE)
     with quiet_libraries():
         gate = TokenizerGate(tokenizer, checkpoint, folder)
         gate.check_ids()
@@ -80,7 +82,9 @@ def load_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
     """
     folder, role = checkpoint.folder, checkpoint.role
     file = folder / TOKENIZER_FILE
-    if file.is_file():
+    if checkpoint.gguf_file is not None:
+        pass  # all that there is is in the one file, whatever lies beside it
+    elif file.is_file():
         tokenizer_content(file)
     elif not any(found for pattern in _OLDER_FILES for found in folder.glob(pattern)):
         # transformers makes an empty tokenizer where it finds no file at all
@@ -90,9 +94,7 @@ def load_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
         )
     try:
         with quiet_libraries():
-            tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-                str(folder), trust_remote_code=checkpoint.trust_remote_code, local_files_only=True
-            )
+            tokenizer = _loaded(checkpoint)
     except Exception as error:
         raise ExportError(
             f"transformers cannot load the tokenizer of the {role} at {folder}: "
@@ -104,6 +106,19 @@ def load_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
             f"the tokenizer of the {role} at {folder} is a {type(tokenizer).__name__}, which is "
             f"Python code without a form as {TOKENIZER_FILE}; a fast tokenizer is needed, such as "
             "that of a converted copy of the model"
+        )
+    return tokenizer
+
+
+def _loaded(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
+    options = {"trust_remote_code": checkpoint.trust_remote_code, "local_files_only": True}
+    tokenizer: PreTrainedTokenizerBase
+    if checkpoint.gguf_file is None:
+        tokenizer = AutoTokenizer.from_pretrained(str(checkpoint.folder), **options)
+        return tokenizer
+    with alone(checkpoint.folder / checkpoint.gguf_file) as folder:
+        tokenizer = AutoTokenizer.from_pretrained(
+            str(folder), gguf_file=checkpoint.gguf_file, **options
         )
     return tokenizer
 
@@ -193,7 +208,7 @@ def _warnings(checkpoint: Checkpoint, tokenizer: PreTrainedTokenizerBase) -> Ite
             f"on, add {eos} to it in {GENERATION_CONFIG_FILE} and export again"
         )
     file = folder / TOKENIZER_FILE
-    if not file.is_file():
+    if checkpoint.gguf_file is not None or not file.is_file():
         return
     as_written = Tokenizer.from_file(str(file)).encode(_PLAIN, add_special_tokens=False).tokens
     loaded = tokenizer.tokenize(_PLAIN)

@@ -1,0 +1,110 @@
+"""A GGUF file is exported as transformers reads it: weights, tokenizer, template, end tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import LlamaForCausalLM
+
+from dsbd_export.checkpoint import load_model, open_pair
+from dsbd_export.config import ExportConfig
+from dsbd_export.demo import demo_pair
+from dsbd_export.errors import ExportError
+from dsbd_export.gguf_file import is_gguf
+from dsbd_export.pipeline import export_bundle
+from dsbd_export.tokenizer_files import write_tokenizer_files
+from dsbd_ort.pipeline import Pipeline
+from tests.export.gguf_files import KINDS, write_gguf
+
+TEMPLATE = "{% for message in messages %}<|begin|>{{ message['content'] }}{% endfor %}"
+PROMPT = "Once upon a time"
+NEW_TOKENS = 12
+TARGET, DRAFT = demo_pair()
+
+
+def config_of(file: Path, output: Path | None = None) -> ExportConfig:
+    return ExportConfig(target=str(file), output=output or file.parent / "bundle")
+
+
+def refusal(file: Path) -> str:
+    with pytest.raises(ExportError) as caught:
+        open_pair(config_of(file))
+    return str(caught.value)
+
+
+def check_tokens(file: Path) -> None:
+    """Export a file; the most probable tokens must be those of transformers on the same file."""
+    config = config_of(file)
+    export_bundle(config, report=lambda _: None)
+    checkpoint, _ = open_pair(config)
+    model = load_model(checkpoint)
+    with Pipeline.from_bundle(config.output) as pipeline:
+        ids = pipeline.tokenizer.encode(PROMPT)
+        found = pipeline.generate(PROMPT, strategy="greedy", max_new_tokens=NEW_TOKENS)
+    wanted = model.generate(
+        torch.tensor([ids]), do_sample=False, max_new_tokens=NEW_TOKENS, eos_token_id=[1]
+    )[0, len(ids) :]
+    assert list(found.sequences[0].token_ids) == wanted.tolist()
+    assert (config.output / "chat_template.jinja").read_text() == TEMPLATE
+    assert checkpoint.eos_token_ids == [1]
+
+
+def test_a_quantized_file_gives_the_tokens_of_transformers(tmp_path: Path) -> None:
+    check_tokens(write_gguf(DRAFT, tmp_path / "m.gguf", "Q8_0", template=TEMPLATE))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_quantization_of_the_demo_target(tmp_path: Path, kind: str) -> None:
+    check_tokens(write_gguf(TARGET, tmp_path / "m.gguf", kind, template=TEMPLATE))
+
+
+def test_the_weights_are_those_of_the_folder_that_the_file_was_made_from(tmp_path: Path) -> None:
+    checkpoint, _ = open_pair(config_of(write_gguf(DRAFT, tmp_path / "m.gguf", "F32")))
+    model = load_model(checkpoint)
+    assert isinstance(model, LlamaForCausalLM)
+    weights = model.state_dict()
+    for name, wanted in load_file(DRAFT / "model.safetensors").items():
+        np.testing.assert_array_equal(weights[name].numpy(), wanted.float().numpy(), err_msg=name)
+
+
+def test_an_answer_also_ends_at_the_end_of_a_turn(tmp_path: Path) -> None:
+    file = write_gguf(DRAFT, tmp_path / "m.gguf", "F16", end_of_turn=7)
+    assert open_pair(config_of(file))[0].eos_token_ids == [1, 7]
+
+
+def test_what_lies_beside_the_file_is_not_read(tmp_path: Path) -> None:
+    file = write_gguf(DRAFT, tmp_path / "m.gguf", "F16")
+    for name in ("tokenizer.json", "generation_config.json", "config.json"):
+        (tmp_path / name).write_text("of another model")
+    checkpoint, _ = open_pair(config_of(file))
+    folder = tmp_path / "files"
+    folder.mkdir()
+    write_tokenizer_files(checkpoint, folder, report=lambda _: None)
+    assert not (folder / "generation_config.json").exists()
+
+
+def test_an_unknown_architecture_is_refused_by_name(tmp_path: Path) -> None:
+    file = write_gguf(DRAFT, tmp_path / "m.gguf", "F16", architecture="rwkv99")
+    assert "rwkv99" in refusal(file) and "checkpoint folder" in refusal(file)
+
+
+def test_changed_rotary_frequencies_are_refused(tmp_path: Path) -> None:
+    file = write_gguf(DRAFT, tmp_path / "m.gguf", "F16", scaling="yarn")
+    assert "llama.rope.scaling.type = 'yarn'" in refusal(file)
+
+
+def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    assert "is not there" in refusal(file)
+    file.write_bytes(b"version https://git-lfs")
+    assert not is_gguf(file) and "is not a GGUF file" in refusal(file)
+
+
+def test_a_folder_of_gguf_files_says_to_name_one(tmp_path: Path) -> None:
+    (tmp_path / "model-Q8_0.gguf").write_bytes(b"GGUF")
+    assert "model-Q8_0.gguf" in refusal(tmp_path)
