@@ -11,6 +11,7 @@ const ENTRY_FIELDS = [
   ...["family", "vocab_size", "bos_token_id", "eos_token_ids", "context_length", "num_layers"],
   ...["caches", "dtype"],
   ...["quantization", "logits", "full_logits", "bit_exact", "masks", "sliding_window", "parity"],
+  "unread_inputs", // text is all that a host has
 ];
 const CACHE_FIELDS = ["kind", "layer", "num_heads", "key_width", "value_width", "dtype"];
 const ATTENTION_ROWS = "attention rows";

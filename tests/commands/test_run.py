@@ -160,7 +160,7 @@ def test_truncated_model_file(demo_bundle, tmp_path):
 
 
 MANIFEST_DAMAGE = [  # (path in the manifest, value, words of the message)
-    (["schema_version"], 99, "schema_version 99, this version reads 3 and 2"),
+    (["schema_version"], 99, "schema_version 99, this version reads 4, 3 and 2"),
     (["draft", "vocab_size"], 17, "differ in vocab_size: 4096 and 17"),
     (["draft", "eos_token_ids"], [2], "differ in eos_token_ids"),
 ]

@@ -53,10 +53,10 @@ def test_a_bundle_without_a_draft_is_read(reader, tmp_path):
 
 REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     # fields of the manifest and of its draft, what is said
-    ({"schema_version": 1}, {}, "schema_version 1, this host reads 3 and 2; export again"),
-    ({"schema_version": 4}, {}, "schema_version 4, this host reads 3 and 2; export again"),
-    ({"schema_version": "3"}, {}, 'schema_version "3", this host reads 3 and 2'),
-    ({"schema_version": 3.0}, {}, "schema_version 3.0, this host reads 3 and 2"),
+    ({"schema_version": 1}, {}, "schema_version 1, this host reads 2 to 4; export again"),
+    ({"schema_version": 5}, {}, "schema_version 5, this host reads 2 to 4; export again"),
+    ({"schema_version": "3"}, {}, 'schema_version "3", this host reads 2 to 4'),
+    ({"schema_version": 3.0}, {}, "schema_version 3.0, this host reads 2 to 4"),
     ({"surprise": 1}, {}, "has surprise, which this host does not know; use the host of the"),
     ({}, {"features": {}}, "draft has features, which this host does not know"),
     ({}, {"d2t": "draft/d2t.npy"}, "draft has d2t, which this host does not know"),

@@ -191,8 +191,8 @@ def test_a_bundle_of_schema_version_2_answers_alike(host, tmp_path):
 
 
 REFUSED = [
-    ({"schema_version": 1}, {}, "has schema_version 1, this host reads 3 and 2; export again"),
-    ({"schema_version": "3"}, {}, 'has schema_version "3", this host reads 3 and 2'),
+    ({"schema_version": 1}, {}, "has schema_version 1, this host reads 4, 3, 2; export again"),
+    ({"schema_version": "3"}, {}, 'has schema_version "3", this host reads 4, 3, 2'),
     ({"surprise": 1}, {}, "has surprise, which this host does not know; use the host of the"),
     ({}, {"features": {}}, "draft has features, which this host does not know"),
     ({}, {"logits": "gather"}, 'draft has logits "gather", which this host does not run'),
