@@ -85,10 +85,6 @@ class BatchMember:
         """Rows that a request that returned a result had in the cache of one engine."""
         return max(view.num_rows_at_end for view in self.views.values())
 
-    def recompute(self) -> EngineCalls[None]:
-        """Compute the rows that were dropped."""
-        yield from recomputed(self.preempted)
-
 
 @dataclass(frozen=True)
 class Progress:
@@ -185,7 +181,7 @@ class BatchedDecoder:
 
     def resume(self, member: BatchMember) -> None:
         """Let a preempted request go on, as the youngest, with the next iteration."""
-        member.recomputation = member.recompute()
+        member.recomputation = recomputed(member.preempted)
         self._members.append(member)
         self._recompute(member)
 

@@ -1,4 +1,13 @@
-"""Concurrent requests on one pipeline: they share the engine calls and a bounded cache."""
+"""Concurrent requests on one pipeline: they share the engine calls and a bounded cache.
+
+A request from HTTP to the loop:
+
+    GenerationPlan     openai_server: the EngineRequests of an HTTP request, what its response needs
+    Generation         openai_server: these submitted, awaited within a deadline, cancelled together
+    LiveRequest        here: one of them, with its state: waiting, running, preempted, ended
+    DecodingRequest    decoding: its prompt, options and randomness
+    BatchMember        decoding: its loop, its rows of the caches, the engine call that it waits for
+"""
 
 from dsbd_ort.engine.async_stream import AsyncStream
 from dsbd_ort.engine.errors import EnginesEndedError, QueueFullError, ServiceClosedError

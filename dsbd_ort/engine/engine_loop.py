@@ -7,15 +7,16 @@ import threading
 
 from dsbd_errors import DsbdError
 from dsbd_ort.decoding import IterationOutput
-from dsbd_ort.decoding.batched_decoder import (
-    BatchedDecoder,
-    BatchMember,
-    Outcome,
-    Preempted,
-    Progress,
-)
+from dsbd_ort.decoding.batched_decoder import BatchedDecoder, Outcome, Preempted, Progress
 from dsbd_ort.engine.errors import EnginesEndedError, InternalError, ServiceClosedError
-from dsbd_ort.engine.scheduler import Cancelled, Ending, LiveRequest, Scheduler, ServiceEvent
+from dsbd_ort.engine.scheduler import (
+    Cancelled,
+    Ending,
+    LiveRequest,
+    RequestState,
+    Scheduler,
+    ServiceEvent,
+)
 from dsbd_ort.model_pair import capacity_error
 from dsbd_ort.pipeline import Pipeline
 from dsbd_ort.results import GenerationResult, StreamPiece
@@ -37,15 +38,12 @@ class EngineLoop:
     def __init__(self, pipeline: Pipeline, scheduler: Scheduler) -> None:
         self._pipeline = pipeline
         self._scheduler = scheduler
-        self._changed = threading.Condition()  # guards the scheduler and the next four
-        self._unfinished: dict[LiveRequest, None] = {}  # in the order of arrival
+        self._changed = threading.Condition()  # guards the scheduler and the next two
         self._failure: str | None = None
         self._is_closing = False
-        self._cancels_all = False
         self._start_error: BaseException | None = None
         self._has_started = threading.Event()
         self._thread = threading.Thread(target=self._run, name="dsbd-engines", daemon=True)
-        self._members: dict[BatchMember, LiveRequest] = {}
 
     def start(self) -> None:
         """Start the thread and wait until it holds the engines; raises as ``Pipeline.engines``."""
@@ -77,7 +75,6 @@ class EngineLoop:
             if self._is_closing:
                 raise ServiceClosedError("the service is closed or closing; use another one")
             self._scheduler.enqueue(request)
-            self._unfinished[request] = None
             self._changed.notify()
 
     def wake(self) -> None:
@@ -92,7 +89,8 @@ class EngineLoop:
         """
         with self._changed:
             self._is_closing = True
-            self._cancels_all = self._cancels_all or not drain
+            for request in self._scheduler.unfinished if not drain else ():
+                request.is_cancelled = True
             self._changed.notify()
         if not self.is_own_thread:
             self._thread.join()
@@ -121,98 +119,83 @@ class EngineLoop:
                 )
                 self._has_started.set()
                 while self._schedule(decoder):
-                    for progress in decoder.iterate():
-                        self._deliver(decoder, progress)
+                    self._iterate(decoder)
         except BaseException as error:
             self._fail_all(error)
         finally:
             self._has_started.set()
 
+    def _iterate(self, decoder: BatchedDecoder) -> None:
+        """Run one iteration; keeps no reference to a request, and so to a service, behind it."""
+        request_by_member = {request.member: request for request in self._scheduler.running}
+        for progress in decoder.iterate():
+            self._deliver(decoder, request_by_member[progress.member], progress)
+
     def _schedule(self, decoder: BatchedDecoder) -> bool:
-        """Remove cancelled requests and admit waiting ones, until at least one runs.
+        """End cancelled requests and admit waiting ones, until at least one runs.
 
         Returns:
             False when the loop is closing and no request is left.
         """
+        scheduler = self._scheduler
         while True:
             with self._changed:
-                cancelled = self._remove_cancelled(decoder)
-                admitted = self._admit(decoder)
-                if not cancelled and not admitted and not self._members:
-                    if self._is_closing and not self._scheduler.waiting:
-                        return False
+                cancelled = scheduler.cancelled
+                admitted = [] if cancelled else self._admit(decoder)
+                if not scheduler.unfinished and self._is_closing:
+                    return False
+                if not cancelled and not scheduler.running:
                     self._changed.wait(_LONGEST_SLEEP_S)
             for request in cancelled:  # unlocked: on_event may wait for a thread that submits
-                if request.preempted is not None:
-                    decoder.leave(request.preempted)
-                self._finish(request, Cancelled())
+                if request.member is not None:
+                    decoder.leave(request.member)
+                self._end(request, Cancelled())
             for request in admitted:
                 self._join(decoder, request)
-            if self._members:
+            if scheduler.running and not cancelled:
                 return True
-
-    def _remove_cancelled(self, decoder: BatchedDecoder) -> list[LiveRequest]:
-        """Remove cancelled requests, waiting and running ones; return them."""
-        for request in (*self._scheduler.waiting, *self._scheduler.running):
-            request.is_cancelled = request.is_cancelled or self._cancels_all
-        cancelled = self._scheduler.remove_cancelled()
-        for member, request in list(self._members.items()):
-            if request.is_cancelled:
-                decoder.leave(member)
-                self._release(member)
-                cancelled.append(request)
-        return cancelled
 
     def _admit(self, decoder: BatchedDecoder) -> list[LiveRequest]:
         """Admit those for whom rows are free beside what the others use and are expected to."""
         if not self._scheduler.may_admit:
             return []
         num_taken = decoder.num_used_rows
-        for member, request in self._members.items():
-            num_taken += max(request.rows_reserved - member.num_rows, 0)
+        for request in self._scheduler.running:
+            num_taken += max(request.rows_reserved - request.num_rows, 0)
         return self._scheduler.admit(num_taken)
 
     def _join(self, decoder: BatchedDecoder, request: LiveRequest) -> None:
         """Let an admitted request begin, or resume."""
         try:
-            if request.preempted is None:
-                member = decoder.join(self._pipeline.planned(request.request))
+            if request.member is None:
+                request.member = decoder.join(self._pipeline.planned(request.request))
             else:
-                member, request.preempted = request.preempted, None
-                decoder.resume(member)
+                decoder.resume(request.member)
         except BaseException as error:
-            with self._changed:
-                self._scheduler.release(request)
-            self._finish(request, _as_dsbd_error(error))
-            return
-        self._members[member] = request
+            self._end(request, _as_dsbd_error(error))
 
-    def _deliver(self, decoder: BatchedDecoder, progress: Progress) -> None:
+    def _deliver(self, decoder: BatchedDecoder, request: LiveRequest, progress: Progress) -> None:
         """Deliver the result of an iteration to its request."""
-        member = progress.member
-        request = self._members.get(member)
-        if request is None:  # it failed in an earlier event of this iteration
+        if request.state is not RequestState.RUNNING:  # it failed in an earlier event of this one
             return
         if isinstance(progress.event, Preempted):
-            del self._members[member]
             with self._changed:
-                self._scheduler.preempt(request, member)
+                self._scheduler.preempt(request)
             return
         try:
             piece, ending = self._as_events(request, progress.event)
         except BaseException as error:  # of the tokenizer, at the text of this request
-            decoder.leave(member)
+            decoder.leave(progress.member)
             piece, ending = None, _as_dsbd_error(error)
         if piece is not None:
             _notify(request, piece)
+        if isinstance(ending, GenerationResult):
+            was_cut = ending.sequences[0].finish_reason == "length"
+            num_rows = progress.member.num_rows_at_end - request.num_prompt_tokens
+            rows = self._scheduler.answer_rows(request.request.config.width)
+            rows.learn(num_rows, was_cut=was_cut)
         if ending is not None:
-            if isinstance(ending, GenerationResult):
-                was_cut = ending.sequences[0].finish_reason == "length"
-                num_rows = member.num_rows_at_end - request.num_prompt_tokens
-                rows = self._scheduler.answer_rows(request.request.config.width)
-                rows.learn(num_rows, was_cut=was_cut)
-            self._release(member)
-            self._finish(request, ending)
+            self._end(request, ending)
 
     def _as_events(
         self, request: LiveRequest, event: IterationOutput | Outcome
@@ -225,16 +208,10 @@ class EngineLoop:
         result = self._pipeline.with_text(self._pipeline.with_peak(event), request.request)
         return request.texts.finish(result.sequences[0]), result
 
-    def _release(self, member: BatchMember) -> None:
-        """Release the rows of a request that has left the decoder."""
-        request = self._members.pop(member)
+    def _end(self, request: LiveRequest, ending: Ending) -> None:
+        """Release the rows of a request that has left the decoder; deliver its last event."""
         with self._changed:
             self._scheduler.release(request)
-
-    def _finish(self, request: LiveRequest, ending: Ending) -> None:
-        """Deliver the last event of a request."""
-        with self._changed:
-            del self._unfinished[request]
         _notify(request, ending)
 
     def _fail_all(self, error: BaseException) -> None:
@@ -246,11 +223,9 @@ class EngineLoop:
         )
         with self._changed:
             self._failure, self._is_closing = failure, True
-            unfinished = list(self._unfinished)
-            self._unfinished.clear()
-            self._members.clear()
-            self._scheduler.waiting.clear()
-            self._scheduler.running.clear()
+            unfinished = self._scheduler.unfinished
+            for request in unfinished:
+                self._scheduler.release(request)
         for request in unfinished:
             _notify(request, EnginesEndedError(failure))
         if self._has_started.is_set():

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import Enum, auto
 
 from dsbd_errors import DsbdError
 from dsbd_ort.decoding import DecodingRequest
@@ -32,9 +33,18 @@ Ending = GenerationResult | DsbdError | Cancelled
 ServiceEvent = StreamPiece | Ending
 
 
+class RequestState(Enum):
+    """Where a request is on its way through the service; the scheduler alone sets it."""
+
+    WAITING = auto()  # in the queue; it has not begun
+    RUNNING = auto()  # admitted
+    PREEMPTED = auto()  # in the queue again: its member has given up its rows
+    ENDED = auto()
+
+
 @dataclass(eq=False, kw_only=True)
 class LiveRequest:
-    """A request that waits, runs or has ended.
+    """A request of a service, from its submission to its end.
 
     Attributes:
         request: the decoding request.
@@ -42,9 +52,10 @@ class LiveRequest:
         most_rows: the most cache rows that it may need.
         on_event: called with each of its events.
         wake: makes the engine loop look for cancelled requests.
-        is_cancelled: whether its caller has cancelled it.
+        state: where it is.
+        member: of the decoder, from its beginning to its end; None before and after.
+        is_cancelled: whether it is to end without a result.
         rows_reserved: cache rows that it was expected to need when it was last admitted.
-        preempted: what it resumes from; None where it has not begun, or runs.
     """
 
     request: DecodingRequest = field(repr=False)
@@ -52,14 +63,20 @@ class LiveRequest:
     most_rows: int
     on_event: Callable[[ServiceEvent], None] = field(repr=False)
     wake: Callable[[], None] = field(repr=False)
+    state: RequestState = RequestState.WAITING
+    member: BatchMember | None = field(default=None, repr=False)
     is_cancelled: bool = False
     rows_reserved: int = 0
-    preempted: BatchMember | None = field(default=None, repr=False)
 
     @property
     def num_prompt_tokens(self) -> int:
         """Tokens of the prompt."""
         return len(self.request.prompt_ids)
+
+    @property
+    def num_rows(self) -> int:
+        """Cache rows that it has, or had when it was preempted; the prompt's before it begins."""
+        return self.num_prompt_tokens if self.member is None else self.member.num_rows
 
     def cancel(self) -> None:
         """Cancel it, from any thread: it ends before the next engine call."""
@@ -105,7 +122,7 @@ class Scheduler:
     Attributes:
         max_rows: rows that the cache may hold.
         waiting: requests in the order of their arrival; the first ones may have been preempted.
-        running: requests admitted and not released, in the order of their arrival.
+        running: requests admitted and not ended, in the order of their arrival.
         num_preemptions: of all requests so far.
     """
 
@@ -135,6 +152,16 @@ class Scheduler:
     def rows_reserved(self) -> int:
         """Rows that the running requests were expected to need when they were admitted."""
         return sum(request.rows_reserved for request in self.running)
+
+    @property
+    def unfinished(self) -> list[LiveRequest]:
+        """All requests that have not ended, in the order of their arrival."""
+        return [*self.running, *self.waiting]
+
+    @property
+    def cancelled(self) -> list[LiveRequest]:
+        """Requests that are cancelled and have not ended."""
+        return [request for request in self.unfinished if request.is_cancelled]
 
     @property
     def may_admit(self) -> bool:
@@ -179,34 +206,27 @@ class Scheduler:
                 break
             num_taken += num_expected
             request.rows_reserved = num_expected
+            request.state = RequestState.RUNNING
             self.running.append(self.waiting.popleft())
             admitted.append(request)
         return admitted
 
-    def preempt(self, request: LiveRequest, member: BatchMember) -> None:
-        """Make a running request the first of the queue; it resumes from ``member``."""
+    def preempt(self, request: LiveRequest) -> None:
+        """Make a running request the first of the queue."""
         self.running.remove(request)
-        request.preempted = member
+        request.state = RequestState.PREEMPTED
         self.waiting.appendleft(request)
         self.num_preemptions += 1
 
-    def remove_cancelled(self) -> list[LiveRequest]:
-        """Remove cancelled requests from the queue; return them."""
-        cancelled = [request for request in self.waiting if request.is_cancelled]
-        for request in cancelled:
-            self.waiting.remove(request)
-        return cancelled
-
     def release(self, request: LiveRequest) -> None:
-        """Remove a running request; its rows are free again."""
-        self.running.remove(request)
+        """Remove a request that ends, wherever it is; its rows are free again."""
+        (self.running if request.state is RequestState.RUNNING else self.waiting).remove(request)
+        request.state, request.member = RequestState.ENDED, None
 
     def _expected_rows(self, request: LiveRequest) -> int:
         """Return the rows of the prompt, or so far, and those of an answer.
 
         So one that was preempted finds room to go on, and does not come and go.
         """
-        member = request.preempted
-        num_begun = request.num_prompt_tokens if member is None else member.num_rows
         of_answer = int(self.answer_rows(request.request.config.width).mean)
-        return min(num_begun + of_answer, request.most_rows)
+        return min(request.num_rows + of_answer, request.most_rows)

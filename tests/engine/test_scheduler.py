@@ -124,7 +124,8 @@ def test_a_preempted_request_is_the_first_and_resumes_once_it_can_go_on() -> Non
     late = request(5)
     queue.enqueue(late)
     for one in (requests[2], requests[1]):  # the youngest first
-        queue.preempt(one, member(300))
+        one.member = member(300)
+        queue.preempt(one)
     assert list(queue.waiting) == [requests[1], requests[2], late]
     assert queue.num_preemptions == 2
     assert queue.admit(500) == []  # 300 rows and what an answer takes do not fit
@@ -164,7 +165,8 @@ def test_cancelled_requests_wait_no_more() -> None:
     for one in requests:
         queue.enqueue(one)
     requests[1].is_cancelled = True
-    assert queue.remove_cancelled() == [requests[1]]
+    assert queue.cancelled == [requests[1]]
+    queue.release(requests[1])
     assert [one.most_rows for one in queue.waiting] == [1, 3]
 
 
@@ -180,13 +182,13 @@ class Simulation:
     def iterate(self) -> None:
         queue = self.queue
         for one in queue.admit(self._num_taken()):
-            self.rows[one] = one.num_prompt_tokens if one.preempted is None else self.rows[one]
-            one.preempted = None
+            self.rows[one] = one.num_prompt_tokens if one.member is None else self.rows[one]
         running = list(queue.running)
         assert not queue.waiting or running, "requests wait and none runs"
         while len(running) > 1 and sum(self.rows[one] + 1 for one in running) > queue.max_rows:
             youngest = running.pop()
-            queue.preempt(youngest, member(self.rows[youngest]))
+            youngest.member = member(self.rows[youngest])
+            queue.preempt(youngest)
         for one in running:
             self.rows[one] += 1
             if self.rows[one] >= self.lengths[one]:
