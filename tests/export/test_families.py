@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +42,7 @@ ONE_OF_EACH = list(  # the first variant of every family
 )[::-1]
 # An attention node, one with a window on some layers, the model's own arithmetic, softcap, experts
 ENGINES_BUILT = ("llama", "qwen2", "gptj", "gemma2", "qwen2_moe")
+NOT_EXACT = ("gemma4-e2b", "minicpm3")  # layers that share rows, values narrower than keys
 AS_FP32 = [column for column, (dtype, *_) in PRECISIONS.items() if dtype == "fp32"][1:]
 
 
@@ -51,6 +53,7 @@ def export_alone(
     options = ExportConfig(target="", draft="", output=folder, max_context=max_context)
     checkpoint = open_checkpoint("target", checkpoint_folder, options)
     entry = export_model(checkpoint, folder, options, lambda _line: None, sources)
+    checkpoint = replace(checkpoint, caches=tuple(entry.caches))
     return checkpoint, entry, onnx.load(folder / "target" / "model.onnx", load_external_data=False)
 
 
@@ -92,8 +95,13 @@ def test_a_family_passes_the_whole_gate(name, tmp_path):
     assert ("window" in family.note) >= (entry.sliding_window is not None)
     if name in ONE_OF_EACH:
         column = AS_FP32[ONE_OF_EACH.index(name) % len(AS_FP32)]
-        result = export_in(column, name, folder, tmp_path / column, captures)
-        assert not isinstance(result, Failure), (column, result)
+        check_exact(name, export_in(column, name, folder, tmp_path / column, captures))
+
+
+def check_exact(name: str, result: float | Failure) -> None:
+    """All families are exact, or refuse to be."""
+    is_refused = isinstance(result, Failure) and "use attention='fused'" in result.reason
+    assert is_refused if name in NOT_EXACT else not isinstance(result, Failure), result
 
 
 @pytest.mark.slow
@@ -102,8 +110,7 @@ def test_a_family_passes_in_every_precision(name, tmp_path):
     """scripts/export_matrix exports every variant in every precision."""
     folder, captures = write_family_checkpoint(name, tmp_path / "checkpoint"), SharedCaptures()
     for column in AS_FP32:
-        result = export_in(column, name, folder, tmp_path / column, captures)
-        assert not isinstance(result, Failure), (column, result)
+        check_exact(name, export_in(column, name, folder, tmp_path / column, captures))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from dsbd_export.config import DraftConfig, ExportConfig
 from dsbd_export.draft_export import export_draft
 from dsbd_export.errors import ExportError
 from dsbd_export.feature_draft.config import default_layers
-from dsbd_export.feature_draft.reference import reference_logits
+from dsbd_export.feature_draft.reference import feature_logits
 from dsbd_export.feature_draft.weights import load_feature_draft
 from dsbd_export.parity import divergence
 from dsbd_export.parity_cases import TREE_PARENTS, ForestCase
@@ -162,7 +162,7 @@ def test_the_module_is_the_published_draft(name, targets, tmp_path):
     assert draft.features.target_layers(NUM_LAYERS) == LAYERS.get(name, (2, 3, 4))
     assert (draft.family, draft.context_length) == ("eagle3", target.context_length)
     module = load_feature_draft(draft)
-    check_trees(partial(reference_logits, module), target, draft, reference)
+    check_trees(partial(feature_logits, module), target, draft, reference)
 
 
 @pytest.mark.parametrize("name", EXPORTED)

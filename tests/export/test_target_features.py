@@ -43,7 +43,9 @@ def engine_of(bundle: Bundle) -> tuple[ForestEngine, ForestCase]:
         demo_pair()[0],
         ExportConfig(target="unused", output=Path("unused")),
     )
-    checkpoint = replace(checkpoint, feature_layers=tuple(entry.features.layers))
+    checkpoint = replace(
+        checkpoint, feature_layers=tuple(entry.features.layers), caches=tuple(entry.caches)
+    )
     case = text_case(checkpoint)
     folder = bundle.path / "target"
     engine = ForestEngine(

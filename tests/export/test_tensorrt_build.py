@@ -128,7 +128,7 @@ def test_caches_that_are_not_updated_in_place_are_found(place: BuildPlace, tmp_p
         assert list(network_problems(place.trt, network, right.graph)) == []
         one_more = onnx.GraphProto()
         one_more.CopyFrom(right.graph)
-        one_more.node.add(op_type="TensorScatter")
+        one_more.node.add(op_type="TensorScatter", input=["old"], output=["new"])
         one_more.node.add(op_type="Attention")
         problems = list(network_problems(place.trt, network, one_more))
         assert "4 layers KV_CACHE_UPDATE of 5 nodes TensorScatter" in problems
@@ -148,7 +148,16 @@ def test_an_update_beside_the_outputs_is_found(place: BuildPlace) -> None:
             get_output=lambda _: tensors[1],
         )
 
-    graph = onnx.GraphProto(node=[onnx.NodeProto(op_type="TensorScatter")] * 2)
+    graph = onnx.GraphProto(
+        node=[
+            onnx.NodeProto(
+                op_type="TensorScatter",
+                input=[f"past_key_values.0.{part}"],
+                output=[f"present.0.{part}"],
+            )
+            for part in ("key", "value")
+        ]
+    )
     for is_output, num_problems in ((True, 0), (False, 1)):
         layers = [layer("key", True), layer("value", is_output)]
         network = SimpleNamespace(num_layers=2, get_layer=layers.__getitem__)
