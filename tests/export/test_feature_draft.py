@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -170,6 +171,7 @@ def test_the_graph_is_the_published_draft(name, targets, tmp_path):
     options, target, draft, reference = published(name, targets, tmp_path)
     entry = export_model(draft, tmp_path, options, lambda _: None)
     assert entry.parity.max_abs_error < entry.parity.limit == 1e-4
+    draft = replace(draft, caches=tuple(entry.caches))
 
     def logits_of(case):
         return engine_of(tmp_path / "draft", draft, [case]).logits(case)
@@ -189,6 +191,7 @@ def test_a_token_that_the_draft_lacks_is_never_proposed(targets, tmp_path, num_t
         assert (entry.vocab_size, entry.logits) == (VOCAB_SIZE, kind)
         assert entry.full_logits == (keeps_logits or kind == "full")
         engines[kind] = output / "draft"
+        draft = replace(draft, caches=tuple(entry.caches))
     rng = np.random.default_rng(0)
     drawn = rng.integers(0, VOCAB_SIZE, len(TREE_PARENTS))
     features = torch.from_numpy(rng.standard_normal((1, WIDTH), dtype=np.float32))
