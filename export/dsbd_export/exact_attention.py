@@ -165,6 +165,17 @@ def _without_sink(tape: ir.tape.Tape, store: Store, columns: ir.Value) -> ir.Val
     return tape.op("Slice", [columns, *bounds])
 
 
+def _check_values(node: ir.Node) -> None:
+    """Refuse values that are computed from what is cached: such a product depends on its place."""
+    value = node.inputs[2]
+    producer = None if value is None else value.producer()
+    if producer is None or producer.op_type != "TensorScatter":
+        raise ExportError(
+            "attention='exact' is for values as they are cached, but this family computes them "
+            "from what it caches (latent attention); use attention='fused'"
+        )
+
+
 def attend_exactly(
     model: ir.Model, context_length: int, largest_values: Sequence[NDArray[np.float32]] | None
 ) -> int:
@@ -187,6 +198,8 @@ def attend_exactly(
         else IntegerSums(store, context_length + 1, largest_values)  # one column may be a sink
     )
     nodes = [node for node in graph if node.op_type == "Attention"]
+    for node in nodes:
+        _check_values(node)
     score_products = [_replace_attention(graph, node, sums, store) for node in nodes]
     num_found = len(nodes) + _replace_softmaxes(graph, sums)
     num_values = _prepare_values(graph, sums)

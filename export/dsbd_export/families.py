@@ -42,6 +42,7 @@ class Family:
 
 _ALIBI = "its attention adds a bias by distance (ALiBi), but the graph has no positions of keys"
 _RECURRENT = "it keeps a recurrent state, which a tree of tokens cannot share"
+_COMPLEX = "its rotary positions are complex numbers, which ONNX lacks"
 _ENCODER = "it is an encoder-decoder, a decoder-only model is needed"
 _CHUNKS = (
     "it attends in chunks, which needs a mask that the graph lacks, and its queries are scaled by "
@@ -57,6 +58,7 @@ FAMILIES: dict[str, Family] = {
     "cohere": Family(note="scaled logits"),
     "cohere2": Family(note="window, layers without rotary positions"),
     "cohere2_vision": Family(note="Command A Vision: text part; window, scaled logits"),
+    "deepseek_v2": Family(refusal=_COMPLEX),
     "exaone4": Family(note="window, normalised queries and keys"),
     "falcon": Family(note="with ALiBi (alibi=true) refused"),
     "gemma": Family(note="scaled embeddings"),

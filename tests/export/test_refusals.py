@@ -32,6 +32,7 @@ REFUSED = [  # (config class, its arguments, words of the reason)
     ("MptConfig", {}, "ALiBi"),
     ("FalconConfig", {"alibi": True}, "ALiBi"),
     ("GPTNeoConfig", {}, "counts cache rows"),
+    ("DeepseekV2Config", {}, "complex numbers"),
     (
         "LlamaConfig",
         {"quantization_config": {"quant_method": "gptq", "bits": 4}},
