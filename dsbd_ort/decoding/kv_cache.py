@@ -9,11 +9,12 @@ are many or there is too little room.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_forward.engine import Engine
+from dsbd_forward.engine import Engine, GrowingEngine
 from dsbd_forward.forward import Forward, ForwardResult, joined_forward
 from dsbd_ort.decoding.cache_view import CacheView, PrefixCache, RowIdentity, Rows, UsedRows
 from dsbd_ort.decoding.engine_call import EngineCall
@@ -112,9 +113,12 @@ class SharedKVCache:
 
     def expect(self, num_new: int) -> None:
         """Let the engine make room for so many rows beside those in use, as far as it may."""
+        if not self.model.spec.memory.grows_at_a_cost:
+            return
         num_rows = self.num_used + num_new
         num_rows += MOST_UNUSED_ROWS + num_rows // 4  # see ``_make_room``
-        self.model.expect(num_rows if self.max_rows is None else min(num_rows, self.max_rows))
+        most = num_rows if self.max_rows is None else min(num_rows, self.max_rows)
+        cast(GrowingEngine, self.model).expect(most)
 
     def forward(self, calls: Sequence[EngineCall]) -> list[ForwardResult]:
         """Make calls that share a group in one forward of the engine; return the result of each."""

@@ -52,9 +52,6 @@ class TableModel:
             row[:] = self._logits_of(paths[s])
         return ForwardResult(DenseLogits(logits))
 
-    def expect(self, num_rows: int) -> None:
-        """Do nothing: there is no cache to grow."""
-
     def keep(self, rows: NDArray[np.int64]) -> None:
         """See StepModel.keep."""
         if (np.diff(rows) <= 0).any():

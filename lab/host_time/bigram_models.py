@@ -37,9 +37,6 @@ class DenseBigram:
         states = forward.token_ids[forward.logit_rows] % NUM_STATES
         return ForwardResult(self._logits_after(states))
 
-    def expect(self, num_rows: int) -> None:
-        """Do nothing: there is no cache to grow."""
-
     def keep(self, rows: NDArray[np.int64]) -> None:
         """See Engine.keep."""
         self.num_rows = len(rows)

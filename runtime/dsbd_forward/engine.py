@@ -25,11 +25,15 @@ class Engine(Protocol):
     def forward(self, forward: Forward) -> ForwardResult:
         """Append the rows of a forward; return the logits of some of them, and features."""
 
+    def keep(self, rows: NDArray[np.int64]) -> None:
+        """Keep these cache rows, (K,) int64 increasing, in this order; drop all others."""
+
+
+class GrowingEngine(Engine, Protocol):
+    """An engine whose cache had better grow once: its ``spec.memory`` says ``grows_at_a_cost``."""
+
     def expect(self, num_rows: int) -> None:
-        """Make room for so many rows now where growing later would cost more; never raise for it.
+        """Make room for so many rows now; never raise for it.
 
         More rows, or fewer, are as right as before.
         """
-
-    def keep(self, rows: NDArray[np.int64]) -> None:
-        """Keep these cache rows, (K,) int64 increasing, in this order; drop all others."""

@@ -30,9 +30,11 @@ class MemorySpec:
 
     Attributes:
         kept: of a row or a request.
+        grows_at_a_cost: whether it is told how many rows to expect, see ``GrowingEngine``.
     """
 
     kept: frozenset[Kept] = frozenset[Kept](["attention rows"])
+    grows_at_a_cost: bool = False
 
     def longest_cut(self, num_rows: int) -> int:
         """Return the most first rows of a path, at most ``num_rows``, that can stay by themselves.

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from dsbd_forward.features import Features
 from dsbd_forward.forward import Forward, ForwardResult
 from dsbd_forward.logits import DenseLogits, Gather, GatheredLogits, Logits, TopLogits
-from dsbd_forward.spec import EngineSpec, HeadSpec
+from dsbd_forward.spec import EngineSpec, HeadSpec, MemorySpec
 from dsbd_runtime.errors import CapacityError, InputError
 from dsbd_runtime.features import check_kept_rows, check_parents
 from dsbd_runtime.forward_inputs import ForwardMasks, check_forward, check_gather, check_keep
@@ -56,7 +56,8 @@ class CausalLM:
 
     def __init__(self, session: Session, entry: ModelEntry) -> None:
         self._session = session
-        self.spec = engine_spec(entry)
+        memory = MemorySpec(grows_at_a_cost=session.grows_at_a_cost)
+        self.spec = dataclasses.replace(engine_spec(entry), memory=memory)
         # Without a gather the rows of its engine are read whole, call by call.
         gathers = self.spec.head.gathers_logits
         self._read_head = summed_outputs(entry.vocab_size) if gathers else entry.head
@@ -153,8 +154,8 @@ class CausalLM:
         return DenseLogits(outputs[LOGITS], outputs.get(LOGSUMEXP))
 
     def expect(self, num_rows: int) -> None:
-        """See Engine: of an engine whose calls are recorded, the caches grow now."""
-        if not self._session.grows_at_a_cost or num_rows <= self._session.capacity:
+        """See GrowingEngine: of an engine whose calls are recorded, the caches grow now."""
+        if num_rows <= self._session.capacity:
             return
         try:
             self._reserve(num_rows)

@@ -42,8 +42,5 @@ class GatherTable:
         self.num_pairs.append(len(rows))
         return ForwardResult(GatheredLogits(logits[rows, ids], sums))
 
-    def expect(self, num_rows: int) -> None:
-        pass
-
     def keep(self, rows: NDArray[np.int64]) -> None:
         self.table.keep(rows)

@@ -36,9 +36,6 @@ class Sourced(TableModel):
             assert {self.sources[row] for row in seen.nonzero()[0]} == {forward.source}
         return super().forward(forward)
 
-    def expect(self, num_rows: int) -> None:
-        pass
-
     def keep(self, rows: np.ndarray) -> None:
         super().keep(rows)
         self.sources = [self.sources[row] for row in rows.tolist()]

@@ -64,9 +64,6 @@ class TopTable:
         self._full = TableFull(logits, min(first_row, len(logits)), self.rows_read)
         return ForwardResult(dataclasses.replace(top, kept=self._full))
 
-    def expect(self, num_rows: int) -> None:
-        pass
-
     def keep(self, rows: NDArray[np.int64]) -> None:
         self.table.keep(rows)
 

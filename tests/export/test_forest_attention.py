@@ -105,11 +105,6 @@ def test_attention_without_a_mask():
         forest_attention(nn.Identity(), QUERY, KEY, KEY, None)
 
 
-def test_attention_sinks():
-    with pytest.raises(ExportError, match="attention sinks"):
-        forest_attention(nn.Identity(), QUERY, KEY, KEY, MASK, s_aux=torch.zeros(2))
-
-
 def test_a_mask_of_the_model_itself():
     with pytest.raises(ExportError, match="builds a mask of its own"):
         refuse_own_mask(batch_size=1)

@@ -125,7 +125,7 @@ REASONS: list[tuple[dict[str, Any], str]] = [  # of values of several types: tha
     (
         {"messages": [{"role": "user", "content": PARTS}]},
         "messages.0.content.1: a part of type 'image_url' is not supported: this server reads "
-        "texts only; use parts of type 'text'",
+        "texts only, pictures and sound are not read; use parts of type 'text'",
     ),
     (
         {"messages": [{"role": "user", "content": [PARTS[0], LATER]}]},
