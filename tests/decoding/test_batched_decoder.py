@@ -183,7 +183,7 @@ class Watched:
     def __init__(self, model: TableModel, failing_call: int | None = None) -> None:
         self.model = model
         self.spec = model.spec
-        self.keep, self.expect = model.keep, model.expect
+        self.keep = model.keep
         self.most_rows = 0
         self.rows_of_calls: list[int] = []
         self._failing_call = failing_call
