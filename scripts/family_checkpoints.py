@@ -81,7 +81,7 @@ class FamilyCheckpoint:
         config: name of the config class in transformers.
         arguments: of that class.
         max_context: to be given to the export, None where the checkpoint's own will do.
-        is_quick: whether it is part of every run of the tests and of --quick.
+        is_quick: whether it is part of every run of the tests, not of the long form alone.
     """
 
     family: str

@@ -14,7 +14,7 @@ from dsbd_runtime.errors import BundleError, ProviderError
 from dsbd_runtime.graph import FULL, FeatureEntry
 from dsbd_runtime.kv_cache import row_bytes
 from dsbd_runtime.loading import check_available
-from dsbd_runtime.providers import PROVIDERS, Placement, Provider, check_dtype
+from dsbd_runtime.providers import PROVIDERS, Placement, Provider, check_runnable
 from dsbd_runtime.trt_module import FLAVOURS, Flavour, import_trt
 from dsbd_runtime.trt_record import (
     EngineRecord,
@@ -218,7 +218,7 @@ def _problems(provider: Provider, bundle: Bundle) -> Iterator[str]:
         yield str(error)
     for role in bundle.roles:
         try:
-            check_dtype(provider, bundle.entry(role), bundle.model_path(role))
+            check_runnable(provider, bundle.entry(role), bundle.model_path(role))
         except ProviderError as error:
             yield str(error)
     if provider.backend == "tensorrt":

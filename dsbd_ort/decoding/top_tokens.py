@@ -43,7 +43,7 @@ class PromptLogprobs:
 class TopTokens:
     """The most probable tokens after the nodes of a forest, kept for those that are committed.
 
-    By slot (see ForestCache) as long as a node lives; by hypothesis from when its node has been a
+    By slot (see ForestRunner) as long as a node lives; by hypothesis from when its node has been a
     beam: slots come and go, hypotheses stay.
 
     Attributes:

@@ -102,7 +102,11 @@ class IntegerSums:
     def __init__(
         self, store: Store, context_length: int, largest_values: Sequence[NDArray[np.float32]]
     ) -> None:
-        """Take the longest path, and the largest magnitudes of every layer's values, (Hkv, D)."""
+        """Take the most columns of scores, and the largest magnitudes of every layer's values.
+
+        context_length: of the longest path, and one more where a sink has a column.
+        largest_values: (Hkv, D) each.
+        """
         self._store = store
         self._is_long = context_length > _MAX_ROWS_IN_FP32
         bits = _EXACT_BITS - math.ceil(math.log2(context_length))
@@ -192,10 +196,11 @@ def attend_exactly(
     """
     graph = model.graph
     store = Store(graph, "exact")
+    num_columns = context_length + any(_drops_sink(steps) for *_, steps in _softmaxes(graph))
     sums: Sums = (
         DoubleSums(store)
         if largest_values is None
-        else IntegerSums(store, context_length + 1, largest_values)  # one column may be a sink
+        else IntegerSums(store, num_columns, largest_values)
     )
     nodes = [node for node in graph if node.op_type == "Attention"]
     for node in nodes:
@@ -254,23 +259,32 @@ def _integers(store: Store, *numbers: int) -> ir.Value:
 
 def _replace_softmaxes(graph: ir.Graph, sums: Sums) -> int:
     """Replace what softcapped and a model's own attention does; return how many there were."""
-    num_found = 0
-    for node in list(graph):
-        softmax = None if node.op_type != "MatMul" else _softmax_before(node.inputs[0])
-        if softmax is None or not _is_present(node.inputs[1]):
-            continue
+    found = _softmaxes(graph)
+    for node, softmax, steps in found:
         scores, value = softmax.inputs[0], node.inputs[1]
         assert scores is not None and value is not None
         tape = ir.tape.Tape()
-        has_sink = False
-        for step in _steps(node.inputs[0], softmax):
+        for step in steps:
             if step.op_type == "Reshape":  # which keeps the last axis
                 scores = tape.op("Reshape", [scores, step.inputs[1]])
-            has_sink |= step.op_type == "Slice"
-        attended = sums.attended(tape, scores, value, has_sink=has_sink)
+        attended = sums.attended(tape, scores, value, has_sink=_drops_sink(steps))
         replace_node(graph, node, tape, attended)
-        num_found += 1
-    return num_found
+    return len(found)
+
+
+def _softmaxes(graph: ir.Graph) -> list[tuple[ir.Node, ir.Node, list[ir.Node]]]:
+    """Return each product with cached values, the Softmax before it, and what is between them."""
+    found = []
+    for node in graph:
+        softmax = None if node.op_type != "MatMul" else _softmax_before(node.inputs[0])
+        if softmax is not None and _is_present(node.inputs[1]):
+            found.append((node, softmax, _steps(node.inputs[0], softmax)))
+    return found
+
+
+def _drops_sink(steps: list[ir.Node]) -> bool:
+    """Return whether the last column of a Softmax, that of a sink, is cut off behind it."""
+    return any(step.op_type == "Slice" for step in steps)
 
 
 def _softmax_before(value: ir.Value | None) -> ir.Node | None:

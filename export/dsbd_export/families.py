@@ -102,7 +102,7 @@ FAMILIES: dict[str, Family] = {
     "opt": Family(note="learned positions"),
     "paligemma": Family(refusal=_OWN_MASK),
     "phi": Family(note="partial rotary positions"),
-    "phi3": Family(note="window; rope longrope up to the original context"),
+    "phi3": Family(note="window; rope longrope by the exported context"),
     "qwen2": Family(note="window on some layers"),
     "qwen2_5_vl": Family(note="Qwen2.5-VL: text part"),
     "qwen2_moe": Family(has_experts=True, note="shared expert"),

@@ -20,7 +20,6 @@ from dsbd_export.checkpoint import Checkpoint, limited_threads, open_pair
 from dsbd_export.config import CUDA, EXACT, GROUPED, ExportConfig, ModelOptions
 from dsbd_export.cuda_graph import use_cuda_operators
 from dsbd_export.draft_vocabulary import Report, with_draft_vocabulary
-from dsbd_export.errors import ExportError
 from dsbd_export.exact_attention import attend_exactly
 from dsbd_export.feature_draft.agreement import check_form, layers_read
 from dsbd_export.feature_draft.config import default_layers
@@ -208,16 +207,6 @@ def _write_model(
     return checkpoint, wanted
 
 
-def _check_widths(checkpoint: Checkpoint) -> None:
-    for cache in checkpoint.caches:
-        if cache.key_width != cache.value_width:
-            raise ExportError(
-                f"attention='exact' is for keys and values of one width, layer {cache.layer} of "
-                f"the {checkpoint.role} (family {checkpoint.family}) has {cache.key_width} and "
-                f"{cache.value_width}; use attention='fused'"
-            )
-
-
 GraphPass = Callable[[ir.Model], str]
 """Changes a graph of the contract in place; returns what it has done, as progress."""
 
@@ -236,7 +225,6 @@ def _graph_passes(
     is_exact = config.attention_form == EXACT
 
     def attend(graph: ir.Model) -> str:
-        _check_widths(checkpoint)
         num_exact = attend_exactly(graph, checkpoint.context_length, seen)
         return f"{num_exact} attentions with sums in {'double' if seen is None else 'integers'}"
 

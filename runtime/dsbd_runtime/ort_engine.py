@@ -21,7 +21,7 @@ from dsbd_runtime.errors import BundleError, CapacityError, EngineError, Provide
 from dsbd_runtime.graph import check_graph
 from dsbd_runtime.kv_cache import bucket_capacity
 from dsbd_runtime.ort_module import LOG_ERRORS, import_ort_for
-from dsbd_runtime.providers import Provider, check_dtype
+from dsbd_runtime.providers import Provider, check_runnable
 from dsbd_runtime.recorded_calls import MOST_RECORDED
 from dsbd_runtime.session import MAX_FORWARD_ROWS, EngineOptions
 
@@ -55,7 +55,7 @@ def open_cuda_session(request: EngineOptions) -> DeviceSession:
     bundle, role, placement = request.bundle, request.role, request.placement
     provider, entry = placement.provider, bundle.entry(role)
     paths = bundle.model_path(role), bundle.prune_path(role)
-    check_dtype(provider, entry, paths[0])
+    check_runnable(provider, entry, paths[0])
     ort = import_ort_for(provider)
     device = CudaDevice(placement.device_id, import_cuda_runtime(provider.install_line))
     try:

@@ -20,7 +20,7 @@ from dsbd_runtime.kv_cache import NUMPY_DTYPES, KVCache, bucket_capacity
 from dsbd_runtime.manifest import ModelEntry
 from dsbd_runtime.ort_module import LOG_ERRORS, check_offered, import_ort_for, session_options
 from dsbd_runtime.prepared_engine import PreparedEngine
-from dsbd_runtime.providers import Provider, check_dtype, find_provider
+from dsbd_runtime.providers import Provider, check_runnable, find_provider
 from dsbd_runtime.session import EngineInputs, EngineOptions, EngineOutputs
 
 _NO_MEMORY = ("Failed to allocate memory", "bad allocation", "bad_alloc")
@@ -60,7 +60,7 @@ class OrtSession:
                 shows when a cache is not updated in place.
         """
         row = find_provider(provider)
-        check_dtype(row, entry, model_path)
+        check_runnable(row, entry, model_path)
         self._model_path = model_path
         self._head = entry.head
         self._full = None if entry.kept_output is None else HostLogits(entry.vocab_size)

@@ -124,7 +124,7 @@ def find_provider(name: str) -> Provider:
     raise ProviderError(f"no execution provider {name!r} in this version; choose one of: {known}")
 
 
-def check_dtype(provider: Provider, entry: ModelEntry, model_path: Path) -> None:
+def check_runnable(provider: Provider, entry: ModelEntry, model_path: Path) -> None:
     """Raise ProviderError unless the provider runs an engine: types, caches, quantization."""
     if entry.quantization not in provider.quantizations:
         raise ProviderError(

@@ -15,7 +15,7 @@ from dsbd_runtime.device import DeviceArray
 from dsbd_runtime.device_session import DeviceSession
 from dsbd_runtime.errors import BundleError, CapacityError, EngineError
 from dsbd_runtime.graph import CACHE_PARTS, past_name, present_name
-from dsbd_runtime.providers import check_dtype
+from dsbd_runtime.providers import check_runnable
 from dsbd_runtime.recorded_calls import MOST_RECORDED
 from dsbd_runtime.session import MAX_FORWARD_ROWS, EngineOptions
 from dsbd_runtime.trt_contexts import TrtContexts, kernels_file
@@ -254,7 +254,7 @@ def open_trt_session(
     """
     bundle, role, provider = request.bundle, request.role, request.placement.provider
     device_id = request.placement.device_id
-    check_dtype(provider, bundle.entry(role), bundle.model_path(role))
+    check_runnable(provider, bundle.entry(role), bundle.model_path(role))
     flavour = FLAVOURS[provider.name]
     trt = import_trt(flavour) if trt is None else trt
     if cuda_runtime is None:

@@ -17,7 +17,7 @@ from dsbd_runtime.bundle import open_bundle
 from dsbd_runtime.loading import load_causal_lm
 from scripts.family_checkpoints import write_family_checkpoint
 from tests.export.conftest import Exported
-from tests.runtime.model_calls import logits_of
+from tests.runtime.model_calls import logits_of, prefix_and_tree
 
 FUSED_NORM = "SkipSimplifiedLayerNormalization"
 
@@ -53,15 +53,7 @@ def test_layers_share_the_numbers_of_a_mask(for_cuda):
 
 def test_logits_are_those_of_the_portable_form(for_cuda, exported):
     """A prefix, then a tree of five nodes."""
-    prefix = (np.arange(11) + 20, np.arange(11), np.tri(11, dtype=np.bool_), np.arange(11))
-    parents = [-1, -1, 0, 0, 2]
-    mask = np.ones((5, 16), np.bool_)
-    mask[:, 11:] = False
-    for node, parent in enumerate(parents):
-        if parent >= 0:
-            mask[node, 11:] = mask[parent, 11:]
-        mask[node, 11 + node] = True
-    tree = (np.array([5, 6, 7, 8, 9]), np.array([11, 11, 12, 12, 13]), mask, np.arange(5))
+    prefix, tree = prefix_and_tree()
     for role in ("target", "draft"):
         found = []
         for bundle in (exported, for_cuda):

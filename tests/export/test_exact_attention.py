@@ -150,6 +150,48 @@ def test_an_attention_that_nothing_shows(tmp_path):
         attend_exactly(ir.Model(graph, ir_version=10), 256, None)
 
 
+@pytest.mark.parametrize(
+    ("context_length", "has_sink", "in_double"),
+    [(4096, False, 0), (4096, True, 1), (4095, True, 0), (4097, False, 1)],
+)
+def test_a_sink_takes_a_column_only_where_there_is_one(context_length, has_sink, in_double):
+    """Up to 4,096 columns are added up in fp32, and at most as many rows as the context has."""
+    kind, index = ir.TensorType(ir.DataType.FLOAT), ir.TensorType(ir.DataType.INT64)
+    past, new, scores = (
+        ir.Value(name=name, shape=ir.Shape(shape), type=kind)
+        for name, shape in (
+            ("past", (1, 2, "C", 8)),
+            ("new", (1, 2, "S", 8)),
+            ("scores", (1, 2, "S", "N")),
+        )
+    )
+    row = ir.Value(name="row", shape=ir.Shape((1,)), type=index)
+    tape = ir.tape.Tape()
+    present = tape.op("TensorScatter", [past, new, row], {"axis": 2})
+    present.name = "present.0.value"
+    weights = tape.op("Softmax", [scores], {"axis": -1})
+    if has_sink:
+        bounds = [tape.op("Constant", [], {"value_ints": [n]}) for n in (0, -1, -1)]
+        weights = tape.op("Slice", [weights, *bounds])
+    attended = tape.op("MatMul", [weights, present])
+    for value in (present, attended):
+        value.type = kind
+    graph = ir.Graph(
+        [past, new, scores, row],
+        [attended, present],
+        nodes=tape.nodes,
+        opset_imports={"": 24},
+        name="one",
+    )
+    attend_exactly(ir.Model(graph, ir_version=10), context_length, [np.ones((2, 8), np.float32)])
+    to_double = [
+        node
+        for node in graph
+        if node.op_type == "Cast" and node.attributes.get_int("to") == ir.DataType.DOUBLE
+    ]
+    assert len(to_double) == in_double
+
+
 REFUSED = [
     ({"quantize": "int4", "dtype": "fp16"}, "dtype='fp16'"),
     ({"dtype": "fp16"}, "dtype='fp16'"),

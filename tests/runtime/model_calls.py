@@ -21,6 +21,19 @@ def logits_of(model: Engine, *arrays: Any, **wanted: Any) -> Any:
     return logits_and_features(model, *arrays, **wanted)[0]
 
 
+def prefix_and_tree() -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Return the fields of two forwards: 11 rows, and five nodes of a tree behind them."""
+    prefix = (np.arange(11) + 20, np.arange(11), np.tri(11, dtype=np.bool_), np.arange(11))
+    parents = [-1, -1, 0, 0, 2]
+    mask = np.ones((5, 16), np.bool_)
+    mask[:, 11:] = False
+    for node, parent in enumerate(parents):
+        if parent >= 0:
+            mask[node, 11:] = mask[parent, 11:]
+        mask[node, 11 + node] = True
+    return prefix, (np.array([5, 6, 7, 8, 9]), np.array([11, 11, 12, 12, 13]), mask, np.arange(5))
+
+
 def logits_and_features(model: Engine, *arrays: Any, **wanted: Any) -> tuple[Any, Any]:
     """Make the forward of these fields; return what ``logits_of`` does, and its features."""
     result = model.forward(Forward(*arrays, **wanted))

@@ -21,7 +21,7 @@ from dsbd_runtime.ort_module import check_offered
 from dsbd_runtime.providers import (
     PROVIDERS,
     Placement,
-    check_dtype,
+    check_runnable,
     find_provider,
     parse_placement,
 )
@@ -211,11 +211,11 @@ def test_a_quantization_without_kernels_is_refused(
 ) -> None:
     row, path = find_provider(provider), Path("model.onnx")
     entry = replace(tiny_bundle.entry("target"), quantization=quantization)
-    check_dtype(row, replace(entry, quantization=row.quantizations[-1]), path)
+    check_runnable(row, replace(entry, quantization=row.quantizations[-1]), path)
     if quantization in row.quantizations:
         assert ", ".join(row.quantizations) == runs
         return
     with pytest.raises(ProviderError) as raised:
-        check_dtype(row, entry, path)
+        check_runnable(row, entry, path)
     assert f"model.onnx is quantized as {quantization}, for which provider" in str(raised.value)
     assert f"it runs {runs}" in str(raised.value)
