@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from dsbd_export.cache_probe import probed_caches
-from dsbd_export.checkpoint import Checkpoint, load_model, reference_dtype
+from dsbd_export.checkpoint import Checkpoint
 from dsbd_export.draft_vocabulary import Report, cut_head, without_others
 from dsbd_export.feature_draft.graph import capture_feature_graph
 from dsbd_export.feature_draft.reference import (
@@ -26,6 +26,7 @@ from dsbd_export.feature_draft.reference import (
 from dsbd_export.feature_draft.weights import load_feature_draft
 from dsbd_export.forest_graph import capture_forest_graph, prepare_for_capture
 from dsbd_export.graph_checks import check_contract
+from dsbd_export.model_loading import load_model, reference_dtype
 from dsbd_export.optimize import optimize_graph
 from dsbd_export.outliers import Outliers, observed_outliers
 from dsbd_export.pair import resize_vocabulary

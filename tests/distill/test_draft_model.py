@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dsbd_export.checkpoint import load_model, open_target
+from dsbd_export.checkpoint import open_target
 from dsbd_export.config import ModelOptions
 from dsbd_export.distill.config import DistillConfig
 from dsbd_export.distill.draft_model import (
@@ -18,6 +18,7 @@ from dsbd_export.distill.draft_model import (
     truncated_target,
 )
 from dsbd_export.errors import ExportError
+from dsbd_export.model_loading import load_model
 from scripts.family_checkpoints import write_family_checkpoint
 from tests.distill.conftest import CONTEXT
 

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import LlamaConfig
 
-from dsbd_export.checkpoint import load_model, open_checkpoint
+from dsbd_export.checkpoint import open_checkpoint
 from dsbd_export.config import ModelOptions
 from dsbd_export.distill.acceptance import HeldOutSamples, acceptance_by_depth
 from dsbd_export.distill.config import DistillConfig
@@ -28,6 +28,7 @@ from dsbd_export.feature_draft.config import FeatureDraftConfig
 from dsbd_export.feature_draft.model import FeatureDraft
 from dsbd_export.feature_draft.reference import rolled_out
 from dsbd_export.feature_draft.weights import load_feature_draft
+from dsbd_export.model_loading import load_model
 from dsbd_export.pair import agreed_pair
 from dsbd_export.pipeline import export_model
 from dsbd_runtime.draft_record import RECORD_FILE, read_record

@@ -10,12 +10,13 @@ import pytest
 import torch
 from torch import nn
 
-from dsbd_export.checkpoint import load_model, open_target
+from dsbd_export.checkpoint import open_target
 from dsbd_export.config import ModelOptions
 from dsbd_export.distill import teacher as module
 from dsbd_export.distill.loss import distillation_loss
 from dsbd_export.distill.pool import STEPS_A_ROUND, Pool
 from dsbd_export.distill.teacher import NUM_TOP, Teacher, TorchDevice, best_device, num_labels
+from dsbd_export.model_loading import load_model
 from tests.decoding.chi_square import chi_square_p_value
 
 EXACT = TorchDevice("cpu", uses_bf16=False)

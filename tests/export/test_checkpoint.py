@@ -10,10 +10,11 @@ import pytest
 from safetensors.torch import load_file, save_file
 from transformers import Gemma3TextConfig, LlamaConfig, MistralConfig
 
-from dsbd_export.checkpoint import load_model, open_pair
+from dsbd_export.checkpoint import open_pair
 from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
 from dsbd_export.model_config import layer_masks, window_within
+from dsbd_export.model_loading import load_model
 
 FULL, SLIDING = "attention_mask", "attention_mask_sliding"
 

@@ -15,10 +15,11 @@ import pytest
 import torch
 from transformers import GPT2Config, PhiConfig
 
-from dsbd_export.checkpoint import load_model, open_draft
+from dsbd_export.checkpoint import open_draft
 from dsbd_export.config import DraftConfig, ExportConfig
 from dsbd_export.draft_export import export_draft
 from dsbd_export.errors import ExportError
+from dsbd_export.model_loading import load_model
 from dsbd_export.pair import agreed_draft, context_warning, resize_vocabulary
 from dsbd_export.pipeline import export_bundle
 from dsbd_export.tensorrt_build import add_engines

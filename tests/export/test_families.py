@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from transformers import HeliumConfig
 
-from dsbd_export.checkpoint import load_model, open_checkpoint
+from dsbd_export.checkpoint import open_checkpoint
 from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
 from dsbd_export.families import FAMILIES, AttentionForm
 from dsbd_export.graph_checks import check_contract
+from dsbd_export.model_loading import load_model
 from dsbd_export.model_source import source_of
 from dsbd_export.parity import MAX_ABS_ERROR, ParityLimit, check_parity
 from dsbd_export.parity_cases import forest_cases, references

@@ -10,13 +10,13 @@ import onnx
 import pytest
 import torch
 
-from dsbd_export.checkpoint import load_model
 from dsbd_export.config import DraftConfig, ExportConfig
 from dsbd_export.draft_export import export_draft
 from dsbd_export.errors import ExportError
 from dsbd_export.feature_draft.config import default_layers
 from dsbd_export.feature_draft.reference import feature_logits
 from dsbd_export.feature_draft.weights import load_feature_draft
+from dsbd_export.model_loading import load_model
 from dsbd_export.parity import divergence
 from dsbd_export.parity_cases import TREE_PARENTS, ForestCase
 from dsbd_export.pipeline import export_bundle, export_model

@@ -11,9 +11,10 @@ import pytest
 import torch
 from onnx import numpy_helper
 
-from dsbd_export.checkpoint import limited_threads, load_model
+from dsbd_export.checkpoint import limited_threads
 from dsbd_export.config import ModelOptions
 from dsbd_export.errors import ExportError
+from dsbd_export.model_loading import load_model
 from dsbd_export.model_source import source_of
 from dsbd_export.pair import highest_token_id, read_tokenizer
 from dsbd_export.parity import ParityLimit, check_parity

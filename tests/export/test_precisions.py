@@ -10,9 +10,9 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto
 
-from dsbd_export.checkpoint import load_model
 from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
+from dsbd_export.model_loading import load_model
 from dsbd_export.parity import check_parity, parity_limit
 from dsbd_export.parity_cases import references
 from dsbd_export.parity_engine import ForestEngine

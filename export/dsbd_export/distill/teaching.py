@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from dsbd_export.cache_probe import probed_caches
-from dsbd_export.checkpoint import Checkpoint, load_model
+from dsbd_export.checkpoint import Checkpoint
 from dsbd_export.distill.acceptance import (
     TOP_K,
     HeldOutSamples,
@@ -29,6 +29,7 @@ from dsbd_export.distill.texts import (
 )
 from dsbd_export.distill.work_folder import WorkFolder
 from dsbd_export.errors import ExportError
+from dsbd_export.model_loading import load_model
 from dsbd_export.tokenizer_files import write_tokenizer_files
 from dsbd_runtime.tokenizer import Tokenizer
 
