@@ -253,6 +253,22 @@ FAMILY_CHECKPOINTS: dict[str, FamilyCheckpoint] = {
     "minicpm3": _row("minicpm3", "MiniCPM3Config", _HEADS, **_LATENT, v_head_dim=24),
     "youtu": _row("youtu", "YoutuConfig", _HEADS, is_quick=False, **_LATENT, v_head_dim=16),
     "diffllama": _row("diffllama", "DiffLlamaConfig", _GROUPED),
+    "deepseek_v2": _row(
+        "deepseek_v2",
+        "DeepseekV2Config",
+        _HEADS,
+        **_LATENT,
+        **_ROUTED,
+        **_rope(
+            "yarn",
+            factor=2.0,
+            original_max_position_embeddings=64,
+            mscale=0.707,
+            mscale_all_dim=0.5,
+        ),
+        v_head_dim=16,
+        head_dim=8,
+    ),
     "deepseek_v3": _row(
         "deepseek_v3",
         "DeepseekV3Config",
@@ -285,6 +301,16 @@ FAMILY_CHECKPOINTS: dict[str, FamilyCheckpoint] = {
         num_local_experts=4,
         num_experts_per_tok=4,  # all: fp16 would choose others of random ones
         **_rope("yarn", factor=2.0, original_max_position_embeddings=64, truncate=False),
+    ),
+    "mimo_v2_flash": _row(
+        "mimo_v2_flash",
+        "MiMoV2FlashConfig",
+        _GROUPED,
+        is_quick=False,
+        **_MIXED,
+        **_ROUTED,
+        head_dim=16,
+        v_head_dim=16,
     ),
     "granite_swa": _row("granite_swa", "GraniteSWAConfig", _GROUPED, **_MIXED, **_GRANITE),
     "phi3-longrope-long": _row(

@@ -42,8 +42,14 @@ class Family:
 
 _ALIBI = "its attention adds a bias by distance (ALiBi), but the graph has no positions of keys"
 _RECURRENT = "it keeps a recurrent state, which a tree of tokens cannot share"
-_COMPLEX = "its rotary positions are complex numbers, which ONNX lacks"
 _ENCODER = "it is an encoder-decoder, a decoder-only model is needed"
+_ZERO_EXPERTS = (
+    "some of its experts return a row as it is, which products of all experts have no form for"
+)
+_BY_WEIGHT = (
+    "its attention sees the keep_window_size rows of largest weight, chosen among all rows of the "
+    "cache, which the forest mask cannot say"
+)
 _BY_LENGTH = "its queries are scaled by the length of a cache that the graph does not count"
 _OWN_MASK = "its wrapper builds a mask of its own, which the forest mask cannot replace"
 _BY_ROW = "its local attention counts cache rows (GPTNeoSelfAttention.bias), not positions"
@@ -55,9 +61,10 @@ FAMILIES: dict[str, Family] = {
     "cohere": Family(note="scaled logits"),
     "cohere2": Family(note="window, layers without rotary positions"),
     "cohere2_vision": Family(note="Command A Vision: text part; window, scaled logits"),
-    "deepseek_v2": Family(refusal=_COMPLEX),
+    "deepseek_v2": Family(has_experts=True, note="latent attention, shared expert"),
     "deepseek_v3": Family(has_experts=True, note="latent attention, shared expert"),
     "diffllama": Family(note="a difference of two attentions"),
+    "doge": Family(refusal=_BY_WEIGHT),
     "exaone4": Family(note="window, normalised queries and keys"),
     "falcon": Family(note="with ALiBi (alibi=true) refused"),
     "gemma": Family(note="scaled embeddings"),
@@ -91,8 +98,12 @@ FAMILIES: dict[str, Family] = {
     "llama4_text": Family(refusal=_BY_LENGTH),
     "llava": Family(note="LLaVA: text part"),
     "llava_onevision": Family(note="LLaVA-OneVision: text part"),
+    "longcat_flash": Family(refusal=_ZERO_EXPERTS),
     "mamba": Family(refusal=_RECURRENT),
     "mamba2": Family(refusal=_RECURRENT),
+    "mimo_v2_flash": Family(
+        attention=AttentionForm.CAPPED, has_experts=True, note="window, sinks in its layers"
+    ),
     "minicpm3": Family(note="latent attention"),
     "mistral": Family(note="window"),
     "mistral3": Family(note="Ministral-3 and Mistral Small 3: text part"),

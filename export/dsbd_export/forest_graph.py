@@ -25,7 +25,7 @@ from dsbd_export.model_config import MASK_BY_LAYER_TYPE
 from dsbd_export.model_loading import cache_name
 from dsbd_export.optimize import fuse_norms
 from dsbd_export.replacements import (
-    ReplaceTorchAttention,
+    ReplaceTorchFunctions,
     additive_mask,
     fix_rope,
     fix_sparsity,
@@ -137,7 +137,7 @@ class ForestGraph(nn.Module):
         if self._form is AttentionForm.OWN:
             masks = [additive_mask(mask, self.model.dtype) for mask in masks]
         cache = ForestCache(dict(zip(self._cached_layers, past, strict=True)), write_indices)
-        with ReplaceTorchAttention(), LayerInputs(self.model, self._feature_layers) as inputs:
+        with ReplaceTorchFunctions(), LayerInputs(self.model, self._feature_layers) as inputs:
             output = self.model(
                 input_ids=input_ids,
                 position_ids=position_ids,

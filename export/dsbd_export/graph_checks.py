@@ -83,11 +83,10 @@ def _check_masks(graph: ir.Graph, checkpoint: Checkpoint, form: AttentionForm) -
     checked here, all else by the parity gate.
     """
     wanted = Counter(checkpoint.layer_masks)
-    if form is AttentionForm.NODE:
-        found = Counter(_input_name(node, 3) for node in graph if node.op_type == "Attention")
-    else:
+    found = Counter(_input_name(node, 3) for node in graph if node.op_type == "Attention")
+    if form is not AttentionForm.NODE:  # which some layers may have all the same
         chosen_by = (_input_name(node, 0) for node in graph if node.op_type == "Where")
-        found = Counter(name for name in chosen_by if name in wanted)
+        found.update(name for name in chosen_by if name in wanted)
     if form is AttentionForm.OWN:
         wanted = Counter(set(wanted))
     elif times := found.total() // wanted.total():

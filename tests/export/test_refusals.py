@@ -32,7 +32,8 @@ REFUSED = [  # (config class, its arguments, words of the reason)
     ("MptConfig", {}, "ALiBi"),
     ("FalconConfig", {"alibi": True}, "ALiBi"),
     ("GPTNeoConfig", {}, "counts cache rows"),
-    ("DeepseekV2Config", {}, "complex numbers"),
+    ("DogeConfig", {}, "rows of largest weight"),
+    ("LongcatFlashConfig", {}, "return a row as it is"),
     ("ModernBertConfig", {}, "no model class that continues text for ModernBertConfig"),
     (
         "LlamaConfig",
