@@ -362,6 +362,15 @@ FAMILY_CHECKPOINTS: dict[str, FamilyCheckpoint] = {
     ),
 }
 
+ONE_OF_EACH = list(  # the first variant of every family
+    {row.family: name for name, row in reversed(FAMILY_CHECKPOINTS.items())}.values()
+)[::-1]
+NOT_EXACT = (
+    *("gemma3n", "gemma4-e2b", "gemma4-e4b"),  # layers that share rows
+    *("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "youtu"),  # values made of latents
+    "diffllama",  # two halves of the values that are cached
+)
+
 
 def write_family_checkpoint(name: str, folder: Path) -> Path:
     """Write the checkpoint of one row of the table; return its folder."""

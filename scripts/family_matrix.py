@@ -40,6 +40,11 @@ class Failure:
 
     reason: str
 
+    @property
+    def is_for_want_of_exact_attention(self) -> bool:
+        """Return whether only exact attention is refused."""
+        return "use attention='fused'" in self.reason
+
 
 def export_in(
     column: str, name: str, checkpoint: Path, folder: Path, captures: SharedCaptures
