@@ -83,8 +83,10 @@ def _check_masks(graph: ir.Graph, checkpoint: Checkpoint, form: AttentionForm) -
     checked here, all else by the parity gate.
     """
     wanted = Counter(checkpoint.layer_masks)
-    found = Counter(_input_name(node, 3) for node in graph if node.op_type == "Attention")
-    if form is not AttentionForm.NODE:  # which some layers may have all the same
+    found: Counter[str | None] = Counter()
+    if form is not AttentionForm.OWN:  # some layers of a capped form are nodes: without sinks
+        found.update(_input_name(node, 3) for node in graph if node.op_type == "Attention")
+    if form is not AttentionForm.NODE:
         chosen_by = (_input_name(node, 0) for node in graph if node.op_type == "Where")
         found.update(name for name in chosen_by if name in wanted)
     if form is AttentionForm.OWN:

@@ -74,9 +74,32 @@ def test_a_layer_with_the_wrong_mask_is_named(exported_others):
         check_contract(model, target)
 
 
-@pytest.mark.parametrize("form", [AttentionForm.CAPPED, AttentionForm.OWN])
-def test_attention_of_another_form_is_not_counted(exported, form):
+def test_layers_may_attend_in_two_forms(exported):
+    """Attention with sinks is products, that of other layers of the model a node."""
+    target = exported_target(exported.config, exported.config.output)
+    model = ir.load(exported.config.output / "target" / "model.onnx")
+    check_contract(model, target, AttentionForm.CAPPED)
+
+
+def test_attention_of_another_form_is_not_counted(exported):
     target = exported_target(exported.config, exported.config.output)
     model = ir.load(exported.config.output / "target" / "model.onnx")
     with pytest.raises(ExportError, match=r"attend with {}, expected {'attention_mask'"):
-        check_contract(model, target, form)
+        check_contract(model, target, AttentionForm.OWN)
+
+
+def attend_again(node):
+    """Let a layer attend twice, as to the two halves of its values."""
+    again = ir.Node("", "Attention", node.inputs, node.attributes.values())
+    node.graph.insert_after(node, again)
+
+
+def test_every_layer_may_attend_twice_or_none(exported):
+    target = exported_target(exported.config, exported.config.output)
+    model = ir.load(exported.config.output / "target" / "model.onnx")
+    first, second = (node for node in model.graph if node.op_type == "Attention")
+    attend_again(first)
+    with pytest.raises(ExportError, match=r"attend with {'attention_mask': 3}, expected"):
+        check_contract(model, target)
+    attend_again(second)
+    check_contract(model, target)
