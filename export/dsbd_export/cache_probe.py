@@ -6,6 +6,8 @@ keys and values are computed.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -15,17 +17,18 @@ from dsbd_export.checkpoint import Checkpoint
 from dsbd_export.errors import ExportError
 from dsbd_export.model_loading import cache_name
 from dsbd_export.parity_cases import ComputeIn
-from dsbd_runtime.graph import ATTENTION_ROWS, CacheEntry
+from dsbd_runtime.graph import AttentionRows, CacheEntry, ConvolutionRows
 
 _NUM_ROWS = 2
 
 
 class RecordingCache(DynamicCache):  # type: ignore[misc]  # transformers has no types
-    """A cache that remembers the shapes that each layer has handed it."""
+    """A cache for one call that remembers the shapes that each layer has handed it."""
 
     def __init__(self) -> None:
         super().__init__()
         self.shapes: dict[int, tuple[torch.Size, torch.Size]] = {}
+        self.convolutions: dict[int, tuple[torch.Size, int]] = {}  # shapes, and kernel sizes
 
     def update(
         self,
@@ -42,6 +45,16 @@ class RecordingCache(DynamicCache):  # type: ignore[misc]  # transformers has no
         )
         return found
 
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
+        """Return None: a layer has seen nothing before."""
+
+    def update_conv_state(
+        self, conv_states: Tensor, layer_idx: int, *, conv_kernel_size: int, **_: object
+    ) -> Tensor:
+        """Record the inputs of a layer's convolution and return them."""
+        self.convolutions[layer_idx] = conv_states.shape, conv_kernel_size
+        return conv_states
+
 
 def probed_caches(
     model: PreTrainedModel, checkpoint: Checkpoint, dtype: str
@@ -49,7 +62,8 @@ def probed_caches(
     """Return the caches of a model, those of its engine in ``dtype``, by a run over two tokens.
 
     Raises:
-        ExportError: a layer caches what is no row of a key and a value for each head.
+        ExportError: a layer caches what is no row of a key and a value for each head, nor of a
+            convolution.
     """
     cache = RecordingCache()
     with torch.no_grad(), ComputeIn(torch.float32):
@@ -60,22 +74,28 @@ def probed_caches(
             f"the {checkpoint.role} (family {checkpoint.family}) hands no keys and values to a "
             "cache, so no row of it can be kept; choose another checkpoint"
         )
-    entries = []
-    for layer, (key, value) in sorted(cache.shapes.items()):
+    entries: list[CacheEntry] = [*_attention_rows(cache, checkpoint, dtype)]
+    entries += _convolution_rows(cache, dtype)
+    return tuple(sorted(entries, key=lambda entry: entry.layer))
+
+
+def _attention_rows(
+    cache: RecordingCache, checkpoint: Checkpoint, dtype: str
+) -> Iterator[AttentionRows]:
+    for layer, (key, value) in cache.shapes.items():
         if len(key) != 4 or key[:3] != value[:3] or key[2] != _NUM_ROWS:
             raise ExportError(
                 f"layer {layer} of the {checkpoint.role} (family {checkpoint.family}) caches "
                 f"{list(key)} and {list(value)} of {_NUM_ROWS} tokens, expected a key and a value "
                 "of each token for each head; choose another checkpoint"
             )
-        entries.append(
-            CacheEntry(
-                kind=ATTENTION_ROWS,
-                layer=layer,
-                num_heads=key[1],
-                key_width=key[3],
-                value_width=value[3],
-                dtype=dtype,
-            )
+        yield AttentionRows(
+            layer=layer, num_heads=key[1], key_width=key[3], value_width=value[3], dtype=dtype
         )
-    return tuple(entries)
+
+
+def _convolution_rows(cache: RecordingCache, dtype: str) -> Iterator[ConvolutionRows]:
+    for layer, (shape, kernel_size) in cache.convolutions.items():
+        yield ConvolutionRows(
+            layer=layer, width=shape[1], num_ancestors=kernel_size - 1, dtype=dtype
+        )

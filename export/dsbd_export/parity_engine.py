@@ -30,9 +30,9 @@ from dsbd_export.parity_cases import ForestCase
 from dsbd_forward.logits import Gather
 from dsbd_runtime.bundle import WEIGHTS_FILE
 from dsbd_runtime.graph import (
+    ANCESTORS,
     ATTENTION_MASK,
     ATTENTION_MASK_SLIDING,
-    CACHE_PARTS,
     FEATURE_INDEX,
     FEATURE_ROWS,
     FEATURES,
@@ -46,6 +46,8 @@ from dsbd_runtime.graph import (
     SRC_ROWS,
     TARGET_FEATURES,
     WRITE_INDICES,
+    num_ancestors,
+    parts_of,
     past_name,
     present_name,
 )
@@ -86,7 +88,7 @@ class ForestEngine:
     ) -> None:
         caches = checkpoint.caches
         rng = np.random.default_rng(0)
-        parts = [(cache, part) for cache in caches for part in CACHE_PARTS]
+        parts = parts_of(caches)
         names = [(cache.layer, part) for cache, part in parts]
         self.capacity = capacity
         self.caches = [
@@ -106,6 +108,7 @@ class ForestEngine:
         self._masks = checkpoint.masks
         self._returns_features = checkpoint.feature_layers is not None
         self._window = checkpoint.sliding_window
+        self._num_ancestors = num_ancestors(caches)
 
     def logits(self, case: ForestCase) -> NDArray[np.float32]:
         """Return (R, V) float32: fill the cache with the prefix, then run the nodes."""
@@ -161,6 +164,8 @@ class ForestEngine:
             **{name: mask_by_name[name][None, None] for name in self._masks},
             **further_inputs,
         }
+        if self._num_ancestors:
+            inputs[ANCESTORS] = rows_above(parents, first_row, self._num_ancestors)
         if self._returns_features:
             inputs[FEATURE_ROWS] = np.arange(len(token_ids))
         return self._run(self._model, inputs, outputs)
@@ -255,6 +260,21 @@ def see_rows(
         visible[node, first_row + node] = True
         positions[node] = first_row if parent < 0 else positions[parent] + 1
     return visible, positions
+
+
+def rows_above(parents: NDArray[np.int64], first_row: int, number: int) -> NDArray[np.int64]:
+    """Return the last rows of the path to each node from ``first_row`` on, (S, number) int64.
+
+    The oldest first, -1 before the path begins. With parents [-1, -1, 0], first_row 1 and number 2:
+    [[-1, 0], [-1, 0], [0, 1]].
+    """
+    rows = np.zeros((len(parents), number), np.int64)
+    for node, parent in enumerate(parents):
+        if parent < 0:
+            rows[node] = np.arange(first_row - number, first_row)
+        else:
+            rows[node] = [*rows[parent, 1:], first_row + parent]
+    return np.maximum(rows, -1)
 
 
 def _session(file: Path, dtype: str) -> Any:

@@ -14,11 +14,11 @@ import onnxruntime as ort
 from dsbd_runtime.bundle import Bundle
 from dsbd_runtime.graph import (
     ATTENTION_MASK,
-    CACHE_PARTS,
     INPUT_IDS,
     LOGIT_ROWS,
     POSITION_IDS,
     WRITE_INDICES,
+    parts_of,
     past_name,
     present_name,
 )
@@ -100,8 +100,7 @@ class RandomCalls:
                     NUMPY_DTYPES[cache.dtype]
                 )
             )
-            for cache in entry.caches
-            for part in CACHE_PARTS
+            for cache, part in parts_of(entry.caches)
         }
         self._bindings = {
             rows: self._binding(rows, capacity, rng.integers(0, entry.vocab_size, (1, rows)))

@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from dsbd_runtime.graph import (
     ATTENTION_MASK,
     ATTENTION_MASK_SLIDING,
-    CACHE_PARTS,
     INPUT_IDS,
     LOGIT_ROWS,
     LOGITS,
     POSITION_IDS,
     WRITE_INDICES,
+    parts_of,
     past_name,
     present_name,
 )
@@ -143,8 +143,7 @@ class PathEngine:
         """Return the logits after every token of the path, (n, V)."""
         caches = {
             (cache.layer, part): rng.standard_normal(cache.shape(part, way.capacity), np.float32)
-            for cache in self._entry.caches
-            for part in CACHE_PARTS
+            for cache, part in parts_of(self._entry.caches)
         }
         row_positions = np.full(way.capacity, -1)
         path_rows = np.arange(0)

@@ -25,6 +25,7 @@ from dsbd_runtime.graph import (
     TOP_IDS,
     TOP_LOGITS,
     empty_outputs,
+    num_ancestors,
     parse_num_top_logits,
     summed_outputs,
 )
@@ -44,6 +45,7 @@ def engine_spec(entry: ModelEntry) -> EngineSpec:
         ),
         returns_features=entry.features is not None and not entry.is_feature_draft,
         reads_features=entry.is_feature_draft,
+        memory=MemorySpec(kept=frozenset(cache.kind for cache in entry.caches)),
     )
 
 
@@ -56,8 +58,9 @@ class CausalLM:
 
     def __init__(self, session: Session, entry: ModelEntry) -> None:
         self._session = session
-        memory = MemorySpec(grows_at_a_cost=session.grows_at_a_cost)
-        self.spec = dataclasses.replace(engine_spec(entry), memory=memory)
+        spec = engine_spec(entry)
+        memory = dataclasses.replace(spec.memory, grows_at_a_cost=session.grows_at_a_cost)
+        self.spec = dataclasses.replace(spec, memory=memory)
         # Without a gather the rows of its engine are read whole, call by call.
         gathers = self.spec.head.gathers_logits
         self._read_head = summed_outputs(entry.vocab_size) if gathers else entry.head
@@ -65,6 +68,7 @@ class CausalLM:
         self._full: KeptLogits | None = None
         self._context_length = entry.context_length
         self._masks = ForwardMasks(entry.masks, entry.sliding_window, MAX_FORWARD_ROWS)
+        self._num_ancestors = num_ancestors(entry.caches)
         self._num_rows = 0
         self._row_positions = np.empty(0, np.int64)  # (capacity,); the first num_rows are valid
         self._kv_bytes_peak = session.kv_bytes
@@ -272,8 +276,9 @@ class CausalLM:
         reads_whole = forward.gather is None and self.spec.head.gathers_logits
         if reads_whole:
             forward = dataclasses.replace(forward, gather=Gather(_NONE, _NONE))
+        ancestors = forward.ancestors(self._num_ancestors) if self._num_ancestors else None
         outputs = self._session.run(
-            EngineInputs(forward, masks, first_row, features, first_feature)
+            EngineInputs(forward, masks, first_row, features, first_feature, ancestors)
         )
         if reads_whole:
             rows = np.arange(len(forward.logit_rows))

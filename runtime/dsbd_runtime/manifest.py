@@ -18,9 +18,12 @@ from dsbd_runtime.graph import (
     ATTENTION_MASK,
     ATTENTION_MASK_SLIDING,
     ATTENTION_ROWS,
+    CONVOLUTION_ROWS,
     FULL,
     GATHER,
+    AttentionRows,
     CacheEntry,
+    ConvolutionRows,
     FeatureEntry,
     GraphContract,
     HeadOutput,
@@ -40,7 +43,10 @@ from dsbd_runtime.typed_json import (
 
 SCHEMA_VERSION = 4
 _OLDER_VERSIONS = (3, 2)  # see _as_3 and _as_4
-CACHE_KINDS = (ATTENTION_ROWS,)
+CACHE_KINDS: dict[str, type[CacheEntry]] = {
+    ATTENTION_ROWS: AttentionRows,
+    CONVOLUTION_ROWS: ConvolutionRows,
+}
 MANIFEST_NAME = "dsbd.json"
 DTYPES = ("fp32", "fp16", "bf16")
 QUANTIZATIONS = ("none", "int8-dynamic", "int8", "int4")
@@ -293,7 +299,8 @@ def _refuse_unknown_caches(data: dict[str, Any], caches: object, where: str) -> 
         kind = cache.get("kind")
         if isinstance(kind, str) and kind not in CACHE_KINDS:
             raise _unknown(data, "kind", kind, f"{where}[{index}]")
-        for name in unknown_fields(CacheEntry, cache):
+        known = CACHE_KINDS.get(str(kind), AttentionRows)
+        for name in unknown_fields(known, cache):
             raise _unknown(data, name, cache[name], f"{where}[{index}]")
 
 
@@ -357,12 +364,14 @@ def _check_caches(entry: ModelEntry, where: str) -> None:
         raise mismatch(expected, layers, f"{where}: caches")
     for index, cache in enumerate(entry.caches):
         place = f"{where}: caches[{index}]"
-        if cache.kind not in CACHE_KINDS:
-            raise mismatch(f"one of {', '.join(CACHE_KINDS)}", cache.kind, f"{place}: kind")
         if cache.dtype not in DTYPES:
             raise mismatch(f"one of {', '.join(DTYPES)}", cache.dtype, f"{place}: dtype")
-        sizes = ("num_heads", "key_width", "value_width")
-        _check_counts({name: getattr(cache, name) for name in sizes}, place)
+        sizes = {
+            field.name: getattr(cache, field.name)
+            for field in dataclasses.fields(cache)
+            if field.type == "int" and field.name != "layer"
+        }
+        _check_counts(sizes, place)
 
 
 def check_features(target: ModelEntry, draft: ModelEntry | None, where: str) -> None:

@@ -25,9 +25,9 @@ from dsbd_export.families import AttentionForm
 from dsbd_export.feature_draft.model import FeatureDraft
 from dsbd_export.feature_draft.weights import features_of
 from dsbd_export.forest_graph import (
-    CachePair,
     ForestCache,
     GraphNames,
+    LayerCache,
     captured_graph,
     empty_caches,
     input_names,
@@ -65,8 +65,8 @@ class FeatureGraph(nn.Module):
         target_features: Tensor,
         own_features: Tensor,
         feature_index: Tensor,
-        past: list[CachePair],
-    ) -> tuple[Tensor, Tensor, list[CachePair]]:
+        past: list[LayerCache],
+    ) -> tuple[Tensor, Tensor, list[LayerCache]]:
         """Return logits (R, V) in float32, own features (S, H) and the caches with the new rows."""
         cache = ForestCache(dict(enumerate(past)), write_indices)
         none = self.draft.norm.weight.new_zeros(1, own_features.shape[1])
