@@ -13,11 +13,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
-from dsbd_export.checkpoint import Checkpoint
+from dsbd_export.checkpoint import Checkpoint, quiet_libraries
 from dsbd_export.errors import ExportError
 from dsbd_export.model_loading import cache_name
 from dsbd_export.parity_cases import ComputeIn
-from dsbd_runtime.graph import AttentionRows, CacheEntry, ConvolutionRows
+from dsbd_export.path_recurrences import MOST_NEW_ROWS, Recurrence, replaced_recurrences
+from dsbd_runtime.graph import AttentionRows, CacheEntry, ConvolutionRows, RecurrentRows
 
 _NUM_ROWS = 2
 
@@ -29,6 +30,8 @@ class RecordingCache(DynamicCache):  # type: ignore[misc]  # transformers has no
         super().__init__()
         self.shapes: dict[int, tuple[torch.Size, torch.Size]] = {}
         self.convolutions: dict[int, tuple[torch.Size, int]] = {}  # shapes, and kernel sizes
+        self.recurrences: dict[int, Recurrence] = {}
+        self._recurrent_layer = 0
 
     def update(
         self,
@@ -55,6 +58,18 @@ class RecordingCache(DynamicCache):  # type: ignore[misc]  # transformers has no
         self.convolutions[layer_idx] = conv_states.shape, conv_kernel_size
         return conv_states
 
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> None:
+        """Return None: a layer has seen nothing before."""
+        self._recurrent_layer = layer_idx
+
+    def update_recurrent_state(self, *_: object, **__: object) -> None:
+        """Keep nothing."""
+
+    def record(self, recurrence: Recurrence) -> Tensor:
+        """Record the shapes of a recurrence, and return zeros as its outputs."""
+        self.recurrences[self._recurrent_layer] = recurrence
+        return torch.zeros_like(recurrence.value)
+
 
 def probed_caches(
     model: PreTrainedModel, checkpoint: Checkpoint, dtype: str
@@ -66,7 +81,12 @@ def probed_caches(
             convolution.
     """
     cache = RecordingCache()
-    with torch.no_grad(), ComputeIn(torch.float32):
+    with (
+        torch.no_grad(),
+        quiet_libraries(),
+        ComputeIn(torch.float32),
+        replaced_recurrences(model, cache.record),
+    ):
         token_ids = torch.zeros(1, _NUM_ROWS, dtype=torch.int64)
         model(input_ids=token_ids, **{cache_name(model): cache})
     if not cache.shapes:
@@ -76,6 +96,7 @@ def probed_caches(
         )
     entries: list[CacheEntry] = [*_attention_rows(cache, checkpoint, dtype)]
     entries += _convolution_rows(cache, dtype)
+    entries += _recurrent_rows(cache)
     return tuple(sorted(entries, key=lambda entry: entry.layer))
 
 
@@ -98,4 +119,18 @@ def _convolution_rows(cache: RecordingCache, dtype: str) -> Iterator[Convolution
     for layer, (shape, kernel_size) in cache.convolutions.items():
         yield ConvolutionRows(
             layer=layer, width=shape[1], num_ancestors=kernel_size - 1, dtype=dtype
+        )
+
+
+def _recurrent_rows(cache: RecordingCache) -> Iterator[RecurrentRows]:
+    """Yield the entries of recurrent layers, which compute in fp32 in an engine of any type."""
+    for layer, recurrence in cache.recurrences.items():
+        yield RecurrentRows(
+            layer=layer,
+            num_heads=recurrence.value.shape[0],
+            value_width=recurrence.value.shape[2],
+            num_key_heads=recurrence.key.shape[0],
+            key_width=recurrence.key.shape[2],
+            most_new_rows=MOST_NEW_ROWS,
+            dtype="fp32",
         )

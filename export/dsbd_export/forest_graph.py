@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import onnx_ir as ir
@@ -26,6 +27,12 @@ from dsbd_export.model_config import MASK_BY_LAYER_TYPE
 from dsbd_export.model_loading import cache_name
 from dsbd_export.optimize import fuse_norms
 from dsbd_export.path_convolutions import PathConvolutions
+from dsbd_export.path_recurrences import (
+    PathRows,
+    Recurrence,
+    path_outputs,
+    replaced_recurrences,
+)
 from dsbd_export.replacements import (
     ReplaceTorchAttention,
     additive_mask,
@@ -38,12 +45,16 @@ from dsbd_export.target_features import LayerInputs
 from dsbd_export.weights import TORCH_DTYPES
 from dsbd_runtime.graph import (
     ANCESTORS,
+    ATTENTION_MASK,
+    ATTENTION_ROWS,
+    CONVOLUTION_ROWS,
     FEATURE_ROWS,
     FEATURES,
     INPUT_IDS,
     LOGIT_ROWS,
     LOGITS,
     POSITION_IDS,
+    RECURRENT_ROWS,
     WRITE_INDICES,
     num_ancestors,
     parts_of,
@@ -59,15 +70,19 @@ class ForestCache(Cache):  # type: ignore[misc]  # transformers has no types
 
     def __init__(
         self,
-        past: Mapping[int, LayerCache],
+        past: Mapping[tuple[int, str], LayerCache],
         write_indices: Tensor,
         convolutions: PathConvolutions | None = None,
+        paths: PathRows | None = None,
     ) -> None:
+        """Take the caches by layer and kind, and what convolutions and recurrences need."""
         super().__init__(layers=[])
         self._past = past
         self._write_indices = write_indices
         self._convolutions = convolutions
-        self._present: dict[int, LayerCache] = {}
+        self._paths = paths
+        self._present: dict[tuple[int, str], LayerCache] = {}
+        self._recurrent_layer = 0
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object
@@ -76,7 +91,11 @@ class ForestCache(Cache):  # type: ignore[misc]  # transformers has no types
 
         key_states, value_states: (1, Hkv, S, D).
         """
-        return self._write(layer_idx, key_states, value_states)
+        past = self._unwritten(layer_idx, ATTENTION_ROWS)
+        new = key_states, value_states
+        present = tuple(self._scatter(layer_idx, *pair) for pair in zip(past, new, strict=True))
+        self._present[layer_idx, ATTENTION_ROWS] = present
+        return present
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
         """Return None: what a convolution has read before are rows of the cache."""
@@ -89,33 +108,48 @@ class ForestCache(Cache):  # type: ignore[misc]  # transformers has no types
         conv_states: (1, W, S). Returned as they are: the convolution that is called next looks at
         ``PathConvolutions`` instead.
         """
-        if self._convolutions is None:
-            raise ExportError(f"layer {layer_idx} is a convolution that it was not before")
-        (rows,) = self._write(layer_idx, conv_states.transpose(1, 2)[:, None])
+        (past,) = self._unwritten(layer_idx, CONVOLUTION_ROWS)
+        assert self._convolutions is not None  # as the layer was one when its cache was probed
+        rows = self._scatter(layer_idx, past, conv_states.transpose(1, 2)[:, None])
+        self._present[layer_idx, CONVOLUTION_ROWS] = (rows,)
         self._convolutions.read(rows, conv_states)
         return conv_states
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> None:
+        """Return None: a recurrence is over rows of the cache; the next one is this layer's."""
+        self._recurrent_layer = layer_idx
+
+    def update_recurrent_state(self, *_: object, **__: object) -> None:
+        """Keep no state: ``recurrent_outputs`` has kept rows."""
+
+    def recurrent_outputs(self, recurrence: Recurrence) -> Tensor:
+        """Return the outputs of a layer's recurrence, (H, S, Dv), and keep its rows."""
+        layer = self._recurrent_layer
+        past = self._unwritten(layer, RECURRENT_ROWS)
+        assert self._paths is not None  # as the layer was one when its cache was probed
+        outputs, present = path_outputs(
+            recurrence, self._paths, past, partial(self._scatter, layer)
+        )
+        self._present[layer, RECURRENT_ROWS] = present
+        return outputs
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Return 0: positions come in from outside, nothing may be counted here."""
         return 0
 
     def present(self) -> list[LayerCache]:
-        """Return the updated caches, layer by layer."""
-        if silent := [layer for layer in self._past if layer not in self._present]:
+        """Return the updated caches in their order."""
+        if silent := [layer for layer, kind in self._past if (layer, kind) not in self._present]:
             raise ExportError(f"layers {silent} write no cache, though they have before")
-        return [self._present[layer] for layer in self._past]
+        return [self._present[place] for place in self._past]
 
-    def _write(self, layer: int, *new: Tensor) -> LayerCache:
-        """Return the parts of a layer's cache with these new rows, (1, heads, S, width) each."""
-        if layer in self._present:
+    def _unwritten(self, layer: int, kind: str) -> LayerCache:
+        """Return what a layer has kept before this call, of one kind."""
+        if (layer, kind) in self._present:
             raise ExportError(f"layer {layer} writes its cache twice; the family is not known")
-        past = self._past.get(layer, ())
-        if len(past) != len(new):
+        if (layer, kind) not in self._past:
             raise ExportError(f"layer {layer} writes a cache that it did not have before")
-        self._present[layer] = tuple(
-            self._scatter(layer, *pair) for pair in zip(past, new, strict=True)
-        )
-        return self._present[layer]
+        return self._past[layer, kind]
 
     def _scatter(self, layer: int, past: Tensor, new: Tensor) -> Tensor:
         if (past.shape[1], past.shape[3]) != (new.shape[1], new.shape[3]):
@@ -146,7 +180,7 @@ class ForestGraph(nn.Module):
         self.model = model
         self._masks = checkpoint.masks
         self._has_layers_without_mask = None in checkpoint.layer_masks
-        self._cached_layers = [cache.layer for cache in checkpoint.caches]
+        self._places = [(cache.layer, cache.kind) for cache in checkpoint.caches]
         self._form = form
         self._cache_name = cache_name(model)
         self._feature_layers = checkpoint.feature_layers or ()
@@ -169,11 +203,16 @@ class ForestGraph(nn.Module):
         if self._form is AttentionForm.OWN:
             masks = [additive_mask(mask, self.model.dtype) for mask in masks]
         convolutions = None if ancestors is None else PathConvolutions(ancestors)
-        by_layer = dict(zip(self._cached_layers, past, strict=True))
-        cache = ForestCache(by_layer, write_indices, convolutions)
+        paths = None
+        if any(kind == RECURRENT_ROWS for _, kind in self._places):
+            paths = PathRows(masks[self._masks.index(ATTENTION_MASK)], write_indices)
+        cache = ForestCache(
+            dict(zip(self._places, past, strict=True)), write_indices, convolutions, paths
+        )
         with (
             ReplaceTorchAttention(),
             convolutions or contextlib.nullcontext(),
+            replaced_recurrences(self.model, cache.recurrent_outputs),
             LayerInputs(self.model, self._feature_layers) as inputs,
         ):
             output = self.model(

@@ -19,11 +19,11 @@ MASK_BY_LAYER_TYPE = {
     "full_attention": ATTENTION_MASK,
     "sliding_attention": ATTENTION_MASK_SLIDING,
     "conv": None,
+    "linear_attention": None,
 }
 """The mask input of a layer of each type that can be exported; None: it reads none."""
 
 _BY_LAYER_TYPE = {
-    "linear_attention": "keeps a recurrent state, which a tree of tokens cannot share",
     "hybrid": "keeps a recurrent state, which a tree of tokens cannot share",
     "hybrid_sliding": "keeps a recurrent state, which a tree of tokens cannot share",
     "chunked_attention": "needs a mask of chunks, the graph has none",

@@ -46,6 +46,7 @@ from dsbd_runtime.graph import (
     SRC_ROWS,
     TARGET_FEATURES,
     WRITE_INDICES,
+    most_new_rows,
     num_ancestors,
     parts_of,
     past_name,
@@ -54,6 +55,7 @@ from dsbd_runtime.graph import (
 from dsbd_runtime.ort_module import import_ort, keep_int8_products_exact
 
 _PREFIX_CHUNK = 256  # rows a call; the mask of a long prefix stays small
+_MOST_NEW_ROWS = 2**31
 _ERROR_LOG_LEVEL = 3
 _WEIGHTS_FOLDER_OPTION = "session.model_external_initializers_file_folder_path"
 # bf16 runs as a twin in fp32, see fp32_twin.
@@ -109,6 +111,7 @@ class ForestEngine:
         self._returns_features = checkpoint.feature_layers is not None
         self._window = checkpoint.sliding_window
         self._num_ancestors = num_ancestors(caches)
+        self._most_new_rows = most_new_rows(caches, _MOST_NEW_ROWS)
 
     def logits(self, case: ForestCase) -> NDArray[np.float32]:
         """Return (R, V) float32: fill the cache with the prefix, then run the nodes."""
@@ -149,6 +152,7 @@ class ForestEngine:
         outputs: list[str],
         further_inputs: Mapping[str, NDArray[Any]],
     ) -> list[NDArray[Any]]:
+        """Return the named outputs of nodes, as many calls as they need; pairs in one call."""
         visible, positions = see_rows(parents, first_row, self.capacity)
         near = visible
         if self._window is not None:
@@ -156,19 +160,25 @@ class ForestEngine:
             row_positions[first_row : first_row + len(positions)] = positions
             near = visible & (positions[:, None] - row_positions < self._window)
         mask_by_name = {ATTENTION_MASK: visible, ATTENTION_MASK_SLIDING: near}
-        inputs = {
-            INPUT_IDS: token_ids[None],
-            POSITION_IDS: positions[None],
-            WRITE_INDICES: np.array([first_row], np.int64),
-            LOGIT_ROWS: logit_rows,
-            **{name: mask_by_name[name][None, None] for name in self._masks},
-            **further_inputs,
-        }
-        if self._num_ancestors:
-            inputs[ANCESTORS] = rows_above(parents, first_row, self._num_ancestors)
-        if self._returns_features:
-            inputs[FEATURE_ROWS] = np.arange(len(token_ids))
-        return self._run(self._model, inputs, outputs)
+        above = rows_above(parents, first_row, self._num_ancestors)
+        found = []
+        for start in range(0, len(token_ids), self._most_new_rows):
+            part = slice(start, start + self._most_new_rows)
+            is_wanted = (start <= logit_rows) & (logit_rows < part.stop)
+            inputs = {
+                INPUT_IDS: token_ids[None, part],
+                POSITION_IDS: positions[None, part],
+                WRITE_INDICES: np.array([first_row + start], np.int64),
+                LOGIT_ROWS: logit_rows[is_wanted] - start,
+                **{name: mask_by_name[name][None, None, part] for name in self._masks},
+                **further_inputs,
+            }
+            if self._num_ancestors:
+                inputs[ANCESTORS] = above[part]
+            if self._returns_features:
+                inputs[FEATURE_ROWS] = np.arange(len(token_ids[part]))
+            found.append(self._run(self._model, inputs, outputs))
+        return [np.concatenate(arrays) for arrays in zip(*found, strict=True)]
 
     def _gather_inputs(self, gather: Gather | None) -> dict[str, NDArray[Any]]:
         if gather is None:

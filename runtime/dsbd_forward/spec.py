@@ -25,7 +25,7 @@ class MemorySpec:
     """What an engine keeps from one forward to the next.
 
     Attributes:
-        kept: of a row: "attention rows", "convolution rows", or both.
+        kept: of a row: "attention rows", "convolution rows", "recurrent rows".
         grows_at_a_cost: whether it is told how many rows to expect, see ``GrowingEngine``.
     """
 
@@ -35,7 +35,7 @@ class MemorySpec:
     def longest_cut(self, num_rows: int) -> int:
         """Return the most first rows of a path, at most ``num_rows``, that can stay by themselves.
 
-        Rows of attention and of convolutions can be cut anywhere.
+        Rows can be cut anywhere.
         """
         return num_rows
 

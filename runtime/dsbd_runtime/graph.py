@@ -17,6 +17,9 @@ has for each layer.
 | past_key_values.{i}.key | [1,Hkv,C,Dk] | the external cache of layer i that attends |
 | past_key_values.{i}.value | [1,Hkv,C,Dv] | |
 | past_key_values.{i}.convolution | [1,1,C,W] | that of layer i, a convolution over the path |
+| past_key_values.{i}.recurrent_key | [1,Hk,C,Dk] | that of layer i with a recurrent state |
+| past_key_values.{i}.recurrent_delta | [1,H,C,Dv] | |
+| past_key_values.{i}.recurrent_decay | [1,H,C,2] | |
 | present.{i}.* | as past | the same buffer, updated in place |
 | logits | [R,V] float32 | |
 
@@ -91,7 +94,10 @@ ROW_INPUTS: dict[str, Callable[[Forward], Ints]] = {
 """The inputs [1,S] with an integer for each node: what a forward says of its rows beside masks."""
 
 KEY, VALUE, CONVOLUTION = "key", "value", "convolution"
+RECURRENT_KEY, RECURRENT_DELTA = "recurrent_key", "recurrent_delta"
+RECURRENT_DECAY = "recurrent_decay"
 ATTENTION_ROWS, CONVOLUTION_ROWS = "attention rows", "convolution rows"
+RECURRENT_ROWS = "recurrent rows"
 
 FULL = "full"
 GATHER = "gather"
@@ -184,8 +190,40 @@ class ConvolutionRows(_LayerRows):
         return {CONVOLUTION: (1, self.width)}
 
 
-CacheEntry = AttentionRows | ConvolutionRows
-"""The entry of one layer; ``kind`` tells which."""
+@dataclass(frozen=True, kw_only=True)
+class RecurrentRows(_LayerRows):
+    """The rows of a layer with a recurrent state: what each token wrote (docs/algorithm.md 3.11).
+
+    They are its key, the delta that it wrote, and the logarithm of the decay from the beginning of
+    the path to it, as the sum of two numbers.
+
+    Attributes:
+        num_heads: of the deltas and decays.
+        value_width: numbers of a delta.
+        num_key_heads: each serves as many heads as the next one.
+        key_width: numbers of a key.
+        most_new_rows: of one call.
+    """
+
+    num_heads: int
+    value_width: int
+    num_key_heads: int
+    key_width: int
+    most_new_rows: int
+    kind: str = RECURRENT_ROWS
+
+    @property
+    def parts(self) -> dict[str, tuple[int, int]]:
+        """See the base."""
+        return {
+            RECURRENT_KEY: (self.num_key_heads, self.key_width),
+            RECURRENT_DELTA: (self.num_heads, self.value_width),
+            RECURRENT_DECAY: (self.num_heads, 2),
+        }
+
+
+CacheEntry = AttentionRows | ConvolutionRows | RecurrentRows
+"""The rows of one kind of one layer; ``kind`` tells which. A layer may keep rows of several."""
 
 
 def parts_of(caches: Sequence[CacheEntry]) -> list[tuple[CacheEntry, str]]:
@@ -196,6 +234,11 @@ def parts_of(caches: Sequence[CacheEntry]) -> list[tuple[CacheEntry, str]]:
 def num_ancestors(caches: Sequence[CacheEntry]) -> int:
     """Return A, how many ancestors of a node the convolutions read; 0 without any."""
     return max((c.num_ancestors for c in caches if isinstance(c, ConvolutionRows)), default=0)
+
+
+def most_new_rows(caches: Sequence[CacheEntry], most: int) -> int:
+    """Return the most rows of one call of an engine with these caches, ``most`` of any."""
+    return min((c.most_new_rows for c in caches if isinstance(c, RecurrentRows)), default=most)
 
 
 def equal_caches(num_layers: int, *, num_heads: int, head_dim: int, dtype: str) -> list[CacheEntry]:

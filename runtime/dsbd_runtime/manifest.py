@@ -21,12 +21,14 @@ from dsbd_runtime.graph import (
     CONVOLUTION_ROWS,
     FULL,
     GATHER,
+    RECURRENT_ROWS,
     AttentionRows,
     CacheEntry,
     ConvolutionRows,
     FeatureEntry,
     GraphContract,
     HeadOutput,
+    RecurrentRows,
     equal_caches,
     full_output,
     head_outputs,
@@ -46,6 +48,7 @@ _OLDER_VERSIONS = (3, 2)  # see _as_3 and _as_4
 CACHE_KINDS: dict[str, type[CacheEntry]] = {
     ATTENTION_ROWS: AttentionRows,
     CONVOLUTION_ROWS: ConvolutionRows,
+    RECURRENT_ROWS: RecurrentRows,
 }
 MANIFEST_NAME = "dsbd.json"
 DTYPES = ("fp32", "fp16", "bf16")
@@ -353,15 +356,18 @@ def _check_counts(counts: dict[str, int], where: str, most: int = _MOST) -> None
 
 
 def _check_caches(entry: ModelEntry, where: str) -> None:
-    """Raise BundleError unless different layers, in their order, have caches that can be."""
+    """Raise BundleError unless layers, in their order, have caches that can be."""
     layers = [cache.layer for cache in entry.caches]
     if (
         not layers
-        or layers != sorted(set(layers))
-        or not 0 <= layers[0] <= layers[-1] < (entry.num_layers)
+        or layers != sorted(layers)
+        or not 0 <= layers[0] <= layers[-1] < entry.num_layers
     ):
         expected = f"increasing layers from 0 to {entry.num_layers - 1}, at least one"
         raise mismatch(expected, layers, f"{where}: caches")
+    kinds = [(cache.layer, cache.kind) for cache in entry.caches]
+    if len(set(kinds)) < len(kinds):
+        raise mismatch("one entry for each layer and kind", kinds, f"{where}: caches")
     for index, cache in enumerate(entry.caches):
         place = f"{where}: caches[{index}]"
         if cache.dtype not in DTYPES:
