@@ -11,13 +11,10 @@ from typing import Any
 import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForMultimodalLM,
-    PreTrainedConfig,
-)
+from transformers import PreTrainedConfig
 
 from dsbd_export.checkpoint import quiet_libraries
+from dsbd_export.model_config import model_class_of
 
 VOCAB_SIZE = 300
 WINDOW = 8
@@ -92,10 +89,20 @@ class FamilyCheckpoint:
 
 
 def _row(
-    family: str, config: str, sizes: dict[str, Any], max_context: int | None = None, **more: Any
+    family: str,
+    config: str,
+    sizes: dict[str, Any],
+    *,
+    max_context: int | None = None,
+    is_quick: bool = True,
+    **more: Any,
 ) -> FamilyCheckpoint:
     return FamilyCheckpoint(
-        family=family, config=config, arguments={**sizes, **more}, max_context=max_context
+        family=family,
+        config=config,
+        arguments={**sizes, **more},
+        max_context=max_context,
+        is_quick=is_quick,
     )
 
 
@@ -217,7 +224,54 @@ FAMILY_CHECKPOINTS: dict[str, FamilyCheckpoint] = {
         use_double_wide_mlp=True,
         final_logit_softcapping=30.0,
     ),
+    "gemma4-e4b": _composite(
+        "gemma4", "Gemma4Config", "gemma4_text", **_SHARING, global_head_dim=32
+    ),
+    "gemma4-12b": _composite(
+        "gemma4_unified",
+        "Gemma4UnifiedConfig",
+        "gemma4_unified_text",
+        True,
+        **_MIXED,
+        head_dim=16,
+        global_head_dim=32,
+        num_global_key_value_heads=1,
+        attention_k_eq_v=True,
+        final_logit_softcapping=30.0,
+    ),
+    "gemma3n": _row(
+        "gemma3n_text",
+        "Gemma3nTextConfig",
+        _GROUPED,
+        is_quick=False,
+        **_SHARING,
+        intermediate_size=[48] * 4,
+        laurel_rank=8,
+        altup_num_inputs=2,
+        activation_sparsity_pattern=[0.5, 0.0, 0.0, 0.0],
+    ),
     "minicpm3": _row("minicpm3", "MiniCPM3Config", _HEADS, **_LATENT, v_head_dim=24),
+    "youtu": _row("youtu", "YoutuConfig", _HEADS, is_quick=False, **_LATENT, v_head_dim=16),
+    "diffllama": _row("diffllama", "DiffLlamaConfig", _GROUPED),
+    "deepseek_v3": _row(
+        "deepseek_v3",
+        "DeepseekV3Config",
+        _HEADS,
+        **_LATENT,
+        **_ROUTED,
+        v_head_dim=16,
+        n_group=1,
+        topk_group=1,
+    ),
+    "glm4_moe_lite": _row(
+        "glm4_moe_lite",
+        "Glm4MoeLiteConfig",
+        _HEADS,
+        is_quick=False,
+        **_LATENT,
+        **_ROUTED,
+        v_head_dim=16,
+    ),
     "falcon-old": _row("falcon", "FalconConfig", _SIZES, bias=True, parallel_attn=True),
     "falcon-new": _row(
         "falcon", "FalconConfig", _SIZES, new_decoder_architecture=True, num_kv_heads=2
@@ -299,9 +353,7 @@ def write_checkpoint(folder: Path, config: PreTrainedConfig, deviation: float = 
     """
     torch.manual_seed(0)
     with quiet_libraries():
-        is_composite = config.get_text_config() is not config
-        model_class = AutoModelForMultimodalLM if is_composite else AutoModelForCausalLM
-        model = model_class.from_config(config)
+        model = model_class_of(config)(config)
         with torch.no_grad():
             for parameter in model.parameters():
                 if parameter.ndim > 1:

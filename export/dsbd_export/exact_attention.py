@@ -210,8 +210,8 @@ def attend_exactly(
     num_values = _prepare_values(graph, sums)
     if num_found != num_values:
         raise ExportError(
-            f"attention='exact' finds {num_found} attentions for {num_values} layers of cached "
-            "values; the family attends in an unknown way, use attention='fused'"
+            "attention='exact' is for layers that attend once, each to values of its own, but "
+            f"{num_found} attentions read the values of {num_values} layers; use attention='fused'"
         )
     keys = {present_name(layer, "key") for layer in range(num_values)}
     for node in list(graph):

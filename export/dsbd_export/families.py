@@ -44,10 +44,7 @@ _ALIBI = "its attention adds a bias by distance (ALiBi), but the graph has no po
 _RECURRENT = "it keeps a recurrent state, which a tree of tokens cannot share"
 _COMPLEX = "its rotary positions are complex numbers, which ONNX lacks"
 _ENCODER = "it is an encoder-decoder, a decoder-only model is needed"
-_CHUNKS = (
-    "it attends in chunks, which needs a mask that the graph lacks, and its queries are scaled by "
-    "the position in a cache that the graph does not count"
-)
+_BY_LENGTH = "its queries are scaled by the length of a cache that the graph does not count"
 _OWN_MASK = "its wrapper builds a mask of its own, which the forest mask cannot replace"
 _BY_ROW = "its local attention counts cache rows (GPTNeoSelfAttention.bias), not positions"
 
@@ -59,15 +56,21 @@ FAMILIES: dict[str, Family] = {
     "cohere2": Family(note="window, layers without rotary positions"),
     "cohere2_vision": Family(note="Command A Vision: text part; window, scaled logits"),
     "deepseek_v2": Family(refusal=_COMPLEX),
+    "deepseek_v3": Family(has_experts=True, note="latent attention, shared expert"),
+    "diffllama": Family(note="a difference of two attentions"),
     "exaone4": Family(note="window, normalised queries and keys"),
     "falcon": Family(note="with ALiBi (alibi=true) refused"),
     "gemma": Family(note="scaled embeddings"),
     "gemma2": Family(attention=AttentionForm.CAPPED, note="softcap, alternating window"),
     "gemma3": Family(note="Gemma 3 4b to 27b: text part; window"),
     "gemma3_text": Family(note="window and rotary base by layer"),
+    "gemma3n_text": Family(note="Gemma 3n: window; layers share rows, embeddings by layer"),
+    "gemma4": Family(note="Gemma 4: text part; window, layers share rows"),
     "gemma4_text": Family(note="window; head width by layer, layers share rows"),
+    "gemma4_unified": Family(note="Gemma 4 12B: text part; window, head width by layer"),
     "glm4": Family(note="partial rotary positions"),
     "glm46v": Family(note="GLM-4.6V: text part"),
+    "glm4_moe_lite": Family(has_experts=True, note="latent attention, shared expert"),
     "gpt2": Family(note="learned positions"),
     "gpt_bigcode": Family(note="learned positions, one key head"),
     "gpt_neo": Family(refusal=_BY_ROW),
@@ -85,7 +88,7 @@ FAMILIES: dict[str, Family] = {
     "jamba": Family(refusal=_RECURRENT),
     "lighton_ocr": Family(note="LightOnOCR: text part"),
     "llama": Family(note="also rope linear, dynamic, llama3, yarn"),
-    "llama4_text": Family(refusal=_CHUNKS),
+    "llama4_text": Family(refusal=_BY_LENGTH),
     "llava": Family(note="LLaVA: text part"),
     "llava_onevision": Family(note="LLaVA-OneVision: text part"),
     "mamba": Family(refusal=_RECURRENT),
@@ -118,4 +121,5 @@ FAMILIES: dict[str, Family] = {
     "starcoder2": Family(note="window"),
     "t5": Family(refusal=_ENCODER),
     "voxtral": Family(note="Voxtral: text part"),
+    "youtu": Family(note="latent attention"),
 }

@@ -73,10 +73,11 @@ def _check_caches(graph: ir.Graph, checkpoint: Checkpoint) -> None:
 
 
 def _check_masks(graph: ir.Graph, checkpoint: Checkpoint, form: AttentionForm) -> None:
-    """Every layer must attend once, with the mask of its config.
+    """Every layer must attend with the mask of its config, and as often as all others.
 
-    A model that attends by its own arithmetic shows no layers to count: that it reads its masks
-    at all is checked here, all else by the parity gate.
+    That is once, or twice where a layer's attention is a difference of two (DiffLlama). A model
+    that attends by its own arithmetic shows no layers to count: that it reads its masks at all is
+    checked here, all else by the parity gate.
     """
     wanted = Counter(mask for mask in checkpoint.layer_masks if mask is not None)
     if form is AttentionForm.NODE:
@@ -86,6 +87,8 @@ def _check_masks(graph: ir.Graph, checkpoint: Checkpoint, form: AttentionForm) -
         found = Counter(name for name in chosen_by if name in wanted)
     if form is AttentionForm.OWN:
         wanted = Counter(set(wanted))
+    elif times := found.total() // wanted.total():
+        wanted = Counter({name: times * num for name, num in wanted.items()})
     if found != wanted:
         raise _broken(f"its layers attend with {dict(found)}, expected {dict(wanted)}")
 

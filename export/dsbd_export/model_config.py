@@ -10,7 +10,11 @@ from optimum.utils.normalized_config import (
     NormalizedConfigManager,
     NormalizedTextConfigWithGQA,
 )
-from transformers import PreTrainedConfig
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_MULTIMODAL_LM_MAPPING,
+    PreTrainedConfig,
+)
 
 from dsbd_export.families import DEFAULT_FAMILY, FAMILIES
 from dsbd_runtime.graph import ATTENTION_MASK, ATTENTION_MASK_SLIDING
@@ -34,6 +38,15 @@ _NEEDED = ("num_layers", "num_attention_heads", "hidden_size", "vocab_size")
 def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
     """Return the config of what reads and writes text: the whole, or the part of a composite."""
     return config if config.is_encoder_decoder else config.get_text_config(decoder=True)
+
+
+def model_class_of(config: PreTrainedConfig) -> Any:
+    """Return the class of transformers for a config: of a composite model, that of the whole.
+
+    None where transformers has none that continues text.
+    """
+    causal = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    return causal or MODEL_FOR_MULTIMODAL_LM_MAPPING.get(type(config), None)
 
 
 def window_within(config: PreTrainedConfig, context_length: int) -> int | None:
@@ -66,7 +79,14 @@ def normalized_config(config: PreTrainedConfig) -> NormalizedConfig:
 
 def refusal_of(config: PreTrainedConfig) -> str | None:
     """Return why a checkpoint with this config cannot be exported, None when it may be."""
-    return next(_refusals(config), None)
+    if reason := next(_refusals(config), None):
+        return reason
+    if model_class_of(config) is None and not hasattr(config, "auto_map"):
+        return (
+            f"transformers has no model class that continues text for {type(config).__name__}, "
+            "the config of a part of a model or of a model for another task"
+        )
+    return None
 
 
 def _refusals(config: PreTrainedConfig) -> Iterator[str]:

@@ -10,17 +10,13 @@ from typing import Any
 import torch
 from optimum.exporters.tasks import TasksManager
 from torch import nn
-from transformers import (
-    MODEL_FOR_CAUSAL_LM_MAPPING,
-    MODEL_FOR_MULTIMODAL_LM_MAPPING,
-    PreTrainedConfig,
-    PreTrainedModel,
-)
+from transformers import PreTrainedModel
 
 from dsbd_export.checkpoint import Checkpoint, quiet_libraries
 from dsbd_export.composite import keep_text_part
 from dsbd_export.errors import ExportError, reason_of
 from dsbd_export.gguf_file import gguf_weights
+from dsbd_export.model_config import model_class_of
 from dsbd_export.weights import (
     TORCH_DTYPES,
     open_weights,
@@ -85,7 +81,7 @@ def _load(checkpoint: Checkpoint, dtype: torch.dtype) -> tuple[PreTrainedModel, 
     """Return the model and the loading info of transformers, which lists missing weights."""
     options: dict[str, Any] = {"output_loading_info": True, "local_files_only": True}
     config = checkpoint.composite or checkpoint.config
-    model_class = _model_class(config)
+    model_class = model_class_of(config)
     loaded: tuple[PreTrainedModel, dict[str, Any]]
     if model_class and checkpoint.gguf_file is not None:
         plain = gguf_weights(checkpoint.folder / checkpoint.gguf_file, model_class, config)
@@ -114,9 +110,3 @@ def _load(checkpoint: Checkpoint, dtype: torch.dtype) -> tuple[PreTrainedModel, 
         **options,
     )
     return loaded
-
-
-def _model_class(config: PreTrainedConfig) -> Any:
-    """Return the class of transformers for a config: of a composite model, that of the whole."""
-    causal = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
-    return causal or MODEL_FOR_MULTIMODAL_LM_MAPPING.get(type(config), None)

@@ -57,14 +57,20 @@ def widen_constants(model: PreTrainedModel) -> None:
     transformers makes them in the precision of the weights, which would round values that
     follow from the config alone.
     """
-    for module in model.modules():
-        if rounded := [
-            name for name in module._non_persistent_buffers_set if _is_low(module, name)
-        ]:
-            for name in rounded:
-                setattr(module, name, torch.zeros_like(getattr(module, name), dtype=torch.float32))
-            with torch.no_grad():
-                model._init_weights(module)  # keeps loaded weights
+    _widen(model, model)
+
+
+def _widen(module: nn.Module, owner: PreTrainedModel) -> None:
+    """Widen a module and those in it; ``owner``: the model that knows their values."""
+    owner = module if isinstance(module, PreTrainedModel) else owner
+    rounded = [name for name in module._non_persistent_buffers_set if _is_low(module, name)]
+    for name in rounded:
+        setattr(module, name, torch.zeros_like(getattr(module, name), dtype=torch.float32))
+    if rounded:
+        with torch.no_grad():
+            owner._init_weights(module)  # keeps loaded weights
+    for child in module.children():
+        _widen(child, owner)
 
 
 def _is_low(module: nn.Module, buffer: str) -> bool:

@@ -14,6 +14,7 @@ from dsbd_runtime.errors import BundleError
 
 Entry = TypeVar("Entry")
 _MOST_BYTES = 64 * 2**20
+_MOST_NAMES = 4  # of entries, in a message
 
 
 def json_from_file(file: Path) -> Any:
@@ -92,7 +93,16 @@ def _parsed(kind: Any, value: Any, where: str) -> Any:
         return float(value)
     if origin is None and type(value) is kind and kind is not float:
         return value
-    raise mismatch(getattr(kind, "__name__", str(kind)), value, where)
+    raise mismatch(_in_words(kind), value, where)
+
+
+def _in_words(kind: Any) -> str:
+    """Return what is expected as JSON has it: classes of ours are objects with some entries."""
+    if not dataclasses.is_dataclass(kind):
+        return getattr(kind, "__name__", str(kind))
+    names = [field.name for field in dataclasses.fields(kind)]
+    shown = names if len(names) <= _MOST_NAMES else [*names[: _MOST_NAMES - 1], "..."]
+    return f"an object ({', '.join(shown)})"
 
 
 def _by_kind(members: tuple[Any, ...]) -> dict[Any, Any]:

@@ -146,7 +146,7 @@ def test_an_attention_that_nothing_shows(tmp_path):
     graph = ir.Graph(
         [past, new, index], node.outputs, nodes=[node], opset_imports={"": 24}, name="one"
     )
-    with pytest.raises(ExportError, match="finds 0 attentions for 1 layers of cached values"):
+    with pytest.raises(ExportError, match="0 attentions read the values of 1 layers"):
         attend_exactly(ir.Model(graph, ir_version=10), 256, None)
 
 

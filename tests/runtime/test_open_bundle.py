@@ -88,7 +88,7 @@ def test_a_manifest_that_is_no_object(bundle_copy: Path, content: str) -> None:
 
 WRONG_VALUES: list[tuple[list[str | int], Any, str]] = [
     # where in the manifest, what stands there, what is said of it
-    (["target"], [], "target is [], expected ModelEntry"),
+    (["target"], [], "target is [], expected an object (family, vocab_size, bos_token_id, ...)"),
     (["target", "vocab_size"], "258", "target: vocab_size is '258', expected int"),
     (["target", "vocab_size"], 258.0, "target: vocab_size is 258.0, expected int"),
     (["target", "vocab_size"], True, "target: vocab_size is True, expected int"),
@@ -116,11 +116,23 @@ WRONG_VALUES: list[tuple[list[str | int], Any, str]] = [
     (["draft", "bit_exact"], True, "bit_exact is True, expected one of ('by construction', 'ob"),
     (["draft", "bit_exact"], "yes", "bit_exact is 'yes', expected one of ('by construction', "),
     (["draft", "bit_exact"], 0, "draft: bit_exact is 0, expected str"),
-    (["draft"], [], "draft is [], expected ModelEntry"),
+    (["draft"], [], "draft is [], expected an object (family, vocab_size, bos_token_id, ...)"),
     (["draft"], {}, "draft: missing or unknown entries"),
-    (["draft"], False, "draft is False, expected ModelEntry"),
-    (["draft"], "none", "draft is 'none', expected ModelEntry"),
-    (["target"], None, "target is None, expected ModelEntry"),
+    (
+        ["draft"],
+        False,
+        "draft is False, expected an object (family, vocab_size, bos_token_id, ...)",
+    ),
+    (
+        ["draft"],
+        "none",
+        "draft is 'none', expected an object (family, vocab_size, bos_token_id, ...)",
+    ),
+    (
+        ["target"],
+        None,
+        "target is None, expected an object (family, vocab_size, bos_token_id, ...)",
+    ),
     (["target", "masks"], [], "masks is [], expected one of"),
     (["target", "masks"], ["attention_mask"] * 2, "expected one of"),
     (["target", "masks"], ["other"], "masks is ['other'], expected one of"),
@@ -228,7 +240,7 @@ def test_version_3_is_read_with_a_cache_for_each_layer(
 
 
 VERSION_3_EDITS: list[tuple[Any, Any, str]] = [
-    (None, None, "target: kv is None, expected _EqualLayers"),
+    (None, None, "target: kv is None, expected an object (num_layers, num_heads, head_dim, dtype)"),
     ("num_layers", 0, "kv: num_layers is 0, expected a number above 0"),
     ("num_layers", 10_001, "kv: num_layers is 10001, expected at most 10000"),
     ("head_dim", 2**31, "kv: head_dim is 2147483648, expected at most 2147483647"),

@@ -1,0 +1,72 @@
+"""What layers cache is read from a run of the model, and refused where it is no row a token."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from dsbd_export.cache_probe import probed_caches
+from dsbd_export.checkpoint import open_checkpoint
+from dsbd_export.config import ExportConfig
+from dsbd_export.errors import ExportError
+from dsbd_runtime.graph import ATTENTION_ROWS, CacheEntry
+
+
+class StubModel(nn.Module):
+    """Hands a cache what it is given for each layer, and does nothing else."""
+
+    def __init__(self, rows_by_layer):
+        super().__init__()
+        self._rows_by_layer = rows_by_layer
+
+    def forward(self, input_ids, cache):
+        for layer, (key, value) in self._rows_by_layer.items():
+            cache.update(torch.zeros(key), torch.zeros(value), layer)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(llama_folder):
+    options = ExportConfig(target="", draft="", output=llama_folder)
+    return open_checkpoint("target", llama_folder, options)
+
+
+def entry(layer, num_heads, key_width, value_width):
+    return CacheEntry(
+        kind=ATTENTION_ROWS,
+        layer=layer,
+        num_heads=num_heads,
+        key_width=key_width,
+        value_width=value_width,
+        dtype="fp16",
+    )
+
+
+def test_layers_have_caches_of_their_own_shapes(checkpoint):
+    """Grouped heads, one head of another width, a latent; layer 2 shares the rows of another."""
+    model = StubModel(
+        {
+            0: ((1, 4, 2, 16), (1, 4, 2, 16)),
+            1: ((1, 1, 2, 32), (1, 1, 2, 32)),
+            3: ((1, 1, 2, 8), (1, 1, 2, 24)),
+        }
+    )
+    assert probed_caches(model, checkpoint, "fp16") == (
+        entry(0, 4, 16, 16),
+        entry(1, 1, 32, 32),
+        entry(3, 1, 8, 24),
+    )
+
+
+REFUSED = [  # (what layer 0 caches, words of the refusal)
+    ({}, "hands no keys and values to a cache"),
+    ({0: ((1, 2, 16), (1, 2, 16))}, r"layer 0 .*caches \[1, 2, 16\] and \[1, 2, 16\] of 2 tokens"),
+    ({0: ((1, 4, 1, 16), (1, 4, 1, 16))}, "expected a key and a value of each token"),
+    ({0: ((1, 4, 2, 16), (1, 2, 2, 16))}, "expected a key and a value of each token"),
+]
+
+
+@pytest.mark.parametrize(("rows_by_layer", "words"), REFUSED)
+def test_what_is_no_row_of_each_token_is_refused(checkpoint, rows_by_layer, words):
+    with pytest.raises(ExportError, match=words):
+        probed_caches(StubModel(rows_by_layer), checkpoint, "fp32")
