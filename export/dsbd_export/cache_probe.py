@@ -1,4 +1,4 @@
-"""What the layers of a model cache, read from a run of it: heads, and widths of keys and values.
+"""What the layers of a model cache, read from runs of it: kinds of rows, heads, widths, values.
 
 Names of configs do not tell: layers differ from each other, share rows, or cache latents from which
 keys and values are computed.
@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
@@ -16,7 +18,7 @@ from transformers.cache_utils import DynamicCache
 from dsbd_export.checkpoint import Checkpoint, quiet_libraries
 from dsbd_export.errors import ExportError
 from dsbd_export.model_loading import cache_name
-from dsbd_export.parity_cases import ComputeIn
+from dsbd_export.parity_cases import ComputeIn, num_drawn, text_case
 from dsbd_export.path_recurrences import MOST_NEW_ROWS, Recurrence, replaced_recurrences
 from dsbd_runtime.graph import AttentionRows, CacheEntry, ConvolutionRows, RecurrentRows
 
@@ -24,11 +26,11 @@ _NUM_ROWS = 2
 
 
 class RecordingCache(DynamicCache):  # type: ignore[misc]  # transformers has no types
-    """A cache for one call that remembers the shapes that each layer has handed it."""
+    """A cache for one call that remembers what each layer has handed it."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.shapes: dict[int, tuple[torch.Size, torch.Size]] = {}
+        self.rows: dict[int, tuple[Tensor, Tensor]] = {}  # keys and values
         self.convolutions: dict[int, tuple[torch.Size, int]] = {}  # shapes, and kernel sizes
         self.recurrences: dict[int, Recurrence] = {}
         self._recurrent_layer = 0
@@ -42,7 +44,7 @@ class RecordingCache(DynamicCache):  # type: ignore[misc]  # transformers has no
         **more: object,
     ) -> tuple[Tensor, Tensor]:
         """Record and append the rows of a layer."""
-        self.shapes[layer_idx] = key_states.shape, value_states.shape
+        self.rows[layer_idx] = key_states, value_states
         found: tuple[Tensor, Tensor] = super().update(
             key_states, value_states, layer_idx, *args, **more
         )
@@ -89,7 +91,7 @@ def probed_caches(
     ):
         token_ids = torch.zeros(1, _NUM_ROWS, dtype=torch.int64)
         model(input_ids=token_ids, **{cache_name(model): cache})
-    if not cache.shapes:
+    if not cache.rows and not cache.recurrences:
         raise ExportError(
             f"the {checkpoint.role} (family {checkpoint.family}) hands no keys and values to a "
             "cache, so no row of it can be kept; choose another checkpoint"
@@ -100,10 +102,32 @@ def probed_caches(
     return tuple(sorted(entries, key=lambda entry: entry.layer))
 
 
+def largest_values(
+    model: PreTrainedModel, checkpoint: Checkpoint
+) -> dict[int, NDArray[np.float32]]:
+    """Return the largest magnitude of every cached value channel, (Hkv, D), by layer.
+
+    Seen in two passes: the text, and as many random tokens, which say what no text says.
+    """
+    text = text_case(checkpoint).node_ids
+    noise = np.random.default_rng(0).integers(0, num_drawn(checkpoint), len(text), dtype=np.int64)
+    seen: dict[int, NDArray[np.float32]] = {}
+    for token_ids in (text, noise):
+        cache = RecordingCache()
+        with torch.no_grad(), ComputeIn(torch.float32):
+            ids = torch.from_numpy(token_ids[None])
+            model(input_ids=ids, use_cache=True, **{cache_name(model): cache})
+        for layer, (_, values) in cache.rows.items():
+            found = values.abs().amax((0, 2)).numpy()
+            seen[layer] = np.maximum(seen.get(layer, found), found)
+    return seen
+
+
 def _attention_rows(
     cache: RecordingCache, checkpoint: Checkpoint, dtype: str
 ) -> Iterator[AttentionRows]:
-    for layer, (key, value) in cache.shapes.items():
+    for layer, rows in cache.rows.items():
+        key, value = (part.shape for part in rows)
         if len(key) != 4 or key[:3] != value[:3] or key[2] != _NUM_ROWS:
             raise ExportError(
                 f"layer {layer} of the {checkpoint.role} (family {checkpoint.family}) caches "

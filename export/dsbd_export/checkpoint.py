@@ -44,7 +44,7 @@ from dsbd_export.model_config import (
     window_within,
 )
 from dsbd_export.other_weights import refusal_of_files
-from dsbd_runtime.graph import ATTENTION_MASK_SLIDING, CacheEntry
+from dsbd_runtime.graph import ATTENTION_MASK, ATTENTION_MASK_SLIDING, CacheEntry
 
 _HUB_FILES = [
     "*.json",
@@ -115,8 +115,9 @@ class Checkpoint:
 
     @property
     def masks(self) -> list[str]:
-        """Return the mask inputs that at least one layer reads."""
-        return sorted({mask for mask in self.layer_masks if mask is not None})
+        """Return the mask inputs that at least one layer reads; recurrences read the full one."""
+        of_layers = {mask for mask in self.layer_masks if mask is not None}
+        return sorted(of_layers or {ATTENTION_MASK})
 
 
 def open_pair(options: ExportConfig) -> tuple[Checkpoint, Checkpoint | None]:

@@ -179,8 +179,9 @@ class ForestGraph(nn.Module):
         super().__init__()
         self.model = model
         self._masks = checkpoint.masks
-        self._has_layers_without_mask = None in checkpoint.layer_masks
+        self._attends = any(checkpoint.layer_masks)
         self._places = [(cache.layer, cache.kind) for cache in checkpoint.caches]
+        self._kinds = {cache.kind for cache in checkpoint.caches}
         self._form = form
         self._cache_name = cache_name(model)
         self._feature_layers = checkpoint.feature_layers or ()
@@ -204,7 +205,7 @@ class ForestGraph(nn.Module):
             masks = [additive_mask(mask, self.model.dtype) for mask in masks]
         convolutions = None if ancestors is None else PathConvolutions(ancestors)
         paths = None
-        if any(kind == RECURRENT_ROWS for _, kind in self._places):
+        if RECURRENT_ROWS in self._kinds:
             paths = PathRows(masks[self._masks.index(ATTENTION_MASK)], write_indices)
         cache = ForestCache(
             dict(zip(self._places, past, strict=True)), write_indices, convolutions, paths
@@ -227,13 +228,16 @@ class ForestGraph(nn.Module):
         returned = logits, cache.present()
         return returned if feature_rows is None else (*returned, inputs.rows(feature_rows))
 
-    def _mask_argument(self, masks: list[Tensor]) -> Tensor | dict[str, Tensor | None]:
+    def _mask_argument(self, masks: list[Tensor]) -> Tensor | dict[str, Tensor | None] | None:
         """Return the masks as ``generate`` hands ready-made ones to a model.
 
         One tensor where all layers share it, else a dict by layer type. Four-dimensional masks
-        reach the attention function untouched.
+        reach the attention function untouched. No mask reaches a convolution or a recurrence, which
+        would take it for one of padded tokens.
         """
-        if len(masks) == 1 and not self._has_layers_without_mask:
+        if not self._attends:
+            return None
+        if len(masks) == 1 and self._kinds == {ATTENTION_ROWS}:
             return masks[0]
         mask_by_name = dict(zip(self._masks, masks, strict=True))
         return {

@@ -22,17 +22,19 @@ from dsbd_runtime.graph import ATTENTION_MASK, ATTENTION_MASK_SLIDING
 MASK_BY_LAYER_TYPE = {
     "full_attention": ATTENTION_MASK,
     "sliding_attention": ATTENTION_MASK_SLIDING,
-    "conv": None,
+    "hybrid": ATTENTION_MASK,  # beside a recurrence
     "linear_attention": None,
+    "conv": None,
+    "mlp": None,
+    "moe": None,
 }
 """The mask input of a layer of each type that can be exported; None: it reads none."""
 
 _BY_LAYER_TYPE = {
-    "hybrid": "keeps a recurrent state, which a tree of tokens cannot share",
     "hybrid_sliding": "keeps a recurrent state, which a tree of tokens cannot share",
     "chunked_attention": "needs a mask of chunks, the graph has none",
 }
-_NEEDED = ("num_layers", "num_attention_heads", "hidden_size", "vocab_size")
+_NEEDED = ("num_layers", "hidden_size", "vocab_size")
 
 
 def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
