@@ -15,8 +15,10 @@ from transformers import AutoModelForCausalLM
 from dsbd_export.config import ExportConfig
 from dsbd_export.pipeline import export_bundle
 from dsbd_ort import Pipeline
-from dsbd_ort.engine import Service, ServiceLimits
-from dsbd_runtime.kv_cache import row_bytes
+from dsbd_ort.decoding import decode_iterations
+from dsbd_ort.decoding.request import result_of
+from dsbd_ort.engine import Service
+from dsbd_runtime.loading import load_causal_lm
 from scripts.family_checkpoints import write_family_checkpoint
 from tests.made_once import made_once
 
@@ -112,22 +114,39 @@ def test_200_prompts(hybrid: tuple[Pipeline, Path]) -> None:
     check_samples(hybrid[0], 200)
 
 
-def test_together_in_little_room_as_alone(hybrid: tuple[Pipeline, Path]) -> None:
-    """Requests that begin alike share calls and rows, and some are preempted."""
+def test_together_as_alone(hybrid: tuple[Pipeline, Path]) -> None:
+    """Requests of which some begin alike share calls and rows."""
     pipe, _ = hybrid
     begin = prompts(4)[3][:40]
-    given = [[*begin, *prompt[:20]] for prompt in prompts(12)[4:]]
-    options = {"strategy": "dsbd", "num_beams": 3, "max_new_tokens": 48, "eos_token_id": []}
+    given = [[*begin[: 40 * (i % 2)], *prompt] for i, prompt in enumerate(prompts(12)[4:])]
+    options = {"strategy": "dsbd", "num_beams": 2}
     alone = [tokens(pipe, prompt, seed=seed, **options) for seed, prompt in enumerate(given)]
-    of_row = sum(row_bytes(entry.caches) for entry in pipe.bundle.entry_by_role.values())
-    with (
-        Service(pipe, ServiceLimits(kv_bytes=640 * of_row)) as service,
-        ThreadPoolExecutor(len(given)) as callers,
-    ):
+    with Service(pipe) as service, ThreadPoolExecutor(len(given)) as callers:
         found = list(
             callers.map(
                 lambda seed: tokens(service, given[seed], seed=seed, **options), range(len(given))
             )
         )
-        assert service.stats().num_preemptions
     assert found == alone
+
+
+def test_rows_that_are_computed_again_are_the_same(hybrid: tuple[Pipeline, Path]) -> None:
+    """One in three engine calls stands behind a preemption."""
+    pipe, _ = hybrid
+    config = pipe.config({"strategy": "dsbd", "num_beams": 3, "max_new_tokens": NEW_TOKENS})
+    with (
+        load_causal_lm(pipe.bundle, "target", num_threads=1) as target,
+        load_causal_lm(pipe.bundle, "draft", num_threads=1) as draft,
+    ):
+        for seed, prompt in enumerate(prompts(4)):
+            coin, results = np.random.default_rng(seed), []
+            for preempts in (
+                lambda _call: False,
+                lambda _call, coin=coin: bool(coin.random() < 1 / 3),
+            ):
+                target.keep(np.arange(0))
+                draft.keep(np.arange(0))
+                rng = np.random.default_rng(seed)
+                run = decode_iterations(target, draft, prompt, config, rng, preempts=preempts)
+                results.append([each.token_ids for each in result_of(run).sequences])
+            assert results[0] == results[1]

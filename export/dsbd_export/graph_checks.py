@@ -87,7 +87,7 @@ def _check_masks(graph: ir.Graph, checkpoint: Checkpoint, form: AttentionForm) -
         found = Counter(name for name in chosen_by if name in wanted)
     if form is AttentionForm.OWN:
         wanted = Counter(set(wanted))
-    elif times := found.total() // wanted.total():
+    elif wanted and (times := found.total() // wanted.total()):
         wanted = Counter({name: times * num for name, num in wanted.items()})
     if found != wanted:
         raise _broken(f"its layers attend with {dict(found)}, expected {dict(wanted)}")

@@ -127,14 +127,18 @@ def _scan(outputs: Outputs) -> Callable[..., Any]:
         dt = F.softplus(dt) if dt_softplus else dt
         dt = torch.clamp(dt, *dt_limit).float()  # (1, S, H)
         states = hidden_states.float()  # (1, S, H, Dv)
-        found = outputs(
-            Recurrence(
-                _by_head(C),
-                _by_head(B),
-                _by_head(states * dt[..., None]),
-                (dt[0] * A.float()).t(),
+        found = (
+            outputs(
+                Recurrence(
+                    _by_head(C),
+                    _by_head(B),
+                    _by_head(states * dt[..., None]),
+                    (dt[0] * A.float()).t(),
+                )
             )
-        ).transpose(0, 1)[None]
+            .transpose(0, 1)[None]
+            .contiguous()
+        )
         if D is not None:
             found = found + states * D[..., None]
         return (found, None) if return_final_states else found
