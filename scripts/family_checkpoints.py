@@ -270,6 +270,22 @@ FAMILY_CHECKPOINTS: dict[str, FamilyCheckpoint] = {
     "minicpm3": _row("minicpm3", "MiniCPM3Config", _HEADS, **_LATENT, v_head_dim=24),
     "youtu": _row("youtu", "YoutuConfig", _HEADS, is_quick=False, **_LATENT, v_head_dim=16),
     "diffllama": _row("diffllama", "DiffLlamaConfig", _GROUPED),
+    "deepseek_v2": _row(
+        "deepseek_v2",
+        "DeepseekV2Config",
+        _HEADS,
+        **_LATENT,
+        **_ROUTED,
+        **_rope(
+            "yarn",
+            factor=2.0,
+            original_max_position_embeddings=64,
+            mscale=0.707,
+            mscale_all_dim=0.5,
+        ),
+        v_head_dim=16,
+        head_dim=8,
+    ),
     "deepseek_v3": _row(
         "deepseek_v3",
         "DeepseekV3Config",
@@ -302,6 +318,16 @@ FAMILY_CHECKPOINTS: dict[str, FamilyCheckpoint] = {
         num_local_experts=4,
         num_experts_per_tok=4,  # all: fp16 would choose others of random ones
         **_rope("yarn", factor=2.0, original_max_position_embeddings=64, truncate=False),
+    ),
+    "mimo_v2_flash": _row(
+        "mimo_v2_flash",
+        "MiMoV2FlashConfig",
+        _GROUPED,
+        is_quick=False,
+        **_MIXED,
+        **_ROUTED,
+        head_dim=16,
+        v_head_dim=16,
     ),
     "granite_swa": _row("granite_swa", "GraniteSWAConfig", _GROUPED, **_MIXED, **_GRANITE),
     "phi3-longrope-long": _row(
@@ -356,6 +382,47 @@ FAMILY_CHECKPOINTS: dict[str, FamilyCheckpoint] = {
     "falcon_h1": _row(
         "falcon_h1", "FalconH1Config", _GROUPED, **_MAMBA2, mamba_d_ssm=128, is_quick=False
     ),
+    "nemotron_h": _row(
+        "nemotron_h",
+        "NemotronHConfig",
+        _GROUPED,
+        layers_block_type=["mamba", "attention", "mlp"],
+        mamba_num_heads=8,
+        mamba_head_dim=16,
+        ssm_state_size=12,
+        n_groups=2,
+        chunk_size=16,
+        head_dim=16,
+        is_quick=False,
+    ),
+    "zamba2": _row(
+        "zamba2",
+        "Zamba2Config",
+        _GROUPED,
+        num_hidden_layers=3,
+        layers_block_type=["mamba", "hybrid", "mamba"],
+        mamba_ngroups=2,
+        n_mamba_heads=8,
+        mamba_headdim=16,
+        mamba_d_state=12,
+        chunk_size=16,
+        is_quick=False,
+    ),
+    "mamba2": _row(
+        "mamba2",
+        "Mamba2Config",
+        {name: size for name, size in _SIZES.items() if name != "num_attention_heads"},
+        num_heads=8,
+        head_dim=16,
+        state_size=12,
+        n_groups=2,
+        chunk_size=16,
+        is_quick=False,
+    ),
+    "qwen3_5-wrapper": _composite(
+        "qwen3_5", "Qwen3_5Config", "qwen3_5_text", **_DELTA_RULE, head_dim=16
+    ),
+    "lfm2_vl": _composite("lfm2_vl", "Lfm2VlConfig", "lfm2", **_CONVOLUTION),
     "bamba": _row(
         "bamba", "BambaConfig", _GROUPED, **_MAMBA2, attn_layer_indices=[1], is_quick=False
     ),

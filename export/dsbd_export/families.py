@@ -42,24 +42,33 @@ class Family:
 
 _ALIBI = "its attention adds a bias by distance (ALiBi), but the graph has no positions of keys"
 _RECURRENT = "it keeps a recurrent state, which a tree of tokens cannot share"
-_COMPLEX = "its rotary positions are complex numbers, which ONNX lacks"
 _ENCODER = "it is an encoder-decoder, a decoder-only model is needed"
+_ZERO_EXPERTS = (
+    "some of its experts return a row as it is, which products of all experts have no form for"
+)
+_BY_WEIGHT = (
+    "its attention sees the keep_window_size rows of largest weight, chosen among all rows of the "
+    "cache, which the forest mask cannot say"
+)
 _BY_LENGTH = "its queries are scaled by the length of a cache that the graph does not count"
 _OWN_MASK = "its wrapper builds a mask of its own, which the forest mask cannot replace"
 _BY_ROW = "its local attention counts cache rows (GPTNeoSelfAttention.bias), not positions"
 
 DEFAULT_FAMILY = Family()
 FAMILIES: dict[str, Family] = {
+    "bamba": Family(note="Mamba2 layers"),
     "bloom": Family(refusal=_ALIBI),
     "codegen": Family(attention=AttentionForm.OWN, note="rotary angles from a table"),
     "cohere": Family(note="scaled logits"),
     "cohere2": Family(note="window, layers without rotary positions"),
     "cohere2_vision": Family(note="Command A Vision: text part; window, scaled logits"),
-    "deepseek_v2": Family(refusal=_COMPLEX),
+    "deepseek_v2": Family(has_experts=True, note="latent attention, shared expert"),
     "deepseek_v3": Family(has_experts=True, note="latent attention, shared expert"),
     "diffllama": Family(note="a difference of two attentions"),
+    "doge": Family(refusal=_BY_WEIGHT),
     "exaone4": Family(note="window, normalised queries and keys"),
     "falcon": Family(note="with ALiBi (alibi=true) refused"),
+    "falcon_h1": Family(note="Falcon-H1: Mamba2 beside attention in each layer"),
     "gemma": Family(note="scaled embeddings"),
     "gemma2": Family(attention=AttentionForm.CAPPED, note="softcap, alternating window"),
     "gemma3": Family(note="Gemma 3 4b to 27b: text part; window"),
@@ -83,24 +92,38 @@ FAMILIES: dict[str, Family] = {
     "granite_docling": Family(note="Granite-Docling: text part"),
     "granite_swa": Family(attention=AttentionForm.CAPPED, note="window, attention sinks"),
     "granitemoe": Family(has_experts=True, note="scaled residuals and logits"),
+    "granitemoehybrid": Family(note="Granite 4 hybrid: Mamba2 layers"),
     "idefics3": Family(note="Idefics3: text part"),
     "internvl": Family(note="InternVL: text part"),
     "jamba": Family(refusal=_RECURRENT),
+    "lfm2": Family(note="LFM2: convolutions"),
+    "lfm2_moe": Family(has_experts=True, note="LFM2-MoE: convolutions"),
+    "lfm2_vl": Family(note="LFM2-VL: text part; convolutions"),
+    "lfm3": Family(note="LFM3: window, convolutions"),
     "lighton_ocr": Family(note="LightOnOCR: text part"),
     "llama": Family(note="also rope linear, dynamic, llama3, yarn"),
     "llama4_text": Family(refusal=_BY_LENGTH),
     "llava": Family(note="LLaVA: text part"),
     "llava_onevision": Family(note="LLaVA-OneVision: text part"),
+    "longcat_flash": Family(refusal=_ZERO_EXPERTS),
     "mamba": Family(refusal=_RECURRENT),
-    "mamba2": Family(note="x"),
+<<<<<<< HEAD
+=======
+    "mamba2": Family(note="Mamba2 alone"),
+    "mimo_v2_flash": Family(
+        attention=AttentionForm.CAPPED, has_experts=True, note="window, sinks in its layers"
+    ),
+>>>>>>> families
     "minicpm3": Family(note="latent attention"),
     "mistral": Family(note="window"),
     "mistral3": Family(note="Ministral-3 and Mistral Small 3: text part"),
     "mixtral": Family(has_experts=True, note="window"),
     "mpt": Family(refusal=_ALIBI),
     "nemotron": Family(note="partial rotary positions, shifted norms"),
+    "nemotron_h": Family(note="Nemotron-H: Mamba2 layers"),
     "olmo2": Family(note="norms behind the blocks"),
     "olmo3": Family(note="window, norms behind the blocks"),
+    "olmo_hybrid": Family(note="OLMo hybrid: gated delta rule"),
     "olmoe": Family(has_experts=True, note="normalised queries and keys"),
     "opt": Family(note="learned positions"),
     "paligemma": Family(refusal=_OWN_MASK),
@@ -110,8 +133,11 @@ FAMILIES: dict[str, Family] = {
     "qwen2_5_vl": Family(note="Qwen2.5-VL: text part"),
     "qwen2_moe": Family(has_experts=True, note="shared expert"),
     "qwen3": Family(note="normalised queries and keys"),
+    "qwen3_5": Family(note="Qwen3.5: text part; gated delta rule"),
+    "qwen3_5_text": Family(note="Qwen3.5: gated delta rule"),
     "qwen3_asr": Family(note="Qwen3-ASR: text part"),
     "qwen3_moe": Family(has_experts=True, note="normalised queries and keys"),
+    "qwen3_next": Family(has_experts=True, note="Qwen3-Next: gated delta rule"),
     "qwen3_vl": Family(note="Qwen3-VL: text part"),
     "recurrent_gemma": Family(refusal=_RECURRENT),
     "rwkv": Family(refusal=_RECURRENT),
@@ -122,4 +148,5 @@ FAMILIES: dict[str, Family] = {
     "t5": Family(refusal=_ENCODER),
     "voxtral": Family(note="Voxtral: text part"),
     "youtu": Family(note="latent attention"),
+    "zamba2": Family(note="Zamba2: Mamba2 layers, shared attention"),
 }

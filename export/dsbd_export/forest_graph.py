@@ -34,7 +34,7 @@ from dsbd_export.path_recurrences import (
     replaced_recurrences,
 )
 from dsbd_export.replacements import (
-    ReplaceTorchAttention,
+    ReplaceTorchFunctions,
     additive_mask,
     fix_rope,
     fix_sparsity,
@@ -203,6 +203,7 @@ class ForestGraph(nn.Module):
         """Return the logits (R, V) in float32, the caches with the S new rows, and features."""
         if self._form is AttentionForm.OWN:
             masks = [additive_mask(mask, self.model.dtype) for mask in masks]
+<<<<<<< HEAD
         convolutions = None if ancestors is None else PathConvolutions(ancestors)
         paths = None
         if RECURRENT_ROWS in self._kinds:
@@ -216,6 +217,10 @@ class ForestGraph(nn.Module):
             replaced_recurrences(self.model, cache.recurrent_outputs),
             LayerInputs(self.model, self._feature_layers) as inputs,
         ):
+=======
+        cache = ForestCache(dict(zip(self._cached_layers, past, strict=True)), write_indices)
+        with ReplaceTorchFunctions(), LayerInputs(self.model, self._feature_layers) as inputs:
+>>>>>>> families
             output = self.model(
                 input_ids=input_ids,
                 position_ids=position_ids,

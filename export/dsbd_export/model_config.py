@@ -31,7 +31,14 @@ MASK_BY_LAYER_TYPE = {
 """The mask input of a layer of each type that can be exported; None: it reads none."""
 
 _BY_LAYER_TYPE = {
+<<<<<<< HEAD
     "hybrid_sliding": "keeps a recurrent state, which a tree of tokens cannot share",
+=======
+    "linear_attention": "keeps a recurrent state, which a tree of tokens cannot share",
+    "hybrid": "keeps a state beside its rows, which a tree of tokens cannot share",
+    "hybrid_sliding": "keeps a state beside its rows, which a tree of tokens cannot share",
+    "conv": "keeps the last inputs of a convolution, which a tree of tokens cannot share",
+>>>>>>> families
     "chunked_attention": "needs a mask of chunks, the graph has none",
 }
 _NEEDED = ("num_layers", "hidden_size", "vocab_size")
@@ -108,7 +115,7 @@ def _refusals(config: PreTrainedConfig) -> Iterator[str]:
         yield str(FAMILIES["bloom"].refusal)
     for layer_type in getattr(config, "layer_types", None) or []:
         if layer_type not in MASK_BY_LAYER_TYPE:
-            known = f"only {sorted(MASK_BY_LAYER_TYPE)} can be exported"
+            known = f"is not known; {' and '.join(sorted(MASK_BY_LAYER_TYPE))} can be exported"
             yield f"a layer of type {layer_type!r} {_BY_LAYER_TYPE.get(layer_type, known)}"
     for name in _NEEDED:
         if not normalized_config(config).has_attribute(name):

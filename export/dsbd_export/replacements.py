@@ -181,8 +181,11 @@ def additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.where(mask, torch.zeros((), dtype=dtype), torch.full((), HIDDEN, dtype=dtype))
 
 
-class ReplaceTorchAttention(TorchFunctionMode):
-    """Inside this context ``scaled_dot_product_attention`` is ``attention_node``."""
+class ReplaceTorchFunctions(TorchFunctionMode):
+    """Inside this context functions of torch that no graph can hold are replaced.
+
+    ``scaled_dot_product_attention`` is ``attention_node``.
+    """
 
     def __torch_function__(
         self,
@@ -192,9 +195,11 @@ class ReplaceTorchAttention(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Call ``func``, or its replacement."""
-        if func is F.scaled_dot_product_attention:
-            return _replaced(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
+        replacements: dict[Callable[..., Any], Callable[..., Any]] = {
+            F.scaled_dot_product_attention: _attended,
+            Tensor.unsqueeze: _unsqueezed,
+        }
+        return replacements.get(func, func)(*args, **(kwargs or {}))
 
 
 def refuse_own_mask(**_: object) -> Tensor:
@@ -202,7 +207,15 @@ def refuse_own_mask(**_: object) -> Tensor:
     raise ExportError("the model builds a mask of its own, which the forest mask cannot replace")
 
 
-def _replaced(
+def _unsqueezed(value: Tensor, dim: int) -> Tensor:
+    """Insert an axis; among those of complex numbers, by their pairs, which the exporter knows."""
+    if not value.is_complex():
+        return value.unsqueeze(dim)
+    pairs = torch.view_as_real(value)
+    return torch.view_as_complex(pairs.unsqueeze(dim if dim >= 0 else dim - 1))
+
+
+def _attended(
     query: Tensor,
     key: Tensor,
     value: Tensor,

@@ -166,3 +166,10 @@ def test_as_many_layers_as_the_target_has_are_refused(target, num_kept):
     checkpoint = open_target(str(target), ModelOptions())
     with pytest.raises(ExportError, match=f"target_layers={num_kept} is no draft: .* has 2 layers"):
         check_shape(None, num_kept, checkpoint)
+
+
+def test_layers_of_a_target_that_reads_pictures_are_refused(tmp_path):
+    folder = write_family_checkpoint("qwen3_vl", tmp_path / "target")
+    checkpoint = open_target(str(folder), ModelOptions())
+    with pytest.raises(ExportError, match=r"target_layers=1 .*qwen3_vl.* parts for image; give"):
+        check_shape(None, 1, checkpoint)

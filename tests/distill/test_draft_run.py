@@ -25,6 +25,7 @@ from dsbd_export.pipeline import export_bundle
 from dsbd_ort.pipeline import Pipeline
 from dsbd_runtime.bundle import open_bundle
 from dsbd_runtime.draft_record import RECORD_FILE, ExpectedSpeed, read_record
+from scripts.family_checkpoints import write_family_checkpoint
 from tests.distill.conftest import CONTEXT, STEPS, config_of, write_texts
 
 KILLED = """
@@ -147,6 +148,14 @@ def test_a_draft_of_the_targets_layers(target, texts, tmp_path):
     assert record.acceptance > record.curve[0].acceptance
     content = json.loads((tmp_path / "draft" / "config.json").read_text())
     assert (content["num_hidden_layers"], content["hidden_size"]) == (1, 32)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"kind": "feature", "params": "200K"}])
+def test_a_draft_for_the_text_part_of_a_target_that_reads_pictures(texts, tmp_path, options):
+    target = write_family_checkpoint("qwen3_vl", tmp_path / "target")
+    record, _ = run(config_of(target, texts, tmp_path / "draft", steps=30, **options))
+    assert record.acceptance > record.curve[0].acceptance
 
 
 def test_minutes_are_kept(target, texts, tmp_path):

@@ -46,7 +46,13 @@ ONE_OF_EACH = list(  # the first variant of every family
 ENGINES_BUILT = ("llama", "qwen2", "gptj", "gemma2", "qwen2_moe")
 NOT_EXACT = (
     *("gemma3n", "gemma4-e2b", "gemma4-e4b"),  # layers that share rows
-    *("deepseek_v3", "glm4_moe_lite", "minicpm3", "youtu"),  # values computed of what is cached
+    *(
+        "deepseek_v2",
+        "deepseek_v3",
+        "glm4_moe_lite",
+        "minicpm3",
+        "youtu",
+    ),  # values computed of what is cached
     "diffllama",  # halves of the values that are cached
 )
 AS_FP32 = [column for column, (dtype, *_) in PRECISIONS.items() if dtype == "fp32"][1:]
@@ -64,15 +70,15 @@ def export_alone(
 
 
 def form_of(graph: onnx.GraphProto) -> AttentionForm:
-    if any(node.op_type == "Attention" for node in graph.node):
-        return AttentionForm.NODE
     chosen = {node.output[0] for node in graph.node if node.op_type == "Where"}
     for node in graph.node:  # in their order
         if node.op_type in ("Reshape", "Concat") and node.input[0] in chosen:
             chosen.add(node.output[0])
     softmaxes = [node for node in graph.node if node.op_type == "Softmax"]
-    is_capped = any(node.input[0] in chosen for node in softmaxes)  # a router has one too
-    return AttentionForm.CAPPED if is_capped else AttentionForm.OWN
+    if any(node.input[0] in chosen for node in softmaxes):  # a router has one too
+        return AttentionForm.CAPPED
+    has_nodes = any(node.op_type == "Attention" for node in graph.node)
+    return AttentionForm.NODE if has_nodes else AttentionForm.OWN
 
 
 def expert_layers(checkpoint: Checkpoint) -> set[str]:

@@ -14,7 +14,7 @@ from dsbd_export.errors import ExportError
 from dsbd_export.optimize import fix_reshapes
 from dsbd_export.pipeline import export_model
 from dsbd_export.replacements import (
-    ReplaceTorchAttention,
+    ReplaceTorchFunctions,
     additive_mask,
     capped_attention,
     forest_attention,
@@ -120,5 +120,5 @@ FOREIGN = [
 
 @pytest.mark.parametrize("arguments", FOREIGN)
 def test_a_call_of_torch_with_another_mask(arguments):
-    with ReplaceTorchAttention(), pytest.raises(ExportError, match="another mask"):
+    with ReplaceTorchFunctions(), pytest.raises(ExportError, match="another mask"):
         F.scaled_dot_product_attention(QUERY, KEY, KEY, **arguments)

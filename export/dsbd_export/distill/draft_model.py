@@ -53,6 +53,12 @@ def check_shape(num_params: int | None, target_layers: int | None, target: Check
     """Raise ExportError for a shape that cannot be had of a target, before its weights are read."""
     if num_params is not None:
         _shape_within(num_params, target.vocab_size)
+    if target_layers is not None and target.composite is not None:
+        others = " and ".join(target.unread_inputs or [])
+        raise ExportError(
+            f"target_layers={target_layers} is for targets that read text alone, but the target "
+            f"(family {target.family}) also has parts for {others}; give params instead"
+        )
     num_layers: int = normalized_config(target.config).num_layers
     if target_layers is not None and target_layers >= num_layers:
         raise ExportError(

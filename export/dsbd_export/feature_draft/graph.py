@@ -35,7 +35,7 @@ from dsbd_export.forest_graph import (
 )
 from dsbd_export.graph_checks import check_contract
 from dsbd_export.optimize import optimize_graph
-from dsbd_export.replacements import ReplaceTorchAttention, fix_rope, take_over_attention
+from dsbd_export.replacements import ReplaceTorchFunctions, fix_rope, take_over_attention
 from dsbd_export.weights import TORCH_DTYPES
 from dsbd_runtime.graph import (
     ATTENTION_ROWS,
@@ -74,7 +74,7 @@ class FeatureGraph(nn.Module):
         none = self.draft.norm.weight.new_zeros(1, own_features.shape[1])
         table = torch.cat([none, self.draft.projected(target_features), own_features])
         features = table.index_select(0, feature_index + 1)[None]
-        with ReplaceTorchAttention():
+        with ReplaceTorchFunctions():
             normed, own = self.draft(input_ids, position_ids, features, mask, cache)
         logits = self.draft.lm_head(normed[0].index_select(0, logit_rows)).float()
         logits = spread(logits, self._tokens, self.draft.config.vocab_size)
