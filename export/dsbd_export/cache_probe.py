@@ -64,8 +64,15 @@ class RecordingCache(DynamicCache):  # type: ignore[misc]  # transformers has no
         """Return None: a layer has seen nothing before."""
         self._recurrent_layer = layer_idx
 
-    def update_recurrent_state(self, *_: object, **__: object) -> None:
-        """Keep nothing."""
+    def update_recurrent_state(
+        self, recurrent_states: object, layer_idx: int, *_: object, **__: object
+    ) -> None:
+        """Keep nothing; raise for a state of another recurrence than those that can be rows."""
+        if layer_idx not in self.recurrences:
+            raise ExportError(
+                f"layer {layer_idx} keeps a recurrent state of another kind than the gated delta "
+                "rule and Mamba2, which a forest has no rows for; choose another checkpoint"
+            )
 
     def record(self, recurrence: Recurrence) -> Tensor:
         """Record the shapes of a recurrence, and return zeros as its outputs."""

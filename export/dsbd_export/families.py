@@ -107,13 +107,10 @@ FAMILIES: dict[str, Family] = {
     "llava_onevision": Family(note="LLaVA-OneVision: text part"),
     "longcat_flash": Family(refusal=_ZERO_EXPERTS),
     "mamba": Family(refusal=_RECURRENT),
-<<<<<<< HEAD
-=======
     "mamba2": Family(note="Mamba2 alone"),
     "mimo_v2_flash": Family(
         attention=AttentionForm.CAPPED, has_experts=True, note="window, sinks in its layers"
     ),
->>>>>>> families
     "minicpm3": Family(note="latent attention"),
     "mistral": Family(note="window"),
     "mistral3": Family(note="Ministral-3 and Mistral Small 3: text part"),

@@ -203,7 +203,6 @@ class ForestGraph(nn.Module):
         """Return the logits (R, V) in float32, the caches with the S new rows, and features."""
         if self._form is AttentionForm.OWN:
             masks = [additive_mask(mask, self.model.dtype) for mask in masks]
-<<<<<<< HEAD
         convolutions = None if ancestors is None else PathConvolutions(ancestors)
         paths = None
         if RECURRENT_ROWS in self._kinds:
@@ -212,15 +211,11 @@ class ForestGraph(nn.Module):
             dict(zip(self._places, past, strict=True)), write_indices, convolutions, paths
         )
         with (
-            ReplaceTorchAttention(),
+            ReplaceTorchFunctions(),
             convolutions or contextlib.nullcontext(),
             replaced_recurrences(self.model, cache.recurrent_outputs),
             LayerInputs(self.model, self._feature_layers) as inputs,
         ):
-=======
-        cache = ForestCache(dict(zip(self._cached_layers, past, strict=True)), write_indices)
-        with ReplaceTorchFunctions(), LayerInputs(self.model, self._feature_layers) as inputs:
->>>>>>> families
             output = self.model(
                 input_ids=input_ids,
                 position_ids=position_ids,

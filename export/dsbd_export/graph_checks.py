@@ -79,16 +79,9 @@ def _check_masks(graph: ir.Graph, checkpoint: Checkpoint, form: AttentionForm) -
     that attends by its own arithmetic shows no layers to count: that it reads its masks at all is
     checked here, all else by the parity gate.
     """
-<<<<<<< HEAD
     wanted = Counter(mask for mask in checkpoint.layer_masks if mask is not None)
-    if form is AttentionForm.NODE:
-        found = Counter(_input_name(node, 3) for node in graph if node.op_type == "Attention")
-    else:
-=======
-    wanted = Counter(checkpoint.layer_masks)
     found = Counter(_input_name(node, 3) for node in graph if node.op_type == "Attention")
     if form is not AttentionForm.NODE:  # which some layers may have all the same
->>>>>>> families
         chosen_by = (_input_name(node, 0) for node in graph if node.op_type == "Where")
         found.update(name for name in chosen_by if name in wanted)
     if form is AttentionForm.OWN:

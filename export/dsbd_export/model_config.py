@@ -31,14 +31,7 @@ MASK_BY_LAYER_TYPE = {
 """The mask input of a layer of each type that can be exported; None: it reads none."""
 
 _BY_LAYER_TYPE = {
-<<<<<<< HEAD
-    "hybrid_sliding": "keeps a recurrent state, which a tree of tokens cannot share",
-=======
-    "linear_attention": "keeps a recurrent state, which a tree of tokens cannot share",
-    "hybrid": "keeps a state beside its rows, which a tree of tokens cannot share",
     "hybrid_sliding": "keeps a state beside its rows, which a tree of tokens cannot share",
-    "conv": "keeps the last inputs of a convolution, which a tree of tokens cannot share",
->>>>>>> families
     "chunked_attention": "needs a mask of chunks, the graph has none",
 }
 _NEEDED = ("num_layers", "hidden_size", "vocab_size")
