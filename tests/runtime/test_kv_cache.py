@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dsbd_runtime.errors import CapacityError
-from dsbd_runtime.graph import CacheEntry, equal_caches
+from dsbd_runtime.graph import AttentionRows, CacheEntry, ConvolutionRows, equal_caches
 from dsbd_runtime.kv_cache import KVCache, bucket_capacity, row_bytes
 
 GEOMETRY = equal_caches(3, num_heads=2, head_dim=4, dtype="fp32")
@@ -122,12 +122,9 @@ def test_a_refused_allocation_is_a_capacity_error() -> None:
 
 
 MIXED = [  # a layer with latents, one without rows, one with wide heads in another precision
-    CacheEntry(
-        kind="attention rows", layer=0, num_heads=1, key_width=8, value_width=2, dtype="fp32"
-    ),
-    CacheEntry(
-        kind="attention rows", layer=2, num_heads=3, key_width=16, value_width=16, dtype="fp16"
-    ),
+    AttentionRows(layer=0, num_heads=1, key_width=8, value_width=2, dtype="fp32"),
+    AttentionRows(layer=2, num_heads=3, key_width=16, value_width=16, dtype="fp16"),
+    ConvolutionRows(layer=3, width=6, num_ancestors=2, dtype="fp32"),
 ]
 
 
