@@ -108,7 +108,7 @@ def _refusals(config: PreTrainedConfig) -> Iterator[str]:
         yield str(FAMILIES["bloom"].refusal)
     for layer_type in getattr(config, "layer_types", None) or []:
         if layer_type not in MASK_BY_LAYER_TYPE:
-            known = f"is not known; {' and '.join(sorted(MASK_BY_LAYER_TYPE))} can be exported"
+            known = f"is not known; {', '.join(sorted(MASK_BY_LAYER_TYPE))} can be exported"
             yield f"a layer of type {layer_type!r} {_BY_LAYER_TYPE.get(layer_type, known)}"
     for name in _NEEDED:
         if not normalized_config(config).has_attribute(name):

@@ -17,7 +17,11 @@ REFUSED = [  # (config class, its arguments, words of the reason)
     ("RwkvConfig", {}, "recurrent state"),
     ("RecurrentGemmaConfig", {}, "recurrent state"),
     ("JambaConfig", {}, "recurrent state"),
-    ("DeepseekV4Config", {}, "is not known; full_attention and sliding_attention can be exported"),
+    (
+        "DeepseekV4Config",
+        {},
+        "is not known; conv, full_attention, hybrid, linear_attention, mlp, moe",
+    ),
     ("Llama4TextConfig", {}, "scaled by the length of a cache"),
     ("Llama4Config", {}, "scaled by the length of a cache"),
     ("BloomConfig", {}, "ALiBi"),

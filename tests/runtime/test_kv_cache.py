@@ -135,7 +135,8 @@ def test_layers_may_cache_rows_of_different_shapes() -> None:
         (0, "value"): (1, 1, 128, 2),
         (2, "key"): (1, 3, 128, 16),
         (2, "value"): (1, 3, 128, 16),
+        (3, "convolution"): (1, 1, 128, 6),
     }
-    assert row_bytes(MIXED) == (8 + 2) * 4 + 3 * (16 + 16) * 2
+    assert row_bytes(MIXED) == (8 + 2) * 4 + 3 * (16 + 16) * 2 + 6 * 4
     cache.resize(256, 0)
     assert cache.num_bytes == 256 * row_bytes(MIXED)
