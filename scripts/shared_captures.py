@@ -63,7 +63,7 @@ class _SharedSource:
         """See ModelSource."""
         return self._source.outliers(model)
 
-    def largest_values(self, model: Any) -> list[NDArray[np.float32]]:
+    def largest_values(self, model: Any) -> dict[int, NDArray[np.float32]]:
         """See ModelSource."""
         return self._source.largest_values(model)
 

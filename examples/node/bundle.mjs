@@ -46,10 +46,13 @@ export async function openBundle(folder) {
     if (manifest.schema_version < 4) manifest[role] = withCaches(manifest[role]);
     checkFields(`${file}: ${role}`, manifest[role], ENTRY_FIELDS);
     for (const cache of manifest[role].caches) {
-      checkFields(`${file}: ${role}: a cache`, cache, CACHE_FIELDS);
       if (cache.kind !== ATTENTION_ROWS) {
-        throw unknownTo(`${file}: ${role}`, `a cache of kind ${JSON.stringify(cache.kind)}`);
+        throw new HostError(
+          `${file}: ${role} has a cache of kind ${JSON.stringify(cache.kind)}: the model does not ` +
+            "attend in all layers, which this host does not run; use dsbd-run or the C library",
+        );
       }
+      checkFields(`${file}: ${role}: a cache`, cache, CACHE_FIELDS);
     }
     checkLogits(`${file}: ${role}`, manifest[role].logits);
   }

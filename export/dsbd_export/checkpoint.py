@@ -44,7 +44,7 @@ from dsbd_export.model_config import (
     window_within,
 )
 from dsbd_export.other_weights import refusal_of_files
-from dsbd_runtime.graph import ATTENTION_MASK_SLIDING, CacheEntry
+from dsbd_runtime.graph import ATTENTION_MASK, ATTENTION_MASK_SLIDING, CacheEntry
 
 _HUB_FILES = [
     "*.json",
@@ -70,7 +70,7 @@ class Checkpoint:
         composite: the whole config of a composite model, whose text part alone is exported; None
             for any other model.
         context_length: that of the checkpoint, or the shorter one that was requested.
-        layer_masks: by layer, the name of its mask input.
+        layer_masks: by layer, the name of its mask input; None for one that does not attend.
         sliding_window: positions that a sliding-window layer sees, None without such layers.
         trust_remote_code: whether modelling code in the folder may run.
         gguf_file: name of the one file in ``folder`` that is all of the checkpoint; None: there is
@@ -91,7 +91,7 @@ class Checkpoint:
     bos_token_id: int | None
     eos_token_ids: list[int]
     context_length: int
-    layer_masks: tuple[str, ...]
+    layer_masks: tuple[str | None, ...]
     sliding_window: int | None
     trust_remote_code: bool
     gguf_file: str | None = None
@@ -115,8 +115,9 @@ class Checkpoint:
 
     @property
     def masks(self) -> list[str]:
-        """Return the mask inputs that at least one layer reads."""
-        return sorted(set(self.layer_masks))
+        """Return the mask inputs that at least one layer reads; recurrences read the full one."""
+        of_layers = {mask for mask in self.layer_masks if mask is not None}
+        return sorted(of_layers or {ATTENTION_MASK})
 
 
 def open_pair(options: ExportConfig) -> tuple[Checkpoint, Checkpoint | None]:

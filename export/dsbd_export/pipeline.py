@@ -20,6 +20,7 @@ from dsbd_export.checkpoint import Checkpoint, limited_threads, open_pair
 from dsbd_export.config import CUDA, EXACT, GROUPED, ExportConfig, ModelOptions
 from dsbd_export.cuda_graph import use_cuda_operators
 from dsbd_export.draft_vocabulary import Report, with_draft_vocabulary
+from dsbd_export.errors import ExportError
 from dsbd_export.exact_attention import attend_exactly
 from dsbd_export.feature_draft.agreement import check_form, layers_read
 from dsbd_export.feature_draft.config import default_layers
@@ -53,7 +54,7 @@ from dsbd_runtime.bundle import (
     write_manifest,
 )
 from dsbd_runtime.draft_record import RECORD_FILE, read_record, write_record
-from dsbd_runtime.graph import GATHER
+from dsbd_runtime.graph import GATHER, AttentionRows, RecurrentRows
 from dsbd_runtime.manifest import entry_by_role
 from dsbd_runtime.staging import new_bundle
 
@@ -189,6 +190,7 @@ def _write_model(
     report(f"{role}: loading the checkpoint")
     model = source.load(config.dtype)
     checkpoint = replace(checkpoint, caches=source.caches(model, config.dtype))
+    _check_recurrence(checkpoint, config)
     source = source_of(checkpoint)
     report(f"{role}: computing reference logits")
     wanted = source.references(model)
@@ -207,6 +209,16 @@ def _write_model(
     return checkpoint, wanted
 
 
+def _check_recurrence(checkpoint: Checkpoint, config: ModelOptions) -> None:
+    """Raise for a form of attention that the recurrent layers of a checkpoint have not."""
+    is_recurrent = any(isinstance(cache, RecurrentRows) for cache in checkpoint.caches)
+    if is_recurrent and config.attention_form == EXACT:
+        raise ExportError(
+            f"the {checkpoint.role} (family {checkpoint.family}) has recurrent layers, whose sums "
+            "over rows attention='exact' does not make exact; use attention='fused'"
+        )
+
+
 GraphPass = Callable[[ir.Model], str]
 """Changes a graph of the contract in place; returns what it has done, as progress."""
 
@@ -214,7 +226,7 @@ GraphPass = Callable[[ir.Model], str]
 def _graph_passes(
     checkpoint: Checkpoint,
     config: ModelOptions,
-    seen: list[NDArray[np.float32]] | None,
+    seen: dict[int, NDArray[np.float32]] | None,
     outliers: Outliers | None,
 ) -> list[GraphPass]:
     """Return the passes that give a graph the form of attention and the precision that are wanted.
@@ -225,7 +237,8 @@ def _graph_passes(
     is_exact = config.attention_form == EXACT
 
     def attend(graph: ir.Model) -> str:
-        num_exact = attend_exactly(graph, checkpoint.context_length, seen)
+        layers = [c.layer for c in checkpoint.caches if isinstance(c, AttentionRows)]
+        num_exact = attend_exactly(graph, checkpoint.context_length, layers, seen)
         return f"{num_exact} attentions with sums in {'double' if seen is None else 'integers'}"
 
     passes: list[GraphPass] = [

@@ -83,7 +83,7 @@ def session_of_sums(context_length, num_rows, limit_of_values):
     graph = ir.Graph([], [], nodes=[], opset_imports={"": 24}, name="sums")
     store = Store(graph, "exact")
     largest = np.full((2, 8), limit_of_values, np.float32)
-    sums = IntegerSums(store, context_length, [largest])
+    sums = IntegerSums(store, context_length, {0: largest})
     kind = ir.TensorType(ir.DataType.FLOAT)
     scores = ir.Value(name="scores", shape=ir.Shape((1, 2, num_rows, "C")), type=kind)
     value = ir.Value(name="present.0.value", shape=ir.Shape((1, 2, "C", 8)), type=kind)

@@ -221,7 +221,7 @@ def write_prune_graph(model: TinyModel, path: Path) -> None:
     """Write the graph that moves rows ``src_rows`` of every cache to ``write_indices``."""
     nodes = []
     for layer in range(model.num_layers):
-        for part in graph.CACHE_PARTS:
+        for part in (graph.KEY, graph.VALUE):
             past, present = graph.past_name(layer, part), graph.present_name(layer, part)
             moved = f"moved.{layer}.{part}"
             nodes += [
@@ -270,7 +270,7 @@ def _layer_nodes(model: TinyModel, layer: int) -> list[onnx.NodeProto]:
             helper.make_node("Reshape", [f"{name}.flat", shape], [f"{name}.split"]),
             helper.make_node("Transpose", [f"{name}.split"], [f"{name}.heads"], perm=[0, 2, 1, 3]),
         ]
-    for part in graph.CACHE_PARTS:
+    for part in (graph.KEY, graph.VALUE):
         past, present = graph.past_name(layer, part), graph.present_name(layer, part)
         new = f"{part}.{layer}.heads"
         nodes.append(
@@ -278,7 +278,7 @@ def _layer_nodes(model: TinyModel, layer: int) -> list[onnx.NodeProto]:
         )
     sliding = model.is_sliding(layer)
     mask = graph.ATTENTION_MASK_SLIDING if sliding else graph.ATTENTION_MASK
-    caches = [graph.present_name(layer, part) for part in graph.CACHE_PARTS]
+    caches = [graph.present_name(layer, part) for part in (graph.KEY, graph.VALUE)]
     seen = f"seen.{layer}"
     return [
         *nodes,
@@ -294,7 +294,7 @@ def _cache_infos(
     model: TinyModel,
 ) -> tuple[list[onnx.ValueInfoProto], list[onnx.ValueInfoProto]]:
     shape = [1, model.num_kv_heads, "C", model.head_dim]
-    layers_and_parts = [(i, p) for i in range(model.num_layers) for p in graph.CACHE_PARTS]
+    layers_and_parts = [(i, p) for i in range(model.num_layers) for p in (graph.KEY, graph.VALUE)]
     dtype = ONNX_TYPES[model.dtype]
     return (
         [_info(graph.past_name(i, p), dtype, shape) for i, p in layers_and_parts],

@@ -104,13 +104,14 @@ inline void check_masks(const ModelEntry& entry, const std::filesystem::path& fi
 }
 
 inline CacheEntry cache_of(const nlohmann::json& json, const std::filesystem::path& file) {
+    const nlohmann::json kind = json.contains("kind") ? json.at("kind") : nlohmann::json();
+    if (kind != "attention rows") {
+        throw Error(file.string() + " has a cache of kind " + kind.dump() +
+                    ": the model does not attend in all layers, which this host does not run; " +
+                    "use dsbd-run or the C library");
+    }
     check_fields(json, {"kind", "layer", "num_heads", "key_width", "value_width", "dtype"},
                  file.string() + ": a cache");
-    if (json.at("kind") != "attention rows") {
-        throw Error(file.string() + " has a cache of kind " + json.at("kind").dump() +
-                    ", which this host does not know; use the host of the version of dsbd-ort " +
-                    "that made the bundle");
-    }
     return {json.at("layer").get<std::size_t>(), positive(json, "num_heads", file),
             positive(json, "key_width", file), positive(json, "value_width", file),
             json.at("dtype").get<std::string>()};
