@@ -89,7 +89,7 @@ class RolloutCache:
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
 
-    def update(self, key: Tensor, value: Tensor, *_: object) -> tuple[Tensor, Tensor]:
+    def update(self, key: Tensor, value: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
         """Add a step, (B, Hkv, T, D) each; return all of them, (B, Hkv, (step + 1) * T, D)."""
         self._keys.append(key)
         self._values.append(value)
