@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -119,17 +118,10 @@ def exported_once(
 ) -> Exported:
     """Export, or return what another process of the run has exported of the same checkpoints."""
 
-    def make(folder: Path) -> Path:
-        config = ExportConfig(target=str(target), draft=str(draft), output=folder / "bundle")
-        made = export(config, source_of)
-        said = pickle.dumps((made.result.manifest, made.report))
-        (folder / "said.pickle").write_bytes(said)
-        return folder
+    def make(folder: Path) -> Exported:
+        return export(ExportConfig(target=str(target), draft=str(draft), output=folder), source_of)
 
-    folder = made_once(tmp_path_factory, name, make)
-    config = ExportConfig(target=str(target), draft=str(draft), output=folder / "bundle")
-    manifest, report = pickle.loads((folder / "said.pickle").read_bytes())
-    return Exported(config, ExportResult(manifest=manifest, output=config.output), report)
+    return made_once(tmp_path_factory, name, make)
 
 
 def swap_tokens(folder: Path, first: str, second: str) -> None:
