@@ -420,10 +420,10 @@ def _mapped_ranges(file: Path) -> list[tuple[int, int]]:
     """Return the addresses (start, end) at which parts of a file are mapped."""
     if not _MAPS.exists():
         return []
-    ranges = []
+    ranges, resolved = [], str(file.resolve())
     for line in _MAPS.read_text(encoding="utf-8", errors="surrogateescape").splitlines():
         addresses, *_, path = f"{line} ".split(" ", maxsplit=5)
-        if path.strip() == str(file.resolve()):
+        if path.strip() == resolved:
             start, end = addresses.split("-")
             ranges.append((int(start, 16), int(end, 16)))
     return ranges

@@ -16,17 +16,15 @@ from dsbd_export.pipeline import export_bundle
 from dsbd_export.weighted_layers import Store
 from dsbd_runtime.bundle import open_bundle
 from lab.invariance.ways import PathEngine, count_differing
-from scripts.shared_captures import SharedCaptures
 
 NUM_TOKENS, NUM_WAYS = 90, 16
 LOOSE = 10.0  # random weights make distributions that no quantization keeps
 
 
 @pytest.fixture(scope="module")
-def bundles(exported_others, tmp_path_factory):
+def bundles(exported_others, captures, tmp_path_factory):
     """Qwen2 with a window on one layer and Mistral, by quantization and attention."""
     made = {("none", "fused"): exported_others.config.output}
-    captures = SharedCaptures()
 
     def bundle(quantize, attention):
         if (quantize, attention) not in made:

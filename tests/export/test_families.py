@@ -36,7 +36,6 @@ from scripts.family_checkpoints import (
     write_family_checkpoint,
 )
 from scripts.family_matrix import PRECISIONS, Failure, build_engines_of, export_in
-from scripts.shared_captures import SharedCaptures
 
 KINDS = ["prefill", "decode", "tree"]
 NEAR = "attention_mask_sliding"
@@ -94,10 +93,10 @@ NAMES = [
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_family_passes_the_whole_gate(name, tmp_path):
+def test_a_family_passes_the_whole_gate(name, captures, tmp_path):
     """In fp32; one variant then, of the same capture, in one of the others with exact attention."""
     row = FAMILY_CHECKPOINTS[name]
-    folder, captures = write_family_checkpoint(name, tmp_path / "checkpoint"), SharedCaptures()
+    folder = write_family_checkpoint(name, tmp_path / "checkpoint")
     checkpoint, entry, model = export_alone(folder, tmp_path, row.max_context, captures)
     family = FAMILIES[row.family]
     assert entry.family == row.family
@@ -144,9 +143,9 @@ def check_exact(name: str, result: float | Failure) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ONE_OF_EACH)
-def test_a_family_passes_in_every_precision(name, tmp_path):
+def test_a_family_passes_in_every_precision(name, captures, tmp_path):
     """scripts/export_matrix exports every variant in every precision."""
-    folder, captures = write_family_checkpoint(name, tmp_path / "checkpoint"), SharedCaptures()
+    folder = write_family_checkpoint(name, tmp_path / "checkpoint")
     for column in AS_FP32:
         check_exact(name, export_in(column, name, folder, tmp_path / column, captures))
 
@@ -158,9 +157,9 @@ def test_a_family_passes_in_every_precision(name, tmp_path):
         for name in ONE_OF_EACH
     ],
 )
-def test_a_family_passes_in_fp16_and_engines_are_built_of_it(name, tmp_path):
+def test_a_family_passes_in_fp16_and_engines_are_built_of_it(name, captures, tmp_path):
     checkpoint = write_family_checkpoint(name, tmp_path / "checkpoint")
-    parity = export_in("fp16 KL", name, checkpoint, tmp_path / "fp16", SharedCaptures())
+    parity = export_in("fp16 KL", name, checkpoint, tmp_path / "fp16", captures)
     assert not isinstance(parity, Failure), parity
     pytest.importorskip("tensorrt_rtx")
     attention = build_engines_of(tmp_path / "fp16" / "target")
@@ -244,9 +243,9 @@ MUTATIONS = [  # (mutation, the first case that must fail)
 
 
 @pytest.mark.parametrize("name", ["qwen2", "gemma2"])
-def test_wrong_masks_and_positions_fail_with_a_sliding_window(name, tmp_path):
+def test_wrong_masks_and_positions_fail_with_a_sliding_window(name, captures, tmp_path):
     folder = write_family_checkpoint(name, tmp_path / "checkpoint")
-    checkpoint, _, model = export_alone(folder, tmp_path)
+    checkpoint, _, model = export_alone(folder, tmp_path, sources=captures)
     wanted = references(load_model(checkpoint), checkpoint)
     limit = ParityLimit(MAX_ABS_ERROR, 1e-4)
     for mutate, words in MUTATIONS:

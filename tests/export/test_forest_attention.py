@@ -91,11 +91,12 @@ def test_reshapes_take_constant_dimensions_where_they_can(source, result, dims):
     assert (None if constant is None else constant.numpy().tolist()) == dims
 
 
-def test_no_shape_is_computed_in_a_capped_graph(tmp_path):
+def test_no_shape_is_computed_in_a_capped_graph(captures, tmp_path):
     """Shape arithmetic runs on the CPU, which an engine on a GPU refuses."""
     options = ExportConfig(target="", draft="", output=tmp_path)
     folder = write_family_checkpoint("gemma2", tmp_path / "checkpoint")
-    export_model(open_checkpoint("target", folder, options), tmp_path, options, lambda _: None)
+    checkpoint = open_checkpoint("target", folder, options)
+    export_model(checkpoint, tmp_path, options, lambda _: None, captures)
     graph = ir.load(tmp_path / "target" / "model.onnx").graph
     assert {node.op_type for node in graph} & {"Shape", "Size"} == set()
 

@@ -21,7 +21,6 @@ from dsbd_runtime import ort_module
 from dsbd_runtime.bundle import open_bundle
 from dsbd_runtime.errors import ProviderError
 from dsbd_runtime.loading import load_causal_lm
-from scripts.shared_captures import SharedCaptures
 from tests.export.exported_target import exported_target
 from tests.runtime.model_calls import logits_of
 
@@ -41,9 +40,9 @@ def config_of(llama_folder, small_llama_folder, output, **options) -> ExportConf
 
 
 @pytest.fixture(scope="module")
-def bundles(llama_folder, small_llama_folder, tmp_path_factory):
+def bundles(llama_folder, small_llama_folder, captures, tmp_path_factory):
     """Bundles by options, each exported once."""
-    made, captures = {}, SharedCaptures()
+    made = {}
 
     def bundle(**options):
         key = tuple(sorted(options.items()))

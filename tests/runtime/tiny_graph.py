@@ -11,8 +11,6 @@ import tokenizers
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from dsbd_export.gather_head import append_gather_head
-from dsbd_export.topk_head import append_topk_head
 from dsbd_runtime import graph
 from dsbd_runtime.bundle import (
     MODEL_FILE,
@@ -166,9 +164,18 @@ def write_engine(model: TinyModel, path: Path) -> None:
         shape = ["F", model.features.returned_width]
         outputs.append(_info(graph.FEATURES, ONNX_TYPES[model.dtype], shape))
     _save(nodes, [*inputs, *past], outputs, initializers, path)
+    _append_head(model, path)
+
+
+def _append_head(model: TinyModel, path: Path) -> None:
+    """Put the head on a graph that ``dsbd-export`` does, whose modules import torch."""
     if model.logits == graph.GATHER:
+        from dsbd_export.gather_head import append_gather_head
+
         append_gather_head(path)
     if num_candidates := parse_num_top_logits(model.logits):
+        from dsbd_export.topk_head import append_topk_head
+
         append_topk_head(path, num_candidates)
         if not model.full_logits:
             _drop_output(path, graph.LOGITS)
