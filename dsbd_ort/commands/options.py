@@ -243,7 +243,7 @@ OPTIONS = {
     "seed": "same seed, same output",
     "num_return_sequences": "how many of the final beams to print, best first",
     "length_penalty": "rank by logprob / tokens ** length_penalty",
-    "early_stopping": "of beam search: true, false or never",
+    "early_stopping": "of beams, when to end before all have: true, false or never",
     "joint_threshold": "of mjsd: likelihood ratio to exceed [0.1]",
     "joint_tokens": "of mjgd: tokens decided jointly [4]",
     "joint_beams": "of mjgd: beams that search them [4]",
