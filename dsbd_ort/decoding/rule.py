@@ -152,7 +152,7 @@ def is_decided(
         return True
     is_hopeful = config.early_stopping == "never" and config.length_penalty > 0.0
     length = config.max_new_tokens if is_hopeful else num_layers
-    return best_logprob / length**config.length_penalty <= last_score
+    return bool(best_logprob / length**config.length_penalty <= last_score)
 
 
 class BeamSetRule:
