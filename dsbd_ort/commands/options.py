@@ -239,7 +239,7 @@ OPTIONS = {
     "min_new_tokens": "none of so many new tokens ends the output",
     "forced_bos_token_id": "the only token behind a prompt of one token",
     "forced_eos_token_id": "the last of max_new_tokens",
-    "max_new_tokens": "longest continuation",
+    "max_new_tokens": "longest continuation; of a --chat up to 2048",
     "seed": "same seed, same output",
     "num_return_sequences": "how many of the final beams to print, best first",
     "length_penalty": "rank by logprob / tokens ** length_penalty",
