@@ -31,8 +31,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_ort.decoding.drafting.acceptance import (
+    FIRST_CREDIT,
     FIRST_PROBE,
     LAST_PROBE,
+    MOST_CREDIT,
     AcceptanceEstimator,
 )
 from dsbd_ort.decoding.drafting.cost_curve import FREE, CostCurve, Costs, EngineCosts
@@ -46,6 +48,7 @@ _RATE_MEMORY = 0.9
 _LOOK_AHEAD = 6
 _LAYERS_AHEAD = np.arange(_LOOK_AHEAD + 1)
 _REST = 7  # iterations
+_AT_STAKE = 0.02  # share of the time that drafts may lose
 
 
 @dataclass(frozen=True)
@@ -116,8 +119,10 @@ class ThroughputDraftPolicy:
         self._is_resting, self._num_to_rest = False, 0
         self._layers: list[_Layer | None] = []  # None: a forced one
         self._num_forced = 0
-        self._num_rows = self._limit = 0
-        self._reach = self._seconds = self._token_seconds = self._layer_seconds = 0.0
+        self._num_rows = self._num_needed = self._limit = 0
+        self._reach = self._seconds = self._token_seconds = self._call = self._prompt = 0.0
+        self._usual = 1.0
+        self._called = self._credit = 0.0  # seconds of layers so far, and that a draft may lose
         self._expected = 1.0
         self._prompt_share = 0.0
         self._is_probe = self._has_probed = False
@@ -129,7 +134,7 @@ class ThroughputDraftPolicy:
         self._is_resting = self._num_to_rest > 0
         if self._is_resting:
             self._num_to_rest -= 1
-            self._limit = 0
+            self._limit, self._called, self._num_needed = 0, 0.0, self._num_rows
             return
         self._began, self._drafting = self._host_seconds(), 0.0
         self._layers, self._num_forced = [], 0
@@ -137,15 +142,18 @@ class ThroughputDraftPolicy:
         estimator = self._estimator
         estimator.refresh()
         # Rows beyond the table cost as much as its last: more are pending only after a restart.
-        self._num_rows = min(num_pending, len(self._target_seconds) - 1)
+        self._num_rows = self._num_needed = min(num_pending, len(self._target_seconds) - 1)
         self._limit = min(self._most_layers, most_layers)
         self._reach = self._expected = 1.0  # an iteration commits one token without a draft
         self._parent_deficits = None
         self._seconds = float(self._target_seconds[self._num_rows]) + estimator.loop.iteration
         if not estimator.calls:
-            usual = float(self._target_seconds[self._num_beams]) + estimator.loop.iteration
-            estimator.calls, estimator.tokens = usual / self._call_seconds, 1.0
+            estimator.calls = self._usual_seconds() / self._call_seconds
+            estimator.tokens = 1.0
+            estimator.credit = MOST_CREDIT if self._has_draft_model else FIRST_CREDIT
         self._token_seconds = self._call_seconds * estimator.calls / estimator.tokens
+        self._usual = self._usual_seconds()
+        self._called, self._credit = 0.0, self._usual * estimator.credit
         prompt = _seconds_of_prompt(self._costs.now().draft, num_unread)
         # Every iteration that is left pays alike: one for two tokens, where drafting is worth it.
         self._prompt_share = 2.0 * prompt / (most_layers + 1)
@@ -166,12 +174,15 @@ class ThroughputDraftPolicy:
         prompt = self._prompt_share if num_rows else 0.0
         call = self._draft_seconds[min(num_rows, len(self._draft_seconds) - 1)]
         call += self._estimator.loop.layer
+        least = self._seconds_of_rows(self._num_beams) if num_rows and not self._is_probe else 0.0
+        if self._spent() + call + least > self._credit:  # no model is called for what is too dear
+            return False
         worth = self._worth_from_here(call)
         if num_whole:  # what is selected is among them: an iteration is saved
             saved = float(self._target_seconds[min(num_whole, self._num_beams)])
             saved += self._estimator.loop.iteration
             worth += max(self._reach * saved - self._seconds_of_rows(num_whole) - call, 0.0)
-        self._layer_seconds = call + prompt
+        self._call, self._prompt = call, prompt
         if is_wanted := worth > prompt or self._is_probe:
             self._prompt_share -= prompt  # only before the first of its layers
         return is_wanted
@@ -184,7 +195,8 @@ class ThroughputDraftPolicy:
 
     def _chosen(self, joint: JointDistribution, depth: int) -> NDArray[np.int64]:
         """Return the candidates that a layer takes; see ``choose``."""
-        self._seconds += self._layer_seconds
+        self._seconds += self._call + self._prompt
+        self._called += self._call
         deficits = self._deficits_of(joint, depth)
         best = best_candidates(-deficits, self._most_beams + 1)
         if not len(best):  # every candidate ends its sequence: there is nothing to verify
@@ -205,6 +217,8 @@ class ThroughputDraftPolicy:
         usual = self._draft_seconds[self._num_beams] + self._estimator.loop.layer
         gain = reach * self._token_seconds - more
         gain += self._worth_of_more(reach, self._num_rows + widths, usual)
+        is_known = self._num_rows + widths <= self._most_known
+        gain[~is_known | (self._spent() + more > self._credit)] = -np.inf
         chosen = int(gain.argmax())
         self._note(reach[chosen] / self._reach, int(widths[chosen]))
         self._is_probe = False
@@ -234,6 +248,7 @@ class ThroughputDraftPolicy:
         self._num_forced += 1
         self._expected += self._reach
         self._layers.append(None)
+        self._num_needed = min(self._num_needed + num_new, last)
         self._num_rows = min(self._num_rows + num_new, last)
         self._seconds += more
         if self._parent_deficits is not None:
@@ -243,6 +258,7 @@ class ThroughputDraftPolicy:
     def observe(self, iteration: Iteration) -> None:
         """See DraftPolicy.observe."""
         estimator = self._estimator
+        self._settle(len(iteration.committed))
         if self._is_resting:
             estimator.num_without += 1
             return
@@ -268,14 +284,36 @@ class ThroughputDraftPolicy:
         estimator.loop.learn(len(self._layers), self._drafting, rest)
         self._count_probes()
 
+    def _usual_seconds(self) -> float:
+        """Return the seconds of an iteration without a draft."""
+        return float(self._target_seconds[self._num_beams]) + self._estimator.loop.iteration
+
+    def _spent(self) -> float:
+        """Return the seconds that the draft costs so far, its forced layers aside."""
+        seconds = self._target_seconds
+        return self._called + float(seconds[self._num_rows] - seconds[self._num_needed])
+
+    def _settle(self, num_committed: int) -> None:
+        """Add to the credit what the draft has won: the iterations saved, less its cost."""
+        self._take_share()  # a size that was called for the first time may be dearer than thought
+        seconds = self._target_seconds
+        rows = float(seconds[self._num_rows] - seconds[self._num_needed]) / self._usual_seconds()
+        won = num_committed - 1 + _AT_STAKE - self._called / self._usual - rows
+        self._estimator.credit = min(self._estimator.credit + won, MOST_CREDIT)
+
     def _take_share(self) -> None:
         """Count with what calls cost this request just now."""
         costs = self._costs.now()
         if not self._has_draft_model:
             costs = EngineCosts(costs.target, FREE)
         self._call_seconds = costs.target.seconds[0]
+        most_seen, num_sharers = costs.target.most_seen, self._num_sharers()
+        if most_seen is None or self._has_draft_model:
+            self._most_known = self._most_rows
+        else:
+            self._most_known = 2 * most_seen // num_sharers
         self._target_seconds, self._draft_seconds = _seconds_of_share(
-            costs, self._most_rows, self._num_sharers()
+            costs, self._most_rows, num_sharers
         )
 
     def _deficits_of(self, joint: JointDistribution, depth: int) -> Floats:
