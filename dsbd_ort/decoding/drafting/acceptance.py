@@ -15,7 +15,6 @@ _GAP_CENTRES = np.concatenate([_GAP_EDGES - 0.5 * np.diff(_GAP_EDGES, prepend=0.
 _FIRST_GUESS = 1.0 - 0.5 * np.exp(-_GAP_CENTRES)  # half without a gap, more the wider the gap
 _GUESS_WEIGHT = 2.0  # observations that the first guess counts for, always
 _MEMORY = 0.985  # weight that a layer's observations keep after another
-FIRST_CREDIT, MOST_CREDIT = 0.6, 3.0  # iterations without a draft
 FIRST_PROBE, LAST_PROBE = 8, 64  # iterations without a draft after which one layer is tried
 
 
@@ -30,8 +29,7 @@ class AcceptanceEstimator:
         tokens, calls: expected of drafts, and the time they took in target calls of one row, the
             latest counting most; their ratio is lambda, whatever the calls are found to cost.
         acceptance, rows: running means of what chosen layers promised and held.
-        credit: what drafts may still lose, in iterations without one: a share of the time, and what
-            they have won.
+        credit: what drafts may still cost in vain, in iterations without one.
         is_stale: whether more was learned since ``rates`` were taken.
         num_without, probe_after: iterations without a draft, and after how many to try one.
         loop: what the loop itself costs in requests of these settings.

@@ -46,12 +46,12 @@ class CostCurve:
     Attributes:
         rows: (num_points,) increasing.
         seconds: (num_points,) never falling.
-        most_seen: rows of the largest call that the curve is learned from; None: it is known.
+        seen: fewest and most rows of the calls that it is learned from; None: it is known.
     """
 
     rows: tuple[int, ...]
     seconds: tuple[float, ...]
-    most_seen: int | None = None
+    seen: tuple[int, int] | None = None
 
     def up_to(self, most_rows: int, num_sharers: int = 1) -> Floats:
         """Return the seconds of calls with 0, 1, ... ``most_rows`` rows; 0 rows are no call.
@@ -157,7 +157,7 @@ class LearnedCurve:
         sizes = np.array(LEARNED_ROWS, dtype=np.float64)
         if not self.num_calls:
             guessed = self._guess * scale * _guessed(sizes)
-            return CostCurve(LEARNED_ROWS, tuple(guessed.tolist()), most_seen=0)
+            return CostCurve(LEARNED_ROWS, tuple(guessed.tolist()), seen=(0, 0))
         rows, seconds, weights = self._quartiles()
         one_row = float(np.median(seconds / _guessed(rows)))
         self.times_guessed = one_row / self._guess
@@ -169,7 +169,8 @@ class LearnedCurve:
         trust = np.full(len(sizes), 0.5)
         trust[called] += weights
         seconds = never_falling(trust * values, trust)
-        return CostCurve(LEARNED_ROWS, tuple(seconds.tolist()), most_seen=int(rows.max()))
+        seen = int(rows.min()), int(rows.max())
+        return CostCurve(LEARNED_ROWS, tuple(seconds.tolist()), seen)
 
     def _quartiles(self) -> tuple[Floats, Floats, Floats]:
         """Return (rows, seconds, weight), (num_sizes,) float64 each, of every size that was called.
