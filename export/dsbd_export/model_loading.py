@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from optimum.exporters.tasks import TasksManager
+from torch import nn
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_MULTIMODAL_LM_MAPPING,
@@ -15,6 +17,7 @@ from transformers import (
     PreTrainedModel,
 )
 
+from dsbd_export.adapter import merge_adapter
 from dsbd_export.checkpoint import Checkpoint, quiet_libraries
 from dsbd_export.composite import keep_text_part
 from dsbd_export.errors import ExportError, reason_of
@@ -31,7 +34,7 @@ from dsbd_export.weights import (
 def load_model(checkpoint: Checkpoint, dtype: str = "fp32") -> PreTrainedModel:
     """Return the unmodified transformers model in evaluation mode, its weights in ``dtype``.
 
-    Of a composite model the parts that read no text are left out.
+    Of a composite model the parts that read no text are left out. An adapter is merged.
     ``dtype`` is "fp32", "fp16" or "bf16". Constants that follow from the config stay in fp32.
     """
     with quiet_libraries(), _as_loading_errors(checkpoint):
@@ -41,10 +44,21 @@ def load_model(checkpoint: Checkpoint, dtype: str = "fp32") -> PreTrainedModel:
             f"the {checkpoint.role} at {checkpoint.folder} lacks {len(missing)} weights, the first "
             f"is {missing[0]}; the checkpoint is incomplete, copy or download it again"
         )
+    if checkpoint.adapter is not None:
+        with quiet_libraries():
+            model = merge_adapter(model, checkpoint.adapter)
     if checkpoint.composite is not None:
         keep_text_part(model)
     widen_constants(model)
     return model.eval()
+
+
+def cache_name(module: nn.Module) -> str:
+    """Return the argument, and the field of its output, for the cache of a module of transformers.
+
+    It is "cache" from 5.24 on; models with code of their own keep the older "past_key_values".
+    """
+    return "cache" if "cache" in inspect.signature(module.forward).parameters else "past_key_values"
 
 
 def reference_dtype(checkpoint: Checkpoint, wanted: str) -> str:
@@ -54,8 +68,8 @@ def reference_dtype(checkpoint: Checkpoint, wanted: str) -> str:
     reference logits then come from the weights as stored, before they are rounded. Where
     those are wider than ``wanted``, they set the peak of the memory.
     """
-    if wanted == "fp32" or checkpoint.gguf_file is not None:
-        return "fp32"  # quantized values times their scales are numbers of fp32
+    if wanted == "fp32" or checkpoint.gguf_file is not None or checkpoint.adapter is not None:
+        return "fp32"  # values times scales, and sums with an adapter's, are numbers of fp32
     with _as_loading_errors(checkpoint):
         return stored_dtype(checkpoint.folder) or "fp32"
 
