@@ -45,6 +45,7 @@ from dsbd_export.model_config import (
     window_within,
 )
 from dsbd_export.other_weights import refusal_of_files
+from dsbd_export.quantized_weights import quantization_of
 from dsbd_runtime.graph import ATTENTION_MASK_SLIDING, CacheEntry
 
 _HUB_FILES = [
@@ -116,6 +117,15 @@ class Checkpoint:
     def unread_inputs(self) -> list[str] | None:
         """Return the kinds of input that only parts left out read; None: nothing is left out."""
         return None if self.composite is None else unread_inputs(self.composite, self.config)
+
+    @property
+    def is_computed(self) -> bool:
+        """Return whether weights are computed from those that are stored, in fp32.
+
+        Quantized values times their scales are numbers of fp32, and so are sums with an adapter's.
+        """
+        is_quantized = quantization_of(self.composite or self.config) is not None
+        return is_quantized or self.gguf_file is not None or self.adapter is not None
 
     @property
     def tokenizer_folder(self) -> Path:

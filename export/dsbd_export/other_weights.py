@@ -1,7 +1,7 @@
-"""Weights that are not those of a whole model in floating point: adapters, quantized ones.
+"""Weights that are not those of a whole model: adapters, quantized ones of which no config says.
 
 transformers would not miss them: it may or may not load the adapter that lies beside base weights,
-and finds no weight of the names it looks for among quantized ones.
+finds no weight of the names it looks for among quantized ones, and leaves out scales.
 """
 
 from __future__ import annotations
@@ -24,6 +24,10 @@ _KIND_BY_ENDING = {
     ".weight_packed": "compressed-tensors",
     ".absmax": "bitsandbytes",
     ".SCB": "bitsandbytes",
+    ".weight_scale": "FP8 or 8 bits",
+    ".weight_scale_inv": "FP8",
+    ".weight_scale_2": "FP4",
+    "_blocks": "mxfp4",
 }
 
 
@@ -62,7 +66,14 @@ def _first_file(folder: Path, patterns: Iterable[str]) -> str | None:
 
 
 def _quantized(folder: Path) -> str | None:
-    """Return how the weights are quantized, and where that is seen; None where it is not."""
+    """Return how the weights are quantized, and where that is seen; None where it is not.
+
+    Where config.json says how, what it says is what counts: see ``quantized_weights``.
+    """
+    config = _json_object(folder / "config.json")
+    parts = (config, *(part for part in config.values() if isinstance(part, dict)))
+    if any(part.get("quantization_config") is not None for part in parts):
+        return None
     names = _weight_names(folder)
     kinds = (f"{kind}: {n}" for n in names for e, kind in _KIND_BY_ENDING.items() if n.endswith(e))
     kind = next(kinds, None)

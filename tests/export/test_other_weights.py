@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -78,10 +77,8 @@ def bitsandbytes(folder: Path) -> None:
     quantized(folder, ".weight.absmax")
 
 
-def named_in_config(folder: Path) -> None:
-    file = folder / "config.json"
-    method: dict[str, Any] = {"quantization_config": {"quant_method": "gptq", "bits": 4}}
-    file.write_text(json.dumps(json.loads(file.read_text()) | method))
+def fp8(folder: Path) -> None:
+    quantized(folder, ".weight_scale")
 
 
 REFUSED = [
@@ -93,7 +90,7 @@ REFUSED = [
     (awq, r"already quantized \(AWQ, 4 bits: quant_config\.json\)"),
     (bare_awq, r"already quantized \(GPTQ or AWQ: model.layers.0.mlp.up_proj.qweight\)"),
     (bitsandbytes, r"already quantized \(bitsandbytes: .*absmax\)"),
-    (named_in_config, r"already quantized \(gptq\)"),
+    (fp8, r"already quantized \(FP8 or 8 bits: .*weight_scale\)"),
 ]
 
 
