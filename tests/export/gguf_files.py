@@ -24,6 +24,7 @@ def write_gguf(
     template: str | None = None,
     scaling: str | None = None,
     end_of_turn: int | None = None,
+    rope_factors: NDArray[np.float32] | None = None,
 ) -> Path:
     """Write a Llama checkpoint with a byte-level BPE to ``file``; matrices as ``kind``."""
     config = json.loads((folder / "config.json").read_text())
@@ -46,6 +47,8 @@ def write_gguf(
         writer.add_eot_token_id(end_of_turn)
     if scaling is not None:
         writer.add_rope_scaling_type(gguf.RopeScalingType(scaling))
+    if rope_factors is not None:
+        writer.add_tensor("rope_freqs.weight", rope_factors)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config["num_hidden_layers"])
     for name, weight in load_file(folder / "model.safetensors").items():
         values = weight.float().numpy()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from safetensors.torch import load_file
 from transformers import LlamaForCausalLM
 
@@ -19,6 +21,7 @@ from dsbd_export.model_loading import load_model
 from dsbd_export.pipeline import export_bundle
 from dsbd_export.tokenizer_files import write_tokenizer_files
 from dsbd_ort.pipeline import Pipeline
+from scripts.family_checkpoints import write_family_checkpoint
 from tests.export.gguf_files import KINDS, write_gguf
 
 TEMPLATE = "{% for message in messages %}<|begin|>{{ message['content'] }}{% endfor %}"
@@ -97,6 +100,33 @@ def test_an_unknown_architecture_is_refused_by_name(tmp_path: Path) -> None:
 def test_changed_rotary_frequencies_are_refused(tmp_path: Path) -> None:
     file = write_gguf(DRAFT, tmp_path / "m.gguf", "F16", scaling="yarn")
     assert "llama.rope.scaling.type = 'yarn'" in refusal(file)
+
+
+def llama3_factors(rope: dict[str, float], head_dim: int) -> NDArray[np.float32]:
+    """Return what converters store for Llama 3.1: by how much they divide each frequency."""
+    frequencies = rope["rope_theta"] ** -(np.arange(0, head_dim, 2) / head_dim)
+    turns = rope["original_max_position_embeddings"] * frequencies / (2 * np.pi)
+    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+    smooth = np.clip((turns - low) / (high - low), 0, 1)
+    return (1 / ((1 - smooth) / rope["factor"] + smooth)).astype(np.float32)
+
+
+def test_rotary_frequencies_of_llama_3_1_are_divided_as_in_its_folder(tmp_path: Path) -> None:
+    folder = write_family_checkpoint("llama-llama3", tmp_path / "folder")
+    config = json.loads((folder / "config.json").read_text())
+    head_dim = config["hidden_size"] // config["num_attention_heads"]
+    factors = llama3_factors(config["rope_parameters"], head_dim)
+    assert factors.min() == 1 < factors.max()
+    file = write_gguf(folder, tmp_path / "m.gguf", "F32", rope_factors=factors)
+    ids = torch.randint(300, (1, 250), generator=torch.Generator().manual_seed(0))
+    models = [load_model(open_pair(config_of(each, tmp_path))[0]) for each in (file, folder)]
+    with torch.inference_mode():
+        found, wanted = (model(input_ids=ids).logits.numpy() for model in models)
+    np.testing.assert_allclose(found, wanted, atol=2e-4)
+    plain = write_gguf(folder, tmp_path / "plain.gguf", "F32")
+    with torch.inference_mode():
+        without = load_model(open_pair(config_of(plain))[0])(input_ids=ids).logits.numpy()
+    assert np.abs(without - wanted).max() > 1e-2
 
 
 def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
