@@ -76,6 +76,17 @@ def test_the_weights_are_those_of_the_folder_that_the_file_was_made_from(tmp_pat
         np.testing.assert_array_equal(weights[name].numpy(), wanted.float().numpy(), err_msg=name)
 
 
+@pytest.mark.parametrize(("kind", "error"), [("BF16", 0.004), ("Q4_K", 0.1), ("Q6_K", 0.025)])
+def test_weights_of_other_kinds_are_those_that_were_quantized(
+    tmp_path: Path, kind: str, error: float
+) -> None:
+    checkpoint, _ = open_pair(config_of(write_gguf(TARGET, tmp_path / "m.gguf", kind)))
+    weights = load_model(checkpoint).state_dict()
+    for name, wanted in load_file(TARGET / "model.safetensors").items():
+        difference = (weights[name] - wanted.float()).square().mean().sqrt()
+        assert difference <= error * wanted.float().square().mean().sqrt(), name
+
+
 def test_an_answer_also_ends_at_the_end_of_a_turn(tmp_path: Path) -> None:
     file = write_gguf(DRAFT, tmp_path / "m.gguf", "F16", end_of_turn=7)
     assert open_pair(config_of(file))[0].eos_token_ids == [1, 7]
