@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from peft import PEFT_TYPE_TO_CONFIG_MAPPING, PeftConfig, PeftModel
+from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -24,6 +25,7 @@ CONFIG_FILE = "adapter_config.json"
 WEIGHT_FILES = ("adapter_model.safetensors", "adapter_model.bin")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
 
+_EMBEDDINGS = ("embed_tokens", "wte", "embed_in", "word_embeddings")
 _NAME = "default"  # peft's own, of an adapter in memory
 _ABOUT = ("auto_mapping", "peft_version")  # of adapter_config.json: no settings
 _EMPTY: tuple[object, ...] = (None, False, 0, "", [], {})
@@ -44,12 +46,15 @@ class Adapter:
         folder: of adapter_config.json and the weights.
         kind: peft's name of the method, as "LORA".
         base_name: what it calls the model that it was trained for; None: it does not say.
+        vocab_size: rows of the embedding that it holds whole, more than the model's where tokens
+            were added in training; None: it holds none.
     """
 
     name: str
     folder: Path
     kind: str
     base_name: str | None
+    vocab_size: int | None
 
     @property
     def has_tokenizer(self) -> bool:
@@ -101,6 +106,7 @@ def read_adapter(source: str, folder: Path) -> Adapter:
         folder=folder,
         kind=kind,
         base_name=config.base_model_name_or_path or None,
+        vocab_size=_vocab_size(folder),
     )
 
 
@@ -144,6 +150,7 @@ def _beside(model: PreTrainedModel, adapter: Adapter) -> PeftModel:
     where = f"the adapter at {adapter.folder}"
     trained_for = f" ({adapter.base_name})" if adapter.base_name else ""
     fix = f"give the model that it was trained for{trained_for}"
+    _resize(model, adapter.vocab_size)
     try:
         config = PeftConfig.from_pretrained(str(adapter.folder))
         config.inference_mode = True
@@ -160,8 +167,41 @@ def _beside(model: PreTrainedModel, adapter: Adapter) -> PeftModel:
                 f"{where} {what} weight {min(names)}, and {len(names) - 1} more; {fix}, or copy "
                 "the adapter again"
             )
+    if not all(bool(each.isfinite().all()) for each in _token_weights(model)):
+        raise ExportError(
+            f"{where} has {adapter.vocab_size} rows of an embedding, and not as many of the head; "
+            f"{fix}, or {_BY_HAND}"
+        )
     _untie(model)
     return adapted.eval()
+
+
+def _resize(model: PreTrainedModel, vocab_size: int | None) -> None:
+    """Give a model the rows that an adapter's embedding has; new ones are no numbers until then."""
+    num_own = model.config.get_text_config(decoder=True).vocab_size
+    if vocab_size is None or vocab_size == num_own:
+        return
+    model.resize_token_embeddings(vocab_size, mean_resizing=False)
+    for weight in _token_weights(model):
+        weight.data[num_own:] = torch.nan
+
+
+def _token_weights(model: PreTrainedModel) -> list[Tensor]:
+    """Return the weights of embedding and head that are in use, of one row for each token."""
+    modules = (model.get_input_embeddings(), model.get_output_embeddings())
+    return [each.weight for each in modules if each is not None]
+
+
+def _vocab_size(folder: Path) -> int | None:
+    """Return the rows of the embedding among an adapter's weights, None where there is none."""
+    file = folder / WEIGHT_FILES[0]
+    if not file.is_file():
+        return None
+    with safe_open(file, framework="pt") as weights:
+        for name in weights.keys():
+            if name.endswith(".weight") and name.split(".")[-2] in _EMBEDDINGS:
+                return int(weights.get_slice(name).get_shape()[0])
+    return None
 
 
 def _is_same_name(base: str, source: str) -> bool:

@@ -263,7 +263,10 @@ def _adapted(checkpoint: Checkpoint, source: str | None) -> Checkpoint:
             f"the draft at {checkpoint.folder} is a feature draft, for which there are no "
             "adapters; leave draft_adapter out"
         )
-    return replace(checkpoint, adapter=read_adapter(source, _locate_adapter(source)))
+    adapter = read_adapter(source, _locate_adapter(source))
+    return replace(
+        checkpoint, adapter=adapter, vocab_size=adapter.vocab_size or checkpoint.vocab_size
+    )
 
 
 def _feature_checkpoint(role: str, folder: Path, options: ModelOptions) -> Checkpoint:

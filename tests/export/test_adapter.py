@@ -163,6 +163,28 @@ def test_an_adapter_of_another_model_is_refused(small_llama_folder, tmp_path, ch
     assert "give the model that it was trained for" in message
 
 
+def test_tokens_that_were_added_in_training_are_the_models(small_llama_folder, tmp_path):
+    grown = llama(tmp_path / "grown", vocab_size=310)
+    saved = lora(modules_to_save=["lm_head", "embed_tokens"])
+    adapter = write_adapter(grown, tmp_path / "adapter", saved)
+    checkpoint = opened(small_llama_folder, adapter)
+    model = load_model(checkpoint)
+    assert checkpoint.vocab_size == model.config.vocab_size == logits_of(model).shape[1] == 310
+    assert logits_of(model)[:, 300:].std() > 1e-3
+    weights = load_file(adapter / "adapter_model.safetensors")
+    np.testing.assert_array_equal(
+        model.get_input_embeddings().weight.detach(),
+        weights["base_model.model.model.embed_tokens.weight"],
+    )
+
+
+def test_added_tokens_without_their_rows_of_the_head_are_refused(small_llama_folder, tmp_path):
+    grown = llama(tmp_path / "grown", vocab_size=310)
+    saved = lora(modules_to_save=["embed_tokens"])
+    message = refusal(small_llama_folder, write_adapter(grown, tmp_path / "adapter", saved))
+    assert "has 310 rows of an embedding, and not as many of the head" in message
+
+
 def test_weights_without_a_place_are_refused(llama_folder, small_llama_folder, tmp_path):
     adapter = write_adapter(llama_folder, tmp_path, lora())
     assert "has unknown weight base_model.model.model.layers.1." in refusal(
