@@ -114,7 +114,7 @@ def _load(checkpoint: Checkpoint, dtype: torch.dtype) -> tuple[PreTrainedModel, 
             loaded = model_class.from_pretrained(
                 None, config=config, state_dict=plain, dtype=dtype, **options
             )
-        check_plain(loaded[0], as_stored, loaded[1]["unexpected_keys"])
+            check_plain(loaded[0], as_stored, plain, loaded[1]["unexpected_keys"])
         return loaded
     if quantization_of(as_stored) is not None:
         raise ExportError(

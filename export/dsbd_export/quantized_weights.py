@@ -31,7 +31,10 @@ _BY_TRANSFORMERS = ("mxfp4", "compressed-tensors")
 _PACKAGE = "compressed-tensors"
 _COMPRESSED_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
 _FP8_SCALE = "_scale_inv"
-_OF_INPUTS = ("input_scale", "activation_scale", "k_scale", "v_scale", "output_scale")
+_OF_INPUTS = (
+    *("input_scale", "input_zero_point", "input_global_scale", "activation_scale"),
+    *("output_scale", "output_zero_point", "k_scale", "v_scale"),
+)
 
 Weights = Mapping[str, Any]  # readers by name, as ``weights.open_weights`` yields them
 
@@ -106,10 +109,13 @@ def plain_weights(weights: Weights, config: PreTrainedConfig) -> Weights:
     return weights
 
 
-def check_plain(model: nn.Module, config: PreTrainedConfig, unexpected: Iterable[str]) -> None:
+def check_plain(
+    model: nn.Module, config: PreTrainedConfig, weights: Weights, unexpected: Iterable[str]
+) -> None:
     """Raise ExportError where a loaded model left out what made its weights.
 
-    unexpected: names of stored weights that the model has no place for.
+    unexpected: those of ``weights`` that the model has no place for. GPTQ stores a bias of zeros
+    for products without one.
     """
     content = quantization_of(config)
     if content is None:
@@ -117,11 +123,14 @@ def check_plain(model: nn.Module, config: PreTrainedConfig, unexpected: Iterable
     modules = dict(model.named_modules())
     for name in sorted(unexpected):
         module, _, last = name.rpartition(".")
-        if module in modules and last not in _OF_INPUTS:
-            raise ExportError(
-                f"{name} has no place in the model, so the weights of {module} are not known to be "
-                f"those that {_method(content)} stores; {PLAIN}"
-            )
+        if module not in modules or last in _OF_INPUTS:
+            continue
+        if last == "bias" and name in weights and not bool(weights[name][...].any()):
+            continue
+        raise ExportError(
+            f"{name} has no place in the model, so the weights of {module} are not known to be "
+            f"those that {_method(content)} stores; {PLAIN}"
+        )
     if _method(content) in ("gptq", "awq"):
         for name, module_there in modules.items():
             if isinstance(module_there, Conv1D):

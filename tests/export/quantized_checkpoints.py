@@ -180,6 +180,29 @@ def compressed_int4(group_size: int) -> Quantize:
     return quantize
 
 
+def compressed_int4_zeros(group_size: int) -> Quantize:
+    """The same with zero points, of which words hold those of eight outputs."""
+
+    def quantize(name: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        parts, meant = compressed_int4(group_size)(name, weight)
+        scales = parts[name + "_scale"]
+        zeros = integers(*scales.shape, most=14)
+        meant -= ((zeros - 8) * scales).repeat_interleave(group_size, 1)
+        return parts | {name + "_zero_point": packed(zeros.T, 4).T}, meant
+
+    return quantize
+
+
+def compressed_blocks(rows: int, columns: int) -> Quantize:
+    """FP8 with a scale for each block."""
+
+    def quantize(name: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        parts, meant = fp8_blocks(rows, columns)(name, weight)
+        return {name: parts[name], name + "_scale": parts[name + "_scale_inv"]}, meant
+
+    return quantize
+
+
 def compressed_channels(dtype: torch.dtype) -> Quantize:
     """Numbers of 8 bits with a scale for each output."""
 
@@ -225,6 +248,16 @@ COMPRESSED = {
     "int4": Kind(
         config=compressed("pack-quantized", 4, "int", strategy="group", group_size=16),
         quantize=compressed_int4(16),
+    ),
+    "int4-zero-points": Kind(
+        config=compressed("pack-quantized", 4, "int", group_size=16, symmetric=False),
+        quantize=compressed_int4_zeros(16),
+    ),
+    "fp8-blocks": Kind(
+        config=compressed(
+            "float-quantized", 8, "float", strategy="block", block_structure=[48, 48]
+        ),
+        quantize=compressed_blocks(48, 48),
     ),
     "int8": Kind(
         config=compressed("int-quantized", 8, "int", strategy="channel"),

@@ -13,15 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from peft import (
-    IA3Config,
-    LoHaConfig,
-    LoraConfig,
-    PeftConfig,
-    PeftModel,
-    PromptTuningConfig,
-    get_peft_model,
-)
+from peft import IA3Config, LoHaConfig, PeftConfig, PeftModel, PromptTuningConfig
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig
 
@@ -34,27 +26,11 @@ from dsbd_export.pipeline import export_bundle
 from dsbd_export.tokenizer_files import write_tokenizer_files
 from dsbd_runtime.manifest import MANIFEST_NAME, manifest_from_file
 from scripts.family_checkpoints import write_checkpoint, write_family_checkpoint
+from tests.export.adapters import MODULES, lora, write_adapter
 from tests.export.bundle_answers import assert_answers_as
 from tests.export.conftest import SIZES
 
-MODULES = ["q_proj", "v_proj", "down_proj"]
 PROMPT = torch.arange(4, 20)[None]
-
-
-def lora(**settings: Any) -> LoraConfig:
-    return LoraConfig(**{"r": 4, "target_modules": MODULES, **settings})
-
-
-def write_adapter(base: Path, folder: Path, config: PeftConfig) -> Path:
-    """Write a random adapter for a checkpoint."""
-    with quiet_libraries():
-        model = get_peft_model(AutoModelForCausalLM.from_pretrained(base), config)
-        generator = torch.Generator().manual_seed(7)
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator)
-        model.save_pretrained(folder)
-    return folder
 
 
 def merged_by_peft(base: Path, adapter: Path) -> Any:

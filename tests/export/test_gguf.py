@@ -22,6 +22,7 @@ from dsbd_export.pipeline import export_bundle
 from dsbd_export.tokenizer_files import write_tokenizer_files
 from dsbd_ort.pipeline import Pipeline
 from scripts.family_checkpoints import write_family_checkpoint
+from tests.export.adapters import lora, write_adapter
 from tests.export.gguf_files import KINDS, write_gguf
 
 TEMPLATE = "{% for message in messages %}<|begin|>{{ message['content'] }}{% endfor %}"
@@ -90,6 +91,18 @@ def test_weights_of_other_kinds_are_those_that_were_quantized(
 def test_an_answer_also_ends_at_the_end_of_a_turn(tmp_path: Path) -> None:
     file = write_gguf(DRAFT, tmp_path / "m.gguf", "F16", end_of_turn=7)
     assert open_pair(config_of(file))[0].eos_token_ids == [1, 7]
+
+
+def test_an_adapter_is_merged_into_the_weights_of_a_file(tmp_path: Path) -> None:
+    file = write_gguf(DRAFT, tmp_path / "m.gguf", "F32")
+    adapter = write_adapter(DRAFT, tmp_path / "adapter", lora())
+    both = [
+        ExportConfig(target=str(base), adapter=str(adapter), output=tmp_path)
+        for base in (file, DRAFT)
+    ]
+    found, wanted = (load_model(open_pair(config)[0]).state_dict() for config in both)
+    for name, weight in wanted.items():
+        np.testing.assert_array_equal(found[name], weight, err_msg=name)
 
 
 def test_what_lies_beside_the_file_is_not_read(tmp_path: Path) -> None:

@@ -205,6 +205,15 @@ def test_what_belongs_to_a_product_and_has_no_place_is_refused(base, tmp_path):
     assert "model.layers.0.mlp.up_proj.pre_scale has no place in the model" in refusal(folder)
 
 
+def test_a_bias_that_the_model_lacks_may_only_be_zero(base, tmp_path):
+    folder, plain = write_quantized(base, tmp_path, KINDS["gptq"])
+    name = "model.layers.0.mlp.up_proj.bias"
+    edit_weights(folder, **{name: torch.zeros(96)})
+    assert_same_weights(folder, plain)
+    edit_weights(folder, **{name: torch.ones(96)})
+    assert f"{name} has no place in the model" in refusal(folder)
+
+
 def test_models_that_turn_their_weights_are_refused(tmp_path):
     sizes = {"n_embd": 64, "n_layer": 1, "n_head": 4, "n_positions": 64, "vocab_size": 300}
     base = write_checkpoint(tmp_path / "base", GPT2Config(**sizes))
