@@ -23,7 +23,7 @@ from dsbd_runtime.bundle import MANIFEST_NAME, Manifest, ParityReport
 
 ENGINE_OPTIONS = ("bundle", "engine", "compute_capability", "capacity")
 """Options that may accompany --bundle without --draft."""
-NOT_OF_DRAFT = ("target", "output", "demo", "features", "draft_quantize")
+NOT_OF_DRAFT = ("target", "adapter", "output", "demo", "features", "draft_quantize")
 """Options that may not accompany --bundle with --draft."""
 CAPTION = (
     "A family that is not listed is tried in the same way; every export is compared with its "
@@ -39,10 +39,17 @@ class ExportArguments:
     """The arguments of dsbd-export; all but ``demo`` are fields of ExportConfig or DraftConfig."""
 
     target: str | None = option(
-        help="Checkpoint folder or hub id of the large model.", section=_MODELS
+        help="Checkpoint folder, hub id or GGUF file of the large model.", section=_MODELS
+    )
+    adapter: str | None = option(
+        help="Adapter (PEFT) folder or hub id, merged into the target.", section=_MODELS
     )
     draft: str | None = option(
-        help="Checkpoint folder or hub id of the small model; may be added later.", section=_MODELS
+        help="Checkpoint folder, hub id or GGUF file of the small model; may be added later.",
+        section=_MODELS,
+    )
+    draft_adapter: str | None = option(
+        help="Adapter that is merged into the draft.", section=_MODELS
     )
     demo: bool = flag(help="Export the demo pair that ships with this package.", section=_MODELS)
     draft_vocab: int | None = option(

@@ -12,6 +12,7 @@ const ENTRY_FIELDS = [
   ...["caches", "dtype"],
   ...["quantization", "logits", "full_logits", "bit_exact", "masks", "sliding_window", "parity"],
   "unread_inputs", // text is all that a host has
+  "adapter", // for people
 ];
 const CACHE_FIELDS = ["kind", "layer", "num_heads", "key_width", "value_width", "dtype"];
 const ATTENTION_ROWS = "attention rows";

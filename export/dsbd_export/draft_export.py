@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dsbd_export.adapter import report_adapter
 from dsbd_export.changed_bundle import changed_bundle
 from dsbd_export.checkpoint import limited_threads, open_draft
 from dsbd_export.config import DraftConfig
@@ -38,7 +39,9 @@ def export_draft(
     if place is not None:
         check_buildable("target", target)
     report("reading the checkpoint")
-    draft = agreed_draft(bundle, open_draft(config), report)
+    draft = open_draft(config)
+    report_adapter(draft.adapter, config.draft, report)
+    draft = agreed_draft(bundle, draft, report)
     if draft.features is not None:
         check_form(config)
         check_target(draft.features, bundle)

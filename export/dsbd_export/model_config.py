@@ -17,6 +17,7 @@ from transformers import (
 )
 
 from dsbd_export.families import DEFAULT_FAMILY, FAMILIES
+from dsbd_export.quantized_weights import refusal_of_quantization
 from dsbd_runtime.graph import ATTENTION_MASK, ATTENTION_MASK_SLIDING
 
 MASK_BY_LAYER_TYPE = {
@@ -97,10 +98,8 @@ def _refusals(config: PreTrainedConfig) -> Iterator[str]:
     if config.is_encoder_decoder:
         yield "it is an encoder-decoder, a decoder-only model is needed"
         return
-    if (quantized := getattr(config, "quantization_config", None)) is not None:
-        method = quantized.get("quant_method") if isinstance(quantized, dict) else None
-        how = f" ({method})" if method else ""
-        yield f"its weights are already quantized{how}, one in fp32, fp16 or bf16 is needed"
+    if reason := refusal_of_quantization(config):
+        yield reason
     if (text := text_config(config)) is not config:
         yield from _refusals(text)
         return

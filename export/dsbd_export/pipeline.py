@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
+from dsbd_export.adapter import report_adapter
 from dsbd_export.changed_bundle import writing
 from dsbd_export.checkpoint import Checkpoint, limited_threads, open_pair
 from dsbd_export.config import CUDA, EXACT, GROUPED, ExportConfig, ModelOptions
@@ -118,6 +119,9 @@ def export_bundle(
 def _agreed_models(config: ExportConfig, report: Report) -> tuple[Checkpoint, Checkpoint | None]:
     """Return target and draft, as far as they are exported, with one vocabulary."""
     target, draft = open_pair(config)
+    report_adapter(target.adapter, config.target, report)
+    if draft is not None:
+        report_adapter(draft.adapter, str(config.draft), report)
     if draft is not None and draft.features is not None:
         check_form(config)
         target = replace(target, feature_layers=layers_read(draft.features, target.config))
@@ -286,6 +290,7 @@ def _manifest_entry(
         sliding_window=checkpoint.sliding_window,
         features=feature_entry(checkpoint),
         unread_inputs=checkpoint.unread_inputs,
+        adapter=None if checkpoint.adapter is None else checkpoint.adapter.name,
         parity=parity,
     )
 

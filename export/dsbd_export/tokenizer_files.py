@@ -80,9 +80,9 @@ def load_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
     Raises:
         ExportError: there is none, it cannot be loaded, or its class has no form without Python.
     """
-    folder, role = checkpoint.folder, checkpoint.role
+    folder, role = checkpoint.tokenizer_folder, checkpoint.role
     file = folder / TOKENIZER_FILE
-    if checkpoint.gguf_file is not None:
+    if checkpoint.tokenizer_gguf is not None:
         pass  # all that there is is in the one file, whatever lies beside it
     elif file.is_file():
         tokenizer_content(file)
@@ -113,12 +113,12 @@ def load_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
 def _loaded(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
     options = {"trust_remote_code": checkpoint.trust_remote_code, "local_files_only": True}
     tokenizer: PreTrainedTokenizerBase
-    if checkpoint.gguf_file is None:
-        tokenizer = AutoTokenizer.from_pretrained(str(checkpoint.folder), **options)
+    if checkpoint.tokenizer_gguf is None:
+        tokenizer = AutoTokenizer.from_pretrained(str(checkpoint.tokenizer_folder), **options)
         return tokenizer
-    with alone(checkpoint.folder / checkpoint.gguf_file) as folder:
+    with alone(checkpoint.folder / checkpoint.tokenizer_gguf) as folder:
         tokenizer = AutoTokenizer.from_pretrained(
-            str(folder), gguf_file=checkpoint.gguf_file, **options
+            str(folder), gguf_file=checkpoint.tokenizer_gguf, **options
         )
     return tokenizer
 
@@ -191,7 +191,7 @@ def _templates(checkpoint: Checkpoint, tokenizer: PreTrainedTokenizerBase) -> di
 
 def _warnings(checkpoint: Checkpoint, tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
     """Yield what is as transformers has it and yet may not be meant."""
-    role, folder = checkpoint.role, checkpoint.folder
+    role, folder = checkpoint.role, checkpoint.tokenizer_folder
     size = checkpoint.vocab_size
     beyond = {token: i for token, i in tokenizer.get_vocab().items() if i >= size}
     if beyond:
@@ -208,7 +208,7 @@ def _warnings(checkpoint: Checkpoint, tokenizer: PreTrainedTokenizerBase) -> Ite
             f"on, add {eos} to it in {GENERATION_CONFIG_FILE} and export again"
         )
     file = folder / TOKENIZER_FILE
-    if checkpoint.gguf_file is not None or not file.is_file():
+    if checkpoint.tokenizer_gguf is not None or not file.is_file():
         return
     as_written = Tokenizer.from_file(str(file)).encode(_PLAIN, add_special_tokens=False).tokens
     loaded = tokenizer.tokenize(_PLAIN)

@@ -123,6 +123,7 @@ class ModelEntry:
             this version reads no others.
         unread_inputs: kinds of input that the checkpoint reads and this engine does not, such as
             "image" and "audio": it is the text part of a composite model. None: there are none.
+        adapter: name of the adapter that was merged into the weights, for people. None: none was.
     """
 
     family: str
@@ -143,6 +144,7 @@ class ModelEntry:
     features: FeatureEntry | None = None
     d2t: None = None
     unread_inputs: list[str] | None = None
+    adapter: str | None = None
 
     @property
     def head(self) -> tuple[HeadOutput, ...]:

@@ -33,10 +33,14 @@ REFUSED = [  # (config class, its arguments, words of the reason)
     ("ModernBertConfig", {}, "no model class that continues text for ModernBertConfig"),
     (
         "LlamaConfig",
-        {"quantization_config": {"quant_method": "gptq", "bits": 4}},
-        "quantized (gptq)",
+        {"quantization_config": {"quant_method": "hqq"}},
+        "quantized (hqq, which is not read)",
     ),
-    ("LlamaConfig", {"quantization_config": {"quant_method": "awq", "bits": 4}}, "quantized (awq)"),
+    (
+        "LlamaConfig",
+        {"quantization_config": {"quant_method": "new"}},
+        "quantized (new, which is not read)",
+    ),
 ]
 
 
