@@ -53,7 +53,7 @@ from dsbd_ort.decoding.request import (
     only_for_room,
     result_of,
 )
-from dsbd_ort.decoding.set_up import RunningRequest, set_up
+from dsbd_ort.decoding.set_up import LoopParts, set_up
 from dsbd_ort.decoding.trace import TraceRecorder
 
 Prefixes = tuple[PrefixCache, PrefixCache]
@@ -218,7 +218,7 @@ def decoding_loop(
     return _finish(run, beams)
 
 
-def _prefill(run: RunningRequest) -> EngineCalls[None]:
+def _prefill(run: LoopParts) -> EngineCalls[None]:
     """Compute the prompt but for its last token, which is the root of the forest.
 
     The draft computes it as the target does if it reads the target's features, else with the first
@@ -234,7 +234,7 @@ def _prefill(run: RunningRequest) -> EngineCalls[None]:
         run.tracer.begin(prompt.tolist(), run.request.config)
 
 
-def _draft(run: RunningRequest, beams: Beams, depth: int) -> EngineCalls[list[DraftLayer]]:
+def _draft(run: LoopParts, beams: Beams, depth: int) -> EngineCalls[list[DraftLayer]]:
     """Add the layers that the draft policy chooses to the forest."""
     if not run.drafter:
         return []
@@ -255,7 +255,7 @@ def _draft(run: RunningRequest, beams: Beams, depth: int) -> EngineCalls[list[Dr
 
 
 def _verify_and_select(
-    run: RunningRequest, beams: Beams, drafted: list[DraftLayer], depth: int
+    run: LoopParts, beams: Beams, drafted: list[DraftLayer], depth: int
 ) -> EngineCalls[tuple[list[Beams], int]]:
     """Compute the forest; return the beams of every committed layer, as many as the nodes allow.
 
@@ -282,7 +282,7 @@ def _verify_and_select(
 
 
 def _iteration(
-    run: RunningRequest, drafted: list[DraftLayer], committed: list[Beams], num_accepted: int
+    run: LoopParts, drafted: list[DraftLayer], committed: list[Beams], num_accepted: int
 ) -> Iteration:
     """Return the record of an iteration: which beams go on, and which nodes pruning leaves.
 
@@ -308,12 +308,12 @@ def _iteration(
     )
 
 
-def _most_likely(run: RunningRequest, beams: Beams) -> Beams:
+def _most_likely(run: LoopParts, beams: Beams) -> Beams:
     """Keep the beam of highest log-probability per token (DSBD paper, memory reduction)."""
     return beams.only(int(run.hypotheses.scores(beams.hypotheses, 1.0).argmax()))
 
 
-def _prune(run: RunningRequest, iteration: Iteration) -> Beams:
+def _prune(run: LoopParts, iteration: Iteration) -> Beams:
     """Drop all but the survivors from forest and caches; return the beams renumbered."""
     renumbered = run.forest.prune(iteration.survivors)
     for cache in run.caches:
@@ -322,7 +322,7 @@ def _prune(run: RunningRequest, iteration: Iteration) -> Beams:
     return Beams(renumbered[beams.nodes], beams.log_weights, beams.hypotheses, beams.copies)
 
 
-def _finish(run: RunningRequest, beams: Beams) -> DecodeResult:
+def _finish(run: LoopParts, beams: Beams) -> DecodeResult:
     """Leave the caches to the next request; return the best sequences and the statistics."""
     request, hypotheses = run.request, run.hypotheses
     agreed = hypotheses.tokens[hypotheses.common(beams.hypotheses)].tolist()

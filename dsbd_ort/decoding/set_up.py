@@ -48,8 +48,8 @@ def check_decodable(request: DecodingRequest, target: EngineSpec, draft: EngineS
 
 
 @dataclass(frozen=True)
-class RunningRequest:
-    """The parts of one running request.
+class LoopParts:
+    """What the loop of one request works with.
 
     Attributes:
         draft: the draft engine's side of the forest, None where no model drafts.
@@ -81,7 +81,7 @@ class RunningRequest:
         return [self.target, self.draft] if self.draft else [self.target]
 
 
-def set_up(request: DecodingRequest, target: CacheView, draft: CacheView | None) -> RunningRequest:
+def set_up(request: DecodingRequest, target: CacheView, draft: CacheView | None) -> LoopParts:
     """Return the parts of a request that begins; raises what ``check_decodable`` raises."""
     check_decodable(request, target.spec, draft.spec if draft else None)
     for view in (target, draft):
@@ -114,7 +114,7 @@ def set_up(request: DecodingRequest, target: CacheView, draft: CacheView | None)
     if chained := _chained_drafter(paths, rule, engines.draft, config, proposers):
         drafter = chained
         observers.append(chained)
-    return RunningRequest(
+    return LoopParts(
         request=request,
         forest=builder.forest,
         hypotheses=builder.hypotheses,
@@ -161,7 +161,7 @@ def _paths(request: DecodingRequest, vocab_size: int) -> _Paths:
 
 @dataclass(frozen=True)
 class _Engines:
-    """The engines' sides of the forest, see ``RunningRequest``."""
+    """The engines' sides of the forest, see ``LoopParts``."""
 
     target: ForestRunner
     draft: ForestRunner | None

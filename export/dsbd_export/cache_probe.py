@@ -13,6 +13,7 @@ from transformers.cache_utils import DynamicCache
 
 from dsbd_export.checkpoint import Checkpoint
 from dsbd_export.errors import ExportError
+from dsbd_export.model_loading import cache_name
 from dsbd_export.parity_cases import ComputeIn
 from dsbd_runtime.graph import ATTENTION_ROWS, CacheEntry
 
@@ -52,7 +53,8 @@ def probed_caches(
     """
     cache = RecordingCache()
     with torch.no_grad(), ComputeIn(torch.float32):
-        model(input_ids=torch.zeros(1, _NUM_ROWS, dtype=torch.int64), past_key_values=cache)
+        token_ids = torch.zeros(1, _NUM_ROWS, dtype=torch.int64)
+        model(input_ids=token_ids, **{cache_name(model): cache})
     if not cache.shapes:
         raise ExportError(
             f"the {checkpoint.role} (family {checkpoint.family}) hands no keys and values to a "

@@ -22,6 +22,7 @@ from dsbd_export.draft_vocabulary import spread
 from dsbd_export.errors import ExportError, own_error_in, reason_of
 from dsbd_export.families import AttentionForm
 from dsbd_export.model_config import MASK_BY_LAYER_TYPE
+from dsbd_export.model_loading import cache_name
 from dsbd_export.optimize import fuse_norms
 from dsbd_export.replacements import (
     ReplaceTorchAttention,
@@ -116,6 +117,7 @@ class ForestGraph(nn.Module):
         self._masks = checkpoint.masks
         self._cached_layers = [cache.layer for cache in checkpoint.caches]
         self._form = form
+        self._cache_name = cache_name(model)
         self._feature_layers = checkpoint.feature_layers or ()
         tokens = checkpoint.proposed_tokens
         self._tokens = None if tokens is None else torch.from_numpy(tokens)
@@ -140,9 +142,9 @@ class ForestGraph(nn.Module):
                 input_ids=input_ids,
                 position_ids=position_ids,
                 attention_mask=self._mask_argument(masks),
-                past_key_values=cache,
                 use_cache=True,
                 logits_to_keep=logit_rows,
+                **{self._cache_name: cache},
             )
         logits = spread(output.logits.squeeze(0).float(), self._tokens, self._vocab_size)
         returned = logits, cache.present()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from optimum.exporters.tasks import TasksManager
+from torch import nn
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_MULTIMODAL_LM_MAPPING,
@@ -45,6 +47,14 @@ def load_model(checkpoint: Checkpoint, dtype: str = "fp32") -> PreTrainedModel:
         keep_text_part(model)
     widen_constants(model)
     return model.eval()
+
+
+def cache_name(module: nn.Module) -> str:
+    """Return the argument, and the field of its output, for the cache of a module of transformers.
+
+    It is "cache" from 5.24 on; models with code of their own keep the older "past_key_values".
+    """
+    return "cache" if "cache" in inspect.signature(module.forward).parameters else "past_key_values"
 
 
 def reference_dtype(checkpoint: Checkpoint, wanted: str) -> str:

@@ -28,6 +28,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from dsbd_export.checkpoint import Checkpoint
 from dsbd_export.errors import ExportError
+from dsbd_export.model_loading import cache_name
 from dsbd_export.pair import highest_token_id
 from dsbd_export.tokenizer_files import read_tokenizer
 
@@ -238,9 +239,8 @@ def largest_values(model: PreTrainedModel, checkpoint: Checkpoint) -> list[NDArr
     for token_ids in (text, noise):
         cache = DynamicCache()  # without a config: no layer drops what leaves its window
         with torch.no_grad(), ComputeIn(torch.float32):
-            model(
-                input_ids=torch.from_numpy(token_ids[None]), past_key_values=cache, use_cache=True
-            )
+            ids = torch.from_numpy(token_ids[None])
+            model(input_ids=ids, use_cache=True, **{cache_name(model): cache})
         found = [layer.values.abs().amax((0, 2)).numpy() for layer in cache.layers]
         seen = [np.maximum(a, b) for a, b in zip(seen, found, strict=True)] if seen else found
     return seen

@@ -15,6 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from dsbd_export.model_loading import cache_name
+
 NUM_TOP = 32
 _MOST_LOGITS = 2**26  # numbers of one call, 256 MiB in fp32
 _FEW_LOGITS = 2**23  # the same on a CPU, whose caches they should fit
@@ -140,13 +142,14 @@ class Teacher:
     def _sample(
         self, prompts: Tensor, length: int, top_k: int, generator: torch.Generator
     ) -> tuple[NDArray[np.int64], NDArray[np.uint32], NDArray[np.float32]]:
+        name = cache_name(self._target)
         past, pieces, tops = None, [prompts.to(self.device.name)], []
         for _ in range(length - prompts.shape[1]):
             with self.device.autocast():
                 out = self._target(
-                    input_ids=pieces[-1], past_key_values=past, use_cache=True, logits_to_keep=1
+                    input_ids=pieces[-1], use_cache=True, logits_to_keep=1, **{name: past}
                 )
-            past, logits = out.past_key_values, out.logits.float()
+            past, logits = getattr(out, name), out.logits.float()
             tops.append(self._top(logits))
             best = logits[:, -1].topk(min(top_k, self.vocab_size))
             drawn = torch.multinomial(best.values.softmax(-1), 1, generator=generator)

@@ -28,6 +28,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
 from dsbd_export.draft_vocabulary import spread
 from dsbd_export.feature_draft.config import FeatureDraftConfig
+from dsbd_export.model_loading import cache_name
 
 _ATTENTIONS: dict[str, Callable[..., Any]] = {"llama": LlamaAttention, "qwen3": Qwen3Attention}
 
@@ -41,6 +42,7 @@ class FeatureLayer(nn.Module):
         size, eps = layer.hidden_size, layer.rms_norm_eps
         self._norm_before_residual = config.norm_before_residual
         self.self_attn = _ATTENTIONS[layer.model_type](layer, 0)
+        self._cache_name = cache_name(self.self_attn)
         for name in ("q_proj", "k_proj", "v_proj"):
             narrow = getattr(self.self_attn, name)
             wide = nn.Linear(2 * size, narrow.out_features, bias=narrow.bias is not None)
@@ -67,7 +69,7 @@ class FeatureLayer(nn.Module):
         residual = normed if self._norm_before_residual else features
         both = torch.cat([self.input_layernorm(embeddings), normed], dim=-1)
         attended, _ = self.self_attn(
-            both, position_embeddings=angles, attention_mask=mask, past_key_values=cache
+            both, position_embeddings=angles, attention_mask=mask, **{self._cache_name: cache}
         )
         hidden = residual + attended
         result: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
