@@ -25,6 +25,8 @@ ENGINE_OPTIONS = ("bundle", "engine", "compute_capability", "capacity")
 """Options that may accompany --bundle without --draft."""
 NOT_OF_DRAFT = ("target", "output", "demo", "features", "draft_quantize")
 """Options that may not accompany --bundle with --draft."""
+ACCEPTING_OPTIONS = ("bundle", "accept_parity", "output")
+"""Options that --accept-parity needs, and the only ones beside it."""
 CAPTION = (
     "A family that is not listed is tried in the same way; every export is compared with its "
     "checkpoint, and refused when they differ. Measured errors: docs/export.md"
@@ -36,7 +38,10 @@ _EXIT_CODE = 128 + signal.SIGTERM  # as shells report a command that this signal
 
 @dataclass(frozen=True, kw_only=True)
 class ExportArguments:
-    """The arguments of dsbd-export; all but ``demo`` are fields of ExportConfig or DraftConfig."""
+    """The arguments of dsbd-export.
+
+    All but ``demo`` and ``accept_parity`` are fields of ExportConfig or DraftConfig.
+    """
 
     target: str | None = option(
         help="Checkpoint folder or hub id of the large model.", section=_MODELS
@@ -137,10 +142,20 @@ class ExportArguments:
     max_kl: float | None = option(
         type=TOLERANCE, help="Largest mean KL divergence allowed otherwise.", section=_PARITY
     )
+    accept_parity: float | None = option(
+        type=TOLERANCE,
+        metavar="LIMIT",
+        help="With --bundle OUTPUT.refused -o OUTPUT: finish an export that was refused for errors "
+        "up to this limit, which the bundle says from then on.",
+        section=_PARITY,
+    )
 
 
 def run(arguments: ExportArguments, given: dict[str, str]) -> None:
     """Export, or change the bundle of --bundle; ``given`` are the flags on the command line."""
+    if arguments.accept_parity is not None:
+        accept(arguments, arguments.accept_parity, given)
+        return
     if arguments.bundle is None:
         export(arguments)
         return
@@ -209,6 +224,28 @@ def export_draft(arguments: ExportArguments, bundle: Path, draft: str) -> None:
         config = DraftConfig(**options_of(DraftConfig, arguments))
         result = export_into(config, report=progress())
     print_bundle(result.output, result.manifest)
+
+
+def accept(arguments: ExportArguments, limit: float, given: dict[str, str]) -> None:
+    """Make a refused export a bundle and print its files.
+
+    Raises:
+        click.UsageError: an option is missing, or has no meaning here.
+        click.ClickException: the packages of the export are not installed.
+    """
+    if arguments.bundle is None or arguments.output is None:
+        raise click.UsageError(
+            "--accept-parity finishes a refused export; give --bundle OUTPUT.refused and -o OUTPUT"
+        )
+    if others := [given[name] for name in given if name not in ACCEPTING_OPTIONS]:
+        raise click.UsageError(
+            f"--accept-parity keeps what was exported; leave out {', '.join(others)}"
+        )
+    with export_packages():
+        from dsbd_export.refused_bundle import accept_refused
+    with orderly_termination():
+        manifest = accept_refused(arguments.bundle, limit, arguments.output)
+    print_bundle(arguments.output, manifest)
 
 
 @contextlib.contextmanager
@@ -297,8 +334,12 @@ def _parity_cells(parity: ParityReport) -> tuple[str, ...]:
         f"{parity.max_abs_error:.1e}",
         f"{parity.mean_kl:.1e}",
         f"{parity.top1_agreement:.1%}",
-        f"{name} {parity.limit:.0e}",
+        f"{name} {parity.limit:.0e}" + _accepted(parity.accepted),
     )
+
+
+def _accepted(limit: float | None) -> str:
+    return "" if limit is None else f", accepted {limit:.1e}"
 
 
 def print_families() -> None:

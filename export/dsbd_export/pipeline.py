@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib.metadata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -33,10 +33,11 @@ from dsbd_export.pair import (
     agreed_pair,
     context_warning,
 )
-from dsbd_export.parity import check_parity, parity_limit
+from dsbd_export.parity import measured_parity, parity_limit, refusal
 from dsbd_export.parity_cases import ForestCase, Reference
 from dsbd_export.prune_graph import write_prune_graph
 from dsbd_export.quantize import quantize_graph
+from dsbd_export.refused_bundle import keep_refused
 from dsbd_export.target_features import check_features, feature_entry
 from dsbd_export.tensorrt_build import build_engines
 from dsbd_export.tensorrt_options import build_place
@@ -111,7 +112,22 @@ def export_bundle(
         manifest = write_manifest(
             folder, versions=tool_versions(), target=target_entry, draft=draft_entry
         )
+        check_parity(folder, config.output, manifest, {"target": target, "draft": draft})
     return ExportResult(manifest=manifest, output=config.output)
+
+
+def check_parity(
+    folder: Path, output: Path, manifest: Manifest, exported: Mapping[str, Checkpoint | None]
+) -> None:
+    """Raise ExportError where a model of a complete bundle missed its limit, and keep it apart.
+
+    exported: by role, the models whose limits count.
+    """
+    for role, checkpoint in exported.items():
+        if checkpoint is None:
+            continue
+        if reason := refusal(checkpoint, manifest.entry_by_role[role].parity):
+            raise keep_refused(folder, output, manifest, reason)
 
 
 def _agreed_models(config: ExportConfig, report: Report) -> tuple[Checkpoint, Checkpoint | None]:
@@ -145,7 +161,9 @@ def export_model(
     write_prune_graph(checkpoint.caches, folder / PRUNE_FILE)
     report(f"{role}: comparing with the checkpoint")
     in_float64 = None if config.atol is not None else partial(_in_float64, checkpoint, report)
-    parity = check_parity(folder, checkpoint, wanted, parity_limit(config), in_float64)
+    parity = measured_parity(folder, checkpoint, wanted, parity_limit(config), in_float64)
+    if reason := refusal(checkpoint, parity):
+        report(f"warning: {reason}; the export goes on, and its result is kept apart")
     if checkpoint.feature_layers is not None:
         report(f"{role}: comparing its features with the checkpoint")
         check_features(folder, checkpoint, wanted, config)
