@@ -19,6 +19,7 @@ from dsbd_errors import install_hint
 from dsbd_export.families import FAMILIES
 from dsbd_ort.commands.option_types import COUNT, PATH, TOLERANCE
 from dsbd_ort.commands.options import flag, option
+from dsbd_ort.commands.progress import shown_progress, silenced_libraries
 from dsbd_runtime.bundle import MANIFEST_NAME, Manifest, ParityReport
 
 ENGINE_OPTIONS = ("bundle", "engine", "compute_capability", "capacity")
@@ -204,8 +205,8 @@ def export(arguments: ExportArguments) -> None:
     if arguments.demo:
         target, draft = demo_pair()
         options |= {"target": str(target), "draft": str(draft)}
-    with orderly_termination():
-        result = export_bundle(ExportConfig(**options), report=progress())
+    with working() as report:
+        result = export_bundle(ExportConfig(**options), report=report)
     print_bundle(result.output, result.manifest)
     if result.manifest.draft is None:
         print_no_draft(result.output)
@@ -220,9 +221,9 @@ def export_draft(arguments: ExportArguments, bundle: Path, draft: str) -> None:
     with export_packages():
         from dsbd_export.config import DraftConfig
         from dsbd_export.draft_export import export_draft as export_into
-    with orderly_termination():
+    with working() as report:
         config = DraftConfig(**options_of(DraftConfig, arguments))
-        result = export_into(config, report=progress())
+        result = export_into(config, report=report)
     print_bundle(result.output, result.manifest)
 
 
@@ -255,7 +256,8 @@ def export_packages() -> Iterator[None]:
     Imports stand in functions, not at the top: they import torch, which no other command may load.
     """
     try:
-        yield
+        with silenced_libraries():
+            yield
     except ImportError as error:
         raise click.ClickException(
             f"the export needs a package that is not installed ({error.name}); "
@@ -266,12 +268,6 @@ def export_packages() -> Iterator[None]:
 def options_of(config: type[Any], arguments: object) -> dict[str, Any]:
     """Return the arguments that are fields of a config."""
     return {field.name: getattr(arguments, field.name) for field in fields(config)}
-
-
-def progress() -> Callable[[str], None]:
-    """Return a function that prints a line on stderr."""
-    console = Console(stderr=True)
-    return lambda line: console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def build_engines(arguments: ExportArguments, bundle: Path) -> None:
@@ -293,8 +289,8 @@ def build_engines(arguments: ExportArguments, bundle: Path) -> None:
         compute_capability=arguments.compute_capability,
         capacity=arguments.capacity,
     )
-    with orderly_termination():
-        manifest = add_engines(bundle, options, report=progress())
+    with working() as report:
+        manifest = add_engines(bundle, options, report=report)
     print_bundle(bundle, manifest)
 
 
@@ -356,6 +352,13 @@ def print_families() -> None:
         else:
             table.add_row(name, "refused", "", family.refusal)
     Console().print(table)
+
+
+@contextlib.contextmanager
+def working() -> Iterator[Callable[[str], None]]:
+    """Yield a function that prints progress; libraries print nothing, SIGTERM is an exception."""
+    with orderly_termination(), silenced_libraries(), shown_progress() as report:
+        yield report
 
 
 @contextlib.contextmanager

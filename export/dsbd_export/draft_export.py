@@ -5,10 +5,11 @@ from __future__ import annotations
 from dsbd_export.changed_bundle import changed_bundle
 from dsbd_export.checkpoint import limited_threads, open_draft
 from dsbd_export.config import DraftConfig
-from dsbd_export.draft_vocabulary import Report, with_draft_vocabulary
+from dsbd_export.draft_vocabulary import with_draft_vocabulary
 from dsbd_export.feature_draft.agreement import check_form, check_target
 from dsbd_export.pair import agreed_draft, context_warning
 from dsbd_export.pipeline import ExportResult, check_parity, export_model, tool_versions
+from dsbd_export.progress import Report
 from dsbd_export.tensorrt_build import build_engines, check_buildable, is_engine
 from dsbd_export.tensorrt_options import build_place
 from dsbd_export.topk_head import check_num_top_logits

@@ -27,6 +27,7 @@ from dsbd_export.config import ModelOptions
 from dsbd_export.errors import ExportError
 from dsbd_export.parity_cases import TEXT, ForestCase, Reference, differences
 from dsbd_export.parity_engine import ForestEngine
+from dsbd_export.progress import Counter, Report, counted, silent
 from dsbd_runtime.bundle import MODEL_FILE, PRUNE_FILE, ParityCase, ParityReport
 
 _SPARE_ROWS = 7  # behind the last row in use: rows full of noise that no node may see
@@ -75,6 +76,7 @@ def measured_parity(
     references: Sequence[Reference],
     limit: ParityLimit,
     in_float64: InFloat64 | None = None,
+    report: Report = silent,
 ) -> ParityReport:
     """Run every case on ``folder``/model.onnx, then prune.onnx; return the errors found.
 
@@ -87,12 +89,13 @@ def measured_parity(
         limit: of the errors.
         in_float64: for a limit of the largest error, what says whether a case above it is rounding;
             called when no engine is open any more. None: every case above it fails.
+        report: gets how many cases are done, now and then.
 
     Raises:
         ExportError: a case that is another computation than the checkpoint's, with no numbers or
             other tokens, or a row moved wrongly.
     """
-    cases = _checked_cases(folder, checkpoint, references)
+    cases = _checked_cases(folder, checkpoint, references, report)
     is_missed = not all(map(limit.admits, cases))
     if is_missed and in_float64 is not None and limit.measure == MAX_ABS_ERROR:
         judged = [
@@ -121,7 +124,7 @@ def measured_parity(
 
 
 def _checked_cases(
-    folder: Path, checkpoint: Checkpoint, references: Sequence[Reference]
+    folder: Path, checkpoint: Checkpoint, references: Sequence[Reference], report: Report
 ) -> list[ParityCase]:
     """Return the errors of all cases, and check that the engine moves rows."""
     longest = max(len(ref.case.prefix_ids) + len(ref.case.node_ids) for ref in references)
@@ -129,7 +132,8 @@ def _checked_cases(
         folder / MODEL_FILE, folder / PRUNE_FILE, checkpoint, capacity=longest + _SPARE_ROWS
     )
     cases = []
-    for reference in references:
+    counter = Counter(f"{checkpoint.role}: comparing with the checkpoint", "cases", report)
+    for reference in counted(references, counter):
         case = reference.case
         found = divergence(engine.logits(case), reference.logits)
         cases.append(

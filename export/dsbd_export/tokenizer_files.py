@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from dsbd_export.older_tokenizers import (
     load_folder,
     tiktoken_file,
 )
+from dsbd_export.progress import Report
 from dsbd_export.tokenizer_gate import TokenizerGate
 from dsbd_runtime.bundle import (
     ADDITIONAL_TEMPLATES_FOLDER,
@@ -38,8 +39,6 @@ from dsbd_runtime.bundle import (
     TOKENIZER_CONFIG_FILE,
     TOKENIZER_FILE,
 )
-
-Report = Callable[[str], None]
 
 _PLAIN = "Hello, world! It's 3.14159 and\n    def read(path): return [path]"
 _TEMPLATE_NAME = re.compile(r"[\w.-]*\w[\w.-]*")
