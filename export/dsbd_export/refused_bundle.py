@@ -19,7 +19,14 @@ from pathlib import Path
 from dsbd_export.changed_bundle import link, writing
 from dsbd_export.errors import ExportError
 from dsbd_export.parity import ParityLimit
-from dsbd_runtime.bundle import MANIFEST_NAME, Manifest, ModelEntry, ParityReport, write_manifest
+from dsbd_runtime.bundle import (
+    MANIFEST_NAME,
+    Manifest,
+    ModelEntry,
+    ParityReport,
+    check_name,
+    write_manifest,
+)
 from dsbd_runtime.errors import BundleError
 from dsbd_runtime.manifest import manifest_from_file
 from dsbd_runtime.staging import new_bundle
@@ -48,7 +55,7 @@ def keep_refused(folder: Path, output: Path, manifest: Manifest, reason: str) ->
         )
     (folder / MANIFEST_NAME).rename(folder / REFUSED_MANIFEST_NAME)
     folder.rename(kept)
-    limit = f"{_rounded_up(max(map(_needed_limit, _reports(manifest)))):.3g}"
+    limit = f"{_rounded_up(max(map(_needed_limit, _refused_reports(manifest)))):.3g}"
     accept = ["--bundle", str(kept), "--accept-parity", limit, "-o", str(output)]
     return ExportError(
         f"{reason}; the result is kept apart. If such errors are acceptable finish it with: "
@@ -69,8 +76,11 @@ def accept_refused(kept: Path, limit: float, output: Path) -> Manifest:
             "the refusal named"
         )
     before = manifest_from_file(kept / REFUSED_MANIFEST_NAME)
+    for name in before.files:
+        check_name(kept / REFUSED_MANIFEST_NAME, name)
     for role, entry in before.entry_by_role.items():
-        if (needed := _needed_limit(entry.parity)) > max(limit, entry.parity.limit):
+        needed = _needed_limit(entry.parity)
+        if _is_refused(entry.parity) and needed > limit:
             raise ExportError(
                 f"accept_parity={limit:g} does not accept the {role} in {kept}, which needs "
                 f"{_rounded_up(needed):.3g} ({entry.parity.measure}); give that if it is acceptable"
@@ -95,13 +105,18 @@ def accept_refused(kept: Path, limit: float, output: Path) -> Manifest:
 
 def _accepted(entry: ModelEntry, limit: float) -> ModelEntry:
     """Return an entry that says the limit that was given, where its own refused it."""
-    if _needed_limit(entry.parity) <= entry.parity.limit:
+    if not _is_refused(entry.parity):
         return entry
     return replace(entry, parity=replace(entry.parity, accepted=limit))
 
 
-def _reports(manifest: Manifest) -> list[ParityReport]:
-    return [entry.parity for entry in manifest.entry_by_role.values()]
+def _refused_reports(manifest: Manifest) -> list[ParityReport]:
+    reports = (entry.parity for entry in manifest.entry_by_role.values())
+    return [report for report in reports if _is_refused(report)]
+
+
+def _is_refused(report: ParityReport) -> bool:
+    return _needed_limit(report) > report.limit
 
 
 def _needed_limit(report: ParityReport) -> float:
