@@ -18,10 +18,10 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from dsbd_export.checkpoint import Checkpoint
-from dsbd_export.draft_vocabulary import Report
 from dsbd_export.model_source import ModelSource, source_of
 from dsbd_export.outliers import Outliers
 from dsbd_export.parity_cases import ForestCase, Reference
+from dsbd_export.progress import Report
 from dsbd_runtime.graph import CacheEntry
 
 

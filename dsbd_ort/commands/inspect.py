@@ -39,7 +39,8 @@ The object that --json prints has these fields:
         layer, dtype, width, num_ancestors}],
     kv_bytes_per_token, kv_bytes_full_context, masks, sliding_window,
     features {width, layers, own_width} (null without a feature draft),
-    parity {measure, value, limit}
+    parity {measure, value, limit,
+      accepted (null unless a person accepted a refused engine)}
   generation_config {option: value}, not_built {name: value}
   total_bytes, files {name: bytes}
   draft_record (null unless dsbd-distill made the draft):
@@ -215,7 +216,8 @@ def _model_cells(model: ModelSummary) -> dict[str, str]:
         "key/value cache": _caches_cell(model.caches),
         "key/value bytes a token": f"{model.kv_bytes_per_token:,}",
         "in a full context": f"{model.kv_bytes_full_context:,}",
-        f"parity: {parity.measure}": f"{parity.value:.1e} (limit {parity.limit:.0e})",
+        f"parity: {parity.measure}": f"{parity.value:.1e} (limit {parity.limit:.0e})"
+        + ("" if parity.accepted is None else f"\nREFUSED, accepted to {parity.accepted:.1e}"),
     }
 
 

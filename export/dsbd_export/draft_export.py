@@ -6,11 +6,12 @@ from dsbd_export.adapter import report_adapter
 from dsbd_export.changed_bundle import changed_bundle
 from dsbd_export.checkpoint import limited_threads, open_draft
 from dsbd_export.config import DraftConfig
-from dsbd_export.draft_vocabulary import Report, with_draft_vocabulary
+from dsbd_export.draft_vocabulary import with_draft_vocabulary
 from dsbd_export.feature_draft.agreement import check_form, check_target
 from dsbd_export.model_source import SourceOf, source_of
 from dsbd_export.pair import agreed_draft, context_warning
-from dsbd_export.pipeline import ExportResult, export_model, tool_versions
+from dsbd_export.pipeline import ExportResult, check_parity, export_model, tool_versions
+from dsbd_export.progress import Report
 from dsbd_export.tensorrt_build import build_engines, check_buildable, is_engine
 from dsbd_export.tensorrt_options import build_place
 from dsbd_export.topk_head import check_num_top_logits
@@ -58,6 +59,7 @@ def export_draft(
             report(warning)
         report("writing the manifest")
         manifest = write_manifest(folder, versions=tool_versions(), target=target, draft=entry)
+        check_parity(folder, config.bundle, manifest, {"draft": draft})
     return ExportResult(manifest=manifest, output=config.bundle)
 
 

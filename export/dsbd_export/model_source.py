@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from dsbd_export.cache_probe import largest_values, probed_caches
 from dsbd_export.checkpoint import Checkpoint
-from dsbd_export.draft_vocabulary import Report, cut_head, without_others
+from dsbd_export.draft_vocabulary import cut_head, without_others
 from dsbd_export.feature_draft.graph import capture_feature_graph
 from dsbd_export.feature_draft.reference import (
     feature_cases,
@@ -39,6 +39,7 @@ from dsbd_export.parity_cases import (
     references,
     text_reference,
 )
+from dsbd_export.progress import Report
 from dsbd_export.replacements import choose_rope
 from dsbd_export.target_features import with_features
 from dsbd_runtime.graph import CacheEntry, equal_caches

@@ -90,6 +90,8 @@ class ParityReport:
         max_abs_error: the largest of all cases.
         mean_kl: the mean over the rows of real text, which is a case of its own.
         top1_agreement: the share of the same rows.
+        accepted: the limit that a person gave instead, where ``limit`` refused the engine; None:
+            it passed.
     """
 
     measure: str
@@ -98,6 +100,7 @@ class ParityReport:
     mean_kl: float
     top1_agreement: float
     cases: list[ParityCase]
+    accepted: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -241,7 +241,6 @@ def test_a_vocabulary_without_room_for_all_tokens_is_refused(
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"atol": 1e-12}, "parity failed: the draft"),
     ({"logits": "topk:301"}, "301"),
     ({"revision": "main"}, "revision='main' has no meaning: draft is local"),
     ({"engine": "tensorrt-rtx", "compute_capability": "9.9"}, "knows 7.5, 8.0"),

@@ -13,7 +13,7 @@ from onnx import TensorProto
 from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
 from dsbd_export.model_loading import load_model
-from dsbd_export.parity import check_parity, parity_limit
+from dsbd_export.parity import parity_limit
 from dsbd_export.parity_cases import references
 from dsbd_export.parity_engine import ForestEngine
 from dsbd_export.pipeline import export_bundle
@@ -22,6 +22,7 @@ from dsbd_runtime.bundle import open_bundle
 from dsbd_runtime.errors import ProviderError
 from dsbd_runtime.loading import load_causal_lm
 from tests.export.exported_target import exported_target
+from tests.export.gate import check_parity
 from tests.runtime.model_calls import logits_of
 
 LAYERS, LINEARS = 2, 9  # of the target: four products a layer and the head
