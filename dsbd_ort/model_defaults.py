@@ -2,7 +2,9 @@
 
 Of the file the sampling options count; the strategy and its widths are the caller's, and the
 end-of-sequence tokens stand in the manifest. A value that a strategy does not read is left out
-there: only what the caller sends is refused. Engines with a top-k head have a default too: K.
+there: only what the caller sends is refused. Engines with a top-k head have a default too: K. So
+have chats, for which the table's are poor: where the file says nothing of sampling the usual one,
+and an answer that is not cut short.
 """
 
 from __future__ import annotations
@@ -30,6 +32,8 @@ PROCESSING = (
     "suppress_tokens",
 )
 READ = (*WARPING, *PROCESSING, "max_new_tokens")
+CHAT_SAMPLING = {"temperature": 0.7, "top_p": 0.9}
+LONGEST_CHAT_ANSWER = 2048  # tokens, where a model goes on for ever
 _NOT_BUILT: dict[str, tuple[Any, ...]] = {  # name: the values that ask for nothing
     "encoder_repetition_penalty": (None, 1),
     "encoder_no_repeat_ngram_size": (None, 0),
@@ -47,20 +51,30 @@ class ModelDefaults:
 
     Attributes:
         options: of ``READ``, those that the file gives, in plain form.
+        chat_options: of chats, behind those; empty where requests are none.
         not_built: its options that dsbd-ort does not support.
         num_top_logits: K of the engines' heads, the smaller one; 0 where they return all logits.
         can_process: whether the target returns or keeps all logits, as ``PROCESSING`` requires.
     """
 
     options: dict[str, Any] = field(default_factory=dict)
+    chat_options: dict[str, Any] = field(default_factory=dict)
     not_built: dict[str, Any] = field(default_factory=dict)
     num_top_logits: int = 0
     can_process: bool = True
     _has_told_top_k: bool = False
+    _has_told_sampling: bool = False
 
     @classmethod
-    def from_bundle(cls, bundle: Bundle, *, reads_file: bool = True) -> ModelDefaults:
-        """Return the defaults of an opened bundle; without ``reads_file`` those of its heads.
+    def from_bundle(
+        cls, bundle: Bundle, *, reads_file: bool = True, of_chats: bool = False
+    ) -> ModelDefaults:
+        """Return the defaults of an opened bundle.
+
+        Args:
+            bundle: is not kept.
+            reads_file: whether its generation_config.json counts.
+            of_chats: whether its requests are chats.
 
         Raises:
             BundleError: the file is no JSON object, or gives an option no value that it takes.
@@ -70,9 +84,9 @@ class ModelDefaults:
         target = bundle.entry("target")
         can_process = not parse_num_top_logits(target.logits) or target.kept_output is not None
         file = bundle.path / GENERATION_CONFIG_FILE
-        if not reads_file or GENERATION_CONFIG_FILE not in bundle.manifest.files:
-            return cls(num_top_logits=num_top_logits, can_process=can_process)
-        content = json_from_file(file)
+        content: Any = {}
+        if reads_file and GENERATION_CONFIG_FILE in bundle.manifest.files:
+            content = json_from_file(file)
         if not isinstance(content, dict):
             raise BundleError(f"{file} is {in_short(content)}, expected a JSON object")
         options = {}
@@ -93,7 +107,8 @@ class ModelDefaults:
         not_built = {n: value for n, value in asked.items() if value not in _NOT_BUILT[n]}
         if not can_process:
             not_built |= {name: options.pop(name) for name in PROCESSING if name in options}
-        return cls(options, not_built, num_top_logits, can_process)
+        chat_options = _options_of_chats(options) if of_chats else {}
+        return cls(options, chat_options, not_built, num_top_logits, can_process)
 
     def log(self) -> None:
         """Log what requests will get, and which options of the file have no effect."""
@@ -118,16 +133,30 @@ class ModelDefaults:
         row = STRATEGIES.get(strategy) if isinstance(strategy, str) else None
         if row is None:
             return dict(options)  # DecodingConfig refuses it, with the strategies there are
+        defaults = {**self.chat_options, **self.options}
         left_out = {
             name: value
-            for name, value in self.options.items()
+            for name, value in defaults.items()
             if name not in options and _is_read(name, value, row)
         }
-        if unread := sorted(set(self.options) - set(options) - set(left_out)):
+        if unread := sorted(set(defaults) - set(options) - set(left_out)):
             _log.debug("strategy %s does not read %s", strategy, ", ".join(unread))
+        self._tell_sampling({n: left_out[n] for n in self.chat_options if n in left_out})
         if self.num_top_logits and "top_k" not in options and row.rule != "search":
             left_out["top_k"] = self._top_k(left_out.get("top_k", 0))
         return {**options, **left_out}
+
+    def _tell_sampling(self, of_chats: Mapping[str, Any]) -> None:
+        """Say once how a chat is sampled whose model and caller say nothing of it."""
+        sampling = {name: value for name, value in of_chats.items() if name in WARPING}
+        if sampling and not self._has_told_sampling:
+            self._has_told_sampling = True
+            _log.warning(
+                "no %s says how to sample this chat: %s; give them to choose, or "
+                "--no-chat-defaults",
+                GENERATION_CONFIG_FILE,
+                listed(sampling),
+            )
 
     def _top_k(self, default: int) -> int:
         """Return the default for engines with a top-k head; say once where it is K."""
@@ -143,6 +172,12 @@ class ModelDefaults:
                 said,
             )
         return self.num_top_logits
+
+
+def _options_of_chats(of_model: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of chats whose model has these; one that says how to sample says all."""
+    sampling = {} if any(name in of_model for name in WARPING) else CHAT_SAMPLING
+    return {**sampling, "max_new_tokens": LONGEST_CHAT_ANSWER}
 
 
 def _is_read(name: str, value: Any, row: Strategy) -> bool:

@@ -106,6 +106,7 @@ class Pipeline:
         costs: Costs | None = None,
         prefix_cache: bool = True,
         generation_config: bool = True,
+        chat_defaults: bool = False,
         ngram_pool: int = PipelineOptions.ngram_pool,
     ) -> None:
         """Take the opened parts; ``from_bundle`` opens them.
@@ -114,7 +115,9 @@ class Pipeline:
         """
         self.bundle = bundle
         self.tokenizer = Tokenizer.from_bundle(bundle)
-        self.defaults = ModelDefaults.from_bundle(bundle, reads_file=generation_config)
+        self.defaults = ModelDefaults.from_bundle(
+            bundle, reads_file=generation_config, of_chats=chat_defaults
+        )
         self.defaults.log()
         self._target = target
         self._draft = draft
@@ -148,6 +151,7 @@ class Pipeline:
             draft,
             prefix_cache=options.prefix_cache,
             generation_config=options.generation_config,
+            chat_defaults=options.chat_defaults,
             ngram_pool=options.ngram_pool,
         )
 
@@ -315,7 +319,8 @@ class Pipeline:
 
         Of each option the first of these counts: what the caller gives; a server's own default
         (``DefaultOptions``, which has filled it in before); the model's generation_config.json,
-        where the strategy reads it (``ModelDefaults``); the table of options.
+        where the strategy reads it, and behind that the usual ones of chats, if requests are chats
+        (``ModelDefaults``); the table of options.
 
         Raises:
             ConfigError, ConstraintError: they are invalid, or contradict each other.

@@ -27,6 +27,9 @@ class PipelineOptions:
         prefix_cache: keep cache rows between requests, so that of a prompt only the part behind
             the common prefix is computed.
         generation_config: take what a request leaves out from the bundle's generation_config.json.
+        chat_defaults: requests are chats: where neither they nor generation_config.json say how to
+            sample, with temperature 0.7 and top_p 0.9; answers as long as the context holds, up to
+            2,048 tokens.
         ngram_pool: tokens of earlier requests' texts that the n-gram drafter looks through as well;
             0: none of another request's.
     """
@@ -41,6 +44,7 @@ class PipelineOptions:
     verify: bool = False
     prefix_cache: bool = True
     generation_config: bool = True
+    chat_defaults: bool = False
     ngram_pool: int = 16_384
 
 
@@ -57,4 +61,5 @@ class OpeningOptions(TypedDict, total=False):
     verify: bool
     prefix_cache: bool
     generation_config: bool
+    chat_defaults: bool
     ngram_pool: int

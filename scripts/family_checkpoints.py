@@ -157,6 +157,23 @@ _SHARING = {
     "vocab_size_per_layer_input": VOCAB_SIZE,
     "hidden_size_per_layer_input": 16,
 }
+_DELTA_RULE = {
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_conv_kernel_dim": 4,
+}
+_MAMBA2 = {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_d_state": 12,
+    "mamba_n_groups": 2,
+    "mamba_chunk_size": 16,
+}
+_CONVOLUTION: dict[str, Any] = {"layer_types": ["conv", "full_attention"]}
 FAMILY_CHECKPOINTS: dict[str, FamilyCheckpoint] = {
     "llama": _row("llama", "LlamaConfig", _GROUPED),
     "llama-linear": _row("llama", "LlamaConfig", _GROUPED, **_rope("linear", factor=2.0)),
@@ -320,6 +337,95 @@ FAMILY_CHECKPOINTS: dict[str, FamilyCheckpoint] = {
         original_max_position_embeddings=64,
         rope_parameters=_LONGROPE,
     ),
+    "lfm2": _row("lfm2", "Lfm2Config", _GROUPED, **_CONVOLUTION),
+    "lfm2_moe": _row(
+        "lfm2_moe",
+        "Lfm2MoeConfig",
+        _GROUPED,
+        **_CONVOLUTION,
+        **_EXPERTS,
+        moe_intermediate_size=32,
+        num_dense_layers=1,
+        is_quick=False,
+    ),
+    "lfm3": _row(
+        "lfm3",
+        "Lfm3Config",
+        _GROUPED,
+        num_hidden_layers=4,
+        head_dim=16,
+        sliding_window=WINDOW,
+        is_quick=False,
+    ),
+    "qwen3_5": _row("qwen3_5_text", "Qwen3_5TextConfig", _GROUPED, **_DELTA_RULE, head_dim=16),
+    "qwen3_next": _row(
+        "qwen3_next",
+        "Qwen3NextConfig",
+        _GROUPED,
+        **_DELTA_RULE,
+        **_EXPERTS,
+        head_dim=16,
+        moe_intermediate_size=32,
+        shared_expert_intermediate_size=32,
+        is_quick=False,
+    ),
+    "olmo_hybrid": _row("olmo_hybrid", "OlmoHybridConfig", _GROUPED, **_DELTA_RULE, is_quick=False),
+    "granite_hybrid": _row(
+        "granitemoehybrid",
+        "GraniteMoeHybridConfig",
+        _GROUPED,
+        **_MAMBA2,
+        layer_types=["linear_attention", "full_attention"],
+        num_local_experts=0,
+        shared_intermediate_size=48,
+    ),
+    "falcon_h1": _row(
+        "falcon_h1", "FalconH1Config", _GROUPED, **_MAMBA2, mamba_d_ssm=128, is_quick=False
+    ),
+    "nemotron_h": _row(
+        "nemotron_h",
+        "NemotronHConfig",
+        _GROUPED,
+        layers_block_type=["mamba", "attention", "mlp"],
+        mamba_num_heads=8,
+        mamba_head_dim=16,
+        ssm_state_size=12,
+        n_groups=2,
+        chunk_size=16,
+        head_dim=16,
+        is_quick=False,
+    ),
+    "zamba2": _row(
+        "zamba2",
+        "Zamba2Config",
+        _GROUPED,
+        num_hidden_layers=3,
+        layers_block_type=["mamba", "hybrid", "mamba"],
+        mamba_ngroups=2,
+        n_mamba_heads=8,
+        mamba_headdim=16,
+        mamba_d_state=12,
+        chunk_size=16,
+        is_quick=False,
+    ),
+    "mamba2": _row(
+        "mamba2",
+        "Mamba2Config",
+        {name: size for name, size in _SIZES.items() if name != "num_attention_heads"},
+        num_heads=8,
+        head_dim=16,
+        state_size=12,
+        n_groups=2,
+        chunk_size=16,
+        is_quick=False,
+    ),
+    "qwen3_5-wrapper": _composite(
+        "qwen3_5", "Qwen3_5Config", "qwen3_5_text", **_DELTA_RULE, head_dim=16
+    ),
+    "lfm2_vl": _composite("lfm2_vl", "Lfm2VlConfig", "lfm2", **_CONVOLUTION),
+    "bamba": _row(
+        "bamba", "BambaConfig", _GROUPED, **_MAMBA2, attn_layer_indices=[1], is_quick=False
+    ),
     "qwen3_vl": _composite(
         "qwen3_vl",
         "Qwen3VLConfig",
@@ -366,6 +472,8 @@ ONE_OF_EACH = list(  # the first variant of every family
     {row.family: name for name, row in reversed(FAMILY_CHECKPOINTS.items())}.values()
 )[::-1]
 NOT_EXACT = (
+    *("bamba", "falcon_h1", "granite_hybrid", "mamba2", "nemotron_h", "zamba2"),  # recurrent
+    *("olmo_hybrid", "qwen3_5", "qwen3_5-wrapper", "qwen3_next"),
     *("gemma3n", "gemma4-e2b", "gemma4-e4b"),  # layers that share rows
     *("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "youtu"),  # values made of latents
     "diffllama",  # two halves of the values that are cached

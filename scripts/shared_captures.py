@@ -6,7 +6,11 @@ its graph.
 
 from __future__ import annotations
 
-from typing import Any
+import hashlib
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import onnx
@@ -14,34 +18,70 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from dsbd_export.checkpoint import Checkpoint
-from dsbd_export.draft_vocabulary import Report
 from dsbd_export.model_source import ModelSource, source_of
 from dsbd_export.outliers import Outliers
 from dsbd_export.parity_cases import ForestCase, Reference
+from dsbd_export.progress import Report
 from dsbd_runtime.graph import CacheEntry
 
 
 class SharedCaptures:
-    """``source_of`` of several exports; their checkpoints stay as they are meanwhile."""
+    """``source_of`` of several exports: one capture for the same files, captured the same way."""
 
-    def __init__(self) -> None:
-        """Begin without a graph."""
-        self._graph_by_checkpoint: dict[str, onnx.ModelProto] = {}
+    def __init__(self, folder: Path | None = None) -> None:
+        """Begin without a graph.
+
+        folder: where other processes put and find graphs too; None: in memory.
+        """
+        self._graphs: _GraphStore = {} if folder is None else _GraphFiles(folder)
 
     def __call__(self, checkpoint: Checkpoint) -> ModelSource:
         """Return the source of a checkpoint; its ``capture`` is that of an earlier export."""
-        proposed = checkpoint.proposed_tokens  # whose repr leaves out most of many
-        key = f"{checkpoint} {None if proposed is None else proposed.tolist()}"
-        return _SharedSource(source_of(checkpoint), key, self._graph_by_checkpoint)
+        return _SharedSource(source_of(checkpoint), _key_of(checkpoint), self._graphs)
+
+
+def _key_of(checkpoint: Checkpoint) -> str:
+    """Return what two checkpoints have in common whose graphs are the same."""
+    digest = hashlib.sha256()
+    for folder in filter(None, (checkpoint.folder, checkpoint.target_folder)):
+        for file in sorted(folder.iterdir()):
+            if file.is_file():
+                digest.update(file.name.encode() + hashlib.sha256(file.read_bytes()).digest())
+    proposed = checkpoint.proposed_tokens  # whose repr leaves out most of many
+    digest.update(repr(None if proposed is None else proposed.tolist()).encode())
+    digest.update(repr(replace(checkpoint, role="", folder=Path(), target_folder=None)).encode())
+    return digest.hexdigest()
+
+
+class _GraphStore(Protocol):
+    """Serialized graphs by key."""
+
+    def get(self, key: str, /) -> bytes | None: ...
+
+    def __setitem__(self, key: str, graph: bytes, /) -> None: ...
+
+
+class _GraphFiles:
+    """A store that processes share: a file for each graph, written whole."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def get(self, key: str) -> bytes | None:
+        file = self._folder / key
+        return file.read_bytes() if file.exists() else None
+
+    def __setitem__(self, key: str, graph: bytes) -> None:
+        with tempfile.NamedTemporaryFile(dir=self._folder, delete=False) as file:
+            file.write(graph)
+        Path(file.name).rename(self._folder / key)
 
 
 class _SharedSource:
     """The source of one export."""
 
-    def __init__(
-        self, source: ModelSource, key: str, graph_by_checkpoint: dict[str, onnx.ModelProto]
-    ) -> None:
-        self._source, self._key, self._graph_by_checkpoint = source, key, graph_by_checkpoint
+    def __init__(self, source: ModelSource, key: str, graphs: _GraphStore) -> None:
+        self._source, self._key, self._graphs = source, key, graphs
 
     def load(self, dtype: str) -> Any:
         """See ModelSource."""
@@ -63,13 +103,15 @@ class _SharedSource:
         """See ModelSource."""
         return self._source.outliers(model)
 
-    def largest_values(self, model: Any) -> list[NDArray[np.float32]]:
+    def largest_values(self, model: Any) -> dict[int, NDArray[np.float32]]:
         """See ModelSource."""
         return self._source.largest_values(model)
 
     def capture(self, model: Any, report: Report) -> ir.Model:
         """Return a graph with weights of its own: an export releases those of its model."""
-        if self._key not in self._graph_by_checkpoint:
-            graph = self._source.capture(model, report)
-            self._graph_by_checkpoint[self._key] = ir.serde.serialize_model(graph)
-        return ir.serde.deserialize_model(self._graph_by_checkpoint[self._key])
+        graph = self._graphs.get(self._key)
+        if graph is None:
+            captured = self._source.capture(model, report)
+            graph = ir.serde.serialize_model(captured).SerializeToString()
+            self._graphs[self._key] = graph
+        return ir.serde.deserialize_model(onnx.load_from_string(graph))

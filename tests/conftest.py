@@ -1,46 +1,68 @@
-"""What several folders of tests share: the demo pair, exported once, and a tiny bundle."""
+"""What several folders of tests share: the demo pair, exported once, and a tiny bundle.
+
+What imports torch is imported inside of functions: the process that only hands out the tests would
+wait for it for seconds, and so would one that runs a file without models.
+"""
 
 from __future__ import annotations
 
+import gc
 import os
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-import torch
 
-from dsbd_export.config import ExportConfig
-from dsbd_export.demo import demo_pair
-from dsbd_export.pipeline import export_bundle
 from dsbd_runtime.bundle import Bundle, open_bundle
 from tests.made_once import made_once
 from tests.runtime.tiny_graph import write_tiny_bundle
 
+if TYPE_CHECKING:
+    from scripts.shared_captures import SharedCaptures
+
 if "PYTEST_XDIST_WORKER" in os.environ:
+    import torch
+
     # As many tests run side by side as there are cores: more threads would wait for each other,
     # busily. The variable is for the processes that tests start.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     torch.set_num_threads(1)
 
 
+def pytest_collection_finish() -> None:
+    """Leave what was imported, a million objects, out of every later search for garbage."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session")
-def demo_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def captures(tmp_path_factory: pytest.TempPathFactory) -> SharedCaptures:
+    """Source of exports in which something else than the capture is tested."""
+    from scripts.shared_captures import SharedCaptures
+
+    def make(folder: Path) -> Path:
+        folder.mkdir()
+        return folder
+
+    return SharedCaptures(made_once(tmp_path_factory, "captures", make))
+
+
+@pytest.fixture(scope="session")
+def demo_bundle(tmp_path_factory: pytest.TempPathFactory, captures: SharedCaptures) -> Path:
     """The bundle that ``dsbd-export --demo`` makes."""
-    return made_once(tmp_path_factory, "demo", export_demo_pair)
+    from tests.exports import export_demo_pair
+
+    return made_once(tmp_path_factory, "demo", partial(export_demo_pair, captures))
 
 
 @pytest.fixture(scope="session")
-def int8_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def int8_bundle(tmp_path_factory: pytest.TempPathFactory, captures: SharedCaptures) -> Path:
     """The demo pair in int8-dynamic, whose engines are bit-exact."""
-    make = partial(export_demo_pair, quantize="int8-dynamic")
+    from tests.exports import export_demo_pair
+
+    make = partial(export_demo_pair, captures, quantize="int8-dynamic")
     return made_once(tmp_path_factory, "int8", make)
-
-
-def export_demo_pair(output: Path, quantize: str = "none") -> Path:
-    target, draft = demo_pair()
-    config = ExportConfig(target=str(target), draft=str(draft), output=output, quantize=quantize)
-    export_bundle(config, report=lambda _: None)
-    return output
 
 
 @pytest.fixture(scope="session")

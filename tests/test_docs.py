@@ -7,15 +7,18 @@ import re
 import shutil
 import subprocess
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 from _pytest.mark import ParameterSet
 from transformers import LlamaConfig
 
+from dsbd_export import draft_export, pipeline
 from dsbd_export.families import FAMILIES
 from dsbd_runtime.bundle import Bundle, open_bundle, write_manifest
 from scripts.family_checkpoints import VOCAB_SIZE, write_checkpoint
+from scripts.shared_captures import SharedCaptures
 from tests.doc_blocks import DOCUMENTS, ROOT, Block, ExportsOnce, blocks_of, run_block
 from tests.runtime.bundle_edits import without_draft
 from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle
@@ -66,6 +69,14 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> ExportsOnce:
 
 
 @pytest.fixture
+def shared_captures(captures: SharedCaptures, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TARGET and DRAFT are captured once for all commands, which import what exports them."""
+    for module, name in ((pipeline, "export_bundle"), (draft_export, "export_draft")):
+        export = partial(getattr(module, name), source_of=captures)
+        monkeypatch.setattr(module, name, export)
+
+
+@pytest.fixture
 def workspace(tmp_path: Path, tiny_bundle: Bundle, checkpoints: Path) -> Path:
     """The folder that the documents speak of, with tiny models behind their names."""
     for name in ("bundle", "BUNDLE", "chat_bundle", "damaged_bundle", "build/twin_bundle"):
@@ -106,6 +117,7 @@ def _case(block: Block) -> ParameterSet:
     return pytest.param(block, id=block.place, marks=[pytest.mark.slow] * starts_ray_serve)
 
 
+@pytest.mark.usefixtures("shared_captures")
 @pytest.mark.parametrize("block", [_case(block) for block in BLOCKS])
 def test_block_does_what_it_says(block: Block, workspace: Path, exports: ExportsOnce) -> None:
     if block.skip_reason:

@@ -206,5 +206,55 @@ def test_a_top_k_of_the_file_is_lowered_to_what_the_engine_returns(
     assert "top_k" not in defaults.filled({"strategy": "beam-search"})
 
 
+USUAL = (1.0, 0, 1.0, 64)  # the table's
+CHATS: list[tuple[dict[str, Any], dict[str, Any], tuple[float, int, float, int]]] = [
+    # (generation_config.json, given, temperature, top_k, top_p, max_new_tokens)
+    ({}, {}, (0.7, 0, 0.9, 2048)),
+    ({}, {"temperature": 0.2}, (0.2, 0, 0.9, 2048)),
+    ({}, {"temperature": 1.0, "top_p": 1.0, "max_new_tokens": 64}, USUAL),
+    ({}, {"strategy": "greedy"}, (1.0, 0, 1.0, 2048)),
+    ({}, {"temperature": 0.0}, (1.0, 0, 1.0, 2048)),  # a search, which reads neither
+    ({"top_k": 20}, {}, (1.0, 20, 1.0, 2048)),  # the model says how it is sampled
+    ({"repetition_penalty": 1.1, "max_new_tokens": 99}, {}, (0.7, 0, 0.9, 99)),
+    ({"max_new_tokens": 9999}, {}, (0.7, 0, 0.9, 9999)),
+]
+
+
+@pytest.mark.parametrize(("file", "given", "expected"), CHATS)
+def test_chats_get_what_neither_caller_nor_model_says(
+    bundle_with: BundleWith,
+    file: dict[str, Any],
+    given: dict[str, Any],
+    expected: tuple[float, int, float, int],
+) -> None:
+    with Pipeline.from_bundle(bundle_with(file), chat_defaults=True) as pipeline:
+        config = pipeline.config(given)
+        found = config.temperature, config.top_k, config.top_p, config.max_new_tokens
+        assert found == expected
+        if "max_new_tokens" not in given:
+            asked = pipeline.prepare([5] * 2000, given).config
+            assert asked.max_new_tokens == 48  # what the context of 2,048 has left
+    with Pipeline.from_bundle(bundle_with(file)) as plain:
+        config = plain.config({})
+        assert config.max_new_tokens == file.get("max_new_tokens", 64)
+        assert (config.temperature, config.top_p) == (1.0, 1.0)
+
+
+def test_how_a_chat_is_sampled_is_said_once_where_it_is(
+    tiny_bundle: Bundle, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Pipeline.from_bundle(tiny_bundle.path, chat_defaults=True) as pipeline:
+        for given in ({"strategy": "greedy"}, {"temperature": 0.5, "top_p": 1.0}):
+            pipeline.config(given)
+        assert not caplog.records
+        for given in ({"temperature": 0.5}, {}):
+            pipeline.config(given)
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "no generation_config.json says how to sample this chat: top_p 0.9; give them to choose, "
+        "or --no-chat-defaults"
+    )
+
+
 def test_every_option_of_the_file_is_one_of_a_request() -> None:
     assert set(READ) <= set(vars(DecodingConfig()))

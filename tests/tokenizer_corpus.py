@@ -154,7 +154,7 @@ def write_tokenizer(name: str, folder: Path) -> Path:
 def random_texts(number: int, seed: int = 0, tokens: Sequence[str] = ()) -> list[str]:
     """Return seeded texts of words, spaces, several scripts and, here and there, ``tokens``."""
     rng = random.Random(seed)
-    words = " ".join(_training_texts()).split()
+    words = " ".join(training_texts()).split()
     parts: list[Callable[[], str]] = [
         *[lambda: rng.choice(words)] * 6,
         lambda: rng.choice("abcXYZ.,;!?'\"()[]{}0123456789_-+=<>/|#@"),
@@ -171,7 +171,7 @@ def random_texts(number: int, seed: int = 0, tokens: Sequence[str] = ()) -> list
 
 
 @functools.cache
-def _training_texts() -> tuple[str, ...]:
+def training_texts() -> tuple[str, ...]:
     return (*_source_lines(), *_SCRIPTS * 4)
 
 
@@ -189,7 +189,7 @@ def _tokenizer_json(name: str) -> str:
 
 
 @functools.cache
-def _byte_level_model() -> dict[str, Any]:
+def byte_level_model() -> dict[str, Any]:
     trained = Tokenizer(models.BPE())
     trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = trainers.BpeTrainer(
@@ -197,7 +197,7 @@ def _byte_level_model() -> dict[str, Any]:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    trained.train_from_iterator(_training_texts(), trainer)
+    trained.train_from_iterator(training_texts(), trainer)
     return _model_of(trained)
 
 
@@ -224,7 +224,7 @@ def _model_of(tokenizer: Tokenizer) -> dict[str, Any]:
 
 def _byte_level(special: Sequence[str]) -> Tokenizer:
     """Return a byte-level BPE with GPT-2's words, ``special`` at the end of the vocabulary."""
-    model = _byte_level_model()
+    model = byte_level_model()
     merges = [(first, second) for first, second in model["merges"]]
     backend = Tokenizer(models.BPE(vocab=model["vocab"], merges=merges))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

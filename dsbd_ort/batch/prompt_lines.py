@@ -73,6 +73,7 @@ class BatchSettings:
             self.pipeline.provider,
             self.pipeline.draft_provider,
             self.pipeline.generation_config,
+            self.pipeline.chat_defaults,
             sorted(self.options.items()),
             _trie_digest(self.options),
             self.is_chat,

@@ -30,7 +30,6 @@ BASELINES = {  # strategy: the same distribution without a draft (or without joi
     "mjgd": "greedy",
 }
 _DRAWING = ("temperature", "top_k", "top_p")
-_SEARCHING = ("early_stopping",)
 _DRAFTING = ("draft_length", "draft_beams", "draft_policy", "width_policy")
 _SET_BY_BENCHMARK = ("seed", "eos_token_id")
 
@@ -117,8 +116,8 @@ def _implied_baseline(run: BenchRun) -> BenchRun | None:
         return None
     row = STRATEGIES[strategy]
     kept = ["max_new_tokens", "num_return_sequences", "length_penalty"]
-    kept += _DRAWING if row.rule == "sample" else _SEARCHING
-    kept += ["num_beams"] if row.has_beams else []
+    kept += _DRAWING if row.rule == "sample" else ()
+    kept += ["num_beams", "early_stopping"] if row.has_beams else []
     kept += ["replacement"] if row.has_beams and row.rule == "sample" else []
     options = {name: run.options[name] for name in kept if name in run.options}
     return BenchRun(options={"strategy": strategy, **options})

@@ -27,11 +27,15 @@ from dsbd_runtime.trt_record import (
 
 @dataclass(frozen=True, kw_only=True)
 class ParitySummary:
-    """The export's gate: the measure's name, its value and the limit it had to meet."""
+    """The export's gate: the measure's name, its value and the limit it had to meet.
+
+    accepted: the limit that a person gave for an engine that was refused, None for any other.
+    """
 
     measure: str
     value: float
     limit: float
+    accepted: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,7 +204,10 @@ def _model_summary(bundle: Bundle, role: str) -> ModelSummary:
         sliding_window=entry.sliding_window,
         features=entry.features,
         parity=ParitySummary(
-            measure=parity.measure, value=getattr(parity, parity.measure), limit=parity.limit
+            measure=parity.measure,
+            value=getattr(parity, parity.measure),
+            limit=parity.limit,
+            accepted=parity.accepted,
         ),
     )
 

@@ -15,8 +15,7 @@ from dsbd_ort.benchmark.forecast import forecast
 from dsbd_ort.commands.export import (
     export_packages,
     options_of,
-    orderly_termination,
-    progress,
+    working,
 )
 from dsbd_ort.commands.option_types import COUNT, COUNT_OR_NONE, PATH, FiniteRange
 from dsbd_ort.commands.options import flag, no_flag, option
@@ -116,10 +115,10 @@ def run(arguments: DistillArguments) -> None:
         from dsbd_export.distill.config import DistillConfig
         from dsbd_export.distill.draft_run import distill
     config = DistillConfig(**options_of(DistillConfig, arguments))
-    with orderly_termination():
+    with working() as report:
         record = distill(
             config,
-            report=progress(),
+            report=report,
             measure_speed=measure_speed if arguments.measures_speed else None,
         )
     print_record(arguments.output, record)

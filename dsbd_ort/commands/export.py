@@ -19,12 +19,15 @@ from dsbd_errors import install_hint
 from dsbd_export.families import FAMILIES
 from dsbd_ort.commands.option_types import COUNT, PATH, TOLERANCE
 from dsbd_ort.commands.options import flag, option
+from dsbd_ort.commands.progress import shown_progress, silenced_libraries
 from dsbd_runtime.bundle import MANIFEST_NAME, Manifest, ParityReport
 
 ENGINE_OPTIONS = ("bundle", "engine", "compute_capability", "capacity")
 """Options that may accompany --bundle without --draft."""
-NOT_OF_DRAFT = ("target", "output", "demo", "features", "draft_quantize")
+NOT_OF_DRAFT = ("target", "adapter", "output", "demo", "features", "draft_quantize")
 """Options that may not accompany --bundle with --draft."""
+ACCEPTING_OPTIONS = ("bundle", "accept_parity", "output")
+"""Options that --accept-parity needs, and the only ones beside it."""
 CAPTION = (
     "A family that is not listed is tried in the same way; every export is compared with its "
     "checkpoint, and refused when they differ. Measured errors: docs/export.md"
@@ -36,13 +39,23 @@ _EXIT_CODE = 128 + signal.SIGTERM  # as shells report a command that this signal
 
 @dataclass(frozen=True, kw_only=True)
 class ExportArguments:
-    """The arguments of dsbd-export; all but ``demo`` are fields of ExportConfig or DraftConfig."""
+    """The arguments of dsbd-export.
+
+    All but ``demo`` and ``accept_parity`` are fields of ExportConfig or DraftConfig.
+    """
 
     target: str | None = option(
-        help="Checkpoint folder or hub id of the large model.", section=_MODELS
+        help="Checkpoint folder, hub id or GGUF file of the large model.", section=_MODELS
+    )
+    adapter: str | None = option(
+        help="Adapter (PEFT) folder or hub id, merged into the target.", section=_MODELS
     )
     draft: str | None = option(
-        help="Checkpoint folder or hub id of the small model; may be added later.", section=_MODELS
+        help="Checkpoint folder, hub id or GGUF file of the small model; may be added later.",
+        section=_MODELS,
+    )
+    draft_adapter: str | None = option(
+        help="Adapter that is merged into the draft.", section=_MODELS
     )
     demo: bool = flag(help="Export the demo pair that ships with this package.", section=_MODELS)
     draft_vocab: int | None = option(
@@ -137,10 +150,20 @@ class ExportArguments:
     max_kl: float | None = option(
         type=TOLERANCE, help="Largest mean KL divergence allowed otherwise.", section=_PARITY
     )
+    accept_parity: float | None = option(
+        type=TOLERANCE,
+        metavar="LIMIT",
+        help="With --bundle OUTPUT.refused -o OUTPUT: finish an export that was refused for errors "
+        "up to this limit, which the bundle says from then on.",
+        section=_PARITY,
+    )
 
 
 def run(arguments: ExportArguments, given: dict[str, str]) -> None:
     """Export, or change the bundle of --bundle; ``given`` are the flags on the command line."""
+    if arguments.accept_parity is not None:
+        accept(arguments, arguments.accept_parity, given)
+        return
     if arguments.bundle is None:
         export(arguments)
         return
@@ -189,8 +212,8 @@ def export(arguments: ExportArguments) -> None:
     if arguments.demo:
         target, draft = demo_pair()
         options |= {"target": str(target), "draft": str(draft)}
-    with orderly_termination():
-        result = export_bundle(ExportConfig(**options), report=progress())
+    with working() as report:
+        result = export_bundle(ExportConfig(**options), report=report)
     print_bundle(result.output, result.manifest)
     if result.manifest.draft is None:
         print_no_draft(result.output)
@@ -205,10 +228,32 @@ def export_draft(arguments: ExportArguments, bundle: Path, draft: str) -> None:
     with export_packages():
         from dsbd_export.config import DraftConfig
         from dsbd_export.draft_export import export_draft as export_into
-    with orderly_termination():
+    with working() as report:
         config = DraftConfig(**options_of(DraftConfig, arguments))
-        result = export_into(config, report=progress())
+        result = export_into(config, report=report)
     print_bundle(result.output, result.manifest)
+
+
+def accept(arguments: ExportArguments, limit: float, given: dict[str, str]) -> None:
+    """Make a refused export a bundle and print its files.
+
+    Raises:
+        click.UsageError: an option is missing, or has no meaning here.
+        click.ClickException: the packages of the export are not installed.
+    """
+    if arguments.bundle is None or arguments.output is None:
+        raise click.UsageError(
+            "--accept-parity finishes a refused export; give --bundle OUTPUT.refused and -o OUTPUT"
+        )
+    if others := [given[name] for name in given if name not in ACCEPTING_OPTIONS]:
+        raise click.UsageError(
+            f"--accept-parity keeps what was exported; leave out {', '.join(others)}"
+        )
+    with export_packages():
+        from dsbd_export.refused_bundle import accept_refused
+    with orderly_termination():
+        manifest = accept_refused(arguments.bundle, limit, arguments.output)
+    print_bundle(arguments.output, manifest)
 
 
 @contextlib.contextmanager
@@ -218,7 +263,8 @@ def export_packages() -> Iterator[None]:
     Imports stand in functions, not at the top: they import torch, which no other command may load.
     """
     try:
-        yield
+        with silenced_libraries():
+            yield
     except ImportError as error:
         raise click.ClickException(
             f"the export needs a package that is not installed ({error.name}); "
@@ -229,12 +275,6 @@ def export_packages() -> Iterator[None]:
 def options_of(config: type[Any], arguments: object) -> dict[str, Any]:
     """Return the arguments that are fields of a config."""
     return {field.name: getattr(arguments, field.name) for field in fields(config)}
-
-
-def progress() -> Callable[[str], None]:
-    """Return a function that prints a line on stderr."""
-    console = Console(stderr=True)
-    return lambda line: console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def build_engines(arguments: ExportArguments, bundle: Path) -> None:
@@ -256,8 +296,8 @@ def build_engines(arguments: ExportArguments, bundle: Path) -> None:
         compute_capability=arguments.compute_capability,
         capacity=arguments.capacity,
     )
-    with orderly_termination():
-        manifest = add_engines(bundle, options, report=progress())
+    with working() as report:
+        manifest = add_engines(bundle, options, report=report)
     print_bundle(bundle, manifest)
 
 
@@ -297,8 +337,12 @@ def _parity_cells(parity: ParityReport) -> tuple[str, ...]:
         f"{parity.max_abs_error:.1e}",
         f"{parity.mean_kl:.1e}",
         f"{parity.top1_agreement:.1%}",
-        f"{name} {parity.limit:.0e}",
+        f"{name} {parity.limit:.0e}" + _accepted(parity.accepted),
     )
+
+
+def _accepted(limit: float | None) -> str:
+    return "" if limit is None else f", accepted {limit:.1e}"
 
 
 def print_families() -> None:
@@ -315,6 +359,13 @@ def print_families() -> None:
         else:
             table.add_row(name, "refused", "", family.refusal)
     Console().print(table)
+
+
+@contextlib.contextmanager
+def working() -> Iterator[Callable[[str], None]]:
+    """Yield a function that prints progress; libraries print nothing, SIGTERM is an exception."""
+    with orderly_termination(), silenced_libraries(), shown_progress() as report:
+        yield report
 
 
 @contextlib.contextmanager

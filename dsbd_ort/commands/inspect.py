@@ -26,7 +26,7 @@ from dsbd_ort.model_defaults import WARPING, listed
 from dsbd_ort.results import json_text
 from dsbd_runtime.bundle import open_bundle
 from dsbd_runtime.draft_record import DraftRecord
-from dsbd_runtime.graph import CacheEntry, FeatureEntry
+from dsbd_runtime.graph import CacheEntry, ConvolutionRows, FeatureEntry
 
 JSON_FIELDS = """\b
 The object that --json prints has these fields:
@@ -35,10 +35,12 @@ The object that --json prints has these fields:
   target, draft (null without one):
     family, dtype, quantization, logits, full_logits, bit_exact, weight_bytes,
     vocab_size, context_length, num_layers,
-    caches [{kind, layer, num_heads, key_width, value_width, dtype}],
+    caches [{kind, layer, dtype, num_heads, key_width, value_width}, or of a convolution {kind,
+        layer, dtype, width, num_ancestors}],
     kv_bytes_per_token, kv_bytes_full_context, masks, sliding_window,
     features {width, layers, own_width} (null without a feature draft),
-    parity {measure, value, limit}
+    parity {measure, value, limit,
+      accepted (null unless a person accepted a refused engine)}
   generation_config {option: value}, not_built {name: value}
   total_bytes, files {name: bytes}
   draft_record (null unless dsbd-distill made the draft):
@@ -214,19 +216,22 @@ def _model_cells(model: ModelSummary) -> dict[str, str]:
         "key/value cache": _caches_cell(model.caches),
         "key/value bytes a token": f"{model.kv_bytes_per_token:,}",
         "in a full context": f"{model.kv_bytes_full_context:,}",
-        f"parity: {parity.measure}": f"{parity.value:.1e} (limit {parity.limit:.0e})",
+        f"parity: {parity.measure}": f"{parity.value:.1e} (limit {parity.limit:.0e})"
+        + ("" if parity.accepted is None else f"\nREFUSED, accepted to {parity.accepted:.1e}"),
     }
 
 
 def _caches_cell(caches: list[CacheEntry]) -> str:
     """Return how many layers cache rows of each shape, one line a shape."""
-    shapes = Counter(
-        f"{cache.num_heads} heads x {cache.key_width}"
-        + (f" and {cache.value_width}" if cache.value_width != cache.key_width else "")
-        + f", {cache.dtype}"
-        for cache in caches
-    )
+    shapes = Counter(f"{_shape(cache)}, {cache.dtype}" for cache in caches)
     return "\n".join(f"{num_layers} x {shape}" for shape, num_layers in shapes.items())
+
+
+def _shape(cache: CacheEntry) -> str:
+    if isinstance(cache, ConvolutionRows):
+        return f"convolution of {cache.width:,} channels"
+    values = f" and {cache.value_width}" if cache.value_width != cache.key_width else ""
+    return f"{cache.num_heads} heads x {cache.key_width}{values}"
 
 
 def _features_cell(features: FeatureEntry | None) -> str:

@@ -68,7 +68,7 @@ def _answer_one(arguments: RunArguments, prompt: str) -> int:
     """Answer one prompt, streamed where somebody reads along."""
     is_read_along = sys.stdout is not None and sys.stdout.isatty() and arguments.can_stream
     arguments = replace(arguments, stream=arguments.stream or is_read_along)
-    with arguments.pipeline.open() as pipeline:
+    with arguments.opening.open() as pipeline:
         responder = responder_of(pipeline, arguments)
         with watched_signals() as interruption:
             responder.respond(prompt, interruption.is_requested)
@@ -78,7 +78,7 @@ def _answer_one(arguments: RunArguments, prompt: str) -> int:
 def _answer_terminal(arguments: RunArguments) -> int:
     """Answer prompts typed at the terminal, streamed unless several sequences are printed."""
     arguments = replace(arguments, stream=arguments.can_stream)
-    with arguments.pipeline.open() as pipeline:
+    with arguments.opening.open() as pipeline:
         talk(responder_of(pipeline, arguments).respond, line_of_terminal)
     return 0
 
@@ -86,7 +86,7 @@ def _answer_terminal(arguments: RunArguments) -> int:
 def _batch(arguments: RunArguments, input: Path, output: Path, console: Console) -> Batch:
     """Return the batch; with a cluster ``output`` is a folder, created if missing."""
     settings = BatchSettings(
-        pipeline=arguments.pipeline,
+        pipeline=arguments.opening,
         options=arguments.options,
         is_chat=arguments.chat,
         system=arguments.system,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import click
 
 from dsbd_ort.commands.option_types import COUNT, PATH, JsonObjectType
-from dsbd_ort.commands.options import decoding_options, flag, option, pipeline_settings
+from dsbd_ort.commands.options import decoding_options, flag, no_flag, option, pipeline_settings
 from dsbd_ort.pipeline import PipelineSettings
 
 STANDARD_STREAM = Path("-")
@@ -47,6 +47,7 @@ _NEED = [  # (option, the option that it needs)
     ("--replicas", "--cluster"),
     ("--system", "--chat"),
     ("--chat-template-kwargs", "--chat"),
+    ("--no-chat-defaults", "--chat"),
 ]
 
 
@@ -66,6 +67,11 @@ class RunArguments:
         type=JsonObjectType(),
         metavar="JSON",
         help='More variables of the chat template, as {"enable_thinking": false}.',
+        section=_PROMPT,
+    )
+    chat_defaults: bool = no_flag(
+        "--no-chat-defaults",
+        help="Of a --chat: no other temperature, top_p and max_new_tokens than of other prompts.",
         section=_PROMPT,
     )
     stream: bool = flag(
@@ -128,6 +134,11 @@ class RunArguments:
                 "--output is - (stdout), but with --cluster it is a folder, on a disk that "
                 "survives this process; give a folder"
             )
+
+    @property
+    def opening(self) -> PipelineSettings:
+        """How the bundle is opened, for chats or for texts."""
+        return replace(self.pipeline, chat_defaults=self.chat and self.chat_defaults)
 
     @property
     def can_stream(self) -> bool:

@@ -28,6 +28,7 @@ from dsbd_ort.commands.options import (
 )
 from dsbd_ort.engine import ServiceLimits
 from dsbd_ort.openai_server.default_options import NEVER_DEFAULTS
+from dsbd_ort.openai_server.plain_tools import OWN, TOOL_TEMPLATES
 from dsbd_ort.pipeline import PipelineSettings
 
 _SERVER, _CONNECTIONS = "Server", "Connections"  # sections of the help
@@ -109,6 +110,14 @@ class ServeArguments:
             callback=tries_by_name,
             metavar="NAME=FILE",
             help="Token sequences that a request's constraint may name; may be repeated.",
+            section=_SERVER,
+        ),
+        tool_template=option(
+            type=click.Choice(TOOL_TEMPLATES),
+            default=OWN,
+            show_default=True,
+            help="How a model whose chat template has no known form of tools is offered them: own: "
+            "not at all, tool_choice auto is refused; plain: by a text, with JSON calls.",
             section=_SERVER,
         ),
         max_prompts=option(

@@ -84,7 +84,10 @@ class DecodingConfig:
             ``decode`` takes a generator instead.
         num_return_sequences: how many of the final beams to return, best first.
         length_penalty: sequences are ranked by logprob / num_new_tokens ** length_penalty.
-        early_stopping: of beam search, as in transformers: False, True or "never".
+        early_stopping: of strategies with beams, when a request may end before all its beams have,
+            as in transformers: True, as soon as ``num_return_sequences`` (in a search
+            ``num_beams``) sequences have ended; False, when no live beam scores more than these as
+            it is; "never", when none can score more in ``max_new_tokens``.
         joint_threshold: of mjsd: joint likelihood ratio that accepted tokens must exceed.
             Default 0.1.
         joint_tokens, joint_beams: of mjgd: tokens decided jointly, beams that search them.

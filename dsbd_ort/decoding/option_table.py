@@ -143,7 +143,6 @@ _SAMPLING = Condition("strategy", lambda o: o.row.rule == "sample", "one that sa
 _SEVERAL_DRAWS = Condition(
     "strategy", lambda o: o.row.has_beams or o.row.has_draft_tree, "one with beams such as dsbd"
 )
-_SEARCH = Condition("strategy", lambda o: o.row.rule == "search", "beam-search")
 _NO_SEARCH = Condition(
     "strategy", lambda o: o.row.rule != "search", "one that samples such as dsbd"
 )
@@ -161,6 +160,7 @@ _FREE_OF_THE_DRAFT = Condition(  # an output that can be: it may take a coupling
     "one with a draft, which its output may not depend on, such as dsbd",
 )
 _THRESHOLD = Condition("width_policy", lambda o: o.width_policy == "threshold", "'threshold'")
+_EVERY_BEAM = Condition("memory", lambda o: o.memory == "forest", "'forest'")
 _DRAFTED_LAYERS = Condition("draft_length", lambda o: o.draft_length != 0, "at least 1")
 _DYNAMIC_WIDTH = (_SAMPLED_BEAMS_OF_A_DRAFT, _THRESHOLD, _DRAFTED_LAYERS)
 
@@ -334,7 +334,9 @@ OPTION_TABLE = {  # resolved in this order: what decides stands above what it de
         domain=Number(-30.0, 30.0)  # num_new_tokens to the power of it stays finite
     ),
     "early_stopping": OptionRow(
-        domain=OneOf((False, True, "never")), needs=(_SEARCH, _BEAMS), neutral=lambda _: (False,)
+        domain=OneOf((False, True, "never")),
+        needs=(_BEAMS, _EVERY_BEAM),
+        neutral=lambda _: (False,),
     ),
     "joint_threshold": OptionRow(
         domain=Number(0.0, _LARGEST, is_open=True),

@@ -133,6 +133,28 @@ class LayerBuilder:
         return entries
 
 
+def is_decided(
+    config: DecodingConfig, last_score: float, best_logprob: float, num_layers: int
+) -> bool:
+    """Return whether ``early_stopping`` ends a request (docs/algorithm.md 3.13).
+
+    As transformers does: True ends it at once; else no live beam may score more than the last of
+    the finished ones that count. A beam's log-probability only falls; False scores it as if it
+    ended now, "never" at its best length, the longest where ``length_penalty`` is above 0.
+
+    Args:
+        config: of the request.
+        last_score: of the finished sequences that count.
+        best_logprob: of the live beams, by which they would be scored.
+        num_layers: tokens of each.
+    """
+    if config.early_stopping is True:
+        return True
+    is_hopeful = config.early_stopping == "never" and config.length_penalty > 0.0
+    length = config.max_new_tokens if is_hopeful else num_layers
+    return bool(best_logprob / length**config.length_penalty <= last_score)
+
+
 class BeamSetRule:
     """Base of the rules whose final beams are the results: ended beams stay in the set."""
 
@@ -152,6 +174,10 @@ class BeamSetRule:
 
     def results(self, beams: Beams) -> Finished:
         """Return the beams' hypotheses, copies repeated, by score."""
-        hypotheses = beams.hypotheses[beams.repeated]
+        return self._ranked(beams, beams.repeated)
+
+    def _ranked(self, beams: Beams, chosen: NDArray[np.int64]) -> Finished:
+        """Return the hypotheses of the chosen beams by score."""
+        hypotheses = beams.hypotheses[chosen]
         scores = self._builder.hypotheses.scores(hypotheses, self._config.length_penalty)
         return Finished(hypotheses, scores).ranked()

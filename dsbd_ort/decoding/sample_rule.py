@@ -14,7 +14,13 @@ from dsbd_ort.decoding.drafting.draft import DraftLayer
 from dsbd_ort.decoding.forest import Forest
 from dsbd_ort.decoding.joint_distribution import JointDistribution, best_candidates
 from dsbd_ort.decoding.noise import noisy
-from dsbd_ort.decoding.rule import BeamSetRule, LayerBuilder, NodeDistributions
+from dsbd_ort.decoding.rule import (
+    BeamSetRule,
+    Finished,
+    LayerBuilder,
+    NodeDistributions,
+    is_decided,
+)
 from dsbd_ort.decoding.width import layer_width
 
 
@@ -86,7 +92,11 @@ class GumbelCoupling:
 
 
 class SampleRule(BeamSetRule):
-    """Beam sampling: draws with or without replacement until all beams are absorbing."""
+    """Beam sampling: draws with or without replacement until all beams are absorbing.
+
+    Or until ``early_stopping`` ends it, a function of the beams alone: so what is returned is the
+    same with and without speculation, and every layer has the same distribution as without it.
+    """
 
     def __init__(self, config: DecodingConfig, builder: LayerBuilder, coupling: Coupling) -> None:
         super().__init__(config, builder)
@@ -119,3 +129,25 @@ class SampleRule(BeamSetRule):
             beams = self._builder.descended(beams, joint, drawn)
             depth += 1
             yield beams
+
+    def is_finished(self, beams: Beams, num_layers: int) -> bool:
+        """See SelectionRule.is_finished."""
+        if super().is_finished(beams, num_layers):
+            return True
+        # Memory "single" goes on with one beam of an iteration, whether that has ended or not.
+        if not self._builder.forest.has_ends or self._config.memory == "single":
+            return False
+        num_wanted = self._config.num_return_sequences
+        best = self.results(beams).scores[:num_wanted]
+        if len(best) < num_wanted:
+            return False
+        live = beams.hypotheses[self._builder.forest.is_absorbing[beams.nodes] == 0]
+        best_logprob = float(self._builder.hypotheses.logprobs[live].max())
+        return is_decided(self._config, float(best[-1]), best_logprob, num_layers)
+
+    def results(self, beams: Beams) -> Finished:
+        """Return the hypotheses that are complete, copies repeated, by score."""
+        lengths = self._builder.hypotheses.lengths[beams.hypotheses]
+        is_complete = lengths == self._config.max_new_tokens
+        is_complete |= self._builder.forest.is_absorbing[beams.nodes] == 1
+        return self._ranked(beams, beams.repeated[is_complete[beams.repeated]])

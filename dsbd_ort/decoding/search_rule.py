@@ -18,7 +18,7 @@ from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.drafting.draft import DraftLayer
 from dsbd_ort.decoding.joint_distribution import JointDistribution, best_candidates
 from dsbd_ort.decoding.left_out import LeftOut
-from dsbd_ort.decoding.rule import Finished, LayerBuilder, NodeDistributions
+from dsbd_ort.decoding.rule import Finished, LayerBuilder, NodeDistributions, is_decided
 from dsbd_ort.decoding.warp import num_searched
 
 
@@ -85,13 +85,10 @@ class SearchRule:
             return True
         if len(self._pool.scores) < self._config.width:
             return False
-        if self._config.early_stopping is True or self._config.width == 1:
-            return True
-        length_penalty = self._config.length_penalty
-        is_hopeful = self._config.early_stopping == "never" and length_penalty > 0.0
-        length = self._config.max_new_tokens if is_hopeful else num_layers
-        best_possible = beams.log_weights[0] / length**length_penalty
-        return bool(best_possible <= self._pool.scores[-1])
+        last_score, best_logprob = float(self._pool.scores[-1]), float(beams.log_weights[0])
+        return self._config.width == 1 or is_decided(
+            self._config, last_score, best_logprob, num_layers
+        )
 
     def live(self, beams: Beams) -> NDArray[np.int64]:
         """See SelectionRule.live."""

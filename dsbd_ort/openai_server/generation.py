@@ -192,12 +192,14 @@ class Generation:
         self._live: list[LiveRequest] = []
         self._constraints: list[Any] = []
         self._num_ended = 0
+        self._is_closed = False
 
     def submit(self, engine_requests: Sequence[EngineRequest]) -> None:
         """Submit all of them or none; in any thread.
 
         Raises:
-            ErrorResponse: the service rejects one, or could never hold all.
+            ErrorResponse: the service rejects one, or could never hold all, or ``close`` was called
+                meanwhile.
         """
         limits = self._service.limits
         capacity = limits.max_requests + limits.max_queued
@@ -216,12 +218,19 @@ class Generation:
                     request.token_ids, request.config, on_event, caller=self._caller
                 )
                 self._live.append(live)
+                if self._is_closed:  # another thread may have cancelled those before it alone
+                    live.cancel()
+                    raise client_disconnected()
         except DsbdError as error:
             self.close()
             raise rejection(error) from error
 
     def close(self) -> None:
-        """Cancel the engine requests that have not ended; may be called again."""
+        """Cancel the engine requests that have not ended, and those that ``submit`` still adds.
+
+        May be called again.
+        """
+        self._is_closed = True  # before those that are there: what is added later reads it
         if self._num_ended < len(self._live):
             self._meter.cancelled()
         for live in self._live:

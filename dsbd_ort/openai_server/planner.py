@@ -17,6 +17,14 @@ from dsbd_ort.openai_server.chat import ChatBody
 from dsbd_ort.openai_server.completions import CompletionBody
 from dsbd_ort.openai_server.default_options import DefaultOptions
 from dsbd_ort.openai_server.errors import bad_request, rejection
+from dsbd_ort.openai_server.plain_tools import (
+    CALL_BEGINS,
+    PLAIN,
+    as_text,
+    offer,
+    with_system_text,
+    with_user_text,
+)
 from dsbd_ort.openai_server.protocol import GenerationBody
 from dsbd_ort.openai_server.settings import (
     ServingSettings,
@@ -25,9 +33,9 @@ from dsbd_ort.openai_server.settings import (
     check_prompt,
 )
 from dsbd_ort.openai_server.structured import contradiction, read_constraint
-from dsbd_ort.openai_server.tools import CALL_BEGINS, ToolUse, auto_fault, tool_use
+from dsbd_ort.openai_server.tools import ToolUse, auto_fault, tool_use
 from dsbd_ort.prompts import prompt_ids
-from dsbd_runtime.errors import BundleError
+from dsbd_runtime.errors import BundleError, InputError
 from dsbd_runtime.stream_decoder import whole_text
 
 
@@ -162,11 +170,7 @@ class Planner:
         try:
             messages = body.template_messages()
             tools = self._tool_use(body)
-            prompt = self._pipeline.chat_prompt(
-                messages,
-                add_generation_prompt=body.add_generation_prompt is not False,
-                chat_template_kwargs=_template_variables(body, tools),
-            )
+            prompt = self._chat_prompt(body, messages, tools)
             plan = self._plan(body, [prompt], None, echo=False, tools=tools)
             return replace(plan, tools=tools)
         except BundleError as error:  # its message names folders of this machine
@@ -179,13 +183,43 @@ class Planner:
             raise rejection(error) from error
 
     def _tool_use(self, body: ChatBody) -> ToolUse | None:
-        template = self._pipeline.chat_template.source(has_tools=bool(body.tools))
+        fault = None if self._speaks_plainly(body) else self._auto_fault(body)
         return tool_use(
             body.tools or (),
             body.tool_choice,
             parallel=body.parallel_tool_calls is not False,
-            auto_fault=auto_fault(template, self._tag_is_text),
+            auto_fault=fault,
         )
+
+    def _auto_fault(self, body: ChatBody) -> str | None:
+        """Return why the model's own template cannot show tools and calls, None where it can."""
+        template = self._pipeline.chat_template.source(has_tools=bool(body.tools))
+        return auto_fault(template, self._tag_is_text)
+
+    def _speaks_plainly(self, body: ChatBody) -> bool:
+        """Return whether tools and calls are plain text in this conversation."""
+        if self._settings.tool_template != PLAIN or not self._tag_is_text:
+            return False
+        return self._auto_fault(body) is not None
+
+    def _chat_prompt(
+        self, body: ChatBody, messages: list[dict[str, Any]], tools: ToolUse | None
+    ) -> list[int]:
+        """Return the token ids of a conversation, with the tools that are used."""
+        ids = functools.partial(
+            self._pipeline.chat_prompt,
+            add_generation_prompt=body.add_generation_prompt is not False,
+        )
+        if not messages or not self._speaks_plainly(body):
+            return ids(messages, chat_template_kwargs=_template_variables(body, tools))
+        plain, variables = as_text(messages), body.chat_template_kwargs
+        if tools is None:
+            return ids(plain, chat_template_kwargs=variables)
+        text = offer([tool.for_template()["function"] for tool in body.tools or ()])
+        try:
+            return ids(with_system_text(plain, text), chat_template_kwargs=variables)
+        except InputError:  # the template may take no system message
+            return ids(with_user_text(plain, text), chat_template_kwargs=variables)
 
     @functools.cached_property
     def _tag_is_text(self) -> bool:

@@ -11,6 +11,9 @@ from dsbd_ort.decoding import DecodingConfig
 from dsbd_ort.engine.limits import MOST, MOST_BYTES, check_count, check_seconds
 from dsbd_ort.openai_server.api_keys import ApiKeys
 from dsbd_ort.openai_server.errors import bad_request
+from dsbd_ort.openai_server.plain_tools import OWN, TOOL_TEMPLATES
+from dsbd_runtime.errors import InputError
+from dsbd_runtime.typed_json import in_short
 
 _MAX_STOPS, _MAX_STOP_CHARACTERS, _MAX_EOS_IDS = 16, 256, 64
 _COUNTS = ("max_beams", "max_draft_nodes", "max_best_of", "max_prompts")
@@ -35,6 +38,8 @@ class ServingSettings:
         body_timeout_s: to receive a body.
         defaults: options of requests that leave them out, see DefaultOptions.
         tries: that requests may name, see dsbd_ort.TokenTrie.
+        tool_template: one of ``TOOL_TEMPLATES``: whether tools are told and called as the model's
+            own chat template has it alone, or as plain text where that has no form known here.
         request_timeout_s: from the arrival of a request to its last token, including the queue.
     """
 
@@ -53,6 +58,7 @@ class ServingSettings:
     request_timeout_s: float = 600.0
     defaults: Mapping[str, Any] = field(default_factory=dict)
     tries: Mapping[str, TokenTrie] = field(default_factory=dict)
+    tool_template: str = OWN
 
     def __post_init__(self) -> None:
         for name in ("max_prompt_tokens", "max_new_tokens"):
@@ -63,6 +69,11 @@ class ServingSettings:
         check_count("max_body_bytes", self.max_body_bytes, 1, MOST_BYTES)
         check_seconds("body_timeout_s", self.body_timeout_s)
         check_seconds("request_timeout_s", self.request_timeout_s)
+        if self.tool_template not in TOOL_TEMPLATES:
+            raise InputError(
+                f"tool_template is {in_short(self.tool_template)}; expected one of "
+                f"{', '.join(TOOL_TEMPLATES)}"
+            )
 
 
 def check_config(config: DecodingConfig, settings: ServingSettings) -> None:

@@ -3,7 +3,8 @@
 choice                 the answer's text                                       constraint
 a named function       its arguments, as JSON                                  its schema
 required               [{"name":"...","arguments":{...}}, ...]                 all schemas
-auto                   any text, with calls as the chat template writes them   none
+auto                   any text, with calls as the chat template writes them,  none
+                       or as plain_tools.py asks for them
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from dsbd_ort.constraints import FunctionCalls, JsonSchema
 from dsbd_ort.decoding.errors import ConstraintError
 from dsbd_ort.openai_server.errors import bad_request
+from dsbd_ort.openai_server.plain_tools import CALL_BEGINS, CALL_ENDS
 from dsbd_runtime.typed_json import json_from_text
 
-CALL_BEGINS, CALL_ENDS = "<tool_call>", "</tool_call>"
 MOST_CALLS = 16
 """Calls of one answer with tool_choice "required": a model must not go on forever."""
 
@@ -150,8 +151,8 @@ def tool_use(
         return ToolUse("required", names, FunctionCalls(functions, most))
     if auto_fault is not None:
         raise bad_request(
-            f"tool_choice auto is not supported: {auto_fault}; use required, a function's name, "
-            "or none",
+            f"tool_choice auto is not supported: {auto_fault}; use required, a function's name, or "
+            "none, or start the server with --tool-template plain, which offers tools as text",
             "tool_choice",
             "unsupported",
         )

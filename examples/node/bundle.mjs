@@ -12,6 +12,7 @@ const ENTRY_FIELDS = [
   ...["caches", "dtype"],
   ...["quantization", "logits", "full_logits", "bit_exact", "masks", "sliding_window", "parity"],
   "unread_inputs", // text is all that a host has
+  "adapter", // for people
 ];
 const CACHE_FIELDS = ["kind", "layer", "num_heads", "key_width", "value_width", "dtype"];
 const ATTENTION_ROWS = "attention rows";
@@ -46,10 +47,13 @@ export async function openBundle(folder) {
     if (manifest.schema_version < 4) manifest[role] = withCaches(manifest[role]);
     checkFields(`${file}: ${role}`, manifest[role], ENTRY_FIELDS);
     for (const cache of manifest[role].caches) {
-      checkFields(`${file}: ${role}: a cache`, cache, CACHE_FIELDS);
       if (cache.kind !== ATTENTION_ROWS) {
-        throw unknownTo(`${file}: ${role}`, `a cache of kind ${JSON.stringify(cache.kind)}`);
+        throw new HostError(
+          `${file}: ${role} has a cache of kind ${JSON.stringify(cache.kind)}: the model does not ` +
+            "attend in all layers, which this host does not run; use dsbd-run or the C library",
+        );
       }
+      checkFields(`${file}: ${role}: a cache`, cache, CACHE_FIELDS);
     }
     checkLogits(`${file}: ${role}`, manifest[role].logits);
   }

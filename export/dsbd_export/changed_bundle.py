@@ -32,7 +32,7 @@ def changed_bundle(bundle: Bundle, kept: list[str]) -> Iterator[Path]:
     """
     with writing(bundle.path, "free some space"), new_bundle(bundle.path) as folder:
         for name in kept:
-            _link(bundle.path / name, folder / name)
+            link(bundle.path / name, folder / name)
         yield folder
         now = manifest_from_file(folder / MANIFEST_NAME).files
         for name in kept:
@@ -54,7 +54,7 @@ def writing(path: Path, fix: str) -> Iterator[None]:
         raise ExportError(f"cannot write {path}: {reason}; {fix}") from error
 
 
-def _link(source: Path, target: Path) -> None:
+def link(source: Path, target: Path) -> None:
     """Give a file a second name; copy it where the file system has none."""
     target.parent.mkdir(exist_ok=True)
     try:

@@ -7,7 +7,7 @@ import json
 import logging
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
+from dsbd_export.adapter import Adapter, read_adapter
 from dsbd_export.composite import unread_inputs
 from dsbd_export.config import MIN_CONTEXT, DraftConfig, ExportConfig, ModelOptions
 from dsbd_export.errors import ExportError, reason_of
@@ -44,7 +45,8 @@ from dsbd_export.model_config import (
     window_within,
 )
 from dsbd_export.other_weights import refusal_of_files
-from dsbd_runtime.graph import ATTENTION_MASK_SLIDING, CacheEntry
+from dsbd_export.quantized_weights import quantization_of
+from dsbd_runtime.graph import ATTENTION_MASK, ATTENTION_MASK_SLIDING, CacheEntry
 
 _HUB_FILES = [
     "*.json",
@@ -57,6 +59,7 @@ _HUB_FILES = [
 ]
 _HUB_CODE = ["*.py"]
 _HUB_OLD_WEIGHTS = ["pytorch_model*.bin"]
+_HUB_OLD_ADAPTERS = ["adapter_model.bin"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +73,7 @@ class Checkpoint:
         composite: the whole config of a composite model, whose text part alone is exported; None
             for any other model.
         context_length: that of the checkpoint, or the shorter one that was requested.
-        layer_masks: by layer, the name of its mask input.
+        layer_masks: by layer, the name of its mask input; None for one that does not attend.
         sliding_window: positions that a sliding-window layer sees, None without such layers.
         trust_remote_code: whether modelling code in the folder may run.
         gguf_file: name of the one file in ``folder`` that is all of the checkpoint; None: there is
@@ -82,6 +85,7 @@ class Checkpoint:
         proposed_tokens: (n,) int64, ascending. Tokens that a draft may propose; None: all that it
             has.
         caches: of its layers; none before the model is loaded, which tells them.
+        adapter: what is merged into the weights when they are loaded; None: nothing.
     """
 
     role: str
@@ -91,7 +95,7 @@ class Checkpoint:
     bos_token_id: int | None
     eos_token_ids: list[int]
     context_length: int
-    layer_masks: tuple[str, ...]
+    layer_masks: tuple[str | None, ...]
     sliding_window: int | None
     trust_remote_code: bool
     gguf_file: str | None = None
@@ -101,6 +105,7 @@ class Checkpoint:
     proposed_tokens: NDArray[np.int64] | None = None
     caches: tuple[CacheEntry, ...] = ()
     composite: PreTrainedConfig | None = None
+    adapter: Adapter | None = None
 
     @property
     def family(self) -> str:
@@ -114,9 +119,30 @@ class Checkpoint:
         return None if self.composite is None else unread_inputs(self.composite, self.config)
 
     @property
+    def is_computed(self) -> bool:
+        """Return whether weights are computed from those that are stored, in fp32.
+
+        Quantized values times their scales are numbers of fp32, and so are sums with an adapter's.
+        """
+        is_quantized = quantization_of(self.composite or self.config) is not None
+        return is_quantized or self.gguf_file is not None or self.adapter is not None
+
+    @property
+    def tokenizer_folder(self) -> Path:
+        """Return where the tokenizer lies: an adapter may have one of its own."""
+        has_own = self.adapter is not None and self.adapter.has_tokenizer
+        return self.adapter.folder if self.adapter is not None and has_own else self.folder
+
+    @property
+    def tokenizer_gguf(self) -> str | None:
+        """Return the name of the GGUF file that has the tokenizer; None: there is no such file."""
+        return self.gguf_file if self.tokenizer_folder == self.folder else None
+
+    @property
     def masks(self) -> list[str]:
-        """Return the mask inputs that at least one layer reads."""
-        return sorted(set(self.layer_masks))
+        """Return the mask inputs that at least one layer reads; recurrences read the full one."""
+        of_layers = {mask for mask in self.layer_masks if mask is not None}
+        return sorted(of_layers or {ATTENTION_MASK})
 
 
 def open_pair(options: ExportConfig) -> tuple[Checkpoint, Checkpoint | None]:
@@ -125,7 +151,10 @@ def open_pair(options: ExportConfig) -> tuple[Checkpoint, Checkpoint | None]:
     if options.draft is not None:
         sources["draft"] = options.draft
     opened = _opened(sources, options)
-    return opened["target"], opened.get("draft")
+    draft = opened.get("draft")
+    if draft is not None:
+        draft = _adapted(draft, options.draft_adapter)
+    return _adapted(opened["target"], options.adapter), draft
 
 
 def open_target(source: str, options: ModelOptions) -> Checkpoint:
@@ -135,7 +164,7 @@ def open_target(source: str, options: ModelOptions) -> Checkpoint:
 
 def open_draft(options: DraftConfig) -> Checkpoint:
     """Find the draft and read its config; no weights are read."""
-    return _opened({"draft": options.draft}, options)["draft"]
+    return _adapted(_opened({"draft": options.draft}, options)["draft"], options.draft_adapter)
 
 
 def _opened(sources: Mapping[str, str], options: ModelOptions) -> dict[str, Checkpoint]:
@@ -155,7 +184,7 @@ def _opened(sources: Mapping[str, str], options: ModelOptions) -> dict[str, Chec
 
 def open_checkpoint(role: str, folder: Path, options: ModelOptions) -> Checkpoint:
     """Read the config files in ``folder``; ``role`` is "target" or "draft"."""
-    if reason := refusal_of_files(folder):
+    if reason := refusal_of_files(role, folder):
         raise ExportError(f"the {role} at {folder} {reason}")
     if not (folder / "config.json").is_file():
         raise ExportError(
@@ -226,6 +255,21 @@ def _decoder_checkpoint(
     )
 
 
+def _adapted(checkpoint: Checkpoint, source: str | None) -> Checkpoint:
+    """Return the checkpoint with an adapter, which is a folder or a hub id; None: without one."""
+    if source is None:
+        return checkpoint
+    if checkpoint.features is not None:
+        raise ExportError(
+            f"the draft at {checkpoint.folder} is a feature draft, for which there are no "
+            "adapters; leave draft_adapter out"
+        )
+    adapter = read_adapter(source, _locate_adapter(source))
+    return replace(
+        checkpoint, adapter=adapter, vocab_size=adapter.vocab_size or checkpoint.vocab_size
+    )
+
+
 def _feature_checkpoint(role: str, folder: Path, options: ModelOptions) -> Checkpoint:
     """Return a feature draft; ``pair`` adds what it takes from its target."""
     if role != "draft":
@@ -266,10 +310,30 @@ def _locate(source: str, options: ModelOptions) -> Path:
             f"no checkpoint at {source}: no such folder; give a folder with config.json or a hub id"
         )
     wanted = [*_HUB_FILES, *(_HUB_CODE if options.trust_remote_code else [])]
+    return _downloaded(source, options.revision, wanted, _HUB_OLD_WEIGHTS)
+
+
+def _locate_adapter(source: str) -> Path:
+    """Return an adapter's folder, downloaded from the hub if it is not local."""
+    folder = Path(source).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.is_absolute() or source.startswith((".", "~")) or source.count("/") != 1:
+        raise ExportError(
+            f"no adapter at {source}: no such folder; give a folder with adapter_config.json or a "
+            "hub id"
+        )
+    return _downloaded(source, None, _HUB_FILES, _HUB_OLD_ADAPTERS)
+
+
+def _downloaded(
+    source: str, revision: str | None, wanted: list[str], old_weights: list[str]
+) -> Path:
+    """Return the folder of a hub id's files; of old weights only where there are no others."""
     try:
-        folder = Path(snapshot_download(source, revision=options.revision, allow_patterns=wanted))
+        folder = Path(snapshot_download(source, revision=revision, allow_patterns=wanted))
         if not any(folder.glob("*.safetensors")):
-            snapshot_download(source, revision=options.revision, allow_patterns=_HUB_OLD_WEIGHTS)
+            snapshot_download(source, revision=revision, allow_patterns=old_weights)
     except Exception as error:
         raise ExportError(
             f"{source} is no local folder and cannot be downloaded from the hub: "

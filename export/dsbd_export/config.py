@@ -235,10 +235,12 @@ class DraftedOptions(ModelOptions):
         draft_vocab: how many tokens the draft may propose, see ``draft_vocabulary``; None: all.
         draft_texts: files, folders or patterns of texts that say which tokens these are, the most
             frequent ones; without any they are those of the lowest ids.
+        draft_adapter: as ``adapter`` of ``ExportConfig``, for the draft.
     """
 
     draft_vocab: int | None = None
     draft_texts: tuple[str, ...] = ()
+    draft_adapter: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -261,7 +263,8 @@ class ExportConfig(DraftedOptions):
 
     Attributes:
         target: folder or Hugging Face hub id of the target checkpoint.
-        draft: the same for the draft; None for a bundle without one.
+        adapter: folder or hub id of an adapter (PEFT) that is merged into the target; None: none.
+        draft: folder or hub id of the draft; None for a bundle without one.
         draft_quantize: weight compression of the draft; None for that of the target.
         features: whether the target's engine also returns hidden states, for a feature draft; it
             does in any case beside one.
@@ -269,6 +272,7 @@ class ExportConfig(DraftedOptions):
     """
 
     target: str
+    adapter: str | None = None
     draft: str | None = None
     draft_quantize: str | None = None
     features: bool = False
@@ -294,7 +298,7 @@ class ExportConfig(DraftedOptions):
         )
 
     def _check_of_draft(self) -> None:
-        for field in ("draft_quantize", "draft_vocab"):
+        for field in ("draft_quantize", "draft_vocab", "draft_adapter"):
             if self.draft is None and (value := getattr(self, field)) is not None:
                 raise ExportError(
                     f"{field}={value!r} has no meaning without a draft; give one, or leave it out"

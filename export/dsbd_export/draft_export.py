@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dsbd_export.adapter import report_adapter
 from dsbd_export.changed_bundle import changed_bundle
 from dsbd_export.checkpoint import limited_threads, open_draft
 from dsbd_export.config import DraftConfig
-from dsbd_export.draft_vocabulary import Report, with_draft_vocabulary
+from dsbd_export.draft_vocabulary import with_draft_vocabulary
 from dsbd_export.feature_draft.agreement import check_form, check_target
+from dsbd_export.model_source import SourceOf, source_of
 from dsbd_export.pair import agreed_draft, context_warning
-from dsbd_export.pipeline import ExportResult, export_model, tool_versions
+from dsbd_export.pipeline import ExportResult, check_parity, export_model, tool_versions
+from dsbd_export.progress import Report
 from dsbd_export.tensorrt_build import build_engines, check_buildable, is_engine
 from dsbd_export.tensorrt_options import build_place
 from dsbd_export.topk_head import check_num_top_logits
@@ -17,7 +20,9 @@ from dsbd_runtime.trt_module import FLAVOURS
 from dsbd_runtime.trt_record import find_record, rebuild_command
 
 
-def export_draft(config: DraftConfig, *, report: Report) -> ExportResult:
+def export_draft(
+    config: DraftConfig, *, report: Report, source_of: SourceOf = source_of
+) -> ExportResult:
     """Export a draft into ``config.bundle``; ``report`` gets a short line a stage.
 
     The target's files stay as they are, but for its TensorRT engines where ``config`` requires
@@ -35,7 +40,9 @@ def export_draft(config: DraftConfig, *, report: Report) -> ExportResult:
     if place is not None:
         check_buildable("target", target)
     report("reading the checkpoint")
-    draft = agreed_draft(bundle, open_draft(config), report)
+    draft = open_draft(config)
+    report_adapter(draft.adapter, config.draft, report)
+    draft = agreed_draft(bundle, draft, report)
     if draft.features is not None:
         check_form(config)
         check_target(draft.features, bundle)
@@ -45,13 +52,14 @@ def export_draft(config: DraftConfig, *, report: Report) -> ExportResult:
     check_num_top_logits(config.num_top_logits, draft.vocab_size)
     kept = _kept_files(bundle, builds_engines=place is not None)
     with limited_threads(config.num_threads), changed_bundle(bundle, kept) as folder:
-        entry = export_model(draft, folder, config, report)
+        entry = export_model(draft, folder, config, report, source_of)
         if place is not None:
             build_engines(folder, [target, entry], place, config.capacity, report=report)
         elif warning := _engine_warning(bundle, entry):
             report(warning)
         report("writing the manifest")
         manifest = write_manifest(folder, versions=tool_versions(), target=target, draft=entry)
+        check_parity(folder, config.bundle, manifest, {"draft": draft})
     return ExportResult(manifest=manifest, output=config.bundle)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -24,9 +24,8 @@ from dsbd_export.config import DraftedOptions
 from dsbd_export.distill.texts import check_readable, find_files, texts_of
 from dsbd_export.errors import ExportError
 from dsbd_export.parity_cases import Reference
+from dsbd_export.progress import Report
 from dsbd_export.tokenizer_files import read_tokenizer
-
-Report = Callable[[str], None]
 
 
 def with_draft_vocabulary(draft: Checkpoint, options: DraftedOptions, report: Report) -> Checkpoint:

@@ -18,7 +18,7 @@ takes another kernel. So such a product gets a row of zeros beside it, as have f
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -29,7 +29,7 @@ from onnx_ir.passes import PassManager, common
 from dsbd_export.errors import ExportError
 from dsbd_export.optimize import known_heads_and_width
 from dsbd_export.weighted_layers import Store, replace_node, shape_of, weight_of
-from dsbd_runtime.graph import present_name
+from dsbd_runtime.graph import KEY, VALUE, present_name
 
 _EXACT_BITS = 24  # integers of fp32
 _WEIGHT_BITS = 14  # of a row's largest weight
@@ -100,12 +100,12 @@ class IntegerSums:
     """
 
     def __init__(
-        self, store: Store, context_length: int, largest_values: Sequence[NDArray[np.float32]]
+        self, store: Store, context_length: int, largest_values: Mapping[int, NDArray[np.float32]]
     ) -> None:
         """Take the most columns of scores, and the largest magnitudes of every layer's values.
 
         context_length: of the longest path, and one more where a sink has a column.
-        largest_values: (Hkv, D) each.
+        largest_values: by layer, (Hkv, D) each.
         """
         self._store = store
         self._is_long = context_length > _MAX_ROWS_IN_FP32
@@ -113,10 +113,8 @@ class IntegerSums:
         self._weight_bits = _WEIGHT_BITS if self._is_long else min(_WEIGHT_BITS, bits)
         largest_sum = min(2**_SHARE_BITS + context_length / 2, 2 ** (_SHARE_BITS + 1))
         self._limit = math.floor(2**_EXACT_BITS / largest_sum)
-        self._scales = [self._scale(values) for values in largest_values]
-        self._layer_by_present = {
-            present_name(layer, "value"): layer for layer in range(len(largest_values))
-        }
+        self._scales = {layer: self._scale(values) for layer, values in largest_values.items()}
+        self._layer_by_present = {present_name(layer, VALUE): layer for layer in largest_values}
         self._last_axis = store.constant("last_axis", np.array([-1], np.int64))
 
     def attended(
@@ -181,14 +179,18 @@ def _check_values(node: ir.Node) -> None:
 
 
 def attend_exactly(
-    model: ir.Model, context_length: int, largest_values: Sequence[NDArray[np.float32]] | None
+    model: ir.Model,
+    context_length: int,
+    layers: Sequence[int],
+    largest_values: Mapping[int, NDArray[np.float32]] | None,
 ) -> int:
     """Rewrite all attention of ``model`` in place; return the number of attentions.
 
     Args:
         model: a graph of the contract, before quantization.
         context_length: the most rows that a row sees.
-        largest_values: of every layer the largest magnitudes of its values, (Hkv, D), for sums of
+        layers: those that attend.
+        largest_values: of each of them the largest magnitudes of its values, (Hkv, D), for sums of
             integers; None for sums in double.
 
     Raises:
@@ -207,13 +209,13 @@ def attend_exactly(
         _check_values(node)
     score_products = [_replace_attention(graph, node, sums, store) for node in nodes]
     num_found = len(nodes) + _replace_softmaxes(graph, sums)
-    num_values = _prepare_values(graph, sums)
-    if num_found != num_values:
+    _prepare_values(graph, sums, layers)
+    if num_found != len(layers):
         raise ExportError(
             "attention='exact' is for layers that attend once, each to values of its own, but "
-            f"{num_found} attentions read the values of {num_values} layers; use attention='fused'"
+            f"{num_found} attentions read the values of {len(layers)} layers; use attention='fused'"
         )
-    keys = {present_name(layer, "key") for layer in range(num_values)}
+    keys = {present_name(layer, KEY) for layer in layers}
     for node in list(graph):
         if node.op_type == "MatMul" and node not in score_products:
             if _may_have_one_row(node, keys):
@@ -224,7 +226,7 @@ def attend_exactly(
     PassManager([common.CommonSubexpressionEliminationPass(), common.RemoveUnusedNodesPass()])(
         model
     )
-    return num_values
+    return num_found
 
 
 def _replace_attention(graph: ir.Graph, node: ir.Node, sums: Sums, store: Store) -> ir.Node | None:
@@ -310,19 +312,16 @@ def _is_present(value: ir.Value | None) -> bool:
     return producer is not None and producer.op_type == "TensorScatter"
 
 
-def _prepare_values(graph: ir.Graph, sums: Sums) -> int:
-    """Let the cache hold the values as the sums need them; return the number of layers."""
+def _prepare_values(graph: ir.Graph, sums: Sums, layers: Sequence[int]) -> None:
+    """Let the cache hold the values as the sums need them."""
     outputs = {output.name: output for output in graph.outputs}
-    layer = 0
-    while present := outputs.get(present_name(layer, "value")):
-        scatter = present.producer()
+    for layer in layers:
+        scatter = outputs[present_name(layer, VALUE)].producer()
         assert scatter is not None and scatter.inputs[1] is not None  # as check_contract found
         tape = ir.tape.Tape()
         prepared = sums.prepare_value(tape, layer, scatter.inputs[1])
         graph.insert_before(scatter, tape.nodes)
         scatter.replace_input_with(1, prepared)
-        layer += 1
-    return layer
 
 
 def _may_have_one_row(node: ir.Node, keys: set[str]) -> bool:

@@ -56,6 +56,7 @@ _BY_ROW = "its local attention counts cache rows (GPTNeoSelfAttention.bias), not
 
 DEFAULT_FAMILY = Family()
 FAMILIES: dict[str, Family] = {
+    "bamba": Family(note="Mamba2 layers"),
     "bloom": Family(refusal=_ALIBI),
     "codegen": Family(attention=AttentionForm.OWN, note="rotary angles from a table"),
     "cohere": Family(note="scaled logits"),
@@ -67,6 +68,7 @@ FAMILIES: dict[str, Family] = {
     "doge": Family(refusal=_BY_WEIGHT),
     "exaone4": Family(note="window, normalised queries and keys"),
     "falcon": Family(note="with ALiBi (alibi=true) refused"),
+    "falcon_h1": Family(note="Falcon-H1: Mamba2 beside attention in each layer"),
     "gemma": Family(note="scaled embeddings"),
     "gemma2": Family(attention=AttentionForm.CAPPED, note="softcap, alternating window"),
     "gemma3": Family(note="Gemma 3 4b to 27b: text part; window"),
@@ -90,9 +92,14 @@ FAMILIES: dict[str, Family] = {
     "granite_docling": Family(note="Granite-Docling: text part"),
     "granite_swa": Family(attention=AttentionForm.CAPPED, note="window, attention sinks"),
     "granitemoe": Family(has_experts=True, note="scaled residuals and logits"),
+    "granitemoehybrid": Family(note="Granite 4 hybrid: Mamba2 layers"),
     "idefics3": Family(note="Idefics3: text part"),
     "internvl": Family(note="InternVL: text part"),
     "jamba": Family(refusal=_RECURRENT),
+    "lfm2": Family(note="LFM2: convolutions"),
+    "lfm2_moe": Family(has_experts=True, note="LFM2-MoE: convolutions"),
+    "lfm2_vl": Family(note="LFM2-VL: text part; convolutions"),
+    "lfm3": Family(note="LFM3: window, convolutions"),
     "lighton_ocr": Family(note="LightOnOCR: text part"),
     "llama": Family(note="also rope linear, dynamic, llama3, yarn"),
     "llama4_text": Family(refusal=_BY_LENGTH),
@@ -100,7 +107,7 @@ FAMILIES: dict[str, Family] = {
     "llava_onevision": Family(note="LLaVA-OneVision: text part"),
     "longcat_flash": Family(refusal=_ZERO_EXPERTS),
     "mamba": Family(refusal=_RECURRENT),
-    "mamba2": Family(refusal=_RECURRENT),
+    "mamba2": Family(note="Mamba2 alone"),
     "mimo_v2_flash": Family(
         attention=AttentionForm.CAPPED, has_experts=True, note="window, sinks in its layers"
     ),
@@ -110,8 +117,10 @@ FAMILIES: dict[str, Family] = {
     "mixtral": Family(has_experts=True, note="window"),
     "mpt": Family(refusal=_ALIBI),
     "nemotron": Family(note="partial rotary positions, shifted norms"),
+    "nemotron_h": Family(note="Nemotron-H: Mamba2 layers"),
     "olmo2": Family(note="norms behind the blocks"),
     "olmo3": Family(note="window, norms behind the blocks"),
+    "olmo_hybrid": Family(note="OLMo hybrid: gated delta rule"),
     "olmoe": Family(has_experts=True, note="normalised queries and keys"),
     "opt": Family(note="learned positions"),
     "paligemma": Family(refusal=_OWN_MASK),
@@ -121,8 +130,11 @@ FAMILIES: dict[str, Family] = {
     "qwen2_5_vl": Family(note="Qwen2.5-VL: text part"),
     "qwen2_moe": Family(has_experts=True, note="shared expert"),
     "qwen3": Family(note="normalised queries and keys"),
+    "qwen3_5": Family(note="Qwen3.5: text part; gated delta rule"),
+    "qwen3_5_text": Family(note="Qwen3.5: gated delta rule"),
     "qwen3_asr": Family(note="Qwen3-ASR: text part"),
     "qwen3_moe": Family(has_experts=True, note="normalised queries and keys"),
+    "qwen3_next": Family(has_experts=True, note="Qwen3-Next: gated delta rule"),
     "qwen3_vl": Family(note="Qwen3-VL: text part"),
     "recurrent_gemma": Family(refusal=_RECURRENT),
     "rwkv": Family(refusal=_RECURRENT),
@@ -133,4 +145,5 @@ FAMILIES: dict[str, Family] = {
     "t5": Family(refusal=_ENCODER),
     "voxtral": Family(note="Voxtral: text part"),
     "youtu": Family(note="latent attention"),
+    "zamba2": Family(note="Zamba2: Mamba2 layers, shared attention"),
 }

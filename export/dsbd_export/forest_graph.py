@@ -6,8 +6,10 @@ output.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import onnx_ir as ir
@@ -24,6 +26,13 @@ from dsbd_export.families import AttentionForm
 from dsbd_export.model_config import MASK_BY_LAYER_TYPE
 from dsbd_export.model_loading import cache_name
 from dsbd_export.optimize import fuse_norms
+from dsbd_export.path_convolutions import PathConvolutions
+from dsbd_export.path_recurrences import (
+    PathRows,
+    Recurrence,
+    path_outputs,
+    replaced_recurrences,
+)
 from dsbd_export.replacements import (
     ReplaceTorchFunctions,
     additive_mask,
@@ -35,57 +44,112 @@ from dsbd_export.replacements import (
 from dsbd_export.target_features import LayerInputs
 from dsbd_export.weights import TORCH_DTYPES
 from dsbd_runtime.graph import (
-    CACHE_PARTS,
+    ANCESTORS,
+    ATTENTION_MASK,
+    ATTENTION_ROWS,
+    CONVOLUTION_ROWS,
     FEATURE_ROWS,
     FEATURES,
     INPUT_IDS,
     LOGIT_ROWS,
     LOGITS,
     POSITION_IDS,
+    RECURRENT_ROWS,
     WRITE_INDICES,
+    num_ancestors,
+    parts_of,
     past_name,
     present_name,
 )
 
-CachePair = tuple[Tensor, Tensor]  # key and value of one layer, (1, Hkv, C, width) each
+LayerCache = tuple[Tensor, ...]  # the parts of one layer's cache, (1, heads, C, width) each
 
 
 class ForestCache(Cache):  # type: ignore[misc]  # transformers has no types
     """The external cache of the graph: ``present`` is ``past`` with the new rows scattered in."""
 
-    def __init__(self, past: Mapping[int, CachePair], write_indices: Tensor) -> None:
+    def __init__(
+        self,
+        past: Mapping[tuple[int, str], LayerCache],
+        write_indices: Tensor,
+        convolutions: PathConvolutions | None = None,
+        paths: PathRows | None = None,
+    ) -> None:
+        """Take the caches by layer and kind, and what convolutions and recurrences need."""
         super().__init__(layers=[])
         self._past = past
         self._write_indices = write_indices
-        self._present: dict[int, CachePair] = {}
+        self._convolutions = convolutions
+        self._paths = paths
+        self._present: dict[tuple[int, str], LayerCache] = {}
+        self._recurrent_layer = 0
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object
-    ) -> CachePair:
+    ) -> LayerCache:
         """Return keys and values of one layer, (1, Hkv, C, D): the old rows and the S new ones.
 
         key_states, value_states: (1, Hkv, S, D).
         """
-        if layer_idx in self._present:
-            raise ExportError(f"layer {layer_idx} writes its cache twice; the family is not known")
-        if layer_idx not in self._past:
-            raise ExportError(f"layer {layer_idx} writes a cache that it did not have before")
-        past_key, past_value = self._past[layer_idx]
-        self._present[layer_idx] = (
-            self._scatter(layer_idx, past_key, key_states),
-            self._scatter(layer_idx, past_value, value_states),
+        past = self._unwritten(layer_idx, ATTENTION_ROWS)
+        new = key_states, value_states
+        present = tuple(self._scatter(layer_idx, *pair) for pair in zip(past, new, strict=True))
+        self._present[layer_idx, ATTENTION_ROWS] = present
+        return present
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
+        """Return None: what a convolution has read before are rows of the cache."""
+
+    def update_conv_state(
+        self, conv_states: Tensor, layer_idx: int, *_: object, **__: object
+    ) -> Tensor:
+        """Keep the inputs of a layer's convolution, and give it the rows of all paths.
+
+        conv_states: (1, W, S). Returned as they are: the convolution that is called next looks at
+        ``PathConvolutions`` instead.
+        """
+        (past,) = self._unwritten(layer_idx, CONVOLUTION_ROWS)
+        assert self._convolutions is not None  # as the layer was one when its cache was probed
+        rows = self._scatter(layer_idx, past, conv_states.transpose(1, 2)[:, None])
+        self._present[layer_idx, CONVOLUTION_ROWS] = (rows,)
+        self._convolutions.read(rows, conv_states)
+        return conv_states
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> None:
+        """Return None: a recurrence is over rows of the cache; the next one is this layer's."""
+        self._recurrent_layer = layer_idx
+
+    def update_recurrent_state(self, *_: object, **__: object) -> None:
+        """Keep no state: ``recurrent_outputs`` has kept rows."""
+
+    def recurrent_outputs(self, recurrence: Recurrence) -> Tensor:
+        """Return the outputs of a layer's recurrence, (H, S, Dv), and keep its rows."""
+        layer = self._recurrent_layer
+        past = self._unwritten(layer, RECURRENT_ROWS)
+        assert self._paths is not None  # as the layer was one when its cache was probed
+        outputs, present = path_outputs(
+            recurrence, self._paths, past, partial(self._scatter, layer)
         )
-        return self._present[layer_idx]
+        self._present[layer, RECURRENT_ROWS] = present
+        return outputs
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Return 0: positions come in from outside, nothing may be counted here."""
         return 0
 
-    def present(self) -> list[CachePair]:
-        """Return the updated caches, layer by layer."""
-        if silent := [layer for layer in self._past if layer not in self._present]:
+    def present(self) -> list[LayerCache]:
+        """Return the updated caches in their order."""
+        if silent := [layer for layer, kind in self._past if (layer, kind) not in self._present]:
             raise ExportError(f"layers {silent} write no cache, though they have before")
-        return [self._present[layer] for layer in self._past]
+        return [self._present[place] for place in self._past]
+
+    def _unwritten(self, layer: int, kind: str) -> LayerCache:
+        """Return what a layer has kept before this call, of one kind."""
+        if (layer, kind) in self._present:
+            raise ExportError(f"layer {layer} writes its cache twice; the family is not known")
+        if (layer, kind) not in self._past:
+            raise ExportError(f"layer {layer} writes a cache that it did not have before")
+        return self._past[layer, kind]
 
     def _scatter(self, layer: int, past: Tensor, new: Tensor) -> Tensor:
         if (past.shape[1], past.shape[3]) != (new.shape[1], new.shape[3]):
@@ -115,7 +179,9 @@ class ForestGraph(nn.Module):
         super().__init__()
         self.model = model
         self._masks = checkpoint.masks
-        self._cached_layers = [cache.layer for cache in checkpoint.caches]
+        self._attends = any(checkpoint.layer_masks)
+        self._places = [(cache.layer, cache.kind) for cache in checkpoint.caches]
+        self._kinds = {cache.kind for cache in checkpoint.caches}
         self._form = form
         self._cache_name = cache_name(model)
         self._feature_layers = checkpoint.feature_layers or ()
@@ -130,14 +196,26 @@ class ForestGraph(nn.Module):
         masks: list[Tensor],
         write_indices: Tensor,
         logit_rows: Tensor,
-        past: list[CachePair],
+        past: list[LayerCache],
+        ancestors: Tensor | None = None,
         feature_rows: Tensor | None = None,
-    ) -> tuple[Tensor | list[CachePair], ...]:
+    ) -> tuple[Tensor | list[LayerCache], ...]:
         """Return the logits (R, V) in float32, the caches with the S new rows, and features."""
         if self._form is AttentionForm.OWN:
             masks = [additive_mask(mask, self.model.dtype) for mask in masks]
-        cache = ForestCache(dict(zip(self._cached_layers, past, strict=True)), write_indices)
-        with ReplaceTorchFunctions(), LayerInputs(self.model, self._feature_layers) as inputs:
+        convolutions = None if ancestors is None else PathConvolutions(ancestors)
+        paths = None
+        if RECURRENT_ROWS in self._kinds:
+            paths = PathRows(masks[self._masks.index(ATTENTION_MASK)], write_indices)
+        cache = ForestCache(
+            dict(zip(self._places, past, strict=True)), write_indices, convolutions, paths
+        )
+        with (
+            ReplaceTorchFunctions(),
+            convolutions or contextlib.nullcontext(),
+            replaced_recurrences(self.model, cache.recurrent_outputs),
+            LayerInputs(self.model, self._feature_layers) as inputs,
+        ):
             output = self.model(
                 input_ids=input_ids,
                 position_ids=position_ids,
@@ -150,31 +228,40 @@ class ForestGraph(nn.Module):
         returned = logits, cache.present()
         return returned if feature_rows is None else (*returned, inputs.rows(feature_rows))
 
-    def _mask_argument(self, masks: list[Tensor]) -> Tensor | dict[str, Tensor]:
+    def _mask_argument(self, masks: list[Tensor]) -> Tensor | dict[str, Tensor | None] | None:
         """Return the masks as ``generate`` hands ready-made ones to a model.
 
         One tensor where all layers share it, else a dict by layer type. Four-dimensional masks
-        reach the attention function untouched.
+        reach the attention function untouched. No mask reaches a convolution or a recurrence, which
+        would take it for one of padded tokens.
         """
-        if len(masks) == 1:
+        if not self._attends:
+            return None
+        if len(masks) == 1 and self._kinds == {ATTENTION_ROWS}:
             return masks[0]
         mask_by_name = dict(zip(self._masks, masks, strict=True))
-        return {kind: mask_by_name[name] for kind, name in MASK_BY_LAYER_TYPE.items()}
+        return {
+            kind: None if name is None else mask_by_name.get(name, masks[0])
+            for kind, name in MASK_BY_LAYER_TYPE.items()
+        }
 
 
 def input_names(checkpoint: Checkpoint) -> list[str]:
     """Return the inputs of the forest graph in their order."""
-    head = [INPUT_IDS, POSITION_IDS, *checkpoint.masks, WRITE_INDICES, LOGIT_ROWS]
-    layers = [cache.layer for cache in checkpoint.caches]
-    names = head + [past_name(layer, part) for layer in layers for part in CACHE_PARTS]
+    names = [INPUT_IDS, POSITION_IDS, *checkpoint.masks, WRITE_INDICES, LOGIT_ROWS]
+    names += _cache_names(checkpoint, past_name)
+    names += [ANCESTORS] if num_ancestors(checkpoint.caches) else []
     return names if checkpoint.feature_layers is None else [*names, FEATURE_ROWS]
 
 
 def output_names(checkpoint: Checkpoint) -> list[str]:
     """Return the outputs of the forest graph in their order."""
-    layers = [cache.layer for cache in checkpoint.caches]
-    names = [LOGITS, *(present_name(layer, part) for layer in layers for part in CACHE_PARTS)]
+    names = [LOGITS, *_cache_names(checkpoint, present_name)]
     return names if checkpoint.feature_layers is None else [*names, FEATURES]
+
+
+def _cache_names(checkpoint: Checkpoint, name_of: Callable[[int, str], str]) -> list[str]:
+    return [name_of(cache.layer, part) for cache, part in parts_of(checkpoint.caches)]
 
 
 def prepare_for_capture(model: PreTrainedModel) -> AttentionForm:
@@ -246,12 +333,12 @@ def captured_graph(
     return program.model
 
 
-def empty_caches(checkpoint: Checkpoint, capacity: int) -> list[CachePair]:
+def empty_caches(checkpoint: Checkpoint, capacity: int) -> list[LayerCache]:
     """Return the caches of each cached layer, zeros, for an example."""
     return [
-        (
-            torch.zeros(cache.shape(CACHE_PARTS[0], capacity), dtype=TORCH_DTYPES[cache.dtype]),
-            torch.zeros(cache.shape(CACHE_PARTS[1], capacity), dtype=TORCH_DTYPES[cache.dtype]),
+        tuple(
+            torch.zeros(cache.shape(part, capacity), dtype=TORCH_DTYPES[cache.dtype])
+            for part in cache.parts
         )
         for cache in checkpoint.caches
     ]
@@ -259,19 +346,21 @@ def empty_caches(checkpoint: Checkpoint, capacity: int) -> list[CachePair]:
 
 def _example(checkpoint: Checkpoint) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """Return example arguments of ``ForestGraph.forward`` and which of their axes are dynamic."""
-    num_masks = len(checkpoint.masks)
+    num_masks, num_above = len(checkpoint.masks), num_ancestors(checkpoint.caches)
     num_nodes, capacity, num_logits = 5, 13, 3
     nodes, rows, logits = (
         torch.export.Dim(name, min=low) for name, low in (("S", 1), ("C", 1), ("R", 0))
     )
     mask = torch.ones(1, 1, num_nodes, capacity, dtype=torch.bool)
+    caches = empty_caches(checkpoint, capacity)
     arguments = (
         torch.zeros(1, num_nodes, dtype=torch.int64),
         torch.arange(num_nodes)[None],
         [mask.clone() for _ in range(num_masks)],
         torch.tensor([3]),
         torch.arange(num_logits),
-        empty_caches(checkpoint, capacity),
+        caches,
+        torch.zeros(num_nodes, num_above, dtype=torch.int64) if num_above else None,
     )
     dynamic_shapes = (
         {1: nodes},
@@ -279,7 +368,8 @@ def _example(checkpoint: Checkpoint) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         [{2: nodes, 3: rows}] * num_masks,
         None,
         {0: logits},
-        [({2: rows}, {2: rows})] * len(checkpoint.caches),
+        [tuple({2: rows} for _ in cache) for cache in caches],
+        {0: nodes} if num_above else None,
     )
     if checkpoint.feature_layers is None:
         return arguments, dynamic_shapes

@@ -22,6 +22,7 @@ from dsbd_export.errors import ExportError, reason_of
 
 _MAGIC = b"GGUF"
 _END_FIELDS = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
+_FACTORS = "rope_freqs.weight"
 _ROPE_TENSORS = ("rope_freqs", "rope_factors")
 
 
@@ -51,6 +52,7 @@ def read_gguf_config(role: str, file: Path) -> PreTrainedConfig:
         config: PreTrainedConfig = AutoConfig.from_pretrained(
             file.parent, gguf_file=file.name, local_files_only=True
         )
+        _take_rope_factors(config, GGUFReader(file))
         return config
     except Exception as error:
         raise ExportError(
@@ -58,6 +60,34 @@ def read_gguf_config(role: str, file: Path) -> PreTrainedConfig:
             "checkpoint folder that the file was made from, as the model's page names it, with "
             "--quantize int4 or int8-dynamic for small weights"
         ) from error
+
+
+def _take_rope_factors(config: PreTrainedConfig, reader: GGUFReader) -> None:
+    """Give a config what transformers leaves out: the numbers that divide rotary frequencies.
+
+    Llama 3.1 and later store them as a tensor, whatever the rule that they come from. Rope of
+    transformers divides by such numbers in its type "longrope"; here the same ones at all lengths.
+    """
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    if config.model_type != "llama" or _FACTORS not in tensors or _scaling(reader) is not None:
+        return
+    factors = tensors[_FACTORS].data.astype(float).tolist()
+    config.rope_parameters = {
+        "rope_type": "longrope",
+        "rope_theta": config.rope_parameters["rope_theta"],
+        "short_factor": factors,
+        "long_factor": factors,
+        "attention_factor": 1.0,
+        "original_max_position_embeddings": config.max_position_embeddings,
+    }
+
+
+def _scaling(reader: GGUFReader) -> str | None:
+    """Return what metadata say of scaled frequencies, None where they say nothing."""
+    for name, field in reader.fields.items():
+        if name.endswith(".rope.scaling.type") and field.contents() != "none":
+            return f"{name} = {field.contents()!r}"
+    return None
 
 
 def gguf_end_ids(file: Path) -> list[int] | None:
@@ -72,9 +102,8 @@ def gguf_refusal(file: Path, config: PreTrainedConfig) -> str | None:
     if getattr(config, "rope_parameters", {}).get("rope_type", "default") != "default":
         return None
     reader = GGUFReader(file)
-    for name, field in reader.fields.items():
-        if name.endswith(".rope.scaling.type") and field.contents() != "none":
-            return f"{name} = {field.contents()!r}"
+    if scaling := _scaling(reader):
+        return scaling
     names = (tensor.name for tensor in reader.tensors)
     return next((name for name in names if name.startswith(_ROPE_TENSORS)), None)
 

@@ -17,7 +17,7 @@ from dsbd_export.config import OPSET
 from dsbd_export.errors import ExportError
 from dsbd_export.families import AttentionForm
 from dsbd_export.forest_graph import GraphNames, input_names, output_names
-from dsbd_runtime.graph import CACHE_PARTS, WRITE_INDICES, past_name, present_name
+from dsbd_runtime.graph import WRITE_INDICES, parts_of, past_name, present_name
 
 MAX_OPSET = 25
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)
@@ -62,17 +62,14 @@ def _check_operators(model: ir.Model) -> None:
 def _check_caches(graph: ir.Graph, checkpoint: Checkpoint) -> None:
     """Every cache must go from its input through one scatter to its output."""
     outputs = {output.name: output for output in graph.outputs}
-    for layer in (cache.layer for cache in checkpoint.caches):
-        for part in CACHE_PARTS:
-            scatter = outputs[present_name(layer, part)].producer()
-            if scatter is None or scatter.op_type != "TensorScatter":
-                raise _broken(
-                    f"{present_name(layer, part)} is the output of {scatter}, expected a "
-                    "TensorScatter"
-                )
-            past, _, index = (value.name if value else None for value in scatter.inputs)
-            if (past, index) != (past_name(layer, part), WRITE_INDICES):
-                raise _broken(f"{present_name(layer, part)} is written from {past} at {index}")
+    for cache, part in parts_of(checkpoint.caches):
+        present = present_name(cache.layer, part)
+        scatter = outputs[present].producer()
+        if scatter is None or scatter.op_type != "TensorScatter":
+            raise _broken(f"{present} is the output of {scatter}, expected a TensorScatter")
+        past, _, index = (value.name if value else None for value in scatter.inputs)
+        if (past, index) != (past_name(cache.layer, part), WRITE_INDICES):
+            raise _broken(f"{present} is written from {past} at {index}")
 
 
 def _check_masks(graph: ir.Graph, checkpoint: Checkpoint, form: AttentionForm) -> None:
@@ -82,7 +79,7 @@ def _check_masks(graph: ir.Graph, checkpoint: Checkpoint, form: AttentionForm) -
     that attends by its own arithmetic shows no layers to count: that it reads its masks at all is
     checked here, all else by the parity gate.
     """
-    wanted = Counter(checkpoint.layer_masks)
+    wanted = Counter(mask for mask in checkpoint.layer_masks if mask is not None)
     found: Counter[str | None] = Counter()
     if form is not AttentionForm.OWN:  # some layers of a capped form are nodes: without sinks
         found.update(_input_name(node, 3) for node in graph if node.op_type == "Attention")
@@ -91,7 +88,7 @@ def _check_masks(graph: ir.Graph, checkpoint: Checkpoint, form: AttentionForm) -
         found.update(name for name in chosen_by if name in wanted)
     if form is AttentionForm.OWN:
         wanted = Counter(set(wanted))
-    elif times := found.total() // wanted.total():
+    elif wanted and (times := found.total() // wanted.total()):
         wanted = Counter({name: times * num for name, num in wanted.items()})
     if found != wanted:
         raise _broken(f"its layers attend with {dict(found)}, expected {dict(wanted)}")

@@ -17,21 +17,25 @@ from transformers import (
 )
 
 from dsbd_export.families import DEFAULT_FAMILY, FAMILIES
+from dsbd_export.quantized_weights import refusal_of_quantization
 from dsbd_runtime.graph import ATTENTION_MASK, ATTENTION_MASK_SLIDING
 
 MASK_BY_LAYER_TYPE = {
     "full_attention": ATTENTION_MASK,
     "sliding_attention": ATTENTION_MASK_SLIDING,
+    "hybrid": ATTENTION_MASK,  # beside a recurrence
+    "linear_attention": None,
+    "conv": None,
+    "mlp": None,
+    "moe": None,
 }
+"""The mask input of a layer of each type that can be exported; None: it reads none."""
 
 _BY_LAYER_TYPE = {
-    "linear_attention": "keeps a recurrent state, which a tree of tokens cannot share",
-    "hybrid": "keeps a state beside its rows, which a tree of tokens cannot share",
     "hybrid_sliding": "keeps a state beside its rows, which a tree of tokens cannot share",
-    "conv": "keeps the last inputs of a convolution, which a tree of tokens cannot share",
     "chunked_attention": "needs a mask of chunks, the graph has none",
 }
-_NEEDED = ("num_layers", "num_attention_heads", "hidden_size", "vocab_size")
+_NEEDED = ("num_layers", "hidden_size", "vocab_size")
 
 
 def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
@@ -54,15 +58,17 @@ def window_within(config: PreTrainedConfig, context_length: int) -> int | None:
     return window if window is not None and window < context_length else None
 
 
-def layer_masks(config: PreTrainedConfig, window: int | None) -> tuple[str, ...]:
-    """Return for each layer the mask input that it attends with; ``window`` is that in effect."""
-    num_layers: int = normalized_config(config).num_layers
+def layer_masks(config: PreTrainedConfig, window: int | None) -> tuple[str | None, ...]:
+    """Return for each layer the mask input that it attends with, None for one that does not.
+
+    window: that in effect.
+    """
     layer_types: list[str] | None = getattr(config, "layer_types", None)
-    if window is None:
-        return (ATTENTION_MASK,) * num_layers
-    if layer_types is not None:
-        return tuple(MASK_BY_LAYER_TYPE[layer_type] for layer_type in layer_types)
-    return (ATTENTION_MASK_SLIDING,) * num_layers
+    if layer_types is None:
+        num_layers: int = normalized_config(config).num_layers
+        return (ATTENTION_MASK if window is None else ATTENTION_MASK_SLIDING,) * num_layers
+    masks = [MASK_BY_LAYER_TYPE[layer_type] for layer_type in layer_types]
+    return tuple(ATTENTION_MASK if mask and window is None else mask for mask in masks)
 
 
 def normalized_config(config: PreTrainedConfig) -> NormalizedConfig:
@@ -92,10 +98,8 @@ def _refusals(config: PreTrainedConfig) -> Iterator[str]:
     if config.is_encoder_decoder:
         yield "it is an encoder-decoder, a decoder-only model is needed"
         return
-    if (quantized := getattr(config, "quantization_config", None)) is not None:
-        method = quantized.get("quant_method") if isinstance(quantized, dict) else None
-        how = f" ({method})" if method else ""
-        yield f"its weights are already quantized{how}, one in fp32, fp16 or bf16 is needed"
+    if reason := refusal_of_quantization(config):
+        yield reason
     if (text := text_config(config)) is not config:
         yield from _refusals(text)
         return
@@ -103,7 +107,7 @@ def _refusals(config: PreTrainedConfig) -> Iterator[str]:
         yield str(FAMILIES["bloom"].refusal)
     for layer_type in getattr(config, "layer_types", None) or []:
         if layer_type not in MASK_BY_LAYER_TYPE:
-            known = f"is not known; {' and '.join(sorted(MASK_BY_LAYER_TYPE))} can be exported"
+            known = f"is not known; {', '.join(sorted(MASK_BY_LAYER_TYPE))} can be exported"
             yield f"a layer of type {layer_type!r} {_BY_LAYER_TYPE.get(layer_type, known)}"
     for name in _NEEDED:
         if not normalized_config(config).has_attribute(name):

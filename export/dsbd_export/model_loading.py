@@ -12,11 +12,19 @@ from optimum.exporters.tasks import TasksManager
 from torch import nn
 from transformers import PreTrainedModel
 
+from dsbd_export.adapter import merge_adapter
 from dsbd_export.checkpoint import Checkpoint, quiet_libraries
 from dsbd_export.composite import keep_text_part
 from dsbd_export.errors import ExportError, reason_of
 from dsbd_export.gguf_file import gguf_weights
 from dsbd_export.model_config import model_class_of
+from dsbd_export.quantized_weights import (
+    PLAIN,
+    check_plain,
+    plain_config,
+    plain_weights,
+    quantization_of,
+)
 from dsbd_export.weights import (
     TORCH_DTYPES,
     open_weights,
@@ -29,7 +37,7 @@ from dsbd_export.weights import (
 def load_model(checkpoint: Checkpoint, dtype: str = "fp32") -> PreTrainedModel:
     """Return the unmodified transformers model in evaluation mode, its weights in ``dtype``.
 
-    Of a composite model the parts that read no text are left out.
+    Of a composite model the parts that read no text are left out. An adapter is merged.
     ``dtype`` is "fp32", "fp16" or "bf16". Constants that follow from the config stay in fp32.
     """
     with quiet_libraries(), _as_loading_errors(checkpoint):
@@ -39,6 +47,9 @@ def load_model(checkpoint: Checkpoint, dtype: str = "fp32") -> PreTrainedModel:
             f"the {checkpoint.role} at {checkpoint.folder} lacks {len(missing)} weights, the first "
             f"is {missing[0]}; the checkpoint is incomplete, copy or download it again"
         )
+    if checkpoint.adapter is not None:
+        with quiet_libraries():
+            model = merge_adapter(model, checkpoint.adapter)
     if checkpoint.composite is not None:
         keep_text_part(model)
     widen_constants(model)
@@ -60,8 +71,8 @@ def reference_dtype(checkpoint: Checkpoint, wanted: str) -> str:
     reference logits then come from the weights as stored, before they are rounded. Where
     those are wider than ``wanted``, they set the peak of the memory.
     """
-    if wanted == "fp32" or checkpoint.gguf_file is not None:
-        return "fp32"  # quantized values times their scales are numbers of fp32
+    if wanted == "fp32" or checkpoint.is_computed:
+        return "fp32"
     with _as_loading_errors(checkpoint):
         return stored_dtype(checkpoint.folder) or "fp32"
 
@@ -70,6 +81,8 @@ def reference_dtype(checkpoint: Checkpoint, wanted: str) -> str:
 def _as_loading_errors(checkpoint: Checkpoint) -> Iterator[None]:
     try:
         yield
+    except ExportError as error:
+        raise ExportError(f"the {checkpoint.role} at {checkpoint.folder}: {error}") from error
     except Exception as error:
         raise ExportError(
             f"the {checkpoint.role} at {checkpoint.folder} cannot be loaded: "
@@ -80,22 +93,30 @@ def _as_loading_errors(checkpoint: Checkpoint) -> Iterator[None]:
 def _load(checkpoint: Checkpoint, dtype: torch.dtype) -> tuple[PreTrainedModel, dict[str, Any]]:
     """Return the model and the loading info of transformers, which lists missing weights."""
     options: dict[str, Any] = {"output_loading_info": True, "local_files_only": True}
-    config = checkpoint.composite or checkpoint.config
+    as_stored = checkpoint.composite or checkpoint.config
+    config = plain_config(as_stored)
     model_class = model_class_of(config)
     loaded: tuple[PreTrainedModel, dict[str, Any]]
     if model_class and checkpoint.gguf_file is not None:
-        plain = gguf_weights(checkpoint.folder / checkpoint.gguf_file, model_class, config)
+        dequantized = gguf_weights(checkpoint.folder / checkpoint.gguf_file, model_class, config)
         loaded = model_class.from_pretrained(
-            None, config=config, state_dict=plain, dtype=dtype, **options
+            None, config=config, state_dict=dequantized, dtype=dtype, **options
         )
         return loaded
     has_own_code = checkpoint.trust_remote_code and hasattr(config, "auto_map")
     if model_class and not has_own_code and safetensors_files(checkpoint.folder):
         with open_weights(checkpoint.folder) as weights:
+            plain = plain_weights(weights, as_stored)
             loaded = model_class.from_pretrained(
-                None, config=config, state_dict=weights, dtype=dtype, **options
+                None, config=config, state_dict=plain, dtype=dtype, **options
             )
+            check_plain(loaded[0], as_stored, plain, loaded[1]["unexpected_keys"])
         return loaded
+    if quantization_of(as_stored) is not None:
+        raise ExportError(
+            "quantized weights are read from safetensors alone, by a class of transformers; "
+            f"{PLAIN}"
+        )
     # A model class of the checkpoint's own, or weights in another format: takes more memory.
     if checkpoint.composite is not None and model_class and not has_own_code:
         loaded = model_class.from_pretrained(checkpoint.folder, dtype=dtype, **options)

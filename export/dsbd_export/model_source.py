@@ -13,9 +13,9 @@ import onnx_ir as ir
 import torch
 from numpy.typing import NDArray
 
-from dsbd_export.cache_probe import probed_caches
+from dsbd_export.cache_probe import largest_values, probed_caches
 from dsbd_export.checkpoint import Checkpoint
-from dsbd_export.draft_vocabulary import Report, cut_head, without_others
+from dsbd_export.draft_vocabulary import cut_head, without_others
 from dsbd_export.feature_draft.graph import capture_feature_graph
 from dsbd_export.feature_draft.reference import (
     feature_cases,
@@ -35,11 +35,11 @@ from dsbd_export.parity_cases import (
     ForestCase,
     Reference,
     calibration_case,
-    largest_values,
     reference_logits,
     references,
     text_reference,
 )
+from dsbd_export.progress import Report
 from dsbd_export.replacements import choose_rope
 from dsbd_export.target_features import with_features
 from dsbd_runtime.graph import CacheEntry, equal_caches
@@ -70,8 +70,8 @@ class ModelSource(Protocol):
     def outliers(self, model: Any) -> Outliers:
         """Return the outlier channels of its products, for int8 rows."""
 
-    def largest_values(self, model: Any) -> list[NDArray[np.float32]]:
-        """Return the largest values of every layer, for sums in integers."""
+    def largest_values(self, model: Any) -> dict[int, NDArray[np.float32]]:
+        """Return the largest values of every layer that attends, for sums in integers."""
 
     def capture(self, model: Any, report: Report) -> ir.Model:
         """Return its graph, as the contract has it."""
@@ -116,7 +116,7 @@ class DecoderSource:
             reference_logits(model, calibration_case(self._checkpoint))
         return found
 
-    def largest_values(self, model: Any) -> list[NDArray[np.float32]]:
+    def largest_values(self, model: Any) -> dict[int, NDArray[np.float32]]:
         """See ModelSource."""
         return largest_values(model, self._checkpoint)
 
@@ -166,7 +166,7 @@ class FeatureDraftSource:
             feature_logits(model, feature_cases(self._checkpoint)[-1])
         return found
 
-    def largest_values(self, model: Any) -> list[NDArray[np.float32]]:
+    def largest_values(self, model: Any) -> dict[int, NDArray[np.float32]]:
         """See ModelSource."""
         return largest_feature_values(model, self._checkpoint)
 

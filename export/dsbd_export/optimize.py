@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 import onnxscript.optimizer
 from onnx_ir.passes import PassManager, common
@@ -201,6 +202,52 @@ class DropUnsqueezedSqueeze(RewriteRuleClassBase):  # type: ignore[misc]  # unty
         return op.Identity(x)
 
 
+class ConcatenateParts(RewriteRuleClassBase):  # type: ignore[misc]  # untyped library
+    """``x[..., :k] = a; x[..., k:] = b``, which leave nothing of x -> Concat.
+
+    Torch writes an assignment as ScatterND between transpositions that swap the first axis and the
+    last.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(remove_nodes=False)  # all layers share what they assign to
+
+    def pattern(
+        self,
+        op: Any,
+        x: ir.Value,
+        a: ir.Value,
+        b: ir.Value,
+        first: ir.Value,
+        second: ir.Value,
+        swap: Any,
+    ) -> Any:
+        """Return both assignments, to the places ``first`` and ``second``."""
+        begun = op.ScatterND(op.Transpose(x, perm=swap), first, op.Transpose(a, perm=swap))
+        begun = op.Transpose(op.Transpose(begun, perm=swap), perm=swap)
+        done = op.ScatterND(begun, second, op.Transpose(b, perm=swap))
+        return op.Transpose(done, perm=swap)
+
+    def check(
+        self, context: Any, a: ir.Value, b: ir.Value, x: ir.Value, swap: ir.Attr, **places: ir.Value
+    ) -> MatchResult:
+        """Accept places that are the whole last axis, one after another."""
+        result = MatchResult()
+        axes = list(swap.as_ints())
+        if axes != [len(axes) - 1, *range(1, len(axes) - 1), 0]:
+            return result.fail("the assignments are not to the last axis", x)
+        width = None if x.shape is None else x.shape[-1]
+        known = [ir.convenience.get_const_tensor(places[name]) for name in ("first", "second")]
+        covered = [place for each in known if each for place in each.numpy().ravel().tolist()]
+        if not isinstance(width, int) or covered != list(range(width)):
+            return result.fail("the places are not the whole axis", x)
+        return result
+
+    def rewrite(self, op: Any, a: ir.Value, b: ir.Value, **others: Any) -> Any:
+        """Return the parts side by side."""
+        return op.Concat(a, b, axis=-1)
+
+
 def fuse_norms(model: ir.Model) -> None:
     """Make single nodes of the RMS norms, in place."""
     common.InlinePass()(model)
@@ -212,6 +259,8 @@ def fuse_norms(model: ir.Model) -> None:
 def optimize_graph(model: ir.Model) -> None:
     """Apply the rules in place; remove unused nodes and the traces of this machine."""
     fuse_norms(model)
+    fix_known_dimensions(model)
+    RewriteRuleSet([ConcatenateParts.rule()]).apply_to_model(model)
     rotary = [
         FuseRotaryEmbedding.rule(is_scaled=is_scaled, is_cast=is_cast)
         for is_scaled in (False, True)
@@ -232,6 +281,41 @@ def optimize_graph(model: ir.Model) -> None:
             common.ClearMetadataAndDocStringPass(),
         ]
     )(model)
+
+
+def fix_known_dimensions(model: ir.Model) -> None:
+    """Make constants of the dimensions that a graph reads from shapes although they are known.
+
+    Torch does so for every assignment to a part of a tensor. ONNX Runtime would read them on the
+    CPU, which an engine on a GPU refuses.
+    """
+    for node in list(model.graph):
+        dims = _known_dims(node)
+        if dims is not None:
+            constant = ir.Node(
+                "", "Constant", [], attributes=[ir.AttrTensor("value", ir.tensor(dims))]
+            )
+            model.graph.insert_before(node, constant)
+            node.outputs[0].replace_all_uses_with(constant.outputs[0])
+    onnxscript.optimizer.fold_constants(model)
+
+
+def _known_dims(node: ir.Node) -> Any:
+    """Return what a Gather takes from the shape of a value; None for other nodes, or if unknown."""
+    if node.op_type != "Gather":
+        return None
+    dims, index = node.inputs
+    read = None if dims is None else dims.producer()
+    places = None if index is None else ir.convenience.get_const_tensor(index)
+    if read is None or read.op_type != "Shape" or places is None:
+        return None
+    source = read.inputs[0]
+    if source is None or source.shape is None:
+        return None
+    begin, end = read.attributes.get_int("start", 0), read.attributes.get_int("end", None)
+    known = np.array([dim if isinstance(dim, int) else -1 for dim in source.shape], np.int64)
+    taken = known[begin:end].take(places.numpy())
+    return taken if (taken >= 0).all() else None
 
 
 def fix_reshapes(model: ir.Model) -> int:

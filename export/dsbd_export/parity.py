@@ -7,6 +7,10 @@ judged by the mean KL divergence instead: that of real text by how good the prec
 the forests, more loosely, by whether masks and positions are right. The share of rows with the
 same most probable token is reported, but gates nothing: where two tokens are about as probable,
 rounding decides between them, however good the engine.
+
+Beyond the limit there are two refusals. What gives other tokens, or no numbers, is another
+computation: nothing is kept of it. Anything less is finished and kept apart, for a person to accept
+(``refused_bundle``).
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ from dsbd_export.config import ModelOptions
 from dsbd_export.errors import ExportError
 from dsbd_export.parity_cases import TEXT, ForestCase, Reference, differences
 from dsbd_export.parity_engine import ForestEngine
+from dsbd_export.progress import Counter, Report, counted, silent
 from dsbd_runtime.bundle import MODEL_FILE, PRUNE_FILE, ParityCase, ParityReport
 
 _SPARE_ROWS = 7  # behind the last row in use: rows full of noise that no node may see
@@ -57,14 +62,25 @@ InFloat64 = Callable[[Sequence[ForestCase]], list[NDArray[np.float64]]]
 """Returns the checkpoint's logits of some cases, computed in float64."""
 
 
-def check_parity(
+# What a person may accept beyond the limit: in fp32 a divergence like that of logits that are all
+# off by 1e-2 and no other token, but in few rows of the long text; otherwise a text whose tokens
+# are mostly the checkpoint's.
+_HIGHEST_EXACT_KL = 1e-4
+_LEAST_EXACT_AGREEMENT = 0.99
+_LEAST_AGREEMENT = 0.5
+
+
+def measured_parity(
     folder: Path,
     checkpoint: Checkpoint,
     references: Sequence[Reference],
     limit: ParityLimit,
     in_float64: InFloat64 | None = None,
+    report: Report = silent,
 ) -> ParityReport:
     """Run every case on ``folder``/model.onnx, then prune.onnx; return the errors found.
+
+    They may be beyond the limit of the report: see ``refusal``.
 
     Args:
         folder: of the engine.
@@ -73,11 +89,13 @@ def check_parity(
         limit: of the errors.
         in_float64: for a limit of the largest error, what says whether a case above it is rounding;
             called when no engine is open any more. None: every case above it fails.
+        report: gets how many cases are done, now and then.
 
     Raises:
-        ExportError: a case above ``limit`` (or no number at all), or a row moved wrongly.
+        ExportError: a case that is another computation than the checkpoint's, with no numbers or
+            other tokens, or a row moved wrongly.
     """
-    cases = _checked_cases(folder, checkpoint, references)
+    cases = _checked_cases(folder, checkpoint, references, report)
     is_missed = not all(map(limit.admits, cases))
     if is_missed and in_float64 is not None and limit.measure == MAX_ABS_ERROR:
         judged = [
@@ -87,7 +105,13 @@ def check_parity(
         ]
         limit = _limit_by_rounding(judged, limit, in_float64)
     for result in cases:
-        _check(result, checkpoint, limit)
+        if not limit.admits(result) and _is_other_computation(result, limit):
+            raise ExportError(
+                f"{_difference(checkpoint, limit, result)}; that is no rounding (KL "
+                f"{result.mean_kl:.3g}, the same most probable token in "
+                f"{result.top1_agreement:.1%} of the rows): this model is not supported in this "
+                "precision; in fp32 its family is not"
+            )
     summary = [case for case in cases if case.name == TEXT] or cases
     return ParityReport(
         measure=limit.measure,
@@ -100,7 +124,7 @@ def check_parity(
 
 
 def _checked_cases(
-    folder: Path, checkpoint: Checkpoint, references: Sequence[Reference]
+    folder: Path, checkpoint: Checkpoint, references: Sequence[Reference], report: Report
 ) -> list[ParityCase]:
     """Return the errors of all cases, and check that the engine moves rows."""
     longest = max(len(ref.case.prefix_ids) + len(ref.case.node_ids) for ref in references)
@@ -108,7 +132,8 @@ def _checked_cases(
         folder / MODEL_FILE, folder / PRUNE_FILE, checkpoint, capacity=longest + _SPARE_ROWS
     )
     cases = []
-    for reference in references:
+    counter = Counter(f"{checkpoint.role}: comparing with the checkpoint", "cases", report)
+    for reference in counted(references, counter):
         case = reference.case
         found = divergence(engine.logits(case), reference.logits)
         cases.append(
@@ -144,15 +169,33 @@ def _limit_by_rounding(
     return replace(limit, value=max(limit.value, (_ROUNDING_FACTOR + 1) * rounding))
 
 
-def _check(result: ParityCase, checkpoint: Checkpoint, limit: ParityLimit) -> None:
-    if limit.admits(result):
-        return
-    raise ExportError(
+def refusal(checkpoint: Checkpoint, report: ParityReport) -> str | None:
+    """Return how the worst case of a model is beyond the limit of its report, None if none is."""
+    limit = ParityLimit(report.measure, report.limit)
+    refused = [case for case in report.cases if not limit.admits(case)]
+    if not refused:
+        return None
+    return _difference(checkpoint, limit, max(refused, key=limit.needed_by))
+
+
+def _difference(checkpoint: Checkpoint, limit: ParityLimit, result: ParityCase) -> str:
+    return (
         f"parity failed: the {checkpoint.role} (family {checkpoint.family}) differs from the "
         f"checkpoint by {limit.error_of(result):.3g} ({limit.measure}) in case {result.name} after "
-        f"{result.prompt_length} tokens, the limit is {limit.of_case(result):.3g}; if that is "
-        f"rounding allow it with a larger {limit.option}, else this family is not supported"
+        f"{result.prompt_length} tokens, the limit is {limit.of_case(result):.3g}"
     )
+
+
+def _is_other_computation(result: ParityCase, limit: ParityLimit) -> bool:
+    """Return whether a case beyond its limit is more than a person may accept."""
+    error = limit.error_of(result)
+    if not np.isfinite(error):
+        return True
+    is_text = result.name == TEXT
+    if limit.measure == MAX_ABS_ERROR:
+        least = _LEAST_EXACT_AGREEMENT if is_text else 1.0
+        return result.top1_agreement < least or result.mean_kl > _HIGHEST_EXACT_KL
+    return error > _HIGHEST_FOREST_LIMIT or (is_text and result.top1_agreement < _LEAST_AGREEMENT)
 
 
 def _check_prune(engine: ForestEngine, checkpoint: Checkpoint) -> None:
@@ -241,10 +284,12 @@ class ParityLimit:
             return self.value
         return min(self.value * _FOREST_FACTOR, max(self.value, _HIGHEST_FOREST_LIMIT))
 
-    @property
-    def option(self) -> str:
-        """Return the option of the export that loosens it."""
-        return "atol" if self.measure == MAX_ABS_ERROR else "max_kl"
+    def needed_by(self, result: ParityCase) -> float:
+        """Return the smallest ``value`` that admits a case."""
+        error = self.error_of(result)
+        if self.measure == MAX_ABS_ERROR or result.name == TEXT or error > _HIGHEST_FOREST_LIMIT:
+            return error
+        return error / _FOREST_FACTOR
 
 
 def parity_limit(config: ModelOptions) -> ParityLimit:

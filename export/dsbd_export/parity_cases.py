@@ -24,11 +24,10 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
-from transformers import DynamicCache, PreTrainedModel
+from transformers import PreTrainedModel
 
 from dsbd_export.checkpoint import Checkpoint
 from dsbd_export.errors import ExportError
-from dsbd_export.model_loading import cache_name
 from dsbd_export.pair import highest_token_id
 from dsbd_export.tokenizer_files import read_tokenizer
 
@@ -113,7 +112,7 @@ def forest_cases(checkpoint: Checkpoint) -> list[ForestCase]:
 
     A sliding window is always crossed, so that a layer with the wrong mask shows.
     """
-    num_tokens = _num_drawn(checkpoint)
+    num_tokens = num_drawn(checkpoint)
     longest = checkpoint.context_length - TREE_DEPTH
     wanted = [*PROMPT_LENGTHS, (checkpoint.sliding_window or 0) + PROMPT_LENGTHS[1]]
     rng = np.random.default_rng(0)
@@ -228,25 +227,7 @@ def calibration_case(checkpoint: Checkpoint) -> ForestCase:
     return dataclasses.replace(case, rows=np.arange(len(case.node_ids)))
 
 
-def largest_values(model: PreTrainedModel, checkpoint: Checkpoint) -> list[NDArray[np.float32]]:
-    """Return the largest magnitude of every cached value channel, (Hkv, D) a layer.
-
-    Seen in two passes: the text, and as many random tokens, which say what no text says.
-    """
-    text = text_case(checkpoint).node_ids
-    noise = np.random.default_rng(0).integers(0, _num_drawn(checkpoint), len(text), dtype=np.int64)
-    seen: list[NDArray[np.float32]] = []
-    for token_ids in (text, noise):
-        cache = DynamicCache()  # without a config: no layer drops what leaves its window
-        with torch.no_grad(), ComputeIn(torch.float32):
-            ids = torch.from_numpy(token_ids[None])
-            model(input_ids=ids, use_cache=True, **{cache_name(model): cache})
-        found = [layer.values.abs().amax((0, 2)).numpy() for layer in cache.layers]
-        seen = [np.maximum(a, b) for a, b in zip(seen, found, strict=True)] if seen else found
-    return seen
-
-
-def _num_drawn(checkpoint: Checkpoint) -> int:
+def num_drawn(checkpoint: Checkpoint) -> int:
     """Return the number of tokens that random ones are drawn from: those that text can become.
 
     The embeddings of a padded vocabulary's other tokens were never trained, and may be anything. A

@@ -30,9 +30,9 @@ from dsbd_export.parity_cases import ForestCase
 from dsbd_forward.logits import Gather
 from dsbd_runtime.bundle import WEIGHTS_FILE
 from dsbd_runtime.graph import (
+    ANCESTORS,
     ATTENTION_MASK,
     ATTENTION_MASK_SLIDING,
-    CACHE_PARTS,
     FEATURE_INDEX,
     FEATURE_ROWS,
     FEATURES,
@@ -46,12 +46,16 @@ from dsbd_runtime.graph import (
     SRC_ROWS,
     TARGET_FEATURES,
     WRITE_INDICES,
+    most_new_rows,
+    num_ancestors,
+    parts_of,
     past_name,
     present_name,
 )
 from dsbd_runtime.ort_module import import_ort, keep_int8_products_exact
 
 _PREFIX_CHUNK = 256  # rows a call; the mask of a long prefix stays small
+_MOST_NEW_ROWS = 2**31
 _ERROR_LOG_LEVEL = 3
 _WEIGHTS_FOLDER_OPTION = "session.model_external_initializers_file_folder_path"
 # bf16 runs as a twin in fp32, see fp32_twin.
@@ -86,7 +90,7 @@ class ForestEngine:
     ) -> None:
         caches = checkpoint.caches
         rng = np.random.default_rng(0)
-        parts = [(cache, part) for cache in caches for part in CACHE_PARTS]
+        parts = parts_of(caches)
         names = [(cache.layer, part) for cache, part in parts]
         self.capacity = capacity
         self.caches = [
@@ -106,6 +110,8 @@ class ForestEngine:
         self._masks = checkpoint.masks
         self._returns_features = checkpoint.feature_layers is not None
         self._window = checkpoint.sliding_window
+        self._num_ancestors = num_ancestors(caches)
+        self._most_new_rows = most_new_rows(caches, _MOST_NEW_ROWS)
 
     def logits(self, case: ForestCase) -> NDArray[np.float32]:
         """Return (R, V) float32: fill the cache with the prefix, then run the nodes."""
@@ -146,6 +152,7 @@ class ForestEngine:
         outputs: list[str],
         further_inputs: Mapping[str, NDArray[Any]],
     ) -> list[NDArray[Any]]:
+        """Return the named outputs of nodes, as many calls as they need; pairs in one call."""
         visible, positions = see_rows(parents, first_row, self.capacity)
         near = visible
         if self._window is not None:
@@ -153,17 +160,25 @@ class ForestEngine:
             row_positions[first_row : first_row + len(positions)] = positions
             near = visible & (positions[:, None] - row_positions < self._window)
         mask_by_name = {ATTENTION_MASK: visible, ATTENTION_MASK_SLIDING: near}
-        inputs = {
-            INPUT_IDS: token_ids[None],
-            POSITION_IDS: positions[None],
-            WRITE_INDICES: np.array([first_row], np.int64),
-            LOGIT_ROWS: logit_rows,
-            **{name: mask_by_name[name][None, None] for name in self._masks},
-            **further_inputs,
-        }
-        if self._returns_features:
-            inputs[FEATURE_ROWS] = np.arange(len(token_ids))
-        return self._run(self._model, inputs, outputs)
+        above = rows_above(parents, first_row, self._num_ancestors)
+        found = []
+        for start in range(0, len(token_ids), self._most_new_rows):
+            part = slice(start, start + self._most_new_rows)
+            is_wanted = (start <= logit_rows) & (logit_rows < part.stop)
+            inputs = {
+                INPUT_IDS: token_ids[None, part],
+                POSITION_IDS: positions[None, part],
+                WRITE_INDICES: np.array([first_row + start], np.int64),
+                LOGIT_ROWS: logit_rows[is_wanted] - start,
+                **{name: mask_by_name[name][None, None, part] for name in self._masks},
+                **further_inputs,
+            }
+            if self._num_ancestors:
+                inputs[ANCESTORS] = above[part]
+            if self._returns_features:
+                inputs[FEATURE_ROWS] = np.arange(len(token_ids[part]))
+            found.append(self._run(self._model, inputs, outputs))
+        return [np.concatenate(arrays) for arrays in zip(*found, strict=True)]
 
     def _gather_inputs(self, gather: Gather | None) -> dict[str, NDArray[Any]]:
         if gather is None:
@@ -255,6 +270,21 @@ def see_rows(
         visible[node, first_row + node] = True
         positions[node] = first_row if parent < 0 else positions[parent] + 1
     return visible, positions
+
+
+def rows_above(parents: NDArray[np.int64], first_row: int, number: int) -> NDArray[np.int64]:
+    """Return the last rows of the path to each node from ``first_row`` on, (S, number) int64.
+
+    The oldest first, -1 before the path begins. With parents [-1, -1, 0], first_row 1 and number 2:
+    [[-1, 0], [-1, 0], [0, 1]].
+    """
+    rows = np.zeros((len(parents), number), np.int64)
+    for node, parent in enumerate(parents):
+        if parent < 0:
+            rows[node] = np.arange(first_row - number, first_row)
+        else:
+            rows[node] = [*rows[parent, 1:], first_row + parent]
+    return np.maximum(rows, -1)
 
 
 def _session(file: Path, dtype: str) -> Any:
@@ -390,10 +420,10 @@ def _mapped_ranges(file: Path) -> list[tuple[int, int]]:
     """Return the addresses (start, end) at which parts of a file are mapped."""
     if not _MAPS.exists():
         return []
-    ranges = []
+    ranges, resolved = [], str(file.resolve())
     for line in _MAPS.read_text(encoding="utf-8", errors="surrogateescape").splitlines():
         addresses, *_, path = f"{line} ".split(" ", maxsplit=5)
-        if path.strip() == str(file.resolve()):
+        if path.strip() == resolved:
             start, end = addresses.split("-")
             ranges.append((int(start, 16), int(end, 16)))
     return ranges

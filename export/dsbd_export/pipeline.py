@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib.metadata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,11 +15,13 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
+from dsbd_export.adapter import report_adapter
 from dsbd_export.changed_bundle import writing
 from dsbd_export.checkpoint import Checkpoint, limited_threads, open_pair
 from dsbd_export.config import CUDA, EXACT, GROUPED, ExportConfig, ModelOptions
 from dsbd_export.cuda_graph import use_cuda_operators
-from dsbd_export.draft_vocabulary import Report, with_draft_vocabulary
+from dsbd_export.draft_vocabulary import with_draft_vocabulary
+from dsbd_export.errors import ExportError
 from dsbd_export.exact_attention import attend_exactly
 from dsbd_export.feature_draft.agreement import check_form, layers_read
 from dsbd_export.feature_draft.config import default_layers
@@ -33,10 +35,12 @@ from dsbd_export.pair import (
     agreed_pair,
     context_warning,
 )
-from dsbd_export.parity import check_parity, parity_limit
+from dsbd_export.parity import measured_parity, parity_limit, refusal
 from dsbd_export.parity_cases import ForestCase, Reference
+from dsbd_export.progress import Counter, Report, counted
 from dsbd_export.prune_graph import write_prune_graph
 from dsbd_export.quantize import quantize_graph
+from dsbd_export.refused_bundle import keep_refused
 from dsbd_export.target_features import check_features, feature_entry
 from dsbd_export.tensorrt_build import build_engines
 from dsbd_export.tensorrt_options import build_place
@@ -53,7 +57,7 @@ from dsbd_runtime.bundle import (
     write_manifest,
 )
 from dsbd_runtime.draft_record import RECORD_FILE, read_record, write_record
-from dsbd_runtime.graph import GATHER
+from dsbd_runtime.graph import GATHER, AttentionRows, RecurrentRows
 from dsbd_runtime.manifest import entry_by_role
 from dsbd_runtime.staging import new_bundle
 
@@ -111,12 +115,30 @@ def export_bundle(
         manifest = write_manifest(
             folder, versions=tool_versions(), target=target_entry, draft=draft_entry
         )
+        check_parity(folder, config.output, manifest, {"target": target, "draft": draft})
     return ExportResult(manifest=manifest, output=config.output)
+
+
+def check_parity(
+    folder: Path, output: Path, manifest: Manifest, exported: Mapping[str, Checkpoint | None]
+) -> None:
+    """Raise ExportError where a model of a complete bundle missed its limit, and keep it apart.
+
+    exported: by role, the models whose limits count.
+    """
+    for role, checkpoint in exported.items():
+        if checkpoint is None:
+            continue
+        if reason := refusal(checkpoint, manifest.entry_by_role[role].parity):
+            raise keep_refused(folder, output, manifest, reason)
 
 
 def _agreed_models(config: ExportConfig, report: Report) -> tuple[Checkpoint, Checkpoint | None]:
     """Return target and draft, as far as they are exported, with one vocabulary."""
     target, draft = open_pair(config)
+    report_adapter(target.adapter, config.target, report)
+    if draft is not None:
+        report_adapter(draft.adapter, str(config.draft), report)
     if draft is not None and draft.features is not None:
         check_form(config)
         target = replace(target, feature_layers=layers_read(draft.features, target.config))
@@ -145,7 +167,9 @@ def export_model(
     write_prune_graph(checkpoint.caches, folder / PRUNE_FILE)
     report(f"{role}: comparing with the checkpoint")
     in_float64 = None if config.atol is not None else partial(_in_float64, checkpoint, report)
-    parity = check_parity(folder, checkpoint, wanted, parity_limit(config), in_float64)
+    parity = measured_parity(folder, checkpoint, wanted, parity_limit(config), in_float64, report)
+    if reason := refusal(checkpoint, parity):
+        report(f"warning: {reason}; the export goes on, and its result is kept apart")
     if checkpoint.feature_layers is not None:
         report(f"{role}: comparing its features with the checkpoint")
         check_features(folder, checkpoint, wanted, config)
@@ -165,10 +189,12 @@ def _in_float64(
     checkpoint: Checkpoint, report: Report, cases: Sequence[ForestCase]
 ) -> list[NDArray[np.float64]]:
     """Return the logits of cases that the checkpoint gives in float64, from a copy of its own."""
-    report(f"{checkpoint.role}: computing {len(cases)} cases in float64, to tell rounding")
+    phase = f"{checkpoint.role}: computing {len(cases)} cases in float64, to tell rounding"
+    report(phase)
     source = source_of(checkpoint)
     model = source.load("fp32")
-    return [source.logits_in_float64(model, case) for case in cases]
+    counter = Counter(phase, "cases", report)
+    return [source.logits_in_float64(model, case) for case in counted(cases, counter)]
 
 
 def _copy_record(checkpoint: Checkpoint, folder: Path) -> None:
@@ -189,6 +215,7 @@ def _write_model(
     report(f"{role}: loading the checkpoint")
     model = source.load(config.dtype)
     checkpoint = replace(checkpoint, caches=source.caches(model, config.dtype))
+    _check_recurrence(checkpoint, config)
     source = source_of(checkpoint)
     report(f"{role}: computing reference logits")
     wanted = source.references(model)
@@ -201,10 +228,30 @@ def _write_model(
         report(f"{role}: {graph_pass(graph)}")
     if config.quantize == "none" and config.dtype != "fp32" and config.form != CUDA:
         check_for_tensorrt(graph, checkpoint)
-    report(f"{role}: saving the graph and its weights")
-    ir.save(graph, folder / MODEL_FILE, external_data=WEIGHTS_FILE)
+    _save(graph, folder, f"{role}: saving the graph and its weights", report)
     _release_weights(model, graph)
     return checkpoint, wanted
+
+
+def _save(graph: ir.Model, folder: Path, phase: str, report: Report) -> None:
+    """Write a graph and its weights, which are converted and quantized one after the other here."""
+    report(phase)
+    counter = Counter(phase, "weights", report)
+
+    def written(_: object, info: ir.external_data.CallbackInfo) -> None:
+        counter.done(info.index + 1, info.total)
+
+    ir.save(graph, folder / MODEL_FILE, external_data=WEIGHTS_FILE, callback=written)
+
+
+def _check_recurrence(checkpoint: Checkpoint, config: ModelOptions) -> None:
+    """Raise for a form of attention that the recurrent layers of a checkpoint have not."""
+    is_recurrent = any(isinstance(cache, RecurrentRows) for cache in checkpoint.caches)
+    if is_recurrent and config.attention_form == EXACT:
+        raise ExportError(
+            f"the {checkpoint.role} (family {checkpoint.family}) has recurrent layers, whose sums "
+            "over rows attention='exact' does not make exact; use attention='fused'"
+        )
 
 
 GraphPass = Callable[[ir.Model], str]
@@ -214,7 +261,7 @@ GraphPass = Callable[[ir.Model], str]
 def _graph_passes(
     checkpoint: Checkpoint,
     config: ModelOptions,
-    seen: list[NDArray[np.float32]] | None,
+    seen: dict[int, NDArray[np.float32]] | None,
     outliers: Outliers | None,
 ) -> list[GraphPass]:
     """Return the passes that give a graph the form of attention and the precision that are wanted.
@@ -225,7 +272,8 @@ def _graph_passes(
     is_exact = config.attention_form == EXACT
 
     def attend(graph: ir.Model) -> str:
-        num_exact = attend_exactly(graph, checkpoint.context_length, seen)
+        layers = [c.layer for c in checkpoint.caches if isinstance(c, AttentionRows)]
+        num_exact = attend_exactly(graph, checkpoint.context_length, layers, seen)
         return f"{num_exact} attentions with sums in {'double' if seen is None else 'integers'}"
 
     passes: list[GraphPass] = [
@@ -273,6 +321,7 @@ def _manifest_entry(
         sliding_window=checkpoint.sliding_window,
         features=feature_entry(checkpoint),
         unread_inputs=checkpoint.unread_inputs,
+        adapter=None if checkpoint.adapter is None else checkpoint.adapter.name,
         parity=parity,
     )
 

@@ -10,10 +10,10 @@ from onnx import TensorProto, helper
 
 from dsbd_export.config import OPSET
 from dsbd_runtime.graph import (
-    CACHE_PARTS,
     SRC_ROWS,
     WRITE_INDICES,
     CacheEntry,
+    parts_of,
     past_name,
     present_name,
 )
@@ -38,7 +38,7 @@ def write_prune_graph(caches: Sequence[CacheEntry], file: Path) -> None:
         helper.make_tensor_value_info(WRITE_INDICES, TensorProto.INT64, [1]),
     ]
     outputs, nodes = [], []
-    for cache, part in ((cache, part) for cache in caches for part in CACHE_PARTS):
+    for cache, part in parts_of(caches):
         past, present = past_name(cache.layer, part), present_name(cache.layer, part)
         kept, element_type = f"kept.{cache.layer}.{part}", _ELEMENT_TYPES[cache.dtype]
         shape = cache.shape(part, 0)

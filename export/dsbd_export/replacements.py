@@ -167,7 +167,9 @@ def capped_attention(
     scores = torch.where(mask, scores.reshape(1, num_heads, num_nodes, -1), HIDDEN)
     scores = scores.reshape(1, num_key_heads, rows, -1)
     if sinks is not None:
-        sink = sinks.to(scores.dtype).reshape(1, num_heads, 1, 1).expand(-1, -1, num_nodes, -1)
+        sink = sinks.to(scores.dtype).reshape(1, num_heads, 1, 1)
+        # For each node, by broadcasting: a GPU's engine computes no shape to expand to.
+        sink = torch.where(mask[..., :1], sink, sink)
         scores = torch.cat([scores, sink.reshape(1, num_key_heads, rows, 1)], dim=-1)
     weights = scores.softmax(-1, dtype=torch.float32).to(value.dtype)
     if sinks is not None:

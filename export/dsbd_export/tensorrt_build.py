@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import onnx
 
 from dsbd_export.changed_bundle import changed_bundle
 from dsbd_export.errors import ExportError
+from dsbd_export.progress import Report
 from dsbd_export.tensorrt_graph import decompose_attention, parse_network, tensorrt_graph
 from dsbd_export.tensorrt_options import (
     CAPACITY_STEP,
@@ -42,8 +43,6 @@ from dsbd_runtime.trt_record import (
     EngineRecord,
     write_record,
 )
-
-Report = Callable[[str], None]
 
 _NO_KERNEL = "not supported by a dedicated kernel"
 

@@ -5,7 +5,7 @@ tokenizer.json is not all of it. transformers adds the tokens of tokenizer_confi
 and its like), added_tokens.json and special_tokens_map.json, and some tokenizer classes replace the
 normalizer, the splitting into words, the decoder and what stands around a prompt. What is written
 is the tokenizer that transformers ends up with; it is then read as the runtime reads it, and must
-give the same ids, texts and chats.
+give the same ids, texts and chats. ``older_tokenizers`` has those without tokenizer.json.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,14 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from dsbd_export.checkpoint import Checkpoint, quiet_libraries
 from dsbd_export.errors import ExportError, reason_of
 from dsbd_export.gguf_file import alone
+from dsbd_export.older_tokenizers import (
+    OLDER_FILES,
+    has_older_files,
+    lacks_chat_template,
+    load_folder,
+    tiktoken_file,
+)
+from dsbd_export.progress import Report
 from dsbd_export.tokenizer_gate import TokenizerGate
 from dsbd_runtime.bundle import (
     ADDITIONAL_TEMPLATES_FOLDER,
@@ -32,9 +40,6 @@ from dsbd_runtime.bundle import (
     TOKENIZER_FILE,
 )
 
-Report = Callable[[str], None]
-
-_OLDER_FILES = ("vocab.json", "vocab.txt", "merges.txt", "*.model", "*.tiktoken", "tekken.json")
 _PLAIN = "Hello, world! It's 3.14159 and\n    def read(path): return [path]"
 _TEMPLATE_NAME = re.compile(r"[\w.-]*\w[\w.-]*")
 _CLEANED = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
@@ -80,16 +85,22 @@ def load_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
     Raises:
         ExportError: there is none, it cannot be loaded, or its class has no form without Python.
     """
-    folder, role = checkpoint.folder, checkpoint.role
+    folder, role = checkpoint.tokenizer_folder, checkpoint.role
     file = folder / TOKENIZER_FILE
-    if checkpoint.gguf_file is not None:
+    if checkpoint.tokenizer_gguf is not None:
         pass  # all that there is is in the one file, whatever lies beside it
     elif file.is_file():
         tokenizer_content(file)
-    elif not any(found for pattern in _OLDER_FILES for found in folder.glob(pattern)):
+    elif (found := tiktoken_file(folder)) is not None:
+        raise ExportError(
+            f"the tokenizer of the {role} is {found}, a tiktoken file, which says neither how a "
+            f"text is split into words nor which tokens are special; a {TOKENIZER_FILE} is needed, "
+            "such as that of a converted copy of the model"
+        )
+    elif not has_older_files(folder):
         # transformers makes an empty tokenizer where it finds no file at all
         raise ExportError(
-            f"the {role} has no {file} and none of {', '.join(_OLDER_FILES)} to build it from; "
+            f"the {role} has no {file} and none of {', '.join(OLDER_FILES)} to build it from; "
             "copy the tokenizer of its base model"
         )
     try:
@@ -98,8 +109,9 @@ def load_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
     except Exception as error:
         raise ExportError(
             f"transformers cannot load the tokenizer of the {role} at {folder}: "
-            f"{reason_of(error)}; check its files or copy those of its base model, and allow its "
-            "own code with trust_remote_code if it has some that you trust"
+            f"{reason_of(error)}; check its files and the tokenizer_class that "
+            f"{TOKENIZER_CONFIG_FILE} names, or copy those of its base model, and allow its own "
+            "code with trust_remote_code if it has some that you trust"
         ) from error
     if not tokenizer.is_fast:
         raise ExportError(
@@ -112,13 +124,11 @@ def load_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
 
 def _loaded(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
     options = {"trust_remote_code": checkpoint.trust_remote_code, "local_files_only": True}
-    tokenizer: PreTrainedTokenizerBase
-    if checkpoint.gguf_file is None:
-        tokenizer = AutoTokenizer.from_pretrained(str(checkpoint.folder), **options)
-        return tokenizer
-    with alone(checkpoint.folder / checkpoint.gguf_file) as folder:
-        tokenizer = AutoTokenizer.from_pretrained(
-            str(folder), gguf_file=checkpoint.gguf_file, **options
+    if checkpoint.tokenizer_gguf is None:
+        return load_folder(checkpoint.tokenizer_folder, **options)
+    with alone(checkpoint.folder / checkpoint.tokenizer_gguf) as folder:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            str(folder), gguf_file=checkpoint.tokenizer_gguf, **options
         )
     return tokenizer
 
@@ -191,7 +201,7 @@ def _templates(checkpoint: Checkpoint, tokenizer: PreTrainedTokenizerBase) -> di
 
 def _warnings(checkpoint: Checkpoint, tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
     """Yield what is as transformers has it and yet may not be meant."""
-    role, folder = checkpoint.role, checkpoint.folder
+    role, folder = checkpoint.role, checkpoint.tokenizer_folder
     size = checkpoint.vocab_size
     beyond = {token: i for token, i in tokenizer.get_vocab().items() if i >= size}
     if beyond:
@@ -207,8 +217,15 @@ def _warnings(checkpoint: Checkpoint, tokenizer: PreTrainedTokenizerBase) -> Ite
             f"answer: eos_token_id of its config is {checkpoint.eos_token_ids}; if answers run "
             f"on, add {eos} to it in {GENERATION_CONFIG_FILE} and export again"
         )
+    if checkpoint.gguf_file is not None:
+        return
+    if lacks_chat_template(folder, tokenizer):
+        yield (
+            f"the {role} at {folder} has a tekken.json, which has no chat template, and the bundle "
+            f"will have none; for chats put one beside it as {CHAT_TEMPLATE_FILE} and export again"
+        )
     file = folder / TOKENIZER_FILE
-    if checkpoint.gguf_file is not None or not file.is_file():
+    if checkpoint.tokenizer_gguf is not None or not file.is_file():
         return
     as_written = Tokenizer.from_file(str(file)).encode(_PLAIN, add_special_tokens=False).tokens
     loaded = tokenizer.tokenize(_PLAIN)

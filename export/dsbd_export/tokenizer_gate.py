@@ -1,7 +1,9 @@
 """Gate of the tokenizer: what the runtime reads in a bundle does what transformers does.
 
 Compared are the ids of plain texts and of texts with every added token, with and without what
-stands around a prompt, the texts of these ids, and rendered chats with their ids.
+stands around a prompt, the texts of these ids, and rendered chats with their ids. transformers
+itself is judged where it may be wrong: a class that does not fit its files reads every text as
+nothing, or as letters; what it builds from a sentencepiece file is compared with sentencepiece.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from transformers import PreTrainedTokenizerBase
 from dsbd_errors import DsbdError
 from dsbd_export.checkpoint import Checkpoint
 from dsbd_export.errors import ExportError, reason_of
-from dsbd_runtime.bundle import CHAT_TEMPLATE_FILE
+from dsbd_export.older_tokenizers import is_built, sentencepiece_file, sentencepiece_ids
+from dsbd_runtime.bundle import CHAT_TEMPLATE_FILE, TOKENIZER_CONFIG_FILE
 from dsbd_runtime.chat_messages import Message
 from dsbd_runtime.chat_template import ChatTemplate
 from dsbd_runtime.tokenizer import Tokenizer
@@ -32,6 +35,8 @@ PLAIN_TEXTS = (
     "😀👩‍👩‍👧🏳️‍🌈 🇩🇪 ok ☃",
     "<s> </s> <unk> <pad> [CLS] <|endoftext|> <0x41> ▁ ## Ġ",
 )
+_GIVEN_BACK = PLAIN_TEXTS[2]
+_WITH_SPECIAL_TOKENS = PLAIN_TEXTS[-1]
 _QUESTION: Message = {"role": "user", "content": "  What is the weather in Paris? "}
 _ARGUMENTS = {"town": "Paris"}
 _FUNCTION: Message = {"name": "weather", "arguments": _ARGUMENTS}
@@ -83,6 +88,8 @@ class TokenizerGate:
         self._theirs = tokenizer
         self._ours = Tokenizer(folder, bos_token_id=checkpoint.bos_token_id)
         self._folder = folder
+        self._source = checkpoint.folder
+        self._is_built = is_built(checkpoint.folder) and checkpoint.gguf_file is None
         self._whose = (
             f"the tokenizer of the {checkpoint.role} at {checkpoint.folder} "
             f"({type(tokenizer).__name__})"
@@ -95,6 +102,9 @@ class TokenizerGate:
                 ids = self._check_ids(text, special)
                 said = self._theirs.decode(ids, skip_special_tokens=True)
                 self._compare(f"writes {ids} as", self._ours.decode(ids), said)
+        self._check_given_back()
+        if self._is_built and (file := sentencepiece_file(self._source)) is not None:
+            self._check_by_sentencepiece(file)
 
     def check_chats(self, templates: Mapping[str, str]) -> None:
         """Raise ExportError unless ``templates``, by their files, give the same texts and ids."""
@@ -113,6 +123,30 @@ class TokenizerGate:
         for token in {**added, **dict.fromkeys(self._theirs.all_special_tokens)}:
             yield token
             yield f"a{token}b {token} {token}{token}\n{token}"
+
+    def _check_given_back(self) -> None:
+        """Raise ExportError unless ids of a text say it: all of it, of a tokenizer built here."""
+        ids = self._ours.encode(_GIVEN_BACK, add_special_tokens=False)
+        said = self._ours.decode(ids)
+        is_lost = self._is_built and _letters(said) != _letters(_GIVEN_BACK)
+        if not said or is_lost:
+            raise ExportError(
+                f"{self._whose} reads {_GIVEN_BACK!r} as {ids[:20]}, which is {said!r}: its class "
+                f"does not fit its files; set tokenizer_class in {TOKENIZER_CONFIG_FILE} to that "
+                "of its base model, or copy that model's tokenizer.json"
+            )
+
+    def _check_by_sentencepiece(self, file: Path) -> None:
+        """Raise ExportError unless plain texts have the ids that sentencepiece gives them."""
+        texts = (text for text in PLAIN_TEXTS if text != _WITH_SPECIAL_TOKENS)
+        for text, wanted in sentencepiece_ids(file, texts):
+            ids = self._ours.encode(text, add_special_tokens=False)
+            if ids != wanted:
+                raise ExportError(
+                    f"{self._whose} cannot be exported: built from {file} it reads {text!r} as "
+                    f"{_around(ids, wanted)}, sentencepiece as {_around(wanted, ids)}; give a "
+                    "converted copy of the model, with tokenizer.json"
+                )
 
     def _check_ids(self, text: str, special: bool) -> list[int]:
         """Return the ids of a text, with or without what stands around a prompt."""
@@ -194,6 +228,11 @@ def _with_arguments_as_text(messages: Sequence[Message]) -> list[Message]:
         else message
         for message in messages
     ]
+
+
+def _letters(text: str) -> str:
+    """Return a text without what a tokenizer may change of it: spaces, and capitals."""
+    return "".join(text.lower().split())
 
 
 def _around(value: Any, other: Any) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +101,25 @@ def open_weights(folder: Path) -> Iterator[dict[str, Any]]:
             tensors = stack.enter_context(safe_open(file, framework="pt", backend="pread"))
             readers |= {name: tensors.get_slice(name) for name in tensors.keys()}
         yield readers
+
+
+class ComputedWeight:
+    """Weight that is computed each time that it is read; stands for a reader of safetensors."""
+
+    def __init__(self, shape: list[int], compute: Callable[[], Tensor]) -> None:
+        self._shape = shape
+        self._compute = compute
+
+    def get_shape(self) -> list[int]:
+        """Return the shape of what is computed."""
+        return self._shape
+
+    def get_dtype(self) -> str:
+        """Return its type as safetensors calls it."""
+        return "F32"
+
+    def __getitem__(self, index: Any) -> Tensor:
+        return self._compute()[index]
 
 
 def stored_dtype(folder: Path) -> str | None:

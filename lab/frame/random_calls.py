@@ -13,12 +13,14 @@ import onnxruntime as ort
 
 from dsbd_runtime.bundle import Bundle
 from dsbd_runtime.graph import (
+    ANCESTORS,
     ATTENTION_MASK,
-    CACHE_PARTS,
     INPUT_IDS,
     LOGIT_ROWS,
     POSITION_IDS,
     WRITE_INDICES,
+    num_ancestors,
+    parts_of,
     past_name,
     present_name,
 )
@@ -100,8 +102,7 @@ class RandomCalls:
                     NUMPY_DTYPES[cache.dtype]
                 )
             )
-            for cache in entry.caches
-            for part in CACHE_PARTS
+            for cache, part in parts_of(entry.caches)
         }
         self._bindings = {
             rows: self._binding(rows, capacity, rng.integers(0, entry.vocab_size, (1, rows)))
@@ -125,6 +126,9 @@ class RandomCalls:
             WRITE_INDICES: np.array([first_row]),
             LOGIT_ROWS: np.arange(num_rows),
         }
+        if number := num_ancestors(self._entry.caches):
+            before = np.arange(first_row - number, first_row)
+            inputs[ANCESTORS] = np.tile(np.maximum(before, -1), (num_rows, 1))
         binding = self._session.io_binding()
         for name, array in inputs.items():
             binding.bind_cpu_input(name, array)

@@ -15,14 +15,25 @@ from pathlib import Path
 from lab.gpu.environment import missing_requirements
 from lab.gpu.pieces import TABLE, TABLES_NAME, pieces
 from lab.gpu.schedule import chosen, run_pieces
-from lab.gpu.settings import EXTRA_BY_PROVIDER, ROOT, Settings
+from lab.gpu.settings import (
+    CUDA_FORM_SUFFIX,
+    EXTRA_BY_PROVIDER,
+    INT4_SUFFIX,
+    ROOT,
+    Settings,
+)
+
+_SEVERAL = ("bundles", "variants")
 
 
 def main(arguments: list[str] | None = None, prog_name: str | None = None) -> int:
     """Run the chosen pieces; return the exit code."""
     options = vars(_parser(prog_name).parse_args(arguments))
     only, is_list = options.pop("only"), options.pop("list")
-    settings = Settings(**{**options, "bundles": tuple(options["bundles"])})
+    settings = Settings(**{**options, **{key: tuple(options[key]) for key in _SEVERAL}})
+    if problem := _wrong_variant(settings):
+        print(problem, file=sys.stderr)
+        return 2
     wanted = chosen(pieces(settings), only)
     if is_list or not wanted:
         names = "\n".join(piece.name for piece in pieces(settings))
@@ -41,6 +52,20 @@ def main(arguments: list[str] | None = None, prog_name: str | None = None) -> in
     return 0 if is_complete else 1
 
 
+def _wrong_variant(settings: Settings) -> str | None:
+    """Return what is wrong with the first variant that no bundle is compared with."""
+    expected = [
+        bundle.name + suffix
+        for bundle in settings.bundles
+        for suffix in (CUDA_FORM_SUFFIX, INT4_SUFFIX)
+    ]
+    wrong = next((each for each in settings.variants if each.name not in expected), None)
+    if wrong is None:
+        return None
+    names = " or ".join(expected) or "nothing, as no --bundle is given"
+    return f"--variant {wrong} is compared with no bundle; expected the name {names}"
+
+
 def _parser(prog_name: str | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=prog_name, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -51,6 +76,8 @@ def _parser(prog_name: str | None) -> argparse.ArgumentParser:
     add("--site-packages", type=_path, help="packages that need no wheel, behind the wheels'")
     add("--bundle", type=_path, action="append", default=[], dest="bundles",
         help="one that was exported elsewhere, instead of exports; may be repeated")  # fmt: skip
+    add("--variant", type=_path, action="append", default=[], dest="variants",
+        help="the target of a --bundle exported otherwise: NAME-cuda or NAME-int4")  # fmt: skip
     add("--provider", choices=EXTRA_BY_PROVIDER, default="cuda", help="execution provider to check")
     add("--params", default="1B", help="of the twin that is exported")
     add("--dtype", choices=("fp16", "bf16", "fp32"), default="fp16", help="of the twin")

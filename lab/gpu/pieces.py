@@ -18,7 +18,8 @@ from lab.gpu.settings import TOP_K, Settings, Subject, run_texts, subjects
 Action = Callable[[Settings, Runner], dict[str, Any]]
 TABLE = "table"
 TABLES_NAME = "tables.txt"  # written by the piece to the work folder
-PARITY_PREFIX, BITS_PREFIX, BENCH_PREFIX = "parity-", "bits-", "bench-"
+FORWARDS_PREFIX, PARITY_PREFIX = "forwards-", "parity-"
+BITS_PREFIX, BENCH_PREFIX = "bits-", "bench-"
 GRAPHS_SUFFIX, TENSORRT_SUFFIX = "-no-graphs", "-tensorrt"
 _TENSORRT_MODULES = {"tensorrt": "tensorrt", "tensorrt_rtx": "tensorrt-rtx"}  # module: --engine
 _UNKNOWN_GPU = "cannot be built for compute capability"
@@ -45,12 +46,19 @@ class Piece:
 
 
 def pieces(settings: Settings) -> list[Piece]:
-    """Return the pieces of a check: a bundle is measured before the next, larger one is made."""
+    """Return the pieces of a check.
+
+    First what says how the rest should be set: the forwards of every bundle, each before the next,
+    larger one is made.
+    """
     found = [Piece("install", 120, install), Piece("machine", 20, _machine)]
-    tested = subjects(settings)
-    for subject in tested:
+    every = subjects(settings)
+    for subject in every:
         if subject.export:
             found.append(Piece(f"export-{subject.name}", 180, _of(subject, _export)))
+        found.append(Piece(f"{FORWARDS_PREFIX}{subject.name}", 120, _of(subject, _forwards)))
+    tested = [subject for subject in every if not subject.is_variant]
+    for subject in tested:
         found += [
             Piece(f"{PARITY_PREFIX}{subject.name}", 60, _of(subject, _parity)),
             Piece(f"{BITS_PREFIX}{subject.name}", 60, _of(subject, _bits)),
@@ -90,6 +98,12 @@ def _export(subject: Subject, settings: Settings, runner: Runner) -> dict[str, A
             runner.command(name, *words)
             made.append(folder)
     return {"made": made}
+
+
+def _forwards(subject: Subject, settings: Settings, runner: Runner) -> dict[str, Any]:
+    file = settings.work / f"{FORWARDS_PREFIX}{subject.name}.json"
+    words = (str(subject.bundle), "--provider", settings.provider)
+    return _json_of(runner, file, "lab.gpu.forward_times", *words)
 
 
 def _parity(subject: Subject, settings: Settings, runner: Runner) -> dict[str, Any]:

@@ -13,7 +13,14 @@ from rich.console import Console
 from rich.table import Table
 
 from lab.frame.page import table, write_section
-from lab.gpu.pieces import BENCH_PREFIX, BITS_PREFIX, PARITY_PREFIX, TABLES_NAME
+from lab.gpu import choices
+from lab.gpu.pieces import (
+    BENCH_PREFIX,
+    BITS_PREFIX,
+    FORWARDS_PREFIX,
+    PARITY_PREFIX,
+    TABLES_NAME,
+)
 from lab.gpu.runner import DONE, Result, ResultFolder
 
 SECTION = "gpu"
@@ -43,7 +50,9 @@ def main(work: Path, document: Path) -> None:
         console.print(_rich("compared with the CPU", PARITY_COLUMNS, parity_rows(results)))
         console.print(_rich("ways to compute a path", BITS_COLUMNS, bits_rows(results)))
         console.print(_rich("measured", BENCH_COLUMNS, bench_rows(results)))
-        for line in not_done(results):
+        chosen = compared_choices(results)
+        console.print(_rich("settings side by side, ms", choices.COLUMNS, choices.rows(chosen)))
+        for line in (*not_done(results), *choices.lines_to_take(chosen)):
             console.print(line, highlight=False, markup=False, soft_wrap=True)
     found = [dataclasses.asdict(result) for result in results]
     (work / JSON_NAME).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
@@ -52,15 +61,18 @@ def main(work: Path, document: Path) -> None:
 
 
 def measured_on_gpu(results: Sequence[Result]) -> bool:
-    """Return whether a benchmark was done on anything but the CPU."""
+    """Return whether a benchmark or forwards were measured on anything but the CPU."""
     return any(
-        r.state == DONE and r.piece.startswith(BENCH_PREFIX) and r.values["provider"] != "cpu"
+        r.state == DONE
+        and r.piece.startswith((BENCH_PREFIX, FORWARDS_PREFIX))
+        and r.values["provider"] != "cpu"
         for r in results
     )
 
 
 def section_of(results: Sequence[Result]) -> str:
     """Return the tables as Markdown, with the machine and the date."""
+    chosen = compared_choices(results)
     return "\n\n".join(
         [
             _machine_line(results),
@@ -75,7 +87,12 @@ def section_of(results: Sequence[Result]) -> str:
             "(docs/benchmark.md). Bundles with -no-graphs replay no CUDA graphs, those with "
             "-tensorrt run its engines.",
             "\n".join(table(BENCH_COLUMNS, bench_rows(results))),
+            "Settings side by side: milliseconds of the target's forwards behind up to 1,000 "
+            "cached rows, and the ratio of the second setting to the first, over the forwards of "
+            "1, 8 and 36 rows or the one that is shown.",
+            "\n".join(table(choices.COLUMNS, choices.rows(chosen))),
             *not_done(results),
+            *choices.lines_to_take(chosen),
         ]
     )
 
@@ -144,6 +161,14 @@ def bits_rows(results: Sequence[Result]) -> list[Row]:
         )
         for result in _done(results, BITS_PREFIX)
     ]
+
+
+def compared_choices(results: Sequence[Result]) -> list[choices.Compared]:
+    """Return the choices that the forwards of the bundles let compare."""
+    done = _done(results, FORWARDS_PREFIX)
+    return choices.compared(
+        {r.piece.removeprefix(FORWARDS_PREFIX): r.values["milliseconds"] for r in done}
+    )
 
 
 def _bits_cell(count: dict[str, int]) -> str:

@@ -13,6 +13,7 @@ SHAPES = ((2, 4, 2), (2, 4, 4), (2, 4, 8), (2, 4, 16), (2, 6, 16), (2, 4, 32),
           (4, 4, 4), (4, 4, 8), (4, 4, 16), (4, 6, 16), (4, 4, 32))  # fmt: skip
 WIDTHS = tuple(dict.fromkeys(width for width, _, _ in SHAPES))
 TOP_K = 20
+CUDA_FORM_SUFFIX, INT4_SUFFIX = "-cuda", "-int4"  # of a bundle's name, behind the plain one's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +26,7 @@ class Settings:
         wheels: folder with wheels, complete or in parts; None uses the Python that runs the script.
         site_packages: installed packages that need no wheel; None for none.
         bundles: exported elsewhere; empty: export the demo pair and a twin here.
+        variants: of these, only their forwards are timed; see ``Subject``.
         params: of the twin, such as "1B".
         dtype: of the twin and of one of the two demo bundles.
         max_new_tokens, repetitions, num_prompts: of every benchmark.
@@ -37,6 +39,7 @@ class Settings:
     wheels: Path | None = None
     site_packages: Path | None = None
     bundles: tuple[Path, ...] = ()
+    variants: tuple[Path, ...] = ()
     params: str = "1B"
     dtype: str = "fp16"
     max_new_tokens: int = 64
@@ -53,17 +56,26 @@ class Settings:
 
 @dataclass(frozen=True)
 class Subject:
-    """A bundle under test; ``export``: the commands that make it, empty for a given one."""
+    """A bundle under test.
+
+    Attributes:
+        export: the commands that make it, empty for a given one.
+        is_variant: whether it is another one's model, exported otherwise: only its forwards are
+            timed.
+    """
 
     name: str
     bundle: Path
     export: tuple[tuple[str, ...], ...] = ()
+    is_variant: bool = False
 
 
 def subjects(settings: Settings) -> list[Subject]:
     """Return the bundles that are tested: those given, or the demo pair's and a twin's."""
     if settings.bundles:
-        return [Subject(bundle.name, bundle) for bundle in settings.bundles]
+        given = [Subject(bundle.name, bundle) for bundle in settings.bundles]
+        variants = [Subject(each.name, each, is_variant=True) for each in settings.variants]
+        return given + variants
     folder = settings.work / "bundles"
     exports: dict[str, tuple[tuple[str, ...], ...]] = {}
     for dtype in dict.fromkeys(["fp32", settings.dtype]):
@@ -78,7 +90,22 @@ def subjects(settings: Settings) -> list[Subject]:
         ("make_twin", "--params", settings.params, "-o", str(twin)),
         ("dsbd-export", *pair, *output, "--logits", "topk:64"),
     )
-    return [Subject(name, folder / name, commands) for name, commands in exports.items()]
+    plain = [Subject(name, folder / name, commands) for name, commands in exports.items()]
+    if settings.dtype == "fp32":  # --quantize int4 has zero points there
+        return plain
+    return [*plain, *_variants(plain[-1], twin / "target", settings)]
+
+
+def _variants(plain: Subject, target: Path, settings: Settings) -> list[Subject]:
+    """Return the twin's target in CUDA's form and with int4 weights."""
+    options = {CUDA_FORM_SUFFIX: ("--form", "cuda"), INT4_SUFFIX: ("--quantize", "int4")}
+    found = []
+    for suffix, words in options.items():
+        bundle = plain.bundle.with_name(plain.name + suffix)
+        head = ("--logits", "topk:64", *_output(bundle, settings.dtype))
+        command = ("dsbd-export", "--target", str(target), *head, *words)
+        found.append(Subject(bundle.name, bundle, (command,), is_variant=True))
+    return found
 
 
 def _output(bundle: Path, dtype: str) -> tuple[str, ...]:

@@ -13,15 +13,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dsbd_forward.forward import Forward
 from dsbd_runtime.graph import (
+    ANCESTORS,
     ATTENTION_MASK,
     ATTENTION_MASK_SLIDING,
-    CACHE_PARTS,
     INPUT_IDS,
     LOGIT_ROWS,
     LOGITS,
     POSITION_IDS,
     WRITE_INDICES,
+    num_ancestors,
+    parts_of,
     past_name,
     present_name,
 )
@@ -143,8 +146,7 @@ class PathEngine:
         """Return the logits after every token of the path, (n, V)."""
         caches = {
             (cache.layer, part): rng.standard_normal(cache.shape(part, way.capacity), np.float32)
-            for cache in self._entry.caches
-            for part in CACHE_PARTS
+            for cache, part in parts_of(self._entry.caches)
         }
         row_positions = np.full(way.capacity, -1)
         path_rows = np.arange(0)
@@ -186,6 +188,10 @@ class PathEngine:
             **{name: mask_by_name[name][None, None] for name in self._entry.masks},
             **{past_name(*key): cache for key, cache in caches.items()},
         }
+        if number := num_ancestors(self._entry.caches):
+            seen = call.mask[:, : call.rows[-1] + 1]
+            forward = Forward(call.token_ids, call.positions, seen, logit_rows)
+            inputs[ANCESTORS] = forward.ancestors(number)
         names = [LOGITS, *(present_name(*key) for key in caches)]
         logits, *present = self._sessions[way.threads].run(names, inputs)
         caches.update(zip(caches, present, strict=True))

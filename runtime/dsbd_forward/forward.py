@@ -70,23 +70,32 @@ class Forward:
 
     @property
     def parents(self) -> Ints:
-        """The cache row of each new node's parent, (S,) int64; ``NO_ROW`` where it sees none.
+        """The cache row of each new node's parent, (S,) int64; ``NO_ROW`` where it sees none."""
+        return self.ancestors(1)[:, 0]
 
-        The rows of a path are in the cache in the order of the path: the parent's is the last that
-        a node sees before its own. With two rows in the cache, the mask
+    def ancestors(self, number: int) -> Ints:
+        """Return the cache rows of the last nodes above each new one, (S, number) int64.
+
+        The oldest first, the parent last; ``NO_ROW`` before the path begins. The rows of a path are
+        in the cache in the order of the path: the parent's is the last that a node sees before its
+        own. With two rows in the cache and number 2, the mask
 
             [[1, 1, 1, 0],
              [1, 0, 0, 1]]
 
-        says that the parents are in the rows [1, 0].
+        gives [[0, 1], [-1, 0]].
         """
         num_new, num_rows = self.mask.shape
         above = self.mask.copy()
-        own = np.arange(num_new)
-        above[own, num_rows - num_new + own] = False
-        last = num_rows - 1 - above[:, ::-1].argmax(axis=1)
-        parents: Ints = np.where(above[own, last], last, NO_ROW)
-        return parents
+        nodes = np.arange(num_new)
+        above[nodes, num_rows - num_new + nodes] = False
+        from_last = above[:, ::-1]
+        rows = np.empty((num_new, number), np.int64)
+        for place in reversed(range(number)):
+            last = num_rows - 1 - from_last.argmax(axis=1)
+            rows[:, place] = np.where(above[nodes, last], last, NO_ROW)
+            above[nodes, last] = False
+        return rows
 
     def part(self, start: int, stop: int) -> Forward:
         """Return the rows ``start`` to ``stop - 1`` as a forward of their own."""

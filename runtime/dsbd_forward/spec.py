@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
-
-Kept = Literal["attention rows", "window rows", "narrow rows", "recurrent state", "cross rows"]
-"""What an engine may keep for a row or a request; today's keep attention rows alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,17 +25,17 @@ class MemorySpec:
     """What an engine keeps from one forward to the next.
 
     Attributes:
-        kept: of a row or a request.
+        kept: of a row: "attention rows", "convolution rows", "recurrent rows".
         grows_at_a_cost: whether it is told how many rows to expect, see ``GrowingEngine``.
     """
 
-    kept: frozenset[Kept] = frozenset[Kept](["attention rows"])
+    kept: frozenset[str] = frozenset(["attention rows"])
     grows_at_a_cost: bool = False
 
     def longest_cut(self, num_rows: int) -> int:
         """Return the most first rows of a path, at most ``num_rows``, that can stay by themselves.
 
-        Rows of attention can be cut anywhere.
+        Rows can be cut anywhere.
         """
         return num_rows
 

@@ -220,8 +220,9 @@ class BoundCaches:
             features = graph.FEATURE_ROWS, sizes.returned
             if self._model.entry.is_feature_draft:
                 features = graph.FEATURE_INDEX, num_rows
-        masks = self._model.entry.masks
-        return forward_parts(num_rows, num_logit_rows, self.capacity, masks, features)
+        entry = self._model.entry
+        above = graph.num_ancestors(entry.caches)
+        return forward_parts(num_rows, num_logit_rows, self.capacity, entry.masks, features, above)
 
     def _output_parts(self, num_logit_rows: int, num_pairs: int) -> list[Part]:
         return [

@@ -25,6 +25,8 @@ from dsbd_runtime.graph import (
     TOP_IDS,
     TOP_LOGITS,
     empty_outputs,
+    most_new_rows,
+    num_ancestors,
     parse_num_top_logits,
     summed_outputs,
 )
@@ -44,6 +46,7 @@ def engine_spec(entry: ModelEntry) -> EngineSpec:
         ),
         returns_features=entry.features is not None and not entry.is_feature_draft,
         reads_features=entry.is_feature_draft,
+        memory=MemorySpec(kept=frozenset(cache.kind for cache in entry.caches)),
     )
 
 
@@ -56,8 +59,9 @@ class CausalLM:
 
     def __init__(self, session: Session, entry: ModelEntry) -> None:
         self._session = session
-        memory = MemorySpec(grows_at_a_cost=session.grows_at_a_cost)
-        self.spec = dataclasses.replace(engine_spec(entry), memory=memory)
+        spec = engine_spec(entry)
+        memory = dataclasses.replace(spec.memory, grows_at_a_cost=session.grows_at_a_cost)
+        self.spec = dataclasses.replace(spec, memory=memory)
         # Without a gather the rows of its engine are read whole, call by call.
         gathers = self.spec.head.gathers_logits
         self._read_head = summed_outputs(entry.vocab_size) if gathers else entry.head
@@ -65,6 +69,8 @@ class CausalLM:
         self._full: KeptLogits | None = None
         self._context_length = entry.context_length
         self._masks = ForwardMasks(entry.masks, entry.sliding_window, MAX_FORWARD_ROWS)
+        self._num_ancestors = num_ancestors(entry.caches)
+        self._most_new_rows = most_new_rows(entry.caches, MAX_FORWARD_ROWS)
         self._num_rows = 0
         self._row_positions = np.empty(0, np.int64)  # (capacity,); the first num_rows are valid
         self._kv_bytes_peak = session.kv_bytes
@@ -96,7 +102,8 @@ class CausalLM:
     def forward(self, forward: Forward) -> ForwardResult:
         """Append the rows of a forward; return the logits of some of them, and features.
 
-        More than ``MAX_FORWARD_ROWS`` rows go in several calls: no mask of S x capacity is built.
+        More than ``MAX_FORWARD_ROWS`` rows, or than the engine takes, go in several calls: no mask
+        of S x capacity is built.
         The arrays of the result are the caller's own, but for ``Logits.full``.
 
         Raises InputError for a wrong shape, type or value, or where the engine has not what is
@@ -210,13 +217,13 @@ class CausalLM:
         self._expire_full_logits()
         self._reserve(self._num_rows + num_new)
         self._row_positions[self._num_rows : self._num_rows + num_new] = forward.positions
-        if num_new <= MAX_FORWARD_ROWS:
+        if num_new <= self._most_new_rows:
             outputs = self._run(self._num_rows, forward, features, 0)
         else:
             outputs = self._run_in_chunks(forward, features)
         self._num_rows += num_new
         if self.spec.head.keeps_full_logits:
-            last_start = (num_new - 1) // MAX_FORWARD_ROWS * MAX_FORWARD_ROWS
+            last_start = (num_new - 1) // self._most_new_rows * self._most_new_rows
             self._full = KeptLogits(self._session, forward.logit_rows, last_start)
         return outputs
 
@@ -251,8 +258,8 @@ class CausalLM:
         head = self._read_head if forward.gather is None else self._head
         outputs = empty_outputs(head, len(forward.logit_rows), forward.num_pairs)
         first_feature = 0
-        for start in range(0, forward.num_new, MAX_FORWARD_ROWS):
-            stop = min(start + MAX_FORWARD_ROWS, forward.num_new)
+        for start in range(0, forward.num_new, self._most_new_rows):
+            stop = min(start + self._most_new_rows, forward.num_new)
             is_in_chunk = forward.logit_rows_in(start, stop)  # (R,)
             chunk = forward.part(start, stop)
             found = self._run(self._num_rows + start, chunk, features, first_feature)
@@ -272,8 +279,9 @@ class CausalLM:
         reads_whole = forward.gather is None and self.spec.head.gathers_logits
         if reads_whole:
             forward = dataclasses.replace(forward, gather=Gather(_NONE, _NONE))
+        ancestors = forward.ancestors(self._num_ancestors) if self._num_ancestors else None
         outputs = self._session.run(
-            EngineInputs(forward, masks, first_row, features, first_feature)
+            EngineInputs(forward, masks, first_row, features, first_feature, ancestors)
         )
         if reads_whole:
             rows = np.arange(len(forward.logit_rows))

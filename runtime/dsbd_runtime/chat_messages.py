@@ -118,10 +118,10 @@ def _call(call: Any, place: str) -> dict[str, Any]:
         return {**call, "function": _call(call["function"], f"{place}.function")}
     if "arguments" not in call:
         return dict(call)
-    return {**call, "arguments": _arguments(call["arguments"], f"{place}.arguments")}
+    return {**call, "arguments": call_arguments(call["arguments"], f"{place}.arguments")}
 
 
-def _arguments(given: Any, place: str) -> Arguments:
+def call_arguments(given: Any, place: str) -> Arguments:
     """Return arguments that are an object, or the JSON of one; an empty text is the empty object.
 
     Numbers that JSON has no name for are refused: templates would write them as if it had.

@@ -1,8 +1,9 @@
 """Graph contract of the engines: tensor names, the head's outputs, and the check of a graph.
 
 S: forest nodes of one forward (parents before children), C: cache capacity in rows, R: rows whose
-logits are requested, V: vocabulary, K: rows to keep; Hkv, Dk, Dv: heads of one
-layer's cache and widths of its keys and values, which the manifest has for each layer.
+logits are requested, V: vocabulary, K: rows to keep; Hkv, Dk, Dv: heads of one layer's cache and
+widths of its keys and values, W and A: channels and ancestors of a convolution, which the manifest
+has for each layer.
 
 | tensor | shape, type | meaning |
 |---|---|---|
@@ -11,9 +12,15 @@ layer's cache and widths of its keys and values, which the manifest has for each
 | attention_mask_sliding | [1,1,S,C] bool | the same cut to the window, for sliding-window layers |
 | write_indices | [1] int64 | first cache row of the S new rows |
 | logit_rows | [R] int64 | which of the S nodes need logits |
-| past_key_values.{i}.key | [1,Hkv,C,Dk] | the external cache of layer i, of those that have one |
+| ancestors | [S,A] int64 | with convolutions: cache rows of the last A nodes of the path to each |
+| | | node, oldest first, itself not; -1 before the path begins |
+| past_key_values.{i}.key | [1,Hkv,C,Dk] | the external cache of layer i that attends |
 | past_key_values.{i}.value | [1,Hkv,C,Dv] | |
-| present.{i}.key, .value | as past | the same buffer, updated in place |
+| past_key_values.{i}.convolution | [1,1,C,W] | that of layer i, a convolution over the path |
+| past_key_values.{i}.recurrent_key | [1,Hk,C,Dk] | that of layer i with a recurrent state |
+| past_key_values.{i}.recurrent_delta | [1,H,C,Dv] | |
+| past_key_values.{i}.recurrent_decay | [1,H,C,2] | |
+| present.{i}.* | as past | the same buffer, updated in place |
 | logits | [R,V] float32 | |
 
 The manifest names the head: "full" for all logits, "topk:64" for an engine with a top-k head, or
@@ -63,6 +70,7 @@ INPUT_IDS = "input_ids"
 POSITION_IDS = "position_ids"
 ATTENTION_MASK = "attention_mask"
 ATTENTION_MASK_SLIDING = "attention_mask_sliding"
+ANCESTORS = "ancestors"
 WRITE_INDICES = "write_indices"
 LOGIT_ROWS = "logit_rows"
 LOGITS = "logits"
@@ -85,8 +93,11 @@ ROW_INPUTS: dict[str, Callable[[Forward], Ints]] = {
 }
 """The inputs [1,S] with an integer for each node: what a forward says of its rows beside masks."""
 
-CACHE_PARTS = ("key", "value")
-ATTENTION_ROWS = "attention rows"
+KEY, VALUE, CONVOLUTION = "key", "value", "convolution"
+RECURRENT_KEY, RECURRENT_DELTA = "recurrent_key", "recurrent_delta"
+RECURRENT_DECAY = "recurrent_decay"
+ATTENTION_ROWS, CONVOLUTION_ROWS = "attention rows", "convolution rows"
+RECURRENT_ROWS = "recurrent rows"
 
 FULL = "full"
 GATHER = "gather"
@@ -98,54 +109,142 @@ _FLOAT_TYPES = {"fp32": _FLOAT32, "fp16": "tensor(float16)", "bf16": "tensor(bfl
 
 
 def past_name(layer: int, part: str) -> str:
-    """Return the input name of one cache; ``part`` is "key" or "value"."""
+    """Return the input name of one of the ``parts`` of a layer's cache."""
     return f"past_key_values.{layer}.{part}"
 
 
 def present_name(layer: int, part: str) -> str:
-    """Return the output name of one cache; ``part`` is "key" or "value"."""
+    """Return the output name of one of the ``parts`` of a layer's cache."""
     return f"present.{layer}.{part}"
 
 
 @dataclass(frozen=True, kw_only=True)
-class CacheEntry:
-    """What one transformer layer keeps of every row: a key and a value for each head.
+class _LayerRows:
+    """What one transformer layer keeps of every row.
 
     A layer that keeps nothing, or reads the rows of another one, has no entry.
 
     Attributes:
-        kind: ``ATTENTION_ROWS``, the only one that this version knows.
         layer: the number of the layer, which is in the names of its inputs and outputs.
-        num_heads: of the keys and of the values alike.
-        key_width, value_width: numbers of one head; they differ where a layer caches latents.
         dtype: "fp32", "fp16" or "bf16".
     """
 
-    kind: str
     layer: int
-    num_heads: int
-    key_width: int
-    value_width: int
     dtype: str
 
+    @property
+    def parts(self) -> dict[str, tuple[int, int]]:
+        """The tensors of the cache by their part of the name: heads, and numbers of each."""
+        raise NotImplementedError
+
     def shape(self, part: str, capacity: int) -> tuple[int, int, int, int]:
-        """Return the shape of the keys or of the values of ``capacity`` rows."""
-        return 1, self.num_heads, capacity, self._width(part)
+        """Return the shape of the tensor of one part with ``capacity`` rows."""
+        num_heads, width = self.parts[part]
+        return 1, num_heads, capacity, width
 
     @property
     def numbers_a_row(self) -> int:
-        """Numbers of one row: keys and values of all heads."""
-        return self.num_heads * (self.key_width + self.value_width)
+        """Numbers of one row: all parts, all heads."""
+        return sum(num_heads * width for num_heads, width in self.parts.values())
 
-    def _width(self, part: str) -> int:
-        return self.key_width if part == CACHE_PARTS[0] else self.value_width
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionRows(_LayerRows):
+    """The rows of a layer that attends: a key and a value for each head.
+
+    Attributes:
+        num_heads: of the keys and of the values alike.
+        key_width, value_width: numbers of one head; they differ where a layer caches latents.
+    """
+
+    num_heads: int
+    key_width: int
+    value_width: int
+    kind: str = ATTENTION_ROWS
+
+    @property
+    def parts(self) -> dict[str, tuple[int, int]]:
+        """See the base."""
+        return {
+            KEY: (self.num_heads, self.key_width),
+            VALUE: (self.num_heads, self.value_width),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvolutionRows(_LayerRows):
+    """The rows of a layer that is a short convolution over the path (docs/algorithm.md 3.11).
+
+    Attributes:
+        width: channels of its input.
+        num_ancestors: rows that it reads besides a node's own; one less than its kernel.
+    """
+
+    width: int
+    num_ancestors: int
+    kind: str = CONVOLUTION_ROWS
+
+    @property
+    def parts(self) -> dict[str, tuple[int, int]]:
+        """See the base."""
+        return {CONVOLUTION: (1, self.width)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecurrentRows(_LayerRows):
+    """The rows of a layer with a recurrent state: what each token wrote (docs/algorithm.md 3.11).
+
+    They are its key, the delta that it wrote, and the logarithm of the decay from the beginning of
+    the path to it, as the sum of two numbers.
+
+    Attributes:
+        num_heads: of the deltas and decays.
+        value_width: numbers of a delta.
+        num_key_heads: each serves as many heads as the next one.
+        key_width: numbers of a key.
+        most_new_rows: of one call.
+    """
+
+    num_heads: int
+    value_width: int
+    num_key_heads: int
+    key_width: int
+    most_new_rows: int
+    kind: str = RECURRENT_ROWS
+
+    @property
+    def parts(self) -> dict[str, tuple[int, int]]:
+        """See the base."""
+        return {
+            RECURRENT_KEY: (self.num_key_heads, self.key_width),
+            RECURRENT_DELTA: (self.num_heads, self.value_width),
+            RECURRENT_DECAY: (self.num_heads, 2),
+        }
+
+
+CacheEntry = AttentionRows | ConvolutionRows | RecurrentRows
+"""The rows of one kind of one layer; ``kind`` tells which. A layer may keep rows of several."""
+
+
+def parts_of(caches: Sequence[CacheEntry]) -> list[tuple[CacheEntry, str]]:
+    """Return every tensor of these caches as the entry of its layer and the part of its name."""
+    return [(cache, part) for cache in caches for part in cache.parts]
+
+
+def num_ancestors(caches: Sequence[CacheEntry]) -> int:
+    """Return A, how many ancestors of a node the convolutions read; 0 without any."""
+    return max((c.num_ancestors for c in caches if isinstance(c, ConvolutionRows)), default=0)
+
+
+def most_new_rows(caches: Sequence[CacheEntry], most: int) -> int:
+    """Return the most rows of one call of an engine with these caches, ``most`` of any."""
+    return min((c.most_new_rows for c in caches if isinstance(c, RecurrentRows)), default=most)
 
 
 def equal_caches(num_layers: int, *, num_heads: int, head_dim: int, dtype: str) -> list[CacheEntry]:
     """Return the entries of layers that all cache rows of one shape."""
     return [
-        CacheEntry(
-            kind=ATTENTION_ROWS,
+        AttentionRows(
             layer=layer,
             num_heads=num_heads,
             key_width=head_dim,
@@ -270,6 +369,7 @@ class GraphContract:
         return {
             **dict.fromkeys(ROW_INPUTS, TensorSpec(_INT64, (1, None))),
             **{mask: TensorSpec(_BOOL, (1, 1, None, None)) for mask in self.masks},
+            **self._ancestors,
             WRITE_INDICES: TensorSpec(_INT64, (1,)),
             LOGIT_ROWS: TensorSpec(_INT64, (None,)),
             **{name: TensorSpec(_INT64, (None,)) for name in self._gather_inputs},
@@ -288,6 +388,11 @@ class GraphContract:
             shape = (None, self.features.returned_width)
             head[FEATURES] = TensorSpec(_FLOAT_TYPES[self.dtype], shape)
         return {**head, **self._caches(present_name)}
+
+    @property
+    def _ancestors(self) -> dict[str, TensorSpec]:
+        number = num_ancestors(self.caches)
+        return {ANCESTORS: TensorSpec(_INT64, (None, number))} if number else {}
 
     @property
     def _feature_inputs(self) -> dict[str, TensorSpec]:
@@ -313,8 +418,7 @@ class GraphContract:
             name_of(cache.layer, part): TensorSpec(
                 _FLOAT_TYPES[cache.dtype], (*shape[:2], None, shape[3])
             )
-            for cache in self.caches
-            for part in CACHE_PARTS
+            for cache, part in parts_of(self.caches)
             for shape in (cache.shape(part, 0),)
         }
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from dsbd_runtime.device import Device, DeviceArray
 from dsbd_runtime.errors import CapacityError
-from dsbd_runtime.graph import CACHE_PARTS, CacheEntry, past_name, present_name
+from dsbd_runtime.graph import CacheEntry, parts_of, past_name, present_name
 
 NUMPY_DTYPES: dict[str, type[np.generic]] = {"fp32": np.float32, "fp16": np.float16}
 _NUM_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
@@ -32,7 +32,7 @@ def bucket_capacity(num_rows: int) -> int:
 
 
 def row_bytes(caches: Sequence[CacheEntry]) -> int:
-    """Return the bytes of one row: a key and a value of every layer that keeps some."""
+    """Return the bytes of one row, of every layer that keeps something."""
     return sum(cache.numbers_a_row * _NUM_BYTES[cache.dtype] for cache in caches)
 
 
@@ -52,8 +52,7 @@ class KVCache:
             (cache.layer, part): np.zeros(
                 cache.shape(part, self.capacity), NUMPY_DTYPES[cache.dtype]
             )
-            for cache in caches
-            for part in CACHE_PARTS
+            for cache, part in parts_of(caches)
         }
 
     @property
@@ -121,10 +120,9 @@ class DeviceCaches:
         self.num_bytes = capacity * row_bytes(caches)
         self._arrays: dict[tuple[int, str], DeviceArray] = {}
         try:
-            for cache in caches:
-                for part in CACHE_PARTS:
-                    array = device.allocate(cache.shape(part, capacity), cache.dtype)
-                    self._arrays[cache.layer, part] = array
+            for cache, part in parts_of(caches):
+                array = device.allocate(cache.shape(part, capacity), cache.dtype)
+                self._arrays[cache.layer, part] = array
         except MemoryError:
             self.free()
             raise

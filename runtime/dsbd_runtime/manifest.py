@@ -18,12 +18,17 @@ from dsbd_runtime.graph import (
     ATTENTION_MASK,
     ATTENTION_MASK_SLIDING,
     ATTENTION_ROWS,
+    CONVOLUTION_ROWS,
     FULL,
     GATHER,
+    RECURRENT_ROWS,
+    AttentionRows,
     CacheEntry,
+    ConvolutionRows,
     FeatureEntry,
     GraphContract,
     HeadOutput,
+    RecurrentRows,
     equal_caches,
     full_output,
     head_outputs,
@@ -40,7 +45,11 @@ from dsbd_runtime.typed_json import (
 
 SCHEMA_VERSION = 4
 _OLDER_VERSIONS = (3, 2)  # see _as_3 and _as_4
-CACHE_KINDS = (ATTENTION_ROWS,)
+CACHE_KINDS: dict[str, type[CacheEntry]] = {
+    ATTENTION_ROWS: AttentionRows,
+    CONVOLUTION_ROWS: ConvolutionRows,
+    RECURRENT_ROWS: RecurrentRows,
+}
 MANIFEST_NAME = "dsbd.json"
 DTYPES = ("fp32", "fp16", "bf16")
 QUANTIZATIONS = ("none", "int8-dynamic", "int8", "int4")
@@ -81,6 +90,8 @@ class ParityReport:
         max_abs_error: the largest of all cases.
         mean_kl: the mean over the rows of real text, which is a case of its own.
         top1_agreement: the share of the same rows.
+        accepted: the limit that a person gave instead, where ``limit`` refused the engine; None:
+            it passed.
     """
 
     measure: str
@@ -89,6 +100,7 @@ class ParityReport:
     mean_kl: float
     top1_agreement: float
     cases: list[ParityCase]
+    accepted: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +126,7 @@ class ModelEntry:
             this version reads no others.
         unread_inputs: kinds of input that the checkpoint reads and this engine does not, such as
             "image" and "audio": it is the text part of a composite model. None: there are none.
+        adapter: name of the adapter that was merged into the weights, for people. None: none was.
     """
 
     family: str
@@ -134,6 +147,7 @@ class ModelEntry:
     features: FeatureEntry | None = None
     d2t: None = None
     unread_inputs: list[str] | None = None
+    adapter: str | None = None
 
     @property
     def head(self) -> tuple[HeadOutput, ...]:
@@ -293,7 +307,8 @@ def _refuse_unknown_caches(data: dict[str, Any], caches: object, where: str) -> 
         kind = cache.get("kind")
         if isinstance(kind, str) and kind not in CACHE_KINDS:
             raise _unknown(data, "kind", kind, f"{where}[{index}]")
-        for name in unknown_fields(CacheEntry, cache):
+        known = CACHE_KINDS.get(str(kind), AttentionRows)
+        for name in unknown_fields(known, cache):
             raise _unknown(data, name, cache[name], f"{where}[{index}]")
 
 
@@ -346,23 +361,28 @@ def _check_counts(counts: dict[str, int], where: str, most: int = _MOST) -> None
 
 
 def _check_caches(entry: ModelEntry, where: str) -> None:
-    """Raise BundleError unless different layers, in their order, have caches that can be."""
+    """Raise BundleError unless layers, in their order, have caches that can be."""
     layers = [cache.layer for cache in entry.caches]
     if (
         not layers
-        or layers != sorted(set(layers))
-        or not 0 <= layers[0] <= layers[-1] < (entry.num_layers)
+        or layers != sorted(layers)
+        or not 0 <= layers[0] <= layers[-1] < entry.num_layers
     ):
         expected = f"increasing layers from 0 to {entry.num_layers - 1}, at least one"
         raise mismatch(expected, layers, f"{where}: caches")
+    kinds = [(cache.layer, cache.kind) for cache in entry.caches]
+    if len(set(kinds)) < len(kinds):
+        raise mismatch("one entry for each layer and kind", kinds, f"{where}: caches")
     for index, cache in enumerate(entry.caches):
         place = f"{where}: caches[{index}]"
-        if cache.kind not in CACHE_KINDS:
-            raise mismatch(f"one of {', '.join(CACHE_KINDS)}", cache.kind, f"{place}: kind")
         if cache.dtype not in DTYPES:
             raise mismatch(f"one of {', '.join(DTYPES)}", cache.dtype, f"{place}: dtype")
-        sizes = ("num_heads", "key_width", "value_width")
-        _check_counts({name: getattr(cache, name) for name in sizes}, place)
+        sizes = {
+            field.name: getattr(cache, field.name)
+            for field in dataclasses.fields(cache)
+            if field.type == "int" and field.name != "layer"
+        }
+        _check_counts(sizes, place)
 
 
 def check_features(target: ModelEntry, draft: ModelEntry | None, where: str) -> None:

@@ -260,6 +260,8 @@ def _engine_inputs(inputs: EngineInputs) -> Iterator[tuple[str, NDArray[Any]]]:
     if forward.gather is not None:
         yield graph.GATHER_ROWS, np.ascontiguousarray(forward.gather.rows)  # (N,)
         yield graph.GATHER_IDS, np.ascontiguousarray(forward.gather.token_ids)  # (N,)
+    if inputs.ancestors is not None:
+        yield graph.ANCESTORS, inputs.ancestors  # (S, A)
     for name, mask in inputs.masks.items():
         yield name, np.ascontiguousarray(mask)[None, None]  # (1, 1, S, C)
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from dsbd_forward.features import Features
 from dsbd_forward.forward import Forward
+from dsbd_forward.rows import Ints
 from dsbd_runtime.bundle import Bundle
 from dsbd_runtime.providers import Placement
 
@@ -52,6 +53,7 @@ class EngineInputs:
         first_row: cache row of the first of the S new rows.
         features: where the features of its F rows are put, from row ``first_feature`` on; None for
             an engine without features.
+        ancestors: (S, A) int64, for an engine with convolutions; None for any other.
     """
 
     forward: Forward
@@ -59,6 +61,7 @@ class EngineInputs:
     first_row: int
     features: Any = None
     first_feature: int = 0
+    ancestors: Ints | None = None
 
 
 EngineOutputs = dict[str, NDArray[Any]]

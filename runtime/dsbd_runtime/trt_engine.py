@@ -14,7 +14,7 @@ from dsbd_runtime.cuda_device import CudaDevice, gpu_compute_capability, import_
 from dsbd_runtime.device import DeviceArray
 from dsbd_runtime.device_session import DeviceSession
 from dsbd_runtime.errors import BundleError, CapacityError, EngineError
-from dsbd_runtime.graph import CACHE_PARTS, past_name, present_name
+from dsbd_runtime.graph import CacheEntry, parts_of, past_name, present_name
 from dsbd_runtime.providers import check_runnable
 from dsbd_runtime.recorded_calls import MOST_RECORDED
 from dsbd_runtime.session import MAX_FORWARD_ROWS, EngineOptions
@@ -61,7 +61,7 @@ class TrtEngine:
         plan: TrtPlan,
         path: Path,
         *,
-        cached_layers: Sequence[int],
+        caches: Sequence[CacheEntry],
         capacity: int,
         profiles: Sequence[int],
         stream: int,
@@ -73,7 +73,7 @@ class TrtEngine:
         Args:
             plan: the deserialized engine.
             path: its file, for messages.
-            cached_layers: numbers of the layers with a pair of caches.
+            caches: of the layers that have some.
             capacity: rows of the caches.
             profiles: by optimization profile, the most rows of a call.
             stream: address of the CUDA stream that all calls are queued on.
@@ -94,9 +94,9 @@ class TrtEngine:
         self._contexts: dict[int, TrtContext] = {}
         self._last_call: dict[int, TrtCall] = {}
         self._check_profiles(plan)
-        for layer in cached_layers:
-            for part in CACHE_PARTS:
-                self._check_cache(plan, past_name(layer, part), present_name(layer, part))
+        for cache, part in parts_of(caches):
+            names = past_name(cache.layer, part), present_name(cache.layer, part)
+            self._check_cache(plan, *names)
 
     def capacity_for(self, num_rows: int, current: int) -> int:
         """Return the one capacity that the engine was built for."""
@@ -271,7 +271,7 @@ def open_trt_session(
             open_engine(
                 trt,
                 folder / file,
-                cached_layers=[cache.layer for cache in entry.caches],
+                caches=entry.caches,
                 capacity=record.capacity,
                 profiles=profiles,
                 device=device,
@@ -297,7 +297,7 @@ def open_engine(
     trt: ModuleType,
     path: Path,
     *,
-    cached_layers: Sequence[int],
+    caches: Sequence[CacheEntry],
     capacity: int,
     profiles: list[int],
     device: CudaDevice,
@@ -315,7 +315,7 @@ def open_engine(
     return TrtEngine(
         plan,
         path,
-        cached_layers=cached_layers,
+        caches=caches,
         capacity=capacity,
         profiles=profiles,
         stream=device.stream,

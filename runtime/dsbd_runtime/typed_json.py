@@ -46,8 +46,8 @@ def typed(kind: type[Entry], value: Any, where: str) -> Entry:
     """Return parsed JSON as the dataclass ``kind``; raise BundleError at the first mismatch.
 
     Fields are str, int, bool, float, None, lists and dicts of them, dataclasses, and unions. Those
-    without a default must be there, and no other unless it is null; ``where`` names the whole in
-    messages.
+    without a default must be there, and no other unless it is null; of a union of dataclasses the
+    field ``kind`` tells which. ``where`` names the whole in messages.
     """
     entry: Entry = _parsed(kind, value, where)
     return entry
@@ -85,6 +85,8 @@ def _parsed(kind: Any, value: Any, where: str) -> Any:
             k: _parsed(arguments[1], v, f"{where}: {name_in_short(k)}") for k, v in value.items()
         }
     if origin is types.UnionType:
+        if isinstance(value, dict) and len(kinds := _by_kind(arguments)) > 1:
+            return _parsed(_chosen(kinds, value, where), value, where)
         scalars = (argument for argument in arguments if type(value) is argument)
         return _parsed(next(scalars, arguments[0]), value, where)
     if kind is float and type(value) in (int, float) and math.isfinite(_as_float(value)):
@@ -101,6 +103,25 @@ def _in_words(kind: Any) -> str:
     names = [field.name for field in dataclasses.fields(kind)]
     shown = names if len(names) <= _MOST_NAMES else [*names[: _MOST_NAMES - 1], "..."]
     return f"an object ({', '.join(shown)})"
+
+
+def _by_kind(members: tuple[Any, ...]) -> dict[Any, Any]:
+    """Return the dataclasses of a union by the default of their field ``kind``."""
+    return {
+        field.default: member
+        for member in members
+        if dataclasses.is_dataclass(member)
+        for field in dataclasses.fields(member)
+        if field.name == "kind"
+    }
+
+
+def _chosen(kinds: dict[Any, Any], value: dict[str, Any], where: str) -> Any:
+    """Return the dataclass that an object names by its ``kind``."""
+    kind = value.get("kind")
+    if not isinstance(kind, str) or kind not in kinds:
+        raise mismatch(f"one of {', '.join(kinds)}", kind, f"{where}: kind")
+    return kinds[kind]
 
 
 def _parsed_dataclass(kind: Any, value: dict[str, Any], where: str) -> Any:

@@ -44,6 +44,10 @@ BASELINES = [  # (run, strategy and options of its baseline)
     (run("tree-speculative", replacement=True), {"strategy": "sample"}),
     (run("dsbd", replacement=True), {"strategy": "beam-sample", "replacement": True}),
     (
+        run("dsbd", num_beams=3, early_stopping="never"),
+        {"strategy": "beam-sample", "num_beams": 3, "early_stopping": "never"},
+    ),
+    (
         run("speculative-beam-search", num_beams=3, early_stopping=True),
         {"strategy": "beam-search", "num_beams": 3, "early_stopping": True},
     ),

@@ -8,10 +8,8 @@ import re
 import pytest
 from click.testing import CliRunner
 
-from dsbd_export.config import ExportConfig
-from dsbd_export.demo import demo_pair
-from dsbd_export.pipeline import export_bundle
 from dsbd_ort.cli import bench
+from tests.exports import export_demo_pair
 from tests.runtime.bundle_edits import edited, without_draft
 from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle
 
@@ -166,19 +164,10 @@ def counts_of(output):
 
 
 @pytest.fixture(scope="module")
-def fused_bundle(tmp_path_factory):
+def fused_bundle(captures, tmp_path_factory):
     """The demo pair in int8-dynamic, without the attention that makes it bit-exact."""
-    target, draft = demo_pair()
     folder = tmp_path_factory.mktemp("int8") / "fused"
-    config = ExportConfig(
-        target=str(target),
-        draft=str(draft),
-        output=folder,
-        quantize="int8-dynamic",
-        attention="fused",
-    )
-    export_bundle(config, report=lambda _: None)
-    return folder
+    return export_demo_pair(captures, folder, quantize="int8-dynamic", attention="fused")
 
 
 def test_requests_of_a_bit_exact_bundle_are_the_same_however_computed(int8_bundle, prompts):

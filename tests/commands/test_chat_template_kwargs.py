@@ -30,7 +30,7 @@ def chat_bundle(tiny_bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.fixture(scope="module")
 def answer(chat_bundle: Path) -> str:
-    with Pipeline.from_bundle(chat_bundle) as pipeline:
+    with Pipeline.from_bundle(chat_bundle, chat_defaults=True) as pipeline:
         ids = pipeline.chat_prompt([{"role": "user", "content": "hi"}], chat_template_kwargs=MOOD)
         assert pipeline.tokenizer.decode(ids) == "hi;glad"
         with Service(pipeline) as service:
@@ -62,6 +62,28 @@ def test_a_batch_and_its_fingerprint(chat_bundle: Path, answer: str, tmp_path: P
     assert [line["sequences"][0]["text"] for line in found] == [answer] * 2
     other = dsbd_run(chat_bundle, *files, "--chat-template-kwargs", '{"mood": "sad"}')
     assert other.exit_code == 2 and "of another input or other options" in other.stderr
+
+
+def test_a_chat_has_defaults_of_its_own_unless_it_wants_none(
+    chat_bundle: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = ["--chat", "--prompt", "hi", "--seed", "3", "--min-new-tokens", "70", "--json"]
+    found = []
+    for flags in ([], ["--no-chat-defaults"]):
+        done = CliRunner().invoke(run, [str(chat_bundle), *asked, *flags])
+        (sequence,) = json.loads(done.stdout)["sequences"]
+        assert sequence["finish_reason"] in ("eos", "length")
+        found.append((sequence["token_ids"], "temperature 0.7, top_p 0.9" in caplog.text))
+        caplog.clear()
+    (tokens, is_said), (plain_tokens, is_said_of_plain) = found
+    assert (is_said, is_said_of_plain) == (True, False)
+    assert len(plain_tokens) == 64 < len(tokens)
+    with Pipeline.from_bundle(chat_bundle) as pipeline:
+        prompt = pipeline.chat_prompt([{"role": "user", "content": "hi"}])
+        sampling = {"temperature": 0.7, "top_p": 0.9, "max_new_tokens": 2048 - len(prompt)}
+        for options, expected in (({}, plain_tokens), (sampling, tokens)):
+            answered = pipeline.generate(prompt, seed=3, min_new_tokens=70, **options)
+            assert answered.sequences[0].token_ids == expected
 
 
 def test_messages_that_the_template_drops(tiny_bundle: Bundle, tmp_path: Path) -> None:

@@ -85,6 +85,8 @@ USER_ERRORS = [  # (arguments, words of the message)
         "draft_texts: data='/no/such'",
     ),
     (["--demo", "--draft-quantize", "int3"], "draft_quantize, of the draft: quantize='int3'"),
+    (["--demo", "--adapter", "/no/such"], "no adapter at /no/such"),
+    (["--demo", "--draft-adapter", "/no/such"], "no adapter at /no/such"),
     (["--demo", "--engine", "openvino"], "openvino"),
     (["--demo", "--engine", "tensorrt-rtx", "--compute-capability", "9.9"], "knows 7.5, 8.0"),
 ]
@@ -99,6 +101,7 @@ BUNDLE_ERRORS = [  # (arguments besides --bundle, words of the message)
     (["--draft", "x", "--target", "y"], "keeps the target of the bundle, which it changes; leave"),
     (["--draft", "x", "-o", "other"], "which it changes; leave out --output"),
     (["--draft", "x", "--demo"], "leave out --demo"),
+    (["--draft", "x", "--adapter", "y"], "which it changes; leave out --adapter"),
     (["--draft", "x", "--draft-quantize", "int8"], "leave out --draft-quantize"),
     (["--draft", "x", "--quantize", "int8", "--engine", "tensorrt-rtx"], "not in engine='tensor"),
     (["--engine", "tensorrt-rtx", "--capacity", "300"], "capacity=300"),

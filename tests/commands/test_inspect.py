@@ -59,7 +59,7 @@ def test_json_tells_both_models_and_their_caches(bundle):
     assert summary["kv_bytes_full_context"] == (TARGET_KV + DRAFT_KV) * 300
     assert target["masks"] == ["attention_mask", "attention_mask_sliding"]
     assert (target["sliding_window"], draft["sliding_window"]) == (16, None)
-    assert set(target["parity"]) == {"measure", "value", "limit"}
+    assert set(target["parity"]) == {"measure", "value", "limit", "accepted"}
 
 
 def test_json_tells_the_files_on_disk(bundle):

@@ -18,6 +18,7 @@ from dsbd_runtime.loading import load_causal_lm
 from dsbd_runtime.ort_engine import cuda_options, open_on_provider
 from dsbd_runtime.ort_module import import_ort
 from dsbd_runtime.providers import find_provider
+from lab.gpu.forward_times import SETTINGS, milliseconds_of
 from tests.cuda_binary.cuda_runtime import StandIn
 
 _WAITS = ("wait ", "copy-and-wait ", "fill-and-wait ")
@@ -157,6 +158,17 @@ def use_from_threads(standin: StandIn, path: str, num_threads: int) -> list[dict
             thread.start()
             thread.join()
             found.append(counts(standin.take_log()))
+    return found
+
+
+def time_settings(standin: StandIn, path: str) -> dict[str, dict[str, int]]:
+    """Return what the laboratory's timing of forwards does by each of its settings."""
+    found = {}
+    for name, options in SETTINGS.items():
+        with load_causal_lm(open_bundle(Path(path)), "target", provider="cuda", **options) as model:
+            standin.take_log()
+            milliseconds_of(model, num_rounds=1, calls_a_round=1)
+            found[name] = counts(standin.take_log())
     return found
 
 

@@ -81,6 +81,18 @@ def test_by_default_a_size_that_returns_is_one_launch(
         }
 
 
+def test_the_laboratory_times_what_its_settings_name(worker: Worker, fp16_bundle: str) -> None:
+    found = worker.run("time_settings", path=fp16_bundle)
+    assert {name: counts["graphs"] > 0 for name, counts in found.items()} == {
+        "as it is": True,
+        "--no-cuda-graphs": False,
+        "--unfused-attention": True,
+    }
+    assert all(counts["refused"] == 0 for counts in found.values())
+    plain, queued, unfused = found.values()
+    assert plain["launches"] < queued["launches"] and unfused["launches"] < plain["launches"]
+
+
 def test_a_recorded_call_copies_from_our_memory_alone(worker: Worker, fp16_bundle: str) -> None:
     """ONNX Runtime's own staging memory is reused by then: a replay would read something else."""
     copies = worker.run("captured_copies", path=fp16_bundle, role="target")

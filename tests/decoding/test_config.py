@@ -117,7 +117,14 @@ REFUSED = [  # (options, words of the message)
     ({"strategy": "greedy", "top_k": 5}, "top_k is 5, which means nothing to strategy greedy"),
     ({"strategy": "greedy", "top_p": 0.5}, "top_p is 0.5, which means nothing"),
     ({"strategy": "beam-search", "replacement": True}, "replacement is True, which means nothing"),
-    ({"early_stopping": True}, "early_stopping is True, which means nothing to strategy dsbd"),
+    (
+        {"strategy": "sample", "early_stopping": True},
+        "early_stopping is True, which means nothing to strategy sample",
+    ),
+    (
+        {"memory": "single", "early_stopping": True},
+        "early_stopping is True, which means nothing with memory 'single'; use False",
+    ),
     ({"strategy": "beam-search", "early_stopping": "soon"}, "early_stopping is 'soon'"),
     ({"strategy": "speculative-beam-search", "draft_beams": 3}, "narrower than 4"),
     ({"joint_threshold": 0.5}, "joint_threshold is 0.5, which means nothing to strategy dsbd"),

@@ -59,7 +59,7 @@ MEANINGFUL = {  # option: (strategies to which it means something, a value that 
     "seed": (EVERY, 7),
     "num_return_sequences": (BEAMS, 2),
     "length_penalty": (EVERY, 2.0),
-    "early_stopping": (SEARCH - {"greedy"}, True),
+    "early_stopping": (BEAMS, True),
     "joint_threshold": ({"mjsd"}, 20.0),
     "joint_tokens": ({"mjgd"}, 2),
     "joint_beams": ({"mjgd"}, 2),
@@ -85,6 +85,8 @@ def means_something(name: str, config: DecodingConfig) -> bool:
         return False
     if name in DYNAMIC_WIDTH:
         return config.width_policy == "threshold" and config.draft_length != 0
+    if name == "early_stopping":
+        return config.memory == "forest"
     return name != "draft_beams" or config.draft_length != 0
 
 

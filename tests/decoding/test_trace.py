@@ -211,7 +211,7 @@ def test_who_drafted_a_node_with_a_model_and_what_was_there_before():
 
 def test_who_drafted_stays_with_a_node():
     trace = RequestTrace()
-    traced(0, trace, num_beams=4, draft_length=3, draft_beams=8)
+    traced(0, trace, num_beams=4, num_return_sequences=4, draft_length=3, draft_beams=8)
     last: dict[int, str | None] = {}
     num_stayed = 0
     for iteration in trace.iterations:

@@ -12,6 +12,7 @@ from dsbd_export.distill.config import DistillConfig
 from dsbd_export.distill.draft_run import distill
 from dsbd_runtime.draft_record import DraftRecord
 from scripts.family_checkpoints import VOCAB_SIZE, write_checkpoint
+from tests.made_once import made_once
 
 CONTEXT = 64
 STEPS = 60
@@ -49,10 +50,21 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def distilled(target: Path, texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Distilled:
-    output = tmp_path_factory.mktemp("distilled") / "draft"
-    config = config_of(target, texts, output)
-    report: list[str] = []
-    return Distilled(config, distill(config, report=report.append, measure_speed=None), report)
+    return distilled_once(tmp_path_factory, "distilled", target, texts)
+
+
+def distilled_once(
+    tmp_path_factory: pytest.TempPathFactory, name: str, target: Path, texts: Path, **options: str
+) -> Distilled:
+    """Distil, or return what another process of the run has distilled of the same target."""
+
+    def make(folder: Path) -> Distilled:
+        folder.mkdir()
+        config = config_of(target, texts, folder / "draft", **options)
+        report: list[str] = []
+        return Distilled(config, distill(config, report=report.append, measure_speed=None), report)
+
+    return made_once(tmp_path_factory, name, make)
 
 
 def config_of(target: Path, texts: Path, output: Path, **options: object) -> DistillConfig:

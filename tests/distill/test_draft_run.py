@@ -135,6 +135,27 @@ def test_killed_with_sigkill_it_ends_as_one_that_was_not(distilled, target, text
     assert [path.name for path in tmp_path.iterdir()] == ["draft"]
 
 
+def test_interrupted_before_its_first_step_it_keeps_its_samples(target, texts, tmp_path):
+    config = config_of(target, texts, tmp_path / "draft", steps=2)
+
+    def interrupt(line):
+        if line.startswith("step 0"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        distill(config, report=interrupt, measure_speed=None)
+    samples = tmp_path / "draft.work" / "held_out"
+    [first] = samples.iterdir()  # 64 of 256 before the first step, the others at the end
+    before = first.stat().st_mtime_ns
+    ages = []
+
+    def look(line):
+        ages.extend(file.stat().st_mtime_ns for file in samples.glob(first.name))
+
+    record = distill(config, report=look, measure_speed=None)
+    assert record.steps == 2 and set(ages) == {before}
+
+
 def test_another_seed_gives_another_draft(distilled, target, texts, tmp_path):
     config = config_of(target, texts, tmp_path / "draft", seed=1)
     record, _ = run(config)

@@ -33,7 +33,7 @@ from dsbd_export.pair import agreed_pair
 from dsbd_export.pipeline import export_model
 from dsbd_runtime.draft_record import RECORD_FILE, read_record
 from scripts.family_checkpoints import VOCAB_SIZE
-from tests.distill.conftest import CONTEXT, STEPS, config_of
+from tests.distill.conftest import CONTEXT, STEPS, config_of, distilled_once
 
 EXACT = TorchDevice("cpu", uses_bf16=False)
 WIDTH = 24
@@ -61,10 +61,8 @@ def draft():
 
 @pytest.fixture(scope="module")
 def distilled_feature(target, texts, tmp_path_factory):
-    output = tmp_path_factory.mktemp("distilled") / "draft"
-    config = config_of(target, texts, output, kind="feature", params=PARAMS)
-    report = []
-    return config, distill(config, report=report.append, measure_speed=None), report
+    options = {"kind": "feature", "params": PARAMS}
+    return distilled_once(tmp_path_factory, "distilled_feature", target, texts, **options)
 
 
 def test_rows_see_their_ancestors():
@@ -151,20 +149,23 @@ class FixedDraft(torch.nn.Module):
 
 
 def test_it_learns_at_every_depth(distilled_feature, target):
-    config, record, report = distilled_feature
+    config, record = distilled_feature.config, distilled_feature.record
     first, last = record.curve[0], record.curve[-1]
     assert (first.step, last.step) == (0, STEPS)
     by_depth = record.acceptance_by_depth
     assert len(by_depth) == NUM_STEPS and by_depth[0] == record.acceptance
     assert min(by_depth) > first.acceptance + 0.1
     assert record.acceptance > first.acceptance + 10 * record.acceptance_error
-    assert "held-out acceptance " + ", then ".join(f"{x:.3f}" for x in by_depth) in report[-1]
+    assert (
+        "held-out acceptance " + ", then ".join(f"{x:.3f}" for x in by_depth)
+        in distilled_feature.report[-1]
+    )
     assert record.num_parameters <= 60_000
     assert [path.name for path in config.output.parent.iterdir()] == ["draft"]
 
 
 def test_it_is_written_as_published_and_exports(distilled_feature, target, tmp_path):
-    config, record, _ = distilled_feature
+    config, record = distilled_feature.config, distilled_feature.record
     names = {path.name for path in config.output.iterdir()}
     assert names == {
         "config.json",
@@ -202,7 +203,7 @@ def test_it_is_written_as_published_and_exports(distilled_feature, target, tmp_p
 
 @pytest.mark.slow
 def test_it_follows_from_the_seed(distilled_feature, target, texts, tmp_path):
-    config, *_ = distilled_feature
+    config = distilled_feature.config
     again = config_of(target, texts, tmp_path / "draft", kind="feature", params=PARAMS)
     distill(again, report=lambda _: None, measure_speed=None)
     found = load_file(tmp_path / "draft" / "model.safetensors")

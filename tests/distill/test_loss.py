@@ -11,12 +11,13 @@ from torch import nn
 
 from dsbd_export.distill import loss
 from dsbd_export.distill.acceptance import (
+    HeldOutPrompts,
     HeldOutSamples,
     acceptance_rate,
     warped,
 )
 from dsbd_export.distill.loss import distillation_loss, log_probs_of, tv_weight
-from dsbd_export.distill.teacher import TorchDevice
+from dsbd_export.distill.teacher import Labelled, TorchDevice
 
 EXACT = TorchDevice("cpu", uses_bf16=False)
 P = [0.5, 0.3, 0.1, 0.1]  # the target; its top two tokens are kept
@@ -114,6 +115,45 @@ def test_the_draft_is_back_in_training_mode():
 def test_warped():
     found = warped(torch.tensor([0.1, 0.4, 0.2, 0.3]).log(), top_k=2)
     torch.testing.assert_close(found, torch.tensor([0.0, 4 / 7, 0.0, 3 / 7]))
+
+
+class CountedTeacher:
+    """Teaches nothing; counts its calls, and may be interrupted at one of them."""
+
+    def __init__(self, interrupted_at: int | None = None) -> None:
+        self.num_calls, self._interrupted_at = 0, interrupted_at
+
+    def sample(self, prompts, length, top_k, seed):
+        self.num_calls += 1
+        if self.num_calls == self._interrupted_at:
+            raise KeyboardInterrupt
+        num_rows, num_new = len(prompts), length - prompts.shape[1]
+        tokens = np.random.default_rng(seed).integers(0, 9, (num_rows, length - 1))
+        tokens[:, : prompts.shape[1]] = prompts
+        shape = (num_rows, num_new, top_k)
+        ids, log_probs = np.zeros(shape, np.uint32), np.zeros(shape, np.float32)
+        return tokens, Labelled(tokens.astype(np.uint32), ids, log_probs)
+
+
+def test_held_out_samples_are_drawn_when_needed_and_kept(tmp_path):
+    prompts = np.arange(150 * 4).reshape(150, 4) % 9
+    lines = []
+
+    def held_out(teacher, folder):
+        return HeldOutPrompts(prompts, tmp_path / folder, teacher, seed=5, report=lines.append)
+
+    undisturbed = held_out(CountedTeacher(), "undisturbed").samples()
+    first = CountedTeacher(interrupted_at=3)
+    assert len(held_out(first, "kept").samples(64).tokens) == 64 and first.num_calls == 1
+    with pytest.raises(KeyboardInterrupt):
+        held_out(first, "kept").samples()
+    second = CountedTeacher()
+    found = held_out(second, "kept").samples()
+    assert second.num_calls == 1  # the third part
+    assert found.tokens.tolist() == undisturbed.tokens.tolist()
+    assert found.tokens.shape == (150, 7) and np.array_equal(found.tokens[:, :4], prompts)
+    assert held_out(None, "kept").samples(100).tokens.tolist() == found.tokens[:100].tolist()
+    assert len(lines) == 4  # one whenever something is drawn
 
 
 def test_prompts_and_parts_of_held_out_samples(tmp_path):

@@ -15,6 +15,7 @@ from dsbd_ort.decoding import DecodingConfig, TableModel, decode
 from dsbd_ort.decoding.noise import child_key, gumbel_noise, mix64, root_key
 from dsbd_runtime.kv_cache import bucket_capacity
 from tests.examples.cpp_requests import Options, arguments_of, of_python
+from tests.made_once import made_once
 
 HOST = Path(__file__).parents[2] / "examples" / "cpp"
 SOURCES = Path(__file__).parent / "cpp"
@@ -49,6 +50,18 @@ def compiled(source: str, folder: Path) -> Path:
     return program
 
 
+@pytest.fixture(scope="session")
+def table_host(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The loop over tables, which compiles for ten seconds."""
+
+    def make(folder: Path) -> Path:
+        folder.mkdir()
+        compiled("table_host.cpp", folder)
+        return folder
+
+    return made_once(tmp_path_factory, "table_host", make) / "table_host"
+
+
 def test_noise_and_capacities_are_those_of_python(tmp_path):
     program = compiled("known_answers.cpp", tmp_path)
     output = subprocess.run([program, *map(str, SEEDS)], capture_output=True, text=True, check=True)
@@ -77,11 +90,11 @@ def table(is_draft: bool) -> TableModel:
     return TableModel(16, logits_of)
 
 
-def test_the_loop_is_that_of_python_over_tables(tmp_path):
-    check_requests(TABLE_REQUESTS, tmp_path)
+def test_the_loop_is_that_of_python_over_tables(table_host):
+    check_requests(TABLE_REQUESTS, table_host)
 
 
-def test_a_trie_is_that_of_python_over_tables(tmp_path):
+def test_a_trie_is_that_of_python_over_tables(table_host, tmp_path):
     rng = np.random.default_rng(0)
     sequences = [rng.integers(2, 16, rng.integers(1, 7)).tolist() for _ in range(60)]
     requests = []
@@ -89,11 +102,10 @@ def test_a_trie_is_that_of_python_over_tables(tmp_path):
         file = tmp_path / f"{end}.trie"
         TokenTrie.from_sequences(sequences, end=end).save(file)
         requests += [{**options, "trie": str(file)} for options in TABLE_REQUESTS]
-    check_requests(requests, tmp_path)
+    check_requests(requests, table_host)
 
 
-def test_a_trie_that_cannot_be_used_is_refused(tmp_path):
-    program = compiled("table_host.cpp", tmp_path)
+def test_a_trie_that_cannot_be_used_is_refused(table_host, tmp_path):
     wide, cut, flipped = (tmp_path / f"{name}.trie" for name in ("wide", "cut", "flipped"))
     TokenTrie.from_sequences([[3, 16]]).save(wide)
     whole = wide.read_bytes()
@@ -107,21 +119,20 @@ def test_a_trie_that_cannot_be_used_is_refused(tmp_path):
         (tmp_path / "none", "cannot read"),
     ):
         done = subprocess.run(
-            [program], input=f"--ids 3 --trie {file}\n", capture_output=True, text=True
+            [table_host], input=f"--ids 3 --trie {file}\n", capture_output=True, text=True
         )
         assert done.returncode != 0 and words in done.stderr
 
 
-def check_requests(all_options: list[Options], tmp_path: Path) -> None:
+def check_requests(all_options: list[Options], table_host: Path) -> None:
     """Compare the sequences and the calls of requests with those of Python."""
     requests = [
         {"max_new_tokens": 12, "eos_token_id": 1, **options, "seed": seed}
         for options in all_options
         for seed in SEEDS
     ]
-    program = compiled("table_host.cpp", tmp_path)
     lines = [" ".join(["--ids", "3,4,5", *arguments_of(options)]) for options in requests]
-    done = subprocess.run([program], input="\n".join(lines), capture_output=True, text=True)
+    done = subprocess.run([table_host], input="\n".join(lines), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     answers = done.stdout.split("\n\n")[:-1]
     for options, answer in zip(requests, answers, strict=True):

@@ -51,6 +51,8 @@ def test_a_bundle_without_a_draft_is_read(reader, tmp_path):
     assert read(reader, tmp_path / "bundle").stdout == "258 0 no draft\n"
 
 
+HYBRID = {"kind": "convolution rows", "layer": 0, "width": 8, "num_ancestors": 2, "dtype": "fp32"}
+
 REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     # fields of the manifest and of its draft, what is said
     ({"schema_version": 1}, {}, "schema_version 1, this host reads 2 to 4; export again"),
@@ -58,6 +60,7 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"schema_version": "3"}, {}, 'schema_version "3", this host reads 2 to 4'),
     ({"schema_version": 3.0}, {}, "schema_version 3.0, this host reads 2 to 4"),
     ({"surprise": 1}, {}, "has surprise, which this host does not know; use the host of the"),
+    ({}, {"caches": [HYBRID]}, 'kind "convolution rows": the model does not attend in all layers'),
     ({}, {"features": {}}, "draft has features, which this host does not know"),
     ({}, {"d2t": "draft/d2t.npy"}, "draft has d2t, which this host does not know"),
     ({}, {"logits": "gather"}, "logits is 'gather', which this host does not run"),

@@ -190,10 +190,13 @@ def test_a_bundle_of_schema_version_2_answers_alike(host, tmp_path):
     assert answers[0] == answers[1]
 
 
+HYBRID = {"kind": "convolution rows", "layer": 0, "width": 8, "num_ancestors": 2, "dtype": "fp32"}
+
 REFUSED = [
     ({"schema_version": 1}, {}, "has schema_version 1, this host reads 4, 3, 2; export again"),
     ({"schema_version": "3"}, {}, 'has schema_version "3", this host reads 4, 3, 2'),
     ({"surprise": 1}, {}, "has surprise, which this host does not know; use the host of the"),
+    ({}, {"caches": [HYBRID]}, 'kind "convolution rows": the model does not attend in all layers'),
     ({}, {"features": {}}, "draft has features, which this host does not know"),
     ({}, {"logits": "gather"}, 'draft has logits "gather", which this host does not run'),
     ({"draft": 3}, {}, "dsbd.json: draft is 3, expected an entry; export again"),

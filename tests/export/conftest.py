@@ -11,8 +11,11 @@ import pytest
 from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 from dsbd_export.config import ExportConfig
+from dsbd_export.model_source import SourceOf, source_of
 from dsbd_export.pipeline import ExportResult, export_bundle
 from scripts.family_checkpoints import VOCAB_SIZE, write_checkpoint
+from scripts.shared_captures import SharedCaptures
+from tests.made_once import made_once
 
 SIZES = {
     "vocab_size": VOCAB_SIZE,
@@ -59,11 +62,11 @@ def exported(
     tmp_path_factory: pytest.TempPathFactory, llama_folder: Path, small_llama_folder: Path
 ) -> Exported:
     """Llama with tied weights, two layers; its draft without ties, one layer."""
-    return export(llama_folder, small_llama_folder, tmp_path_factory.mktemp("llamas") / "bundle")
+    return exported_once(tmp_path_factory, "llamas", llama_folder, small_llama_folder)
 
 
 @pytest.fixture(scope="session")
-def exported_others(tmp_path_factory: pytest.TempPathFactory) -> Exported:
+def exported_others(tmp_path_factory: pytest.TempPathFactory, captures: SharedCaptures) -> Exported:
     """Target: Qwen2 with a full and a sliding layer. Draft: Mistral, every layer sliding."""
     mixed = Qwen2Config(
         **SIZES,
@@ -76,7 +79,7 @@ def exported_others(tmp_path_factory: pytest.TempPathFactory) -> Exported:
     folder = tmp_path_factory.mktemp("others")
     target = write_checkpoint(folder / "qwen2", mixed)
     draft = write_checkpoint(folder / "mistral", sliding)
-    return export(target, draft, folder / "bundle")
+    return exported_once(tmp_path_factory, "others", target, draft, captures)
 
 
 @pytest.fixture(scope="session")
@@ -90,16 +93,35 @@ def targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="session")
 def alone(tmp_path_factory: pytest.TempPathFactory, llama_folder: Path) -> Path:
-    """The target of ``exported``, without its draft."""
-    output = tmp_path_factory.mktemp("alone") / "bundle"
-    export_bundle(ExportConfig(target=str(llama_folder), output=output), report=lambda _: None)
-    return output
+    """The target of ``exported``, without its draft, captured anew."""
+
+    def make(output: Path) -> Path:
+        export_bundle(ExportConfig(target=str(llama_folder), output=output), report=lambda _: None)
+        return output
+
+    return made_once(tmp_path_factory, "alone", make)
 
 
-def export(target: Path, draft: Path, output: Path) -> Exported:
-    config = ExportConfig(target=str(target), draft=str(draft), output=output)
+def export(config: ExportConfig, source_of: SourceOf) -> Exported:
     report: list[str] = []
-    return Exported(config, export_bundle(config, report=report.append), report)
+    return Exported(
+        config, export_bundle(config, report=report.append, source_of=source_of), report
+    )
+
+
+def exported_once(
+    tmp_path_factory: pytest.TempPathFactory,
+    name: str,
+    target: Path,
+    draft: Path,
+    source_of: SourceOf = source_of,
+) -> Exported:
+    """Export, or return what another process of the run has exported of the same checkpoints."""
+
+    def make(folder: Path) -> Exported:
+        return export(ExportConfig(target=str(target), draft=str(draft), output=folder), source_of)
+
+    return made_once(tmp_path_factory, name, make)
 
 
 def swap_tokens(folder: Path, first: str, second: str) -> None:

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import gguf
 import numpy as np
-from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 
-KINDS = ("F32", "F16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")  # those that the package writes
+from tests.export.k_quants import quantized
+
+KINDS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q6_K")
 ARCHITECTURE = "llama"
 
 
@@ -24,6 +25,7 @@ def write_gguf(
     template: str | None = None,
     scaling: str | None = None,
     end_of_turn: int | None = None,
+    rope_factors: NDArray[np.float32] | None = None,
 ) -> Path:
     """Write a Llama checkpoint with a byte-level BPE to ``file``; matrices as ``kind``."""
     config = json.loads((folder / "config.json").read_text())
@@ -46,6 +48,8 @@ def write_gguf(
         writer.add_eot_token_id(end_of_turn)
     if scaling is not None:
         writer.add_rope_scaling_type(gguf.RopeScalingType(scaling))
+    if rope_factors is not None:
+        writer.add_tensor("rope_freqs.weight", rope_factors)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config["num_hidden_layers"])
     for name, weight in load_file(folder / "model.safetensors").items():
         values = weight.float().numpy()
@@ -53,9 +57,9 @@ def write_gguf(
             values = _interleaved(values, num_heads)
         elif name.endswith("k_proj.weight"):
             values = _interleaved(values, num_kv_heads)
-        stored = Kind[kind] if values.ndim == 2 else Kind.F32
+        stored, stored_as = quantized(values, kind if values.ndim == 2 else "F32")
         new_name = names.get_name(name, try_suffixes=(".weight",))
-        writer.add_tensor(new_name, gguf.quants.quantize(values, stored), raw_dtype=stored)
+        writer.add_tensor(new_name, stored, raw_dtype=stored_as)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -10,7 +10,7 @@ from dsbd_export.cache_probe import probed_caches
 from dsbd_export.checkpoint import open_checkpoint
 from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
-from dsbd_runtime.graph import ATTENTION_ROWS, CacheEntry
+from dsbd_runtime.graph import AttentionRows
 
 
 class StubModel(nn.Module):
@@ -32,8 +32,7 @@ def checkpoint(llama_folder):
 
 
 def entry(layer, num_heads, key_width, value_width):
-    return CacheEntry(
-        kind=ATTENTION_ROWS,
+    return AttentionRows(
         layer=layer,
         num_heads=num_heads,
         key_width=key_width,
@@ -70,3 +69,17 @@ REFUSED = [  # (what layer 0 caches, words of the refusal)
 def test_what_is_no_row_of_each_token_is_refused(checkpoint, rows_by_layer, words):
     with pytest.raises(ExportError, match=words):
         probed_caches(StubModel(rows_by_layer), checkpoint, "fp32")
+
+
+class StatefulModel(nn.Module):
+    """Attends in layer 0, and keeps a state in layer 1 by arithmetic of its own."""
+
+    def forward(self, input_ids, cache):
+        cache.update(torch.zeros(1, 1, 2, 4), torch.zeros(1, 1, 2, 4), 0)
+        cache.get_recurrent_state(1)
+        cache.update_recurrent_state(torch.zeros(1, 4, 4), 1)
+
+
+def test_a_state_of_an_unknown_kind_is_refused(checkpoint):
+    with pytest.raises(ExportError, match="layer 1 keeps a recurrent state of another kind"):
+        probed_caches(StatefulModel(), checkpoint, "fp32")

@@ -22,7 +22,9 @@ def opened(folder, tmp_path, **options):
     return open_checkpoint("target", folder, config), config
 
 
-def test_the_text_part_gives_the_logits_of_the_whole_and_names_what_it_does_not_read(tmp_path):
+def test_the_text_part_gives_the_logits_of_the_whole_and_names_what_it_does_not_read(
+    captures, tmp_path
+):
     """Cohere2-Vision scales its logits, which a text model of the same weights would not."""
     folder = write_family_checkpoint("cohere2_vision", tmp_path / "checkpoint")
     checkpoint, config = opened(folder, tmp_path)
@@ -35,7 +37,7 @@ def test_the_text_part_gives_the_logits_of_the_whole_and_names_what_it_does_not_
     assert abs(reference_logits(model, case) - wanted).max() < 1e-5
     left_out = {name for name, part in model.named_modules() if isinstance(part, AbsentPart)}
     assert left_out == {"model.vision_tower", "model.multi_modal_projector"}
-    entry = export_model(checkpoint, tmp_path, config, lambda _line: None)
+    entry = export_model(checkpoint, tmp_path, config, lambda _line: None, captures)
     assert (entry.family, entry.unread_inputs) == ("cohere2_vision", ["image"])
 
 

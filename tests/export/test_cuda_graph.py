@@ -12,21 +12,20 @@ import pytest
 from dsbd_export.checkpoint import open_checkpoint
 from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
-from dsbd_export.pipeline import export_bundle, export_model
+from dsbd_export.pipeline import export_model
 from dsbd_runtime.bundle import open_bundle
 from dsbd_runtime.loading import load_causal_lm
 from scripts.family_checkpoints import write_family_checkpoint
-from tests.export.conftest import Exported
+from tests.export.conftest import Exported, export
 from tests.runtime.model_calls import logits_of, prefix_and_tree
 
 FUSED_NORM = "SkipSimplifiedLayerNormalization"
 
 
 @pytest.fixture(scope="module")
-def for_cuda(exported, tmp_path_factory):
-    config = replace(exported.config, output=tmp_path_factory.mktemp("cuda") / "b", form="cuda")
-    report: list[str] = []
-    return Exported(config, export_bundle(config, report=report.append), report)
+def for_cuda(exported, captures, tmp_path_factory):
+    output = tmp_path_factory.mktemp("cuda") / "bundle"
+    return export(replace(exported.config, output=output, form="cuda"), captures)
 
 
 def operators(exported: Exported, role: str) -> Counter[str]:
@@ -81,10 +80,11 @@ CASES = [  # (family, options, operators of which some stay)
 
 
 @pytest.mark.parametrize(("family", "options", "wanted"), CASES)
-def test_families_and_precisions_pass_the_gate(family, options, wanted, tmp_path):
+def test_families_and_precisions_pass_the_gate(family, options, wanted, captures, tmp_path):
     config = ExportConfig(target="", draft="", output=tmp_path, form="cuda", **options)
     folder = write_family_checkpoint(family, tmp_path / "checkpoint")
-    export_model(open_checkpoint("target", folder, config), tmp_path, config, lambda _: None)
+    checkpoint = open_checkpoint("target", folder, config)
+    export_model(checkpoint, tmp_path, config, lambda _: None, captures)
     graph = onnx.load(tmp_path / "target" / "model.onnx", load_external_data=False).graph
     found = Counter(node.op_type for node in graph.node)
     assert {op_type: found[op_type] for op_type in wanted} == wanted

@@ -20,6 +20,7 @@ from dsbd_export.config import DraftConfig, ExportConfig
 from dsbd_export.draft_export import export_draft
 from dsbd_export.errors import ExportError
 from dsbd_export.model_loading import load_model
+from dsbd_export.model_source import SourceOf, source_of
 from dsbd_export.pair import agreed_draft, context_warning, resize_vocabulary
 from dsbd_export.pipeline import export_bundle
 from dsbd_export.tensorrt_build import add_engines
@@ -29,6 +30,7 @@ from dsbd_runtime.bundle import Bundle, open_bundle
 from dsbd_runtime.errors import BundleError
 from dsbd_runtime.trt_record import find_record
 from scripts.family_checkpoints import VOCAB_SIZE, write_checkpoint
+from scripts.shared_captures import SharedCaptures
 from tests.export.conftest import Exported, swap_tokens
 from tests.runtime.bundle_edits import as_version_2, edited
 from tests.runtime.fake_trt import add_fake_engines
@@ -54,10 +56,11 @@ def silent(_line: str) -> None:
     pass
 
 
-def add_draft(bundle: Path, draft: Path, **options: Any) -> list[str]:
+def add_draft(bundle: Path, draft: Path, source: SourceOf, **options: Any) -> list[str]:
     """Add a draft; return the lines that were reported."""
     lines: list[str] = []
-    export_draft(DraftConfig(bundle=bundle, draft=str(draft), **options), report=lines.append)
+    config = DraftConfig(bundle=bundle, draft=str(draft), **options)
+    export_draft(config, report=lines.append, source_of=source)
     return lines
 
 
@@ -68,9 +71,9 @@ def copy(alone: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def completed(alone: Path, small_llama_folder: Path, tmp_path_factory: Any) -> Path:
-    """The same bundle, with the draft added later."""
+    """The same bundle, with the draft added later, captured anew."""
     folder = Path(shutil.copytree(alone, tmp_path_factory.mktemp("completed") / "bundle"))
-    add_draft(folder, small_llama_folder)
+    add_draft(folder, small_llama_folder, source_of)
     return folder
 
 
@@ -123,11 +126,11 @@ def test_a_draft_added_later_drafts_as_that_of_the_pair(
 
 
 def test_a_draft_is_replaced_in_another_precision(
-    completed: Path, llama_folder: Path, tmp_path: Path
+    completed: Path, llama_folder: Path, tmp_path: Path, captures: SharedCaptures
 ) -> None:
     copy = Path(shutil.copytree(completed, tmp_path / "bundle"))
     before = open_bundle(copy).manifest
-    lines = add_draft(copy, llama_folder, dtype="fp16", logits="topk:8", max_context=64)
+    lines = add_draft(copy, llama_folder, captures, dtype="fp16", logits="topk:8", max_context=64)
     now = open_bundle(copy, verify=True).manifest
     assert now.target == before.target
     draft = now.draft
@@ -143,12 +146,12 @@ def test_a_draft_is_replaced_in_another_precision(
 
 
 def test_special_tokens_are_those_of_the_bundle(
-    copy: Path, small_llama_folder: Path, tmp_path: Path
+    copy: Path, small_llama_folder: Path, tmp_path: Path, captures: SharedCaptures
 ) -> None:
     other = Path(shutil.copytree(small_llama_folder, tmp_path / "other"))
     (other / "generation_config.json").unlink()
     edited_config(other, eos_token_id=[1, 2], bos_token_id=3)
-    lines = add_draft(copy, other)
+    lines = add_draft(copy, other, captures)
     draft = open_bundle(copy).entry("draft")
     assert (draft.bos_token_id, draft.eos_token_ids) == (0, [1])
     assert "draft: eos_token_ids is [1, 2] in the checkpoint, [1] here" in lines
@@ -178,12 +181,12 @@ WIDTHS = {  # a draft that pads the vocabulary less, or more, than the target; t
 
 @pytest.mark.parametrize("kind", WIDTHS)
 def test_a_vocabulary_of_another_padding_is_that_of_the_bundle(
-    copy: Path, tmp_path: Path, kind: str
+    copy: Path, tmp_path: Path, kind: str, captures: SharedCaptures
 ) -> None:
     config = WIDTHS[kind]
     folder = write_checkpoint(tmp_path / "draft", config)
     line = f"draft: vocab_size is {config.vocab_size} in the checkpoint, {VOCAB_SIZE} here"
-    assert line in add_draft(copy, folder)
+    assert line in add_draft(copy, folder, captures)
     assert open_bundle(copy, verify=True).entry("draft").vocab_size == VOCAB_SIZE
     with Pipeline.from_bundle(copy) as pipeline:  # also behind a token that the draft had not
         result = pipeline.generate([5, VOCAB_SIZE - 1], seed=0, max_new_tokens=6, draft_length=2)
@@ -205,10 +208,12 @@ def test_more_rows_keep_the_logits_of_the_tokens(alone: Path, tmp_path: Path, ki
     torch.testing.assert_close(found[..., 290:], wanted[..., -1:].expand(1, 12, 10))
 
 
-def refused(bundle: Path, draft: Path, words: str, **options: Any) -> None:
+def refused(
+    bundle: Path, draft: Path, captures: SharedCaptures, words: str, **options: Any
+) -> None:
     before = contents(bundle)
     with pytest.raises((ExportError, BundleError), match=words):
-        add_draft(bundle, draft, **options)
+        add_draft(bundle, draft, captures, **options)
     assert contents(bundle) == before
     assert not [file for file in bundle.parent.iterdir() if file.name.startswith(".")]
 
@@ -218,22 +223,24 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(file.relative_to(folder)): file.read_bytes() for file in files}
 
 
-def test_other_tokens_are_refused(copy: Path, small_llama_folder: Path, tmp_path: Path) -> None:
+def test_other_tokens_are_refused(
+    copy: Path, small_llama_folder: Path, tmp_path: Path, captures: SharedCaptures
+) -> None:
     other = Path(shutil.copytree(small_llama_folder, tmp_path / "other"))
     swap_tokens(other, "def", "path")
-    refused(copy, other, "vocabularies differ: token '(def|path)' is .* in the target's tokenizer")
+    words = "vocabularies differ: token '(def|path)' is .* in the target's tokenizer"
+    refused(copy, other, captures, words)
 
 
 def test_a_vocabulary_without_room_for_all_tokens_is_refused(
-    copy: Path, small_llama_folder: Path, tmp_path: Path
+    copy: Path, small_llama_folder: Path, tmp_path: Path, captures: SharedCaptures
 ) -> None:
     narrow = Path(shutil.copytree(small_llama_folder, tmp_path / "narrow"))
     edited_config(narrow, vocab_size=260)
-    refused(copy, narrow, r"300 in the target and 260 in the draft.*ids up to 2\d\d")
+    refused(copy, narrow, captures, r"300 in the target and 260 in the draft.*ids up to 2\d\d")
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"atol": 1e-12}, "parity failed: the draft"),
     ({"logits": "topk:301"}, "301"),
     ({"revision": "main"}, "revision='main' has no meaning: draft is local"),
     ({"engine": "tensorrt-rtx", "compute_capability": "9.9"}, "knows 7.5, 8.0"),
@@ -242,19 +249,23 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("options", "words"), REFUSED)
 def test_a_failed_export_leaves_the_bundle_as_it_was(
-    completed: Path, small_llama_folder: Path, options: dict[str, Any], words: str
+    completed: Path,
+    small_llama_folder: Path,
+    options: dict[str, Any],
+    words: str,
+    captures: SharedCaptures,
 ) -> None:
-    refused(completed, small_llama_folder, words, **options)
+    refused(completed, small_llama_folder, captures, words, **options)
 
 
 def test_a_damaged_target_is_not_taken_for_a_right_one(
-    copy: Path, small_llama_folder: Path
+    copy: Path, small_llama_folder: Path, captures: SharedCaptures
 ) -> None:
     weights = copy / "target" / "model.onnx.data"
     content = bytearray(weights.read_bytes())
     content[100] ^= 1  # the size stays
     weights.write_bytes(content)
-    refused(copy, small_llama_folder, "model.onnx.data is not the file of the manifest")
+    refused(copy, small_llama_folder, captures, "model.onnx.data is not the file of the manifest")
     options = TensorrtOptions(engine="tensorrt-rtx", compute_capability="12.0")
     with pytest.raises(BundleError, match="is not the file of the manifest"):
         add_engines(copy, options, report=silent)
@@ -263,7 +274,7 @@ def test_a_damaged_target_is_not_taken_for_a_right_one(
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_run_that_is_ended_leaves_the_bundle_as_it_was(
-    copy: Path, small_llama_folder: Path, number: signal.Signals
+    copy: Path, small_llama_folder: Path, number: signal.Signals, captures: SharedCaptures
 ) -> None:
     before = contents(copy)
     command = ["--bundle", str(copy), "--draft", str(small_llama_folder)]
@@ -276,7 +287,7 @@ def test_a_run_that_is_ended_leaves_the_bundle_as_it_was(
                 process.send_signal(number)
     assert process.returncode == (-number if number == signal.SIGKILL else 128 + number)
     assert contents(copy) == before
-    add_draft(copy, small_llama_folder)  # which removes what SIGKILL left
+    add_draft(copy, small_llama_folder, captures)  # which removes what SIGKILL left
     assert [file.name for file in copy.parent.iterdir()] == ["bundle"]
     assert open_bundle(copy, verify=True).roles == ("target", "draft")
 
@@ -286,23 +297,24 @@ def test_a_bundle_of_schema_version_2_gets_a_draft(
 ) -> None:
     old = Path(shutil.copytree(completed, tmp_path / "bundle"))
     edited(old, as_version_2)
-    add_draft(old, small_llama_folder)
+    add_draft(old, small_llama_folder, source_of)
     manifest, new = open_bundle(old, verify=True).manifest, open_bundle(completed).manifest
     unclaimed = dataclasses.replace(new.target, bit_exact=None)  # which schema 2 cannot say
     assert manifest == dataclasses.replace(new, target=unclaimed)
 
 
 def test_a_target_that_has_engines_keeps_them_and_says_how_the_draft_gets_its_own(
-    copy: Path, small_llama_folder: Path
+    copy: Path, small_llama_folder: Path, captures: SharedCaptures
 ) -> None:
     add_fake_engines(copy)
     engine = (copy / "target" / "engine.plan").read_bytes()
-    lines = add_draft(copy, small_llama_folder)
+    lines = add_draft(copy, small_llama_folder, captures)
     assert (copy / "target" / "engine.plan").read_bytes() == engine
     (warning,) = (line for line in lines if line.startswith("warning"))
     assert f"engines, the draft has none; build both with: dsbd-export --bundle {copy}" in warning
     assert roles_with_engines(open_bundle(copy)) == ["target"]
-    (warning,) = add_draft(copy, small_llama_folder, quantize="int8-dynamic", max_kl=1.0)[-2:-1]
+    options: dict[str, Any] = {"quantize": "int8-dynamic", "max_kl": 1.0}
+    (warning,) = add_draft(copy, small_llama_folder, captures, **options)[-2:-1]
     assert "as it is quantized (int8-dynamic); for tensorrt-rtx export it with" in warning
 
 
@@ -312,7 +324,7 @@ def roles_with_engines(bundle: Bundle) -> list[str]:
 
 @pytest.mark.slow
 def test_engines_are_built_for_a_target_alone_and_for_both(
-    llama_folder: Path, small_llama_folder: Path, tmp_path: Path
+    llama_folder: Path, small_llama_folder: Path, tmp_path: Path, captures: SharedCaptures
 ) -> None:
     rtx: dict[str, Any] = {"engine": "tensorrt-rtx", "compute_capability": "12.0"}
     output = tmp_path / "bundle"
@@ -320,22 +332,22 @@ def test_engines_are_built_for_a_target_alone_and_for_both(
     export_bundle(ExportConfig(target=target, output=output, **rtx), report=silent)
     before = open_bundle(output)
     assert roles_with_engines(before) == ["target"]
-    add_draft(output, small_llama_folder, **rtx)
+    add_draft(output, small_llama_folder, captures, **rtx)
     now = open_bundle(output, verify=True)
     assert roles_with_engines(now) == ["target", "draft"]
     assert dataclasses.asdict(now.entry("target")) == dataclasses.asdict(before.entry("target"))
 
 
 def test_a_quantized_target_gets_no_engines(
-    llama_folder: Path, small_llama_folder: Path, tmp_path: Path
+    llama_folder: Path, small_llama_folder: Path, tmp_path: Path, captures: SharedCaptures
 ) -> None:
     config = ExportConfig(
         target=str(llama_folder), output=tmp_path / "bundle", quantize="int8-dynamic", max_kl=1.0
     )
-    export_bundle(config, report=silent)
+    export_bundle(config, report=silent, source_of=captures)
     words = "the target is quantized .int8-dynamic., which only ONNX Runtime runs"
     rtx = {"engine": "tensorrt-rtx", "compute_capability": "12.0"}
-    refused(tmp_path / "bundle", small_llama_folder, words, **rtx)
+    refused(tmp_path / "bundle", small_llama_folder, captures, words, **rtx)
 
 
 def test_a_shorter_context_than_asked_for_is_said(exported: Exported) -> None:

@@ -10,18 +10,22 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import torch
 from transformers import Gemma2Config, LlamaConfig, PhiConfig
 
+from dsbd_export.checkpoint import open_draft
 from dsbd_export.config import DraftConfig, ExportConfig
 from dsbd_export.draft_export import export_draft
 from dsbd_export.draft_vocabulary import most_frequent_tokens
 from dsbd_export.errors import ExportError
+from dsbd_export.model_loading import load_model
 from dsbd_export.pipeline import export_bundle
 from dsbd_export.topk_head import proposed_logits
 from dsbd_ort import Pipeline, Regex
 from dsbd_runtime.bundle import open_bundle
 from dsbd_runtime.loading import load_causal_lm
 from scripts.family_checkpoints import VOCAB_SIZE, write_checkpoint
+from scripts.shared_captures import SharedCaptures
 from tests.export.conftest import SIZES
 from tests.runtime.model_calls import logits_of
 
@@ -80,13 +84,14 @@ def test_its_logits_are_those_of_the_whole_draft_and_none_of_other_tokens(
 ) -> None:
     """Tokens are chosen without texts: the lowest ids, and those that end a sequence."""
     checkpoint = write_checkpoint(tmp_path / "draft", DRAFTS[name])
-    found = {}
-    for size in (None, NUM_PROPOSED):
-        bundle = Path(shutil.copytree(alone, tmp_path / f"bundle-{size}"))
-        config = DraftConfig(bundle=bundle, draft=str(checkpoint), draft_vocab=size)
-        export_draft(config, report=silent)
-        found[size] = logits_of_draft(bundle)
-    whole, cut = found[None], found[NUM_PROPOSED]
+    bundle = Path(shutil.copytree(alone, tmp_path / "bundle"))
+    config = DraftConfig(bundle=bundle, draft=str(checkpoint), draft_vocab=NUM_PROPOSED)
+    export_draft(config, report=silent)
+    cut = logits_of_draft(bundle)
+    tokens, *_, rows = STEP
+    with torch.no_grad():
+        model = load_model(open_draft(config))
+        whole = model(torch.from_numpy(tokens)[None]).logits[0, rows].numpy()
     assert cut.shape == whole.shape == (2, VOCAB_SIZE)
     np.testing.assert_allclose(cut[:, :NUM_PROPOSED], whole[:, :NUM_PROPOSED], atol=2e-5)
     assert (cut[:, NUM_PROPOSED:] == -np.inf).all()
@@ -98,6 +103,7 @@ def pair(
     llama_folder: Path,
     small_llama_folder: Path,
     texts: Path,
+    captures: SharedCaptures,
 ) -> Path:
     """A target in fp32 and a draft in int8-dynamic that proposes frequent tokens, top-k heads."""
     output = tmp_path_factory.mktemp("pair") / "bundle"
@@ -111,7 +117,7 @@ def pair(
         logits=f"topk:{NUM_TOP}",
         output=output,
     )
-    export_bundle(config, report=lines.append)
+    export_bundle(config, report=lines.append, source_of=captures)
     (said,) = [line for line in lines if "proposes" in line]
     assert said.startswith(f"draft: proposes {NUM_PROPOSED} of {VOCAB_SIZE} tokens, ")
     assert said.endswith("% of the texts")
@@ -119,7 +125,13 @@ def pair(
 
 
 @pytest.fixture(scope="module")
-def dense(pair: Path, small_llama_folder: Path, texts: Path, tmp_path_factory: Any) -> Path:
+def dense(
+    pair: Path,
+    small_llama_folder: Path,
+    texts: Path,
+    captures: SharedCaptures,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:
     """The same draft with all logits."""
     bundle = Path(shutil.copytree(pair, tmp_path_factory.mktemp("dense") / "bundle"))
     config = DraftConfig(
@@ -129,7 +141,7 @@ def dense(pair: Path, small_llama_folder: Path, texts: Path, tmp_path_factory: A
         draft_vocab=NUM_PROPOSED,
         draft_texts=(str(texts),),
     )
-    export_draft(config, report=silent)
+    export_draft(config, report=silent, source_of=captures)
     return bundle
 
 

@@ -16,17 +16,15 @@ from dsbd_export.pipeline import export_bundle
 from dsbd_export.weighted_layers import Store
 from dsbd_runtime.bundle import open_bundle
 from lab.invariance.ways import PathEngine, count_differing
-from scripts.shared_captures import SharedCaptures
 
 NUM_TOKENS, NUM_WAYS = 90, 16
 LOOSE = 10.0  # random weights make distributions that no quantization keeps
 
 
 @pytest.fixture(scope="module")
-def bundles(exported_others, tmp_path_factory):
+def bundles(exported_others, captures, tmp_path_factory):
     """Qwen2 with a window on one layer and Mistral, by quantization and attention."""
     made = {("none", "fused"): exported_others.config.output}
-    captures = SharedCaptures()
 
     def bundle(quantize, attention):
         if (quantize, attention) not in made:
@@ -83,7 +81,7 @@ def session_of_sums(context_length, num_rows, limit_of_values):
     graph = ir.Graph([], [], nodes=[], opset_imports={"": 24}, name="sums")
     store = Store(graph, "exact")
     largest = np.full((2, 8), limit_of_values, np.float32)
-    sums = IntegerSums(store, context_length, [largest])
+    sums = IntegerSums(store, context_length, {0: largest})
     kind = ir.TensorType(ir.DataType.FLOAT)
     scores = ir.Value(name="scores", shape=ir.Shape((1, 2, num_rows, "C")), type=kind)
     value = ir.Value(name="present.0.value", shape=ir.Shape((1, 2, "C", 8)), type=kind)

@@ -22,9 +22,10 @@ from dsbd_export.families import FAMILIES, AttentionForm
 from dsbd_export.graph_checks import check_contract
 from dsbd_export.model_loading import load_model
 from dsbd_export.model_source import source_of
-from dsbd_export.parity import MAX_ABS_ERROR, ParityLimit, check_parity
+from dsbd_export.parity import MAX_ABS_ERROR, ParityLimit
 from dsbd_export.parity_cases import forest_cases, references
 from dsbd_export.pipeline import export_model
+from dsbd_runtime.graph import RecurrentRows
 from scripts.family_checkpoints import (
     FAMILY_CHECKPOINTS,
     NOT_EXACT,
@@ -35,7 +36,7 @@ from scripts.family_checkpoints import (
     write_family_checkpoint,
 )
 from scripts.family_matrix import PRECISIONS, Failure, build_engines_of, export_in
-from scripts.shared_captures import SharedCaptures
+from tests.export.gate import check_parity
 
 KINDS = ["prefill", "decode", "tree"]
 NEAR = "attention_mask_sliding"
@@ -72,7 +73,11 @@ def form_of(graph: onnx.GraphProto) -> AttentionForm:
 def expert_layers(checkpoint: Checkpoint) -> set[str]:
     """The modules that hold the weights of several experts, (experts, out, in)."""
     parameters = load_model(checkpoint).named_parameters()
-    return {name.rpartition(".")[0] for name, weight in parameters if weight.ndim == 3}
+    return {
+        name.rpartition(".")[0]
+        for name, weight in parameters
+        if weight.ndim == 3 and weight.shape[1] > 1  # else of a convolution by channel
+    }
 
 
 def num_expert_products(graph: onnx.GraphProto) -> int:
@@ -82,6 +87,17 @@ def num_expert_products(graph: onnx.GraphProto) -> int:
     return sum(node.op_type == "MatMul" and node.input[1] in weights for node in graph.node)
 
 
+TAKE_A_SHAPE = {"Reshape", "Expand", "ConstantOfShape"}
+
+
+def shape_arithmetic(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
+    """What computes with shapes: ONNX Runtime does so on the CPU, which a GPU's engine refuses."""
+    shapes = {node.output[0] for node in graph.node if node.op_type in ("Shape", "Size")}
+    return [
+        node for node in graph.node if shapes & {*node.input} and node.op_type not in TAKE_A_SHAPE
+    ]
+
+
 NAMES = [
     name if row.is_quick else pytest.param(name, marks=pytest.mark.long)
     for name, row in FAMILY_CHECKPOINTS.items()
@@ -89,20 +105,23 @@ NAMES = [
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_family_passes_the_whole_gate(name, tmp_path):
+def test_a_family_passes_the_whole_gate(name, captures, tmp_path):
     """In fp32; one variant then, of the same capture, in one of the others with exact attention."""
     row = FAMILY_CHECKPOINTS[name]
-    folder, captures = write_family_checkpoint(name, tmp_path / "checkpoint"), SharedCaptures()
+    folder = write_family_checkpoint(name, tmp_path / "checkpoint")
     checkpoint, entry, model = export_alone(folder, tmp_path, row.max_context, captures)
     family = FAMILIES[row.family]
     assert entry.family == row.family
-    assert entry.parity.max_abs_error < 5e-5  # half of what the gate lets pass
+    is_recurrent = any(isinstance(cache, RecurrentRows) for cache in entry.caches)
+    # Half of what the gate lets pass; random recurrences make more of rounding than attention does.
+    assert entry.parity.max_abs_error < (entry.parity.limit if is_recurrent else 5e-5)
     window = [] if entry.sliding_window is None else [WINDOW + 17]
     lengths = sorted([1, 17, *window, 128])
     cases = [(case.prompt_length, case.name) for case in entry.parity.cases]
     forests = [(length, kind) for length in lengths for kind in KINDS]
     assert cases == [*forests, (checkpoint.context_length, "text")]
     assert form_of(model.graph) is family.attention
+    assert is_recurrent or not shape_arithmetic(model.graph)
     num_expert_layers = len(expert_layers(checkpoint))
     assert (num_expert_layers > 0) == family.has_experts
     assert num_expert_products(model.graph) == 2 * num_expert_layers  # up, with gates, and down
@@ -124,7 +143,9 @@ def test_a_family_opens_and_tells_what_its_layers_cache(name, tmp_path):
     assert checkpoint.family == row.family
     caches = probed_caches(load_model(checkpoint, "fp16"), checkpoint, "fp16")
     num_layers = len(checkpoint.layer_masks) - getattr(checkpoint.config, "num_kv_shared_layers", 0)
-    assert [cache.layer for cache in caches] == list(range(num_layers))
+    types = getattr(checkpoint.config, "layer_types", None) or ["full_attention"] * num_layers
+    keeping = [layer for layer in range(num_layers) if types[layer] not in ("mlp", "moe")]
+    assert sorted({cache.layer for cache in caches}) == keeping
 
 
 def check_exact(name: str, result: float | Failure) -> None:
@@ -135,9 +156,9 @@ def check_exact(name: str, result: float | Failure) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ONE_OF_EACH)
-def test_a_family_passes_in_every_precision(name, tmp_path):
+def test_a_family_passes_in_every_precision(name, captures, tmp_path):
     """scripts/export_matrix exports every variant in every precision."""
-    folder, captures = write_family_checkpoint(name, tmp_path / "checkpoint"), SharedCaptures()
+    folder = write_family_checkpoint(name, tmp_path / "checkpoint")
     for column in AS_FP32:
         check_exact(name, export_in(column, name, folder, tmp_path / column, captures))
 
@@ -149,9 +170,9 @@ def test_a_family_passes_in_every_precision(name, tmp_path):
         for name in ONE_OF_EACH
     ],
 )
-def test_a_family_passes_in_fp16_and_engines_are_built_of_it(name, tmp_path):
+def test_a_family_passes_in_fp16_and_engines_are_built_of_it(name, captures, tmp_path):
     checkpoint = write_family_checkpoint(name, tmp_path / "checkpoint")
-    parity = export_in("fp16 KL", name, checkpoint, tmp_path / "fp16", SharedCaptures())
+    parity = export_in("fp16 KL", name, checkpoint, tmp_path / "fp16", captures)
     assert not isinstance(parity, Failure), parity
     pytest.importorskip("tensorrt_rtx")
     attention = build_engines_of(tmp_path / "fp16" / "target")
@@ -235,9 +256,9 @@ MUTATIONS = [  # (mutation, the first case that must fail)
 
 
 @pytest.mark.parametrize("name", ["qwen2", "gemma2"])
-def test_wrong_masks_and_positions_fail_with_a_sliding_window(name, tmp_path):
+def test_wrong_masks_and_positions_fail_with_a_sliding_window(name, captures, tmp_path):
     folder = write_family_checkpoint(name, tmp_path / "checkpoint")
-    checkpoint, _, model = export_alone(folder, tmp_path)
+    checkpoint, _, model = export_alone(folder, tmp_path, sources=captures)
     wanted = references(load_model(checkpoint), checkpoint)
     limit = ParityLimit(MAX_ABS_ERROR, 1e-4)
     for mutate, words in MUTATIONS:

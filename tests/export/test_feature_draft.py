@@ -167,9 +167,9 @@ def test_the_module_is_the_published_draft(name, targets, tmp_path):
 
 
 @pytest.mark.parametrize("name", EXPORTED)
-def test_the_graph_is_the_published_draft(name, targets, tmp_path):
+def test_the_graph_is_the_published_draft(name, targets, captures, tmp_path):
     options, target, draft, reference = published(name, targets, tmp_path)
-    entry = export_model(draft, tmp_path, options, lambda _: None)
+    entry = export_model(draft, tmp_path, options, lambda _: None, captures)
     assert entry.parity.max_abs_error < entry.parity.limit == 1e-4
     draft = replace(draft, caches=tuple(entry.caches))
 
@@ -180,14 +180,14 @@ def test_the_graph_is_the_published_draft(name, targets, tmp_path):
 
 
 @pytest.mark.parametrize("num_top", [8, NUM_DRAFT + 30])
-def test_a_token_that_the_draft_lacks_is_never_proposed(targets, tmp_path, num_top):
+def test_a_token_that_the_draft_lacks_is_never_proposed(targets, captures, tmp_path, num_top):
     """A head that returns more than the draft's tokens fills up with others, of logit -inf."""
     folder = written(tmp_path, write_flat, {})
     engines, keeps_logits = {}, num_top > NUM_DRAFT
     for kind in ("full", f"topk:{num_top}"):
         options, _, draft = opened(targets["llama"], folder, logits=kind)
         (output := tmp_path / kind).mkdir()
-        entry = export_model(draft, output, options, lambda _: None)
+        entry = export_model(draft, output, options, lambda _: None, captures)
         assert (entry.vocab_size, entry.logits) == (VOCAB_SIZE, kind)
         assert entry.full_logits == (keeps_logits or kind == "full")
         engines[kind] = output / "draft"
@@ -221,10 +221,10 @@ def test_a_token_that_the_draft_lacks_is_never_proposed(targets, tmp_path, num_t
     ],
     ids=str,
 )
-def test_every_precision_and_form(options, targets, tmp_path):
+def test_every_precision_and_form(options, targets, captures, tmp_path):
     folder = written(tmp_path, write_library, {"fc_norm": True}, config={"fc_norm": True})
     options, _, draft = opened(targets["llama"], folder, **options)
-    entry = export_model(draft, tmp_path, options, lambda _: None)
+    entry = export_model(draft, tmp_path, options, lambda _: None, captures)
     assert (entry.dtype, entry.quantization) == (options.dtype, options.quantize)
     assert getattr(entry.parity, entry.parity.measure) <= entry.parity.limit
 
@@ -262,10 +262,10 @@ def test_default_layers():
     }
 
 
-def test_it_is_exported_beside_its_target_or_into_its_bundle(targets, tmp_path):
+def test_it_is_exported_beside_its_target_or_into_its_bundle(targets, captures, tmp_path):
     draft = written(tmp_path, write_library, {}, config={"norm_output": True})
     pair = ExportConfig(target=str(targets["llama"]), draft=str(draft), output=tmp_path / "pair")
-    export_bundle(pair, report=lambda _: None)
+    export_bundle(pair, report=lambda _: None, source_of=captures)
     bundle = open_bundle(tmp_path / "pair", verify=True)
     target, entry = bundle.entry("target"), bundle.entry("draft")
     assert target.features == FeatureEntry(width=WIDTH, layers=[2, 3, 4])
@@ -274,17 +274,18 @@ def test_it_is_exported_beside_its_target_or_into_its_bundle(targets, tmp_path):
     check_same_tokens(bundle.path)
 
     other = write_flat(tmp_path / "other", random_weights(VOCAB_SIZE, NUM_DRAFT, WIDTH), VOCAB_SIZE)
-    export_draft(DraftConfig(bundle=bundle.path, draft=str(other)), report=lambda _: None)
+    config = DraftConfig(bundle=bundle.path, draft=str(other))
+    export_draft(config, report=lambda _: None, source_of=captures)
     assert open_bundle(bundle.path, verify=True).entry("draft").features == entry.features
     check_same_tokens(bundle.path)
 
 
-def test_a_top_k_head_reads_the_draft_s_own_tokens(targets, tmp_path):
+def test_a_top_k_head_reads_the_draft_s_own_tokens(targets, captures, tmp_path):
     draft = written(tmp_path, write_library, {})
     pair = ExportConfig(
         target=str(targets["llama"]), draft=str(draft), output=tmp_path / "pair", logits="topk:8"
     )
-    export_bundle(pair, report=lambda _: None)
+    export_bundle(pair, report=lambda _: None, source_of=captures)
     bundle = open_bundle(tmp_path / "pair", verify=True)
     assert (bundle.entry("target").full_logits, bundle.entry("draft").full_logits) == (True, False)
     graph = onnx.load(bundle.path / "draft" / "model.onnx", load_external_data=False).graph

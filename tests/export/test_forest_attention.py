@@ -44,6 +44,23 @@ def test_capped_attention_is_the_formula():
         torch.testing.assert_close(found[0, head], wanted, atol=1e-5, rtol=0)
 
 
+def test_a_sink_is_a_column_without_a_value_for_every_row():
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (
+        torch.randn(1, heads, rows, 8, generator=generator)
+        for heads, rows in ((4, 3), (2, 16), (2, 16))
+    )
+    sinks, mask = torch.tensor([-1.0, 0.0, 1.0, 5.0]), torch.rand(1, 1, 3, 16) < 0.5
+    mask[..., :1] = torch.tensor([True, False, True])[:, None]  # whatever the first column is
+    found = capped_attention(query, key, value, mask, 0.3, None, sinks)
+    for head in range(4):
+        scores = 0.3 * query[0, head] @ key[0, head // 2].T
+        scores = scores.masked_fill(~mask[0, 0], -torch.inf)
+        with_sink = torch.cat([scores, sinks[head].expand(3, 1)], dim=1)
+        wanted = with_sink.softmax(-1)[:, :-1] @ value[0, head // 2]
+        torch.testing.assert_close(found[0, head], wanted, atol=1e-5, rtol=0)
+
+
 def test_a_row_that_sees_nothing_is_no_nan():
     nothing = torch.zeros_like(MASK)
     value = torch.ones(1, 2, 16, 8)
@@ -91,11 +108,13 @@ def test_reshapes_take_constant_dimensions_where_they_can(source, result, dims):
     assert (None if constant is None else constant.numpy().tolist()) == dims
 
 
-def test_no_shape_is_computed_in_a_capped_graph(tmp_path):
+@pytest.mark.parametrize("family", ["gemma2", "gpt_oss"])
+def test_no_shape_is_computed_in_a_capped_graph(captures, family, tmp_path):
     """Shape arithmetic runs on the CPU, which an engine on a GPU refuses."""
     options = ExportConfig(target="", draft="", output=tmp_path)
-    folder = write_family_checkpoint("gemma2", tmp_path / "checkpoint")
-    export_model(open_checkpoint("target", folder, options), tmp_path, options, lambda _: None)
+    folder = write_family_checkpoint(family, tmp_path / "checkpoint")
+    checkpoint = open_checkpoint("target", folder, options)
+    export_model(checkpoint, tmp_path, options, lambda _: None, captures)
     graph = ir.load(tmp_path / "target" / "model.onnx").graph
     assert {node.op_type for node in graph} & {"Shape", "Size"} == set()
 

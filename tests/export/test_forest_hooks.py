@@ -8,13 +8,15 @@ import torch
 from dsbd_export.errors import ExportError
 from dsbd_export.forest_graph import ForestCache
 from dsbd_export.replacements import forest_attention
+from dsbd_runtime.graph import ATTENTION_ROWS
 
 NEW = torch.zeros(1, 2, 3, 8)  # two heads of eight, three rows
 
 
 def new_cache(num_layers=1):
     past = [(torch.zeros(1, 2, 16, 8), torch.zeros(1, 2, 16, 8)) for _ in range(num_layers)]
-    return ForestCache(dict(enumerate(past)), torch.tensor([0]))
+    by_layer = {(layer, ATTENTION_ROWS): each for layer, each in enumerate(past)}
+    return ForestCache(by_layer, torch.tensor([0]))
 
 
 def test_the_cache_gives_back_all_rows():

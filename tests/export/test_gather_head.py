@@ -11,20 +11,17 @@ import pytest
 from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
 from dsbd_export.gather_head import GatheredRows, gather_problem
-from dsbd_export.pipeline import export_bundle
 from dsbd_forward.logits import Gather
 from dsbd_runtime.bundle import open_bundle
 from dsbd_runtime.loading import load_causal_lm
-from tests.export.conftest import Exported
+from tests.export.conftest import export
 from tests.runtime.model_calls import logits_of
 
 
 @pytest.fixture(scope="module")
-def exported_gather(exported, tmp_path_factory):
+def exported_gather(exported, captures, tmp_path_factory):
     output = tmp_path_factory.mktemp("gather") / "bundle"
-    config = replace(exported.config, output=output, logits="gather")
-    report: list[str] = []
-    return Exported(config, export_bundle(config, report=report.append), report)
+    return export(replace(exported.config, output=output, logits="gather"), captures)
 
 
 def test_the_tensors_and_operators(exported_gather, exported):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from safetensors.torch import load_file
 from transformers import LlamaForCausalLM
 
@@ -19,6 +21,8 @@ from dsbd_export.model_loading import load_model
 from dsbd_export.pipeline import export_bundle
 from dsbd_export.tokenizer_files import write_tokenizer_files
 from dsbd_ort.pipeline import Pipeline
+from scripts.family_checkpoints import write_family_checkpoint
+from tests.export.adapters import lora, write_adapter
 from tests.export.gguf_files import KINDS, write_gguf
 
 TEMPLATE = "{% for message in messages %}<|begin|>{{ message['content'] }}{% endfor %}"
@@ -73,9 +77,32 @@ def test_the_weights_are_those_of_the_folder_that_the_file_was_made_from(tmp_pat
         np.testing.assert_array_equal(weights[name].numpy(), wanted.float().numpy(), err_msg=name)
 
 
+@pytest.mark.parametrize(("kind", "error"), [("BF16", 0.004), ("Q4_K", 0.1), ("Q6_K", 0.025)])
+def test_weights_of_other_kinds_are_those_that_were_quantized(
+    tmp_path: Path, kind: str, error: float
+) -> None:
+    checkpoint, _ = open_pair(config_of(write_gguf(TARGET, tmp_path / "m.gguf", kind)))
+    weights = load_model(checkpoint).state_dict()
+    for name, wanted in load_file(TARGET / "model.safetensors").items():
+        difference = (weights[name] - wanted.float()).square().mean().sqrt()
+        assert difference <= error * wanted.float().square().mean().sqrt(), name
+
+
 def test_an_answer_also_ends_at_the_end_of_a_turn(tmp_path: Path) -> None:
     file = write_gguf(DRAFT, tmp_path / "m.gguf", "F16", end_of_turn=7)
     assert open_pair(config_of(file))[0].eos_token_ids == [1, 7]
+
+
+def test_an_adapter_is_merged_into_the_weights_of_a_file(tmp_path: Path) -> None:
+    file = write_gguf(DRAFT, tmp_path / "m.gguf", "F32")
+    adapter = write_adapter(DRAFT, tmp_path / "adapter", lora())
+    both = [
+        ExportConfig(target=str(base), adapter=str(adapter), output=tmp_path)
+        for base in (file, DRAFT)
+    ]
+    found, wanted = (load_model(open_pair(config)[0]).state_dict() for config in both)
+    for name, weight in wanted.items():
+        np.testing.assert_array_equal(found[name], weight, err_msg=name)
 
 
 def test_what_lies_beside_the_file_is_not_read(tmp_path: Path) -> None:
@@ -97,6 +124,33 @@ def test_an_unknown_architecture_is_refused_by_name(tmp_path: Path) -> None:
 def test_changed_rotary_frequencies_are_refused(tmp_path: Path) -> None:
     file = write_gguf(DRAFT, tmp_path / "m.gguf", "F16", scaling="yarn")
     assert "llama.rope.scaling.type = 'yarn'" in refusal(file)
+
+
+def llama3_factors(rope: dict[str, float], head_dim: int) -> NDArray[np.float32]:
+    """Return what converters store for Llama 3.1: by how much they divide each frequency."""
+    frequencies = rope["rope_theta"] ** -(np.arange(0, head_dim, 2) / head_dim)
+    turns = rope["original_max_position_embeddings"] * frequencies / (2 * np.pi)
+    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+    smooth = np.clip((turns - low) / (high - low), 0, 1)
+    return (1 / ((1 - smooth) / rope["factor"] + smooth)).astype(np.float32)
+
+
+def test_rotary_frequencies_of_llama_3_1_are_divided_as_in_its_folder(tmp_path: Path) -> None:
+    folder = write_family_checkpoint("llama-llama3", tmp_path / "folder")
+    config = json.loads((folder / "config.json").read_text())
+    head_dim = config["hidden_size"] // config["num_attention_heads"]
+    factors = llama3_factors(config["rope_parameters"], head_dim)
+    assert factors.min() == 1 < factors.max()
+    file = write_gguf(folder, tmp_path / "m.gguf", "F32", rope_factors=factors)
+    ids = torch.randint(300, (1, 250), generator=torch.Generator().manual_seed(0))
+    models = [load_model(open_pair(config_of(each, tmp_path))[0]) for each in (file, folder)]
+    with torch.inference_mode():
+        found, wanted = (model(input_ids=ids).logits.numpy() for model in models)
+    np.testing.assert_allclose(found, wanted, atol=2e-4)
+    plain = write_gguf(folder, tmp_path / "plain.gguf", "F32")
+    with torch.inference_mode():
+        without = load_model(open_pair(config_of(plain))[0])(input_ids=ids).logits.numpy()
+    assert np.abs(without - wanted).max() > 1e-2
 
 
 def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:

@@ -13,11 +13,10 @@ from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
 from dsbd_export.graph_checks import lint_for_tensorrt
 from dsbd_export.optimize import group_query_heads
-from dsbd_export.pipeline import export_bundle
 from dsbd_export.replacements import HIDDEN
 from dsbd_runtime.bundle import open_bundle
 from dsbd_runtime.loading import load_causal_lm
-from tests.export.conftest import Exported
+from tests.export.conftest import export
 from tests.runtime.model_calls import logits_of, prefix_and_tree
 
 MASKS = {
@@ -27,11 +26,9 @@ MASKS = {
 
 
 @pytest.fixture(scope="module")
-def grouped(exported_others, tmp_path_factory):
+def grouped(exported_others, captures, tmp_path_factory):
     output = tmp_path_factory.mktemp("grouped") / "bundle"
-    config = replace(exported_others.config, output=output, attention="grouped")
-    report: list[str] = []
-    return Exported(config, export_bundle(config, report=report.append), report)
+    return export(replace(exported_others.config, output=output, attention="grouped"), captures)
 
 
 def test_every_node_attends_over_key_heads_and_layers_share_a_mask(grouped):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -26,7 +25,8 @@ def opened(target: Path, draft: Path | None = None) -> None:
 
 
 def add_adapter(folder: Path) -> None:
-    (folder / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 8}')
+    content = {"peft_type": "LORA", "r": 8, "base_model_name_or_path": "someone/base"}
+    (folder / "adapter_config.json").write_text(json.dumps(content))
     save_file({"a.lora_A.weight": torch.ones(1)}, folder / "adapter_model.safetensors")
 
 
@@ -77,24 +77,20 @@ def bitsandbytes(folder: Path) -> None:
     quantized(folder, ".weight.absmax")
 
 
-def named_in_config(folder: Path) -> None:
-    file = folder / "config.json"
-    method: dict[str, Any] = {"quantization_config": {"quant_method": "gptq", "bits": 4}}
-    file.write_text(json.dumps(json.loads(file.read_text()) | method))
+def fp8(folder: Path) -> None:
+    quantized(folder, ".weight_scale")
 
 
-MERGE = r"\(adapter_config\.json, LORA\), .*merge_and_unload\(\)"
 REFUSED = [
-    (add_adapter, MERGE),
-    (add_bare_adapter, r"\(adapter_model\.safetensors\), .*merge_and_unload\(\)"),
-    (add_adapter_alone, MERGE),
+    (add_adapter, r"beside its own weights \(adapter_config\.json, LORA\); .* folder and give .*"),
+    (add_bare_adapter, r"beside its own weights \(adapter_model\.safetensors\); .*"),
     (gptq, r"already quantized \(GPTQ, 4 bits: quantize_config\.json\)"),
     (gptq_under_its_own_name, r"already quantized \(GPTQ, 4 bits: quantize_config\.json\)"),
     (gptq_without_config, r"already quantized \(GPTQ: gptq_model-4bit-128g\.safetensors\)"),
     (awq, r"already quantized \(AWQ, 4 bits: quant_config\.json\)"),
     (bare_awq, r"already quantized \(GPTQ or AWQ: model.layers.0.mlp.up_proj.qweight\)"),
     (bitsandbytes, r"already quantized \(bitsandbytes: .*absmax\)"),
-    (named_in_config, r"already quantized \(gptq\)"),
+    (fp8, r"already quantized \(FP8 or 8 bits: .*weight_scale\)"),
 ]
 
 
@@ -105,6 +101,20 @@ def test_what_the_weights_are_is_said(folder, small_llama_folder, change, words)
         opened(folder)
     with pytest.raises(ExportError, match=f"the draft at .*{words}"):
         opened(small_llama_folder, folder)
+
+
+def test_an_adapter_alone_says_the_command_that_merges_it(folder, small_llama_folder):
+    add_adapter_alone(folder)
+    words = r"is an adapter alone \(adapter_config\.json, LORA\); .*: dsbd-export"
+    command = f"--target someone/base --adapter {folder}"
+    with pytest.raises(ExportError, match=f"the target at .* {words} {command}"):
+        opened(folder)
+    command = f"--draft someone/base --draft-adapter {folder}"
+    with pytest.raises(ExportError, match=f"the draft at .* {words} {command}"):
+        opened(small_llama_folder, folder)
+    (folder / "adapter_config.json").unlink()
+    with pytest.raises(ExportError, match="--target BASE_MODEL --adapter"):
+        opened(folder)
 
 
 def test_a_config_beside_restored_weights_is_no_reason(folder):

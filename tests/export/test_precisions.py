@@ -13,7 +13,7 @@ from onnx import TensorProto
 from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
 from dsbd_export.model_loading import load_model
-from dsbd_export.parity import check_parity, parity_limit
+from dsbd_export.parity import parity_limit
 from dsbd_export.parity_cases import references
 from dsbd_export.parity_engine import ForestEngine
 from dsbd_export.pipeline import export_bundle
@@ -21,8 +21,8 @@ from dsbd_runtime import ort_module
 from dsbd_runtime.bundle import open_bundle
 from dsbd_runtime.errors import ProviderError
 from dsbd_runtime.loading import load_causal_lm
-from scripts.shared_captures import SharedCaptures
 from tests.export.exported_target import exported_target
+from tests.export.gate import check_parity
 from tests.runtime.model_calls import logits_of
 
 LAYERS, LINEARS = 2, 9  # of the target: four products a layer and the head
@@ -41,9 +41,9 @@ def config_of(llama_folder, small_llama_folder, output, **options) -> ExportConf
 
 
 @pytest.fixture(scope="module")
-def bundles(llama_folder, small_llama_folder, tmp_path_factory):
+def bundles(llama_folder, small_llama_folder, captures, tmp_path_factory):
     """Bundles by options, each exported once."""
-    made, captures = {}, SharedCaptures()
+    made = {}
 
     def bundle(**options):
         key = tuple(sorted(options.items()))

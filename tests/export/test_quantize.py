@@ -39,7 +39,7 @@ ROWS = [  # (checkpoint, quantization, what is said, operators of products)
 
 
 @pytest.mark.parametrize(("name", "quantize", "said", "products"), ROWS)
-def test_what_is_quantized_passes_the_gate(name, quantize, said, products, tmp_path):
+def test_what_is_quantized_passes_the_gate(name, quantize, said, products, captures, tmp_path):
     options = ExportConfig(
         target="",
         draft="",
@@ -50,7 +50,7 @@ def test_what_is_quantized_passes_the_gate(name, quantize, said, products, tmp_p
     folder = write_family_checkpoint(name, tmp_path / "checkpoint")
     report: list[str] = []
     checkpoint = open_checkpoint("target", folder, options)
-    export_model(checkpoint, tmp_path, options, report.append)
+    export_model(checkpoint, tmp_path, options, report.append, captures)
     assert f"target: {said}" in report
     graph = onnx.load(tmp_path / "target" / "model.onnx", load_external_data=False).graph
     found = Counter(node.op_type for node in graph.node)

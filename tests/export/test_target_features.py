@@ -17,21 +17,18 @@ from dsbd_export.demo import demo_pair
 from dsbd_export.errors import ExportError
 from dsbd_export.parity_cases import ForestCase, text_case
 from dsbd_export.parity_engine import ForestEngine
-from dsbd_export.pipeline import export_bundle
 from dsbd_export.target_features import LayerInputs, layers_of, relative_error
 from dsbd_runtime.bundle import MODEL_FILE, PRUNE_FILE, Bundle, open_bundle
 from dsbd_runtime.graph import FEATURES, FeatureEntry
+from scripts.shared_captures import SharedCaptures
+from tests.exports import export_demo_pair
 
 
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+def exported(captures: SharedCaptures, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     """The demo's target with features and its plain draft."""
-    target, draft = demo_pair()
     output = tmp_path_factory.mktemp("features") / "bundle"
-    config = ExportConfig(
-        target=str(target), draft=str(draft), features=True, logits="topk:50", output=output
-    )
-    export_bundle(config, report=lambda _: None)
+    export_demo_pair(captures, output, features=True, logits="topk:50")
     return open_bundle(output, verify=True)
 
 

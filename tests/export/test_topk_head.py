@@ -14,21 +14,17 @@ from dsbd_export.pipeline import export_bundle
 from dsbd_export.topk_head import HeadRows, head_problem
 from dsbd_runtime.bundle import open_bundle
 from dsbd_runtime.loading import load_causal_lm
-from tests.export.conftest import Exported
+from tests.export.conftest import export
 from tests.runtime.model_calls import logits_of
 
 NUM_CANDIDATES = 8
 
 
-def export_topk(exported: Exported, output, **options) -> Exported:
-    config = replace(exported.config, output=output, logits=f"topk:{NUM_CANDIDATES}", **options)
-    report: list[str] = []
-    return Exported(config, export_bundle(config, report=report.append), report)
-
-
 @pytest.fixture(scope="module")
-def exported_topk(exported, tmp_path_factory):
-    return export_topk(exported, tmp_path_factory.mktemp("topk") / "bundle")
+def exported_topk(exported, captures, tmp_path_factory):
+    output = tmp_path_factory.mktemp("topk") / "bundle"
+    logits = f"topk:{NUM_CANDIDATES}"
+    return export(replace(exported.config, output=output, logits=logits), captures)
 
 
 def test_the_outputs_and_operators(exported_topk, exported):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import httpx2
 import openai
 from starlette.types import ASGIApp
 
@@ -22,11 +23,15 @@ MODEL = "tiny"
 
 @dataclass(frozen=True)
 class RunningServer:
-    """Where it listens, and what answers there."""
+    """Where it listens, and what answers there.
+
+    http: a client to be shared; to make one takes longer than a request, for certificates.
+    """
 
     port: int
     service: Service
     gate: Gate
+    http: httpx2.Client
 
     @property
     def url(self) -> str:
@@ -65,8 +70,10 @@ def running_server(
         )
         thread.start()
         assert is_listening.wait(10)
+        port = listener.getsockname()[1]
         try:
-            yield RunningServer(listener.getsockname()[1], service, gate)
+            with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as http:
+                yield RunningServer(port, service, gate, http)
         finally:
             gate.drain()
             thread.join(30)

@@ -7,7 +7,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
 
 from dsbd_ort import Pipeline
@@ -23,7 +22,7 @@ GIVEN = {"strategy": "dsbd", "num_beams": 2, "top_k": 5, "temperature": 0.7, "dr
 
 def answer(server: RunningServer, **fields: Any) -> dict[str, Any]:
     body = {"model": MODEL, "prompt": PROMPT, "seed": 3, **fields}
-    found = httpx2.post(f"{server.url}/v1/completions", json=body, timeout=60)
+    found = server.http.post("/v1/completions", json=body)
     assert found.status_code == 200, found.text
     decoded: dict[str, Any] = found.json()
     return decoded

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,6 +16,10 @@ import pytest
 
 from dsbd_ort import Pipeline, StreamPiece
 from dsbd_ort.engine import ServiceEvent, ServiceLimits
+from dsbd_ort.openai_server.errors import ErrorResponse
+from dsbd_ort.openai_server.generation import Generation
+from dsbd_ort.openai_server.metrics import Metrics, RequestMeter
+from dsbd_ort.openai_server.planner import EngineRequest
 from dsbd_runtime.errors import CapacityError, EngineError
 from tests.openai_server.fakes import ScriptedService
 from tests.openai_server.running_server import MODEL, running_server
@@ -137,6 +143,39 @@ def test_a_client_that_goes_takes_its_request_along(pipeline: Pipeline, stream: 
         assert soon(lambda: server.gate.num_inside == 0)
         metrics = httpx2.get(f"{server.url}/metrics").text
         assert 'dsbd:requests_cancelled_total{model_name="tiny"} 1.0' in metrics
+
+
+@pytest.mark.parametrize("num_before", [0, 1])
+def test_what_is_submitted_while_it_closes_is_cancelled_too(
+    pipeline: Pipeline, num_before: int
+) -> None:
+    """An HTTP request that is cancelled leaves the thread that submits where it is."""
+    submitting, has_closed = threading.Event(), threading.Event()
+
+    class Held(ScriptedService):
+        def submit(self, *arguments: Any, **options: Any) -> Any:
+            if len(self.requests) == num_before:
+                submitting.set()
+                assert has_closed.wait(5)
+            return super().submit(*arguments, **options)
+
+    async def closed_meanwhile() -> None:
+        meter = RequestMeter(Metrics(service, MODEL, time.monotonic))
+        generation = Generation(service, meter, timeout_s=5)
+        config = pipeline.config({"strategy": "sample"})
+        request = EngineRequest(prompt_index=0, token_ids=[65], config=config)
+        working = asyncio.create_task(asyncio.to_thread(generation.submit, [request] * 4))
+        assert await asyncio.to_thread(submitting.wait, 5)
+        generation.close()
+        has_closed.set()
+        with pytest.raises(ErrorResponse) as caught:
+            await working
+        assert caught.value.status == 499
+
+    service = Held(pipeline, one_step)
+    asyncio.run(closed_meanwhile())
+    assert len(service.requests) == num_before + 1
+    assert all(request.is_cancelled.is_set() for request in service.requests)
 
 
 def test_an_unread_stream_is_dropped_and_the_engine_never_waits(pipeline: Pipeline) -> None:

@@ -6,7 +6,6 @@ import dataclasses
 import json
 from typing import Any
 
-import httpx2
 import pytest
 
 from dsbd_ort.decoding import DecodingConfig
@@ -168,14 +167,14 @@ def test_hints_of_other_servers_change_nothing(server: RunningServer) -> None:
         [{"role": "user", "content": TEXTS, **CACHED}],
     ):
         body = {**CHAT, "messages": messages, "seed": 5, "max_tokens": 8}
-        answer = httpx2.post(f"{server.url}/v1/chat/completions", json=body)
+        answer = server.http.post("/v1/chat/completions", json=body)
         assert answer.status_code == 200, answer.text
         answers.append((answer.json()["choices"][0]["message"], answer.json()["usage"]))
     assert answers[0] == answers[1]
 
 
 def refusal(server: RunningServer, path: str, body: dict[str, Any]) -> dict[str, Any]:
-    answer = httpx2.post(f"{server.url}{path}", json=body)
+    answer = server.http.post(path, json=body)
     assert answer.status_code == 400, answer.text
     error: dict[str, Any] = answer.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
@@ -185,7 +184,7 @@ def refusal(server: RunningServer, path: str, body: dict[str, Any]) -> dict[str,
 
 def test_neutral_values_of_unsupported_fields_are_accepted(server: RunningServer) -> None:
     for path, body in (("/v1/completions", COMPLETION), ("/v1/chat/completions", CHAT)):
-        answer = httpx2.post(f"{server.url}{path}", json={**body, **NEUTRAL})
+        answer = server.http.post(path, json={**body, **NEUTRAL})
         assert answer.status_code == 200, answer.text
 
 
@@ -217,7 +216,7 @@ TAKEN: list[dict[str, Any]] = [  # redundant values, and values that the server 
 
 @pytest.mark.parametrize("fields", TAKEN, ids=str)
 def test_neutral_options_are_taken(server: RunningServer, fields: dict[str, Any]) -> None:
-    answer = httpx2.post(f"{server.url}/v1/completions", json={**COMPLETION, **fields})
+    answer = server.http.post("/v1/completions", json={**COMPLETION, **fields})
     assert answer.status_code == 200, answer.text
     assert len(answer.json()["choices"]) == fields.get("n", 1)
 
@@ -258,8 +257,8 @@ def test_chat_refuses(server: RunningServer, fields: dict[str, Any], param: str)
     ids=lambda body: ascii(body[:60]),
 )
 def test_malformed_bodies_get_a_400(server: RunningServer, body: bytes) -> None:
-    answer = httpx2.post(
-        f"{server.url}/v1/completions",
+    answer = server.http.post(
+        "/v1/completions",
         content=body,
         headers={"Content-Type": "application/json"},
         timeout=10,
@@ -274,9 +273,7 @@ VALID = b'{"model": "tiny", "prompt": "a", "max_tokens": 2}'
 
 @pytest.mark.parametrize("kind", ["text/plain", "multipart/form-data", "x", "text/xml; a=b"])
 def test_a_body_of_another_type_is_a_400_that_names_it(server: RunningServer, kind: str) -> None:
-    answer = httpx2.post(
-        f"{server.url}/v1/completions", content=VALID, headers={"Content-Type": kind}
-    )
+    answer = server.http.post("/v1/completions", content=VALID, headers={"Content-Type": kind})
     assert answer.status_code == 400
     kind = kind.partition(";")[0]
     message = f"Content-Type is {kind!r}; expected application/json"
@@ -289,13 +286,13 @@ def test_a_body_of_another_type_is_a_400_that_names_it(server: RunningServer, ki
 def test_json_without_its_type_is_taken_but_not_from_another_site(
     server: RunningServer, headers: dict[str, str]
 ) -> None:
-    url = f"{server.url}/v1/completions"
-    answer = httpx2.post(url, content=VALID, headers=headers, timeout=30)
+    url = "/v1/completions"
+    answer = server.http.post(url, content=VALID, headers=headers)
     assert answer.status_code == 200, answer.text
     assert 1 <= answer.json()["usage"]["completion_tokens"] <= 2
-    wrong = httpx2.post(url, content=b"a=b", headers=headers)
+    wrong = server.http.post(url, content=b"a=b", headers=headers)
     assert wrong.status_code == 400 and "invalid JSON" in wrong.json()["error"]["message"]
-    other = httpx2.post(url, content=VALID, headers={**headers, "Origin": "http://else.where"})
+    other = server.http.post(url, content=VALID, headers={**headers, "Origin": "http://else.where"})
     assert other.status_code == 400
     assert "expected application/json" in other.json()["error"]["message"]
 
@@ -306,9 +303,7 @@ def test_json_without_its_type_is_taken_but_not_from_another_site(
 def test_an_unknown_field_is_refused_with_the_nearest_one(
     server: RunningServer, field: str, meant: str
 ) -> None:
-    answer = httpx2.post(
-        f"{server.url}/v1/completions", json={"model": "tiny", "prompt": "a", field: 1}
-    )
+    answer = server.http.post("/v1/completions", json={"model": "tiny", "prompt": "a", field: 1})
     assert answer.status_code == 400
     error = answer.json()["error"]
     assert error["param"] == field
@@ -323,7 +318,7 @@ def test_unknown_paths_and_methods(server: RunningServer) -> None:
         ("GET", "/v1/models/", 404),
         ("GET", "/docs", 404),
     ):
-        answer = httpx2.request(method, f"{server.url}{path}")
+        answer = server.http.request(method, path)
         assert answer.status_code == status
         assert "error" in answer.json()
 
@@ -333,13 +328,13 @@ def test_more_than_the_server_ever_holds_is_no_429(serve) -> None:
         error = refusal(small, "/v1/completions", {**COMPLETION, "prompt": ["a"] * 5})
         assert "5 engine requests" in error["message"]
         body = {**COMPLETION, "prompt": ["a"] * 3}
-        assert httpx2.post(f"{small.url}/v1/completions", json=body).status_code == 200
+        assert small.http.post("/v1/completions", json=body).status_code == 200
 
 
 def test_the_servers_own_limits(serve) -> None:
     with serve(max_prompt_tokens=5, max_new_tokens=3, max_prompts=1, max_best_of=1) as small:
         body = {"model": MODEL, "prompt": "a"}
-        answer = httpx2.post(f"{small.url}/v1/completions", json={**body, "ignore_eos": True})
+        answer = small.http.post("/v1/completions", json={**body, "ignore_eos": True})
         assert answer.json()["usage"]["completion_tokens"] == 3  # less than what is usual
         for fields, param in (
             ({"prompt": "abcdefg"}, "prompt"),
@@ -371,6 +366,6 @@ def test_values_that_are_no_number_get_a_400_in_strict_json(
     for value in NO_NUMBERS:
         prompt = "" if name == "prompt" else '"prompt": "x", '
         body = f'{{"model": "tiny", {prompt}"{name}": {value}}}'
-        answer = httpx2.post(f"{server.url}/v1/completions", content=body, timeout=60)
+        answer = server.http.post("/v1/completions", content=body)
         assert answer.status_code == 400, (value[:20], answer.text)
         assert json.loads(answer.text, parse_constant=pytest.fail)["error"]["message"]

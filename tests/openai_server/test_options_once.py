@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
 
 from dsbd_ort import Pipeline
@@ -55,8 +54,7 @@ def server(serve: Serve) -> Iterator[RunningServer]:
 def test_an_http_request_builds_one_config(
     server: RunningServer, built: list[DecodingConfig], path: str, fields: dict[str, Any]
 ) -> None:
-    url = f"{server.url}/v1/{path}"
-    found = httpx2.post(url, json={"model": MODEL, **fields}, timeout=60)
+    found = server.http.post(f"/v1/{path}", json={"model": MODEL, **fields})
     assert found.status_code == 200, found.text
     assert len(built) == 1
 
@@ -67,7 +65,7 @@ def test_with_defaults_of_the_server_one_more_tries_them(
     with serve(defaults={"strategy": "dsbd", "num_beams": 2, "top_k": 5, "top_p": 0.9}) as server:
         built.clear()
         body = {"model": MODEL, **CHAT, "max_tokens": 3}
-        found = httpx2.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
+        found = server.http.post("/v1/chat/completions", json=body)
     assert found.status_code == 200, found.text
     assert len(built) == 2
 

@@ -30,7 +30,7 @@ UNLIKELY: list[Any] = ["no such value", 0.123, {"no": "such"}, ["no such"], True
 
 
 def posted(server: RunningServer, path: str, body: dict[str, Any]) -> httpx2.Response:
-    return httpx2.post(f"{server.url}{path}", json=body)
+    return server.http.post(path, json=body)
 
 
 def test_the_document_shows_the_table() -> None:
@@ -149,7 +149,7 @@ def test_variables_of_the_chat_template(server: RunningServer) -> None:
 
 
 def test_docs_are_there_with_the_option_alone(serve: Any, server: RunningServer) -> None:
-    assert httpx2.get(f"{server.url}/docs").status_code == 404
+    assert server.http.get("/docs").status_code == 404
     with serve(shows_docs=True) as own:
-        page = httpx2.get(f"{own.url}/docs")
+        page = own.http.get("/docs")
     assert page.status_code == 200 and "swagger" in page.text

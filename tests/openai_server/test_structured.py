@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import httpx2
 import openai
 import pytest
 
@@ -200,9 +199,7 @@ def test_a_fault_is_one_clear_400(
         ("completions", {"prompt": "a"}),
         ("chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
     ):
-        answer = httpx2.post(
-            f"{server.url}/v1/{path}", json={"model": MODEL, **body, **fields}, timeout=30
-        )
+        answer = server.http.post(f"/v1/{path}", json={"model": MODEL, **body, **fields})
         error = answer.json()["error"]
         assert answer.status_code == 400, error
         assert error["param"] == param and words in error["message"], error
@@ -215,14 +212,14 @@ def test_a_path_with_nowhere_to_go_is_no_failure_of_the_server(server: RunningSe
         "suppress_tokens": list(range(258)),
         "constraint": {"regex": "ab"},
     }
-    answer = httpx2.post(f"{server.url}/v1/completions", json=body, timeout=30)
+    answer = server.http.post("/v1/completions", json=body)
     error = answer.json()["error"]
     assert (answer.status_code, error["code"]) == (400, "constraint_failed"), error
     assert "leave no token to any beam" in error["message"]
-    events = httpx2.post(f"{server.url}/v1/completions", json={**body, "stream": True}, timeout=30)
+    events = server.http.post("/v1/completions", json={**body, "stream": True})
     assert '"code": "constraint_failed"' in events.text and events.text.endswith("[DONE]\n\n")
     del body["suppress_tokens"]
-    assert httpx2.post(f"{server.url}/v1/completions", json=body, timeout=30).status_code == 200
+    assert server.http.post("/v1/completions", json=body).status_code == 200
 
 
 def test_a_trie_beyond_the_vocabulary_ends_the_start(serve: Serve) -> None:
@@ -242,12 +239,12 @@ def test_a_search_returns_as_many_choices_as_there_are_answers(server: RunningSe
         "structured_outputs": {"choice": ["a", "b"]},
         "max_tokens": 4,
     }
-    answer = httpx2.post(f"{server.url}/v1/completions", json=body).json()
+    answer = server.http.post("/v1/completions", json=body).json()
     choices = {choice["index"]: choice for choice in answer["choices"]}
     assert list(choices) == [0, 1, 4, 5]
     for of_prompt in ((0, 1), (4, 5)):
         assert {choices[index]["text"] for index in of_prompt} == {"a", "b"}
-    alone = httpx2.post(f"{server.url}/v1/completions", json={**body, "prompt": "import "}).json()
+    alone = server.http.post("/v1/completions", json={**body, "prompt": "import "}).json()
     scores = [choices[index]["dsbd"]["score"] for index in (4, 5)]
     wanted = [choice["dsbd"]["score"] for choice in alone["choices"]]
     assert scores == pytest.approx(wanted, abs=1e-4)
@@ -268,7 +265,7 @@ def test_a_choice_that_a_stream_begins_ends(server: RunningServer, path: str) ->
         if path == "completions"
         else {"messages": [{"role": "user", "content": "a"}]}
     )
-    answer = httpx2.post(f"{server.url}/v1/{path}", json={**body, **asked})
+    answer = server.http.post(f"/v1/{path}", json={**body, **asked})
     chunks = [
         json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")
     ]
@@ -289,7 +286,7 @@ def test_a_grammar_that_no_process_could_try_may_be_sent_again():
 def test_a_schema_that_would_fail_midway_is_refused_at_the_start(server: RunningServer) -> None:
     schema = {"type": "object", "properties": {f"p{i}": {"type": "null"} for i in range(200)}}
     body = {"model": MODEL, "prompt": PROMPT, "guided_json": {"$defs": {"x": schema}, **schema}}
-    answer = httpx2.post(f"{server.url}/v1/completions", json=body, timeout=60)
+    answer = server.http.post("/v1/completions", json=body)
     error = answer.json()["error"]
     assert answer.status_code == 400 and error["param"] == "guided_json"
     assert "too much may follow at one place" in error["message"] and error["code"] is None

@@ -23,6 +23,7 @@ from dsbd_export.topk_head import append_topk_head
 from dsbd_ort import Pipeline
 from dsbd_ort.decoding import STRATEGIES
 from dsbd_runtime.bundle import MODEL_FILE, ROLES, open_bundle, write_manifest
+from scripts.shared_captures import SharedCaptures
 from tests.robustness.demo_requests import (
     DemoRequest,
     Pipes,
@@ -57,7 +58,10 @@ def demo_pipes(demo_bundle: Path) -> Iterator[Pipes]:
 
 @pytest.fixture(scope="module", params=HEADS)
 def int8_pipes(
-    request: pytest.FixtureRequest, int8_bundle: Path, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    int8_bundle: Path,
+    captures: SharedCaptures,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Pipes]:
     """The demo pair in int8-dynamic, whose bits are claimed, with another head put on.
 
@@ -76,7 +80,7 @@ def int8_pipes(
     if head == "proposed":
         draft = str(demo_pair()[1])
         config = DraftConfig(bundle=bundle, draft=draft, quantize="int8-dynamic", draft_vocab=600)
-        export_draft(config, report=lambda _: None)
+        export_draft(config, report=lambda _: None, source_of=captures)
     with opened(bundle) as pipes:
         assert pipes.is_bit_exact
         yield pipes

@@ -26,6 +26,7 @@ from dsbd_ort.decoding.decode import Iterations
 from dsbd_ort.decoding.engine_call import EngineCall
 from dsbd_ort.decoding.errors import ConfigError, ConstraintError
 from dsbd_ort.decoding.request import IterationOutput, most_rows, only_for_room
+from tests.decoding.early_ends import beams_of, first_end
 from tests.decoding.preempting import together
 from tests.robustness.whole_requests import OF_DRAFT, OF_DSBD, WholeRequest
 
@@ -60,7 +61,11 @@ def check_whole_request(request: WholeRequest) -> bool:
         return False
     check_result(result, config, request)
     check_stream(steps, result)
-    if (plain := config_without_draft(config)) is not None:
+    plain = config_without_draft(config)
+    sampled = plain or config
+    if sampled.strategy == "beam-sample" and sampled.coupling == "gumbel":
+        check_early_end(result, sampled, request)
+    if plain is not None:
         undrafted, _ = decoded(request, plain, preempts=request.forced())
         assert told(undrafted) == told(result), "a draft was visible"
     if (wide := config_of_wide_drafts(config)) is not None and request.head != "full":
@@ -157,19 +162,45 @@ def check_sequence(
         score = sequence.logprob / len(ids) ** config.length_penalty
         assert math.isclose(sequence.score, score, abs_tol=1e-9)
     check_processing(ids, config, request)
-    ends = [i for i, token in enumerate(ids) if token in config.eos_ids]
-    stops = [
-        end
-        for end in range(1, len(ids) + 1)
-        if any(tuple(ids[config.min_new_tokens : end][-len(run) :]) == run for run in request.stop)
-        or (config.constraint and config.constraint.ends_after((*request.prompt, *ids[:end])))
+    by_eos, by_stop = [
+        [end for end in range(1, len(ids) + 1) if ends(tuple(ids[:end]), config, request)]
+        for ends in (ends_by_eos, ends_by_stop)
     ]
-    first_end = min([*(i + 1 for i in ends), *stops], default=None)
+    first_end = min([*by_eos, *by_stop], default=None)
     assert first_end in (None, len(ids)), "tokens after the end"
-    reason = "eos" if ends else "stop" if stops else "length"
+    reason = "eos" if by_eos else "stop" if by_stop else "length"
     assert sequence.finish_reason == reason
     if reason == "length":
         assert len(ids) == config.max_new_tokens
+
+
+def ends_by_eos(tokens: tuple[int, ...], config: DecodingConfig, request: WholeRequest) -> bool:
+    return tokens[-1] in config.eos_ids
+
+
+def ends_by_stop(tokens: tuple[int, ...], config: DecodingConfig, request: WholeRequest) -> bool:
+    """Return whether a stop string or the constraint ends these new tokens."""
+    searched = tokens[config.min_new_tokens :]
+    if any(searched[-len(run) :] == run for run in request.stop):
+        return True
+    return bool(config.constraint and config.constraint.ends_after((*request.prompt, *tokens)))
+
+
+def check_early_end(result: DecodeResult, plain: DecodingConfig, request: WholeRequest) -> None:
+    """Hold the result of sampled beams against all layers of a run to the end without a draft."""
+    if plain.replacement:  # a beam may count several times
+        return
+    to_the_end = dataclasses.replace(plain, num_return_sequences=plain.width)
+    try:
+        layers = [beams_of(step) for step in decoded(request, to_the_end)[1]]
+    except ConstraintError:  # of a beam that was given up before
+        return
+
+    def has_ended(tokens: tuple[int, ...]) -> bool:
+        return ends_by_eos(tokens, plain, request) or ends_by_stop(tokens, plain, request)
+
+    _, expected = first_end(layers, plain, has_ended)
+    assert [tuple(s.token_ids) for s in result.sequences] == [beam.tokens for beam in expected]
 
 
 def check_processing(ids: list[int], config: DecodingConfig, request: WholeRequest) -> None:

@@ -231,7 +231,6 @@ OF_RULE = {  # fields that only strategies of some rules take
     "top_p": ("sample", "joint", "joint-greedy"),
     "min_p": ("sample", "joint", "joint-greedy"),
     "typical_p": ("sample", "joint", "joint-greedy"),
-    "early_stopping": ("search",),  # with beams
     "joint_threshold": ("joint",),
     "joint_tokens": ("joint-greedy",),
     "joint_beams": ("joint-greedy",),

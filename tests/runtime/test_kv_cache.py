@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dsbd_runtime.errors import CapacityError
-from dsbd_runtime.graph import CacheEntry, equal_caches
+from dsbd_runtime.graph import AttentionRows, CacheEntry, ConvolutionRows, equal_caches
 from dsbd_runtime.kv_cache import KVCache, bucket_capacity, row_bytes
 
 GEOMETRY = equal_caches(3, num_heads=2, head_dim=4, dtype="fp32")
@@ -122,12 +122,9 @@ def test_a_refused_allocation_is_a_capacity_error() -> None:
 
 
 MIXED = [  # a layer with latents, one without rows, one with wide heads in another precision
-    CacheEntry(
-        kind="attention rows", layer=0, num_heads=1, key_width=8, value_width=2, dtype="fp32"
-    ),
-    CacheEntry(
-        kind="attention rows", layer=2, num_heads=3, key_width=16, value_width=16, dtype="fp16"
-    ),
+    AttentionRows(layer=0, num_heads=1, key_width=8, value_width=2, dtype="fp32"),
+    AttentionRows(layer=2, num_heads=3, key_width=16, value_width=16, dtype="fp16"),
+    ConvolutionRows(layer=3, width=6, num_ancestors=2, dtype="fp32"),
 ]
 
 
@@ -138,7 +135,8 @@ def test_layers_may_cache_rows_of_different_shapes() -> None:
         (0, "value"): (1, 1, 128, 2),
         (2, "key"): (1, 3, 128, 16),
         (2, "value"): (1, 3, 128, 16),
+        (3, "convolution"): (1, 1, 128, 6),
     }
-    assert row_bytes(MIXED) == (8 + 2) * 4 + 3 * (16 + 16) * 2
+    assert row_bytes(MIXED) == (8 + 2) * 4 + 3 * (16 + 16) * 2 + 6 * 4
     cache.resize(256, 0)
     assert cache.num_bytes == 256 * row_bytes(MIXED)

@@ -11,8 +11,6 @@ import tokenizers
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from dsbd_export.gather_head import append_gather_head
-from dsbd_export.topk_head import append_topk_head
 from dsbd_runtime import graph
 from dsbd_runtime.bundle import (
     MODEL_FILE,
@@ -166,9 +164,18 @@ def write_engine(model: TinyModel, path: Path) -> None:
         shape = ["F", model.features.returned_width]
         outputs.append(_info(graph.FEATURES, ONNX_TYPES[model.dtype], shape))
     _save(nodes, [*inputs, *past], outputs, initializers, path)
+    _append_head(model, path)
+
+
+def _append_head(model: TinyModel, path: Path) -> None:
+    """Put the head on a graph that ``dsbd-export`` does, whose modules import torch."""
     if model.logits == graph.GATHER:
+        from dsbd_export.gather_head import append_gather_head
+
         append_gather_head(path)
     if num_candidates := parse_num_top_logits(model.logits):
+        from dsbd_export.topk_head import append_topk_head
+
         append_topk_head(path, num_candidates)
         if not model.full_logits:
             _drop_output(path, graph.LOGITS)
@@ -221,7 +228,7 @@ def write_prune_graph(model: TinyModel, path: Path) -> None:
     """Write the graph that moves rows ``src_rows`` of every cache to ``write_indices``."""
     nodes = []
     for layer in range(model.num_layers):
-        for part in graph.CACHE_PARTS:
+        for part in (graph.KEY, graph.VALUE):
             past, present = graph.past_name(layer, part), graph.present_name(layer, part)
             moved = f"moved.{layer}.{part}"
             nodes += [
@@ -270,7 +277,7 @@ def _layer_nodes(model: TinyModel, layer: int) -> list[onnx.NodeProto]:
             helper.make_node("Reshape", [f"{name}.flat", shape], [f"{name}.split"]),
             helper.make_node("Transpose", [f"{name}.split"], [f"{name}.heads"], perm=[0, 2, 1, 3]),
         ]
-    for part in graph.CACHE_PARTS:
+    for part in (graph.KEY, graph.VALUE):
         past, present = graph.past_name(layer, part), graph.present_name(layer, part)
         new = f"{part}.{layer}.heads"
         nodes.append(
@@ -278,7 +285,7 @@ def _layer_nodes(model: TinyModel, layer: int) -> list[onnx.NodeProto]:
         )
     sliding = model.is_sliding(layer)
     mask = graph.ATTENTION_MASK_SLIDING if sliding else graph.ATTENTION_MASK
-    caches = [graph.present_name(layer, part) for part in graph.CACHE_PARTS]
+    caches = [graph.present_name(layer, part) for part in (graph.KEY, graph.VALUE)]
     seen = f"seen.{layer}"
     return [
         *nodes,
@@ -294,7 +301,7 @@ def _cache_infos(
     model: TinyModel,
 ) -> tuple[list[onnx.ValueInfoProto], list[onnx.ValueInfoProto]]:
     shape = [1, model.num_kv_heads, "C", model.head_dim]
-    layers_and_parts = [(i, p) for i in range(model.num_layers) for p in graph.CACHE_PARTS]
+    layers_and_parts = [(i, p) for i in range(model.num_layers) for p in (graph.KEY, graph.VALUE)]
     dtype = ONNX_TYPES[model.dtype]
     return (
         [_info(graph.past_name(i, p), dtype, shape) for i, p in layers_and_parts],

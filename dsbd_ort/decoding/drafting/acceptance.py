@@ -29,6 +29,7 @@ class AcceptanceEstimator:
         tokens, calls: expected of drafts, and the time they took in target calls of one row, the
             latest counting most; their ratio is lambda, whatever the calls are found to cost.
         acceptance, rows: running means of what chosen layers promised and held.
+        credit: what drafts may still cost in vain, in iterations without one.
         is_stale: whether more was learned since ``rates`` were taken.
         num_without, probe_after: iterations without a draft, and after how many to try one.
         loop: what the loop itself costs in requests of these settings.
@@ -41,6 +42,7 @@ class AcceptanceEstimator:
     calls: float = 0.0
     acceptance: float = 0.7
     rows: float = 0.0
+    credit: float = 0.0
     is_stale: bool = False
     num_without: int = 0
     probe_after: int = FIRST_PROBE

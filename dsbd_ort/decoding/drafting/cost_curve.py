@@ -29,6 +29,7 @@ _REPETITIONS = 5
 
 LEARNED_ROWS = (*MEASURED_ROWS, 64, 96, 128, 192, 256)  # calls that requests share are larger
 _REMEMBERED = 9  # calls of a size
+_SOON = 3  # calls of a size each of which changes the curve at once
 _GUESSED_SHARE = 0.05  # of the seconds of one row: what a further row costs
 _BYTES_PER_SECOND = 1e10  # read by a call of one row
 
@@ -45,10 +46,12 @@ class CostCurve:
     Attributes:
         rows: (num_points,) increasing.
         seconds: (num_points,) never falling.
+        seen: fewest and most rows of the calls that it is learned from; None: it is known.
     """
 
     rows: tuple[int, ...]
     seconds: tuple[float, ...]
+    seen: tuple[int, int] | None = None
 
     def up_to(self, most_rows: int, num_sharers: int = 1) -> Floats:
         """Return the seconds of calls with 0, 1, ... ``most_rows`` rows; 0 rows are no call.
@@ -141,9 +144,10 @@ class LearnedCurve:
         """Remember a call; return whether enough were since to change the curve."""
         if not 1 <= num_rows <= LEARNED_ROWS[-1] or not seconds > 0.0:
             return False
-        self._calls[bisect_left(LEARNED_ROWS, num_rows)].append((seconds, num_rows))
+        calls = self._calls[bisect_left(LEARNED_ROWS, num_rows)]
+        calls.append((seconds, num_rows))
         self.num_calls += 1
-        if self.num_calls < self._next_fit:
+        if self.num_calls < self._next_fit and len(calls) > _SOON:
             return False
         self._next_fit = self.num_calls + min(self.num_calls, 32)
         return True
@@ -152,7 +156,8 @@ class LearnedCurve:
         """Return the curve; before the first call the guess, times ``scale``."""
         sizes = np.array(LEARNED_ROWS, dtype=np.float64)
         if not self.num_calls:
-            return CostCurve(LEARNED_ROWS, tuple((self._guess * scale * _guessed(sizes)).tolist()))
+            guessed = self._guess * scale * _guessed(sizes)
+            return CostCurve(LEARNED_ROWS, tuple(guessed.tolist()), seen=(0, 0))
         rows, seconds, weights = self._quartiles()
         one_row = float(np.median(seconds / _guessed(rows)))
         self.times_guessed = one_row / self._guess
@@ -163,7 +168,9 @@ class LearnedCurve:
         values: Floats = line(sizes) * np.interp(sizes, sizes[called], ratios)
         trust = np.full(len(sizes), 0.5)
         trust[called] += weights
-        return CostCurve(LEARNED_ROWS, tuple(never_falling(trust * values, trust).tolist()))
+        seconds = never_falling(trust * values, trust)
+        seen = int(rows.min()), int(rows.max())
+        return CostCurve(LEARNED_ROWS, tuple(seconds.tolist()), seen)
 
     def _quartiles(self) -> tuple[Floats, Floats, Floats]:
         """Return (rows, seconds, weight), (num_sizes,) float64 each, of every size that was called.

@@ -44,7 +44,8 @@ inline const std::set<std::string> manifest_fields{"schema_version", "versions",
 inline const std::set<std::string> entry_fields{
     "family", "vocab_size", "bos_token_id", "eos_token_ids", "context_length", "num_layers", "caches", "dtype",
     "quantization", "logits", "full_logits", "bit_exact", "masks", "sliding_window", "parity",
-    "unread_inputs"};  // text is all that a host has
+    "unread_inputs",  // text is all that a host has
+    "adapter"};       // for people
 
 /// Refuse what only a later version knows: a field that is null says that the bundle lacks it.
 inline void check_fields(const nlohmann::json& object, const std::set<std::string>& known,
@@ -104,13 +105,14 @@ inline void check_masks(const ModelEntry& entry, const std::filesystem::path& fi
 }
 
 inline CacheEntry cache_of(const nlohmann::json& json, const std::filesystem::path& file) {
+    const nlohmann::json kind = json.contains("kind") ? json.at("kind") : nlohmann::json();
+    if (kind != "attention rows") {
+        throw Error(file.string() + " has a cache of kind " + kind.dump() +
+                    ": the model does not attend in all layers, which this host does not run; " +
+                    "use dsbd-run or the C library");
+    }
     check_fields(json, {"kind", "layer", "num_heads", "key_width", "value_width", "dtype"},
                  file.string() + ": a cache");
-    if (json.at("kind") != "attention rows") {
-        throw Error(file.string() + " has a cache of kind " + json.at("kind").dump() +
-                    ", which this host does not know; use the host of the version of dsbd-ort " +
-                    "that made the bundle");
-    }
     return {json.at("layer").get<std::size_t>(), positive(json, "num_heads", file),
             positive(json, "key_width", file), positive(json, "value_width", file),
             json.at("dtype").get<std::string>()};

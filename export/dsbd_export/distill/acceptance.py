@@ -14,11 +14,13 @@ from transformers import PreTrainedModel
 
 from dsbd_export.distill.teacher import Teacher, TorchDevice
 from dsbd_export.distill.work_folder import read_arrays
+from dsbd_export.progress import Counter, Report
 from dsbd_runtime.durable_files import put_in_place
 
 TOP_K = 20
 TEMPERATURE = 1.0
 _LENGTH = 64  # of prompts, and of the samples behind them
+_PROMPTS_A_FILE = 64  # sampled together: what a kill may cost
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,52 @@ def held_out_samples(
         labelled.ids[..., :top_k].astype(np.int64),
         probs / probs.sum(-1, keepdims=True),
     )
+
+
+@dataclass(frozen=True)
+class HeldOutPrompts:
+    """Held-out prompts, and the target's samples behind them: drawn when they are needed, and kept.
+
+    Attributes:
+        prompts: (num_prompts, length) int64.
+        folder: of the samples, ``_PROMPTS_A_FILE`` a file; what an earlier run drew is there.
+        teacher: the target.
+        seed: of the draws.
+        report: gets lines.
+    """
+
+    prompts: NDArray[np.int64]
+    folder: Path
+    teacher: Teacher
+    seed: int
+    report: Report
+
+    def samples(self, num_prompts: int | None = None) -> HeldOutSamples:
+        """Return the samples behind the first prompts, or all; as many new tokens as a prompt."""
+        begins = range(0, len(self.prompts[:num_prompts]), _PROMPTS_A_FILE)
+        missing = [begin for begin in begins if not self._file(begin).exists()]
+        phase = "sampling the target behind held-out prompts"
+        if missing:
+            self.report(phase)
+        counter, total = Counter(phase, "prompts", self.report), len(missing) * _PROMPTS_A_FILE
+        for number, begin in enumerate(missing, 1):
+            self._draw(begin)
+            counter.done(number * _PROMPTS_A_FILE, total)
+        parts = [HeldOutSamples.read(self._file(begin)) for begin in begins]
+        arrays = ((part.tokens, part.ids, part.probs) for part in parts)
+        return HeldOutSamples(*map(np.concatenate, zip(*arrays, strict=True))).first(
+            len(self.prompts[:num_prompts])
+        )
+
+    def _file(self, begin: int) -> Path:
+        return self.folder / f"{begin:04d}.npz"
+
+    def _draw(self, begin: int) -> None:
+        self.folder.mkdir(exist_ok=True)
+        rows = self.prompts[begin : begin + _PROMPTS_A_FILE]
+        seed = int(np.random.default_rng((self.seed, 3, begin)).integers(2**62))
+        drawn = held_out_samples(self.teacher, rows, rows.shape[1], TOP_K, seed)
+        drawn.write(self._file(begin))
 
 
 def prompt_length(context_length: int, num_held_out: int) -> int:

@@ -221,6 +221,7 @@ def truncated_target(
 def _truncated_config(checkpoint: Checkpoint, kept: list[int]) -> dict[str, Any]:
     """Return the content of the target's config with fewer layers."""
     content: dict[str, Any] = checkpoint.config.to_dict()
+    content.pop("quantization_config", None)  # weights in memory are plain
     num_layers = normalized_config(checkpoint.config).num_layers
     for name, value in content.items():
         if "layer" in name and isinstance(value, list) and len(value) == num_layers:

@@ -24,11 +24,10 @@ from dsbd_export.distill.training import TrainingState
 from dsbd_export.distill.work_folder import WorkFolder
 from dsbd_export.errors import ExportError
 from dsbd_export.pair import highest_token_id
+from dsbd_export.progress import Report
 from dsbd_export.tokenizer_files import read_tokenizer, write_tokenizer_files
 from dsbd_runtime.draft_record import CurvePoint, DraftRecord, ExpectedSpeed, write_record
 from dsbd_runtime.durable_files import put_in_place
-
-Report = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +87,7 @@ def distill(
                 target=checkpoint.folder,
                 folder=work.draft,
                 bundle=work.path / "bundle",
-                prompts=teaching.samples.prompts,
+                prompts=teaching.held_out.prompts,
             )
             del teaching  # the export needs its memory
             report("exporting target and draft, to measure their engines")
@@ -133,7 +132,7 @@ def _train(
         f"target's): {draft.config.num_hidden_layers} layers of {draft.config.hidden_size}"
     )
     state = train_draft(config, teaching, kind, draft, work, report, save_every=save_every)
-    found = kind.acceptance(draft, teaching.samples)
+    found = kind.acceptance(draft, teaching.held_out.samples())
     report(f"held-out acceptance {shown_acceptance(found)} (standard error {found.error:.3f})")
     _write_draft(kind, draft, teaching.checkpoint, work.draft)
     return DraftRecord(

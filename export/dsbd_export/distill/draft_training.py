@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from transformers import PreTrainedModel
 
@@ -24,8 +22,7 @@ from dsbd_export.distill.training import (
     TrainingState,
 )
 from dsbd_export.distill.work_folder import WorkFolder
-
-Report = Callable[[str], None]
+from dsbd_export.progress import Report
 
 _NUM_PROMPTS = 64  # of the held-out ones, for the progress
 _SHARE, _SECONDS = 0.025, 20.0  # of the training, that both pass between two lines
@@ -70,7 +67,7 @@ def _observer(
     kind: DraftKind, draft: PreTrainedModel, teaching: Teaching, report: Report
 ) -> Observer:
     """Return an observer that measures acceptance now and then, and logs it."""
-    samples = teaching.samples.first(_NUM_PROMPTS)
+    samples = teaching.held_out.samples(_NUM_PROMPTS)
 
     def observe(state: TrainingState) -> Point | None:
         if state.progress < 1.0 and not _is_due(state):

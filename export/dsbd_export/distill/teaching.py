@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,12 +11,7 @@ from transformers import PreTrainedModel
 
 from dsbd_export.cache_probe import probed_caches
 from dsbd_export.checkpoint import Checkpoint
-from dsbd_export.distill.acceptance import (
-    TOP_K,
-    HeldOutSamples,
-    held_out_samples,
-    prompt_length,
-)
+from dsbd_export.distill.acceptance import HeldOutPrompts, prompt_length
 from dsbd_export.distill.config import DistillConfig
 from dsbd_export.distill.teacher import Teacher, TorchDevice, best_device
 from dsbd_export.distill.texts import (
@@ -30,10 +24,9 @@ from dsbd_export.distill.texts import (
 from dsbd_export.distill.work_folder import WorkFolder
 from dsbd_export.errors import ExportError
 from dsbd_export.model_loading import load_model
+from dsbd_export.progress import Report
 from dsbd_export.tokenizer_files import write_tokenizer_files
 from dsbd_runtime.tokenizer import Tokenizer
-
-Report = Callable[[str], None]
 
 _NUM_PROMPTS = 256  # held out
 _BYTES_PER_NUMBER = 4  # in fp32, the widest
@@ -44,7 +37,7 @@ class Teaching:
     """What a draft is trained with.
 
     Attributes:
-        samples: held out.
+        held_out: prompts, with the target's samples behind them.
         teacher: the target in the precision of the training.
     """
 
@@ -52,7 +45,7 @@ class Teaching:
     target: PreTrainedModel
     teacher: Teacher
     streams: TokenStreams
-    samples: HeldOutSamples
+    held_out: HeldOutPrompts
     device: TorchDevice
 
 
@@ -63,7 +56,7 @@ def prepare_teaching(
     work: WorkFolder,
     report: Report,
 ) -> Teaching:
-    """Read the texts, load the target and draw held-out samples.
+    """Read the texts, load the target and choose held-out prompts.
 
     Raises:
         ExportError: the texts are too few, or the target is no causal language model.
@@ -77,18 +70,18 @@ def prepare_teaching(
     caches = probed_caches(target, checkpoint, "fp32")
     cache_bytes = _BYTES_PER_NUMBER * sum(cache.numbers_a_row for cache in caches)
     teacher = Teacher(target, checkpoint.vocab_size, cache_bytes, device)
-    if not work.held_out.exists():
-        report("sampling the target behind held-out prompts")
-        rng = np.random.default_rng((config.seed, 2))
-        length = prompt_length(checkpoint.context_length, len(streams.held_out))
-        prompts = windows(streams.held_out, _NUM_PROMPTS, length, rng)
-        # In fp32: acceptance is measured against the target, not against its rounding.
-        exact = dataclasses.replace(device, uses_bf16=False)
-        teacher_in_fp32 = Teacher(target, checkpoint.vocab_size, cache_bytes, exact)
-        samples = held_out_samples(teacher_in_fp32, prompts, length, TOP_K, config.seed)
-        samples.write(work.held_out)
-    samples = HeldOutSamples.read(work.held_out)
-    return Teaching(checkpoint, target, teacher, streams, samples, device)
+    rng = np.random.default_rng((config.seed, 2))
+    length = prompt_length(checkpoint.context_length, len(streams.held_out))
+    # In fp32: acceptance is measured against the target, not against its rounding.
+    exact = dataclasses.replace(device, uses_bf16=False)
+    held_out = HeldOutPrompts(
+        prompts=windows(streams.held_out, _NUM_PROMPTS, length, rng),
+        folder=work.held_out,
+        teacher=Teacher(target, checkpoint.vocab_size, cache_bytes, exact),
+        seed=config.seed,
+        report=report,
+    )
+    return Teaching(checkpoint, target, teacher, streams, held_out, device)
 
 
 def _streams(

@@ -3,7 +3,7 @@
     settings.json     the options, which the command that goes on must repeat
     tokenizer/        the target's
     tokens/           of all texts
-    held_out.npz      the target's samples behind held-out prompts
+    held_out/         the target's samples behind held-out prompts
     pool/             labelled rows
     checkpoint.pt     the latest state of the training
     draft/            the result, until it is moved to its place
@@ -56,8 +56,8 @@ class WorkFolder:
 
     @property
     def held_out(self) -> Path:
-        """Return the file of held-out samples."""
-        return self.path / "held_out.npz"
+        """Return the folder of held-out samples."""
+        return self.path / "held_out"
 
     @property
     def checkpoint(self) -> Path:
@@ -73,7 +73,7 @@ class WorkFolder:
     def opened(self, config: DistillConfig) -> Iterator[None]:
         """Make the folder this process's own inside the block, and remove it at its end.
 
-        After an error it stays where something was trained in it.
+        After an error it stays where something was sampled or trained in it.
 
         Raises:
             ExportError: another process works here, the folder is of other options, or it cannot be
@@ -96,7 +96,8 @@ class WorkFolder:
                     yield
                     is_over = True
                 finally:
-                    if is_over or not self.checkpoint.exists():
+                    has_work = self.checkpoint.exists() or self.held_out.exists()
+                    if is_over or not has_work:
                         shutil.rmtree(self.path, ignore_errors=True)
 
     def _check_settings(self, config: DistillConfig) -> None:

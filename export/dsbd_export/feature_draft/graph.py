@@ -25,9 +25,9 @@ from dsbd_export.families import AttentionForm
 from dsbd_export.feature_draft.model import FeatureDraft
 from dsbd_export.feature_draft.weights import features_of
 from dsbd_export.forest_graph import (
-    CachePair,
     ForestCache,
     GraphNames,
+    LayerCache,
     captured_graph,
     empty_caches,
     input_names,
@@ -38,6 +38,7 @@ from dsbd_export.optimize import optimize_graph
 from dsbd_export.replacements import ReplaceTorchFunctions, fix_rope, take_over_attention
 from dsbd_export.weights import TORCH_DTYPES
 from dsbd_runtime.graph import (
+    ATTENTION_ROWS,
     FEATURE_INDEX,
     FEATURES,
     LOGIT_ROWS,
@@ -65,10 +66,11 @@ class FeatureGraph(nn.Module):
         target_features: Tensor,
         own_features: Tensor,
         feature_index: Tensor,
-        past: list[CachePair],
-    ) -> tuple[Tensor, Tensor, list[CachePair]]:
+        past: list[LayerCache],
+    ) -> tuple[Tensor, Tensor, list[LayerCache]]:
         """Return logits (R, V) in float32, own features (S, H) and the caches with the new rows."""
-        cache = ForestCache(dict(enumerate(past)), write_indices)
+        by_layer = {(layer, ATTENTION_ROWS): each for layer, each in enumerate(past)}
+        cache = ForestCache(by_layer, write_indices)
         none = self.draft.norm.weight.new_zeros(1, own_features.shape[1])
         table = torch.cat([none, self.draft.projected(target_features), own_features])
         features = table.index_select(0, feature_index + 1)[None]

@@ -109,8 +109,8 @@ def rolled_out(draft: FeatureDraft, tokens: Tensor, features: Tensor) -> Tensor:
 @torch.no_grad()
 def largest_feature_values(
     draft: FeatureDraft, checkpoint: Checkpoint
-) -> list[NDArray[np.float32]]:
-    """Return the largest magnitude of every cached value channel, [(Hkv, D)], over all cases."""
+) -> dict[int, NDArray[np.float32]]:
+    """Return the largest magnitude of every cached value channel, (Hkv, D), of layer 0."""
     attention: Any = draft.get_submodule("layers.0.self_attn")
     largest: list[Tensor] = []
     hook = attention.v_proj.register_forward_hook(
@@ -122,4 +122,4 @@ def largest_feature_values(
     finally:
         hook.remove()
     found = torch.stack(largest).amax(0).reshape(-1, attention.head_dim).numpy()
-    return [found]
+    return {0: found}

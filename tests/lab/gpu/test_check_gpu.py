@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import sysconfig
 
 from lab.gpu.environment import install, requirements, variables
@@ -23,10 +25,12 @@ def test_every_piece_runs_on_the_cpu_and_is_not_run_twice(tiny_bundle, tmp_path)
     assert states["parity-tiny"]["values"]["num_identical"] == 6
     assert set(states["bits-tiny"]["values"]["counts"]) == set(BITS_COLUMNS[1:])
     assert states["bits-tiny"]["values"]["counts"]["the same calls again"]["num_other_ways"] == 0
+    assert set(states["forwards-tiny"]["values"]["milliseconds"]) == {"as it is"}
     runs = {run["name"]: run for run in states["bench-tiny"]["values"]["runs"]}
     assert runs["dsbd W=4 fixed 4x16"]["comparison"]["is_identical"]
     assert states["bench-tiny-no-graphs"]["reason"] == "provider cpu has no CUDA graphs"
     assert "dsbd W=2 fixed 4x32" in done.stdout
+    assert done.stdout.rstrip().rsplit("\n", 1)[1].startswith("To take for tiny: padding to ")
     again = lab_run("gpu", *arguments, "--only", "parity-*", "--only", "bench-tiny")
     assert again.stdout.splitlines()[:2] == ["parity-tiny: done before", "bench-tiny: done before"]
 
@@ -45,6 +49,25 @@ def test_without_a_gpu_it_says_what_is_missing(tmp_path):
 def test_a_piece_that_does_not_exist_is_refused_with_the_names_that_do(tmp_path):
     done = lab_run("gpu", "--work", tmp_path, "--only", "bench-nothing")
     assert done.returncode == 2 and "parity-demo-fp32" in done.stdout
+
+
+def test_a_variant_is_compared_with_the_bundle_of_its_name(tmp_path):
+    words = ["--work", tmp_path, "--list", "--bundle", tmp_path / "pair", "--variant"]
+    listed = lab_run("gpu", *words, tmp_path / "pair-int4")
+    assert listed.stdout.splitlines()[2:6] == [
+        "forwards-pair", "forwards-pair-int4", "parity-pair", "bits-pair",
+    ]  # fmt: skip
+    refused = lab_run("gpu", *words, tmp_path / "other")
+    assert refused.returncode == 2 and refused.stderr.splitlines() == [
+        f"--variant {tmp_path / 'other'} is compared with no bundle; expected the name pair-cuda "
+        "or pair-int4"
+    ]
+
+
+def test_the_check_itself_needs_no_package():
+    """It makes the environment that has them."""
+    command = [sys.executable, "-S", "-c", "import lab.gpu.command"]
+    subprocess.run(command, cwd=ROOT, env={}, check=True)
 
 
 def installed(work, wheels, **options):

@@ -55,6 +55,13 @@ BITS = Result(
         },
     },
 )  # fmt: skip
+FORWARDS = Result(
+    piece="forwards-demo", state="done", began="2026-01-02T03:04:01",
+    values={
+        "provider": "cuda",
+        "milliseconds": {"as it is": {"1 row": 0.5}, "--no-cuda-graphs": {"1 row": 1.5}},
+    },
+)  # fmt: skip
 MACHINE = Result(
     piece="machine", state="done", began="2026-01-02T03:03:00",
     values={
@@ -100,13 +107,16 @@ def test_ways_that_differ_are_shown_by_kind():
 def test_the_document_changes_only_when_a_gpu_was_measured(tmp_path, provider):
     document, results = tmp_path / "gpu.md", ResultFolder(tmp_path / "results")
     document.write_text(BEFORE)
-    values = {**BENCH.values, "provider": provider}
-    for result in (MACHINE, PARITY, BITS, dataclasses.replace(BENCH, values=values), BROKEN):
-        results.write(result)
+    for result in (MACHINE, PARITY, BITS, BENCH, FORWARDS, BROKEN):
+        values = result.values
+        if "provider" in values:
+            values = {**values, "provider": provider}
+        results.write(dataclasses.replace(result, values=values))
     main(tmp_path, document)
     assert "dsbd W=2" in (tmp_path / "tables.txt").read_text()
     assert [entry["piece"] for entry in json.loads((tmp_path / "gpu.json").read_text())] == [
-        "machine", "parity-demo", "bits-demo", "bench-demo", "bench-demo-no-graphs",
+        "machine", "parity-demo", "forwards-demo", "bits-demo", "bench-demo",
+        "bench-demo-no-graphs",
     ]  # fmt: skip
     if provider == "cpu":
         assert document.read_text() == BEFORE
@@ -116,6 +126,8 @@ def test_the_document_changes_only_when_a_gpu_was_measured(tmp_path, provider):
         "| 3/20 (2.7e-02) |", "2026-01-02", "NVIDIA H200, 580.1", "onnxruntime-gpu 1.31.1",
         "| 2.25 to 2.75 | 7/8 |",
         "bench-demo-no-graphs: failed, exit code 2: Error: no",
+        "| demo | calls | --no-cuda-graphs | 1.500 | - | - | - | 3.00 |",
+        "To take for demo: calls recorded (the other takes 3.00 of its time).\n<!-- end",
     ):  # fmt: skip
         assert words in text
     assert "Nothing was run." not in text and text.endswith("the rest\n")

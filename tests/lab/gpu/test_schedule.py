@@ -84,14 +84,14 @@ def found(work):
     return ResultFolder(work / "results").all()
 
 
-def test_what_has_no_time_left_is_left_for_the_next_call(tmp_path):
+def test_what_has_no_time_left_is_left_for_the_next_call_but_not_the_table(tmp_path):
     actions, said = Actions(), []
     actions.failing.clear()
     clock = itertools.count(0.0, 3.0)  # every look at the clock takes three seconds
     settings = Settings(work=tmp_path, provider="cpu", limit_s=12.0)
     assert not run_pieces(actions.pieces(), settings, said.append, lambda: next(clock))
-    assert actions.log == ["a"]
-    assert said[-1] == "table: left for the next call, the 12 s are over"
+    assert actions.log == ["a", "table"]
+    assert said[1:3] == [f"{name}: left for the next call, the 12 s are over" for name in "bc"]
 
 
 def test_pieces_are_chosen_by_name_or_pattern(tmp_path):
@@ -101,6 +101,14 @@ def test_pieces_are_chosen_by_name_or_pattern(tmp_path):
         "install", "bench-demo-fp32-no-graphs", "bench-demo-fp16-no-graphs",
         "bench-twin-150M-fp16-no-graphs",
     ]  # fmt: skip
+    names = [piece.name for piece in chosen(every, ["*twin*"])]
+    assert names[:6] == [
+        "export-twin-150M-fp16", "forwards-twin-150M-fp16", "export-twin-150M-fp16-cuda",
+        "forwards-twin-150M-fp16-cuda", "export-twin-150M-fp16-int4",
+        "forwards-twin-150M-fp16-int4",
+    ]  # fmt: skip
+    assert not any("cuda" in name or "int4" in name for name in names[6:])  # only timed
+    assert [piece.name for piece in every].index("forwards-twin-150M-fp16-int4") < 12
     assert chosen(every, []) == every and len({piece.name for piece in every}) == len(every)
 
 

@@ -1,0 +1,87 @@
+"""Progress of a long command on stderr: its lines, and a sign of life where none comes."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+
+from rich.console import Console
+
+SECONDS_OF_SILENCE = 30.0
+"""After which a line says what is still being done, and for how long."""
+
+_WARNING_LOGGERS = ("torch.onnx", "transformers")
+
+
+@contextlib.contextmanager
+def shown_progress(
+    *, console: Console | None = None, silence: float = SECONDS_OF_SILENCE
+) -> Iterator[Callable[[str], None]]:
+    """Yield a function that prints a line; within a long phase its line comes back, with a time."""
+    lines = _Lines(console or Console(stderr=True))
+    is_over = threading.Event()
+
+    def keep_saying() -> None:
+        while not is_over.wait(silence / 4):
+            lines.say_again(silence)
+
+    thread = threading.Thread(target=keep_saying, name="progress", daemon=True)
+    thread.start()
+    try:
+        yield lines.say
+    finally:
+        is_over.set()
+        thread.join()
+
+
+@contextlib.contextmanager
+def silenced_libraries() -> Iterator[None]:
+    """Keep what libraries warn of from the user of a command, who can do nothing about it."""
+    loggers = [logging.getLogger(name) for name in _WARNING_LOGGERS]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        with warnings.catch_warnings():
+            for category in (UserWarning, FutureWarning, DeprecationWarning):
+                warnings.simplefilter("ignore", category)
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+class _Lines:
+    """Lines of two threads."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._lock = threading.Lock()
+        self._phase: str | None = None
+        self._began = self._last = time.monotonic()
+
+    def say(self, line: str) -> None:
+        """Print the line of a phase that begins, or of what it has come to."""
+        with self._lock:
+            if self._phase is None or not line.startswith(f"{self._phase}: "):
+                self._phase, self._began = line, time.monotonic()
+            self._print(line)
+
+    def say_again(self, silence: float) -> None:
+        """Print the phase once more, if nothing was printed for so many seconds."""
+        with self._lock:
+            now = time.monotonic()
+            if self._phase is not None and now - self._last >= silence:
+                self._print(f"{self._phase}: {_shown(now - self._began)} so far")
+
+    def _print(self, line: str) -> None:
+        self._last = time.monotonic()
+        self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _shown(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.1f} min"

@@ -1,0 +1,77 @@
+"""Short convolutions over the paths of a forest (docs/algorithm.md 3.11).
+
+A convolution over a sequence reads, at each token, its own input and those of the k - 1 tokens
+before. In a forest these are the last ancestors of a node: rows of a cache, which an input of the
+graph names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from dsbd_export.errors import ExportError
+
+
+class PathConvolutions(TorchFunctionMode):
+    """Inside this context a convolution over the sequence is one over each node's path."""
+
+    def __init__(self, ancestors: Tensor) -> None:
+        """ancestors: (S, A) int64, cache rows, the oldest first; -1 before the path begins."""
+        super().__init__()
+        self._ancestors = ancestors
+        self._rows: Tensor | None = None
+        self._new: Tensor | None = None
+
+    def read(self, rows: Tensor, new: Tensor) -> None:
+        """Let the next convolution read these rows of a cache, (1, 1, C, W).
+
+        new: (1, W, S), those of the nodes themselves, which are among them.
+        """
+        self._rows, self._new = rows, new
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Call ``func``, or its replacement."""
+        if func is F.conv1d:
+            return self._convolved(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+    def _convolved(
+        self, states: Tensor, weight: Tensor, bias: Tensor | None = None, **options: Any
+    ) -> Tensor:
+        """Return (1, W, S): the products of k rows and k weights, added in the order of the path.
+
+        The arguments are those of torch's function, of which the model keeps the first S results.
+        """
+        rows, new = self._rows, self._new
+        self._rows = self._new = None
+        num_channels, group, size = weight.shape
+        if rows is None or new is None or (group, options.get("groups")) != (1, num_channels):
+            raise ExportError(
+                "a convolution over the sequence reads what is in no cache; the family is not known"
+            )
+        if size - 1 > self._ancestors.shape[1]:
+            raise ExportError(
+                f"a convolution reads {size} rows, expected {self._ancestors.shape[1] + 1} at most"
+            )
+        weight = weight[:, 0].to(new.dtype)
+        total = new[0].t() * weight[:, -1]  # (S, W)
+        for place in range(1, size):
+            above = self._ancestors[:, -place]
+            found = rows[0, 0][above.clamp(min=0)]
+            seen = torch.where(above[:, None] >= 0, found, torch.zeros((), dtype=found.dtype))
+            total = total + seen * weight[:, -1 - place]
+        if bias is not None:
+            total = total + bias
+        return total.t()[None]

@@ -1,0 +1,207 @@
+"""Recurrences and convolutions over paths against the plain recurrence of each path, in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from dsbd_export.errors import ExportError
+from dsbd_export.parity_engine import rows_above, see_rows
+from dsbd_export.path_convolutions import PathConvolutions
+from dsbd_export.path_recurrences import PathRows, Recurrence, path_outputs
+from dsbd_forward.forward import Forward
+
+CAPACITY = 96
+KEY_HEADS, HEADS, KEY_WIDTH, WIDTH = 2, 4, 8, 6
+PARENTS = [-1, -1, 0, 0, 1, 2, 2, 5]
+
+
+class Path:
+    """The matrix of one path, token by token, in float64."""
+
+    def __init__(self):
+        self.state = torch.zeros(HEADS, KEY_WIDTH, WIDTH, dtype=torch.float64)
+
+    def step(self, recurrence: Recurrence, row: int) -> Tensor:
+        """The output of a token, (HEADS, WIDTH); the matrix changes."""
+        of_heads = (
+            each[:, row].double().repeat_interleave(HEADS // KEY_HEADS, 0)
+            for each in (recurrence.query, recurrence.key)
+        )
+        query, key = of_heads
+        self.state = self.state * recurrence.decay[:, row].double().exp()[:, None, None]
+        delta = recurrence.value[:, row].double()
+        if recurrence.rate is not None:
+            read = torch.einsum("hkv,hk->hv", self.state, key)
+            delta = recurrence.rate[:, row].double()[:, None] * (delta - read)
+        self.state = self.state + key[:, :, None] * delta[:, None]
+        return torch.einsum("hkv,hk->hv", self.state, query)
+
+    def copy(self) -> Path:
+        other = Path()
+        other.state = self.state.clone()
+        return other
+
+
+def drawn(num_rows: int, seed: int, *, has_rate: bool, decay: float = 1.0, alike=0.0):
+    """A random recurrence; its keys are ``alike`` to one another up to 1, where all are one."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    key = normal(KEY_HEADS, num_rows, KEY_WIDTH) * (1 - alike) + alike
+    return Recurrence(
+        query=normal(KEY_HEADS, num_rows, KEY_WIDTH),
+        key=F.normalize(key, dim=-1),
+        value=normal(HEADS, num_rows, WIDTH),
+        decay=-decay * torch.rand(HEADS, num_rows, generator=generator),
+        rate=torch.rand(HEADS, num_rows, generator=generator) if has_rate else None,
+    )
+
+
+def part(recurrence: Recurrence, rows: list[int]) -> Recurrence:
+    rate = recurrence.rate
+    return Recurrence(
+        *(
+            each[:, rows]
+            for each in (recurrence.query, recurrence.key, recurrence.value, recurrence.decay)
+        ),
+        None if rate is None else rate[:, rows],
+    )
+
+
+class Forest:
+    """Rows in a cache that is full of noise where nothing was written."""
+
+    def __init__(self, capacity: int = CAPACITY):
+        self.capacity = capacity
+        widths = ((KEY_HEADS, KEY_WIDTH), (HEADS, WIDTH), (HEADS, 2))
+        self.cache = tuple(torch.randn(1, heads, capacity, width) for heads, width in widths)
+
+    def call(self, recurrence: Recurrence, mask: np.ndarray, first_row: int) -> Tensor:
+        """Outputs of the new rows, (HEADS, S, WIDTH)."""
+        rows = PathRows(torch.from_numpy(mask)[None, None], torch.tensor([first_row]))
+
+        def scatter(past: Tensor, new: Tensor) -> Tensor:
+            present = past.clone()
+            present[:, :, first_row : first_row + new.shape[2]] = new
+            return present
+
+        found, self.cache = path_outputs(recurrence, rows, self.cache, scatter)
+        return found
+
+    def chain(self, recurrence: Recurrence, first_row: int) -> Tensor:
+        num_rows = recurrence.value.shape[1]
+        parents = np.arange(-1, num_rows - 1)
+        return self.call(recurrence, see_rows(parents, first_row, self.capacity)[0], first_row)
+
+
+@pytest.mark.parametrize("has_rate", [True, False])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_prompt_in_parts_and_a_tree_below_it(seed, has_rate):
+    """Rows 0 to 29 are a prompt in two calls, the next eight a tree, the last three below it."""
+    prompt, below = 30, [-1, 0, 0]  # the second tree goes on below node 5 of the first
+    whole = drawn(prompt + len(PARENTS) + len(below), seed, has_rate=has_rate)
+    forest = Forest()
+    found = [
+        forest.chain(part(whole, list(range(20))), 0),
+        forest.chain(part(whole, list(range(20, prompt))), 20),
+    ]
+    tree = list(range(prompt, prompt + len(PARENTS)))
+    mask, _ = see_rows(np.array(PARENTS), prompt, CAPACITY)
+    found.append(forest.call(part(whole, tree), mask, prompt))
+    first = prompt + len(PARENTS)
+    second, _ = see_rows(np.array(below), first, CAPACITY)
+    second[:, :first] = mask[5, :first]
+    found.append(forest.call(part(whole, list(range(first, first + len(below)))), second, first))
+
+    path, wanted, paths = Path(), [], {}
+    for row in range(prompt):
+        wanted.append(path.step(whole, row))
+    for node, parent in enumerate(PARENTS):
+        paths[node] = (path if parent < 0 else paths[parent]).copy()
+        wanted.append(paths[node].step(whole, prompt + node))
+    seconds = {}
+    for node, parent in enumerate(below):
+        seconds[node] = (paths[5] if parent < 0 else seconds[parent]).copy()
+        wanted.append(seconds[node].step(whole, first + node))
+    torch.testing.assert_close(
+        torch.cat(found, dim=1).double(), torch.stack(wanted, dim=1), atol=2e-5, rtol=0
+    )
+
+
+@pytest.mark.parametrize("decay", [0.01, 1.0, 30.0])
+def test_decays_far_down_a_path_keep_their_digits(decay):
+    """After 1,500 tokens the logarithm has up to five digits before the point."""
+    whole, forest, path = drawn(1504, 7, has_rate=True, decay=decay), Forest(1536), Path()
+    found = [
+        forest.chain(part(whole, list(range(start, min(start + 64, 1504)))), start)
+        for start in range(0, 1504, 64)
+    ]
+    wanted = torch.stack([path.step(whole, row) for row in range(1504)], dim=1)
+    torch.testing.assert_close(torch.cat(found, dim=1).double(), wanted, atol=1e-4, rtol=0)
+
+
+def test_a_token_that_repeats_is_solved():
+    """Equal keys, rates near 1, no decay: the powers of this system overflow."""
+    whole = drawn(64, 3, has_rate=True, decay=1e-4, alike=1.0)
+    whole = Recurrence(whole.query, whole.key, whole.value, whole.decay, whole.rate * 0 + 0.999)
+    path = Path()
+    wanted = torch.stack([path.step(whole, row) for row in range(64)], dim=1)
+    torch.testing.assert_close(Forest().chain(whole, 0).double(), wanted, atol=2e-4, rtol=0)
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 24), st.integers(0, 9), st.integers(1, 6))
+def test_the_ancestors_of_a_forward_are_those_of_the_tree(seed, num_nodes, first_row, number):
+    rng = np.random.default_rng(seed)
+    parents = np.array([rng.integers(-1, node) for node in range(num_nodes)])
+    mask, positions = see_rows(parents, first_row, first_row + num_nodes)
+    ids = np.zeros(num_nodes, np.int64)
+    forward = Forward(ids, positions, mask, np.arange(0))
+    wanted = rows_above(parents, first_row, number)
+    assert np.array_equal(forward.ancestors(number), wanted)
+    assert np.array_equal(forward.parents, wanted[:, -1])
+
+
+@pytest.mark.parametrize("size", [2, 3, 7])
+def test_a_convolution_reads_the_path(size):
+    """Every node's result is that of torch's convolution over its path."""
+    torch.manual_seed(0)
+    channels, prompt = 5, 4
+    weight, bias = torch.randn(channels, 1, size), torch.randn(channels)
+    states = torch.randn(channels, prompt + len(PARENTS))
+    new = states[None, :, prompt:]
+    ancestors = torch.from_numpy(rows_above(np.array(PARENTS), prompt, 6))
+    convolutions = PathConvolutions(ancestors)
+    convolutions.read(states.t()[None, None], new)
+    with convolutions:
+        found = F.conv1d(new, weight, bias, padding=size - 1, groups=channels)
+    for node in range(len(PARENTS)):
+        path, above = [prompt + node], node
+        while (above := PARENTS[above]) >= 0:
+            path.insert(0, prompt + above)
+        path = [*range(prompt), *path]
+        wanted = F.conv1d(states[None, :, path], weight, bias, padding=size - 1, groups=channels)
+        torch.testing.assert_close(found[0, :, node], wanted[0, :, len(path) - 1])
+
+
+@pytest.mark.parametrize(("size", "groups"), [(3, 1), (8, 5)])
+def test_another_convolution_is_refused(size, groups):
+    convolutions = PathConvolutions(torch.zeros(2, 2, dtype=torch.int64))
+    states = torch.zeros(1, 5, 2)
+    convolutions.read(states.transpose(1, 2)[:, None], states)
+    weight = torch.zeros(5, 5 // groups, size)
+    with convolutions, pytest.raises(ExportError, match="a convolution"):
+        F.conv1d(states, weight, padding=size - 1, groups=groups)
+
+
+def test_a_convolution_that_no_cache_knows_is_refused():
+    convolutions = PathConvolutions(torch.zeros(2, 2, dtype=torch.int64))
+    with convolutions, pytest.raises(ExportError, match="reads what is in no cache"):
+        F.conv1d(torch.zeros(1, 5, 2), torch.zeros(5, 1, 3), padding=2, groups=5)

@@ -1,0 +1,56 @@
+"""Parts of a phase are counted: a line now and then, none in a short phase."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dsbd_export import progress
+from dsbd_export.config import ExportConfig
+from dsbd_export.pipeline import export_bundle
+from dsbd_export.progress import Counter, counted
+
+
+def lines_of(num_parts: int, seconds_a_part: float) -> list[str]:
+    now, lines = 0.0, []
+
+    def clock() -> float:
+        return now
+
+    counter = Counter("target: comparing", "cases", lines.append, clock=clock)
+    for _ in counted(range(num_parts), counter):
+        now += seconds_a_part
+    return lines
+
+
+COUNTS = [  # (parts, seconds of each, those after which a line is seen)
+    (13, 0.5, []),
+    (13, 4.0, [3, 6, 9, 12]),
+    (3, 60.0, [1, 2]),
+    (1, 60.0, []),
+    (0, 60.0, []),
+]
+
+
+@pytest.mark.parametrize(("number", "seconds", "said"), COUNTS)
+def test_counts_are_said_now_and_then(number: int, seconds: float, said: list[int]) -> None:
+    wanted = [f"target: comparing: {part} of {number} cases" for part in said]
+    assert lines_of(number, seconds) == wanted
+
+
+def test_long_phases_of_an_export_move(
+    small_llama_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN", 0.0)
+    lines: list[str] = []
+    config = ExportConfig(target=str(small_llama_folder), output=tmp_path / "bundle", atol=1e-4)
+    export_bundle(config, report=lines.append)
+    for phase, parts in (
+        ("target: saving the graph and its weights", "weights"),
+        ("target: comparing with the checkpoint", "cases"),
+    ):
+        said = [line for line in lines if line.startswith(f"{phase}: ")]
+        total = len(said) + 1
+        assert total > 5
+        assert said == [f"{phase}: {n} of {total} {parts}" for n in range(1, total)]

@@ -1,0 +1,231 @@
+"""Quantized weights of a checkpoint are read as the numbers that they stand for, or refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import GPT2Config, GptOssConfig, LlamaConfig
+
+from dsbd_export.checkpoint import Checkpoint, open_pair
+from dsbd_export.config import ExportConfig
+from dsbd_export.distill.draft_model import truncated_target
+from dsbd_export.errors import ExportError
+from dsbd_export.model_loading import load_model, reference_dtype
+from dsbd_export.pipeline import export_bundle
+from dsbd_export.quantized_weights import refusal_of_quantization
+from scripts.family_checkpoints import (
+    FAMILY_CHECKPOINTS,
+    write_checkpoint,
+    write_family_checkpoint,
+)
+from tests.export.bundle_answers import assert_answers_as
+from tests.export.conftest import SIZES
+from tests.export.quantized_checkpoints import (
+    AWQ,
+    COMPRESSED,
+    FP8,
+    GPTQ,
+    KINDS,
+    MXFP4,
+    Kind,
+    gptq,
+    set_config,
+    write_quantized,
+)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of widths that hold whole words and groups."""
+    config = LlamaConfig(
+        **SIZES | {"hidden_size": 64, "intermediate_size": 96},
+        num_hidden_layers=1,
+        tie_word_embeddings=False,
+    )
+    return write_checkpoint(tmp_path_factory.mktemp("base"), config)
+
+
+def opened(folder: Path) -> Checkpoint:
+    return open_pair(ExportConfig(target=str(folder), output=Path("out")))[0]
+
+
+def assert_same_weights(quantized: Path, plain: Path) -> None:
+    found = load_model(opened(quantized)).state_dict()
+    wanted = load_model(opened(plain)).state_dict()
+    assert found.keys() == wanted.keys()
+    for name, weight in wanted.items():
+        np.testing.assert_allclose(found[name], weight, rtol=1e-6, err_msg=name)
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(ExportError) as caught:
+        load_model(opened(folder))
+    message = str(caught.value)
+    assert f"the target at {folder}" in message and "export the model that" in message
+    return message
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_are_the_numbers_that_are_meant(base, tmp_path, kind):
+    assert_same_weights(*write_quantized(base, tmp_path, KINDS[kind]))
+
+
+@pytest.mark.parametrize("kind", COMPRESSED)
+def test_compressed_tensors_are_the_numbers_that_are_meant(base, tmp_path, kind):
+    assert_same_weights(*write_quantized(base, tmp_path, COMPRESSED[kind]))
+
+
+def test_mxfp4_experts_are_the_numbers_that_are_meant(tmp_path):
+    arguments = FAMILY_CHECKPOINTS["gpt_oss"].arguments | {"intermediate_size": 96}  # 3 blocks
+    base = write_checkpoint(tmp_path / "base", GptOssConfig(**arguments))
+    assert_same_weights(*write_quantized(base, tmp_path, MXFP4))
+
+
+@pytest.mark.parametrize("kind", ["fp8-blocks-that-end-early", "gptq"])
+def test_experts_of_a_mixture_are_read_too(tmp_path, kind):
+    base = write_family_checkpoint("qwen3_moe", tmp_path / "base")
+    assert_same_weights(*write_quantized(base, tmp_path, KINDS[kind]))
+
+
+def test_the_text_part_of_a_composite_is_read_too(tmp_path):
+    base = write_family_checkpoint("mistral3", tmp_path / "base")
+    assert_same_weights(*write_quantized(base, tmp_path, KINDS["fp8-tensor"]))
+
+
+def test_a_bundle_answers_as_the_plain_checkpoint(base, tmp_path):
+    quantized, plain = write_quantized(base, tmp_path, KINDS["gptq"])
+    config = ExportConfig(target=str(quantized), output=tmp_path / "bundle")
+    export_bundle(config, report=lambda _: None)
+    assert_answers_as(config.output, load_model(opened(plain)))
+
+
+def test_the_reference_is_that_of_the_numbers_in_fp32(base, tmp_path):
+    quantized, _ = write_quantized(base, tmp_path, KINDS["awq"])
+    assert reference_dtype(opened(quantized), "fp16") == "fp32"
+
+
+def test_a_draft_of_the_layers_of_a_quantized_target_is_plain(base, tmp_path):
+    checkpoint = opened(write_quantized(base, tmp_path, KINDS["awq"])[0])
+    draft = truncated_target(load_model(checkpoint), checkpoint, 1)
+    assert not hasattr(draft.config, "quantization_config")
+
+
+UNREAD: list[tuple[dict[str, Any], str]] = [
+    ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "(bitsandbytes, which is not read)"),
+    ({"load_in_8bit": True}, "(bitsandbytes, which is not read)"),
+    ({"quant_method": "bitnet"}, "(bitnet, which is not read)"),
+    ({"quant_method": "hqq"}, "(hqq, which is not read)"),
+    ({"quant_method": "new"}, "(new, which is not read)"),
+    ({}, "(a method that is not named, which is not read)"),
+    (GPTQ | {"bits": 3}, "(gptq in the format gptq with 3 bits, which is not read)"),
+    (GPTQ | {"checkpoint_format": "marlin"}, "(gptq in the format marlin with 4 bits,"),
+    (AWQ | {"version": "gemv"}, "(awq in the version gemv with 4 bits, which is not read)"),
+    (FP8 | {"scale_fmt": "ue8m0"}, "(fp8 with scales or experts of another type,"),
+]
+
+
+@pytest.mark.parametrize(("config", "words"), UNREAD)
+def test_what_is_not_read_is_refused_by_name(base, tmp_path, config, words):
+    folder, _ = write_quantized(base, tmp_path, Kind(config=config, quantize=gptq(4, 16)))
+    with pytest.raises(ExportError) as caught:
+        opened(folder)  # before any weight is read
+    assert f"its weights are already quantized {words}" in str(caught.value)
+    assert "export the model that they were made from, with --quantize" in str(caught.value)
+
+
+def test_the_package_that_is_missing_is_named():
+    config = LlamaConfig(quantization_config=COMPRESSED["int8"].config)
+    found = refusal_of_quantization(config, is_installed=lambda module: False)
+    assert found is not None and "install the package compressed-tensors, with which" in found
+
+
+def two_groups(config: dict[str, Any]) -> dict[str, Any]:
+    groups = config["config_groups"]
+    return config | {"config_groups": groups | {"group_1": groups["group_0"]}}
+
+
+UNREAD_COMPRESSED = [
+    (two_groups(COMPRESSED["int8"].config), "2 groups of the formats int-quantized"),
+    (COMPRESSED["int8"].config | {"format": "marlin-24"}, "1 groups of the formats marlin-24"),
+    (COMPRESSED["int8"].config | {"transform_config": {"a": 1}}, "with a transform_config"),
+]
+
+
+@pytest.mark.parametrize(("config", "words"), UNREAD_COMPRESSED)
+def test_compressed_tensors_of_other_forms_are_refused(base, tmp_path, config, words):
+    kind = Kind(config=config, quantize=COMPRESSED["int8"].quantize)
+    assert words in refusal(write_quantized(base, tmp_path, kind)[0])
+
+
+def test_compressed_tensors_in_an_order_of_their_own_are_refused(base, tmp_path):
+    folder, _ = write_quantized(base, tmp_path, COMPRESSED["int4"])
+    name = "model.layers.0.mlp.up_proj.weight_g_idx"
+    edit_weights(folder, **{name: torch.zeros(64, dtype=torch.int32)})
+    assert f"in an order of their own ({name})" in refusal(folder)
+
+
+def edit_weights(folder: Path, **changed: torch.Tensor | None) -> None:
+    weights = load_file(folder / "model.safetensors") | changed
+    present = {name: weight for name, weight in weights.items() if weight is not None}
+    save_file(present, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def test_a_weight_in_fp8_without_its_scale_is_refused(base, tmp_path):
+    folder, _ = write_quantized(base, tmp_path, KINDS["fp8-blocks"])
+    name = "model.layers.0.mlp.up_proj.weight"
+    edit_weights(folder, **{name + "_scale_inv": torch.ones(6, 9)})
+    assert f"{name} of shape [96, 64] is in FP8 with a scale of shape [6, 9]" in refusal(folder)
+    edit_weights(folder, **{name + "_scale_inv": None})
+    assert f"{name} of shape [96, 64] is in FP8 with no scale" in refusal(folder)
+
+
+def test_zero_points_that_readers_of_gptq_disagree_on_are_refused(base, tmp_path):
+    folder, _ = write_quantized(base, tmp_path, KINDS["gptq-v2"])
+    set_config(folder, quantization_config=GPTQ)
+    name = "model.layers.0.mlp.up_proj.qzeros"
+    edit_weights(folder, **{name: torch.full((4, 12), -1, dtype=torch.int32)})
+    assert f"{name} has zero points of 0 in a format (gptq) that cannot say so" in refusal(folder)
+
+
+def test_parts_of_no_product_are_refused(base, tmp_path):
+    folder, _ = write_quantized(base, tmp_path, KINDS["awq"])
+    set_config(folder, quantization_config=GPTQ)
+    with pytest.raises(ExportError, match=r"_proj has quantized parts of shapes \{'qweight': \["):
+        load_model(opened(folder))
+
+
+def test_what_belongs_to_a_product_and_has_no_place_is_refused(base, tmp_path):
+    folder, _ = write_quantized(base, tmp_path, KINDS["awq"])
+    edit_weights(folder, **{"model.layers.0.mlp.up_proj.pre_scale": torch.ones(64)})
+    assert "model.layers.0.mlp.up_proj.pre_scale has no place in the model" in refusal(folder)
+
+
+def test_a_bias_that_the_model_lacks_may_only_be_zero(base, tmp_path):
+    folder, plain = write_quantized(base, tmp_path, KINDS["gptq"])
+    name = "model.layers.0.mlp.up_proj.bias"
+    edit_weights(folder, **{name: torch.zeros(96)})
+    assert_same_weights(folder, plain)
+    edit_weights(folder, **{name: torch.ones(96)})
+    assert f"{name} has no place in the model" in refusal(folder)
+
+
+def test_models_that_turn_their_weights_are_refused(tmp_path):
+    sizes = {"n_embd": 64, "n_layer": 1, "n_head": 4, "n_positions": 64, "vocab_size": 300}
+    base = write_checkpoint(tmp_path / "base", GPT2Config(**sizes))
+    kind = Kind(config=GPTQ, quantize=gptq(4, 16), weights=("attn.c_proj.weight",))
+    assert "the other way round than gptq stores it" in refusal(
+        write_quantized(base, tmp_path, kind)[0]
+    )
+
+
+def test_quantized_weights_in_old_files_are_refused(base, tmp_path):
+    folder, _ = write_quantized(base, tmp_path, KINDS["awq"])
+    file = folder / "model.safetensors"
+    torch.save(load_file(file), folder / "pytorch_model.bin")
+    file.unlink()
+    assert "quantized weights are read from safetensors alone" in refusal(folder)

@@ -1,0 +1,96 @@
+"""The forwards that are timed: real rows and padding, the same for every setting."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dsbd_runtime.bundle import open_bundle
+from dsbd_runtime.device_session import forward_bucket
+from dsbd_runtime.loading import load_causal_lm
+from lab.gpu.choices import CHOICES
+from lab.gpu.forward_times import (
+    AS_IT_IS,
+    SETTINGS,
+    by_setting,
+    forwards_behind,
+    milliseconds_of,
+)
+from tests.runtime.fake_device import open_on_fake
+from tests.runtime.tiny_graph import TinyModel, write_tiny_bundle
+
+NAMES = [
+    "1 row", "8 rows", "36 rows", "256 rows", "36 rows padded to 40", "36 rows padded to 64",
+    "36 rows padded to 64, padding sees itself alone",
+]  # fmt: skip
+
+
+def test_padding_is_written_out_and_sees_column_0_or_itself_alone():
+    found = forwards_behind(20, 50)
+    assert list(found) == NAMES
+    assert [forward.num_new for forward in found.values()] == [1, 8, 36, 256, 40, 64, 64]
+    seen, alone = (found[name].mask for name in NAMES[-2:])
+    assert (seen[:36] == alone[:36]).all() and seen[35].sum() == 20 + 36
+    assert np.argwhere(seen[36:]).tolist() == [
+        pair for row in range(28) for pair in ([row, 0], [row, 20 + 36 + row])
+    ]
+    assert np.argwhere(alone[36:]).tolist() == [[row, 56 + row] for row in range(28)]
+
+
+def test_written_out_padding_is_what_a_session_pads_to():
+    """Else the choice would compare other sizes than those that are chosen between."""
+    assert (forward_bucket(36, 256), forward_bucket(40, 256), forward_bucket(64, 256)) == (
+        40, 40, 64,
+    )  # fmt: skip
+
+
+def test_every_choice_compares_what_is_timed():
+    sides = [side for choice in CHOICES for side in (choice.default, choice.other)]
+    assert {side.setting for side in sides} <= set(SETTINGS)
+    assert {side.forward for side in sides} <= {"", *NAMES}
+
+
+def test_forwards_beyond_the_context_are_left_out_and_the_cache_is_as_before(tmp_path):
+    write_tiny_bundle(tmp_path / "bundle", target=TinyModel(context_length=80))
+    model = open_on_fake(open_bundle(tmp_path / "bundle"), is_poisoned=True).model
+    with model:
+        found = milliseconds_of(model, num_rounds=1, calls_a_round=1)
+        assert model.num_rows == 40
+    assert list(found) == [name for name in NAMES if name != "256 rows"]
+    assert all(time > 0 for time in found.values())
+
+
+class Opened:
+    """A model that notes how it was opened, and when it was closed."""
+
+    def __init__(self, log, model, options):
+        self.log, self.model, self.options = log, model, options
+
+    def __enter__(self):
+        self.log.append(("open", self.options))
+        self.model.keep(np.arange(0))
+        return self.model
+
+    def __exit__(self, *error):
+        self.log.append(("close", self.options))
+
+
+def test_settings_take_turns_and_one_model_is_open_at_a_time(tmp_path):
+    write_tiny_bundle(tmp_path / "bundle")
+    log, repeats = [], {"num_rounds": 1, "calls_a_round": 1}
+    with open_on_fake(open_bundle(tmp_path / "bundle"), is_poisoned=False).model as model:
+        found = by_setting(
+            {AS_IT_IS: {}, "other": {"cuda_graphs": False}},
+            lambda **options: Opened(log, model, options),
+            **repeats,
+        )
+    plain, other = {}, {"cuda_graphs": False}
+    assert log == [
+        (what, options) for options in (plain, other, other, plain) for what in ("open", "close")
+    ]
+    assert found.keys() == {AS_IT_IS, "other"} and found["other"].keys() == found[AS_IT_IS].keys()
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_settings_are_options_of_a_model(name):
+    assert set(SETTINGS[name]) <= set(load_causal_lm.__kwdefaults__)

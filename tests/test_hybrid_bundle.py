@@ -1,0 +1,152 @@
+"""Models that attend in some layers only, from export to tokens: drafts stay invisible."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from dsbd_export.config import ExportConfig
+from dsbd_export.pipeline import export_bundle
+from dsbd_ort import Pipeline
+from dsbd_ort.decoding import decode_iterations
+from dsbd_ort.decoding.request import result_of
+from dsbd_ort.engine import Service
+from dsbd_runtime.loading import load_causal_lm
+from scripts.family_checkpoints import write_family_checkpoint
+from tests.made_once import made_once
+
+NEW_TOKENS = 16
+EOS = 1
+# A convolution, a gated delta rule, and Mamba2; each drafted by a model of another kind.
+DRAFTS = {"lfm2": "llama", "qwen3_5": "lfm2", "granite_hybrid": "qwen3_5"}
+SAME_TOKENS = {
+    "dsbd": "beam-sample",
+    "speculative": "sample",
+    "speculative-beam-search": "beam-search",
+}
+
+
+def prompts(number: int) -> list[list[int]]:
+    """Of 1 to 150 tokens: some need several calls of a recurrence."""
+    rng = np.random.default_rng(5)
+    lengths = [1, 2, 150, 70, *rng.integers(1, 60, number)]
+    return [rng.integers(3, 300, length).tolist() for length in lengths[:number]]
+
+
+def checkpoint(name: str, factory: pytest.TempPathFactory) -> Path:
+    return made_once(factory, f"hybrid-{name}", lambda to: write_family_checkpoint(name, to))
+
+
+@pytest.fixture(scope="module", params=list(DRAFTS))
+def hybrid(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Pipeline, Path]]:
+    """A pipeline, and the checkpoint of its target."""
+    target = checkpoint(request.param, tmp_path_factory)
+    draft = checkpoint(DRAFTS[request.param], tmp_path_factory)
+
+    def exported(folder: Path) -> Path:
+        config = ExportConfig(target=str(target), draft=str(draft), output=folder)
+        export_bundle(config, report=lambda line: None)
+        return folder
+
+    bundle = made_once(tmp_path_factory, f"hybrid-bundle-{request.param}", exported)
+    with Pipeline.from_bundle(bundle, num_threads=1) as opened:
+        yield opened, target
+
+
+def tokens(pipe: Pipeline | Service, prompt: list[int], **options: Any) -> list[list[int]]:
+    options = {"max_new_tokens": NEW_TOKENS, **options}
+    return [sequence.token_ids for sequence in pipe.generate(prompt, **options).sequences]
+
+
+def check_searches(pipe: Pipeline, target: Path, number: int) -> None:
+    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
+    for prompt in prompts(number):
+        for num_beams in (1, 4):
+            ids = torch.tensor([prompt])
+            with torch.inference_mode():
+                rows = model.generate(
+                    input_ids=ids,
+                    attention_mask=torch.ones_like(ids),
+                    num_beams=num_beams,
+                    num_return_sequences=num_beams,
+                    max_new_tokens=NEW_TOKENS,
+                    do_sample=False,
+                    pad_token_id=0,
+                    eos_token_id=EOS,
+                )
+            theirs = [row[len(prompt) :].tolist() for row in rows]
+            theirs = [row[: row.index(EOS) + 1] if EOS in row else row for row in theirs]
+            beams = {"num_beams": num_beams, "num_return_sequences": num_beams}
+            for strategy in ("beam-search", "speculative-beam-search"):
+                assert tokens(pipe, prompt, strategy=strategy, **beams) == theirs, prompt
+
+
+def check_samples(pipe: Pipeline, number: int) -> None:
+    for seed, prompt in enumerate(prompts(number)):
+        for drafted, plain in SAME_TOKENS.items():
+            beams = {} if plain == "sample" else {"num_beams": 3, "num_return_sequences": 3}
+            wanted = tokens(pipe, prompt, strategy=plain, seed=seed, **beams)
+            for drafter in ("model", "ngram", "model+ngram"):
+                found = tokens(pipe, prompt, strategy=drafted, seed=seed, drafter=drafter, **beams)
+                assert found == wanted, (drafted, drafter, prompt)
+
+
+def test_a_search_is_that_of_transformers(hybrid: tuple[Pipeline, Path]) -> None:
+    check_searches(*hybrid, 5)
+
+
+def test_drafts_are_invisible(hybrid: tuple[Pipeline, Path]) -> None:
+    check_samples(hybrid[0], 4)
+
+
+@pytest.mark.long
+def test_200_prompts(hybrid: tuple[Pipeline, Path]) -> None:
+    check_searches(*hybrid, 200)
+    check_samples(hybrid[0], 200)
+
+
+def test_together_as_alone(hybrid: tuple[Pipeline, Path]) -> None:
+    """Requests of which some begin alike share calls and rows."""
+    pipe, _ = hybrid
+    begin = prompts(4)[3][:40]
+    given = [[*begin[: 40 * (i % 2)], *prompt] for i, prompt in enumerate(prompts(12)[4:])]
+    options = {"strategy": "dsbd", "num_beams": 2}
+    alone = [tokens(pipe, prompt, seed=seed, **options) for seed, prompt in enumerate(given)]
+    with Service(pipe) as service, ThreadPoolExecutor(len(given)) as callers:
+        found = list(
+            callers.map(
+                lambda seed: tokens(service, given[seed], seed=seed, **options), range(len(given))
+            )
+        )
+    assert found == alone
+
+
+def test_rows_that_are_computed_again_are_the_same(hybrid: tuple[Pipeline, Path]) -> None:
+    """One in three engine calls stands behind a preemption."""
+    pipe, _ = hybrid
+    config = pipe.config({"strategy": "dsbd", "num_beams": 3, "max_new_tokens": NEW_TOKENS})
+    with (
+        load_causal_lm(pipe.bundle, "target", num_threads=1) as target,
+        load_causal_lm(pipe.bundle, "draft", num_threads=1) as draft,
+    ):
+        for seed, prompt in enumerate(prompts(4)):
+            coin, results = np.random.default_rng(seed), []
+            for preempts in (
+                lambda _call: False,
+                lambda _call, coin=coin: bool(coin.random() < 1 / 3),
+            ):
+                target.keep(np.arange(0))
+                draft.keep(np.arange(0))
+                rng = np.random.default_rng(seed)
+                run = decode_iterations(target, draft, prompt, config, rng, preempts=preempts)
+                results.append([each.token_ids for each in result_of(run).sequences])
+            assert results[0] == results[1]
