@@ -49,7 +49,9 @@ def model_class_of(config: PreTrainedConfig) -> Any:
     None where transformers has none that continues text.
     """
     causal = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
-    return causal or MODEL_FOR_MULTIMODAL_LM_MAPPING.get(type(config), None)
+    multimodal = MODEL_FOR_MULTIMODAL_LM_MAPPING.get(type(config), None)
+    is_composite = text_config(config) is not config  # its causal class may take the text part's
+    return multimodal or causal if is_composite else causal or multimodal
 
 
 def window_within(config: PreTrainedConfig, context_length: int) -> int | None:

@@ -129,7 +129,7 @@ def test_required_calls_of_schemas_with_ids_anchors_and_references_as_data(
         for index, (value, place) in enumerate(zip(values, ("#/$defs/a", "#a", "#a"), strict=True))
     ]
     names = set()
-    for seed in range(6):
+    for seed in range(20):
         (choice,) = client.chat.completions.create(
             model=MODEL, messages=MESSAGES, tools=tools, tool_choice="required", seed=seed
         ).choices
