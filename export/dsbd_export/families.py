@@ -41,7 +41,7 @@ class Family:
 
 
 _ALIBI = "its attention adds a bias by distance (ALiBi), but the graph has no positions of keys"
-_RECURRENT = "it keeps a recurrent state, which a tree of tokens cannot share"
+_RECURRENT = "it keeps a recurrent state of another kind than the gated delta rule and Mamba2"
 _ENCODER = "it is an encoder-decoder, a decoder-only model is needed"
 _ZERO_EXPERTS = (
     "some of its experts return a row as it is, which products of all experts have no form for"
