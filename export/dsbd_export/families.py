@@ -58,7 +58,7 @@ DEFAULT_FAMILY = Family()
 FAMILIES: dict[str, Family] = {
     "bamba": Family(note="Mamba2 layers"),
     "bloom": Family(refusal=_ALIBI),
-    "codegen": Family(attention=AttentionForm.OWN, note="rotary angles from a table"),
+    "codegen": Family(note="rotary angles from a table"),
     "cohere": Family(note="scaled logits"),
     "cohere2": Family(note="window, layers without rotary positions"),
     "cohere2_vision": Family(note="Command A Vision: text part; window, scaled logits"),
@@ -87,7 +87,7 @@ FAMILIES: dict[str, Family] = {
     "gpt_oss": Family(
         attention=AttentionForm.CAPPED, has_experts=True, note="window, attention sinks"
     ),
-    "gptj": Family(attention=AttentionForm.OWN, note="rotary angles from a table"),
+    "gptj": Family(note="rotary angles from a table"),
     "granite": Family(note="scaled residuals and logits"),
     "granite_docling": Family(note="Granite-Docling: text part"),
     "granite_swa": Family(attention=AttentionForm.CAPPED, note="window, attention sinks"),

@@ -197,13 +197,13 @@ class ForestGraph(nn.Module):
         write_indices: Tensor,
         logit_rows: Tensor,
         past: list[LayerCache],
-        ancestors: Tensor | None = None,
-        feature_rows: Tensor | None = None,
+        further: list[Tensor] | None = None,
     ) -> tuple[Tensor | list[LayerCache], ...]:
         """Return the logits (R, V) in float32, the caches with the S new rows, and features."""
         if self._form is AttentionForm.OWN:
             masks = [additive_mask(mask, self.model.dtype) for mask in masks]
-        convolutions = None if ancestors is None else PathConvolutions(ancestors)
+        rest = list(further or ())
+        convolutions = PathConvolutions(rest.pop(0)) if CONVOLUTION_ROWS in self._kinds else None
         paths = None
         if RECURRENT_ROWS in self._kinds:
             paths = PathRows(masks[self._masks.index(ATTENTION_MASK)], write_indices)
@@ -226,7 +226,7 @@ class ForestGraph(nn.Module):
             )
         logits = spread(output.logits.squeeze(0).float(), self._tokens, self._vocab_size)
         returned = logits, cache.present()
-        return returned if feature_rows is None else (*returned, inputs.rows(feature_rows))
+        return (*returned, inputs.rows(rest[0])) if rest else returned
 
     def _mask_argument(self, masks: list[Tensor]) -> Tensor | dict[str, Tensor | None] | None:
         """Return the masks as ``generate`` hands ready-made ones to a model.
@@ -360,7 +360,6 @@ def _example(checkpoint: Checkpoint) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         torch.tensor([3]),
         torch.arange(num_logits),
         caches,
-        torch.zeros(num_nodes, num_above, dtype=torch.int64) if num_above else None,
     )
     dynamic_shapes = (
         {1: nodes},
@@ -369,9 +368,14 @@ def _example(checkpoint: Checkpoint) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         None,
         {0: logits},
         [tuple({2: rows} for _ in cache) for cache in caches],
-        {0: nodes} if num_above else None,
     )
-    if checkpoint.feature_layers is None:
+    further, shapes = [], []
+    if num_above:
+        further.append(torch.zeros(num_nodes, num_above, dtype=torch.int64))
+        shapes.append({0: nodes})
+    if checkpoint.feature_layers is not None:
+        further.append(torch.arange(num_logits + 1))
+        shapes.append({0: torch.export.Dim("F", min=0)})
+    if not further:  # an empty argument would take the axes their names
         return arguments, dynamic_shapes
-    features = torch.export.Dim("F", min=0)
-    return (*arguments, torch.arange(num_logits + 1)), (*dynamic_shapes, {0: features})
+    return (*arguments, further), (*dynamic_shapes, shapes)

@@ -17,7 +17,7 @@ EXPECTED = [  # what is done, its status, how its message begins
     ("open: not UTF-8", ERROR, "bundle is invalid UTF-8: byte 0xff at 0"),
     ("open: no JSON", ERROR, "settings is invalid JSON (Expecting property name enclosed in "),
     ("open: no object", ERROR, "settings is [1]; expected a JSON object"),
-    ("open: unknown setting", ERROR, "settings has 'bundle'; expected one of cuda_graphs, "),
+    ("open: unknown setting", ERROR, "settings has 'bundle'; expected one of chat_defaults, "),
     ("open: wrong type", ERROR, "settings has num_threads true; expected a whole number or null"),
     ("open: wrong provider", ERROR, "no execution provider 'abacus' in this version; choose one"),
     ("open: wrong limit", ERROR, "max_requests is 0; expected a whole number from 1 to 2147483647"),

@@ -145,7 +145,7 @@ def test_an_attention_that_nothing_shows(tmp_path):
         [past, new, index], node.outputs, nodes=[node], opset_imports={"": 24}, name="one"
     )
     with pytest.raises(ExportError, match="0 attentions read the values of 1 layers"):
-        attend_exactly(ir.Model(graph, ir_version=10), 256, None)
+        attend_exactly(ir.Model(graph, ir_version=10), 256, [0], None)
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,8 @@ def test_a_sink_takes_a_column_only_where_there_is_one(context_length, has_sink,
         opset_imports={"": 24},
         name="one",
     )
-    attend_exactly(ir.Model(graph, ir_version=10), context_length, [np.ones((2, 8), np.float32)])
+    largest = {0: np.ones((2, 8), np.float32)}
+    attend_exactly(ir.Model(graph, ir_version=10), context_length, [0], largest)
     to_double = [
         node
         for node in graph

@@ -216,7 +216,7 @@ def test_a_missing_mask_is_found_in_every_precision(bundles, tmp_path, quantize)
         next(node for node in model.graph.node if node.op_type == "Attention").input.pop()
     onnx.save(model, tmp_path / "model.onnx")
     onnx.save(onnx.load(folder / "target" / "prune.onnx"), tmp_path / "prune.onnx")
-    with pytest.raises(ExportError, match=r"mean_kl\) in case .*max_kl"):
+    with pytest.raises(ExportError, match=r"mean_kl\) in case"):
         check_parity(tmp_path, checkpoint, wanted, limit)
 
 
