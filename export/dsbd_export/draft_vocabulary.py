@@ -122,12 +122,15 @@ def spread(logits: Tensor, tokens: Tensor | None, vocab_size: int) -> Tensor:
     """Return logits of some tokens, (R, n), over the vocabulary, (R, V): -inf for all others.
 
     tokens: (n,) int64. None: they are those of the vocabulary already. A scatter, as ONNX Runtime's
-    gather of single numbers takes ten times as long.
+    gather of single numbers takes ten times as long. Each row has its number of others and its
+    tokens by broadcasting: a GPU's engine computes no shape to expand to.
     """
     if tokens is None:
         return logits
-    others = logits.new_full((*logits.shape[:-1], vocab_size), -torch.inf)
-    return others.scatter(-1, tokens.expand(*logits.shape[:-1], -1), logits)
+    every_row = logits[..., :1] == logits[..., :1]
+    nothing = torch.full((1,), -torch.inf, dtype=logits.dtype)
+    others = torch.where(every_row, nothing, nothing).expand(*logits.shape[:-1], vocab_size)
+    return others.scatter(-1, torch.where(every_row, tokens, tokens), logits)
 
 
 def without_others(found: Reference, tokens: NDArray[np.int64] | None) -> Reference:

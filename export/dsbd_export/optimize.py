@@ -21,6 +21,7 @@ repeated G times, as numbers to add: CUDA repeats no bool. With G = 2 and S = 3,
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -270,6 +271,7 @@ def optimize_graph(model: ir.Model) -> None:
     RewriteRuleSet([GatherLogitRows.rule(), ReadTiedWeight.rule()]).apply_to_model(model)
     RewriteRuleSet([DropUnsqueezedSqueeze.rule()]).apply_to_model(model)
     fix_reshapes(model)
+    fix_expansions(model)
     PassManager(
         [
             common.InlinePass(),
@@ -328,28 +330,45 @@ def fix_reshapes(model: ir.Model) -> int:
     """
     num_fixed = 0
     for node in model.graph:
-        if node.op_type != "Reshape":
-            continue
-        source, dims = node.inputs
-        if source is None or dims is None or ir.convenience.get_const_tensor(dims) is not None:
-            continue
-        constants = _constant_dims(source.shape, node.outputs[0].shape)
-        if constants is None:
-            continue
-        constant = ir.Node(
-            "", "Constant", [], attributes=[ir.AttrTensor("value", ir.tensor(constants))]
-        )
-        model.graph.insert_before(node, constant)
-        node.replace_input_with(1, constant.outputs[0])
-        node.attributes["allowzero"] = ir.AttrInt64("allowzero", 0)
-        num_fixed += 1
+        if node.op_type == "Reshape" and _give_dims(model, node, _dims_to_reshape):
+            node.attributes["allowzero"] = ir.AttrInt64("allowzero", 0)
+            num_fixed += 1
     return num_fixed
 
 
-def _constant_dims(source: ir.Shape | None, result: ir.Shape | None) -> list[int] | None:
+def fix_expansions(model: ir.Model) -> int:
+    """Give constant dimensions to every Expand that allows it, in place; return how many did.
+
+    For the reason of ``fix_reshapes``. A dimension that stays is 1, by which Expand leaves it: from
+    (1, S, 2, 1, D) to (1, S, 2, 4, D) is [1, 1, 2, 4, D].
+    """
+    return sum(
+        node.op_type == "Expand" and _give_dims(model, node, _dims_to_expand)
+        for node in list(model.graph)
+    )
+
+
+def _give_dims(
+    model: ir.Model, node: ir.Node, dims_of: Callable[[ir.Shape, ir.Shape], list[int] | None]
+) -> bool:
+    """Give a node constant dimensions where it has computed ones, if ``dims_of`` knows them."""
+    source, dims = node.inputs
+    if source is None or dims is None or ir.convenience.get_const_tensor(dims) is not None:
+        return False
+    before, after = source.shape, node.outputs[0].shape
+    constants = None if before is None or after is None else dims_of(before, after)
+    if constants is None:
+        return False
+    constant = ir.Node(
+        "", "Constant", [], attributes=[ir.AttrTensor("value", ir.tensor(constants))]
+    )
+    model.graph.insert_before(node, constant)
+    node.replace_input_with(1, constant.outputs[0])
+    return True
+
+
+def _dims_to_reshape(source: ir.Shape, result: ir.Shape) -> list[int] | None:
     """Return the constant dimensions of a Reshape, None where more than one must follow."""
-    if source is None or result is None:
-        return None
     dims = [
         dim
         if isinstance(dim, int)
@@ -359,6 +378,16 @@ def _constant_dims(source: ir.Shape | None, result: ir.Shape | None) -> list[int
         for axis, dim in enumerate(result)
     ]
     return dims if dims.count(-1) <= 1 else None
+
+
+def _dims_to_expand(source: ir.Shape, result: ir.Shape) -> list[int] | None:
+    """Return the constant dimensions of an Expand, None where an unknown one is new."""
+    old = [1] * (len(result) - len(source)) + list(source)
+    dims = [
+        dim if isinstance(dim, int) else 1 if dim.value is not None and dim == before else 0
+        for before, dim in zip(old, result, strict=True)
+    ]
+    return dims if all(dims) else None
 
 
 def _scalar(value: ir.Value) -> Any:

@@ -108,8 +108,8 @@ def proposed_logits(graph: onnx.GraphProto) -> ProposedLogits | None:
     if scatter.op_type != "ScatterElements":
         return None
     _others, tokens, logits = scatter.input
-    while tokens in producers:  # it is given a row for each of the logits
-        tokens = producers[tokens].input[0]
+    while tokens in producers:  # a Where gives each row of logits the tokens
+        tokens = producers[tokens].input[-1]
     return ProposedLogits(logits, tokens, int(np.prod(initializers[tokens].dims)))
 
 

@@ -7,13 +7,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import LlamaConfig
 
 from dsbd_export.checkpoint import open_checkpoint
 from dsbd_export.config import ExportConfig
-from dsbd_export.pipeline import export_model
+from dsbd_export.pipeline import export_bundle, export_model
 from dsbd_runtime.bundle import MODEL_FILE, PRUNE_FILE
-from scripts.family_checkpoints import FAMILY_CHECKPOINTS, write_family_checkpoint
+from scripts.family_checkpoints import (
+    FAMILY_CHECKPOINTS,
+    VOCAB_SIZE,
+    write_checkpoint,
+    write_family_checkpoint,
+)
 from tests.cuda_binary.worker import Worker
+from tests.export.conftest import SIZES as TARGET_SIZES
+from tests.export.feature_checkpoints import NUM_LAYERS, write_library, written
 
 pytestmark = [pytest.mark.cuda_binary, pytest.mark.slow]
 
@@ -58,6 +66,30 @@ def test_families(worker: Worker, name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", OPTIONS)
 def test_options(worker: Worker, name: str, llama: Path, tmp_path: Path) -> None:
     check_opening(worker, name, llama, tmp_path, None, OPTIONS[name])
+
+
+@pytest.mark.parametrize("logits", ["full", "topk:8", "gather"])
+def test_drafts(worker: Worker, logits: str, tmp_path: Path) -> None:
+    """A feature draft beside its target, and a draft that proposes some tokens only."""
+    sizes = {**TARGET_SIZES, "num_hidden_layers": NUM_LAYERS, "vocab_size": VOCAB_SIZE}
+    checkpoint = write_checkpoint(tmp_path / "llama", LlamaConfig(**sizes))
+    drafts: list[tuple[str, Path, dict[str, Any]]] = [("cut", checkpoint, {"draft_vocab": 64})]
+    if logits != "gather":
+        drafts.append(("features", written(tmp_path, write_library, {}), {}))
+    for name, draft, options in drafts:
+        config = ExportConfig(
+            target=str(checkpoint),
+            draft=str(draft),
+            output=tmp_path / name,
+            dtype="fp16",
+            logits=logits,
+            max_kl=NO_LIMIT,
+            **options,
+        )
+        export_bundle(config, report=lambda _: None)
+        for role in ("target", "draft"):
+            found = worker.run("open_graph", path=str(config.output / role / MODEL_FILE))
+            assert found == {"error": "", "text": ""}, (name, role)
 
 
 def check_opening(

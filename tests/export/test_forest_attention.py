@@ -11,7 +11,7 @@ from torch import nn
 from dsbd_export.checkpoint import open_checkpoint
 from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
-from dsbd_export.optimize import fix_reshapes
+from dsbd_export.optimize import fix_expansions, fix_reshapes
 from dsbd_export.pipeline import export_model
 from dsbd_export.replacements import (
     ReplaceTorchFunctions,
@@ -75,8 +75,8 @@ def test_an_additive_mask_hides_and_stays_finite(dtype):
     assert (added + torch.tensor([1.0, 9.0], dtype=dtype)).softmax(-1).tolist() == [[[[1.0, 0.0]]]]
 
 
-def reshape_from_shapes(source: tuple, result: tuple) -> ir.Model:
-    """A graph that reshapes to computed dimensions."""
+def with_computed_dims(op_type: str, source: tuple, result: tuple) -> ir.Model:
+    """A graph of one node that reshapes or expands to computed dimensions."""
     values = [
         ir.Value(name=name, shape=ir.Shape(shape), type=ir.TensorType(dtype))
         for name, shape, dtype in (
@@ -84,7 +84,7 @@ def reshape_from_shapes(source: tuple, result: tuple) -> ir.Model:
             ("dims", (len(result),), ir.DataType.INT64),
         )
     ]
-    node = ir.Node("", "Reshape", values)
+    node = ir.Node("", op_type, values)
     node.outputs[0].shape = ir.Shape(result)
     graph = ir.Graph(values, node.outputs, nodes=[node], opset_imports={"": 24}, name="one")
     return ir.Model(graph, ir_version=10)
@@ -101,14 +101,35 @@ def reshape_from_shapes(source: tuple, result: tuple) -> ir.Model:
     ],
 )
 def test_reshapes_take_constant_dimensions_where_they_can(source, result, dims):
-    model = reshape_from_shapes(source, result)
+    model = with_computed_dims("Reshape", source, result)
     assert fix_reshapes(model) == (dims is not None)
-    [node] = [node for node in model.graph if node.op_type == "Reshape"]
+    assert constant_dims_of("Reshape", model) == dims
+
+
+def constant_dims_of(op_type: str, model: ir.Model) -> list[int] | None:
+    [node] = [node for node in model.graph if node.op_type == op_type]
     constant = ir.convenience.get_const_tensor(node.inputs[1])
-    assert (None if constant is None else constant.numpy().tolist()) == dims
+    return None if constant is None else constant.numpy().tolist()
 
 
-@pytest.mark.parametrize("family", ["gemma2", "gpt_oss"])
+@pytest.mark.parametrize(
+    ("source", "result", "dims"),
+    [
+        ((1, "S", 2, 1, 8), (1, "S", 2, 4, 8), [1, 1, 2, 4, 8]),  # key heads, one for each query
+        (("R", 1), ("R", 300), [1, 300]),
+        ((8,), (2, 4, 8), [2, 4, 8]),
+        ((1, 4, 1, 1), (1, 4, "S", 1), None),
+        ((8,), ("R", 8), None),
+        ((1, None), (1, None), None),  # of which nothing is known
+    ],
+)
+def test_expansions_take_constant_dimensions_where_they_can(source, result, dims):
+    model = with_computed_dims("Expand", source, result)
+    assert fix_expansions(model) == (dims is not None)
+    assert constant_dims_of("Expand", model) == dims
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gpt_oss", "falcon-new"])
 def test_no_shape_is_computed_in_a_capped_graph(captures, family, tmp_path):
     """Shape arithmetic runs on the CPU, which an engine on a GPU refuses."""
     options = ExportConfig(target="", draft="", output=tmp_path)
