@@ -22,7 +22,7 @@ from dsbd_export.model_source import ModelSource, source_of
 from dsbd_export.outliers import Outliers
 from dsbd_export.parity_cases import ForestCase, Reference
 from dsbd_export.progress import Report
-from dsbd_runtime.graph import CacheEntry
+from dsbd_runtime.cache_entries import CacheEntry
 
 
 class SharedCaptures:

@@ -17,9 +17,10 @@ from rich.table import Table
 
 from dsbd_errors import install_hint
 from dsbd_export.families import FAMILIES
+from dsbd_export.progress import silenced_libraries
 from dsbd_ort.commands.option_types import COUNT, PATH, TOLERANCE
 from dsbd_ort.commands.options import flag, option
-from dsbd_ort.commands.progress import shown_progress, silenced_libraries
+from dsbd_ort.commands.progress import shown_progress
 from dsbd_runtime.bundle import MANIFEST_NAME, Manifest, ParityReport
 
 ENGINE_OPTIONS = ("bundle", "engine", "compute_capability", "capacity")

@@ -25,8 +25,9 @@ from dsbd_ort.commands.options import argument, flag
 from dsbd_ort.model_defaults import WARPING, listed
 from dsbd_ort.results import json_text
 from dsbd_runtime.bundle import open_bundle
+from dsbd_runtime.cache_entries import CacheEntry, ConvolutionRows
 from dsbd_runtime.draft_record import DraftRecord
-from dsbd_runtime.graph import CacheEntry, ConvolutionRows, FeatureEntry
+from dsbd_runtime.graph import FeatureEntry
 
 JSON_FIELDS = """\b
 The object that --json prints has these fields:

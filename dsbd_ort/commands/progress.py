@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator
 
 from rich.console import Console
 
 SECONDS_OF_SILENCE = 30.0
 """After which a line says what is still being done, and for how long."""
-
-_WARNING_LOGGERS = ("torch.onnx", "transformers")
 
 
 @contextlib.contextmanager
@@ -36,23 +32,6 @@ def shown_progress(
     finally:
         is_over.set()
         thread.join()
-
-
-@contextlib.contextmanager
-def silenced_libraries() -> Iterator[None]:
-    """Keep what libraries warn of from the user of a command, who can do nothing about it."""
-    loggers = [logging.getLogger(name) for name in _WARNING_LOGGERS]
-    levels = [logger.level for logger in loggers]
-    try:
-        for logger in loggers:
-            logger.setLevel(logging.ERROR)
-        with warnings.catch_warnings():
-            for category in (UserWarning, FutureWarning, DeprecationWarning):
-                warnings.simplefilter("ignore", category)
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
 
 
 class _Lines:

@@ -20,7 +20,7 @@ from dsbd_export.errors import ExportError
 from dsbd_export.model_loading import cache_name
 from dsbd_export.parity_cases import ComputeIn, num_drawn, text_case
 from dsbd_export.path_recurrences import MOST_NEW_ROWS, Recurrence, replaced_recurrences
-from dsbd_runtime.graph import AttentionRows, CacheEntry, ConvolutionRows, RecurrentRows
+from dsbd_runtime.cache_entries import AttentionRows, CacheEntry, ConvolutionRows, RecurrentRows
 
 _NUM_ROWS = 2
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
-import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -45,8 +43,10 @@ from dsbd_export.model_config import (
     window_within,
 )
 from dsbd_export.other_weights import refusal_of_files
+from dsbd_export.progress import silenced_libraries
 from dsbd_export.quantized_weights import quantization_of
-from dsbd_runtime.graph import ATTENTION_MASK, ATTENTION_MASK_SLIDING, CacheEntry
+from dsbd_runtime.cache_entries import CacheEntry
+from dsbd_runtime.graph import ATTENTION_MASK, ATTENTION_MASK_SLIDING
 
 _HUB_FILES = [
     "*.json",
@@ -403,19 +403,11 @@ def quiet_libraries() -> Iterator[None]:
 
     Problems that matter are checked here and raised: missing weights, unused hooks, parity.
     """
-    torch_logger = logging.getLogger("torch.onnx")
-    torch_level, verbosity = torch_logger.level, transformers_logging.get_verbosity()
     had_progress = transformers_logging.is_progress_bar_enabled()
-    torch_logger.setLevel(logging.ERROR)
-    transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     try:
-        with warnings.catch_warnings():
-            for category in (UserWarning, FutureWarning, DeprecationWarning):
-                warnings.simplefilter("ignore", category)
+        with silenced_libraries():
             yield
     finally:
-        torch_logger.setLevel(torch_level)
-        transformers_logging.set_verbosity(verbosity)
         if had_progress:
             transformers_logging.enable_progress_bar()

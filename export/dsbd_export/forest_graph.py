@@ -6,7 +6,6 @@ output.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +13,7 @@ from typing import Any
 
 import onnx_ir as ir
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
@@ -43,23 +43,25 @@ from dsbd_export.replacements import (
 )
 from dsbd_export.target_features import LayerInputs
 from dsbd_export.weights import TORCH_DTYPES
+from dsbd_runtime.cache_entries import (
+    ATTENTION_ROWS,
+    CONVOLUTION_ROWS,
+    RECURRENT_ROWS,
+    num_ancestors,
+    parts_of,
+    past_name,
+    present_name,
+)
 from dsbd_runtime.graph import (
     ANCESTORS,
     ATTENTION_MASK,
-    ATTENTION_ROWS,
-    CONVOLUTION_ROWS,
     FEATURE_ROWS,
     FEATURES,
     INPUT_IDS,
     LOGIT_ROWS,
     LOGITS,
     POSITION_IDS,
-    RECURRENT_ROWS,
     WRITE_INDICES,
-    num_ancestors,
-    parts_of,
-    past_name,
-    present_name,
 )
 
 LayerCache = tuple[Tensor, ...]  # the parts of one layer's cache, (1, heads, C, width) each
@@ -211,8 +213,7 @@ class ForestGraph(nn.Module):
             dict(zip(self._places, past, strict=True)), write_indices, convolutions, paths
         )
         with (
-            ReplaceTorchFunctions(),
-            convolutions or contextlib.nullcontext(),
+            ReplaceTorchFunctions(convolutions and {F.conv1d: convolutions.convolved}),
             replaced_recurrences(self.model, cache.recurrent_outputs),
             LayerInputs(self.model, self._feature_layers) as inputs,
         ):

@@ -17,7 +17,8 @@ from dsbd_export.config import OPSET
 from dsbd_export.errors import ExportError
 from dsbd_export.families import AttentionForm
 from dsbd_export.forest_graph import GraphNames, input_names, output_names
-from dsbd_runtime.graph import WRITE_INDICES, parts_of, past_name, present_name
+from dsbd_runtime.cache_entries import parts_of, past_name, present_name
+from dsbd_runtime.graph import WRITE_INDICES
 
 MAX_OPSET = 25
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)

@@ -42,7 +42,7 @@ from dsbd_export.parity_cases import (
 from dsbd_export.progress import Report
 from dsbd_export.replacements import choose_rope
 from dsbd_export.target_features import with_features
-from dsbd_runtime.graph import CacheEntry, equal_caches
+from dsbd_runtime.cache_entries import CacheEntry, equal_caches
 
 
 class ModelSource(Protocol):

@@ -11,8 +11,6 @@ activations and caches on a GPU.
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -26,9 +24,17 @@ from onnx import TensorProto, helper, numpy_helper
 
 from dsbd_export.checkpoint import Checkpoint
 from dsbd_export.errors import ExportError, reason_of
+from dsbd_export.mapped_pages import dropped_pages
 from dsbd_export.parity_cases import ForestCase
 from dsbd_forward.logits import Gather
 from dsbd_runtime.bundle import WEIGHTS_FILE
+from dsbd_runtime.cache_entries import (
+    most_new_rows,
+    num_ancestors,
+    parts_of,
+    past_name,
+    present_name,
+)
 from dsbd_runtime.graph import (
     ANCESTORS,
     ATTENTION_MASK,
@@ -38,6 +44,7 @@ from dsbd_runtime.graph import (
     FEATURES,
     GATHER_IDS,
     GATHER_ROWS,
+    GATHERED_LOGITS,
     INPUT_IDS,
     LOGIT_ROWS,
     LOGITS,
@@ -46,11 +53,6 @@ from dsbd_runtime.graph import (
     SRC_ROWS,
     TARGET_FEATURES,
     WRITE_INDICES,
-    most_new_rows,
-    num_ancestors,
-    parts_of,
-    past_name,
-    present_name,
 )
 from dsbd_runtime.ort_module import import_ort, keep_int8_products_exact
 
@@ -69,10 +71,6 @@ _BLOCKS, _INTEGERS = "MatMulNBits", "MatMulInteger"
 _QUANTIZED_PRODUCTS = {_BLOCKS, _INTEGERS}
 
 LOW, HIGH = TensorProto.BFLOAT16, TensorProto.FLOAT
-
-_PERIOD_S = 0.05
-_MADV_DONTNEED = 4
-_MAPS = Path("/proc/self/maps")
 
 
 class ForestEngine:
@@ -129,14 +127,15 @@ class ForestEngine:
         no_pairs = None if gather is None else Gather(no_rows, no_rows)
         for start in range(0, num_prefix, _PREFIX_CHUNK):
             chunk = case.prefix_ids[start : start + _PREFIX_CHUNK]
-            inputs = self._gather_inputs(no_pairs)
+            inputs = {}
             if features is not None:
-                inputs |= self._feature_inputs(features[start : start + len(chunk)])
-            self._step(chunk, np.arange(-1, len(chunk) - 1), start, no_rows, names, inputs)
-        inputs = self._gather_inputs(gather)
+                inputs = self._feature_inputs(features[start : start + len(chunk)])
+            parents = np.arange(-1, len(chunk) - 1)
+            self._step(chunk, parents, start, no_rows, names, inputs, no_pairs)
+        inputs = {}
         if features is not None:
-            inputs |= self._node_features(case, features[num_prefix:], no_pairs)
-        return self._step(case.node_ids, case.parents, num_prefix, case.rows, names, inputs)
+            inputs = self._node_features(case, features[num_prefix:], no_pairs)
+        return self._step(case.node_ids, case.parents, num_prefix, case.rows, names, inputs, gather)
 
     def move_rows(self, src_rows: NDArray[np.int64], first_row: int) -> None:
         """Move cache rows with the prune graph, in place."""
@@ -150,9 +149,14 @@ class ForestEngine:
         first_row: int,
         logit_rows: NDArray[np.int64],
         outputs: list[str],
-        further_inputs: Mapping[str, NDArray[Any]],
+        features: Mapping[str, NDArray[Any]],
+        gather: Gather | None,
     ) -> list[NDArray[Any]]:
-        """Return the named outputs of nodes, as many calls as they need; pairs in one call."""
+        """Return the named outputs of nodes, by as many calls as their number takes.
+
+        features: inputs of a feature draft, which takes any number in one call.
+        gather: the pairs of a gather head, None for any other.
+        """
         visible, positions = see_rows(parents, first_row, self.capacity)
         near = visible
         if self._window is not None:
@@ -171,19 +175,21 @@ class ForestEngine:
                 WRITE_INDICES: np.array([first_row + start], np.int64),
                 LOGIT_ROWS: logit_rows[is_wanted] - start,
                 **{name: mask_by_name[name][None, None, part] for name in self._masks},
-                **further_inputs,
+                **features,
+                **_gather_inputs(gather, is_wanted),
             }
             if self._num_ancestors:
                 inputs[ANCESTORS] = above[part]
             if self._returns_features:
                 inputs[FEATURE_ROWS] = np.arange(len(token_ids[part]))
             found.append(self._run(self._model, inputs, outputs))
-        return [np.concatenate(arrays) for arrays in zip(*found, strict=True)]
-
-    def _gather_inputs(self, gather: Gather | None) -> dict[str, NDArray[Any]]:
-        if gather is None:
-            return {}
-        return {GATHER_ROWS: gather.rows, GATHER_IDS: gather.token_ids}
+        joined = [np.concatenate(arrays) for arrays in zip(*found, strict=True)]
+        if gather is not None and len(found) > 1:  # the calls' pairs lie one behind the other
+            order = (logit_rows[gather.rows] // self._most_new_rows).argsort(kind="stable")
+            joined[outputs.index(GATHERED_LOGITS)][order] = joined[
+                outputs.index(GATHERED_LOGITS)
+            ].copy()
+        return joined
 
     def _feature_inputs(
         self,
@@ -219,7 +225,6 @@ class ForestEngine:
         while num_known < num_nodes:  # nodes stand in the order of their depths
             nodes = slice(num_known)
             inputs = self._feature_inputs(roots, own, index[nodes])
-            inputs |= self._gather_inputs(no_pairs)
             (own,) = self._step(
                 case.node_ids[nodes],
                 case.parents[nodes],
@@ -227,6 +232,7 @@ class ForestEngine:
                 np.zeros(0, np.int64),
                 [FEATURES],
                 inputs,
+                no_pairs,
             )
             num_known = int((case.parents < num_known).sum())
         return self._feature_inputs(roots, own, index)
@@ -251,6 +257,17 @@ class ForestEngine:
         with _as_export_errors(), dropped_pages(self._weights_file):
             session.run_with_iobinding(binding)
         return [binding.get_outputs()[index].numpy() for index in range(len(outputs))]
+
+
+def _gather_inputs(
+    gather: Gather | None, is_wanted: NDArray[np.bool_]
+) -> dict[str, NDArray[np.int64]]:
+    """Return the inputs of a gather head for some of the logit rows, (R,) bool."""
+    if gather is None:
+        return {}
+    is_pair = is_wanted[gather.rows]
+    rows = is_wanted.cumsum()[gather.rows[is_pair]] - 1
+    return {GATHER_ROWS: rows, GATHER_IDS: gather.token_ids[is_pair]}
 
 
 def see_rows(
@@ -381,49 +398,3 @@ def _widen_attribute(attribute: onnx.AttributeProto) -> None:
     if attribute.type == onnx.AttributeProto.TENSOR and attribute.t.data_type == LOW:
         widened = numpy_helper.to_array(attribute.t).astype("float32")
         attribute.t.CopyFrom(numpy_helper.from_array(widened, attribute.t.name))
-
-
-@contextlib.contextmanager
-def dropped_pages(file: Path, period_s: float = _PERIOD_S) -> Iterator[None]:
-    """Inside the block, release the mapped pages of ``file`` every ``period_s`` seconds.
-
-    A page counts as memory of this process from its first use on, so weights that are used layer
-    by layer would in the end count as if all were needed at once. A page needed again comes from
-    the system's file cache. Only for mappings that are never written: changes would be
-    lost. Does nothing on a system other than Linux.
-    """
-    ranges = _mapped_ranges(file)
-    if not ranges:
-        yield
-        return
-    is_over = threading.Event()
-    dropper = threading.Thread(target=_drop_until, args=(is_over, ranges, period_s), daemon=True)
-    dropper.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        dropper.join()
-
-
-def _drop_until(is_over: threading.Event, ranges: list[tuple[int, int]], period_s: float) -> None:
-    advise = ctypes.CDLL(None).madvise
-    advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    while True:
-        for start, end in ranges:
-            advise(start, end - start, _MADV_DONTNEED)
-        if is_over.wait(period_s):
-            return
-
-
-def _mapped_ranges(file: Path) -> list[tuple[int, int]]:
-    """Return the addresses (start, end) at which parts of a file are mapped."""
-    if not _MAPS.exists():
-        return []
-    ranges, resolved = [], str(file.resolve())
-    for line in _MAPS.read_text(encoding="utf-8", errors="surrogateescape").splitlines():
-        addresses, *_, path = f"{line} ".split(" ", maxsplit=5)
-        if path.strip() == resolved:
-            start, end = addresses.split("-")
-            ranges.append((int(start, 16), int(end, 16)))
-    return ranges

@@ -7,23 +7,19 @@ graph names.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from dsbd_export.errors import ExportError
 
 
-class PathConvolutions(TorchFunctionMode):
-    """Inside this context a convolution over the sequence is one over each node's path."""
+class PathConvolutions:
+    """What stands for torch's ``conv1d``: a convolution over each node's path."""
 
     def __init__(self, ancestors: Tensor) -> None:
         """ancestors: (S, A) int64, cache rows, the oldest first; -1 before the path begins."""
-        super().__init__()
         self._ancestors = ancestors
         self._rows: Tensor | None = None
         self._new: Tensor | None = None
@@ -35,19 +31,7 @@ class PathConvolutions(TorchFunctionMode):
         """
         self._rows, self._new = rows, new
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        """Call ``func``, or its replacement."""
-        if func is F.conv1d:
-            return self._convolved(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
-
-    def _convolved(
+    def convolved(
         self, states: Tensor, weight: Tensor, bias: Tensor | None = None, **options: Any
     ) -> Tensor:
         """Return (1, W, S): the products of k rows and k weights, added in the order of the path.

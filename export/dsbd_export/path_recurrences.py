@@ -174,7 +174,7 @@ class PathRows:
             (
                 (new[:, None] >> level + 1 == new >> level + 1)
                 & (new[:, None] >> level > new >> level)
-            )
+            ).float()
             for level in range(MOST_NEW_ROWS.bit_length() - 1)
         ]
 

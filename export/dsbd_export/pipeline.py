@@ -56,8 +56,9 @@ from dsbd_runtime.bundle import (
     ParityReport,
     write_manifest,
 )
+from dsbd_runtime.cache_entries import AttentionRows, RecurrentRows
 from dsbd_runtime.draft_record import RECORD_FILE, read_record, write_record
-from dsbd_runtime.graph import GATHER, AttentionRows, RecurrentRows
+from dsbd_runtime.graph import GATHER
 from dsbd_runtime.manifest import entry_by_role
 from dsbd_runtime.staging import new_bundle
 

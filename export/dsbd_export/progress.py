@@ -1,8 +1,11 @@
-"""Progress within a phase that has parts: a line now and then, none where it is short."""
+"""What a user sees of a long phase: a line now and then, and no warnings of libraries."""
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
@@ -13,6 +16,7 @@ Clock = Callable[[], float]
 Part = TypeVar("Part")
 
 SECONDS_BETWEEN = 10.0
+_WARNING_LOGGERS = ("torch.onnx", "transformers")
 
 
 def silent(_: str) -> None:
@@ -49,3 +53,20 @@ def counted(parts: Sequence[Part], counter: Counter) -> Iterator[Part]:
     for number, part in enumerate(parts, 1):
         yield part
         counter.done(number, len(parts))
+
+
+@contextlib.contextmanager
+def silenced_libraries() -> Iterator[None]:
+    """Keep what libraries warn of from a user, who can do nothing about it."""
+    loggers = [logging.getLogger(name) for name in _WARNING_LOGGERS]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        with warnings.catch_warnings():
+            for category in (UserWarning, FutureWarning, DeprecationWarning):
+                warnings.simplefilter("ignore", category)
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -9,14 +9,8 @@ import onnx
 from onnx import TensorProto, helper
 
 from dsbd_export.config import OPSET
-from dsbd_runtime.graph import (
-    SRC_ROWS,
-    WRITE_INDICES,
-    CacheEntry,
-    parts_of,
-    past_name,
-    present_name,
-)
+from dsbd_runtime.cache_entries import CacheEntry, parts_of, past_name, present_name
+from dsbd_runtime.graph import SRC_ROWS, WRITE_INDICES
 
 _ROW_AXIS = 2
 _IR_VERSION = 10  # the one that torch.onnx writes; onnxruntime refuses the newest

@@ -17,7 +17,7 @@ graph has the long factors of "longrope" at every length.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from statistics import NormalDist
 from typing import Any
 
@@ -189,6 +189,15 @@ class ReplaceTorchFunctions(TorchFunctionMode):
     ``scaled_dot_product_attention`` is ``attention_node``.
     """
 
+    def __init__(self, more: Mapping[Callable[..., Any], Callable[..., Any]] | None = None) -> None:
+        """more: further functions, and what stands for them."""
+        super().__init__()
+        self._replacements: dict[Callable[..., Any], Callable[..., Any]] = {
+            F.scaled_dot_product_attention: _attended,
+            Tensor.unsqueeze: _unsqueezed,
+            **(more or {}),
+        }
+
     def __torch_function__(
         self,
         func: Callable[..., Any],
@@ -197,11 +206,7 @@ class ReplaceTorchFunctions(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Call ``func``, or its replacement."""
-        replacements: dict[Callable[..., Any], Callable[..., Any]] = {
-            F.scaled_dot_product_attention: _attended,
-            Tensor.unsqueeze: _unsqueezed,
-        }
-        return replacements.get(func, func)(*args, **(kwargs or {}))
+        return self._replacements.get(func, func)(*args, **(kwargs or {}))
 
 
 def refuse_own_mask(**_: object) -> Tensor:

@@ -12,6 +12,7 @@ import onnx
 import onnxruntime as ort
 
 from dsbd_runtime.bundle import Bundle
+from dsbd_runtime.cache_entries import num_ancestors, parts_of, past_name, present_name
 from dsbd_runtime.graph import (
     ANCESTORS,
     ATTENTION_MASK,
@@ -19,10 +20,6 @@ from dsbd_runtime.graph import (
     LOGIT_ROWS,
     POSITION_IDS,
     WRITE_INDICES,
-    num_ancestors,
-    parts_of,
-    past_name,
-    present_name,
 )
 from dsbd_runtime.kv_cache import NUMPY_DTYPES
 from dsbd_runtime.manifest import ModelEntry

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_forward.forward import Forward
+from dsbd_runtime.cache_entries import num_ancestors, parts_of, past_name, present_name
 from dsbd_runtime.graph import (
     ANCESTORS,
     ATTENTION_MASK,
@@ -23,10 +24,6 @@ from dsbd_runtime.graph import (
     LOGITS,
     POSITION_IDS,
     WRITE_INDICES,
-    num_ancestors,
-    parts_of,
-    past_name,
-    present_name,
 )
 from dsbd_runtime.manifest import ModelEntry
 from dsbd_runtime.ort_module import import_ort

@@ -19,8 +19,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from dsbd_runtime.cache_entries import CacheEntry
 from dsbd_runtime.errors import BundleError, InputError
-from dsbd_runtime.graph import CacheEntry
 from dsbd_runtime.manifest import (
     DTYPES,
     MANIFEST_NAME,

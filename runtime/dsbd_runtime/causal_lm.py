@@ -13,6 +13,7 @@ from dsbd_forward.features import Features
 from dsbd_forward.forward import Forward, ForwardResult
 from dsbd_forward.logits import DenseLogits, Gather, GatheredLogits, Logits, TopLogits
 from dsbd_forward.spec import EngineSpec, HeadSpec, MemorySpec
+from dsbd_runtime.cache_entries import most_new_rows, num_ancestors
 from dsbd_runtime.errors import CapacityError, InputError
 from dsbd_runtime.features import check_kept_rows, check_parents
 from dsbd_runtime.forward_inputs import ForwardMasks, check_forward, check_gather, check_keep
@@ -25,8 +26,6 @@ from dsbd_runtime.graph import (
     TOP_IDS,
     TOP_LOGITS,
     empty_outputs,
-    most_new_rows,
-    num_ancestors,
     parse_num_top_logits,
     summed_outputs,
 )

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from dsbd_runtime.cache_entries import CacheEntry, parts_of, past_name, present_name
 from dsbd_runtime.device import Device, DeviceArray
 from dsbd_runtime.errors import CapacityError
-from dsbd_runtime.graph import CacheEntry, parts_of, past_name, present_name
 
 NUMPY_DTYPES: dict[str, type[np.generic]] = {"fp32": np.float32, "fp16": np.float16}
 _NUM_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}

@@ -13,28 +13,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dsbd_runtime.cache_entries import CACHE_KINDS, AttentionRows, CacheEntry
 from dsbd_runtime.errors import BundleError
 from dsbd_runtime.graph import (
     ATTENTION_MASK,
     ATTENTION_MASK_SLIDING,
-    ATTENTION_ROWS,
-    CONVOLUTION_ROWS,
     FULL,
     GATHER,
-    RECURRENT_ROWS,
-    AttentionRows,
-    CacheEntry,
-    ConvolutionRows,
     FeatureEntry,
     GraphContract,
     HeadOutput,
-    RecurrentRows,
-    equal_caches,
     full_output,
     head_outputs,
     parse_num_top_logits,
 )
+from dsbd_runtime.older_manifests import MOST_LAYERS, OLDER_VERSIONS, as_current
 from dsbd_runtime.typed_json import (
+    check_counts,
     in_short,
     json_from_file,
     mismatch,
@@ -44,12 +39,6 @@ from dsbd_runtime.typed_json import (
 )
 
 SCHEMA_VERSION = 4
-_OLDER_VERSIONS = (3, 2)  # see _as_3 and _as_4
-CACHE_KINDS: dict[str, type[CacheEntry]] = {
-    ATTENTION_ROWS: AttentionRows,
-    CONVOLUTION_ROWS: ConvolutionRows,
-    RECURRENT_ROWS: RecurrentRows,
-}
 MANIFEST_NAME = "dsbd.json"
 DTYPES = ("fp32", "fp16", "bf16")
 QUANTIZATIONS = ("none", "int8-dynamic", "int8", "int4")
@@ -58,7 +47,6 @@ QUANTIZED_FORMS = (*QUANTIZATIONS, INT4_SYMMETRIC)
 LOGITS_KINDS = ("full", "topk", "gather")
 BIT_EXACTNESS = ("by construction", "observed", False, None)
 _MOST = 2**31 - 1
-_MOST_LAYERS = 10_000
 PARITY_MEASURES = ("max_abs_error", "mean_kl")
 
 
@@ -218,67 +206,19 @@ def manifest_from_file(file: Path) -> Manifest:
     """Read and check dsbd.json; raise BundleError naming the place of the first mismatch."""
     data = json_from_file(file)
     found = data.get("schema_version") if isinstance(data, dict) else None
-    if type(found) is not int or found not in (SCHEMA_VERSION, *_OLDER_VERSIONS):
-        older = " and ".join(map(str, _OLDER_VERSIONS))
+    if type(found) is not int or found not in (SCHEMA_VERSION, *OLDER_VERSIONS):
+        older = " and ".join(map(str, OLDER_VERSIONS))
         raise BundleError(
             f"{file} has schema_version {in_short(found)}, this version reads {SCHEMA_VERSION}, "
             f"{older}; export the bundle again with this version of dsbd-ort"
         )
-    if found < 3:
-        data = _as_3(data, str(file))
-    if found < SCHEMA_VERSION:
-        data = _as_4(data, str(file))
+    data = as_current(data, found, str(file))
     _refuse_unknown(data, str(file))
     manifest = typed(Manifest, data, str(file))
     for role, entry in manifest.entry_by_role.items():
         check_entry(entry, f"{file}: {role}")
     check_features(manifest.target, manifest.draft, str(file))
     return manifest
-
-
-@dataclass(frozen=True, kw_only=True)
-class _EqualLayers:
-    """The ``kv`` of versions before 4: all layers cache rows of one shape."""
-
-    num_layers: int
-    num_heads: int
-    head_dim: int
-    dtype: str
-
-
-def _as_4(data: dict[str, Any], where: str) -> dict[str, Any]:
-    """Return a manifest of version 3 with an entry for each cached layer."""
-    return data | {
-        role: _with_caches(data[role], f"{where}: {role}")
-        for role in ("target", "draft")
-        if isinstance(data.get(role), dict)
-    }
-
-
-def _with_caches(entry: dict[str, Any], where: str) -> dict[str, Any]:
-    if "kv" not in entry:
-        raise BundleError(f"{where}: missing or unknown entries ['kv']; export the bundle again")
-    kv = typed(_EqualLayers, entry["kv"], f"{where}: kv")
-    _check_counts({"num_layers": kv.num_layers}, f"{where}: kv", _MOST_LAYERS)
-    _check_counts({"num_heads": kv.num_heads, "head_dim": kv.head_dim}, f"{where}: kv")
-    caches = equal_caches(
-        kv.num_layers, num_heads=kv.num_heads, head_dim=kv.head_dim, dtype=kv.dtype
-    )
-    others = {name: value for name, value in entry.items() if name != "kv"}
-    written = [dataclasses.asdict(cache) for cache in caches]
-    return others | {"num_layers": kv.num_layers, "caches": written}
-
-
-def _as_3(data: dict[str, Any], where: str) -> dict[str, Any]:
-    """Return a manifest of version 2: with a draft, and full_logits only without a top-k head."""
-    if data.get("draft") is None:
-        expected = "an entry: schema_version 2 has no bundles without one"
-        raise mismatch(expected, None, f"{where}: draft")
-    entries = {role: data[role] for role in ("target", "draft") if isinstance(data.get(role), dict)}
-    return data | {
-        role: {"full_logits": entry.get("logits") == FULL, **entry}
-        for role, entry in entries.items()
-    }
 
 
 def _refuse_unknown(data: dict[str, Any], where: str) -> None:
@@ -328,8 +268,8 @@ def check_entry(entry: ModelEntry, where: str) -> None:
         "context_length": entry.context_length,
         "sliding_window": 1 if entry.sliding_window is None else entry.sliding_window,
     }
-    _check_counts(counts, where)
-    _check_counts({"num_layers": entry.num_layers}, where, _MOST_LAYERS)
+    check_counts(counts, where)
+    check_counts({"num_layers": entry.num_layers}, where, MOST_LAYERS)
     _check_caches(entry, where)
     choices = (
         ("dtype", entry.dtype, DTYPES),
@@ -352,14 +292,6 @@ def check_entry(entry: ModelEntry, where: str) -> None:
     _check_masks(entry, where)
 
 
-def _check_counts(counts: dict[str, int], where: str, most: int = _MOST) -> None:
-    for name, count in counts.items():
-        if count < 1:
-            raise mismatch("a number above 0", count, f"{where}: {name}")
-        if count > most:
-            raise mismatch(f"at most {most}", count, f"{where}: {name}")
-
-
 def _check_caches(entry: ModelEntry, where: str) -> None:
     """Raise BundleError unless layers, in their order, have caches that can be."""
     layers = [cache.layer for cache in entry.caches]
@@ -377,12 +309,8 @@ def _check_caches(entry: ModelEntry, where: str) -> None:
         place = f"{where}: caches[{index}]"
         if cache.dtype not in DTYPES:
             raise mismatch(f"one of {', '.join(DTYPES)}", cache.dtype, f"{place}: dtype")
-        sizes = {
-            field.name: getattr(cache, field.name)
-            for field in dataclasses.fields(cache)
-            if field.type == "int" and field.name != "layer"
-        }
-        _check_counts(sizes, place)
+        sizes = dataclasses.asdict(cache).items()
+        check_counts({n: size for n, size in sizes if type(size) is int and n != "layer"}, place)
 
 
 def check_features(target: ModelEntry, draft: ModelEntry | None, where: str) -> None:

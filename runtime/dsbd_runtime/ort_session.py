@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_runtime import graph
+from dsbd_runtime.cache_entries import past_name, present_name
 from dsbd_runtime.errors import BundleError, CapacityError, EngineError
 from dsbd_runtime.features import HostFeatures, ReadFeatures, host_rows
 from dsbd_runtime.full_logits import HostLogits
@@ -199,8 +200,8 @@ class OrtSession:
     def _bind_caches(self, cache: KVCache) -> None:
         for (layer, part), buffer in cache.buffers.items():
             value = self._ort_value(buffer)
-            self._binding.bind_ortvalue_input(graph.past_name(layer, part), value)
-            self._binding.bind_ortvalue_output(graph.present_name(layer, part), value)
+            self._binding.bind_ortvalue_input(past_name(layer, part), value)
+            self._binding.bind_ortvalue_output(present_name(layer, part), value)
 
     def _bind_full_logits(self, num_logit_rows: int) -> None:
         """Bind the output that stays here, unless a call of as many rows has bound it."""

@@ -10,11 +10,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from dsbd_runtime.bound_calls import LoadedModel
+from dsbd_runtime.cache_entries import CacheEntry, parts_of, past_name, present_name
 from dsbd_runtime.cuda_device import CudaDevice, gpu_compute_capability, import_cuda_runtime
 from dsbd_runtime.device import DeviceArray
 from dsbd_runtime.device_session import DeviceSession
 from dsbd_runtime.errors import BundleError, CapacityError, EngineError
-from dsbd_runtime.graph import CacheEntry, parts_of, past_name, present_name
 from dsbd_runtime.providers import check_runnable
 from dsbd_runtime.recorded_calls import MOST_RECORDED
 from dsbd_runtime.session import MAX_FORWARD_ROWS, EngineOptions

@@ -14,6 +14,7 @@ from dsbd_runtime.errors import BundleError
 
 Entry = TypeVar("Entry")
 _MOST_BYTES = 64 * 2**20
+_LARGEST = 2**31 - 1
 _MOST_NAMES = 4  # of entries, in a message
 
 
@@ -58,6 +59,15 @@ def mismatch(expected: str, value: object, where: str) -> BundleError:
     return BundleError(
         f"{where} is {in_short(value)}, expected {expected}; export the bundle again"
     )
+
+
+def check_counts(counts: dict[str, int], where: str, most: int = _LARGEST) -> None:
+    """Raise BundleError for a number below 1 or above ``most``; by their names in the file."""
+    for name, count in counts.items():
+        if count < 1:
+            raise mismatch("a number above 0", count, f"{where}: {name}")
+        if count > most:
+            raise mismatch(f"at most {most}", count, f"{where}: {name}")
 
 
 def in_short(value: object) -> str:

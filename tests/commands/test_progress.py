@@ -10,8 +10,9 @@ import warnings
 import pytest
 from rich.console import Console
 
+from dsbd_export.progress import silenced_libraries
 from dsbd_ort.commands.export import working
-from dsbd_ort.commands.progress import shown_progress, silenced_libraries
+from dsbd_ort.commands.progress import shown_progress
 
 
 def test_a_long_phase_comes_back_with_its_time() -> None:

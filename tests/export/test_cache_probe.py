@@ -10,7 +10,7 @@ from dsbd_export.cache_probe import probed_caches
 from dsbd_export.checkpoint import open_checkpoint
 from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
-from dsbd_runtime.graph import AttentionRows
+from dsbd_runtime.cache_entries import AttentionRows
 
 
 class StubModel(nn.Module):

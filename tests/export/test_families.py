@@ -25,7 +25,7 @@ from dsbd_export.model_source import source_of
 from dsbd_export.parity import MAX_ABS_ERROR, ParityLimit
 from dsbd_export.parity_cases import forest_cases, references
 from dsbd_export.pipeline import export_model
-from dsbd_runtime.graph import RecurrentRows
+from dsbd_runtime.cache_entries import RecurrentRows
 from scripts.family_checkpoints import (
     FAMILY_CHECKPOINTS,
     NOT_EXACT,

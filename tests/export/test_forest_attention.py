@@ -11,7 +11,7 @@ from torch import nn
 from dsbd_export.checkpoint import open_checkpoint
 from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
-from dsbd_export.optimize import fix_expansions, fix_reshapes
+from dsbd_export.known_shapes import fix_expansions, fix_reshapes
 from dsbd_export.pipeline import export_model
 from dsbd_export.replacements import (
     ReplaceTorchFunctions,

@@ -8,7 +8,7 @@ import torch
 from dsbd_export.errors import ExportError
 from dsbd_export.forest_graph import ForestCache
 from dsbd_export.replacements import forest_attention
-from dsbd_runtime.graph import ATTENTION_ROWS
+from dsbd_runtime.cache_entries import ATTENTION_ROWS
 
 NEW = torch.zeros(1, 2, 3, 8)  # two heads of eight, three rows
 

@@ -14,6 +14,7 @@ from dsbd_export.errors import ExportError
 from dsbd_export.parity_engine import rows_above, see_rows
 from dsbd_export.path_convolutions import PathConvolutions
 from dsbd_export.path_recurrences import PathRows, Recurrence, path_outputs
+from dsbd_export.replacements import ReplaceTorchFunctions
 from dsbd_forward.forward import Forward
 
 CAPACITY = 96
@@ -180,7 +181,7 @@ def test_a_convolution_reads_the_path(size):
     ancestors = torch.from_numpy(rows_above(np.array(PARENTS), prompt, 6))
     convolutions = PathConvolutions(ancestors)
     convolutions.read(states.t()[None, None], new)
-    with convolutions:
+    with ReplaceTorchFunctions({F.conv1d: convolutions.convolved}):
         found = F.conv1d(new, weight, bias, padding=size - 1, groups=channels)
     for node in range(len(PARENTS)):
         path, above = [prompt + node], node
@@ -197,11 +198,17 @@ def test_another_convolution_is_refused(size, groups):
     states = torch.zeros(1, 5, 2)
     convolutions.read(states.transpose(1, 2)[:, None], states)
     weight = torch.zeros(5, 5 // groups, size)
-    with convolutions, pytest.raises(ExportError, match="a convolution"):
+    with (
+        ReplaceTorchFunctions({F.conv1d: convolutions.convolved}),
+        pytest.raises(ExportError, match="a convolution"),
+    ):
         F.conv1d(states, weight, padding=size - 1, groups=groups)
 
 
 def test_a_convolution_that_no_cache_knows_is_refused():
     convolutions = PathConvolutions(torch.zeros(2, 2, dtype=torch.int64))
-    with convolutions, pytest.raises(ExportError, match="reads what is in no cache"):
+    with (
+        ReplaceTorchFunctions({F.conv1d: convolutions.convolved}),
+        pytest.raises(ExportError, match="reads what is in no cache"),
+    ):
         F.conv1d(torch.zeros(1, 5, 2), torch.zeros(5, 1, 3), padding=2, groups=5)

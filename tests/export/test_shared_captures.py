@@ -13,7 +13,7 @@ import pytest
 from dsbd_export.checkpoint import Checkpoint, open_checkpoint
 from dsbd_export.config import ModelOptions
 from dsbd_export.model_source import DecoderSource
-from dsbd_runtime.graph import equal_caches
+from dsbd_runtime.cache_entries import equal_caches
 from scripts.shared_captures import SharedCaptures
 
 

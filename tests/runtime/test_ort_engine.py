@@ -14,6 +14,7 @@ import pytest
 from dsbd_export.prune_graph import write_prune_graph
 from dsbd_runtime import graph
 from dsbd_runtime.bundle import Bundle
+from dsbd_runtime.cache_entries import equal_caches
 from dsbd_runtime.cuda_device import CudaDevice
 from dsbd_runtime.errors import (
     BundleError,
@@ -22,7 +23,6 @@ from dsbd_runtime.errors import (
     EngineError,
     ProviderError,
 )
-from dsbd_runtime.graph import equal_caches
 from dsbd_runtime.kv_cache import DeviceCaches
 from dsbd_runtime.ort_engine import (
     OrtEngine,

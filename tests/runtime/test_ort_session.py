@@ -15,6 +15,7 @@ import pytest
 
 from dsbd_runtime import graph
 from dsbd_runtime.bundle import Bundle
+from dsbd_runtime.cache_entries import past_name, present_name
 from dsbd_runtime.errors import BundleError, DsbdError, EngineError, InputError, ProviderError
 from dsbd_runtime.kv_cache import KVCache
 from dsbd_runtime.ort_module import LOG_WARNINGS
@@ -67,7 +68,7 @@ def test_the_warning_appears_when_past_and_present_differ(
     """Proves that the absence of the warning, above and below, says something."""
     engine = engine_with_warnings(tiny_bundle.prune_path("target"))
     cache = KVCache(tiny_bundle.entry("target").caches)
-    feeds = {graph.past_name(layer, part): b for (layer, part), b in cache.buffers.items()}
+    feeds = {past_name(layer, part): b for (layer, part), b in cache.buffers.items()}
     engine.run(None, {graph.SRC_ROWS: np.array([1]), graph.WRITE_INDICES: np.array([0]), **feeds})
     assert IN_PLACE_WARNING in capfd.readouterr().err
 
@@ -89,8 +90,8 @@ def test_prune_graph_and_move_rows_give_the_same_caches_in_place(
         buffer[:] = rng.standard_normal(buffer.shape)
         by_graph.buffers[key][:] = buffer
         value = ort.OrtValue.ortvalue_from_numpy(by_graph.buffers[key])
-        binding.bind_ortvalue_input(graph.past_name(*key), value)
-        binding.bind_ortvalue_output(graph.present_name(*key), value)
+        binding.bind_ortvalue_input(past_name(*key), value)
+        binding.bind_ortvalue_output(present_name(*key), value)
     binding.bind_cpu_input(graph.SRC_ROWS, np.array(src_rows, np.int64))
     binding.bind_cpu_input(graph.WRITE_INDICES, np.array([first_row]))
     engine.run_with_iobinding(binding)

@@ -21,7 +21,8 @@ from dsbd_runtime.bundle import (
     ParityReport,
     write_manifest,
 )
-from dsbd_runtime.graph import equal_caches, parse_num_top_logits
+from dsbd_runtime.cache_entries import KEY, VALUE, equal_caches, past_name, present_name
+from dsbd_runtime.graph import parse_num_top_logits
 from dsbd_runtime.staging import new_bundle
 from tests.runtime.tiny_tokenizer import VOCAB_SIZE, tiny_tokenizer
 
@@ -228,8 +229,8 @@ def write_prune_graph(model: TinyModel, path: Path) -> None:
     """Write the graph that moves rows ``src_rows`` of every cache to ``write_indices``."""
     nodes = []
     for layer in range(model.num_layers):
-        for part in (graph.KEY, graph.VALUE):
-            past, present = graph.past_name(layer, part), graph.present_name(layer, part)
+        for part in (KEY, VALUE):
+            past, present = past_name(layer, part), present_name(layer, part)
             moved = f"moved.{layer}.{part}"
             nodes += [
                 helper.make_node("Gather", [past, graph.SRC_ROWS], [moved], axis=2),
@@ -277,15 +278,15 @@ def _layer_nodes(model: TinyModel, layer: int) -> list[onnx.NodeProto]:
             helper.make_node("Reshape", [f"{name}.flat", shape], [f"{name}.split"]),
             helper.make_node("Transpose", [f"{name}.split"], [f"{name}.heads"], perm=[0, 2, 1, 3]),
         ]
-    for part in (graph.KEY, graph.VALUE):
-        past, present = graph.past_name(layer, part), graph.present_name(layer, part)
+    for part in (KEY, VALUE):
+        past, present = past_name(layer, part), present_name(layer, part)
         new = f"{part}.{layer}.heads"
         nodes.append(
             helper.make_node("TensorScatter", [past, new, graph.WRITE_INDICES], [present], axis=2)
         )
     sliding = model.is_sliding(layer)
     mask = graph.ATTENTION_MASK_SLIDING if sliding else graph.ATTENTION_MASK
-    caches = [graph.present_name(layer, part) for part in (graph.KEY, graph.VALUE)]
+    caches = [present_name(layer, part) for part in (KEY, VALUE)]
     seen = f"seen.{layer}"
     return [
         *nodes,
@@ -301,11 +302,11 @@ def _cache_infos(
     model: TinyModel,
 ) -> tuple[list[onnx.ValueInfoProto], list[onnx.ValueInfoProto]]:
     shape = [1, model.num_kv_heads, "C", model.head_dim]
-    layers_and_parts = [(i, p) for i in range(model.num_layers) for p in (graph.KEY, graph.VALUE)]
+    layers_and_parts = [(i, p) for i in range(model.num_layers) for p in (KEY, VALUE)]
     dtype = ONNX_TYPES[model.dtype]
     return (
-        [_info(graph.past_name(i, p), dtype, shape) for i, p in layers_and_parts],
-        [_info(graph.present_name(i, p), dtype, shape) for i, p in layers_and_parts],
+        [_info(past_name(i, p), dtype, shape) for i, p in layers_and_parts],
+        [_info(present_name(i, p), dtype, shape) for i, p in layers_and_parts],
     )
 
 

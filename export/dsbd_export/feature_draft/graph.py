@@ -37,8 +37,8 @@ from dsbd_export.graph_checks import check_contract
 from dsbd_export.optimize import optimize_graph
 from dsbd_export.replacements import ReplaceTorchFunctions, fix_rope, take_over_attention
 from dsbd_export.weights import TORCH_DTYPES
+from dsbd_runtime.cache_entries import ATTENTION_ROWS
 from dsbd_runtime.graph import (
-    ATTENTION_ROWS,
     FEATURE_INDEX,
     FEATURES,
     LOGIT_ROWS,

@@ -1,0 +1,115 @@
+"""Shapes that a graph computes although they are known: constants in their place.
+
+Torch takes dimensions from shapes. ONNX Runtime does such arithmetic on the CPU, which an engine on
+a GPU refuses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import onnxscript.optimizer
+
+
+def fix_known_dimensions(model: ir.Model) -> None:
+    """Make constants of the dimensions that a graph reads from shapes although they are known.
+
+    Torch reads them for every assignment to a part of a tensor.
+    """
+    for node in list(model.graph):
+        dims = _known_dims(node)
+        if dims is not None:
+            node.outputs[0].replace_all_uses_with(_constant_before(model, node, dims))
+    onnxscript.optimizer.fold_constants(model)
+
+
+def _known_dims(node: ir.Node) -> Any:
+    """Return what a Gather takes from the shape of a value; None for other nodes, or if unknown."""
+    if node.op_type != "Gather":
+        return None
+    dims, index = node.inputs
+    read = None if dims is None else dims.producer()
+    places = None if index is None else ir.convenience.get_const_tensor(index)
+    if read is None or read.op_type != "Shape" or places is None:
+        return None
+    source = read.inputs[0]
+    if source is None or source.shape is None:
+        return None
+    begin, end = read.attributes.get_int("start", 0), read.attributes.get_int("end", None)
+    known = np.array([dim if isinstance(dim, int) else -1 for dim in source.shape], np.int64)
+    taken = known[begin:end].take(places.numpy())
+    return taken if (taken >= 0).all() else None
+
+
+def fix_reshapes(model: ir.Model) -> int:
+    """Give constant dimensions to every Reshape that allows it, in place; return how many did.
+
+    They are constants where each one is known (a number), or that of the input (0), but for one
+    that follows (-1): of (1, 2, 2*S, C) with 4 heads, (1, 4, S, C) is [1, 4, -1, 0].
+    """
+    num_fixed = 0
+    for node in model.graph:
+        if node.op_type == "Reshape" and _give_dims(model, node, _dims_to_reshape):
+            node.attributes["allowzero"] = ir.AttrInt64("allowzero", 0)
+            num_fixed += 1
+    return num_fixed
+
+
+def fix_expansions(model: ir.Model) -> int:
+    """Give constant dimensions to every Expand that allows it, in place; return how many did.
+
+    A dimension that stays is 1, by which Expand leaves it: from
+    (1, S, 2, 1, D) to (1, S, 2, 4, D) is [1, 1, 2, 4, D].
+    """
+    return sum(
+        node.op_type == "Expand" and _give_dims(model, node, _dims_to_expand)
+        for node in list(model.graph)
+    )
+
+
+def _give_dims(
+    model: ir.Model, node: ir.Node, dims_of: Callable[[ir.Shape, ir.Shape], list[int] | None]
+) -> bool:
+    """Give a node constant dimensions where it has computed ones, if ``dims_of`` knows them."""
+    source, dims = node.inputs
+    if source is None or dims is None or ir.convenience.get_const_tensor(dims) is not None:
+        return False
+    before, after = source.shape, node.outputs[0].shape
+    constants = None if before is None or after is None else dims_of(before, after)
+    if constants is None:
+        return False
+    node.replace_input_with(1, _constant_before(model, node, constants))
+    return True
+
+
+def _constant_before(model: ir.Model, node: ir.Node, dims: Any) -> ir.Value:
+    """Return a constant of these dimensions, of a node that stands before the one that reads it."""
+    constant = ir.Node("", "Constant", [], attributes=[ir.AttrTensor("value", ir.tensor(dims))])
+    model.graph.insert_before(node, constant)
+    return constant.outputs[0]
+
+
+def _dims_to_reshape(source: ir.Shape, result: ir.Shape) -> list[int] | None:
+    """Return the constant dimensions of a Reshape, None where more than one must follow."""
+    dims = [
+        dim
+        if isinstance(dim, int)
+        else 0
+        if dim.value is not None and dim in source[axis : axis + 1]
+        else -1
+        for axis, dim in enumerate(result)
+    ]
+    return dims if dims.count(-1) <= 1 else None
+
+
+def _dims_to_expand(source: ir.Shape, result: ir.Shape) -> list[int] | None:
+    """Return the constant dimensions of an Expand, None where an unknown one is new."""
+    old = [1] * (len(result) - len(source)) + list(source)
+    dims = [
+        dim if isinstance(dim, int) else 1 if dim.value is not None and dim == before else 0
+        for before, dim in zip(old, result, strict=True)
+    ]
+    return dims if all(dims) else None

@@ -1,0 +1,171 @@
+"""What the layers of an engine keep of every row: kinds of rows, their tensors and names.
+
+A layer keeps rows of one kind or of several, or none. Rows of all kinds are moved, kept and dropped
+alike: each is one row of the tensors [1, heads, C, width] that its entry lists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+KEY, VALUE, CONVOLUTION = "key", "value", "convolution"
+RECURRENT_KEY, RECURRENT_DELTA = "recurrent_key", "recurrent_delta"
+RECURRENT_DECAY = "recurrent_decay"
+ATTENTION_ROWS, CONVOLUTION_ROWS = "attention rows", "convolution rows"
+RECURRENT_ROWS = "recurrent rows"
+
+
+def past_name(layer: int, part: str) -> str:
+    """Return the input name of one of the ``parts`` of a layer's cache."""
+    return f"past_key_values.{layer}.{part}"
+
+
+def present_name(layer: int, part: str) -> str:
+    """Return the output name of one of the ``parts`` of a layer's cache."""
+    return f"present.{layer}.{part}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _LayerRows:
+    """What one transformer layer keeps of every row.
+
+    A layer that keeps nothing, or reads the rows of another one, has no entry.
+
+    Attributes:
+        layer: the number of the layer, which is in the names of its inputs and outputs.
+        dtype: "fp32", "fp16" or "bf16".
+    """
+
+    layer: int
+    dtype: str
+
+    @property
+    def parts(self) -> dict[str, tuple[int, int]]:
+        """The tensors of the cache by their part of the name: heads, and numbers of each."""
+        raise NotImplementedError
+
+    def shape(self, part: str, capacity: int) -> tuple[int, int, int, int]:
+        """Return the shape of the tensor of one part with ``capacity`` rows."""
+        num_heads, width = self.parts[part]
+        return 1, num_heads, capacity, width
+
+    @property
+    def numbers_a_row(self) -> int:
+        """Numbers of one row: all parts, all heads."""
+        return sum(num_heads * width for num_heads, width in self.parts.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionRows(_LayerRows):
+    """The rows of a layer that attends: a key and a value for each head.
+
+    Attributes:
+        num_heads: of the keys and of the values alike.
+        key_width, value_width: numbers of one head; they differ where a layer caches latents.
+    """
+
+    num_heads: int
+    key_width: int
+    value_width: int
+    kind: str = ATTENTION_ROWS
+
+    @property
+    def parts(self) -> dict[str, tuple[int, int]]:
+        """See the base."""
+        return {
+            KEY: (self.num_heads, self.key_width),
+            VALUE: (self.num_heads, self.value_width),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvolutionRows(_LayerRows):
+    """The rows of a layer that is a short convolution over the path (docs/algorithm.md 3.11).
+
+    Attributes:
+        width: channels of its input.
+        num_ancestors: rows that it reads besides a node's own; one less than its kernel.
+    """
+
+    width: int
+    num_ancestors: int
+    kind: str = CONVOLUTION_ROWS
+
+    @property
+    def parts(self) -> dict[str, tuple[int, int]]:
+        """See the base."""
+        return {CONVOLUTION: (1, self.width)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecurrentRows(_LayerRows):
+    """The rows of a layer with a recurrent state: what each token wrote (docs/algorithm.md 3.11).
+
+    They are its key, the delta that it wrote, and the logarithm of the decay from the beginning of
+    the path to it, as the sum of two numbers.
+
+    Attributes:
+        num_heads: of the deltas and decays.
+        value_width: numbers of a delta.
+        num_key_heads: each serves as many heads as the next one.
+        key_width: numbers of a key.
+        most_new_rows: of one call.
+    """
+
+    num_heads: int
+    value_width: int
+    num_key_heads: int
+    key_width: int
+    most_new_rows: int
+    kind: str = RECURRENT_ROWS
+
+    @property
+    def parts(self) -> dict[str, tuple[int, int]]:
+        """See the base."""
+        return {
+            RECURRENT_KEY: (self.num_key_heads, self.key_width),
+            RECURRENT_DELTA: (self.num_heads, self.value_width),
+            RECURRENT_DECAY: (self.num_heads, 2),
+        }
+
+
+CacheEntry = AttentionRows | ConvolutionRows | RecurrentRows
+"""The rows of one kind of one layer; ``kind`` tells which. A layer may keep rows of several."""
+
+
+def parts_of(caches: Sequence[CacheEntry]) -> list[tuple[CacheEntry, str]]:
+    """Return every tensor of these caches as the entry of its layer and the part of its name."""
+    return [(cache, part) for cache in caches for part in cache.parts]
+
+
+def num_ancestors(caches: Sequence[CacheEntry]) -> int:
+    """Return A, how many ancestors of a node the convolutions read; 0 without any."""
+    return max((c.num_ancestors for c in caches if isinstance(c, ConvolutionRows)), default=0)
+
+
+def most_new_rows(caches: Sequence[CacheEntry], most: int) -> int:
+    """Return the most rows of one call of an engine with these caches, ``most`` of any."""
+    return min((c.most_new_rows for c in caches if isinstance(c, RecurrentRows)), default=most)
+
+
+def equal_caches(num_layers: int, *, num_heads: int, head_dim: int, dtype: str) -> list[CacheEntry]:
+    """Return the entries of layers that all cache rows of one shape."""
+    return [
+        AttentionRows(
+            layer=layer,
+            num_heads=num_heads,
+            key_width=head_dim,
+            value_width=head_dim,
+            dtype=dtype,
+        )
+        for layer in range(num_layers)
+    ]
+
+
+CACHE_KINDS: dict[str, type[CacheEntry]] = {
+    ATTENTION_ROWS: AttentionRows,
+    CONVOLUTION_ROWS: ConvolutionRows,
+    RECURRENT_ROWS: RecurrentRows,
+}
+"""The classes of entries by their ``kind``."""
