@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from dsbd_errors import DsbdError
 from dsbd_ort.constraints import TokenTrie
-from dsbd_ort.decoding import STRATEGIES, DecodingConfig
-from dsbd_ort.decoding.noise import sample_seed
-from dsbd_ort.decoding.option_table import USUAL_BEAMS
+from dsbd_ort.decoding import DecodingConfig
 from dsbd_ort.engine import Service
 from dsbd_ort.openai_server.chat import ChatBody
+from dsbd_ort.openai_server.choices import Choices, choices_of, for_choices, with_seeds
 from dsbd_ort.openai_server.completions import CompletionBody
 from dsbd_ort.openai_server.default_options import DefaultOptions
 from dsbd_ort.openai_server.errors import bad_request, rejection
@@ -245,11 +244,11 @@ class Planner:
         echo: bool,
         tools: ToolUse | None = None,
     ) -> GenerationPlan:
-        choices = self._choices(body, best_of)
+        choices = choices_of(body, best_of, self._settings.max_best_of)
         options = self._options(body, choices, echo=echo)
         if (constraint := self._constraint(body, tools)) is not None:
             options["constraint"] = constraint
-        options, num_samples, num_copies = _for_choices(options, choices)
+        options, num_samples, num_copies = for_choices(options, choices)
         for token_ids in tokens:
             check_prompt(len(token_ids), self._settings)
         asked = self._pipeline.resolve(options)
@@ -258,7 +257,7 @@ class Planner:
         if "max_new_tokens" not in options:
             limits = [self._limit(len(token_ids), config) for token_ids in tokens]
         check_config(asked.varied(max_new_tokens=limits[0]), self._settings)
-        configs = _with_seeds(config, num_samples)
+        configs = with_seeds(config, num_samples)
         num_choices = choices.num_returned if num_samples > 1 else config.num_return_sequences
         return GenerationPlan(
             engine_requests=tuple(
@@ -276,24 +275,7 @@ class Planner:
             num_prompt_tokens=sum(map(len, tokens)),
         )
 
-    def _choices(self, body: GenerationBody, best_of: int | None) -> _Choices:
-        """Return how many sequences are generated and returned."""
-        num_returned = body.n or 1
-        num_tried = num_returned if best_of is None else best_of
-        most = max(num_tried, num_returned, body.num_return_sequences or 1)
-        check_limit("n", most, self._settings.max_best_of, " sequences")
-        if num_tried < num_returned:
-            message = f"best_of is {num_tried}, less than n {num_returned}; raise it"
-            raise bad_request(message, "best_of")
-        if body.stream and num_tried > num_returned:
-            raise bad_request(
-                f"best_of is {num_tried}, more than n {num_returned}: the best are known only at "
-                "the end; leave out stream or best_of",
-                "best_of",
-            )
-        return _Choices(num_returned, num_tried, bool(body.use_beam_search))
-
-    def _options(self, body: GenerationBody, choices: _Choices, *, echo: bool) -> dict[str, Any]:
+    def _options(self, body: GenerationBody, choices: Choices, *, echo: bool) -> dict[str, Any]:
         """Return the options of an engine request, but for what ``choices`` decide."""
         given = body.decoding_options()
         if echo and given.get("max_new_tokens") == 0:
@@ -348,95 +330,3 @@ def _template_variables(body: ChatBody, tools: ToolUse | None) -> dict[str, Any]
         )
     described = [tool.for_template() for tool in body.tools or ()]
     return {**(variables or {}), "tools": described}
-
-
-@dataclass(frozen=True)
-class _Choices:
-    """How many sequences a request generates for each prompt, and how many it returns.
-
-    Attributes:
-        num_returned: ``n``.
-        num_tried: ``best_of``, or ``n``.
-        are_beams: whether they are the beams of a search: ``use_beam_search``.
-    """
-
-    num_returned: int
-    num_tried: int
-    are_beams: bool
-
-    def num_beams_needed(self, options: Mapping[str, Any]) -> int:
-        """Return the beams of one engine request that are returned or tried."""
-        row = STRATEGIES.get(options["strategy"])
-        num_tried = self.num_tried if row is not None and row.rule == "search" else 1
-        num_returned: int = options.get("num_return_sequences", 1)
-        return max(num_tried, num_returned)
-
-
-def _for_choices(options: dict[str, Any], choices: _Choices) -> tuple[dict[str, Any], int, int]:
-    """Return the options, the engine requests of one prompt, and how often each is returned.
-
-    A search makes one engine request, whose beams are the sequences; other requests that draw
-    nothing make one that is returned ``n`` times; all others make ``best_of`` engine requests that
-    differ in their seeds. The beams of those are returned by ``num_return_sequences`` alone.
-    """
-    row = STRATEGIES.get(options["strategy"]) if isinstance(options["strategy"], str) else None
-    if row is None:
-        return options, 1, 1  # DecodingConfig refuses it, with the strategies there are
-    if choices.are_beams and row.rule != "search":
-        raise bad_request(
-            f"use_beam_search is true, but strategy is {options['strategy']}; leave one of them "
-            "out, or set strategy to beam-search or speculative-beam-search",
-            "use_beam_search",
-        )
-    num_beams_returned = options.get("num_return_sequences", 1)
-    is_search = row.rule == "search" and row.has_beams
-    if choices.num_tried > 1 and num_beams_returned > 1:
-        if not (is_search and num_beams_returned == choices.num_returned):
-            raise bad_request(
-                f"n or best_of is {choices.num_tried} and num_return_sequences "
-                f"{num_beams_returned}: the first count samples, the second beams of one request; "
-                "leave one of them out",
-                "num_return_sequences",
-            )
-    if is_search and options.get("num_beams") != 1:
-        num_returned = max(choices.num_returned, num_beams_returned)
-        return _with_beams(options, num_returned, max(choices.num_tried, num_returned)), 1, 1
-    if row.rule in ("search", "joint-greedy") or options.get("temperature") == 0:
-        return options, 1, choices.num_returned
-    if num_beams_returned > 1:
-        return _with_beams(options, num_beams_returned, num_beams_returned), 1, 1
-    return options, choices.num_tried, 1
-
-
-def _with_beams(options: dict[str, Any], num_returned: int, num_tried: int) -> dict[str, Any]:
-    """Return the options with at least ``num_tried`` beams, ``num_returned`` of them returned."""
-    row = STRATEGIES[options["strategy"]]
-    if not row.has_beams:
-        return options  # DecodingConfig refuses num_return_sequences
-    width = options.get("num_beams", max(USUAL_BEAMS, num_tried))
-    if isinstance(width, int) and width < num_tried:
-        raise bad_request(
-            f"num_beams is {width}, but n, best_of or num_return_sequences is {num_tried}; raise "
-            "num_beams or leave it out",
-            "num_beams",
-        )
-    options = {**options, "num_beams": width}
-    options.pop("num_return_sequences", None)
-    if any(name in options for name in ("width_policy", "accept_threshold")):
-        # Half of the beams may be kept: as few as are returned.
-        if num_returned > DecodingConfig.from_options(options).smallest_width:
-            options.setdefault("min_beams", num_returned)
-    return {**options, "num_return_sequences": num_returned}
-
-
-def _with_seeds(config: DecodingConfig, num_samples: int) -> list[DecodingConfig]:
-    """Return the configs of the engine requests of a prompt, which differ in their seeds.
-
-    The prompt's log-probabilities are those of the first alone.
-    """
-    if num_samples == 1:
-        return [config]
-    assert config.seed is not None  # decided by ``Pipeline.config``
-    seeds = [sample_seed(config.seed, index) for index in range(num_samples)]
-    later = config.varied(prompt_logprobs=False)
-    return [config.varied(seed=seeds[0]), *(later.varied(seed=seed) for seed in seeds[1:])]

@@ -213,7 +213,9 @@ class ForestGraph(nn.Module):
             dict(zip(self._places, past, strict=True)), write_indices, convolutions, paths
         )
         with (
-            ReplaceTorchFunctions(convolutions and {F.conv1d: convolutions.convolved}),
+            ReplaceTorchFunctions(
+                None if convolutions is None else {F.conv1d: convolutions.convolved}
+            ),
             replaced_recurrences(self.model, cache.recurrent_outputs),
             LayerInputs(self.model, self._feature_layers) as inputs,
         ):

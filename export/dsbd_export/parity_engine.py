@@ -186,9 +186,8 @@ class ForestEngine:
         joined = [np.concatenate(arrays) for arrays in zip(*found, strict=True)]
         if gather is not None and len(found) > 1:  # the calls' pairs lie one behind the other
             order = (logit_rows[gather.rows] // self._most_new_rows).argsort(kind="stable")
-            joined[outputs.index(GATHERED_LOGITS)][order] = joined[
-                outputs.index(GATHERED_LOGITS)
-            ].copy()
+            gathered = joined[outputs.index(GATHERED_LOGITS)]
+            gathered[order] = gathered.copy()
         return joined
 
     def _feature_inputs(
