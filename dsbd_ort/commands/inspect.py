@@ -25,7 +25,7 @@ from dsbd_ort.commands.options import argument, flag
 from dsbd_ort.model_defaults import WARPING, listed
 from dsbd_ort.results import json_text
 from dsbd_runtime.bundle import open_bundle
-from dsbd_runtime.cache_entries import CacheEntry, ConvolutionRows
+from dsbd_runtime.cache_entries import CacheEntry, ConvolutionRows, RecurrentRows
 from dsbd_runtime.draft_record import DraftRecord
 from dsbd_runtime.graph import FeatureEntry
 
@@ -36,8 +36,9 @@ The object that --json prints has these fields:
   target, draft (null without one):
     family, dtype, quantization, logits, full_logits, bit_exact, weight_bytes,
     vocab_size, context_length, num_layers,
-    caches [{kind, layer, dtype, num_heads, key_width, value_width}, or of a convolution {kind,
-        layer, dtype, width, num_ancestors}],
+    caches [{kind, layer, dtype, and by kind: num_heads, key_width, value_width (attention rows);
+      width, num_ancestors (convolution rows); num_heads, value_width, num_key_heads, key_width,
+      most_new_rows (recurrent rows)}],
     kv_bytes_per_token, kv_bytes_full_context, masks, sliding_window,
     features {width, layers, own_width} (null without a feature draft),
     parity {measure, value, limit,
@@ -231,6 +232,9 @@ def _caches_cell(caches: list[CacheEntry]) -> str:
 def _shape(cache: CacheEntry) -> str:
     if isinstance(cache, ConvolutionRows):
         return f"convolution of {cache.width:,} channels"
+    if isinstance(cache, RecurrentRows):
+        keys = f"{cache.num_key_heads} keys x {cache.key_width}"
+        return f"recurrence of {keys} and {cache.num_heads} deltas x {cache.value_width}"
     values = f" and {cache.value_width}" if cache.value_width != cache.key_width else ""
     return f"{cache.num_heads} heads x {cache.key_width}{values}"
 

@@ -8,12 +8,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from dsbd_export.checkpoint import open_checkpoint
 from dsbd_export.config import ExportConfig
 from dsbd_export.errors import ExportError
 from dsbd_export.gather_head import GatheredRows, gather_problem
+from dsbd_export.pipeline import export_model
 from dsbd_forward.logits import Gather
 from dsbd_runtime.bundle import open_bundle
+from dsbd_runtime.cache_entries import most_new_rows
 from dsbd_runtime.loading import load_causal_lm
+from scripts.family_checkpoints import write_family_checkpoint
 from tests.export.conftest import export
 from tests.runtime.model_calls import logits_of
 
@@ -98,3 +102,15 @@ WRONG = [
 @pytest.mark.parametrize(("change", "said"), WRONG)
 def test_a_wrong_head_is_named(change, said):
     assert re.match(said, gather_problem(replace(right(), **change), LOGITS, GATHER))
+
+
+def test_pairs_of_more_rows_than_a_call_takes(captures, tmp_path):
+    """The gate compares each pair, of texts that a recurrent engine takes in several calls."""
+    options = ExportConfig(target="", draft="", output=tmp_path, logits="gather")
+    folder = write_family_checkpoint("granite_hybrid", tmp_path / "checkpoint")
+    checkpoint = open_checkpoint("target", folder, options)
+    entry = export_model(checkpoint, tmp_path, options, lambda _: None, captures)
+    assert entry.logits == "gather"
+    assert most_new_rows(entry.caches, 2**31) < max(
+        case.prompt_length for case in entry.parity.cases
+    )
