@@ -42,7 +42,7 @@ KINDS = ["prefill", "decode", "tree"]
 NEAR = "attention_mask_sliding"
 
 
-# An attention node, one with a window on some layers, the model's own arithmetic, softcap, experts
+# An attention node, one with a window on some layers, rotary angles from a table, softcap, experts
 ENGINES_BUILT = ("llama", "qwen2", "gptj", "gemma2", "qwen2_moe")
 AS_FP32 = [column for column, (dtype, *_) in PRECISIONS.items() if dtype == "fp32"][1:]
 
