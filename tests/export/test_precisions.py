@@ -228,7 +228,7 @@ def test_the_engine_of_parity_takes_no_rows(bundles):
     engine = ForestEngine(*files, checkpoint, capacity=16)
     no_rows = references(load_model(checkpoint), checkpoint)[0].case
     none = np.zeros(0, np.int64)
-    logits = engine._step(no_rows.node_ids, no_rows.parents, 0, none, ["logits"], {})
+    logits = engine._step(no_rows.node_ids, no_rows.parents, 0, none, ["logits"], {}, None)
     assert logits[0].shape == (0, 300)
 
 
