@@ -10,10 +10,11 @@ from dsbd_export.draft_vocabulary import with_draft_vocabulary
 from dsbd_export.feature_draft.agreement import check_form, check_target
 from dsbd_export.model_source import SourceOf, source_of
 from dsbd_export.pair import agreed_draft, context_warning
-from dsbd_export.pipeline import ExportResult, check_parity, export_model, tool_versions
+from dsbd_export.pipeline import ExportResult, check_parity, export_model
 from dsbd_export.progress import Report
 from dsbd_export.tensorrt_build import build_engines, check_buildable, is_engine
 from dsbd_export.tensorrt_options import build_place
+from dsbd_export.tool_versions import tool_versions, untried_versions
 from dsbd_export.topk_head import check_num_top_logits
 from dsbd_runtime.bundle import Bundle, ModelEntry, open_bundle, write_manifest
 from dsbd_runtime.trt_module import FLAVOURS
@@ -39,6 +40,8 @@ def export_draft(
     place = None if config.tensorrt is None else build_place(config.tensorrt)
     if place is not None:
         check_buildable("target", target)
+    for untried in untried_versions(tool_versions()):
+        report(untried)
     report("reading the checkpoint")
     draft = open_draft(config)
     report_adapter(draft.adapter, config.draft, report)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import importlib.metadata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -45,6 +44,7 @@ from dsbd_export.target_features import check_features, feature_entry
 from dsbd_export.tensorrt_build import build_engines
 from dsbd_export.tensorrt_options import build_place
 from dsbd_export.tokenizer_files import write_tokenizer_files
+from dsbd_export.tool_versions import tool_versions, untried_versions
 from dsbd_export.topk_head import add_topk_head, check_num_top_logits
 from dsbd_export.weights import convert_weights
 from dsbd_runtime.bundle import (
@@ -61,8 +61,6 @@ from dsbd_runtime.draft_record import RECORD_FILE, read_record, write_record
 from dsbd_runtime.graph import GATHER
 from dsbd_runtime.manifest import entry_by_role
 from dsbd_runtime.staging import new_bundle
-
-_TOOLS = ("dsbd-ort", "torch", "transformers", "optimum", "onnx", "onnxscript", "onnxruntime")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +92,8 @@ def export_bundle(
         ProviderError: TensorRT is requested and not installed.
     """
     place = None if config.tensorrt is None else build_place(config.tensorrt)
+    for untried in untried_versions(tool_versions()):
+        report(untried)
     report("reading the checkpoints")
     target, draft = _agreed_models(config, report)
     if warning := context_warning(target, draft, config.max_context):
@@ -325,15 +325,3 @@ def _manifest_entry(
         adapter=None if checkpoint.adapter is None else checkpoint.adapter.name,
         parity=parity,
     )
-
-
-def tool_versions() -> dict[str, str]:
-    """Return the versions of the tools that make a bundle, for its manifest."""
-    return {tool: _version_of(tool) for tool in _TOOLS}
-
-
-def _version_of(distribution: str) -> str:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"  # not installed but on the path, or under another name as onnxruntime-gpu

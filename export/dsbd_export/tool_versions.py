@@ -1,0 +1,50 @@
+"""Versions of the libraries that make a bundle, and those that every family was exported with."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Mapping
+
+from dsbd_runtime.trt_module import version_numbers
+
+_TOOLS = ("dsbd-ort", "torch", "transformers", "optimum", "onnx", "onnxscript", "onnxruntime")
+TRIED_VERSIONS: Mapping[str, tuple[str, str]] = {
+    "transformers": ("5.24", "5.24"),
+    "onnxruntime": ("1.31", "1.32"),
+}
+"""Of the libraries that change monthly, the oldest and the newest with which all tests passed."""
+
+
+def tool_versions() -> dict[str, str]:
+    """Return the versions of the tools that make a bundle, for its manifest."""
+    return {tool: _version_of(tool) for tool in _TOOLS}
+
+
+def tried_range(tool: str) -> str:
+    """Return the versions of a library that were tried, as "1.31 to 1.32"."""
+    return " to ".join(dict.fromkeys(TRIED_VERSIONS[tool]))
+
+
+def untried_versions(installed: Mapping[str, str]) -> list[str]:
+    """Return a warning for each library that is older or newer than what was tried.
+
+    installed: versions by name, as of ``tool_versions``.
+    """
+    return [
+        f"warning: {tool} {installed[tool]} was not tried, {tried_range(tool)} was; the parity "
+        "gate judges what comes of it"
+        for tool, (oldest, newest) in TRIED_VERSIONS.items()
+        if not _is_between(oldest, version_numbers(installed[tool])[:2], newest)
+    ]
+
+
+def _is_between(oldest: str, release: tuple[int, ...], newest: str) -> bool:
+    """Return whether a release, (major, minor), was tried; one that is unknown counts as such."""
+    return not release or version_numbers(oldest) <= release <= version_numbers(newest)
+
+
+def _version_of(distribution: str) -> str:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"  # not installed but on the path, or under another name as onnxruntime-gpu
