@@ -23,6 +23,7 @@ from dsbd_export.config import OPSET
 from dsbd_export.draft_vocabulary import spread
 from dsbd_export.errors import ExportError, own_error_in, reason_of
 from dsbd_export.families import AttentionForm
+from dsbd_export.latent_attention import absorb_expansions
 from dsbd_export.model_config import MASK_BY_LAYER_TYPE
 from dsbd_export.model_loading import cache_name
 from dsbd_export.optimize import fuse_norms
@@ -272,6 +273,7 @@ def prepare_for_capture(model: PreTrainedModel) -> AttentionForm:
     fix_rope(model)
     fix_sparsity(model)
     use_dense_experts(model)
+    absorb_expansions(model)
     return take_over_attention(model)
 
 

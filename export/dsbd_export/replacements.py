@@ -35,6 +35,7 @@ from dsbd_export.checkpoint import quiet_libraries
 from dsbd_export.config import OPSET
 from dsbd_export.errors import ExportError
 from dsbd_export.families import AttentionForm
+from dsbd_export.latent_attention import latents_of
 
 ATTENTION_NAME = "forest"
 HIDDEN = -3e4  # exp(HIDDEN) is 0, finite in float16 as well: a row that sees nothing is no NaN
@@ -98,17 +99,22 @@ def forest_attention(
 ) -> tuple[Tensor, None]:
     """Attend; the interface is that of transformers' attention functions.
 
-    query: (1, H, S, D). key, value: (1, Hkv, C, D). attention_mask: (1, 1, S, C) bool.
-    Returns (1, S, H, D).
+    query: (1, H, S, D). key, value: (1, Hkv, C, D), or the latents that stand for them.
+    attention_mask: (1, 1, S, C) bool. Returns (1, S, H, D).
     """
     if attention_mask is None:
         raise ExportError(f"{type(module).__name__} attends without a mask; it cannot be exported")
     _refuse_unknown(module, others)
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
+    latents = latents_of(module)
+    if latents is not None:
+        query = latents.query(query)
     if softcap is None and s_aux is None:
         attended = attention_node(query, key, value, attention_mask, scale)
     else:
         attended = capped_attention(query, key, value, attention_mask, scale, softcap, s_aux)
+    if latents is not None:
+        attended = latents.attended(attended)
     return attended.transpose(1, 2).contiguous(), None
 
 

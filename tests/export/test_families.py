@@ -80,11 +80,17 @@ def expert_layers(checkpoint: Checkpoint) -> set[str]:
     }
 
 
-def num_expert_products(graph: onnx.GraphProto) -> int:
-    """Products that compute all experts of a layer."""
+def num_stacked_products(graph: onnx.GraphProto) -> int:
+    """Products with a matrix for each expert of a layer, or for each head of its latents."""
     weights = {weight.name for weight in graph.initializer if len(weight.dims) == 3}
     weights |= {node.output[0] for node in graph.node if node.input and node.input[0] in weights}
     return sum(node.op_type == "MatMul" and node.input[1] in weights for node in graph.node)
+
+
+def num_attentions_to_one_head(graph: onnx.GraphProto) -> int:
+    """Those whose key is their value: rows that are not expanded to keys and values."""
+    attentions = [node for node in graph.node if node.op_type == "Attention"]
+    return sum(node.input[1] == node.input[2] for node in attentions)
 
 
 TAKE_A_SHAPE = {"Reshape", "Expand", "ConstantOfShape"}
@@ -125,7 +131,10 @@ def test_a_family_passes_the_whole_gate(name, captures, tmp_path):
     assert is_recurrent or not shape_arithmetic(model.graph)
     num_expert_layers = len(expert_layers(checkpoint))
     assert (num_expert_layers > 0) == family.has_experts
-    assert num_expert_products(model.graph) == 2 * num_expert_layers  # up, with gates, and down
+    num_latent_layers = num_attentions_to_one_head(model.graph)
+    assert num_latent_layers == len(checkpoint.layer_masks) * ("latent" in family.note)
+    # of experts up, with gates, and down; of latents into their space and out of it
+    assert num_stacked_products(model.graph) == 2 * (num_expert_layers + num_latent_layers)
     assert ("window" in family.note) >= (entry.sliding_window is not None)
     if name in ONE_OF_EACH:
         column = AS_FP32[ONE_OF_EACH.index(name) % len(AS_FP32)]
