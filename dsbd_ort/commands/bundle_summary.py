@@ -53,6 +53,8 @@ class ModelSummary:
         kv_bytes_full_context: the same times the context length.
         sliding_window: positions that a sliding-window layer sees, None without such layers.
         features: hidden states that a target returns or a feature draft reads, None without.
+        adapter: name of the one that was merged into the weights, None without.
+        unread_inputs: what the checkpoint reads besides text and this engine does not.
     """
 
     family: str
@@ -71,6 +73,8 @@ class ModelSummary:
     masks: list[str]
     sliding_window: int | None
     features: FeatureEntry | None
+    adapter: str | None
+    unread_inputs: list[str]
     parity: ParitySummary
 
     @property
@@ -203,6 +207,8 @@ def _model_summary(bundle: Bundle, role: str) -> ModelSummary:
         masks=entry.masks,
         sliding_window=entry.sliding_window,
         features=entry.features,
+        adapter=entry.adapter,
+        unread_inputs=entry.unread_inputs or [],
         parity=ParitySummary(
             measure=parity.measure,
             value=getattr(parity, parity.measure),

@@ -41,6 +41,7 @@ The object that --json prints has these fields:
       most_new_rows (recurrent rows)}],
     kv_bytes_per_token, kv_bytes_full_context, masks, sliding_window,
     features {width, layers, own_width} (null without a feature draft),
+    adapter (null unless one was merged), unread_inputs ["images", ...],
     parity {measure, value, limit,
       accepted (null unless a person accepted a refused engine)}
   generation_config {option: value}, not_built {name: value}
@@ -208,6 +209,8 @@ def _model_cells(model: ModelSummary) -> dict[str, str]:
         "family": model.family,
         "dtype, quantization": f"{model.dtype}, {model.quantization}",
         "weights": f"{model.weight_bytes:,} bytes",
+        "adapter": model.adapter or "none",
+        "inputs not read": ", ".join(model.unread_inputs) or "none",
         "logits": f"{model.logits}, full to read" if model.keeps_logits else model.logits,
         "bit-exact": "not claimed" if model.bit_exact is None else str(model.bit_exact or "no"),
         "vocabulary": f"{model.vocab_size:,}",

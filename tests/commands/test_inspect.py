@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -60,6 +62,27 @@ def test_json_tells_both_models_and_their_caches(bundle):
     assert target["masks"] == ["attention_mask", "attention_mask_sliding"]
     assert (target["sliding_window"], draft["sliding_window"]) == (16, None)
     assert set(target["parity"]) == {"measure", "value", "limit", "accepted"}
+
+
+def test_an_adapter_and_what_is_not_read_are_named(bundle, tmp_path):
+    assert (
+        inspected(bundle)["target"]["adapter"],
+        inspected(bundle)["draft"]["unread_inputs"],
+    ) == (
+        None,
+        [],
+    )
+    changed = edited(
+        shutil.copytree(bundle, tmp_path / "bundle"),
+        lambda manifest: manifest["target"].update(
+            adapter="chat-lora", unread_inputs=["images", "video"]
+        ),
+    )
+    target = inspected(changed)["target"]
+    assert (target["adapter"], target["unread_inputs"]) == ("chat-lora", ["images", "video"])
+    printed = dsbd_inspect(changed).stdout
+    assert re.search(r"adapter .*chat-lora .*none", printed)
+    assert re.search(r"inputs not read .*images, video .*none", printed)
 
 
 def test_json_tells_the_files_on_disk(bundle):
