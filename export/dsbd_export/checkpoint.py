@@ -37,6 +37,7 @@ from dsbd_export.gguf_file import (
     read_gguf_config,
 )
 from dsbd_export.model_config import (
+    constant_rope_length,
     layer_masks,
     refusal_of,
     text_config,
@@ -370,7 +371,14 @@ def _special_token(generation: dict[str, Any], config: PreTrainedConfig, name: s
 
 
 def _context_length(role: str, config: PreTrainedConfig, max_context: int | None) -> int:
+    """Return the context to export for; by default the longest with constant frequencies.
+
+    A graph has one set of rotary frequencies, and most texts are short: the long set is for those
+    who ask for its context.
+    """
     of_checkpoint: int | None = getattr(config, "max_position_embeddings", None)
+    if max_context is None:
+        max_context = constant_rope_length(config)
     if of_checkpoint is None and max_context is None:
         raise ExportError(
             f"the config of the {role} names no max_position_embeddings; give max_context"

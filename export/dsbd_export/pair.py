@@ -106,6 +106,13 @@ def context_warning(
             f"warning: requests can use {length} tokens, the context of the "
             f"{'target' if draft is None else 'checkpoints'}; max_context is {max_context}"
         )
+    longest = getattr(getattr(target, "config", None), "max_position_embeddings", None) or length
+    if max_context is None and length < longest:
+        return (
+            f"warning: requests can use {length} tokens, up to which the target's rotary "
+            f"frequencies are those of short texts; max_context={longest} exports those of long "
+            "ones, for all texts"
+        )
     return None
 
 

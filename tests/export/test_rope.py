@@ -11,6 +11,7 @@ from transformers import Gemma3TextConfig, LlamaConfig, LlamaForCausalLM, Phi3Co
 from dsbd_export.checkpoint import open_checkpoint
 from dsbd_export.config import ExportConfig
 from dsbd_export.model_config import constant_rope_length
+from dsbd_export.pair import context_warning
 from dsbd_export.replacements import fix_rope
 from scripts.family_checkpoints import write_family_checkpoint
 
@@ -56,7 +57,17 @@ def test_longrope_has_the_frequencies_of_the_exported_context(tmp_path):
     lengths = [
         open_checkpoint("target", folder, options(n)).context_length for n in (None, 200, 192)
     ]
-    assert lengths == [256, 200, 192]
+    assert lengths == [192, 200, 192]
+
+
+def test_by_default_the_context_is_that_of_short_texts_and_a_line_says_so(tmp_path):
+    folder = write_family_checkpoint("phi3-longrope", tmp_path)
+    warnings = [
+        context_warning(open_checkpoint("target", folder, options(n)), None, n) or ""
+        for n in (None, 192, 256)
+    ]
+    assert "can use 192 tokens" in warnings[0] and "max_context=256" in warnings[0]
+    assert warnings[1:] == ["", ""]
 
 
 def test_frequencies_are_those_of_short_sequences_after_a_long_one():
