@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from dsbd_export.errors import ExportError
+from dsbd_export.fold_graph import write_fold_graph
 from dsbd_export.parity_engine import rows_above, see_rows
 from dsbd_export.path_convolutions import PathConvolutions
-from dsbd_export.fold_graph import write_fold_graph
 from dsbd_export.path_recurrences import (
     Checkpoints,
     PastRows,
@@ -134,9 +134,11 @@ class Forest:
 
     def fold(self, rows: list[int], session: onnxruntime.InferenceSession, before: int = 0) -> None:
         """Make the second checkpoint of rows behind ``before``; they become noise."""
-        names = ("recurrent_key", "recurrent_delta", "recurrent_decay")
+        keys, deltas, decays = (part.numpy() for part in self.cache)
         inputs = {
-            f"past_key_values.0.{name}": part.numpy() for name, part in zip(names, self.cache)
+            "past_key_values.0.recurrent_key": keys,
+            "past_key_values.0.recurrent_delta": deltas,
+            "past_key_values.0.recurrent_decay": decays,
         }
         inputs |= {
             "folded_rows": np.array(rows),
