@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -62,7 +63,7 @@ class _Builder:
         self.nodes: list[onnx.NodeProto] = []
         self.constants: list[onnx.TensorProto] = []
 
-    def add(self, operator: str, *inputs: str, output: str | None = None, **attributes: int) -> str:
+    def add(self, operator: str, *inputs: str, output: str | None = None, **attributes: Any) -> str:
         """Add a node with one output; return its name."""
         output = output or f"{operator}.{len(self.nodes)}"
         self.nodes.append(helper.make_node(operator, inputs, [output], **attributes))

@@ -16,8 +16,8 @@ checkpoints that the new rows are behind.
 | recent_write_indices | [1] int64 | with recent rows: first of the S new ones among them |
 | ancestors | [S,A] int64 | with convolutions: recent rows of the last A nodes of the path to each |
 | | | node, oldest first, itself not; -1 before the path begins |
-| recent_mask | [1,1,S,M] bool | with recurrences: node s sees recent row m, which is of its path and |
-| | | behind its checkpoint |
+| recent_mask | [1,1,S,M] bool | with recurrences: node s sees recent row m, which is of its path |
+| | | and behind its checkpoint |
 | checkpoint_rows | [B,L] int64 | which new rows are behind each checkpoint, filled up with any |
 | row_places | [S] int64 | where each new row stands in checkpoint_rows, row after row |
 | past_key_values.{i}.key | [1,Hkv,C,Dk] | the external cache of layer i that attends |
