@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,15 +28,27 @@ from dsbd_runtime.graph import (
     RECENT_WRITE_INDICES,
     ROW_PLACES,
 )
-from dsbd_runtime.kv_cache import KVCache
-from dsbd_runtime.recent_rows import RecentInputs
+from dsbd_runtime.kv_cache import KVCache, row_bytes
+from dsbd_runtime.recent_rows import FOLDED_TOGETHER, LEFT_BEHIND, RecentInputs
 
+_STATE_BYTES = 4  # of a number, in fp32
 _STEP = 64  # rows; a recurrent layer looks at all of them in every call
 
 
 def recent_capacity(num_rows: int) -> int:
     """Return the capacity for so many recent rows: 64, 128, 192, ..."""
     return max(1, -(-num_rows // _STEP)) * _STEP
+
+
+def path_bytes(caches: Sequence[CacheEntry]) -> int:
+    """Return the bytes of a path that is kept by itself, beside those of its attention rows.
+
+    They are the states of its checkpoint and as many recent rows as are behind that as a rule. A
+    request is one such path, and so is each of its beams that has parted from the others for long.
+    """
+    num_rows = recent_capacity(LEFT_BEHIND + FOLDED_TOGETHER + 1)
+    states = (shape for entry in recurrent(caches) for shape in entry.states.values())
+    return num_rows * row_bytes(recent(caches)) + sum(_STATE_BYTES * math.prod(s) for s in states)
 
 
 class HostRecentMemory:
