@@ -166,7 +166,7 @@ class CausalLM:
         if num_rows <= self._session.capacity:
             return
         try:
-            self._reserve(num_rows)
+            self._reserve(num_rows, self._num_rows)
         except CapacityError:  # the request may need less, and grows as it goes
             _log.debug("no memory for the %d rows that are expected", num_rows)
 
@@ -188,12 +188,12 @@ class CausalLM:
         if self._recent is not None:
             self._recent.keep(rows)
         if num_kept == 0:
-            self._reserve(0)
+            self._reserve(0, 0)
 
     def shrink(self) -> None:
         """Free the memory that the rows in use do not need."""
         self._session.shrink(self._num_rows)
-        self._fit_positions()
+        self._fit_positions(self._num_rows)
 
     def close(self) -> None:
         """Release the engine and the caches; calling it again does nothing."""
@@ -218,7 +218,7 @@ class CausalLM:
         """Make the calls of a forward; return the outputs of its logit rows."""
         num_new = forward.num_new
         self._expire_full_logits()
-        self._reserve(self._num_rows + num_new + self._num_again)
+        self._reserve(self._num_rows + num_new, self._num_rows)
         if self._recent is not None:
             self._recent.truncate(self._num_rows)
         if num_new <= self._most_new_rows:
@@ -246,20 +246,15 @@ class CausalLM:
             self._full.expire()
             self._full = None
 
-    @property
-    def _num_again(self) -> int:
-        """Rows behind those in use in which others are computed again."""
-        return 0 if self._recent is None or not self._num_rows else self._most_new_rows
+    def _reserve(self, num_rows: int, num_used: int) -> None:
+        self._session.reserve(num_rows, num_used)
+        self._fit_positions(num_used)
 
-    def _reserve(self, num_rows: int) -> None:
-        self._session.reserve(num_rows, self._num_rows)
-        self._fit_positions()
-
-    def _fit_positions(self) -> None:
+    def _fit_positions(self, num_used: int) -> None:
         capacity = self._session.capacity
         if capacity != self._row_positions.shape[0]:
             row_positions = np.zeros(capacity, np.int64)
-            row_positions[: self._num_rows] = self._row_positions[: self._num_rows]
+            row_positions[:num_used] = self._row_positions[:num_used]
             self._row_positions = row_positions
         self._kv_bytes_peak = max(self._kv_bytes_peak, self._session.kv_bytes)
 
@@ -287,6 +282,7 @@ class CausalLM:
             return self._call(first_row, forward, features, first_feature, None)
         self._recent.prepare(forward)
         for again, rows in self._recent.again(forward, self._most_new_rows):
+            self._reserve(first_row + again.num_new, first_row)  # behind those in use
             new = self._recent.new_rows(again, rows)
             self._call(first_row, self._without_results(again), self._no_features(), 0, new)
             self._recent.append(new)

@@ -88,6 +88,12 @@ class HostRecentMemory:
         if num_used == 0 or capacity > self.rows.capacity:
             self.rows.resize(capacity, num_used)
 
+    def shrink(self, num_used: int) -> None:
+        """See RecentMemory; a little room more is left, so that it is not taken again at once."""
+        capacity = recent_capacity(num_used + 2 * _STEP)
+        if num_used and capacity < self.rows.capacity:
+            self.rows.resize(capacity, num_used)
+
     def move_rows(self, src_rows: Ints, first_row: int) -> None:
         """See RecentMemory."""
         self.rows.move_rows(src_rows, first_row)

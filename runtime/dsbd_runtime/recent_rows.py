@@ -60,6 +60,9 @@ class RecentMemory(Protocol):
     def reserve(self, num_rows: int, num_used: int) -> None:
         """Give the recent rows room; keep the first ``num_used``. Without any, start again."""
 
+    def shrink(self, num_used: int) -> None:
+        """Give back the room of recent rows that a call behind ``num_used`` of them leaves free."""
+
     def move_rows(self, src_rows: Ints, first_row: int) -> None:
         """Copy these recent rows to ``first_row`` and behind, as if at once."""
 
@@ -393,6 +396,7 @@ class RecentRows:
             self._memory.move_rows(places[num_in_place:], num_in_place)
         self._places[needed] = np.arange(len(needed))
         self.num_recent = len(needed)
+        self._memory.shrink(self.num_recent)
         self._next_look = min(self._next_look, self.num_recent + _LOOK_EVERY)
         num_used = int(self._checkpoints.max(initial=_BEGIN)) + 1
         del self._ends[num_used:]

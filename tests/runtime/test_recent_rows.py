@@ -34,6 +34,9 @@ class SumMemory:
         assert num_rows <= len(self.rows)
         self.rows[num_used:] = np.nan
 
+    def shrink(self, num_used: int) -> None:
+        self.rows[num_used:] = np.nan
+
     def move_rows(self, src_rows: NDArray[np.int64], first_row: int) -> None:
         self.rows[first_row : first_row + len(src_rows)] = self.rows[src_rows]
         self.rows[first_row + len(src_rows) :] = np.nan
