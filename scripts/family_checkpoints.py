@@ -489,6 +489,11 @@ def write_family_checkpoint(name: str, folder: Path) -> Path:
     return write_checkpoint(folder, config, deviation=0.17)
 
 
+_SLOWER = 4
+"""By its exponential states of recurrences decay slower than as they are drawn: all of a path
+matters."""
+
+
 def write_checkpoint(folder: Path, config: PreTrainedConfig, deviation: float = 0.2) -> Path:
     """Write a seeded random model with tokenizer.
 
@@ -498,11 +503,13 @@ def write_checkpoint(folder: Path, config: PreTrainedConfig, deviation: float = 
     with quiet_libraries():
         model = model_class_of(config)(config)
         with torch.no_grad():
-            for parameter in model.parameters():
+            for name, parameter in model.named_parameters():
                 if parameter.ndim > 1:
                     parameter.normal_(0, deviation)
                 else:
                     parameter.add_(torch.randn_like(parameter) * 0.2)
+                if name.endswith("A_log"):
+                    parameter.sub_(_SLOWER)
         model.half().save_pretrained(folder)
     tiny_tokenizer().save(str(folder / "tokenizer.json"))
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|end|>"}
