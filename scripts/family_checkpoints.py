@@ -471,9 +471,13 @@ FAMILY_CHECKPOINTS: dict[str, FamilyCheckpoint] = {
 ONE_OF_EACH = list(  # the first variant of every family
     {row.family: name for name, row in reversed(FAMILY_CHECKPOINTS.items())}.values()
 )[::-1]
+RECURRENT = (
+    *("bamba", "falcon_h1", "granite_hybrid", "mamba2", "nemotron_h", "zamba2"),  # Mamba2
+    *("olmo_hybrid", "qwen3_5", "qwen3_5-wrapper", "qwen3_next"),  # gated delta rule
+)
+CONVOLUTIONAL = ("lfm2", "lfm2_moe", "lfm2_vl", "lfm3")
 NOT_EXACT = (
-    *("bamba", "falcon_h1", "granite_hybrid", "mamba2", "nemotron_h", "zamba2"),  # recurrent
-    *("olmo_hybrid", "qwen3_5", "qwen3_5-wrapper", "qwen3_next"),
+    *RECURRENT,
     *("gemma3n", "gemma4-e2b", "gemma4-e4b"),  # layers that share rows
     *("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "youtu"),  # values made of latents
     "diffllama",  # two halves of the values that are cached
