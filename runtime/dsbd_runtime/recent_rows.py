@@ -35,7 +35,7 @@ FOLDED_TOGETHER = 32
 """The fewest rows that are folded: a fold costs about as much as the states are large."""
 
 LEFT_BEHIND = 32
-"""So many rows before the deepest of a path are not folded: drafts are rarely longer."""
+"""So many rows before the deepest of a path are not folded, 1 or more: drafts are rarely longer."""
 
 MOST_LEFT = 160
 """Of a path that is longer even a short chain is folded, whatever branches off at its end."""
