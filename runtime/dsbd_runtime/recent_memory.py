@@ -32,11 +32,11 @@ from dsbd_runtime.kv_cache import KVCache, row_bytes
 from dsbd_runtime.recent_rows import FOLDED_TOGETHER, LEFT_BEHIND, RecentInputs
 
 _STATE_BYTES = 4  # of a number, in fp32
-_STEP = 64  # rows; a recurrent layer looks at all of them in every call
+_STEP = 32  # rows; a recurrent layer looks at all of them in every call
 
 
 def recent_capacity(num_rows: int) -> int:
-    """Return the capacity for so many recent rows: 64, 128, 192, ..."""
+    """Return the capacity for so many recent rows: 32, 64, 96, ..."""
     return max(1, -(-num_rows // _STEP)) * _STEP
 
 

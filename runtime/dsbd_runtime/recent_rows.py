@@ -34,10 +34,10 @@ from dsbd_runtime.errors import InputError
 FOLDED_TOGETHER = 32
 """The fewest rows that are folded: a fold costs about as much as the states are large."""
 
-LEFT_BEHIND = 32
+LEFT_BEHIND = 16
 """So many rows before the deepest of a path are not folded, 1 or more: drafts are rarely longer."""
 
-MOST_LEFT = 160
+MOST_LEFT = 128
 """Of a path that is longer even a short chain is folded, whatever branches off at its end."""
 
 MOST_HELD = 4
