@@ -20,6 +20,7 @@ from dsbd_ort.decoding.request import most_rows
 from dsbd_ort.engine import Service, ServiceLimits, ServiceStats
 from dsbd_ort.pipeline import Pipeline
 from dsbd_ort.results import GenerationResult
+from dsbd_runtime.cache_entries import attending
 from dsbd_runtime.kv_cache import row_bytes
 from lab.frame.page import BUNDLE, DOCS, Page, table, writes
 
@@ -52,7 +53,9 @@ class Found:
 
 def run_together(pipeline: Pipeline, chats: Sequence[dict[str, Any]], rows: int) -> Found:
     """Run all chats at a time in a cache of so many rows."""
-    of_row = sum(row_bytes(entry.caches) for entry in pipeline.bundle.entry_by_role.values())
+    of_row = sum(
+        row_bytes(attending(entry.caches)) for entry in pipeline.bundle.entry_by_role.values()
+    )
     limits = ServiceLimits(max_requests=len(chats), kv_bytes=rows * of_row)
     found = Found()
     began = time.perf_counter()

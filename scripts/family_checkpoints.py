@@ -471,9 +471,13 @@ FAMILY_CHECKPOINTS: dict[str, FamilyCheckpoint] = {
 ONE_OF_EACH = list(  # the first variant of every family
     {row.family: name for name, row in reversed(FAMILY_CHECKPOINTS.items())}.values()
 )[::-1]
+RECURRENT = (
+    *("bamba", "falcon_h1", "granite_hybrid", "mamba2", "nemotron_h", "zamba2"),  # Mamba2
+    *("olmo_hybrid", "qwen3_5", "qwen3_5-wrapper", "qwen3_next"),  # gated delta rule
+)
+CONVOLUTIONAL = ("lfm2", "lfm2_moe", "lfm2_vl", "lfm3")
 NOT_EXACT = (
-    *("bamba", "falcon_h1", "granite_hybrid", "mamba2", "nemotron_h", "zamba2"),  # recurrent
-    *("olmo_hybrid", "qwen3_5", "qwen3_5-wrapper", "qwen3_next"),
+    *RECURRENT,
     *("gemma3n", "gemma4-e2b", "gemma4-e4b"),  # layers that share rows
     *("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "youtu"),  # values made of latents
     "diffllama",  # two halves of the values that are cached
@@ -489,6 +493,11 @@ def write_family_checkpoint(name: str, folder: Path) -> Path:
     return write_checkpoint(folder, config, deviation=0.17)
 
 
+_SLOWER = 4
+"""By its exponential states of recurrences decay slower than as they are drawn: all of a path
+matters."""
+
+
 def write_checkpoint(folder: Path, config: PreTrainedConfig, deviation: float = 0.2) -> Path:
     """Write a seeded random model with tokenizer.
 
@@ -498,11 +507,13 @@ def write_checkpoint(folder: Path, config: PreTrainedConfig, deviation: float = 
     with quiet_libraries():
         model = model_class_of(config)(config)
         with torch.no_grad():
-            for parameter in model.parameters():
+            for name, parameter in model.named_parameters():
                 if parameter.ndim > 1:
                     parameter.normal_(0, deviation)
                 else:
                     parameter.add_(torch.randn_like(parameter) * 0.2)
+                if name.endswith("A_log"):
+                    parameter.sub_(_SLOWER)
         model.half().save_pretrained(folder)
     tiny_tokenizer().save(str(folder / "tokenizer.json"))
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|end|>"}

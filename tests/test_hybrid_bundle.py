@@ -4,21 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 from transformers import AutoModelForCausalLM
 
 from dsbd_export.config import ExportConfig
 from dsbd_export.pipeline import export_bundle
 from dsbd_ort import Pipeline
+from dsbd_ort.cli import inspect
+from dsbd_ort.commands.bundle_summary import summarize_bundle
 from dsbd_ort.decoding import decode_iterations
 from dsbd_ort.decoding.request import result_of
-from dsbd_ort.engine import Service
+from dsbd_ort.engine import Service, ServiceLimits
+from dsbd_ort.engine.limits import cache_rows
+from dsbd_runtime.cache_entries import attending
+from dsbd_runtime.errors import InputError
+from dsbd_runtime.kv_cache import bucket_capacity, row_bytes
 from dsbd_runtime.loading import load_causal_lm
+from dsbd_runtime.recent_memory import path_bytes
 from scripts.family_checkpoints import write_family_checkpoint
 from tests.made_once import made_once
 
@@ -67,10 +76,16 @@ def tokens(pipe: Pipeline | Service, prompt: list[int], **options: Any) -> list[
     return [sequence.token_ids for sequence in pipe.generate(prompt, **options).sequences]
 
 
-def check_searches(pipe: Pipeline, target: Path, number: int) -> None:
+def check_searches(
+    pipe: Pipeline,
+    target: Path,
+    given: list[list[int]],
+    widths: tuple[int, ...] = (1, 4),
+    num_new: int = NEW_TOKENS,
+) -> None:
     model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
-    for prompt in prompts(number):
-        for num_beams in (1, 4):
+    for prompt in given:
+        for num_beams in widths:
             ids = torch.tensor([prompt])
             with torch.inference_mode():
                 rows = model.generate(
@@ -78,7 +93,7 @@ def check_searches(pipe: Pipeline, target: Path, number: int) -> None:
                     attention_mask=torch.ones_like(ids),
                     num_beams=num_beams,
                     num_return_sequences=num_beams,
-                    max_new_tokens=NEW_TOKENS,
+                    max_new_tokens=num_new,
                     do_sample=False,
                     pad_token_id=0,
                     eos_token_id=EOS,
@@ -86,6 +101,7 @@ def check_searches(pipe: Pipeline, target: Path, number: int) -> None:
             theirs = [row[len(prompt) :].tolist() for row in rows]
             theirs = [row[: row.index(EOS) + 1] if EOS in row else row for row in theirs]
             beams = {"num_beams": num_beams, "num_return_sequences": num_beams}
+            beams["max_new_tokens"] = num_new
             for strategy in ("beam-search", "speculative-beam-search"):
                 assert tokens(pipe, prompt, strategy=strategy, **beams) == theirs, prompt
 
@@ -101,16 +117,48 @@ def check_samples(pipe: Pipeline, number: int) -> None:
 
 
 def test_a_search_is_that_of_transformers(hybrid: tuple[Pipeline, Path]) -> None:
-    check_searches(*hybrid, 5)
+    check_searches(*hybrid, prompts(5))
 
 
 def test_drafts_are_invisible(hybrid: tuple[Pipeline, Path]) -> None:
     check_samples(hybrid[0], 4)
 
 
+def test_beams_beyond_several_folds(hybrid: tuple[Pipeline, Path]) -> None:
+    """Most of 190 rows is folded, drafted or not; what is kept is no more for it."""
+    pipe, target = hybrid
+    check_searches(pipe, target, [prompts(2)[1] * 12], widths=(2,), num_new=110)
+    prompt = prompts(3)[2][:70]
+    for drafted, plain in SAME_TOKENS.items():
+        options = {"max_new_tokens": 120, "seed": 1, "drafter": "ngram"}
+        beams = {} if plain == "sample" else {"num_beams": 2}
+        wanted = tokens(pipe, prompt, strategy=plain, max_new_tokens=120, seed=1, **beams)
+        assert tokens(pipe, prompt, strategy=drafted, **options, **beams) == wanted
+    entry = pipe.bundle.entry("target")
+    attention = bucket_capacity(256) * row_bytes(attending(entry.caches))
+    with load_causal_lm(pipe.bundle, "target", num_threads=1) as model:
+        config = pipe.config({"strategy": "sample", "max_new_tokens": 150})
+        result_of(decode_iterations(model, None, prompt, config, np.random.default_rng(0)))
+        assert model.kv_bytes_peak <= attention + 2 * path_bytes(entry.caches)
+
+
+@pytest.mark.parametrize("cut", [30, 64, 127, 149])
+def test_a_prompt_that_begins_alike(hybrid: tuple[Pipeline, Path], cut: int) -> None:
+    """Rows that are folded are computed again from a checkpoint on, and the answer is the same."""
+    pipe, _ = hybrid
+    prompt = prompts(3)[2]
+    other = [*prompt[:cut], *prompts(4)[3][:30]]
+    options = {"strategy": "dsbd", "num_beams": 2, "seed": 3}
+    tokens(pipe, [5], **options)
+    wanted = tokens(pipe, other, **options)
+    tokens(pipe, [5], **options)
+    tokens(pipe, prompt, **{**options, "max_new_tokens": 80})
+    assert tokens(pipe, other, **options) == wanted
+
+
 @pytest.mark.long
 def test_200_prompts(hybrid: tuple[Pipeline, Path]) -> None:
-    check_searches(*hybrid, 200)
+    check_searches(*hybrid, prompts(200))
     check_samples(hybrid[0], 200)
 
 
@@ -130,6 +178,34 @@ def test_together_as_alone(hybrid: tuple[Pipeline, Path]) -> None:
     assert found == alone
 
 
+def test_requests_behind_different_checkpoints(hybrid: tuple[Pipeline, Path]) -> None:
+    """Long and short prompts in the same calls, samples of one prompt, and a tiny budget."""
+    pipe, _ = hybrid
+    given = [prompts(3)[2][: 150 - 45 * i] for i in range(4)]
+    options = {"strategy": "dsbd", "num_beams": 2, "max_new_tokens": 50}
+    alone = [tokens(pipe, prompt, seed=seed, **options) for seed, prompt in enumerate(given)]
+    entries = pipe.bundle.entry_by_role.values()
+    of_path = sum(path_bytes(entry.caches) for entry in entries)
+    of_row = sum(row_bytes(attending(entry.caches)) for entry in entries)
+    limits = ServiceLimits(max_requests=4, kv_bytes=4 * of_path + 512 * of_row)
+    with Service(pipe, limits) as service, ThreadPoolExecutor(len(given)) as callers:
+        numbers = range(len(given))
+        found = list(callers.map(lambda i: tokens(service, given[i], seed=i, **options), numbers))
+        assert service.stats().max_rows == 512
+    assert found == alone
+    with pytest.raises(InputError, match=r"or lower max_requests \(4\)"):
+        cache_rows(replace(limits, kv_bytes=4 * of_path), pipe.bundle)
+
+
+def test_what_a_path_costs_is_shown(hybrid: tuple[Pipeline, Path]) -> None:
+    summary = summarize_bundle(hybrid[0].bundle, verified=False).target
+    caches = hybrid[0].bundle.entry("target").caches
+    assert summary.kv_bytes_per_token == row_bytes(attending(caches))
+    assert summary.kv_bytes_per_path == path_bytes(caches) > 0
+    text = CliRunner().invoke(inspect, [str(hybrid[0].bundle.path)]).stdout
+    assert f"{summary.kv_bytes_per_path:,}" in text
+
+
 def test_rows_that_are_computed_again_are_the_same(hybrid: tuple[Pipeline, Path]) -> None:
     """One in three engine calls stands behind a preemption."""
     pipe, _ = hybrid
@@ -138,7 +214,7 @@ def test_rows_that_are_computed_again_are_the_same(hybrid: tuple[Pipeline, Path]
         load_causal_lm(pipe.bundle, "target", num_threads=1) as target,
         load_causal_lm(pipe.bundle, "draft", num_threads=1) as draft,
     ):
-        for seed, prompt in enumerate(prompts(4)):
+        for seed, prompt in enumerate(prompts(4)):  # one of them is folded in pieces
             coin, results = np.random.default_rng(seed), []
             for preempts in (
                 lambda _call: False,

@@ -8,6 +8,7 @@ from typing import Any
 
 from dsbd_ort.model_defaults import ModelDefaults
 from dsbd_runtime.bundle import MODEL_FILE, Bundle, CacheEntry
+from dsbd_runtime.cache_entries import attending
 from dsbd_runtime.cuda_device import gpu_compute_capability, import_cuda_runtime
 from dsbd_runtime.draft_record import RECORD_FILE, DraftRecord, read_record
 from dsbd_runtime.errors import BundleError, ProviderError
@@ -15,6 +16,7 @@ from dsbd_runtime.graph import FULL, FeatureEntry
 from dsbd_runtime.kv_cache import row_bytes
 from dsbd_runtime.loading import check_available
 from dsbd_runtime.providers import PROVIDERS, Placement, Provider, check_runnable
+from dsbd_runtime.recent_memory import path_bytes
 from dsbd_runtime.trt_module import FLAVOURS, Flavour, import_trt
 from dsbd_runtime.trt_record import (
     EngineRecord,
@@ -51,6 +53,8 @@ class ModelSummary:
         weight_bytes: the engine's files, prune graph aside.
         kv_bytes_per_token: of keys and values of all layers.
         kv_bytes_full_context: the same times the context length.
+        kv_bytes_per_path: of convolutions and recurrences, besides, of every request and of every
+            beam that has parted from the others for long; 0 without such layers.
         sliding_window: positions that a sliding-window layer sees, None without such layers.
         features: hidden states that a target returns or a feature draft reads, None without.
         adapter: name of the one that was merged into the weights, None without.
@@ -70,6 +74,7 @@ class ModelSummary:
     caches: list[CacheEntry]
     kv_bytes_per_token: int
     kv_bytes_full_context: int
+    kv_bytes_per_path: int
     masks: list[str]
     sliding_window: int | None
     features: FeatureEntry | None
@@ -185,7 +190,7 @@ def _draft_record(bundle: Bundle) -> DraftRecord | None:
 def _model_summary(bundle: Bundle, role: str) -> ModelSummary:
     entry = bundle.entry(role)
     parity = entry.parity
-    kv_bytes_per_token = row_bytes(entry.caches)
+    kv_bytes_per_token = row_bytes(attending(entry.caches))
     return ModelSummary(
         family=entry.family,
         dtype=entry.dtype,
@@ -204,6 +209,7 @@ def _model_summary(bundle: Bundle, role: str) -> ModelSummary:
         caches=entry.caches,
         kv_bytes_per_token=kv_bytes_per_token,
         kv_bytes_full_context=kv_bytes_per_token * entry.context_length,
+        kv_bytes_per_path=path_bytes(entry.caches),
         masks=entry.masks,
         sliding_window=entry.sliding_window,
         features=entry.features,

@@ -39,7 +39,9 @@ The object that --json prints has these fields:
     caches [{kind, layer, dtype, and by kind: num_heads, key_width, value_width (attention rows);
       width, num_ancestors (convolution rows); num_heads, value_width, num_key_heads, key_width,
       most_new_rows (recurrent rows)}],
-    kv_bytes_per_token, kv_bytes_full_context, masks, sliding_window,
+    kv_bytes_per_token, kv_bytes_full_context,
+    kv_bytes_per_path (besides, of a request and of a beam that has parted from the others),
+    masks, sliding_window,
     features {width, layers, own_width} (null without a feature draft),
     adapter (null unless one was merged), unread_inputs ["images", ...],
     parity {measure, value, limit,
@@ -221,9 +223,17 @@ def _model_cells(model: ModelSummary) -> dict[str, str]:
         "key/value cache": _caches_cell(model.caches),
         "key/value bytes a token": f"{model.kv_bytes_per_token:,}",
         "in a full context": f"{model.kv_bytes_full_context:,}",
+        **_path_cell(model),
         f"parity: {parity.measure}": f"{parity.value:.1e} (limit {parity.limit:.0e})"
         + ("" if parity.accepted is None else f"\nREFUSED, accepted to {parity.accepted:.1e}"),
     }
+
+
+def _path_cell(model: ModelSummary) -> dict[str, str]:
+    """Return the row of states and recent rows, none without them."""
+    if not model.kv_bytes_per_path:
+        return {}
+    return {"besides a request or parted beam": f"{model.kv_bytes_per_path:,}"}
 
 
 def _caches_cell(caches: list[CacheEntry]) -> str:

@@ -24,7 +24,8 @@ PREFILL_CHUNK = 256
 
 MOST_UNUSED_ROWS = 64
 """Rows that no view sees may lie between the others, and besides them a quarter of the others: an
-unused row costs a masked column, dropping it moves those behind it in every transformer layer."""
+unused row costs a masked column, dropping it moves those behind it in every transformer layer.
+Not these besides where rows are folded, which waits for unused ones to be dropped."""
 
 _MOST_CLOSED = 256
 """Closed views whose rows may serve a request that begins alike."""
@@ -87,7 +88,7 @@ class SharedKVCache:
         for other in others if self._shares_prefixes else ():
             if (found := other.identity.num_common(identity)) > num_common:
                 longest, num_common = other, found
-        return longest.copy_of(self.model.spec.memory.longest_cut(num_common))
+        return longest.copy_of(num_common)
 
     def close_view(self, view: UsedRows) -> None:
         """Give up a view's rows; until dropped its prefix may serve a request that begins alike.
@@ -153,7 +154,9 @@ class SharedKVCache:
             return
         is_used = self._used()
         num_used = int(is_used.sum())
-        most_unused = MOST_UNUSED_ROWS + num_used // 4
+        most_unused = MOST_UNUSED_ROWS
+        if not self.model.spec.memory.folds_rows:
+            most_unused += num_used // 4
         self._next_check = num_used + most_unused
         if num_rows - num_used > (0 if is_full else most_unused):
             self._keep(is_used)

@@ -8,8 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dsbd_runtime.bundle import Bundle
+from dsbd_runtime.cache_entries import attending
 from dsbd_runtime.errors import InputError
 from dsbd_runtime.kv_cache import bucket_capacity, row_bytes
+from dsbd_runtime.recent_memory import path_bytes
 from dsbd_runtime.typed_json import in_short
 
 MOST = 2**31 - 1
@@ -48,7 +50,9 @@ class ServiceLimits:
         max_requests: number of requests that run concurrently; they share the engine calls.
         max_queued: number of requests that wait beyond those; one more is rejected.
         kv_bytes: memory of all engines' caches (while they grow, one buffer exists twice). None:
-            enough for max_requests requests of 2,048 rows, and for one of the whole context.
+            enough for max_requests requests of 2,048 rows, and for one of the whole context. Of
+            engines with convolutions or recurrences, a part of it is for the states and recent rows
+            of max_requests requests; beams that part take more.
     """
 
     max_requests: int = 8
@@ -73,15 +77,18 @@ def cache_rows(limits: ServiceLimits, bundle: Bundle) -> int:
     if limits.kv_bytes is None:
         wanted = max(limits.max_requests * _DEFAULT_ROWS, 2 * bundle.context_length)
         return bucket_capacity(wanted)
-    bytes_of_row = sum(row_bytes(entry.caches) for entry in bundle.entry_by_role.values())
-    affordable = limits.kv_bytes // bytes_of_row
+    entries = bundle.entry_by_role.values()
+    bytes_of_row = max(1, sum(row_bytes(attending(entry.caches)) for entry in entries))
+    bytes_of_paths = limits.max_requests * sum(path_bytes(entry.caches) for entry in entries)
+    affordable = (limits.kv_bytes - bytes_of_paths) // bytes_of_row
     rows = 0
     while (bucket := bucket_capacity(rows + 1)) <= affordable:
         rows = bucket
     if rows == 0:
-        least = bucket_capacity(1) * bytes_of_row
+        least = bucket_capacity(1) * bytes_of_row + bytes_of_paths
+        fix = f"raise it, or lower max_requests ({limits.max_requests})"
         raise InputError(
             f"kv_bytes is {limits.kv_bytes}, but the smallest caches of this bundle take {least} "
-            "bytes; raise it"
+            f"bytes; {fix if bytes_of_paths else 'raise it'}"
         )
     return rows

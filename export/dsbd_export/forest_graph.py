@@ -29,6 +29,8 @@ from dsbd_export.model_loading import cache_name
 from dsbd_export.optimize import fuse_norms
 from dsbd_export.path_convolutions import PathConvolutions
 from dsbd_export.path_recurrences import (
+    Checkpoints,
+    PastRows,
     PathRows,
     Recurrence,
     path_outputs,
@@ -52,20 +54,60 @@ from dsbd_runtime.cache_entries import (
     parts_of,
     past_name,
     present_name,
+    recent,
+    recurrent,
 )
 from dsbd_runtime.graph import (
     ANCESTORS,
-    ATTENTION_MASK,
+    CHECKPOINT_ROWS,
     FEATURE_ROWS,
     FEATURES,
     INPUT_IDS,
     LOGIT_ROWS,
     LOGITS,
     POSITION_IDS,
+    RECENT_MASK,
+    RECENT_WRITE_INDICES,
+    ROW_PLACES,
     WRITE_INDICES,
 )
 
-LayerCache = tuple[Tensor, ...]  # the parts of one layer's cache, (1, heads, C, width) each
+LayerCache = tuple[Tensor, ...]  # the parts of one layer's cache, (1, heads, rows, width) each
+
+
+@dataclass(frozen=True)
+class RecentInputs:
+    """What convolutions and recurrences need of the inputs of the graph.
+
+    Attributes:
+        write_indices: first of the new rows among the recent ones.
+        convolutions: of a model that has some.
+        paths: of a model with recurrences.
+        states: by layer, those of the checkpoints and the decays at them.
+    """
+
+    write_indices: Tensor
+    convolutions: PathConvolutions | None
+    paths: PathRows | None
+    states: Mapping[int, tuple[Tensor, Tensor]]
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint, further: Mapping[str, Tensor]) -> RecentInputs | None:
+        """Return those of a model, of its further inputs by name; None without recent rows."""
+        if RECENT_WRITE_INDICES not in further:
+            return None
+        write_indices = further[RECENT_WRITE_INDICES]
+        paths = None
+        if RECENT_MASK in further:
+            checkpoints = Checkpoints(further[CHECKPOINT_ROWS], further[ROW_PLACES])
+            paths = PathRows(further[RECENT_MASK][0, 0], write_indices, checkpoints)
+        states = {}
+        for entry in recurrent(checkpoint.caches):
+            state, decay = (further[name] for name in entry.states)
+            states[entry.layer] = state, decay
+        ancestors = further.get(ANCESTORS)
+        convolutions = None if ancestors is None else PathConvolutions(ancestors)
+        return cls(write_indices, convolutions, paths, states)
 
 
 class ForestCache(Cache):  # type: ignore[misc]  # transformers has no types
@@ -75,15 +117,13 @@ class ForestCache(Cache):  # type: ignore[misc]  # transformers has no types
         self,
         past: Mapping[tuple[int, str], LayerCache],
         write_indices: Tensor,
-        convolutions: PathConvolutions | None = None,
-        paths: PathRows | None = None,
+        recent: RecentInputs | None = None,
     ) -> None:
         """Take the caches by layer and kind, and what convolutions and recurrences need."""
         super().__init__(layers=[])
         self._past = past
         self._write_indices = write_indices
-        self._convolutions = convolutions
-        self._paths = paths
+        self._recent = recent
         self._present: dict[tuple[int, str], LayerCache] = {}
         self._recurrent_layer = 0
 
@@ -96,7 +136,10 @@ class ForestCache(Cache):  # type: ignore[misc]  # transformers has no types
         """
         past = self._unwritten(layer_idx, ATTENTION_ROWS)
         new = key_states, value_states
-        present = tuple(self._scatter(layer_idx, *pair) for pair in zip(past, new, strict=True))
+        present = tuple(
+            self._scatter(layer_idx, self._write_indices, *pair)
+            for pair in zip(past, new, strict=True)
+        )
         self._present[layer_idx, ATTENTION_ROWS] = present
         return present
 
@@ -112,10 +155,13 @@ class ForestCache(Cache):  # type: ignore[misc]  # transformers has no types
         ``PathConvolutions`` instead.
         """
         (past,) = self._unwritten(layer_idx, CONVOLUTION_ROWS)
-        assert self._convolutions is not None  # as the layer was one when its cache was probed
-        rows = self._scatter(layer_idx, past, conv_states.transpose(1, 2)[:, None])
+        recent = self._recent
+        assert recent is not None  # as the layer was one when its cache was probed
+        assert recent.convolutions is not None
+        new = conv_states.transpose(1, 2)[:, None]
+        rows = self._scatter(layer_idx, recent.write_indices, past, new)
         self._present[layer_idx, CONVOLUTION_ROWS] = (rows,)
-        self._convolutions.read(rows, conv_states)
+        recent.convolutions.read(rows, conv_states)
         return conv_states
 
     def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> None:
@@ -129,9 +175,14 @@ class ForestCache(Cache):  # type: ignore[misc]  # transformers has no types
         """Return the outputs of a layer's recurrence, (H, S, Dv), and keep its rows."""
         layer = self._recurrent_layer
         past = self._unwritten(layer, RECURRENT_ROWS)
-        assert self._paths is not None  # as the layer was one when its cache was probed
+        recent = self._recent
+        assert recent is not None  # as the layer was one when its cache was probed
+        assert recent.paths is not None
         outputs, present = path_outputs(
-            recurrence, self._paths, past, partial(self._scatter, layer)
+            recurrence,
+            recent.paths,
+            PastRows(past, *recent.states[layer]),
+            partial(self._scatter, layer, recent.write_indices),
         )
         self._present[layer, RECURRENT_ROWS] = present
         return outputs
@@ -154,7 +205,7 @@ class ForestCache(Cache):  # type: ignore[misc]  # transformers has no types
             raise ExportError(f"layer {layer} writes a cache that it did not have before")
         return self._past[layer, kind]
 
-    def _scatter(self, layer: int, past: Tensor, new: Tensor) -> Tensor:
+    def _scatter(self, layer: int, write_indices: Tensor, past: Tensor, new: Tensor) -> Tensor:
         if (past.shape[1], past.shape[3]) != (new.shape[1], new.shape[3]):
             raise ExportError(
                 f"layer {layer} caches {new.shape[1]} heads of {new.shape[3]}, expected "
@@ -162,7 +213,7 @@ class ForestCache(Cache):  # type: ignore[misc]  # transformers has no types
             )
         return torch.onnx.ops.symbolic(
             "TensorScatter",
-            [past, new, self._write_indices],
+            [past, new, write_indices],
             {"axis": 2, "mode": "linear"},
             dtype=past.dtype,
             shape=past.shape,
@@ -181,6 +232,7 @@ class ForestGraph(nn.Module):
     ) -> None:
         super().__init__()
         self.model = model
+        self._checkpoint = checkpoint
         self._masks = checkpoint.masks
         self._attends = any(checkpoint.layer_masks)
         self._places = [(cache.layer, cache.kind) for cache in checkpoint.caches]
@@ -205,14 +257,10 @@ class ForestGraph(nn.Module):
         """Return the logits (R, V) in float32, the caches with the S new rows, and features."""
         if self._form is AttentionForm.OWN:
             masks = [additive_mask(mask, self.model.dtype) for mask in masks]
-        rest = list(further or ())
-        convolutions = PathConvolutions(rest.pop(0)) if CONVOLUTION_ROWS in self._kinds else None
-        paths = None
-        if RECURRENT_ROWS in self._kinds:
-            paths = PathRows(masks[self._masks.index(ATTENTION_MASK)], write_indices)
-        cache = ForestCache(
-            dict(zip(self._places, past, strict=True)), write_indices, convolutions, paths
-        )
+        rest = dict(zip(further_names(self._checkpoint), further or (), strict=True))
+        recent = RecentInputs.of(self._checkpoint, rest)
+        convolutions = None if recent is None else recent.convolutions
+        cache = ForestCache(dict(zip(self._places, past, strict=True)), write_indices, recent)
         with (
             ReplaceTorchFunctions(
                 None if convolutions is None else {F.conv1d: convolutions.convolved}
@@ -230,7 +278,7 @@ class ForestGraph(nn.Module):
             )
         logits = spread(output.logits.squeeze(0).float(), self._tokens, self._vocab_size)
         returned = logits, cache.present()
-        return (*returned, inputs.rows(rest[0])) if rest else returned
+        return (*returned, inputs.rows(rest[FEATURE_ROWS])) if FEATURE_ROWS in rest else returned
 
     def _mask_argument(self, masks: list[Tensor]) -> Tensor | dict[str, Tensor | None] | None:
         """Return the masks as ``generate`` hands ready-made ones to a model.
@@ -253,8 +301,16 @@ class ForestGraph(nn.Module):
 def input_names(checkpoint: Checkpoint) -> list[str]:
     """Return the inputs of the forest graph in their order."""
     names = [INPUT_IDS, POSITION_IDS, *checkpoint.masks, WRITE_INDICES, LOGIT_ROWS]
-    names += _cache_names(checkpoint, past_name)
+    return [*names, *_cache_names(checkpoint, past_name), *further_names(checkpoint)]
+
+
+def further_names(checkpoint: Checkpoint) -> list[str]:
+    """Return the inputs that only some models have, in their order."""
+    names = [RECENT_WRITE_INDICES] if recent(checkpoint.caches) else []
     names += [ANCESTORS] if num_ancestors(checkpoint.caches) else []
+    if entries := recurrent(checkpoint.caches):
+        names += [RECENT_MASK, CHECKPOINT_ROWS, ROW_PLACES]
+        names += [name for entry in entries for name in entry.states]
     return names if checkpoint.feature_layers is None else [*names, FEATURE_ROWS]
 
 
@@ -338,11 +394,14 @@ def captured_graph(
     return program.model
 
 
-def empty_caches(checkpoint: Checkpoint, capacity: int) -> list[LayerCache]:
+def empty_caches(checkpoint: Checkpoint, capacity: int, num_recent: int = 0) -> list[LayerCache]:
     """Return the caches of each cached layer, zeros, for an example."""
     return [
         tuple(
-            torch.zeros(cache.shape(part, capacity), dtype=TORCH_DTYPES[cache.dtype])
+            torch.zeros(
+                cache.shape(part, num_recent if cache in recent(checkpoint.caches) else capacity),
+                dtype=TORCH_DTYPES[cache.dtype],
+            )
             for part in cache.parts
         )
         for cache in checkpoint.caches
@@ -351,13 +410,13 @@ def empty_caches(checkpoint: Checkpoint, capacity: int) -> list[LayerCache]:
 
 def _example(checkpoint: Checkpoint) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """Return example arguments of ``ForestGraph.forward`` and which of their axes are dynamic."""
-    num_masks, num_above = len(checkpoint.masks), num_ancestors(checkpoint.caches)
-    num_nodes, capacity, num_logits = 5, 13, 3
-    nodes, rows, logits = (
-        torch.export.Dim(name, min=low) for name, low in (("S", 1), ("C", 1), ("R", 0))
+    num_masks = len(checkpoint.masks)
+    num_nodes, capacity, num_recent, num_logits = 5, 13, 11, 3
+    nodes, rows, recent_rows, logits = (
+        torch.export.Dim(name, min=low) for name, low in (("S", 1), ("C", 1), ("M", 1), ("R", 0))
     )
     mask = torch.ones(1, 1, num_nodes, capacity, dtype=torch.bool)
-    caches = empty_caches(checkpoint, capacity)
+    caches = empty_caches(checkpoint, capacity, num_recent)
     arguments = (
         torch.zeros(1, num_nodes, dtype=torch.int64),
         torch.arange(num_nodes)[None],
@@ -366,21 +425,50 @@ def _example(checkpoint: Checkpoint) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         torch.arange(num_logits),
         caches,
     )
+    is_recent = [cache in recent(checkpoint.caches) for cache in checkpoint.caches]
     dynamic_shapes = (
         {1: nodes},
         {1: nodes},
         [{2: nodes, 3: rows}] * num_masks,
         None,
         {0: logits},
-        [tuple({2: rows} for _ in cache) for cache in caches],
+        [
+            tuple({2: recent_rows if is_last else rows} for _ in cache)
+            for cache, is_last in zip(caches, is_recent, strict=True)
+        ],
     )
-    further, shapes = [], []
-    if num_above:
-        further.append(torch.zeros(num_nodes, num_above, dtype=torch.int64))
-        shapes.append({0: nodes})
-    if checkpoint.feature_layers is not None:
-        further.append(torch.arange(num_logits + 1))
-        shapes.append({0: torch.export.Dim("F", min=0)})
-    if not further:  # an empty argument would take the axes their names
+    examples = _further_examples(checkpoint, num_nodes, num_recent, nodes, recent_rows)
+    if not examples:  # an empty argument would take the axes their names
         return arguments, dynamic_shapes
-    return (*arguments, further), (*dynamic_shapes, shapes)
+    further, shapes = zip(*(examples[name] for name in further_names(checkpoint)), strict=True)
+    return (*arguments, list(further)), (*dynamic_shapes, list(shapes))
+
+
+def _further_examples(
+    checkpoint: Checkpoint, num_nodes: int, num_recent: int, nodes: Any, recent_rows: Any
+) -> dict[str, tuple[Tensor, dict[int, Any] | None]]:
+    """Return an example of each of ``further_names``, and which of its axes are dynamic."""
+    names = further_names(checkpoint)
+    num_checkpoints, num_places = 2, 4
+    checkpoints, places, features = (
+        torch.export.Dim(name, min=low) for name, low in (("B", 1), ("L", 1), ("F", 0))
+    )
+    num_above = num_ancestors(checkpoint.caches)
+    examples: dict[str, tuple[Tensor, dict[int, Any] | None]] = {
+        RECENT_WRITE_INDICES: (torch.tensor([2]), None),
+        ANCESTORS: (torch.zeros(num_nodes, num_above, dtype=torch.int64), {0: nodes}),
+        RECENT_MASK: (
+            torch.ones(1, 1, num_nodes, num_recent, dtype=torch.bool),
+            {2: nodes, 3: recent_rows},
+        ),
+        CHECKPOINT_ROWS: (
+            torch.zeros(num_checkpoints, num_places, dtype=torch.int64),
+            {0: checkpoints, 1: places},
+        ),
+        ROW_PLACES: (torch.arange(num_nodes), {0: nodes}),
+        FEATURE_ROWS: (torch.arange(4), {0: features}),
+    }
+    for entry in recurrent(checkpoint.caches):
+        for name, shape in entry.states.items():
+            examples[name] = torch.zeros(num_checkpoints, *shape), {0: checkpoints}
+    return {name: examples[name] for name in names}

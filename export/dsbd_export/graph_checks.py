@@ -17,8 +17,8 @@ from dsbd_export.config import OPSET
 from dsbd_export.errors import ExportError
 from dsbd_export.families import AttentionForm
 from dsbd_export.forest_graph import GraphNames, input_names, output_names
-from dsbd_runtime.cache_entries import parts_of, past_name, present_name
-from dsbd_runtime.graph import WRITE_INDICES
+from dsbd_runtime.cache_entries import parts_of, past_name, present_name, recent
+from dsbd_runtime.graph import RECENT_WRITE_INDICES, WRITE_INDICES
 
 MAX_OPSET = 25
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)
@@ -69,7 +69,9 @@ def _check_caches(graph: ir.Graph, checkpoint: Checkpoint) -> None:
         if scatter is None or scatter.op_type != "TensorScatter":
             raise _broken(f"{present} is the output of {scatter}, expected a TensorScatter")
         past, _, index = (value.name if value else None for value in scatter.inputs)
-        if (past, index) != (past_name(cache.layer, part), WRITE_INDICES):
+        is_recent = cache in recent(checkpoint.caches)
+        wanted = RECENT_WRITE_INDICES if is_recent else WRITE_INDICES
+        if (past, index) != (past_name(cache.layer, part), wanted):
             raise _broken(f"{present} is written from {past} at {index}")
 
 

@@ -28,7 +28,7 @@ from dsbd_export.errors import ExportError
 from dsbd_export.parity_cases import TEXT, ForestCase, Reference, differences
 from dsbd_export.parity_engine import ForestEngine
 from dsbd_export.progress import Counter, Report, counted, silent
-from dsbd_runtime.bundle import MODEL_FILE, PRUNE_FILE, ParityCase, ParityReport
+from dsbd_runtime.bundle import ParityCase, ParityReport
 
 _SPARE_ROWS = 7  # behind the last row in use: rows full of noise that no node may see
 
@@ -128,9 +128,7 @@ def _checked_cases(
 ) -> list[ParityCase]:
     """Return the errors of all cases, and check that the engine moves rows."""
     longest = max(len(ref.case.prefix_ids) + len(ref.case.node_ids) for ref in references)
-    engine = ForestEngine(
-        folder / MODEL_FILE, folder / PRUNE_FILE, checkpoint, capacity=longest + _SPARE_ROWS
-    )
+    engine = ForestEngine(folder, checkpoint, capacity=longest + _SPARE_ROWS)
     cases = []
     counter = Counter(f"{checkpoint.role}: comparing with the checkpoint", "cases", report)
     for reference in counted(references, counter):
@@ -203,9 +201,11 @@ def _check_prune(engine: ForestEngine, checkpoint: Checkpoint) -> None:
     first_row = 2
     kept = np.random.default_rng(0).permutation(engine.capacity)[: engine.capacity // 2]
     wanted = [cache.copy() for cache in engine.caches]
-    for cache in wanted:
-        cache[:, :, first_row : first_row + len(kept)] = cache[:, :, kept]
-    engine.move_rows(kept.astype(np.int64), first_row)
+    recent = kept[::2]
+    for cache, is_recent in zip(wanted, engine.is_recent, strict=True):
+        rows = recent if is_recent else kept
+        cache[:, :, first_row : first_row + len(rows)] = cache[:, :, rows]
+    engine.move_rows(kept.astype(np.int64), first_row, recent.astype(np.int64))
     if not all(map(np.array_equal, engine.caches, wanted)):
         raise ExportError(
             f"parity failed: prune.onnx of the {checkpoint.role} (family {checkpoint.family}) "

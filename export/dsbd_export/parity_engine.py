@@ -26,17 +26,18 @@ from dsbd_export.checkpoint import Checkpoint
 from dsbd_export.errors import ExportError, reason_of
 from dsbd_export.mapped_pages import dropped_pages
 from dsbd_export.parity_cases import ForestCase
+from dsbd_export.parity_checkpoints import ParityCheckpoint
 from dsbd_forward.logits import Gather
-from dsbd_runtime.bundle import WEIGHTS_FILE
+from dsbd_runtime.bundle import FOLD_FILE, MODEL_FILE, PRUNE_FILE, WEIGHTS_FILE
 from dsbd_runtime.cache_entries import (
     most_new_rows,
-    num_ancestors,
     parts_of,
     past_name,
     present_name,
+    recent,
+    recurrent,
 )
 from dsbd_runtime.graph import (
-    ANCESTORS,
     ATTENTION_MASK,
     ATTENTION_MASK_SLIDING,
     FEATURE_INDEX,
@@ -50,6 +51,8 @@ from dsbd_runtime.graph import (
     LOGITS,
     OWN_FEATURES,
     POSITION_IDS,
+    RECENT_WRITE_INDICES,
+    SRC_RECENT_ROWS,
     SRC_ROWS,
     TARGET_FEATURES,
     WRITE_INDICES,
@@ -74,41 +77,45 @@ LOW, HIGH = TensorProto.BFLOAT16, TensorProto.FLOAT
 
 
 class ForestEngine:
-    """Two sessions and their caches.
+    """The sessions of an engine and their caches.
 
     Attributes:
         capacity: rows of the caches (C).
         caches: key and value of each layer, (1, Hkv, C, D) in the precision of the checkpoint's
             ``caches`` (fp32 for bf16), full of noise at first: a graph that looks at rows its mask
-            hides cannot pass.
+            hides cannot pass. Recent rows are as many and more, see ``ParityCheckpoint``.
+        is_recent: of each of the caches, whether it has recent rows.
     """
 
-    def __init__(
-        self, model_file: Path, prune_file: Path, checkpoint: Checkpoint, *, capacity: int
-    ) -> None:
+    def __init__(self, folder: Path, checkpoint: Checkpoint, *, capacity: int) -> None:
+        """Open the engine in a folder."""
         caches = checkpoint.caches
         rng = np.random.default_rng(0)
         parts = parts_of(caches)
         names = [(cache.layer, part) for cache, part in parts]
         self.capacity = capacity
+        self._recent = ParityCheckpoint(caches, capacity) if recent(caches) else None
+        self.is_recent = [cache in recent(caches) for cache, _ in parts]
+        num_recent = 0 if self._recent is None else self._recent.capacity
         self.caches = [
-            rng.standard_normal(cache.shape(part, capacity), dtype=np.float32).astype(
-                _CACHE_DTYPES[cache.dtype]
-            )
-            for cache, part in parts
+            rng.standard_normal(
+                cache.shape(part, num_recent if is_recent else capacity), dtype=np.float32
+            ).astype(_CACHE_DTYPES[cache.dtype])
+            for (cache, part), is_recent in zip(parts, self.is_recent, strict=True)
         ]
         self._past_names = [past_name(*name) for name in names]
         self._present_names = [present_name(*name) for name in names]
         # These values share the memory of ``caches``.
         ort = import_ort()
         self._cache_values = [ort.OrtValue.ortvalue_from_numpy(cache) for cache in self.caches]
-        self._weights_file = model_file.with_name(WEIGHTS_FILE)
-        self._model = _session(model_file, caches[0].dtype)
-        self._prune = _session(prune_file, caches[0].dtype)
+        self._weights_file = folder / WEIGHTS_FILE
+        dtype = checkpoint.caches[0].dtype
+        self._model = _session(folder / MODEL_FILE, dtype)
+        self._prune = _session(folder / PRUNE_FILE, dtype)
+        self._fold = _session(folder / FOLD_FILE, "fp32") if recurrent(caches) else None
         self._masks = checkpoint.masks
         self._returns_features = checkpoint.feature_layers is not None
         self._window = checkpoint.sliding_window
-        self._num_ancestors = num_ancestors(caches)
         self._most_new_rows = most_new_rows(caches, _MOST_NEW_ROWS)
 
     def logits(self, case: ForestCase) -> NDArray[np.float32]:
@@ -120,11 +127,15 @@ class ForestEngine:
     ) -> list[NDArray[Any]]:
         """Return the named outputs, a row for each of the R compared nodes.
 
+        Most of a long prefix is folded into a checkpoint, and what its rows were becomes noise.
+
         gather: the pairs of a gather head, whose first output has a number for each.
         """
         num_prefix, features = len(case.prefix_ids), case.features
         no_rows = np.zeros(0, np.int64)
         no_pairs = None if gather is None else Gather(no_rows, no_rows)
+        if self._recent is not None:
+            self._recent.begin()
         for start in range(0, num_prefix, _PREFIX_CHUNK):
             chunk = case.prefix_ids[start : start + _PREFIX_CHUNK]
             inputs = {}
@@ -132,15 +143,39 @@ class ForestEngine:
                 inputs = self._feature_inputs(features[start : start + len(chunk)])
             parents = np.arange(-1, len(chunk) - 1)
             self._step(chunk, parents, start, no_rows, names, inputs, no_pairs)
+        if self._recent is not None:
+            self._fold_prefix(num_prefix)
         inputs = {}
         if features is not None:
             inputs = self._node_features(case, features[num_prefix:], no_pairs)
         return self._step(case.node_ids, case.parents, num_prefix, case.rows, names, inputs, gather)
 
-    def move_rows(self, src_rows: NDArray[np.int64], first_row: int) -> None:
-        """Move cache rows with the prune graph, in place."""
-        inputs = {SRC_ROWS: src_rows, WRITE_INDICES: np.array([first_row], np.int64)}
+    def move_rows(
+        self, src_rows: NDArray[np.int64], first_row: int, recent_rows: NDArray[np.int64]
+    ) -> None:
+        """Move cache rows, and other recent ones to the same place, with the prune graph."""
+        first = np.array([first_row], np.int64)
+        inputs = {SRC_ROWS: src_rows, WRITE_INDICES: first}
+        if self._recent is not None:
+            inputs |= {SRC_RECENT_ROWS: recent_rows, RECENT_WRITE_INDICES: first}
         self._run(self._prune, inputs, [])
+
+    def _fold_prefix(self, num_prefix: int) -> None:
+        """Fold the first rows of a long prefix, which no row sees any more."""
+        assert self._recent is not None
+        rows = self._recent.rows_to_fold(num_prefix)
+        if not len(rows):
+            return
+        names = zip(self._past_names, self.caches, self.is_recent, strict=True)
+        recent_rows = {name: cache for name, cache, is_recent in names if is_recent}
+        if self._fold is not None:
+            wanted = self._recent.folded_names
+            with _as_export_errors():
+                found = self._fold.run(wanted, self._recent.fold_inputs(rows, recent_rows))
+            self._recent.take(found)
+        for cache in recent_rows.values():
+            noise = np.random.default_rng(len(rows)).standard_normal(cache[:, :, rows].shape)
+            cache[:, :, rows] = noise
 
     def _step(
         self,
@@ -164,7 +199,6 @@ class ForestEngine:
             row_positions[first_row : first_row + len(positions)] = positions
             near = visible & (positions[:, None] - row_positions < self._window)
         mask_by_name = {ATTENTION_MASK: visible, ATTENTION_MASK_SLIDING: near}
-        above = rows_above(parents, first_row, self._num_ancestors)
         found = []
         for start in range(0, len(token_ids), self._most_new_rows):
             part = slice(start, start + self._most_new_rows)
@@ -178,8 +212,10 @@ class ForestEngine:
                 **features,
                 **_gather_inputs(gather, is_wanted),
             }
-            if self._num_ancestors:
-                inputs[ANCESTORS] = above[part]
+            if self._recent is not None:
+                number = self._recent.num_ancestors
+                above = rows_above(parents, first_row, number)
+                inputs |= self._recent.inputs(visible[part], above[part], first_row + start)
             if self._returns_features:
                 inputs[FEATURE_ROWS] = np.arange(len(token_ids[part]))
             found.append(self._run(self._model, inputs, outputs))

@@ -1,15 +1,17 @@
 """Recurrent layers over the paths of a forest (docs/algorithm.md 3.11).
 
 A recurrent layer changes a matrix at every token: it decays by exp(g), and the token writes into it
-a delta u by a key k. In a forest no matrix is kept: every node is a row, as in attention, of its
-key, its delta and the logarithm G of the decay along its path. With A(i) the ancestors of i,
+a delta u by a key k. In a forest the matrix S is kept at *checkpoints* alone, ancestors that many
+nodes share. Every node behind one is a row, as in attention, of its key, its delta and the
+logarithm G of the decay along its path. With c the checkpoint of i, the matrix of zeros where it
+has none, and A(i) the ancestors of i behind it,
 
-    u_i = rate_i (v_i - sum_{j in A(i)} exp(G_i - G_j) (k_i . k_j) u_j)     the gated delta rule
-    u_i = v_i                                                               Mamba2
-    o_i = sum_{j in A(i) and i} exp(G_i - G_j) (q_i . k_j) u_j
+    u_i = rate_i (v_i - exp(G_i - G_c) S_c' k_i - sum_{j in A(i)} exp(G_i - G_j) (k_i . k_j) u_j)
+    o_i = exp(G_i - G_c) S_c' q_i + sum_{j in A(i) and i} exp(G_i - G_j) (q_i . k_j) u_j
 
-so that outputs are products over rows under the forest's own mask. The deltas of one call are the
-solution of a triangular system, since parents stand before children.
+is the gated delta rule, and with u_i = v_i Mamba2. Outputs are products over rows under the
+forest's own mask. The deltas of one call are the solution of a triangular system, since parents
+stand before children. ``folded`` makes a checkpoint of the rows of a path behind another one.
 """
 
 from __future__ import annotations
@@ -155,12 +157,52 @@ def _by_head(rows: Tensor) -> Tensor:
     return rows[0].transpose(0, 1).float()
 
 
-class PathRows:
-    """The rows that nodes see, and the order among the new ones: the same for all layers."""
+@dataclass(frozen=True)
+class Checkpoints:
+    """Which of B checkpoints the new rows are behind: the same for all layers.
 
-    def __init__(self, mask: Tensor, write_indices: Tensor) -> None:
-        """mask: (1, 1, S, C) bool, of the forest. write_indices: (1,), first of the new rows."""
-        self.mask = mask[0, 0]
+    Two of them with the rows 0 and 2, and 1, are the rows [[0, 2], [1, 0]] at the places [0, 2, 1]
+    of these, read one after the other.
+
+    Attributes:
+        rows: (B, L) int64. The new rows behind each, filled up with any others.
+        places: (S,) int64. Where each new row stands in ``rows``.
+    """
+
+    rows: Tensor
+    places: Tensor
+
+    def read(self, states: Tensor, vectors: Tensor) -> Tensor:
+        """Return what N vectors of each new row read of its checkpoint, (N, H, S, Dv).
+
+        states: (B, H, Dk, Dv). vectors: (N, Hk, S, Dk).
+        """
+        num_kinds, num_key_heads, _, width = vectors.shape
+        num_checkpoints, num_rows = self.rows.shape
+        num_heads = states.shape[1]
+        of_each = vectors[:, :, self.rows].permute(2, 1, 0, 3, 4)  # (B, Hk, N, L, Dk)
+        of_each = of_each.reshape(
+            num_checkpoints, num_key_heads, 1, num_kinds * num_rows, width
+        ).expand(-1, -1, num_heads // num_key_heads, -1, -1)
+        read = of_each.flatten(1, 2) @ states  # (B, H, N L, Dv)
+        read = read.reshape(num_checkpoints, num_heads, num_kinds, num_rows, states.shape[-1])
+        return read.permute(2, 1, 0, 3, 4).flatten(2, 3)[:, :, self.places]
+
+    def decays(self, decays: Tensor) -> Tensor:
+        """Return the decay at the checkpoint of each new row, (H, S, 2), of (B, H, 2)."""
+        return decays[self.places // self.rows.shape[1]].transpose(0, 1)
+
+
+class PathRows:
+    """The recent rows that nodes see, and the order among the new ones: the same for all layers."""
+
+    def __init__(self, mask: Tensor, write_indices: Tensor, checkpoints: Checkpoints) -> None:
+        """Take what the new rows see behind their checkpoints.
+
+        mask: (S, M) bool, of the M recent rows. write_indices: (1,), first of the new ones.
+        """
+        self.mask = mask
+        self.checkpoints = checkpoints
         num_new, num_rows = self.mask.shape
         new, rows = torch.arange(num_new), torch.arange(num_rows)
         self.columns = write_indices + new  # (S,)
@@ -178,13 +220,13 @@ class PathRows:
             for level in range(MOST_NEW_ROWS.bit_length() - 1)
         ]
 
-    def summed_decay(self, past: Tensor, decay: Tensor) -> Tensor:
+    def summed_decay(self, past: Tensor, begun: Tensor, decay: Tensor) -> Tensor:
         """Return the logarithm of the decay along each path as two numbers, (H, S, 2).
 
         Two: their sum has the digits that the difference of two rows far down a path needs.
-        past: (H, C, 2), of the rows before. decay: (H, S), of the new ones.
+        past: (H, M, 2), of the rows before. begun: (H, S, 2), at the checkpoints. decay: (H, S).
         """
-        base = torch.where(self.has_old, past[:, self.last_old], torch.zeros(()))
+        base = torch.where(self.has_old, past[:, self.last_old], begun)
         high, low = base[..., 0], base[..., 1]
         step = decay @ self.sees_new.t()
         total = high + step
@@ -193,25 +235,28 @@ class PathRows:
         return torch.stack([total, low + lost], dim=-1)
 
     def remaining(self, present: Tensor, new: Tensor) -> Tensor:
-        """Return how much of each row is left at each node, (H, S, C); 0 of rows unseen.
+        """Return how much of each row is left at each node, (H, S, M); 0 of rows unseen.
 
-        present: (H, C, 2), summed decays of all rows. new: (H, S, 2), of the new ones.
+        present: (H, M, 2), summed decays of all rows. new: (H, S, 2), of the new ones.
         """
-        passed = (new[:, :, None, 0] - present[:, None, :, 0]) + (
-            new[:, :, None, 1] - present[:, None, :, 1]
-        )
+        passed = _passed(present[:, None], new[:, :, None])
         return torch.where(self.mask, passed, torch.full((), _HIDDEN)).exp()
 
-    def solved(self, rate: Tensor, seen: Tensor, value: Tensor, past: Tensor) -> Tensor:
+    def solved(self, rate: Tensor, seen: Tensor, wanted: Tensor, past: Tensor) -> Tensor:
         """Return the deltas of the new rows, (H, S, Dv).
 
-        rate: (H, S). seen: (H, S, C), products of keys times what remains. value: (H, S, Dv). past:
-        (H, C, Dv), deltas of the rows before.
+        rate: (H, S). seen: (H, S, M), products of keys times what remains. wanted: (H, S, Dv),
+        values without what checkpoints hold of them. past: (H, M, Dv), deltas of the rows before.
         """
         rate = rate[..., None]
         known = torch.where(self.sees_old, seen, torch.zeros(())) @ past
         system = rate * seen[:, :, self.columns] * self.is_above
-        return _unit_lower_inverse(system, self.levels) @ (rate * (value - known))
+        return _unit_lower_inverse(system, self.levels) @ (rate * (wanted - known))
+
+
+def _passed(before: Tensor, after: Tensor) -> Tensor:
+    """Return the logarithm of the decay between rows; both are (..., 2), the sum of two numbers."""
+    return (after[..., 0] - before[..., 0]) + (after[..., 1] - before[..., 1])
 
 
 def _unit_lower_inverse(system: Tensor, levels: list[Tensor]) -> Tensor:
@@ -226,32 +271,51 @@ def _unit_lower_inverse(system: Tensor, levels: list[Tensor]) -> Tensor:
     return inverse
 
 
+@dataclass(frozen=True)
+class PastRows:
+    """What a recurrent layer has kept before a call.
+
+    Attributes:
+        rows: keys, deltas and decays of the recent rows, (1, heads, M, width) each.
+        states: (B, H, Dk, Dv), of the checkpoints.
+        decays: (B, H, 2), at the checkpoints.
+    """
+
+    rows: Sequence[Tensor]
+    states: Tensor
+    decays: Tensor
+
+
 def path_outputs(
     recurrence: Recurrence,
     rows: PathRows,
-    past: Sequence[Tensor],
+    past: PastRows,
     scatter: Callable[[Tensor, Tensor], Tensor],
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Return the outputs of the new rows of a layer, (H, S, Dv), and its cache with them.
+    """Return the outputs of the new rows of a layer, (H, S, Dv), and its rows with them.
 
-    past: keys, deltas and decays of the cache, (1, heads, C, width) each.
-    scatter: returns one of them with new rows, (1, heads, S, width).
+    scatter: returns one of the kinds of rows with new ones, (1, heads, S, width).
     """
-    past_keys, past_deltas, past_decays = past
+    past_keys, past_deltas, past_decays = past.rows
     keys = scatter(past_keys, recurrence.key[None])
-    decay = rows.summed_decay(past_decays[0], recurrence.decay)
+    begun = rows.checkpoints.decays(past.decays)
+    decay = rows.summed_decay(past_decays[0], begun, recurrence.decay)
     decays = scatter(past_decays, decay[None])
     remaining = rows.remaining(decays[0], decay)
     transposed = keys[0].transpose(1, 2)
     group = recurrence.value.shape[0] // keys.shape[1]
 
     def seen_by(vectors: Tensor) -> Tensor:
-        """Return the products with all keys, times what remains, (H, S, C)."""
+        """Return the products with all keys, times what remains, (H, S, M)."""
         return (vectors @ transposed).repeat_interleave(group, dim=0) * remaining
 
+    is_solved = recurrence.rate is not None
+    readers = [recurrence.query, *([recurrence.key] if is_solved else [])]
+    read = rows.checkpoints.read(past.states, torch.stack(readers))
+    read = read * _passed(begun, decay).exp()[..., None]  # (N, H, S, Dv)
     delta = recurrence.value
     if recurrence.rate is not None:
         seen = seen_by(recurrence.key)
-        delta = rows.solved(recurrence.rate, seen, recurrence.value, past_deltas[0])
+        delta = rows.solved(recurrence.rate, seen, recurrence.value - read[1], past_deltas[0])
     deltas = scatter(past_deltas, delta[None])
-    return seen_by(recurrence.query) @ deltas[0], (keys, deltas, decays)
+    return read[0] + seen_by(recurrence.query) @ deltas[0], (keys, deltas, decays)

@@ -24,6 +24,7 @@ from dsbd_export.errors import ExportError
 from dsbd_export.exact_attention import attend_exactly
 from dsbd_export.feature_draft.agreement import check_form, layers_read
 from dsbd_export.feature_draft.config import default_layers
+from dsbd_export.fold_graph import write_fold_graph
 from dsbd_export.gather_head import add_gather_head
 from dsbd_export.graph_checks import check_for_tensorrt
 from dsbd_export.merged_products import merge_products
@@ -48,6 +49,7 @@ from dsbd_export.tool_versions import tool_versions, untried_versions
 from dsbd_export.topk_head import add_topk_head, check_num_top_logits
 from dsbd_export.weights import convert_weights
 from dsbd_runtime.bundle import (
+    FOLD_FILE,
     MODEL_FILE,
     PRUNE_FILE,
     WEIGHTS_FILE,
@@ -56,7 +58,7 @@ from dsbd_runtime.bundle import (
     ParityReport,
     write_manifest,
 )
-from dsbd_runtime.cache_entries import AttentionRows, RecurrentRows
+from dsbd_runtime.cache_entries import attending, recurrent
 from dsbd_runtime.draft_record import RECORD_FILE, read_record, write_record
 from dsbd_runtime.graph import GATHER
 from dsbd_runtime.manifest import entry_by_role
@@ -166,6 +168,8 @@ def export_model(
     gc.collect()  # the capture leaves cycles that hold the weights; parity needs that memory
     report(f"{role}: writing the prune graph")
     write_prune_graph(checkpoint.caches, folder / PRUNE_FILE)
+    if recurrent(checkpoint.caches):
+        write_fold_graph(checkpoint.caches, folder / FOLD_FILE)
     report(f"{role}: comparing with the checkpoint")
     in_float64 = None if config.atol is not None else partial(_in_float64, checkpoint, report)
     parity = measured_parity(folder, checkpoint, wanted, parity_limit(config), in_float64, report)
@@ -247,8 +251,7 @@ def _save(graph: ir.Model, folder: Path, phase: str, report: Report) -> None:
 
 def _check_recurrence(checkpoint: Checkpoint, config: ModelOptions) -> None:
     """Raise for a form of attention that the recurrent layers of a checkpoint have not."""
-    is_recurrent = any(isinstance(cache, RecurrentRows) for cache in checkpoint.caches)
-    if is_recurrent and config.attention_form == EXACT:
+    if recurrent(checkpoint.caches) and config.attention_form == EXACT:
         raise ExportError(
             f"the {checkpoint.role} (family {checkpoint.family}) has recurrent layers, whose sums "
             "over rows attention='exact' does not make exact; use attention='fused'"
@@ -273,7 +276,7 @@ def _graph_passes(
     is_exact = config.attention_form == EXACT
 
     def attend(graph: ir.Model) -> str:
-        layers = [c.layer for c in checkpoint.caches if isinstance(c, AttentionRows)]
+        layers = [cache.layer for cache in attending(checkpoint.caches)]
         num_exact = attend_exactly(graph, checkpoint.context_length, layers, seen)
         return f"{num_exact} attentions with sums in {'double' if seen is None else 'integers'}"
 

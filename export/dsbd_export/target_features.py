@@ -23,7 +23,6 @@ from dsbd_export.config import ModelOptions
 from dsbd_export.errors import ExportError
 from dsbd_export.parity_cases import ComputeIn, ForestCase, Reference
 from dsbd_export.parity_engine import ForestEngine
-from dsbd_runtime.bundle import MODEL_FILE, PRUNE_FILE
 from dsbd_runtime.graph import FEATURES, FeatureEntry
 
 # By (dtype, quantize): the norm of the error over that of the features, of the text. Another
@@ -134,9 +133,7 @@ def check_features(
     """
     (text,) = (reference for reference in references if reference.features is not None)
     assert text.features is not None
-    engine = ForestEngine(
-        folder / MODEL_FILE, folder / PRUNE_FILE, checkpoint, capacity=len(text.case.node_ids) + 1
-    )
+    engine = ForestEngine(folder, checkpoint, capacity=len(text.case.node_ids) + 1)
     error = relative_error(engine, text.case, text.features)
     limit = _LIMITS.get((config.dtype, config.quantize), _LIMIT_QUANTIZED)
     if not error <= limit:  # also when it is NaN

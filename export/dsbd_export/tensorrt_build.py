@@ -32,6 +32,7 @@ from dsbd_runtime.bundle import (
     sha256_of,
     write_manifest,
 )
+from dsbd_runtime.cache_entries import recent
 from dsbd_runtime.durable_files import put_in_place
 from dsbd_runtime.graph import GATHER
 from dsbd_runtime.trt_module import first_reason, trt_logger
@@ -137,6 +138,11 @@ def check_buildable(role: str, entry: ModelEntry) -> None:
         raise ExportError(
             f"the {role} is quantized ({entry.quantization}), which only ONNX Runtime runs; export "
             "it with --quantize none --dtype fp16"
+        )
+    if recent(entry.caches):
+        raise ExportError(
+            f"the {role} (family {entry.family}) has convolutions or recurrences, whose rows only "
+            "provider 'cpu' folds; export it with engine='onnx'"
         )
     if entry.features is not None:
         raise ExportError(

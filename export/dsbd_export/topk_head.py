@@ -32,7 +32,7 @@ from dsbd_export.checkpoint import Checkpoint
 from dsbd_export.errors import ExportError
 from dsbd_export.parity_cases import ForestCase, differences
 from dsbd_export.parity_engine import ForestEngine
-from dsbd_runtime.bundle import MODEL_FILE, PRUNE_FILE
+from dsbd_runtime.bundle import MODEL_FILE
 from dsbd_runtime.graph import LOGITS, LOGSUMEXP, TOP_IDS, TOP_LOGITS
 
 _PREFIX = "topk_head."  # of the names inside the head
@@ -257,4 +257,4 @@ def log_sums(logits: NDArray[np.float32]) -> NDArray[np.float64]:
 def engine_of(folder: Path, checkpoint: Checkpoint, cases: Sequence[ForestCase]) -> ForestEngine:
     """Return the engine in a folder, with room for the longest of the cases."""
     capacity = max(len(case.prefix_ids) + len(case.node_ids) for case in cases)
-    return ForestEngine(folder / MODEL_FILE, folder / PRUNE_FILE, checkpoint, capacity=capacity)
+    return ForestEngine(folder, checkpoint, capacity=capacity)

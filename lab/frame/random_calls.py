@@ -12,9 +12,14 @@ import onnx
 import onnxruntime as ort
 
 from dsbd_runtime.bundle import Bundle
-from dsbd_runtime.cache_entries import num_ancestors, parts_of, past_name, present_name
+from dsbd_runtime.cache_entries import (
+    num_ancestors,
+    parts_of,
+    past_name,
+    present_name,
+    recent,
+)
 from dsbd_runtime.graph import (
-    ANCESTORS,
     ATTENTION_MASK,
     INPUT_IDS,
     LOGIT_ROWS,
@@ -24,6 +29,9 @@ from dsbd_runtime.graph import (
 from dsbd_runtime.kv_cache import NUMPY_DTYPES
 from dsbd_runtime.manifest import ModelEntry
 from dsbd_runtime.ort_module import session_options
+from dsbd_runtime.recent_memory import recent_capacity
+from dsbd_runtime.recent_rows import FOLDED_TOGETHER, LEFT_BEHIND
+from lab.frame.recent_inputs import recent_inputs
 
 _LOG_ERRORS = 3
 _PRODUCTS = ("MatMul", "MatMulInteger", "MatMulNBits", "Gemm")
@@ -34,7 +42,8 @@ class RandomCalls:
     """An engine with given session options, its caches and a binding for each S.
 
     The caches are bound in place as the runtime binds them; the S rows are siblings, the last of
-    the C rows, and the logits of every row are computed.
+    the C rows, and the logits of every row are computed. Recent rows are as many as behind a
+    checkpoint as a rule, whatever C is.
 
     Attributes:
         caches: by (layer, part), (1, Hkv, C, D) each; every call overwrites its last S rows.
@@ -93,11 +102,15 @@ class RandomCalls:
     def _bind(self, capacity: int) -> None:
         rng = np.random.default_rng(0)
         entry = self._entry
+        num_left = min(capacity - max(self._row_counts), LEFT_BEHIND + FOLDED_TOGETHER // 2)
+        self._num_recent = recent_capacity(num_left + max(self._row_counts))
+        recents = recent(entry.caches)
         self.caches = {
             (cache.layer, part): ort.OrtValue.ortvalue_from_numpy(
-                rng.standard_normal(cache.shape(part, capacity), dtype=np.float32).astype(
-                    NUMPY_DTYPES[cache.dtype]
-                )
+                rng.standard_normal(
+                    cache.shape(part, self._num_recent if cache in recents else capacity),
+                    dtype=np.float32,
+                ).astype(NUMPY_DTYPES[cache.dtype])
             )
             for cache, part in parts_of(entry.caches)
         }
@@ -123,9 +136,12 @@ class RandomCalls:
             WRITE_INDICES: np.array([first_row]),
             LOGIT_ROWS: np.arange(num_rows),
         }
-        if number := num_ancestors(self._entry.caches):
-            before = np.arange(first_row - number, first_row)
-            inputs[ANCESTORS] = np.tile(np.maximum(before, -1), (num_rows, 1))
+        first_recent = self._num_recent - num_rows
+        before = np.arange(first_recent - num_ancestors(self._entry.caches), first_recent)
+        ancestors = np.tile(np.maximum(before, -1), (num_rows, 1))
+        seen = mask[0, 0, :, -self._num_recent :]
+        seen = np.pad(seen, ((0, 0), (self._num_recent - seen.shape[1], 0)))
+        inputs |= recent_inputs(self._entry, seen, ancestors, first_recent)
         binding = self._session.io_binding()
         for name, array in inputs.items():
             binding.bind_cpu_input(name, array)

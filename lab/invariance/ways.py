@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from dsbd_forward.forward import Forward
 from dsbd_runtime.cache_entries import num_ancestors, parts_of, past_name, present_name
 from dsbd_runtime.graph import (
-    ANCESTORS,
     ATTENTION_MASK,
     ATTENTION_MASK_SLIDING,
     INPUT_IDS,
@@ -27,6 +26,7 @@ from dsbd_runtime.graph import (
 )
 from dsbd_runtime.manifest import ModelEntry
 from dsbd_runtime.ort_module import import_ort
+from lab.frame.recent_inputs import recent_inputs
 
 CAPACITIES = (128, 256, 384, 512)
 THREADS = (1, 2)
@@ -185,10 +185,11 @@ class PathEngine:
             **{name: mask_by_name[name][None, None] for name in self._entry.masks},
             **{past_name(*key): cache for key, cache in caches.items()},
         }
-        if number := num_ancestors(self._entry.caches):
-            seen = call.mask[:, : call.rows[-1] + 1]
-            forward = Forward(call.token_ids, call.positions, seen, logit_rows)
-            inputs[ANCESTORS] = forward.ancestors(number)
+        forward = Forward(
+            call.token_ids, call.positions, call.mask[:, : call.rows[-1] + 1], logit_rows
+        )
+        ancestors = forward.ancestors(num_ancestors(self._entry.caches))
+        inputs |= recent_inputs(self._entry, call.mask, ancestors, int(call.rows[0]))
         names = [LOGITS, *(present_name(*key) for key in caches)]
         logits, *present = self._sessions[way.threads].run(names, inputs)
         caches.update(zip(caches, present, strict=True))

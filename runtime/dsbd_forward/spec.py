@@ -25,19 +25,18 @@ class MemorySpec:
     """What an engine keeps from one forward to the next.
 
     Attributes:
-        kept: of a row: "attention rows", "convolution rows", "recurrent rows".
+        kept: of rows: "attention rows", "convolution rows", "recurrent rows". The latter two only
+            of recent ones; a path can nevertheless go on from any of its rows.
         grows_at_a_cost: whether it is told how many rows to expect, see ``GrowingEngine``.
     """
 
     kept: frozenset[str] = frozenset(["attention rows"])
     grows_at_a_cost: bool = False
 
-    def longest_cut(self, num_rows: int) -> int:
-        """Return the most first rows of a path, at most ``num_rows``, that can stay by themselves.
-
-        Rows can be cut anywhere.
-        """
-        return num_rows
+    @property
+    def folds_rows(self) -> bool:
+        """Whether rows that all paths share become a state, sooner without unused rows between."""
+        return self.kept != {"attention rows"}
 
 
 @dataclass(frozen=True, kw_only=True)

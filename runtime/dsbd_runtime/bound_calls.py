@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from dsbd_forward.forward import Forward
 from dsbd_runtime import graph
-from dsbd_runtime.cache_entries import num_ancestors
 from dsbd_runtime.device import BoundCall, Device, DeviceArray, DeviceEngine
 from dsbd_runtime.device_features import (
     FeatureArrays,
@@ -222,8 +221,7 @@ class BoundCaches:
             if self._model.entry.is_feature_draft:
                 features = graph.FEATURE_INDEX, num_rows
         entry = self._model.entry
-        above = num_ancestors(entry.caches)
-        return forward_parts(num_rows, num_logit_rows, self.capacity, entry.masks, features, above)
+        return forward_parts(num_rows, num_logit_rows, self.capacity, entry.masks, features)
 
     def _output_parts(self, num_logit_rows: int, num_pairs: int) -> list[Part]:
         return [

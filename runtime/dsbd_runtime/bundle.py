@@ -19,7 +19,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from dsbd_runtime.cache_entries import CacheEntry
+from dsbd_runtime.cache_entries import CacheEntry, recurrent
 from dsbd_runtime.errors import BundleError, InputError
 from dsbd_runtime.manifest import (
     DTYPES,
@@ -43,6 +43,7 @@ __all__ = [
     "CacheEntry",
     "CHAT_TEMPLATE_FILE",
     "DTYPES",
+    "FOLD_FILE",
     "GENERATION_CONFIG_FILE",
     "MANIFEST_NAME",
     "MODEL_FILE",
@@ -68,6 +69,7 @@ ROLES = ("target", "draft")
 MODEL_FILE = "model.onnx"
 WEIGHTS_FILE = f"{MODEL_FILE}.data"
 PRUNE_FILE = "prune.onnx"
+FOLD_FILE = "fold.onnx"
 TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 CHAT_TEMPLATE_FILE = "chat_template.jinja"
@@ -129,6 +131,11 @@ class Bundle:
         _check_role(role)
         return self.path / role / PRUNE_FILE
 
+    def fold_path(self, role: str) -> Path:
+        """Return the path of the fold graph of an engine with recurrences."""
+        _check_role(role)
+        return self.path / role / FOLD_FILE
+
 
 def open_bundle(path: str | os.PathLike[str], *, verify: bool = False) -> Bundle:
     """Read and check the bundle at ``path``.
@@ -159,7 +166,7 @@ def open_bundle(path: str | os.PathLike[str], *, verify: bool = False) -> Bundle
             raise BundleError(f"cannot read {shown}: {error.strerror or error}") from error
     for required in (
         TOKENIZER_FILE,
-        *(f"{r}/{f}" for r in manifest.entry_by_role for f in (MODEL_FILE, PRUNE_FILE)),
+        *(f"{r}/{f}" for r, e in manifest.entry_by_role.items() for f in _graphs(e)),
     ):
         if required not in manifest.files:
             raise BundleError(f"{file} lists no {required}; export again")
@@ -194,6 +201,11 @@ def sha256_of(path: Path) -> str:
     """Return the sha256 of a file in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _graphs(entry: ModelEntry) -> list[str]:
+    """Return the files of the graphs that an engine has."""
+    return [MODEL_FILE, PRUNE_FILE, *([FOLD_FILE] if recurrent(entry.caches) else [])]
 
 
 def _check_role(role: str) -> None:
@@ -265,7 +277,7 @@ def check_listed(folder: Path, listed: Collection[str]) -> None:
         TOKENIZER_CONFIG_FILE,
         CHAT_TEMPLATE_FILE,
         *sorted(f"{ADDITIONAL_TEMPLATES_FOLDER}/{file.name}" for file in named_templates),
-        *(f"{role}/{WEIGHTS_FILE}" for role in ROLES),
+        *(f"{role}/{name}" for role in ROLES for name in (WEIGHTS_FILE, FOLD_FILE)),
     ):
         if name not in listed and os.path.lexists(folder / name):
             raise BundleError(

@@ -1,7 +1,9 @@
-"""What the layers of an engine keep of every row: kinds of rows, their tensors and names.
+"""What the layers of an engine keep of rows: kinds of rows, their tensors and names.
 
-A layer keeps rows of one kind or of several, or none. Rows of all kinds are moved, kept and dropped
-alike: each is one row of the tensors [1, heads, C, width] that its entry lists.
+A layer keeps rows of one kind or of several, or none. Each is one row of the tensors
+[1, heads, C, width] that its entry lists. Layers that attend keep every row. Convolutions and
+recurrences keep *recent* rows alone, in tensors with a capacity of their own: those behind the
+checkpoints of their paths (docs/algorithm.md 3.11).
 """
 
 from __future__ import annotations
@@ -26,9 +28,24 @@ def present_name(layer: int, part: str) -> str:
     return f"present.{layer}.{part}"
 
 
+def state_name(layer: int) -> str:
+    """Return the input name of the states of a layer's checkpoints."""
+    return f"state.{layer}"
+
+
+def state_decay_name(layer: int) -> str:
+    """Return the input name of the decays at a layer's checkpoints."""
+    return f"state_decay.{layer}"
+
+
+def folded_name(name: str) -> str:
+    """Return the output name of the fold graph for a new state, or the decay at it."""
+    return f"folded_{name}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class _LayerRows:
-    """What one transformer layer keeps of every row.
+    """What one transformer layer keeps of every row, or of the recent ones.
 
     A layer that keeps nothing, or reads the rows of another one, has no entry.
 
@@ -49,6 +66,11 @@ class _LayerRows:
         """Return the shape of the tensor of one part with ``capacity`` rows."""
         num_heads, width = self.parts[part]
         return 1, num_heads, capacity, width
+
+    @property
+    def states(self) -> dict[str, tuple[int, ...]]:
+        """What it keeps of every checkpoint: input names, and the shapes of one's numbers."""
+        return {}
 
     @property
     def numbers_a_row(self) -> int:
@@ -121,6 +143,14 @@ class RecurrentRows(_LayerRows):
     kind: str = RECURRENT_ROWS
 
     @property
+    def states(self) -> dict[str, tuple[int, ...]]:
+        """See the base."""
+        return {
+            state_name(self.layer): (self.num_heads, self.key_width, self.value_width),
+            state_decay_name(self.layer): (self.num_heads, 2),
+        }
+
+    @property
     def parts(self) -> dict[str, tuple[int, int]]:
         """See the base."""
         return {
@@ -137,6 +167,21 @@ CacheEntry = AttentionRows | ConvolutionRows | RecurrentRows
 def parts_of(caches: Sequence[CacheEntry]) -> list[tuple[CacheEntry, str]]:
     """Return every tensor of these caches as the entry of its layer and the part of its name."""
     return [(cache, part) for cache in caches for part in cache.parts]
+
+
+def attending(caches: Sequence[CacheEntry]) -> list[CacheEntry]:
+    """Return the entries of every row."""
+    return [cache for cache in caches if isinstance(cache, AttentionRows)]
+
+
+def recent(caches: Sequence[CacheEntry]) -> list[CacheEntry]:
+    """Return the entries of recent rows alone."""
+    return [cache for cache in caches if not isinstance(cache, AttentionRows)]
+
+
+def recurrent(caches: Sequence[CacheEntry]) -> list[RecurrentRows]:
+    """Return the entries of layers with a state, which a checkpoint has one of each of."""
+    return [cache for cache in caches if isinstance(cache, RecurrentRows)]
 
 
 def num_ancestors(caches: Sequence[CacheEntry]) -> int:

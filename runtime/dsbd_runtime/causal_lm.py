@@ -30,6 +30,7 @@ from dsbd_runtime.graph import (
     summed_outputs,
 )
 from dsbd_runtime.manifest import ModelEntry
+from dsbd_runtime.recent_rows import NewRows, RecentRows
 from dsbd_runtime.session import MAX_FORWARD_ROWS, EngineInputs, EngineOutputs, Session
 
 
@@ -59,8 +60,8 @@ class CausalLM:
     def __init__(self, session: Session, entry: ModelEntry) -> None:
         self._session = session
         spec = engine_spec(entry)
-        memory = dataclasses.replace(spec.memory, grows_at_a_cost=session.grows_at_a_cost)
-        self.spec = dataclasses.replace(spec, memory=memory)
+        known = dataclasses.replace(spec.memory, grows_at_a_cost=session.grows_at_a_cost)
+        self.spec = dataclasses.replace(spec, memory=known)
         # Without a gather the rows of its engine are read whole, call by call.
         gathers = self.spec.head.gathers_logits
         self._read_head = summed_outputs(entry.vocab_size) if gathers else entry.head
@@ -68,7 +69,8 @@ class CausalLM:
         self._full: KeptLogits | None = None
         self._context_length = entry.context_length
         self._masks = ForwardMasks(entry.masks, entry.sliding_window, MAX_FORWARD_ROWS)
-        self._num_ancestors = num_ancestors(entry.caches)
+        memory = session.recent
+        self._recent = None if memory is None else RecentRows(memory, num_ancestors(entry.caches))
         self._most_new_rows = most_new_rows(entry.caches, MAX_FORWARD_ROWS)
         self._num_rows = 0
         self._row_positions = np.empty(0, np.int64)  # (capacity,); the first num_rows are valid
@@ -164,7 +166,7 @@ class CausalLM:
         if num_rows <= self._session.capacity:
             return
         try:
-            self._reserve(num_rows)
+            self._reserve(num_rows, self._num_rows)
         except CapacityError:  # the request may need less, and grows as it goes
             _log.debug("no memory for the %d rows that are expected", num_rows)
 
@@ -183,13 +185,15 @@ class CausalLM:
             self._session.move_rows(moved, num_in_place)
             self._row_positions[num_in_place:num_kept] = self._row_positions[moved]
             self._num_rows = num_kept
+        if self._recent is not None:
+            self._recent.keep(rows)
         if num_kept == 0:
-            self._reserve(0)
+            self._reserve(0, 0)
 
     def shrink(self) -> None:
         """Free the memory that the rows in use do not need."""
         self._session.shrink(self._num_rows)
-        self._fit_positions()
+        self._fit_positions(self._num_rows)
 
     def close(self) -> None:
         """Release the engine and the caches; calling it again does nothing."""
@@ -214,8 +218,9 @@ class CausalLM:
         """Make the calls of a forward; return the outputs of its logit rows."""
         num_new = forward.num_new
         self._expire_full_logits()
-        self._reserve(self._num_rows + num_new)
-        self._row_positions[self._num_rows : self._num_rows + num_new] = forward.positions
+        self._reserve(self._num_rows + num_new, self._num_rows)
+        if self._recent is not None:
+            self._recent.truncate(self._num_rows)
         if num_new <= self._most_new_rows:
             outputs = self._run(self._num_rows, forward, features, 0)
         else:
@@ -241,15 +246,15 @@ class CausalLM:
             self._full.expire()
             self._full = None
 
-    def _reserve(self, num_rows: int) -> None:
-        self._session.reserve(num_rows, self._num_rows)
-        self._fit_positions()
+    def _reserve(self, num_rows: int, num_used: int) -> None:
+        self._session.reserve(num_rows, num_used)
+        self._fit_positions(num_used)
 
-    def _fit_positions(self) -> None:
+    def _fit_positions(self, num_used: int) -> None:
         capacity = self._session.capacity
         if capacity != self._row_positions.shape[0]:
             row_positions = np.zeros(capacity, np.int64)
-            row_positions[: self._num_rows] = self._row_positions[: self._num_rows]
+            row_positions[:num_used] = self._row_positions[:num_used]
             self._row_positions = row_positions
         self._kv_bytes_peak = max(self._kv_bytes_peak, self._session.kv_bytes)
 
@@ -273,14 +278,49 @@ class CausalLM:
     def _run(
         self, first_row: int, forward: Forward, features: Features | None, first_feature: int
     ) -> EngineOutputs:
-        row_positions = self._row_positions[: forward.mask.shape[1]]
-        masks = self._masks.padded(forward, row_positions, self._session.capacity)
+        if self._recent is None:
+            return self._call(first_row, forward, features, first_feature, None)
+        self._recent.prepare(forward)
+        for again, rows in self._recent.again(forward, self._most_new_rows):
+            self._reserve(first_row + again.num_new, first_row)  # behind those in use
+            new = self._recent.new_rows(again, rows)
+            self._call(first_row, self._without_results(again), self._no_features(), 0, new)
+            self._recent.append(new)
+            self._recent.prepare(forward)
+        new = self._recent.new_rows(forward)
+        outputs = self._call(first_row, forward, features, first_feature, new)
+        self._recent.append(new)
+        self._kv_bytes_peak = max(self._kv_bytes_peak, self._session.kv_bytes)
+        return outputs
+
+    def _without_results(self, forward: Forward) -> Forward:
+        """Return a forward that asks for nothing, as the engine takes it."""
+        return dataclasses.replace(
+            forward,
+            gather=Gather(_NONE, _NONE) if self.spec.head.gathers_logits else None,
+            feature_rows=_NONE if self.spec.returns_features else None,
+        )
+
+    def _no_features(self) -> Features | None:
+        return self._session.new_features(0) if self.spec.returns_features else None
+
+    def _call(
+        self,
+        first_row: int,
+        forward: Forward,
+        features: Features | None,
+        first_feature: int,
+        new: NewRows | None,
+    ) -> EngineOutputs:
+        stop = first_row + forward.num_new
+        self._row_positions[first_row:stop] = forward.positions
+        masks = self._masks.padded(forward, self._row_positions[:stop], self._session.capacity)
         reads_whole = forward.gather is None and self.spec.head.gathers_logits
         if reads_whole:
             forward = dataclasses.replace(forward, gather=Gather(_NONE, _NONE))
-        ancestors = forward.ancestors(self._num_ancestors) if self._num_ancestors else None
+        recent = None if new is None else new.inputs
         outputs = self._session.run(
-            EngineInputs(forward, masks, first_row, features, first_feature, ancestors)
+            EngineInputs(forward, masks, first_row, features, first_feature, recent)
         )
         if reads_whole:
             rows = np.arange(len(forward.logit_rows))

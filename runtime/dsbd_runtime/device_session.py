@@ -76,6 +76,10 @@ class DeviceSession:
         return 0 if self._bound is None else self._bound.caches.num_bytes
 
     @property
+    def recent(self) -> None:
+        """None: providers with caches on a device refuse engines with recent rows."""
+
+    @property
     def feature_kind(self) -> type:
         """See Session."""
         return DeviceFeatures

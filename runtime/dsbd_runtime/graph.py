@@ -3,7 +3,8 @@
 S: forest nodes of one forward (parents before children), C: cache capacity in rows, R: rows whose
 logits are requested, V: vocabulary, K: rows to keep; Hkv, Dk, Dv: heads of one layer's cache and
 widths of its keys and values, W and A: channels and ancestors of a convolution, which the manifest
-has for each layer.
+has for each layer. M: capacity of the recent rows, which convolutions and recurrences keep; B:
+checkpoints that the new rows are behind.
 
 | tensor | shape, type | meaning |
 |---|---|---|
@@ -12,14 +13,21 @@ has for each layer.
 | attention_mask_sliding | [1,1,S,C] bool | the same cut to the window, for sliding-window layers |
 | write_indices | [1] int64 | first cache row of the S new rows |
 | logit_rows | [R] int64 | which of the S nodes need logits |
-| ancestors | [S,A] int64 | with convolutions: cache rows of the last A nodes of the path to each |
+| recent_write_indices | [1] int64 | with recent rows: first of the S new ones among them |
+| ancestors | [S,A] int64 | with convolutions: recent rows of the last A nodes of the path to each |
 | | | node, oldest first, itself not; -1 before the path begins |
+| recent_mask | [1,1,S,M] bool | with recurrences: node s sees recent row m, which is of its path |
+| | | and behind its checkpoint |
+| checkpoint_rows | [B,L] int64 | which new rows are behind each checkpoint, filled up with any |
+| row_places | [S] int64 | where each new row stands in checkpoint_rows, row after row |
 | past_key_values.{i}.key | [1,Hkv,C,Dk] | the external cache of layer i that attends |
 | past_key_values.{i}.value | [1,Hkv,C,Dv] | |
-| past_key_values.{i}.convolution | [1,1,C,W] | that of layer i, a convolution over the path |
-| past_key_values.{i}.recurrent_key | [1,Hk,C,Dk] | that of layer i with a recurrent state |
-| past_key_values.{i}.recurrent_delta | [1,H,C,Dv] | |
-| past_key_values.{i}.recurrent_decay | [1,H,C,2] | |
+| past_key_values.{i}.convolution | [1,1,M,W] | that of layer i, a convolution over the path |
+| past_key_values.{i}.recurrent_key | [1,Hk,M,Dk] | that of layer i with a recurrent state |
+| past_key_values.{i}.recurrent_delta | [1,H,M,Dv] | |
+| past_key_values.{i}.recurrent_decay | [1,H,M,2] | |
+| state.{i} | [B,H,Dk,Dv] float32 | the states of the checkpoints; zeros where a path begins |
+| state_decay.{i} | [B,H,2] float32 | the decays at them |
 | present.{i}.* | as past | the same buffer, updated in place |
 | logits | [R,V] float32 | |
 
@@ -49,7 +57,13 @@ of the target's features, Wd that of the draft's own:
 | features | [S,Wd] | of the draft: its own of all nodes |
 
 The prune graph takes src_rows [K] int64, write_indices [1] int64 and the caches; row
-write_indices + k becomes the old row src_rows[k].
+write_indices + k becomes the old row src_rows[k]. Recent rows move by src_recent_rows and
+recent_write_indices.
+
+The fold graph of an engine with recurrences takes folded_rows [T] int64, recent rows of a path in
+its order, the recurrent caches, and of the checkpoint before them state.{i} [1,H,Dk,Dv] and
+state_decay.{i} [1,H,2]. It returns folded_state.{i} and folded_state_decay.{i}, those of the last
+row.
 """
 
 from __future__ import annotations
@@ -64,7 +78,15 @@ from numpy.typing import NDArray
 
 from dsbd_forward.forward import Forward
 from dsbd_forward.rows import Ints
-from dsbd_runtime.cache_entries import CacheEntry, num_ancestors, parts_of, past_name, present_name
+from dsbd_runtime.cache_entries import (
+    CacheEntry,
+    num_ancestors,
+    parts_of,
+    past_name,
+    present_name,
+    recent,
+    recurrent,
+)
 from dsbd_runtime.errors import BundleError
 
 INPUT_IDS = "input_ids"
@@ -72,6 +94,10 @@ POSITION_IDS = "position_ids"
 ATTENTION_MASK = "attention_mask"
 ATTENTION_MASK_SLIDING = "attention_mask_sliding"
 ANCESTORS = "ancestors"
+RECENT_WRITE_INDICES = "recent_write_indices"
+RECENT_MASK = "recent_mask"
+CHECKPOINT_ROWS = "checkpoint_rows"
+ROW_PLACES = "row_places"
 WRITE_INDICES = "write_indices"
 LOGIT_ROWS = "logit_rows"
 LOGITS = "logits"
@@ -87,6 +113,8 @@ TARGET_FEATURES = "target_features"
 OWN_FEATURES = "own_features"
 FEATURE_INDEX = "feature_index"
 SRC_ROWS = "src_rows"
+SRC_RECENT_ROWS = "src_recent_rows"
+FOLDED_ROWS = "folded_rows"
 
 ROW_INPUTS: dict[str, Callable[[Forward], Ints]] = {
     INPUT_IDS: lambda forward: forward.token_ids,
@@ -217,7 +245,7 @@ class GraphContract:
         return {
             **dict.fromkeys(ROW_INPUTS, TensorSpec(_INT64, (1, None))),
             **{mask: TensorSpec(_BOOL, (1, 1, None, None)) for mask in self.masks},
-            **self._ancestors,
+            **self._path_inputs,
             WRITE_INDICES: TensorSpec(_INT64, (1,)),
             LOGIT_ROWS: TensorSpec(_INT64, (None,)),
             **{name: TensorSpec(_INT64, (None,)) for name in self._gather_inputs},
@@ -238,9 +266,20 @@ class GraphContract:
         return {**head, **self._caches(present_name)}
 
     @property
-    def _ancestors(self) -> dict[str, TensorSpec]:
-        number = num_ancestors(self.caches)
-        return {ANCESTORS: TensorSpec(_INT64, (None, number))} if number else {}
+    def _path_inputs(self) -> dict[str, TensorSpec]:
+        """The inputs of layers that keep recent rows, none without any."""
+        inputs = {}
+        if recent(self.caches):
+            inputs[RECENT_WRITE_INDICES] = TensorSpec(_INT64, (1,))
+        if number := num_ancestors(self.caches):
+            inputs[ANCESTORS] = TensorSpec(_INT64, (None, number))
+        if entries := recurrent(self.caches):
+            inputs[RECENT_MASK] = TensorSpec(_BOOL, (1, 1, None, None))
+            inputs[CHECKPOINT_ROWS] = TensorSpec(_INT64, (None, None))
+            inputs[ROW_PLACES] = TensorSpec(_INT64, (None,))
+            states = (state for entry in entries for state in entry.states.items())
+            inputs |= {name: TensorSpec(_FLOAT32, (None, *shape)) for name, shape in states}
+        return inputs
 
     @property
     def _feature_inputs(self) -> dict[str, TensorSpec]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,8 +46,11 @@ class KVCache:
         buffers: by (layer, part); replaced when the capacity changes, so do not hold on to them.
     """
 
-    def __init__(self, caches: Sequence[CacheEntry]) -> None:
-        self.capacity = bucket_capacity(0)
+    def __init__(
+        self, caches: Sequence[CacheEntry], bucket: Callable[[int], int] = bucket_capacity
+    ) -> None:
+        """Take the smallest capacity: that of no rows in ``bucket``."""
+        self.capacity = bucket(0)
         self.buffers: dict[tuple[int, str], NDArray[np.generic]] = {
             (cache.layer, part): np.zeros(
                 cache.shape(part, self.capacity), NUMPY_DTYPES[cache.dtype]

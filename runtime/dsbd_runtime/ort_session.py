@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_runtime import graph
-from dsbd_runtime.cache_entries import past_name, present_name
+from dsbd_runtime.bundle import FOLD_FILE
+from dsbd_runtime.cache_entries import attending, past_name, present_name, recent
 from dsbd_runtime.errors import BundleError, CapacityError, EngineError
 from dsbd_runtime.features import HostFeatures, ReadFeatures, host_rows
 from dsbd_runtime.full_logits import HostLogits
@@ -22,6 +23,8 @@ from dsbd_runtime.manifest import ModelEntry
 from dsbd_runtime.ort_module import LOG_ERRORS, check_offered, import_ort_for, session_options
 from dsbd_runtime.prepared_engine import PreparedEngine
 from dsbd_runtime.providers import Provider, check_runnable, find_provider
+from dsbd_runtime.recent_memory import HostRecentMemory
+from dsbd_runtime.recent_rows import RecentInputs
 from dsbd_runtime.session import EngineInputs, EngineOptions, EngineOutputs
 
 _NO_MEMORY = ("Failed to allocate memory", "bad allocation", "bad_alloc")
@@ -85,6 +88,13 @@ class OrtSession:
         )
         self._next_options: Any = None  # of the next call
         self._cache: KVCache | None = _new_cache(model_path, entry)
+        self._recent = None
+        if recent(entry.caches):
+            fold_path = model_path.with_name(FOLD_FILE)
+            self._recent = HostRecentMemory(
+                entry.caches, fold_path, lambda path: open_engine(path, new_options())
+            )
+        self._recent_bound: dict[str, tuple[int, tuple[int, ...]]] = {}  # see ``_bind_recent``
         self._binding: Any = self._engine.io_binding()
         self._bind_caches(self._cache)
 
@@ -95,8 +105,15 @@ class OrtSession:
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes that the caches take now."""
-        return 0 if self._cache is None else self._cache.num_bytes
+        """See Session."""
+        if self._cache is None:
+            return 0
+        return self._cache.num_bytes + (0 if self._recent is None else self._recent.num_bytes)
+
+    @property
+    def recent(self) -> HostRecentMemory | None:
+        """See Session."""
+        return self._recent
 
     @property
     def feature_kind(self) -> type:
@@ -133,6 +150,7 @@ class OrtSession:
         self._binding.clear_binding_inputs()
         self._binding.clear_binding_outputs()
         self._num_full_bound = None
+        self._recent_bound.clear()
         if capacity <= cache.capacity // 4:
             self._next_options = _releasing_options(self._ort)
         try:
@@ -145,6 +163,8 @@ class OrtSession:
         self._open_cache()
         for name, array in _engine_inputs(inputs):
             self._binding.bind_ortvalue_input(name, self._ort_value(array))
+        if inputs.recent is not None:
+            self._bind_recent(inputs.recent)
         forward = inputs.forward
         outputs = empty_outputs(self._head, len(forward.logit_rows), forward.num_pairs)
         for name, array in outputs.items():
@@ -173,6 +193,7 @@ class OrtSession:
         self._binding = None
         self._engine = None
         self._cache = None
+        self._recent = None
         self._full = None
 
     def _open_cache(self) -> KVCache:
@@ -202,6 +223,23 @@ class OrtSession:
             value = self._ort_value(buffer)
             self._binding.bind_ortvalue_input(past_name(layer, part), value)
             self._binding.bind_ortvalue_output(present_name(layer, part), value)
+
+    def _bind_recent(self, call: RecentInputs) -> None:
+        """Bind the recent rows and the states, where others are bound than those of the call."""
+        assert self._recent is not None  # it was asked of it
+        rows = self._recent.rows.buffers
+        inputs = {past_name(*key): buffer for key, buffer in rows.items()}
+        outputs = {past_name(*key): present_name(*key) for key in rows}
+        inputs |= self._recent.inputs(call)
+        for name, array in inputs.items():
+            memory = array.ctypes.data, array.shape  # as long as it is bound no other array's
+            if self._recent_bound.get(name) == memory:
+                continue
+            value = self._ort_value(array)
+            self._binding.bind_ortvalue_input(name, value)
+            if name in outputs:
+                self._binding.bind_ortvalue_output(outputs[name], value)
+            self._recent_bound[name] = memory
 
     def _bind_full_logits(self, num_logit_rows: int) -> None:
         """Bind the output that stays here, unless a call of as many rows has bound it."""
@@ -261,15 +299,13 @@ def _engine_inputs(inputs: EngineInputs) -> Iterator[tuple[str, NDArray[Any]]]:
     if forward.gather is not None:
         yield graph.GATHER_ROWS, np.ascontiguousarray(forward.gather.rows)  # (N,)
         yield graph.GATHER_IDS, np.ascontiguousarray(forward.gather.token_ids)  # (N,)
-    if inputs.ancestors is not None:
-        yield graph.ANCESTORS, inputs.ancestors  # (S, A)
     for name, mask in inputs.masks.items():
         yield name, np.ascontiguousarray(mask)[None, None]  # (1, 1, S, C)
 
 
 def _new_cache(model_path: Path, entry: ModelEntry) -> KVCache:
     try:
-        return KVCache(entry.caches)
+        return KVCache(attending(entry.caches))
     except (MemoryError, ValueError) as error:  # numpy has no shape that large, or no memory
         raise CapacityError(
             f"no memory for the smallest key/value cache of {model_path}, "

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_forward.forward import NO_ROW
 from dsbd_forward.logits import Gather
 from dsbd_runtime import graph
 from dsbd_runtime.device import ELEMENT_BYTES, Device, DeviceArray
@@ -109,23 +108,17 @@ def forward_parts(
     capacity: int,
     mask_names: Sequence[str],
     features: tuple[str, int] | None = None,
-    num_ancestors: int = 0,
 ) -> list[Part]:
     """Return the parts of the inputs of a call, caches aside, in the engine's shapes.
 
     features: name and size of the input that says which features it returns or reads.
-    num_ancestors: of every row, that convolutions read; 0 without any.
     """
-    above: list[Part] = []
-    if num_ancestors:
-        above.append((graph.ANCESTORS, (num_rows, num_ancestors), "int64"))
     of_features: list[Part] = [] if features is None else [(features[0], (features[1],), "int64")]
     return [
         (graph.WRITE_INDICES, (1,), "int64"),
         *((name, (1, num_rows), "int64") for name in graph.ROW_INPUTS),
         (graph.LOGIT_ROWS, (num_logit_rows,), "int64"),
         *of_features,
-        *above,
         *((name, (1, 1, num_rows, capacity), "bool") for name in mask_names),
     ]
 
@@ -161,8 +154,6 @@ def fill_forward(staged: PackedArrays, inputs: EngineInputs) -> None:
     for name, of_rows in graph.ROW_INPUTS.items():
         _fill_padded(host[name][0], of_rows(forward), 0)
     _fill_padded(host[graph.LOGIT_ROWS], forward.logit_rows, 0)
-    if inputs.ancestors is not None:
-        _fill_padded(host[graph.ANCESTORS], inputs.ancestors, NO_ROW)
     for name, mask in inputs.masks.items():
         padded = host[name][0, 0]  # (padded S, capacity)
         padded[:num_new] = mask

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dsbd_errors import install_hint
+from dsbd_runtime.cache_entries import recent
 from dsbd_runtime.errors import ProviderError
 from dsbd_runtime.manifest import QUANTIZED_FORMS, ModelEntry
 
@@ -132,6 +133,11 @@ def check_runnable(provider: Provider, entry: ModelEntry, model_path: Path) -> N
             f"{provider.name!r} has no kernels; it runs {', '.join(provider.quantizations)}: "
             f"export with --quantize {provider.quantizations[-1].removesuffix('-symmetric')} "
             f"--dtype {provider.dtypes[0]}"
+        )
+    if provider.has_device_caches and recent(entry.caches):
+        raise ProviderError(
+            f"{model_path} (family {entry.family}) has convolutions or recurrences, whose rows "
+            f"provider {provider.name!r} cannot fold yet; use provider 'cpu'"
         )
     for dtype in (entry.dtype, *(cache.dtype for cache in entry.caches)):
         if dtype not in provider.dtypes:

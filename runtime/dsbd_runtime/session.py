@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from dsbd_forward.features import Features
 from dsbd_forward.forward import Forward
-from dsbd_forward.rows import Ints
 from dsbd_runtime.bundle import Bundle
 from dsbd_runtime.providers import Placement
+from dsbd_runtime.recent_rows import RecentInputs, RecentMemory
 
 MAX_FORWARD_ROWS = 256
 """The most rows of one engine call; longer forwards run in chunks."""
@@ -53,7 +53,7 @@ class EngineInputs:
         first_row: cache row of the first of the S new rows.
         features: where the features of its F rows are put, from row ``first_feature`` on; None for
             an engine without features.
-        ancestors: (S, A) int64, for an engine with convolutions; None for any other.
+        recent: what it is told of recent rows, of an engine with some; None of any other.
     """
 
     forward: Forward
@@ -61,7 +61,7 @@ class EngineInputs:
     first_row: int
     features: Any = None
     first_feature: int = 0
-    ancestors: Ints | None = None
+    recent: RecentInputs | None = None
 
 
 EngineOutputs = dict[str, NDArray[Any]]
@@ -77,7 +77,11 @@ class Session(Protocol):
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes that the caches take now."""
+        """Bytes that the caches take now, recent rows and states of checkpoints included."""
+
+    @property
+    def recent(self) -> RecentMemory | None:
+        """The recent rows of convolutions and recurrences; None without such layers."""
 
     @property
     def feature_kind(self) -> type:

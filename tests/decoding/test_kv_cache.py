@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from dsbd_forward.forward import Forward
 from dsbd_forward.logits import FullLogitsPart, TopLogits
+from dsbd_forward.spec import MemorySpec
 from dsbd_ort.decoding.cache_view import CacheView, PrefixCache
 from dsbd_ort.decoding.engine_call import EngineCall, Meter
 from dsbd_ort.decoding.errors import ModelError
@@ -78,3 +80,25 @@ def test_rows_of_another_call_are_refused() -> None:
 def test_without_full_logits_no_part_has_them() -> None:
     assert [part.full for part in results_of_calls([2, 3], None)] == [None, None]
     assert isinstance(results_of_calls([1, 1], 0)[0].full, FullLogitsPart)
+
+
+@pytest.mark.parametrize(("kept", "most_unused"), [("attention rows", 164), ("recurrent rows", 64)])
+def test_unused_rows_are_dropped_sooner_where_rows_are_folded(kept: str, most_unused: int) -> None:
+    """A quarter of those in use may lie between them, but not where a fold waits for it."""
+    model = TopTable(VOCAB, TABLE, 4, 0)
+    memory = MemorySpec(kept=frozenset(["attention rows", kept]))
+    model.spec = dataclasses.replace(model.spec, memory=memory)
+    cache = SharedKVCache(model)
+    view = cache.open_view(PrefixCache())
+
+    def call(num_rows: int) -> None:
+        forward_at = partial(chain, view, 0, num_rows)
+        cache.forward([EngineCall("target", Meter(), num_rows, forward_at, "all logits")])
+
+    call(400)
+    for _ in range(300):
+        kept_slots = np.arange(1, view.num_slots)
+        call(1)
+        view.keep(kept_slots)
+        assert model.num_rows <= 400 + most_unused + 2
+    assert model.num_rows > 400 + most_unused // 2

@@ -98,7 +98,7 @@ def test_threads_are_those_of_torch_and_only_in_the_block(exported, checkpoint):
     before = torch.get_num_threads()
     with limited_threads(3):
         folder = exported.config.output / "target"
-        engine = ForestEngine(folder / "model.onnx", folder / "prune.onnx", checkpoint, capacity=64)
+        engine = ForestEngine(folder, checkpoint, capacity=64)
         assert engine._model.get_session_options().intra_op_num_threads == 3
         with limited_threads(None):
             assert torch.get_num_threads() == 3

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path as FilePath
+
 import numpy as np
+import onnxruntime
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,11 +14,19 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from dsbd_export.errors import ExportError
+from dsbd_export.fold_graph import write_fold_graph
 from dsbd_export.parity_engine import rows_above, see_rows
 from dsbd_export.path_convolutions import PathConvolutions
-from dsbd_export.path_recurrences import PathRows, Recurrence, path_outputs
+from dsbd_export.path_recurrences import (
+    Checkpoints,
+    PastRows,
+    PathRows,
+    Recurrence,
+    path_outputs,
+)
 from dsbd_export.replacements import ReplaceTorchFunctions
 from dsbd_forward.forward import Forward
+from dsbd_runtime.cache_entries import RecurrentRows
 
 CAPACITY = 96
 KEY_HEADS, HEADS, KEY_WIDTH, WIDTH = 2, 4, 8, 6
@@ -78,29 +89,82 @@ def part(recurrence: Recurrence, rows: list[int]) -> Recurrence:
 
 
 class Forest:
-    """Rows in a cache that is full of noise where nothing was written."""
+    """Rows in a cache that is full of noise where nothing was written, and two checkpoints.
+
+    The first is where all paths begin; the other one is noise until something is folded.
+    """
 
     def __init__(self, capacity: int = CAPACITY):
         self.capacity = capacity
         widths = ((KEY_HEADS, KEY_WIDTH), (HEADS, WIDTH), (HEADS, 2))
         self.cache = tuple(torch.randn(1, heads, capacity, width) for heads, width in widths)
+        self.states = torch.randn(2, HEADS, KEY_WIDTH, WIDTH)
+        self.decays = torch.randn(2, HEADS, 2)
+        self.states[0] = self.decays[0] = 0
 
-    def call(self, recurrence: Recurrence, mask: np.ndarray, first_row: int) -> Tensor:
-        """Outputs of the new rows, (HEADS, S, WIDTH)."""
-        rows = PathRows(torch.from_numpy(mask)[None, None], torch.tensor([first_row]))
+    def call(
+        self,
+        recurrence: Recurrence,
+        mask: np.ndarray,
+        first_row: int,
+        behind: list[int] | None = None,
+    ) -> Tensor:
+        """Outputs of the new rows, (HEADS, S, WIDTH), each behind the checkpoint ``behind``."""
+        behind = behind or [0] * len(mask)
+        groups = [[row for row, at in enumerate(behind) if at == each] for each in (0, 1)]
+        most = max(map(len, groups))
+        filled = [[*group, *[0] * (most - len(group))] for group in groups]
+        places = [at * most + groups[at].index(row) for row, at in enumerate(behind)]
+        checkpoints = Checkpoints(torch.tensor(filled), torch.tensor(places))
+        rows = PathRows(torch.from_numpy(mask), torch.tensor([first_row]), checkpoints)
 
         def scatter(past: Tensor, new: Tensor) -> Tensor:
             present = past.clone()
             present[:, :, first_row : first_row + new.shape[2]] = new
             return present
 
-        found, self.cache = path_outputs(recurrence, rows, self.cache, scatter)
+        past = PastRows(self.cache, self.states, self.decays)
+        found, self.cache = path_outputs(recurrence, rows, past, scatter)
         return found
 
     def chain(self, recurrence: Recurrence, first_row: int) -> Tensor:
         num_rows = recurrence.value.shape[1]
         parents = np.arange(-1, num_rows - 1)
         return self.call(recurrence, see_rows(parents, first_row, self.capacity)[0], first_row)
+
+    def fold(self, rows: list[int], session: onnxruntime.InferenceSession, before: int = 0) -> None:
+        """Make the second checkpoint of rows behind ``before``; they become noise."""
+        keys, deltas, decays = (part.numpy() for part in self.cache)
+        inputs = {
+            "past_key_values.0.recurrent_key": keys,
+            "past_key_values.0.recurrent_delta": deltas,
+            "past_key_values.0.recurrent_decay": decays,
+        }
+        inputs |= {
+            "folded_rows": np.array(rows),
+            "state.0": self.states[before : before + 1].numpy(),
+            "state_decay.0": self.decays[before : before + 1].numpy(),
+        }
+        state, decay = session.run(["folded_state.0", "folded_state_decay.0"], inputs)
+        self.states[1], self.decays[1] = torch.from_numpy(state[0]), torch.from_numpy(decay[0])
+        for part in self.cache:
+            part[:, :, rows] = torch.randn(())
+
+
+@pytest.fixture(scope="module")
+def fold_session(tmp_path_factory: pytest.TempPathFactory) -> onnxruntime.InferenceSession:
+    file: FilePath = tmp_path_factory.mktemp("fold") / "fold.onnx"
+    entry = RecurrentRows(
+        layer=0,
+        num_heads=HEADS,
+        value_width=WIDTH,
+        num_key_heads=KEY_HEADS,
+        key_width=KEY_WIDTH,
+        most_new_rows=64,
+        dtype="fp32",
+    )
+    write_fold_graph([entry], file)
+    return onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
 
 
 @pytest.mark.parametrize("has_rate", [True, False])
@@ -135,6 +199,39 @@ def test_a_prompt_in_parts_and_a_tree_below_it(seed, has_rate):
     torch.testing.assert_close(
         torch.cat(found, dim=1).double(), torch.stack(wanted, dim=1), atol=2e-5, rtol=0
     )
+
+
+@pytest.mark.parametrize("has_rate", [True, False])
+@pytest.mark.parametrize("decay", [0.01, 1.0])
+def test_behind_a_checkpoint_all_is_the_same(fold_session, has_rate, decay):
+    """A path of 50 rows is folded in two steps up to row 44; a tree grows below it.
+
+    Its first root is behind the checkpoint, with the rows that are left; its second is another
+    path, from the beginning.
+    """
+    prompt, folded = 50, 45
+    whole = drawn(prompt + len(PARENTS), 4, has_rate=has_rate, decay=decay)
+    forest, path = Forest(), Path()
+    forest.chain(part(whole, list(range(30))), 0)
+    forest.fold(list(range(20)), fold_session)
+    mask, _ = see_rows(np.arange(-1, prompt - 31), 30, CAPACITY)
+    mask[:, :20] = False
+    forest.call(part(whole, list(range(30, prompt))), mask, 30, [1] * (prompt - 30))
+    forest.fold(list(range(20, folded)), fold_session, before=1)
+
+    mask, _ = see_rows(np.array(PARENTS), prompt, CAPACITY)
+    roots = [0, 1, 0, 0, 1, 0, 0, 0]
+    mask[:, :folded] = False
+    mask[np.array(roots) == 1, :prompt] = False
+    tree = list(range(prompt, prompt + len(PARENTS)))
+    found = forest.call(part(whole, tree), mask, prompt, [1 - root for root in roots])
+    for row in range(prompt):
+        path.step(whole, row)
+    paths, wanted = {}, []
+    for node, parent in enumerate(PARENTS):
+        paths[node] = (paths[parent] if parent >= 0 else Path() if node else path).copy()
+        wanted.append(paths[node].step(whole, prompt + node))
+    torch.testing.assert_close(found.double(), torch.stack(wanted, dim=1), atol=2e-5, rtol=0)
 
 
 @pytest.mark.parametrize("decay", [0.01, 1.0, 30.0])

@@ -224,8 +224,7 @@ def test_the_engine_of_parity_takes_no_rows(bundles):
     """A prefix is filled without asking for logits."""
     folder, config, _ = bundles(quantize="int8-dynamic")
     checkpoint = exported_target(config, folder)
-    files = (folder / "target" / name for name in ("model.onnx", "prune.onnx"))
-    engine = ForestEngine(*files, checkpoint, capacity=16)
+    engine = ForestEngine(folder / "target", checkpoint, capacity=16)
     no_rows = references(load_model(checkpoint), checkpoint)[0].case
     none = np.zeros(0, np.int64)
     logits = engine._step(no_rows.node_ids, no_rows.parents, 0, none, ["logits"], {}, None)
@@ -236,9 +235,8 @@ def test_the_engine_of_parity_lets_no_product_saturate(bundles, monkeypatch):
     """As the runtime does, on processors on which products of uint8 and int8 would."""
     folder, config, _ = bundles(quantize="int8-dynamic")
     checkpoint = exported_target(config, folder)
-    files = [folder / "target" / name for name in ("model.onnx", "prune.onnx")]
     monkeypatch.setattr(ort_module, "saturates_int8_products", lambda: True)
-    options = ForestEngine(*files, checkpoint, capacity=16)._model.get_session_options()
+    options = ForestEngine(folder / "target", checkpoint, capacity=16)._model.get_session_options()
     assert options.get_session_config_entry("session.x64quantprecision") == "1"
     assert options.graph_optimization_level == ort.GraphOptimizationLevel.ORT_ENABLE_ALL
 

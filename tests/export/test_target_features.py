@@ -18,7 +18,7 @@ from dsbd_export.errors import ExportError
 from dsbd_export.parity_cases import ForestCase, text_case
 from dsbd_export.parity_engine import ForestEngine
 from dsbd_export.target_features import LayerInputs, layers_of, relative_error
-from dsbd_runtime.bundle import MODEL_FILE, PRUNE_FILE, Bundle, open_bundle
+from dsbd_runtime.bundle import Bundle, open_bundle
 from dsbd_runtime.graph import FEATURES, FeatureEntry
 from scripts.shared_captures import SharedCaptures
 from tests.exports import export_demo_pair
@@ -45,9 +45,7 @@ def engine_of(bundle: Bundle) -> tuple[ForestEngine, ForestCase]:
     )
     case = text_case(checkpoint)
     folder = bundle.path / "target"
-    engine = ForestEngine(
-        folder / MODEL_FILE, folder / PRUNE_FILE, checkpoint, capacity=len(case.node_ids) + 1
-    )
+    engine = ForestEngine(folder, checkpoint, capacity=len(case.node_ids) + 1)
     return engine, case
 
 

@@ -54,6 +54,7 @@ class FakeSession:
         self.rows[:num_used] = used
 
     grows_at_a_cost = False
+    recent = None
 
     def shrink(self, num_used: int) -> None:
         self.rows = self.rows[: max(64, -(-num_used // 64) * 64)]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
 
@@ -88,15 +86,6 @@ def test_padding_rows_see_themselves_and_the_first_row_and_nobody_sees_them() ->
     padding = [[1, 0, 0, 0, 1, 0, 0, 0], [1, 0, 0, 0, 0, 1, 0, 0]]
     for name, mask in masks.items():
         assert host[name][0, 0].tolist() == [*mask.tolist(), *np.array(padding, bool).tolist()]
-
-
-def test_padding_rows_have_no_ancestors() -> None:
-    arrays = staged(forward_parts(4, 1, 8, MASKS[:1], num_ancestors=2))
-    mask = {MASKS[0]: np.zeros((2, 8), np.bool_)}
-    inputs = engine_inputs(np.array([7, 8]), np.array([2, 2]), mask, 2, np.array([1]))
-    above = np.array([[0, 1], [1, 2]])
-    fill_forward(arrays, dataclasses.replace(inputs, ancestors=above))
-    assert arrays.on_host[graph.ANCESTORS].tolist() == [[0, 1], [1, 2], [-1, -1], [-1, -1]]
 
 
 def test_the_padding_of_a_move_copies_a_row_that_moves_anyway() -> None:

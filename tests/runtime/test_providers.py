@@ -15,6 +15,7 @@ import pytest
 
 import dsbd_runtime
 from dsbd_runtime.bundle import Bundle
+from dsbd_runtime.cache_entries import ConvolutionRows
 from dsbd_runtime.errors import ProviderError
 from dsbd_runtime.loading import BACKENDS, check_available, load_causal_lm, load_pair
 from dsbd_runtime.ort_module import check_offered
@@ -149,6 +150,7 @@ WITHOUT_ONNXRUNTIME = """
 import sys
 sys.modules["onnxruntime"] = None
 from dsbd_runtime.bundle import open_bundle
+from dsbd_runtime.cache_entries import ConvolutionRows
 from dsbd_runtime.errors import ProviderError
 from dsbd_runtime.loading import load_causal_lm
 bundle = open_bundle(sys.argv[1], verify=True)
@@ -219,3 +221,13 @@ def test_a_quantization_without_kernels_is_refused(
         check_runnable(row, entry, path)
     assert f"model.onnx is quantized as {quantization}, for which provider" in str(raised.value)
     assert f"it runs {runs}" in str(raised.value)
+
+
+@pytest.mark.parametrize("provider", ["cuda", "tensorrt", "tensorrt-rtx"])
+def test_recent_rows_are_kept_on_the_cpu_alone(tiny_bundle: Bundle, provider: str) -> None:
+    convolution = ConvolutionRows(layer=0, width=4, num_ancestors=2, dtype="fp16")
+    entry = tiny_bundle.entry("target")
+    entry = replace(entry, dtype="fp16", caches=[*entry.caches[1:], convolution])
+    with pytest.raises(ProviderError, match="has convolutions or recurrences, whose rows") as found:
+        check_runnable(find_provider(provider), entry, Path("model.onnx"))
+    assert f"provider '{provider}' cannot fold yet; use provider 'cpu'" in str(found.value)
