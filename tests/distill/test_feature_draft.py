@@ -11,7 +11,7 @@ from transformers import LlamaConfig
 
 from dsbd_export.checkpoint import open_checkpoint
 from dsbd_export.config import ModelOptions
-from dsbd_export.distill.acceptance import HeldOutSamples, acceptance_by_depth
+from dsbd_export.distill.acceptance import Best, HeldOutSamples, acceptance_by_depth
 from dsbd_export.distill.config import DistillConfig
 from dsbd_export.distill.draft_run import distill
 from dsbd_export.distill.rollout import (
@@ -142,7 +142,7 @@ def test_acceptance_by_depth_is_that_of_each_steps_logits():
     model = FixedDraft()
     uniform, certain = torch.zeros(6, 2), torch.tensor([20.0, -20.0]).expand(6, 2)
     sampling = Sampling(temperature=1.0, top_k=2)
-    depths = [uniform, certain]
+    depths = [*map(Best.of, (uniform, certain))]
     found = acceptance_by_depth(model, lambda *_: iter(depths), [samples], sampling, EXACT)
     assert found.by_depth == pytest.approx((1.0, 0.5))
     assert (found.rate, found.error) == pytest.approx((1.0, 0.0))

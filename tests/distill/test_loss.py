@@ -11,10 +11,10 @@ from torch import nn
 
 from dsbd_export.distill import loss
 from dsbd_export.distill.acceptance import (
+    Best,
     HeldOutPrompts,
     HeldOutSamples,
     acceptance_of_model,
-    warped,
 )
 from dsbd_export.distill.loss import (
     Coverage,
@@ -159,10 +159,11 @@ def test_the_draft_is_back_in_training_mode():
     assert model.training
 
 
-def test_warped():
-    logits = torch.tensor([0.1, 0.4, 0.2, 0.3]).log()
-    found = warped(logits, Sampling(temperature=1.0, top_k=2))
-    torch.testing.assert_close(found, torch.tensor([0.0, 4 / 7, 0.0, 3 / 7]))
+def test_a_draft_draws_from_its_best():
+    best = Best.of(torch.tensor([[0.1, 0.4, 0.2, 0.3]]).log(), torch.tensor([5, 6, 7, 8]))
+    assert best.ids.tolist() == [[6, 8, 7, 5]]
+    found = best.probs_of(torch.tensor([[5, 8, 3, 6]]), Sampling(temperature=1.0, top_k=2))
+    torch.testing.assert_close(found, torch.tensor([[0.0, 3 / 7, 0.0, 4 / 7]]))
 
 
 class CountedTeacher:

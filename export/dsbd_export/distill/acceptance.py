@@ -13,13 +13,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from dsbd_export.distill.loss import selected
-from dsbd_export.distill.teacher import Labelled, Sampling, Teacher, TorchDevice
+from dsbd_export.distill.teacher import NUM_TOP, Labelled, Sampling, Teacher, TorchDevice
 from dsbd_export.distill.work_folder import read_arrays
 from dsbd_export.progress import Counter, Report
 from dsbd_runtime.durable_files import put_in_place
 
 COVERED = 4  # beams whose candidates are looked for among the draft's
-_LENGTH = 64  # of prompts, and of the samples behind them
+MOST_HELD_OUT = 64  # tokens of a sample, and of the prompts of texts
 _PROMPTS_A_FILE = 64  # sampled together: what a kill may cost
 
 
@@ -120,12 +120,39 @@ class HeldOutPrompts:
 
 def prompt_length(context_length: int, num_held_out: int) -> int:
     """Return the length of prompts, and of the samples behind them."""
-    return min(_LENGTH, context_length // 2, num_held_out // 2)
+    return min(MOST_HELD_OUT, context_length // 2, num_held_out // 2)
 
 
-LogitsByDepth = Callable[[Tensor, Tensor], Iterable[Tensor]]
-"""Takes tokens (B, length) and which of the last of them count, (B, num_new) bool; yields the
-logits behind those, (n, V).
+@dataclass(frozen=True)
+class Best:
+    """The most probable tokens of a draft.
+
+    Attributes:
+        ids: (n, K) int64. The best first.
+        logits: (n, K) float32. Theirs, up to a constant.
+    """
+
+    ids: Tensor
+    logits: Tensor
+
+    @classmethod
+    def of(cls, logits: Tensor, tokens: Tensor | None = None) -> Best:
+        """Return those of logits, (n, V).
+
+        tokens: (V,) int64. Which they are; None: 0, 1, 2, ...
+        """
+        found = logits.float().topk(min(NUM_TOP, logits.shape[-1]))
+        return cls(found.indices if tokens is None else tokens[found.indices], found.values)
+
+    def probs_of(self, ids: Tensor, sampling: Sampling) -> Tensor:
+        """Return the probabilities of tokens, (n, J), where the draft draws from its best."""
+        probs = sampling.probs(self.logits)
+        return ((ids[:, :, None] == self.ids[:, None]) * probs[:, None]).sum(-1)
+
+
+BestByDepth = Callable[[Tensor, Tensor], Iterable[Best]]
+"""Takes tokens (B, length) and which of the last of them count, (B, num_new) bool; yields what the
+draft would propose behind those.
 
 One set for each depth in the draft: of the first drafted token, of one behind a drafted one, ...
 """
@@ -158,17 +185,17 @@ def acceptance_of_model(
 ) -> Acceptance:
     """Return the acceptance of a draft that is a causal language model of its own."""
 
-    def logits_of(tokens: Tensor, counted: Tensor) -> Iterable[Tensor]:
+    def best_of(tokens: Tensor, counted: Tensor) -> Iterable[Best]:
         found = draft(input_ids=tokens, use_cache=False, logits_to_keep=counted.shape[1])
-        yield selected(found.logits, counted)
+        yield Best.of(selected(found.logits, counted))
 
-    return acceptance_by_depth(draft, logits_of, samples, sampling, device)
+    return acceptance_by_depth(draft, best_of, samples, sampling, device)
 
 
 @torch.inference_mode()
 def acceptance_by_depth(
     draft: PreTrainedModel,
-    logits_of: LogitsByDepth,
+    best_of: BestByDepth,
     samples: Sequence[HeldOutSamples],
     sampling: Sampling,
     device: TorchDevice,
@@ -182,11 +209,12 @@ def acceptance_by_depth(
     draft.eval()
     rates = []
     for part in samples:
-        at_once = device.rows_at_once(part.ids.shape[1], draft.config.vocab_size)
+        most = int(part.counted.sum(1).max())
+        at_once = device.rows_at_once(most, draft.config.vocab_size)
         for begin in range(0, len(part.tokens), at_once):
             arrays = (array[begin : begin + at_once] for array in vars(part).values())
             rows = [torch.from_numpy(array).to(device.name) for array in arrays]
-            rates.append(_rates(logits_of, sampling, *rows))
+            rates.append(_rates(best_of, sampling, *rows))
     draft.train(was_training)
     by_prompt = torch.cat(rates).double().cpu().numpy()  # (num_prompts, num_depths + 2)
     greedy, covered, *by_depth = by_prompt.mean(0).tolist()
@@ -196,7 +224,7 @@ def acceptance_by_depth(
 
 
 def _rates(
-    logits_of: LogitsByDepth,
+    best_of: BestByDepth,
     sampling: Sampling,
     tokens: Tensor,
     ids: Tensor,
@@ -207,20 +235,12 @@ def _rates(
     prompt_of_place = counted.nonzero()[:, 0]
     ids, p = ids[counted], probs[counted]
     columns = []
-    for depth, logits in enumerate(logits_of(tokens, counted)):
+    for depth, best in enumerate(best_of(tokens, counted)):
         if depth == 0:
-            best = logits.topk(min(COVERED, logits.shape[-1])).indices
-            columns.append((best[:, 0] == ids[:, 0]).float())
-            found = (ids[:, :COVERED, None] == best[:, None]).any(-1)
+            columns.append((best.ids[:, 0] == ids[:, 0]).float())
+            found = (ids[:, :COVERED, None] == best.ids[:, None, :COVERED]).any(-1)
             columns.append(found.float().mean(-1))
-        q = warped(logits.float(), sampling).gather(-1, ids)
-        columns.append(torch.minimum(p, q).sum(-1))
+        columns.append(torch.minimum(p, best.probs_of(ids, sampling)).sum(-1))
     sums = torch.zeros(len(tokens), len(columns), device=tokens.device)
     sums.index_add_(0, prompt_of_place, torch.stack(columns, dim=-1))
     return sums / counted.sum(-1, keepdim=True)
-
-
-def warped(logits: Tensor, sampling: Sampling) -> Tensor:
-    """Return the distribution that is drawn from, (n, V), of logits (n, V)."""
-    best = logits.topk(min(sampling.top_k, logits.shape[-1]))
-    return torch.zeros_like(logits).scatter(-1, best.indices, sampling.probs(best.values))

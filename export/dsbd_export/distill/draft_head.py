@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dsbd_export.distill.acceptance import Best
 from dsbd_export.distill.teacher import TorchDevice
 
 _NEVER = -30.0  # log-probability of a token that cannot be proposed: it adds nothing to a sum
@@ -33,7 +34,6 @@ class DraftHead:
         self, vocab_size: int, proposed: NDArray[np.int64] | None, device: TorchDevice
     ) -> None:
         self._device = device
-        self._vocab_size = vocab_size
         self._proposed = None if proposed is None else torch.from_numpy(proposed).to(device.name)
         places = torch.arange(vocab_size, device=device.name)
         if self._proposed is not None:
@@ -50,13 +50,9 @@ class DraftHead:
         found = head_log_probs(hidden, self._weight(table), places.clamp_min(0), self._device)
         return torch.where(places >= 0, found, _NEVER)
 
-    def logits(self, hidden: Tensor, table: Tensor) -> Tensor:
-        """Return logits over the vocabulary, (n, V) float32: -inf for what is not proposed."""
-        own = (hidden @ self._weight(table).T).float()
-        if self._proposed is None:
-            return own
-        others = own.new_full((len(own), self._vocab_size), -torch.inf)
-        return others.index_copy_(1, self._proposed, own)
+    def best(self, hidden: Tensor, table: Tensor) -> Best:
+        """Return the most probable of the tokens that are proposed."""
+        return Best.of(hidden @ self._weight(table).T, self._proposed)
 
     def proposable(self, ids: Tensor, log_p: Tensor) -> tuple[Tensor, Tensor]:
         """Return the target's distribution over tokens that can be proposed, and their share in it.

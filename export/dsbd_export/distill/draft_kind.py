@@ -13,8 +13,9 @@ from transformers import PreTrainedModel
 from dsbd_export.checkpoint import Checkpoint, quiet_libraries
 from dsbd_export.distill.acceptance import (
     Acceptance,
+    Best,
+    BestByDepth,
     HeldOutSamples,
-    LogitsByDepth,
     acceptance_by_depth,
     acceptance_of_model,
 )
@@ -111,10 +112,10 @@ class LlamaDrafts:
     def acceptance(self, draft: Any, samples: list[HeldOutSamples]) -> Acceptance:
         """See DraftKind: the same at every depth of a draft."""
 
-        def logits_of(tokens: Tensor, counted: Tensor) -> Any:
-            yield self._head.logits(self._hidden(draft, tokens, counted), draft.lm_head.weight)
+        def best_of(tokens: Tensor, counted: Tensor) -> Any:
+            yield self._head.best(self._hidden(draft, tokens, counted), draft.lm_head.weight)
 
-        return measured(draft, logits_of, samples, self._teaching)
+        return measured(draft, best_of, samples, self._teaching)
 
     def write(self, draft: Any, folder: Path) -> None:
         """See DraftKind."""
@@ -203,10 +204,10 @@ class FeatureDrafts:
     def acceptance(self, draft: Any, samples: list[HeldOutSamples]) -> Acceptance:
         """See DraftKind."""
 
-        def logits_of(tokens: Tensor, counted: Tensor) -> Any:
-            return rollout_logits(draft, tokens, counted, self._features_of)
+        def best_of(tokens: Tensor, counted: Tensor) -> Any:
+            return map(Best.of, rollout_logits(draft, tokens, counted, self._features_of))
 
-        return measured(draft, logits_of, samples, self._teaching)
+        return measured(draft, best_of, samples, self._teaching)
 
     def write(self, draft: Any, folder: Path) -> None:
         """See DraftKind."""
@@ -219,10 +220,10 @@ def coverage_of(config: DistillConfig) -> Coverage | None:
 
 
 def measured(
-    draft: PreTrainedModel, logits_of: LogitsByDepth, samples: list[HeldOutSamples], of: Teaching
+    draft: PreTrainedModel, best_of: BestByDepth, samples: list[HeldOutSamples], of: Teaching
 ) -> Acceptance:
     """Return the acceptance along samples, drawn as those of ``of`` are."""
-    return acceptance_by_depth(draft, logits_of, samples, of.held_out.sampling, of.device)
+    return acceptance_by_depth(draft, best_of, samples, of.held_out.sampling, of.device)
 
 
 def draft_kind(config: DistillConfig) -> type[DraftKind]:

@@ -91,6 +91,7 @@ def tokens_to_propose(
     for tokens in (streams.train, streams.train_prompts.tokens):
         counts += np.bincount(tokens, minlength=len(counts))
     if streams.has_chats:
+        report("sampling first answers of the target, for the tokens that the draft proposes")
         answers = pool_of(config, teaching, work, splits_batches=False).first_answers()
         ids, log_probs = answers.ids[answers.counted], answers.log_probs[answers.counted]
         expected = np.bincount(ids.ravel(), np.exp(log_probs).ravel(), len(counts))

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from dsbd_export.cache_probe import probed_caches
 from dsbd_export.checkpoint import Checkpoint
-from dsbd_export.distill.acceptance import HeldOutPrompts, prompt_length
+from dsbd_export.distill.acceptance import MOST_HELD_OUT, HeldOutPrompts, prompt_length
 from dsbd_export.distill.chats import MOST_NEW, MOST_PROMPT, ChatTokens
 from dsbd_export.distill.config import DistillConfig
 from dsbd_export.distill.teacher import (
@@ -100,7 +100,7 @@ def _held_out_prompts(
             HeldOutPrompts,
             prompts=streams.held_out_prompts.chosen(_NUM_PROMPTS, rng),
             sampling=CHAT_SAMPLING,
-            num_new=min(MOST_NEW, checkpoint.context_length // 2),
+            num_new=min(MOST_HELD_OUT, checkpoint.context_length // 2),
             ends=checkpoint.eos_token_ids,
         )
     length = prompt_length(checkpoint.context_length, len(streams.held_out))
