@@ -54,6 +54,7 @@ class Settings:
 
     Attributes:
         work: folder of everything that is made.
+        names: of ``BUNDLES``.
         context: most tokens of a bundle.
         minutes, params, draft_vocab, coverage: of the distillation.
         num_chats: to distil from.
@@ -64,6 +65,7 @@ class Settings:
     """
 
     work: Path
+    names: tuple[str, ...]
     context: int
     minutes: float
     params: str
@@ -135,12 +137,14 @@ def checkpoint(settings: Settings) -> None:
 def export(settings: Settings) -> None:
     """Export the GGUF file in every precision, and say what came of it."""
     source = str(settings.gguf / "target-Q4_1.gguf")
-    for name, options in BUNDLES.items():
+    for name in settings.names:
+        options = BUNDLES[name]
         if not (bundle := settings.bundle(name, drafted=False)).exists():
             context = ("--max-context", str(settings.context))
             _command("export", "--target", source, *context, *options, "-o", str(bundle))
     rows = []
-    for name, options in BUNDLES.items():
+    for name in settings.names:
+        options = BUNDLES[name]
         opened = open_bundle(settings.bundle(name, drafted=False))
         parity = opened.manifest.target.parity
         size = sum(file.size for file in opened.manifest.files.values())
@@ -192,7 +196,8 @@ def draft(settings: Settings) -> None:
 
 def pairs(settings: Settings) -> None:
     """Add the draft to a copy of every bundle, in the precision of its target."""
-    for name, options in BUNDLES.items():
+    for name in settings.names:
+        options = BUNDLES[name]
         if not (folder := settings.bundle(name, drafted=True)).exists():
             partial = folder.with_suffix(".partial")
             shutil.rmtree(partial, ignore_errors=True)
@@ -207,7 +212,8 @@ def pairs(settings: Settings) -> None:
 def speed(settings: Settings) -> None:
     """Measure our strategies and the other tools, unless the report is there."""
     file, page = settings.work / "speed.json", settings.page
-    comparison = comparison_of(settings.checkpoint, PRECISIONS)
+    precisions = [name for name in PRECISIONS if name in settings.names]
+    comparison = comparison_of(settings.checkpoint, precisions)
     known = [peer.name for peer in comparison.peers]
     for tool in set(settings.tools).difference(known):
         raise click.UsageError(f"--tool is {tool!r}: expected one of {', '.join(known)}")
@@ -247,9 +253,8 @@ def speed(settings: Settings) -> None:
 
 def quality(settings: Settings) -> None:
     """Ask every bundle the chat tasks, by every strategy."""
-    names = [name for name in BUNDLES if settings.bundle(name, drafted=True).exists()]
     lines: list[str] = []
-    for name in names:
+    for name in settings.names:
         found = quality_table(
             settings.bundle(name, drafted=True),
             tasks()[: settings.num_tasks],
@@ -291,6 +296,9 @@ def _run(*command: str, seconds: float | None = None) -> None:
     help="Everything that is made.",
 )
 @click.option("--stage", "stages", type=click.Choice(list(STAGES)), multiple=True, help="[all]")
+@click.option(
+    "--bundle", "names", type=click.Choice(list(BUNDLES)), multiple=True, default=tuple(BUNDLES)
+)
 @click.option("--minutes", default=60.0, show_default=True, help="Of the distillation.")
 @click.option("--params", default="16M", show_default=True, help="Of the draft.")
 @click.option("--draft-vocab", default=8192, show_default=True)
