@@ -14,16 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_ort.constraints.position import object_states
-from dsbd_ort.decoding.logits_processing.constraint import States, TokenMasks
-
-if TYPE_CHECKING:
-    from dsbd_ort.constraints.grammar_matching import GrammarConstraint
+from dsbd_ort.decoding.logits_processing.constraint import Constraint, States, TokenMasks
 
 _FEW = 64  # tokens that may follow, where spellings are looked at
 _MOST_PAIRS = 1 << 16  # that a tokenizer remembers
@@ -33,7 +30,7 @@ _NO_TOKEN = -1
 class ByteTokenizer(Protocol):
     """What a spelling needs of a tokenizer."""
 
-    def decode_bytes(self, tokens: Sequence[int]) -> bytes:
+    def decode_bytes(self, tokens: list[int]) -> bytes:
         """Return what tokens stand for."""
 
     def tokenize_bytes(self, text: bytes) -> list[int]:
@@ -64,6 +61,13 @@ class Spelling:
         return tokens[[self._writes(first, token) for token in tokens.tolist()]]
 
 
+class MaskedConstraint(Constraint, Protocol):
+    """A constraint that says by bits what may follow, as grammars do."""
+
+    def allowed(self, states: States) -> TokenMasks:
+        """See Constraint."""
+
+
 class _State:
     """State of a path: the grammar's, and the last token; its mask once it is needed."""
 
@@ -78,7 +82,7 @@ class _State:
 class CanonicalConstraint:
     """A constraint to the texts of a grammar in the tokenizer's own spelling."""
 
-    def __init__(self, grammar: GrammarConstraint, spelling: Spelling) -> None:
+    def __init__(self, grammar: MaskedConstraint, spelling: Spelling) -> None:
         """Take the constraint to the grammar."""
         self._grammar = grammar
         self._spelling = spelling
