@@ -8,7 +8,8 @@ Service            concurrent requests over one pipeline, within ServiceLimits
 DecodingConfig     the options of a request
 GenerationResult   the GeneratedSequences, best first, and statistics; streaming yields StreamPieces
 RequestTrace       the record of a request, which write_trace draws
-JsonSchema         constraints, with JsonObject, Regex, Choice, Lark, TokenTrie and AllowedTokens
+JsonSchema         constraints, with JsonObject, Regex, Choice, Lark, Canonical, TokenTrie and
+                   AllowedTokens
 DsbdError          the base of all errors
 
 Every name but ``DsbdError`` is imported on first use, so that ``import dsbd_ort`` is cheap and
@@ -26,6 +27,7 @@ from dsbd_ort.version import __version__
 if TYPE_CHECKING:
     from dsbd_ort.constraints import (
         AllowedTokens,
+        Canonical,
         Choice,
         JsonObject,
         JsonSchema,
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AllowedTokens",
+    "Canonical",
     "Choice",
     "DecodingConfig",
     "DsbdError",
@@ -62,6 +65,7 @@ __all__ = [
 
 _HOMES = {
     "AllowedTokens": "constraints",
+    "Canonical": "constraints",
     "Choice": "constraints",
     "DecodingConfig": "decoding",
     "GeneratedSequence": "results",

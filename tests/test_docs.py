@@ -34,7 +34,7 @@ _NAMED = re.compile(  # a source file, with folders or without, or a path below 
     r")"
 )
 _HELD = re.compile(r"`(\w+)` (?:in|of)\s+`([\w/]+\.py)`")
-NOT_OURS = {"include/onnxruntime_cxx_api.h"}
+NOT_OURS = {"include/onnxruntime_cxx_api.h", "llama.cpp"}
 _LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
 
 

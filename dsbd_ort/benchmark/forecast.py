@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +25,9 @@ from dsbd_runtime.draft_record import ExpectedSpeed
 from dsbd_runtime.loading import load_pair
 
 WIDTHS = (1, 2, 4)
-TOP_K = 20
+GREEDY_WIDTHS = (1, 4)
+TOP_K = 20  # of texts
+_CHATS: dict[str, Any] = {"temperature": 0.7, "top_p": 0.9}
 _NUM_PROMPTS, _NEW_TOKENS = 16, 32
 
 
@@ -49,10 +52,15 @@ class PricedCalls:
         self.seconds += float(curve.up_to(num_rows)[num_rows])
 
 
-def forecast(bundle: Bundle, prompts: Sequence[Sequence[int]]) -> list[ExpectedSpeed]:
+def forecast(
+    bundle: Bundle, prompts: Sequence[Sequence[int]], *, are_chats: bool = False
+) -> list[ExpectedSpeed]:
     """Return what to expect of a bundle's draft at each of ``WIDTHS``, on the CPU.
 
-    prompts: token ids, of which some are continued.
+    Args:
+        bundle: with a draft.
+        prompts: token ids, of which some are continued.
+        are_chats: whether they are chats: answered at temperature 0.7 with top-p 0.9, and greedily.
 
     Raises:
         BenchmarkError: the context does not hold the calls that are measured.
@@ -69,7 +77,7 @@ def forecast(bundle: Bundle, prompts: Sequence[Sequence[int]]) -> list[ExpectedS
             stack.enter_context(model)
         costs = measure_costs(target, draft, time.perf_counter)
         chosen, new_tokens = prompts[:_NUM_PROMPTS], min(_NEW_TOKENS, room)
-        return list(forecasts(target, draft, costs, chosen, new_tokens))
+        return list(forecasts(target, draft, costs, chosen, new_tokens, are_chats=are_chats))
 
 
 def forecasts(
@@ -78,13 +86,18 @@ def forecasts(
     costs: EngineCosts,
     prompts: Sequence[Sequence[int]],
     new_tokens: int,
+    *,
+    are_chats: bool = False,
 ) -> Iterator[ExpectedSpeed]:
     """Yield the forecast of each width for engines with these costs."""
-    for width in WIDTHS:
+    kinds = [(width, False) for width in WIDTHS]
+    kinds += [(width, True) for width in GREEDY_WIDTHS if are_chats]
+    for width, is_greedy in kinds:
+        sampled: dict[str, Any] = {"strategy": "speculative" if width == 1 else "dsbd"}
+        sampled |= _CHATS if are_chats else {"top_k": min(TOP_K, target.spec.vocab_size)}
         config = DecodingConfig(
-            strategy="speculative" if width == 1 else "dsbd",
+            **({"strategy": "speculative-beam-search"} if is_greedy else sampled),
             num_beams=width,
-            top_k=min(TOP_K, target.spec.vocab_size),
             max_new_tokens=new_tokens,
             draft_policy="throughput",
         )
@@ -103,4 +116,5 @@ def forecasts(
             num_beams=width,
             tokens_per_iteration=num_layers / num_iterations,
             speedup=plain / calls.seconds,
+            is_greedy=is_greedy,
         )

@@ -61,6 +61,13 @@ class DistillArguments:
         help="Begin with so many transformer layers of the target, in its width, instead.",
         section=_DRAFT,
     )
+    draft_vocab: int | None = option(
+        type=COUNT,
+        metavar="8192",
+        help="Train the draft to propose so many tokens only, the most frequent: with a large "
+        "vocabulary most of a step, and of a call, is the head [all].",
+        section=_DRAFT,
+    )
     revision: str | None = option(help="Branch, tag or commit on the hub.", section=_DRAFT)
     trust_remote_code: bool = flag(help="Run the Python code of a checkpoint.", section=_DRAFT)
     data: tuple[str, ...] = option(
@@ -68,7 +75,7 @@ class DistillArguments:
         required=True,
         metavar="TEXTS",
         help="File, folder or pattern ('docs/**/*.md') of UTF-8 texts; of a .jsonl file each line "
-        "is one. May be repeated.",
+        'is one, or a chat, {"messages": [...]}, that the target answers. May be repeated.',
         section=_TEXTS,
     )
     exclude: tuple[str, ...] = option(
@@ -76,6 +83,15 @@ class DistillArguments:
         metavar="PATTERN",
         help="Leave out files of these names ('*/vendor/*'). May be repeated.",
         section=_TEXTS,
+    )
+    learn_answers: bool = flag(
+        help="Learn the answers that are in chats as well, as texts.", section=_TEXTS
+    )
+    coverage: int | None = option(
+        type=COUNT,
+        metavar="BEAMS",
+        help="Learn to propose each of the target's BEAMS best tokens, for beams of that width.",
+        section=_TRAINING,
     )
     minutes: float = option(
         type=FiniteRange(0, _MOST_MINUTES, min_open=True),
@@ -136,7 +152,8 @@ def measure_speed(trained: TrainedDraft) -> tuple[list[ExpectedSpeed], str]:
     )
     export_bundle(config, report=lambda _: None)
     prompts = [prompt.tolist() for prompt in trained.prompts]
-    return forecast(open_bundle(trained.bundle), prompts), "fp32, cpu"
+    speeds = forecast(open_bundle(trained.bundle), prompts, are_chats=trained.are_chats)
+    return speeds, "fp32, cpu"
 
 
 def print_record(folder: Path, record: DraftRecord) -> None:
@@ -154,7 +171,8 @@ def print_record(folder: Path, record: DraftRecord) -> None:
     for column in ("beams", "strategy", "tokens an iteration", "speed-up"):
         speeds.add_column(column, justify="left" if column == "strategy" else "right")
     for speed in record.speeds:
-        strategy = "speculative" if speed.num_beams == 1 else "dsbd"
+        sampled = "speculative" if speed.num_beams == 1 else "dsbd"
+        strategy = "speculative-beam-search" if speed.is_greedy else sampled
         cells = (f"{speed.tokens_per_iteration:.2f}", f"{speed.speedup:.2f}x")
         speeds.add_row(str(speed.num_beams), strategy, *cells)
     console.print(speeds)
@@ -166,11 +184,28 @@ def record_rows(record: DraftRecord) -> dict[str, str]:
     return {
         "acceptance": f"{record.acceptance:.3f} (standard error {record.acceptance_error:.3f})",
         **_by_depth(record),
-        "of": f"temperature {record.temperature:g}, top-k {record.top_k}, held-out texts",
+        **_greedy(record),
+        "of": f"temperature {record.temperature:g}, top-k {record.top_k}{_top_p(record)}, held-out "
+        f"{'chats' if record.are_chats else 'texts'}",
         "before the training": f"{record.curve[0].acceptance:.3f}",
         "target": record.target,
         "parameters": f"{record.num_parameters:,} ({share:.1%} of the target's)",
         "trained": f"{record.steps:,} steps, {record.minutes:.1f} minutes",
+    }
+
+
+def _top_p(record: DraftRecord) -> str:
+    return "" if record.top_p == 1.0 else f", top-p {record.top_p:g}"
+
+
+def _greedy(record: DraftRecord) -> dict[str, str]:
+    """Return how the most probable tokens agree, of a record that says so."""
+    if record.greedy_acceptance is None or record.coverage is None:
+        return {}
+    beams = record.coverage_beams
+    return {
+        "of greedy tokens": f"{record.greedy_acceptance:.3f}",
+        f"of the {beams} best, among {beams}": f"{record.coverage:.3f}",
     }
 
 

@@ -50,9 +50,10 @@ The object that --json prints has these fields:
   total_bytes, files {name: bytes}
   draft_record (null unless dsbd-distill made the draft):
     target, num_parameters, num_target_parameters, acceptance, acceptance_error,
-    temperature, top_k, seed, steps, minutes, num_train_tokens, num_held_out_tokens,
-    curve [{step, seconds, loss, acceptance}],
-    speeds [{num_beams, tokens_per_iteration, speedup}], measured_on
+    temperature, top_k, top_p, are_chats, seed, steps, minutes, num_train_tokens,
+    num_held_out_tokens, num_train_prompts, greedy_acceptance, coverage, coverage_beams,
+    num_proposed_tokens, curve [{step, seconds, loss, acceptance}],
+    speeds [{num_beams, tokens_per_iteration, speedup, is_greedy}], measured_on
   engines [{role, built {flavour, tensorrt_version, compute_capability, capacity,
     step_profiles, move_profiles, attention, onnx_sha256}, problems, not_checked}]
   providers [{name, can_run, problems}]
@@ -168,10 +169,13 @@ def _record_lines(record: DraftRecord) -> list[str]:
     lines = [
         f"the draft was distilled from {record.target}: held-out acceptance "
         f"{record.acceptance:.3f} at temperature {record.temperature:g}, top-k {record.top_k}"
+        f"{'' if record.top_p == 1.0 else f', top-p {record.top_p:g}'}"
+        f"{' behind prompts of chats' if record.are_chats else ''}"
     ]
     for speed in record.speeds:
         lines.append(
-            f"{speed.num_beams} beams: {speed.tokens_per_iteration:.2f} tokens an iteration, "
+            f"{speed.num_beams} beams{', greedy' if speed.is_greedy else ''}: "
+            f"{speed.tokens_per_iteration:.2f} tokens an iteration, "
             f"{speed.speedup:.2f}x expected ({record.measured_on})"
         )
     return lines

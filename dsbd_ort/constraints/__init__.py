@@ -7,6 +7,7 @@ AllowedTokens                        a function of the path
 
 from dsbd_ort.constraints.callback import AllowedTokens
 from dsbd_ort.constraints.grammar import (
+    Canonical,
     Choice,
     ConstraintSpec,
     FunctionCalls,
@@ -20,6 +21,7 @@ from dsbd_ort.constraints.token_trie import TokenTrie
 
 __all__ = [
     "AllowedTokens",
+    "Canonical",
     "Choice",
     "ConstraintSpec",
     "FunctionCalls",

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from dsbd_ort.constraints.canonical_spelling import CanonicalConstraint
 from dsbd_ort.constraints.grammar_matching import GrammarTokenizer
 from dsbd_ort.constraints.large_numbers import lark_of_schema
 from dsbd_ort.constraints.schema_nodes import crowded_parts
@@ -292,8 +293,37 @@ class BehindSpaces(_Grammar):
         return self.grammar.parts(library)
 
 
+@dataclass(frozen=True, slots=True)
+class Canonical:
+    """Texts of a grammar in the tokenizer's own spelling, see ``canonical_spelling``.
+
+    Attributes:
+        grammar: such as ``JsonSchema({...})``.
+    """
+
+    grammar: _Grammar
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.grammar, _Grammar):
+            raise ConstraintError(
+                f"the canonical spelling of {_shown(repr(self.grammar), quoted=True)}; give a "
+                "grammar, such as JsonSchema({'type': 'object'}): a trie has one spelling anyway"
+            )
+
+    @property
+    def name(self) -> str:
+        """A short description for messages."""
+        return self.grammar.name
+
+    def bind(self, tokenizer: GrammarTokenizer) -> Constraint:
+        """Return the constraint to the grammar in this spelling."""
+        return CanonicalConstraint(tokenizer.constraint(self.grammar), tokenizer.spelling)
+
+
 def behind_spaces(spec: ConstraintSpec, number: int) -> ConstraintSpec:
     """Return the specification of the same texts behind spaces that are dropped."""
+    if isinstance(spec, Canonical) and number:
+        return Canonical(BehindSpaces(spec.grammar, number))
     return BehindSpaces(spec, number) if number and isinstance(spec, _Grammar) else spec
 
 

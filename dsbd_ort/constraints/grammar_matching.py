@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from dsbd_errors import install_hint
 from dsbd_ort.constraints import trial
+from dsbd_ort.constraints.canonical_spelling import Spelling
 from dsbd_ort.constraints.matcher_pool import (
     Growth,
     MatcherPool,
@@ -65,6 +66,9 @@ class GrammarTokenizer:
 
     Making one takes about three seconds for a vocabulary of 150,000: make it once for a bundle.
     Safe to use from several threads.
+
+    Attributes:
+        spelling: which tokens it writes one behind the other.
     """
 
     def __init__(
@@ -100,6 +104,7 @@ class GrammarTokenizer:
             num_threads = min(os.cpu_count() or 1, _MOST_THREADS)
         executor = library.LLExecutor(num_threads) if num_threads > 1 else None
         self._masks = TextMasks(self._tokenizer, executor, num_words, text_bits)
+        self.spelling = Spelling(self._tokenizer)
         self._compiled: OrderedDict[Grammar, GrammarConstraint] = OrderedDict()
         self._lock = threading.Lock()
 

@@ -8,6 +8,8 @@ One key says which it is, and others how it is laid out or ends:
     {"choice": ["yes", "no"]}
     {"grammar": "start: \"a\" | \"b\""}
     {"trie": "items.trie", "end": "eos"}
+
+Beside every grammar may stand ``"canonical": true``.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from dsbd_ort.constraints.grammar import (
+    Canonical,
     Choice,
     FunctionCalls,
     JsonObject,
@@ -34,13 +37,14 @@ _LAYOUT: dict[str, type] = {
     "key_separator": str,
     "flexible_whitespace": bool,
 }
+_SPELLING: dict[str, type] = {"canonical": bool}
 _END: dict[str, type] = {"end": str}
 _OTHERS: dict[str, dict[str, type]] = {  # the keys that may stand beside each kind, and their types
-    "json_schema": _LAYOUT,
-    "json_object": _LAYOUT,
-    "regex": {},
-    "choice": {},
-    "grammar": {},
+    "json_schema": _LAYOUT | _SPELLING,
+    "json_object": _LAYOUT | _SPELLING,
+    "regex": _SPELLING,
+    "choice": _SPELLING,
+    "grammar": _SPELLING,
     "trie": _END,
 }
 KINDS = tuple(_OTHERS)
@@ -60,7 +64,8 @@ _JSON_NAMES = {str: "a text", bool: "true or false"}
 
 def kind_of(constraint: object) -> str:
     """Return the kind of a constraint, as plain data and metrics name it."""
-    return _KIND_BY_CLASS.get(type(constraint), "other")
+    of = constraint.grammar if isinstance(constraint, Canonical) else constraint
+    return _KIND_BY_CLASS.get(type(of), "other")
 
 
 def constraint_from_data(data: Mapping[str, Any], trie_of_name: TrieOfName) -> Any:
@@ -77,6 +82,15 @@ def constraint_from_data(data: Mapping[str, Any], trie_of_name: TrieOfName) -> A
     value = data[kind]
     others = {name: other for name, other in data.items() if name != kind}
     _check_others(kind, others)
+    is_canonical = others.pop("canonical", False)
+    found = _constraint_of(kind, value, others, trie_of_name)
+    return Canonical(found) if is_canonical else found
+
+
+def _constraint_of(
+    kind: str, value: Any, others: Mapping[str, Any], trie_of_name: TrieOfName
+) -> Any:
+    """Return the constraint of a kind in any spelling."""
     if kind == "json_schema":
         return JsonSchema(value, **others)
     if kind == "json_object":
@@ -122,9 +136,9 @@ def _check_others(kind: str, others: Mapping[str, Any]) -> None:
     known = _OTHERS[kind]
     for name, value in others.items():
         if name not in known:
-            expected = f"one of {', '.join(known)}" if known else "nothing"
             raise ConstraintError(
-                f"constraint has {shown(name)} beside {kind}; expected {expected} there"
+                f"constraint has {shown(name)} beside {kind}; expected one of {', '.join(known)} "
+                "there"
             )
         if not isinstance(value, known[name]):
             raise ConstraintError(

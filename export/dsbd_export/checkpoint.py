@@ -45,6 +45,7 @@ from dsbd_export.model_config import (
 )
 from dsbd_export.other_weights import refusal_of_files
 from dsbd_export.progress import silenced_libraries
+from dsbd_export.proposed_tokens import read_proposed_tokens
 from dsbd_export.quantized_weights import quantization_of
 from dsbd_runtime.cache_entries import CacheEntry
 from dsbd_runtime.graph import ATTENTION_MASK, ATTENTION_MASK_SLIDING
@@ -240,6 +241,12 @@ def _decoder_checkpoint(
     window = window_within(config, context_length)
     masks = layer_masks(config, window)
     eos = _special_token(generation, whole, "eos_token_id")
+    proposed = read_proposed_tokens(folder, config.vocab_size)
+    if proposed is not None and role != "draft":
+        raise ExportError(
+            f"the {role} at {folder} was trained to propose {len(proposed)} tokens only, as the "
+            f"draft of another model; give it as the draft, and that model as the {role}"
+        )
     return Checkpoint(
         role=role,
         folder=folder,
@@ -253,6 +260,7 @@ def _decoder_checkpoint(
         trust_remote_code=options.trust_remote_code,
         composite=None if whole is config else whole,
         gguf_file=gguf_file,
+        proposed_tokens=proposed,
     )
 
 

@@ -17,7 +17,7 @@ from dsbd_runtime.trt_module import FLAVOURS
 OPSET = 24  # of ai.onnx, the version with TensorScatter and Attention
 MIN_CONTEXT = 16  # the parity gate needs a prompt and a tree of three levels
 _MOST_THREADS = 1024
-_LEAST_DRAFT_VOCAB = 32  # has room for the tokens that end a sequence, and is a mistake below
+LEAST_DRAFT_VOCAB = 32  # has room for the tokens that end a sequence, and is a mistake below
 
 FUSED, GROUPED, EXACT = ATTENTIONS = ("fused", "grouped", "exact")
 PORTABLE, CUDA = FORMS = ("portable", "cuda")
@@ -250,10 +250,10 @@ class DraftedOptions(ModelOptions):
                     f"draft_texts={self.draft_texts[0]!r} has no meaning without draft_vocab; give "
                     "it, as draft_vocab=32768, or leave draft_texts out"
                 )
-        elif self.draft_vocab < self.num_top_logits or self.draft_vocab < _LEAST_DRAFT_VOCAB:
+        elif self.draft_vocab < self.num_top_logits or self.draft_vocab < LEAST_DRAFT_VOCAB:
             raise ExportError(
                 f"draft_vocab={self.draft_vocab} is too few with logits={self.logits!r}; use at "
-                f"least {max(self.num_top_logits, _LEAST_DRAFT_VOCAB)}, as 32768"
+                f"least {max(self.num_top_logits, LEAST_DRAFT_VOCAB)}, as 32768"
             )
 
 

@@ -35,6 +35,8 @@ def with_draft_vocabulary(draft: Checkpoint, options: DraftedOptions, report: Re
         ExportError: it has no more tokens than that, or a vocabulary of its own.
     """
     num_tokens = options.draft_vocab
+    if draft.proposed_tokens is not None:
+        return _as_trained(draft, options, report)
     if num_tokens is None:
         return draft
     if draft.features is not None:
@@ -55,6 +57,24 @@ def with_draft_vocabulary(draft: Checkpoint, options: DraftedOptions, report: Re
         share = ", the lowest ids"
     report(f"draft: proposes {num_tokens:,} of {draft.vocab_size:,} tokens{share}")
     return dataclasses.replace(draft, proposed_tokens=tokens)
+
+
+def _as_trained(draft: Checkpoint, options: DraftedOptions, report: Report) -> Checkpoint:
+    """Return a draft that was trained to propose some tokens, which no option can change."""
+    assert draft.proposed_tokens is not None
+    num_tokens = len(draft.proposed_tokens)
+    if options.draft_vocab is not None:
+        raise ExportError(
+            f"draft_vocab={options.draft_vocab} has no meaning for the draft at {draft.folder}, "
+            f"which was trained to propose {num_tokens} tokens; leave it out"
+        )
+    if num_tokens < options.num_top_logits:
+        raise ExportError(
+            f"logits={options.logits!r} has more logits than the {num_tokens} tokens that the "
+            f"draft at {draft.folder} was trained to propose; use topk:{num_tokens} or less"
+        )
+    report(f"draft: proposes {num_tokens:,} of {draft.vocab_size:,} tokens, as it was trained")
+    return draft
 
 
 def most_frequent_tokens(

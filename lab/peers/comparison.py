@@ -44,6 +44,7 @@ class Comparison:
         max_new_tokens: of a request, unless the command says otherwise.
         num_ids: ids that are searched; 0: none.
         logits: head of our bundles.
+        subject: what is compared, for the paragraph below the table.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Comparison:
     max_new_tokens: int = 48
     num_ids: int = 0
     logits: str = TOP_LOGITS
+    subject: str = "{params} twin"
 
 
 def beside_busy(comparison: Comparison) -> Comparison:

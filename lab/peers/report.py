@@ -106,9 +106,12 @@ def compare(
     )
 
 
-def tables_of(report: dict[str, Any]) -> str:
-    """Return the rows, the bars and how they were measured."""
-    comparison = COMPARISONS[report.get("comparison", STRATEGIES)]
+def tables_of(report: dict[str, Any], comparison: Comparison | None = None) -> str:
+    """Return the rows, the bars and how they were measured.
+
+    comparison: whose report it is; None: one of ``COMPARISONS``.
+    """
+    comparison = comparison or COMPARISONS[report.get("comparison", STRATEGIES)]
     cells = [_cells(row, comparison.columns) for row in report["rows"]]
     parts = ["\n".join(table(comparison.columns, cells)), _how(report, comparison)]
     settings = {
@@ -125,7 +128,8 @@ def tables_of(report: dict[str, Any]) -> str:
 def _how(report: dict[str, Any], comparison: Comparison) -> str:
     busy = ", another process on one of the cores" if report.get("is_busy") else ""
     return (
-        f"{report['created'][:10]}, {report['params']} twin, {report['machine']['processor']}, "
+        f"{report['created'][:10]}, {comparison.subject.format(params=report['params'])}, "
+        f"{report['machine']['processor']}, "
         f"{report['threads']} threads{busy}, {len(report['prompts'])} prompts x {report['rounds']} "
         f"rounds, {report['max_new_tokens']} new tokens; medians with quartiles, ratios with a "
         f"95 % bootstrap interval over pairs. {comparison.note}"
@@ -217,7 +221,9 @@ MEASURED: dict[str, Callable[[dict[str, Any]], str]] = {
 def _bar_cells(bar: dict[str, Any]) -> tuple[str, ...]:
     over = f"{bar['peer']}, {bar['run']}"
     measured = _interval(bar["ratio"]) or "not measured"
-    return bar["ours"], over, bar["precision"], f"{bar['aim']:g}", measured
+    ours = bar.get("ours_precision")
+    ours = bar["ours"] if ours is None else f"{bar['ours']}, {ours}"
+    return ours, over, bar["precision"], f"{bar['aim']:g}", measured
 
 
 def _interval(estimate: dict[str, float] | None) -> str:

@@ -82,6 +82,7 @@ class Bar:
     precision: str
     aim: float
     measure: Measure = "tokens_per_s"
+    ours_precision: str | None = None  # where it is not the other tool's
 
 
 BARS = (
@@ -155,12 +156,17 @@ class Requests:
     def bar(self, bar: Bar) -> BarResult:
         """Return a bar with the measured ratio."""
         requests = self._by_key.get((bar.peer, bar.run, bar.precision, ""), [])
-        return BarResult(**vars(bar), ratio=self._ratio(bar.ours, requests, bar.measure))
+        ratio = self._ratio(bar.ours, requests, bar.measure, bar.ours_precision)
+        return BarResult(**vars(bar), ratio=ratio)
 
     def _ratio(
-        self, name: str | None, theirs: Sequence[Request], measure: Measure = "tokens_per_s"
+        self,
+        name: str | None,
+        theirs: Sequence[Request],
+        measure: Measure = "tokens_per_s",
+        precision: str | None = None,
     ) -> Estimate | None:
-        pairs = self._pairs(self._ours, name, theirs)
+        pairs = self._pairs(self._ours, name, theirs, precision)
         return _median([getattr(ours, measure) / getattr(other, measure) for ours, other in pairs])
 
     def _speedup(self, undrafted: str | None, drafted: Sequence[Request]) -> Estimate | None:
@@ -183,12 +189,20 @@ class Requests:
         return self._pairs(self._ours, run.same_search_as, theirs)
 
     def _pairs(
-        self, peer: str, name: str | None, theirs: Sequence[Request]
+        self,
+        peer: str,
+        name: str | None,
+        theirs: Sequence[Request],
+        precision: str | None = None,
     ) -> list[tuple[Request, Request]]:
-        """Return (its, theirs) of the same prompt and round, for the run ``name`` of a peer."""
+        """Return (its, theirs) of the same prompt and round, for the run ``name`` of a peer.
+
+        precision: of its run; None: that of theirs.
+        """
         if name is None or not theirs:
             return []
-        ours = self._by_key.get((peer, name, theirs[0].precision, theirs[0].work), [])
+        key = (peer, name, precision or theirs[0].precision, theirs[0].work)
+        ours = self._by_key.get(key, [])
         by_pair = {(request.prompt_index, request.round): request for request in ours}
         pairs = [(by_pair.get((other.prompt_index, other.round)), other) for other in theirs]
         return [(own, other) for own, other in pairs if own is not None]

@@ -38,6 +38,7 @@ class ExpectedSpeed:
 
     Attributes:
         num_beams: 1: ``speculative`` against ``sample``; else ``dsbd`` against ``beam-sample``.
+        is_greedy: without sampling: ``speculative`` and ``speculative-beam-search``.
         tokens_per_iteration: committed layers, mean over the held-out prompts.
         speedup: of a token, prompt and host left out.
     """
@@ -45,6 +46,7 @@ class ExpectedSpeed:
     num_beams: int
     tokens_per_iteration: float
     speedup: float
+    is_greedy: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,10 +57,18 @@ class DraftRecord:
         target: name of the folder of the target.
         acceptance: sum of min(p, q) over the tokens, mean over positions of the target's own
             samples behind held-out prompts: the probability that a drafted token is accepted
-            (Leviathan et al. 2023, 3.2), at ``temperature`` with ``top_k`` on both models.
+            (Leviathan et al. 2023, 3.2), at ``temperature`` with ``top_k`` and ``top_p`` on both
+            models.
         acceptance_error: its standard error, over prompts.
         acceptance_by_depth: of a feature draft, whose features below drafted tokens are its own:
             of the first drafted token, of one behind a drafted one, and so on. None: the same.
+        top_p: 1: all of ``top_k``.
+        are_chats: whether the held-out prompts are those of chats.
+        greedy_acceptance: share of places where both have the same most probable token.
+        coverage: mean share of the target's ``coverage_beams`` most probable tokens that are among
+            as many of the draft's.
+        num_proposed_tokens: of a draft that proposes some tokens only.
+        num_train_prompts: of chats.
         curve: from before the first step on.
         minutes: of training, by all the processes that took part.
         speeds: by width; empty where they were not measured.
@@ -81,6 +91,13 @@ class DraftRecord:
     speeds: list[ExpectedSpeed]
     measured_on: str | None
     acceptance_by_depth: list[float] | None = None
+    top_p: float = 1.0
+    are_chats: bool = False
+    greedy_acceptance: float | None = None
+    coverage: float | None = None
+    coverage_beams: int | None = None
+    num_proposed_tokens: int | None = None
+    num_train_prompts: int = 0
 
 
 def read_record(file: Path) -> DraftRecord:

@@ -57,7 +57,10 @@ def test_an_option_that_is_no_data_is_left_alone() -> None:
         ({}, "constraint has []; expected one of json_schema, json_object, regex, choice"),
         ({"regx": "a"}, "constraint has ['regx']; did you mean 'regex'?"),
         ({"regex": "a", "choice": ["b"]}, "constraint has regex and choice; give one of them"),
-        ({"regex": "a", "end": "eos"}, "constraint has 'end' beside regex; expected nothing"),
+        (
+            {"regex": "a", "end": "eos"},
+            "constraint has 'end' beside regex; expected one of canonical",
+        ),
         ({"trie": "a", "ends": "eos"}, "'ends' beside trie; expected one of end there"),
         ({"trie": "a", "end": "never"}, "constraint has end 'never'"),
         ({"json_object": False}, "constraint has json_object False; use true"),

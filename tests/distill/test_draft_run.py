@@ -198,7 +198,8 @@ def test_speeds_join_the_record(target, texts, tmp_path):
     config = config_of(target, texts, tmp_path / "draft", steps=2)
     record, _ = run(config, measure_speed=measure)
     assert record.speeds == speeds == read_record(config.output / RECORD_FILE).speeds
-    assert seen[0].prompts.shape == (256, CONTEXT // 2) and seen[0].target == target
+    assert [*map(len, seen[0].prompts)] == [CONTEXT // 2] * 256 and seen[0].target == target
+    assert not seen[0].are_chats
 
 
 def test_where_speeds_cannot_be_measured_the_training_is_not_lost(target, texts, tmp_path):

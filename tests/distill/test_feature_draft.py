@@ -11,7 +11,7 @@ from transformers import LlamaConfig
 
 from dsbd_export.checkpoint import open_checkpoint
 from dsbd_export.config import ModelOptions
-from dsbd_export.distill.acceptance import HeldOutSamples, acceptance_by_depth
+from dsbd_export.distill.acceptance import Best, HeldOutSamples, acceptance_by_depth
 from dsbd_export.distill.config import DistillConfig
 from dsbd_export.distill.draft_run import distill
 from dsbd_export.distill.rollout import (
@@ -22,7 +22,7 @@ from dsbd_export.distill.rollout import (
     rollout_loss,
     visible,
 )
-from dsbd_export.distill.teacher import TorchDevice
+from dsbd_export.distill.teacher import Sampling, TorchDevice
 from dsbd_export.errors import ExportError
 from dsbd_export.feature_draft.config import FeatureDraftConfig
 from dsbd_export.feature_draft.model import FeatureDraft
@@ -96,7 +96,8 @@ def test_the_loss_judges_every_step(draft):
     tokens = torch.randint(0, 32, (2, 9))
     ids = torch.arange(32).expand(2, 9, 32)
     log_p = torch.log_softmax(torch.randn(2, 9, 32), -1)
-    batch = (tokens, ids, log_p, torch.tensor(0.0))
+    counted = torch.ones(2, 9, dtype=torch.bool)
+    batch = (tokens, ids, log_p, counted, torch.tensor(0.0))
     features_of = TargetOfNoise()
     losses = {}
     for name, weight in (("trained", 1.0), ("flat", 0.0)):
@@ -136,10 +137,13 @@ def test_acceptance_by_depth_is_that_of_each_steps_logits():
         torch.zeros(2, 5, dtype=torch.int64).numpy(),
         torch.tensor([[[0, 1]] * 3] * 2).numpy(),
         torch.full((2, 3, 2), 0.5).numpy(),
+        torch.ones(2, 3, dtype=torch.bool).numpy(),
     )
     model = FixedDraft()
-    uniform, certain = torch.zeros(2, 3, 2), torch.tensor([20.0, -20.0]).expand(2, 3, 2)
-    found = acceptance_by_depth(model, lambda *_: iter([uniform, certain]), samples, EXACT)
+    uniform, certain = torch.zeros(6, 2), torch.tensor([20.0, -20.0]).expand(6, 2)
+    sampling = Sampling(temperature=1.0, top_k=2)
+    depths = [*map(Best.of, (uniform, certain))]
+    found = acceptance_by_depth(model, lambda *_: iter(depths), [samples], sampling, EXACT)
     assert found.by_depth == pytest.approx((1.0, 0.5))
     assert (found.rate, found.error) == pytest.approx((1.0, 0.0))
 
@@ -196,9 +200,10 @@ def test_it_is_written_as_published_and_exports(distilled_feature, target, tmp_p
     model = load_model(open_checkpoint("target", target, options))
     tokens = torch.randint(0, VOCAB_SIZE, (1, 12))
     features_of = TeacherFeatures(model, draft.features.target_layers(2))
+    counted = torch.ones(1, 4, dtype=torch.bool)
     with torch.no_grad():
-        first, *_ = rollout_logits(module, tokens, 4, features_of)
-    assert first.shape == (1, 4, VOCAB_SIZE)
+        first, *_ = rollout_logits(module, tokens, counted, features_of)
+    assert first.shape == (4, VOCAB_SIZE)
 
 
 @pytest.mark.slow

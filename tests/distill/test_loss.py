@@ -11,13 +11,19 @@ from torch import nn
 
 from dsbd_export.distill import loss
 from dsbd_export.distill.acceptance import (
+    Best,
     HeldOutPrompts,
     HeldOutSamples,
-    acceptance_rate,
-    warped,
+    acceptance_of_model,
 )
-from dsbd_export.distill.loss import distillation_loss, log_probs_of, tv_weight
-from dsbd_export.distill.teacher import Labelled, TorchDevice
+from dsbd_export.distill.loss import (
+    Coverage,
+    distance,
+    distillation_loss,
+    log_probs_of,
+    tv_weight,
+)
+from dsbd_export.distill.teacher import TEXT_SAMPLING, Labelled, Sampling, TorchDevice
 
 EXACT = TorchDevice("cpu", uses_bf16=False)
 P = [0.5, 0.3, 0.1, 0.1]  # the target; its top two tokens are kept
@@ -42,7 +48,8 @@ class FixedModel(nn.Module):
 def loss_at(weight, probs=Q):
     ids = torch.tensor(TOP_IDS).expand(3, 5, 2)
     log_p = torch.tensor([P[i] for i in TOP_IDS]).log().expand(3, 5, 2)
-    batch = (torch.zeros(3, 8, dtype=torch.int64), ids, log_p, torch.tensor(weight))
+    counted = torch.ones(3, 5, dtype=torch.bool)
+    batch = (torch.zeros(3, 8, dtype=torch.int64), ids, log_p, counted, torch.tensor(weight))
     return distillation_loss(FixedModel(probs), batch, EXACT)
 
 
@@ -52,6 +59,39 @@ def test_the_two_distances():
     assert loss_at(0.0).item() == pytest.approx(kl, rel=1e-5)
     assert loss_at(1.0).item() == pytest.approx(tv, rel=1e-5)
     assert loss_at(0.25).item() == pytest.approx(0.75 * kl + 0.25 * tv, rel=1e-5)
+
+
+def test_a_coverage_counts_each_of_the_best_alike():
+    """0.5 and 0.3 of the target, 0.25 and 0.25 of the draft: log 2 and log 1.2 are missing."""
+    log_p, log_q = (torch.tensor([[p[i] for i in TOP_IDS]]).log() for p in (P, Q))
+    zero = torch.tensor(0.0)
+    found = distance(log_q, log_p, zero, Coverage(2)).item()
+    missing = (np.log(2.0) + np.log(1.2)) / 2
+    kl = distance(log_q, log_p, zero).item()
+    assert found == pytest.approx(0.7 * kl + 0.3 * missing, rel=1e-5)
+    first = distance(log_q, log_p, zero, Coverage(1)).item()
+    assert first == pytest.approx(0.7 * kl + 0.3 * np.log(2.0), rel=1e-5)
+    assert distance(log_p, log_p, zero, Coverage(2)).item() == pytest.approx(0.0, abs=1e-6)
+    more = torch.tensor([[0.6, 0.35]]).log()  # what is proposed too much covers as well
+    covered, without = (distance(more, log_p, zero, c).item() for c in (Coverage(2), None))
+    assert covered == pytest.approx(0.7 * without, rel=1e-5)
+
+
+def test_positions_that_do_not_count_change_nothing():
+    ids = torch.tensor(TOP_IDS).expand(1, 3, 2)
+    log_p = torch.tensor([[[0.5, 0.3], [0.9, 0.05], [0.5, 0.3]]]).log()
+    counted = torch.tensor([[True, False, True]])
+    batch = (torch.zeros(1, 4, dtype=torch.int64), ids, log_p, counted, torch.tensor(0.0))
+    found = distillation_loss(FixedModel(Q), batch, EXACT)
+    assert found.item() == pytest.approx(loss_at(0.0).item(), rel=1e-6)
+
+
+def test_greedy_agreement_and_coverage():
+    best = samples_of(P, top_k=4)  # 0, 1, then 2 and 3
+    found = acceptance_of_model(FixedModel(Q), [best], TEXT_SAMPLING, EXACT)
+    assert (found.greedy, found.covered) == pytest.approx((0.0, 1.0))  # of 4 tokens all are covered
+    same = acceptance_of_model(FixedModel(P), [best], TEXT_SAMPLING, EXACT)
+    assert same.greedy == pytest.approx(1.0)
 
 
 def test_log_probs_and_their_gradient_are_those_of_a_softmax(monkeypatch):
@@ -89,32 +129,41 @@ def samples_of(probs, num_prompts=6, num_new=3, top_k=4):
         np.zeros((num_prompts, 5), dtype=np.int64),
         np.broadcast_to(order, shape).astype(np.int64),
         np.broadcast_to(kept, shape).astype(np.float32),
+        np.ones(shape[:2], bool),
     )
 
 
+def acceptance_rate(draft, samples):
+    top_k = Sampling(temperature=1.0, top_k=samples.ids.shape[-1])
+    found = acceptance_of_model(draft, [samples], top_k, EXACT)
+    return found.rate, found.error
+
+
 def test_acceptance_is_the_overlap():
-    mean, error = acceptance_rate(FixedModel(Q), samples_of(P), EXACT)
+    mean, error = acceptance_rate(FixedModel(Q), samples_of(P))
     assert mean == pytest.approx(np.minimum(P, Q).sum()) == pytest.approx(0.7)
     assert error == pytest.approx(0.0, abs=1e-6)
-    assert acceptance_rate(FixedModel(P), samples_of(P), EXACT)[0] == pytest.approx(1.0)
+    assert acceptance_rate(FixedModel(P), samples_of(P))[0] == pytest.approx(1.0)
 
 
 def test_acceptance_is_of_both_after_top_k():
     """Top two: target {0: 5/8, 1: 3/8}, draft {2: 0.4, one of 0 and 1 of equal logits}."""
     probs = [0.25, 0.2, 0.4, 0.15]
-    mean, _ = acceptance_rate(FixedModel(probs), samples_of(P, top_k=2), EXACT)
+    mean, _ = acceptance_rate(FixedModel(probs), samples_of(P, top_k=2))
     assert mean == pytest.approx(0.25 / 0.65)
 
 
 def test_the_draft_is_back_in_training_mode():
     model = FixedModel(Q).train()
-    acceptance_rate(model, samples_of(P), EXACT)
+    acceptance_rate(model, samples_of(P))
     assert model.training
 
 
-def test_warped():
-    found = warped(torch.tensor([0.1, 0.4, 0.2, 0.3]).log(), top_k=2)
-    torch.testing.assert_close(found, torch.tensor([0.0, 4 / 7, 0.0, 3 / 7]))
+def test_a_draft_draws_from_its_best():
+    best = Best.of(torch.tensor([[0.1, 0.4, 0.2, 0.3]]).log(), torch.tensor([5, 6, 7, 8]))
+    assert best.ids.tolist() == [[6, 8, 7, 5]]
+    found = best.probs_of(torch.tensor([[5, 8, 3, 6]]), Sampling(temperature=1.0, top_k=2))
+    torch.testing.assert_close(found, torch.tensor([[0.0, 3 / 7, 0.0, 4 / 7]]))
 
 
 class CountedTeacher:
@@ -123,16 +172,16 @@ class CountedTeacher:
     def __init__(self, interrupted_at: int | None = None) -> None:
         self.num_calls, self._interrupted_at = 0, interrupted_at
 
-    def sample(self, prompts, length, top_k, seed):
+    def answer(self, prompts, num_new, sampling, ends, seed):
         self.num_calls += 1
         if self.num_calls == self._interrupted_at:
             raise KeyboardInterrupt
-        num_rows, num_new = len(prompts), length - prompts.shape[1]
-        tokens = np.random.default_rng(seed).integers(0, 9, (num_rows, length - 1))
-        tokens[:, : prompts.shape[1]] = prompts
-        shape = (num_rows, num_new, top_k)
+        num_rows, length = len(prompts), prompts.shape[1]
+        tokens = np.random.default_rng(seed).integers(0, 9, (num_rows, length + num_new - 1))
+        tokens[:, :length] = prompts
+        shape = (num_rows, num_new, 32)
         ids, log_probs = np.zeros(shape, np.uint32), np.zeros(shape, np.float32)
-        return tokens, Labelled(tokens.astype(np.uint32), ids, log_probs)
+        return Labelled(tokens.astype(np.uint32), ids, log_probs, np.ones(shape[:2], bool))
 
 
 def test_held_out_samples_are_drawn_when_needed_and_kept(tmp_path):
@@ -140,27 +189,41 @@ def test_held_out_samples_are_drawn_when_needed_and_kept(tmp_path):
     lines = []
 
     def held_out(teacher, folder):
-        return HeldOutPrompts(prompts, tmp_path / folder, teacher, seed=5, report=lines.append)
+        return HeldOutPrompts(
+            prompts=prompts,
+            sampling=TEXT_SAMPLING,
+            num_new=4,
+            ends=(),
+            folder=tmp_path / folder,
+            teacher=teacher,
+            seed=5,
+            report=lines.append,
+        )
+
+    def tokens_of(parts):
+        return np.concatenate([part.tokens for part in parts])
 
     undisturbed = held_out(CountedTeacher(), "undisturbed").samples()
     first = CountedTeacher(interrupted_at=3)
-    assert len(held_out(first, "kept").samples(64).tokens) == 64 and first.num_calls == 1
+    assert len(tokens_of(held_out(first, "kept").samples(64))) == 64 and first.num_calls == 1
     with pytest.raises(KeyboardInterrupt):
         held_out(first, "kept").samples()
     second = CountedTeacher()
-    found = held_out(second, "kept").samples()
+    found = tokens_of(held_out(second, "kept").samples())
     assert second.num_calls == 1  # the third part
-    assert found.tokens.tolist() == undisturbed.tokens.tolist()
-    assert found.tokens.shape == (150, 7) and np.array_equal(found.tokens[:, :4], prompts)
-    assert held_out(None, "kept").samples(100).tokens.tolist() == found.tokens[:100].tolist()
+    assert found.tolist() == tokens_of(undisturbed).tolist()
+    assert found.shape == (150, 7) and np.array_equal(found[:, :4], prompts)
+    assert tokens_of(held_out(None, "kept").samples(100)).tolist() == found[:100].tolist()
     assert len(lines) == 4  # one whenever something is drawn
 
 
-def test_prompts_and_parts_of_held_out_samples(tmp_path):
+def test_parts_of_held_out_samples(tmp_path):
     samples = HeldOutSamples(
-        np.arange(40).reshape(4, 10), np.zeros((4, 7, 2), np.int64), np.ones((4, 7, 2), np.float32)
+        np.arange(40).reshape(4, 10),
+        np.zeros((4, 7, 2), np.int64),
+        np.ones((4, 7, 2), np.float32),
+        np.ones((4, 7), bool),
     )
-    assert samples.prompts.tolist()[0] == [0, 1, 2, 3]  # 4 + 7 - 1 tokens
     samples.write(tmp_path / "samples.npz")
     read = HeldOutSamples.read(tmp_path / "samples.npz").first(2)
-    assert [len(array) for array in (read.tokens, read.ids, read.probs)] == [2, 2, 2]
+    assert [len(array) for array in vars(read).values()] == [2, 2, 2, 2]

@@ -12,7 +12,10 @@ from dsbd_export.distill.pool import Pool
 from dsbd_export.errors import ExportError
 
 SAMPLES = HeldOutSamples(
-    np.zeros((2, 8), np.int64), np.zeros((2, 4, 3), np.int64), np.zeros((2, 4, 3), np.float32)
+    np.zeros((2, 8), np.int64),
+    np.zeros((2, 4, 3), np.int64),
+    np.zeros((2, 4, 3), np.float32),
+    np.ones((2, 4), bool),
 )
 
 

@@ -15,11 +15,23 @@ from dsbd_export.config import ModelOptions
 from dsbd_export.distill import teacher as module
 from dsbd_export.distill.loss import distillation_loss
 from dsbd_export.distill.pool import STEPS_A_ROUND, Pool
-from dsbd_export.distill.teacher import NUM_TOP, Teacher, TorchDevice, best_device, num_labels
+from dsbd_export.distill.teacher import (
+    CHAT_SAMPLING,
+    NUM_TOP,
+    TEXT_SAMPLING,
+    Labelled,
+    Sampling,
+    Teacher,
+    TorchDevice,
+    best_device,
+    joined,
+    num_labels,
+)
 from dsbd_export.model_loading import load_model
 from tests.decoding.chi_square import chi_square_p_value
 
 EXACT = TorchDevice("cpu", uses_bf16=False)
+TOP_3, TOP_4 = (Sampling(temperature=1.0, top_k=k) for k in (3, 4))
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +61,7 @@ def test_labels_are_the_most_probable_tokens(model, teacher):
 
 def test_samples_carry_the_labels_of_the_tokens_before_them(teacher):
     prompts = np.random.default_rng(1).integers(2, 300, (4, 6))
-    tokens, rows = teacher.sample(prompts, 16, top_k=3, seed=5)
+    tokens, rows = teacher.sample(prompts, 16, TOP_3, seed=5)
     assert tokens.shape == (4, 16) and (tokens[:, :6] == prompts).all()
     assert rows.tokens.tolist() == tokens[:, :-1].tolist() and rows.ids.shape == (4, 10, NUM_TOP)
     expected = teacher.label(tokens[:, :-1], 10)
@@ -60,7 +72,7 @@ def test_samples_carry_the_labels_of_the_tokens_before_them(teacher):
 
 def test_samples_follow_the_distribution_after_top_k(model, teacher):
     prompt, num_draws = [[5, 9]], 3000
-    tokens, _ = teacher.sample(np.repeat(prompt, num_draws, axis=0), 3, top_k=4, seed=0)
+    tokens, _ = teacher.sample(np.repeat(prompt, num_draws, axis=0), 3, TOP_4, seed=0)
     probs = probs_of(model, prompt)[0, -1]
     best = np.argsort(probs)[::-1][:4]
     law = {int(token): float(probs[token] / probs[best].sum()) for token in best}
@@ -71,8 +83,83 @@ def test_samples_follow_the_distribution_after_top_k(model, teacher):
 
 def test_the_same_seed_the_same_samples(teacher):
     prompts = np.full((3, 4), 7)
-    first, again, other = (teacher.sample(prompts, 12, 20, seed)[0] for seed in (1, 1, 2))
+    first, again, other = (
+        teacher.sample(prompts, 12, TEXT_SAMPLING, seed)[0] for seed in (1, 1, 2)
+    )
     assert (first == again).all() and (first != other).any()
+
+
+PROMPTS = [np.arange(2, 2 + length) for length in (9, 4, 7, 4, 80)]
+END = 1
+
+
+def answers_of(teacher, ends=(END,), seed=3):
+    return teacher.answer(PROMPTS, 6, CHAT_SAMPLING, ends, seed)
+
+
+def test_answers_begin_behind_prompts_of_any_length(teacher, model):
+    found = answers_of(teacher, ends=())
+    length = 80 + 6 - 1
+    assert found.tokens.shape == (5, length)
+    begin = length - found.counted.shape[1]
+    for row, prompt in enumerate(PROMPTS):
+        assert found.tokens[row, : len(prompt)].tolist() == prompt.tolist()
+        places = begin + np.flatnonzero(found.counted[row])
+        assert places.tolist() == list(range(len(prompt) - 1, len(prompt) + 5))
+        alone = teacher.label(found.tokens[row : row + 1, : places[-1] + 1].astype(np.int64), 6)
+        found_here = found.log_probs[row, found.counted[row]]
+        np.testing.assert_allclose(found_here, alone.log_probs[0], atol=1e-4)
+        drawn = found.tokens[row, len(prompt) : len(prompt) + 5]
+        ids = found.ids[row, found.counted[row]][:-1]
+        probs = CHAT_SAMPLING.probs(torch.from_numpy(found_here)[:-1]).numpy()
+        assert (probs[ids == drawn[:, None]] > 0).all() and (ids == drawn[:, None]).any(-1).all()
+
+
+def test_answers_end_where_the_target_ends_them(teacher):
+    """Every token that is ever drawn ends an answer: each has one."""
+    found = answers_of(teacher, ends=range(300))
+    assert found.counted.sum(1).tolist() == [1] * 5
+    longer = answers_of(teacher, ends=())
+    ends = longer.tokens[0, 9:11]  # the second token of the first answer ends it
+    cut = answers_of(teacher, ends=ends[1:])
+    assert cut.counted[0].sum() == 2 if ends[0] != ends[1] else 1
+
+
+def test_the_same_seed_the_same_answers(teacher):
+    first, again, other = (answers_of(teacher, (), seed).tokens for seed in (1, 1, 2))
+    assert (first == again).all() and (first != other).any()
+
+
+def test_a_batch_has_only_what_is_learned(teacher):
+    found = answers_of(teacher, ends=())
+    tokens, ids, log_probs, counted = found.batch(np.array([1, 3]), EXACT)
+    assert tokens.shape == (2, 4 + 6 - 1) and counted.all()
+    assert ids.shape == log_probs.shape == (2, 6, NUM_TOP)
+    both = joined([found, found])
+    assert both.tokens.tolist() == [*found.tokens.tolist()] * 2
+
+
+def test_rows_in_more_room():
+    part = Labelled(
+        np.arange(1, 6, dtype=np.uint32)[None],
+        np.ones((1, 2, 1), np.uint32),
+        np.ones((1, 2, 1), np.float32),
+        np.ones((1, 2), bool),
+    )
+    wide = part.within(7, 5)
+    assert wide.tokens.tolist() == [[1, 2, 3, 4, 5, 0, 0]]
+    assert wide.counted.tolist() == [[False, True, True, False, False]]
+    assert wide.ids[..., 0].tolist() == [[0, 1, 1, 0, 0]]
+
+
+def test_temperature_then_top_k_then_top_p():
+    logits = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
+    cut = Sampling(temperature=1.0, top_k=3, top_p=0.7).probs(logits)  # 4/9, 3/9 | 2/9
+    torch.testing.assert_close(cut, torch.tensor([4 / 7, 3 / 7, 0.0, 0.0]))
+    sharp = Sampling(temperature=0.5, top_k=4).probs(logits)
+    torch.testing.assert_close(sharp, torch.tensor([16.0, 9.0, 4.0, 1.0]) / 30)
+    best = Sampling(temperature=1.0, top_k=4, top_p=1e-6).probs(logits)
+    assert best.tolist() == [1.0, 0.0, 0.0, 0.0]
 
 
 class LargeVocabulary(nn.Module):
@@ -102,7 +189,7 @@ def test_logits_are_never_there_for_more_than_a_few_rows(tmp_path, monkeypatch):
     batches = pool.batches(0)
     for batch in batches:
         distillation_loss(draft, (*batch, torch.tensor(0.5)), EXACT).backward()
-    labels = sum(ids.shape[0] * ids.shape[1] for _, ids, _ in batches)
+    labels = sum(ids.shape[0] * ids.shape[1] for _, ids, *_ in batches)
     assert labels * 50_000 > 8 * 2**20  # of a step alone: they are not there at once
     assert 0 < target.most <= 2**20 and 0 < draft.most <= 2**20
 

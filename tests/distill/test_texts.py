@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from dsbd_export.distill import texts as module
+from dsbd_export.distill.chats import ChatTokens
 from dsbd_export.distill.texts import (
     check_readable,
     find_files,
@@ -87,7 +88,8 @@ def test_a_twentieth_is_held_out_by_the_name_alone():
 
 
 def written(folder, tokenizer, tmp_path, eos=EOS):
-    write_streams(find_files((str(folder),), ()), tokenizer, eos, tmp_path / "tokens")
+    chats = ChatTokens(tmp_path / "tokenizer", tokenizer, longest=100, learns_answers=False)
+    write_streams(find_files((str(folder),), ()), tokenizer, chats, eos, tmp_path / "tokens")
     return open_streams(tmp_path / "tokens")
 
 
@@ -130,7 +132,10 @@ def test_lines_of_json(tmp_path, tokenizer):
     ("line", "words"),
     [
         ("{", "lines.jsonl:2 is invalid JSON"),
-        ("[1]", 'lines.jsonl:2 has no text; write a string or {"text": "..."}'),
+        (
+            "[1]",
+            'lines.jsonl:2 has no text; write a string, {"text": "..."} or {"messages": [...]}',
+        ),
         ('{"prompt": "x"}', "lines.jsonl:2 has no text"),
         ('{"text": 5}', "lines.jsonl:2 has no text"),
     ],

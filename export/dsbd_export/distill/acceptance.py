@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,65 +12,59 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from dsbd_export.distill.teacher import Teacher, TorchDevice
+from dsbd_export.distill.loss import selected
+from dsbd_export.distill.teacher import NUM_TOP, Labelled, Sampling, Teacher, TorchDevice
 from dsbd_export.distill.work_folder import read_arrays
 from dsbd_export.progress import Counter, Report
 from dsbd_runtime.durable_files import put_in_place
 
-TOP_K = 20
-TEMPERATURE = 1.0
-_LENGTH = 64  # of prompts, and of the samples behind them
+COVERED = 4  # beams whose candidates are looked for among the draft's
+MOST_HELD_OUT = 64  # tokens of a sample, and of the prompts of texts
 _PROMPTS_A_FILE = 64  # sampled together: what a kill may cost
 
 
 @dataclass(frozen=True)
 class HeldOutSamples:
-    """The target's own samples behind held-out prompts, with its distributions after top-k.
+    """The target's own samples behind held-out prompts, with what it drew them from.
 
     Attributes:
         tokens: (num_prompts, length) int64. Without the last one that was drawn.
-        ids: (num_prompts, num_new, top_k) int64. What the target draws from.
-        probs: (num_prompts, num_new, top_k) float32. Its probabilities after top-k.
+        ids: (num_prompts, num_new, top_k) int64. What the target draws from, the best first.
+        probs: (num_prompts, num_new, top_k) float32. Its probabilities, zero for what it cuts off.
+        counted: (num_prompts, num_new) bool. Whether a place is behind a prompt, and before the end
+            of what follows it.
     """
 
     tokens: NDArray[np.int64]
     ids: NDArray[np.int64]
     probs: NDArray[np.float32]
-
-    @property
-    def prompts(self) -> NDArray[np.int64]:
-        """The prompts, (num_prompts, prompt_length) int64."""
-        return self.tokens[:, : self.tokens.shape[1] + 1 - self.ids.shape[1]]
+    counted: NDArray[np.bool_]
 
     def write(self, file: Path) -> None:
         """Write them to a file, which appears when it is complete."""
         partial = file.with_suffix(".partial")
         with partial.open("wb") as opened:
-            np.savez(opened, tokens=self.tokens, ids=self.ids, probs=self.probs)
+            np.savez_compressed(opened, allow_pickle=False, **vars(self))
         put_in_place(partial, file)
 
     @classmethod
     def read(cls, file: Path) -> HeldOutSamples:
         """Return those of ``write``."""
-        return cls(*read_arrays(file, ("tokens", "ids", "probs")))
+        return cls(*read_arrays(file, ("tokens", "ids", "probs", "counted")))
 
     def first(self, num_prompts: int) -> HeldOutSamples:
         """Return those of the first prompts."""
-        return HeldOutSamples(
-            self.tokens[:num_prompts], self.ids[:num_prompts], self.probs[:num_prompts]
-        )
+        return HeldOutSamples(*(array[:num_prompts] for array in vars(self).values()))
 
 
-def held_out_samples(
-    teacher: Teacher, prompts: NDArray[np.int64], num_new: int, top_k: int, seed: int
-) -> HeldOutSamples:
-    """Sample behind prompts, (num_prompts, length) int64, at temperature 1 with top-k."""
-    _, labelled = teacher.sample(prompts, prompts.shape[1] + num_new, top_k, seed)
-    probs = np.exp(labelled.log_probs[..., :top_k])
+def held_out_samples(labelled: Labelled, sampling: Sampling) -> HeldOutSamples:
+    """Return samples that were drawn, with the probabilities that they were drawn with."""
+    probs = sampling.probs(torch.from_numpy(labelled.log_probs[..., : sampling.top_k]))
     return HeldOutSamples(
         labelled.tokens.astype(np.int64),
-        labelled.ids[..., :top_k].astype(np.int64),
-        probs / probs.sum(-1, keepdims=True),
+        labelled.ids[..., : sampling.top_k].astype(np.int64),
+        np.where(labelled.counted[..., None], probs.numpy(), 0.0),
+        labelled.counted,
     )
 
 
@@ -79,21 +73,28 @@ class HeldOutPrompts:
     """Held-out prompts, and the target's samples behind them: drawn when they are needed, and kept.
 
     Attributes:
-        prompts: (num_prompts, length) int64.
+        prompts: of texts all of one length, each int64.
+        sampling: how the samples are drawn.
+        num_new: tokens of a sample at most.
+        ends: tokens that end one; none for texts, which go on.
         folder: of the samples, ``_PROMPTS_A_FILE`` a file; what an earlier run drew is there.
         teacher: the target.
         seed: of the draws.
         report: gets lines.
     """
 
-    prompts: NDArray[np.int64]
+    prompts: Sequence[NDArray[np.int64]]
+    sampling: Sampling
+    num_new: int
+    ends: Sequence[int]
     folder: Path
     teacher: Teacher
     seed: int
     report: Report
 
-    def samples(self, num_prompts: int | None = None) -> HeldOutSamples:
-        """Return the samples behind the first prompts, or all; as many new tokens as a prompt."""
+    def samples(self, num_prompts: int | None = None) -> list[HeldOutSamples]:
+        """Return the samples behind the first prompts, or all, in parts."""
+        num_prompts = len(self.prompts) if num_prompts is None else num_prompts
         begins = range(0, len(self.prompts[:num_prompts]), _PROMPTS_A_FILE)
         missing = [begin for begin in begins if not self._file(begin).exists()]
         phase = "sampling the target behind held-out prompts"
@@ -104,10 +105,7 @@ class HeldOutPrompts:
             self._draw(begin)
             counter.done(number * _PROMPTS_A_FILE, total)
         parts = [HeldOutSamples.read(self._file(begin)) for begin in begins]
-        arrays = ((part.tokens, part.ids, part.probs) for part in parts)
-        return HeldOutSamples(*map(np.concatenate, zip(*arrays, strict=True))).first(
-            len(self.prompts[:num_prompts])
-        )
+        return [part.first(num_prompts - begin) for part, begin in zip(parts, begins, strict=True)]
 
     def _file(self, begin: int) -> Path:
         return self.folder / f"{begin:04d}.npz"
@@ -116,32 +114,48 @@ class HeldOutPrompts:
         self.folder.mkdir(exist_ok=True)
         rows = self.prompts[begin : begin + _PROMPTS_A_FILE]
         seed = int(np.random.default_rng((self.seed, 3, begin)).integers(2**62))
-        drawn = held_out_samples(self.teacher, rows, rows.shape[1], TOP_K, seed)
-        drawn.write(self._file(begin))
+        drawn = self.teacher.answer(rows, self.num_new, self.sampling, self.ends, seed)
+        held_out_samples(drawn, self.sampling).write(self._file(begin))
 
 
 def prompt_length(context_length: int, num_held_out: int) -> int:
     """Return the length of prompts, and of the samples behind them."""
-    return min(_LENGTH, context_length // 2, num_held_out // 2)
+    return min(MOST_HELD_OUT, context_length // 2, num_held_out // 2)
 
 
-LogitsByDepth = Callable[[Tensor, int], Iterable[Tensor]]
-"""Takes tokens (B, length); yields the logits behind the last so many of them, (B, num_new, V).
+@dataclass(frozen=True)
+class Best:
+    """The most probable tokens of a draft.
+
+    Attributes:
+        ids: (n, K) int64. The best first.
+        logits: (n, K) float32. Theirs, up to a constant.
+    """
+
+    ids: Tensor
+    logits: Tensor
+
+    @classmethod
+    def of(cls, logits: Tensor, tokens: Tensor | None = None) -> Best:
+        """Return those of logits, (n, V).
+
+        tokens: (V,) int64. Which they are; None: 0, 1, 2, ...
+        """
+        found = logits.float().topk(min(NUM_TOP, logits.shape[-1]))
+        return cls(found.indices if tokens is None else tokens[found.indices], found.values)
+
+    def probs_of(self, ids: Tensor, sampling: Sampling) -> Tensor:
+        """Return the probabilities of tokens, (n, J), where the draft draws from its best."""
+        probs = sampling.probs(self.logits)
+        return ((ids[:, :, None] == self.ids[:, None]) * probs[:, None]).sum(-1)
+
+
+BestByDepth = Callable[[Tensor, Tensor], Iterable[Best]]
+"""Takes tokens (B, length) and which of the last of them count, (B, num_new) bool; yields what the
+draft would propose behind those.
 
 One set for each depth in the draft: of the first drafted token, of one behind a drafted one, ...
 """
-
-
-def acceptance_rate(
-    draft: PreTrainedModel, samples: HeldOutSamples, device: TorchDevice
-) -> tuple[float, float]:
-    """Return mean and standard error of the acceptance of a draft that is a model of its own."""
-
-    def logits_of(tokens: Tensor, num_new: int) -> Iterable[Tensor]:
-        yield draft(input_ids=tokens, use_cache=False, logits_to_keep=num_new).logits
-
-    found = acceptance_by_depth(draft, logits_of, samples, device)
-    return found.rate, found.error
 
 
 @dataclass(frozen=True)
@@ -152,49 +166,81 @@ class Acceptance:
         rate: of the first drafted token.
         error: its standard error, over prompts.
         by_depth: of the first drafted token, of one behind a drafted one, and so on.
+        greedy: share of places where both have the same most probable token.
+        covered: mean share of the target's ``COVERED`` best tokens among as many of the draft's.
     """
 
     rate: float
     error: float
     by_depth: tuple[float, ...]
+    greedy: float
+    covered: float
+
+
+def acceptance_of_model(
+    draft: PreTrainedModel,
+    samples: Sequence[HeldOutSamples],
+    sampling: Sampling,
+    device: TorchDevice,
+) -> Acceptance:
+    """Return the acceptance of a draft that is a causal language model of its own."""
+
+    def best_of(tokens: Tensor, counted: Tensor) -> Iterable[Best]:
+        found = draft(input_ids=tokens, use_cache=False, logits_to_keep=counted.shape[1])
+        yield Best.of(selected(found.logits, counted))
+
+    return acceptance_by_depth(draft, best_of, samples, sampling, device)
 
 
 @torch.inference_mode()
 def acceptance_by_depth(
     draft: PreTrainedModel,
-    logits_of: LogitsByDepth,
-    samples: HeldOutSamples,
+    best_of: BestByDepth,
+    samples: Sequence[HeldOutSamples],
+    sampling: Sampling,
     device: TorchDevice,
 ) -> Acceptance:
     """Return sum min(p, q) along the samples, mean over positions and prompts.
 
     That sum is the probability that one drafted token is accepted by speculative sampling
-    (Leviathan et al. 2023, 3.2), here at temperature 1 with top-k on both models.
+    (Leviathan et al. 2023, 3.2), here with the sampling of the samples on both models.
     """
-    num_new, top_k = samples.ids.shape[1:]
     was_training = draft.training
     draft.eval()
     rates = []
-    at_once = device.rows_at_once(num_new, draft.config.vocab_size)
-    for begin in range(0, len(samples.tokens), at_once):
-        rows = slice(begin, begin + at_once)
-        tokens, ids, p = (
-            torch.from_numpy(array[rows]).to(device.name)
-            for array in (samples.tokens, samples.ids, samples.probs)
-        )
-        by_depth = [
-            torch.minimum(p, warped(logits.float(), top_k).gather(-1, ids)).sum(-1).mean(-1)
-            for logits in logits_of(tokens, num_new)
-        ]
-        rates.append(torch.stack(by_depth, dim=-1))
+    for part in samples:
+        most = int(part.counted.sum(1).max())
+        at_once = device.rows_at_once(most, draft.config.vocab_size)
+        for begin in range(0, len(part.tokens), at_once):
+            arrays = (array[begin : begin + at_once] for array in vars(part).values())
+            rows = [torch.from_numpy(array).to(device.name) for array in arrays]
+            rates.append(_rates(best_of, sampling, *rows))
     draft.train(was_training)
-    by_prompt = torch.cat(rates).double().cpu().numpy()  # (num_prompts, num_depths)
-    first = by_prompt[:, 0]
+    by_prompt = torch.cat(rates).double().cpu().numpy()  # (num_prompts, num_depths + 2)
+    greedy, covered, *by_depth = by_prompt.mean(0).tolist()
+    first = by_prompt[:, 2]
     error = first.std(ddof=1) / np.sqrt(len(first)) if len(first) > 1 else 0.0
-    return Acceptance(float(first.mean()), float(error), tuple(by_prompt.mean(0).tolist()))
+    return Acceptance(by_depth[0], float(error), tuple(by_depth), greedy, covered)
 
 
-def warped(logits: Tensor, top_k: int) -> Tensor:
-    """Return the distribution after top-k at temperature 1."""
-    threshold = logits.topk(min(top_k, logits.shape[-1])).values[..., -1:]
-    return logits.masked_fill(logits < threshold, -torch.inf).softmax(-1)
+def _rates(
+    best_of: BestByDepth,
+    sampling: Sampling,
+    tokens: Tensor,
+    ids: Tensor,
+    probs: Tensor,
+    counted: Tensor,
+) -> Tensor:
+    """Return by prompt: agreement of the best, coverage, then acceptance at each depth."""
+    prompt_of_place = counted.nonzero()[:, 0]
+    ids, p = ids[counted], probs[counted]
+    columns = []
+    for depth, best in enumerate(best_of(tokens, counted)):
+        if depth == 0:
+            columns.append((best.ids[:, 0] == ids[:, 0]).float())
+            found = (ids[:, :COVERED, None] == best.ids[:, None, :COVERED]).any(-1)
+            columns.append(found.float().mean(-1))
+        columns.append(torch.minimum(p, best.probs_of(ids, sampling)).sum(-1))
+    sums = torch.zeros(len(tokens), len(columns), device=tokens.device)
+    sums.index_add_(0, prompt_of_place, torch.stack(columns, dim=-1))
+    return sums / counted.sum(-1, keepdim=True)

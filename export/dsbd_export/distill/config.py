@@ -7,13 +7,14 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsbd_export.config import ModelOptions, check_num_threads
+from dsbd_export.config import LEAST_DRAFT_VOCAB, ModelOptions, check_num_threads
 from dsbd_export.errors import ExportError
 
 _SUFFIXES = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9}
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)([KMB]?)", re.IGNORECASE)
 MODEL, FEATURE = KINDS = ("model", "feature")
 _MOST_MINUTES = 60 * 24 * 365
+_MOST_COVERAGE = 16  # of the target, the 32 most probable tokens are known
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +30,11 @@ class DistillConfig:
             target's hidden states (EAGLE-3).
         params: parameters of the draft at most, as "30M"; None for a tenth of the target's.
         target_layers: take so many transformer layers of the target, and its width, instead.
+        draft_vocab: train the draft to propose so many tokens only, the most frequent of the texts
+            and of what the target answers; None: all of the target's.
+        coverage: beams whose candidates the draft must propose, see ``loss.Coverage``; None: the
+            loss is that of the next token.
+        learn_answers: of chats that end with an answer, learn that as well, as a text.
         minutes: of training, samples of the target included.
         steps: optimizer steps instead: then the draft does not depend on the machine's speed.
         seed: of everything that is drawn.
@@ -44,6 +50,9 @@ class DistillConfig:
     kind: str = MODEL
     params: str | None = None
     target_layers: int | None = None
+    draft_vocab: int | None = None
+    coverage: int | None = None
+    learn_answers: bool = False
     minutes: float = 60.0
     steps: int | None = None
     seed: int = 0
@@ -66,12 +75,30 @@ class DistillConfig:
             raise ExportError(
                 "params and target_layers both choose the draft's shape; leave one of them out"
             )
+        chosen = "kind='feature'" if self.kind == FEATURE else f"target_layers={self.target_layers}"
+        is_llama = self.kind == MODEL and self.target_layers is None
+        if self.draft_vocab is not None and not is_llama:
+            raise ExportError(
+                f"draft_vocab={self.draft_vocab} has no form for {chosen}, whose head is the "
+                "target's or its own; give params instead, or leave it out"
+            )
         _ = self.num_params  # checked now
         if not (0 < self.minutes <= _MOST_MINUTES):
             raise ExportError(
                 f"minutes={self.minutes} is no time to train; use a number above 0, as 60"
             )
-        for name, least in (("steps", 1), ("target_layers", 1), ("seed", 0)):
+        if self.coverage is not None and not 2 <= self.coverage <= _MOST_COVERAGE:
+            raise ExportError(
+                f"coverage={self.coverage} is out of range; use the number of beams, 2 to "
+                f"{_MOST_COVERAGE}, or leave it out"
+            )
+        least_of = {
+            "steps": 1,
+            "target_layers": 1,
+            "seed": 0,
+            "draft_vocab": LEAST_DRAFT_VOCAB,
+        }
+        for name, least in least_of.items():
             value = getattr(self, name)
             if value is not None and not least <= value < 2**31:
                 raise ExportError(f"{name}={value} is out of range; use {least} or more")

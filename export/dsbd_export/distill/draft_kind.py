@@ -5,35 +5,50 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from dsbd_export.checkpoint import Checkpoint, quiet_libraries
 from dsbd_export.distill.acceptance import (
     Acceptance,
+    Best,
+    BestByDepth,
     HeldOutSamples,
     acceptance_by_depth,
-    acceptance_rate,
+    acceptance_of_model,
 )
-from dsbd_export.distill.config import FEATURE, MODEL, DistillConfig
+from dsbd_export.distill.config import FEATURE, DistillConfig
+from dsbd_export.distill.draft_head import DraftHead
 from dsbd_export.distill.draft_model import check_shape, new_draft, shape_for, truncated_target
 from dsbd_export.distill.feature_shape import (
     feature_shape,
     new_feature_draft,
     write_feature_draft,
 )
-from dsbd_export.distill.loss import distillation_loss
+from dsbd_export.distill.loss import Coverage, distance, distillation_loss, selected
 from dsbd_export.distill.rollout import TeacherFeatures, rollout_logits, rollout_loss
 from dsbd_export.distill.teaching import Teaching
+from dsbd_export.errors import ExportError
 from dsbd_export.feature_draft.config import default_layers
 from dsbd_export.model_config import normalized_config
+from dsbd_export.proposed_tokens import write_proposed_tokens
 
 
 class DraftKind(Protocol):
-    """A kind of draft, for one target."""
+    """A kind of draft, for one target.
 
-    def __init__(self, config: DistillConfig, teaching: Teaching) -> None:
-        """Take the options and what the draft is trained with."""
+    Attributes:
+        bounds_logits: whether the loss has logits for some places at a time, however long a batch.
+    """
+
+    bounds_logits: bool
+
+    def __init__(
+        self, config: DistillConfig, teaching: Teaching, proposed: NDArray[np.int64] | None
+    ) -> None:
+        """Take the options, what the draft is trained with, and the tokens that it proposes."""
 
     @staticmethod
     def check(config: DistillConfig, target: Checkpoint) -> None:
@@ -45,17 +60,84 @@ class DraftKind(Protocol):
     def loss(self, draft: Any, batch: tuple[Tensor, ...]) -> Tensor:
         """Return the mean loss of a batch of the pool; see ``distillation_loss``."""
 
-    def acceptance(self, draft: Any, samples: HeldOutSamples) -> Acceptance:
+    def acceptance(self, draft: Any, samples: list[HeldOutSamples]) -> Acceptance:
         """Return the acceptance along held-out samples."""
 
     def write(self, draft: Any, folder: Path) -> None:
         """Write config and weights, in fp32, into a new folder."""
 
 
-class ModelDrafts:
-    """Small models of their own."""
+class LlamaDrafts:
+    """Small Llamas of their own shape, which may propose some tokens only."""
 
-    def __init__(self, config: DistillConfig, teaching: Teaching) -> None:
+    bounds_logits = True
+
+    def __init__(
+        self, config: DistillConfig, teaching: Teaching, proposed: NDArray[np.int64] | None
+    ) -> None:
+        """See DraftKind."""
+        self._config = config
+        self._teaching = teaching
+        self._proposed = proposed
+        self._coverage = coverage_of(config)
+        self._head = DraftHead(teaching.checkpoint.vocab_size, proposed, teaching.device)
+
+    @staticmethod
+    def check(config: DistillConfig, target: Checkpoint) -> None:
+        """See DraftKind."""
+        check_shape(config.num_params, None, target)
+        if config.draft_vocab is not None and config.draft_vocab >= target.vocab_size:
+            raise ExportError(
+                f"draft_vocab={config.draft_vocab} leaves out none of {target.vocab_size} tokens; "
+                "use fewer, or leave it out"
+            )
+
+    def first_draft(self) -> PreTrainedModel:
+        """See DraftKind."""
+        target, checkpoint = self._teaching.target, self._teaching.checkpoint
+        num_params = self._config.num_params
+        shape = shape_for(num_params, target.num_parameters(), checkpoint.vocab_size)
+        return new_draft(target, checkpoint, shape, self._config.seed)
+
+    def loss(self, draft: Any, batch: tuple[Tensor, ...]) -> Tensor:
+        """See DraftKind."""
+        tokens, ids, log_p, counted, tv_weight = batch
+        with self._teaching.device.autocast():
+            hidden = self._hidden(draft, tokens, counted)
+        ids = selected(ids, counted)
+        log_p, mass = self._head.proposable(ids, selected(log_p, counted))
+        log_q = self._head.log_probs(hidden, draft.lm_head.weight, ids)
+        return (mass * distance(log_q, log_p, tv_weight, self._coverage)).mean()
+
+    def acceptance(self, draft: Any, samples: list[HeldOutSamples]) -> Acceptance:
+        """See DraftKind: the same at every depth of a draft."""
+
+        def best_of(tokens: Tensor, counted: Tensor) -> Any:
+            yield self._head.best(self._hidden(draft, tokens, counted), draft.lm_head.weight)
+
+        return measured(draft, best_of, samples, self._teaching)
+
+    def write(self, draft: Any, folder: Path) -> None:
+        """See DraftKind."""
+        with quiet_libraries():
+            draft.save_pretrained(folder)
+        if self._proposed is not None:
+            write_proposed_tokens(folder, self._proposed)
+
+    def _hidden(self, draft: Any, tokens: Tensor, counted: Tensor) -> Tensor:
+        """Return what the head reads behind the tokens that count, (n, H)."""
+        hidden = draft.model(input_ids=tokens, use_cache=False).last_hidden_state
+        return selected(hidden[:, -counted.shape[1] :], counted)
+
+
+class LayerDrafts:
+    """Some transformer layers of the target, in its family."""
+
+    bounds_logits = False
+
+    def __init__(
+        self, config: DistillConfig, teaching: Teaching, proposed: NDArray[np.int64] | None
+    ) -> None:
         """See DraftKind."""
         self._config = config
         self._teaching = teaching
@@ -63,25 +145,24 @@ class ModelDrafts:
     @staticmethod
     def check(config: DistillConfig, target: Checkpoint) -> None:
         """See DraftKind."""
-        check_shape(config.num_params, config.target_layers, target)
+        check_shape(None, config.target_layers, target)
 
     def first_draft(self) -> PreTrainedModel:
         """See DraftKind."""
-        config, target = self._config, self._teaching.target
-        checkpoint = self._teaching.checkpoint
-        if config.target_layers is not None:
-            return truncated_target(target, checkpoint, config.target_layers)
-        shape = shape_for(config.num_params, target.num_parameters(), checkpoint.vocab_size)
-        return new_draft(target, checkpoint, shape, config.seed)
+        num_layers = self._config.target_layers
+        assert num_layers is not None
+        return truncated_target(self._teaching.target, self._teaching.checkpoint, num_layers)
 
     def loss(self, draft: Any, batch: tuple[Tensor, ...]) -> Tensor:
         """See DraftKind."""
-        return distillation_loss(draft, batch, self._teaching.device)
+        coverage = coverage_of(self._config)
+        return distillation_loss(draft, batch, self._teaching.device, coverage)
 
-    def acceptance(self, draft: Any, samples: HeldOutSamples) -> Acceptance:
+    def acceptance(self, draft: Any, samples: list[HeldOutSamples]) -> Acceptance:
         """See DraftKind: the same at every depth of a draft."""
-        rate, error = acceptance_rate(draft, samples, self._teaching.device)
-        return Acceptance(rate, error, (rate,))
+        teaching = self._teaching
+        sampling = teaching.held_out.sampling
+        return acceptance_of_model(draft, samples, sampling, teaching.device)
 
     def write(self, draft: Any, folder: Path) -> None:
         """See DraftKind."""
@@ -92,7 +173,11 @@ class ModelDrafts:
 class FeatureDrafts:
     """Single transformer layers over hidden states of the target."""
 
-    def __init__(self, config: DistillConfig, teaching: Teaching) -> None:
+    bounds_logits = False
+
+    def __init__(
+        self, config: DistillConfig, teaching: Teaching, proposed: NDArray[np.int64] | None
+    ) -> None:
         """See DraftKind."""
         self._config = config
         self._teaching = teaching
@@ -113,19 +198,36 @@ class FeatureDrafts:
 
     def loss(self, draft: Any, batch: tuple[Tensor, ...]) -> Tensor:
         """See DraftKind."""
-        return rollout_loss(draft, batch, self._features_of, self._teaching.device)
+        coverage = coverage_of(self._config)
+        return rollout_loss(draft, batch, self._features_of, self._teaching.device, coverage)
 
-    def acceptance(self, draft: Any, samples: HeldOutSamples) -> Acceptance:
+    def acceptance(self, draft: Any, samples: list[HeldOutSamples]) -> Acceptance:
         """See DraftKind."""
 
-        def logits_of(tokens: Tensor, num_new: int) -> Any:
-            return rollout_logits(draft, tokens, num_new, self._features_of)
+        def best_of(tokens: Tensor, counted: Tensor) -> Any:
+            return map(Best.of, rollout_logits(draft, tokens, counted, self._features_of))
 
-        return acceptance_by_depth(draft, logits_of, samples, self._teaching.device)
+        return measured(draft, best_of, samples, self._teaching)
 
     def write(self, draft: Any, folder: Path) -> None:
         """See DraftKind."""
         write_feature_draft(draft, self._teaching.checkpoint, folder)
 
 
-DRAFT_KINDS: dict[str, type[DraftKind]] = {MODEL: ModelDrafts, FEATURE: FeatureDrafts}
+def coverage_of(config: DistillConfig) -> Coverage | None:
+    """Return the term of the loss for beams, if it has one."""
+    return None if config.coverage is None else Coverage(config.coverage)
+
+
+def measured(
+    draft: PreTrainedModel, best_of: BestByDepth, samples: list[HeldOutSamples], of: Teaching
+) -> Acceptance:
+    """Return the acceptance along samples, drawn as those of ``of`` are."""
+    return acceptance_by_depth(draft, best_of, samples, of.held_out.sampling, of.device)
+
+
+def draft_kind(config: DistillConfig) -> type[DraftKind]:
+    """Return the kind of draft that the options choose."""
+    if config.kind == FEATURE:
+        return FeatureDrafts
+    return LlamaDrafts if config.target_layers is None else LayerDrafts

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from dsbd_export.checkpoint import Checkpoint, limited_threads, open_target
-from dsbd_export.distill.acceptance import TEMPERATURE, TOP_K
+from dsbd_export.distill.acceptance import COVERED
 from dsbd_export.distill.config import DistillConfig
-from dsbd_export.distill.draft_kind import DRAFT_KINDS, DraftKind
-from dsbd_export.distill.draft_training import shown_acceptance, train_draft
+from dsbd_export.distill.draft_kind import DraftKind, draft_kind
+from dsbd_export.distill.draft_training import shown_acceptance, tokens_to_propose, train_draft
 from dsbd_export.distill.teaching import Teaching, prepare_teaching
 from dsbd_export.distill.texts import TextFile, check_readable, find_files
 from dsbd_export.distill.training import TrainingState
@@ -38,13 +38,15 @@ class TrainedDraft:
         target: its checkpoint folder.
         folder: the draft's.
         bundle: where a bundle may be exported to; it is removed afterwards.
-        prompts: (num_prompts, length) int64. Held-out ones.
+        prompts: held-out ones, each int64.
+        are_chats: whether they are of chats.
     """
 
     target: Path
     folder: Path
     bundle: Path
-    prompts: NDArray[np.int64]
+    prompts: Sequence[NDArray[np.int64]]
+    are_chats: bool
 
 
 MeasureSpeed = Callable[[TrainedDraft], tuple[list[ExpectedSpeed], str]]
@@ -76,7 +78,7 @@ def distill(
     report("reading the target's config and tokenizer")
     checkpoint = open_target(config.target, config.model_options)
     _check_tokenizer(checkpoint)
-    DRAFT_KINDS[config.kind].check(config, checkpoint)
+    draft_kind(config).check(config, checkpoint)
     work = WorkFolder.beside(config.output)
     files = [] if work.tokens.exists() else _readable_files(config)
     with limited_threads(config.num_threads), work.opened(config):
@@ -88,6 +90,7 @@ def distill(
                 folder=work.draft,
                 bundle=work.path / "bundle",
                 prompts=teaching.held_out.prompts,
+                are_chats=teaching.streams.has_chats,
             )
             del teaching  # the export needs its memory
             report("exporting target and draft, to measure their engines")
@@ -124,7 +127,8 @@ def _train(
     config: DistillConfig, teaching: Teaching, work: WorkFolder, report: Report, save_every: float
 ) -> DraftRecord:
     """Leave the trained draft in the work folder and return its record, without speeds."""
-    kind = DRAFT_KINDS[config.kind](config, teaching)
+    proposed = tokens_to_propose(config, teaching, work, report)
+    kind = draft_kind(config)(config, teaching, proposed)
     draft = kind.first_draft().to(teaching.device.name)
     num_parameters, num_of_target = draft.num_parameters(), teaching.target.num_parameters()
     report(
@@ -135,6 +139,7 @@ def _train(
     found = kind.acceptance(draft, teaching.held_out.samples())
     report(f"held-out acceptance {shown_acceptance(found)} (standard error {found.error:.3f})")
     _write_draft(kind, draft, teaching.checkpoint, work.draft)
+    sampling = teaching.held_out.sampling
     return DraftRecord(
         target=teaching.checkpoint.folder.resolve().name,
         num_parameters=num_parameters,
@@ -142,13 +147,20 @@ def _train(
         acceptance=found.rate,
         acceptance_error=found.error,
         acceptance_by_depth=list(found.by_depth) if len(found.by_depth) > 1 else None,
-        temperature=TEMPERATURE,
-        top_k=TOP_K,
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        are_chats=teaching.streams.has_chats,
+        greedy_acceptance=found.greedy,
+        coverage=found.covered,
+        coverage_beams=COVERED,
+        num_proposed_tokens=None if proposed is None else len(proposed),
         seed=config.seed,
         steps=state.step,
         minutes=state.seconds / 60,
         num_train_tokens=len(teaching.streams.train),
         num_held_out_tokens=len(teaching.streams.held_out),
+        num_train_prompts=len(teaching.streams.train_prompts),
         curve=_curve(state),
         speeds=[],
         measured_on=None,

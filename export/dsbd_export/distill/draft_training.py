@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from dsbd_export.distill.acceptance import Acceptance
@@ -22,6 +24,7 @@ from dsbd_export.distill.training import (
     TrainingState,
 )
 from dsbd_export.distill.work_folder import WorkFolder
+from dsbd_export.draft_vocabulary import most_frequent_tokens
 from dsbd_export.progress import Report
 
 _NUM_PROMPTS = 64  # of the held-out ones, for the progress
@@ -41,13 +44,7 @@ def train_draft(
 ) -> TrainingState:
     """Train to the end of the budget, from the latest checkpoint on where there is one."""
     device = teaching.device
-    pool = Pool(
-        folder=work.path / "pool",
-        texts=teaching.streams.train,
-        teacher=teaching.teacher,
-        context_length=teaching.checkpoint.context_length,
-        seed=config.seed,
-    )
+    pool = pool_of(config, teaching, work, splits_batches=not kind.bounds_logits)
 
     def batches_at(step: int, progress: float) -> list[Batch]:
         weight = torch.tensor(tv_weight(progress), device=device.name)
@@ -61,6 +58,51 @@ def train_draft(
     if trainer.state.step:
         report(f"going on from step {trainer.state.step:,}")
     return trainer.run(batches_at, kind.loss, _observer(kind, draft, teaching, report))
+
+
+def pool_of(
+    config: DistillConfig, teaching: Teaching, work: WorkFolder, *, splits_batches: bool
+) -> Pool:
+    """Return the pool of a distillation."""
+    return Pool(
+        folder=work.path / "pool",
+        texts=teaching.streams.train,
+        prompts=teaching.streams.train_prompts,
+        teacher=teaching.teacher,
+        ends=teaching.checkpoint.eos_token_ids,
+        context_length=teaching.checkpoint.context_length,
+        splits_batches=splits_batches,
+        seed=config.seed,
+    )
+
+
+def tokens_to_propose(
+    config: DistillConfig, teaching: Teaching, work: WorkFolder, report: Report
+) -> NDArray[np.int64] | None:
+    """Return the tokens that the draft proposes, (n,) int64 ascending; None: all.
+
+    They are the most frequent ones: in the texts; of chats, in their prompts and in what the target
+    was about to say in its first answers.
+    """
+    if config.draft_vocab is None:
+        return None
+    checkpoint, streams = teaching.checkpoint, teaching.streams
+    counts = np.zeros(checkpoint.vocab_size)
+    for tokens in (streams.train, streams.train_prompts.tokens):
+        counts += np.bincount(tokens, minlength=len(counts))
+    if streams.has_chats:
+        report("sampling first answers of the target, for the tokens that the draft proposes")
+        answers = pool_of(config, teaching, work, splits_batches=False).first_answers()
+        ids, log_probs = answers.ids[answers.counted], answers.log_probs[answers.counted]
+        expected = np.bincount(ids.ravel(), np.exp(log_probs).ravel(), len(counts))
+        counts += expected * max(1.0, counts.sum() / max(expected.sum(), 1.0))
+    ranks = (counts * (2**40 / max(counts.sum(), 1.0))).astype(np.int64)
+    found = most_frequent_tokens(ranks, checkpoint.eos_token_ids, config.draft_vocab)
+    share = counts[found].sum() / max(counts.sum(), 1.0)
+    report(
+        f"the draft proposes {len(found):,} of {len(counts):,} tokens, {share:.2%} of what was seen"
+    )
+    return found
 
 
 def _observer(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from dsbd_export.distill.teacher import TorchDevice
 
 _LEAST = 1e-6  # probability of the bucket of all other tokens
 _TV_BEGINS, _TV_RISES, _MOST_TV = 0.3, 0.3, 0.9
+_COVERAGE_WEIGHT = 0.3
 _CACHED_LOGITS = 2**19  # numbers of one pass on a CPU, 2 MiB: they stay in its caches
 
 
@@ -22,7 +24,38 @@ def tv_weight(progress: float) -> float:
     return _MOST_TV * min(max(progress - _TV_BEGINS, 0.0) / _TV_RISES, 1.0)
 
 
-def distillation_loss(draft: nn.Module, batch: tuple[Tensor, ...], device: TorchDevice) -> Tensor:
+@dataclass(frozen=True)
+class Coverage:
+    """A term of the loss for beams: each of the target's best tokens is proposed.
+
+    Beams of width W keep the W best candidates of the target, and the draft must propose all of
+    them. KL weighs a token by its probability, so the second to W-th best hardly count. The term
+
+        L_W = 1/W sum over the W best i of max(0, log p_i - log q_i)
+
+    counts each alike where it is proposed too little. It is zero at q = p, so that the whole has
+    the minimum of KL; what AtSpeed (arXiv 2410.05165) adds for beams of recommendations, the mass
+    of all W best together, says nothing of the least of them.
+
+    Attributes:
+        num_beams: W.
+    """
+
+    num_beams: int
+
+    def mixed_with(self, distance: Tensor, log_q: Tensor, log_p: Tensor) -> Tensor:
+        """Return (1 - c) distance + c L_W by position, (...); log_q and log_p are (..., K)."""
+        best = slice(0, self.num_beams)
+        missing = (log_p[..., best] - log_q[..., best]).clamp_min(0.0).mean(-1)
+        return torch.lerp(distance, missing, _COVERAGE_WEIGHT)
+
+
+def distillation_loss(
+    draft: nn.Module,
+    batch: tuple[Tensor, ...],
+    device: TorchDevice,
+    coverage: Coverage | None = None,
+) -> Tensor:
     """Return KL(p || q) mixed with the total variation of p and q, mean over positions.
 
     p: target, q: draft, over the target's top tokens and one bucket for all others. One minus
@@ -30,27 +63,36 @@ def distillation_loss(draft: nn.Module, batch: tuple[Tensor, ...], device: Torch
     the second term.
 
     batch: tokens (B, length); ids and log-probabilities of the target's top tokens behind the
-        last of them, (B, num_labels, K); the weight of the total variation, ().
+        last of them, (B, num_labels, K), and which of these count, (B, num_labels); the weight of
+        the total variation, ().
     device: where all of it is.
     """
-    tokens, ids, log_p, tv_weight = batch
+    tokens, ids, log_p, counted, tv_weight = batch
     with device.autocast():
         out = draft(input_ids=tokens, use_cache=False, logits_to_keep=ids.shape[1])
-    return distance(out.logits.float(), ids, log_p, tv_weight)
+    log_q = log_probs_of(selected(out.logits, counted).float(), selected(ids, counted))
+    return distance(log_q, selected(log_p, counted), tv_weight, coverage).mean()
 
 
-def distance(logits: Tensor, ids: Tensor, log_p: Tensor, tv_weight: Tensor) -> Tensor:
-    """Return KL(p || q) mixed with the total variation, mean over positions.
+def selected(values: Tensor, counted: Tensor) -> Tensor:
+    """Return the positions that count, (n, ...), of (B, num_labels, ...); a view where all do."""
+    return values.flatten(0, 1) if bool(counted.all()) else values[counted]
 
-    logits: (B, num_labels, V) of the draft. The others: see ``distillation_loss``.
+
+def distance(
+    log_q: Tensor, log_p: Tensor, tv_weight: Tensor, coverage: Coverage | None = None
+) -> Tensor:
+    """Return KL(p || q) mixed with the total variation, and with a coverage, by position, (n,).
+
+    log_q, log_p: (n, K), of the target's top tokens. The others: see ``distillation_loss``.
     """
-    log_q = log_probs_of(logits, ids)
     p, q = log_p.exp(), log_q.exp()
     rest_p = (1 - p.sum(-1)).clamp_min(_LEAST)
     rest_q = (1 - q.sum(-1)).clamp_min(_LEAST)
     kl = (p * (log_p - log_q)).sum(-1) + rest_p * (rest_p.log() - rest_q.log())
     tv = 0.5 * ((p - q).abs().sum(-1) + (rest_p - rest_q).abs())
-    return torch.lerp(kl, tv, tv_weight).mean()
+    mixed = torch.lerp(kl, tv, tv_weight)
+    return mixed if coverage is None else coverage.mixed_with(mixed, log_q, log_p)
 
 
 def log_probs_of(logits: Tensor, ids: Tensor) -> Tensor:

@@ -1,13 +1,15 @@
 """Pool of labelled rows that a draft is trained on: rounds on disk, made when they are needed.
 
-A round holds windows of the texts, samples of the target behind such windows, and long windows, and
-follows from the seed and its number alone. New rounds come as the training goes on and the oldest
-go, so disk and memory are bounded however long it is; one that a killed training left behind, or
-that is missing, is made again with the same content.
+A round holds windows of the texts, samples of the target behind such windows, and long windows; of
+chats the target's answers to their prompts. It follows from the seed and its number alone. New
+rounds come as the training goes on and the oldest go, so disk and memory are bounded however long
+it is; one that a killed training left behind, or that is missing, is made again with the same
+content.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dsbd_export.distill.acceptance import TOP_K
-from dsbd_export.distill.teacher import Labelled, Teacher, num_labels
+from dsbd_export.distill.chats import MOST_NEW, NO_PROMPTS, Prompts
+from dsbd_export.distill.teacher import (
+    CHAT_SAMPLING,
+    TEXT_SAMPLING,
+    Labelled,
+    Teacher,
+    num_labels,
+)
 from dsbd_export.distill.texts import Tokens, windows
 from dsbd_export.distill.work_folder import read_arrays
 from dsbd_runtime.durable_files import put_in_place
@@ -25,8 +33,8 @@ from dsbd_runtime.durable_files import put_in_place
 STEPS_A_ROUND = 96
 _NUM_ROUNDS = 32  # kept
 _LENGTH = {"texts": 256, "samples": 128, "long": 2048}  # of rows, where the context holds them
-_ROWS = {"texts": 64, "samples": 128, "long": 4}  # of a round
-_BATCH = {"texts": 4, "samples": 8, "long": 1}  # rows of a step: many small ones learn fastest
+_ROWS = {"texts": 64, "samples": 128, "long": 4, "answers": 64}  # of a round
+_BATCH = {"texts": 4, "samples": 8, "long": 1, "answers": 16}  # of a step: small ones learn fastest
 _LONG_EVERY = 8  # one step in eight has long rows, the others both short kinds
 _LEAST_PROMPT = 8  # tokens before a sample; at most half of its row
 
@@ -37,10 +45,13 @@ class Pool:
 
     Attributes:
         folder: of the rounds.
-        texts: tokens to draw windows from.
+        texts: tokens to draw windows from; none where there are only chats.
         teacher: labels and samples.
         context_length: the longest row.
         seed: of everything drawn.
+        prompts: of chats; none where there are only texts.
+        ends: tokens that end an answer.
+        splits_batches: whether rows are given a few at a time, to bound the draft's logits.
     """
 
     folder: Path
@@ -48,23 +59,38 @@ class Pool:
     teacher: Teacher
     context_length: int
     seed: int
+    prompts: Prompts = NO_PROMPTS
+    ends: Sequence[int] = ()
+    splits_batches: bool = True
 
-    def batches(self, step: int) -> list[tuple[Tensor, Tensor, Tensor]]:
+    def batches(self, step: int) -> list[tuple[Tensor, ...]]:
         """Return the batches of a step, all of about the same number of labels."""
         newest = step // STEPS_A_ROUND
         self._make(newest)
         rng = np.random.default_rng((self.seed, step, 1))
         number = int(rng.integers(max(0, newest - _NUM_ROUNDS + 1), newest + 1))
         self._make(number)
-        kinds = ("long",) if step % _LONG_EVERY == _LONG_EVERY - 1 else ("texts", "samples")
+        kinds = self._kinds_of(step)
         return [batch for kind in kinds for batch in self._drawn(number, kind, rng)]
 
-    def _drawn(
-        self, number: int, kind: str, rng: np.random.Generator
-    ) -> list[tuple[Tensor, Tensor, Tensor]]:
+    def first_answers(self) -> Labelled:
+        """Return the target's answers of the first round."""
+        self._make(0)
+        return self._read(0, "answers")
+
+    def _kinds_of(self, step: int) -> tuple[str, ...]:
+        """Return the kinds of rows of a step; chats and texts take turns."""
+        if len(self.prompts) and (not len(self.texts) or step % 2 == 0):
+            return ("answers",)
+        return ("long",) if step % _LONG_EVERY == _LONG_EVERY - 1 else ("texts", "samples")
+
+    def _drawn(self, number: int, kind: str, rng: np.random.Generator) -> list[tuple[Tensor, ...]]:
         """Return rows of one kind, as many at a time as are computed together."""
         rows = self._read(number, kind)
-        chosen = np.sort(rng.choice(len(rows.tokens), _BATCH[kind], replace=False))
+        size = min(_BATCH[kind], len(rows.tokens))
+        chosen = np.sort(rng.choice(len(rows.tokens), size, replace=False))
+        if not self.splits_batches:
+            return [rows.batch(chosen, self.teacher.device)]
         at_once = self.teacher.device.rows_at_once(rows.ids.shape[1], self.teacher.vocab_size)
         parts = np.array_split(chosen, -(-len(chosen) // at_once))
         return [rows.batch(part, self.teacher.device) for part in parts]
@@ -73,9 +99,13 @@ class Pool:
         return self.folder / f"{number:06d}.npz"
 
     def _read(self, number: int, kind: str) -> Labelled:
-        names = (f"{kind}_{name}" for name in ("tokens", "ids", "log_probs"))
-        tokens, ids, log_probs = read_arrays(self._file(number), names)
-        return Labelled(tokens, ids, log_probs.astype(np.float32))
+        names = (f"{kind}_{name}" for name in ("tokens", "ids", "log_probs", "counted"))
+        tokens, ids, log_probs, counted = read_arrays(self._file(number), names)
+        shape = (*counted.shape, ids.shape[-1])
+        rows = Labelled(tokens, np.zeros(shape, np.uint32), np.zeros(shape, np.float32), counted)
+        rows.ids[counted] = ids
+        rows.log_probs[counted] = log_probs
+        return rows
 
     def _make(self, number: int) -> None:
         """Write a round unless it is there."""
@@ -85,8 +115,9 @@ class Pool:
         arrays: dict[str, NDArray[Any]] = {}
         for kind, rows in self._round(number).items():
             arrays[f"{kind}_tokens"] = rows.tokens
-            arrays[f"{kind}_ids"] = rows.ids
-            arrays[f"{kind}_log_probs"] = rows.log_probs.astype(np.float16)
+            arrays[f"{kind}_counted"] = rows.counted
+            arrays[f"{kind}_ids"] = rows.ids[rows.counted]
+            arrays[f"{kind}_log_probs"] = rows.log_probs[rows.counted].astype(np.float16)
         self.folder.mkdir(exist_ok=True)
         partial = file.with_suffix(".partial")
         with partial.open("wb") as opened:
@@ -101,6 +132,10 @@ class Pool:
 
     def _round(self, number: int) -> dict[str, Labelled]:
         rng = np.random.default_rng((self.seed, number, 0))
+        of_texts = self._texts_round(rng) if len(self.texts) else {}
+        return of_texts | (self._chats_round(rng) if len(self.prompts) else {})
+
+    def _texts_round(self, rng: np.random.Generator) -> dict[str, Labelled]:
         labelled = {}
         for kind in ("texts", "long"):
             length = self._length(kind)
@@ -110,5 +145,12 @@ class Pool:
         prompt_length = int(rng.integers(min(_LEAST_PROMPT, length // 2), length // 2 + 1))
         prompts = windows(self.texts, _ROWS["samples"], prompt_length, rng)
         seed = int(rng.integers(2**62))
-        _, labelled["samples"] = self.teacher.sample(prompts, length, TOP_K, seed)
+        _, labelled["samples"] = self.teacher.sample(prompts, length, TEXT_SAMPLING, seed)
         return labelled
+
+    def _chats_round(self, rng: np.random.Generator) -> dict[str, Labelled]:
+        prompts = self.prompts.chosen(_ROWS["answers"], rng)
+        num_new = min(MOST_NEW, self.context_length - max(map(len, prompts)))
+        seed = int(rng.integers(2**62))
+        found = self.teacher.answer(prompts, num_new, CHAT_SAMPLING, self.ends, seed)
+        return {"answers": found}

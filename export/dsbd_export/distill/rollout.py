@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from dsbd_export.distill.loss import distance
+from dsbd_export.distill.loss import Coverage, distance, log_probs_of, selected
 from dsbd_export.distill.teacher import TorchDevice
 from dsbd_export.feature_draft.model import FeatureDraft
 from dsbd_export.target_features import layers_of
@@ -123,13 +123,17 @@ def rollout(
 
 
 def rollout_loss(
-    draft: FeatureDraft, batch: tuple[Tensor, ...], features_of: FeaturesOf, device: TorchDevice
+    draft: FeatureDraft,
+    batch: tuple[Tensor, ...],
+    features_of: FeaturesOf,
+    device: TorchDevice,
+    coverage: Coverage | None = None,
 ) -> Tensor:
     """Return the distance from the target's distributions, mean over the steps of a rollout.
 
     batch: see ``distillation_loss``.
     """
-    tokens, ids, log_p, tv_weight = batch
+    tokens, ids, log_p, counted, tv_weight = batch
     num_rows = tokens.shape[1] - 1
     num_steps = NUM_STEPS if num_rows <= _MOST_ROWS else 1
     total, weights = torch.zeros((), device=tokens.device), 0.0
@@ -139,17 +143,24 @@ def rollout_loss(
         for step, normed in enumerate(steps):
             behind = min(ids.shape[1], num_rows - step)  # rows that have a label, the last ones
             judged = slice(-behind, None, _JUDGED if step else 1)
-            logits = draft.lm_head(normed[:, judged]).float()
-            labels = ids[:, judged], log_p[:, judged]
-            total = total + _DECAY**step * distance(logits, *labels, tv_weight)
+            where = counted[:, judged]
+            if not where.any():
+                continue
+            logits = draft.lm_head(selected(normed[:, judged], where)).float()
+            log_q = log_probs_of(logits, selected(ids[:, judged], where))
+            of_step = distance(log_q, selected(log_p[:, judged], where), tv_weight, coverage)
+            total = total + _DECAY**step * of_step.mean()
             weights += _DECAY**step
     return total / weights
 
 
 def rollout_logits(
-    draft: FeatureDraft, tokens: Tensor, num_new: int, features_of: FeaturesOf
+    draft: FeatureDraft, tokens: Tensor, counted: Tensor, features_of: FeaturesOf
 ) -> Iterator[Tensor]:
-    """Yield logits behind the last ``num_new`` tokens, (B, num_new, V), in each step."""
-    features = features_of(tokens[:, :-1])
+    """Yield logits behind the tokens that count, (n, V), in each step.
+
+    counted: (B, num_new) bool. Which of the last tokens.
+    """
+    features, num_new = features_of(tokens[:, :-1]), counted.shape[1]
     for normed in rollout(draft, tokens, features, min(NUM_STEPS, features.shape[1] - num_new + 1)):
-        yield draft.target_logits(normed[:, -num_new:])
+        yield draft.target_logits(selected(normed[:, -num_new:], counted))

@@ -7,7 +7,7 @@ others. Its logits exist for a few rows at a time, ``_MOST_LOGITS`` numbers at m
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +21,7 @@ NUM_TOP = 32
 _MOST_LOGITS = 2**26  # numbers of one call, 256 MiB in fp32
 _FEW_LOGITS = 2**23  # the same on a CPU, whose caches they should fit
 _MOST_CACHE_BYTES = 2**29  # of keys and values while sampling
+_SPREAD = 64  # tokens by which prompts that are answered together differ
 
 
 @dataclass(frozen=True)
@@ -54,27 +55,87 @@ def best_device() -> TorchDevice:
     return TorchDevice("cpu", bool(torch.cpu.get_capabilities().get("avx512_bf16")))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How tokens are drawn: temperature, then the ``top_k`` most probable, then top-p of those."""
+
+    temperature: float
+    top_k: int
+    top_p: float = 1.0
+
+    def probs(self, logits: Tensor) -> Tensor:
+        """Return the probabilities of the most probable tokens, (..., K), zero for those cut off.
+
+        logits: (..., K). Those of the tokens, up to a constant, the most probable first.
+        """
+        probs = (logits / self.temperature).softmax(-1)
+        probs[..., self.top_k :] = 0.0
+        probs /= probs.sum(-1, keepdim=True)
+        probs = probs.masked_fill(probs.cumsum(-1) - probs >= self.top_p, 0.0)
+        return probs / probs.sum(-1, keepdim=True)
+
+
+TEXT_SAMPLING = Sampling(temperature=1.0, top_k=20)
+CHAT_SAMPLING = Sampling(temperature=0.7, top_k=NUM_TOP, top_p=0.9)
+
+
 @dataclass(frozen=True)
 class Labelled:
     """Token rows, and the teacher's distributions behind the last ``num_labels`` of each.
 
     Attributes:
-        tokens: (num_rows, length) uint32.
+        tokens: (num_rows, length) uint32. Shorter rows end with zeros.
         ids: (num_rows, num_labels, NUM_TOP) uint32. The most probable tokens, best first.
         log_probs: (num_rows, num_labels, NUM_TOP) float32. Theirs, in the full distribution.
+        counted: (num_rows, num_labels) bool. Whether there is a distribution to learn from: not
+            inside a chat prompt, nor behind the end of an answer.
     """
 
     tokens: NDArray[np.uint32]
     ids: NDArray[np.uint32]
     log_probs: NDArray[np.float32]
+    counted: NDArray[np.bool_]
 
-    def batch(self, rows: NDArray[np.int64], device: TorchDevice) -> tuple[Tensor, Tensor, Tensor]:
-        """Return tokens (B, length), ids and log-probabilities (B, num_labels, K) of ``rows``."""
+    def batch(
+        self, rows: NDArray[np.int64], device: TorchDevice
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return tokens, ids, log-probabilities and counted of ``rows``.
+
+        Labels before the first and behind the last that counts are left out, and tokens behind it.
+        """
+        used = np.flatnonzero(self.counted[rows].any(0))
+        labels = slice(used[0], used[-1] + 1)
+        length = self.tokens.shape[1] - self.counted.shape[1] + labels.stop
         return (
-            torch.from_numpy(self.tokens[rows].astype(np.int64)).to(device.name),
-            torch.from_numpy(self.ids[rows].astype(np.int64)).to(device.name),
-            torch.from_numpy(self.log_probs[rows]).to(device.name),
+            torch.from_numpy(self.tokens[rows, :length].astype(np.int64)).to(device.name),
+            torch.from_numpy(self.ids[rows, labels].astype(np.int64)).to(device.name),
+            torch.from_numpy(self.log_probs[rows, labels]).to(device.name),
+            torch.from_numpy(self.counted[rows, labels]).to(device.name),
         )
+
+    def within(self, length: int, num_labels: int) -> Labelled:
+        """Return the rows in more room: of ``length`` tokens, with ``num_labels`` labels each.
+
+        With 5 tokens and 2 labels, 7 and 5 put two tokens behind, one label before, two behind.
+        """
+        behind = length - self.tokens.shape[1]
+        before = num_labels - behind - self.counted.shape[1]
+        labels = ((0, 0), (before, behind))
+        return Labelled(
+            np.pad(self.tokens, ((0, 0), (0, behind))),
+            np.pad(self.ids, (*labels, (0, 0))),
+            np.pad(self.log_probs, (*labels, (0, 0))),
+            np.pad(self.counted, labels),
+        )
+
+
+def joined(parts: Sequence[Labelled]) -> Labelled:
+    """Return the rows of all parts, one behind the other, in the room that all of them need."""
+    length = max(part.tokens.shape[1] for part in parts)
+    begins = [part.tokens.shape[1] - part.counted.shape[1] for part in parts]
+    wide = [part.within(length, length - min(begins)) for part in parts]
+    arrays = ((part.tokens, part.ids, part.log_probs, part.counted) for part in wide)
+    return Labelled(*map(np.concatenate, zip(*arrays, strict=True)))
 
 
 def num_labels(length: int, vocab_size: int) -> int:
@@ -109,53 +170,121 @@ class Teacher:
             for row in torch.split(torch.from_numpy(tokens), at_once)
         ]
         ids, log_probs = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-        return Labelled(tokens.astype(np.uint32), ids, log_probs)
+        return Labelled(tokens.astype(np.uint32), ids, log_probs, np.ones(ids.shape[:2], bool))
 
     @torch.inference_mode()
     def sample(
-        self, prompts: NDArray[np.int64], length: int, top_k: int, seed: int
+        self, prompts: NDArray[np.int64], length: int, sampling: Sampling, seed: int
     ) -> tuple[NDArray[np.int64], Labelled]:
-        """Sample (temperature 1, top-k) until every row has ``length`` tokens.
+        """Continue texts until every row has ``length`` tokens.
 
         The end-of-sequence token does not stop a row: what follows it is a new text.
 
         Args:
             prompts: (num_rows, prompt_length) int64.
             length: of the rows, prompts included.
-            top_k: to draw from.
+            sampling: how tokens are drawn.
             seed: of the draws.
 
         Returns:
             The rows, (num_rows, length) int64; and the rows without their last token, with the
             distribution behind every token from the last of the prompt on.
         """
-        at_once = max(1, _MOST_CACHE_BYTES // (length * self._cache_bytes))
-        at_once = min(at_once, max(1, _MOST_LOGITS // self.vocab_size))
+        num_new = length - prompts.shape[1]
         generator = torch.Generator(self.device.name).manual_seed(seed)
         parts = [
-            self._sample(rows, length, top_k, generator)
-            for rows in torch.split(torch.from_numpy(prompts), at_once)
+            self._continued([*rows], num_new, sampling, generator, ends=())
+            for rows in np.split(prompts, range(0, len(prompts), self._rows_at_once(length))[1:])
         ]
-        tokens, ids, log_probs = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-        return tokens, Labelled(tokens[:, :-1].astype(np.uint32), ids, log_probs)
+        tokens = np.concatenate([tokens for tokens, _ in parts])
+        return tokens, joined([labelled for _, labelled in parts])
 
-    def _sample(
-        self, prompts: Tensor, length: int, top_k: int, generator: torch.Generator
-    ) -> tuple[NDArray[np.int64], NDArray[np.uint32], NDArray[np.float32]]:
-        name = cache_name(self._target)
-        past, pieces, tops = None, [prompts.to(self.device.name)], []
-        for _ in range(length - prompts.shape[1]):
+    @torch.inference_mode()
+    def answer(
+        self,
+        prompts: Sequence[NDArray[np.integer]],
+        num_new: int,
+        sampling: Sampling,
+        ends: Sequence[int],
+        seed: int,
+    ) -> Labelled:
+        """Answer prompts of any lengths, each with ``num_new`` tokens or up to one of ``ends``.
+
+        Prompts of about one length are answered together, without padding before them, which not
+        every family of models can leave out of account: rows whose prompt is longer than the
+        shortest read its tokens where the others draw theirs.
+
+        Returns:
+            The distributions behind the last token of each prompt and behind those of its answer
+            but the last.
+        """
+        generator = torch.Generator(self.device.name).manual_seed(seed)
+        order = sorted(range(len(prompts)), key=lambda row: len(prompts[row]))
+        groups: list[list[int]] = []
+        for row in order:
+            shortest = len(prompts[groups[-1][0]]) if groups else -_SPREAD
+            most = self._rows_at_once(len(prompts[row]) + num_new)
+            if len(prompts[row]) >= shortest + _SPREAD or len(groups[-1]) >= most:
+                groups.append([])
+            groups[-1].append(row)
+        parts = [
+            self._continued([prompts[row] for row in group], num_new, sampling, generator, ends)[1]
+            for group in groups
+        ]
+        found, places = joined(parts), np.argsort(order)
+        return Labelled(
+            found.tokens[places], found.ids[places], found.log_probs[places], found.counted[places]
+        )
+
+    def _rows_at_once(self, length: int) -> int:
+        """Return how many rows of a length are sampled together."""
+        of_caches = _MOST_CACHE_BYTES // (length * self._cache_bytes)
+        return max(1, min(of_caches, _MOST_LOGITS // self.vocab_size))
+
+    def _continued(
+        self,
+        prompts: Sequence[NDArray[np.integer]],
+        num_new: int,
+        sampling: Sampling,
+        generator: torch.Generator,
+        ends: Sequence[int],
+    ) -> tuple[NDArray[np.int64], Labelled]:
+        """Return rows (num_rows, length), and all but their last token with the distributions.
+
+        length: of the longest prompt with its new tokens, or less where all rows have ended. What
+        a row has behind its own end does not count.
+        """
+        name, device = cache_name(self._target), self.device.name
+        lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
+        given = torch.zeros(len(prompts), int(lengths.max()), dtype=torch.int64, device=device)
+        for row, prompt in zip(given, prompts, strict=True):
+            row[: len(prompt)] = torch.from_numpy(prompt.astype(np.int64))
+        shortest, longest = int(lengths.min()), int(lengths.max())
+        past, pieces, tops, counted = None, [given[:, :shortest]], [], []
+        is_over = torch.zeros(len(prompts), dtype=torch.bool, device=device)
+        end_ids = torch.tensor([*ends], dtype=torch.int64, device=device)
+        for position in range(shortest, longest + num_new):
             with self.device.autocast():
                 out = self._target(
                     input_ids=pieces[-1], use_cache=True, logits_to_keep=1, **{name: past}
                 )
             past, logits = getattr(out, name), out.logits.float()
             tops.append(self._top(logits))
-            best = logits[:, -1].topk(min(top_k, self.vocab_size))
-            drawn = torch.multinomial(best.values.softmax(-1), 1, generator=generator)
-            pieces.append(best.indices.gather(-1, drawn))
+            draws = (lengths <= position) & ~is_over
+            counted.append(draws)
+            best = logits[:, -1].topk(min(sampling.top_k, self.vocab_size))
+            picked = torch.multinomial(sampling.probs(best.values), 1, generator=generator)
+            drawn = best.indices.gather(-1, picked)[:, 0]
+            is_over |= draws & (torch.isin(drawn, end_ids) | (position + 1 >= lengths + num_new))
+            if position < longest:
+                drawn = torch.where(lengths <= position, drawn, given[:, position])
+            pieces.append(drawn[:, None])
+            if is_over.all():
+                break
+        tokens = torch.cat(pieces, dim=1).cpu().numpy()
         ids, log_probs = (np.concatenate(arrays, axis=1) for arrays in zip(*tops, strict=True))
-        return torch.cat(pieces, dim=1).cpu().numpy(), ids, log_probs
+        learned = torch.stack(counted, dim=1).cpu().numpy()
+        return tokens, Labelled(tokens[:, :-1].astype(np.uint32), ids, log_probs, learned)
 
     def _logits(self, tokens: Tensor, num_labels: int) -> Tensor:
         with self.device.autocast():

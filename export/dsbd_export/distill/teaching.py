@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,9 +13,16 @@ from transformers import PreTrainedModel
 
 from dsbd_export.cache_probe import probed_caches
 from dsbd_export.checkpoint import Checkpoint
-from dsbd_export.distill.acceptance import HeldOutPrompts, prompt_length
+from dsbd_export.distill.acceptance import MOST_HELD_OUT, HeldOutPrompts, prompt_length
+from dsbd_export.distill.chats import MOST_NEW, MOST_PROMPT, ChatTokens
 from dsbd_export.distill.config import DistillConfig
-from dsbd_export.distill.teacher import Teacher, TorchDevice, best_device
+from dsbd_export.distill.teacher import (
+    CHAT_SAMPLING,
+    TEXT_SAMPLING,
+    Teacher,
+    TorchDevice,
+    best_device,
+)
 from dsbd_export.distill.texts import (
     TextFile,
     TokenStreams,
@@ -61,7 +70,7 @@ def prepare_teaching(
     Raises:
         ExportError: the texts are too few, or the target is no causal language model.
     """
-    streams = _streams(checkpoint, files, work, report)
+    streams = _streams(config, checkpoint, files, work, report)
     device = best_device()
     report(f"loading the target on {device.name}{', products in bf16' * device.uses_bf16}")
     target = load_model(checkpoint, "bf16" if device.name == "cuda" else "fp32")
@@ -70,12 +79,9 @@ def prepare_teaching(
     caches = probed_caches(target, checkpoint, "fp32")
     cache_bytes = _BYTES_PER_NUMBER * sum(cache.numbers_a_row for cache in caches)
     teacher = Teacher(target, checkpoint.vocab_size, cache_bytes, device)
-    rng = np.random.default_rng((config.seed, 2))
-    length = prompt_length(checkpoint.context_length, len(streams.held_out))
     # In fp32: acceptance is measured against the target, not against its rounding.
     exact = dataclasses.replace(device, uses_bf16=False)
-    held_out = HeldOutPrompts(
-        prompts=windows(streams.held_out, _NUM_PROMPTS, length, rng),
+    held_out = _held_out_prompts(config, checkpoint, streams)(
         folder=work.held_out,
         teacher=Teacher(target, checkpoint.vocab_size, cache_bytes, exact),
         seed=config.seed,
@@ -84,8 +90,35 @@ def prepare_teaching(
     return Teaching(checkpoint, target, teacher, streams, held_out, device)
 
 
+def _held_out_prompts(
+    config: DistillConfig, checkpoint: Checkpoint, streams: TokenStreams
+) -> Callable[..., HeldOutPrompts]:
+    """Return held-out prompts, of chats where there are some, without their teacher."""
+    rng = np.random.default_rng((config.seed, 2))
+    if streams.has_chats:
+        return functools.partial(
+            HeldOutPrompts,
+            prompts=streams.held_out_prompts.chosen(_NUM_PROMPTS, rng),
+            sampling=CHAT_SAMPLING,
+            num_new=min(MOST_HELD_OUT, checkpoint.context_length // 2),
+            ends=checkpoint.eos_token_ids,
+        )
+    length = prompt_length(checkpoint.context_length, len(streams.held_out))
+    return functools.partial(
+        HeldOutPrompts,
+        prompts=[*windows(streams.held_out, _NUM_PROMPTS, length, rng)],
+        sampling=TEXT_SAMPLING,
+        num_new=length,
+        ends=(),
+    )
+
+
 def _streams(
-    checkpoint: Checkpoint, files: list[TextFile], work: WorkFolder, report: Report
+    config: DistillConfig,
+    checkpoint: Checkpoint,
+    files: list[TextFile],
+    work: WorkFolder,
+    report: Report,
 ) -> TokenStreams:
     """Return the tokens of all texts, which an earlier run may have left."""
     if not work.tokens.exists():
@@ -95,13 +128,33 @@ def _streams(
         write_tokenizer_files(checkpoint, folder, report)
         tokenizer = Tokenizer(folder, bos_token_id=checkpoint.bos_token_id)
         eos = checkpoint.eos_token_ids[0] if checkpoint.eos_token_ids else None
-        write_streams(files, tokenizer, eos, work.tokens)
+        room = min(MOST_NEW, checkpoint.context_length // 2)
+        chats = ChatTokens(
+            folder,
+            tokenizer,
+            longest=min(MOST_PROMPT, checkpoint.context_length - room),
+            learns_answers=config.learn_answers,
+        )
+        write_streams(files, tokenizer, chats, eos, work.tokens)
+        if chats.num_left_out:
+            report(
+                f"warning: {chats.num_left_out:,} prompts of chats are longer than {chats.longest} "
+                "tokens and are left out"
+            )
     streams = open_streams(work.tokens)
-    report(
-        f"{len(streams.train):,} tokens to learn from, {len(streams.held_out):,} held out: "
-        f"{streams.split}"
-    )
+    report(f"{_sizes(streams)}: {streams.split}")
     return streams
+
+
+def _sizes(streams: TokenStreams) -> str:
+    """Return how much there is to learn from and held out, in words."""
+    texts = f"{len(streams.train):,} tokens to learn from, {len(streams.held_out):,} held out"
+    prompts = (
+        f"{len(streams.train_prompts):,} prompts of chats to learn from, "
+        f"{len(streams.held_out_prompts):,} held out"
+    )
+    shown = {texts: streams.has_texts, prompts: streams.has_chats}
+    return "; ".join(text for text, is_shown in shown.items() if is_shown)
 
 
 @torch.inference_mode()

@@ -1,12 +1,13 @@
 """Texts to learn from: their files, what of them is held out, and their tokens on disk.
 
-A text is a file, or a line of a file ``*.jsonl``: a string, or an object with a field ``text``. One
-in twenty is held out, by the hash of its name alone. Where texts are too few for that, the last
-twentieth of all tokens is.
+A text is a file, or a line of a file ``*.jsonl``: a string, an object with a field ``text``, or a
+chat, an object with a field ``messages``. One in twenty is held out, by the hash of its name alone.
+Where texts are too few for that, the last twentieth of all tokens is, and of all prompts of chats.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import glob
 import hashlib
@@ -14,13 +15,15 @@ import itertools
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dsbd_export.distill.chats import Chat, ChatTokens, Prompts
 from dsbd_export.errors import ExportError
 from dsbd_runtime.durable_files import put_in_place
 from dsbd_runtime.tokenizer import Tokenizer
@@ -31,7 +34,10 @@ MIN_TRAIN_TOKENS = 2_000
 MIN_HELD_OUT_TOKENS = 200
 _PIECE_CHARS = 2**18  # encoded at a time: the memory of the tokenizer, and of a file's text
 _HELD_OUT_BYTES = 13  # of 256 values of a hash's first byte: 5 %
-_TRAIN, _HELD_OUT = "train.bin", "held_out.bin"
+MIN_TRAIN_PROMPTS = 16
+MIN_HELD_OUT_PROMPTS = 4
+_TRAIN, _HELD_OUT = _SIDES = "train", "held_out"
+_TOKENS, _PROMPTS, _ENDS = ".bin", "_prompts.bin", "_prompts_ends.bin"  # behind a side's name
 _HELD_OUT_SHARE = 20  # one of so many tokens, where texts are too few
 
 
@@ -49,12 +55,25 @@ class TokenStreams:
 
     Attributes:
         train, held_out: (num_tokens,) uint32.
+        train_prompts, held_out_prompts: those of chats.
         split: how they were told apart, for people.
     """
 
     train: Tokens
     held_out: Tokens
+    train_prompts: Prompts
+    held_out_prompts: Prompts
     split: str
+
+    @property
+    def has_texts(self) -> bool:
+        """Return whether there is anything but prompts of chats."""
+        return bool(len(self.train))
+
+    @property
+    def has_chats(self) -> bool:
+        """Return whether there are chats."""
+        return bool(len(self.train_prompts))
 
 
 def find_files(data: tuple[str, ...], exclude: tuple[str, ...]) -> list[TextFile]:
@@ -125,16 +144,18 @@ def _is_utf8(path: Path) -> bool:
     return True
 
 
-def texts_of(file: TextFile) -> Iterator[tuple[str, Iterator[str]]]:
-    """Yield (name, pieces) of every text of a file; pieces end at a line's end where they can."""
+def texts_of(file: TextFile) -> Iterator[tuple[str, Iterable[str]]]:
+    """Yield (name, pieces) of every text of a file; pieces end at a line's end where they can.
+
+    The pieces of a chat are a ``Chat``, which gives the texts of its messages.
+    """
     if file.path.suffix != ".jsonl":
         yield file.name, _pieces(file.path)
         return
     with file.path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
             if line.strip():
-                text = _text_of_line(line, f"{file.path}:{number}")
-                yield f"{file.name}:{number}", iter([text])
+                yield f"{file.name}:{number}", _content_of_line(line, f"{file.path}:{number}")
 
 
 def _pieces(path: Path) -> Iterator[str]:
@@ -143,19 +164,31 @@ def _pieces(path: Path) -> Iterator[str]:
             yield piece + file.readline(_PIECE_CHARS)
 
 
-def _text_of_line(line: str, where: str) -> str:
+def _content_of_line(line: str, where: str) -> Iterable[str]:
+    """Return the text of a line, or its chat."""
     try:
         content = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise ExportError(f"{where} is invalid JSON ({error}); write one object a line") from error
+    if isinstance(content, dict) and "messages" in content:
+        if "text" in content:
+            raise ExportError(f"{where} has both a text and messages; write one of them")
+        if not isinstance(content["messages"], list):
+            raise ExportError(
+                f"{where} has messages that are no list; write "
+                '{"messages": [{"role": "user", "content": "Hello"}]}'
+            )
+        return Chat(content["messages"], where)
     text = content.get("text") if isinstance(content, dict) else content
     if not isinstance(text, str):
-        raise ExportError(f'{where} has no text; write a string or {{"text": "..."}}')
-    return text
+        raise ExportError(
+            f'{where} has no text; write a string, {{"text": "..."}} or {{"messages": [...]}}'
+        )
+    return [text]
 
 
 def write_streams(
-    files: list[TextFile], tokenizer: Tokenizer, eos: int | None, folder: Path
+    files: list[TextFile], tokenizer: Tokenizer, chats: ChatTokens, eos: int | None, folder: Path
 ) -> None:
     """Write the tokens of all texts to ``folder``, which appears when it is complete.
 
@@ -165,16 +198,40 @@ def write_streams(
     partial = folder.with_suffix(".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    with (partial / _TRAIN).open("wb") as train, (partial / _HELD_OUT).open("wb") as held_out:
+    with contextlib.ExitStack() as opened:
+        sinks = {side: _Sink(partial, side, opened) for side in _SIDES}
         for file in files:
             for name, pieces in texts_of(file):
-                sink = held_out if is_held_out(name) else train
+                sink = sinks[_HELD_OUT if is_held_out(name) else _TRAIN]
+                if isinstance(pieces, Chat):
+                    sink.write(chats.text(pieces))
+                    for prompt in chats.prompts(pieces):
+                        sink.write_prompt(prompt)
+                    continue
                 for number, piece in enumerate(pieces):
-                    ids = tokenizer.encode(piece, add_special_tokens=number == 0)
-                    sink.write(np.array(ids, dtype=np.uint32).tobytes())
+                    sink.write(tokenizer.encode(piece, add_special_tokens=number == 0))
                 if eos is not None:
-                    sink.write(np.array([eos], dtype=np.uint32).tobytes())
+                    sink.write([eos])
     put_in_place(partial, folder)
+
+
+class _Sink:
+    """The files of what is learned from, or of what is held out, while they are written."""
+
+    def __init__(self, folder: Path, side: str, opened: contextlib.ExitStack) -> None:
+        self._tokens, self._prompts, self._ends = (
+            opened.enter_context((folder / f"{side}{ending}").open("wb"))
+            for ending in (_TOKENS, _PROMPTS, _ENDS)
+        )
+        self._end = 0
+
+    def write(self, ids: list[int]) -> None:
+        self._tokens.write(np.array(ids, dtype=np.uint32).tobytes())
+
+    def write_prompt(self, ids: list[int]) -> None:
+        self._prompts.write(np.array(ids, dtype=np.uint32).tobytes())
+        self._end += len(ids)
+        self._ends.write(np.array([self._end], dtype=np.int64).tobytes())
 
 
 def open_streams(folder: Path) -> TokenStreams:
@@ -183,27 +240,64 @@ def open_streams(folder: Path) -> TokenStreams:
     Raises:
         ExportError: they are too few to learn from.
     """
-    train, held_out = (_mapped(folder / name) for name in (_TRAIN, _HELD_OUT))
+    train, held_out = (_mapped(folder / f"{side}{_TOKENS}", np.uint32) for side in _SIDES)
+    prompts, held_out_prompts = (
+        Prompts(
+            _mapped(folder / f"{side}{_PROMPTS}", np.uint32),
+            _mapped(folder / f"{side}{_ENDS}", np.int64),
+        )
+        for side in _SIDES
+    )
     split = f"{_HELD_OUT_BYTES} of 256 texts, by the hash of their names"
-    if len(held_out) < MIN_HELD_OUT_TOKENS or len(train) < MIN_TRAIN_TOKENS:
+    if len(prompts) + len(held_out_prompts):
+        prompts, held_out_prompts, split = _split_prompts(prompts, held_out_prompts, split)
+    if (len(train) or not len(prompts)) and (
+        len(held_out) < MIN_HELD_OUT_TOKENS or len(train) < MIN_TRAIN_TOKENS
+    ):
         both = np.concatenate([train, held_out]) if len(held_out) else train
         begin = len(both) - max(len(both) // _HELD_OUT_SHARE, MIN_HELD_OUT_TOKENS)
         train, held_out = both[: max(begin, 0)], both[max(begin, 0) :]
         split = "the end of all texts, which are too few to leave out whole ones"
-    if len(train) < MIN_TRAIN_TOKENS:
-        raise ExportError(
-            f"data has {len(train) + len(held_out)} tokens, at least "
-            f"{MIN_TRAIN_TOKENS + MIN_HELD_OUT_TOKENS} are needed, and millions for a good draft; "
-            "give more texts"
+        if len(train) < MIN_TRAIN_TOKENS:
+            beside = " beside its chats" if len(prompts) else ""
+            raise ExportError(
+                f"data has {len(both)} tokens{beside}, at least "
+                f"{MIN_TRAIN_TOKENS + MIN_HELD_OUT_TOKENS} are needed, and millions for a good "
+                "draft; give more texts"
+            )
+    return TokenStreams(
+        train=train,
+        held_out=held_out,
+        train_prompts=prompts,
+        held_out_prompts=held_out_prompts,
+        split=split,
+    )
+
+
+def _split_prompts(train: Prompts, held_out: Prompts, split: str) -> tuple[Prompts, Prompts, str]:
+    """Return prompts to learn from, held-out ones, and how they were told apart."""
+    if len(held_out) < MIN_HELD_OUT_PROMPTS:
+        both = Prompts(
+            np.concatenate([held_out.tokens, train.tokens]),
+            np.concatenate([held_out.ends, train.ends + len(held_out.tokens)]),
         )
-    return TokenStreams(train=train, held_out=held_out, split=split)
+        count = max(len(both) // _HELD_OUT_SHARE, MIN_HELD_OUT_PROMPTS)
+        train, held_out = both.without_end(min(count, len(both)))
+        split = "the end of all chats, which are too few to leave out whole ones"
+    if len(train) < MIN_TRAIN_PROMPTS:
+        raise ExportError(
+            f"data has {len(train) + len(held_out)} prompts in chats, at least "
+            f"{MIN_TRAIN_PROMPTS + MIN_HELD_OUT_PROMPTS} are needed, and thousands for a good "
+            "draft; give more chats"
+        )
+    return train, held_out, split
 
 
-def _mapped(file: Path) -> Tokens:
-    """Return the tokens of a file; an empty one cannot be mapped."""
+def _mapped(file: Path, dtype: type[np.generic]) -> NDArray[Any]:
+    """Return the numbers of a file; an empty one cannot be mapped."""
     if not file.stat().st_size:
-        return np.zeros(0, dtype=np.uint32)
-    return np.memmap(file, dtype=np.uint32, mode="r")
+        return np.zeros(0, dtype=dtype)
+    return np.memmap(file, dtype=dtype, mode="r")
 
 
 def windows(

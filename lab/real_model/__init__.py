@@ -1,0 +1,1 @@
+"""A real chat model, from the package registry to tables beside other tools."""

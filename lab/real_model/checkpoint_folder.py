@@ -1,0 +1,21 @@
+"""A GGUF file as a checkpoint folder of plain weights, which other tools read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dsbd_export.checkpoint import open_target
+from dsbd_export.config import ModelOptions
+from dsbd_export.model_loading import load_model
+from dsbd_export.tokenizer_files import load_tokenizer
+
+
+def write_checkpoint(source: str, folder: str) -> None:
+    """Write the model in a GGUF file, as our export reads it, with its tokenizer."""
+    checkpoint = open_target(source, ModelOptions())
+    model = load_model(checkpoint, "fp32")
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    model.hf_quantizer = None
+    model.save_pretrained(Path(folder))
+    load_tokenizer(checkpoint).save_pretrained(folder)

