@@ -6,7 +6,7 @@ output.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -47,6 +47,7 @@ from dsbd_runtime.cache_entries import (
     ATTENTION_ROWS,
     CONVOLUTION_ROWS,
     RECURRENT_ROWS,
+    CacheEntry,
     num_ancestors,
     parts_of,
     past_name,
@@ -336,14 +337,14 @@ def captured_graph(
     return program.model
 
 
-def empty_caches(checkpoint: Checkpoint, capacity: int) -> list[LayerCache]:
+def empty_caches(caches: Sequence[CacheEntry], capacity: int) -> list[LayerCache]:
     """Return the caches of each cached layer, zeros, for an example."""
     return [
         tuple(
             torch.zeros(cache.shape(part, capacity), dtype=TORCH_DTYPES[cache.dtype])
             for part in cache.parts
         )
-        for cache in checkpoint.caches
+        for cache in caches
     ]
 
 
@@ -355,7 +356,7 @@ def _example(checkpoint: Checkpoint) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         torch.export.Dim(name, min=low) for name, low in (("S", 1), ("C", 1), ("R", 0))
     )
     mask = torch.ones(1, 1, num_nodes, capacity, dtype=torch.bool)
-    caches = empty_caches(checkpoint, capacity)
+    caches = empty_caches(checkpoint.caches, capacity)
     arguments = (
         torch.zeros(1, num_nodes, dtype=torch.int64),
         torch.arange(num_nodes)[None],

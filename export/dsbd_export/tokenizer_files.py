@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer, decoders
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
 from dsbd_export.checkpoint import Checkpoint, quiet_libraries
 from dsbd_export.errors import ExportError, reason_of
@@ -71,6 +71,9 @@ def write_tokenizer_files(checkpoint: Checkpoint, folder: Path, report: Report) 
     generation_file = checkpoint.folder / GENERATION_CONFIG_FILE
     if checkpoint.gguf_file is None and generation_file.is_file():
         shutil.copyfile(generation_file, folder / GENERATION_CONFIG_FILE)
+    elif checkpoint.encoder is not None:  # older ones have num_beams and the like in config.json
+        said = json.loads((checkpoint.folder / "config.json").read_text(encoding="utf-8"))
+        GenerationConfig.from_model_config(said).save_pretrained(folder)
     with quiet_libraries():
         gate = TokenizerGate(tokenizer, checkpoint, folder)
         gate.check_ids()

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from dsbd_runtime.cache_entries import CacheEntry
+from dsbd_runtime.encoder_entry import ENCODER_FILE, ENCODER_WEIGHTS_FILE
 from dsbd_runtime.errors import BundleError, InputError
 from dsbd_runtime.manifest import (
     DTYPES,
@@ -43,6 +44,8 @@ __all__ = [
     "CacheEntry",
     "CHAT_TEMPLATE_FILE",
     "DTYPES",
+    "ENCODER_FILE",
+    "ENCODER_WEIGHTS_FILE",
     "GENERATION_CONFIG_FILE",
     "MANIFEST_NAME",
     "MODEL_FILE",
@@ -105,6 +108,13 @@ class Bundle:
         """Number of positions that every model has."""
         return min(entry.context_length for entry in self.entry_by_role.values())
 
+    @property
+    def source_length(self) -> int | None:
+        """Most tokens of a source that every encoder reads; None: requests have no source."""
+        encoders = [entry.encoder for entry in self.entry_by_role.values()]
+        lengths = [encoder.context_length for encoder in encoders if encoder is not None]
+        return None if self.manifest.target.encoder is None else min(lengths)
+
     def entry(self, role: str) -> ModelEntry:
         """Return the entry of "target" or "draft"; raise InputError where there is no draft."""
         _check_role(role)
@@ -123,6 +133,11 @@ class Bundle:
         """Return the path of the engine of "target" or "draft"."""
         _check_role(role)
         return self.path / role / MODEL_FILE
+
+    def encoder_path(self, role: str) -> Path:
+        """Return the path of the encoder of "target" or "draft", of an encoder-decoder."""
+        _check_role(role)
+        return self.path / role / ENCODER_FILE
 
     def prune_path(self, role: str) -> Path:
         """Return the path of the prune graph of "target" or "draft"."""
@@ -160,6 +175,7 @@ def open_bundle(path: str | os.PathLike[str], *, verify: bool = False) -> Bundle
     for required in (
         TOKENIZER_FILE,
         *(f"{r}/{f}" for r in manifest.entry_by_role for f in (MODEL_FILE, PRUNE_FILE)),
+        *(f"{r}/{ENCODER_FILE}" for r, e in manifest.entry_by_role.items() if e.encoder),
     ):
         if required not in manifest.files:
             raise BundleError(f"{file} lists no {required}; export again")
@@ -221,6 +237,11 @@ def _check_file(folder: Path, name: str, entry: FileEntry, verify: bool) -> None
 def _check_agreement(folder: Path, manifest: Manifest) -> None:
     if manifest.draft is None:
         return
+    if manifest.draft.encoder is not None and manifest.target.encoder is None:
+        raise BundleError(
+            f"the draft of {folder} is an encoder-decoder's and reads a source, which requests to "
+            "its target do not have; export a pair that both read one"
+        )
     for field in ("vocab_size", "bos_token_id", "eos_token_ids"):
         target, draft = getattr(manifest.target, field), getattr(manifest.draft, field)
         if target != draft:
@@ -265,7 +286,7 @@ def check_listed(folder: Path, listed: Collection[str]) -> None:
         TOKENIZER_CONFIG_FILE,
         CHAT_TEMPLATE_FILE,
         *sorted(f"{ADDITIONAL_TEMPLATES_FOLDER}/{file.name}" for file in named_templates),
-        *(f"{role}/{WEIGHTS_FILE}" for role in ROLES),
+        *(f"{role}/{file}" for role in ROLES for file in (WEIGHTS_FILE, ENCODER_WEIGHTS_FILE)),
     ):
         if name not in listed and os.path.lexists(folder / name):
             raise BundleError(

@@ -154,6 +154,11 @@ def _open(request: EngineOptions) -> CausalLM:
             f"the {request.role} of {request.bundle.path} has a gather head, which provider "
             f"{provider.name!r} does not run; use 'cpu' or 'cuda', or export with --logits topk:K"
         )
+    if provider.backend != "onnxruntime-host" and request.bundle.entry(request.role).encoder:
+        raise ProviderError(
+            f"the {request.role} of {request.bundle.path} is an encoder-decoder, which provider "
+            f"{provider.name!r} does not run; use 'cpu'"
+        )
     session = BACKENDS[request.placement.provider.backend](request)
     return CausalLM(session, request.bundle.entry(request.role))
 

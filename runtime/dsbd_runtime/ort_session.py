@@ -13,12 +13,14 @@ from numpy.typing import NDArray
 
 from dsbd_runtime import graph
 from dsbd_runtime.cache_entries import past_name, present_name
+from dsbd_runtime.encoder_entry import ENCODER_FILE, ROW_POSITIONS
 from dsbd_runtime.errors import BundleError, CapacityError, EngineError
 from dsbd_runtime.features import HostFeatures, ReadFeatures, host_rows
 from dsbd_runtime.full_logits import HostLogits
 from dsbd_runtime.graph import check_graph, empty_outputs
 from dsbd_runtime.kv_cache import NUMPY_DTYPES, KVCache, bucket_capacity
 from dsbd_runtime.manifest import ModelEntry
+from dsbd_runtime.ort_encoder import CrossRows, OrtEncoder
 from dsbd_runtime.ort_module import LOG_ERRORS, check_offered, import_ort_for, session_options
 from dsbd_runtime.prepared_engine import PreparedEngine
 from dsbd_runtime.providers import Provider, check_runnable, find_provider
@@ -83,6 +85,15 @@ class OrtSession:
         check_graph(
             model_path, entry.contract, self._engine.get_inputs(), self._engine.get_outputs()
         )
+        self._encoder: OrtEncoder | None = None
+        self._cross: CrossRows | None = None  # that are bound
+        if entry.encoder is not None:
+            self._encoder = OrtEncoder(
+                self._ort,
+                model_path.with_name(ENCODER_FILE),
+                entry.encoder,
+                lambda path: open_engine(path, new_options()),
+            )
         self._next_options: Any = None  # of the next call
         self._cache: KVCache | None = _new_cache(model_path, entry)
         self._binding: Any = self._engine.io_binding()
@@ -95,8 +106,9 @@ class OrtSession:
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes that the caches take now."""
-        return 0 if self._cache is None else self._cache.num_bytes
+        """Bytes that the caches take now, those of sources included."""
+        of_sources = 0 if self._encoder is None else self._encoder.num_bytes
+        return of_sources + (0 if self._cache is None else self._cache.num_bytes)
 
     @property
     def feature_kind(self) -> type:
@@ -119,6 +131,8 @@ class OrtSession:
         """Give the caches room for ``num_rows`` rows; keep the first ``num_used``."""
         cache = self._open_cache()
         capacity = bucket_capacity(num_rows)
+        if num_used == 0 and self._encoder is not None:
+            self._encoder.keep_last()
         if num_used == 0 or capacity > cache.capacity:
             self._resize(cache, capacity, num_used)
 
@@ -133,6 +147,7 @@ class OrtSession:
         self._binding.clear_binding_inputs()
         self._binding.clear_binding_outputs()
         self._num_full_bound = None
+        self._cross = None
         if capacity <= cache.capacity // 4:
             self._next_options = _releasing_options(self._ort)
         try:
@@ -152,6 +167,8 @@ class OrtSession:
         self._bind_full_logits(len(forward.logit_rows))
         if inputs.features is not None:
             self._bind_features(inputs)
+        if self._encoder is not None:
+            self._bind_cross_rows(self._encoder.cross_rows(forward.source))
         try:
             self._engine.run_with_iobinding(self._binding, self._next_options)
             self._next_options = None
@@ -174,6 +191,9 @@ class OrtSession:
         self._engine = None
         self._cache = None
         self._full = None
+        self._cross = None
+        if self._encoder is not None:
+            self._encoder.close()
 
     def _open_cache(self) -> KVCache:
         if self._cache is None:
@@ -209,6 +229,13 @@ class OrtSession:
             logits = self._full.room_for(num_logit_rows)
             self._binding.bind_ortvalue_output(graph.LOGITS, self._ort_value(logits))
             self._num_full_bound = num_logit_rows
+
+    def _bind_cross_rows(self, rows: CrossRows) -> None:
+        """Bind what the decoder reads of a source, unless it is bound."""
+        if rows is not self._cross:
+            for name, value in rows.values.items():
+                self._binding.bind_ortvalue_input(name, value)
+            self._cross = rows
 
     def _bind_features(self, inputs: EngineInputs) -> None:
         """Bind the features that the call reads, and the rows that it writes."""
@@ -263,6 +290,8 @@ def _engine_inputs(inputs: EngineInputs) -> Iterator[tuple[str, NDArray[Any]]]:
         yield graph.GATHER_IDS, np.ascontiguousarray(forward.gather.token_ids)  # (N,)
     if inputs.ancestors is not None:
         yield graph.ANCESTORS, inputs.ancestors  # (S, A)
+    if inputs.row_positions is not None:
+        yield ROW_POSITIONS, inputs.row_positions  # (C,)
     for name, mask in inputs.masks.items():
         yield name, np.ascontiguousarray(mask)[None, None]  # (1, 1, S, C)
 

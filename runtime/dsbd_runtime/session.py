@@ -54,6 +54,8 @@ class EngineInputs:
         features: where the features of its F rows are put, from row ``first_feature`` on; None for
             an engine without features.
         ancestors: (S, A) int64, for an engine with convolutions; None for any other.
+        row_positions: (C,) int64, positions of all rows of the cache, for an engine that reads
+            them; None for any other.
     """
 
     forward: Forward
@@ -62,6 +64,7 @@ class EngineInputs:
     features: Any = None
     first_feature: int = 0
     ancestors: Ints | None = None
+    row_positions: Ints | None = None
 
 
 EngineOutputs = dict[str, NDArray[Any]]
