@@ -78,16 +78,15 @@ class OrtEncoder:
             self._drop_oldest()
         return rows
 
-    def keep_last(self) -> None:
-        """Drop the cross rows of all sources but the last."""
-        while len(self._kept) > 1:
-            self._drop_oldest()
+    def forget(self) -> None:
+        """Drop the cross rows of all sources."""
+        self._kept.clear()
+        self.num_bytes = 0
 
     def close(self) -> None:
         """Release the engine and all rows."""
         self._engine = None
-        self._kept.clear()
-        self.num_bytes = 0
+        self.forget()
 
     def _drop_oldest(self) -> None:
         _, rows = self._kept.popitem(last=False)

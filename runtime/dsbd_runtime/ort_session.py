@@ -132,7 +132,8 @@ class OrtSession:
         cache = self._open_cache()
         capacity = bucket_capacity(num_rows)
         if num_used == 0 and self._encoder is not None:
-            self._encoder.keep_last()
+            self._encoder.forget()  # no row is left that depends on a source
+            self._cross = None
         if num_used == 0 or capacity > cache.capacity:
             self._resize(cache, capacity, num_used)
 
