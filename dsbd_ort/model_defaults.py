@@ -150,7 +150,7 @@ class ModelDefaults:
     def filled(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return the options of a request with the defaults that its strategy reads."""
         if self.reads_source:
-            options = self._searched(options)
+            options = self.searched(options)
         strategy = options.get("strategy")
         if strategy is None:
             strategy = unnamed_strategy("dsbd", options)["strategy"]
@@ -170,7 +170,7 @@ class ModelDefaults:
             left_out["top_k"] = self._top_k(left_out.get("top_k", 0))
         return {**options, **left_out}
 
-    def _searched(self, options: Mapping[str, Any]) -> Mapping[str, Any]:
+    def searched(self, options: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the options of a request to an encoder-decoder with a search, if it is for one.
 
         That is one without a strategy and without options of sampling. It has as many beams as the

@@ -25,6 +25,11 @@ SRC_LANG, TGT_LANG = LANGUAGE_OPTIONS = ("src_lang", "tgt_lang")
 """Options of a request to a model that translates between several languages: their names."""
 
 
+def without_languages(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that are fields of DecodingConfig."""
+    return {name: value for name, value in options.items() if name not in LANGUAGE_OPTIONS}
+
+
 @dataclass(frozen=True)
 class RequestInputs:
     """What a prompt is to the engines.
@@ -59,17 +64,24 @@ class PromptReader:
             InputError: the prompt or the language is none.
             CapacityError: the source is longer than the encoder reads.
         """
-        token_ids = prompt_ids(self._tokenizer, prompt)
+        token_ids = self.token_ids(prompt, src_lang)
         if self.encoder is None:
             return RequestInputs(token_ids)
-        if src_lang is not None:
-            token_ids = self._in_language(token_ids, self._language(SRC_LANG, src_lang))
         if not token_ids:
             raise InputError("the source has no token; give at least one")
         limit = self._bundle.source_length
         assert limit is not None  # as there is an encoder
         check_length(len(token_ids), limit)
-        return RequestInputs([self.encoder.start_token_id], tuple(int(i) for i in token_ids))
+        return RequestInputs([self.encoder.start_token_id], tuple(token_ids))
+
+    def token_ids(
+        self, prompt: str | Sequence[int] | NDArray[np.integer], src_lang: str | None = None
+    ) -> list[int]:
+        """Return the tokens of a prompt, which may be a source."""
+        token_ids = prompt_ids(self._tokenizer, prompt)
+        if src_lang is None:
+            return token_ids
+        return self._in_language(token_ids, self._language(SRC_LANG, src_lang))
 
     def the_one(self, prompt: Any, source: Any) -> Any:
         """Return the prompt or the source of a call, of which one alone is given.
@@ -97,7 +109,7 @@ class PromptReader:
         Raises:
             InputError: the model has no such language, or no languages at all.
         """
-        known = {name: value for name, value in options.items() if name not in LANGUAGE_OPTIONS}
+        known = without_languages(options)
         if options.get(SRC_LANG) is not None:
             self._language(SRC_LANG, options[SRC_LANG])
         if (name := options.get(TGT_LANG)) is not None:

@@ -22,6 +22,7 @@ from dsbd_export.config import CUDA, EXACT, GROUPED, ExportConfig, ModelOptions
 from dsbd_export.cuda_graph import use_cuda_operators
 from dsbd_export.draft_vocabulary import with_draft_vocabulary
 from dsbd_export.encoder_decoder.agreement import check_readers
+from dsbd_export.encoder_decoder.languages import with_languages
 from dsbd_export.errors import ExportError
 from dsbd_export.exact_attention import attend_exactly
 from dsbd_export.feature_draft.agreement import check_form, layers_read
@@ -141,6 +142,7 @@ def _agreed_models(config: ExportConfig, report: Report) -> tuple[Checkpoint, Ch
     """Return target and draft, as far as they are exported, with one vocabulary."""
     target, draft = open_pair(config)
     check_readers(target, draft, config)
+    target = with_languages(target)
     report_adapter(target.adapter, config.target, report)
     if draft is not None:
         report_adapter(draft.adapter, str(config.draft), report)
