@@ -12,9 +12,12 @@ from tokenizers.processors import TemplateProcessing
 import dsbd_ort
 from dsbd_export.config import ExportConfig
 from dsbd_export.pipeline import export_bundle
+from dsbd_ort.engine import Service
 from dsbd_runtime.errors import InputError
 from scripts.family_checkpoints import tiny_tokenizer, write_family_checkpoint
+from tests.commands.test_run import assert_one_line_error, dsbd_run
 from tests.made_once import made_once
+from tests.openai_server.running_server import MODEL, running_server
 
 LANGUAGES = {"eng_Latn": 290, "fra_Latn": 291, "zho_Hans": 292}
 TEXT = "def read"
@@ -113,7 +116,7 @@ def test_a_source_without_a_language_is_refused(pipe):
 def test_the_command_line(bundle, pipe, tmp_path):
     wanted = pipe.translate(TEXT, src_lang="zho_Hans", tgt_lang="fra_Latn").sequences[0]
     languages = ("--src-lang", "zho_Hans", "--tgt-lang", "fra_Latn")
-    done = run("run", bundle, "--prompt", TEXT, *languages)
+    done = dsbd_run(bundle, "--prompt", TEXT, *languages)
     assert (done.exit_code, done.stderr) == (0, "")
     assert done.stdout == f"{wanted.text}\n"
     lines = [
@@ -123,28 +126,30 @@ def test_the_command_line(bundle, pipe, tmp_path):
         {"messages": [{"role": "user", "content": TEXT}]},
     ]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    done = run("run", bundle, "--input", tmp_path / "in.jsonl", "--output", tmp_path / "out.jsonl", *languages)
+    done = dsbd_run(
+        bundle, "--input", tmp_path / "in.jsonl", "--output", tmp_path / "out.jsonl", *languages
+    )
     answers = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert answers[0]["sequences"][0]["token_ids"] == wanted.token_ids
     assert answers[1]["sequences"][0]["token_ids"][0] == LANGUAGES["eng_Latn"]
-    assert "tgt_lang is 'xxx'" in answers[2]["error"]["message"]
-    assert "has no chats" in answers[3]["error"]["message"]
+    assert "tgt_lang is 'xxx'" in answers[2]["error"]
+    assert "has no chats" in answers[3]["error"]
 
 
 def test_a_chat_is_refused(bundle):
-    assert_one_line_error(run("run", bundle, "--prompt", TEXT, "--chat"), "has no chats")
+    assert_one_line_error(dsbd_run(bundle, "--prompt", TEXT, "--chat"), "has no chats")
 
 
-def test_over_http(bundle, pipe):
+def test_over_http(pipe):
     wanted = pipe.translate(TEXT, src_lang="zho_Hans", tgt_lang="fra_Latn").sequences[0]
-    with serving(bundle) as client:
-        body = {"model": "bundle", "prompt": TEXT, "src_lang": "zho_Hans", "tgt_lang": "fra_Latn"}
+    with Service(pipe) as service, running_server(service) as server:
+        client, model = server.http, {"model": MODEL}
+        body = {**model, "prompt": TEXT, "src_lang": "zho_Hans", "tgt_lang": "fra_Latn"}
         answer = client.post("/v1/completions", json=body).json()
         assert answer["choices"][0]["text"] == wanted.text
         assert answer["usage"]["prompt_tokens"] == len(pipe.tokenizer.encode(TEXT))
         message = {"role": "user", "content": TEXT}
-        refused = client.post(
-            "/v1/chat/completions", json={"model": "bundle", "messages": [message]}
-        )
+        chat = {**model, "messages": [message]}
+        refused = client.post("/v1/chat/completions", json=chat)
         assert refused.status_code == 400
         assert "has no chats" in refused.json()["error"]["message"]

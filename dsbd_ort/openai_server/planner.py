@@ -169,6 +169,13 @@ class Planner:
 
     def plan_chat(self, body: ChatBody) -> GenerationPlan:
         """Return the engine requests of /v1/chat/completions; raises as ``plan_completion``."""
+        if self._pipeline.prompts.encoder is not None:
+            raise bad_request(
+                "this model is an encoder-decoder, which has no chats; use /v1/completions, whose "
+                "prompt is the source",
+                "messages",
+                "no_chats",
+            )
         try:
             messages = body.template_messages()
             tools = self._tool_use(body)
