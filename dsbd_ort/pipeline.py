@@ -359,6 +359,7 @@ class Pipeline:
             ngram_pool=self._texts.of(caller) if config.has_ngram_drafter else None,
             trace=trace,
             source=inputs.source,
+            copied_ids=inputs.copied_ids,
         )
 
     @property

@@ -37,10 +37,12 @@ class RequestInputs:
     Attributes:
         prompt_ids: the tokens that decoding begins behind.
         source: see ``Forward.source``.
+        copied_ids: its tokens, where a target has the same.
     """
 
     prompt_ids: list[int]
     source: Source = None
+    copied_ids: tuple[int, ...] = ()
 
 
 class PromptReader:
@@ -72,7 +74,10 @@ class PromptReader:
         limit = self._bundle.source_length
         assert limit is not None  # as there is an encoder
         check_length(len(token_ids), limit)
-        return RequestInputs([self.encoder.start_token_id], tuple(token_ids))
+        source = tuple(token_ids)
+        vocab_size = self._bundle.manifest.target.vocab_size
+        copied_ids = source if self.encoder.vocab_size == vocab_size else ()
+        return RequestInputs([self.encoder.start_token_id], source, copied_ids)
 
     def token_ids(
         self, prompt: str | Sequence[int] | NDArray[np.integer], src_lang: str | None = None
