@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import functools
 import json
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 from transformers import AutoModelForSeq2SeqLM
 
 import dsbd_ort
 from dsbd_export.checkpoint import quiet_libraries
 from dsbd_export.config import ExportConfig
 from dsbd_export.pipeline import export_bundle
+from dsbd_ort.cli import inspect
 from dsbd_ort.decoding import DecodingError, DecodingRequest, result_of
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder, decoded_together
 from dsbd_ort.decoding.cache_view import PrefixCache
 from dsbd_ort.decoding.decode import iterations_of
 from dsbd_ort.engine import Service
-from dsbd_runtime.errors import CapacityError, InputError, ProviderError
+from dsbd_runtime.errors import BundleError, CapacityError, InputError, ProviderError
 from scripts.family_checkpoints import SOURCE_READERS, write_family_checkpoint
 from tests.made_once import made_once
+from tests.runtime.bundle_edits import edited
 
 DEFAULTS = {
     "num_beams": 4,
@@ -260,7 +265,7 @@ def test_what_an_encoder_decoder_has_not(pipe):
 
 
 def test_a_gpu_is_refused(pair):
-    with pytest.raises(ProviderError, match="is an encoder-decoder, which provider 'cuda'"):
+    with pytest.raises(ProviderError, match="engine of an encoder-decoder, which provider 'cuda'"):
         dsbd_ort.Pipeline.from_bundle(pair / "bundle", provider="cuda")
 
 
@@ -282,3 +287,64 @@ def test_decoding_without_a_source_is_refused(pipe):
                 dsbd_ort.DecodingConfig(strategy="greedy"),
                 np.random.default_rng(0),
             )
+
+
+def changed(pair: Path, folder: Path, edit) -> Path:
+    """A copy of the bundle whose manifest was edited."""
+    shutil.copytree(pair / "bundle", folder / "bundle")
+    return edited(folder / "bundle", edit)
+
+
+DAMAGED = [  # (field of the target's encoder, value, words)
+    ("start_token_id", 300, "encoder: start_token_id is 300, expected 0 to 299"),
+    ("languages", {"eng_Latn": -1}, "encoder: eng_Latn is -1, expected 0 to 299"),
+    ("context_length", 0, "encoder: context_length is 0, expected a number above 0"),
+    ("cross", [], "encoder: cross is [], expected increasing layers from 0 to 2"),
+    ("windows", 3, "encoder has windows 3, which this version of dsbd-ort does not know"),
+    ("reads_positions", True, "lacks the input row_positions"),
+]
+
+
+@pytest.mark.parametrize(("field", "value", "words"), DAMAGED)
+def test_a_manifest_that_contradicts_itself_or_its_graphs(field, value, words, pair, tmp_path):
+    def edit(data: dict[str, Any]) -> None:
+        data["target"]["encoder"][field] = value
+
+    with pytest.raises(BundleError, match=re.escape(words)):
+        dsbd_ort.Pipeline.from_bundle(changed(pair, tmp_path, edit))
+
+
+def test_cross_rows_of_another_shape(pair, tmp_path):
+    def edit(data: dict[str, Any]) -> None:
+        data["target"]["encoder"]["cross"][1]["key_width"] = 16
+
+    with pytest.raises(BundleError, match=r"cross\.1\.key of shape"):
+        dsbd_ort.Pipeline.from_bundle(changed(pair, tmp_path, edit))
+
+
+def test_an_encoder_that_is_not_listed(pair, tmp_path):
+    def edit(data: dict[str, Any]) -> None:
+        del data["files"]["target/encoder.onnx"]
+
+    with pytest.raises(BundleError, match=r"lists no target/encoder\.onnx"):
+        dsbd_ort.Pipeline.from_bundle(changed(pair, tmp_path, edit))
+
+
+def test_a_draft_that_alone_reads_a_source(pair, tmp_path):
+    def edit(data: dict[str, Any]) -> None:
+        data["target"]["encoder"] = None
+
+    with pytest.raises(BundleError, match="reads a source, which requests to its target do not"):
+        dsbd_ort.Pipeline.from_bundle(changed(pair, tmp_path, edit))
+
+
+def test_what_an_inspection_says(pair):
+    done = CliRunner().invoke(inspect, [str(pair / "bundle")])
+    assert done.exit_code == 0, done.output
+    lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
+    assert any("source │ 256 tokens of 300 │ 256 tokens of 300" in line for line in lines), lines
+    assert any("bytes a source token │ 768 │ 768" in line for line in lines)
+    content = json.loads(CliRunner().invoke(inspect, [str(pair / "bundle"), "--json"]).stdout)
+    assert content["target"]["encoder"]["start_token_id"] == 2
+    cuda = next(each for each in content["providers"] if each["name"] == "cuda")
+    assert any("engine of an encoder-decoder" in problem for problem in cuda["problems"])

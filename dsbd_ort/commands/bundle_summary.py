@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from dsbd_ort.model_defaults import ModelDefaults
-from dsbd_runtime.bundle import MODEL_FILE, Bundle, CacheEntry
+from dsbd_runtime.bundle import ENCODER_FILE, MODEL_FILE, Bundle, CacheEntry
 from dsbd_runtime.cuda_device import gpu_compute_capability, import_cuda_runtime
 from dsbd_runtime.draft_record import RECORD_FILE, DraftRecord, read_record
+from dsbd_runtime.encoder_entry import EncoderEntry
 from dsbd_runtime.errors import BundleError, ProviderError
 from dsbd_runtime.graph import FULL, FeatureEntry
 from dsbd_runtime.kv_cache import row_bytes
@@ -48,11 +49,13 @@ class ModelSummary:
         logits: "full", "topk:K" or "gather".
         full_logits: whether all logits of a row can be read, whatever ``logits`` says.
         bit_exact: "by construction", "observed", False, or None where nothing is claimed.
-        weight_bytes: the engine's files, prune graph aside.
+        weight_bytes: the engine's files and those of its encoder, prune graph aside.
         kv_bytes_per_token: of keys and values of all layers.
         kv_bytes_full_context: the same times the context length.
         sliding_window: positions that a sliding-window layer sees, None without such layers.
         features: hidden states that a target returns or a feature draft reads, None without.
+        encoder: of an encoder-decoder, whose other numbers are the decoder's; None without.
+        source_bytes_per_token: of keys and values of a source's token, 0 without an encoder.
     """
 
     family: str
@@ -71,6 +74,8 @@ class ModelSummary:
     masks: list[str]
     sliding_window: int | None
     features: FeatureEntry | None
+    encoder: EncoderEntry | None
+    source_bytes_per_token: int
     parity: ParitySummary
 
     @property
@@ -192,7 +197,7 @@ def _model_summary(bundle: Bundle, role: str) -> ModelSummary:
         weight_bytes=sum(
             file.size
             for name, file in bundle.manifest.files.items()
-            if name.startswith(f"{role}/{MODEL_FILE}")
+            if name.startswith((f"{role}/{MODEL_FILE}", f"{role}/{ENCODER_FILE}"))
         ),
         vocab_size=entry.vocab_size,
         context_length=entry.context_length,
@@ -203,6 +208,8 @@ def _model_summary(bundle: Bundle, role: str) -> ModelSummary:
         masks=entry.masks,
         sliding_window=entry.sliding_window,
         features=entry.features,
+        encoder=entry.encoder,
+        source_bytes_per_token=row_bytes(entry.encoder.cross) if entry.encoder else 0,
         parity=ParitySummary(
             measure=parity.measure,
             value=getattr(parity, parity.measure),

@@ -41,6 +41,9 @@ The object that --json prints has these fields:
       most_new_rows (recurrent rows)}],
     kv_bytes_per_token, kv_bytes_full_context, masks, sliding_window,
     features {width, layers, own_width} (null without a feature draft),
+    encoder {vocab_size, context_length, start_token_id, cross [{as in caches}],
+      reads_positions, languages {name: token}} (null but for an encoder-decoder),
+    source_bytes_per_token,
     parity {measure, value, limit,
       accepted (null unless a person accepted a refused engine)}
   generation_config {option: value}, not_built {name: value}
@@ -212,6 +215,7 @@ def _model_cells(model: ModelSummary) -> dict[str, str]:
         "bit-exact": "not claimed" if model.bit_exact is None else str(model.bit_exact or "no"),
         "vocabulary": f"{model.vocab_size:,}",
         "context": f"{model.context_length:,}",
+        **_source_cells(model),
         "features": _features_cell(model.features),
         "masks": "\n".join(model.masks),
         "sliding window": "none" if model.sliding_window is None else f"{model.sliding_window:,}",
@@ -221,6 +225,17 @@ def _model_cells(model: ModelSummary) -> dict[str, str]:
         f"parity: {parity.measure}": f"{parity.value:.1e} (limit {parity.limit:.0e})"
         + ("" if parity.accepted is None else f"\nREFUSED, accepted to {parity.accepted:.1e}"),
     }
+
+
+def _source_cells(model: ModelSummary) -> dict[str, str]:
+    """Return what an encoder-decoder reads; nothing of any other model."""
+    if model.encoder is None:
+        return {}
+    source = f"{model.encoder.context_length:,} tokens of {model.encoder.vocab_size:,}"
+    languages = model.encoder.languages
+    if languages is not None:
+        source += f"\n{len(languages)} languages: {', '.join(list(languages)[:3])}, ..."
+    return {"source": source, "bytes a source token": f"{model.source_bytes_per_token:,}"}
 
 
 def _caches_cell(caches: list[CacheEntry]) -> str:
