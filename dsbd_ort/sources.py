@@ -50,12 +50,13 @@ class PromptReader:
 
     Attributes:
         encoder: of the target, None where requests have no source.
+        tokenizer: of prompts.
     """
 
     def __init__(self, bundle: Bundle, tokenizer: Tokenizer) -> None:
         self._bundle = bundle
-        self._tokenizer = tokenizer
         self.encoder: EncoderEntry | None = bundle.manifest.target.encoder
+        self.tokenizer = tokenizer if self.encoder is None else Tokenizer.of_sources(bundle)
 
     def read(
         self, prompt: str | Sequence[int] | NDArray[np.integer], src_lang: str | None = None
@@ -83,7 +84,11 @@ class PromptReader:
         self, prompt: str | Sequence[int] | NDArray[np.integer], src_lang: str | None = None
     ) -> list[int]:
         """Return the tokens of a prompt, which may be a source."""
-        token_ids = prompt_ids(self._tokenizer, prompt)
+        token_ids = prompt_ids(self.tokenizer, prompt)
+        if self.encoder is not None and (unknown := self.encoder.unknown_token_id) is not None:
+            if isinstance(prompt, str):
+                size = self.encoder.vocab_size
+                token_ids = [token if token < size else unknown for token in token_ids]
         if src_lang is None:
             return token_ids
         return self._in_language(token_ids, self._language(SRC_LANG, src_lang))

@@ -161,7 +161,7 @@ class Planner:
         self, prompt: str | list[int], body: CompletionBody, src_lang: str | None
     ) -> list[int]:
         if isinstance(prompt, str) and body.add_special_tokens is False:
-            prompt = self._pipeline.tokenizer.encode(prompt, add_special_tokens=False)
+            prompt = self._pipeline.prompts.tokenizer.encode(prompt, add_special_tokens=False)
         return self._pipeline.prompts.token_ids(prompt, src_lang)
 
     def _text_before(self, token_ids: list[int]) -> str:

@@ -57,6 +57,7 @@ _HUB_FILES = [
     "vocab.txt",
     "merges.txt",
     "*.model",
+    "*.spm",
     "*.tiktoken",
 ]
 _HUB_CODE = ["*.py"]

@@ -53,6 +53,7 @@ __all__ = [
     "QUANTIZATIONS",
     "ROLES",
     "SCHEMA_VERSION",
+    "SOURCE_TOKENIZER_FILE",
     "TOKENIZER_CONFIG_FILE",
     "TOKENIZER_FILE",
     "WEIGHTS_FILE",
@@ -72,6 +73,7 @@ MODEL_FILE = "model.onnx"
 WEIGHTS_FILE = f"{MODEL_FILE}.data"
 PRUNE_FILE = "prune.onnx"
 TOKENIZER_FILE = "tokenizer.json"
+SOURCE_TOKENIZER_FILE = "source_tokenizer.json"  # where sources are split otherwise than targets
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 CHAT_TEMPLATE_FILE = "chat_template.jinja"
 ADDITIONAL_TEMPLATES_FOLDER = "additional_chat_templates"  # of named ones: NAME.jinja
@@ -284,6 +286,7 @@ def check_listed(folder: Path, listed: Collection[str]) -> None:
     named_templates = (folder / ADDITIONAL_TEMPLATES_FOLDER).glob("*.jinja")
     for name in (
         TOKENIZER_CONFIG_FILE,
+        SOURCE_TOKENIZER_FILE,
         CHAT_TEMPLATE_FILE,
         *sorted(f"{ADDITIONAL_TEMPLATES_FOLDER}/{file.name}" for file in named_templates),
         *(f"{role}/{file}" for role in ROLES for file in (WEIGHTS_FILE, ENCODER_WEIGHTS_FILE)),

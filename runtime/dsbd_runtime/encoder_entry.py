@@ -46,6 +46,8 @@ class EncoderEntry:
         reads_positions: whether the decoder's graph has the input ``row_positions``.
         languages: the token of each language by its name, of a model that translates between
             several; None for any other.
+        unknown_token_id: what tokens of the sources' tokenizer beyond ``vocab_size`` are read as;
+            None where it has none.
     """
 
     vocab_size: int
@@ -54,6 +56,7 @@ class EncoderEntry:
     cross: list[AttentionRows]
     reads_positions: bool = False
     languages: dict[str, int] | None = None
+    unknown_token_id: int | None = None
 
     @property
     def cross_shapes(self) -> dict[str, tuple[str, int, int]]:

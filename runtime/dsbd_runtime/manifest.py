@@ -328,6 +328,9 @@ def _check_encoder(encoder: EncoderEntry, entry: ModelEntry, where: str) -> None
     """Raise BundleError unless the values of an encoder are consistent with its decoder's."""
     sizes = {"vocab_size": encoder.vocab_size, "context_length": encoder.context_length}
     check_counts(sizes, where)
+    if not 0 <= (encoder.unknown_token_id or 0) < encoder.vocab_size:
+        place = f"{where}: unknown_token_id"
+        raise mismatch(f"0 to {encoder.vocab_size - 1}", encoder.unknown_token_id, place)
     tokens = {"start_token_id": encoder.start_token_id, **(encoder.languages or {})}
     for name, token_id in tokens.items():
         if not 0 <= token_id < entry.vocab_size:

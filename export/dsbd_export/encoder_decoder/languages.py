@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 
 from dsbd_export.checkpoint import Checkpoint
+from dsbd_export.encoder_decoder.marian_tokenizer import is_marian, source_tokenizer
 from dsbd_export.tokenizer_files import load_tokenizer
 
 _LANGUAGE = re.compile(r"(?:__)?([a-z]{2,3}(?:_[A-Z]{2}|_[A-Z][a-z]{3})?)(?:__)?")
@@ -14,9 +15,15 @@ _FEWEST = 2
 
 
 def with_languages(checkpoint: Checkpoint) -> Checkpoint:
-    """Return a target with the tokens of its languages; as it is where it has none."""
+    """Return a target with the tokens of its languages, as it is where it has none.
+
+    Marian's are a part of a source's text (">>deu<< The house"); of it the unknown token is told.
+    """
     if checkpoint.encoder is None:
         return checkpoint
+    if is_marian(checkpoint.tokenizer_folder):
+        unknown = source_tokenizer(checkpoint.tokenizer_folder).unknown
+        return replace(checkpoint, encoder=replace(checkpoint.encoder, unknown_token_id=unknown))
     tokenizer = load_tokenizer(checkpoint)
     found = {
         match[1]: int(tokenizer.convert_tokens_to_ids(token))
