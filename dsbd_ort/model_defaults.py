@@ -31,6 +31,12 @@ PROCESSING = (
     "bad_words_ids",
     "suppress_tokens",
 )
+OF_SEARCHES = ("num_beams", "length_penalty", "early_stopping")
+"""Of the file of an encoder-decoder, whose users run the search that it says."""
+OF_TARGETS = ("forced_bos_token_id", "forced_eos_token_id")
+"""Of the file of an encoder-decoder too: of a target that begins with one token."""
+_LENGTHS = {"max_new_tokens": "max_length", "min_new_tokens": "min_length"}
+"""The older names of lengths, which count the token that a target begins with."""
 READ = (*WARPING, *PROCESSING, "max_new_tokens")
 CHAT_SAMPLING = {"temperature": 0.7, "top_p": 0.9}
 LONGEST_CHAT_ANSWER = 2048  # tokens, where a model goes on for ever
@@ -55,6 +61,9 @@ class ModelDefaults:
         not_built: its options that dsbd-ort does not support.
         num_top_logits: K of the engines' heads, the smaller one; 0 where they return all logits.
         can_process: whether the target returns or keeps all logits, as ``PROCESSING`` requires.
+        reads_source: whether the target is an encoder-decoder: ``OF_SEARCHES`` and ``OF_TARGETS``
+            count too, and requests that ask for no sampling search.
+        has_draft: whether the bundle has a draft model.
     """
 
     options: dict[str, Any] = field(default_factory=dict)
@@ -62,6 +71,8 @@ class ModelDefaults:
     not_built: dict[str, Any] = field(default_factory=dict)
     num_top_logits: int = 0
     can_process: bool = True
+    reads_source: bool = False
+    has_draft: bool = False
     _has_told_top_k: bool = False
     _has_told_sampling: bool = False
 
@@ -89,8 +100,11 @@ class ModelDefaults:
             content = json_from_file(file)
         if not isinstance(content, dict):
             raise BundleError(f"{file} is {in_short(content)}, expected a JSON object")
+        reads_source = target.encoder is not None
+        if reads_source:
+            content = _of_source_reader(content)
         options = {}
-        for name in READ:
+        for name in (*READ, *((*OF_SEARCHES, *OF_TARGETS) if reads_source else ())):
             if content.get(name) is not None:
                 try:
                     options[name] = read_option(name, content[name])
@@ -99,16 +113,24 @@ class ModelDefaults:
                         f"{file}: {error}; export the bundle again from a checkpoint whose file is "
                         "right, or open it without (--no-generation-config)"
                     ) from error
-        usual = vars(DecodingConfig())
-        for name in (*PROCESSING, "min_p", "typical_p"):
-            if options.get(name) == usual[name]:  # as transformers writes them: off
+        usual = {**vars(DecodingConfig()), "num_beams": 1}
+        for name in (*PROCESSING, *OF_SEARCHES, *OF_TARGETS, "min_p", "typical_p"):
+            if name in options and options[name] == usual[name]:  # as transformers writes them: off
                 del options[name]
         asked = {name: content[name] for name in _NOT_BUILT if name in content}
         not_built = {n: value for n, value in asked.items() if value not in _NOT_BUILT[n]}
         if not can_process:
             not_built |= {name: options.pop(name) for name in PROCESSING if name in options}
         chat_options = _options_of_chats(options) if of_chats else {}
-        return cls(options, chat_options, not_built, num_top_logits, can_process)
+        return cls(
+            options,
+            chat_options,
+            not_built,
+            num_top_logits,
+            can_process,
+            reads_source,
+            "draft" in bundle.roles,
+        )
 
     def log(self) -> None:
         """Log what requests will get, and which options of the file have no effect."""
@@ -127,6 +149,8 @@ class ModelDefaults:
 
     def filled(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return the options of a request with the defaults that its strategy reads."""
+        if self.reads_source:
+            options = self.searched(options)
         strategy = options.get("strategy")
         if strategy is None:
             strategy = unnamed_strategy("dsbd", options)["strategy"]
@@ -145,6 +169,22 @@ class ModelDefaults:
         if self.num_top_logits and "top_k" not in options and row.rule != "search":
             left_out["top_k"] = self._top_k(left_out.get("top_k", 0))
         return {**options, **left_out}
+
+    def searched(self, options: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the options of a request to an encoder-decoder with a search, if it is for one.
+
+        That is one without a strategy and without options of sampling. It has as many beams as the
+        file says, one where it says none.
+        """
+        samples = any(options.get(name) is not None for name in WARPING)
+        if options.get("strategy") is not None or (samples and options.get("temperature") != 0):
+            return options
+        num_beams = options.get("num_beams") or self.options.get("num_beams", 1)
+        if self.has_draft:
+            return {**options, "strategy": "speculative-beam-search", "num_beams": num_beams}
+        if num_beams == 1:
+            return {**options, "strategy": "greedy"}
+        return {**options, "strategy": "beam-search", "num_beams": num_beams}
 
     def _tell_sampling(self, of_chats: Mapping[str, Any]) -> None:
         """Say once how a chat is sampled whose model and caller say nothing of it."""
@@ -174,6 +214,16 @@ class ModelDefaults:
         return self.num_top_logits
 
 
+def _of_source_reader(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content of a file with lengths that count new tokens alone."""
+    found = dict(content)
+    for name, older in _LENGTHS.items():
+        length = content.get(older)
+        if content.get(name) is None and type(length) is int and length > 1:
+            found[name] = length - 1
+    return found
+
+
 def _options_of_chats(of_model: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of chats whose model has these; one that says how to sample says all."""
     sampling = {} if any(name in of_model for name in WARPING) else CHAT_SAMPLING
@@ -182,6 +232,8 @@ def _options_of_chats(of_model: Mapping[str, Any]) -> dict[str, Any]:
 
 def _is_read(name: str, value: Any, row: Strategy) -> bool:
     """Return whether a strategy reads an option of ``READ``, and can have this value."""
+    if name in OF_SEARCHES and (row.rule != "search" or not row.has_beams):
+        return False
     if name == "temperature" and value == 0.0 and row.rule == "sample":
         return False
     return name not in WARPING or row.rule != "search"

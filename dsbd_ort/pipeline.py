@@ -42,7 +42,7 @@ from dsbd_ort.model_pair import (
     loaded_pair,
 )
 from dsbd_ort.pipeline_options import OpeningOptions, PipelineOptions
-from dsbd_ort.prompts import check_context, new_seed, prompt_ids
+from dsbd_ort.prompts import check_context, new_seed
 from dsbd_ort.request_options import (
     Options,
     Prompt,
@@ -60,6 +60,7 @@ from dsbd_ort.results import (
     TextStream,
     text_until_stop,
 )
+from dsbd_ort.sources import LANGUAGE_OPTIONS, SRC_LANG, PromptReader
 from dsbd_runtime.bundle import TOKENIZER_FILE, Bundle, open_bundle
 from dsbd_runtime.causal_lm import CausalLM
 from dsbd_runtime.chat_messages import Message
@@ -67,6 +68,13 @@ from dsbd_runtime.chat_template import ChatTemplate
 from dsbd_runtime.errors import InputError
 from dsbd_runtime.stream_decoder import TextWindow
 from dsbd_runtime.tokenizer import Tokenizer
+
+
+def _given_languages(src_lang: str | None, tgt_lang: str | None) -> dict[str, str]:
+    """Return the options that name languages."""
+    given = zip(LANGUAGE_OPTIONS, (src_lang, tgt_lang), strict=True)
+    return {option: name for option, name in given if name is not None}
+
 
 BundlePath = str | os.PathLike[str]
 _TOGETHER = 8  # prompts of a list that share the engine calls
@@ -93,6 +101,7 @@ class Pipeline:
         bundle, tokenizer: the opened bundle and its tokenizer.
         defaults: what requests that leave options out get.
         constraints: what constraints need of the bundle.
+        prompts: what a prompt is to the engines; to an encoder-decoder's it is the source.
         costs: of the engines' calls, learned as requests make them.
         reuses_prefix: whether cache rows are reused for prompts with a common prefix.
     """
@@ -115,6 +124,7 @@ class Pipeline:
         """
         self.bundle = bundle
         self.tokenizer = Tokenizer.from_bundle(bundle)
+        self.prompts = PromptReader(bundle, self.tokenizer)
         self.defaults = ModelDefaults.from_bundle(
             bundle, reads_file=generation_config, of_chats=chat_defaults
         )
@@ -177,11 +187,45 @@ class Pipeline:
     ) -> None:
         self.close()
 
+    def translate(
+        self,
+        text: str,
+        *,
+        src_lang: str | None = None,
+        tgt_lang: str | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> GenerationResult:
+        """Translate a text by an encoder-decoder; further keyword arguments as for ``generate``.
+
+        src_lang, tgt_lang: names of languages as the model has them, such as "eng_Latn"; None for
+        those that its tokenizer and its generation_config.json say.
+
+        Raises the errors of ``generate``, and InputError for a model without such languages.
+        """
+        if self.prompts.encoder is None:
+            raise InputError(
+                f"the model of {self.bundle.path} is no encoder-decoder, which translate needs; "
+                "use generate with a prompt that asks for a translation"
+            )
+        given = {**options, **_given_languages(src_lang, tgt_lang)}
+        request = self.prepare(text, given)
+        return self.with_text(result_of(self._iterations(request)), request)
+
     @overload
     def generate(
         self,
         prompt: Prompt,
         *,
+        config: DecodingConfig | None = None,
+        trace: TraceRecorder | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> GenerationResult: ...
+
+    @overload
+    def generate(
+        self,
+        *,
+        source: Prompt,
         config: DecodingConfig | None = None,
         trace: TraceRecorder | None = None,
         **options: Unpack[RequestOptions],
@@ -199,19 +243,23 @@ class Pipeline:
 
     def generate(
         self,
-        prompt: Prompt | Prompts,
+        prompt: Prompt | Prompts | None = None,
         *,
+        source: Prompt | None = None,
         config: DecodingConfig | None = None,
         trace: TraceRecorder | None = None,
         **options: Unpack[RequestOptions],
     ) -> GenerationResult | list[GenerationResult]:
-        """Continue a prompt; further keyword arguments are the fields of ``DecodingConfig``.
+        """Continue a prompt, or answer a source by an encoder-decoder, whose prompt it is.
+
+        Further keyword arguments are the fields of ``DecodingConfig``.
 
         A list of prompts gives a list of results, each that of its prompt alone; they share the
         engine calls, and the cache as far as they begin alike.
 
         Args:
             prompt: text or token ids, or a list of texts or of lists of token ids.
+            source: the prompt by the name that it has to an encoder-decoder; refused by any other.
             config: instead of keyword arguments, taken as it is, but that ``eos_token_id`` and
                 ``seed`` None mean the same.
             trace: records every iteration; usually a ``RequestTrace``.
@@ -226,6 +274,7 @@ class Pipeline:
             EngineError: an engine failed in a call.
         """
         given = given_options(config, options)
+        prompt = self.prompts.the_one(prompt, source)
         if is_several(prompt):
             if trace is not None:
                 raise InputError("trace records one request; generate its prompt alone")
@@ -292,7 +341,9 @@ class Pipeline:
         caller: whose texts the n-gram drafter looks through.
         """
         config = self.config(options)
-        stops, token_ids = config.stop_texts, prompt_ids(self.tokenizer, prompt)
+        src_lang = options.get(SRC_LANG) if isinstance(options, Mapping) else None
+        inputs = self.prompts.read(prompt, src_lang)
+        stops, token_ids = config.stop_texts, inputs.prompt_ids
         room = self.bundle.context_length - len(token_ids)
         if not is_given("max_new_tokens", options) and 0 < room < config.max_new_tokens:
             config = config.varied(max_new_tokens=room)
@@ -307,6 +358,8 @@ class Pipeline:
             constraint=self.constraints.bound(config.constraint, start.num_dropped_spaces),
             ngram_pool=self._texts.of(caller) if config.has_ngram_drafter else None,
             trace=trace,
+            source=inputs.source,
+            copied_ids=inputs.copied_ids,
         )
 
     @property
@@ -325,7 +378,8 @@ class Pipeline:
         Raises:
             ConfigError, ConstraintError: they are invalid, or contradict each other.
         """
-        return DecodingConfig.from_options(self.defaults.filled(self.constraints.options(options)))
+        known = self.prompts.with_language(self.constraints.options(options))
+        return DecodingConfig.from_options(self.defaults.filled(known))
 
     def config(self, options: Options) -> DecodingConfig:
         """Return the config of a request on this bundle: ends, seed and drafter decided.
@@ -341,6 +395,11 @@ class Pipeline:
             config = config.varied(eos_token_id=tuple(self.bundle.manifest.target.eos_token_ids))
         if config.seed is None:
             config = config.varied(seed=new_seed())
+        if config.prompt_logprobs and self.prompts.encoder is not None:
+            raise InputError(
+                "prompt_logprobs is true, but the prompt of an encoder-decoder is its source, of "
+                "which it predicts no token; leave it out"
+            )
         config = config.settled(costs_are_known=True, has_draft=self.has_draft)
         check_drafter(config, has_draft=self.has_draft)
         return config
@@ -403,8 +462,14 @@ class Pipeline:
 
         Raises:
             BundleError: the bundle has no chat template.
-            InputError: the template refuses the messages, or has no place for one.
+            InputError: the template refuses the messages, or has no place for one; or the model is
+                an encoder-decoder.
         """
+        if self.prompts.encoder is not None:
+            raise InputError(
+                f"the model of {self.bundle.path} is an encoder-decoder, which has no chats; give "
+                "the text itself as the prompt: it is the source"
+            )
         text = self.chat_template.render(
             messages, add_generation_prompt=add_generation_prompt, variables=chat_template_kwargs
         )

@@ -174,6 +174,50 @@ _MAMBA2 = {
     "mamba_chunk_size": 16,
 }
 _CONVOLUTION: dict[str, Any] = {"layer_types": ["conv", "full_attention"]}
+_READERS: dict[str, Any] = {
+    **_COMMON,
+    "pad_token_id": 2,
+    "decoder_start_token_id": 1,
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 3,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 64,
+    "decoder_ffn_dim": 64,
+    "max_position_embeddings": 256,
+    "scale_embedding": True,
+}
+_T5: dict[str, Any] = {
+    **_COMMON,
+    "decoder_start_token_id": 0,
+    "d_model": 32,
+    "d_kv": 8,
+    "d_ff": 64,
+    "num_layers": 2,
+    "num_decoder_layers": 3,
+    "num_heads": 4,
+    "n_positions": 256,
+}
+SOURCE_READERS: dict[str, FamilyCheckpoint] = {  # encoder-decoders
+    "marian": _row("marian", "MarianConfig", {**_READERS, "decoder_start_token_id": 2}),
+    "bart": _row("bart", "BartConfig", _READERS, is_quick=False),
+    "mbart": _row("mbart", "MBartConfig", _READERS, is_quick=False),
+    "pegasus": _row("pegasus", "PegasusConfig", _READERS, is_quick=False),
+    "m2m_100": _row("m2m_100", "M2M100Config", _READERS),
+    "t5": _row("t5", "T5Config", _T5),
+    "flan-t5": _row(
+        "t5",
+        "T5Config",
+        _T5,
+        feed_forward_proj="gated-gelu",
+        tie_word_embeddings=False,
+        is_quick=False,
+    ),
+    "mt5": _row("mt5", "MT5Config", _T5, feed_forward_proj="gated-gelu", is_quick=False),
+    "umt5": _row("umt5", "UMT5Config", _T5, feed_forward_proj="gated-gelu", is_quick=False),
+}
+
 FAMILY_CHECKPOINTS: dict[str, FamilyCheckpoint] = {
     "llama": _row("llama", "LlamaConfig", _GROUPED),
     "llama-linear": _row("llama", "LlamaConfig", _GROUPED, **_rope("linear", factor=2.0)),
@@ -486,7 +530,7 @@ NOT_EXACT = (
 
 def write_family_checkpoint(name: str, folder: Path) -> Path:
     """Write the checkpoint of one row of the table; return its folder."""
-    row = FAMILY_CHECKPOINTS[name]
+    row = {**FAMILY_CHECKPOINTS, **SOURCE_READERS}[name]
     make_config: Callable[..., PreTrainedConfig] = getattr(transformers, row.config)
     with quiet_libraries():
         config = make_config(**row.arguments)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,7 +23,6 @@ from dsbd_export.model_source import ModelSource, source_of
 from dsbd_export.outliers import Outliers
 from dsbd_export.parity_cases import ForestCase, Reference
 from dsbd_export.progress import Report
-from dsbd_runtime.cache_entries import CacheEntry
 
 
 class SharedCaptures:
@@ -37,7 +37,9 @@ class SharedCaptures:
 
     def __call__(self, checkpoint: Checkpoint) -> ModelSource:
         """Return the source of a checkpoint; its ``capture`` is that of an earlier export."""
-        return _SharedSource(source_of(checkpoint), _key_of(checkpoint), self._graphs)
+        has_encoder = checkpoint.encoder is not None
+        key = _key_of(checkpoint)
+        return _SharedSource(source_of(checkpoint), key, self._graphs, has_encoder=has_encoder)
 
 
 def _key_of(checkpoint: Checkpoint) -> str:
@@ -80,8 +82,11 @@ class _GraphFiles:
 class _SharedSource:
     """The source of one export."""
 
-    def __init__(self, source: ModelSource, key: str, graphs: _GraphStore) -> None:
+    def __init__(
+        self, source: ModelSource, key: str, graphs: _GraphStore, *, has_encoder: bool
+    ) -> None:
         self._source, self._key, self._graphs = source, key, graphs
+        self._has_encoder = has_encoder
 
     def load(self, dtype: str) -> Any:
         """See ModelSource."""
@@ -91,9 +96,9 @@ class _SharedSource:
         """See ModelSource."""
         return self._source.references(model)
 
-    def caches(self, model: Any, dtype: str) -> tuple[CacheEntry, ...]:
+    def probed(self, model: Any, dtype: str) -> Checkpoint:
         """See ModelSource."""
-        return self._source.caches(model, dtype)
+        return self._source.probed(model, dtype)
 
     def logits_in_float64(self, model: Any, case: ForestCase) -> NDArray[np.float64]:
         """See ModelSource."""
@@ -109,9 +114,20 @@ class _SharedSource:
 
     def capture(self, model: Any, report: Report) -> ir.Model:
         """Return a graph with weights of its own: an export releases those of its model."""
-        graph = self._graphs.get(self._key)
+        return self._stored(self._key, lambda: self._source.capture(model, report))
+
+    def capture_encoder(self, model: Any, report: Report) -> ir.Model | None:
+        """As ``capture``."""
+        if not self._has_encoder:
+            return None
+        key = f"{self._key}-encoder"
+        return self._stored(key, lambda: self._source.capture_encoder(model, report))
+
+    def _stored(self, key: str, capture: Callable[[], ir.Model | None]) -> ir.Model:
+        graph = self._graphs.get(key)
         if graph is None:
-            captured = self._source.capture(model, report)
+            captured = capture()
+            assert captured is not None  # of a model that has one
             graph = ir.serde.serialize_model(captured).SerializeToString()
-            self._graphs[self._key] = graph
+            self._graphs[key] = graph
         return ir.serde.deserialize_model(onnx.load_from_string(graph))

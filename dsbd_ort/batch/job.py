@@ -20,6 +20,7 @@ from dsbd_ort.batch.prompt_lines import BatchError, BatchSettings, LineAnswer, r
 from dsbd_ort.constraints.binding import TrieFiles
 from dsbd_ort.constraints.plain_data import with_constraint
 from dsbd_ort.decoding import DecodingConfig
+from dsbd_ort.sources import without_languages
 
 _RESUMED = "; run the same command again to go on"
 
@@ -81,7 +82,8 @@ def _answers(source: AnswerSource, backlog: Backlog) -> Answers:
 
 
 def _check(batch: Batch) -> None:
-    DecodingConfig.from_options(with_constraint(batch.settings.options, TrieFiles()))
+    known = without_languages(batch.settings.options)
+    DecodingConfig.from_options(with_constraint(known, TrieFiles()))
     if batch.output.exists() and batch.input.exists() and batch.output.samefile(batch.input):
         raise BatchError(f"--input and --output are both {batch.input}; give another --output")
 

@@ -19,6 +19,7 @@ from dsbd_ort.decoding.option_values import did_you_mean
 from dsbd_ort.pipeline import PipelineSettings
 from dsbd_ort.prompts import new_seed, user_messages
 from dsbd_ort.results import JSON_VERSION, error_object, result_object
+from dsbd_ort.sources import LANGUAGE_OPTIONS
 from dsbd_ort.version import __version__
 from dsbd_runtime.bundle import MANIFEST_NAME, open_bundle
 from dsbd_runtime.errors import InputError
@@ -28,7 +29,7 @@ _log = logging.getLogger(__name__)
 _MOST_CHARACTERS = 1000  # of an error message, which may quote the line
 MOST_LEVELS = 64
 """Depth of nested lists and objects that parsers, worker processes and templates accept."""
-_OPTIONS = frozenset(OPTION_TABLE) - {*IN_PYTHON_ALONE}
+_OPTIONS = frozenset((*OPTION_TABLE, *LANGUAGE_OPTIONS)) - {*IN_PYTHON_ALONE}
 _OTHERS = frozenset(("id", "prompt", "messages"))
 _BOM = b"\xef\xbb\xbf"
 _STRING_OR_BRACKET = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\Z)|[\[\]{}]', re.DOTALL)

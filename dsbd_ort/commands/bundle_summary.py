@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from dsbd_ort.model_defaults import ModelDefaults
-from dsbd_runtime.bundle import MODEL_FILE, Bundle, CacheEntry
+from dsbd_runtime.bundle import ENCODER_FILE, MODEL_FILE, Bundle, CacheEntry
 from dsbd_runtime.cache_entries import attending
 from dsbd_runtime.cuda_device import gpu_compute_capability, import_cuda_runtime
 from dsbd_runtime.draft_record import RECORD_FILE, DraftRecord, read_record
+from dsbd_runtime.encoder_entry import EncoderEntry
 from dsbd_runtime.errors import BundleError, ProviderError
 from dsbd_runtime.graph import FULL, FeatureEntry
 from dsbd_runtime.kv_cache import row_bytes
@@ -50,7 +51,7 @@ class ModelSummary:
         logits: "full", "topk:K" or "gather".
         full_logits: whether all logits of a row can be read, whatever ``logits`` says.
         bit_exact: "by construction", "observed", False, or None where nothing is claimed.
-        weight_bytes: the engine's files, prune graph aside.
+        weight_bytes: the engine's files and those of its encoder, prune graph aside.
         kv_bytes_per_token: of keys and values of all layers.
         kv_bytes_full_context: the same times the context length.
         kv_bytes_per_path: of convolutions and recurrences, besides, of every request and of every
@@ -59,6 +60,8 @@ class ModelSummary:
         features: hidden states that a target returns or a feature draft reads, None without.
         adapter: name of the one that was merged into the weights, None without.
         unread_inputs: what the checkpoint reads besides text and this engine does not.
+        encoder: of an encoder-decoder, whose other numbers are the decoder's; None without.
+        source_bytes_per_token: of keys and values of a source's token, 0 without an encoder.
     """
 
     family: str
@@ -80,6 +83,8 @@ class ModelSummary:
     features: FeatureEntry | None
     adapter: str | None
     unread_inputs: list[str]
+    encoder: EncoderEntry | None
+    source_bytes_per_token: int
     parity: ParitySummary
 
     @property
@@ -201,7 +206,7 @@ def _model_summary(bundle: Bundle, role: str) -> ModelSummary:
         weight_bytes=sum(
             file.size
             for name, file in bundle.manifest.files.items()
-            if name.startswith(f"{role}/{MODEL_FILE}")
+            if name.startswith((f"{role}/{MODEL_FILE}", f"{role}/{ENCODER_FILE}"))
         ),
         vocab_size=entry.vocab_size,
         context_length=entry.context_length,
@@ -215,6 +220,8 @@ def _model_summary(bundle: Bundle, role: str) -> ModelSummary:
         features=entry.features,
         adapter=entry.adapter,
         unread_inputs=entry.unread_inputs or [],
+        encoder=entry.encoder,
+        source_bytes_per_token=row_bytes(entry.encoder.cross) if entry.encoder else 0,
         parity=ParitySummary(
             measure=parity.measure,
             value=getattr(parity, parity.measure),

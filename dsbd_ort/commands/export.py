@@ -129,6 +129,9 @@ class ExportArguments:
     max_context: int | None = option(
         type=COUNT, help="Cap the context length of the bundle.", section=_ENGINES
     )
+    max_source: int | None = option(
+        type=COUNT, help="Cap the sources of an encoder-decoder likewise.", section=_ENGINES
+    )
     engine: str = option(
         default="onnx",
         show_default=True,

@@ -44,6 +44,9 @@ The object that --json prints has these fields:
     masks, sliding_window,
     features {width, layers, own_width} (null without a feature draft),
     adapter (null unless one was merged), unread_inputs ["images", ...],
+    encoder {vocab_size, context_length, start_token_id, cross [{as in caches}],
+      reads_positions, languages {name: token}} (null but for an encoder-decoder),
+    source_bytes_per_token,
     parity {measure, value, limit,
       accepted (null unless a person accepted a refused engine)}
   generation_config {option: value}, not_built {name: value}
@@ -221,6 +224,7 @@ def _model_cells(model: ModelSummary) -> dict[str, str]:
         "bit-exact": "not claimed" if model.bit_exact is None else str(model.bit_exact or "no"),
         "vocabulary": f"{model.vocab_size:,}",
         "context": f"{model.context_length:,}",
+        **_source_cells(model),
         "features": _features_cell(model.features),
         "masks": "\n".join(model.masks),
         "sliding window": "none" if model.sliding_window is None else f"{model.sliding_window:,}",
@@ -238,6 +242,17 @@ def _path_cell(model: ModelSummary) -> dict[str, str]:
     if not model.kv_bytes_per_path:
         return {}
     return {"besides a request or parted beam": f"{model.kv_bytes_per_path:,}"}
+
+
+def _source_cells(model: ModelSummary) -> dict[str, str]:
+    """Return what an encoder-decoder reads; nothing of any other model."""
+    if model.encoder is None:
+        return {}
+    source = f"{model.encoder.context_length:,} tokens of {model.encoder.vocab_size:,}"
+    languages = model.encoder.languages
+    if languages is not None:
+        source += f"\n{len(languages)} languages: {', '.join(list(languages)[:3])}, ..."
+    return {"source": source, "bytes a source token": f"{model.source_bytes_per_token:,}"}
 
 
 def _caches_cell(caches: list[CacheEntry]) -> str:

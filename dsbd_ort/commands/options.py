@@ -29,6 +29,7 @@ from dsbd_ort.commands.one_line import OneLineCommand, SectionedOption
 from dsbd_ort.commands.option_types import COUNT, COUNT_OR_NONE, PATH, OptionText
 from dsbd_ort.decoding import STRATEGIES, DecodingConfig
 from dsbd_ort.pipeline import PipelineSettings
+from dsbd_ort.sources import SRC_LANG, TGT_LANG
 from dsbd_ort.version import __version__
 
 Arguments = TypeVar("Arguments")
@@ -275,6 +276,11 @@ _SECTIONS = {
     ),
     "Joint decoding (mjsd, mjgd)": "joint_threshold joint_tokens joint_beams",
 }
+_TRANSLATION = "Translation (encoder-decoders)"
+_LANGUAGES = {
+    SRC_LANG: "language of the prompt, as the model calls it: eng_Latn, en_XX [its tokenizer's]",
+    TGT_LANG: "language of the answer [what generation_config.json says]",
+}
 _OTHER_SECTION = "Other decoding options"
 
 
@@ -285,10 +291,14 @@ def _options_by_section() -> dict[str, str]:
     return {**known, **dict.fromkeys(others, _OTHER_SECTION)}
 
 
-def decoding_options(*, without: Collection[str] = ()) -> Any:
+def decoding_options(*, without: Collection[str] = (), names_languages: bool = False) -> Any:
     """Return a field with an option per field of DecodingConfig: a dict of those given.
 
-    ``constraint`` has one for each kind. without: fields that get no option.
+    ``constraint`` has one for each kind.
+
+    Args:
+        without: fields that get no option.
+        names_languages: whether there are options for those of source and target, too.
     """
     default_by_name = {field.name: field.default for field in dataclasses.fields(DecodingConfig)}
     options: dict[str, Any] = {}
@@ -310,6 +320,8 @@ def decoding_options(*, without: Collection[str] = ()) -> Any:
             options[name] = option("--stop", multiple=True, **settings)
         else:
             options[name] = option(**settings)
+    for name, help_text in _LANGUAGES.items() if names_languages else ():
+        options[name] = option(help=help_text, metavar="NAME", section=_TRANSLATION)
     return group(_given, **options)
 
 

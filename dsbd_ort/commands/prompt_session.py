@@ -14,8 +14,7 @@ from rich.table import Table
 from dsbd_errors import DsbdError
 from dsbd_ort.answers import Answer, answer, watched_signals
 from dsbd_ort.commands.run_arguments import RunArguments
-from dsbd_ort.decoding import STRATEGIES, DecodingStats, RequestTrace
-from dsbd_ort.decoding.strategies import unnamed_strategy
+from dsbd_ort.decoding import DecodingStats, RequestTrace
 from dsbd_ort.pipeline import Pipeline
 from dsbd_ort.prompts import Messages, user_messages, with_answer
 from dsbd_ort.results import GeneratedSequence, error_object, json_text, result_object
@@ -44,8 +43,9 @@ class _Continuation:
         self._arguments = arguments
 
     def respond(self, text: str, is_interrupted: Callable[[], bool]) -> Answer:
-        """Continue ``text`` and print both."""
-        return self._answer(text, is_interrupted, heading=text)
+        """Continue ``text`` and print both; of an encoder-decoder the answer alone."""
+        reads_source = self._pipeline.prompts.encoder is not None
+        return self._answer(text, is_interrupted, heading="" if reads_source else text)
 
     def _answer(
         self, prompt: str | list[int], is_interrupted: Callable[[], bool], *, heading: str
@@ -63,7 +63,7 @@ class _Continuation:
         else:
             click.echo(_as_text(done, heading))
         if done.result is not None and not arguments.as_json:
-            _print_seed(done.result.seed, arguments)
+            _print_seed(done.result.seed, pipeline, arguments)
         if arguments.stats and done.stats is not None:
             print_stats(done.stats, "statistics" if done.result else "statistics until interrupted")
         if arguments.trace and trace:
@@ -165,11 +165,10 @@ def _as_json(answer: Answer) -> str:
     return json_text(result_object(answer.result))
 
 
-def _print_seed(seed: int, arguments: RunArguments) -> None:
+def _print_seed(seed: int, pipeline: Pipeline, arguments: RunArguments) -> None:
     """Print a seed that was drawn, where the answer depends on it."""
     options = arguments.options
-    strategy = options.get("strategy", unnamed_strategy("dsbd", options)["strategy"])
-    if STRATEGIES[strategy].rule in ("sample", "joint") and "seed" not in options:
+    if pipeline.resolve(options).row.rule in ("sample", "joint") and "seed" not in options:
         click.echo(f"seed {seed} (--seed {seed} repeats this answer)", err=True)
 
 

@@ -109,7 +109,7 @@ class RunArguments:
         help="Actors of the --cluster that answer and share --threads [1].",
         section=_BATCH,
     )
-    options: dict[str, Any] = decoding_options()
+    options: dict[str, Any] = decoding_options(names_languages=True)
     pipeline: PipelineSettings = pipeline_settings()
 
     def check(self, given: Collection[str]) -> None:

@@ -61,6 +61,8 @@ class DecodingRequest:
         trace: receives every iteration.
         num_sharers: returns how many requests share the engine calls now, for the same policy.
         source: what its rows depend on besides the tokens.
+        copied_ids: tokens that the output may repeat, as those of a source: the n-gram drafter
+            reads them before the prompt.
         preempts: returns whether the rows of the request are dropped before this engine call, to be
             computed again (see ``preemption``), although nobody needs the room: for tests of that.
             Of requests that run together the youngest alone is asked.
@@ -79,6 +81,7 @@ class DecodingRequest:
     trace: TraceRecorder | None = None
     num_sharers: Callable[[], int] = _one
     source: Source = None
+    copied_ids: Sequence[int] = ()
     preempts: Callable[[EngineCall], bool] = only_for_room
 
     @property
@@ -275,6 +278,11 @@ def check_request(request: DecodingRequest, target: EngineSpec, draft: EngineSpe
             "vocabulary"
         )
     _check_token_ids(config, target.vocab_size)
+    if target.reads_source and request.source is None:
+        raise DecodingError(
+            "source is None, but the target is an encoder-decoder's, whose rows depend on one; "
+            "give the request the token ids of its source as a tuple"
+        )
     if not config.has_draft_model:
         return
     if draft is None:
@@ -286,6 +294,11 @@ def check_request(request: DecodingRequest, target: EngineSpec, draft: EngineSpe
         raise DecodingError(
             f"draft has {draft.vocab_size} tokens, target {target.vocab_size}; use a pair that "
             "shares its vocabulary"
+        )
+    if draft.reads_source and not target.reads_source:
+        raise DecodingError(
+            "the draft is an encoder-decoder's and reads a source, which requests to this target "
+            "do not have; use a pair that both read one"
         )
     if draft.reads_features and not target.returns_features:
         raise DecodingError(

@@ -226,6 +226,7 @@ def _ngram_drafter(request: DecodingRequest) -> NGramDrafter | None:
         request.ngram_pool,
         config.temperature or 1.0,
         only_long_matches=config.has_draft_model,
+        copied_ids=request.copied_ids,
     )
 
 

@@ -31,6 +31,7 @@ class DefaultOptions:
         strategy: of requests that name none and do not set temperature 0. A single beam streams
             evenly, so without an option it is ``speculative``.
         strategy_of_beams: the same, of requests that set how many beams.
+        names_strategy: whether the server was started with a strategy.
     """
 
     def __init__(self, given: Mapping[str, Any]) -> None:
@@ -40,6 +41,7 @@ class DefaultOptions:
             ConfigError: they are invalid, or contradict each other.
         """
         self._given = {name: given[name] for name in OPTION_TABLE if name in given}
+        self.names_strategy = "strategy" in given
         self.strategy = given.get("strategy", "speculative")
         DecodingConfig.from_options(
             dict(given) if "strategy" in given else unnamed_strategy(self.strategy, given)

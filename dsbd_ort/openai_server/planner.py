@@ -33,7 +33,7 @@ from dsbd_ort.openai_server.settings import (
 )
 from dsbd_ort.openai_server.structured import contradiction, read_constraint
 from dsbd_ort.openai_server.tools import ToolUse, auto_fault, tool_use
-from dsbd_ort.prompts import prompt_ids
+from dsbd_ort.sources import SRC_LANG
 from dsbd_runtime.errors import BundleError, InputError
 from dsbd_runtime.stream_decoder import whole_text
 
@@ -142,7 +142,8 @@ class Planner:
                 "echo",
             )
         try:
-            tokens = [self._tokens(prompt, body) for prompt in prompts]
+            src_lang = body.decoding_options().get(SRC_LANG)
+            tokens = [self._tokens(prompt, body, src_lang) for prompt in prompts]
             plan = self._plan(body, tokens, body.best_of, echo=bool(body.echo))
             if not body.echo:
                 return plan
@@ -156,16 +157,25 @@ class Planner:
         except DsbdError as error:
             raise rejection(error) from error
 
-    def _tokens(self, prompt: str | list[int], body: CompletionBody) -> list[int]:
+    def _tokens(
+        self, prompt: str | list[int], body: CompletionBody, src_lang: str | None
+    ) -> list[int]:
         if isinstance(prompt, str) and body.add_special_tokens is False:
-            return self._pipeline.tokenizer.encode(prompt, add_special_tokens=False)
-        return prompt_ids(self._pipeline.tokenizer, prompt)
+            prompt = self._pipeline.prompts.tokenizer.encode(prompt, add_special_tokens=False)
+        return self._pipeline.prompts.token_ids(prompt, src_lang)
 
     def _text_before(self, token_ids: list[int]) -> str:
         return whole_text(self._pipeline.tokenizer, token_ids)
 
     def plan_chat(self, body: ChatBody) -> GenerationPlan:
         """Return the engine requests of /v1/chat/completions; raises as ``plan_completion``."""
+        if self._pipeline.prompts.encoder is not None:
+            raise bad_request(
+                "this model is an encoder-decoder, which has no chats; use /v1/completions, whose "
+                "prompt is the source",
+                "messages",
+                "no_chats",
+            )
         try:
             messages = body.template_messages()
             tools = self._tool_use(body)
@@ -280,6 +290,9 @@ class Planner:
         given = body.decoding_options()
         if echo and given.get("max_new_tokens") == 0:
             given["max_new_tokens"] = 1  # which the response drops
+        given = self._pipeline.prompts.with_language(given)
+        if self._pipeline.prompts.encoder is not None and not self._defaults.names_strategy:
+            given = dict(self._pipeline.defaults.searched(given))
         self._set_ends(body, given)
         if (num_top := body.num_top_logprobs) is not None:
             given |= {"top_logprobs": num_top, "prompt_logprobs": echo}
@@ -299,7 +312,8 @@ class Planner:
         """
         if config.longest_path is not None:  # whole, or refused where there is no room
             return config.longest_path
-        most = self._service.most_new_tokens(num_prompt_tokens, config)
+        num_rows = self._pipeline.prompts.num_target_rows(num_prompt_tokens)
+        most = self._service.most_new_tokens(num_rows, config)
         own: int = self._pipeline.defaults.options.get("max_new_tokens", most)
         of_server: int = self._settings.max_new_tokens or most
         return min(most, own, of_server)

@@ -16,6 +16,7 @@ from dsbd_ort.openai_server.errors import bad_request
 from dsbd_ort.openai_server.request_fields import FIELDS, without_neutral
 from dsbd_ort.openai_server.structured import ConstraintFields
 from dsbd_ort.results import GeneratedSequence
+from dsbd_ort.sources import LANGUAGE_OPTIONS
 
 OPENAI_NAMES = {  # OpenAI's name: that of DecodingConfig
     "max_tokens": "max_new_tokens",
@@ -30,7 +31,7 @@ OPENAI_NAMES = {  # OpenAI's name: that of DecodingConfig
 _NO_FIELDS = ("top_logprobs", "prompt_logprobs", "constraint", *IN_PYTHON_ALONE)
 """Options that HTTP has other fields for, or none."""
 
-OPTION_NAMES = frozenset(OPTION_TABLE) - {*_NO_FIELDS}
+OPTION_NAMES = frozenset((*OPTION_TABLE, *LANGUAGE_OPTIONS)) - {*_NO_FIELDS}
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 FINISH_REASONS: dict[str, FinishReason] = {"eos": "stop", "stop": "stop", "length": "length"}
@@ -43,6 +44,7 @@ def _describe_options(schema: dict[str, Any]) -> None:
     for name in _NO_FIELDS:
         del described[name]
     described["strategy"]["enum"] = list(STRATEGIES)
+    described |= {name: {"type": "string"} for name in LANGUAGE_OPTIONS}
     schema["properties"] = {**described, **schema["properties"]}
     schema["additionalProperties"] = False
 

@@ -103,7 +103,7 @@ def probed_caches(
             f"the {checkpoint.role} (family {checkpoint.family}) hands no keys and values to a "
             "cache, so no row of it can be kept; choose another checkpoint"
         )
-    entries: list[CacheEntry] = [*_attention_rows(cache, checkpoint, dtype)]
+    entries: list[CacheEntry] = [*attention_rows(cache, checkpoint, dtype, _NUM_ROWS)]
     entries += _convolution_rows(cache, dtype)
     entries += _recurrent_rows(cache)
     return tuple(sorted(entries, key=lambda entry: entry.layer))
@@ -130,15 +130,20 @@ def largest_values(
     return seen
 
 
-def _attention_rows(
-    cache: RecordingCache, checkpoint: Checkpoint, dtype: str
+def attention_rows(
+    cache: RecordingCache, checkpoint: Checkpoint, dtype: str, num_rows: int
 ) -> Iterator[AttentionRows]:
+    """Yield the entries of the layers that have handed keys and values of so many rows.
+
+    Raises:
+        ExportError: they are no key and value of each row for each head.
+    """
     for layer, rows in cache.rows.items():
         key, value = (part.shape for part in rows)
-        if len(key) != 4 or key[:3] != value[:3] or key[2] != _NUM_ROWS:
+        if len(key) != 4 or key[:3] != value[:3] or key[2] != num_rows:
             raise ExportError(
                 f"layer {layer} of the {checkpoint.role} (family {checkpoint.family}) caches "
-                f"{list(key)} and {list(value)} of {_NUM_ROWS} tokens, expected a key and a value "
+                f"{list(key)} and {list(value)} of {num_rows} tokens, expected a key and a value "
                 "of each token for each head; choose another checkpoint"
             )
         yield AttentionRows(

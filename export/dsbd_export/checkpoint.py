@@ -23,6 +23,7 @@ from transformers.utils import logging as transformers_logging
 from dsbd_export.adapter import Adapter, read_adapter
 from dsbd_export.composite import unread_inputs
 from dsbd_export.config import MIN_CONTEXT, DraftConfig, ExportConfig, ModelOptions
+from dsbd_export.encoder_decoder.checkpoint import decoder_vocab_size, encoder_entry, positions
 from dsbd_export.errors import ExportError, reason_of
 from dsbd_export.feature_draft.config import (
     FEATURE_FAMILY,
@@ -48,6 +49,7 @@ from dsbd_export.progress import silenced_libraries
 from dsbd_export.proposed_tokens import read_proposed_tokens
 from dsbd_export.quantized_weights import quantization_of
 from dsbd_runtime.cache_entries import CacheEntry
+from dsbd_runtime.encoder_entry import EncoderEntry
 from dsbd_runtime.graph import ATTENTION_MASK, ATTENTION_MASK_SLIDING
 
 _HUB_FILES = [
@@ -57,6 +59,7 @@ _HUB_FILES = [
     "vocab.txt",
     "merges.txt",
     "*.model",
+    "*.spm",
     "*.tiktoken",
 ]
 _HUB_CODE = ["*.py"]
@@ -88,6 +91,8 @@ class Checkpoint:
             has.
         caches: of its layers; none before the model is loaded, which tells them.
         adapter: what is merged into the weights when they are loaded; None: nothing.
+        encoder: of an encoder-decoder, without cross rows before the model is loaded, which tells
+            them; None for any other model.
     """
 
     role: str
@@ -108,6 +113,7 @@ class Checkpoint:
     caches: tuple[CacheEntry, ...] = ()
     composite: PreTrainedConfig | None = None
     adapter: Adapter | None = None
+    encoder: EncoderEntry | None = None
 
     @property
     def family(self) -> str:
@@ -237,6 +243,14 @@ def _decoder_checkpoint(
             "choose another checkpoint"
         )
     config = text_config(whole)
+    encoder = None
+    if config.is_encoder_decoder:
+        encoder = encoder_entry(role, config, generation, options)
+    elif options.max_source is not None:
+        raise ExportError(
+            f"max_source={options.max_source} has no meaning for the {role} (family "
+            f"{whole.model_type}), which reads no source; leave it out"
+        )
     context_length = _context_length(role, config, options.max_context)
     window = window_within(config, context_length)
     masks = layer_masks(config, window)
@@ -251,7 +265,7 @@ def _decoder_checkpoint(
         role=role,
         folder=folder,
         config=config,
-        vocab_size=config.vocab_size,
+        vocab_size=config.vocab_size if encoder is None else decoder_vocab_size(config),
         bos_token_id=_special_token(generation, whole, "bos_token_id"),
         eos_token_ids=[] if eos is None else [eos] if isinstance(eos, int) else list(eos),
         context_length=context_length,
@@ -261,6 +275,7 @@ def _decoder_checkpoint(
         composite=None if whole is config else whole,
         gguf_file=gguf_file,
         proposed_tokens=proposed,
+        encoder=encoder,
     )
 
 
@@ -272,6 +287,11 @@ def _adapted(checkpoint: Checkpoint, source: str | None) -> Checkpoint:
         raise ExportError(
             f"the draft at {checkpoint.folder} is a feature draft, for which there are no "
             "adapters; leave draft_adapter out"
+        )
+    if checkpoint.encoder is not None:
+        raise ExportError(
+            f"the {checkpoint.role} at {checkpoint.folder} is an encoder-decoder, for which "
+            "adapters are not supported; merge it into the checkpoint with PEFT, and export that"
         )
     adapter = read_adapter(source, _locate_adapter(source))
     return replace(
@@ -385,7 +405,9 @@ def _context_length(role: str, config: PreTrainedConfig, max_context: int | None
     who ask for its context.
     """
     of_checkpoint: int | None = getattr(config, "max_position_embeddings", None)
-    if max_context is None:
+    if config.is_encoder_decoder:
+        of_checkpoint = positions(config, max_context)
+    elif max_context is None:
         max_context = constant_rope_length(config)
     if of_checkpoint is None and max_context is None:
         raise ExportError(

@@ -56,6 +56,8 @@ class ModelOptions:
             quantization; None for the limit in ``parity``.
         max_kl: largest mean KL divergence that passes, for all other exports; None likewise.
         max_context: upper limit of the context length, None for that of the checkpoint.
+        max_source: upper limit of the tokens of a source, of an encoder-decoder; None likewise.
+            Where positions are known by their distance alone, both are the numbers themselves.
         revision: branch, tag or commit of the checkpoints that come from the hub.
         trust_remote_code: run modelling code of a checkpoint.
         num_threads: of torch, and of the engines that are compared; None for torch's own choice.
@@ -72,6 +74,7 @@ class ModelOptions:
     atol: float | None = None
     max_kl: float | None = None
     max_context: int | None = None
+    max_source: int | None = None
     revision: str | None = None
     trust_remote_code: bool = False
     num_threads: int | None = None
@@ -84,10 +87,10 @@ class ModelOptions:
         self._check_logits()
         self._check_limits()
         check_num_threads(self.num_threads)
-        if self.max_context is not None and self.max_context < MIN_CONTEXT:
-            raise ExportError(
-                f"max_context={self.max_context} is too short; use at least {MIN_CONTEXT}"
-            )
+        for field in ("max_context", "max_source"):
+            length: int | None = getattr(self, field)
+            if length is not None and length < MIN_CONTEXT:
+                raise ExportError(f"{field}={length} is too short; use at least {MIN_CONTEXT}")
 
     @property
     def num_top_logits(self) -> int:

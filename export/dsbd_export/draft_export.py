@@ -7,6 +7,7 @@ from dsbd_export.changed_bundle import changed_bundle
 from dsbd_export.checkpoint import limited_threads, open_draft
 from dsbd_export.config import DraftConfig
 from dsbd_export.draft_vocabulary import with_draft_vocabulary
+from dsbd_export.encoder_decoder.agreement import check_readers
 from dsbd_export.feature_draft.agreement import check_form, check_target
 from dsbd_export.model_source import SourceOf, source_of
 from dsbd_export.pair import agreed_draft, context_warning
@@ -44,6 +45,7 @@ def export_draft(
         report(untried)
     report("reading the checkpoint")
     draft = open_draft(config)
+    check_readers(target, draft, config)
     report_adapter(draft.adapter, config.draft, report)
     draft = agreed_draft(bundle, draft, report)
     if draft.features is not None:

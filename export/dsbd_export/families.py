@@ -29,12 +29,14 @@ class Family:
 
     Attributes:
         attention: its form in the graph; meaningless for a refused family.
+        reads_source: whether it is an encoder-decoder.
         has_experts: whether layers route to experts; all of them are computed for every row.
         note: peculiarities of the family, for tables.
         refusal: why the family cannot be exported, None when it can.
     """
 
     attention: AttentionForm = AttentionForm.NODE
+    reads_source: bool = False
     has_experts: bool = False
     note: str = ""
     refusal: str | None = None
@@ -42,7 +44,9 @@ class Family:
 
 _ALIBI = "its attention adds a bias by distance (ALiBi), but the graph has no positions of keys"
 _RECURRENT = "it keeps a recurrent state of another kind than the gated delta rule and Mamba2"
-_ENCODER = "it is an encoder-decoder, a decoder-only model is needed"
+_SOUND = "it is an encoder-decoder whose source is sound, encoder-decoders read text"
+_LOCAL_ENCODER = "its encoder attends within windows or by hashes, which its graph has no form for"
+_ROUTED = "its layers are routed by their own rules, which products of all experts have no form for"
 _ZERO_EXPERTS = (
     "some of its experts return a row as it is, which products of all experts have no form for"
 )
@@ -57,6 +61,8 @@ _BY_ROW = "its local attention counts cache rows (GPTNeoSelfAttention.bias), not
 DEFAULT_FAMILY = Family()
 FAMILIES: dict[str, Family] = {
     "bamba": Family(note="Mamba2 layers"),
+    "bart": Family(reads_source=True, note="BART: learned positions"),
+    "bigbird_pegasus": Family(refusal=_LOCAL_ENCODER),
     "bloom": Family(refusal=_ALIBI),
     "codegen": Family(note="rotary angles from a table"),
     "cohere": Family(note="scaled logits"),
@@ -96,6 +102,7 @@ FAMILIES: dict[str, Family] = {
     "idefics3": Family(note="Idefics3: text part"),
     "internvl": Family(note="InternVL: text part"),
     "jamba": Family(refusal=_RECURRENT),
+    "led": Family(refusal=_LOCAL_ENCODER),
     "lfm2": Family(note="LFM2: convolutions"),
     "lfm2_moe": Family(has_experts=True, note="LFM2-MoE: convolutions"),
     "lfm2_vl": Family(note="LFM2-VL: text part; convolutions"),
@@ -106,8 +113,12 @@ FAMILIES: dict[str, Family] = {
     "llava": Family(note="LLaVA: text part"),
     "llava_onevision": Family(note="LLaVA-OneVision: text part"),
     "longcat_flash": Family(refusal=_ZERO_EXPERTS),
+    "longt5": Family(refusal=_LOCAL_ENCODER),
+    "m2m_100": Family(reads_source=True, note="M2M100 and NLLB: positions count no padding"),
     "mamba": Family(refusal=_RECURRENT),
     "mamba2": Family(note="Mamba2 alone"),
+    "marian": Family(reads_source=True, note="OPUS-MT: a bias of the logits"),
+    "mbart": Family(reads_source=True, note="mBART: learned positions"),
     "mimo_v2_flash": Family(
         attention=AttentionForm.CAPPED, has_experts=True, note="window, sinks in its layers"
     ),
@@ -116,14 +127,17 @@ FAMILIES: dict[str, Family] = {
     "mistral3": Family(note="Ministral-3 and Mistral Small 3: text part"),
     "mixtral": Family(has_experts=True, note="window"),
     "mpt": Family(refusal=_ALIBI),
+    "mt5": Family(reads_source=True, note="bias by distance"),
     "nemotron": Family(note="partial rotary positions, shifted norms"),
     "nemotron_h": Family(note="Nemotron-H: Mamba2 layers"),
+    "nllb-moe": Family(refusal=_ROUTED),
     "olmo2": Family(note="norms behind the blocks"),
     "olmo3": Family(note="window, norms behind the blocks"),
     "olmo_hybrid": Family(note="OLMo hybrid: gated delta rule"),
     "olmoe": Family(has_experts=True, note="normalised queries and keys"),
     "opt": Family(note="learned positions"),
     "paligemma": Family(refusal=_OWN_MASK),
+    "pegasus": Family(reads_source=True, note="Pegasus"),
     "phi": Family(note="partial rotary positions"),
     "phi3": Family(note="window; rope longrope by the exported context"),
     "qwen2": Family(note="window on some layers"),
@@ -142,8 +156,11 @@ FAMILIES: dict[str, Family] = {
     "smolvlm": Family(note="SmolVLM: text part"),
     "stablelm": Family(note="partial rotary positions"),
     "starcoder2": Family(note="window"),
-    "t5": Family(refusal=_ENCODER),
+    "switch_transformers": Family(refusal=_ROUTED),
+    "t5": Family(reads_source=True, note="T5 and Flan-T5: bias by distance"),
+    "umt5": Family(reads_source=True, note="bias by distance in each layer"),
     "voxtral": Family(note="Voxtral: text part"),
+    "whisper": Family(refusal=_SOUND),
     "youtu": Family(note="latent attention"),
     "zamba2": Family(note="Zamba2: Mamba2 layers, shared attention"),
 }

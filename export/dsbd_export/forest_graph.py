@@ -6,7 +6,7 @@ output.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -50,6 +50,7 @@ from dsbd_runtime.cache_entries import (
     ATTENTION_ROWS,
     CONVOLUTION_ROWS,
     RECURRENT_ROWS,
+    CacheEntry,
     num_ancestors,
     parts_of,
     past_name,
@@ -394,17 +395,19 @@ def captured_graph(
     return program.model
 
 
-def empty_caches(checkpoint: Checkpoint, capacity: int, num_recent: int = 0) -> list[LayerCache]:
+def empty_caches(
+    caches: Sequence[CacheEntry], capacity: int, num_recent: int = 0
+) -> list[LayerCache]:
     """Return the caches of each cached layer, zeros, for an example."""
     return [
         tuple(
             torch.zeros(
-                cache.shape(part, num_recent if cache in recent(checkpoint.caches) else capacity),
+                cache.shape(part, num_recent if cache in recent(caches) else capacity),
                 dtype=TORCH_DTYPES[cache.dtype],
             )
             for part in cache.parts
         )
-        for cache in checkpoint.caches
+        for cache in caches
     ]
 
 
@@ -416,7 +419,7 @@ def _example(checkpoint: Checkpoint) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         torch.export.Dim(name, min=low) for name, low in (("S", 1), ("C", 1), ("M", 1), ("R", 0))
     )
     mask = torch.ones(1, 1, num_nodes, capacity, dtype=torch.bool)
-    caches = empty_caches(checkpoint, capacity, num_recent)
+    caches = empty_caches(checkpoint.caches, capacity, num_recent)
     arguments = (
         torch.zeros(1, num_nodes, dtype=torch.int64),
         torch.arange(num_nodes)[None],

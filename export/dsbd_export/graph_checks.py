@@ -29,11 +29,12 @@ _PAST_INPUTS = {4: "past_key", 5: "past_value", 6: "nonpad_kv_seqlen"}
 def check_contract(
     model: ir.Model,
     checkpoint: Checkpoint,
-    form: AttentionForm = AttentionForm.NODE,
+    form: AttentionForm | None = AttentionForm.NODE,
     names: GraphNames | None = None,
 ) -> None:
     """Raise when names, operators, caches or masks of the graph are not those of the contract.
 
+    form: None where masks are parts of biases: the parity gate alone judges them.
     names: of its inputs and outputs; None for those of every model.
     """
     names = names or GraphNames(input_names(checkpoint), output_names(checkpoint))
@@ -41,7 +42,8 @@ def check_contract(
     _check_names("outputs", model.graph.outputs, names.outputs)
     _check_operators(model)
     _check_caches(model.graph, checkpoint)
-    _check_masks(model.graph, checkpoint, form)
+    if form is not None:
+        _check_masks(model.graph, checkpoint, form)
 
 
 def _check_names(kind: str, values: Sequence[ir.Value], wanted: list[str]) -> None:
@@ -85,7 +87,8 @@ def _check_masks(graph: ir.Graph, checkpoint: Checkpoint, form: AttentionForm) -
     wanted = Counter(mask for mask in checkpoint.layer_masks if mask is not None)
     found: Counter[str | None] = Counter()
     if form is not AttentionForm.OWN:  # some layers of a capped form are nodes: without sinks
-        found.update(_input_name(node, 3) for node in graph if node.op_type == "Attention")
+        masked = (_input_name(node, 3) for node in graph if node.op_type == "Attention")
+        found.update(name for name in masked if name)  # without one: over the rows of a source
     if form is not AttentionForm.NODE:
         chosen_by = (_input_name(node, 0) for node in graph if node.op_type == "Where")
         found.update(name for name in chosen_by if name in wanted)

@@ -13,9 +13,11 @@ from optimum.utils.normalized_config import (
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_MULTIMODAL_LM_MAPPING,
+    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
     PreTrainedConfig,
 )
 
+from dsbd_export.encoder_decoder.checkpoint import num_decoder_layers
 from dsbd_export.families import DEFAULT_FAMILY, FAMILIES
 from dsbd_export.quantized_weights import refusal_of_quantization
 from dsbd_runtime.graph import ATTENTION_MASK, ATTENTION_MASK_SLIDING
@@ -48,6 +50,8 @@ def model_class_of(config: PreTrainedConfig) -> Any:
 
     None where transformers has none that continues text.
     """
+    if config.is_encoder_decoder:
+        return MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING.get(type(config), None)
     causal = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     multimodal = MODEL_FOR_MULTIMODAL_LM_MAPPING.get(type(config), None)
     is_composite = text_config(config) is not config  # its causal class may take the text part's
@@ -65,6 +69,8 @@ def layer_masks(config: PreTrainedConfig, window: int | None) -> tuple[str | Non
 
     window: that in effect.
     """
+    if config.is_encoder_decoder:
+        return (ATTENTION_MASK,) * num_decoder_layers(config)
     layer_types: list[str] | None = getattr(config, "layer_types", None)
     if layer_types is None:
         num_layers: int = normalized_config(config).num_layers
@@ -97,8 +103,8 @@ def refusal_of(config: PreTrainedConfig) -> str | None:
 def _refusals(config: PreTrainedConfig) -> Iterator[str]:
     if refusal := FAMILIES.get(config.model_type, DEFAULT_FAMILY).refusal:
         yield refusal
-    if config.is_encoder_decoder:
-        yield "it is an encoder-decoder, a decoder-only model is needed"
+    if config.is_encoder_decoder and model_class_of(config) is None:
+        yield "it is an encoder-decoder that reads no text, or no class of transformers writes text"
         return
     if reason := refusal_of_quantization(config):
         yield reason
@@ -111,6 +117,8 @@ def _refusals(config: PreTrainedConfig) -> Iterator[str]:
         if layer_type not in MASK_BY_LAYER_TYPE:
             known = f"is not known; {', '.join(sorted(MASK_BY_LAYER_TYPE))} can be exported"
             yield f"a layer of type {layer_type!r} {_BY_LAYER_TYPE.get(layer_type, known)}"
+    if config.is_encoder_decoder:
+        return
     for name in _NEEDED:
         if not normalized_config(config).has_attribute(name):
             yield f"its config has no {name} under any known name"

@@ -118,7 +118,8 @@ def _load(checkpoint: Checkpoint, dtype: torch.dtype) -> tuple[PreTrainedModel, 
             f"{PLAIN}"
         )
     # A model class of the checkpoint's own, or weights in another format: takes more memory.
-    if checkpoint.composite is not None and model_class and not has_own_code:
+    is_whole = checkpoint.composite is None and checkpoint.encoder is None
+    if not is_whole and model_class and not has_own_code:
         loaded = model_class.from_pretrained(checkpoint.folder, dtype=dtype, **options)
         return loaded
     loaded = TasksManager.get_model_from_task(

@@ -6,6 +6,7 @@ A new kind of model is a class with these methods, and a row of ``source_of``.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,6 +17,18 @@ from numpy.typing import NDArray
 from dsbd_export.cache_probe import largest_values, probed_caches
 from dsbd_export.checkpoint import Checkpoint
 from dsbd_export.draft_vocabulary import cut_head, without_others
+from dsbd_export.encoder_decoder.attention import has_distance_bias, take_over_source_attention
+from dsbd_export.encoder_decoder.graph import (
+    capture_decoder_graph,
+    capture_encoder_graph,
+    decoder_names,
+)
+from dsbd_export.encoder_decoder.reference import (
+    probed_sources,
+    source_calibration_case,
+    source_cases,
+)
+from dsbd_export.families import AttentionForm
 from dsbd_export.feature_draft.graph import capture_feature_graph
 from dsbd_export.feature_draft.reference import (
     feature_cases,
@@ -42,7 +55,7 @@ from dsbd_export.parity_cases import (
 from dsbd_export.progress import Report
 from dsbd_export.replacements import choose_rope
 from dsbd_export.target_features import with_features
-from dsbd_runtime.cache_entries import CacheEntry, equal_caches
+from dsbd_runtime.cache_entries import equal_caches
 
 
 class ModelSource(Protocol):
@@ -55,8 +68,8 @@ class ModelSource(Protocol):
     def load(self, dtype: str) -> Any:
         """Return the module, with weights as an engine of ``dtype`` is compared with."""
 
-    def caches(self, model: Any, dtype: str) -> tuple[CacheEntry, ...]:
-        """Return what its layers cache in an engine of ``dtype``; the others know it from then."""
+    def probed(self, model: Any, dtype: str) -> Checkpoint:
+        """Return the checkpoint with what a run tells: what an engine of ``dtype`` caches."""
 
     def references(self, model: Any) -> list[Reference]:
         """Return its own logits, for parity."""
@@ -76,6 +89,9 @@ class ModelSource(Protocol):
     def capture(self, model: Any, report: Report) -> ir.Model:
         """Return its graph, as the contract has it."""
 
+    def capture_encoder(self, model: Any, report: Report) -> ir.Model | None:
+        """Return the graph of its encoder, None without one."""
+
 
 class DecoderSource:
     """A causal language model of transformers."""
@@ -90,9 +106,10 @@ class DecoderSource:
         choose_rope(model, self._checkpoint.context_length)
         return model
 
-    def caches(self, model: Any, dtype: str) -> tuple[CacheEntry, ...]:
+    def probed(self, model: Any, dtype: str) -> Checkpoint:
         """See ModelSource."""
-        return probed_caches(model, self._checkpoint, dtype)
+        checkpoint = self._checkpoint
+        return replace(checkpoint, caches=probed_caches(model, checkpoint, dtype))
 
     def references(self, model: Any) -> list[Reference]:
         """See ModelSource; a draft that proposes some tokens only returns no others."""
@@ -132,6 +149,50 @@ class DecoderSource:
         check_contract(graph, checkpoint, form)
         return graph
 
+    def capture_encoder(self, model: Any, report: Report) -> ir.Model | None:
+        """See ModelSource."""
+        return None
+
+
+class EncoderDecoderSource(DecoderSource):
+    """An encoder-decoder of transformers, whose decoder is the engine."""
+
+    def probed(self, model: Any, dtype: str) -> Checkpoint:
+        """See ModelSource; the cross rows too."""
+        return probed_sources(model, self._checkpoint, dtype)
+
+    def references(self, model: Any) -> list[Reference]:
+        """See ModelSource."""
+        cases = source_cases(self._checkpoint)
+        return [Reference(case=case, logits=reference_logits(model, case)) for case in cases]
+
+    def outliers(self, model: Any) -> Outliers:
+        """See ModelSource."""
+        with observed_outliers(model) as found:
+            reference_logits(model, source_calibration_case(self._checkpoint))
+        return found
+
+    def capture(self, model: Any, report: Report) -> ir.Model:
+        """See ModelSource."""
+        checkpoint = self._checkpoint
+        take_over_source_attention(model)
+        graph = capture_decoder_graph(model, checkpoint)
+        report(f"{checkpoint.role}: optimizing the graph")
+        optimize_graph(graph)
+        has_biases = has_distance_bias(model)
+        form = None if has_biases else AttentionForm.NODE
+        check_contract(graph, checkpoint, form, decoder_names(checkpoint))
+        return graph
+
+    def capture_encoder(self, model: Any, report: Report) -> ir.Model | None:
+        """See ModelSource; ``capture`` has prepared the model."""
+        checkpoint = self._checkpoint
+        report(f"{checkpoint.role}: capturing the encoder")
+        take_over_source_attention(model)
+        graph = capture_encoder_graph(model, checkpoint)
+        optimize_graph(graph)
+        return graph
+
 
 class FeatureDraftSource:
     """A feature draft, whose module is ours."""
@@ -143,13 +204,13 @@ class FeatureDraftSource:
         """See ModelSource."""
         return load_feature_draft(self._checkpoint)
 
-    def caches(self, model: Any, dtype: str) -> tuple[CacheEntry, ...]:
+    def probed(self, model: Any, dtype: str) -> Checkpoint:
         """See ModelSource; the layer is one of two forms whose config tells."""
         layer = self._checkpoint.config
         [cache] = equal_caches(
             1, num_heads=layer.num_key_value_heads, head_dim=layer.head_dim, dtype=dtype
         )
-        return (cache,)
+        return replace(self._checkpoint, caches=(cache,))
 
     def references(self, model: Any) -> list[Reference]:
         """See ModelSource."""
@@ -174,11 +235,17 @@ class FeatureDraftSource:
         """See ModelSource."""
         return capture_feature_graph(model, self._checkpoint)
 
+    def capture_encoder(self, model: Any, report: Report) -> ir.Model | None:
+        """See ModelSource."""
+        return None
+
 
 SourceOf = Callable[[Checkpoint], ModelSource]
 
 
 def source_of(checkpoint: Checkpoint) -> ModelSource:
     """Return where a checkpoint's graph comes from."""
+    if checkpoint.encoder is not None:
+        return EncoderDecoderSource(checkpoint)
     is_feature_draft = checkpoint.features is not None
     return FeatureDraftSource(checkpoint) if is_feature_draft else DecoderSource(checkpoint)

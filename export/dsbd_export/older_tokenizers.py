@@ -23,7 +23,7 @@ from dsbd_runtime.bundle import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 OLDER_FILES = ("vocab.json", "vocab.txt", "merges.txt", "*.model", "*.tiktoken", "tekken.json")
 """Patterns of the files that say how to tokenize where there is no tokenizer.json."""
 
-_SENTENCEPIECE_FILE, _TEKKEN_FILE = "tokenizer.model", "tekken.json"
+SENTENCEPIECE_FILE, _TEKKEN_FILE = "tokenizer.model", "tekken.json"
 _VOCABULARIES = ("vocab.json", "vocab.txt")
 _TIKTOKEN_LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\r?\n")  # a token in base64, its rank
 _STACKS = ("a\u0308\u0323", "\u00a0\u200d\ufeff")
@@ -70,7 +70,7 @@ def tiktoken_file(folder: Path) -> Path | None:
 
 def sentencepiece_file(folder: Path) -> Path | None:
     """Return the sentencepiece file that alone says how to tokenize, None where there is none."""
-    file = folder / _SENTENCEPIECE_FILE
+    file = folder / SENTENCEPIECE_FILE
     if not file.is_file() or _has_other_files(folder) or _is_tiktoken(file):
         return None
     return file
@@ -85,10 +85,15 @@ def sentencepiece_ids(file: Path, texts: Iterable[str]) -> Iterator[tuple[str, l
     """
     processor = sentencepiece.SentencePieceProcessor(model_file=str(file))
     for text in texts:
-        plain = text.lstrip(" ")
-        for stack in _STACKS:
-            plain = plain.replace(stack, "")
+        plain = without_stacks(text.lstrip(" "))
         yield plain, processor.encode(plain)
+
+
+def without_stacks(text: str) -> str:
+    """Return a text without ``_STACKS``, see ``sentencepiece_ids``."""
+    for stack in _STACKS:
+        text = text.replace(stack, "")
+    return text
 
 
 def lacks_chat_template(folder: Path, tokenizer: PreTrainedTokenizerBase) -> bool:

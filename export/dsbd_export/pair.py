@@ -75,11 +75,15 @@ def agreed_draft(bundle: Bundle, draft: Checkpoint, report: Callable[[str], None
 
 
 def _aligned(draft: Checkpoint, target: Checkpoint | ModelEntry) -> Checkpoint:
+    encoder = draft.encoder
+    if encoder is not None and target.encoder is not None:
+        encoder = replace(encoder, start_token_id=target.encoder.start_token_id)
     return replace(
         draft,
         vocab_size=target.vocab_size,
         bos_token_id=target.bos_token_id,
         eos_token_ids=target.eos_token_ids,
+        encoder=encoder,
     )
 
 

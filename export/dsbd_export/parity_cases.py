@@ -14,7 +14,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -70,6 +70,7 @@ class ForestCase:
         features: (n + S, width) float32. For a feature draft, the target's feature of the token
             before each of prefix and nodes; None for any other model.
         uses_own: nodes below nodes take the draft's own feature of their parent instead.
+        source_ids: (N,) int64. Source of an encoder-decoder; None for any other model.
     """
 
     name: str
@@ -79,6 +80,7 @@ class ForestCase:
     rows: NDArray[np.int64]
     features: NDArray[np.float32] | None = None
     uses_own: bool = False
+    source_ids: NDArray[np.int64] | None = None
 
     @property
     def prompt_length(self) -> int:
@@ -146,22 +148,32 @@ def reference_logits(
     Computed in ``dtype``, float32 or float64, from the weights as they are.
     """
     row_of_node = {int(node): row for row, node in enumerate(case.rows)}
-    num_tokens = model.config.get_text_config().vocab_size
+    num_tokens = model.get_output_embeddings().weight.shape[0]
     logits = np.full((len(case.rows), num_tokens), np.nan, _NUMPY_DTYPES[dtype])
     for paths in _paths_by_length(case):
         ids = [np.concatenate([case.prefix_ids, case.node_ids[path]]) for path in paths]
         steps = [i for i, nodes in enumerate(paths.T) if row_of_node.keys() & nodes.tolist()]
+        wanted = torch.tensor(steps) + len(case.prefix_ids)
         with torch.no_grad(), ComputeIn(dtype):
-            output = model(
-                input_ids=torch.from_numpy(np.stack(ids)),
-                use_cache=False,
-                logits_to_keep=torch.tensor(steps) + len(case.prefix_ids),
-            )
-        for found, nodes in zip(output.logits.numpy(), paths[:, steps].tolist(), strict=True):
+            found_rows = _path_logits(model, case, torch.from_numpy(np.stack(ids)), wanted)
+        for found, nodes in zip(found_rows.numpy(), paths[:, steps].tolist(), strict=True):
             for values, node in zip(found, nodes, strict=True):
                 if node in row_of_node:
                     logits[row_of_node[node]] = values
     return logits
+
+
+def _path_logits(model: PreTrainedModel, case: ForestCase, ids: Tensor, wanted: Tensor) -> Tensor:
+    """Return the logits of some places of paths, (paths, places, V).
+
+    ids: (paths, length). wanted: (places,).
+    """
+    if case.source_ids is None:
+        output = model(input_ids=ids, use_cache=False, logits_to_keep=wanted)
+        return cast(Tensor, output.logits)
+    source = torch.from_numpy(case.source_ids).expand(len(ids), -1)
+    output = model(input_ids=source, decoder_input_ids=ids, use_cache=False)
+    return cast(Tensor, output.logits[:, wanted])
 
 
 def references(model: PreTrainedModel, checkpoint: Checkpoint) -> list[Reference]:

@@ -37,6 +37,7 @@ from dsbd_runtime.cache_entries import (
     recent,
     recurrent,
 )
+from dsbd_runtime.encoder_entry import ENCODER_FILE, ROW_POSITIONS, SOURCE_IDS
 from dsbd_runtime.graph import (
     ATTENTION_MASK,
     ATTENTION_MASK_SLIDING,
@@ -108,11 +109,14 @@ class ForestEngine:
         # These values share the memory of ``caches``.
         ort = import_ort()
         self._cache_values = [ort.OrtValue.ortvalue_from_numpy(cache) for cache in self.caches]
+        dtype = caches[0].dtype
         self._weights_file = folder / WEIGHTS_FILE
-        dtype = checkpoint.caches[0].dtype
         self._model = _session(folder / MODEL_FILE, dtype)
         self._prune = _session(folder / PRUNE_FILE, dtype)
         self._fold = _session(folder / FOLD_FILE, "fp32") if recurrent(caches) else None
+        self._encoder = checkpoint.encoder
+        if self._encoder is not None:
+            self._source = _session(folder / ENCODER_FILE, dtype)
         self._masks = checkpoint.masks
         self._returns_features = checkpoint.feature_layers is not None
         self._window = checkpoint.sliding_window
@@ -132,20 +136,21 @@ class ForestEngine:
         gather: the pairs of a gather head, whose first output has a number for each.
         """
         num_prefix, features = len(case.prefix_ids), case.features
+        source = self._source_inputs(case)
         no_rows = np.zeros(0, np.int64)
         no_pairs = None if gather is None else Gather(no_rows, no_rows)
         if self._recent is not None:
             self._recent.begin()
         for start in range(0, num_prefix, _PREFIX_CHUNK):
             chunk = case.prefix_ids[start : start + _PREFIX_CHUNK]
-            inputs = {}
+            inputs = source
             if features is not None:
                 inputs = self._feature_inputs(features[start : start + len(chunk)])
             parents = np.arange(-1, len(chunk) - 1)
             self._step(chunk, parents, start, no_rows, names, inputs, no_pairs)
         if self._recent is not None:
             self._fold_prefix(num_prefix)
-        inputs = {}
+        inputs = source
         if features is not None:
             inputs = self._node_features(case, features[num_prefix:], no_pairs)
         return self._step(case.node_ids, case.parents, num_prefix, case.rows, names, inputs, gather)
@@ -184,19 +189,19 @@ class ForestEngine:
         first_row: int,
         logit_rows: NDArray[np.int64],
         outputs: list[str],
-        features: Mapping[str, NDArray[Any]],
+        further: Mapping[str, NDArray[Any]],
         gather: Gather | None,
     ) -> list[NDArray[Any]]:
         """Return the named outputs of nodes, by as many calls as their number takes.
 
-        features: inputs of a feature draft, which takes any number in one call.
+        further: inputs of a feature draft, which takes any number in one call, or of a source.
         gather: the pairs of a gather head, None for any other.
         """
         visible, positions = see_rows(parents, first_row, self.capacity)
         near = visible
+        row_positions = np.arange(self.capacity)
+        row_positions[first_row : first_row + len(positions)] = positions
         if self._window is not None:
-            row_positions = np.arange(self.capacity)
-            row_positions[first_row : first_row + len(positions)] = positions
             near = visible & (positions[:, None] - row_positions < self._window)
         mask_by_name = {ATTENTION_MASK: visible, ATTENTION_MASK_SLIDING: near}
         found = []
@@ -209,13 +214,15 @@ class ForestEngine:
                 WRITE_INDICES: np.array([first_row + start], np.int64),
                 LOGIT_ROWS: logit_rows[is_wanted] - start,
                 **{name: mask_by_name[name][None, None, part] for name in self._masks},
-                **features,
+                **further,
                 **_gather_inputs(gather, is_wanted),
             }
             if self._recent is not None:
                 number = self._recent.num_ancestors
                 above = rows_above(parents, first_row, number)
                 inputs |= self._recent.inputs(visible[part], above[part], first_row + start)
+            if self._encoder is not None and self._encoder.reads_positions:
+                inputs[ROW_POSITIONS] = row_positions
             if self._returns_features:
                 inputs[FEATURE_ROWS] = np.arange(len(token_ids[part]))
             found.append(self._run(self._model, inputs, outputs))
@@ -225,6 +232,15 @@ class ForestEngine:
             gathered = joined[outputs.index(GATHERED_LOGITS)]
             gathered[order] = gathered.copy()
         return joined
+
+    def _source_inputs(self, case: ForestCase) -> dict[str, NDArray[Any]]:
+        """Return the cross rows of a case by name, none for a model without an encoder."""
+        if self._encoder is None or case.source_ids is None:
+            return {}
+        names = list(self._encoder.cross_shapes)
+        with _as_export_errors():
+            rows = self._source.run(names, {SOURCE_IDS: case.source_ids[None]})
+        return dict(zip(names, rows, strict=True))
 
     def _feature_inputs(
         self,

@@ -20,6 +20,8 @@ from dsbd_export.checkpoint import Checkpoint, limited_threads, open_pair
 from dsbd_export.config import CUDA, EXACT, GROUPED, ExportConfig, ModelOptions
 from dsbd_export.cuda_graph import use_cuda_operators
 from dsbd_export.draft_vocabulary import with_draft_vocabulary
+from dsbd_export.encoder_decoder.agreement import check_readers
+from dsbd_export.encoder_decoder.languages import with_languages
 from dsbd_export.errors import ExportError
 from dsbd_export.exact_attention import attend_exactly
 from dsbd_export.feature_draft.agreement import check_form, layers_read
@@ -49,6 +51,8 @@ from dsbd_export.tool_versions import tool_versions, untried_versions
 from dsbd_export.topk_head import add_topk_head, check_num_top_logits
 from dsbd_export.weights import convert_weights
 from dsbd_runtime.bundle import (
+    ENCODER_FILE,
+    ENCODER_WEIGHTS_FILE,
     FOLD_FILE,
     MODEL_FILE,
     PRUNE_FILE,
@@ -139,6 +143,8 @@ def check_parity(
 def _agreed_models(config: ExportConfig, report: Report) -> tuple[Checkpoint, Checkpoint | None]:
     """Return target and draft, as far as they are exported, with one vocabulary."""
     target, draft = open_pair(config)
+    check_readers(target, draft, config)
+    target = with_languages(target)
     report_adapter(target.adapter, config.target, report)
     if draft is not None:
         report_adapter(draft.adapter, str(config.draft), report)
@@ -219,7 +225,7 @@ def _write_model(
     role, source = checkpoint.role, source_of(checkpoint)
     report(f"{role}: loading the checkpoint")
     model = source.load(config.dtype)
-    checkpoint = replace(checkpoint, caches=source.caches(model, config.dtype))
+    checkpoint = source.probed(model, config.dtype)
     _check_recurrence(checkpoint, config)
     source = source_of(checkpoint)
     report(f"{role}: computing reference logits")
@@ -228,25 +234,36 @@ def _write_model(
     outliers = source.outliers(model) if config.quantize == "int8-dynamic" else None
     convert_weights(model, config.dtype)
     report(f"{role}: capturing the graph")
-    graph = source.capture(model, report)
-    for graph_pass in _graph_passes(checkpoint, config, seen, outliers):
+    graph, encoder = source.capture(model, report), source.capture_encoder(model, report)
+    passes = _graph_passes(checkpoint, config, seen, outliers)
+    for graph_pass in passes:
         report(f"{role}: {graph_pass(graph)}")
     if config.quantize == "none" and config.dtype != "fp32" and config.form != CUDA:
         check_for_tensorrt(graph, checkpoint)
-    _save(graph, folder, f"{role}: saving the graph and its weights", report)
-    _release_weights(model, graph)
+    place = folder / MODEL_FILE, WEIGHTS_FILE
+    _save(graph, place, f"{role}: saving the graph and its weights", report)
+    if encoder is not None:
+        for graph_pass in passes:
+            report(f"{role}, encoder: {graph_pass(encoder)}")
+        place = folder / ENCODER_FILE, ENCODER_WEIGHTS_FILE
+        _save(encoder, place, f"{role}: saving the encoder and its weights", report)
+    _release_weights(model, [graph] if encoder is None else [graph, encoder])
     return checkpoint, wanted
 
 
-def _save(graph: ir.Model, folder: Path, phase: str, report: Report) -> None:
-    """Write a graph and its weights, which are converted and quantized one after the other here."""
+def _save(graph: ir.Model, place: tuple[Path, str], phase: str, report: Report) -> None:
+    """Write a graph and its weights, which are converted and quantized one after the other here.
+
+    place: file of the graph, and name of the weights beside it.
+    """
     report(phase)
     counter = Counter(phase, "weights", report)
 
     def written(_: object, info: ir.external_data.CallbackInfo) -> None:
         counter.done(info.index + 1, info.total)
 
-    ir.save(graph, folder / MODEL_FILE, external_data=WEIGHTS_FILE, callback=written)
+    file, weights = place
+    ir.save(graph, file, external_data=weights, callback=written)
 
 
 def _check_recurrence(checkpoint: Checkpoint, config: ModelOptions) -> None:
@@ -297,9 +314,9 @@ def _graph_passes(
     return passes
 
 
-def _release_weights(model: PreTrainedModel, graph: ir.Model) -> None:
+def _release_weights(model: PreTrainedModel, graphs: Sequence[ir.Model]) -> None:
     """Free the weights now: onnxscript's rules are global and keep the last graph they saw."""
-    for value in graph.graph.initializers.values():
+    for value in (value for graph in graphs for value in graph.graph.initializers.values()):
         value.const_value = None
     for parameter in model.parameters():
         parameter.data = torch.empty(0)
@@ -327,4 +344,5 @@ def _manifest_entry(
         unread_inputs=checkpoint.unread_inputs,
         adapter=None if checkpoint.adapter is None else checkpoint.adapter.name,
         parity=parity,
+        encoder=checkpoint.encoder,
     )

@@ -18,9 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer, decoders
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
 from dsbd_export.checkpoint import Checkpoint, quiet_libraries
+from dsbd_export.encoder_decoder.marian_tokenizer import (
+    is_marian,
+    target_tokenizer,
+    write_source_tokenizer,
+)
 from dsbd_export.errors import ExportError, reason_of
 from dsbd_export.gguf_file import alone
 from dsbd_export.older_tokenizers import (
@@ -31,7 +36,7 @@ from dsbd_export.older_tokenizers import (
     tiktoken_file,
 )
 from dsbd_export.progress import Report
-from dsbd_export.tokenizer_gate import TokenizerGate
+from dsbd_export.tokenizer_gate import PLAIN_TEXTS, TokenizerGate
 from dsbd_runtime.bundle import (
     ADDITIONAL_TEMPLATES_FOLDER,
     CHAT_TEMPLATE_FILE,
@@ -71,6 +76,13 @@ def write_tokenizer_files(checkpoint: Checkpoint, folder: Path, report: Report) 
     generation_file = checkpoint.folder / GENERATION_CONFIG_FILE
     if checkpoint.gguf_file is None and generation_file.is_file():
         shutil.copyfile(generation_file, folder / GENERATION_CONFIG_FILE)
+    elif checkpoint.encoder is not None:  # older ones have num_beams and the like in config.json
+        said = json.loads((checkpoint.folder / "config.json").read_text(encoding="utf-8"))
+        GenerationConfig.from_model_config(said).save_pretrained(folder)
+    marian = checkpoint.tokenizer_folder
+    if checkpoint.gguf_file is None and is_marian(marian):
+        with quiet_libraries():
+            write_source_tokenizer(marian, folder, PLAIN_TEXTS)
     with quiet_libraries():
         gate = TokenizerGate(tokenizer, checkpoint, folder)
         gate.check_ids()
@@ -91,6 +103,9 @@ def load_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
         pass  # all that there is is in the one file, whatever lies beside it
     elif file.is_file():
         tokenizer_content(file)
+    elif is_marian(folder):
+        with quiet_libraries():
+            return target_tokenizer(folder)
     elif (found := tiktoken_file(folder)) is not None:
         raise ExportError(
             f"the tokenizer of the {role} is {found}, a tiktoken file, which says neither how a "

@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from dsbd_errors import DsbdError
 from dsbd_export.checkpoint import Checkpoint
+from dsbd_export.encoder_decoder.marian_tokenizer import is_marian
 from dsbd_export.errors import ExportError, reason_of
 from dsbd_export.older_tokenizers import is_built, sentencepiece_file, sentencepiece_ids
 from dsbd_runtime.bundle import CHAT_TEMPLATE_FILE, TOKENIZER_CONFIG_FILE
@@ -89,7 +90,8 @@ class TokenizerGate:
         self._ours = Tokenizer(folder, bos_token_id=checkpoint.bos_token_id)
         self._folder = folder
         self._source = checkpoint.folder
-        self._is_built = is_built(checkpoint.folder) and checkpoint.gguf_file is None
+        has_file = checkpoint.gguf_file is not None or not is_built(checkpoint.folder)
+        self._is_built = not has_file and not is_marian(checkpoint.folder)  # judged by its sources
         self._whose = (
             f"the tokenizer of the {checkpoint.role} at {checkpoint.folder} "
             f"({type(tokenizer).__name__})"

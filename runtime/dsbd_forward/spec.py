@@ -48,6 +48,7 @@ class EngineSpec:
         head: the logits that it returns.
         returns_features: whether it is a target that returns features of the rows asked for.
         reads_features: whether it is a feature draft: each of its rows needs its parent's feature.
+        reads_source: whether every forward needs a source, which its rows depend on.
         memory: what it keeps.
     """
 
@@ -55,4 +56,5 @@ class EngineSpec:
     head: HeadSpec = field(default_factory=HeadSpec)
     returns_features: bool = False
     reads_features: bool = False
+    reads_source: bool = False
     memory: MemorySpec = field(default_factory=MemorySpec)

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from dsbd_runtime.cache_entries import CacheEntry, recurrent
+from dsbd_runtime.encoder_entry import ENCODER_FILE, ENCODER_WEIGHTS_FILE
 from dsbd_runtime.errors import BundleError, InputError
 from dsbd_runtime.manifest import (
     DTYPES,
@@ -43,6 +44,8 @@ __all__ = [
     "CacheEntry",
     "CHAT_TEMPLATE_FILE",
     "DTYPES",
+    "ENCODER_FILE",
+    "ENCODER_WEIGHTS_FILE",
     "FOLD_FILE",
     "GENERATION_CONFIG_FILE",
     "MANIFEST_NAME",
@@ -51,6 +54,7 @@ __all__ = [
     "QUANTIZATIONS",
     "ROLES",
     "SCHEMA_VERSION",
+    "SOURCE_TOKENIZER_FILE",
     "TOKENIZER_CONFIG_FILE",
     "TOKENIZER_FILE",
     "WEIGHTS_FILE",
@@ -71,10 +75,12 @@ WEIGHTS_FILE = f"{MODEL_FILE}.data"
 PRUNE_FILE = "prune.onnx"
 FOLD_FILE = "fold.onnx"
 TOKENIZER_FILE = "tokenizer.json"
+SOURCE_TOKENIZER_FILE = "source_tokenizer.json"  # where sources are split otherwise than targets
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 CHAT_TEMPLATE_FILE = "chat_template.jinja"
 ADDITIONAL_TEMPLATES_FOLDER = "additional_chat_templates"  # of named ones: NAME.jinja
 GENERATION_CONFIG_FILE = "generation_config.json"
+_ONLY_WHERE_NEEDED = (WEIGHTS_FILE, FOLD_FILE, ENCODER_WEIGHTS_FILE)
 _MOST_ENTRIES = 10_000
 
 
@@ -107,6 +113,13 @@ class Bundle:
         """Number of positions that every model has."""
         return min(entry.context_length for entry in self.entry_by_role.values())
 
+    @property
+    def source_length(self) -> int | None:
+        """Most tokens of a source that every encoder reads; None: requests have no source."""
+        encoders = [entry.encoder for entry in self.entry_by_role.values()]
+        lengths = [encoder.context_length for encoder in encoders if encoder is not None]
+        return None if self.manifest.target.encoder is None else min(lengths)
+
     def entry(self, role: str) -> ModelEntry:
         """Return the entry of "target" or "draft"; raise InputError where there is no draft."""
         _check_role(role)
@@ -125,6 +138,11 @@ class Bundle:
         """Return the path of the engine of "target" or "draft"."""
         _check_role(role)
         return self.path / role / MODEL_FILE
+
+    def encoder_path(self, role: str) -> Path:
+        """Return the path of the encoder of "target" or "draft", of an encoder-decoder."""
+        _check_role(role)
+        return self.path / role / ENCODER_FILE
 
     def prune_path(self, role: str) -> Path:
         """Return the path of the prune graph of "target" or "draft"."""
@@ -205,7 +223,12 @@ def sha256_of(path: Path) -> str:
 
 def _graphs(entry: ModelEntry) -> list[str]:
     """Return the files of the graphs that an engine has."""
-    return [MODEL_FILE, PRUNE_FILE, *([FOLD_FILE] if recurrent(entry.caches) else [])]
+    return [
+        MODEL_FILE,
+        PRUNE_FILE,
+        *([FOLD_FILE] if recurrent(entry.caches) else []),
+        *([ENCODER_FILE] if entry.encoder is not None else []),
+    ]
 
 
 def _check_role(role: str) -> None:
@@ -233,6 +256,11 @@ def _check_file(folder: Path, name: str, entry: FileEntry, verify: bool) -> None
 def _check_agreement(folder: Path, manifest: Manifest) -> None:
     if manifest.draft is None:
         return
+    if manifest.draft.encoder is not None and manifest.target.encoder is None:
+        raise BundleError(
+            f"the draft of {folder} is an encoder-decoder's and reads a source, which requests to "
+            "its target do not have; export a pair that both read one"
+        )
     for field in ("vocab_size", "bos_token_id", "eos_token_ids"):
         target, draft = getattr(manifest.target, field), getattr(manifest.draft, field)
         if target != draft:
@@ -275,9 +303,10 @@ def check_listed(folder: Path, listed: Collection[str]) -> None:
     named_templates = (folder / ADDITIONAL_TEMPLATES_FOLDER).glob("*.jinja")
     for name in (
         TOKENIZER_CONFIG_FILE,
+        SOURCE_TOKENIZER_FILE,
         CHAT_TEMPLATE_FILE,
         *sorted(f"{ADDITIONAL_TEMPLATES_FOLDER}/{file.name}" for file in named_templates),
-        *(f"{role}/{name}" for role in ROLES for name in (WEIGHTS_FILE, FOLD_FILE)),
+        *(f"{role}/{file}" for role in ROLES for file in _ONLY_WHERE_NEEDED),
     ):
         if name not in listed and os.path.lexists(folder / name):
             raise BundleError(

@@ -46,6 +46,7 @@ def engine_spec(entry: ModelEntry) -> EngineSpec:
         ),
         returns_features=entry.features is not None and not entry.is_feature_draft,
         reads_features=entry.is_feature_draft,
+        reads_source=entry.encoder is not None,
         memory=MemorySpec(kept=frozenset(cache.kind for cache in entry.caches)),
     )
 
@@ -71,6 +72,7 @@ class CausalLM:
         self._masks = ForwardMasks(entry.masks, entry.sliding_window, MAX_FORWARD_ROWS)
         memory = session.recent
         self._recent = None if memory is None else RecentRows(memory, num_ancestors(entry.caches))
+        self._reads_positions = entry.encoder is not None and entry.encoder.reads_positions
         self._most_new_rows = most_new_rows(entry.caches, MAX_FORWARD_ROWS)
         self._num_rows = 0
         self._row_positions = np.empty(0, np.int64)  # (capacity,); the first num_rows are valid
@@ -319,9 +321,11 @@ class CausalLM:
         if reads_whole:
             forward = dataclasses.replace(forward, gather=Gather(_NONE, _NONE))
         recent = None if new is None else new.inputs
+        positions = self._row_positions if self._reads_positions else None
         outputs = self._session.run(
-            EngineInputs(forward, masks, first_row, features, first_feature, recent)
+            EngineInputs(forward, masks, first_row, features, first_feature, recent, positions)
         )
+        self._kv_bytes_peak = max(self._kv_bytes_peak, self._session.kv_bytes)
         if reads_whole:
             rows = np.arange(len(forward.logit_rows))
             whole = self._session.read_full_logits(rows)

@@ -56,6 +56,9 @@ of the target's features, Wd that of the draft's own:
 | | | node's parent; -1: none, zeros |
 | features | [S,Wd] | of the draft: its own of all nodes |
 
+The engine of an encoder-decoder has a second graph, the encoder, and reads what it leaves: see
+``encoder_entry``.
+
 The prune graph takes src_rows [K] int64, write_indices [1] int64 and the caches; row
 write_indices + k becomes the old row src_rows[k]. Recent rows move by src_recent_rows and
 recent_write_indices.
@@ -87,6 +90,7 @@ from dsbd_runtime.cache_entries import (
     recent,
     recurrent,
 )
+from dsbd_runtime.encoder_entry import ROW_POSITIONS, SOURCE_IDS, EncoderEntry
 from dsbd_runtime.errors import BundleError
 
 INPUT_IDS = "input_ids"
@@ -231,6 +235,7 @@ class GraphContract:
         head: outputs besides the caches, those that stay with the engine included.
         features: those that it returns or reads, None without.
         dtype: of the features.
+        encoder: whose cross rows it reads, None without.
     """
 
     caches: Sequence[CacheEntry]
@@ -238,6 +243,7 @@ class GraphContract:
     head: tuple[HeadOutput, ...]
     features: FeatureEntry | None = None
     dtype: str = "fp32"
+    encoder: EncoderEntry | None = None
 
     @property
     def inputs(self) -> dict[str, TensorSpec]:
@@ -250,6 +256,7 @@ class GraphContract:
             LOGIT_ROWS: TensorSpec(_INT64, (None,)),
             **{name: TensorSpec(_INT64, (None,)) for name in self._gather_inputs},
             **self._feature_inputs,
+            **self._source_inputs,
             **self._caches(past_name),
         }
 
@@ -295,6 +302,13 @@ class GraphContract:
         }
 
     @property
+    def _source_inputs(self) -> dict[str, TensorSpec]:
+        if self.encoder is None:
+            return {}
+        positions = {ROW_POSITIONS: TensorSpec(_INT64, (None,))}
+        return {**(positions if self.encoder.reads_positions else {}), **cross_specs(self.encoder)}
+
+    @property
     def _gather_inputs(self) -> tuple[str, ...]:
         """The inputs of a gather head, none without one."""
         gathers = any(output.by_pair for output in self.head)
@@ -308,6 +322,31 @@ class GraphContract:
             for cache, part in parts_of(self.caches)
             for shape in (cache.shape(part, 0),)
         }
+
+
+def cross_specs(encoder: EncoderEntry) -> dict[str, TensorSpec]:
+    """Return the cross rows by name: outputs of an encoder's graph, inputs of its decoder's."""
+    return {
+        name: TensorSpec(_FLOAT_TYPES[dtype], (1, num_heads, None, width))
+        for name, (dtype, num_heads, width) in encoder.cross_shapes.items()
+    }
+
+
+@dataclass(frozen=True)
+class EncoderContract:
+    """The inputs and outputs of an encoder's graph."""
+
+    encoder: EncoderEntry
+
+    @property
+    def inputs(self) -> dict[str, TensorSpec]:
+        """The inputs by name."""
+        return {SOURCE_IDS: TensorSpec(_INT64, (1, None))}
+
+    @property
+    def outputs(self) -> dict[str, TensorSpec]:
+        """The outputs by name."""
+        return cross_specs(self.encoder)
 
 
 class TensorInfo(Protocol):
@@ -328,7 +367,7 @@ class TensorInfo(Protocol):
 
 def check_graph(
     model_path: Path,
-    contract: GraphContract,
+    contract: GraphContract | EncoderContract,
     inputs: Sequence[TensorInfo],
     outputs: Sequence[TensorInfo],
 ) -> None:

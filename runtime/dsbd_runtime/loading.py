@@ -13,7 +13,7 @@ from dsbd_runtime.graph import GATHER
 from dsbd_runtime.ort_engine import open_cuda_session
 from dsbd_runtime.ort_module import import_ort_for
 from dsbd_runtime.ort_session import open_host_session
-from dsbd_runtime.providers import Placement, Provider, parse_placement
+from dsbd_runtime.providers import Placement, Provider, check_reads_sources, parse_placement
 from dsbd_runtime.session import EngineOptions, Session
 from dsbd_runtime.trt_engine import open_trt_session
 from dsbd_runtime.trt_module import FLAVOURS, import_trt
@@ -154,6 +154,8 @@ def _open(request: EngineOptions) -> CausalLM:
             f"the {request.role} of {request.bundle.path} has a gather head, which provider "
             f"{provider.name!r} does not run; use 'cpu' or 'cuda', or export with --logits topk:K"
         )
+    bundle, role = request.bundle, request.role
+    check_reads_sources(provider, bundle.entry(role), bundle.model_path(role))
     session = BACKENDS[request.placement.provider.backend](request)
     return CausalLM(session, request.bundle.entry(request.role))
 

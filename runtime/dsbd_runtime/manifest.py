@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dsbd_runtime.cache_entries import CACHE_KINDS, AttentionRows, CacheEntry
+from dsbd_runtime.encoder_entry import EncoderEntry
 from dsbd_runtime.errors import BundleError
 from dsbd_runtime.graph import (
     ATTENTION_MASK,
@@ -115,6 +116,8 @@ class ModelEntry:
         unread_inputs: kinds of input that the checkpoint reads and this engine does not, such as
             "image" and "audio": it is the text part of a composite model. None: there are none.
         adapter: name of the adapter that was merged into the weights, for people. None: none was.
+        encoder: of an encoder-decoder, whose other fields are those of its decoder; None: the
+            engine reads no source.
     """
 
     family: str
@@ -136,6 +139,7 @@ class ModelEntry:
     d2t: None = None
     unread_inputs: list[str] | None = None
     adapter: str | None = None
+    encoder: EncoderEntry | None = None
 
     @property
     def head(self) -> tuple[HeadOutput, ...]:
@@ -158,6 +162,7 @@ class ModelEntry:
             head=(*self.head, *kept),
             features=self.features,
             dtype=self.dtype,
+            encoder=self.encoder,
         )
 
     @property
@@ -229,9 +234,10 @@ def _refuse_unknown(data: dict[str, Any], where: str) -> None:
         if not isinstance(entry := data.get(role), dict):
             continue
         later = ["d2t"] if entry.get("d2t") is not None else []
-        if isinstance(features := entry.get("features"), dict):
-            for name in unknown_fields(FeatureEntry, features):
-                raise _unknown(data, name, features[name], f"{where}: {role}: features")
+        for part, kind in (("features", FeatureEntry), ("encoder", EncoderEntry)):
+            if isinstance(content := entry.get(part), dict):
+                for name in unknown_fields(kind, content):
+                    raise _unknown(data, name, content[name], f"{where}: {role}: {part}")
         logits = entry.get("logits")
         if isinstance(logits, str) and logits.partition(":")[0] not in LOGITS_KINDS:
             later.append("logits")
@@ -271,6 +277,8 @@ def check_entry(entry: ModelEntry, where: str) -> None:
     check_counts(counts, where)
     check_counts({"num_layers": entry.num_layers}, where, MOST_LAYERS)
     _check_caches(entry, where)
+    if entry.encoder is not None:
+        _check_encoder(entry.encoder, entry, f"{where}: encoder")
     choices = (
         ("dtype", entry.dtype, DTYPES),
         ("quantization", entry.quantization, QUANTIZED_FORMS),
@@ -306,11 +314,38 @@ def _check_caches(entry: ModelEntry, where: str) -> None:
     if len(set(kinds)) < len(kinds):
         raise mismatch("one entry for each layer and kind", kinds, f"{where}: caches")
     for index, cache in enumerate(entry.caches):
-        place = f"{where}: caches[{index}]"
-        if cache.dtype not in DTYPES:
-            raise mismatch(f"one of {', '.join(DTYPES)}", cache.dtype, f"{place}: dtype")
-        sizes = dataclasses.asdict(cache).items()
-        check_counts({n: size for n, size in sizes if type(size) is int and n != "layer"}, place)
+        _check_rows(cache, f"{where}: caches[{index}]")
+
+
+def _check_rows(rows: CacheEntry, where: str) -> None:
+    if rows.dtype not in DTYPES:
+        raise mismatch(f"one of {', '.join(DTYPES)}", rows.dtype, f"{where}: dtype")
+    sizes = dataclasses.asdict(rows).items()
+    check_counts({n: size for n, size in sizes if type(size) is int and n != "layer"}, where)
+
+
+def _check_encoder(encoder: EncoderEntry, entry: ModelEntry, where: str) -> None:
+    """Raise BundleError unless the values of an encoder are consistent with its decoder's."""
+    sizes = {"vocab_size": encoder.vocab_size, "context_length": encoder.context_length}
+    check_counts(sizes, where)
+    if not 0 <= (encoder.unknown_token_id or 0) < encoder.vocab_size:
+        place = f"{where}: unknown_token_id"
+        raise mismatch(f"0 to {encoder.vocab_size - 1}", encoder.unknown_token_id, place)
+    tokens = {"start_token_id": encoder.start_token_id, **(encoder.languages or {})}
+    for name, token_id in tokens.items():
+        if not 0 <= token_id < entry.vocab_size:
+            place = f"{where}: {name_in_short(name)}"
+            raise mismatch(f"0 to {entry.vocab_size - 1}", token_id, place)
+    layers = [rows.layer for rows in encoder.cross]
+    if (
+        not layers
+        or layers != sorted(set(layers))
+        or not 0 <= layers[0] <= layers[-1] < entry.num_layers
+    ):
+        expected = f"increasing layers from 0 to {entry.num_layers - 1}, at least one"
+        raise mismatch(expected, layers, f"{where}: cross")
+    for index, rows in enumerate(encoder.cross):
+        _check_rows(rows, f"{where}: cross[{index}]")
 
 
 def check_features(target: ModelEntry, draft: ModelEntry | None, where: str) -> None:

@@ -14,12 +14,14 @@ from numpy.typing import NDArray
 from dsbd_runtime import graph
 from dsbd_runtime.bundle import FOLD_FILE
 from dsbd_runtime.cache_entries import attending, past_name, present_name, recent
+from dsbd_runtime.encoder_entry import ENCODER_FILE, ROW_POSITIONS
 from dsbd_runtime.errors import BundleError, CapacityError, EngineError
 from dsbd_runtime.features import HostFeatures, ReadFeatures, host_rows
 from dsbd_runtime.full_logits import HostLogits
 from dsbd_runtime.graph import check_graph, empty_outputs
 from dsbd_runtime.kv_cache import NUMPY_DTYPES, KVCache, bucket_capacity
 from dsbd_runtime.manifest import ModelEntry
+from dsbd_runtime.ort_encoder import CrossRows, OrtEncoder
 from dsbd_runtime.ort_module import LOG_ERRORS, check_offered, import_ort_for, session_options
 from dsbd_runtime.prepared_engine import PreparedEngine
 from dsbd_runtime.providers import Provider, check_runnable, find_provider
@@ -86,6 +88,15 @@ class OrtSession:
         check_graph(
             model_path, entry.contract, self._engine.get_inputs(), self._engine.get_outputs()
         )
+        self._encoder: OrtEncoder | None = None
+        self._cross: CrossRows | None = None  # that are bound
+        if entry.encoder is not None:
+            self._encoder = OrtEncoder(
+                self._ort,
+                model_path.with_name(ENCODER_FILE),
+                entry.encoder,
+                lambda path: open_engine(path, new_options()),
+            )
         self._next_options: Any = None  # of the next call
         self._cache: KVCache | None = _new_cache(model_path, entry)
         self._recent = None
@@ -105,10 +116,9 @@ class OrtSession:
 
     @property
     def kv_bytes(self) -> int:
-        """See Session."""
-        if self._cache is None:
-            return 0
-        return self._cache.num_bytes + (0 if self._recent is None else self._recent.num_bytes)
+        """Bytes that the caches take now, those of recent rows and of sources included."""
+        others = [part.num_bytes for part in (self._recent, self._encoder) if part is not None]
+        return sum(others) + (0 if self._cache is None else self._cache.num_bytes)
 
     @property
     def recent(self) -> HostRecentMemory | None:
@@ -136,6 +146,9 @@ class OrtSession:
         """Give the caches room for ``num_rows`` rows; keep the first ``num_used``."""
         cache = self._open_cache()
         capacity = bucket_capacity(num_rows)
+        if num_used == 0 and self._encoder is not None:
+            self._encoder.forget()  # no row is left that depends on a source
+            self._cross = None
         if num_used == 0 or capacity > cache.capacity:
             self._resize(cache, capacity, num_used)
 
@@ -151,6 +164,7 @@ class OrtSession:
         self._binding.clear_binding_outputs()
         self._num_full_bound = None
         self._recent_bound.clear()
+        self._cross = None
         if capacity <= cache.capacity // 4:
             self._next_options = _releasing_options(self._ort)
         try:
@@ -172,6 +186,8 @@ class OrtSession:
         self._bind_full_logits(len(forward.logit_rows))
         if inputs.features is not None:
             self._bind_features(inputs)
+        if self._encoder is not None:
+            self._bind_cross_rows(self._encoder.cross_rows(forward.source))
         try:
             self._engine.run_with_iobinding(self._binding, self._next_options)
             self._next_options = None
@@ -195,6 +211,9 @@ class OrtSession:
         self._cache = None
         self._recent = None
         self._full = None
+        self._cross = None
+        if self._encoder is not None:
+            self._encoder.close()
 
     def _open_cache(self) -> KVCache:
         if self._cache is None:
@@ -248,6 +267,13 @@ class OrtSession:
             self._binding.bind_ortvalue_output(graph.LOGITS, self._ort_value(logits))
             self._num_full_bound = num_logit_rows
 
+    def _bind_cross_rows(self, rows: CrossRows) -> None:
+        """Bind what the decoder reads of a source, unless it is bound."""
+        if rows is not self._cross:
+            for name, value in rows.values.items():
+                self._binding.bind_ortvalue_input(name, value)
+            self._cross = rows
+
     def _bind_features(self, inputs: EngineInputs) -> None:
         """Bind the features that the call reads, and the rows that it writes."""
         forward, first = inputs.forward, inputs.first_feature
@@ -299,6 +325,8 @@ def _engine_inputs(inputs: EngineInputs) -> Iterator[tuple[str, NDArray[Any]]]:
     if forward.gather is not None:
         yield graph.GATHER_ROWS, np.ascontiguousarray(forward.gather.rows)  # (N,)
         yield graph.GATHER_IDS, np.ascontiguousarray(forward.gather.token_ids)  # (N,)
+    if inputs.row_positions is not None:
+        yield ROW_POSITIONS, inputs.row_positions  # (C,)
     for name, mask in inputs.masks.items():
         yield name, np.ascontiguousarray(mask)[None, None]  # (1, 1, S, C)
 

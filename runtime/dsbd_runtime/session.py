@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from dsbd_forward.features import Features
 from dsbd_forward.forward import Forward
+from dsbd_forward.rows import Ints
 from dsbd_runtime.bundle import Bundle
 from dsbd_runtime.providers import Placement
 from dsbd_runtime.recent_rows import RecentInputs, RecentMemory
@@ -54,6 +55,8 @@ class EngineInputs:
         features: where the features of its F rows are put, from row ``first_feature`` on; None for
             an engine without features.
         recent: what it is told of recent rows, of an engine with some; None of any other.
+        row_positions: (C,) int64, positions of all rows of the cache, for an engine that reads
+            them; None for any other.
     """
 
     forward: Forward
@@ -62,6 +65,7 @@ class EngineInputs:
     features: Any = None
     first_feature: int = 0
     recent: RecentInputs | None = None
+    row_positions: Ints | None = None
 
 
 EngineOutputs = dict[str, NDArray[Any]]

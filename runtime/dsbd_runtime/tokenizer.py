@@ -26,7 +26,7 @@ from typing import Any
 
 import tokenizers
 
-from dsbd_runtime.bundle import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, Bundle
+from dsbd_runtime.bundle import SOURCE_TOKENIZER_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, Bundle
 from dsbd_runtime.errors import BundleError, InputError
 
 # The library raises plain Exception, and a BaseException where its Rust code panics: all are
@@ -51,13 +51,17 @@ _BY_TOKEN = ("Replace", "Strip", "Metaspace", "WordPiece", "BPEDecoder", "ByteFa
 class Tokenizer:
     """The tokenizer of a bundle, for target and draft alike."""
 
-    def __init__(self, folder: Path, *, bos_token_id: int | None) -> None:
+    def __init__(
+        self, folder: Path, *, bos_token_id: int | None, file: str = TOKENIZER_FILE
+    ) -> None:
         """Read tokenizer.json and, where there is one, tokenizer_config.json in ``folder``.
+
+        file: another name than tokenizer.json.
 
         ``bos_token_id`` is the manifest's. ``encode`` puts it first when the tokenizer's own
         post-processor adds none and tokenizer_config.json says ``"add_bos_token": true``.
         """
-        self._backend = _read_backend(folder / TOKENIZER_FILE)
+        self._backend = _read_backend(folder / file)
         self._skips_special_tokens = True
         self._backend.no_truncation()
         self._backend.no_padding()
@@ -72,6 +76,13 @@ class Tokenizer:
     def from_bundle(cls, bundle: Bundle) -> Tokenizer:
         """Return the tokenizer of an opened bundle."""
         return cls(bundle.path, bos_token_id=bundle.manifest.target.bos_token_id)
+
+    @classmethod
+    def of_sources(cls, bundle: Bundle) -> Tokenizer:
+        """Return the tokenizer of the sources of an opened bundle, which may be another one."""
+        if SOURCE_TOKENIZER_FILE not in bundle.manifest.files:
+            return cls.from_bundle(bundle)
+        return cls(bundle.path, bos_token_id=None, file=SOURCE_TOKENIZER_FILE)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of ``text``, with the special tokens that belong around it.

@@ -11,6 +11,7 @@ import pytest
 from dsbd_ort.decoding import DecodingConfig, TableModel, decode, decode_iterations, result_of
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder
 from dsbd_ort.decoding.cache_view import PrefixCache
+from dsbd_ort.decoding.decode import iterations_of
 from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
 from dsbd_ort.decoding.drafting.cost_curve import CostCurve, EngineCosts
 from dsbd_ort.decoding.drafting.drafters import ChainedDrafter
@@ -296,3 +297,37 @@ def test_what_the_model_lists_does_not_count_as_unlisted():
     assert drafter.look_up(np.array([0]), lambda *_: False).num_rows == 1
     assert drafter._layer is not None
     assert drafter._layer.unlisted.tolist() == [0.0]
+
+
+SOURCE = (3, 1, 4, 1, 5, 0, 2, 6, 5, 3)
+
+
+def copied(copied_ids: tuple[int, ...]) -> DecodeResult:
+    """Of a target that copies SOURCE behind its start token, drafted by n-grams."""
+
+    def follows(path: tuple[int, ...]) -> Any:
+        wanted = (*SOURCE, EOS)[min(len(path) - 1, len(SOURCE))]
+        return np.where(np.arange(VOCAB) == wanted, 6.0, np.arange(VOCAB) / VOCAB)
+
+    request = DecodingRequest(
+        prompt_ids=[7],
+        config=DecodingConfig(
+            strategy="speculative-beam-search",
+            num_beams=1,
+            drafter="ngram",
+            draft_policy="fixed",
+            draft_length=4,
+            draft_beams=2,
+            eos_token_id=EOS,
+        ),
+        rng=np.random.default_rng(0),
+        copied_ids=copied_ids,
+    )
+    return result_of(iterations_of(request, TableModel(VOCAB, follows), None, None))
+
+
+def test_a_source_is_copied_from_its_beginning_on():
+    with_source, without = copied(SOURCE), copied(())
+    assert with_source.sequences[0].token_ids == [*SOURCE, EOS]
+    assert without.sequences[0].token_ids == [*SOURCE, EOS]
+    assert with_source.stats.num_iterations <= 4 < without.stats.num_iterations

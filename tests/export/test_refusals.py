@@ -10,8 +10,13 @@ from dsbd_export.families import FAMILIES
 from dsbd_export.model_config import refusal_of
 
 REFUSED = [  # (config class, its arguments, words of the reason)
-    ("T5Config", {}, "encoder-decoder"),
-    ("WhisperConfig", {}, "encoder-decoder"),
+    ("WhisperConfig", {}, "whose source is sound"),
+    ("Speech2TextConfig", {}, "reads no text"),
+    ("LEDConfig", {}, "within windows"),
+    ("LongT5Config", {}, "within windows"),
+    ("BigBirdPegasusConfig", {}, "within windows"),
+    ("NllbMoeConfig", {}, "routed by their own rules"),
+    ("SwitchTransformersConfig", {}, "routed by their own rules"),
     ("PaliGemmaConfig", {}, "builds a mask of its own"),
     ("MambaConfig", {}, "recurrent state"),
     ("RwkvConfig", {}, "recurrent state"),

@@ -145,6 +145,7 @@ class NGramDrafter:
         temperature: float,
         *,
         only_long_matches: bool,
+        copied_ids: Sequence[int] = (),
     ) -> None:
         """Count the prompt.
 
@@ -153,9 +154,13 @@ class NGramDrafter:
             pool: of earlier requests.
             temperature: sharpens the distribution as it does a model's.
             only_long_matches: say nothing of other paths.
+            copied_ids: tokens that the output may repeat from the beginning on, as a source: they
+                follow the prompt's first token.
         """
         self.paths = NGramPaths(prompt_ids)
         self._own = NGramCounts()
+        if copied_ids:
+            self._own.add_text([*prompt_ids[:1], *copied_ids])
         self._own.add_text(prompt_ids)
         self._pool = pool
         self._exponent = 1.0 / max(temperature, 0.1)

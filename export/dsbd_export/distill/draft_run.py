@@ -77,6 +77,12 @@ def distill(
     _check_absent(config.output)
     report("reading the target's config and tokenizer")
     checkpoint = open_target(config.target, config.model_options)
+    if checkpoint.encoder is not None:
+        raise ExportError(
+            f"the target at {checkpoint.folder} (family {checkpoint.family}) is an "
+            "encoder-decoder, for which no draft is trained yet; export it with a smaller one of "
+            "its tokenizer as --draft, or draft with drafter='ngram'"
+        )
     _check_tokenizer(checkpoint)
     draft_kind(config).check(config, checkpoint)
     work = WorkFolder.beside(config.output)

@@ -120,7 +120,7 @@ def _example(checkpoint: Checkpoint) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         torch.zeros(num_target, features.feature_width, dtype=dtype),
         torch.zeros(num_own, features.layer.hidden_size, dtype=dtype),
         torch.arange(num_nodes),
-        empty_caches(checkpoint, capacity),
+        empty_caches(checkpoint.caches, capacity),
     )
     dynamic_shapes = (
         {1: nodes},

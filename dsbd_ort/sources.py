@@ -1,0 +1,163 @@
+"""Sources of the requests to an encoder-decoder: a text to be translated, corrected, summed up.
+
+The prompt of such a request is its source. What is decoded begins with the model's start token;
+the source is what all its rows depend on besides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsbd_forward.forward import Source
+from dsbd_ort.prompts import prompt_ids
+from dsbd_runtime.bundle import Bundle
+from dsbd_runtime.encoder_entry import EncoderEntry, check_length
+from dsbd_runtime.errors import InputError
+from dsbd_runtime.tokenizer import Tokenizer
+
+SRC_LANG, TGT_LANG = LANGUAGE_OPTIONS = ("src_lang", "tgt_lang")
+"""Options of a request to a model that translates between several languages: their names."""
+
+
+def without_languages(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that are fields of DecodingConfig."""
+    return {name: value for name, value in options.items() if name not in LANGUAGE_OPTIONS}
+
+
+@dataclass(frozen=True)
+class RequestInputs:
+    """What a prompt is to the engines.
+
+    Attributes:
+        prompt_ids: the tokens that decoding begins behind.
+        source: see ``Forward.source``.
+        copied_ids: its tokens, where a target has the same.
+    """
+
+    prompt_ids: list[int]
+    source: Source = None
+    copied_ids: tuple[int, ...] = ()
+
+
+class PromptReader:
+    """Turns prompts into what the engines read: the prompt itself, or a source.
+
+    Attributes:
+        encoder: of the target, None where requests have no source.
+        tokenizer: of prompts.
+    """
+
+    def __init__(self, bundle: Bundle, tokenizer: Tokenizer) -> None:
+        self._bundle = bundle
+        self.encoder: EncoderEntry | None = bundle.manifest.target.encoder
+        self.tokenizer = tokenizer if self.encoder is None else Tokenizer.of_sources(bundle)
+
+    def read(
+        self, prompt: str | Sequence[int] | NDArray[np.integer], src_lang: str | None = None
+    ) -> RequestInputs:
+        """Return the inputs of a request.
+
+        Raises:
+            InputError: the prompt or the language is none.
+            CapacityError: the source is longer than the encoder reads.
+        """
+        token_ids = self.token_ids(prompt, src_lang)
+        if self.encoder is None:
+            return RequestInputs(token_ids)
+        if not token_ids:
+            raise InputError("the source has no token; give at least one")
+        limit = self._bundle.source_length
+        assert limit is not None  # as there is an encoder
+        check_length(len(token_ids), limit)
+        source = tuple(token_ids)
+        vocab_size = self._bundle.manifest.target.vocab_size
+        copied_ids = source if self.encoder.vocab_size == vocab_size else ()
+        return RequestInputs([self.encoder.start_token_id], source, copied_ids)
+
+    def token_ids(
+        self, prompt: str | Sequence[int] | NDArray[np.integer], src_lang: str | None = None
+    ) -> list[int]:
+        """Return the tokens of a prompt, which may be a source."""
+        token_ids = prompt_ids(self.tokenizer, prompt)
+        if self.encoder is not None and (unknown := self.encoder.unknown_token_id) is not None:
+            if isinstance(prompt, str):
+                size = self.encoder.vocab_size
+                token_ids = [token if token < size else unknown for token in token_ids]
+        if src_lang is None:
+            return token_ids
+        return self._in_language(token_ids, self._language(SRC_LANG, src_lang))
+
+    def the_one(self, prompt: Any, source: Any) -> Any:
+        """Return the prompt or the source of a call, of which one alone is given.
+
+        Raises:
+            InputError: none or both are, or a source is given to a model that reads none.
+        """
+        if (prompt is None) == (source is None):
+            given = "neither" if prompt is None else "both"
+            raise InputError(f"prompt and source: {given} is given; expected one of them")
+        if source is not None and self.encoder is None:
+            raise InputError(
+                f"source is given, but the model of {self._bundle.path} is no encoder-decoder; "
+                "give it as the prompt"
+            )
+        return prompt if source is None else source
+
+    def num_target_rows(self, num_tokens: int) -> int:
+        """Return how many rows of the decoder a prompt of so many tokens takes."""
+        return num_tokens if self.encoder is None else 1
+
+    def with_language(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the options of a request as decoding knows them: a language is a first token.
+
+        Raises:
+            InputError: the model has no such language, or no languages at all.
+        """
+        known = without_languages(options)
+        if options.get(SRC_LANG) is not None:
+            self._language(SRC_LANG, options[SRC_LANG])
+        if (name := options.get(TGT_LANG)) is not None:
+            if known.get("forced_bos_token_id") is not None:
+                raise InputError(
+                    f"tgt_lang is {name!r} and forced_bos_token_id "
+                    f"{known['forced_bos_token_id']}: both say how a target begins; leave out one"
+                )
+            known["forced_bos_token_id"] = self._language(TGT_LANG, name)
+        return known
+
+    def _language(self, option: str, name: object) -> int:
+        """Return the token of a language."""
+        languages = None if self.encoder is None else self.encoder.languages
+        if languages is None:
+            raise InputError(
+                f"{option} is {name!r}, but the model of {self._bundle.path} has no tokens for "
+                "languages; leave it out"
+            )
+        if not isinstance(name, str) or name not in languages:
+            close = get_close_matches(str(name), languages, n=3, cutoff=0.4)
+            shown = ", ".join(close or sorted(languages)[:6])
+            raise InputError(
+                f"{option} is {name!r}, expected one of the {len(languages)} languages of this "
+                f"model, such as {shown}"
+            )
+        return languages[name]
+
+    def _in_language(self, token_ids: list[int], language: int) -> list[int]:
+        """Return a source with another token for its language, which stands first or last."""
+        assert self.encoder is not None and self.encoder.languages is not None  # as it is known
+        known = set(self.encoder.languages.values())
+        for place in (0, -1):
+            if token_ids and token_ids[place] in known:
+                changed = list(token_ids)
+                changed[place] = language
+                return changed
+        raise InputError(
+            "src_lang is given, but the source begins and ends with no token of a language; give "
+            "it as a text, or with that token"
+        )

@@ -1,0 +1,10 @@
+"""Encoder-decoders: the graph of the encoder, the forest graph of the decoder, parity with sources.
+
+checkpoint.py  what the config says: limits, layers, the token that every target begins with
+agreement.py   target and draft: both read a source, or neither
+languages.py   tokens that say the language of a source or of a target
+marian_tokenizer.py   the tokenizers of OPUS-MT, from two sentencepiece files
+attention.py   how both attend in a graph: masks, biases by distance, positions of a forest
+graph.py       the two modules that are captured
+reference.py   cases of the parity gate, each with a source
+"""

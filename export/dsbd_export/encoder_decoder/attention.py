@@ -1,0 +1,164 @@
+"""Attention and positions of an encoder-decoder in a graph.
+
+Self-attention of the decoder sees the forest mask, attention over the source and in the encoder
+everything: a request has one source, which is not padded. Three things count the rows of a cache,
+and take the positions of a forest instead:
+
+* tables of positions that take them as an argument (BART, Marian, ...): they are given those;
+* M2M100's, whose positions begin behind the id of the padding, which itself has no position;
+* biases by distance (T5): a table by distance, made by the model's own code, is looked up between
+  the positions of nodes and those of the rows of the cache.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from dsbd_export.checkpoint import quiet_libraries
+from dsbd_export.config import OPSET
+from dsbd_export.errors import ExportError
+from dsbd_export.replacements import HIDDEN
+
+SOURCE_ATTENTION = "forest-and-source"
+_NEUTRAL = {"dropout": 0.0, "use_cache": True, "output_attentions": False, "kwargs": {}}
+
+
+def take_over_source_attention(model: PreTrainedModel) -> None:
+    """Make encoder and decoder attend by ``source_attention``, in place.
+
+    Raises:
+        ExportError: the model has an attention of its own, which cannot be replaced.
+    """
+    ALL_ATTENTION_FUNCTIONS.register(SOURCE_ATTENTION, source_attention)
+    with quiet_libraries():
+        model.set_attn_implementation(SOURCE_ATTENTION)
+    for part in (model.get_encoder(), model.get_decoder()):
+        found = part.config._attn_implementation
+        if found != SOURCE_ATTENTION:
+            raise ExportError(
+                f"{type(part).__name__} attends by {found!r}, which cannot be replaced; choose "
+                "another checkpoint"
+            )
+
+
+def source_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    position_bias: Tensor | None = None,
+    **others: object,
+) -> tuple[Tensor, None]:
+    """Attend; the interface is that of transformers' attention functions.
+
+    query: (1, H, S, D). key, value: (1, H, rows, D). attention_mask: (1, 1, S, C) bool, None for
+    the rows of a source. position_bias: (1, H, S, rows). Returns (1, S, H, D).
+    """
+    for name, given in others.items():
+        if given is not None and given != _NEUTRAL.get(name, given):
+            raise ExportError(f"{type(module).__name__} attends with {name}={given!r}; not known")
+    scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
+    if attention_mask is None and getattr(module, "is_decoder", False):
+        position_bias = None  # T5 hands zeros to the attention over a source
+    mask = attention_mask
+    if position_bias is not None:
+        hidden = torch.full((), HIDDEN, dtype=query.dtype)
+        mask = position_bias if mask is None else torch.where(mask, position_bias, hidden)
+    attended = torch.onnx.ops.symbolic(
+        "Attention",
+        [query, key, value] if mask is None else [query, key, value, mask],
+        {"is_causal": 0, "scale": scale},
+        dtype=query.dtype,
+        shape=(*query.shape[:-1], value.shape[-1]),
+        version=OPSET,
+    )
+    return attended.transpose(1, 2), None
+
+
+class DistanceBiases:
+    """The biases by distance of an encoder's or a decoder's layers, looked up in tables.
+
+    A table has the biases of the distances -most to most, beyond which they do not change.
+    """
+
+    def __init__(self, stack: nn.Module) -> None:
+        self._modules: list[Any] = [module for module in stack.modules() if _has_bias(module)]
+        self._most = [int(module.relative_attention_max_distance) for module in self._modules]
+        with torch.no_grad():
+            self._tables = [
+                module.compute_bias(1, 2 * most + 1, past_seen_tokens=most)[0, :, 0]
+                .t()
+                .contiguous()
+                for module, most in zip(self._modules, self._most, strict=True)
+            ]  # (2 * most + 1, H) each
+
+    @contextlib.contextmanager
+    def between(self, nodes: Tensor, rows: Tensor) -> Iterator[None]:
+        """Let the layers add the biases of nodes, at positions (S,), to rows, at positions (C,)."""
+        distances = rows[None, :] - nodes[:, None]  # (S, C)
+        tables = zip(self._modules, self._tables, self._most, strict=True)
+        for module, table, most in tables:
+            found = F.embedding(distances.clamp(-most, most) + most, table)
+            bias = found.permute(2, 0, 1)[None]  # (1, H, S, C)
+            module.compute_bias = _returning(bias)
+        try:
+            yield
+        finally:
+            for module in self._modules:
+                del module.compute_bias
+
+
+def _returning(bias: Tensor) -> Any:
+    return lambda *_, **__: bias
+
+
+def has_distance_bias(model: PreTrainedModel) -> bool:
+    """Return whether the decoder's self-attention adds a bias by distance."""
+    return any(_has_bias(module) for module in model.get_decoder().modules())
+
+
+def _has_bias(module: Any) -> bool:
+    return bool(getattr(module, "has_relative_attention_bias", False)) and hasattr(
+        module, "compute_bias"
+    )
+
+
+@contextlib.contextmanager
+def forest_positions(decoder: nn.Module, token_ids: Tensor, positions: Tensor) -> Iterator[None]:
+    """Let a decoder's table of positions, where it has one, read those of the nodes.
+
+    token_ids, positions: (S,) int64.
+    """
+    table: Any = getattr(decoder, "embed_positions", None)
+    if table is None:
+        yield
+        return
+    own = table.forward
+    if "position_ids" in inspect.signature(own).parameters:
+        table.forward = lambda *arguments, **more: own(
+            *arguments, **{**more, "position_ids": positions}
+        )
+    elif hasattr(table, "padding_idx") and isinstance(getattr(table, "weights", None), Tensor):
+        padding = table.padding_idx
+        rows = torch.where(token_ids == padding, padding, positions + (padding + 1))
+        table.forward = lambda *_, **__: F.embedding(rows[None], table.weights)
+    else:
+        raise ExportError(
+            f"{type(table).__name__} counts the rows of the cache in a way that is not known; "
+            "choose another checkpoint"
+        )
+    try:
+        yield
+    finally:
+        del table.forward

@@ -1,0 +1,86 @@
+"""What the config of an encoder-decoder says: limits, start token, layers; what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import PreTrainedConfig
+
+from dsbd_export.config import MIN_CONTEXT, ModelOptions
+from dsbd_export.errors import ExportError
+from dsbd_runtime.encoder_entry import EncoderEntry
+
+_UNLIMITED = 512  # tokens of a model that limits none: what most of them were trained with
+
+
+def encoder_entry(
+    role: str, config: PreTrainedConfig, generation: dict[str, Any], options: ModelOptions
+) -> EncoderEntry:
+    """Return the entry of an encoder, whose cross rows are known once the model is loaded.
+
+    Raises:
+        ExportError: the config lacks what must be known, or an option has no form for it.
+    """
+    _check_options(role, config, options)
+    name = "decoder_start_token_id"
+    found = (generation.get(name), getattr(config, name, None))
+    start = next((each for each in found if each is not None), None)
+    if not isinstance(start, int):
+        raise ExportError(
+            f"the config of the {role} has decoder_start_token_id {start!r}, expected the token id "
+            "that every target begins with; add it to generation_config.json"
+        )
+    length = positions(config, options.max_source)
+    if length < MIN_CONTEXT:
+        raise ExportError(
+            f"the {role} reads sources of {length} tokens, at least {MIN_CONTEXT} are needed"
+        )
+    return EncoderEntry(
+        vocab_size=config.vocab_size, context_length=length, start_token_id=start, cross=[]
+    )
+
+
+def positions(config: PreTrainedConfig, wanted: int | None) -> int:
+    """Return how many tokens of a source, or of a target, a model reads.
+
+    wanted: upper limit, or the number itself where positions are known by their distance alone.
+    """
+    limit: int | None = getattr(config, "max_position_embeddings", None)
+    if limit is None:
+        return wanted or getattr(config, "n_positions", None) or _UNLIMITED
+    return limit if wanted is None else min(limit, wanted)
+
+
+def num_decoder_layers(config: PreTrainedConfig) -> int:
+    """Return the number of the decoder's transformer layers, which may not be the encoder's."""
+    named = (getattr(config, name, None) for name in ("num_decoder_layers", "decoder_layers"))
+    found = next((each for each in named if each is not None), None)
+    return int(config.num_hidden_layers if found is None else found)
+
+
+def decoder_vocab_size(config: PreTrainedConfig) -> int:
+    """Return the number of the tokens of a target, of which Marian may have others than sources."""
+    own: int | None = getattr(config, "decoder_vocab_size", None)
+    return int(config.vocab_size if own is None else own)
+
+
+def _check_options(role: str, config: PreTrainedConfig, options: ModelOptions) -> None:
+    """Raise ExportError for an option that encoder-decoders have no form for."""
+    wrong = {
+        "dtype": (options.dtype, "fp32", "its engines run on the CPU"),
+        "engine": (options.engine, "onnx", "TensorRT has no place for the rows of a source"),
+        "form": (options.form, "portable", "its engines run on the CPU"),
+        "attention": (
+            options.attention_form,
+            "fused",
+            "exact sums over the rows of a source are not supported",
+        ),
+    }
+    for field, (value, needed, reason) in wrong.items():
+        if value != needed:
+            default = " (the default with int8-dynamic)" if options.attention is None else ""
+            note = default if field == "attention" else ""
+            raise ExportError(
+                f"{field}={value!r}{note} has no form for the {role}, an encoder-decoder (family "
+                f"{config.model_type}): {reason}; use {field}={needed!r}"
+            )

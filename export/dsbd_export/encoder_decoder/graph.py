@@ -1,0 +1,202 @@
+"""Graphs of an encoder-decoder: the encoder with the cross rows, the decoder over a forest.
+
+The model itself is captured, by what transformers' own cache of both kinds of rows does: a first
+call hands the cross rows to it, and a layer that finds them there reads them. So neither the names
+of projections nor the form of the head need be known.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache, EncoderDecoderCache
+from transformers.modeling_outputs import BaseModelOutput
+
+from dsbd_export.cache_probe import RecordingCache
+from dsbd_export.checkpoint import Checkpoint
+from dsbd_export.encoder_decoder.attention import DistanceBiases, forest_positions
+from dsbd_export.forest_graph import (
+    ForestCache,
+    GraphNames,
+    LayerCache,
+    captured_graph,
+    empty_caches,
+    input_names,
+    output_names,
+)
+from dsbd_export.model_loading import cache_name
+from dsbd_runtime.encoder_entry import ROW_POSITIONS, SOURCE_IDS, EncoderEntry
+
+
+class FixedCrossRows(Cache):  # type: ignore[misc]  # transformers has no types
+    """Cross rows that are there already: every layer reads them, none writes."""
+
+    def __init__(self, rows: Sequence[LayerCache]) -> None:
+        """rows: key and value of each layer, (1, H, N, D)."""
+        super().__init__(layers=[])
+        self.layers = [SimpleNamespace(keys=keys, values=values) for keys, values in rows]
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Return a number above 0: the rows are there."""
+        return 1
+
+
+class EncoderGraph(nn.Module):
+    """The tokens of a source to the cross rows of every decoder layer."""
+
+    def __init__(self, model: PreTrainedModel, encoder: EncoderEntry) -> None:
+        super().__init__()
+        self.model = model
+        self._encoder = encoder
+        self._biases = DistanceBiases(model.get_encoder())
+
+    def forward(self, source_ids: Tensor) -> list[LayerCache]:
+        """Return key and value of each layer, (1, H, N, D)."""
+        places = torch.arange(source_ids.shape[1])
+        with self._biases.between(places, places):
+            hidden = self.model.get_encoder()(input_ids=source_ids).last_hidden_state
+        start = torch.full((1, 1), self._encoder.start_token_id)
+        rows = RecordingCache()
+        cache = EncoderDecoderCache(RecordingCache(), rows)
+        with forest_positions(
+            self.model.get_decoder(), start[0], torch.zeros(1, dtype=torch.int64)
+        ):
+            self.model(
+                encoder_outputs=BaseModelOutput(last_hidden_state=hidden),
+                decoder_input_ids=start,
+                decoder_attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool),
+                use_cache=True,
+                **{cache_name(self.model): cache},
+            )
+        return [rows.rows[each.layer] for each in self._encoder.cross]
+
+
+class DecoderGraph(nn.Module):
+    """The decoder behind the inputs and outputs of the contract; see ``ForestGraph``."""
+
+    def __init__(self, model: PreTrainedModel, checkpoint: Checkpoint) -> None:
+        super().__init__()
+        self.model = model
+        self._places = [(cache.layer, cache.kind) for cache in checkpoint.caches]
+        self._biases = DistanceBiases(model.get_decoder())
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        mask: Tensor,
+        write_indices: Tensor,
+        logit_rows: Tensor,
+        past: list[LayerCache],
+        cross: list[LayerCache],
+        row_positions: Tensor | None = None,
+    ) -> tuple[Tensor, list[LayerCache]]:
+        """Return the logits (R, V) in float32, and the caches with the S new rows."""
+        decoder, positions = self.model.get_decoder(), position_ids[0]
+        own = ForestCache(dict(zip(self._places, past, strict=True)), write_indices)
+        unread = torch.zeros(1, 1, self.model.config.hidden_size, dtype=self.model.dtype)
+        with (
+            forest_positions(decoder, input_ids[0], positions),
+            contextlib.nullcontext()
+            if row_positions is None
+            else self._biases.between(positions, row_positions),
+            only_rows(self.model, logit_rows),
+        ):
+            output = self.model(
+                encoder_outputs=BaseModelOutput(last_hidden_state=unread),
+                decoder_input_ids=input_ids,
+                decoder_attention_mask=mask,
+                use_cache=True,
+                **{cache_name(self.model): EncoderDecoderCache(own, FixedCrossRows(cross))},
+            )
+        return output.logits.squeeze(0).float(), own.present()
+
+
+@contextlib.contextmanager
+def only_rows(model: PreTrainedModel, rows: Tensor) -> Iterator[None]:
+    """Let the head of a model read some rows alone: encoder-decoders take no ``logits_to_keep``."""
+    head: Any = model.get_output_embeddings()
+    own = head.forward
+    head.forward = lambda hidden: own(hidden[:, rows])
+    try:
+        yield
+    finally:
+        del head.forward
+
+
+def encoder_names(encoder: EncoderEntry) -> GraphNames:
+    """Return the inputs and outputs of the encoder's graph."""
+    return GraphNames([SOURCE_IDS], list(encoder.cross_shapes))
+
+
+def decoder_names(checkpoint: Checkpoint) -> GraphNames:
+    """Return the inputs and outputs of the decoder's graph."""
+    assert checkpoint.encoder is not None  # the caller has asked
+    more = [ROW_POSITIONS] if checkpoint.encoder.reads_positions else []
+    names = [*input_names(checkpoint), *checkpoint.encoder.cross_shapes, *more]
+    return GraphNames(names, output_names(checkpoint))
+
+
+def capture_encoder_graph(model: PreTrainedModel, checkpoint: Checkpoint) -> ir.Model:
+    """Return the graph of the encoder of a model that was prepared."""
+    encoder = checkpoint.encoder
+    assert encoder is not None  # the caller has asked
+    tokens = torch.export.Dim("N", min=1, max=encoder.context_length)
+    return captured_graph(
+        EncoderGraph(model, encoder),
+        checkpoint,
+        encoder_names(encoder),
+        (torch.arange(7)[None],),
+        ({1: tokens},),
+    )
+
+
+def capture_decoder_graph(model: PreTrainedModel, checkpoint: Checkpoint) -> ir.Model:
+    """Return the forest graph of the decoder of a model that was prepared."""
+    arguments, dynamic_shapes = _example(checkpoint)
+    module = DecoderGraph(model, checkpoint)
+    names = decoder_names(checkpoint)
+    return captured_graph(module, checkpoint, names, arguments, dynamic_shapes)
+
+
+def _example(checkpoint: Checkpoint) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Return example arguments of ``DecoderGraph.forward`` and which axes are dynamic."""
+    encoder = checkpoint.encoder
+    assert encoder is not None  # the caller has asked
+    num_nodes, capacity, num_logits, num_tokens = 5, 13, 3, 11
+    nodes, rows, logits, tokens = (
+        torch.export.Dim(name, min=low) for name, low in (("S", 1), ("C", 1), ("R", 0), ("N", 1))
+    )
+    caches = empty_caches(checkpoint.caches, capacity)
+    cross = empty_caches(encoder.cross, num_tokens)
+    arguments = (
+        torch.zeros(1, num_nodes, dtype=torch.int64),
+        torch.arange(num_nodes)[None],
+        torch.ones(1, 1, num_nodes, capacity, dtype=torch.bool),
+        torch.tensor([3]),
+        torch.arange(num_logits),
+        caches,
+        cross,
+    )
+    dynamic_shapes = (
+        {1: nodes},
+        {1: nodes},
+        {2: nodes, 3: rows},
+        None,
+        {0: logits},
+        [tuple({2: rows} for _ in cache) for cache in caches],
+        [tuple({2: tokens} for _ in layer) for layer in cross],
+    )
+    if not encoder.reads_positions:
+        return arguments, dynamic_shapes
+    return (*arguments, torch.arange(capacity)), (*dynamic_shapes, {0: rows})

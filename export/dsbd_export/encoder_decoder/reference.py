@@ -1,0 +1,102 @@
+"""Cases of the parity gate with a source each, and what a run of an encoder-decoder tells."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import PreTrainedModel
+from transformers.cache_utils import EncoderDecoderCache
+
+from dsbd_export.cache_probe import RecordingCache, attention_rows
+from dsbd_export.checkpoint import Checkpoint, quiet_libraries
+from dsbd_export.encoder_decoder.attention import has_distance_bias
+from dsbd_export.errors import ExportError
+from dsbd_export.model_loading import cache_name
+from dsbd_export.parity_cases import (
+    ComputeIn,
+    ForestCase,
+    calibration_case,
+    forest_cases,
+    num_drawn,
+    text_case,
+)
+
+_SOURCE_LENGTHS = (1, 9, 40, 150)  # the last beyond the distances that biases tell apart
+_NUM_TOKENS = 3  # of the probed source; a target has two: neither may be taken for the other
+
+
+def probed_sources(model: PreTrainedModel, checkpoint: Checkpoint, dtype: str) -> Checkpoint:
+    """Return the checkpoint with its caches and cross rows, seen in a run over a short source.
+
+    Raises:
+        ExportError: a layer caches what is no row of a key and a value for each head.
+    """
+    encoder = checkpoint.encoder
+    assert encoder is not None  # the caller has asked
+    own, cross = RecordingCache(), RecordingCache()
+    with torch.no_grad(), quiet_libraries(), ComputeIn(torch.float32):
+        model(
+            input_ids=torch.arange(_NUM_TOKENS)[None],
+            decoder_input_ids=torch.zeros(1, 2, dtype=torch.int64),
+            use_cache=True,
+            **{cache_name(model): EncoderDecoderCache(own, cross)},
+        )
+    if not own.rows or not cross.rows:
+        raise ExportError(
+            f"the {checkpoint.role} (family {checkpoint.family}) hands no keys and values to a "
+            "cache, of its own or of its source; choose another checkpoint"
+        )
+    found = attention_rows(cross, checkpoint, dtype, _NUM_TOKENS)
+    by_layer = sorted(found, key=lambda rows: rows.layer)
+    known = replace(encoder, cross=by_layer, reads_positions=has_distance_bias(model))
+    caches = sorted(attention_rows(own, checkpoint, dtype, 2), key=lambda rows: rows.layer)
+    return replace(checkpoint, caches=tuple(caches), encoder=known)
+
+
+def source_cases(checkpoint: Checkpoint) -> list[ForestCase]:
+    """Return the forests with sources of several lengths, and the text as its own source."""
+    rng = np.random.default_rng(1)
+    cases = []
+    for index, case in enumerate(forest_cases(checkpoint)):
+        length = _SOURCE_LENGTHS[index % len(_SOURCE_LENGTHS)]
+        cases.append(_with_source(case, _drawn_source(checkpoint, length, rng), checkpoint))
+    text = text_case(checkpoint)
+    return [*cases, _with_source(text, text.node_ids, checkpoint)]
+
+
+def source_calibration_case(checkpoint: Checkpoint) -> ForestCase:
+    """Return another text as its own source, by which outlier channels are found."""
+    case = calibration_case(checkpoint)
+    return _with_source(case, case.node_ids, checkpoint)
+
+
+def _drawn_source(
+    checkpoint: Checkpoint, length: int, rng: np.random.Generator
+) -> NDArray[np.int64]:
+    assert checkpoint.encoder is not None  # the caller has asked
+    num_tokens = min(checkpoint.encoder.vocab_size, num_drawn(checkpoint))
+    return rng.integers(0, num_tokens, length, dtype=np.int64)
+
+
+def _with_source(
+    case: ForestCase, source_ids: NDArray[np.int64], checkpoint: Checkpoint
+) -> ForestCase:
+    """Return a case with a source, neither with padding: no request has any in its source.
+
+    A padding in a target is a token as any other, but M2M100 has another position for it by itself
+    than beside others, which transformers computes here.
+    """
+    assert checkpoint.encoder is not None  # the caller has asked
+    padding = checkpoint.config.pad_token_id
+    other = 0 if padding != 0 else 1
+    source = source_ids[: checkpoint.encoder.context_length]
+    return dataclasses.replace(
+        case,
+        source_ids=np.where(source == padding, other, source),
+        prefix_ids=np.where(case.prefix_ids == padding, other, case.prefix_ids),
+        node_ids=np.where(case.node_ids == padding, other, case.node_ids),
+    )

@@ -1,0 +1,104 @@
+"""Encoder of an encoder-decoder: its graph's names, its entry in the manifest, its source.
+
+The encoder runs once a request. What it leaves are the cross rows: a key and a value of every token
+of the source for each decoder layer, which all beams and all drafted nodes read and none writes.
+
+| tensor | shape, type | meaning |
+|---|---|---|
+| source_ids | [1,N] int64 | of encoder.onnx: the tokens of the source |
+| cross.{i}.key, cross.{i}.value | [1,H,N,D] | its outputs, and inputs of the decoder's graph |
+| row_positions | [C] int64 | of the decoder's graph, with a bias by distance: positions of all |
+| | | rows of the cache; of those that no node sees any number |
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+
+from dsbd_forward.forward import Source
+from dsbd_forward.rows import Ints
+from dsbd_runtime.cache_entries import AttentionRows, parts_of
+from dsbd_runtime.errors import CapacityError, InputError
+
+ENCODER_FILE = "encoder.onnx"
+ENCODER_WEIGHTS_FILE = f"{ENCODER_FILE}.data"
+SOURCE_IDS = "source_ids"
+ROW_POSITIONS = "row_positions"
+
+
+def cross_name(layer: int, part: str) -> str:
+    """Return the name of one of the ``parts`` of the cross rows that a decoder layer reads."""
+    return f"cross.{layer}.{part}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderEntry:
+    """Manifest entry of the encoder beside a decoder's engine.
+
+    Attributes:
+        vocab_size: number of the tokens of a source.
+        context_length: most tokens of a source.
+        start_token_id: the token that every target begins with.
+        cross: the cross rows of the decoder layers that read the source.
+        reads_positions: whether the decoder's graph has the input ``row_positions``.
+        languages: the token of each language by its name, of a model that translates between
+            several; None for any other.
+        unknown_token_id: what tokens of the sources' tokenizer beyond ``vocab_size`` are read as;
+            None where it has none.
+    """
+
+    vocab_size: int
+    context_length: int
+    start_token_id: int
+    cross: list[AttentionRows]
+    reads_positions: bool = False
+    languages: dict[str, int] | None = None
+    unknown_token_id: int | None = None
+
+    @property
+    def cross_shapes(self) -> dict[str, tuple[str, int, int]]:
+        """The float type, heads and width of every cross tensor by its name, in their order."""
+        return {
+            cross_name(rows.layer, part): (rows.dtype, *rows.parts[part])
+            for rows, part in parts_of(self.cross)
+        }
+
+
+def checked_source(entry: EncoderEntry, source: Source) -> Ints:
+    """Return a source as (N,) int64.
+
+    Raises:
+        InputError: it is no tuple of tokens of the encoder.
+        CapacityError: it is longer than the encoder reads.
+    """
+    if not isinstance(source, tuple) or not source:
+        raise InputError(
+            f"the source of a forward is {source!r}, but the engine is an encoder-decoder's: "
+            "expected a tuple of token ids, at least one"
+        )
+    token_ids = cast("tuple[int, ...]", source)
+    check_length(len(token_ids), entry.context_length)
+    ids = np.array(token_ids)
+    if ids.dtype != np.int64 or ids.min() < 0 or ids.max() >= entry.vocab_size:
+        wrong = next(
+            each
+            for each in token_ids
+            if not isinstance(each, int) or not 0 <= each < entry.vocab_size
+        )
+        raise InputError(
+            f"the source has the token {wrong!r}, expected ids from 0 to {entry.vocab_size - 1}; "
+            "encode it with the bundle's tokenizer"
+        )
+    return ids
+
+
+def check_length(num_tokens: int, limit: int) -> None:
+    """Raise CapacityError for a source of more tokens than an encoder reads."""
+    if num_tokens > limit:
+        raise CapacityError(
+            f"the source has {num_tokens} tokens, the encoder of this bundle reads {limit}; split "
+            "it, as by sentences"
+        )

@@ -1,0 +1,112 @@
+"""Encoder on ONNX Runtime, and the cross rows of the sources that it has read."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsbd_forward.forward import Source
+from dsbd_runtime.encoder_entry import SOURCE_IDS, EncoderEntry, checked_source
+from dsbd_runtime.errors import CapacityError, EngineError
+from dsbd_runtime.graph import EncoderContract, check_graph
+
+MOST_SOURCES = 256
+MOST_BYTES = 2**30
+"""Most sources whose cross rows are kept, and most bytes of all but the last: the one that was read
+longest ago goes, and is computed again where it is needed after all."""
+
+_NO_MEMORY = ("Failed to allocate memory", "bad allocation", "bad_alloc")
+
+
+class CrossRows:
+    """The cross rows of one source as the decoder's graph takes them: never written, never moved.
+
+    Attributes:
+        values: an OrtValue (1, H, N, D) by name.
+        num_bytes: that they take.
+    """
+
+    def __init__(self, values: dict[str, Any], num_bytes: int) -> None:
+        self.values = values
+        self.num_bytes = num_bytes
+
+
+class OrtEncoder:
+    """One encoder, which reads every source once as long as its cross rows are kept."""
+
+    def __init__(
+        self,
+        ort: ModuleType,
+        path: Path,
+        entry: EncoderEntry,
+        open_engine: Callable[[Path], Any],
+        most_bytes: int = MOST_BYTES,
+    ) -> None:
+        """Open the graph at ``path``; a contradiction to its entry is a BundleError."""
+        self._ort = ort
+        self._path = path
+        self._entry = entry
+        self._most_bytes = most_bytes
+        self._engine: Any = open_engine(path)
+        check_graph(
+            path, EncoderContract(entry), self._engine.get_inputs(), self._engine.get_outputs()
+        )
+        self._kept: OrderedDict[Source, CrossRows] = OrderedDict()
+        self.num_bytes = 0
+
+    def cross_rows(self, source: Source) -> CrossRows:
+        """Return the cross rows of a source, a tuple of token ids.
+
+        Raises:
+            InputError: it is none, or has tokens that the encoder does not know.
+            CapacityError: it is too long, for the encoder or for the memory.
+        """
+        rows = self._kept.pop(source, None)
+        if rows is None:
+            rows = self._read(checked_source(self._entry, source))
+            self.num_bytes += rows.num_bytes
+        self._kept[source] = rows
+        while len(self._kept) > MOST_SOURCES or (
+            len(self._kept) > 1 and self.num_bytes > self._most_bytes
+        ):
+            self._drop_oldest()
+        return rows
+
+    def forget(self) -> None:
+        """Drop the cross rows of all sources."""
+        self._kept.clear()
+        self.num_bytes = 0
+
+    def close(self) -> None:
+        """Release the engine and all rows."""
+        self._engine = None
+        self.forget()
+
+    def _drop_oldest(self) -> None:
+        _, rows = self._kept.popitem(last=False)
+        self.num_bytes -= rows.num_bytes
+
+    def _read(self, source_ids: NDArray[np.int64]) -> CrossRows:
+        names = list(self._entry.cross_shapes)
+        feeds = {SOURCE_IDS: self._ort.OrtValue.ortvalue_from_numpy(source_ids[None])}
+        try:
+            values = self._engine.run_with_ort_values(names, feeds)
+        except Exception as error:  # ONNX Runtime's exceptions share no base but this one
+            reason = " ".join(str(error).split())
+            if any(sign in reason for sign in _NO_MEMORY):
+                raise CapacityError(
+                    f"no memory for the {len(source_ids)} tokens of a source in {self._path}: "
+                    f"{reason}; split the source"
+                ) from error
+            raise EngineError(
+                f"ONNX Runtime failed in a call of {self._path} ({len(source_ids)} tokens of a "
+                f"source): {reason}; copy the bundle or export again"
+            ) from error
+        num_bytes = sum(value.tensor_size_in_bytes() for value in values)
+        return CrossRows(dict(zip(names, values, strict=True)), num_bytes)

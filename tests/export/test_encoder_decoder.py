@@ -1,0 +1,179 @@
+"""Encoder-decoders: the whole parity gate of every family, and what must not pass it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from transformers import T5Config
+
+from dsbd_export.checkpoint import open_checkpoint
+from dsbd_export.config import ExportConfig
+from dsbd_export.encoder_decoder.reference import source_cases
+from dsbd_export.errors import ExportError
+from dsbd_export.model_loading import load_model
+from dsbd_export.parity import MAX_ABS_ERROR, ParityLimit
+from dsbd_export.parity_cases import Reference, reference_logits
+from dsbd_export.pipeline import export_bundle, export_model
+from scripts.family_checkpoints import (
+    FAMILY_CHECKPOINTS,
+    SOURCE_READERS,
+    write_checkpoint,
+    write_family_checkpoint,
+)
+from tests.export.gate import check_parity
+
+NAMES = [
+    name if row.is_quick else pytest.param(name, marks=pytest.mark.long)
+    for name, row in SOURCE_READERS.items()
+]
+KINDS = ["prefill", "decode", "tree"]
+
+
+def export_alone(name: str, folder: Path, captures, **options):
+    row = SOURCE_READERS[name]
+    source = write_family_checkpoint(name, folder / "checkpoint")
+    config = ExportConfig(target="", output=folder, max_context=row.max_context, **options)
+    checkpoint = open_checkpoint("target", source, config)
+    entry = export_model(checkpoint, folder, config, lambda _line: None, captures)
+    return replace(checkpoint, caches=tuple(entry.caches), encoder=entry.encoder), entry
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_family_passes_the_whole_gate(name, captures, tmp_path):
+    checkpoint, entry = export_alone(name, tmp_path, captures)
+    assert entry.parity.max_abs_error < 5e-5
+    cases = [(case.prompt_length, case.name) for case in entry.parity.cases]
+    assert cases == [*((n, kind) for n in (1, 17, 128) for kind in KINDS), (256, "text")]
+    assert entry.num_layers == 3  # the encoder has two
+    assert [rows.layer for rows in entry.encoder.cross] == [0, 1, 2]
+    shapes = {(rows.num_heads, rows.key_width, rows.value_width) for rows in entry.encoder.cross}
+    assert shapes == {(4, 8, 8)}
+    assert entry.encoder.reads_positions == ("t5" in name)
+    lengths = {len(case.source_ids) for case in source_cases(checkpoint)}
+    assert lengths == {1, 9, 40, 150, 256}
+
+
+def test_int8_rows_of_both_graphs(captures, tmp_path):
+    _, entry = export_alone(
+        "marian", tmp_path, captures, quantize="int8-dynamic", attention="fused"
+    )
+    assert entry.quantization == "int8-dynamic"
+    for file in ("model.onnx", "encoder.onnx"):
+        graph = onnx.load(tmp_path / "target" / file, load_external_data=False).graph
+        assert any(node.op_type == "MatMulInteger" for node in graph.node)
+
+
+def see_no_source(graph: onnx.GraphProto) -> None:
+    """Read the keys of a layer in the place of another's."""
+    for node in graph.node:
+        names = {"cross.0.key": "cross.1.key", "cross.1.key": "cross.0.key"}
+        node.input[:] = [names.get(name, name) for name in node.input]
+
+
+def stand_at_rows(graph: onnx.GraphProto) -> None:
+    """Take row 2 for every position of the cache."""
+    two = onnx.numpy_helper.from_array(np.array([2], np.int64), "two")
+    graph.initializer.append(two)
+    for node in graph.node:
+        node.input[:] = ["two" if name == "row_positions" else name for name in node.input]
+
+
+@pytest.mark.parametrize("mutate", [see_no_source, stand_at_rows])
+def test_a_wrong_source_or_wrong_positions_fail(mutate, captures, tmp_path):
+    checkpoint, _ = export_alone("t5", tmp_path, captures)
+    model = load_model(checkpoint)
+    wanted = [
+        Reference(case=case, logits=reference_logits(model, case))
+        for case in source_cases(checkpoint)
+        if case.name == "tree"
+    ]
+    limit = ParityLimit(MAX_ABS_ERROR, 1e-4)
+    check_parity(tmp_path / "target", checkpoint, wanted, limit)
+    file = tmp_path / "target" / "model.onnx"
+    graph = onnx.load(file, load_external_data=False)
+    mutate(graph.graph)
+    onnx.save(graph, file)
+    with pytest.raises(ExportError, match="differs from the checkpoint"):
+        check_parity(tmp_path / "target", checkpoint, wanted, limit)
+
+
+WRONG_OPTIONS = [
+    ({"dtype": "fp16"}, "dtype='fp16' has no form for the target, an encoder-decoder"),
+    ({"quantize": "int8-dynamic"}, r"attention='exact' \(the default with int8-dynamic\)"),
+    ({"features": True}, "features=True has no form"),
+    ({"max_source": 8}, "max_source=8 is too short"),
+]
+
+
+@pytest.mark.parametrize(("options", "words"), WRONG_OPTIONS)
+def test_options_without_a_form_are_refused(options, words, tmp_path):
+    target = write_family_checkpoint("marian", tmp_path / "target")
+    with pytest.raises(ExportError, match=words):
+        export_bundle(
+            ExportConfig(target=str(target), output=tmp_path / "b", **options), report=print
+        )
+    assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize("order", [("marian", "llama"), ("llama", "marian")])
+def test_a_pair_of_which_one_reads_a_source_is_refused(order, tmp_path):
+    target, draft = (str(write_family_checkpoint(name, tmp_path / name)) for name in order)
+    with pytest.raises(ExportError, match="expected both or neither"):
+        export_bundle(ExportConfig(target=target, draft=draft, output=tmp_path / "b"), report=print)
+
+
+def test_a_source_of_a_decoder_is_refused(tmp_path):
+    assert "llama" in FAMILY_CHECKPOINTS
+    target = str(write_family_checkpoint("llama", tmp_path / "llama"))
+    config = ExportConfig(target=target, output=tmp_path / "b", max_source=64)
+    with pytest.raises(ExportError, match="max_source=64 has no meaning for the target"):
+        export_bundle(config, report=print)
+
+
+def test_a_start_token_is_needed(tmp_path):
+    folder = write_family_checkpoint("t5", tmp_path / "t5")
+    for file in (folder / "config.json", folder / "generation_config.json"):
+        content = json.loads(file.read_text())
+        content.pop("decoder_start_token_id", None)
+        file.write_text(json.dumps(content))
+    with pytest.raises(ExportError, match="decoder_start_token_id None, expected the token id"):
+        open_checkpoint("target", folder, ExportConfig(target="", output=tmp_path))
+
+
+LIMITS = [  # (n_positions, max_context, max_source, those that hold)
+    (None, None, None, (512, 512)),
+    (1024, None, None, (1024, 1024)),
+    (None, 2048, None, (2048, 512)),
+    (128, 64, 4096, (64, 4096)),
+]
+
+
+@pytest.mark.parametrize(("own", "max_context", "max_source", "wanted"), LIMITS)
+def test_limits_of_a_model_that_knows_distances(own, max_context, max_source, wanted, tmp_path):
+    sizes = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 1}
+    more = {} if own is None else {"n_positions": own}
+    config = T5Config(vocab_size=300, decoder_start_token_id=0, pad_token_id=0, **sizes, **more)
+    folder = write_checkpoint(tmp_path / "t5", config)
+    options = ExportConfig(
+        target="", output=tmp_path, max_context=max_context, max_source=max_source
+    )
+    checkpoint = open_checkpoint("target", folder, options)
+    assert (checkpoint.context_length, checkpoint.encoder.context_length) == wanted
+
+
+def test_defaults_that_an_older_checkpoint_has_in_its_config(captures, tmp_path):
+    target = write_family_checkpoint("marian", tmp_path / "target")
+    (target / "generation_config.json").unlink()
+    content = json.loads((target / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps({**content, "num_beams": 6}))
+    output = tmp_path / "bundle"
+    config = ExportConfig(target=str(target), output=output)
+    export_bundle(config, report=lambda _: None, source_of=captures)
+    defaults = json.loads((output / "generation_config.json").read_text())
+    assert defaults["num_beams"] == 6
+    assert defaults["decoder_start_token_id"] == 2

@@ -1,0 +1,142 @@
+"""Marian's tokenizers: two sentencepiece files, whose pieces have the ids of a vocabulary."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import warnings
+from pathlib import Path
+
+import pytest
+import sentencepiece
+import torch
+from transformers import AutoModelForSeq2SeqLM, MarianTokenizer
+
+import dsbd_ort
+from dsbd_export.checkpoint import quiet_libraries
+from dsbd_export.config import ExportConfig
+from dsbd_export.encoder_decoder.marian_tokenizer import write_source_tokenizer
+from dsbd_export.errors import ExportError
+from dsbd_export.pipeline import export_bundle
+from scripts.family_checkpoints import write_family_checkpoint
+from tests.made_once import made_once
+
+SOURCES = (
+    "The house is small and the garden is large.",
+    "She reads a book about rivers, stones and birds.",
+    "We went to the market on Monday morning.",
+)
+TARGETS = (
+    "Das Haus ist klein und der Garten ist groß.",
+    "Sie liest ein Buch über Flüsse, Steine und Vögel.",
+    "Wir gingen am Montagmorgen auf den Markt.",
+)
+TEXTS = (*SOURCES, *TARGETS, ">>deu<< The house", "the  birds </s> and <pad>", "日本 the 日")
+
+
+def pieces_of(file: Path, texts: tuple[str, ...], kind: str = "unigram") -> list[str]:
+    """The pieces of a model that is trained on some texts and written to a file."""
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(texts * 5),
+        model_writer=model,
+        vocab_size=100,
+        model_type=kind,
+        hard_vocab_limit=False,
+        bos_id=-1,
+        eos_id=0,
+        unk_id=1,
+        minloglevel=2,
+    )
+    file.write_bytes(model.getvalue())
+    known = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+    return [known.id_to_piece(index) for index in range(known.vocab_size())]
+
+
+def with_marian_files(folder: Path, kind: str = "unigram", separate: bool = False) -> Path:
+    """A folder with the files of OPUS-MT; a piece of the sources is missing in the vocabulary."""
+    folder.mkdir(exist_ok=True)
+    source = pieces_of(folder / "source.spm", SOURCES, kind)
+    target = pieces_of(folder / "target.spm", TARGETS, kind)
+    source.remove("w")
+
+    def write(name: str, pieces: list[str]) -> None:
+        ids = {piece: i for i, piece in enumerate(dict.fromkeys(["</s>", "<unk>", *pieces]))}
+        ids |= {token: len(ids) + i for i, token in enumerate((">>deu<<", "<pad>"))}
+        (folder / name).write_text(json.dumps(ids))
+
+    write("vocab.json", source if separate else [*source, *target])
+    if separate:
+        write("target_vocab.json", target)
+    settings = {"tokenizer_class": "MarianTokenizer", "separate_vocabs": separate}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "tokenizer.json").unlink(missing_ok=True)
+    return folder
+
+
+@pytest.mark.parametrize("separate", [False, True])
+def test_ids_and_texts_are_those_of_transformers(separate, tmp_path):
+    folder = with_marian_files(tmp_path / "marian", separate=separate)
+    write_source_tokenizer(folder, tmp_path, TEXTS)
+    assert (tmp_path / "source_tokenizer.json").is_file()
+
+
+def test_other_scores_are_seen(tmp_path):
+    """What splits the targets is put in the place of what splits the sources."""
+    folder = with_marian_files(tmp_path / "marian")
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    theirs = (folder / "source.spm").read_bytes()
+    write_source_tokenizer(folder, tmp_path, SOURCES)
+    written = (tmp_path / "source_tokenizer.json").read_text()
+    (folder / "source.spm").write_bytes((folder / "target.spm").read_bytes())
+    write_source_tokenizer(folder, tmp_path, SOURCES)
+    assert (tmp_path / "source_tokenizer.json").read_text() != written
+    (folder / "source.spm").write_bytes(theirs)
+
+
+def test_another_kind_of_model_is_refused(tmp_path):
+    folder = with_marian_files(tmp_path / "marian", kind="bpe")
+    with pytest.raises(ExportError, match="of type BPE, expected Unigram"):
+        write_source_tokenizer(folder, tmp_path, TEXTS)
+
+
+def test_a_vocabulary_with_gaps_is_refused(tmp_path):
+    folder = with_marian_files(tmp_path / "marian")
+    content = json.loads((folder / "vocab.json").read_text())
+    (folder / "vocab.json").write_text(json.dumps({**content, "another": 500}))
+    with pytest.raises(ExportError, match=re.escape("expected one for each id from 0 on")):
+        write_source_tokenizer(folder, tmp_path, TEXTS)
+
+
+@pytest.fixture(scope="module")
+def exported(captures, tmp_path_factory) -> Path:
+    def make(folder: Path) -> Path:
+        target = write_family_checkpoint("marian", folder / "marian")
+        with_marian_files(target)
+        config = ExportConfig(target=str(target), output=folder / "bundle")
+        with quiet_libraries():
+            export_bundle(config, report=lambda _: None, source_of=captures)
+        return folder
+
+    return made_once(tmp_path_factory, "marian-files", make)
+
+
+def test_a_translation_of_text_is_that_of_transformers(exported):
+    folder = exported / "marian"
+    with quiet_libraries(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        tokenizer = MarianTokenizer.from_pretrained(folder)
+        model = AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=torch.float32).eval()
+    without_pieces = list(range(len(tokenizer), 300))
+    options = {"max_new_tokens": 12, "num_beams": 4, "suppress_tokens": without_pieces}
+    with dsbd_ort.Pipeline.from_bundle(exported / "bundle", num_threads=1) as pipe:
+        for text in (*SOURCES, ">>deu<< The house", "we went west"):
+            with quiet_libraries(), torch.no_grad():
+                inputs = tokenizer(text, return_tensors="pt")
+                wanted = model.generate(**inputs, **options)[0].tolist()
+            found = pipe.translate(text, **options).sequences[0]
+            assert found.token_ids == wanted[1:]
+            said = tokenizer.decode(wanted, skip_special_tokens=True, use_source_tokenizer=False)
+            assert found.text.strip() == said

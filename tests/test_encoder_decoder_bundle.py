@@ -1,0 +1,350 @@
+"""Bundles of encoder-decoders: what transformers generates, drafted or not, alone or together."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from transformers import AutoModelForSeq2SeqLM
+
+import dsbd_ort
+from dsbd_export.checkpoint import quiet_libraries
+from dsbd_export.config import ExportConfig
+from dsbd_export.pipeline import export_bundle
+from dsbd_ort.cli import inspect
+from dsbd_ort.decoding import DecodingError, DecodingRequest, result_of
+from dsbd_ort.decoding.batched_decoder import BatchedDecoder, decoded_together
+from dsbd_ort.decoding.cache_view import PrefixCache
+from dsbd_ort.decoding.decode import iterations_of
+from dsbd_ort.engine import Service
+from dsbd_runtime.errors import BundleError, CapacityError, InputError, ProviderError
+from scripts.family_checkpoints import SOURCE_READERS, write_family_checkpoint
+from tests.made_once import made_once
+from tests.runtime.bundle_edits import edited
+
+DEFAULTS = {
+    "num_beams": 4,
+    "length_penalty": 0.6,
+    "early_stopping": True,
+    "max_length": 17,
+    "min_length": 4,
+    "no_repeat_ngram_size": 3,
+    "forced_bos_token_id": 7,
+    "forced_eos_token_id": 1,
+}
+NO_DEFAULTS = {"max_length": 17, "forced_eos_token_id": None}
+
+
+def with_defaults(folder: Path, defaults: dict[str, Any]) -> Path:
+    """The checkpoint with a generation_config.json that says these."""
+    file = folder / "generation_config.json"
+    content = json.loads(file.read_text())
+    file.write_text(json.dumps({**content, **defaults}))
+    return folder
+
+
+def exported(target: str, draft: str | None, captures, folder: Path, defaults=DEFAULTS) -> Path:
+    names = [target] if draft is None else [target, draft]
+    sources = [
+        str(with_defaults(write_family_checkpoint(name, folder / name), defaults)) for name in names
+    ]
+    config = ExportConfig(
+        target=sources[0], draft=None if draft is None else sources[1], output=folder / "bundle"
+    )
+    export_bundle(config, report=lambda _: None, source_of=captures)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def pair(captures, tmp_path_factory) -> Path:
+    """Marian drafted by T5, which has the same tokens; beside the bundle their checkpoints."""
+    return made_once(
+        tmp_path_factory,
+        "encoder-decoders",
+        lambda folder: exported("marian", "t5", captures, folder),
+    )
+
+
+@pytest.fixture(scope="session")
+def pipe(pair):
+    with dsbd_ort.Pipeline.from_bundle(pair / "bundle", num_threads=1) as opened:
+        yield opened
+
+
+def some_sources(number: int) -> list[list[int]]:
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(1, 30, number)
+    return [[*rng.integers(3, 290, length).tolist(), 1] for length in lengths]
+
+
+@functools.cache
+def model_of(folder: Path) -> Any:
+    with quiet_libraries():
+        return AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def generated(folder: Path, source: list[int], **options: Any) -> tuple[list[list[int]], Any]:
+    """The new tokens of transformers' sequences up to their end, and their scores."""
+    with quiet_libraries(), torch.no_grad():
+        output = model_of(folder).generate(
+            torch.tensor([source]),
+            attention_mask=torch.ones(1, len(source), dtype=torch.int64),
+            output_scores=True,
+            return_dict_in_generate=True,
+            use_cache="t5" not in folder.name,  # which fails with another number of encoder layers
+            **options,
+        )
+    rows = [row[1:] for row in output.sequences.tolist()]
+    ended = [row[: row.index(1) + 1] if 1 in row else row for row in rows]
+    scores = getattr(output, "sequences_scores", None)
+    return ended, None if scores is None else scores.numpy()
+
+
+def check_equal(pipe, folder: Path, source: list[int], **options: Any) -> None:
+    ours = ("strategy", "draft_length")
+    of_transformers = {name: value for name, value in options.items() if name not in ours}
+    wanted, scores = generated(folder, source, **of_transformers)
+    found = pipe.generate(source=source, **options).sequences
+    assert [each.token_ids for each in found] == wanted
+    if scores is not None:
+        assert np.allclose([each.score for each in found], scores, atol=1e-4)
+
+
+SEARCHES = [
+    {},
+    {"strategy": "speculative-beam-search", "draft_length": 3},
+    {"strategy": "beam-search"},
+    {"num_return_sequences": 4},
+    {"num_beams": 1},
+    {"num_beams": 5, "early_stopping": False, "length_penalty": 2.0, "num_return_sequences": 5},
+]
+
+
+def test_the_defaults_and_searches_of_the_model(pipe, pair):
+    for index, source in enumerate(some_sources(10)):
+        for options in SEARCHES if index < 2 else SEARCHES[:1]:
+            check_equal(pipe, pair / "marian", source, **options)
+    stats = pipe.generate(source=source, draft_length=3).stats
+    assert stats.num_draft_tokens > 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", SOURCE_READERS)
+@pytest.mark.parametrize("defaults", [DEFAULTS, NO_DEFAULTS])
+def test_two_hundred_sources_of_every_family(name, defaults, captures, tmp_path):
+    exported(name, None, captures, tmp_path, defaults)
+    with dsbd_ort.Pipeline.from_bundle(tmp_path / "bundle", num_threads=2) as pipe:
+        for index, source in enumerate(some_sources(200)):
+            options = SEARCHES[index % len(SEARCHES)]
+            check_equal(pipe, tmp_path / name, source, **options)
+
+
+SAMPLING = [
+    ("beam-sample", "dsbd", {"num_beams": 3, "num_return_sequences": 3}),
+    ("sample", "speculative", {"temperature": 0.8}),
+]
+
+
+@pytest.mark.parametrize(("plain", "drafted", "options"), SAMPLING)
+@pytest.mark.parametrize("drafter", ["model", "ngram"])
+def test_drafted_is_plain(plain, drafted, options, drafter, pipe):
+    for seed, source in enumerate(some_sources(4)):
+        wanted = pipe.generate(source, strategy=plain, seed=seed, **options)
+        found = pipe.generate(source, strategy=drafted, seed=seed, drafter=drafter, **options)
+        assert [s.token_ids for s in found.sequences] == [s.token_ids for s in wanted.sequences]
+
+
+def test_equal_targets_of_other_sources_share_nothing(pipe):
+    """Both begin with the same two tokens, whose rows depend on the source."""
+    first, second = some_sources(2)
+    alone = [pipe.generate(source=source).sequences[0] for source in (first, second)]
+    assert alone[0].token_ids[0] == alone[1].token_ids[0] == 7
+    assert alone[0].token_ids != alone[1].token_ids
+    for _ in range(2):
+        together = pipe.generate([first, second, first])
+        wanted = [alone[0], alone[1], alone[0]]
+        for result, sequence in zip(together, wanted, strict=True):
+            assert result.sequences[0].token_ids == sequence.token_ids
+            assert result.sequences[0].logprob == pytest.approx(sequence.logprob, abs=1e-4)
+
+
+def test_equal_prompts_of_other_sources_share_no_rows(pipe):
+    """Together, one behind the other, and with rows that an earlier request has left."""
+    prompt = [2, 7, 50, 60, 70]
+    config = dsbd_ort.DecodingConfig(strategy="beam-search", num_beams=2, max_new_tokens=6)
+
+    def request(source: tuple[int, ...]) -> DecodingRequest:
+        rng = np.random.default_rng(0)
+        return DecodingRequest(prompt_ids=prompt, config=config, rng=rng, source=source)
+
+    first, second = (tuple(source) for source in some_sources(2))
+    with pipe.engines() as (target, _):
+        alone = []
+        for source in (first, second):
+            target.keep(np.arange(0))
+            result = result_of(iterations_of(request(source), target, None, None))
+            alone.append(result.sequences[0])
+        assert alone[0].logprob != pytest.approx(alone[1].logprob, abs=1e-2)
+        target.keep(np.arange(0))
+        prefixes = PrefixCache(), PrefixCache()
+        for source in (first, second, second, first):
+            result = result_of(iterations_of(request(source), target, None, prefixes))
+            wanted = alone[0 if source == first else 1]
+            assert result.sequences[0].logprob == pytest.approx(wanted.logprob, abs=1e-4)
+        target.keep(np.arange(0))
+        together = decoded_together(
+            BatchedDecoder(target, None), [request(s) for s in (first, second, first)], 3
+        )
+        for result, wanted in zip(together, (alone[0], alone[1], alone[0]), strict=True):
+            assert result.sequences[0].logprob == pytest.approx(wanted.logprob, abs=1e-4)
+
+
+def test_many_sources_at_once(pipe):
+    sources = some_sources(12)
+    wanted = [pipe.generate(source=source).sequences[0].token_ids for source in sources]
+    assert [r.sequences[0].token_ids for r in pipe.generate(sources)] == wanted
+
+
+def test_a_stream_and_a_service(pipe, pair):
+    source = some_sources(3)[-1]
+    wanted = pipe.generate(source=source).sequences[0]
+    assert "".join(piece.text for piece in pipe.stream(source)) == wanted.text
+    with (
+        dsbd_ort.Pipeline.from_bundle(pair / "bundle", num_threads=1) as own,
+        Service(own) as service,
+    ):
+        assert service.generate(source).sequences[0].token_ids == wanted.token_ids
+
+
+def test_memory_of_sources_is_counted_and_given_back(pipe):
+    short, long = [5, 1], [5] * 255 + [1]
+    results = [pipe.generate(source=source, draft_length=2) for source in (short, long, short)]
+    peaks = [result.stats.kv_bytes_peak for result in results]
+    target, draft = 3 * 2 * 4 * 8 * 4, 3 * 2 * 4 * 8 * 4  # bytes of one token of a source
+    assert peaks[1] - peaks[0] >= (len(long) - len(short)) * (target + draft) * 0.9
+    assert peaks[2] < peaks[1]
+
+
+REFUSED = [  # (prompt, options, error, its words)
+    ([], {}, InputError, "the source has no token"),
+    (
+        [5] * 257,
+        {},
+        CapacityError,
+        "the source has 257 tokens, the encoder of this bundle reads 256",
+    ),
+    ([300], {}, InputError, "the source has the token 300, expected ids from 0 to 299"),
+    ([5], {"prompt_logprobs": True}, InputError, "the prompt of an encoder-decoder is its source"),
+    ([5], {"max_new_tokens": 256}, CapacityError, "max_new_tokens 255"),
+]
+
+
+@pytest.mark.parametrize(("prompt", "options", "error", "words"), REFUSED)
+def test_invalid_requests_are_refused(prompt, options, error, words, pipe):
+    with pytest.raises(error, match=words):
+        pipe.generate(prompt, **options)
+
+
+def test_what_an_encoder_decoder_has_not(pipe):
+    with pytest.raises(InputError, match="has no chats"):
+        pipe.chat_prompt([{"role": "user", "content": "hello"}])
+    with pytest.raises(InputError, match="has no tokens for languages"):
+        pipe.translate("hello", tgt_lang="fra_Latn")
+    with pytest.raises(InputError, match="prompt and source: both"):
+        pipe.generate("hello", source="hello")
+    with pytest.raises(InputError, match="prompt and source: neither"):
+        pipe.generate()
+
+
+def test_a_gpu_is_refused(pair):
+    with pytest.raises(ProviderError, match="engine of an encoder-decoder, which provider 'cuda'"):
+        dsbd_ort.Pipeline.from_bundle(pair / "bundle", provider="cuda")
+
+
+def test_a_source_of_a_decoder_is_refused(demo_bundle):
+    with dsbd_ort.Pipeline.from_bundle(demo_bundle) as pipe:
+        with pytest.raises(InputError, match="is no encoder-decoder; give it as the prompt"):
+            pipe.generate(source="hello")
+        with pytest.raises(InputError, match="is no encoder-decoder, which translate needs"):
+            pipe.translate("hello")
+
+
+def test_decoding_without_a_source_is_refused(pipe):
+    with pipe.engines() as (target, _):
+        with pytest.raises(DecodingError, match="source is None, but the target is an encoder"):
+            dsbd_ort.decoding.decode(
+                target,
+                None,
+                [2],
+                dsbd_ort.DecodingConfig(strategy="greedy"),
+                np.random.default_rng(0),
+            )
+
+
+def changed(pair: Path, folder: Path, edit) -> Path:
+    """A copy of the bundle whose manifest was edited."""
+    shutil.copytree(pair / "bundle", folder / "bundle")
+    return edited(folder / "bundle", edit)
+
+
+DAMAGED = [  # (field of the target's encoder, value, words)
+    ("start_token_id", 300, "encoder: start_token_id is 300, expected 0 to 299"),
+    ("languages", {"eng_Latn": -1}, "encoder: eng_Latn is -1, expected 0 to 299"),
+    ("context_length", 0, "encoder: context_length is 0, expected a number above 0"),
+    ("cross", [], "encoder: cross is [], expected increasing layers from 0 to 2"),
+    ("windows", 3, "encoder has windows 3, which this version of dsbd-ort does not know"),
+    ("reads_positions", True, "lacks the input row_positions"),
+]
+
+
+@pytest.mark.parametrize(("field", "value", "words"), DAMAGED)
+def test_a_manifest_that_contradicts_itself_or_its_graphs(field, value, words, pair, tmp_path):
+    def edit(data: dict[str, Any]) -> None:
+        data["target"]["encoder"][field] = value
+
+    with pytest.raises(BundleError, match=re.escape(words)):
+        dsbd_ort.Pipeline.from_bundle(changed(pair, tmp_path, edit))
+
+
+def test_cross_rows_of_another_shape(pair, tmp_path):
+    def edit(data: dict[str, Any]) -> None:
+        data["target"]["encoder"]["cross"][1]["key_width"] = 16
+
+    with pytest.raises(BundleError, match=r"cross\.1\.key of shape"):
+        dsbd_ort.Pipeline.from_bundle(changed(pair, tmp_path, edit))
+
+
+def test_an_encoder_that_is_not_listed(pair, tmp_path):
+    def edit(data: dict[str, Any]) -> None:
+        del data["files"]["target/encoder.onnx"]
+
+    with pytest.raises(BundleError, match=r"lists no target/encoder\.onnx"):
+        dsbd_ort.Pipeline.from_bundle(changed(pair, tmp_path, edit))
+
+
+def test_a_draft_that_alone_reads_a_source(pair, tmp_path):
+    def edit(data: dict[str, Any]) -> None:
+        data["target"]["encoder"] = None
+
+    with pytest.raises(BundleError, match="reads a source, which requests to its target do not"):
+        dsbd_ort.Pipeline.from_bundle(changed(pair, tmp_path, edit))
+
+
+def test_what_an_inspection_says(pair):
+    done = CliRunner().invoke(inspect, [str(pair / "bundle")])
+    assert done.exit_code == 0, done.output
+    lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
+    assert any("source │ 256 tokens of 300 │ 256 tokens of 300" in line for line in lines), lines
+    assert any("bytes a source token │ 768 │ 768" in line for line in lines)
+    content = json.loads(CliRunner().invoke(inspect, [str(pair / "bundle"), "--json"]).stdout)
+    assert content["target"]["encoder"]["start_token_id"] == 2
+    cuda = next(each for each in content["providers"] if each["name"] == "cuda")
+    assert any("engine of an encoder-decoder" in problem for problem in cuda["problems"])
