@@ -224,8 +224,11 @@ def main(work: Path, layers: int, contexts: tuple[int, ...], rounds: int, page: 
     page.begin("calls")
     hybrid = bundle_of(f"hybrid-{layers}", hybrid_config(layers), work)
     llama = bundle_of(f"llama-{layers}", llama_config(layers), work)
-    engines = [Engine(each, "target", "today", page.threads) for each in (hybrid, llama)]
-    found = measured(engines, contexts, rounds, with_busy=False)
+    engines = (
+        Engine(hybrid, "target", "today", page.threads),
+        Engine(llama, "target", "today", page.threads),
+    )
+    found = measured(list(engines), contexts, rounds, with_busy=False)
     operator = operator_ms(hybrid, page.threads, rounds)
     lines = table(COLUMNS, call_rows(*engines, contexts, found, operator))
     lines += ["", *memory_lines(hybrid, llama, fold_ms(hybrid, page.threads, rounds))]

@@ -40,8 +40,6 @@ def logits_behind(seed: int, state: int, vocab_size: int) -> NDArray[np.float64]
 class StateMemory:
     """The recent rows are tokens, the states numbers."""
 
-    num_bytes = 0
-
     def __init__(self) -> None:
         self.rows = np.full(1 << 14, _LOST)
         self.states = [0]

@@ -77,7 +77,7 @@ LayerCache = tuple[Tensor, ...]  # the parts of one layer's cache, (1, heads, ro
 
 
 @dataclass(frozen=True)
-class RecentInputs:
+class RecentTensors:
     """What convolutions and recurrences need of the inputs of the graph.
 
     Attributes:
@@ -93,7 +93,7 @@ class RecentInputs:
     states: Mapping[int, tuple[Tensor, Tensor]]
 
     @classmethod
-    def of(cls, checkpoint: Checkpoint, further: Mapping[str, Tensor]) -> RecentInputs | None:
+    def of(cls, checkpoint: Checkpoint, further: Mapping[str, Tensor]) -> RecentTensors | None:
         """Return those of a model, of its further inputs by name; None without recent rows."""
         if RECENT_WRITE_INDICES not in further:
             return None
@@ -118,7 +118,7 @@ class ForestCache(Cache):  # type: ignore[misc]  # transformers has no types
         self,
         past: Mapping[tuple[int, str], LayerCache],
         write_indices: Tensor,
-        recent: RecentInputs | None = None,
+        recent: RecentTensors | None = None,
     ) -> None:
         """Take the caches by layer and kind, and what convolutions and recurrences need."""
         super().__init__(layers=[])
@@ -259,7 +259,7 @@ class ForestGraph(nn.Module):
         if self._form is AttentionForm.OWN:
             masks = [additive_mask(mask, self.model.dtype) for mask in masks]
         rest = dict(zip(further_names(self._checkpoint), further or (), strict=True))
-        recent = RecentInputs.of(self._checkpoint, rest)
+        recent = RecentTensors.of(self._checkpoint, rest)
         convolutions = None if recent is None else recent.convolutions
         cache = ForestCache(dict(zip(self._places, past, strict=True)), write_indices, recent)
         with (

@@ -44,7 +44,7 @@ MOST_HELD = 4
 """Checkpoints that stay for paths that branch off later."""
 
 _FIRST_HELD = 256  # rows; fewer are soon computed again
-_LOOK_EVERY = 16  # recent rows
+_LOOK_EVERY = 16  # recent rows, or more
 _BEGIN = 0  # the checkpoint where paths begin
 _FOLDED = -1  # instead of a checkpoint: nothing continues from the row
 _FIELDS = ("tokens", "positions", "parents", "depths", "places", "checkpoints")
@@ -52,10 +52,6 @@ _FIELDS = ("tokens", "positions", "parents", "depths", "places", "checkpoints")
 
 class RecentMemory(Protocol):
     """Where the recent rows and the states of the checkpoints lie."""
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes that both take now."""
 
     def reserve(self, num_rows: int, num_used: int) -> None:
         """Give the recent rows room; keep the first ``num_used``. Without any, start again."""
@@ -135,11 +131,6 @@ class RecentRows:
         self.num_recent = 0
 
     @property
-    def num_bytes(self) -> int:
-        """Bytes of recent rows and checkpoints."""
-        return self._memory.num_bytes
-
-    @property
     def num_checkpoints(self) -> int:
         """Checkpoints with a state, the one where paths begin included."""
         return len(self._ends)
@@ -169,7 +160,7 @@ class RecentRows:
         """Fold what pays before a call; the rows that it continues from stay."""
         if self.num_recent >= self._next_look:
             self._fold_chains(self._continued(forward))
-            self._next_look = self.num_recent + _LOOK_EVERY
+            self._look_later()
 
     def again(self, forward: Forward, most_rows: int) -> Iterator[tuple[Forward, Ints]]:
         """Yield calls that compute again the rows that a forward needs and that are folded.
@@ -295,6 +286,10 @@ class RecentRows:
         if has_folded:
             self._drop_unneeded()
 
+    def _look_later(self) -> None:
+        """Look again once there are some more rows; to look takes time for each of them."""
+        self._next_look = self.num_recent + max(_LOOK_EVERY, self.num_recent // 4)
+
     def _chains(self, stops: set[int]) -> list[tuple[list[int], list[int]]]:
         """Return the chains to fold: the rows of each, and those that continue from it."""
         depths, parents = self._depths, self._parents
@@ -331,7 +326,8 @@ class RecentRows:
         source, end = int(self._checkpoints[chain[0]]), int(self._parents[chain[0]])
         before, depth = self._ends[source], int(self._depths[chain[-1]])
         self._checkpoints[[*chain, *below]] = _FOLDED
-        if before >= _FIRST_HELD and before.bit_length() < depth.bit_length():
+        has_doubled = before.bit_length() < depth.bit_length()
+        if end != NO_ROW and before >= _FIRST_HELD and has_doubled:
             self._hold(end)
         self._give_up(stops)
         target = self._unused_checkpoint()
@@ -397,7 +393,7 @@ class RecentRows:
         self._places[needed] = np.arange(len(needed))
         self.num_recent = len(needed)
         self._memory.shrink(self.num_recent)
-        self._next_look = min(self._next_look, self.num_recent + _LOOK_EVERY)
+        self._look_later()
         num_used = int(self._checkpoints.max(initial=_BEGIN)) + 1
         del self._ends[num_used:]
         self._memory.reserve_checkpoints(num_used)

@@ -28,8 +28,6 @@ class SumMemory:
         self.states = np.zeros(1)
         self.folds: list[int] = []  # rows of each
 
-    num_bytes = 0
-
     def reserve(self, num_rows: int, num_used: int) -> None:
         assert num_rows <= len(self.rows)
         self.rows[num_used:] = np.nan
