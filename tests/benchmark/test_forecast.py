@@ -71,9 +71,9 @@ def test_the_engines_of_a_bundle(tiny_bundle):
 
 
 def test_chats_are_forecast_as_people_use_them_sampled_and_greedy():
-    target = TableModel(VOCAB_SIZE, random_table(0, VOCAB_SIZE))
+    target, draft = (TableModel(VOCAB_SIZE, random_table(0, VOCAB_SIZE)) for _ in range(2))
     costs = EngineCosts(ANY_ROWS, FREE)
-    found = list(forecasts(target, target, costs, PROMPTS, NEW_TOKENS, are_chats=True))
+    found = list(forecasts(target, draft, costs, PROMPTS, NEW_TOKENS, are_chats=True))
     kinds = [(speed.num_beams, speed.is_greedy) for speed in found]
     assert kinds == [(1, False), (2, False), (4, False), (1, True), (4, True)]
     for speed in found:
