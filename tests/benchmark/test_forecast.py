@@ -68,3 +68,14 @@ def test_the_engines_of_a_bundle(tiny_bundle):
     found = forecast(open_bundle(tiny_bundle.path), prompts)
     assert [speed.num_beams for speed in found] == [1, 2, 4]
     assert all(speed.speedup > 0 and 1 <= speed.tokens_per_iteration <= 9 for speed in found)
+
+
+def test_chats_are_forecast_as_people_use_them_sampled_and_greedy():
+    target, draft = (TableModel(VOCAB_SIZE, random_table(0, VOCAB_SIZE)) for _ in range(2))
+    costs = EngineCosts(ANY_ROWS, FREE)
+    found = list(forecasts(target, draft, costs, PROMPTS, NEW_TOKENS, are_chats=True))
+    kinds = [(speed.num_beams, speed.is_greedy) for speed in found]
+    assert kinds == [(1, False), (2, False), (4, False), (1, True), (4, True)]
+    for speed in found:
+        assert speed.tokens_per_iteration > 2.0
+        assert speed.speedup == pytest.approx(speed.tokens_per_iteration)
