@@ -67,6 +67,7 @@ class Equalizer:
         self._linears = {linear.node: linear for linear in linears}
         self._seen = seen
         self._choose = choose
+        self._num_rewritten = 0
         self.embeddings = list(embeddings)
         self.done = NOTHING_EQUALIZED
 
@@ -244,7 +245,9 @@ class Equalizer:
     ) -> ir.Value:
         """Return the initializer ``compute(value)``, computed when it is written."""
         assert value.dtype is not None  # initializers have a type
-        return self._store.derived(value, "even", compute, value.dtype, shape_of(value))
+        self._num_rewritten += 1  # layers may share an initializer, but not its new values
+        name = f"even_{self._num_rewritten}"
+        return self._store.derived(value, name, compute, value.dtype, shape_of(value))
 
 
 def _reader(linear: Linear) -> tuple[ir.Node, int]:
