@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from dsbd_export.checkpoint import Checkpoint
 from dsbd_export.model_source import ModelSource, source_of
-from dsbd_export.product_rows import RowsOfProducts
 from dsbd_export.parity_cases import ForestCase, Reference
+from dsbd_export.product_rows import RowsOfProducts
 from dsbd_export.progress import Report
 from dsbd_runtime.cache_entries import CacheEntry
 

@@ -25,6 +25,7 @@ from dsbd_export.row_forms import AS_IT_IS, ChooseForm, RowForm, chosen_form, ro
 from dsbd_export.weighted_layers import Linear, Store, replace_node, shape_of, weight_chunks
 
 _NORMS = ("RMSNormalization", "LayerNormalization")
+_JOINS_HEADS = ("Reshape", "Transpose")
 _CHOOSES_ROWS = ("Identity", "Gather")  # the rows of the head are some of the norm's
 _LAST_AXIS = -1
 
@@ -102,7 +103,14 @@ class Equalizer:
         weight = weights[0] if len(weights) == 1 else np.concatenate(weights)
         can_scale = self._divides(rows, {linear.node for linear in group}) is not None
         can_rotate = _row_shape(rows, 1) is not None
-        return self._choose(seen, weight, can_scale=can_scale, can_rotate=can_rotate)
+        maker = rows.producer()
+        return self._choose(
+            seen,
+            weight,
+            can_scale=can_scale,
+            can_rotate=can_rotate,
+            is_behind_attention=maker is not None and maker.op_type in _JOINS_HEADS,
+        )
 
     def _apply(self, rows: ir.Value, group: Sequence[Linear], form: RowForm) -> None:
         nodes = {linear.node for linear in group}

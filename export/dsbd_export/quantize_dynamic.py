@@ -26,7 +26,6 @@ from numpy.typing import NDArray
 from dsbd_export.weighted_layers import Linear, Store, replace_node, shape_of, weight_chunks
 
 _STEPS = np.float32(127)
-_SMALLEST = 1e-30  # a row of zeros must not be divided by zero
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,6 @@ class DynamicQuantizer:
         if rows not in self._rows:
             tape = ir.tape.Tape()
             step = self._store.constant("step", np.array(1 / _STEPS, np.float32))
-            smallest = self._store.constant("smallest", np.array(_SMALLEST, np.float32))
             magnitudes = tape.op("Abs", [rows])
             largest = tape.op("ReduceMax", [magnitudes, self._last_axis()], {"keepdims": 1})
             if linear.may_lack_rows:
@@ -83,7 +81,7 @@ class DynamicQuantizer:
                     self._store.constant(f"to_{n}", np.array([n], np.int64)) for n in (0, 1)
                 )
                 largest = tape.op("Slice", [largest, zero, one, self._last_axis()])
-            largest = tape.op("Max", [largest, smallest])
+            # A row of zeros: 0 / 0 becomes some integer, and its products are multiplied by 0.
             shares = tape.op("Div", [rows, largest])
             integers = tape.op("QuantizeLinear", [shares, step, self._zero_point()])
             self._graph.insert_before(linear.node, tape.nodes)
