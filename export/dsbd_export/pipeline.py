@@ -34,7 +34,7 @@ from dsbd_export.pair import (
     agreed_pair,
     context_warning,
 )
-from dsbd_export.parity import measured_parity, parity_limit, refusal
+from dsbd_export.parity import advice, measured_parity, parity_limit, refusal
 from dsbd_export.parity_cases import ForestCase, Reference
 from dsbd_export.product_rows import RowsOfProducts
 from dsbd_export.progress import Counter, Report, counted
@@ -171,6 +171,8 @@ def export_model(
     parity = measured_parity(folder, checkpoint, wanted, parity_limit(config), in_float64, report)
     if reason := refusal(checkpoint, parity):
         report(f"warning: {reason}; the export goes on, and its result is kept apart")
+    elif warning := advice(checkpoint, config, parity):
+        report(f"warning: {warning}")
     if checkpoint.feature_layers is not None:
         report(f"{role}: comparing its features with the checkpoint")
         check_features(folder, checkpoint, wanted, config)
