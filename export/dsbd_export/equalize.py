@@ -14,6 +14,7 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -125,8 +126,8 @@ class Equalizer:
             self.done.num_rotated + bool(form.block),
         )
         for linear in group:
-            in_axis = 1 if linear.is_stored_by_output else 0
-            weight = self._rewritten(linear.weight, lambda w, a=in_axis: _formed(w, form, a))
+            by_output = linear.is_stored_by_output
+            weight = self._rewritten(linear.weight, partial(_formed, form, by_output=by_output))
             for lookup in self._lookups(linear.weight):
                 self._turn_back(lookup, weight, form)
             self._put_weight(linear, weight)
@@ -230,15 +231,15 @@ class Equalizer:
         linear = self._linears[node]
         columns = slice(first, first + len(scales))
 
-        def divided(values: NDArray[Any], axis: int) -> NDArray[Any]:
+        def divided(values: NDArray[Any], axis: int = 0) -> NDArray[Any]:
             factors = np.ones(values.shape[axis], np.float32)
             factors[columns] /= scales
             return np.asarray(values * (factors[:, None] if axis < values.ndim - 1 else factors))
 
         axis = 0 if linear.is_stored_by_output else 1
-        weight = self._rewritten(linear.weight, lambda values: divided(values, axis))
+        weight = self._rewritten(linear.weight, partial(divided, axis=axis))
         if linear.bias is not None:
-            bias = self._rewritten(linear.bias, lambda values: divided(values, 0))
+            bias = self._rewritten(linear.bias, divided)
             node.replace_input_with(2, bias)
             linear = dataclasses.replace(linear, bias=bias)
         self._put_weight(linear, weight)
@@ -272,13 +273,13 @@ def _by_output(linear: Linear) -> NDArray[Any]:
     return tensor.numpy() if linear.is_stored_by_output else tensor.numpy().T
 
 
-def _formed(weight: NDArray[np.float32], form: RowForm, in_axis: int) -> NDArray[np.float32]:
-    """Return a weight, whose inputs lie along ``in_axis``, for rows of a form."""
-    by_output = weight if in_axis == 1 else weight.T
-    found = np.empty_like(by_output)
-    for outputs in weight_chunks(by_output.shape):
-        found[outputs] = form.of_weight(by_output[outputs])
-    return found if in_axis == 1 else np.ascontiguousarray(found.T)
+def _formed(form: RowForm, weight: NDArray[np.float32], *, by_output: bool) -> NDArray[np.float32]:
+    """Return a weight, (out, in) or the other way around, for rows of a form."""
+    weight = weight if by_output else weight.T
+    found = np.empty(weight.shape, np.float32)
+    for outputs in weight_chunks(weight.shape):
+        found[outputs] = form.of_weight(weight[outputs])
+    return found if by_output else np.ascontiguousarray(found.T)
 
 
 def _row_shape(rows: ir.Value, num_channels: int) -> tuple[int, ...] | None:

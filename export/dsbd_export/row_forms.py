@@ -155,7 +155,7 @@ def _channel_scales(
         np.maximum(each, max(_QUIETEST * float(np.median(each)), 1e-20)) for each in (rows, weights)
     )
     logs = power * np.log(loud) - (1 - power) * np.log(heavy)
-    return np.exp(logs - logs.mean()).astype(np.float32)
+    return np.asarray(np.exp(logs - logs.mean()), np.float32)
 
 
 def int8_error(form: RowForm, rows: NDArray[np.float32], weight: NDArray[np.float32]) -> float:
