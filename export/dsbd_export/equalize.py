@@ -27,7 +27,7 @@ from dsbd_export.weighted_layers import Linear, Store, replace_node, shape_of, w
 
 _NORMS = ("RMSNormalization", "LayerNormalization")
 _JOINS_HEADS = ("Reshape", "Transpose")
-_CHOOSES_ROWS = ("Identity", "Gather")  # the rows of the head are some of the norm's
+_KEEPS_CHANNELS = ("Identity", "Reshape", "Gather")  # the rows of the head are some of the norm's
 _LAST_AXIS = -1
 
 Divide = Callable[[NDArray[np.float32]], None]
@@ -104,7 +104,7 @@ class Equalizer:
         weight = weights[0] if len(weights) == 1 else np.concatenate(weights)
         can_scale = self._divides(rows, {linear.node for linear in group}) is not None
         can_rotate = _row_shape(rows, 1) is not None
-        maker = rows.producer()
+        maker = _maker(rows)
         return self._choose(
             seen,
             weight,
@@ -178,7 +178,7 @@ class Equalizer:
         maker = rows.producer()
         if maker is None:
             return None
-        if maker.op_type in _CHOOSES_ROWS and _keeps_channels(maker) and maker.inputs[0]:
+        if _keeps_channels(maker) and maker.inputs[0] is not None:
             return self._divides(maker.inputs[0], {maker})
         vectors = [i for i in range(1, len(maker.inputs)) if _is_vector(maker.inputs[i])]
         if maker.op_type in _NORMS:
@@ -301,11 +301,22 @@ def _is_vector(value: ir.Value | None) -> bool:
     return is_known and len(shape_of(value)) == 1 and shape_of(value)[0] > 1
 
 
+def _maker(rows: ir.Value) -> ir.Node | None:
+    """Return the node that computed rows, before they were chosen or got another shape."""
+    maker = rows.producer()
+    while maker is not None and _keeps_channels(maker) and maker.inputs[0] is not None:
+        maker = maker.inputs[0].producer()
+    return maker
+
+
 def _keeps_channels(node: ir.Node) -> bool:
     """Return whether a node gives rows of its first input, whole."""
-    if node.op_type == "Identity":
-        return True
-    rows = node.inputs[0]
-    axis = node.attributes.get_int("axis", 0)
-    num_axes = 0 if rows is None or rows.shape is None else len(rows.shape)
-    return num_axes > 1 and axis % num_axes < num_axes - 1
+    shapes = [value.shape for value in (*node.inputs[:1], *node.outputs) if value is not None]
+    if node.op_type not in _KEEPS_CHANNELS or len(shapes) < 2 or not all(shapes):
+        return False
+    before, after = shapes[0], shapes[1]
+    assert before is not None and after is not None  # as said
+    if node.op_type == "Gather":
+        axis = node.attributes.get_int("axis", 0) % len(before)
+        return axis < len(before) - 1
+    return len(before) > 0 < len(after) and before[-1] == after[-1]

@@ -101,7 +101,7 @@ def test_rows_of_products_are_observed_by_their_weights() -> None:
 def decoder(*, is_tied: bool, reads_norm: bool = False, is_merged: bool = True) -> ir.Model:
     """Return an embedding, a norm, a gated MLP and a head; ``reads_norm``: the norm is an output.
 
-    is_merged: gate and up are one product, with a bias and stored by output.
+    is_merged: gate and up are one product, of flat rows, with a bias and stored by output.
     """
     weights = {
         "embedding": draw(2, VOCAB, WIDTH),
@@ -115,7 +115,7 @@ def decoder(*, is_tied: bool, reads_norm: bool = False, is_merged: bool = True) 
         "head": draw(9, WIDTH, VOCAB),
         "sizes": np.array([INNER, INNER]),
         "flat": np.array([-1, WIDTH]),
-        "unflat": np.array([1, -1, 2 * INNER]),
+        "unflat": np.array([1, -1, WIDTH]),
     }
     node = helper.make_node
     nodes = [
@@ -124,8 +124,8 @@ def decoder(*, is_tied: bool, reads_norm: bool = False, is_merged: bool = True) 
     ]
     if is_merged:
         nodes += [
-            node("Transpose", ["gate_up"], ["turned"], perm=[1, 0]),
-            node("MatMul", ["rows", "turned"], ["both"]),
+            node("Reshape", ["rows", "flat"], ["flat_rows"]),
+            node("Gemm", ["flat_rows", "gate_up", "bias"], ["both"], transB=1),
             node("Split", ["both", "sizes"], ["g", "u"], axis=-1),
         ]
     else:
@@ -134,7 +134,8 @@ def decoder(*, is_tied: bool, reads_norm: bool = False, is_merged: bool = True) 
         node("Sigmoid", ["g"], ["s"]),
         node("Mul", ["g", "s"], ["silu"]),
         node("Mul", ["silu", "u"], ["inner"]),
-        node("MatMul", ["inner", "down"], ["delta"]),
+        node("MatMul", ["inner", "down"], ["flat_delta"]),
+        node("Reshape", ["flat_delta", "unflat"], ["delta"]),
         node("Add", ["x", "delta"], ["y"]),
         node("RMSNormalization", ["y", "last_gain"], ["last"], axis=-1),
         node("Gather", ["last", "logit_rows"], ["chosen"], axis=1),
@@ -164,9 +165,17 @@ def decoder(*, is_tied: bool, reads_norm: bool = False, is_merged: bool = True) 
                 ("x", "S", WIDTH),
                 ("last", "S", WIDTH),
                 ("chosen", "R", WIDTH),
-                ("inner", "S", INNER),
                 *([] if reads_norm else [("rows", "S", WIDTH)]),
             )
+        ]
+        + [
+            helper.make_tensor_value_info(name, TensorProto.FLOAT, ["S", width])
+            for name, width in (("flat_rows", WIDTH), ("inner", INNER))
+            if is_merged
+        ]
+        + [
+            helper.make_tensor_value_info("inner", TensorProto.FLOAT, [1, "S", INNER])
+            for _ in range(not is_merged)
         ],
     )
     opset = [helper.make_opsetid("", 24)]
@@ -201,7 +210,7 @@ def seen_in(**form: bool) -> RowsOfProducts:
         [rows] = run(model, [linear.rows.name], 60)
         weight = linear.weight.const_value.numpy()
         key = key_of(weight if linear.is_stored_by_output else weight.T)
-        found[key] = rows_of(rows[0])
+        found[key] = rows_of(rows.reshape(-1, rows.shape[-1]))
     return found
 
 
@@ -297,7 +306,7 @@ def test_a_row_does_not_depend_on_its_neighbours() -> None:
 
 
 def test_a_row_of_zeros_has_a_product_of_zeros() -> None:
-    model = decoder(is_tied=False)
+    model = decoder(is_tied=False, is_merged=False)
     embedding = model.graph.initializers["embedding"]
     assert embedding.const_value is not None
     values = embedding.const_value.numpy().copy()
