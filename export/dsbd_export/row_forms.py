@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from dsbd_export.product_rows import ProductRows
 
 _POWERS = (0.4, 0.5, 0.6, 0.7, 0.8)  # of a channel's rows in s; its weights have the rest
+_EVEN = 1 + _POWERS.index(0.5)  # behind no scales
 _BLOCKS = (64, 32, 16)
 _TOLERABLE, _TOLERABLE_OF_HEADS = 5e-5, 1e-3
 """Error, see ``int8_error``, up to which nothing is rotated, and behind attention.
@@ -129,7 +130,9 @@ def chosen_form(
     block = block_of(weight.shape[1])
     tolerable = _TOLERABLE_OF_HEADS if is_behind_attention else _TOLERABLE
     if can_rotate and block and error > tolerable:
-        rotated = _best([RowForm(each, block) for each in scales], seen.rows, some)
+        # Before a rotation even powers are about as good as the best.
+        tried = [form.scales, *scales[_EVEN : _EVEN + 1]]
+        rotated = _best([RowForm(each, block) for each in tried], seen.rows, some)
         if rotated[0] < _WORTH * error:
             return rotated[1]
     return form
