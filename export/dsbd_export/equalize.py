@@ -27,7 +27,12 @@ from dsbd_export.weighted_layers import Linear, Store, replace_node, shape_of, w
 
 _NORMS = ("RMSNormalization", "LayerNormalization")
 _JOINS_HEADS = ("Reshape", "Transpose")
-_KEEPS_CHANNELS = ("Identity", "Reshape", "Gather")  # the rows of the head are some of the norm's
+_KEEPS_CHANNELS = (
+    "Identity",
+    "Reshape",
+    "Squeeze",
+    "Gather",
+)  # the rows of the head are some of the norm's
 _LAST_AXIS = -1
 
 Divide = Callable[[NDArray[np.float32]], None]
@@ -284,7 +289,7 @@ def _formed(form: RowForm, weight: NDArray[np.float32], *, by_output: bool) -> N
 
 def _row_shape(rows: ir.Value, num_channels: int) -> tuple[int, ...] | None:
     """Return the shape of rows cut to pieces, None where theirs is not (n, in) or (1, n, in)."""
-    shape = None if rows.shape is None else list(rows.shape)
+    shape = _known_shape(rows)
     if shape is None or len(shape) not in (2, 3) or (len(shape) == 3 and shape[0] != 1):
         return None
     return (*([1] if len(shape) == 3 else []), -1, num_channels)
@@ -311,12 +316,26 @@ def _maker(rows: ir.Value) -> ir.Node | None:
 
 def _keeps_channels(node: ir.Node) -> bool:
     """Return whether a node gives rows of its first input, whole."""
-    shapes = [value.shape for value in (*node.inputs[:1], *node.outputs) if value is not None]
-    if node.op_type not in _KEEPS_CHANNELS or len(shapes) < 2 or not all(shapes):
+    if node.op_type not in _KEEPS_CHANNELS or node.inputs[0] is None:
         return False
-    before, after = shapes[0], shapes[1]
-    assert before is not None and after is not None  # as said
+    before, after = _known_shape(node.inputs[0]), _known_shape(node.outputs[0])
+    if not before or not after:
+        return False
     if node.op_type == "Gather":
-        axis = node.attributes.get_int("axis", 0) % len(before)
-        return axis < len(before) - 1
-    return len(before) > 0 < len(after) and before[-1] == after[-1]
+        return node.attributes.get_int("axis", 0) % len(before) < len(before) - 1
+    return before[-1] == after[-1]
+
+
+def _known_shape(value: ir.Value) -> list[int | ir.SymbolicDim] | None:
+    """Return the shape of a value; of the rows of a head, which a rule squeezed, by their own."""
+    if value.shape is not None:
+        return list(value.shape)
+    maker = value.producer()
+    if maker is None or maker.op_type != "Squeeze" or maker.inputs[0] is None:
+        return None
+    axes = None if len(maker.inputs) < 2 else maker.inputs[1]
+    before = _known_shape(maker.inputs[0])
+    if before is None or axes is None or axes.const_value is None:
+        return None
+    squeezed = {axis % len(before) for axis in axes.const_value.numpy().tolist()}
+    return [size for axis, size in enumerate(before) if axis not in squeezed]
