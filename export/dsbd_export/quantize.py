@@ -49,8 +49,6 @@ class Quantized:
     def __str__(self) -> str:
         """Return one line for people."""
         done = f"{self.num_linears} products and {self.num_embeddings} embeddings quantized"
-        if self.equalized != NOTHING_EQUALIZED:
-            done += f", {self.equalized}"
         kept = [
             f"{count} {name}"
             for count, name in (
@@ -59,7 +57,9 @@ class Quantized:
             )
             if count
         ]
-        return f"{done}, {' and '.join(kept)} left as they are" if kept else done
+        if kept:
+            done += f", {' and '.join(kept)} left as they are"
+        return done if self.equalized == NOTHING_EQUALIZED else f"{done}; {self.equalized}"
 
 
 def quantize_graph(
