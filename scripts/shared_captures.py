@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from dsbd_export.checkpoint import Checkpoint
 from dsbd_export.model_source import ModelSource, source_of
-from dsbd_export.outliers import Outliers
 from dsbd_export.parity_cases import ForestCase, Reference
+from dsbd_export.product_rows import RowsOfProducts
 from dsbd_export.progress import Report
 
 
@@ -104,9 +104,9 @@ class _SharedSource:
         """See ModelSource."""
         return self._source.logits_in_float64(model, case)
 
-    def outliers(self, model: Any) -> Outliers:
+    def product_rows(self, model: Any) -> RowsOfProducts:
         """See ModelSource."""
-        return self._source.outliers(model)
+        return self._source.product_rows(model)
 
     def largest_values(self, model: Any) -> dict[int, NDArray[np.float32]]:
         """See ModelSource."""

@@ -41,7 +41,6 @@ from dsbd_export.forest_graph import capture_forest_graph, prepare_for_capture
 from dsbd_export.graph_checks import check_contract
 from dsbd_export.model_loading import load_model, reference_dtype
 from dsbd_export.optimize import optimize_graph
-from dsbd_export.outliers import Outliers, observed_outliers
 from dsbd_export.pair import resize_vocabulary
 from dsbd_export.parity_cases import (
     ComputeIn,
@@ -52,6 +51,7 @@ from dsbd_export.parity_cases import (
     references,
     text_reference,
 )
+from dsbd_export.product_rows import RowsOfProducts, observed_rows
 from dsbd_export.progress import Report
 from dsbd_export.replacements import choose_rope
 from dsbd_export.target_features import with_features
@@ -80,8 +80,8 @@ class ModelSource(Protocol):
         Called of models that are loaded once more for it alone.
         """
 
-    def outliers(self, model: Any) -> Outliers:
-        """Return the outlier channels of its products, for int8 rows."""
+    def product_rows(self, model: Any) -> RowsOfProducts:
+        """Return rows of its products, seen over a text, for int8 rows."""
 
     def largest_values(self, model: Any) -> dict[int, NDArray[np.float32]]:
         """Return the largest values of every layer that attends, for sums in integers."""
@@ -127,9 +127,9 @@ class DecoderSource:
         )
         return found.logits
 
-    def outliers(self, model: Any) -> Outliers:
+    def product_rows(self, model: Any) -> RowsOfProducts:
         """See ModelSource."""
-        with observed_outliers(model) as found:
+        with observed_rows(model) as found:
             reference_logits(model, calibration_case(self._checkpoint))
         return found
 
@@ -221,9 +221,9 @@ class FeatureDraftSource:
         with ComputeIn(torch.float64):
             return feature_logits(model, case)
 
-    def outliers(self, model: Any) -> Outliers:
+    def product_rows(self, model: Any) -> RowsOfProducts:
         """See ModelSource."""
-        with observed_outliers(model) as found:
+        with observed_rows(model) as found:
             feature_logits(model, feature_cases(self._checkpoint)[-1])
         return found
 

@@ -52,6 +52,13 @@ _KL_LIMITS = {
     ("fp32", "int4"): 3e-1,  # 6.3e-2, 2.4e-1
     ("fp16", "int4"): 3e-1,  # 6.4e-2
 }
+# By quantize: the mean KL divergence of the text above which a model is told to be far, and what is
+# nearer. SmolLM2-135M-Instruct has 4e-3 to 7e-3 in int8-dynamic, 4.7e-3 in int8.
+_NEARER = {
+    "int8-dynamic": (1e-2, "--quantize int8 (weights alone), or none"),
+    "int8": (1e-2, "fp32 or fp16 without --quantize"),
+    "int4": (1e-1, "--quantize int8 or int8-dynamic"),
+}
 # Random tokens show larger divergences than text, up to 6 times on the demo pair, and a case of
 # one row is no mean. Their limit is for mistakes of structure, as a wrong mask or position.
 _FOREST_FACTOR = 10
@@ -174,6 +181,21 @@ def refusal(checkpoint: Checkpoint, report: ParityReport) -> str | None:
     if not refused:
         return None
     return _difference(checkpoint, limit, max(refused, key=limit.needed_by))
+
+
+def advice(checkpoint: Checkpoint, config: ModelOptions, report: ParityReport) -> str | None:
+    """Return what is nearer to the checkpoint where an admitted model is far; None where not."""
+    if config.quantize not in _NEARER or report.measure != MEAN_KL:
+        return None
+    noticeable, nearer = _NEARER[config.quantize]
+    if report.mean_kl <= noticeable:
+        return None
+    return (
+        f"the {checkpoint.role} in {config.quantize} differs from the checkpoint by a KL "
+        f"divergence of {report.mean_kl:.2g} (the most probable token is the same in "
+        f"{report.top1_agreement:.0%} of the text), good models stay below {noticeable:g}: its "
+        f"answers may suffer; nearer is {nearer}"
+    )
 
 
 def _difference(checkpoint: Checkpoint, limit: ParityLimit, result: ParityCase) -> str:

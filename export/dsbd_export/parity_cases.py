@@ -234,7 +234,7 @@ def _text_case(checkpoint: Checkpoint, file: Path, most: int) -> ForestCase:
 
 
 def calibration_case(checkpoint: Checkpoint) -> ForestCase:
-    """Return another text, by which outlier channels are found; the head reads every row."""
+    """Return another text, by which the forms of products are chosen; the head reads every row."""
     case = _text_case(checkpoint, CALIBRATION_FILE, _MAX_CALIBRATION_TOKENS)
     return dataclasses.replace(case, rows=np.arange(len(case.node_ids)))
 

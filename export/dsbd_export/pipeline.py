@@ -32,13 +32,13 @@ from dsbd_export.graph_checks import check_for_tensorrt
 from dsbd_export.merged_products import merge_products
 from dsbd_export.model_source import SourceOf, source_of
 from dsbd_export.optimize import group_query_heads
-from dsbd_export.outliers import Outliers
 from dsbd_export.pair import (
     agreed_pair,
     context_warning,
 )
-from dsbd_export.parity import measured_parity, parity_limit, refusal
+from dsbd_export.parity import advice, measured_parity, parity_limit, refusal
 from dsbd_export.parity_cases import ForestCase, Reference
+from dsbd_export.product_rows import RowsOfProducts
 from dsbd_export.progress import Counter, Report, counted
 from dsbd_export.prune_graph import write_prune_graph
 from dsbd_export.quantize import quantize_graph
@@ -181,6 +181,8 @@ def export_model(
     parity = measured_parity(folder, checkpoint, wanted, parity_limit(config), in_float64, report)
     if reason := refusal(checkpoint, parity):
         report(f"warning: {reason}; the export goes on, and its result is kept apart")
+    elif warning := advice(checkpoint, config, parity):
+        report(f"warning: {warning}")
     if checkpoint.feature_layers is not None:
         report(f"{role}: comparing its features with the checkpoint")
         check_features(folder, checkpoint, wanted, config)
@@ -231,12 +233,11 @@ def _write_model(
     report(f"{role}: computing reference logits")
     wanted = source.references(model)
     seen = source.largest_values(model) if config.sums_integers else None
-    outliers = source.outliers(model) if config.quantize == "int8-dynamic" else None
+    rows = source.product_rows(model) if config.quantize == "int8-dynamic" else None
     convert_weights(model, config.dtype)
     report(f"{role}: capturing the graph")
     graph, encoder = source.capture(model, report), source.capture_encoder(model, report)
-    passes = _graph_passes(checkpoint, config, seen, outliers)
-    for graph_pass in passes:
+    for graph_pass in _graph_passes(checkpoint, config, seen, rows):
         report(f"{role}: {graph_pass(graph)}")
     if config.quantize == "none" and config.dtype != "fp32" and config.form != CUDA:
         check_for_tensorrt(graph, checkpoint)
@@ -283,12 +284,12 @@ def _graph_passes(
     checkpoint: Checkpoint,
     config: ModelOptions,
     seen: dict[int, NDArray[np.float32]] | None,
-    outliers: Outliers | None,
+    rows: RowsOfProducts | None,
 ) -> list[GraphPass]:
     """Return the passes that give a graph the form of attention and the precision that are wanted.
 
     seen: the largest values of ``attend_exactly`` for an exact graph of integers.
-    outliers: channels that stay in fp32 beside int8 rows.
+    rows: of the products, seen over a text, for int8 rows.
     """
     is_exact = config.attention_form == EXACT
 
@@ -308,9 +309,7 @@ def _graph_passes(
         passes.append(use_cuda_operators)
     form = config.quantized_form
     if form != "none":
-        passes.append(
-            lambda graph: str(quantize_graph(graph, form, is_exact=is_exact, outliers=outliers))
-        )
+        passes.append(lambda graph: str(quantize_graph(graph, form, is_exact=is_exact, rows=rows)))
     return passes
 
 

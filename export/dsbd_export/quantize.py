@@ -20,7 +20,8 @@ from dataclasses import dataclass
 import onnx_ir as ir
 from onnx_ir.passes import PassManager, common
 
-from dsbd_export.outliers import Outliers
+from dsbd_export.equalize import NOTHING_EQUALIZED, EqualizedProducts, Equalizer
+from dsbd_export.product_rows import RowsOfProducts
 from dsbd_export.quantize_blockwise import MICROSOFT_DOMAIN, BlockwiseQuantizer
 from dsbd_export.quantize_dynamic import DynamicQuantizer
 from dsbd_export.weighted_layers import Linear, find_embeddings, find_linears
@@ -33,19 +34,21 @@ _MICROSOFT_OPSET = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Quantized:
-    """Numbers of products and embeddings that were quantized, and of products that were not."""
+    """Numbers of products and embeddings that were quantized, and of products that were not.
+
+    Attributes:
+        equalized: of the groups of products of the same rows that got another form before.
+    """
 
     num_linears: int
     num_embeddings: int
     num_routers: int
     num_expert_products: int
-    num_kept_channels: int = 0
+    equalized: EqualizedProducts = NOTHING_EQUALIZED
 
     def __str__(self) -> str:
         """Return one line for people."""
         done = f"{self.num_linears} products and {self.num_embeddings} embeddings quantized"
-        if self.num_kept_channels:
-            done += f", but for {self.num_kept_channels} outlier channels"
         kept = [
             f"{count} {name}"
             for count, name in (
@@ -54,25 +57,27 @@ class Quantized:
             )
             if count
         ]
-        return f"{done}, {' and '.join(kept)} left as they are" if kept else done
+        if kept:
+            done += f", {' and '.join(kept)} left as they are"
+        return done if self.equalized == NOTHING_EQUALIZED else f"{done}; {self.equalized}"
 
 
 def quantize_graph(
-    model: ir.Model, kind: str, *, is_exact: bool, outliers: Outliers | None = None
+    model: ir.Model, kind: str, *, is_exact: bool, rows: RowsOfProducts | None = None
 ) -> Quantized:
     """Quantize ``model`` in place.
 
     kind: "int8-dynamic", "int8", "int4" or "int4-symmetric".
     is_exact: whether a row's products may not depend on other rows, by one bit.
-    outliers: channels that int8-dynamic keeps in fp32.
+    rows: of the products, seen over a text, for int8-dynamic.
     """
     linears = find_linears(model.graph)
     routers = [linear for linear in linears if linear.is_router]
     others = [linear for linear in linears if not linear.is_router]
     embeddings = find_embeddings(model.graph)
-    num_left = num_kept = 0
+    num_left, equalized = 0, NOTHING_EQUALIZED
     if kind == "int8-dynamic":  # whose products are exact in any case
-        num_kept = _dynamic(model, others, embeddings, outliers or {})
+        equalized = _dynamic(model, others, embeddings, rows or {})
     else:
         num_left = _blockwise(model, others, embeddings, kind, is_exact=is_exact)
     PassManager([common.RemoveUnusedNodesPass(), common.RemoveUnusedOpsetsPass()])(model)
@@ -84,7 +89,7 @@ def quantize_graph(
         num_embeddings=len(embeddings),
         num_routers=len(routers),
         num_expert_products=num_left,
-        num_kept_channels=num_kept,
+        equalized=equalized,
     )
 
 
@@ -96,16 +101,18 @@ def _release(graph: ir.Graph, weights: list[ir.Value | None]) -> None:
 
 
 def _dynamic(
-    model: ir.Model, linears: list[Linear], embeddings: list[ir.Node], outliers: Outliers
-) -> int:
-    """Quantize everything; return how many channels of products were left as they are."""
+    model: ir.Model, linears: list[Linear], embeddings: list[ir.Node], rows: RowsOfProducts
+) -> EqualizedProducts:
+    """Quantize everything, in forms that lose little on these rows; return how many forms."""
+    equalizer = Equalizer(model.graph, linears, embeddings, rows)
+    linears, embeddings = equalizer.equalize(), equalizer.embeddings
     looked_up = {node.inputs[0] for node in embeddings}
-    quantizer = DynamicQuantizer(model.graph, outliers)
+    quantizer = DynamicQuantizer(model.graph)
     for linear in linears:
         quantizer.quantize_linear(linear, is_shared=linear.weight in looked_up)
     for node in embeddings:
         quantizer.quantize_embedding(node)
-    return quantizer.num_kept
+    return equalizer.done
 
 
 def _blockwise(

@@ -17,7 +17,7 @@ from dsbd_export.errors import ExportError
 from dsbd_export.model_loading import load_model
 from dsbd_export.model_source import source_of
 from dsbd_export.pair import highest_token_id, read_tokenizer
-from dsbd_export.parity import ParityLimit
+from dsbd_export.parity import MEAN_KL, ParityLimit, advice
 from dsbd_export.parity_cases import (
     TREE_PARENTS,
     ForestCase,
@@ -27,6 +27,7 @@ from dsbd_export.parity_cases import (
     references,
 )
 from dsbd_export.parity_engine import ForestEngine, see_rows
+from dsbd_runtime.bundle import ParityReport
 from tests.export.exported_target import exported_target
 from tests.export.gate import check_parity
 
@@ -207,6 +208,27 @@ def test_rounding_of_the_checkpoint_itself_is_allowed_and_no_more(
     damage(folder, lambda graph: scale_one_weight(graph, 1.01))
     with pytest.raises(ExportError, match="parity failed"):
         check_parity(folder, checkpoint, wanted, tight, in_float64)
+
+
+ADVICE = [  # (quantize, KL, what is named)
+    ("int8-dynamic", 9e-3, None),
+    ("int8-dynamic", 0.035, "nearer is --quantize int8"),
+    ("int8", 0.015, "nearer is fp32 or fp16 without --quantize"),
+    ("int4", 0.05, None),
+    ("int4", 0.2, "nearer is --quantize int8 or int8-dynamic"),
+]
+
+
+@pytest.mark.parametrize(("quantize", "kl", "named"), ADVICE)
+def test_a_model_that_is_far_gets_advice(checkpoint, quantize, kl, named):
+    report = ParityReport(
+        measure=MEAN_KL, limit=1.0, max_abs_error=0.5, mean_kl=kl, top1_agreement=0.91, cases=[]
+    )
+    found = advice(checkpoint, ModelOptions(quantize=quantize), report)
+    if named is None:
+        assert found is None
+    else:
+        assert found is not None and named in found and f"{kl:.2g}" in found and "91%" in found
 
 
 def test_a_float64_that_is_another_computation_allows_nothing(exported, checkpoint, wanted):

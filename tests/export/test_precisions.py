@@ -140,10 +140,13 @@ def test_every_product_is_quantized(bundles, options, operator, count):
     counts = operators(graph)
     of_attention = 2 * LAYERS if options["quantize"] == "int8-dynamic" else 0  # exact, in pieces
     floats = [t for t in graph.initializer if t.data_type in FLOAT_TYPES.values()]
-    of_outliers = [t.name for t in floats if t.name.endswith(".kept")]  # beside integers
+    rotations = {t.name for t in floats if t.name.startswith("equalize.rotation_")}
+    num_rotated = sum(
+        node.op_type == "MatMul" and node.input[1] in rotations for node in graph.node
+    )
     assert counts[operator] == count and not counts["Gemm"]
-    assert counts["MatMul"] == of_attention + len(of_outliers)
-    scales = [t.name for t in floats if len(t.dims) == 2 and t.name not in of_outliers]
+    assert counts["MatMul"] == of_attention + num_rotated
+    scales = [t.name for t in floats if len(t.dims) == 2 and t.name not in rotations]
     assert all(name.endswith(".scales") for name in scales)
     done = "target: 9 products and 1 embeddings quantized"
     assert any(line.startswith(done) for line in report)

@@ -1,0 +1,180 @@
+"""Forms of a product in which int8 rows and weights lose little: channels scaled, blocks rotated.
+
+An int8 row has one scale, its largest magnitude over 127. Real models have channels that are
+hundreds of times larger than the median one (Dettmers et al. 2022, LLM.int8()), and products of an
+MLP's halves have long tails: what is left of the other channels is a few integers. Neither of these
+changes a product but for rounding:
+
+    rows @ weight = (rows / s) @ (s * weight)            a number a channel (Xiao et al. 2022,
+                                                         SmoothQuant)
+    rows @ weight = (rows R) @ (R^T weight)              R orthogonal (Ashkboos et al. 2024, QuaRot)
+
+Channels become alike by s, which a norm's weight takes in at no cost at run time. R spreads what is
+left over its block, for two shapes and a small product. A row still depends on itself alone.
+
+``chosen_form`` tries them on rows that were seen, and takes what loses least.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsbd_export.product_rows import ProductRows
+
+_POWERS = (0.4, 0.5, 0.6, 0.7, 0.8)  # of a channel's rows in s; its weights have the rest
+_EVEN = 1 + _POWERS.index(0.5)  # behind no scales
+_BLOCKS = (64, 32, 16)
+_TOLERABLE, _TOLERABLE_OF_HEADS = 5e-5, 1e-3
+"""Error, see ``int8_error``, up to which nothing is rotated, and behind attention.
+
+Normal numbers have 1.2e-4, rotated ones of SmolLM2 3e-5 to 2e-4. An error behind attention shows
+in the divergence a tenth as much as any other of its size: what is added to the residual there is
+small.
+"""
+_WORTH = 0.7  # of the error that a rotation may leave to be made
+_QUIETEST = 0.1  # of the median channel: one that was silent in a text need not be in the next
+_MOST_OUTPUTS = 256  # of a product, by which its error is judged
+
+
+@dataclass(frozen=True)
+class RowForm:
+    """The form of a product's rows: rows / scales, then in each block rotated.
+
+    Attributes:
+        scales: (in,) float32, above 0; None for ones.
+        block: channels that are rotated together, a power of two that divides in; 0: none are.
+    """
+
+    scales: NDArray[np.float32] | None = None
+    block: int = 0
+
+    def of_rows(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return rows (n, in) in this form."""
+        return self._rotated(rows if self.scales is None else rows / self.scales)
+
+    def of_weight(self, weight: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return the weight (out, in) of rows in this form."""
+        return self._rotated(weight if self.scales is None else weight * self.scales)
+
+    def _rotated(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
+        if not self.block:
+            return rows
+        blocks = rows.reshape(len(rows), -1, self.block) @ rotation(self.block)
+        return np.asarray(blocks.reshape(rows.shape), np.float32)
+
+
+AS_IT_IS = RowForm()
+
+
+class ChooseForm(Protocol):
+    """Chooses the form of a product, as ``chosen_form`` does."""
+
+    def __call__(
+        self,
+        seen: ProductRows,
+        weight: NDArray[Any],
+        *,
+        can_scale: bool,
+        can_rotate: bool,
+        is_behind_attention: bool,
+    ) -> RowForm:
+        """Return a form; see ``chosen_form``."""
+
+
+def rotation(block: int) -> NDArray[np.float32]:
+    """Return the Hadamard matrix (block, block) over its root: symmetric, and its own inverse.
+
+    2 gives [[1, 1], [1, -1]] / 1.414.
+    """
+    matrix = np.ones((1, 1))
+    while len(matrix) < block:
+        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
+    return np.asarray(matrix / np.sqrt(block), np.float32)
+
+
+def block_of(num_channels: int) -> int:
+    """Return how many channels to rotate together, 0 where they make no two equal blocks.
+
+    One block would make a single row a product of one row, which has bits of its own.
+    """
+    fitting = (size for size in _BLOCKS if num_channels % size == 0 and num_channels // size >= 2)
+    return next(fitting, 0)
+
+
+def chosen_form(
+    seen: ProductRows,
+    weight: NDArray[Any],
+    *,
+    can_scale: bool,
+    can_rotate: bool,
+    is_behind_attention: bool = False,
+) -> RowForm:
+    """Return the form of a product that loses least, and rotates only where much is lost.
+
+    weight: (out, in).
+    can_scale: whether something takes in the scales.
+    can_rotate: whether the rows can be rotated.
+    is_behind_attention: the rows are what the heads of attention give.
+    """
+    largest = np.maximum(weight.max(0), -weight.min(0)).astype(np.float32)
+    outputs = np.linspace(0, len(weight) - 1, min(len(weight), _MOST_OUTPUTS)).astype(np.int64)
+    some = weight[outputs].astype(np.float32)
+    scales: list[NDArray[np.float32] | None] = [None]
+    if can_scale:
+        scales += [_channel_scales(seen.largest, largest, power) for power in _POWERS]
+    error, form = _best([RowForm(each) for each in scales], seen.rows, some)
+    block = block_of(weight.shape[1])
+    tolerable = _TOLERABLE_OF_HEADS if is_behind_attention else _TOLERABLE
+    if can_rotate and block and error > tolerable:
+        # Before a rotation even powers are about as good as the best.
+        tried = [form.scales, *scales[_EVEN : _EVEN + 1]]
+        rotated = _best([RowForm(each, block) for each in tried], seen.rows, some)
+        if rotated[0] < _WORTH * error:
+            return rotated[1]
+    return form
+
+
+def _best(
+    forms: list[RowForm], rows: NDArray[np.float32], weight: NDArray[np.float32]
+) -> tuple[float, RowForm]:
+    """Return the form with the smallest error, and before it the error."""
+    errors = [int8_error(form, rows, weight) for form in forms]
+    best = int(np.argmin(errors))
+    return errors[best], forms[best]
+
+
+def _channel_scales(
+    rows: NDArray[np.float32], weights: NDArray[np.float32], power: float
+) -> NDArray[np.float32]:
+    """Return rows^power / weights^(1 - power), their geometric mean 1.
+
+    rows, weights: (in,). The largest magnitude of every channel.
+    """
+    loud, heavy = (
+        np.maximum(each, max(_QUIETEST * float(np.median(each)), 1e-20)) for each in (rows, weights)
+    )
+    logs = power * np.log(loud) - (1 - power) * np.log(heavy)
+    return np.asarray(np.exp(logs - logs.mean()), np.float32)
+
+
+def int8_error(form: RowForm, rows: NDArray[np.float32], weight: NDArray[np.float32]) -> float:
+    """Return the square error of a row's W8A8 product in a form over its square, mean of the rows.
+
+    Of each row by itself: a first token's may be thousands of times as large as all others.
+
+    rows: (n, in). weight: (out, in).
+    """
+    wanted = rows @ weight.T
+    found = _as_int8(form.of_rows(rows)) @ _as_int8(form.of_weight(weight)).T
+    errors, squares = np.square(found - wanted).sum(1), np.square(wanted).sum(1)
+    return float((errors / np.maximum(squares, 1e-30)).mean())
+
+
+def _as_int8(rows: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return rows as int8 with a scale a row gives them back."""
+    scales = np.maximum(np.abs(rows).max(1, keepdims=True) / np.float32(127), np.float32(1e-30))
+    return np.asarray(np.rint(rows / scales) * scales)

@@ -1,0 +1,318 @@
+"""Forms of products before int8: the same in fp32, much nearer in int8, and rows independent."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime
+import pytest
+import torch
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+from torch import nn
+
+from dsbd_export.equalize import NOTHING_EQUALIZED, EqualizedProducts, Equalizer
+from dsbd_export.product_rows import (
+    ProductRows,
+    RowsOfProducts,
+    key_of,
+    observed_rows,
+    rows_of,
+)
+from dsbd_export.quantize import Quantized, quantize_graph
+from dsbd_export.quantize_dynamic import DynamicQuantizer
+from dsbd_export.row_forms import RowForm, block_of, chosen_form, int8_error, rotation
+from dsbd_export.weighted_layers import find_embeddings, find_linears
+
+WIDTH, INNER, VOCAB = 128, 256, 90
+LOUD = (3, 40, 41, 100)
+
+
+def draw(seed: int, *shape: int) -> NDArray[np.float32]:
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def loud_rows(loud: tuple[int, ...] = LOUD, num_rows: int = 64) -> NDArray[np.float32]:
+    """Return normal numbers, (num_rows, WIDTH), with channels that are a hundred times larger."""
+    rows = draw(0, num_rows, WIDTH)
+    rows[:, list(loud)] *= 100
+    return rows
+
+
+def long_tails(num_rows: int = 64) -> NDArray[np.float32]:
+    """Return rows (num_rows, WIDTH) of which each has other channels that are large."""
+    return np.asarray(draw(0, num_rows, WIDTH) ** 5, np.float32)
+
+
+WEIGHT = draw(1, 96, WIDTH)
+
+
+def test_a_rotation_is_its_own_inverse() -> None:
+    assert np.allclose(rotation(2) * 2**0.5, [[1, 1], [1, -1]])
+    assert np.allclose(rotation(64) @ rotation(64), np.eye(64), atol=1e-6)
+    assert [block_of(n) for n in (128, 576, 96, 64, 48, 16, 127)] == [64, 64, 32, 32, 16, 0, 0]
+
+
+@pytest.mark.parametrize(
+    "form", [RowForm(np.linspace(0.1, 9, WIDTH, dtype=np.float32)), RowForm(None, 32)]
+)
+def test_a_form_keeps_the_product(form: RowForm) -> None:
+    rows = loud_rows()
+    found = form.of_rows(rows) @ form.of_weight(WEIGHT).T
+    np.testing.assert_allclose(found, rows @ WEIGHT.T, rtol=1e-3, atol=1e-3)
+
+
+def test_loud_channels_are_scaled_and_tails_rotated() -> None:
+    def chosen(rows: NDArray[np.float32], **can: bool) -> tuple[RowForm, float]:
+        options = {"can_scale": True, "can_rotate": True, **can}
+        form = chosen_form(rows_of(rows), WEIGHT, **options)
+        return form, int8_error(form, rows, WEIGHT) / int8_error(RowForm(), rows, WEIGHT)
+
+    form, error = chosen(loud_rows(), can_rotate=False)
+    assert form.scales is not None and form.scales[list(LOUD)].min() > 3 * np.median(form.scales)
+    assert error < 0.2
+    form, error = chosen(long_tails(), can_scale=False)
+    assert form.block == 64 and form.scales is None and error < 0.5
+    form, _ = chosen(long_tails(), can_scale=False, is_behind_attention=True)
+    assert not form.block  # whose errors matter less
+    form, _ = chosen(draw(0, 64, WIDTH))
+    assert not form.block  # normal numbers: as good as it gets
+    form, _ = chosen(long_tails(), can_scale=False, can_rotate=False)
+    assert form.scales is None and not form.block
+
+
+def test_a_channel_that_was_silent_is_not_magnified_without_bound() -> None:
+    rows = loud_rows()
+    rows[:, 7] = 0
+    form = chosen_form(rows_of(rows), WEIGHT, can_scale=True, can_rotate=False)
+    assert form.scales is not None and form.scales[7] > 0.05 * np.median(form.scales)
+
+
+def test_rows_of_products_are_observed_by_their_weights() -> None:
+    model = nn.Sequential(nn.Linear(WIDTH, INNER), nn.Linear(INNER, 8))
+    rows = loud_rows(num_rows=300)
+    with torch.no_grad(), observed_rows(model) as found:
+        model(torch.from_numpy(rows)[None])
+    seen = found[key_of(model[0].weight.detach().numpy()[:1])]
+    assert seen.rows.shape == (128, WIDTH) and np.array_equal(seen.largest, np.abs(rows).max(0))
+    assert len(found) == 2 and not any(module._forward_pre_hooks for module in model)
+
+
+def decoder(*, is_tied: bool, reads_norm: bool = False, is_merged: bool = True) -> ir.Model:
+    """Return an embedding, a norm, a gated MLP and a head; ``reads_norm``: the norm is an output.
+
+    is_merged: gate and up are one product, of flat rows, with a bias and stored by output.
+    """
+    weights = {
+        "embedding": draw(2, VOCAB, WIDTH),
+        "gain": 1 + loud_rows(num_rows=1)[0] / 10,
+        "last_gain": 1 + draw(4, WIDTH) / 10,
+        "gate_up": draw(5, 2 * INNER, WIDTH),
+        "gate": draw(5, WIDTH, INNER),
+        "up": draw(6, WIDTH, INNER),
+        "bias": draw(7, 2 * INNER),
+        "down": draw(8, INNER, WIDTH),
+        "head": draw(9, WIDTH, VOCAB),
+        "first": np.array([0]),
+        "sizes": np.array([INNER, INNER]),
+        "flat": np.array([-1, WIDTH]),
+        "unflat": np.array([1, -1, WIDTH]),
+    }
+    node = helper.make_node
+    nodes = [
+        node("Gather", ["embedding", "input_ids"], ["x"]),
+        node("RMSNormalization", ["x", "gain"], ["rows"], axis=-1),
+    ]
+    if is_merged:
+        nodes += [
+            node("Reshape", ["rows", "flat"], ["flat_rows"]),
+            node("Gemm", ["flat_rows", "gate_up", "bias"], ["both"], transB=1),
+            node("Split", ["both", "sizes"], ["g", "u"], axis=-1),
+        ]
+    else:
+        nodes += [node("MatMul", ["rows", name], [name[0]]) for name in ("gate", "up")]
+    nodes += [
+        node("Sigmoid", ["g"], ["s"]),
+        node("Mul", ["g", "s"], ["silu"]),
+        node("Mul", ["silu", "u"], ["inner"]),
+        node("MatMul", ["inner", "down"], ["flat_delta"]),
+        node("Reshape", ["flat_delta", "unflat"], ["delta"]),
+        node("Add", ["x", "delta"], ["y"]),
+        node("RMSNormalization", ["y", "last_gain"], ["last"], axis=-1),
+        node("Gather", ["last", "logit_rows"], ["chosen"], axis=1),
+        node("Squeeze", ["chosen", "first"], ["squeezed"]),  # of no known shape, as rules leave it
+    ]
+    if is_tied:
+        nodes.append(node("Transpose", ["embedding"], ["tied"], perm=[1, 0]))
+    nodes.append(node("MatMul", ["squeezed", "tied" if is_tied else "head"], ["logits"]))
+    used = {name for each in nodes for name in each.input}
+    graph = helper.make_graph(
+        nodes,
+        "decoder",
+        [
+            helper.make_tensor_value_info("input_ids", TensorProto.INT64, [1, "S"]),
+            helper.make_tensor_value_info("logit_rows", TensorProto.INT64, ["R"]),
+        ],
+        [
+            helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["R", VOCAB]),
+            *[helper.make_tensor_value_info("rows", TensorProto.FLOAT, [1, "S", WIDTH])][
+                : int(reads_norm)
+            ],
+        ],
+        [numpy_helper.from_array(array, name) for name, array in weights.items() if name in used],
+        value_info=[
+            helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, rows, width])
+            for name, rows, width in (
+                ("x", "S", WIDTH),
+                ("last", "S", WIDTH),
+                ("chosen", "R", WIDTH),
+                *([] if reads_norm else [("rows", "S", WIDTH)]),
+            )
+        ]
+        + [
+            helper.make_tensor_value_info(name, TensorProto.FLOAT, ["S", width])
+            for name, width in (("flat_rows", WIDTH), ("inner", INNER))
+            if is_merged
+        ]
+        + [
+            helper.make_tensor_value_info("inner", TensorProto.FLOAT, [1, "S", INNER])
+            for _ in range(not is_merged)
+        ],
+    )
+    opset = [helper.make_opsetid("", 24)]
+    return ir.serde.deserialize_model(helper.make_model(graph, opset_imports=opset, ir_version=10))
+
+
+def run(model: ir.Model, names: list[str], num_tokens: int = 20) -> list[NDArray[np.float32]]:
+    options = onnxruntime.SessionOptions()
+    options.add_session_config_entry("session.x64quantprecision", "1")
+    session = onnxruntime.InferenceSession(
+        ir.serde.serialize_model(model).SerializeToString(),
+        options,
+        providers=["CPUExecutionProvider"],
+    )
+    feeds = {
+        "input_ids": np.arange(num_tokens)[None],
+        "logit_rows": np.arange(num_tokens),
+    }
+    return session.run(names, feeds)
+
+
+def seen_in(**form: bool) -> RowsOfProducts:
+    """Return the rows of the products of a decoder, as the checkpoint's modules would show them."""
+    model = decoder(**form)
+    linears = find_linears(model.graph)
+    model.graph.outputs.extend(
+        {linear.rows for linear in linears if not linear.rows.is_graph_output()}
+    )
+    found: RowsOfProducts = {}
+    for linear in linears:
+        assert linear.rows.name is not None and linear.weight.const_value is not None
+        [rows] = run(model, [linear.rows.name], 60)
+        weight = linear.weight.const_value.numpy()
+        key = key_of(weight if linear.is_stored_by_output else weight.T)
+        found[key] = rows_of(rows.reshape(-1, rows.shape[-1]))
+    return found
+
+
+def in_any_form(
+    seen: ProductRows,
+    weight: NDArray[np.float32],
+    *,
+    can_scale: bool,
+    can_rotate: bool,
+    is_behind_attention: bool,
+) -> RowForm:
+    """Choose both where both can be."""
+    assert len(seen.largest) == weight.shape[1] and not is_behind_attention
+    scales = np.exp(draw(3, weight.shape[1])) if can_scale else None
+    return RowForm(scales, block_of(weight.shape[1]) if can_rotate else 0)
+
+
+FORMS = [{"is_tied": True}, {"is_tied": False, "is_merged": False}, {"is_tied": False}]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_in_fp32_the_graph_computes_the_same(form: dict[str, bool]) -> None:
+    model = decoder(**form)
+    [wanted] = run(model, ["logits"])
+    linears, embeddings = find_linears(model.graph), find_embeddings(model.graph)
+    equalizer = Equalizer(model.graph, linears, embeddings, seen_in(**form), in_any_form)
+    after = equalizer.equalize()
+    assert equalizer.done == EqualizedProducts(num_scaled=3, num_rotated=3)
+    assert [linear.node for linear in after] == [linear.node for linear in linears]
+    [found] = run(model, ["logits"])
+    np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=2e-5 * np.abs(wanted).max())
+
+
+def test_rows_that_something_else_reads_are_not_scaled() -> None:
+    model = decoder(is_tied=False, reads_norm=True)
+    [wanted] = run(model, ["rows"])
+    linears, embeddings = find_linears(model.graph), find_embeddings(model.graph)
+    seen = seen_in(is_tied=False, reads_norm=True)
+    equalizer = Equalizer(model.graph, linears, embeddings, seen, in_any_form)
+    equalizer.equalize()
+    assert equalizer.done == EqualizedProducts(num_scaled=2, num_rotated=3)
+    assert np.array_equal(run(model, ["rows"])[0], wanted)
+
+
+def test_layers_that_share_a_norm_get_scales_of_their_own() -> None:
+    """Constants of equal values are one initializer in a graph."""
+    model = decoder(is_tied=False)
+    norms = [node for node in model.graph if node.op_type == "RMSNormalization"]
+    norms[1].replace_input_with(1, norms[0].inputs[1])
+    [wanted] = run(model, ["logits"])
+    linears, embeddings = find_linears(model.graph), find_embeddings(model.graph)
+    equalizer = Equalizer(model.graph, linears, embeddings, seen_in(is_tied=False), in_any_form)
+    equalizer.equalize()
+    assert equalizer.done.num_scaled == 3
+    [found] = run(model, ["logits"])
+    np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=2e-5 * np.abs(wanted).max())
+
+
+def quantized(**form: bool) -> tuple[ir.Model, Quantized]:
+    model = decoder(**form)
+    return model, quantize_graph(model, "int8-dynamic", is_exact=True, rows=seen_in(**form))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_int8_is_nearer_in_these_forms(form: dict[str, bool]) -> None:
+    [wanted] = run(decoder(**form), ["logits"])
+    as_it_is = decoder(**form)
+    done = quantize_graph(as_it_is, "int8-dynamic", is_exact=True)
+    assert done.equalized == NOTHING_EQUALIZED and "scaled" not in str(done)
+    model, done = quantized(**form)
+    assert done.equalized.num_scaled and f"{done.equalized.num_scaled} groups scaled" in str(done)
+    before, after = (
+        np.square(run(each, ["logits"])[0] - wanted).mean() for each in (as_it_is, model)
+    )
+    assert after < 0.5 * before
+
+
+def test_a_row_does_not_depend_on_its_neighbours() -> None:
+    """The first product of rows is one of few rows and of many, rotated in blocks."""
+    form = {"is_tied": True}
+    model = decoder(**form)
+    linears, embeddings = find_linears(model.graph), find_embeddings(model.graph)
+    equalizer = Equalizer(model.graph, linears, embeddings, seen_in(**form), in_any_form)
+    linears, embeddings = equalizer.equalize(), equalizer.embeddings
+    quantizer = DynamicQuantizer(model.graph)
+    for linear in linears:
+        quantizer.quantize_linear(linear, is_shared=linear.weight is embeddings[0].inputs[0])
+    quantizer.quantize_embedding(embeddings[0])
+    [whole] = run(model, ["logits"], 33)
+    for size in (1, 2, 5, 20):
+        assert np.array_equal(run(model, ["logits"], size)[0], whole[:size])
+    assert run(model, ["logits"], 0)[0].shape == (0, VOCAB)
+
+
+def test_a_row_of_zeros_has_a_product_of_zeros() -> None:
+    model = decoder(is_tied=False, is_merged=False)
+    embedding = model.graph.initializers["embedding"]
+    assert embedding.const_value is not None
+    values = embedding.const_value.numpy().copy()
+    values[1] = 0
+    embedding.const_value = ir.tensor(values, name="embedding")
+    quantize_graph(model, "int8-dynamic", is_exact=True)
+    [found] = run(model, ["logits"])
+    assert np.isfinite(found).all() and not found[1].any() and found[2].any()
