@@ -223,10 +223,10 @@ def test_a_preempted_request_goes_on_with_its_source(pipe):
     wanted = [pipe.generate(source=source).sequences[0].token_ids for source in (first, second)]
     calls = itertools.count()
     requests = [pipe.prepare(source, {"draft_length": 3}) for source in (first, second)]
-    preempted = replace(requests[1], preempts=lambda call: next(calls) % 3 == 2)
+    preempted = replace(requests[1], preempts=lambda call: next(calls) in (3, 8, 20))
     with pipe.engines() as models:
         results = decoded_together(BatchedDecoder(*models), [requests[0], preempted], 2)
-    assert next(calls) > 6
+    assert next(calls) > 8  # preempted twice at least
     assert [result.sequences[0].token_ids for result in results] == wanted
 
 
