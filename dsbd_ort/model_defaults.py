@@ -33,6 +33,7 @@ PROCESSING = (
 )
 OF_SEARCHES = ("num_beams", "length_penalty", "early_stopping")
 """Of the file of an encoder-decoder, whose users run the search that it says."""
+DRAFTING = ("drafter", "draft_policy", "draft_length", "draft_beams")
 OF_TARGETS = ("forced_bos_token_id", "forced_eos_token_id")
 """Of the file of an encoder-decoder too: of a target that begins with one token."""
 _LENGTHS = {"max_new_tokens": "max_length", "min_new_tokens": "min_length"}
@@ -174,13 +175,13 @@ class ModelDefaults:
         """Return the options of a request to an encoder-decoder with a search, if it is for one.
 
         That is one without a strategy and without options of sampling. It has as many beams as the
-        file says, one where it says none.
+        file says, one where it says none, and is drafted where there is a draft or it says how.
         """
         samples = any(options.get(name) is not None for name in WARPING)
         if options.get("strategy") is not None or (samples and options.get("temperature") != 0):
             return options
         num_beams = options.get("num_beams") or self.options.get("num_beams", 1)
-        if self.has_draft:
+        if self.has_draft or any(options.get(name) is not None for name in DRAFTING):
             return {**options, "strategy": "speculative-beam-search", "num_beams": num_beams}
         if num_beams == 1:
             return {**options, "strategy": "greedy"}

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,10 @@ from dsbd_ort.decoding.batched_decoder import BatchedDecoder, decoded_together
 from dsbd_ort.decoding.cache_view import PrefixCache
 from dsbd_ort.decoding.decode import iterations_of
 from dsbd_ort.engine import Service
+from dsbd_runtime.bundle import open_bundle
 from dsbd_runtime.errors import BundleError, CapacityError, InputError, ProviderError
+from dsbd_runtime.ort_encoder import OrtEncoder
+from dsbd_runtime.ort_module import import_ort
 from scripts.family_checkpoints import SOURCE_READERS, write_family_checkpoint
 from tests.made_once import made_once
 from tests.runtime.bundle_edits import edited
@@ -211,6 +216,37 @@ def test_many_sources_at_once(pipe):
     sources = some_sources(12)
     wanted = [pipe.generate(source=source).sequences[0].token_ids for source in sources]
     assert [r.sequences[0].token_ids for r in pipe.generate(sources)] == wanted
+
+
+def test_a_preempted_request_goes_on_with_its_source(pipe):
+    first, second = some_sources(2)
+    wanted = [pipe.generate(source=source).sequences[0].token_ids for source in (first, second)]
+    calls = itertools.count()
+    requests = [pipe.prepare(source, {"draft_length": 3}) for source in (first, second)]
+    preempted = replace(requests[1], preempts=lambda call: next(calls) in (3, 8, 20))
+    with pipe.engines() as models:
+        results = decoded_together(BatchedDecoder(*models), [requests[0], preempted], 2)
+    assert next(calls) > 8  # preempted twice at least
+    assert [result.sequences[0].token_ids for result in results] == wanted
+
+
+def test_rows_of_sources_are_bounded_and_read_again(pair):
+    entry = open_bundle(pair / "bundle").entry("target").encoder
+    ort = import_ort()
+    path = pair / "bundle" / "target" / "encoder.onnx"
+    encoder = OrtEncoder(ort, path, entry, lambda file: ort.InferenceSession(str(file)), 4_000)
+    one, other = (5, 6, 1), (7, 8, 9, 1)
+    first = encoder.cross_rows(one)
+    assert encoder.cross_rows(one) is first
+    assert encoder.num_bytes == first.num_bytes == 768 * len(one)
+    second = encoder.cross_rows(other)  # both together are more than may be kept
+    assert encoder.num_bytes == second.num_bytes == 768 * len(other)
+    again = encoder.cross_rows(one)
+    assert again is not first
+    for name, value in again.values.items():
+        assert np.array_equal(value.numpy(), first.values[name].numpy())
+    encoder.forget()
+    assert encoder.num_bytes == 0
 
 
 def test_a_stream_and_a_service(pipe, pair):

@@ -21,7 +21,6 @@ from tests.openai_server.running_server import MODEL, running_server
 
 LANGUAGES = {"eng_Latn": 290, "fra_Latn": 291, "zho_Hans": 292}
 TEXT = "def read"
-FEW = {"max_new_tokens": 8}
 
 
 def with_languages(folder: Path) -> Path:
@@ -90,6 +89,18 @@ def test_languages_are_tokens_of_source_and_target(pipe):
             assert found.stats.num_output_tokens <= 8
     plain = pipe.translate(TEXT).sequences[0]
     assert plain.token_ids == pipe.generate(TEXT).sequences[0].token_ids
+
+
+def test_a_source_is_drafted_by_n_grams_without_a_draft(pipe):
+    wanted = pipe.translate(TEXT, num_return_sequences=3)
+    found = pipe.translate(TEXT, num_return_sequences=3, drafter="ngram", draft_length=3)
+    for ours, plain in zip(found.sequences, wanted.sequences, strict=True):
+        assert ours.token_ids == plain.token_ids
+        assert ours.score == pytest.approx(plain.score, abs=1e-4)
+    assert found.stats.num_draft_tokens > 0
+    assert pipe.translate(TEXT, drafter="ngram").sequences[0].token_ids == (
+        wanted.sequences[0].token_ids
+    )
 
 
 WRONG = [

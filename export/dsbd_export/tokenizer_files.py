@@ -79,10 +79,10 @@ def write_tokenizer_files(checkpoint: Checkpoint, folder: Path, report: Report) 
     elif checkpoint.encoder is not None:  # older ones have num_beams and the like in config.json
         said = json.loads((checkpoint.folder / "config.json").read_text(encoding="utf-8"))
         GenerationConfig.from_model_config(said).save_pretrained(folder)
-    marian = checkpoint.tokenizer_folder
-    if checkpoint.gguf_file is None and is_marian(marian):
+    marian, encoder = checkpoint.tokenizer_folder, checkpoint.encoder
+    if encoder is not None and is_marian(marian):
         with quiet_libraries():
-            write_source_tokenizer(marian, folder, PLAIN_TEXTS)
+            write_source_tokenizer(marian, folder, encoder.vocab_size, PLAIN_TEXTS)
     with quiet_libraries():
         gate = TokenizerGate(tokenizer, checkpoint, folder)
         gate.check_ids()

@@ -129,10 +129,16 @@ class Bundle:
         return self.entry_by_role[role]
 
     def num_bytes(self, role: str) -> int:
-        """Return the size of the files of "target" or "draft", 0 where it is absent."""
+        """Return the size of the files of "target" or "draft", 0 where it is absent.
+
+        Without those of an encoder, which no call of the engine reads.
+        """
         _check_role(role)
-        files = self.manifest.files.items()
-        return sum(entry.size for name, entry in files if name.startswith(f"{role}/"))
+        return sum(
+            entry.size
+            for name, entry in self.manifest.files.items()
+            if name.startswith(f"{role}/") and not name.startswith(f"{role}/{ENCODER_FILE}")
+        )
 
     def model_path(self, role: str) -> Path:
         """Return the path of the engine of "target" or "draft"."""

@@ -78,7 +78,7 @@ def with_marian_files(folder: Path, kind: str = "unigram", separate: bool = Fals
 @pytest.mark.parametrize("separate", [False, True])
 def test_ids_and_texts_are_those_of_transformers(separate, tmp_path):
     folder = with_marian_files(tmp_path / "marian", separate=separate)
-    write_source_tokenizer(folder, tmp_path, TEXTS)
+    write_source_tokenizer(folder, tmp_path, 300, TEXTS)
     assert (tmp_path / "source_tokenizer.json").is_file()
 
 
@@ -88,10 +88,10 @@ def test_other_scores_are_seen(tmp_path):
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     theirs = (folder / "source.spm").read_bytes()
-    write_source_tokenizer(folder, tmp_path, SOURCES)
+    write_source_tokenizer(folder, tmp_path, 300, SOURCES)
     written = (tmp_path / "source_tokenizer.json").read_text()
     (folder / "source.spm").write_bytes((folder / "target.spm").read_bytes())
-    write_source_tokenizer(folder, tmp_path, SOURCES)
+    write_source_tokenizer(folder, tmp_path, 300, SOURCES)
     assert (tmp_path / "source_tokenizer.json").read_text() != written
     (folder / "source.spm").write_bytes(theirs)
 
@@ -99,7 +99,7 @@ def test_other_scores_are_seen(tmp_path):
 def test_another_kind_of_model_is_refused(tmp_path):
     folder = with_marian_files(tmp_path / "marian", kind="bpe")
     with pytest.raises(ExportError, match="of type BPE, expected Unigram"):
-        write_source_tokenizer(folder, tmp_path, TEXTS)
+        write_source_tokenizer(folder, tmp_path, 300, TEXTS)
 
 
 def test_a_vocabulary_with_gaps_is_refused(tmp_path):
@@ -107,7 +107,7 @@ def test_a_vocabulary_with_gaps_is_refused(tmp_path):
     content = json.loads((folder / "vocab.json").read_text())
     (folder / "vocab.json").write_text(json.dumps({**content, "another": 500}))
     with pytest.raises(ExportError, match=re.escape("expected one for each id from 0 on")):
-        write_source_tokenizer(folder, tmp_path, TEXTS)
+        write_source_tokenizer(folder, tmp_path, 300, TEXTS)
 
 
 @pytest.fixture(scope="module")

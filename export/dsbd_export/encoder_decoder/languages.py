@@ -22,7 +22,8 @@ def with_languages(checkpoint: Checkpoint) -> Checkpoint:
     if checkpoint.encoder is None:
         return checkpoint
     if is_marian(checkpoint.tokenizer_folder):
-        unknown = source_tokenizer(checkpoint.tokenizer_folder).unknown
+        size = checkpoint.encoder.vocab_size
+        unknown = source_tokenizer(checkpoint.tokenizer_folder, size).unknown
         return replace(checkpoint, encoder=replace(checkpoint.encoder, unknown_token_id=unknown))
     tokenizer = load_tokenizer(checkpoint)
     found = {

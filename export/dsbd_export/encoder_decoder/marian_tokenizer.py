@@ -69,8 +69,11 @@ def target_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     )
 
 
-def source_tokenizer(folder: Path) -> SourceTokenizer:
-    """Return what reads the sources of a Marian model."""
+def source_tokenizer(folder: Path, vocab_size: int) -> SourceTokenizer:
+    """Return what reads the sources of a Marian model.
+
+    vocab_size: of the encoder, behind which pieces without an id begin.
+    """
     id_by_piece = _vocabulary(folder / _VOCABULARY)
     content = _content(folder / _SOURCE)
     scores = dict(content["model"]["vocab"])
@@ -80,24 +83,29 @@ def source_tokenizer(folder: Path) -> SourceTokenizer:
         [piece if piece in readable else f"{_NO_TEXT}{index}", scores.get(piece, lowest)]
         for index, piece in enumerate(_in_order(id_by_piece))
     ]
+    pieces += [[f"{_NO_TEXT}{index}", lowest] for index in range(len(pieces), vocab_size)]
     pieces += [[piece, score] for piece, score in scores.items() if piece not in id_by_piece]
     return SourceTokenizer(_tokenizer(content, pieces, id_by_piece), id_by_piece["<unk>"])
 
 
-def write_source_tokenizer(folder: Path, output: Path, texts: tuple[str, ...]) -> None:
+def write_source_tokenizer(
+    folder: Path, output: Path, vocab_size: int, texts: tuple[str, ...]
+) -> None:
     """Write what reads sources beside tokenizer.json; compare both with transformers.
+
+    vocab_size: of the encoder.
 
     Raises:
         ExportError: ids of a text, or the text of its ids, are not those of transformers.
     """
-    source, target = source_tokenizer(folder), target_tokenizer(folder)
+    source, target = source_tokenizer(folder, vocab_size), target_tokenizer(folder)
     source.backend.save(str(output / SOURCE_TOKENIZER_FILE))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # recommends sacremoses, which it does not use
         theirs = MarianTokenizer.from_pretrained(str(folder), local_files_only=True)
-    size = len(_vocabulary(folder / _VOCABULARY))
     for text in map(without_stacks, texts):
-        found = [i if i < size else source.unknown for i in source.backend.encode(text).ids]
+        ids = source.backend.encode(text).ids
+        found = [index if index < vocab_size else source.unknown for index in ids]
         _compare(text, "reads", found, _source_ids(theirs, text))
         if any(token in text for token in _SPECIAL):
             continue  # transformers has one id of each, that of sources
