@@ -166,9 +166,9 @@ class EncoderDecoderSource(DecoderSource):
         cases = source_cases(self._checkpoint)
         return [Reference(case=case, logits=reference_logits(model, case)) for case in cases]
 
-    def outliers(self, model: Any) -> Outliers:
+    def product_rows(self, model: Any) -> RowsOfProducts:
         """See ModelSource."""
-        with observed_outliers(model) as found:
+        with observed_rows(model) as found:
             reference_logits(model, source_calibration_case(self._checkpoint))
         return found
 

@@ -237,7 +237,8 @@ def _write_model(
     convert_weights(model, config.dtype)
     report(f"{role}: capturing the graph")
     graph, encoder = source.capture(model, report), source.capture_encoder(model, report)
-    for graph_pass in _graph_passes(checkpoint, config, seen, rows):
+    passes = _graph_passes(checkpoint, config, seen, rows)
+    for graph_pass in passes:
         report(f"{role}: {graph_pass(graph)}")
     if config.quantize == "none" and config.dtype != "fp32" and config.form != CUDA:
         check_for_tensorrt(graph, checkpoint)
