@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -23,8 +25,9 @@ from dsbd_ort.decoding import decode_iterations
 from dsbd_ort.decoding.request import result_of
 from dsbd_ort.engine import Service, ServiceLimits
 from dsbd_ort.engine.limits import cache_rows
-from dsbd_runtime.cache_entries import attending
-from dsbd_runtime.errors import InputError
+from dsbd_runtime.bundle import open_bundle
+from dsbd_runtime.cache_entries import attending, recurrent
+from dsbd_runtime.errors import BundleError, InputError
 from dsbd_runtime.kv_cache import bucket_capacity, row_bytes
 from dsbd_runtime.loading import load_causal_lm
 from dsbd_runtime.recent_memory import path_bytes
@@ -195,6 +198,23 @@ def test_requests_behind_different_checkpoints(hybrid: tuple[Pipeline, Path]) ->
     assert found == alone
     with pytest.raises(InputError, match=r"or lower max_requests \(4\)"):
         cache_rows(replace(limits, kv_bytes=4 * of_path), pipe.bundle)
+
+
+def test_a_fold_graph_is_there_where_states_are(
+    hybrid: tuple[Pipeline, Path], tmp_path: Path
+) -> None:
+    bundle = hybrid[0].bundle
+    has_states = bool(recurrent(bundle.entry("target").caches))
+    assert bundle.fold_path("target").is_file() == has_states
+    if not has_states:
+        return
+    copy = tmp_path / "bundle"
+    shutil.copytree(bundle.path, copy)
+    manifest = json.loads((copy / "dsbd.json").read_text())
+    del manifest["files"]["target/fold.onnx"]
+    (copy / "dsbd.json").write_text(json.dumps(manifest))
+    with pytest.raises(BundleError, match=r"lists no target/fold\.onnx; export again"):
+        open_bundle(copy)
 
 
 def test_what_a_path_costs_is_shown(hybrid: tuple[Pipeline, Path]) -> None:

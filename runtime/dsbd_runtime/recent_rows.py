@@ -197,6 +197,7 @@ class RecentRows:
         depths = forward.mask.sum(axis=1)
         checkpoints = self._behind(forward, again)
         self._check_paths(parents, depths)
+        assert (checkpoints != _FOLDED).all()  # see ``again``
         self._memory.reserve(self.num_recent + num_new, self.num_recent)
         if again is not None:
             self._places[again] = self.num_recent + np.arange(num_new)
