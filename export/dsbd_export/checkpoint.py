@@ -136,6 +136,11 @@ class Checkpoint:
         return is_quantized or self.gguf_file is not None or self.adapter is not None
 
     @property
+    def source(self) -> Path:
+        """Return what an export of it names: its folder, or its GGUF file."""
+        return self.folder if self.gguf_file is None else self.folder / self.gguf_file
+
+    @property
     def tokenizer_folder(self) -> Path:
         """Return where the tokenizer lies: an adapter may have one of its own."""
         has_own = self.adapter is not None and self.adapter.has_tokenizer

@@ -16,7 +16,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from dsbd_export.config import DraftConfig, ExportConfig
+from dsbd_export.checkpoint import open_target
+from dsbd_export.config import DraftConfig, ExportConfig, ModelOptions
 from dsbd_export.distill.draft_run import distill
 from dsbd_export.distill.work_folder import WorkFolder
 from dsbd_export.draft_export import export_draft
@@ -27,6 +28,7 @@ from dsbd_runtime.bundle import open_bundle
 from dsbd_runtime.draft_record import RECORD_FILE, ExpectedSpeed, read_record
 from scripts.family_checkpoints import write_family_checkpoint
 from tests.distill.conftest import CONTEXT, STEPS, config_of, write_texts
+from tests.export.gguf_files import write_gguf
 
 KILLED = """
 import signal, sys
@@ -346,3 +348,10 @@ def test_a_target_whose_weights_are_not_finite_is_refused(target, texts, tmp_pat
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ExportError, match="logits that are not finite; check its weights"):
         run(config_of(folder, texts, tmp_path / "draft"))
+
+
+def test_what_is_measured_of_a_gguf_file_is_that_file(target, tmp_path):
+    """The export that measures speed opens ``source``: a folder has no config.json there."""
+    file = write_gguf(target, tmp_path / "target.gguf", "F32")
+    assert open_target(str(file), ModelOptions()).source == file
+    assert open_target(str(target), ModelOptions()).source == target

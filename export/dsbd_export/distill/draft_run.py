@@ -35,7 +35,7 @@ class TrainedDraft:
     """What the speed of a draft is measured with.
 
     Attributes:
-        target: its checkpoint folder.
+        target: its checkpoint folder, or GGUF file.
         folder: the draft's.
         bundle: where a bundle may be exported to; it is removed afterwards.
         prompts: held-out ones, each int64.
@@ -92,7 +92,7 @@ def distill(
         record = _train(config, teaching, work, report, save_every)
         if measure_speed is not None:
             trained = TrainedDraft(
-                target=checkpoint.folder,
+                target=checkpoint.source,
                 folder=work.draft,
                 bundle=work.path / "bundle",
                 prompts=teaching.held_out.prompts,
@@ -147,7 +147,7 @@ def _train(
     _write_draft(kind, draft, teaching.checkpoint, work.draft)
     sampling = teaching.held_out.sampling
     return DraftRecord(
-        target=teaching.checkpoint.folder.resolve().name,
+        target=teaching.checkpoint.source.resolve().name,
         num_parameters=num_parameters,
         num_target_parameters=num_of_target,
         acceptance=found.rate,
