@@ -1,0 +1,75 @@
+"""How far bundles are from their checkpoint, on texts that nothing was chosen by.
+
+CHECKPOINT is a folder, BUNDLES are of it. The mean KL divergence of the next-token distributions,
+in nats, the largest of a row, and the share of rows with the same most probable token; printed.
+
+\b
+lab/run divergence CHECKPOINT BUNDLE... --text docs/concepts.md --text FILE
+"""  # noqa: D301
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from dsbd_forward.forward import Forward
+from dsbd_runtime.bundle import Bundle, open_bundle
+from dsbd_runtime.loading import load_causal_lm
+from lab.frame.page import table
+
+ROOT = Path(__file__).resolve().parents[1]
+TEXTS = (ROOT / "docs" / "concepts.md", ROOT / "lab" / "divergence.py")
+COLUMNS = ("bundle", "text", "mean KL", "largest of a row", "same top token")
+_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
+
+
+def bundle_log_probs(
+    bundle: Bundle, role: str, token_ids: NDArray[np.int64], threads: int
+) -> torch.Tensor:
+    """Return log-probabilities of a model of a bundle behind every token, (n, V)."""
+    model = load_causal_lm(bundle, role, provider="cpu", num_threads=threads)
+    rows = np.arange(len(token_ids))
+    result = model.forward(Forward(token_ids, rows, np.tri(len(rows), dtype=bool), rows))
+    return torch.log_softmax(torch.from_numpy(np.array(result.logits.whole)), -1)
+
+
+@click.command(help=__doc__)
+@click.argument("checkpoint", type=_FOLDER)
+@click.argument("bundles", nargs=-1, required=True, type=_FOLDER)
+@click.option("--text", "texts", multiple=True, type=click.Path(exists=True, path_type=Path))
+@click.option("--tokens", default=384, show_default=True, help="At most so many of a text.")
+@click.option("--role", type=click.Choice(["target", "draft"]), default="target")
+@click.option("--threads", default=1, show_default=True)
+def main(
+    checkpoint: Path,
+    bundles: tuple[Path, ...],
+    texts: tuple[Path, ...],
+    tokens: int,
+    role: str,
+    threads: int,
+) -> None:
+    """Print the table."""
+    torch.set_num_threads(threads)
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    lines: list[tuple[str, ...]] = []
+    for text in texts or TEXTS:
+        ids = np.array(tokenizer(text.read_text(encoding="utf-8")).input_ids[:tokens], np.int64)
+        with torch.inference_mode():
+            wanted = torch.log_softmax(model(torch.from_numpy(ids)[None]).logits[0], -1)
+        for folder in bundles:
+            found = bundle_log_probs(open_bundle(folder), role, ids, threads)
+            divergences = (wanted.exp() * (wanted - found[:, : wanted.shape[1]])).sum(-1)
+            agreement = (found.argmax(-1) == wanted.argmax(-1)).float().mean()
+            cells = (f"{float(divergences.mean()):.2e}", f"{float(divergences.max()):.1e}")
+            lines.append((folder.name, text.name, *cells, f"{float(agreement):.1%}"))
+    click.echo("\n".join(table(COLUMNS, lines)))
+
+
+if __name__ == "__main__":
+    main()
