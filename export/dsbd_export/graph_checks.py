@@ -88,7 +88,8 @@ def _check_masks(graph: ir.Graph, checkpoint: Checkpoint, form: AttentionForm) -
     found: Counter[str | None] = Counter()
     if form is not AttentionForm.OWN:  # some layers of a capped form are nodes: without sinks
         masked = (_input_name(node, 3) for node in graph if node.op_type == "Attention")
-        found.update(name for name in masked if name)  # without one: over the rows of a source
+        reads_source = checkpoint.encoder is not None  # whose rows are attended to without a mask
+        found.update(name for name in masked if name or not reads_source)
     if form is not AttentionForm.NODE:
         chosen_by = (_input_name(node, 0) for node in graph if node.op_type == "Where")
         found.update(name for name in chosen_by if name in wanted)

@@ -25,6 +25,7 @@ RUN_SECTIONS = [
     "Text and log-probabilities",
     "Drafts and width (rarely needed)",
     "Joint decoding (mjsd, mjgd)",
+    "Translation (encoder-decoders)",
     "Engines",
     "Options",
 ]

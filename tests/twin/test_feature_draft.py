@@ -38,7 +38,8 @@ def logits_of(target_folder, draft_folder, tokens):
         target = LlamaForCausalLM.from_pretrained(target_folder, dtype=torch.float32).eval()
         draft = load_feature_draft(open_checkpoint("draft", draft_folder, ModelOptions()))
         features_of = TeacherFeatures(target, draft.features.layers)
-        return torch.stack([*rollout_logits(draft, tokens, 8, features_of)])
+        counted = torch.ones(len(tokens), 8, dtype=torch.bool)
+        return torch.stack([*rollout_logits(draft, tokens, counted, features_of)])
 
 
 @pytest.mark.parametrize("vocab_size", [VOCAB_SIZE, 300])
