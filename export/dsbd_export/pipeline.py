@@ -238,14 +238,16 @@ def _write_model(
     report(f"{role}: capturing the graph")
     graph, encoder = source.capture(model, report), source.capture_encoder(model, report)
     passes = _graph_passes(checkpoint, config, seen, rows)
-    for graph_pass in passes:
+    for phase, graph_pass in passes:
+        report(f"{role}: {phase}")
         report(f"{role}: {graph_pass(graph)}")
     if config.quantize == "none" and config.dtype != "fp32" and config.form != CUDA:
         check_for_tensorrt(graph, checkpoint)
     place = folder / MODEL_FILE, WEIGHTS_FILE
     _save(graph, place, f"{role}: saving the graph and its weights", report)
     if encoder is not None:
-        for graph_pass in passes:
+        for phase, graph_pass in passes:
+            report(f"{role}, encoder: {phase}")
             report(f"{role}, encoder: {graph_pass(encoder)}")
         place = folder / ENCODER_FILE, ENCODER_WEIGHTS_FILE
         _save(encoder, place, f"{role}: saving the encoder and its weights", report)
@@ -277,8 +279,8 @@ def _check_recurrence(checkpoint: Checkpoint, config: ModelOptions) -> None:
         )
 
 
-GraphPass = Callable[[ir.Model], str]
-"""Changes a graph of the contract in place; returns what it has done, as progress."""
+GraphPass = tuple[str, Callable[[ir.Model], str]]
+"""What it does, and what changes a graph of the contract in place and returns what it has done."""
 
 
 def _graph_passes(
@@ -299,18 +301,25 @@ def _graph_passes(
         num_exact = attend_exactly(graph, checkpoint.context_length, layers, seen)
         return f"{num_exact} attentions with sums in {'double' if seen is None else 'integers'}"
 
+    def quantize(graph: ir.Model) -> str:
+        return str(quantize_graph(graph, config.quantized_form, is_exact=is_exact, rows=rows))
+
     passes: list[GraphPass] = [
-        lambda graph: f"{merge_products(graph)} groups of products of the same rows merged"
+        (
+            "merging products",
+            lambda graph: f"{merge_products(graph)} groups of products of the same rows merged",
+        )
     ]
     if config.attention_form == GROUPED:
-        passes.append(lambda graph: f"{group_query_heads(graph)} attention nodes grouped")
+        passes.append(
+            ("grouping heads", lambda graph: f"{group_query_heads(graph)} attention nodes grouped")
+        )
     elif is_exact:
-        passes.append(attend)
+        passes.append(("making sums exact", attend))
     if config.form == CUDA:
-        passes.append(use_cuda_operators)
-    form = config.quantized_form
-    if form != "none":
-        passes.append(lambda graph: str(quantize_graph(graph, form, is_exact=is_exact, rows=rows)))
+        passes.append(("taking operators of CUDA", use_cuda_operators))
+    if config.quantized_form != "none":
+        passes.append(("quantizing products", quantize))
     return passes
 
 
