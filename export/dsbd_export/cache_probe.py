@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
 from dsbd_export.checkpoint import Checkpoint, quiet_libraries
-from dsbd_export.errors import ExportError
+from dsbd_export.errors import ExportError, own_error_in, reason_of
 from dsbd_export.model_loading import cache_name
 from dsbd_export.parity_cases import ComputeIn, num_drawn, text_case
 from dsbd_export.path_recurrences import MOST_NEW_ROWS, Recurrence, replaced_recurrences
@@ -97,7 +97,14 @@ def probed_caches(
         replaced_recurrences(model, cache.record),
     ):
         token_ids = torch.zeros(1, _NUM_ROWS, dtype=torch.int64)
-        model(input_ids=token_ids, **{cache_name(model): cache})
+        try:
+            model(input_ids=token_ids, **{cache_name(model): cache})
+        except Exception as error:  # whatever a family does with a cache that is not its own
+            raise own_error_in(error) or ExportError(
+                f"the {checkpoint.role} (family {checkpoint.family}) keeps more than rows of keys "
+                f"and values, convolutions and known recurrences ({reason_of(error)}); choose "
+                "another checkpoint"
+            ) from error
     if not cache.rows and not cache.recurrences:
         raise ExportError(
             f"the {checkpoint.role} (family {checkpoint.family}) hands no keys and values to a "

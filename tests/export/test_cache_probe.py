@@ -83,3 +83,16 @@ class StatefulModel(nn.Module):
 def test_a_state_of_an_unknown_kind_is_refused(checkpoint):
     with pytest.raises(ExportError, match="layer 1 keeps a recurrent state of another kind"):
         probed_caches(StatefulModel(), checkpoint, "fp32")
+
+
+class OwnCacheModel(nn.Module):
+    """Calls a cache in a way of its own, as ZAYA and MiniMax do."""
+
+    def forward(self, input_ids, cache):
+        cache.update_conv_state(torch.zeros(1, 4, 2), 0)
+
+
+def test_a_cache_that_is_used_in_an_unknown_way_is_refused(checkpoint):
+    words = r"family llama\) keeps more than rows .*TypeError: .*conv_kernel_size.*choose another"
+    with pytest.raises(ExportError, match=words):
+        probed_caches(OwnCacheModel(), checkpoint, "fp16")
