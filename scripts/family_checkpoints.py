@@ -112,10 +112,12 @@ def _composite(
     text: str,
     is_quick: bool = False,
     other: str = "vision_config",
+    whole: dict[str, Any] | None = None,
     **more: Any,
 ) -> FamilyCheckpoint:
     """Return the row of a composite model; ``more`` is of its text part, of ``model_type`` text."""
     arguments = {
+        **(whole or {}),
         "text_config": {"model_type": text, **_GROUPED, **more},
         other: _OTHER_PART,
         "tie_word_embeddings": False,
@@ -481,7 +483,15 @@ FAMILY_CHECKPOINTS: dict[str, FamilyCheckpoint] = {
     "qwen2_5_vl": _composite(
         "qwen2_5_vl", "Qwen2_5_VLConfig", "qwen2_5_vl_text", **_mrope(4, 2, 2)
     ),
-    "gemma3-4b": _composite("gemma3", "Gemma3Config", "gemma3_text", True, head_dim=16, **_MIXED),
+    "gemma3-4b": _composite(
+        "gemma3",
+        "Gemma3Config",
+        "gemma3_text",
+        True,
+        whole={"image_token_index": 7},  # one of the vocabulary's, as the real one is
+        head_dim=16,
+        **_MIXED,
+    ),
     "ministral3": _composite(
         "mistral3",
         "Mistral3Config",

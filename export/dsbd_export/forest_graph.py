@@ -152,10 +152,11 @@ class ForestCache(Cache):  # type: ignore[misc]  # transformers has no types
     ) -> Tensor:
         """Keep the inputs of a layer's convolution, and give it the rows of all paths.
 
-        conv_states: (1, W, S). Returned as they are: the convolution that is called next looks at
-        ``PathConvolutions`` instead.
+        conv_states: (1, W, S). Returned in the precision of the cache (constants that are wider may
+        have widened them): the convolution that is called next looks at ``PathConvolutions``.
         """
         (past,) = self._unwritten(layer_idx, CONVOLUTION_ROWS)
+        conv_states = conv_states.to(past.dtype)
         recent = self._recent
         assert recent is not None  # as the layer was one when its cache was probed
         assert recent.convolutions is not None

@@ -303,7 +303,8 @@ def _gaussian_cutoff(deviations: float) -> Callable[[Tensor], Tensor]:
 
     def cut(inputs: Tensor) -> Tensor:
         mean = inputs.mean(dim=-1, keepdim=True)
-        deviation = inputs.std(dim=-1, keepdim=True, unbiased=False)
+        # Not by ``std``, whose graph computes shapes, which a GPU's engine refuses.
+        deviation = (inputs - mean).square().mean(dim=-1, keepdim=True).sqrt()
         return F.relu(inputs - (mean + deviation * deviations))
 
     return cut

@@ -57,6 +57,10 @@ billion weights, and attention reads all of them in every call."""
 _FEW_MOVED_ROWS = 32
 
 
+_CRASHING = frozenset({"diffllama"})
+"""Families of which TensorRT's builder ends the process."""
+
+
 def add_engines(bundle_path: Path, options: TensorrtOptions, *, report: Report) -> Manifest:
     """Build the engines of a bundle from its ONNX files, in place of those that it has.
 
@@ -143,6 +147,11 @@ def check_buildable(role: str, entry: ModelEntry) -> None:
         raise ExportError(
             f"the {role} (family {entry.family}) has convolutions or recurrences, whose rows only "
             "provider 'cpu' folds; export it with engine='onnx'"
+        )
+    if entry.family in _CRASHING:
+        raise ExportError(
+            f"TensorRT crashes while it builds family {entry.family} (seen with TensorRT for RTX "
+            f"1.7); export the {role} with engine='onnx'"
         )
     if entry.features is not None:
         raise ExportError(

@@ -187,8 +187,8 @@ def test_a_family_passes_in_fp16_and_engines_are_built_of_it(name, captures, tmp
     checkpoint = write_family_checkpoint(name, tmp_path / "checkpoint")
     parity = export_in("fp16 KL", name, checkpoint, tmp_path / "fp16", captures)
     assert not isinstance(parity, Failure), parity
-    if name in (*RECURRENT, *CONVOLUTIONAL):
-        return  # only the CPU folds
+    if name in (*RECURRENT, *CONVOLUTIONAL, "diffllama"):
+        return  # only the CPU folds; TensorRT for RTX 1.7 ends the process: refused by name
     pytest.importorskip("tensorrt_rtx")
     attention = build_engines_of(tmp_path / "fp16" / "target")
     assert not isinstance(attention, Failure), attention

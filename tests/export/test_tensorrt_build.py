@@ -22,6 +22,7 @@ from dsbd_export.tensorrt_build import (
     build_model_engines,
     build_plan,
     builder_config,
+    check_buildable,
     default_capacity,
     move_profiles,
 )
@@ -231,6 +232,13 @@ def test_an_exported_graph_is_built(exported, place, tmp_path):
     record = build_model_engines(tmp_path, place, 256)
     assert record.attention == "decomposed"  # fp32
     assert set(record.onnx_sha256) == {"model.onnx", "model.onnx.data", "prune.onnx"}
+
+
+def test_a_family_that_crashes_tensorrt_is_refused() -> None:
+    entry = dataclasses.replace(TinyModel().entry(), family="diffllama")
+    check_buildable("draft", TinyModel().entry())
+    with pytest.raises(ExportError, match="crashes while it builds family diffllama .* the draft"):
+        check_buildable("draft", entry)
 
 
 def test_tensorrt_itself_says_how_to_install_it() -> None:
