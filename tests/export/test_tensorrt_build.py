@@ -237,7 +237,7 @@ def test_an_exported_graph_is_built(exported, place, tmp_path):
 def test_a_family_that_crashes_tensorrt_is_refused() -> None:
     entry = dataclasses.replace(TinyModel().entry(), family="diffllama")
     check_buildable("draft", TinyModel().entry())
-    with pytest.raises(ExportError, match="crashes while it builds family diffllama .* the draft"):
+    with pytest.raises(ExportError, match=r"crashes while it builds family diffllama .* the draft"):
         check_buildable("draft", entry)
 
 
