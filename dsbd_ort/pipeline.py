@@ -60,7 +60,7 @@ from dsbd_ort.results import (
     TextStream,
     text_until_stop,
 )
-from dsbd_ort.sources import LANGUAGE_OPTIONS, SRC_LANG, PromptReader
+from dsbd_ort.sources import SRC_LANG, PromptReader, given_languages
 from dsbd_runtime.bundle import TOKENIZER_FILE, Bundle, open_bundle
 from dsbd_runtime.causal_lm import CausalLM
 from dsbd_runtime.chat_messages import Message
@@ -68,13 +68,6 @@ from dsbd_runtime.chat_template import ChatTemplate
 from dsbd_runtime.errors import InputError
 from dsbd_runtime.stream_decoder import TextWindow
 from dsbd_runtime.tokenizer import Tokenizer
-
-
-def _given_languages(src_lang: str | None, tgt_lang: str | None) -> dict[str, str]:
-    """Return the options that name languages."""
-    given = zip(LANGUAGE_OPTIONS, (src_lang, tgt_lang), strict=True)
-    return {option: name for option, name in given if name is not None}
-
 
 BundlePath = str | os.PathLike[str]
 _TOGETHER = 8  # prompts of a list that share the engine calls
@@ -207,7 +200,7 @@ class Pipeline:
                 f"the model of {self.bundle.path} is no encoder-decoder, which translate needs; "
                 "use generate with a prompt that asks for a translation"
             )
-        given = {**options, **_given_languages(src_lang, tgt_lang)}
+        given = {**options, **given_languages(src_lang, tgt_lang)}
         request = self.prepare(text, given)
         return self.with_text(result_of(self._iterations(request)), request)
 

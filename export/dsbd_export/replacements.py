@@ -56,7 +56,7 @@ _WITHOUT_EFFECT = frozenset(
         "output_router_logits",
     }
 )
-_NEUTRAL: dict[str, object] = {"dropout": 0.0, "is_causal": True}
+_NEUTRAL: dict[str, object] = {"dropout": 0.0, "is_causal": True, "kwargs": {}}
 _NEVER = object()
 
 _FIXED = "default"  # any name that transformers' update of the frequencies does not know
@@ -104,7 +104,7 @@ def forest_attention(
     """
     if attention_mask is None:
         raise ExportError(f"{type(module).__name__} attends without a mask; it cannot be exported")
-    _refuse_unknown(module, others)
+    refuse_unknown(module, others)
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     latents = latents_of(module)
     if latents is not None:
@@ -118,7 +118,7 @@ def forest_attention(
     return attended.transpose(1, 2).contiguous(), None
 
 
-def _refuse_unknown(module: nn.Module, arguments: dict[str, object]) -> None:
+def refuse_unknown(module: nn.Module, arguments: dict[str, object]) -> None:
     """Raise for an argument that may change what attention returns.
 
     A short test may not see the change: top-k indices of a sparse attention, say, choose all rows

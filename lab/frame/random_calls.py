@@ -19,6 +19,7 @@ from dsbd_runtime.cache_entries import (
     present_name,
     recent,
 )
+from dsbd_runtime.fold_chains import FOLDED_TOGETHER, LEFT_BEHIND
 from dsbd_runtime.graph import (
     ATTENTION_MASK,
     INPUT_IDS,
@@ -30,7 +31,6 @@ from dsbd_runtime.kv_cache import NUMPY_DTYPES
 from dsbd_runtime.manifest import ModelEntry
 from dsbd_runtime.ort_module import session_options
 from dsbd_runtime.recent_memory import recent_capacity
-from dsbd_runtime.recent_rows import FOLDED_TOGETHER, LEFT_BEHIND
 from lab.frame.recent_inputs import recent_inputs
 
 _LOG_ERRORS = 3

@@ -20,6 +20,7 @@ from dsbd_runtime.cache_entries import (
     recurrent,
 )
 from dsbd_runtime.errors import CapacityError, EngineError
+from dsbd_runtime.fold_chains import FOLDED_TOGETHER, LEFT_BEHIND
 from dsbd_runtime.graph import (
     ANCESTORS,
     CHECKPOINT_ROWS,
@@ -29,7 +30,7 @@ from dsbd_runtime.graph import (
     ROW_PLACES,
 )
 from dsbd_runtime.kv_cache import KVCache, row_bytes
-from dsbd_runtime.recent_rows import FOLDED_TOGETHER, LEFT_BEHIND, RecentInputs
+from dsbd_runtime.recent_rows import RecentInputs
 
 _STATE_BYTES = 4  # of a number, in fp32
 _STEP = 32  # rows; a recurrent layer looks at all of them in every call

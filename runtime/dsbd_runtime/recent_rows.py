@@ -30,15 +30,7 @@ from numpy.typing import NDArray
 from dsbd_forward.forward import NO_ROW, Forward
 from dsbd_forward.rows import Ints
 from dsbd_runtime.errors import InputError
-
-FOLDED_TOGETHER = 32
-"""The fewest rows that are folded: a fold costs about as much as the states are large."""
-
-LEFT_BEHIND = 16
-"""So many rows before the deepest of a path are not folded, 1 or more: drafts are rarely longer."""
-
-MOST_LEFT = 128
-"""Of a path that is longer even a short chain is folded, whatever branches off at its end."""
+from dsbd_runtime.fold_chains import foldable_chains
 
 MOST_HELD = 4
 """Checkpoints that stay for paths that branch off later."""
@@ -280,7 +272,7 @@ class RecentRows:
         """
         stops = {*continued.tolist(), *self._held}
         has_folded = False
-        while chains := self._chains(stops):
+        while chains := foldable_chains(self._unfolded(), self._parents, self._depths, stops):
             for chain, below in chains:
                 self._fold(chain, below, stops)
             has_folded = True
@@ -290,37 +282,6 @@ class RecentRows:
     def _look_later(self) -> None:
         """Look again once there are some more rows; to look takes time for each of them."""
         self._next_look = self.num_recent + max(_LOOK_EVERY, self.num_recent // 4)
-
-    def _chains(self, stops: set[int]) -> list[tuple[list[int], list[int]]]:
-        """Return the chains to fold: the rows of each, and those that continue from it."""
-        depths, parents = self._depths, self._parents
-        trees: dict[int, list[int]] = {}  # by root, its rows
-        root_of: dict[int, int] = {}
-        children: dict[int, list[int]] = {}
-        for row in self._unfolded().tolist():
-            parent = int(parents[row])
-            root = root_of[row] = root_of.get(parent, row)
-            trees.setdefault(root, []).append(row)
-            children.setdefault(parent, []).append(row)
-        deepest: dict[int, int] = {}  # depth of the deepest row below each, or its own
-        for row in reversed(root_of):
-            own = int(depths[row])
-            deepest[row] = max(map(deepest.__getitem__, children.get(row, ())), default=own)
-        found = []
-        for root, tree in trees.items():
-            last_depth = deepest[root] - LEFT_BEHIND
-            chain = [root]
-            while len(below := children.get(chain[-1], [])) == 1:
-                chain += below
-            num_long = sum(deepest[child] >= depths[chain[-1]] + LEFT_BEHIND for child in below)
-            chain = [row for row in chain if depths[row] <= last_depth]
-            is_long = len(chain) >= FOLDED_TOGETHER or num_long > 1
-            if chain and (is_long or deepest[root] - depths[root] >= MOST_LEFT):
-                stop = next((place for place, row in enumerate(chain) if row in stops), None)
-                chain = chain[: None if stop is None else stop + 1]
-                folded = set(chain)
-                found.append((chain, [row for row in tree if row not in folded]))
-        return found
 
     def _fold(self, chain: list[int], below: list[int], stops: set[int]) -> None:
         """Fold a chain into a checkpoint, which the rows ``below`` are behind from now on."""

@@ -9,10 +9,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+import torch
 from transformers import T5Config
 
 from dsbd_export.checkpoint import open_checkpoint
 from dsbd_export.config import ExportConfig
+from dsbd_export.encoder_decoder.attention import source_attention
 from dsbd_export.encoder_decoder.reference import source_cases
 from dsbd_export.errors import ExportError
 from dsbd_export.model_loading import load_model
@@ -177,3 +179,10 @@ def test_defaults_that_an_older_checkpoint_has_in_its_config(captures, tmp_path)
     defaults = json.loads((output / "generation_config.json").read_text())
     assert defaults["num_beams"] == 6
     assert defaults["decoder_start_token_id"] == 2
+
+
+def test_an_argument_that_attention_does_not_know_is_refused():
+    """A position bias of a family that is not known, say: it would be left out without a word."""
+    rows = torch.zeros(1, 2, 3, 4)
+    with pytest.raises(ExportError, match=r"gives attention the argument window \(5\)"):
+        source_attention(torch.nn.Identity(), rows, rows, rows, None, window=5)

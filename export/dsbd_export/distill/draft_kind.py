@@ -119,8 +119,7 @@ class LlamaDrafts:
 
     def write(self, draft: Any, folder: Path) -> None:
         """See DraftKind."""
-        with quiet_libraries():
-            draft.save_pretrained(folder)
+        _save(draft, folder)
         if self._proposed is not None:
             write_proposed_tokens(folder, self._proposed)
 
@@ -166,8 +165,7 @@ class LayerDrafts:
 
     def write(self, draft: Any, folder: Path) -> None:
         """See DraftKind."""
-        with quiet_libraries():
-            draft.save_pretrained(folder)
+        _save(draft, folder)
 
 
 class FeatureDrafts:
@@ -231,3 +229,9 @@ def draft_kind(config: DistillConfig) -> type[DraftKind]:
     if config.kind == FEATURE:
         return FeatureDrafts
     return LlamaDrafts if config.target_layers is None else LayerDrafts
+
+
+def _save(draft: PreTrainedModel, folder: Path) -> None:
+    """Write a model of transformers into a new folder."""
+    with quiet_libraries():
+        draft.save_pretrained(folder)

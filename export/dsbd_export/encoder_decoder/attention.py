@@ -26,10 +26,9 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from dsbd_export.checkpoint import quiet_libraries
 from dsbd_export.config import OPSET
 from dsbd_export.errors import ExportError
-from dsbd_export.replacements import HIDDEN
+from dsbd_export.replacements import HIDDEN, refuse_unknown
 
 SOURCE_ATTENTION = "forest-and-source"
-_NEUTRAL = {"dropout": 0.0, "use_cache": True, "output_attentions": False, "kwargs": {}}
 
 
 def take_over_source_attention(model: PreTrainedModel) -> None:
@@ -65,9 +64,7 @@ def source_attention(
     query: (1, H, S, D). key, value: (1, H, rows, D). attention_mask: (1, 1, S, C) bool, None for
     the rows of a source. position_bias: (1, H, S, rows). Returns (1, S, H, D).
     """
-    for name, given in others.items():
-        if given is not None and given != _NEUTRAL.get(name, given):
-            raise ExportError(f"{type(module).__name__} attends with {name}={given!r}; not known")
+    refuse_unknown(module, others)
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     if attention_mask is None and getattr(module, "is_decoder", False):
         position_bias = None  # T5 hands zeros to the attention over a source

@@ -69,7 +69,7 @@ def source_cases(checkpoint: Checkpoint) -> list[ForestCase]:
 
 
 def source_calibration_case(checkpoint: Checkpoint) -> ForestCase:
-    """Return another text as its own source, by which outlier channels are found."""
+    """Return another text as its own source, over which the rows of products are seen."""
     case = calibration_case(checkpoint)
     return _with_source(case, case.node_ids, checkpoint)
 

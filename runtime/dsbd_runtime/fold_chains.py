@@ -1,0 +1,57 @@
+"""Which rows of a path are folded into a checkpoint: chains of rows with one child each.
+
+It is a matter of cost alone; see ``recent_rows``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+
+from dsbd_forward.rows import Ints
+
+FOLDED_TOGETHER = 32
+"""The fewest rows that are folded: a fold costs about as much as the states are large."""
+
+LEFT_BEHIND = 16
+"""So many rows before the deepest of a path are not folded, 1 or more: drafts are rarely longer."""
+
+MOST_LEFT = 128
+"""Of a path that is longer even a short chain is folded, whatever branches off at its end."""
+
+
+def foldable_chains(
+    rows: Ints, parents: Ints, depths: Ints, stops: Set[int]
+) -> list[tuple[list[int], list[int]]]:
+    """Return the chains to fold: the rows of each, and those that continue from it.
+
+    rows: (n,) int64, rows of the cache behind checkpoints, parents before children.
+    parents, depths: (N,) int64, of all rows of the cache.
+    stops: rows at which a chain must end, if it has them.
+    """
+    trees: dict[int, list[int]] = {}  # by root, its rows
+    root_of: dict[int, int] = {}
+    children: dict[int, list[int]] = {}
+    for row in rows.tolist():
+        parent = int(parents[row])
+        root = root_of[row] = root_of.get(parent, row)
+        trees.setdefault(root, []).append(row)
+        children.setdefault(parent, []).append(row)
+    deepest: dict[int, int] = {}  # depth of the deepest row below each, or its own
+    for row in reversed(root_of):
+        own = int(depths[row])
+        deepest[row] = max(map(deepest.__getitem__, children.get(row, ())), default=own)
+    found = []
+    for root, tree in trees.items():
+        last_depth = deepest[root] - LEFT_BEHIND
+        chain = [root]
+        while len(below := children.get(chain[-1], [])) == 1:
+            chain += below
+        num_long = sum(deepest[child] >= depths[chain[-1]] + LEFT_BEHIND for child in below)
+        chain = [row for row in chain if depths[row] <= last_depth]
+        is_long = len(chain) >= FOLDED_TOGETHER or num_long > 1
+        if chain and (is_long or deepest[root] - depths[root] >= MOST_LEFT):
+            stop = next((place for place, row in enumerate(chain) if row in stops), None)
+            chain = chain[: None if stop is None else stop + 1]
+            folded = set(chain)
+            found.append((chain, [row for row in tree if row not in folded]))
+    return found
