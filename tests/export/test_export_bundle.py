@@ -26,6 +26,7 @@ STAGES = (
     "reference",
     "capturing",
     "optimizing",
+    "merging",
     "merged",
     "saving",
     "prune",
