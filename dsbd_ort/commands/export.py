@@ -104,6 +104,14 @@ class ExportArguments:
         help="The same of the draft alone [as --quantize].",
         section=_ENGINES,
     )
+    calibration_texts: tuple[str, ...] = option(
+        multiple=True,
+        default=(),
+        metavar="TEXTS",
+        help="File, folder or pattern of texts like those of your requests, by which int8-dynamic "
+        "chooses the form of each product [a text of ours]. May be repeated.",
+        section=_ENGINES,
+    )
     logits: str = option(
         default="full",
         show_default=True,

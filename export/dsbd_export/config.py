@@ -19,12 +19,13 @@ MIN_CONTEXT = 16  # the parity gate needs a prompt and a tree of three levels
 _MOST_THREADS = 1024
 LEAST_DRAFT_VOCAB = 32  # has room for the tokens that end a sequence, and is a mistake below
 
+INT8_ROWS = "int8-dynamic"
 FUSED, GROUPED, EXACT = ATTENTIONS = ("fused", "grouped", "exact")
 PORTABLE, CUDA = FORMS = ("portable", "cuda")
 ONNX = "onnx"
 _QUANTIZED_DTYPES = {  # those of onnxruntime's CPU provider, on which parity runs
     "none": DTYPES,
-    "int8-dynamic": ("fp32",),
+    INT8_ROWS: ("fp32",),
     "int8": ("fp32", "fp16"),
     "int4": ("fp32", "fp16"),
 }
@@ -43,6 +44,8 @@ class ModelOptions:
     Attributes:
         dtype: precision of weights and caches: "fp32", "fp16" or "bf16".
         quantize: weight compression: "none", "int8-dynamic", "int8" or "int4"; see ``quantize``.
+        calibration_texts: files, folders or patterns of texts, by which the forms of products with
+            int8 rows are chosen; none: by a text of ours.
         logits: output of the engines: "full", "topk:K" for the K largest of a row, or "gather" for
             those of the tokens that a call names.
         attention: "fused", "grouped" (see ``optimize``) or "exact" (see ``exact_attention``); None
@@ -65,6 +68,7 @@ class ModelOptions:
 
     dtype: str = "fp32"
     quantize: str = "none"
+    calibration_texts: tuple[str, ...] = ()
     logits: str = "full"
     attention: str | None = None
     form: str = PORTABLE
@@ -81,6 +85,7 @@ class ModelOptions:
 
     def __post_init__(self) -> None:
         self._check_choices()
+        self._check_calibration()
         self._check_attention()
         self._check_form()
         self._check_engine()
@@ -113,7 +118,7 @@ class ModelOptions:
         """Return the form of attention, chosen or by the precision."""
         if self.attention is not None:
             return self.attention
-        return EXACT if self.quantize == "int8-dynamic" else FUSED
+        return EXACT if self.quantize == INT8_ROWS else FUSED
 
     @property
     def quantized_form(self) -> str:
@@ -156,6 +161,16 @@ class ModelOptions:
             raise ExportError(
                 f"quantize={self.quantize!r} has no form in dtype={self.dtype!r}; use dtype="
                 f"{' or '.join(map(repr, dtypes))}, or quantize='none'"
+            )
+
+    def _has_int8_rows(self) -> bool:
+        return self.quantize == INT8_ROWS
+
+    def _check_calibration(self) -> None:
+        if self.calibration_texts and not self._has_int8_rows():
+            raise ExportError(
+                f"calibration_texts={self.calibration_texts[0]!r} has no meaning with quantize="
+                f"{self.quantize!r}; use quantize={INT8_ROWS!r}, or leave it out"
             )
 
     def _check_attention(self) -> None:
@@ -296,9 +311,18 @@ class ExportConfig(DraftedOptions):
         if self.draft_quantize is None or self.draft_quantize == self.quantize:
             return self
         # The limits are those of the target's precision.
+        texts = self.calibration_texts if self.draft_quantize == INT8_ROWS else ()
         return dataclasses.replace(
-            self, quantize=self.draft_quantize, draft_quantize=None, atol=None, max_kl=None
+            self,
+            quantize=self.draft_quantize,
+            draft_quantize=None,
+            calibration_texts=texts,
+            atol=None,
+            max_kl=None,
         )
+
+    def _has_int8_rows(self) -> bool:
+        return INT8_ROWS in (self.quantize, self.draft_quantize)
 
     def _check_of_draft(self) -> None:
         for field in ("draft_quantize", "draft_vocab", "draft_adapter"):

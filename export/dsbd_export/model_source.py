@@ -5,7 +5,7 @@ A new kind of model is a class with these methods, and a row of ``source_of``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from dsbd_export.cache_probe import largest_values, probed_caches
+from dsbd_export.calibration import calibration_case
 from dsbd_export.checkpoint import Checkpoint
 from dsbd_export.draft_vocabulary import cut_head, without_others
 from dsbd_export.encoder_decoder.attention import has_distance_bias, take_over_source_attention
@@ -25,8 +26,8 @@ from dsbd_export.encoder_decoder.graph import (
 )
 from dsbd_export.encoder_decoder.reference import (
     probed_sources,
-    source_calibration_case,
     source_cases,
+    with_own_source,
 )
 from dsbd_export.families import AttentionForm
 from dsbd_export.feature_draft.graph import capture_feature_graph
@@ -46,7 +47,6 @@ from dsbd_export.parity_cases import (
     ComputeIn,
     ForestCase,
     Reference,
-    calibration_case,
     reference_logits,
     references,
     text_reference,
@@ -80,8 +80,8 @@ class ModelSource(Protocol):
         Called of models that are loaded once more for it alone.
         """
 
-    def product_rows(self, model: Any) -> RowsOfProducts:
-        """Return rows of its products, seen over a text, for int8 rows."""
+    def product_rows(self, model: Any, texts: Sequence[str]) -> RowsOfProducts:
+        """Return rows of its products for int8 rows, seen over texts; see ``calibration_case``."""
 
     def largest_values(self, model: Any) -> dict[int, NDArray[np.float32]]:
         """Return the largest values of every layer that attends, for sums in integers."""
@@ -127,10 +127,10 @@ class DecoderSource:
         )
         return found.logits
 
-    def product_rows(self, model: Any) -> RowsOfProducts:
+    def product_rows(self, model: Any, texts: Sequence[str]) -> RowsOfProducts:
         """See ModelSource."""
         with observed_rows(model) as found:
-            reference_logits(model, calibration_case(self._checkpoint))
+            reference_logits(model, calibration_case(self._checkpoint, texts))
         return found
 
     def largest_values(self, model: Any) -> dict[int, NDArray[np.float32]]:
@@ -166,10 +166,11 @@ class EncoderDecoderSource(DecoderSource):
         cases = source_cases(self._checkpoint)
         return [Reference(case=case, logits=reference_logits(model, case)) for case in cases]
 
-    def product_rows(self, model: Any) -> RowsOfProducts:
+    def product_rows(self, model: Any, texts: Sequence[str]) -> RowsOfProducts:
         """See ModelSource."""
         with observed_rows(model) as found:
-            reference_logits(model, source_calibration_case(self._checkpoint))
+            case = calibration_case(self._checkpoint, texts)
+            reference_logits(model, with_own_source(case, self._checkpoint))
         return found
 
     def capture(self, model: Any, report: Report) -> ir.Model:
@@ -221,8 +222,8 @@ class FeatureDraftSource:
         with ComputeIn(torch.float64):
             return feature_logits(model, case)
 
-    def product_rows(self, model: Any) -> RowsOfProducts:
-        """See ModelSource."""
+    def product_rows(self, model: Any, texts: Sequence[str]) -> RowsOfProducts:
+        """See ModelSource; ``check_form`` has refused texts."""
         with observed_rows(model) as found:
             feature_logits(model, feature_cases(self._checkpoint)[-1])
         return found

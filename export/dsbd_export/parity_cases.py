@@ -9,7 +9,6 @@ inputs, the large ones piece by piece. The same in float64 tells how much of fp3
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -38,8 +37,6 @@ _MAX_PREFILL_ROWS = 32  # compared rows of a prefill: the last ones
 
 TEXT_FILE = Path(__file__).parent / "parity_text.txt"
 TEXT = "text"
-CALIBRATION_FILE = Path(__file__).parent / "calibration_text.txt"
-_MAX_CALIBRATION_TOKENS = 512
 _MAX_TOKENS = 320  # all of the text with the tokenizers of common models
 _MAX_TEXT_ROWS = 128  # compared rows, evenly spread: 128 rows of 128,256 logits are 66 MB
 
@@ -218,11 +215,14 @@ def text_reference(model: PreTrainedModel, checkpoint: Checkpoint) -> Reference:
 
 def text_case(checkpoint: Checkpoint) -> ForestCase:
     """Return the text in tokens of the checkpoint's own tokenizer, cut to its context."""
-    return _text_case(checkpoint, TEXT_FILE, _MAX_TOKENS)
+    return prefill_case(
+        checkpoint, text_ids(checkpoint, [TEXT_FILE.read_text("utf-8")], _MAX_TOKENS)
+    )
 
 
-def _text_case(checkpoint: Checkpoint, file: Path, most: int) -> ForestCase:
-    token_ids = _token_ids(checkpoint, file)[: min(most, checkpoint.context_length)]
+def prefill_case(checkpoint: Checkpoint, token_ids: NDArray[np.int64]) -> ForestCase:
+    """Return tokens as one prefill, cut to the context, of which some rows are compared."""
+    token_ids = token_ids[: checkpoint.context_length]
     num_rows = min(len(token_ids), _MAX_TEXT_ROWS)
     return ForestCase(
         name=TEXT,
@@ -231,12 +231,6 @@ def _text_case(checkpoint: Checkpoint, file: Path, most: int) -> ForestCase:
         parents=np.arange(-1, len(token_ids) - 1),
         rows=np.linspace(0, len(token_ids) - 1, num_rows).astype(np.int64),
     )
-
-
-def calibration_case(checkpoint: Checkpoint) -> ForestCase:
-    """Return another text, by which the forms of products are chosen; the head reads every row."""
-    case = _text_case(checkpoint, CALIBRATION_FILE, _MAX_CALIBRATION_TOKENS)
-    return dataclasses.replace(case, rows=np.arange(len(case.node_ids)))
 
 
 def num_drawn(checkpoint: Checkpoint) -> int:
@@ -250,10 +244,16 @@ def num_drawn(checkpoint: Checkpoint) -> int:
     return min(checkpoint.vocab_size, highest_token_id(read_tokenizer(checkpoint)) + 1)
 
 
-def _token_ids(checkpoint: Checkpoint, file: Path) -> NDArray[np.int64]:
+def text_ids(checkpoint: Checkpoint, texts: Sequence[str], most: int) -> NDArray[np.int64]:
+    """Return the first tokens of texts, as many of each, each as a prompt begins; ``most`` in all.
+
+    Raises:
+        ExportError: they have none, or some that the checkpoint does not know.
+    """
     tokenizer = Tokenizer.from_str(json.dumps(read_tokenizer(checkpoint)))
-    text = file.read_text(encoding="utf-8")
-    token_ids = np.array(tokenizer.encode(text).ids, np.int64)
+    share = most // len(texts)
+    parts = [np.array(tokenizer.encode(text).ids[:share], np.int64) for text in texts]
+    token_ids = np.concatenate(parts)
     if len(token_ids) == 0 or token_ids.max() >= checkpoint.vocab_size:
         raise ExportError(
             f"the tokenizer of the {checkpoint.role} at {checkpoint.folder} turns text into "

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from dsbd_export.adapter import report_adapter
 from dsbd_export.changed_bundle import writing
 from dsbd_export.checkpoint import Checkpoint, limited_threads, open_pair
-from dsbd_export.config import CUDA, EXACT, GROUPED, ExportConfig, ModelOptions
+from dsbd_export.config import CUDA, EXACT, GROUPED, INT8_ROWS, ExportConfig, ModelOptions
 from dsbd_export.cuda_graph import use_cuda_operators
 from dsbd_export.draft_vocabulary import with_draft_vocabulary
 from dsbd_export.encoder_decoder.agreement import check_readers
@@ -233,7 +233,9 @@ def _write_model(
     report(f"{role}: computing reference logits")
     wanted = source.references(model)
     seen = source.largest_values(model) if config.sums_integers else None
-    rows = source.product_rows(model) if config.quantize == "int8-dynamic" else None
+    rows = None
+    if config.quantize == INT8_ROWS:
+        rows = source.product_rows(model, config.calibration_texts)
     convert_weights(model, config.dtype)
     report(f"{role}: capturing the graph")
     graph, encoder = source.capture(model, report), source.capture_encoder(model, report)

@@ -84,6 +84,10 @@ USER_ERRORS = [  # (arguments, words of the message)
         ["--demo", "--draft-vocab", "64", "--draft-texts", "/no/such"],
         "draft_texts: data='/no/such'",
     ),
+    (
+        ["--demo", "--quantize", "int8-dynamic", "--calibration-texts", "/no/such"],
+        "calibration_texts: data='/no/such'",
+    ),
     (["--demo", "--draft-quantize", "int3"], "draft_quantize, of the draft: quantize='int3'"),
     (["--demo", "--adapter", "/no/such"], "no adapter at /no/such"),
     (["--demo", "--draft-adapter", "/no/such"], "no adapter at /no/such"),

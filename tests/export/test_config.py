@@ -34,6 +34,7 @@ def test_refused_options(option, value, words):
 
 
 MEANINGLESS = [  # (options, words of the message)
+    ({"calibration_texts": ("a",)}, "calibration_texts='a' has no meaning with quantize='none'"),
     ({"quantize": "int8-dynamic", "dtype": "fp16"}, "no form in dtype='fp16'; use dtype='fp32'"),
     ({"quantize": "int4", "dtype": "bf16"}, "use dtype='fp32' or 'fp16', or quantize='none'"),
     ({"quantize": "int8", "atol": 0.1}, "atol=0.1 has no meaning"),

@@ -19,7 +19,6 @@ from dsbd_export.model_loading import cache_name
 from dsbd_export.parity_cases import (
     ComputeIn,
     ForestCase,
-    calibration_case,
     forest_cases,
     num_drawn,
     text_case,
@@ -65,12 +64,11 @@ def source_cases(checkpoint: Checkpoint) -> list[ForestCase]:
         length = _SOURCE_LENGTHS[index % len(_SOURCE_LENGTHS)]
         cases.append(_with_source(case, _drawn_source(checkpoint, length, rng), checkpoint))
     text = text_case(checkpoint)
-    return [*cases, _with_source(text, text.node_ids, checkpoint)]
+    return [*cases, with_own_source(text, checkpoint)]
 
 
-def source_calibration_case(checkpoint: Checkpoint) -> ForestCase:
-    """Return another text as its own source, over which the rows of products are seen."""
-    case = calibration_case(checkpoint)
+def with_own_source(case: ForestCase, checkpoint: Checkpoint) -> ForestCase:
+    """Return a case whose source is its own text."""
     return _with_source(case, case.node_ids, checkpoint)
 
 

@@ -45,7 +45,12 @@ def agreed_features(draft: Checkpoint, target: Checkpoint | ModelEntry) -> Check
 
 
 def check_form(options: ModelOptions) -> None:
-    """Raise ExportError for an engine that takes no features."""
+    """Raise ExportError for an engine that takes no features, or texts that have none."""
+    if options.calibration_texts:
+        raise ExportError(
+            f"calibration_texts={options.calibration_texts[0]!r} has no form for a feature draft, "
+            "which reads the features of a target; leave it out"
+        )
     if options.engine != ONNX:
         raise ExportError(
             f"a feature draft has no form for engine={options.engine!r}; use engine={ONNX!r}, or a "

@@ -1,0 +1,52 @@
+"""Text by which the forms of int8 products are chosen: ours, or the user's."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from dsbd_export.checkpoint import Checkpoint
+from dsbd_export.distill.texts import check_readable, find_files, texts_of
+from dsbd_export.errors import ExportError
+from dsbd_export.parity_cases import ForestCase, prefill_case, text_ids
+
+CALIBRATION_FILE = Path(__file__).parent / "calibration_text.txt"
+_MOST_TOKENS = 512
+_MOST_TEXTS = 32  # which share them
+
+
+def calibration_case(checkpoint: Checkpoint, data: Sequence[str]) -> ForestCase:
+    """Return text that the checkpoint reads once, as one prefill; the head reads every row.
+
+    data: files, folders or patterns, whose first 32 texts have equal shares of 512 tokens; none:
+        a text of ours.
+
+    Raises:
+        ExportError: they are no readable texts.
+    """
+    texts = list(itertools.islice(_texts(data), _MOST_TEXTS)) if data else [_our_text()]
+    if not texts:
+        raise ExportError(f"calibration_texts={data[0]!r} has no text; give a file with some")
+    case = prefill_case(checkpoint, text_ids(checkpoint, texts, _MOST_TOKENS))
+    return dataclasses.replace(case, rows=np.arange(len(case.node_ids)))
+
+
+def _our_text() -> str:
+    return CALIBRATION_FILE.read_text(encoding="utf-8")
+
+
+def _texts(data: Sequence[str]) -> Iterator[str]:
+    """Yield the beginning of each text; of a chat, all that is said in it."""
+    try:
+        files = find_files(tuple(data), ())
+        check_readable(files)
+        for file in files:
+            for _name, pieces in texts_of(file):
+                if text := "\n".join(itertools.islice(pieces, _MOST_TOKENS)):
+                    yield text
+    except ExportError as error:
+        raise ExportError(f"calibration_texts: {error}") from error
