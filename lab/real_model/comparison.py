@@ -18,6 +18,7 @@ SECTION = "real model, speed"
 PRECISIONS = ("fp32", "int8", "int4")
 QUANTIZE = {"fp32": "none", "int8": "int8-dynamic", "int4": "int4"}
 LLAMA_CPP_PRECISIONS = ("Q4_1", "Q8_0")
+LLAMA_CPP_INSTALLS = (("xllamacpp==2026.10.11549",),)
 SAMPLED: dict[str, Any] = {"temperature": 0.7, "top_p": 0.9}
 _PLANNED = {"draft_policy": "throughput"}
 
@@ -133,7 +134,7 @@ def comparison_of(checkpoint: Path, precisions: Sequence[str]) -> Comparison:
         name="llama.cpp",
         runner="run_llama_cpp",
         source="bundle",
-        installs=(("xllamacpp==2026.10.11549",),),
+        installs=LLAMA_CPP_INSTALLS,
         runs=tuple(run for precision in LLAMA_CPP_PRECISIONS for run in _llama_cpp(precision)),
     )
     return Comparison(

@@ -1,0 +1,52 @@
+"""How far a GGUF file in llama.cpp is from the checkpoint, by the measure of our parity gate."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from dsbd_export.checkpoint import open_checkpoint
+from dsbd_export.config import ModelOptions
+from dsbd_export.model_loading import load_model
+from dsbd_export.parity import Divergence, divergence
+from dsbd_export.parity_cases import text_reference
+from lab.peers.prepare import environment_python
+
+RUNNER = Path(__file__).with_name("llama_cpp_rows.py")
+
+
+def write_reference(checkpoint: str, file: str) -> None:
+    """Write the gate's text and its logits by transformers: token_ids (N,), rows (R,), (R, V)."""
+    opened = open_checkpoint("target", Path(checkpoint), ModelOptions())
+    found = text_reference(load_model(opened), opened)
+    np.savez(file, token_ids=found.case.node_ids, rows=found.case.rows, logits=found.logits)
+
+
+def divergence_of(
+    gguf: Path, reference: Path, python: Path, threads: int, num_rows: int
+) -> Divergence:
+    """Return how far a file is from what ``write_reference`` wrote, on evenly spread rows.
+
+    python: of an environment with xllamacpp.
+    """
+    known = np.load(reference)
+    chosen = np.linspace(0, len(known["rows"]) - 1, num_rows).astype(np.int64)
+    request = {
+        "model": str(gguf),
+        "threads": threads,
+        "prompts": [known["token_ids"][: row + 1].tolist() for row in known["rows"][chosen]],
+        "vocab_size": known["logits"].shape[1],
+        "output": str(reference.with_name(f"{gguf.stem}.npy")),
+    }
+    command = (str(python), str(RUNNER))
+    subprocess.run(command, input=json.dumps(request), text=True, check=True, stdout=sys.stderr)
+    return divergence(np.load(request["output"]), known["logits"][chosen])
+
+
+def llama_cpp_python(work: Path, installs: tuple[tuple[str, ...], ...]) -> Path:
+    """Return the Python of llama.cpp's environment, as the comparison of speed makes it."""
+    return environment_python(work / "llama.cpp" / "venv", installs)
