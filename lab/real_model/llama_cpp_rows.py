@@ -1,15 +1,16 @@
 """Log-probabilities of all tokens behind prompts by llama.cpp, in an environment with xllamacpp.
 
 Reads one JSON object: model, threads, prompts (lists of token ids), vocab_size, output. Writes
-(R, V) float32 to output.
+(R, V) float32 to output, row after row.
 """
 
 from __future__ import annotations
 
+import array
 import json
+import math
 import sys
 
-import numpy as np
 import xllamacpp
 
 
@@ -21,22 +22,24 @@ def main() -> None:
     params.n_ctx, params.n_parallel = 2048, 1
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = request["threads"]
     server = xllamacpp.Server(params)
-    rows = np.full((len(request["prompts"]), request["vocab_size"]), np.nan, np.float32)
-    for row, prompt in zip(rows, request["prompts"], strict=True):
-        found = server.handle_completions(
-            {
-                "prompt": prompt,
-                "n_predict": 1,
-                "n_probs": len(row),
-                "temperature": 0.0,
-                "cache_prompt": True,
-            }
-        )
-        tokens = found["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
-        row[[token["id"] for token in tokens]] = [token["logprob"] for token in tokens]
-    if np.isnan(rows).any():
-        raise ValueError(f"llama.cpp left out {int(np.isnan(rows).sum())} log-probabilities")
-    np.save(request["output"], rows)
+    size = request["vocab_size"]
+    with open(request["output"], "wb") as output:
+        for prompt in request["prompts"]:
+            found = server.handle_completions(
+                {
+                    "prompt": prompt,
+                    "n_predict": 1,
+                    "n_probs": size,
+                    "temperature": 0.0,
+                    "cache_prompt": True,
+                }
+            )
+            row = array.array("f", [math.nan]) * size
+            for token in found["choices"][0]["logprobs"]["content"][0]["top_logprobs"]:
+                row[token["id"]] = token["logprob"]
+            if any(map(math.isnan, row)):
+                raise ValueError("llama.cpp left out some of the log-probabilities")
+            row.tofile(output)
 
 
 if __name__ == "__main__":

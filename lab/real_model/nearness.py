@@ -40,11 +40,12 @@ def divergence_of(
         "threads": threads,
         "prompts": [known["token_ids"][: row + 1].tolist() for row in known["rows"][chosen]],
         "vocab_size": known["logits"].shape[1],
-        "output": str(reference.with_name(f"{gguf.stem}.npy")),
+        "output": str(reference.with_name(f"{gguf.stem}.rows")),
     }
     command = (str(python), str(RUNNER))
     subprocess.run(command, input=json.dumps(request), text=True, check=True, stdout=sys.stderr)
-    return divergence(np.load(request["output"]), known["logits"][chosen])
+    found = np.fromfile(request["output"], np.float32).reshape(num_rows, -1)
+    return divergence(found, known["logits"][chosen])
 
 
 def llama_cpp_python(work: Path, installs: tuple[tuple[str, ...], ...]) -> Path:
