@@ -134,6 +134,22 @@ def test_text_logprobs_and_statistics(pipeline):
     assert stats.host_s > 0
 
 
+@pytest.mark.parametrize(
+    ("beams", "one", "drafts"),
+    [("beam-sample", "sample", {}), ("dsbd", "speculative", {"draft_policy": "fixed"})],
+)
+def test_four_beams_take_the_memory_of_one(demo_bundle, beams, one, drafts):
+    """DESIGN.md 9: at most 1.15 times, behind 512 tokens, with 128 new ones."""
+    peaks = []
+    for strategy, shape in ((beams, {"num_beams": 4, "width_policy": "fixed"}), (one, {})):
+        with Pipeline.from_bundle(demo_bundle, num_threads=1) as pipeline:
+            prompt = pipeline.tokenizer.encode(PROMPTS[0] * 60)[:512]
+            options = {"top_k": 20, "seed": 1, "max_new_tokens": 128, "min_new_tokens": 128}
+            result = pipeline.generate(prompt, strategy=strategy, **options, **shape, **drafts)
+            peaks.append(result.stats.kv_bytes_peak)
+    assert peaks[0] <= 1.15 * peaks[1]
+
+
 def test_logprobs_equal_a_teacher_forced_pass(pipeline, demo_bundle):
     prompt = pipeline.tokenizer.encode(PROMPTS[1])
     best = pipeline.generate(prompt, num_beams=2, top_k=20, max_new_tokens=20).sequences[0]

@@ -27,6 +27,10 @@ MOST_UNUSED_ROWS = 64
 unused row costs a masked column, dropping it moves those behind it in every transformer layer.
 Not these besides where rows are folded, which waits for unused ones to be dropped."""
 
+_WORTH_DROPPING = 32
+"""More unused rows than these are dropped rather than let the cache grow, which copies all of it and
+takes memory for rows that nobody sees. Fewer are not: the next call would want room again."""
+
 _MOST_CLOSED = 256
 """Closed views whose rows may serve a request that begins alike."""
 
@@ -150,7 +154,8 @@ class SharedKVCache:
         """Drop the unused rows if they are many, or if ``num_new`` rows do not fit beside them."""
         num_rows = self.model.num_rows
         is_full = self.max_rows is not None and num_rows + num_new > self.max_rows
-        if num_rows <= self._next_check and not is_full:
+        grows = num_new > self.model.num_free_rows
+        if num_rows <= self._next_check and not (is_full or grows):
             return
         is_used = self._used()
         num_used = int(is_used.sum())
@@ -158,6 +163,8 @@ class SharedKVCache:
         if not self.model.spec.memory.folds_rows:
             most_unused += num_used // 4
         self._next_check = num_used + most_unused
+        if grows:
+            most_unused = min(most_unused, _WORTH_DROPPING)
         if num_rows - num_used > (0 if is_full else most_unused):
             self._keep(is_used)
 

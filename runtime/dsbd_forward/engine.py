@@ -22,6 +22,10 @@ class Engine(Protocol):
     def num_rows(self) -> int:
         """Rows now in the cache."""
 
+    @property
+    def num_free_rows(self) -> int:
+        """Rows that can be appended before the cache grows, which copies it."""
+
     def forward(self, forward: Forward) -> ForwardResult:
         """Append the rows of a forward; return the logits of some of them, and features."""
 

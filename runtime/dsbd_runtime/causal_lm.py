@@ -89,6 +89,11 @@ class CausalLM:
         return self._num_rows
 
     @property
+    def num_free_rows(self) -> int:
+        """Rows that can be appended before the cache grows."""
+        return self._session.capacity - self._num_rows
+
+    @property
     def kv_bytes(self) -> int:
         """Bytes that the key/value caches take now."""
         return self._session.kv_bytes

@@ -14,20 +14,20 @@ from dsbd_runtime.errors import CapacityError
 NUMPY_DTYPES: dict[str, type[np.generic]] = {"fp32": np.float32, "fp16": np.float16}
 _NUM_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 _SMALLEST_BUCKETS = (128, 256)
-_SMALLEST_STEP = 128
+_SMALLEST_STEP = 64
 
 
 def bucket_capacity(num_rows: int) -> int:
-    """Return the capacity for ``num_rows`` rows: 128, 256, 384, 512, 640, ..., 1024, 1280, ...
+    """Return the capacity for ``num_rows`` rows: 128, 256, 320, 384, ..., 1024, 1152, ...
 
-    Attention takes time in proportion to the capacity, and growth copies the cache: a step is an
-    eighth of the next power of two, so a long cache has at most a fifth of its rows free.
+    Attention takes time in proportion to the capacity, and growth copies the cache: a step is a
+    sixteenth of the next power of two, so a long cache has at most a ninth of its rows free.
     """
     for bucket in _SMALLEST_BUCKETS:
         if num_rows <= bucket:
             return bucket
     power = 1 << (num_rows - 1).bit_length()  # smallest power of two >= num_rows
-    step = max(_SMALLEST_STEP, power // 8)
+    step = max(_SMALLEST_STEP, power // 16)
     return -(-num_rows // step) * step
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dsbd_ort.decoding import DecodingConfig, TableModel, decode_iterations
+from dsbd_ort.decoding import DecodingConfig, TableModel, decode, decode_iterations
 from dsbd_ort.decoding.cache_view import PrefixCache
 from dsbd_ort.decoding.kv_cache import MOST_UNUSED_ROWS
 from tests.decoding.tables import all_tokens, mixed_table, random_table, run
@@ -46,6 +46,41 @@ def test_rows_do_not_pile_up_over_a_long_request(strategy, options, baseline):
         same_law = {"num_beams": config.width, "max_new_tokens": LENGTH}
         plain = run(DecodingConfig(strategy=baseline, **same_law), TARGET, None, VOCAB, 0, PROMPT)
         assert all_tokens(result) == all_tokens(plain)
+
+
+class Growing(TableModel):
+    """A table whose cache grows in steps of 64 rows; remembers how often it was larger than used.
+
+    Attributes:
+        capacity: rows that it has room for now.
+    """
+
+    capacity = 64
+
+    @property
+    def num_free_rows(self):
+        return self.capacity - self.num_rows
+
+    def forward(self, forward):
+        result = super().forward(forward)
+        self.capacity = max(self.capacity, -(-self.num_rows // 64) * 64)
+        return result
+
+
+@pytest.mark.parametrize(  # beams of a search part early: their own rows take a step more
+    ("strategy", "options", "baseline"),
+    [request for request in REQUESTS if request[2] != "beam-search"],
+)
+def test_unused_rows_are_dropped_before_the_cache_grows(strategy, options, baseline):
+    config = DecodingConfig(strategy=strategy, draft_length=3, max_new_tokens=LENGTH, **options)
+    results = []
+    for kind in (Growing, TableModel):
+        target, draft = kind(VOCAB, TARGET), kind(VOCAB, DRAFT)
+        results.append(decode(target, draft, PROMPT, config, np.random.default_rng(0)))
+        if kind is Growing:
+            # prompt and answer take 84 rows: what is needed beside them fits into two steps
+            assert max(target.capacity, draft.capacity) <= 128
+    assert all_tokens(results[0]) == all_tokens(results[1])
 
 
 def test_once_all_beams_have_ended_the_rows_of_the_answer_are_still_known():

@@ -18,15 +18,15 @@ BUCKETS = [
     (0, 128),
     (128, 128),
     (129, 256),
-    (257, 384),
-    (385, 512),
+    (257, 320),
+    (385, 448),
     (512, 512),
-    (513, 640),
-    (769, 896),
+    (513, 576),
+    (769, 832),
     (1024, 1024),
-    (1025, 1280),
-    (1537, 1792),
-    (32_769, 40_960),
+    (1025, 1152),
+    (1537, 1664),
+    (32_769, 36_864),
 ]
 
 
@@ -35,9 +35,9 @@ def test_buckets(num_rows: int, capacity: int) -> None:
     assert bucket_capacity(num_rows) == capacity
 
 
-def test_long_caches_have_at_most_a_fifth_free_and_always_fit() -> None:
+def test_long_caches_have_at_most_a_ninth_free_and_always_fit() -> None:
     for num_rows in range(513, 9000):
-        assert num_rows <= bucket_capacity(num_rows) < 1.25 * num_rows
+        assert num_rows <= bucket_capacity(num_rows) < 1.125 * num_rows
 
 
 def filled_cache(num_used: int, geometry: list[CacheEntry] = GEOMETRY) -> KVCache:

@@ -37,7 +37,7 @@ struct CacheBuffer {
     }
 };
 
-/// Return the capacity for `num_rows` rows: 128, 256, 384, 512, 640, ..., 1024, 1280, ...
+/// Return the capacity for `num_rows` rows: 128, 256, 320, 384, ..., 1024, 1152, ...
 inline std::size_t bucket_capacity(std::size_t num_rows) {
     std::size_t power = 128;
     while (power < num_rows) {
@@ -46,7 +46,7 @@ inline std::size_t bucket_capacity(std::size_t num_rows) {
     if (power <= 256) {
         return power;
     }
-    const std::size_t step = std::max<std::size_t>(128, power / 8);
+    const std::size_t step = std::max<std::size_t>(64, power / 16);
     return (num_rows + step - 1) / step * step;
 }
 
