@@ -28,7 +28,7 @@ unused row costs a masked column, dropping it moves those behind it in every tra
 Not these besides where rows are folded, which waits for unused ones to be dropped."""
 
 _WORTH_DROPPING = 32
-"""More unused rows than these are dropped rather than let the cache grow, which copies all of it and
+"""More unused rows than these are dropped rather than let the cache grow, which copies it whole and
 takes memory for rows that nobody sees. Fewer are not: the next call would want room again."""
 
 _MOST_CLOSED = 256
