@@ -164,7 +164,7 @@ class Equalizer:
         """Make a lookup of tokens in a weight of this form return the rows of before."""
         tape = ir.tape.Tape()
         found = tape.op("Gather", [weight, lookup.inputs[1]], {"axis": 0})
-        found.shape = lookup.outputs[0].shape
+        found.shape, found.type = lookup.outputs[0].shape, lookup.outputs[0].type
         self.embeddings[self.embeddings.index(lookup)] = tape.nodes[0]
         if form.block:
             found = self._rotation(tape, found, form.block, shape_of(weight)[1])

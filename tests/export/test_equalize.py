@@ -289,6 +289,13 @@ def test_int8_is_nearer_in_these_forms(form: dict[str, bool]) -> None:
     assert after < 0.5 * before
 
 
+def test_what_is_written_warns_of_nothing() -> None:
+    """A shape without a type is left out when a graph is written, with a line for the user."""
+    model, _ = quantized(is_tied=True)
+    values = [value for node in model.graph for value in node.outputs]
+    assert not [value for value in values if value.shape is not None and value.type is None]
+
+
 def test_a_row_does_not_depend_on_its_neighbours() -> None:
     """The first product of rows is one of few rows and of many, rotated in blocks."""
     form = {"is_tied": True}
