@@ -60,8 +60,8 @@ class ModelDefaults:
         options: of ``READ``, those that the file gives, in plain form.
         chat_options: of chats, behind those; empty where requests are none.
         not_built: its options that dsbd-ort does not support.
-        num_top_logits: K of the engines' heads, the smaller one; 0 where they return all logits.
-        can_process: whether the target returns or keeps all logits, as ``PROCESSING`` requires.
+        num_top_logits: K of a target that returns so many logits of a position and keeps no
+            others; 0 where any can be read.
         reads_source: whether the target is an encoder-decoder: ``OF_SEARCHES`` and ``OF_TARGETS``
             count too, and requests that ask for no sampling search.
         has_draft: whether the bundle has a draft model.
@@ -71,7 +71,6 @@ class ModelDefaults:
     chat_options: dict[str, Any] = field(default_factory=dict)
     not_built: dict[str, Any] = field(default_factory=dict)
     num_top_logits: int = 0
-    can_process: bool = True
     reads_source: bool = False
     has_draft: bool = False
     _has_told_top_k: bool = False
@@ -91,10 +90,9 @@ class ModelDefaults:
         Raises:
             BundleError: the file is no JSON object, or gives an option no value that it takes.
         """
-        heads = [parse_num_top_logits(entry.logits) for entry in bundle.entry_by_role.values()]
-        num_top_logits = min((most for most in heads if most), default=0)
         target = bundle.entry("target")
-        can_process = not parse_num_top_logits(target.logits) or target.kept_output is not None
+        keeps_all = target.kept_output is not None
+        num_top_logits = 0 if keeps_all else parse_num_top_logits(target.logits)
         file = bundle.path / GENERATION_CONFIG_FILE
         content: Any = {}
         if reads_file and GENERATION_CONFIG_FILE in bundle.manifest.files:
@@ -120,7 +118,7 @@ class ModelDefaults:
                 del options[name]
         asked = {name: content[name] for name in _NOT_BUILT if name in content}
         not_built = {n: value for n, value in asked.items() if value not in _NOT_BUILT[n]}
-        if not can_process:
+        if num_top_logits:
             not_built |= {name: options.pop(name) for name in PROCESSING if name in options}
         chat_options = _options_of_chats(options) if of_chats else {}
         return cls(
@@ -128,7 +126,6 @@ class ModelDefaults:
             chat_options,
             not_built,
             num_top_logits,
-            can_process,
             reads_source,
             "draft" in bundle.roles,
         )

@@ -169,7 +169,7 @@ def test_the_command_takes_the_file_or_leaves_it(bundle_with: BundleWith) -> Non
 @pytest.fixture(scope="module")
 def topk_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("topk") / "bundle"
-    topk = TinyModel(logits="topk:16")
+    topk = TinyModel(logits="topk:16", full_logits=False)
     write_tiny_bundle(folder, target=topk, draft=TinyModel(logits="topk:8", seed=1))
     return folder
 
@@ -183,17 +183,17 @@ def test_engines_with_a_top_k_head_take_default_requests(
         for _ in range(2):
             found = pipeline.generate("ab", strategy=strategy, **ASKED)
         assert len(caplog.records) == (0 if is_search else 1)
-        top_k = {} if is_search else {"top_k": 8}
+        top_k = {} if is_search else {"top_k": 16}
         same = pipeline.generate("ab", strategy=strategy, **ASKED, **top_k)
         assert tokens(found) == tokens(same)
         if not is_search:
-            assert "top_k is 8, as many logits as the engine returns" in caplog.text
+            assert "top_k is 16, as many logits as the engine returns" in caplog.text
             with pytest.raises(ConfigError, match="top_k is 0"):
                 pipeline.generate("ab", strategy=strategy, top_k=0)
 
 
 @pytest.mark.parametrize(
-    ("in_file", "top_k", "is_told"), [(5, 5, False), (8, 8, False), (20, 8, True)]
+    ("in_file", "top_k", "is_told"), [(5, 5, False), (16, 16, False), (20, 16, True)]
 )
 def test_a_top_k_of_the_file_is_lowered_to_what_the_engine_returns(
     topk_bundle: Path, in_file: int, top_k: int, is_told: bool, caplog: pytest.LogCaptureFixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from dataclasses import replace
 
+import onnx
 import pytest
 from click.testing import CliRunner
 
@@ -49,6 +50,10 @@ REQUESTS = [
     {"strategy": "speculative", "top_k": 24},
     {"strategy": "speculative", "top_k": 8, "coupling": "rejection"},
     {"strategy": "mjsd", "top_k": 20},
+    {"strategy": "sample"},
+    {"strategy": "dsbd", "num_beams": 2, "top_p": 0.9, "temperature": 0.7},
+    {"strategy": "speculative", "top_k": 100},
+    {"strategy": "dsbd", "min_p": 0.1},
     {"strategy": "beam-search", "num_beams": 4},
     {"strategy": "speculative-beam-search", "num_beams": 4},
 ]
@@ -64,13 +69,22 @@ def test_same_tokens_as_the_dense_engines(pipelines, options):
         assert found.token_logprobs == pytest.approx(expected.token_logprobs, abs=1e-5)
 
 
-@pytest.mark.parametrize(("top_k", "words"), [(0, "top_k is 0"), (25, "use top_k 1 to 24")])
-def test_more_than_the_engines_return_is_refused(pipelines, top_k, words):
-    with pytest.raises(ConfigError, match=words):
-        pipelines[1].generate(PROMPT, top_k=top_k)
-
-
-def test_the_command_says_so_in_one_line(topk_bundle):
-    done = CliRunner().invoke(run, [str(topk_bundle), "--prompt", PROMPT, "--top-k", "25"])
+def test_more_than_the_engines_return_is_refused_where_no_others_are_kept(topk_bundle, tmp_path):
+    """In one line, by the command."""
+    folder = tmp_path / "bundle"
+    shutil.copytree(topk_bundle, folder)
+    model = onnx.load(folder / "target" / MODEL_FILE, load_external_data=False)
+    kept = [output for output in model.graph.output if output.name != "logits"]
+    del model.graph.output[:]
+    model.graph.output.extend(kept)
+    onnx.save(model, folder / "target" / MODEL_FILE)
+    manifest = open_bundle(topk_bundle).manifest
+    entries = {"target": replace(manifest.target, full_logits=False), "draft": manifest.draft}
+    write_manifest(folder, versions=manifest.versions, **entries)
+    with Pipeline.from_bundle(folder, num_threads=1) as pipeline:
+        with pytest.raises(ConfigError, match="use top_k 1 to 24"):
+            pipeline.generate(PROMPT, top_k=25)
+        assert pipeline.generate(PROMPT, max_new_tokens=2).sequences  # its default is K
+    done = CliRunner().invoke(run, [str(folder), "--prompt", PROMPT, "--top-k", "25"])
     assert done.exit_code == 2 and len(done.stderr.splitlines()) == 1
     assert "returns the 24 largest logits" in done.stderr

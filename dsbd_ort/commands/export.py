@@ -113,10 +113,11 @@ class ExportArguments:
         section=_ENGINES,
     )
     logits: str = option(
-        default="full",
+        default="auto",
         show_default=True,
-        help="full; topk:K: engines return only the K largest of a row; gather: only those of the "
-        "tokens that a trie allows.",
+        help="auto: topk:64 with a vocabulary of 16,384 tokens or more, else full; topk:K: engines "
+        "return the K largest of a row, and keep the others; gather: those of the tokens that a "
+        "trie allows.",
         section=_ENGINES,
     )
     features: bool = flag(

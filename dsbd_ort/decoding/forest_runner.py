@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from dsbd_forward.forward import Forward, ForwardResult
 from dsbd_forward.logits import Logits
 from dsbd_ort.decoding.beams import Beams
+from dsbd_ort.decoding.beyond_top_k import distributions_beyond_top_k
 from dsbd_ort.decoding.cache_view import CacheView, RowIdentity
 from dsbd_ort.decoding.distribution import (
     TokenDistribution,
@@ -29,7 +30,7 @@ from dsbd_ort.decoding.logits_processing.allowed_after import AllowedAfter
 from dsbd_ort.decoding.logits_processing.request_processing import RequestProcessing
 from dsbd_ort.decoding.node_features import NO_FEATURES, FeatureNeeds, NodeFeatures
 from dsbd_ort.decoding.top_tokens import PromptScorer, TopTokens
-from dsbd_ort.decoding.warp import Warp
+from dsbd_ort.decoding.warp import Warp, looks_beyond
 
 SCORED_CHUNK = 64
 """Prompt rows per call where each has logits: bounds these at SCORED_CHUNK x vocabulary."""
@@ -92,6 +93,7 @@ class ForestRunner:
         self.distribution_bytes_peak = 0
         self._distributions: TokenDistributions | None = None  # as the first logits are
         self._left_out = LeftOutTokens(view.spec)
+        self._looks_beyond = looks_beyond(warp, view.spec)
 
     @property
     def slots(self) -> NDArray[np.int64]:
@@ -399,6 +401,10 @@ class ForestRunner:
         self._check(logits, len(nodes), allowed.num_pairs if allowed and gathers else 0)
         try:
             if self._processing is None or allowed is None:
+                if self._looks_beyond:
+                    return distributions_beyond_top_k(
+                        self._warp, logits, self._view.spec.vocab_size
+                    )
                 return self._warp.distributions(logits), _NOTHING
             is_draft = self._role == "draft"
             return self._processing.distributions(logits, nodes, allowed, is_draft=is_draft)

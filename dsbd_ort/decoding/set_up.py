@@ -42,9 +42,7 @@ def check_decodable(request: DecodingRequest, target: EngineSpec, draft: EngineS
     config = request.config
     check_request(request, target, draft)
     check_top_logprobs(target, config)
-    check_top_k("target", target, config)
-    if draft and config.has_draft_model:
-        check_top_k("draft", draft, config)
+    check_top_k(target, config)
 
 
 @dataclass(frozen=True)
@@ -191,7 +189,8 @@ def _engines(
     of_engine = ForestRunner("target", target, forest, target_warp, *shared, of_target, tops)
     if draft is None:
         return _Engines(of_engine, None, None, tops, scorer)
-    draft_cache = ForestRunner("draft", draft, forest, warp, *shared, of_draft)
+    draft_warp = warp.within(draft.spec.head.num_top_logits)
+    draft_cache = ForestRunner("draft", draft, forest, draft_warp, *shared, of_draft)
     return _Engines(of_engine, draft_cache, draft_cache if of_draft else None, tops, scorer)
 
 

@@ -17,7 +17,6 @@ from dsbd_ort.decoding.distribution import (
     TokenDistributions,
     TopDistributions,
 )
-from dsbd_ort.decoding.engine_call import Role
 from dsbd_ort.decoding.errors import ConfigError
 
 _FIRST_TOKENS = 128  # of a position that a search looks at before it knows the best
@@ -65,6 +64,15 @@ class Warp:
         if not self.is_raw:
             return self
         return replace(self, top_k=min(self.top_k, _FIRST_TOKENS))
+
+    def within(self, num_top_logits: int) -> Warp:
+        """Return one that a draft with a top-k head can serve: it may propose K tokens at most.
+
+        num_top_logits: K, 0 of an engine that returns all logits.
+        """
+        if self.is_raw or not num_top_logits or 1 <= self.top_k <= num_top_logits:
+            return self
+        return replace(self, top_k=num_top_logits)
 
     def distributions(self, logits: Logits) -> TokenDistributions:
         """Return the next-token distribution of every row of a forward's result.
@@ -141,30 +149,32 @@ def _cut_typical(log_probs: Floats, mass: float) -> Floats:
     return np.where(distances > farthest, -np.inf, log_probs)
 
 
-def check_top_k(role: Role, spec: EngineSpec, config: DecodingConfig) -> None:
-    """Refuse a request that looks at more tokens of a position than the model returns.
+def looks_beyond(warp: Warp, spec: EngineSpec) -> bool:
+    """Return whether sampling may draw tokens that a top-k head does not return."""
+    most = spec.head.num_top_logits
+    return most > 0 and not warp.is_raw and not 1 <= warp.top_k <= most
 
-    Args:
-        role: for the message.
-        spec: of the engine; one that returns all logits takes every request.
-        config: the request.
+
+def check_top_k(target: EngineSpec, config: DecodingConfig) -> None:
+    """Refuse a request that looks at more tokens of a position than the target returns and keeps.
+
+    A draft may propose fewer.
 
     Raises:
         ConfigError: naming what to change.
     """
-    most, top_k = spec.head.num_top_logits, Warp.of(config).top_k
-    keeps_full_logits = spec.head.keeps_full_logits
-    if most and config.processes_logits and role == "target" and not keeps_full_logits:
+    most, top_k = target.head.num_top_logits, Warp.of(config).top_k
+    if not most or target.head.keeps_full_logits:
+        return  # the others are read where they matter
+    returns = f"but the target's engine returns the {most} largest logits of a position"
+    if config.processes_logits:
         raise ConfigError(
             f"{', '.join(config.logits_options)} may raise tokens that are not among the {most} "
             "logits which the target's engine returns of a position, and it keeps no others; leave "
             "it out, or export again, where --logits topk keeps them all (or with --logits full)"
         )
-    if not most or 1 <= top_k <= most:
+    if 1 <= top_k <= most:
         return
-    if config.row.rule == "search" and (role == "draft" or keeps_full_logits):
-        return  # a draft may look at fewer; the target's other logits are read where they matter
-    returns = f"but the {role}'s engine returns the {most} largest logits of a position"
     if config.row.rule == "search":
         raise ConfigError(
             f"num_beams is {config.width}, for which strategy {config.strategy} looks at the "
@@ -173,8 +183,7 @@ def check_top_k(role: Role, spec: EngineSpec, config: DecodingConfig) -> None:
             f"--logits full or --logits topk:{top_k})"
         )
     of_all = "" if top_k else " (all tokens)"
-    larger = f" or --logits topk:{top_k}" if most < top_k <= spec.vocab_size else ""
     raise ConfigError(
-        f"top_k is {top_k}{of_all}, {returns}; use top_k 1 to {most}, or export with --logits "
-        f"full{larger}"
+        f"top_k is {top_k}{of_all}, {returns} and keeps no others; use top_k 1 to {most}, or "
+        "export again, where --logits topk keeps them all (or with --logits full)"
     )

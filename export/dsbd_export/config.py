@@ -6,6 +6,7 @@ import dataclasses
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from dsbd_export.errors import ExportError
 from dsbd_export.tensorrt_options import TensorrtOptions
@@ -20,6 +21,9 @@ _MOST_THREADS = 1024
 LEAST_DRAFT_VOCAB = 32  # has room for the tokens that end a sequence, and is a mistake below
 
 INT8_ROWS = "int8-dynamic"
+FULL, AUTO = "full", "auto"
+LARGE_VOCABULARY = 16_384  # from here on the head of a row costs more than the tokens of it
+USUAL_TOP_LOGITS = 64
 FUSED, GROUPED, EXACT = ATTENTIONS = ("fused", "grouped", "exact")
 PORTABLE, CUDA = FORMS = ("portable", "cuda")
 ONNX = "onnx"
@@ -46,8 +50,9 @@ class ModelOptions:
         quantize: weight compression: "none", "int8-dynamic", "int8" or "int4"; see ``quantize``.
         calibration_texts: files, folders or patterns of texts, by which the forms of products with
             int8 rows are chosen; none: by a text of ours.
-        logits: output of the engines: "full", "topk:K" for the K largest of a row, or "gather" for
-            those of the tokens that a call names.
+        logits: output of the engines: "full", "topk:K" for the K largest of a row, "gather" for
+            those of the tokens that a call names, or "auto" for "topk:64" with a large vocabulary
+            and else "full": see ``for_vocabulary``.
         attention: "fused", "grouped" (see ``optimize``) or "exact" (see ``exact_attention``); None
             for "exact" with int8-dynamic, else "fused".
         form: "portable", or "cuda" for operators of ONNX Runtime with fewer kernels on a GPU, see
@@ -69,7 +74,7 @@ class ModelOptions:
     dtype: str = "fp32"
     quantize: str = "none"
     calibration_texts: tuple[str, ...] = ()
-    logits: str = "full"
+    logits: str = AUTO
     attention: str | None = None
     form: str = PORTABLE
     engine: str = ONNX
@@ -97,10 +102,20 @@ class ModelOptions:
             if length is not None and length < MIN_CONTEXT:
                 raise ExportError(f"{field}={length} is too short; use at least {MIN_CONTEXT}")
 
+    def for_vocabulary(self, vocab_size: int) -> Self:
+        """Return the options of an export with so many tokens, whose ``logits`` are chosen."""
+        if self.logits != AUTO:
+            return self
+        is_large = vocab_size >= LARGE_VOCABULARY and self.engine == ONNX
+        return dataclasses.replace(self, logits=self._usual_top_logits() if is_large else FULL)
+
+    def _usual_top_logits(self) -> str:
+        return f"topk:{USUAL_TOP_LOGITS}"
+
     @property
     def num_top_logits(self) -> int:
-        """Return K of "topk:K", 0 of "full" and "gather"."""
-        return parse_num_top_logits(self.logits)
+        """Return K of "topk:K", 0 of all others."""
+        return 0 if self.logits == AUTO else parse_num_top_logits(self.logits)
 
     @property
     def tensorrt(self) -> TensorrtOptions | None:
@@ -218,11 +233,11 @@ class ModelOptions:
 
     def _check_logits(self) -> None:
         try:
-            parse_num_top_logits(self.logits)
+            _ = self.num_top_logits
         except ValueError as error:
             raise ExportError(
-                f"logits={self.logits!r} is no kind of output; use full, or topk:K with K from 1 "
-                "to the vocabulary's size, as topk:64, or gather"
+                f"logits={self.logits!r} is no kind of output; use auto, full, or topk:K with K "
+                "from 1 to the vocabulary's size, as topk:64, or gather"
             ) from error
         if self.logits == GATHER and self.engine != ONNX:
             raise ExportError(
@@ -259,6 +274,9 @@ class DraftedOptions(ModelOptions):
     draft_vocab: int | None = None
     draft_texts: tuple[str, ...] = ()
     draft_adapter: str | None = None
+
+    def _usual_top_logits(self) -> str:
+        return f"topk:{min(USUAL_TOP_LOGITS, self.draft_vocab or USUAL_TOP_LOGITS)}"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -45,6 +45,7 @@ def export_draft(
         report(untried)
     report("reading the checkpoint")
     draft = open_draft(config)
+    config = config.for_vocabulary(draft.vocab_size)
     check_readers(target, draft, config)
     report_adapter(draft.adapter, config.draft, report)
     draft = agreed_draft(bundle, draft, report)

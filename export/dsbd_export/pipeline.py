@@ -101,7 +101,9 @@ def export_bundle(
     for untried in untried_versions(tool_versions()):
         report(untried)
     report("reading the checkpoints")
-    target, draft = _agreed_models(config, report)
+    target, draft = open_pair(config)
+    config = config.for_vocabulary(target.vocab_size)
+    target, draft = _agreed_models(target, draft, config, report)
     if warning := context_warning(target, draft, config.max_context):
         report(warning)
     check_num_top_logits(config.num_top_logits, target.vocab_size)
@@ -140,9 +142,10 @@ def check_parity(
             raise keep_refused(folder, output, manifest, reason)
 
 
-def _agreed_models(config: ExportConfig, report: Report) -> tuple[Checkpoint, Checkpoint | None]:
+def _agreed_models(
+    target: Checkpoint, draft: Checkpoint | None, config: ExportConfig, report: Report
+) -> tuple[Checkpoint, Checkpoint | None]:
     """Return target and draft, as far as they are exported, with one vocabulary."""
-    target, draft = open_pair(config)
     check_readers(target, draft, config)
     target = with_languages(target)
     report_adapter(target.adapter, config.target, report)

@@ -99,13 +99,12 @@ def test_calls_and_rows_are_counted():
         assert getattr(found, name) == getattr(expected, name) > 0
 
 
-ALL_OF_THEM = r"top_k is 0 \(all tokens\), but the target's engine returns .*use top_k 1 to 10"
+ALL_OF_THEM = r"top_k is 0 \(all tokens\), but the target's engine returns .*use top_k 1 to 10, or"
 REFUSED = [  # (options, K of the target, K of the draft, words of the message)
-    ({"strategy": "sample"}, 10, 10, ALL_OF_THEM + ", or export with --logits full$"),
+    ({"strategy": "sample"}, 10, 10, ALL_OF_THEM + " export again, .*keeps them all"),
     ({"strategy": "mjsd"}, 10, 10, ALL_OF_THEM),
-    ({"strategy": "dsbd", "top_k": 11}, 10, 10, r"top_k is 11, .* full or --logits topk:11$"),
-    ({"strategy": "dsbd", "top_k": 8}, 10, 6, r"top_k is 8, but the draft's .*use top_k 1 to 6"),
-    ({"strategy": "sample", "top_k": 99}, 10, 10, r"top_k is 99.*export with --logits full$"),
+    ({"strategy": "dsbd", "top_k": 11}, 10, 10, r"top_k is 11, .* keeps no others; use"),
+    ({"strategy": "sample", "top_k": 99}, 10, 10, r"top_k is 99.*or with --logits full\)$"),
     ({"strategy": "beam-search", "num_beams": 6}, 10, 10, r"num_beams is 6, .*12 best .*topk:12"),
 ]
 

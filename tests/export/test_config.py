@@ -13,10 +13,11 @@ from dsbd_runtime.errors import DsbdError
 
 REFUSED = [  # (option, value, words of the message)
     ("dtype", "fp8", "dtype='fp8' is not known; use one of fp32, fp16, bf16"),
+    ("logits", "all", "use auto, full, or topk:K"),
     ("quantize", "int3", "use one of none, int8-dynamic, int8, int4"),
     ("max_kl", 0.5, "max_kl=0.5 has no meaning for dtype='fp32' with quantize='none'; use atol"),
     ("max_kl", -1.0, "max_kl=-1.0 is no error limit"),
-    ("logits", "topk:0", "logits='topk:0' is no kind of output; use full, or topk:K"),
+    ("logits", "topk:0", "logits='topk:0' is no kind of output; use auto, full, or topk:K"),
     ("engine", "openvino", "engine='openvino' is not known; use one of onnx, tensorrt, "),
     ("atol", 0.0, "atol=0.0 is no error limit"),
     ("atol", float("nan"), "atol=nan"),
@@ -53,3 +54,20 @@ def test_the_config_does_not_change():
     config = ExportConfig(target="t", draft="d", output=Path("b"))
     with pytest.raises(FrozenInstanceError):
         config.atol = 1.0
+
+
+AUTO_LOGITS = [  # (options, vocabulary, logits)
+    ({}, 16_383, "full"),
+    ({}, 16_384, "topk:64"),
+    ({"draft": "d", "draft_vocab": 32}, 50_000, "topk:32"),
+    ({"logits": "full"}, 50_000, "full"),
+    ({"logits": "topk:8"}, 300, "topk:8"),
+    ({"logits": "gather"}, 50_000, "gather"),
+    ({"engine": "tensorrt", "dtype": "fp16"}, 50_000, "full"),
+]
+
+
+@pytest.mark.parametrize(("options", "vocab_size", "logits"), AUTO_LOGITS, ids=str)
+def test_logits_are_chosen_by_the_vocabulary(options, vocab_size, logits, tmp_path):
+    config = ExportConfig(target="t", output=tmp_path, **options).for_vocabulary(vocab_size)
+    assert config.logits == logits and config.of_draft.logits == logits

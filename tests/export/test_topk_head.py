@@ -49,6 +49,14 @@ def test_manifest_and_report_name_the_head(exported_topk):
     assert sum("top-k head" in line for line in exported_topk.report) == 2
 
 
+def test_a_large_vocabulary_has_the_head_by_default(exported, captures, tmp_path, monkeypatch):
+    monkeypatch.setattr("dsbd_export.config.LARGE_VOCABULARY", 300)
+    config = replace(exported.config, output=tmp_path / "bundle")
+    assert config.logits == "auto"
+    manifest = export(config, captures).result.manifest
+    assert (manifest.target.logits, manifest.draft.logits) == ("topk:64", "topk:64")
+
+
 def test_candidates_are_those_of_the_dense_export(exported_topk, exported):
     step = (np.array([5, 6, 7]), np.arange(3), np.tri(3, dtype=np.bool_), np.array([2, 0]))
     for role in ("target", "draft"):

@@ -299,8 +299,9 @@ def on_dense_tables(request: WholeRequest, config: DecodingConfig) -> DecodeResu
     has_ties = has_equal_scores or (config.row.rule == "search" and request.table != "smooth")
     if has_ties or tosses_by_rounding(request, config):
         return None
+    looks_beyond = config.row.rule != "search" and not 1 <= config.top_k <= request.num_top
     is_another_draft = request.head == "proposed" or (
-        request.head == "top" and config.processes_logits
+        request.head == "top" and (config.processes_logits or looks_beyond)
     )
     if is_another_draft and config_without_draft(config) is None:
         return None  # and visible: a draft never reads what its head has left out

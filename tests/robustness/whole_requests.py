@@ -47,7 +47,7 @@ class WholeRequest:
         stop: runs of tokens that end a sequence as a stop string does.
         seconds_a_row: of the target, for draft_policy "throughput".
         head: what the engines return, one of ``HEADS``.
-        num_more: logits that a top-k head returns beyond those that the request cannot do without.
+        num_top: logits that a top-k head returns, fewer or more than the request looks at.
         check: the way it is decoded a second time, one of ``CHECKS``.
     """
 
@@ -60,7 +60,7 @@ class WholeRequest:
     stop: tuple[tuple[int, ...], ...]
     seconds_a_row: float
     head: str
-    num_more: int
+    num_top: int
     check: str
     tables: list[LogitsOf] = field(default_factory=list, compare=False, repr=False)
 
@@ -89,11 +89,8 @@ class WholeRequest:
             return TableModel(self.vocab_size, table)
         if head == "gather":
             return GatherTable(self.vocab_size, table)
-        # What is drawn from is there, or the request is refused; a search reads what is missing:
-        # with some processors and drafts, so the number is about that of its candidates.
-        searches = STRATEGIES[self.options["strategy"]].rule == "search"
-        of_request = 0 if searches else self.options.get("top_k", 0)
-        num_top = min(of_request + self.num_more, self.vocab_size)
+        # What is missing is read where it matters.
+        num_top = min(self.num_top, self.vocab_size)
         if head == "proposed":
             num_top = min(num_top, num_proposed(self.vocab_size))
         # One that returns log-probabilities of all may read the rows of any forward.
@@ -294,9 +291,6 @@ def whole_requests(draw: st.DrawFn, strategy: str, largest_vocab: int = 300) -> 
     draft = draw(st.sampled_from(draft_kinds))
     heads = HEADS if draft != FEATURES else ("full",)  # tables with both are none
     head = draw(st.sampled_from(heads))
-    searches = STRATEGIES[strategy].rule == "search"
-    if head == "top" and not searches and not options.get("top_k"):  # else it is refused
-        options["top_k"] = draw(st.sampled_from([5, 2, 9]))
     return WholeRequest(
         options=options,
         vocab_size=vocab_size,
@@ -307,7 +301,7 @@ def whole_requests(draw: st.DrawFn, strategy: str, largest_vocab: int = 300) -> 
         stop=stop,
         seconds_a_row=draw(st.sampled_from([0.0, 1e-5, 1e-3])),
         head=head,
-        num_more=draw(st.sampled_from([12, 1, 9, 20, 2, 5])),
+        num_top=draw(st.sampled_from([12, 1, 9, 20, 2, 5])),
         check=draw(st.sampled_from(CHECKS)),
     )
 

@@ -1,0 +1,146 @@
+"""Distributions over more tokens than a top-k head returns, from its K logits where they settle it.
+
+With top-p or min-p few tokens may be drawn, as a rule all among the K largest: with the row's
+log-normalizer they bound what the others weigh together, and so where the cut lies. A row that they
+do not settle is read whole, as every row is without such a cut.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsbd_forward.logits import Logits
+from dsbd_forward.rows import largest_logits
+from dsbd_ort.decoding.distribution import (
+    DenseDistributions,
+    Floats,
+    ListedDistributions,
+    Rows,
+)
+from dsbd_ort.decoding.warp import Warp
+
+_PRECISION = 1e-5  # of a head's log-normalizer, relatively: what the export demands of it
+_NEAR = 1e-9  # a cut this near to a token's mass, relatively, is settled by the whole row
+
+
+def distributions_beyond_top_k(
+    warp: Warp, logits: Logits, vocab_size: int
+) -> tuple[ListedDistributions | DenseDistributions, Rows]:
+    """Return the distributions after nodes, and the rows that can no longer be read.
+
+    Args:
+        warp: of a sampling request, whose top_k is 0 or more than K.
+        logits: of an engine with a top-k head that keeps all logits.
+        vocab_size: V.
+
+    Returns:
+        The distributions, and (n,) int64: rows that must be read whole and cannot. Theirs mean
+        nothing.
+
+    Raises:
+        ModelError: as ``Warp.distributions``.
+    """
+    tokens, scores = logits.most_probable(0)
+    normalizers = logits.log_normalizers
+    log_probs, is_settled = settled(warp, scores, normalizers, vocab_size)
+    unsettled = np.logical_not(is_settled).nonzero()[0]
+    full = logits.full
+    assert full is not None  # check_top_k has refused an engine that keeps none
+    is_there = unsettled >= full.first_row
+    readable, unread = unsettled[is_there], unsettled[~is_there]
+    rows = logits.read(readable)[0] if len(readable) else np.empty((0, vocab_size), np.float32)
+    if not (warp.top_k or _cuts(warp)):
+        all_rows = np.zeros((len(tokens), vocab_size), np.float32)
+        all_rows[readable] = rows
+        largest = scores[:, 0].astype(np.float32)
+        return DenseDistributions(all_rows, largest, warp.warped, normalizers), unread
+    log_probs[unsettled] = -np.inf
+    raw = scores - normalizers
+    if not warp.top_k:  # in the order of whole rows
+        by_id = tokens.argsort(axis=1)
+        tokens = np.take_along_axis(tokens, by_id, axis=1)
+        log_probs = np.take_along_axis(log_probs, by_id, axis=1)
+        raw = np.take_along_axis(raw, by_id, axis=1)
+    found = ListedDistributions.of(tokens, log_probs, raw)
+    if len(readable):
+        if warp.top_k:
+            tokens, scores = largest_logits(rows, warp.top_k)
+        else:
+            tokens = np.broadcast_to(np.arange(vocab_size), rows.shape)
+            scores = rows.astype(np.float64)
+        log_probs = warp.warped(scores - scores.max(axis=1, keepdims=True))
+        raw = scores - normalizers[readable]
+        found = found.replaced(readable, ListedDistributions.of(tokens, log_probs, raw))
+    return found, unread
+
+
+def settled(
+    warp: Warp, scores: Floats, normalizers: Floats, vocab_size: int
+) -> tuple[Floats, NDArray[np.bool_]]:
+    """Return warped log-probabilities of the K largest logits, and of which rows they are right.
+
+    Args:
+        warp: as above.
+        scores: (num_rows, K) float64, by decreasing logit.
+        normalizers: (num_rows, 1) float64, at temperature 1, of all V logits.
+        vocab_size: V.
+
+    Returns:
+        (num_rows, K) float64, -inf where a token is cut; (num_rows,) bool.
+    """
+    if not _cuts(warp):
+        return np.full_like(scores, -np.inf), np.zeros(len(scores), dtype=np.bool_)
+    centred = scores - scores[:, :1]
+    scaled = centred / warp.temperature
+    if warp.top_p < 1.0:
+        masses = np.exp(scaled)
+        sums = masses.cumsum(axis=1)
+        before = sums - masses
+        fewest, most = mass_of_others(warp.temperature, scores, normalizers, vocab_size)
+        if warp.top_k:  # of which but a few count
+            fewest = np.zeros_like(fewest)
+        least = warp.top_p * (sums[:, -1:] + fewest) * (1.0 - _NEAR)
+        most = warp.top_p * (sums[:, -1:] + most) * (1.0 + _NEAR)
+        is_kept = before < least
+        is_kept[:, 0] = True
+        is_sure = is_kept == (before < most)
+        is_sure[:, 0] = True
+        is_settled = is_sure.all(axis=1) & (sums[:, -1] >= most[:, 0])
+        scaled = np.where(is_kept, scaled, -np.inf)
+    else:
+        is_settled = scaled[:, -1] < np.log(warp.min_p) - _NEAR
+    return replace(warp, temperature=1.0, top_p=1.0).warped(scaled), is_settled
+
+
+def mass_of_others(
+    temperature: float, scores: Floats, normalizers: Floats, vocab_size: int
+) -> tuple[Floats, Floats]:
+    """Return bounds of what all tokens but the K weigh, the most probable one weighing 1.
+
+    At temperature 1 their mass M is what the log-normalizer leaves, and none of them weighs more
+    than w, the last of the K. With weights to the power 1 / T they come to M * w ** (1 / T - 1) if
+    as few as can be have all of M, and to n ** (1 - 1 / T) * M ** (1 / T) if all n have as much:
+    in a colder distribution the most and the least that they can weigh, in a hotter one the other
+    way round.
+
+    Returns (num_rows, 1) float64 each.
+    """
+    centred = scores - scores[:, :1]
+    whole = np.exp(normalizers - scores[:, :1])
+    known = np.exp(centred).sum(axis=1, keepdims=True)
+    error = whole * _PRECISION * (1.0 + np.abs(normalizers))
+    least, most = (np.maximum(whole - known + sign * error, 0.0) for sign in (-1.0, 1.0))
+    power, last = 1.0 / temperature, centred[:, -1:]
+    num_others = max(vocab_size - scores.shape[1], 1)
+    of_few, of_all = np.exp(last * (power - 1.0)), num_others ** (1.0 - power)
+    if power >= 1.0:
+        return of_all * least**power, of_few * most
+    return of_few * least, np.minimum(num_others * np.exp(last * power), of_all * most**power)
+
+
+def _cuts(warp: Warp) -> bool:
+    """Return whether top-p or min-p leaves out tokens."""
+    return warp.top_p < 1.0 or warp.min_p > 0.0
