@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -104,9 +104,9 @@ class _SharedSource:
         """See ModelSource."""
         return self._source.logits_in_float64(model, case)
 
-    def product_rows(self, model: Any) -> RowsOfProducts:
+    def product_rows(self, model: Any, texts: Sequence[str]) -> RowsOfProducts:
         """See ModelSource."""
-        return self._source.product_rows(model)
+        return self._source.product_rows(model, texts)
 
     def largest_values(self, model: Any) -> dict[int, NDArray[np.float32]]:
         """See ModelSource."""

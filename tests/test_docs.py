@@ -89,7 +89,7 @@ def workspace(tmp_path: Path, tiny_bundle: Bundle, checkpoints: Path) -> Path:
     _make_chat_bundle(tmp_path / "chat_bundle")
     shutil.copytree(tiny_bundle.path, tmp_path / "draftless_bundle")
     without_draft(tmp_path / "draftless_bundle", TinyModel())
-    topk = TinyModel(logits="topk:8")
+    topk = TinyModel(logits="topk:8", full_logits=False)
     write_tiny_bundle(tmp_path / "topk_bundle", target=topk, draft=topk)
     with (tmp_path / "damaged_bundle" / "target" / "model.onnx").open("r+b") as file:
         file.truncate(1000)
