@@ -45,7 +45,8 @@ The object that --json prints has these fields:
     features {width, layers, own_width} (null without a feature draft),
     adapter (null unless one was merged), unread_inputs ["images", ...],
     encoder {vocab_size, context_length, start_token_id, cross [{as in caches}],
-      reads_positions, languages {name: token}} (null but for an encoder-decoder),
+      reads_positions, languages {name: token}, hidden_width, fingerprint,
+      is_shared (true: by the target's encoder)} (null but for an encoder-decoder),
     source_bytes_per_token,
     parity {measure, value, limit,
       accepted (null unless a person accepted a refused engine)}
@@ -249,6 +250,8 @@ def _source_cells(model: ModelSummary) -> dict[str, str]:
     if model.encoder is None:
         return {}
     source = f"{model.encoder.context_length:,} tokens of {model.encoder.vocab_size:,}"
+    if model.encoder.is_shared:
+        source += "\nby the target's encoder"
     languages = model.encoder.languages
     if languages is not None:
         source += f"\n{len(languages)} languages: {', '.join(list(languages)[:3])}, ..."

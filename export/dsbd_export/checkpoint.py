@@ -93,6 +93,8 @@ class Checkpoint:
         adapter: what is merged into the weights when they are loaded; None: nothing.
         encoder: of an encoder-decoder, without cross rows before the model is loaded, which tells
             them; None for any other model.
+        target_encoder: of a draft, the target's encoder as it was exported, which it may share;
+            None for any other model.
     """
 
     role: str
@@ -114,6 +116,7 @@ class Checkpoint:
     composite: PreTrainedConfig | None = None
     adapter: Adapter | None = None
     encoder: EncoderEntry | None = None
+    target_encoder: EncoderEntry | None = None
 
     @property
     def family(self) -> str:

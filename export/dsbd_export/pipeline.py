@@ -114,7 +114,9 @@ def export_bundle(
         target_entry = export_model(target, folder, config, report, source_of)
         draft_entry = None
         if draft is not None:
-            draft_entry = export_model(draft, folder, config.of_draft, report, source_of)
+            draft_entry = export_model(
+                draft, folder, config.of_draft, report, source_of, target=target_entry
+            )
         if place is not None:
             entries = list(entry_by_role(target_entry, draft_entry).values())
             build_engines(folder, entries, place, config.capacity, report=report)
@@ -166,10 +168,17 @@ def export_model(
     config: ModelOptions,
     report: Report,
     source_of: SourceOf = source_of,
+    *,
+    target: ModelEntry | None = None,
 ) -> ModelEntry:
-    """Write and check the folder of one model, and return its manifest entry."""
+    """Write and check the folder of one model, and return its manifest entry.
+
+    target: of a draft, the entry of its target, whose folder lies beside it.
+    """
     role, folder = checkpoint.role, bundle / checkpoint.role
     folder.mkdir()
+    if target is not None:
+        checkpoint = replace(checkpoint, target_encoder=target.encoder)
     checkpoint, wanted = _write_model(checkpoint, source_of, folder, config, report)
     gc.collect()  # the capture leaves cycles that hold the weights; parity needs that memory
     report(f"{role}: writing the prune graph")
@@ -178,7 +187,11 @@ def export_model(
         write_fold_graph(checkpoint.caches, folder / FOLD_FILE)
     report(f"{role}: comparing with the checkpoint")
     in_float64 = None if config.atol is not None else partial(_in_float64, checkpoint, report)
-    parity = measured_parity(folder, checkpoint, wanted, parity_limit(config), in_float64, report)
+    limit = parity_limit(config)
+    if target is not None and checkpoint.encoder is not None and checkpoint.encoder.is_shared:
+        limit = parity_limit(config, target.quantization)
+        report(f"{role}: its encoder is the target's, whose hidden states it reads")
+    parity = measured_parity(folder, checkpoint, wanted, limit, in_float64, report)
     if reason := refusal(checkpoint, parity):
         report(f"warning: {reason}; the export goes on, and its result is kept apart")
     elif warning := advice(checkpoint, config, parity):

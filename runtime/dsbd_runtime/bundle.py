@@ -32,6 +32,7 @@ from dsbd_runtime.manifest import (
     ModelEntry,
     ParityCase,
     ParityReport,
+    check_encoders,
     check_entry,
     check_features,
     entry_by_role,
@@ -206,6 +207,7 @@ def write_manifest(
     for role, entry in entry_by_role(target, draft).items():
         check_entry(entry, role)
     check_features(target, draft, MANIFEST_NAME)
+    check_encoders(target, draft, MANIFEST_NAME)
     files = {
         file.relative_to(folder).as_posix(): FileEntry(
             size=file.stat().st_size, sha256=sha256_of(file)

@@ -22,7 +22,12 @@ MAX_FORWARD_ROWS = 256
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """One engine to open; see ``loading.load_causal_lm`` for the fields."""
+    """One engine to open; see ``loading.load_causal_lm`` for the other fields.
+
+    Attributes:
+        target: of a draft that is opened beside its target, the target's session, whose encoder it
+            may share; None: it is opened alone.
+    """
 
     bundle: Bundle
     role: str
@@ -32,6 +37,7 @@ class EngineOptions:
     engine_cache: Path | None = None
     cuda_graphs: bool | None = None
     unfused_attention: bool = False
+    target: Session | None = None
 
     @property
     def records_calls(self) -> bool:
