@@ -263,7 +263,8 @@ def _decoder_checkpoint(
     window = window_within(config, context_length)
     masks = layer_masks(config, window)
     eos = _special_token(generation, whole, "eos_token_id")
-    proposed = read_proposed_tokens(folder, config.vocab_size)
+    vocab_size = config.vocab_size if encoder is None else decoder_vocab_size(config)
+    proposed = read_proposed_tokens(folder, vocab_size)
     if proposed is not None and role != "draft":
         raise ExportError(
             f"the {role} at {folder} was trained to propose {len(proposed)} tokens only, as the "
@@ -273,7 +274,7 @@ def _decoder_checkpoint(
         role=role,
         folder=folder,
         config=config,
-        vocab_size=config.vocab_size if encoder is None else decoder_vocab_size(config),
+        vocab_size=vocab_size,
         bos_token_id=_special_token(generation, whole, "bos_token_id"),
         eos_token_ids=[] if eos is None else [eos] if isinstance(eos, int) else list(eos),
         context_length=context_length,

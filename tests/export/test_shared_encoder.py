@@ -21,10 +21,12 @@ from dsbd_export.parity import MAX_ABS_ERROR, MEAN_KL, ParityLimit
 from dsbd_export.parity_cases import Reference, reference_logits
 from dsbd_export.pipeline import export_bundle
 from dsbd_runtime.bundle import open_bundle
+from dsbd_runtime.loading import load_causal_lm
 from dsbd_runtime.ort_module import import_ort
 from scripts.family_checkpoints import SOURCE_READERS, write_family_checkpoint
 from tests.export.cut_decoders import cut_decoder
 from tests.export.gate import check_parity
+from tests.runtime.model_calls import logits_of
 
 NAMES = [
     name if name in ("marian", "t5") else pytest.param(name, marks=pytest.mark.long)
@@ -70,6 +72,42 @@ def test_a_draft_with_the_same_encoder_shares_it(name, captures, tmp_path):
     encoder = import_ort().InferenceSession(str(bundle.encoder_path("target")))
     [found] = encoder.run(["hidden_states"], {"source_ids": np.array([source])})
     assert np.allclose(found, hidden_states(tmp_path / "target", source), atol=1e-5)
+
+
+VOCABULARIES = [("marian", "full"), ("t5", "full"), ("marian", "topk:8")]
+
+
+@pytest.mark.parametrize(("name", "logits"), VOCABULARIES)
+def test_a_draft_that_proposes_some_tokens(name, logits, captures, tmp_path):
+    bundle = exported(name, tmp_path, captures, draft_vocab=90, logits=logits)
+    entry = bundle.entry("draft")
+    assert entry.encoder.is_shared
+    assert entry.parity.max_abs_error < 5e-5
+    graph = onnx.load(bundle.model_path("draft"), load_external_data=False).graph
+    sizes = [tuple(weight.dims) for weight in graph.initializer]
+    assert sizes.count((300, 32)) == 1  # the embedding alone: any token is read
+    assert {(32, 90), (90, 32)} & {*sizes}
+    start = entry.encoder.start_token_id
+    whole = target_logits(tmp_path / "draft", [5, 6, 1], start)[:90]
+    step = (np.array([start]), np.zeros(1, np.int64), np.ones((1, 1), bool), np.zeros(1, np.int64))
+    with load_causal_lm(bundle, "draft", num_threads=1) as draft:
+        found = logits_of(draft, *step, source=(5, 6, 1))
+    if logits == "full":
+        assert np.allclose(found[0, :90], whole, atol=2e-5)
+        assert (found[0, 90:] == -np.inf).all()
+    else:
+        best = np.argsort(-whole)[:8]
+        assert found.top_ids[0].tolist() == best.tolist()
+        assert np.allclose(found.top_logits[0], whole[best], atol=2e-5)
+
+
+def target_logits(folder, source, start):
+    """What transformers' decoder says behind the start token."""
+    model = load_model(open_checkpoint("draft", folder, ExportConfig(target="", output=folder)))
+    with torch.no_grad():
+        ids = {"input_ids": [source], "decoder_input_ids": [[start]]}
+        output = model(**{name: torch.tensor(value) for name, value in ids.items()})
+    return output.logits[0, 0].numpy()
 
 
 def nudge(model):

@@ -21,6 +21,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from dsbd_export.cache_probe import RecordingCache
 from dsbd_export.checkpoint import Checkpoint
+from dsbd_export.draft_vocabulary import spread
 from dsbd_export.encoder_decoder.attention import DistanceBiases, forest_positions
 from dsbd_export.forest_graph import (
     ForestCache,
@@ -108,6 +109,9 @@ class DecoderGraph(nn.Module):
         self.model = model
         self._places = [(cache.layer, cache.kind) for cache in checkpoint.caches]
         self._biases = DistanceBiases(model.get_decoder())
+        tokens = checkpoint.proposed_tokens
+        self._tokens = None if tokens is None else torch.from_numpy(tokens)
+        self._vocab_size = checkpoint.vocab_size
 
     def forward(
         self,
@@ -138,7 +142,8 @@ class DecoderGraph(nn.Module):
                 use_cache=True,
                 **{cache_name(self.model): EncoderDecoderCache(own, FixedCrossRows(cross))},
             )
-        return output.logits.squeeze(0).float(), own.present()
+        logits = spread(output.logits.squeeze(0).float(), self._tokens, self._vocab_size)
+        return logits, own.present()
 
 
 @contextlib.contextmanager
