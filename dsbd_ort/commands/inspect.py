@@ -54,7 +54,7 @@ The object that --json prints has these fields:
   total_bytes, files {name: bytes}
   draft_record (null unless dsbd-distill made the draft):
     target, num_parameters, num_target_parameters, acceptance, acceptance_error,
-    temperature, top_k, top_p, are_chats, seed, steps, minutes, num_train_tokens,
+    temperature, top_k, top_p, are_chats, are_sources, seed, steps, minutes, num_train_tokens,
     num_held_out_tokens, num_train_prompts, greedy_acceptance, coverage, coverage_beams,
     num_proposed_tokens, curve [{step, seconds, loss, acceptance}],
     speeds [{num_beams, tokens_per_iteration, speedup, is_greedy}], measured_on
@@ -175,6 +175,7 @@ def _record_lines(record: DraftRecord) -> list[str]:
         f"{record.acceptance:.3f} at temperature {record.temperature:g}, top-k {record.top_k}"
         f"{'' if record.top_p == 1.0 else f', top-p {record.top_p:g}'}"
         f"{' behind prompts of chats' if record.are_chats else ''}"
+        f"{' behind sources' if record.are_sources else ''}"
     ]
     for speed in record.speeds:
         lines.append(

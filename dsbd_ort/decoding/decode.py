@@ -25,7 +25,7 @@ from collections.abc import Callable, Generator, Sequence
 import numpy as np
 
 from dsbd_forward.engine import Engine
-from dsbd_forward.forward import ForwardResult
+from dsbd_forward.forward import ForwardResult, Source
 from dsbd_ort.decoding.beams import Beams
 from dsbd_ort.decoding.cache_view import CacheView, PrefixCache
 from dsbd_ort.decoding.config import DecodingConfig
@@ -99,6 +99,7 @@ def decode_iterations(
     preempts: Callable[[EngineCall], bool] = only_for_room,
     prefixes: Prefixes | None = None,
     trace: TraceRecorder | None = None,
+    source: Source = None,
 ) -> Iterations:
     """Continue a prompt; yield the live hypotheses after every iteration, return the result.
 
@@ -118,10 +119,12 @@ def decode_iterations(
         ngram_pool=ngram_pool,
         trace=trace,
         preempts=preempts,
+        source=source,
     )
     if config.draft_policy == "throughput" and costs is None:
         check_request(request, target.spec, draft.spec if draft else None)
-        request = dataclasses.replace(request, costs=measure_costs(target, draft, clock))
+        costs = measure_costs(target, draft, clock, source)
+        request = dataclasses.replace(request, costs=costs)
         prefixes = None
     return (yield from iterations_of(request, target, draft, prefixes))
 

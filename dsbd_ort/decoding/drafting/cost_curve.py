@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from dsbd_forward.engine import Engine
 from dsbd_forward.features import ZEROS, ParentFeatures
-from dsbd_forward.forward import Forward
+from dsbd_forward.forward import Forward, Source
 from dsbd_ort.decoding.engine_call import Role
 
 Floats = NDArray[np.float64]
@@ -266,13 +266,18 @@ class LoopCost:
         self.layer += max(slope, 0.0)
 
 
-def measure_costs(target: Engine, draft: Engine | None, clock: Callable[[], float]) -> EngineCosts:
-    """Measure the engines on empty caches; what the caches hold is dropped."""
-    costs = _measured_curve(target, clock)
-    return EngineCosts(costs, _measured_curve(draft, clock) if draft else FREE)
+def measure_costs(
+    target: Engine, draft: Engine | None, clock: Callable[[], float], source: Source = None
+) -> EngineCosts:
+    """Measure the engines on empty caches; what the caches hold is dropped.
+
+    source: of the calls, for engines that read one.
+    """
+    costs = _measured_curve(target, clock, source)
+    return EngineCosts(costs, _measured_curve(draft, clock, source) if draft else FREE)
 
 
-def _measured_curve(model: Engine, clock: Callable[[], float]) -> CostCurve:
+def _measured_curve(model: Engine, clock: Callable[[], float], source: Source) -> CostCurve:
     """Time chains of rows, all with logits; the median of some calls, made monotone."""
     seconds = np.empty((_REPETITIONS + 1, len(MEASURED_ROWS)))
     for repetition in seconds:  # in turns, so that a disturbance does not spoil one point
@@ -284,7 +289,7 @@ def _measured_curve(model: Engine, clock: Callable[[], float]) -> CostCurve:
             parents = None
             if model.spec.reads_features:
                 parents = ParentFeatures((), np.full(num_rows, ZEROS), rows)
-            model.forward(Forward(tokens, rows, mask, rows, parent_features=parents))
+            model.forward(Forward(tokens, rows, mask, rows, parent_features=parents, source=source))
             repetition[i] = clock() - began
     model.keep(np.arange(0))
     medians = np.maximum.accumulate(np.median(seconds[1:], axis=0))  # the first warms up
