@@ -51,6 +51,9 @@ class PricedCalls:
         curve = self._costs.target if role == "target" else self._costs.draft
         self.seconds += float(curve.up_to(num_rows)[num_rows])
 
+    def observe_source(self, role: Role, num_tokens: int, seconds: float) -> None:
+        """Leave it out, as prompts are."""
+
 
 def forecast(
     bundle: Bundle,

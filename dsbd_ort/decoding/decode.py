@@ -30,7 +30,7 @@ from dsbd_ort.decoding.beams import Beams
 from dsbd_ort.decoding.cache_view import CacheView, PrefixCache
 from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
-from dsbd_ort.decoding.drafting.cost_curve import Costs, measure_costs
+from dsbd_ort.decoding.drafting.cost_curve import Costs, measure_costs, observe_call
 from dsbd_ort.decoding.drafting.draft import (
     DraftLayer,
     Iteration,
@@ -161,8 +161,8 @@ def iterations_of(
             if request.preempts(needed):
                 _compute_again(views, caches, request.clock)
             answer, seconds = _made(needed, caches, request.clock)
-            if request.costs and not needed.is_prefill:
-                request.costs.observe(needed.role, needed.num_rows, seconds)
+            if request.costs:
+                observe_call(request.costs, [needed], seconds, answer.reading)
         else:
             answer = None
             yield needed
@@ -243,7 +243,8 @@ def _draft(run: LoopParts, beams: Beams, depth: int) -> EngineCalls[list[DraftLa
         return []
     num_pending = run.target.num_missing(beams.nodes)
     most_layers = run.request.config.max_new_tokens - depth - 1
-    run.policy.begin(num_pending, most_layers, run.draft.num_unread if run.draft else 0)
+    unread = (run.draft.num_unread, run.draft.num_unread_source) if run.draft else (0, 0)
+    run.policy.begin(num_pending, most_layers, *unread)
     return (
         yield from draft_forest(
             run.forest,

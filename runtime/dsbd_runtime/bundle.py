@@ -141,6 +141,15 @@ class Bundle:
             if name.startswith(f"{role}/") and not name.startswith(f"{role}/{ENCODER_FILE}")
         )
 
+    def num_encoder_bytes(self, role: str) -> int:
+        """Return the size of the files of an encoder, 0 where there is none."""
+        _check_role(role)
+        return sum(
+            entry.size
+            for name, entry in self.manifest.files.items()
+            if name.startswith(f"{role}/{ENCODER_FILE}")
+        )
+
     def model_path(self, role: str) -> Path:
         """Return the path of the engine of "target" or "draft"."""
         _check_role(role)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from dsbd_forward.forward import Source
+from dsbd_forward.forward import Source, SourceReading
 from dsbd_runtime.encoder_entry import HIDDEN_STATES, SOURCE_IDS, EncoderEntry, checked_source
 from dsbd_runtime.errors import CapacityError, EngineError
 from dsbd_runtime.graph import EncoderContract, check_graph
@@ -50,11 +51,15 @@ class OrtEncoder:
         open_engine: Callable[[Path], Any],
         most_bytes: int = MOST_BYTES,
         shared: OrtEncoder | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Open the graph at ``path``; a contradiction to its entry is a BundleError.
 
         shared: the target's encoder, for the entry of a draft that shares it.
+        clock: seconds, for what a reading takes.
         """
+        self._clock = clock
+        self._reading: SourceReading | None = None
         self._ort = ort
         self._path = path
         self._entry = entry
@@ -98,7 +103,14 @@ class OrtEncoder:
 
         Raises as ``cross_rows``.
         """
-        return self.cross_rows(source).hidden
+        hidden = self.cross_rows(source).hidden
+        self._reading = None  # the draft's
+        return hidden
+
+    def take_reading(self) -> SourceReading | None:
+        """Return what the last source took to read, once; None where none was read."""
+        reading, self._reading = self._reading, None
+        return reading
 
     def forget(self) -> None:
         """Drop the cross rows of all sources."""
@@ -115,12 +127,13 @@ class OrtEncoder:
         self.num_bytes -= rows.num_bytes
 
     def _read(self, source: Source) -> CrossRows:
-        source_ids = checked_source(self._entry, source)
+        source_ids, began = checked_source(self._entry, source), self._clock()
         names = [*self._entry.cross_shapes, *([HIDDEN_STATES] if self._keeps_hidden else [])]
         if self._shared is not None:
             feeds = {HIDDEN_STATES: self._shared.hidden_states(source)}
         else:
             feeds = {SOURCE_IDS: self._ort.OrtValue.ortvalue_from_numpy(source_ids[None])}
+        own_began = self._clock()
         try:
             values = self._engine.run_with_ort_values(names, feeds)
         except Exception as error:  # ONNX Runtime's exceptions share no base but this one
@@ -134,6 +147,8 @@ class OrtEncoder:
                 f"ONNX Runtime failed in a call of {self._path} ({len(source_ids)} tokens of a "
                 f"source): {reason}; copy the bundle or export again"
             ) from error
+        now = self._clock()
+        self._reading = SourceReading(len(source_ids), now - began, now - own_began)
         num_bytes = sum(value.tensor_size_in_bytes() for value in values)
         rows = dict(zip(names, values, strict=True))
         return CrossRows(rows, num_bytes, rows.pop(HIDDEN_STATES, None))

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dsbd_forward.forward import SourceReading
 from dsbd_runtime import graph
 from dsbd_runtime.bundle import FOLD_FILE
 from dsbd_runtime.cache_entries import attending, past_name, present_name, recent
@@ -133,6 +134,10 @@ class OrtSession:
     def encoder(self) -> OrtEncoder | None:
         """The encoder of the sources, which a draft may share; None without one."""
         return self._encoder
+
+    def take_reading(self) -> SourceReading | None:
+        """See Session."""
+        return None if self._encoder is None else self._encoder.take_reading()
 
     @property
     def feature_kind(self) -> type:
