@@ -22,6 +22,7 @@ from dsbd_export.cuda_graph import use_cuda_operators
 from dsbd_export.draft_vocabulary import with_draft_vocabulary
 from dsbd_export.encoder_decoder.agreement import check_readers
 from dsbd_export.encoder_decoder.languages import with_languages
+from dsbd_export.encoder_decoder.shared_weights import share_weights
 from dsbd_export.errors import ExportError
 from dsbd_export.exact_attention import attend_exactly
 from dsbd_export.feature_draft.agreement import check_form, layers_read
@@ -264,6 +265,8 @@ def _write_model(
             report(f"{role}, encoder: {graph_pass(encoder)}")
         place = folder / ENCODER_FILE, ENCODER_WEIGHTS_FILE
         _save(encoder, place, f"{role}: saving the encoder and its weights", report)
+        if num_bytes := share_weights(folder):
+            report(f"{role}: {num_bytes:,} bytes of weights of both graphs are stored once")
     _release_weights(model, [graph] if encoder is None else [graph, encoder])
     return checkpoint, wanted
 

@@ -7,5 +7,6 @@ marian_tokenizer.py   the tokenizers of OPUS-MT, from two sentencepiece files
 attention.py   how both attend in a graph: masks, biases by distance, positions of a forest
 graph.py       the modules that are captured
 shared_encoder.py   drafts whose encoder is the target's
+shared_weights.py   an embedding that both graphs have, stored once
 reference.py   cases of the parity gate, each with a source
 """
