@@ -27,6 +27,7 @@ WARPING = ("temperature", "top_k", "top_p", "min_p", "typical_p")  # which searc
 PROCESSING = (
     "repetition_penalty",
     "no_repeat_ngram_size",
+    "encoder_no_repeat_ngram_size",
     "min_new_tokens",
     "bad_words_ids",
     "suppress_tokens",
@@ -43,7 +44,6 @@ CHAT_SAMPLING = {"temperature": 0.7, "top_p": 0.9}
 LONGEST_CHAT_ANSWER = 2048  # tokens, where a model goes on for ever
 _NOT_BUILT: dict[str, tuple[Any, ...]] = {  # name: the values that ask for nothing
     "encoder_repetition_penalty": (None, 1),
-    "encoder_no_repeat_ngram_size": (None, 0),
     "epsilon_cutoff": (None, 0),
     "eta_cutoff": (None, 0),
     "begin_suppress_tokens": (None, []),

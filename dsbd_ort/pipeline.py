@@ -124,7 +124,9 @@ class Pipeline:
         self.defaults.log()
         self._target = target
         self._draft = draft
-        self.costs = costs or LearnedCosts(bundle.num_bytes("target"), bundle.num_bytes("draft"))
+        self.costs = costs or LearnedCosts(
+            bundle.num_bytes("target"), bundle.num_bytes("draft"), bundle.num_encoder_bytes("draft")
+        )
         self._lock = RequestLock()
         self.reuses_prefix = prefix_cache
         self._rows = KeptRows(self._models, are_reused=prefix_cache)

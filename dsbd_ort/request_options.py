@@ -45,6 +45,7 @@ class RequestOptions(TypedDict, total=False):
     presence_penalty: float
     frequency_penalty: float
     no_repeat_ngram_size: int
+    encoder_no_repeat_ngram_size: int
     bad_words_ids: Sequence[int | Sequence[int]]
     logit_bias: Mapping[int, float] | Sequence[tuple[int, float]]
     suppress_tokens: Sequence[int]

@@ -130,6 +130,8 @@ SEARCHES = [
     {"num_return_sequences": 4},
     {"num_beams": 1},
     {"num_beams": 5, "early_stopping": False, "length_penalty": 2.0, "num_return_sequences": 5},
+    {"encoder_no_repeat_ngram_size": 1},
+    {"encoder_no_repeat_ngram_size": 2, "num_return_sequences": 4},
 ]
 
 
@@ -323,6 +325,16 @@ def test_decoding_without_a_source_is_refused(pipe):
                 dsbd_ort.DecodingConfig(strategy="greedy"),
                 np.random.default_rng(0),
             )
+
+
+def test_n_grams_of_a_source_without_tokens_are_refused(pipe):
+    config = dsbd_ort.DecodingConfig(strategy="greedy", encoder_no_repeat_ngram_size=2)
+    request = DecodingRequest(
+        prompt_ids=[2], config=config, rng=np.random.default_rng(0), source="a sound"
+    )
+    with pipe.engines() as (target, _):
+        with pytest.raises(DecodingError, match="encoder_no_repeat_ngram_size is 2, but the sour"):
+            result_of(iterations_of(request, target, None, None))
 
 
 def changed(pair: Path, folder: Path, edit) -> Path:

@@ -131,6 +131,7 @@ CONSTRAINT = {"constraint": PathConstraint(VOCAB, ALLOWED, EOS)}
 BITS = {"constraint": PathConstraint(VOCAB, ALLOWED, EOS, as_bits=True)}
 PENALTY = {"repetition_penalty": 1.3}
 NGRAMS = {"no_repeat_ngram_size": 2}
+SOURCE_NGRAMS = {"encoder_no_repeat_ngram_size": 2}  # of the prompt, where there is no source
 WORDS = {"bad_words_ids": [[7], [8, 9], [10, 11, 12]]}
 LENGTH = {"min_new_tokens": 6}
 FORCED = {"forced_eos_token_id": EOS[0]}
@@ -141,6 +142,7 @@ PROCESSING = {  # name: (options of transformers, ours)
     "reward of repetition": ({"repetition_penalty": 0.8}, {"repetition_penalty": 0.8}),
     "n-grams": (NGRAMS, NGRAMS),
     "single tokens": ({"no_repeat_ngram_size": 1}, {"no_repeat_ngram_size": 1}),
+    "n-grams of the prompt": (SOURCE_NGRAMS, SOURCE_NGRAMS),
     "bad words": (WORDS, WORDS),
     "length": (LENGTH, LENGTH),
     "bias": (

@@ -85,8 +85,35 @@ def test_distributions_are_those_of_transformers(name: str) -> None:
         np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
-def distribution_after(prompt: list[int], logits: np.ndarray, config: DecodingConfig) -> Any:
-    processing = processing_of(config, config.constraint, prompt, VOCAB)
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_n_grams_of_a_source_are_those_of_transformers(size: int) -> None:
+    config = DecodingConfig(strategy="sample", encoder_no_repeat_ngram_size=size)
+    num_banned = 0
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        logits = rng.standard_normal((1, VOCAB)).astype(np.float32)
+        prompt = rng.integers(0, 4, seed % 5 + 1).tolist()
+        source = rng.integers(0, 4, seed % 20 + 1).tolist()
+        processor = theirs.EncoderNoRepeatNGramLogitsProcessor(size, torch.tensor([source]))
+        scores = processor(torch.tensor([prompt]), torch.from_numpy(logits))
+        num_banned += int((scores == -torch.inf).sum())
+        found = np.zeros(VOCAB)
+        distribution = distribution_after(prompt, logits, config, source)
+        found[distribution.tokens] = np.exp(distribution.log_probs)
+        np.testing.assert_allclose(found, torch.softmax(scores, dim=-1)[0].numpy(), atol=1e-6)
+    assert num_banned > 10
+
+
+def test_a_source_with_tokens_that_no_target_has() -> None:
+    config = DecodingConfig(strategy="sample", encoder_no_repeat_ngram_size=1)
+    distribution = distribution_after([0], np.zeros((1, VOCAB), np.float32), config, [2, VOCAB + 5])
+    assert sorted(distribution.tokens.tolist()) == [t for t in range(VOCAB) if t != 2]
+
+
+def distribution_after(
+    prompt: list[int], logits: np.ndarray, config: DecodingConfig, source: list[int] | None = None
+) -> Any:
+    processing = processing_of(config, config.constraint, prompt, VOCAB, source=source)
     if processing is None:
         return Warp.of(config).distributions(DenseLogits(logits))[0]
     nodes = np.array([0])

@@ -51,16 +51,25 @@ class PricedCalls:
         curve = self._costs.target if role == "target" else self._costs.draft
         self.seconds += float(curve.up_to(num_rows)[num_rows])
 
+    def observe_source(self, role: Role, num_tokens: int, seconds: float) -> None:
+        """Leave it out, as prompts are."""
+
 
 def forecast(
-    bundle: Bundle, prompts: Sequence[Sequence[int]], *, are_chats: bool = False
+    bundle: Bundle,
+    prompts: Sequence[Sequence[int]],
+    *,
+    are_chats: bool = False,
+    num_begin: int = 0,
 ) -> list[ExpectedSpeed]:
     """Return what to expect of a bundle's draft at each of ``WIDTHS``, on the CPU.
 
     Args:
         bundle: with a draft.
         prompts: token ids, of which some are continued.
-        are_chats: whether they are chats: answered at temperature 0.7 with top-p 0.9, and greedily.
+        are_chats: whether they are chats, or sources: answered at temperature 0.7 with top-p 0.9,
+            and greedily.
+        num_begin: of sources, how many tokens at the end of each are the begin of its target.
 
     Raises:
         BenchmarkError: the context does not hold the calls that are measured.
@@ -70,14 +79,34 @@ def forecast(
             f"{bundle.path} has a context of {bundle.context_length} tokens, the costs of calls "
             f"are measured with up to {MEASURED_ROWS[-1]} rows; leave the speed out (--no-speed)"
         )
-    room = bundle.context_length - max(map(len, prompts))
+    requests = [_with_source(prompt, num_begin) for prompt in prompts[:_NUM_PROMPTS]]
+    room = bundle.context_length - max(len(prompt) for _, prompt in requests)
     with ExitStack() as stack:
         target, draft = load_pair(bundle)
         for model in (target, draft):
             stack.enter_context(model)
-        costs = measure_costs(target, draft, time.perf_counter)
-        chosen, new_tokens = prompts[:_NUM_PROMPTS], min(_NEW_TOKENS, room)
-        return list(forecasts(target, draft, costs, chosen, new_tokens, are_chats=are_chats))
+        longest = max((source for source, _ in requests), key=lambda s: len(s or ()))
+        costs = measure_costs(target, draft, time.perf_counter, longest)
+        found = forecasts(
+            target,
+            draft,
+            costs,
+            [prompt for _, prompt in requests],
+            min(_NEW_TOKENS, room),
+            are_chats=are_chats,
+            sources=[source for source, _ in requests],
+            ends=bundle.manifest.target.eos_token_ids if num_begin else (),
+        )
+        return list(found)
+
+
+def _with_source(
+    prompt: Sequence[int], num_begin: int
+) -> tuple[tuple[int, ...] | None, Sequence[int]]:
+    """Return the source of a prompt and what its target begins with; without one, the prompt."""
+    if not num_begin:
+        return None, prompt
+    return tuple(prompt[:-num_begin]), prompt[-num_begin:]
 
 
 def forecasts(
@@ -88,8 +117,14 @@ def forecasts(
     new_tokens: int,
     *,
     are_chats: bool = False,
+    sources: Sequence[tuple[int, ...] | None] | None = None,
+    ends: Sequence[int] = (),
 ) -> Iterator[ExpectedSpeed]:
-    """Yield the forecast of each width for engines with these costs."""
+    """Yield the forecast of each width for engines with these costs.
+
+    sources: of the prompts, for engines that read some. ends: the tokens that end a sequence.
+    """
+    sources = [None] * len(prompts) if sources is None else sources
     kinds = [(width, False) for width in WIDTHS]
     kinds += [(width, True) for width in GREEDY_WIDTHS if are_chats]
     for width, is_greedy in kinds:
@@ -100,13 +135,14 @@ def forecasts(
             num_beams=width,
             max_new_tokens=new_tokens,
             draft_policy="throughput",
+            eos_token_id=[*ends] or None,
         )
         calls, estimator = PricedCalls(costs), AcceptanceEstimator.initial()
         num_iterations, num_layers = 0, 0
-        for seed, prompt in enumerate(prompts):
+        for seed, (prompt, source) in enumerate(zip(prompts, sources, strict=True)):
             rng = np.random.default_rng(seed)
             iterations = decode_iterations(
-                target, draft, prompt, config, rng, costs=calls, estimator=estimator
+                target, draft, prompt, config, rng, costs=calls, estimator=estimator, source=source
             )
             stats = result_of(iterations).stats
             num_iterations += stats.num_iterations
@@ -115,6 +151,7 @@ def forecasts(
         yield ExpectedSpeed(
             num_beams=width,
             tokens_per_iteration=num_layers / num_iterations,
-            speedup=plain / calls.seconds,
+            # Where every sequence ends with its first token there is nothing to speed up.
+            speedup=plain / calls.seconds if calls.seconds else 1.0,
             is_greedy=is_greedy,
         )

@@ -58,7 +58,8 @@ class DistillArguments:
     )
     target_layers: int | None = option(
         type=COUNT,
-        help="Begin with so many transformer layers of the target, in its width, instead.",
+        help="Begin with so many transformer layers of the target, in its width, instead; of an "
+        "encoder-decoder always, of its decoder [1].",
         section=_DRAFT,
     )
     draft_vocab: int | None = option(
@@ -75,7 +76,8 @@ class DistillArguments:
         required=True,
         metavar="TEXTS",
         help="File, folder or pattern ('docs/**/*.md') of UTF-8 texts; of a .jsonl file each line "
-        'is one, or a chat, {"messages": [...]}, that the target answers. May be repeated.',
+        'is one, or a chat, {"messages": [...]}, that the target answers. Of an encoder-decoder '
+        "each line is a source. May be repeated.",
         section=_TEXTS,
     )
     exclude: tuple[str, ...] = option(
@@ -152,7 +154,12 @@ def measure_speed(trained: TrainedDraft) -> tuple[list[ExpectedSpeed], str]:
     )
     export_bundle(config, report=lambda _: None)
     prompts = [prompt.tolist() for prompt in trained.prompts]
-    speeds = forecast(open_bundle(trained.bundle), prompts, are_chats=trained.are_chats)
+    speeds = forecast(
+        open_bundle(trained.bundle),
+        prompts,
+        are_chats=trained.are_chats,
+        num_begin=trained.num_begin,
+    )
     return speeds, "fp32, cpu"
 
 
@@ -186,12 +193,17 @@ def record_rows(record: DraftRecord) -> dict[str, str]:
         **_by_depth(record),
         **_greedy(record),
         "of": f"temperature {record.temperature:g}, top-k {record.top_k}{_top_p(record)}, held-out "
-        f"{'chats' if record.are_chats else 'texts'}",
+        f"{_held_out(record)}",
         "before the training": f"{record.curve[0].acceptance:.3f}",
         "target": record.target,
         "parameters": f"{record.num_parameters:,} ({share:.1%} of the target's)",
         "trained": f"{record.steps:,} steps, {record.minutes:.1f} minutes",
     }
+
+
+def _held_out(record: DraftRecord) -> str:
+    """Return what the held-out prompts are."""
+    return "sources" if record.are_sources else "chats" if record.are_chats else "texts"
 
 
 def _top_p(record: DraftRecord) -> str:

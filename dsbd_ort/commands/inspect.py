@@ -45,7 +45,8 @@ The object that --json prints has these fields:
     features {width, layers, own_width} (null without a feature draft),
     adapter (null unless one was merged), unread_inputs ["images", ...],
     encoder {vocab_size, context_length, start_token_id, cross [{as in caches}],
-      reads_positions, languages {name: token}} (null but for an encoder-decoder),
+      reads_positions, languages {name: token}, hidden_width, fingerprint,
+      is_shared (true: by the target's encoder)} (null but for an encoder-decoder),
     source_bytes_per_token,
     parity {measure, value, limit,
       accepted (null unless a person accepted a refused engine)}
@@ -53,7 +54,7 @@ The object that --json prints has these fields:
   total_bytes, files {name: bytes}
   draft_record (null unless dsbd-distill made the draft):
     target, num_parameters, num_target_parameters, acceptance, acceptance_error,
-    temperature, top_k, top_p, are_chats, seed, steps, minutes, num_train_tokens,
+    temperature, top_k, top_p, are_chats, are_sources, seed, steps, minutes, num_train_tokens,
     num_held_out_tokens, num_train_prompts, greedy_acceptance, coverage, coverage_beams,
     num_proposed_tokens, curve [{step, seconds, loss, acceptance}],
     speeds [{num_beams, tokens_per_iteration, speedup, is_greedy}], measured_on
@@ -174,6 +175,7 @@ def _record_lines(record: DraftRecord) -> list[str]:
         f"{record.acceptance:.3f} at temperature {record.temperature:g}, top-k {record.top_k}"
         f"{'' if record.top_p == 1.0 else f', top-p {record.top_p:g}'}"
         f"{' behind prompts of chats' if record.are_chats else ''}"
+        f"{' behind sources' if record.are_sources else ''}"
     ]
     for speed in record.speeds:
         lines.append(
@@ -249,6 +251,8 @@ def _source_cells(model: ModelSummary) -> dict[str, str]:
     if model.encoder is None:
         return {}
     source = f"{model.encoder.context_length:,} tokens of {model.encoder.vocab_size:,}"
+    if model.encoder.is_shared:
+        source += "\nby the target's encoder"
     languages = model.encoder.languages
     if languages is not None:
         source += f"\n{len(languages)} languages: {', '.join(list(languages)[:3])}, ..."

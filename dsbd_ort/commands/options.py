@@ -234,6 +234,7 @@ OPTIONS = {
     "presence_penalty": "subtracted from the logits of tokens in the output",
     "frequency_penalty": "the same, for each time",
     "no_repeat_ngram_size": "no n-gram of this size twice; 0: off",
+    "encoder_no_repeat_ngram_size": "no n-gram of this size of the source or prompt; 0: off",
     "bad_words_ids": "token sequences that never occur, as JSON: [[5], [7, 8]]",
     "logit_bias": 'added to the logits of tokens, as JSON: {"5": -1.5}',
     "suppress_tokens": "token ids that never occur",
@@ -266,7 +267,7 @@ _SECTIONS = {
     ),
     "Penalties and bans": (
         "repetition_penalty presence_penalty frequency_penalty no_repeat_ngram_size "
-        "bad_words_ids logit_bias suppress_tokens"
+        "encoder_no_repeat_ngram_size bad_words_ids logit_bias suppress_tokens"
     ),
     SECTION: "constraint",
     "Text and log-probabilities": "top_logprobs prompt_logprobs skip_special_tokens",

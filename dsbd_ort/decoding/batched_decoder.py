@@ -20,7 +20,7 @@ from dsbd_forward.engine import Engine
 from dsbd_forward.forward import ForwardResult
 from dsbd_ort.decoding.cache_view import CacheView, PrefixCache
 from dsbd_ort.decoding.decode import DecodingLoop, decoding_loop
-from dsbd_ort.decoding.drafting.cost_curve import Costs
+from dsbd_ort.decoding.drafting.cost_curve import Costs, observe_call
 from dsbd_ort.decoding.engine_call import Clock, EngineCall, EngineCalls, Role, forward_groups
 from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK, SharedKVCache
 from dsbd_ort.decoding.preemption import PreemptedRows, recomputed
@@ -289,8 +289,8 @@ class BatchedDecoder:
                 self._end(member, error, progress)
             return
         seconds = self._clock() - began
-        if self._costs and not any(call.is_prefill for call in calls):
-            self._costs.observe(role, sum(call.num_rows for call in calls), seconds)
+        if self._costs:
+            observe_call(self._costs, calls, seconds, results[0].reading)
         for member, call, result in zip(members, calls, results, strict=True):
             call.meter.count(call.num_rows, seconds)
             self._advance(member, result, progress)

@@ -68,6 +68,8 @@ class DecodingConfig:
         presence_penalty, frequency_penalty: subtracted from the logits of tokens in the output,
             once and for each time.
         no_repeat_ngram_size: no n-gram of this size occurs twice in prompt and output; 0: off.
+        encoder_no_repeat_ngram_size: no n-gram of this size of the source, or of the prompt where
+            there is none, occurs in the output; 0: off.
         bad_words_ids: token sequences that never occur in the output.
         logit_bias: token ids and what is added to their logits.
         suppress_tokens: tokens that never occur in the output.
@@ -122,6 +124,7 @@ class DecodingConfig:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     no_repeat_ngram_size: int = 0
+    encoder_no_repeat_ngram_size: int = 0
     bad_words_ids: Sequence[int | Sequence[int]] = ()
     logit_bias: Mapping[int, float] | Sequence[tuple[int, float]] = ()
     suppress_tokens: Sequence[int] = ()
@@ -338,6 +341,7 @@ _NEUTRAL_LOGITS_OPTIONS: dict[str, Any] = {
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
     "no_repeat_ngram_size": 0,
+    "encoder_no_repeat_ngram_size": 0,
     "bad_words_ids": (),
     "logit_bias": (),
     "suppress_tokens": (),

@@ -25,12 +25,12 @@ from collections.abc import Callable, Generator, Sequence
 import numpy as np
 
 from dsbd_forward.engine import Engine
-from dsbd_forward.forward import ForwardResult
+from dsbd_forward.forward import ForwardResult, Source
 from dsbd_ort.decoding.beams import Beams
 from dsbd_ort.decoding.cache_view import CacheView, PrefixCache
 from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
-from dsbd_ort.decoding.drafting.cost_curve import Costs, measure_costs
+from dsbd_ort.decoding.drafting.cost_curve import Costs, measure_costs, observe_call
 from dsbd_ort.decoding.drafting.draft import (
     DraftLayer,
     Iteration,
@@ -99,6 +99,7 @@ def decode_iterations(
     preempts: Callable[[EngineCall], bool] = only_for_room,
     prefixes: Prefixes | None = None,
     trace: TraceRecorder | None = None,
+    source: Source = None,
 ) -> Iterations:
     """Continue a prompt; yield the live hypotheses after every iteration, return the result.
 
@@ -118,10 +119,12 @@ def decode_iterations(
         ngram_pool=ngram_pool,
         trace=trace,
         preempts=preempts,
+        source=source,
     )
     if config.draft_policy == "throughput" and costs is None:
         check_request(request, target.spec, draft.spec if draft else None)
-        request = dataclasses.replace(request, costs=measure_costs(target, draft, clock))
+        costs = measure_costs(target, draft, clock, source)
+        request = dataclasses.replace(request, costs=costs)
         prefixes = None
     return (yield from iterations_of(request, target, draft, prefixes))
 
@@ -158,8 +161,8 @@ def iterations_of(
             if request.preempts(needed):
                 _compute_again(views, caches, request.clock)
             answer, seconds = _made(needed, caches, request.clock)
-            if request.costs and not needed.is_prefill:
-                request.costs.observe(needed.role, needed.num_rows, seconds)
+            if request.costs:
+                observe_call(request.costs, [needed], seconds, answer.reading)
         else:
             answer = None
             yield needed
@@ -240,7 +243,8 @@ def _draft(run: LoopParts, beams: Beams, depth: int) -> EngineCalls[list[DraftLa
         return []
     num_pending = run.target.num_missing(beams.nodes)
     most_layers = run.request.config.max_new_tokens - depth - 1
-    run.policy.begin(num_pending, most_layers, run.draft.num_unread if run.draft else 0)
+    unread = (run.draft.num_unread, run.draft.num_unread_source) if run.draft else (0, 0)
+    run.policy.begin(num_pending, most_layers, *unread)
     return (
         yield from draft_forest(
             run.forest,

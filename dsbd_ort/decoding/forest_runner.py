@@ -178,6 +178,13 @@ class ForestRunner:
         """Tokens of the prompt that the engine has to read before the first node."""
         return 0 if self._unread is None else len(self._unread) - len(self._view.prefix.tokens)
 
+    @property
+    def num_unread_source(self) -> int:
+        """Tokens of the source that the engine has to read before the first node."""
+        source = self._view.prefix.source
+        is_unread = self._view.spec.reads_source and not self._num_calls
+        return len(source) if is_unread and isinstance(source, tuple) else 0
+
     def _read_prompt(self) -> EngineCalls[None]:
         """Compute the prompt, but for what another request has computed by now."""
         assert self._unread is not None

@@ -303,6 +303,7 @@ OPTION_TABLE = {  # resolved in this order: what decides stands above what it de
     "presence_penalty": OptionRow(domain=Number(-1e6, 1e6)),
     "frequency_penalty": OptionRow(domain=Number(-1e6, 1e6)),
     "no_repeat_ngram_size": OptionRow(domain=Whole(0, 1024)),
+    "encoder_no_repeat_ngram_size": OptionRow(domain=Whole(0, 1024)),
     "bad_words_ids": OptionRow(domain=TokenSequences(4096, 256)),
     "logit_bias": OptionRow(domain=Biases(4096, Number(-1e9, 1e9))),
     "suppress_tokens": OptionRow(

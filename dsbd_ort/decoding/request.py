@@ -98,6 +98,22 @@ class DecodingRequest:
         """What the rows of the prompt are a function of."""
         return RowIdentity(list(self.prompt_ids), self.source)
 
+    @property
+    def source_ids(self) -> Sequence[int] | None:
+        """The tokens of the source, None without one.
+
+        Raises:
+            DecodingError: an option counts them, and the source has none.
+        """
+        if self.source is None or not self.config.encoder_no_repeat_ngram_size:
+            return None
+        if not isinstance(self.source, tuple) or not all(type(t) is int for t in self.source):
+            raise DecodingError(
+                f"encoder_no_repeat_ngram_size is {self.config.encoder_no_repeat_ngram_size}, but "
+                "the source of the request is no tuple of tokens; leave the option out"
+            )
+        return self.source
+
     def reusable_prompt(self, role: Role) -> RowIdentity:
         """Return the part of the prompt whose rows may be there already.
 

@@ -93,6 +93,8 @@ class Checkpoint:
         adapter: what is merged into the weights when they are loaded; None: nothing.
         encoder: of an encoder-decoder, without cross rows before the model is loaded, which tells
             them; None for any other model.
+        target_encoder: of a draft, the target's encoder as it was exported, which it may share;
+            None for any other model.
     """
 
     role: str
@@ -114,6 +116,7 @@ class Checkpoint:
     composite: PreTrainedConfig | None = None
     adapter: Adapter | None = None
     encoder: EncoderEntry | None = None
+    target_encoder: EncoderEntry | None = None
 
     @property
     def family(self) -> str:
@@ -260,7 +263,8 @@ def _decoder_checkpoint(
     window = window_within(config, context_length)
     masks = layer_masks(config, window)
     eos = _special_token(generation, whole, "eos_token_id")
-    proposed = read_proposed_tokens(folder, config.vocab_size)
+    vocab_size = config.vocab_size if encoder is None else decoder_vocab_size(config)
+    proposed = read_proposed_tokens(folder, vocab_size)
     if proposed is not None and role != "draft":
         raise ExportError(
             f"the {role} at {folder} was trained to propose {len(proposed)} tokens only, as the "
@@ -270,7 +274,7 @@ def _decoder_checkpoint(
         role=role,
         folder=folder,
         config=config,
-        vocab_size=config.vocab_size if encoder is None else decoder_vocab_size(config),
+        vocab_size=vocab_size,
         bos_token_id=_special_token(generation, whole, "bos_token_id"),
         eos_token_ids=[] if eos is None else [eos] if isinstance(eos, int) else list(eos),
         context_length=context_length,

@@ -58,7 +58,7 @@ def export_draft(
     check_num_top_logits(config.num_top_logits, draft.vocab_size)
     kept = _kept_files(bundle, builds_engines=place is not None)
     with limited_threads(config.num_threads), changed_bundle(bundle, kept) as folder:
-        entry = export_model(draft, folder, config, report, source_of)
+        entry = export_model(draft, folder, config, report, source_of, target=target)
         if place is not None:
             build_engines(folder, [target, entry], place, config.capacity, report=report)
         elif warning := _engine_warning(bundle, entry):

@@ -136,6 +136,9 @@ def cut_head(model: PreTrainedModel, tokens: NDArray[np.int64]) -> None:
         for parameter, whole in zip(short.parameters(), head.parameters(), strict=True):
             parameter.copy_(whole[torch.from_numpy(tokens)])
     model.set_output_embeddings(short)
+    bias = getattr(model, "final_logits_bias", None)  # added behind the head, by Marian and BART
+    if bias is not None:
+        model.final_logits_bias = bias[:, torch.from_numpy(tokens)]
 
 
 def spread(logits: Tensor, tokens: Tensor | None, vocab_size: int) -> Tensor:

@@ -164,7 +164,8 @@ class EncoderDecoderSource(DecoderSource):
     def references(self, model: Any) -> list[Reference]:
         """See ModelSource."""
         cases = source_cases(self._checkpoint)
-        return [Reference(case=case, logits=reference_logits(model, case)) for case in cases]
+        found = (Reference(case=case, logits=reference_logits(model, case)) for case in cases)
+        return [without_others(each, self._checkpoint.proposed_tokens) for each in found]
 
     def product_rows(self, model: Any, texts: Sequence[str]) -> RowsOfProducts:
         """See ModelSource."""
@@ -176,6 +177,8 @@ class EncoderDecoderSource(DecoderSource):
     def capture(self, model: Any, report: Report) -> ir.Model:
         """See ModelSource."""
         checkpoint = self._checkpoint
+        if checkpoint.proposed_tokens is not None:
+            cut_head(model, checkpoint.proposed_tokens)
         take_over_source_attention(model)
         graph = capture_decoder_graph(model, checkpoint)
         report(f"{checkpoint.role}: optimizing the graph")

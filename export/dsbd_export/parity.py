@@ -314,9 +314,13 @@ class ParityLimit:
         return error / _FOREST_FACTOR
 
 
-def parity_limit(config: ModelOptions) -> ParityLimit:
-    """Return the requested limit, or that of the precision."""
-    if config.is_exact:
+def parity_limit(config: ModelOptions, shared: str = "none") -> ParityLimit:
+    """Return the requested limit, or that of the precision.
+
+    shared: quantization of the encoder of another engine that reads the sources.
+    """
+    if config.is_exact and (shared == "none" or config.atol is not None):
         return ParityLimit(MAX_ABS_ERROR, _EXACT_LIMIT if config.atol is None else config.atol)
-    limit = _KL_LIMITS[config.dtype, config.quantize]
+    forms = (config.quantize, shared)
+    limit = max(_KL_LIMITS.get((config.dtype, form), 0.0) for form in forms)
     return ParityLimit(MEAN_KL, limit if config.max_kl is None else config.max_kl)

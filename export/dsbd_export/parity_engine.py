@@ -37,7 +37,7 @@ from dsbd_runtime.cache_entries import (
     recent,
     recurrent,
 )
-from dsbd_runtime.encoder_entry import ENCODER_FILE, ROW_POSITIONS, SOURCE_IDS
+from dsbd_runtime.encoder_entry import ENCODER_FILE, HIDDEN_STATES, ROW_POSITIONS, SOURCE_IDS
 from dsbd_runtime.graph import (
     ATTENTION_MASK,
     ATTENTION_MASK_SLIDING,
@@ -117,6 +117,8 @@ class ForestEngine:
         self._encoder = checkpoint.encoder
         if self._encoder is not None:
             self._source = _session(folder / ENCODER_FILE, dtype)
+            if self._encoder.is_shared:
+                self._shared = _session(folder.with_name("target") / ENCODER_FILE, dtype)
         self._masks = checkpoint.masks
         self._returns_features = checkpoint.feature_layers is not None
         self._window = checkpoint.sliding_window
@@ -238,8 +240,12 @@ class ForestEngine:
         if self._encoder is None or case.source_ids is None:
             return {}
         names = list(self._encoder.cross_shapes)
+        inputs = {SOURCE_IDS: case.source_ids[None]}
         with _as_export_errors():
-            rows = self._source.run(names, {SOURCE_IDS: case.source_ids[None]})
+            if self._encoder.is_shared:
+                [hidden] = self._shared.run([HIDDEN_STATES], inputs)
+                inputs = {HIDDEN_STATES: hidden}
+            rows = self._source.run(names, inputs)
         return dict(zip(names, rows, strict=True))
 
     def _feature_inputs(

@@ -22,6 +22,7 @@ from dsbd_export.cuda_graph import use_cuda_operators
 from dsbd_export.draft_vocabulary import with_draft_vocabulary
 from dsbd_export.encoder_decoder.agreement import check_readers
 from dsbd_export.encoder_decoder.languages import with_languages
+from dsbd_export.encoder_decoder.shared_weights import share_weights
 from dsbd_export.errors import ExportError
 from dsbd_export.exact_attention import attend_exactly
 from dsbd_export.feature_draft.agreement import check_form, layers_read
@@ -116,7 +117,9 @@ def export_bundle(
         target_entry = export_model(target, folder, config, report, source_of)
         draft_entry = None
         if draft is not None:
-            draft_entry = export_model(draft, folder, config.of_draft, report, source_of)
+            draft_entry = export_model(
+                draft, folder, config.of_draft, report, source_of, target=target_entry
+            )
         if place is not None:
             entries = list(entry_by_role(target_entry, draft_entry).values())
             build_engines(folder, entries, place, config.capacity, report=report)
@@ -169,10 +172,17 @@ def export_model(
     config: ModelOptions,
     report: Report,
     source_of: SourceOf = source_of,
+    *,
+    target: ModelEntry | None = None,
 ) -> ModelEntry:
-    """Write and check the folder of one model, and return its manifest entry."""
+    """Write and check the folder of one model, and return its manifest entry.
+
+    target: of a draft, the entry of its target, whose folder lies beside it.
+    """
     role, folder = checkpoint.role, bundle / checkpoint.role
     folder.mkdir()
+    if target is not None:
+        checkpoint = replace(checkpoint, target_encoder=target.encoder)
     checkpoint, wanted = _write_model(checkpoint, source_of, folder, config, report)
     gc.collect()  # the capture leaves cycles that hold the weights; parity needs that memory
     report(f"{role}: writing the prune graph")
@@ -181,7 +191,11 @@ def export_model(
         write_fold_graph(checkpoint.caches, folder / FOLD_FILE)
     report(f"{role}: comparing with the checkpoint")
     in_float64 = None if config.atol is not None else partial(_in_float64, checkpoint, report)
-    parity = measured_parity(folder, checkpoint, wanted, parity_limit(config), in_float64, report)
+    limit = parity_limit(config)
+    if target is not None and checkpoint.encoder is not None and checkpoint.encoder.is_shared:
+        limit = parity_limit(config, target.quantization)
+        report(f"{role}: its encoder is the target's, whose hidden states it reads")
+    parity = measured_parity(folder, checkpoint, wanted, limit, in_float64, report)
     if reason := refusal(checkpoint, parity):
         report(f"warning: {reason}; the export goes on, and its result is kept apart")
     elif warning := advice(checkpoint, config, parity):
@@ -256,6 +270,8 @@ def _write_model(
             report(f"{role}, encoder: {graph_pass(encoder)}")
         place = folder / ENCODER_FILE, ENCODER_WEIGHTS_FILE
         _save(encoder, place, f"{role}: saving the encoder and its weights", report)
+        if num_bytes := share_weights(folder):
+            report(f"{role}: {num_bytes:,} bytes of weights of both graphs are stored once")
     _release_weights(model, [graph] if encoder is None else [graph, encoder])
     return checkpoint, wanted
 

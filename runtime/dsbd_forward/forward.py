@@ -127,6 +127,22 @@ class Forward:
 
 
 @dataclass(frozen=True, slots=True)
+class SourceReading:
+    """That a source was read for a forward, before its rows were computed.
+
+    Attributes:
+        num_tokens: of the source.
+        seconds: that it took, of those of the call.
+        own_seconds: of these the engine's own: a draft that shares the target's encoder may be the
+            first who needs the source, and have the target read it.
+    """
+
+    num_tokens: int
+    seconds: float
+    own_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class ForwardResult:
     """What an engine returns of a forward.
 
@@ -134,11 +150,13 @@ class ForwardResult:
         logits: of the R rows.
         features: of the F rows, or of the forward that they were computed in; None without.
         first_feature: the first of the F rows in ``features``.
+        reading: of its source, None where that was read before or there is none.
     """
 
     logits: Logits
     features: Features | None = None
     first_feature: int = 0
+    reading: SourceReading | None = None
 
     def parts(self, forwards: Sequence[Forward]) -> list[ForwardResult]:
         """Return the result of each of the forwards that were joined."""
@@ -149,7 +167,8 @@ class ForwardResult:
         for forward in forwards:
             rows = slice(row, row := row + len(forward.logit_rows))
             pairs = slice(pair, pair := pair + forward.num_pairs)
-            parts.append(ForwardResult(self.logits.part(rows, pairs), self.features, feature))
+            logits = self.logits.part(rows, pairs)
+            parts.append(ForwardResult(logits, self.features, feature, self.reading))
             feature += forward.num_features
         return parts
 

@@ -32,6 +32,7 @@ from dsbd_runtime.manifest import (
     ModelEntry,
     ParityCase,
     ParityReport,
+    check_encoders,
     check_entry,
     check_features,
     entry_by_role,
@@ -140,6 +141,15 @@ class Bundle:
             if name.startswith(f"{role}/") and not name.startswith(f"{role}/{ENCODER_FILE}")
         )
 
+    def num_encoder_bytes(self, role: str) -> int:
+        """Return the size of the files of an encoder, 0 where there is none."""
+        _check_role(role)
+        return sum(
+            entry.size
+            for name, entry in self.manifest.files.items()
+            if name.startswith(f"{role}/{ENCODER_FILE}")
+        )
+
     def model_path(self, role: str) -> Path:
         """Return the path of the engine of "target" or "draft"."""
         _check_role(role)
@@ -206,6 +216,7 @@ def write_manifest(
     for role, entry in entry_by_role(target, draft).items():
         check_entry(entry, role)
     check_features(target, draft, MANIFEST_NAME)
+    check_encoders(target, draft, MANIFEST_NAME)
     files = {
         file.relative_to(folder).as_posix(): FileEntry(
             size=file.stat().st_size, sha256=sha256_of(file)

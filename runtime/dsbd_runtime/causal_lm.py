@@ -128,7 +128,9 @@ class CausalLM:
         features = None
         if forward.feature_rows is not None:
             features = self._session.new_features(len(forward.feature_rows))
-        return ForwardResult(self._logits(forward, self._run_all(forward, features)), features)
+        logits = self._logits(forward, self._run_all(forward, features))
+        reading = self._session.take_reading() if self.spec.reads_source else None
+        return ForwardResult(logits, features, reading=reading)
 
     def _with_features(self, forward: Forward) -> Forward:
         """Return a forward whose ``feature_rows`` say what the engine returns, None without any."""

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_forward.forward import Forward
+from dsbd_forward.forward import Forward, SourceReading
 from dsbd_runtime.bound_calls import BoundCaches, LoadedModel
 from dsbd_runtime.device import DeviceArray
 from dsbd_runtime.device_features import DeviceFeatures, FeatureArrays, FeatureSizes, FeatureStore
@@ -129,6 +129,10 @@ class DeviceSession:
             name: array if name == GATHERED_LOGITS else array[index]
             for name, array in outputs.items()
         }
+
+    def take_reading(self) -> SourceReading | None:
+        """See Session: no engine here reads sources."""
+        return None
 
     def read_full_logits(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """Return a copy of all logits of some of the last run's logit rows, (n, V).

@@ -64,6 +64,8 @@ class DraftRecord:
             of the first drafted token, of one behind a drafted one, and so on. None: the same.
         top_p: 1: all of ``top_k``.
         are_chats: whether the held-out prompts are those of chats.
+        are_sources: whether they are the sources of an encoder-decoder, whose parameters are then
+            those of its decoder.
         greedy_acceptance: share of places where both have the same most probable token.
         coverage: mean share of the target's ``coverage_beams`` most probable tokens that are among
             as many of the draft's.
@@ -93,6 +95,7 @@ class DraftRecord:
     acceptance_by_depth: list[float] | None = None
     top_p: float = 1.0
     are_chats: bool = False
+    are_sources: bool = False
     greedy_acceptance: float | None = None
     coverage: float | None = None
     coverage_beams: int | None = None

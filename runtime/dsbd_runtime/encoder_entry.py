@@ -6,6 +6,8 @@ of the source for each decoder layer, which all beams and all drafted nodes read
 | tensor | shape, type | meaning |
 |---|---|---|
 | source_ids | [1,N] int64 | of encoder.onnx: the tokens of the source |
+| hidden_states | [1,N,W] | its last output, for a draft that shares the encoder: of the draft's |
+| | | encoder.onnx the input, in place of source_ids |
 | cross.{i}.key, cross.{i}.value | [1,H,N,D] | its outputs, and inputs of the decoder's graph |
 | row_positions | [C] int64 | of the decoder's graph, with a bias by distance: positions of all |
 | | | rows of the cache; of those that no node sees any number |
@@ -21,11 +23,13 @@ import numpy as np
 from dsbd_forward.forward import Source
 from dsbd_forward.rows import Ints
 from dsbd_runtime.cache_entries import AttentionRows, parts_of
-from dsbd_runtime.errors import CapacityError, InputError
+from dsbd_runtime.errors import BundleError, CapacityError, InputError
+from dsbd_runtime.typed_json import in_short, mismatch
 
 ENCODER_FILE = "encoder.onnx"
 ENCODER_WEIGHTS_FILE = f"{ENCODER_FILE}.data"
 SOURCE_IDS = "source_ids"
+HIDDEN_STATES = "hidden_states"
 ROW_POSITIONS = "row_positions"
 
 
@@ -48,6 +52,12 @@ class EncoderEntry:
             several; None for any other.
         unknown_token_id: what tokens of the sources' tokenizer beyond ``vocab_size`` are read as;
             None where it has none.
+        hidden_width: of the hidden states that its graph returns or, of a draft that shares the
+            target's encoder, reads; None: it does neither.
+        fingerprint: sha256 (hex) of what the hidden states that it returns follow from, by which a
+            draft is known to share the encoder; None where it returns none.
+        is_shared: of a draft: whether the encoder is the target's, whose hidden states its graph
+            reads in place of a source.
     """
 
     vocab_size: int
@@ -57,6 +67,14 @@ class EncoderEntry:
     reads_positions: bool = False
     languages: dict[str, int] | None = None
     unknown_token_id: int | None = None
+    hidden_width: int | None = None
+    fingerprint: str | None = None
+    is_shared: bool | None = None
+
+    @property
+    def returns_hidden(self) -> bool:
+        """Whether the graph returns hidden states, which drafts may share."""
+        return self.hidden_width is not None and not self.is_shared
 
     @property
     def cross_shapes(self) -> dict[str, tuple[str, int, int]]:
@@ -65,6 +83,27 @@ class EncoderEntry:
             cross_name(rows.layer, part): (rows.dtype, *rows.parts[part])
             for rows, part in parts_of(self.cross)
         }
+
+
+def check_shared_encoder(
+    target: EncoderEntry | None, draft: EncoderEntry | None, where: str
+) -> None:
+    """Raise BundleError unless a draft that shares the target's encoder reads what that returns."""
+    if target is not None and target.is_shared:
+        raise mismatch("null: it is a draft's", True, f"{where}: target: encoder: is_shared")
+    if draft is None or not draft.is_shared:
+        return
+    place = f"{where}: draft: encoder"
+    if target is None or target.hidden_width is None:
+        raise BundleError(
+            f"{place} is shared with the target, whose encoder returns no hidden states; export "
+            "target and draft again, both with dsbd-export --target --draft"
+        )
+    for field in ("hidden_width", "vocab_size", "context_length"):
+        wanted, found = getattr(target, field), getattr(draft, field)
+        if found != wanted:
+            expected = f"{in_short(wanted)}, that of the target, whose encoder it shares"
+            raise mismatch(expected, found, f"{place}: {field}")
 
 
 def checked_source(entry: EncoderEntry, source: Source) -> Ints:

@@ -90,7 +90,7 @@ from dsbd_runtime.cache_entries import (
     recent,
     recurrent,
 )
-from dsbd_runtime.encoder_entry import ROW_POSITIONS, SOURCE_IDS, EncoderEntry
+from dsbd_runtime.encoder_entry import HIDDEN_STATES, ROW_POSITIONS, SOURCE_IDS, EncoderEntry
 from dsbd_runtime.errors import BundleError
 
 INPUT_IDS = "input_ids"
@@ -341,12 +341,20 @@ class EncoderContract:
     @property
     def inputs(self) -> dict[str, TensorSpec]:
         """The inputs by name."""
+        if self.encoder.is_shared:
+            return self._hidden
         return {SOURCE_IDS: TensorSpec(_INT64, (1, None))}
 
     @property
     def outputs(self) -> dict[str, TensorSpec]:
         """The outputs by name."""
-        return cross_specs(self.encoder)
+        hidden = self._hidden if self.encoder.returns_hidden else {}
+        return {**cross_specs(self.encoder), **hidden}
+
+    @property
+    def _hidden(self) -> dict[str, TensorSpec]:
+        kind = _FLOAT_TYPES[self.encoder.cross[0].dtype]
+        return {HIDDEN_STATES: TensorSpec(kind, (1, None, self.encoder.hidden_width))}
 
 
 class TensorInfo(Protocol):

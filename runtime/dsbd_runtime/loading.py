@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from dsbd_runtime.bundle import WEIGHTS_FILE, Bundle
@@ -134,15 +135,20 @@ def load_pair(
             ("draft", draft_place, 1 if shares_cores and is_small else num_threads),
         )
     )
-    target = _open(target_request)
+    session = _open_session(target_request)
+    target = CausalLM(session, bundle.entry("target"))
     try:
-        return target, _open(draft_request)
+        return target, _open(replace(draft_request, target=session))
     except BaseException:
         target.close()
         raise
 
 
 def _open(request: EngineOptions) -> CausalLM:
+    return CausalLM(_open_session(request), request.bundle.entry(request.role))
+
+
+def _open_session(request: EngineOptions) -> Session:
     provider = request.placement.provider
     if provider.ort_name is None and request.bundle.entry(request.role).features is not None:
         raise ProviderError(
@@ -156,8 +162,7 @@ def _open(request: EngineOptions) -> CausalLM:
         )
     bundle, role = request.bundle, request.role
     check_reads_sources(provider, bundle.entry(role), bundle.model_path(role))
-    session = BACKENDS[request.placement.provider.backend](request)
-    return CausalLM(session, request.bundle.entry(request.role))
+    return BACKENDS[request.placement.provider.backend](request)
 
 
 def _has_small_draft(bundle: Bundle) -> bool:

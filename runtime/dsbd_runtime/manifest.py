@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dsbd_runtime.cache_entries import CACHE_KINDS, AttentionRows, CacheEntry
-from dsbd_runtime.encoder_entry import EncoderEntry
+from dsbd_runtime.encoder_entry import EncoderEntry, check_shared_encoder
 from dsbd_runtime.errors import BundleError
 from dsbd_runtime.graph import (
     ATTENTION_MASK,
@@ -223,6 +223,7 @@ def manifest_from_file(file: Path) -> Manifest:
     for role, entry in manifest.entry_by_role.items():
         check_entry(entry, f"{file}: {role}")
     check_features(manifest.target, manifest.draft, str(file))
+    check_encoders(manifest.target, manifest.draft, str(file))
     return manifest
 
 
@@ -327,6 +328,8 @@ def _check_rows(rows: CacheEntry, where: str) -> None:
 def _check_encoder(encoder: EncoderEntry, entry: ModelEntry, where: str) -> None:
     """Raise BundleError unless the values of an encoder are consistent with its decoder's."""
     sizes = {"vocab_size": encoder.vocab_size, "context_length": encoder.context_length}
+    if encoder.hidden_width is not None:
+        sizes["hidden_width"] = encoder.hidden_width
     check_counts(sizes, where)
     if not 0 <= (encoder.unknown_token_id or 0) < encoder.vocab_size:
         place = f"{where}: unknown_token_id"
@@ -346,6 +349,11 @@ def _check_encoder(encoder: EncoderEntry, entry: ModelEntry, where: str) -> None
         raise mismatch(expected, layers, f"{where}: cross")
     for index, rows in enumerate(encoder.cross):
         _check_rows(rows, f"{where}: cross[{index}]")
+
+
+def check_encoders(target: ModelEntry, draft: ModelEntry | None, where: str) -> None:
+    """Raise BundleError unless the encoder of a draft that has none of its own is the target's."""
+    check_shared_encoder(target.encoder, None if draft is None else draft.encoder, where)
 
 
 def check_features(target: ModelEntry, draft: ModelEntry | None, where: str) -> None:

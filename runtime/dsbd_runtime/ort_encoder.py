@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from dsbd_forward.forward import Source
-from dsbd_runtime.encoder_entry import SOURCE_IDS, EncoderEntry, checked_source
+from dsbd_forward.forward import Source, SourceReading
+from dsbd_runtime.encoder_entry import HIDDEN_STATES, SOURCE_IDS, EncoderEntry, checked_source
 from dsbd_runtime.errors import CapacityError, EngineError
 from dsbd_runtime.graph import EncoderContract, check_graph
 
@@ -29,16 +27,21 @@ class CrossRows:
 
     Attributes:
         values: an OrtValue (1, H, N, D) by name.
-        num_bytes: that they take.
+        num_bytes: that they take, with the hidden states.
+        hidden: an OrtValue (1, N, W), the encoder's hidden states; None where no draft reads them.
     """
 
-    def __init__(self, values: dict[str, Any], num_bytes: int) -> None:
+    def __init__(self, values: dict[str, Any], num_bytes: int, hidden: Any = None) -> None:
         self.values = values
         self.num_bytes = num_bytes
+        self.hidden = hidden
 
 
 class OrtEncoder:
-    """One encoder, which reads every source once as long as its cross rows are kept."""
+    """One encoder, which reads every source once as long as its cross rows are kept.
+
+    That of a draft may be the target's: then its graph makes cross rows of the hidden states there.
+    """
 
     def __init__(
         self,
@@ -47,12 +50,24 @@ class OrtEncoder:
         entry: EncoderEntry,
         open_engine: Callable[[Path], Any],
         most_bytes: int = MOST_BYTES,
+        shared: OrtEncoder | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Open the graph at ``path``; a contradiction to its entry is a BundleError."""
+        """Open the graph at ``path``; a contradiction to its entry is a BundleError.
+
+        shared: the target's encoder, for the entry of a draft that shares it.
+        clock: seconds, for what a reading takes.
+        """
+        self._clock = clock
+        self._reading: SourceReading | None = None
         self._ort = ort
         self._path = path
         self._entry = entry
         self._most_bytes = most_bytes
+        self._keeps_hidden = False
+        self._shared = shared
+        if shared is not None:
+            shared.keep_hidden()
         self._engine: Any = open_engine(path)
         check_graph(
             path, EncoderContract(entry), self._engine.get_inputs(), self._engine.get_outputs()
@@ -69,7 +84,7 @@ class OrtEncoder:
         """
         rows = self._kept.pop(source, None)
         if rows is None:
-            rows = self._read(checked_source(self._entry, source))
+            rows = self._read(source)
             self.num_bytes += rows.num_bytes
         self._kept[source] = rows
         while len(self._kept) > MOST_SOURCES or (
@@ -78,6 +93,25 @@ class OrtEncoder:
             self._drop_oldest()
         return rows
 
+    def keep_hidden(self) -> None:
+        """Keep the hidden states of every source beside its cross rows, for a draft."""
+        self._keeps_hidden = True
+        self.forget()
+
+    def hidden_states(self, source: Source) -> Any:
+        """Return the hidden states of a source, an OrtValue (1, N, W), after ``keep_hidden``.
+
+        Raises as ``cross_rows``.
+        """
+        hidden = self.cross_rows(source).hidden
+        self._reading = None  # the draft's
+        return hidden
+
+    def take_reading(self) -> SourceReading | None:
+        """Return what the last source took to read, once; None where none was read."""
+        reading, self._reading = self._reading, None
+        return reading
+
     def forget(self) -> None:
         """Drop the cross rows of all sources."""
         self._kept.clear()
@@ -85,16 +119,21 @@ class OrtEncoder:
 
     def close(self) -> None:
         """Release the engine and all rows."""
-        self._engine = None
+        self._engine = self._shared = None
         self.forget()
 
     def _drop_oldest(self) -> None:
         _, rows = self._kept.popitem(last=False)
         self.num_bytes -= rows.num_bytes
 
-    def _read(self, source_ids: NDArray[np.int64]) -> CrossRows:
-        names = list(self._entry.cross_shapes)
-        feeds = {SOURCE_IDS: self._ort.OrtValue.ortvalue_from_numpy(source_ids[None])}
+    def _read(self, source: Source) -> CrossRows:
+        source_ids, began = checked_source(self._entry, source), self._clock()
+        names = [*self._entry.cross_shapes, *([HIDDEN_STATES] if self._keeps_hidden else [])]
+        if self._shared is not None:
+            feeds = {HIDDEN_STATES: self._shared.hidden_states(source)}
+        else:
+            feeds = {SOURCE_IDS: self._ort.OrtValue.ortvalue_from_numpy(source_ids[None])}
+        own_began = self._clock()
         try:
             values = self._engine.run_with_ort_values(names, feeds)
         except Exception as error:  # ONNX Runtime's exceptions share no base but this one
@@ -108,5 +147,8 @@ class OrtEncoder:
                 f"ONNX Runtime failed in a call of {self._path} ({len(source_ids)} tokens of a "
                 f"source): {reason}; copy the bundle or export again"
             ) from error
+        now = self._clock()
+        self._reading = SourceReading(len(source_ids), now - began, now - own_began)
         num_bytes = sum(value.tensor_size_in_bytes() for value in values)
-        return CrossRows(dict(zip(names, values, strict=True)), num_bytes)
+        rows = dict(zip(names, values, strict=True))
+        return CrossRows(rows, num_bytes, rows.pop(HIDDEN_STATES, None))

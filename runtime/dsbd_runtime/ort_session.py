@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dsbd_forward.forward import SourceReading
 from dsbd_runtime import graph
 from dsbd_runtime.bundle import FOLD_FILE
 from dsbd_runtime.cache_entries import attending, past_name, present_name, recent
@@ -51,6 +52,7 @@ class OrtSession:
         spin_us: int | None = None,
         prepared: PreparedEngine | None = None,
         log_severity: int = LOG_ERRORS,
+        shared_encoder: OrtEncoder | None = None,
     ) -> None:
         """Open the engine at ``model_path``; the weight file is mapped, matrices are packed.
 
@@ -64,6 +66,8 @@ class OrtSession:
             prepared: where the engine is kept as ONNX Runtime runs it; None opens it as it is.
             log_severity: lowest severity that ONNX Runtime writes to stderr; ``LOG_WARNINGS``
                 shows when a cache is not updated in place.
+            shared_encoder: the target's, for a draft that shares it; None opens the graph that lies
+                beside the draft.
         """
         row = find_provider(provider)
         check_runnable(row, entry, model_path)
@@ -96,6 +100,7 @@ class OrtSession:
                 model_path.with_name(ENCODER_FILE),
                 entry.encoder,
                 lambda path: open_engine(path, new_options()),
+                shared=shared_encoder,
             )
         self._next_options: Any = None  # of the next call
         self._cache: KVCache | None = _new_cache(model_path, entry)
@@ -126,6 +131,15 @@ class OrtSession:
         return self._recent
 
     @property
+    def encoder(self) -> OrtEncoder | None:
+        """The encoder of the sources, which a draft may share; None without one."""
+        return self._encoder
+
+    def take_reading(self) -> SourceReading | None:
+        """See Session."""
+        return None if self._encoder is None else self._encoder.take_reading()
+
+    @property
     def feature_kind(self) -> type:
         """See Session."""
         return HostFeatures
@@ -146,8 +160,10 @@ class OrtSession:
         """Give the caches room for ``num_rows`` rows; keep the first ``num_used``."""
         cache = self._open_cache()
         capacity = bucket_capacity(num_rows)
-        if num_used == 0 and self._encoder is not None:
-            self._encoder.forget()  # no row is left that depends on a source
+        if num_rows == 0 and self._encoder is not None:
+            # No row is left that depends on a source. Not before a first call: a draft that shares
+            # the encoder may have had its source read.
+            self._encoder.forget()
             self._cross = None
         if num_used == 0 or capacity > cache.capacity:
             self._resize(cache, capacity, num_used)
@@ -312,7 +328,30 @@ def open_host_session(request: EngineOptions) -> OrtSession:
         num_threads=request.num_threads,
         spin_us=request.spin_us,
         prepared=prepared,
+        shared_encoder=_shared_encoder(request),
     )
+
+
+def _shared_encoder(request: EngineOptions) -> OrtEncoder | None:
+    """Return the target's encoder for a draft that shares it.
+
+    It is that of the target's session or, where the draft is opened alone, one of its own.
+    """
+    bundle, encoder = request.bundle, request.bundle.entry(request.role).encoder
+    if encoder is None or not encoder.is_shared:
+        return None
+    if isinstance(request.target, OrtSession) and request.target.encoder is not None:
+        return request.target.encoder
+    entry, row = bundle.entry("target"), request.placement.provider
+    assert entry.encoder is not None  # checked when the bundle was opened
+    ort = import_ort_for(row)
+
+    def open_engine(path: Path) -> Any:
+        options = session_options(ort, entry, request.num_threads, request.spin_us)
+        options.log_severity_level = LOG_ERRORS
+        return _open_engine(ort, row, path, options)
+
+    return OrtEncoder(ort, bundle.encoder_path("target"), entry.encoder, open_engine)
 
 
 def _engine_inputs(inputs: EngineInputs) -> Iterator[tuple[str, NDArray[Any]]]:

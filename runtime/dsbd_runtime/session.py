@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_forward.features import Features
-from dsbd_forward.forward import Forward
+from dsbd_forward.forward import Forward, SourceReading
 from dsbd_forward.rows import Ints
 from dsbd_runtime.bundle import Bundle
 from dsbd_runtime.providers import Placement
@@ -22,7 +22,12 @@ MAX_FORWARD_ROWS = 256
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """One engine to open; see ``loading.load_causal_lm`` for the fields."""
+    """One engine to open; see ``loading.load_causal_lm`` for the other fields.
+
+    Attributes:
+        target: of a draft that is opened beside its target, the target's session, whose encoder it
+            may share; None: it is opened alone.
+    """
 
     bundle: Bundle
     role: str
@@ -32,6 +37,7 @@ class EngineOptions:
     engine_cache: Path | None = None
     cuda_graphs: bool | None = None
     unfused_attention: bool = False
+    target: Session | None = None
 
     @property
     def records_calls(self) -> bool:
@@ -114,6 +120,9 @@ class Session(Protocol):
         A gather head returns ``gathered_logits`` for the N pairs, all else is by logit row.
         The arrays are the caller's own: the next call does not change them.
         """
+
+    def take_reading(self) -> SourceReading | None:
+        """Return what the last calls took to read a source, once; None where none was read."""
 
     def read_full_logits(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """Return a copy of all logits of some of the last run's R logit rows, (n, V).

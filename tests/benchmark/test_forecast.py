@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -79,3 +81,31 @@ def test_chats_are_forecast_as_people_use_them_sampled_and_greedy():
     for speed in found:
         assert speed.tokens_per_iteration > 2.0
         assert speed.speedup == pytest.approx(speed.tokens_per_iteration)
+
+
+def test_sources_are_given_to_the_engines_and_ends_end_a_target():
+    num_rows = {}
+    for ends in ((), range(6)):
+        seen = []
+
+        class Reader(TableModel):
+            def forward(self, forward, seen=seen):
+                seen.append((forward.source, forward.num_new))
+                return super().forward(forward)
+
+        models = [Reader(VOCAB_SIZE, random_table(0, VOCAB_SIZE)) for _ in range(2)]
+        for model in models:
+            model.spec = dataclasses.replace(model.spec, reads_source=True)
+        found = forecasts(
+            *models,
+            EngineCosts(ANY_ROWS, FREE),
+            [[0]] * 4,
+            NEW_TOKENS,
+            are_chats=True,
+            sources=[(source,) for source in range(4)],
+            ends=ends,
+        )
+        assert all(speed.tokens_per_iteration >= 1.0 for speed in found)
+        assert {source for source, _ in seen} == {(source,) for source in range(4)}
+        num_rows[len(ends)] = sum(number for _, number in seen)
+    assert num_rows[6] < num_rows[0] / 2

@@ -7,10 +7,10 @@ import shutil
 
 import pytest
 from click.testing import CliRunner
-from transformers import T5Config
 
 from dsbd_ort import cli
 from dsbd_runtime.draft_record import RECORD_FILE, read_record
+from scripts.family_checkpoints import write_family_checkpoint
 from tests.distill.conftest import target, texts
 
 __all__ = ["target", "texts"]  # fixtures
@@ -109,10 +109,10 @@ def test_texts_that_are_not_utf8(target, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["text"]
 
 
-def test_an_encoder_decoder_is_refused(texts, tmp_path):
-    T5Config(vocab_size=300, decoder_start_token_id=0).save_pretrained(tmp_path / "t5")
-    done = dsbd_distill(tmp_path / "t5", texts, tmp_path / "draft")
-    assert_one_line_error(done, "is an encoder-decoder, for which no draft is trained yet")
+def test_params_of_a_draft_for_an_encoder_decoder(texts, tmp_path):
+    target = write_family_checkpoint("t5", tmp_path / "t5")
+    done = dsbd_distill(target, texts, tmp_path / "draft")
+    assert_one_line_error(done, "params='32K' has no form for the target (family t5), an encoder")
     assert [path.name for path in tmp_path.iterdir()] == ["t5"]
 
 

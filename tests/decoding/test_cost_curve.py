@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from dsbd_forward.forward import SourceReading
 from dsbd_ort.decoding import TableModel
 from dsbd_ort.decoding.drafting.cost_curve import (
+    FREE,
     LEARNED_ROWS,
     MEASURED_ROWS,
     CostCurve,
@@ -14,7 +16,9 @@ from dsbd_ort.decoding.drafting.cost_curve import (
     LearnedCurve,
     LoopCost,
     measure_costs,
+    observe_call,
 )
+from dsbd_ort.decoding.engine_call import EngineCall, Meter, Role
 
 CURVE = CostCurve((1, 3, 5), (2.0, 4.0, 5.0))
 
@@ -183,3 +187,37 @@ def test_a_loop_may_take_no_time_that_the_clock_can_tell() -> None:
     for _ in range(400):
         cost.learn(1, 1e-3, 1e-3)
     assert cost.iteration + cost.layer == pytest.approx(2e-3, rel=0.05)
+
+
+def test_what_a_draft_reads_its_source_with_is_learned_apart_from_its_rows():
+    costs = LearnedCosts(target_bytes=10**9, draft_bytes=10**8, source_bytes=2 * 10**8)
+    guessed = costs.now()
+    assert guessed.source.seconds[0] == pytest.approx(2 * guessed.draft.seconds[0])
+    meter = Meter()
+
+    def call(role: Role, num_rows: int) -> EngineCall:
+        return EngineCall(role, meter, num_rows, lambda _: None, "all logits")
+
+    reading = SourceReading(num_tokens=100, seconds=0.9, own_seconds=0.5)
+    for _ in range(9):
+        observe_call(costs, [call("draft", 4)], 1.0, reading)
+        observe_call(costs, [call("target", 4)], 2.0, SourceReading(100, 1.6, 1.6))
+    learned = costs.now()
+    assert learned.draft.up_to(4)[4] == pytest.approx(0.1, rel=0.05)
+    assert learned.target.up_to(4)[4] == pytest.approx(0.4, rel=0.05)
+    assert learned.source.up_to(100)[100] == pytest.approx(0.5, rel=0.1)
+    for _ in range(9):  # longer than any size that is kept
+        costs.observe_source("draft", 1000, 5.0)
+    assert 2.5 < costs.now().source.up_to(1000)[1000] < 8.0
+
+
+def test_a_prompt_is_no_call_of_rows_but_its_source_counts():
+    costs = LearnedCosts(10**9, 10**8, 10**8)
+    before = costs.now()
+    call = EngineCall("draft", Meter(), 4, lambda _: None, "no logits", is_prefill=True)
+    observe_call(costs, [call], 9.0, SourceReading(10, 8.0, 8.0))
+    assert costs.now().draft == before.draft
+    assert costs.now().source != before.source
+    without = LearnedCosts(10**9, 10**8)
+    without.observe_source("draft", 10, 8.0)
+    assert without.now().source == FREE

@@ -60,6 +60,7 @@ PROCESSING: dict[str, dict[str, Any]] = {
     "reward": {"repetition_penalty": 0.7},
     "counts": {"presence_penalty": 0.8, "frequency_penalty": 0.4},
     "n-grams": {"no_repeat_ngram_size": 2},
+    "n-grams of the prompt": {"encoder_no_repeat_ngram_size": 2},
     "words": {"bad_words_ids": [[3], [1, 2], [5, 6, 7]]},
     "bias": {"logit_bias": {2: 1.5, 7: -3.0}, "suppress_tokens": [8]},
     "length": {"min_new_tokens": 7, "forced_eos_token_id": EOS},

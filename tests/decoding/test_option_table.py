@@ -47,6 +47,7 @@ MEANINGFUL = {  # option: (strategies to which it means something, a value that 
     "presence_penalty": (EVERY, 2.0),
     "frequency_penalty": (EVERY, 2.0),
     "no_repeat_ngram_size": (EVERY, 2),
+    "encoder_no_repeat_ngram_size": (EVERY, 2),
     "bad_words_ids": (EVERY, ((1,), (2, 3))),
     "logit_bias": (EVERY, ((1, -4.0),)),
     "suppress_tokens": (EVERY, (1, 2)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 
 import numpy as np
@@ -236,3 +237,48 @@ def test_what_was_never_seen_stays_a_guess_however_long_it_runs():
         experience.learn(seen_gap, np.array([True]), 0)
     experience.refresh()
     assert experience.accepted(other_gap, 0) == pytest.approx(first_guess, abs=0.05)
+
+
+class ReadingModel(TableModel):
+    """A draft that reads a source of its own before its first row."""
+
+    def __init__(self, vocab_size: int, logits_of: LogitsOf) -> None:
+        super().__init__(vocab_size, logits_of)
+        self.spec = dataclasses.replace(self.spec, reads_source=True)
+
+
+def generate_of_source(
+    seed: int, num_tokens: int, source_seconds: float, most: int
+) -> DecodeResult:
+    """Draft by the target itself, which reads a source of so many tokens in so many seconds."""
+    costs = dataclasses.replace(
+        FREE_ROWS, source=CostCurve((1, 100), (source_seconds / 100, source_seconds))
+    )
+    steps = decode_iterations(
+        ReadingModel(VOCAB, TARGET),
+        ReadingModel(VOCAB, TARGET),
+        (0,),
+        DecodingConfig(strategy="speculative", draft_policy="throughput", max_new_tokens=most),
+        np.random.default_rng(seed),
+        clock=lambda: 0.0,
+        costs=costs,
+        source=(1,) * num_tokens,
+    )
+    return result_of(steps)
+
+
+SOURCES = [  # (tokens of the source, seconds to read 100, most new tokens, whether it is drafted)
+    (100, 1e-3, 24, True),
+    (100, 1.0, 24, False),  # a tenth of a second would be won at most
+    (100, 1.0, 2, False),
+    (3, 10.0, 24, False),  # the target will be short, whatever it may be
+    (100, 1e-2, 200, True),
+]
+
+
+@pytest.mark.parametrize(("num_tokens", "seconds", "most", "is_drafted"), SOURCES)
+def test_a_source_is_read_by_the_draft_where_that_pays(num_tokens, seconds, most, is_drafted):
+    for seed in range(4):
+        stats = generate_of_source(seed, num_tokens, seconds, most).stats
+        assert (stats.num_draft_tokens > 0) == is_drafted
+        assert (stats.draft_calls > 0) == is_drafted

@@ -244,7 +244,6 @@ def test_interrupted_a_training_on_chats_ends_the_same(of_chats, chat_target, tm
 WRONG = [
     ({"draft_vocab": 8}, "draft_vocab=8 is out of range; use 32 or more"),
     ({"draft_vocab": 64, "kind": "feature"}, "draft_vocab=64 has no form for kind='feature'"),
-    ({"draft_vocab": 64, "target_layers": 1}, "draft_vocab=64 has no form for target_layers=1"),
     ({"coverage": 1}, "coverage=1 is out of range; use the number of beams, 2 to 16"),
     ({"coverage": 17}, "coverage=17 is out of range"),
 ]
@@ -256,9 +255,16 @@ def test_options_that_are_refused(tmp_path, options, words):
         DistillConfig(**{"target": "t", "data": ("d",), "output": tmp_path, **options})
 
 
-def test_a_draft_vocabulary_that_leaves_out_nothing_is_refused(chat_target, tmp_path):
+WRONG_VOCABULARIES = [
+    ({"draft_vocab": 300}, "draft_vocab=300 leaves out none of 300 tokens"),
+    ({"draft_vocab": 64, "target_layers": 1}, "draft_vocab=64 has no form for target_layers=1"),
+]
+
+
+@pytest.mark.parametrize(("options", "words"), WRONG_VOCABULARIES)
+def test_draft_vocabularies_that_are_refused(options, words, chat_target, tmp_path):
     config = DistillConfig(
-        target=str(chat_target), data=("d",), output=tmp_path / "draft", draft_vocab=300
+        target=str(chat_target), data=("d",), output=tmp_path / "draft", **options
     )
-    with pytest.raises(ExportError, match="draft_vocab=300 leaves out none of 300 tokens"):
+    with pytest.raises(ExportError, match=words):
         distill(config, report=lambda _: None, measure_speed=None)

@@ -128,6 +128,25 @@ def test_a_resumed_training_ends_as_one_that_was_not_killed(tmp_path):
     assert state.history == expected.history == [{"step": step} for step in range(0, 41, 4)]
 
 
+def test_what_is_not_trained_stays_and_is_not_kept(tmp_path):
+    """A frozen part, such as the encoder that a draft shares, is in no checkpoint."""
+    model, _ = trainer_of(tmp_path, StepBudget(8))
+    model.embed.weight.requires_grad_(False)
+    before = model.embed.weight.clone()
+    file = tmp_path / "checkpoint.pt"
+    schedule = Schedule(learning_rate=0.05, warmup_steps=5)
+    Trainer(model, schedule, StepBudget(8), file, save_every=3.0, clock=clock()).run(
+        batches_at, loss_of, lambda _state: None
+    )
+    assert torch.equal(model.embed.weight, before)
+    assert set(torch.load(file, weights_only=True)["model"]) == {"layer.weight", "layer.bias"}
+    again, _ = trainer_of(tmp_path / "other", StepBudget(8))
+    again.embed.weight.requires_grad_(False)
+    trainer = Trainer(again, schedule, StepBudget(8), file, save_every=3.0, clock=clock())
+    assert trainer.state.step == 8
+    assert all(map(torch.equal, model.parameters(), again.parameters()))
+
+
 def test_the_loss_falls(tmp_path):
     losses = []
 

@@ -16,6 +16,7 @@ from dsbd_export.checkpoint import open_checkpoint
 from dsbd_export.config import ExportConfig
 from dsbd_export.encoder_decoder.attention import source_attention
 from dsbd_export.encoder_decoder.reference import source_cases
+from dsbd_export.encoder_decoder.shared_weights import share_weights
 from dsbd_export.errors import ExportError
 from dsbd_export.model_loading import load_model
 from dsbd_export.parity import MAX_ABS_ERROR, ParityLimit
@@ -68,6 +69,45 @@ def test_int8_rows_of_both_graphs(captures, tmp_path):
     for file in ("model.onnx", "encoder.onnx"):
         graph = onnx.load(tmp_path / "target" / file, load_external_data=False).graph
         assert any(node.op_type == "MatMulInteger" for node in graph.node)
+
+
+@pytest.mark.parametrize("options", [{}, {"quantize": "int8-dynamic", "attention": "fused"}])
+def test_an_embedding_of_both_graphs_is_stored_once(options, captures, tmp_path):
+    export_alone("marian", tmp_path, captures, **options)
+    folder = tmp_path / "target"
+    graph = onnx.load(folder / "encoder.onnx", load_external_data=False).graph
+    places = {
+        weight.name: {entry.key: entry.value for entry in weight.external_data}
+        for weight in graph.initializer
+        if weight.external_data
+    }
+    by_file = {"model.onnx.data": 0, "encoder.onnx.data": 0}
+    for place in places.values():
+        by_file[place["location"]] += int(place["length"])
+    assert by_file["model.onnx.data"] >= 300 * 32 * (1 if options else 4)
+    assert (folder / "encoder.onnx.data").stat().st_size == by_file["encoder.onnx.data"]
+    # Each is what the checkpoint has: the embedding of all tokens, read where it lies now.
+    whole = onnx.load(folder / "encoder.onnx")
+    stored = {w.name: onnx.numpy_helper.to_array(w) for w in whole.graph.initializer}
+    model = load_model(
+        open_checkpoint("target", tmp_path / "checkpoint", ExportConfig(target="", output=tmp_path))
+    )
+    if not options:
+        wanted = model.get_encoder().embed_tokens.weight.detach().numpy()
+        assert any(
+            array.shape == wanted.shape and np.array_equal(array, wanted)
+            for array in stored.values()
+        )
+
+
+def test_graphs_without_common_weights_stay_as_they_are(captures, tmp_path):
+    export_alone("marian", tmp_path, captures)
+    folder = tmp_path / "target"
+    before = {file.name: file.read_bytes() for file in folder.iterdir()}
+    assert share_weights(folder) == 0  # what both had is shared already
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
+    (folder / "encoder.onnx.data").unlink()
+    assert share_weights(folder) == 0
 
 
 def see_no_source(graph: onnx.GraphProto) -> None:

@@ -41,6 +41,7 @@ SENSIBLE: dict[str, list[Any]] = {
     "presence_penalty": [-1e6, 0.0, 0.5, 1e6],
     "frequency_penalty": [-1e6, 0.0, 0.5, 1e6],
     "no_repeat_ngram_size": [0, 1, 2, 1024],
+    "encoder_no_repeat_ngram_size": [0, 1, 2, 1024],
     "bad_words_ids": [[], [5], [[97], [98, 99]], [[10**9]]],
     "logit_bias": [{}, {97: 5.0}, {"98": -1e9}, {97: 1e9}, [(97, 1), (97, 1)], {10**9: 1}],
     "suppress_tokens": [[], 97, [97, 98], [10**9]],

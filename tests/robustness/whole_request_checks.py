@@ -224,6 +224,9 @@ def check_processing(ids: list[int], config: DecodingConfig, request: WholeReque
         if size := config.no_repeat_ngram_size:
             ngrams = [path[i : i + size] for i in range(begin + 2 - size)]
             assert begin + 1 < size or ngrams.count(ngrams[-1]) == 1, "a repeated n-gram"
+        if size := config.encoder_no_repeat_ngram_size:
+            ngrams = [path[i : i + size] for i in range(len(request.prompt) + 1 - size)]
+            assert begin + 1 < size or path[: begin + 1][-size:] not in ngrams, "one of the prompt"
         assert token not in config.eos_ids or begin - len(request.prompt) >= config.min_new_tokens
 
 

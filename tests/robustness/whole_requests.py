@@ -203,6 +203,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "presence_penalty": st.sampled_from([-1.0, 0.0, 0.6]),
     "frequency_penalty": st.sampled_from([-0.5, 0.0, 0.3]),
     "no_repeat_ngram_size": st.integers(0, 4),
+    "encoder_no_repeat_ngram_size": st.integers(0, 4),
     "bad_words_ids": st.lists(SOME_TOKENS, max_size=3),
     "logit_bias": st.dictionaries(st.integers(0, 2), st.sampled_from([-9.0, -0.5, 1.5])),
     "suppress_tokens": st.lists(st.integers(0, 2), max_size=2),

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from dsbd_forward.engine import Engine
 from dsbd_forward.features import ZEROS, ParentFeatures
-from dsbd_forward.forward import Forward
-from dsbd_ort.decoding.engine_call import Role
+from dsbd_forward.forward import Forward, Source, SourceReading
+from dsbd_ort.decoding.engine_call import EngineCall, Role
 
 Floats = NDArray[np.float64]
 MEASURED_ROWS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48)
@@ -79,13 +79,22 @@ class Costs(Protocol):
     def observe(self, role: Role, num_rows: int, seconds: float) -> None:
         """Learn from a call, all of whose rows returned logits."""
 
+    def observe_source(self, role: Role, num_tokens: int, seconds: float) -> None:
+        """Learn from the reading of a source."""
+
 
 @dataclass(frozen=True)
 class EngineCosts:
-    """The cost curves of both engines of a pair; as Costs, known for good."""
+    """The cost curves of both engines of a pair; as Costs, known for good.
+
+    Attributes:
+        target, draft: by the rows of a call.
+        source: by the tokens of a source that the draft reads, before its first call.
+    """
 
     target: CostCurve
     draft: CostCurve
+    source: CostCurve = FREE
 
     def now(self) -> EngineCosts:
         """See Costs.now."""
@@ -94,12 +103,19 @@ class EngineCosts:
     def observe(self, role: Role, num_rows: int, seconds: float) -> None:
         """Learn nothing: the curves are given."""
 
+    def observe_source(self, role: Role, num_tokens: int, seconds: float) -> None:
+        """Learn nothing likewise."""
+
 
 class LearnedCosts:
     """The costs of a pair, learned from the calls that its requests make; see Costs."""
 
-    def __init__(self, target_bytes: int, draft_bytes: int) -> None:
-        """Take the size of the weights, by which one row of each engine is guessed."""
+    def __init__(self, target_bytes: int, draft_bytes: int, source_bytes: int = 0) -> None:
+        """Take the size of the weights, by which one row of each engine is guessed.
+
+        source_bytes: of what the draft reads a source with, none for any other draft.
+        """
+        self._source = LearnedCurve(source_bytes / _BYTES_PER_SECOND) if source_bytes else None
         self._curves: dict[Role, LearnedCurve] = {
             "target": LearnedCurve(target_bytes / _BYTES_PER_SECOND),
             "draft": LearnedCurve(draft_bytes / _BYTES_PER_SECOND),
@@ -110,9 +126,13 @@ class LearnedCosts:
         """See Costs.now."""
         if self._costs is None:
             target, draft = self._curves["target"], self._curves["draft"]
+            source, known = self._source, draft if draft.num_calls else target
             self._costs = EngineCosts(
                 target.curve(1.0 if target.num_calls else draft.times_guessed),
                 draft.curve(1.0 if draft.num_calls else target.times_guessed),
+                FREE
+                if source is None
+                else source.curve(1.0 if source.num_calls else known.times_guessed),
             )
         return self._costs
 
@@ -120,6 +140,26 @@ class LearnedCosts:
         """See Costs.observe."""
         if self._curves[role].learn(num_rows, seconds):
             self._costs = None
+
+    def observe_source(self, role: Role, num_tokens: int, seconds: float) -> None:
+        """See Costs.observe_source; a long source counts as so much of one of the longest size."""
+        if role == "target" or self._source is None:
+            return
+        counted = min(num_tokens, LEARNED_ROWS[-1])
+        if self._source.learn(counted, seconds * counted / num_tokens):
+            self._costs = None
+
+
+def observe_call(
+    costs: Costs, calls: Sequence[EngineCall], seconds: float, reading: SourceReading | None
+) -> None:
+    """Let costs learn from calls that were made together, and from the source that they read."""
+    role = calls[0].role
+    if reading is not None:
+        costs.observe_source(role, reading.num_tokens, reading.own_seconds)
+        seconds -= reading.seconds
+    if not any(call.is_prefill for call in calls):
+        costs.observe(role, sum(call.num_rows for call in calls), seconds)
 
 
 class LearnedCurve:
@@ -266,13 +306,18 @@ class LoopCost:
         self.layer += max(slope, 0.0)
 
 
-def measure_costs(target: Engine, draft: Engine | None, clock: Callable[[], float]) -> EngineCosts:
-    """Measure the engines on empty caches; what the caches hold is dropped."""
-    costs = _measured_curve(target, clock)
-    return EngineCosts(costs, _measured_curve(draft, clock) if draft else FREE)
+def measure_costs(
+    target: Engine, draft: Engine | None, clock: Callable[[], float], source: Source = None
+) -> EngineCosts:
+    """Measure the engines on empty caches; what the caches hold is dropped.
+
+    source: of the calls, for engines that read one.
+    """
+    costs = _measured_curve(target, clock, source)
+    return EngineCosts(costs, _measured_curve(draft, clock, source) if draft else FREE)
 
 
-def _measured_curve(model: Engine, clock: Callable[[], float]) -> CostCurve:
+def _measured_curve(model: Engine, clock: Callable[[], float], source: Source) -> CostCurve:
     """Time chains of rows, all with logits; the median of some calls, made monotone."""
     seconds = np.empty((_REPETITIONS + 1, len(MEASURED_ROWS)))
     for repetition in seconds:  # in turns, so that a disturbance does not spoil one point
@@ -284,7 +329,7 @@ def _measured_curve(model: Engine, clock: Callable[[], float]) -> CostCurve:
             parents = None
             if model.spec.reads_features:
                 parents = ParentFeatures((), np.full(num_rows, ZEROS), rows)
-            model.forward(Forward(tokens, rows, mask, rows, parent_features=parents))
+            model.forward(Forward(tokens, rows, mask, rows, parent_features=parents, source=source))
             repetition[i] = clock() - began
     model.keep(np.arange(0))
     medians = np.maximum.accumulate(np.median(seconds[1:], axis=0))  # the first warms up

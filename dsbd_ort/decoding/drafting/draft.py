@@ -132,13 +132,16 @@ class Drafter(Protocol):
 class DraftPolicy(Protocol):
     """Decides, layer by layer, whether to draft and how many candidates (docs/algorithm.md 3.5)."""
 
-    def begin(self, num_pending: int, most_layers: int, num_unread: int) -> None:
+    def begin(
+        self, num_pending: int, most_layers: int, num_unread: int, num_unread_source: int = 0
+    ) -> None:
         """Start an iteration.
 
         Args:
             num_pending: rows the target must compute whatever is drafted.
             most_layers: layers that can still be used.
             num_unread: rows of the prompt that the draft model computes before its first node.
+            num_unread_source: tokens of the source that it reads before.
         """
 
     def takes_all(self, num_candidates: int, num_rows: int) -> bool:
@@ -180,7 +183,9 @@ class FixedDraftPolicy:
         self._num_forced = 0
         self._most_layers = 0
 
-    def begin(self, num_pending: int, most_layers: int, num_unread: int) -> None:
+    def begin(
+        self, num_pending: int, most_layers: int, num_unread: int, num_unread_source: int = 0
+    ) -> None:
         """See DraftPolicy.begin."""
         self._layer, self._num_forced, self._most_layers = 0, 0, most_layers
 

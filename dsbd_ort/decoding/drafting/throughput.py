@@ -134,7 +134,9 @@ class ThroughputDraftPolicy:
         self._is_usual = num_beams == 1  # the first iteration has one row, the next ones as many
         self._parent_deficits: Floats | None = None
 
-    def begin(self, num_pending: int, most_layers: int, num_unread: int) -> None:
+    def begin(
+        self, num_pending: int, most_layers: int, num_unread: int, num_unread_source: int = 0
+    ) -> None:
         """See DraftPolicy.begin."""
         self._is_resting = self._num_to_rest > 0
         if self._is_resting:
@@ -159,9 +161,15 @@ class ThroughputDraftPolicy:
         self._token_seconds = self._call_seconds * estimator.calls / estimator.tokens
         self._usual = self._usual_seconds()
         self._called, self._credit = 0.0, self._usual * estimator.credit
-        prompt = _seconds_of_prompt(self._costs.now().draft, num_unread)
+        costs = self._costs.now()
+        prompt = _seconds_of_prompt(costs.draft, num_unread)
         # Every iteration that is left pays alike: one for two tokens, where drafting is worth it.
-        self._prompt_share = 2.0 * prompt / (most_layers + 1)
+        num_left = most_layers + 1
+        if num_unread_source and self._has_draft_model:
+            prompt += _seconds_of_source(costs.source, num_unread_source)
+            # Few targets are longer than their source, whatever they may be.
+            num_left = min(num_left, max(num_unread_source, 2))
+        self._prompt_share = 2.0 * prompt / num_left
         probe = (prompt + self._draft_seconds[self._num_beams]) / self._seconds
         self._is_probe = estimator.num_without >= estimator.probe_after * max(2.0 * probe, 1.0)
 
@@ -442,6 +450,12 @@ def _seconds_of_prompt(draft: CostCurve, num_rows: int) -> float:
     seconds = draft.up_to(PREFILL_CHUNK)
     num_whole, rest = divmod(num_rows, PREFILL_CHUNK)
     return num_whole * float(seconds[-1]) + float(seconds[rest])
+
+
+@lru_cache(maxsize=256)
+def _seconds_of_source(source: CostCurve, num_tokens: int) -> float:
+    """Return the seconds in which the draft model reads a source."""
+    return float(source.up_to(num_tokens)[-1])
 
 
 def _candidate_ids(forest: Forest, parents: Nodes, nodes: Nodes) -> NDArray[np.int64]:

@@ -217,6 +217,28 @@ class NoRepeatNgram(_Ban):
         return rows.tolist(), windows[rows, places, -1].tolist()
 
 
+class NoSourceNgram(_Ban):
+    """Forbids the token that would make an n-gram of the source, or of the prompt without one."""
+
+    def __init__(self, size: int, source: Sequence[int], vocab_size: int) -> None:
+        """Take n, at least 1, and the tokens whose n-grams are forbidden."""
+        self._size = size
+        self._next_tokens: dict[tuple[int, ...], list[int]] = {}
+        for end in range(size - 1, len(source)):
+            *begun, token = source[end - size + 1 : end + 1]
+            if token < vocab_size:  # a source may have tokens that no target has
+                self._next_tokens.setdefault(tuple(begun), []).append(token)
+
+    def process(self, scores: Scores, candidates: Candidates) -> Scores:
+        """See LogitsProcessor.process."""
+        begun = candidates.paths.tail(candidates.nodes, self._size - 1)
+        found = [self._next_tokens.get(ngram, []) for ngram in map(tuple, begun.tolist())]
+        rows = np.repeat(np.arange(len(found)), [len(tokens) for tokens in found])
+        banned = np.array([token for tokens in found for token in tokens], np.int64)
+        scores[candidates.places(rows, banned)] = -np.inf
+        return scores
+
+
 class BadWords(_Ban):
     """Forbids the last token of a sequence of several where the path ends with those before it."""
 
@@ -316,9 +338,13 @@ class PathFunction:
 
 
 def processors_of(
-    config: DecodingConfig, num_prompt: int, vocab_size: int
+    config: DecodingConfig, num_prompt: int, vocab_size: int, source: Sequence[int] = ()
 ) -> list[LogitsProcessor]:
-    """Return the processors of a request, in transformers' order."""
+    """Return the processors of a request, in transformers' order.
+
+    source: the tokens of its source or, without one, of its prompt.
+    """
+    source_size = config.encoder_no_repeat_ngram_size
     eos = np.array(sorted(config.eos_ids), dtype=np.int64)
     bad_words = config.bad_sequences
     longer = [word for word in bad_words if len(word) > 1]
@@ -331,6 +357,7 @@ def processors_of(
             lambda: CountPenalty(config.presence_penalty, config.frequency_penalty),
         ),
         (config.no_repeat_ngram_size, lambda: NoRepeatNgram(config.no_repeat_ngram_size)),
+        (source_size, lambda: NoSourceNgram(source_size, source, vocab_size)),
         (
             len(bad_words) > len(longer),
             lambda: Bias.ban([word[0] for word in bad_words if len(word) == 1], vocab_size),

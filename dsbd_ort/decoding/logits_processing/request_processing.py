@@ -300,15 +300,20 @@ def processing_of(
     prompt_ids: Sequence[int],
     vocab_size: int,
     forbidden: ForbiddenTokens | None = None,
+    source: Sequence[int] | None = None,
 ) -> RequestProcessing | None:
-    """Return the logits processing of a request that begins, None without any."""
+    """Return the logits processing of a request that begins, None without any.
+
+    source: its tokens, where the request has one.
+    """
     if not config.processes_logits:
         return None
     states = None
     if constraint is not None:
         states = ConstraintStates(constraint, prompt_ids, np.array(sorted(config.eos_ids), int))
     paths = PathTokens(prompt_ids, vocab_size)
-    processors = processors_of(config, len(prompt_ids), vocab_size)
+    read = prompt_ids if source is None else source
+    processors = processors_of(config, len(prompt_ids), vocab_size, read)
     return RequestProcessing(config, processors, states, paths, forbidden)
 
 

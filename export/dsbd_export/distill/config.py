@@ -29,7 +29,8 @@ class DistillConfig:
         kind: "model" for a small model of its own, "feature" for one transformer layer over the
             target's hidden states (EAGLE-3).
         params: parameters of the draft at most, as "30M"; None for a tenth of the target's.
-        target_layers: take so many transformer layers of the target, and its width, instead.
+        target_layers: take so many transformer layers of the target, and its width, instead; of
+            an encoder-decoder, of its decoder, which is always so. None: 1.
         draft_vocab: train the draft to propose so many tokens only, the most frequent of the texts
             and of what the target answers; None: all of the target's.
         coverage: beams whose candidates the draft must propose, see ``loss.Coverage``; None: the
@@ -75,12 +76,10 @@ class DistillConfig:
             raise ExportError(
                 "params and target_layers both choose the draft's shape; leave one of them out"
             )
-        chosen = "kind='feature'" if self.kind == FEATURE else f"target_layers={self.target_layers}"
-        is_llama = self.kind == MODEL and self.target_layers is None
-        if self.draft_vocab is not None and not is_llama:
+        if self.draft_vocab is not None and self.kind == FEATURE:
             raise ExportError(
-                f"draft_vocab={self.draft_vocab} has no form for {chosen}, whose head is the "
-                "target's or its own; give params instead, or leave it out"
+                f"draft_vocab={self.draft_vocab} has no form for kind={FEATURE!r}, whose head is "
+                "its own; give params instead, or leave it out"
             )
         _ = self.num_params  # checked now
         if not (0 < self.minutes <= _MOST_MINUTES):

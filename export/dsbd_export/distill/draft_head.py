@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dsbd_export.distill.acceptance import Best
+from dsbd_export.distill.loss import log_probs_of
 from dsbd_export.distill.teacher import TorchDevice
 
 _NEVER = -30.0  # log-probability of a token that cannot be proposed: it adds nothing to a sum
@@ -50,6 +51,16 @@ class DraftHead:
         found = head_log_probs(hidden, self._weight(table), places.clamp_min(0), self._device)
         return torch.where(places >= 0, found, _NEVER)
 
+    def log_probs_of_logits(self, logits: Tensor, ids: Tensor) -> Tensor:
+        """As ``log_probs``, of logits over the vocabulary, (n, V)."""
+        places = self._places[ids]
+        found = log_probs_of(self._of_proposed(logits), places.clamp_min(0))
+        return torch.where(places >= 0, found, _NEVER)
+
+    def best_of_logits(self, logits: Tensor) -> Best:
+        """As ``best``, of logits over the vocabulary, (n, V)."""
+        return Best.of(self._of_proposed(logits), self._proposed)
+
     def best(self, hidden: Tensor, table: Tensor) -> Best:
         """Return the most probable of the tokens that are proposed."""
         return Best.of(hidden @ self._weight(table).T, self._proposed)
@@ -66,6 +77,9 @@ class DraftHead:
         mass = 1 - (log_p.exp() * ~is_proposed).sum(-1)
         mass = mass.clamp_min(_LEAST_MASS)
         return torch.where(is_proposed, log_p - mass.log()[:, None], _NEVER), mass
+
+    def _of_proposed(self, logits: Tensor) -> Tensor:
+        return logits if self._proposed is None else logits.index_select(-1, self._proposed)
 
     def _weight(self, table: Tensor) -> Tensor:
         return table if self._proposed is None else table.index_select(0, self._proposed)

@@ -29,6 +29,7 @@ from dsbd_export.distill.feature_shape import (
 )
 from dsbd_export.distill.loss import Coverage, distance, distillation_loss, selected
 from dsbd_export.distill.rollout import TeacherFeatures, rollout_logits, rollout_loss
+from dsbd_export.distill.source_draft import SourceDrafts
 from dsbd_export.distill.teaching import Teaching
 from dsbd_export.errors import ExportError
 from dsbd_export.feature_draft.config import default_layers
@@ -144,6 +145,12 @@ class LayerDrafts:
     @staticmethod
     def check(config: DistillConfig, target: Checkpoint) -> None:
         """See DraftKind."""
+        if config.draft_vocab is not None:
+            raise ExportError(
+                f"draft_vocab={config.draft_vocab} has no form for "
+                f"target_layers={config.target_layers}, whose head is the target's; give params "
+                "instead, or leave it out"
+            )
         check_shape(None, config.target_layers, target)
 
     def first_draft(self) -> PreTrainedModel:
@@ -224,8 +231,10 @@ def measured(
     return acceptance_by_depth(draft, best_of, samples, of.held_out.sampling, of.device)
 
 
-def draft_kind(config: DistillConfig) -> type[DraftKind]:
-    """Return the kind of draft that the options choose."""
+def draft_kind(config: DistillConfig, target: Checkpoint) -> type[DraftKind]:
+    """Return the kind of draft that the options choose for a target."""
+    if target.encoder is not None:
+        return SourceDrafts
     if config.kind == FEATURE:
         return FeatureDrafts
     return LlamaDrafts if config.target_layers is None else LayerDrafts

@@ -18,6 +18,8 @@ from dsbd_export.distill.acceptance import COVERED
 from dsbd_export.distill.config import DistillConfig
 from dsbd_export.distill.draft_kind import DraftKind, draft_kind
 from dsbd_export.distill.draft_training import shown_acceptance, tokens_to_propose, train_draft
+from dsbd_export.distill.source_draft import decoder_layers, decoder_parameters
+from dsbd_export.distill.source_teaching import prepare_source_teaching
 from dsbd_export.distill.teaching import Teaching, prepare_teaching
 from dsbd_export.distill.texts import TextFile, check_readable, find_files
 from dsbd_export.distill.training import TrainingState
@@ -39,7 +41,8 @@ class TrainedDraft:
         folder: the draft's.
         bundle: where a bundle may be exported to; it is removed afterwards.
         prompts: held-out ones, each int64.
-        are_chats: whether they are of chats.
+        are_chats: whether they are of chats, or sources.
+        num_begin: of sources, tokens of the target at the end of each; 0 for any other.
     """
 
     target: Path
@@ -47,6 +50,7 @@ class TrainedDraft:
     bundle: Path
     prompts: Sequence[NDArray[np.int64]]
     are_chats: bool
+    num_begin: int = 0
 
 
 MeasureSpeed = Callable[[TrainedDraft], tuple[list[ExpectedSpeed], str]]
@@ -77,18 +81,14 @@ def distill(
     _check_absent(config.output)
     report("reading the target's config and tokenizer")
     checkpoint = open_target(config.target, config.model_options)
-    if checkpoint.encoder is not None:
-        raise ExportError(
-            f"the target at {checkpoint.folder} (family {checkpoint.family}) is an "
-            "encoder-decoder, for which no draft is trained yet; export it with a smaller one of "
-            "its tokenizer as --draft, or draft with drafter='ngram'"
-        )
+    reads_sources = checkpoint.encoder is not None
     _check_tokenizer(checkpoint)
-    draft_kind(config).check(config, checkpoint)
+    draft_kind(config, checkpoint).check(config, checkpoint)
+    prepare = prepare_source_teaching if reads_sources else prepare_teaching
     work = WorkFolder.beside(config.output)
     files = [] if work.tokens.exists() else _readable_files(config)
     with limited_threads(config.num_threads), work.opened(config):
-        teaching = prepare_teaching(config, checkpoint, files, work, report)
+        teaching = prepare(config, checkpoint, files, work, report)
         record = _train(config, teaching, work, report, save_every)
         if measure_speed is not None:
             trained = TrainedDraft(
@@ -97,6 +97,7 @@ def distill(
                 bundle=work.path / "bundle",
                 prompts=teaching.held_out.prompts,
                 are_chats=teaching.streams.has_chats,
+                num_begin=teaching.num_begin,
             )
             del teaching  # the export needs its memory
             report("exporting target and draft, to measure their engines")
@@ -134,12 +135,12 @@ def _train(
 ) -> DraftRecord:
     """Leave the trained draft in the work folder and return its record, without speeds."""
     proposed = tokens_to_propose(config, teaching, work, report)
-    kind = draft_kind(config)(config, teaching, proposed)
+    kind = draft_kind(config, teaching.checkpoint)(config, teaching, proposed)
     draft = kind.first_draft().to(teaching.device.name)
-    num_parameters, num_of_target = draft.num_parameters(), teaching.target.num_parameters()
+    num_parameters, num_of_target = map(decoder_parameters, (draft, teaching.target))
     report(
         f"draft of {num_parameters:,} parameters ({num_parameters / num_of_target:.1%} of the "
-        f"target's): {draft.config.num_hidden_layers} layers of {draft.config.hidden_size}"
+        f"target's): {decoder_layers(draft)} layers of {draft.config.hidden_size}"
     )
     state = train_draft(config, teaching, kind, draft, work, report, save_every=save_every)
     found = kind.acceptance(draft, teaching.held_out.samples())
@@ -156,7 +157,8 @@ def _train(
         temperature=sampling.temperature,
         top_k=sampling.top_k,
         top_p=sampling.top_p,
-        are_chats=teaching.streams.has_chats,
+        are_chats=teaching.streams.has_chats and not teaching.num_begin,
+        are_sources=teaching.num_begin > 0,
         greedy_acceptance=found.greedy,
         coverage=found.covered,
         coverage_beams=COVERED,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from dsbd_export.distill.acceptance import Acceptance
+from dsbd_export.distill.chats import MOST_NEW
 from dsbd_export.distill.config import DistillConfig
 from dsbd_export.distill.draft_kind import DraftKind
 from dsbd_export.distill.loss import tv_weight
@@ -29,6 +32,8 @@ from dsbd_export.progress import Report
 
 _NUM_PROMPTS = 64  # of the held-out ones, for the progress
 _SHARE, _SECONDS = 0.025, 20.0  # of the training, that both pass between two lines
+_SOURCES_A_ROUND = 256  # targets are short
+_FIRST_ROUNDS = 4  # of sources, that say which tokens a draft proposes
 _LEARNING_RATE, _LEARNED_AT = 5e-3, 160  # peak at this hidden size; wider drafts learn slower
 
 
@@ -64,6 +69,10 @@ def pool_of(
     config: DistillConfig, teaching: Teaching, work: WorkFolder, *, splits_batches: bool
 ) -> Pool:
     """Return the pool of a distillation."""
+    of_sources: dict[str, Any] = {}
+    if teaching.num_begin:
+        most = teaching.checkpoint.context_length - teaching.num_begin
+        of_sources = {"most_new": min(MOST_NEW, most), "num_answers": _SOURCES_A_ROUND}
     return Pool(
         folder=work.path / "pool",
         texts=teaching.streams.train,
@@ -73,6 +82,7 @@ def pool_of(
         context_length=teaching.checkpoint.context_length,
         splits_batches=splits_batches,
         seed=config.seed,
+        **of_sources,
     )
 
 
@@ -82,19 +92,22 @@ def tokens_to_propose(
     """Return the tokens that the draft proposes, (n,) int64 ascending; None: all.
 
     They are the most frequent ones: in the texts; of chats, in their prompts and in what the target
-    was about to say in its first answers.
+    was about to say in its first answers; of sources, in that alone.
     """
     if config.draft_vocab is None:
         return None
     checkpoint, streams = teaching.checkpoint, teaching.streams
     counts = np.zeros(checkpoint.vocab_size)
-    for tokens in (streams.train, streams.train_prompts.tokens):
+    reads_sources = teaching.num_begin > 0  # whose tokens are others than those of targets
+    for tokens in () if reads_sources else (streams.train, streams.train_prompts.tokens):
         counts += np.bincount(tokens, minlength=len(counts))
     if streams.has_chats:
         report("sampling first answers of the target, for the tokens that the draft proposes")
-        answers = pool_of(config, teaching, work, splits_batches=False).first_answers()
-        ids, log_probs = answers.ids[answers.counted], answers.log_probs[answers.counted]
-        expected = np.bincount(ids.ravel(), np.exp(log_probs).ravel(), len(counts))
+        pool = pool_of(config, teaching, work, splits_batches=False)
+        expected = np.zeros(len(counts))
+        for answers in pool.first_answers(_FIRST_ROUNDS if reads_sources else 1):
+            ids, log_probs = answers.ids[answers.counted], answers.log_probs[answers.counted]
+            expected += np.bincount(ids.ravel(), np.exp(log_probs).ravel(), len(counts))
         counts += expected * max(1.0, counts.sum() / max(expected.sum(), 1.0))
     ranks = (counts * (2**40 / max(counts.sum(), 1.0))).astype(np.int64)
     found = most_frequent_tokens(ranks, checkpoint.eos_token_ids, config.draft_vocab)

@@ -51,6 +51,9 @@ class Pool:
         seed: of everything drawn.
         prompts: of chats; none where there are only texts.
         ends: tokens that end an answer.
+        most_new: tokens of an answer, where the context does not hold its prompt; None: what a
+            prompt leaves of the context, ``MOST_NEW`` at most.
+        num_answers: of a round.
         splits_batches: whether rows are given a few at a time, to bound the draft's logits.
     """
 
@@ -61,6 +64,8 @@ class Pool:
     seed: int
     prompts: Prompts = NO_PROMPTS
     ends: Sequence[int] = ()
+    most_new: int | None = None
+    num_answers: int = _ROWS["answers"]
     splits_batches: bool = True
 
     def batches(self, step: int) -> list[tuple[Tensor, ...]]:
@@ -73,10 +78,11 @@ class Pool:
         kinds = self._kinds_of(step)
         return [batch for kind in kinds for batch in self._drawn(number, kind, rng)]
 
-    def first_answers(self) -> Labelled:
-        """Return the target's answers of the first round."""
-        self._make(0)
-        return self._read(0, "answers")
+    def first_answers(self, num_rounds: int = 1) -> list[Labelled]:
+        """Return the target's answers of the first rounds."""
+        for number in range(num_rounds):
+            self._make(number)
+        return [self._read(number, "answers") for number in range(num_rounds)]
 
     def _kinds_of(self, step: int) -> tuple[str, ...]:
         """Return the kinds of rows of a step; chats and texts take turns."""
@@ -149,8 +155,10 @@ class Pool:
         return labelled
 
     def _chats_round(self, rng: np.random.Generator) -> dict[str, Labelled]:
-        prompts = self.prompts.chosen(_ROWS["answers"], rng)
-        num_new = min(MOST_NEW, self.context_length - max(map(len, prompts)))
+        prompts = self.prompts.chosen(self.num_answers, rng)
+        num_new = self.most_new
+        if num_new is None:
+            num_new = min(MOST_NEW, self.context_length - max(map(len, prompts)))
         seed = int(rng.integers(2**62))
         found = self.teacher.answer(prompts, num_new, CHAT_SAMPLING, self.ends, seed)
         return {"answers": found}

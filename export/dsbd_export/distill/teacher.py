@@ -146,17 +146,20 @@ def num_labels(length: int, vocab_size: int) -> int:
 class Teacher:
     """A target, its vocabulary and its device.
 
-    Args:
+    Attributes:
         target: in evaluation mode, on the device.
         vocab_size: of its logits.
-        cache_bytes: of keys and values of a token.
         device: where it is.
     """
 
     def __init__(
         self, target: nn.Module, vocab_size: int, cache_bytes: int, device: TorchDevice
     ) -> None:
-        self._target = target
+        """Take a target.
+
+        cache_bytes: of keys and values of a token.
+        """
+        self.target = target
         self.vocab_size = vocab_size
         self._cache_bytes = cache_bytes
         self.device = device
@@ -166,7 +169,7 @@ class Teacher:
         """Return the distributions behind the last tokens of each row, (num_rows, length) int64."""
         at_once = self.device.rows_at_once(num_labels, self.vocab_size)
         parts = [
-            self._top(self._logits(row, num_labels))
+            self.top(self._logits(row, num_labels))
             for row in torch.split(torch.from_numpy(tokens), at_once)
         ]
         ids, log_probs = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
@@ -193,7 +196,7 @@ class Teacher:
         num_new = length - prompts.shape[1]
         generator = torch.Generator(self.device.name).manual_seed(seed)
         parts = [
-            self._continued([*rows], num_new, sampling, generator, ends=())
+            self.continued([*rows], num_new, sampling, generator, ends=())
             for rows in np.split(prompts, range(0, len(prompts), self._rows_at_once(length))[1:])
         ]
         tokens = np.concatenate([tokens for tokens, _ in parts])
@@ -228,7 +231,7 @@ class Teacher:
                 groups.append([])
             groups[-1].append(row)
         parts = [
-            self._continued([prompts[row] for row in group], num_new, sampling, generator, ends)[1]
+            self.continued([prompts[row] for row in group], num_new, sampling, generator, ends)[1]
             for group in groups
         ]
         found, places = joined(parts), np.argsort(order)
@@ -241,7 +244,7 @@ class Teacher:
         of_caches = _MOST_CACHE_BYTES // (length * self._cache_bytes)
         return max(1, min(of_caches, _MOST_LOGITS // self.vocab_size))
 
-    def _continued(
+    def continued(
         self,
         prompts: Sequence[NDArray[np.integer]],
         num_new: int,
@@ -254,7 +257,7 @@ class Teacher:
         length: of the longest prompt with its new tokens, or less where all rows have ended. What
         a row has behind its own end does not count.
         """
-        name, device = cache_name(self._target), self.device.name
+        name, device = cache_name(self.target), self.device.name
         lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
         given = torch.zeros(len(prompts), int(lengths.max()), dtype=torch.int64, device=device)
         for row, prompt in zip(given, prompts, strict=True):
@@ -265,11 +268,11 @@ class Teacher:
         end_ids = torch.tensor([*ends], dtype=torch.int64, device=device)
         for position in range(shortest, longest + num_new):
             with self.device.autocast():
-                out = self._target(
+                out = self.target(
                     input_ids=pieces[-1], use_cache=True, logits_to_keep=1, **{name: past}
                 )
             past, logits = getattr(out, name), out.logits.float()
-            tops.append(self._top(logits))
+            tops.append(self.top(logits))
             draws = (lengths <= position) & ~is_over
             counted.append(draws)
             best = logits[:, -1].topk(min(sampling.top_k, self.vocab_size))
@@ -288,13 +291,13 @@ class Teacher:
 
     def _logits(self, tokens: Tensor, num_labels: int) -> Tensor:
         with self.device.autocast():
-            out = self._target(
+            out = self.target(
                 input_ids=tokens.to(self.device.name), use_cache=False, logits_to_keep=num_labels
             )
         logits: Tensor = out.logits.float()
         return logits
 
-    def _top(self, logits: Tensor) -> tuple[NDArray[np.uint32], NDArray[np.float32]]:
+    def top(self, logits: Tensor) -> tuple[NDArray[np.uint32], NDArray[np.float32]]:
         """Return ids and log-probabilities of the most probable tokens of (..., vocab) logits."""
         top = logits.topk(min(NUM_TOP, self.vocab_size))
         log_probs = top.values - logits.logsumexp(-1, keepdim=True)

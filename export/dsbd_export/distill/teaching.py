@@ -37,8 +37,8 @@ from dsbd_export.progress import Report
 from dsbd_export.tokenizer_files import write_tokenizer_files
 from dsbd_runtime.tokenizer import Tokenizer
 
-_NUM_PROMPTS = 256  # held out
-_BYTES_PER_NUMBER = 4  # in fp32, the widest
+NUM_PROMPTS = 256  # held out
+BYTES_PER_NUMBER = 4  # in fp32, the widest
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,8 @@ class Teaching:
     Attributes:
         held_out: prompts, with the target's samples behind them.
         teacher: the target in the precision of the training.
+        num_begin: of an encoder-decoder, tokens that every target begins with, see ``sources``; 0
+            for any other.
     """
 
     checkpoint: Checkpoint
@@ -56,6 +58,7 @@ class Teaching:
     streams: TokenStreams
     held_out: HeldOutPrompts
     device: TorchDevice
+    num_begin: int = 0
 
 
 def prepare_teaching(
@@ -77,7 +80,7 @@ def prepare_teaching(
     target.requires_grad_(False).to(device.name)
     _check_causal(target, checkpoint, device)
     caches = probed_caches(target, checkpoint, "fp32")
-    cache_bytes = _BYTES_PER_NUMBER * sum(cache.numbers_a_row for cache in caches)
+    cache_bytes = BYTES_PER_NUMBER * sum(cache.numbers_a_row for cache in caches)
     teacher = Teacher(target, checkpoint.vocab_size, cache_bytes, device)
     # In fp32: acceptance is measured against the target, not against its rounding.
     exact = dataclasses.replace(device, uses_bf16=False)
@@ -98,7 +101,7 @@ def _held_out_prompts(
     if streams.has_chats:
         return functools.partial(
             HeldOutPrompts,
-            prompts=streams.held_out_prompts.chosen(_NUM_PROMPTS, rng),
+            prompts=streams.held_out_prompts.chosen(NUM_PROMPTS, rng),
             sampling=CHAT_SAMPLING,
             num_new=min(MOST_HELD_OUT, checkpoint.context_length // 2),
             ends=checkpoint.eos_token_ids,
@@ -106,7 +109,7 @@ def _held_out_prompts(
     length = prompt_length(checkpoint.context_length, len(streams.held_out))
     return functools.partial(
         HeldOutPrompts,
-        prompts=[*windows(streams.held_out, _NUM_PROMPTS, length, rng)],
+        prompts=[*windows(streams.held_out, NUM_PROMPTS, length, rng)],
         sampling=TEXT_SAMPLING,
         num_new=length,
         ends=(),

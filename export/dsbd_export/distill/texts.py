@@ -15,7 +15,7 @@ import itertools
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ MIN_TRAIN_TOKENS = 2_000
 MIN_HELD_OUT_TOKENS = 200
 _PIECE_CHARS = 2**18  # encoded at a time: the memory of the tokenizer, and of a file's text
 _HELD_OUT_BYTES = 13  # of 256 values of a hash's first byte: 5 %
+CHATS, SOURCES = "chats", "sources"
 MIN_TRAIN_PROMPTS = 16
 MIN_HELD_OUT_PROMPTS = 4
 _TRAIN, _HELD_OUT = _SIDES = "train", "held_out"
@@ -195,14 +196,10 @@ def write_streams(
     One piece of a text is in memory at a time. A text begins as a prompt does, and ends with
     ``eos`` where there is one.
     """
-    partial = folder.with_suffix(".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    with contextlib.ExitStack() as opened:
-        sinks = {side: _Sink(partial, side, opened) for side in _SIDES}
+    with opened_sinks(folder) as sink_of:
         for file in files:
             for name, pieces in texts_of(file):
-                sink = sinks[_HELD_OUT if is_held_out(name) else _TRAIN]
+                sink = sink_of(name)
                 if isinstance(pieces, Chat):
                     sink.write(chats.text(pieces))
                     for prompt in chats.prompts(pieces):
@@ -212,13 +209,25 @@ def write_streams(
                     sink.write(tokenizer.encode(piece, add_special_tokens=number == 0))
                 if eos is not None:
                     sink.write([eos])
+
+
+@contextlib.contextmanager
+def opened_sinks(folder: Path) -> Iterator[Callable[[str], Sink]]:
+    """Yield where the text of a name is written; ``folder`` appears at the end, complete."""
+    partial = folder.with_suffix(".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    with contextlib.ExitStack() as opened:
+        sinks = {side: Sink(partial, side, opened) for side in _SIDES}
+        yield lambda name: sinks[_HELD_OUT if is_held_out(name) else _TRAIN]
     put_in_place(partial, folder)
 
 
-class _Sink:
+class Sink:
     """The files of what is learned from, or of what is held out, while they are written."""
 
     def __init__(self, folder: Path, side: str, opened: contextlib.ExitStack) -> None:
+        """Open those of a side, "train" or "held_out", until ``opened`` is closed."""
         self._tokens, self._prompts, self._ends = (
             opened.enter_context((folder / f"{side}{ending}").open("wb"))
             for ending in (_TOKENS, _PROMPTS, _ENDS)
@@ -226,16 +235,20 @@ class _Sink:
         self._end = 0
 
     def write(self, ids: list[int]) -> None:
+        """Write tokens of a text."""
         self._tokens.write(np.array(ids, dtype=np.uint32).tobytes())
 
     def write_prompt(self, ids: list[int]) -> None:
+        """Write the tokens of a prompt."""
         self._prompts.write(np.array(ids, dtype=np.uint32).tobytes())
         self._end += len(ids)
         self._ends.write(np.array([self._end], dtype=np.int64).tobytes())
 
 
-def open_streams(folder: Path) -> TokenStreams:
+def open_streams(folder: Path, kind: str = CHATS) -> TokenStreams:
     """Return the tokens that ``write_streams`` wrote.
+
+    kind: what the prompts are of or are, ``CHATS`` or ``SOURCES``.
 
     Raises:
         ExportError: they are too few to learn from.
@@ -250,7 +263,7 @@ def open_streams(folder: Path) -> TokenStreams:
     )
     split = f"{_HELD_OUT_BYTES} of 256 texts, by the hash of their names"
     if len(prompts) + len(held_out_prompts):
-        prompts, held_out_prompts, split = _split_prompts(prompts, held_out_prompts, split)
+        prompts, held_out_prompts, split = _split_prompts(prompts, held_out_prompts, split, kind)
     if (len(train) or not len(prompts)) and (
         len(held_out) < MIN_HELD_OUT_TOKENS or len(train) < MIN_TRAIN_TOKENS
     ):
@@ -274,7 +287,9 @@ def open_streams(folder: Path) -> TokenStreams:
     )
 
 
-def _split_prompts(train: Prompts, held_out: Prompts, split: str) -> tuple[Prompts, Prompts, str]:
+def _split_prompts(
+    train: Prompts, held_out: Prompts, split: str, kind: str
+) -> tuple[Prompts, Prompts, str]:
     """Return prompts to learn from, held-out ones, and how they were told apart."""
     if len(held_out) < MIN_HELD_OUT_PROMPTS:
         both = Prompts(
@@ -283,12 +298,13 @@ def _split_prompts(train: Prompts, held_out: Prompts, split: str) -> tuple[Promp
         )
         count = max(len(both) // _HELD_OUT_SHARE, MIN_HELD_OUT_PROMPTS)
         train, held_out = both.without_end(min(count, len(both)))
-        split = "the end of all chats, which are too few to leave out whole ones"
+        split = f"the end of all {kind}, which are too few to leave out whole ones"
     if len(train) < MIN_TRAIN_PROMPTS:
+        counted = "prompts in chats" if kind == CHATS else kind
         raise ExportError(
-            f"data has {len(train) + len(held_out)} prompts in chats, at least "
+            f"data has {len(train) + len(held_out)} {counted}, at least "
             f"{MIN_TRAIN_PROMPTS + MIN_HELD_OUT_PROMPTS} are needed, and thousands for a good "
-            "draft; give more chats"
+            f"draft; give more {kind}"
         )
     return train, held_out, split
 

@@ -103,13 +103,18 @@ def optimizers(model: nn.Module, learning_rate: float) -> list[torch.optim.Optim
     """Return Muon over the layers' matrices and AdamW over embeddings, head and norms."""
     matrices: list[nn.Parameter] = []
     others: list[nn.Parameter] = []
-    for name, parameter in model.named_parameters():
+    for name, parameter in trained(model).items():
         is_table = "embed" in name or "lm_head" in name
         (others if parameter.ndim != 2 or is_table else matrices).append(parameter)
     return [
         Muon(matrices, lr=learning_rate, weight_decay=0.05),
         torch.optim.AdamW(others, lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.0),
     ]
+
+
+def trained(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters that a training changes, by name."""
+    return {name: each for name, each in model.named_parameters() if each.requires_grad}
 
 
 class Muon(torch.optim.Optimizer):
@@ -262,7 +267,9 @@ class Trainer:
     def _resume(self) -> None:
         file = self._checkpoint
         content: dict[str, Any] = torch.load(file, weights_only=True, map_location="cpu")
-        self._model.load_state_dict(content["model"])
+        with torch.no_grad():
+            for name, parameter in trained(self._model).items():
+                parameter.copy_(content["model"][name])
         for optimizer, saved in zip(self._optimizers, content["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
         self.state = TrainingState(**content["state"])
@@ -272,7 +279,7 @@ class Trainer:
         """Write a checkpoint; a kill or a full disk leaves the one before."""
         partial = self._checkpoint.with_suffix(".partial")
         content = {
-            "model": self._model.state_dict(),
+            "model": {name: each.detach() for name, each in trained(self._model).items()},
             "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
             "state": vars(self.state),
         }

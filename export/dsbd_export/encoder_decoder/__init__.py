@@ -5,6 +5,8 @@ agreement.py   target and draft: both read a source, or neither
 languages.py   tokens that say the language of a source or of a target
 marian_tokenizer.py   the tokenizers of OPUS-MT, from two sentencepiece files
 attention.py   how both attend in a graph: masks, biases by distance, positions of a forest
-graph.py       the two modules that are captured
+graph.py       the modules that are captured
+shared_encoder.py   drafts whose encoder is the target's
+shared_weights.py   an embedding that both graphs have, stored once
 reference.py   cases of the parity gate, each with a source
 """

@@ -26,8 +26,3 @@ def check_readers(
             f"features=True has no form for the target (family {target.family}), an "
             "encoder-decoder; leave features out"
         )
-    if config.draft_vocab is not None:
-        raise ExportError(
-            f"draft_vocab={config.draft_vocab} has no form for the draft of an encoder-decoder "
-            f"(family {target.family}); leave it out"
-        )

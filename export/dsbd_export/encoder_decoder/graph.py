@@ -21,6 +21,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from dsbd_export.cache_probe import RecordingCache
 from dsbd_export.checkpoint import Checkpoint
+from dsbd_export.draft_vocabulary import spread
 from dsbd_export.encoder_decoder.attention import DistanceBiases, forest_positions
 from dsbd_export.forest_graph import (
     ForestCache,
@@ -32,7 +33,7 @@ from dsbd_export.forest_graph import (
     output_names,
 )
 from dsbd_export.model_loading import cache_name
-from dsbd_runtime.encoder_entry import ROW_POSITIONS, SOURCE_IDS, EncoderEntry
+from dsbd_runtime.encoder_entry import HIDDEN_STATES, ROW_POSITIONS, SOURCE_IDS, EncoderEntry
 
 
 class FixedCrossRows(Cache):  # type: ignore[misc]  # transformers has no types
@@ -52,7 +53,7 @@ class FixedCrossRows(Cache):  # type: ignore[misc]  # transformers has no types
 
 
 class EncoderGraph(nn.Module):
-    """The tokens of a source to the cross rows of every decoder layer."""
+    """The tokens of a source to the cross rows of every decoder layer, and its hidden states."""
 
     def __init__(self, model: PreTrainedModel, encoder: EncoderEntry) -> None:
         super().__init__()
@@ -60,25 +61,44 @@ class EncoderGraph(nn.Module):
         self._encoder = encoder
         self._biases = DistanceBiases(model.get_encoder())
 
-    def forward(self, source_ids: Tensor) -> list[LayerCache]:
-        """Return key and value of each layer, (1, H, N, D)."""
+    def forward(self, source_ids: Tensor) -> list[LayerCache] | tuple[list[LayerCache], Tensor]:
+        """Return key and value of each layer, (1, H, N, D), and the hidden states, (1, N, W)."""
         places = torch.arange(source_ids.shape[1])
         with self._biases.between(places, places):
             hidden = self.model.get_encoder()(input_ids=source_ids).last_hidden_state
-        start = torch.full((1, 1), self._encoder.start_token_id)
-        rows = RecordingCache()
-        cache = EncoderDecoderCache(RecordingCache(), rows)
-        with forest_positions(
-            self.model.get_decoder(), start[0], torch.zeros(1, dtype=torch.int64)
-        ):
-            self.model(
-                encoder_outputs=BaseModelOutput(last_hidden_state=hidden),
-                decoder_input_ids=start,
-                decoder_attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool),
-                use_cache=True,
-                **{cache_name(self.model): cache},
-            )
-        return [rows.rows[each.layer] for each in self._encoder.cross]
+        rows = cross_rows(self.model, self._encoder, hidden)
+        if not self._encoder.returns_hidden:
+            return rows
+        return rows, hidden
+
+
+class SharedRowsGraph(nn.Module):
+    """The hidden states of the target's encoder to the cross rows of a draft that shares it."""
+
+    def __init__(self, model: PreTrainedModel, encoder: EncoderEntry) -> None:
+        super().__init__()
+        self.model = model
+        self._encoder = encoder
+
+    def forward(self, hidden: Tensor) -> list[LayerCache]:
+        """Return key and value of each layer, (1, H, N, D), of hidden states (1, N, W)."""
+        return cross_rows(self.model, self._encoder, hidden)
+
+
+def cross_rows(model: PreTrainedModel, encoder: EncoderEntry, hidden: Tensor) -> list[LayerCache]:
+    """Return key and value of each layer, (1, H, N, D), of hidden states (1, N, W)."""
+    start = torch.full((1, 1), encoder.start_token_id)
+    rows = RecordingCache()
+    cache = EncoderDecoderCache(RecordingCache(), rows)
+    with forest_positions(model.get_decoder(), start[0], torch.zeros(1, dtype=torch.int64)):
+        model(
+            encoder_outputs=BaseModelOutput(last_hidden_state=hidden),
+            decoder_input_ids=start,
+            decoder_attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool),
+            use_cache=True,
+            **{cache_name(model): cache},
+        )
+    return [rows.rows[each.layer] for each in encoder.cross]
 
 
 class DecoderGraph(nn.Module):
@@ -89,6 +109,9 @@ class DecoderGraph(nn.Module):
         self.model = model
         self._places = [(cache.layer, cache.kind) for cache in checkpoint.caches]
         self._biases = DistanceBiases(model.get_decoder())
+        tokens = checkpoint.proposed_tokens
+        self._tokens = None if tokens is None else torch.from_numpy(tokens)
+        self._vocab_size = checkpoint.vocab_size
 
     def forward(
         self,
@@ -119,7 +142,8 @@ class DecoderGraph(nn.Module):
                 use_cache=True,
                 **{cache_name(self.model): EncoderDecoderCache(own, FixedCrossRows(cross))},
             )
-        return output.logits.squeeze(0).float(), own.present()
+        logits = spread(output.logits.squeeze(0).float(), self._tokens, self._vocab_size)
+        return logits, own.present()
 
 
 @contextlib.contextmanager
@@ -136,7 +160,9 @@ def only_rows(model: PreTrainedModel, rows: Tensor) -> Iterator[None]:
 
 def encoder_names(encoder: EncoderEntry) -> GraphNames:
     """Return the inputs and outputs of the encoder's graph."""
-    return GraphNames([SOURCE_IDS], list(encoder.cross_shapes))
+    source = HIDDEN_STATES if encoder.is_shared else SOURCE_IDS
+    hidden = [HIDDEN_STATES] if encoder.returns_hidden else []
+    return GraphNames([source], [*encoder.cross_shapes, *hidden])
 
 
 def decoder_names(checkpoint: Checkpoint) -> GraphNames:
@@ -148,17 +174,19 @@ def decoder_names(checkpoint: Checkpoint) -> GraphNames:
 
 
 def capture_encoder_graph(model: PreTrainedModel, checkpoint: Checkpoint) -> ir.Model:
-    """Return the graph of the encoder of a model that was prepared."""
+    """Return the graph of the encoder of a model that was prepared.
+
+    Of a draft that shares the target's encoder it is what makes cross rows of hidden states.
+    """
     encoder = checkpoint.encoder
     assert encoder is not None  # the caller has asked
     tokens = torch.export.Dim("N", min=1, max=encoder.context_length)
-    return captured_graph(
-        EncoderGraph(model, encoder),
-        checkpoint,
-        encoder_names(encoder),
-        (torch.arange(7)[None],),
-        ({1: tokens},),
-    )
+    module: nn.Module = EncoderGraph(model, encoder)
+    example = torch.arange(7)[None]
+    if encoder.is_shared:
+        module = SharedRowsGraph(model, encoder)
+        example = torch.zeros(1, 7, model.config.hidden_size)
+    return captured_graph(module, checkpoint, encoder_names(encoder), (example,), ({1: tokens},))
 
 
 def capture_decoder_graph(model: PreTrainedModel, checkpoint: Checkpoint) -> ir.Model:

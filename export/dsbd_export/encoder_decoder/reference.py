@@ -14,6 +14,7 @@ from transformers.cache_utils import EncoderDecoderCache
 from dsbd_export.cache_probe import RecordingCache, attention_rows
 from dsbd_export.checkpoint import Checkpoint, quiet_libraries
 from dsbd_export.encoder_decoder.attention import has_distance_bias
+from dsbd_export.encoder_decoder.shared_encoder import with_hidden_states
 from dsbd_export.errors import ExportError
 from dsbd_export.model_loading import cache_name
 from dsbd_export.parity_cases import (
@@ -52,6 +53,7 @@ def probed_sources(model: PreTrainedModel, checkpoint: Checkpoint, dtype: str) -
     found = attention_rows(cross, checkpoint, dtype, _NUM_TOKENS)
     by_layer = sorted(found, key=lambda rows: rows.layer)
     known = replace(encoder, cross=by_layer, reads_positions=has_distance_bias(model))
+    known = with_hidden_states(model, checkpoint, known)
     caches = sorted(attention_rows(own, checkpoint, dtype, 2), key=lambda rows: rows.layer)
     return replace(checkpoint, caches=tuple(caches), encoder=known)
 

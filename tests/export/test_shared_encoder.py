@@ -1,0 +1,189 @@
+"""Drafts whose encoder is the target's: recognized, exported without it, gated."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import onnx
+import pytest
+import torch
+
+from dsbd_export.checkpoint import open_checkpoint
+from dsbd_export.config import DraftConfig, ExportConfig
+from dsbd_export.draft_export import export_draft
+from dsbd_export.encoder_decoder.reference import source_cases
+from dsbd_export.encoder_decoder.shared_encoder import fingerprint
+from dsbd_export.errors import ExportError
+from dsbd_export.model_loading import load_model
+from dsbd_export.parity import MAX_ABS_ERROR, MEAN_KL, ParityLimit
+from dsbd_export.parity_cases import Reference, reference_logits
+from dsbd_export.pipeline import export_bundle
+from dsbd_runtime.bundle import open_bundle
+from dsbd_runtime.loading import load_causal_lm
+from dsbd_runtime.ort_module import import_ort
+from scripts.family_checkpoints import SOURCE_READERS, write_family_checkpoint
+from tests.export.cut_decoders import cut_decoder
+from tests.export.gate import check_parity
+from tests.runtime.model_calls import logits_of
+
+NAMES = [
+    name if name in ("marian", "t5") else pytest.param(name, marks=pytest.mark.long)
+    for name in SOURCE_READERS
+]
+
+
+def exported(name, folder, captures, **options):
+    target = write_family_checkpoint(name, folder / "target")
+    draft = cut_decoder(target, folder / "draft")
+    config = ExportConfig(
+        target=str(target),
+        draft=str(draft),
+        output=folder / "bundle",
+        max_context=SOURCE_READERS[name].max_context,
+        **options,
+    )
+    export_bundle(config, report=lambda _: None, source_of=captures)
+    return open_bundle(folder / "bundle")
+
+
+def hidden_states(folder, source):
+    """What transformers' encoder leaves of a source."""
+    options = ExportConfig(target="", output=folder)
+    model = load_model(open_checkpoint("target", folder, options))
+    with torch.no_grad():
+        return model.get_encoder()(input_ids=torch.tensor([source])).last_hidden_state.numpy()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_draft_with_the_same_encoder_shares_it(name, captures, tmp_path):
+    bundle = exported(name, tmp_path, captures)
+    target, draft = (bundle.entry(role) for role in ("target", "draft"))
+    assert draft.parity.max_abs_error < 5e-5
+    assert draft.num_layers == len(draft.encoder.cross) == 1
+    assert draft.encoder.is_shared
+    assert target.encoder.is_shared is None
+    assert draft.encoder.hidden_width == target.encoder.hidden_width == 32
+    files = bundle.manifest.files
+    num_bytes = sum(f.size for n, f in files.items() if n == "draft/encoder.onnx.data")
+    assert num_bytes <= 2 * (32 * 32 + 32) * 4  # a product for keys and one for values
+    source = [5, 6, 7, 8, 1]
+    encoder = import_ort().InferenceSession(str(bundle.encoder_path("target")))
+    [found] = encoder.run(["hidden_states"], {"source_ids": np.array([source])})
+    assert np.allclose(found, hidden_states(tmp_path / "target", source), atol=1e-5)
+
+
+VOCABULARIES = [("marian", "full"), ("t5", "full"), ("marian", "topk:8")]
+
+
+@pytest.mark.parametrize(("name", "logits"), VOCABULARIES)
+def test_a_draft_that_proposes_some_tokens(name, logits, captures, tmp_path):
+    bundle = exported(name, tmp_path, captures, draft_vocab=90, logits=logits)
+    entry = bundle.entry("draft")
+    assert entry.encoder.is_shared
+    assert entry.parity.max_abs_error < 5e-5
+    graph = onnx.load(bundle.model_path("draft"), load_external_data=False).graph
+    sizes = [tuple(weight.dims) for weight in graph.initializer]
+    assert sizes.count((300, 32)) == 1  # the embedding alone: any token is read
+    assert {(32, 90), (90, 32)} & {*sizes}
+    start = entry.encoder.start_token_id
+    whole = target_logits(tmp_path / "draft", [5, 6, 1], start)[:90]
+    step = (np.array([start]), np.zeros(1, np.int64), np.ones((1, 1), bool), np.zeros(1, np.int64))
+    with load_causal_lm(bundle, "draft", num_threads=1) as draft:
+        found = logits_of(draft, *step, source=(5, 6, 1))
+    if logits == "full":
+        assert np.allclose(found[0, :90], whole, atol=2e-5)
+        assert (found[0, 90:] == -np.inf).all()
+    else:
+        best = np.argsort(-whole)[:8]
+        assert found.top_ids[0].tolist() == best.tolist()
+        assert np.allclose(found.top_logits[0], whole[best], atol=2e-5)
+
+
+def target_logits(folder, source, start):
+    """What transformers' decoder says behind the start token."""
+    model = load_model(open_checkpoint("draft", folder, ExportConfig(target="", output=folder)))
+    with torch.no_grad():
+        ids = {"input_ids": [source], "decoder_input_ids": [[start]]}
+        output = model(**{name: torch.tensor(value) for name, value in ids.items()})
+    return output.logits[0, 0].numpy()
+
+
+def nudge(model):
+    with torch.no_grad():
+        model.get_encoder().get_parameter(last_weight(model))[0] += 1e-6
+
+
+def last_weight(model):
+    return [name for name, _ in model.get_encoder().named_parameters()][-1]
+
+
+def test_a_draft_that_is_added_later_shares_it_too_or_has_its_own(captures, tmp_path):
+    target = write_family_checkpoint("marian", tmp_path / "target")
+    output = tmp_path / "bundle"
+    config = ExportConfig(
+        target=str(target), output=output, quantize="int8-dynamic", attention="fused"
+    )
+    export_bundle(config, report=lambda _: None, source_of=captures)
+    for name, edit, is_shared in (
+        ("same", lambda _model: None, True),
+        ("other", nudge, None),
+    ):
+        draft = cut_decoder(target, tmp_path / name, edit)
+        options = DraftConfig(bundle=output, draft=str(draft))
+        export_draft(options, report=lambda _: None, source_of=captures)
+        entry = open_bundle(output).entry("draft")
+        assert entry.encoder.is_shared is is_shared
+        assert entry.encoder.hidden_width == (32 if is_shared else None)
+        # What reads the int8 hidden states is judged as int8 is.
+        assert entry.parity.measure == (MEAN_KL if is_shared else MAX_ABS_ERROR)
+
+
+def test_what_a_fingerprint_depends_on(tmp_path):
+    folder = write_family_checkpoint("marian", tmp_path / "target")
+
+    def of(edit=lambda _model: None, **config):
+        content = json.loads((folder / "config.json").read_text())
+        changed = cut_decoder(folder, tmp_path / f"draft{len(list(tmp_path.iterdir()))}", edit)
+        content = json.loads((changed / "config.json").read_text()) | config
+        (changed / "config.json").write_text(json.dumps(content))
+        checkpoint = open_checkpoint("draft", changed, ExportConfig(target="", output=tmp_path))
+        return fingerprint(load_model(checkpoint))
+
+    own = fingerprint(
+        load_model(open_checkpoint("target", folder, ExportConfig(target="", output=tmp_path)))
+    )
+    assert of() == of(decoder_start_token_id=5) == of(dropout=0.5, num_beams=3) == own
+    assert of(nudge) != own
+    assert of(scale_embedding=False) != own
+    assert of(activation_function="relu") != own
+    assert of(encoder_attention_heads=8) != own
+
+
+def test_rows_of_other_hidden_states_fail(captures, tmp_path):
+    bundle = exported("marian", tmp_path, captures)
+    options = ExportConfig(target="", output=tmp_path)
+    entry = bundle.entry("draft")
+    checkpoint = replace(
+        open_checkpoint("draft", tmp_path / "draft", options),
+        caches=tuple(entry.caches),
+        encoder=entry.encoder,
+    )
+    model = load_model(checkpoint)
+    wanted = [
+        Reference(case=case, logits=reference_logits(model, case))
+        for case in source_cases(checkpoint)
+        if case.name == "tree"
+    ]
+    limit = ParityLimit(MAX_ABS_ERROR, 1e-4)
+    check_parity(bundle.path / "draft", checkpoint, wanted, limit)
+    file = bundle.encoder_path("draft")
+    graph = onnx.load(file, load_external_data=False)
+    twice = onnx.helper.make_node("Add", ["hidden_states", "hidden_states"], ["twice"])
+    for node in graph.graph.node:
+        node.input[:] = ["twice" if name == "hidden_states" else name for name in node.input]
+    graph.graph.node.insert(0, twice)
+    onnx.save(graph, file)
+    with pytest.raises(ExportError, match="differs from the checkpoint"):
+        check_parity(bundle.path / "draft", checkpoint, wanted, limit)
