@@ -214,6 +214,7 @@ class BatchedDecoder:
         member.loop.close()
         for role, view in member.views.items():
             self.caches[role].close_view(member.preempted.get(role, view))
+            self.caches[role].release_source(view)
 
     def iterate(self) -> list[Progress]:
         """Run one iteration of every request; return what it brought.
@@ -265,7 +266,8 @@ class BatchedDecoder:
     def _run(self, role: Role, members: list[BatchMember], progress: list[Progress]) -> None:
         """Make the calls of the members in as few forwards as can be; let each go on."""
         member_by_call = {member.call: member for member in members if member.call is not None}
-        for calls in forward_groups(list(member_by_call)):
+        joins_sources = self.caches[role].model.spec.joins_sources
+        for calls in forward_groups(list(member_by_call), joins_sources=joins_sources):
             together = [member_by_call[call] for call in calls]
             live = [
                 member for member in together if member in self._members

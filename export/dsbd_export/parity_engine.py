@@ -11,7 +11,8 @@ activations and caches on a GPU.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from dsbd_export.checkpoint import Checkpoint
+from dsbd_export.encoder_decoder.parity_sources import SourceReader
 from dsbd_export.errors import ExportError, reason_of
 from dsbd_export.mapped_pages import dropped_pages
 from dsbd_export.parity_cases import ForestCase
@@ -37,7 +39,7 @@ from dsbd_runtime.cache_entries import (
     recent,
     recurrent,
 )
-from dsbd_runtime.encoder_entry import ENCODER_FILE, ROW_POSITIONS, SOURCE_IDS
+from dsbd_runtime.encoder_entry import ENCODER_FILE, ROW_POSITIONS
 from dsbd_runtime.graph import (
     ATTENTION_MASK,
     ATTENTION_MASK_SLIDING,
@@ -114,9 +116,11 @@ class ForestEngine:
         self._model = _session(folder / MODEL_FILE, dtype)
         self._prune = _session(folder / PRUNE_FILE, dtype)
         self._fold = _session(folder / FOLD_FILE, "fp32") if recurrent(caches) else None
-        self._encoder = checkpoint.encoder
-        if self._encoder is not None:
-            self._source = _session(folder / ENCODER_FILE, dtype)
+        encoder = checkpoint.encoder
+        self._sources = None
+        if encoder is not None:
+            self._sources = SourceReader(_session(folder / ENCODER_FILE, dtype), encoder)
+        self._reads_positions = encoder is not None and encoder.reads_positions
         self._masks = checkpoint.masks
         self._returns_features = checkpoint.feature_layers is not None
         self._window = checkpoint.sliding_window
@@ -135,25 +139,71 @@ class ForestEngine:
 
         gather: the pairs of a gather head, whose first output has a number for each.
         """
+        if case.together:
+            return self._outputs_together(case, names, gather)
         num_prefix, features = len(case.prefix_ids), case.features
-        source = self._source_inputs(case)
         no_rows = np.zeros(0, np.int64)
         no_pairs = None if gather is None else Gather(no_rows, no_rows)
         if self._recent is not None:
             self._recent.begin()
         for start in range(0, num_prefix, _PREFIX_CHUNK):
             chunk = case.prefix_ids[start : start + _PREFIX_CHUNK]
-            inputs = source
+            inputs = self._source_inputs([case], [len(chunk)])
             if features is not None:
                 inputs = self._feature_inputs(features[start : start + len(chunk)])
             parents = np.arange(-1, len(chunk) - 1)
             self._step(chunk, parents, start, no_rows, names, inputs, no_pairs)
         if self._recent is not None:
             self._fold_prefix(num_prefix)
-        inputs = source
+        inputs = self._source_inputs([case], [len(case.node_ids)])
         if features is not None:
             inputs = self._node_features(case, features[num_prefix:], no_pairs)
         return self._step(case.node_ids, case.parents, num_prefix, case.rows, names, inputs, gather)
+
+    def _outputs_together(
+        self, case: ForestCase, names: list[str], gather: Gather | None
+    ) -> list[NDArray[Any]]:
+        """Return the outputs of requests whose nodes are in one call, behind prefixes of each.
+
+        The prefixes lie one behind the other, each computed in a call of its own.
+        """
+        requests = case.requests
+        no_rows = np.zeros(0, np.int64)
+        no_pairs = None if gather is None else Gather(no_rows, no_rows)
+        row_positions = np.zeros(self.capacity, np.int64)
+        prefixes, first_row = [], 0
+        for request in requests:
+            tokens = request.prefix_ids
+            prefix = first_row, first_row + len(tokens)
+            prefixes.append(prefix)
+            row_positions[slice(*prefix)] = np.arange(len(tokens))
+            if len(tokens):
+                parents = np.arange(-1, len(tokens) - 1)
+                own = np.tile([first_row, first_row], (len(tokens), 1))
+                seen = SeenRows.of(parents, first_row, row_positions, own)
+                inputs = self._source_inputs([request], [len(tokens)])
+                self._step(tokens, parents, first_row, no_rows, names, inputs, no_pairs, seen)
+            first_row = prefix[1]
+        sizes = [len(request.node_ids) for request in requests]
+        begins = np.cumsum([0, *sizes[:-1]])
+        parents = np.concatenate(
+            [
+                np.where(request.parents < 0, -1, request.parents + begin)
+                for request, begin in zip(requests, begins, strict=True)
+            ]
+        )
+        rows = [request.rows + begin for request, begin in zip(requests, begins, strict=True)]
+        seen = SeenRows.of(parents, first_row, row_positions, np.repeat(prefixes, sizes, axis=0))
+        return self._step(
+            np.concatenate([request.node_ids for request in requests]),
+            parents,
+            first_row,
+            np.concatenate(rows),
+            names,
+            self._source_inputs(requests, sizes),
+            gather,
+            seen,
+        )
 
     def move_rows(
         self, src_rows: NDArray[np.int64], first_row: int, recent_rows: NDArray[np.int64]
@@ -191,16 +241,18 @@ class ForestEngine:
         outputs: list[str],
         further: Mapping[str, NDArray[Any]],
         gather: Gather | None,
+        seen: SeenRows | None = None,
     ) -> list[NDArray[Any]]:
         """Return the named outputs of nodes, by as many calls as their number takes.
 
         further: inputs of a feature draft, which takes any number in one call, or of a source.
         gather: the pairs of a gather head, None for any other.
+        seen: by the nodes; None: all rows before them, which are a path.
         """
-        visible, positions = see_rows(parents, first_row, self.capacity)
+        if seen is None:
+            seen = SeenRows.of(parents, first_row, np.arange(self.capacity))
+        visible, positions, row_positions = seen.visible, seen.positions, seen.row_positions
         near = visible
-        row_positions = np.arange(self.capacity)
-        row_positions[first_row : first_row + len(positions)] = positions
         if self._window is not None:
             near = visible & (positions[:, None] - row_positions < self._window)
         mask_by_name = {ATTENTION_MASK: visible, ATTENTION_MASK_SLIDING: near}
@@ -221,7 +273,7 @@ class ForestEngine:
                 number = self._recent.num_ancestors
                 above = rows_above(parents, first_row, number)
                 inputs |= self._recent.inputs(visible[part], above[part], first_row + start)
-            if self._encoder is not None and self._encoder.reads_positions:
+            if self._reads_positions:
                 inputs[ROW_POSITIONS] = row_positions
             if self._returns_features:
                 inputs[FEATURE_ROWS] = np.arange(len(token_ids[part]))
@@ -233,14 +285,18 @@ class ForestEngine:
             gathered[order] = gathered.copy()
         return joined
 
-    def _source_inputs(self, case: ForestCase) -> dict[str, NDArray[Any]]:
-        """Return the cross rows of a case by name, none for a model without an encoder."""
-        if self._encoder is None or case.source_ids is None:
+    def _source_inputs(
+        self, requests: Sequence[ForestCase], num_rows: Sequence[int]
+    ) -> dict[str, NDArray[Any]]:
+        """Return the inputs of a call with so many rows of each request, none without an encoder.
+
+        A model with an encoder has a source in all of its cases.
+        """
+        sources = [case.source_ids for case in requests if case.source_ids is not None]
+        if self._sources is None or not sources:
             return {}
-        names = list(self._encoder.cross_shapes)
         with _as_export_errors():
-            rows = self._source.run(names, {SOURCE_IDS: case.source_ids[None]})
-        return dict(zip(names, rows, strict=True))
+            return self._sources.inputs(sources, np.repeat(np.arange(len(sources)), num_rows))
 
     def _feature_inputs(
         self,
@@ -321,22 +377,61 @@ def _gather_inputs(
     return {GATHER_ROWS: rows, GATHER_IDS: gather.token_ids[is_pair]}
 
 
+@dataclass(frozen=True)
+class SeenRows:
+    """What the nodes of a call see, and where they stand.
+
+    Attributes:
+        visible: (S, C) bool.
+        positions: (S,) int64.
+        row_positions: (C,) int64. Of all rows of the cache, the new ones included.
+    """
+
+    visible: NDArray[np.bool_]
+    positions: NDArray[np.int64]
+    row_positions: NDArray[np.int64]
+
+    @classmethod
+    def of(
+        cls,
+        parents: NDArray[np.int64],
+        first_row: int,
+        row_positions: NDArray[np.int64],
+        prefixes: NDArray[np.int64] | None = None,
+    ) -> SeenRows:
+        """Return what nodes see from ``first_row`` on, see ``see_rows``.
+
+        row_positions: (C,) int64. Of the rows before them; the new ones are set in place.
+        """
+        visible, positions = see_rows(parents, first_row, len(row_positions), prefixes)
+        row_positions[first_row : first_row + len(positions)] = positions
+        return cls(visible, positions, row_positions)
+
+
 def see_rows(
-    parents: NDArray[np.int64], first_row: int, capacity: int
+    parents: NDArray[np.int64],
+    first_row: int,
+    capacity: int,
+    prefixes: NDArray[np.int64] | None = None,
 ) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
     """Return the rows that nodes from ``first_row`` on see, (S, C) bool, and their positions, (S,).
 
     A node sees the rows before ``first_row``, its ancestors and itself. With parents
     [-1, -1, 0] and first_row 1, node 2 sees rows 0, 1, 3 and stands at position 2.
+
+    prefixes: (S, 2) int64. Nodes of several requests see only rows of their own before
+    ``first_row``: the first of these, and the one behind the last.
     """
+    if prefixes is None:
+        prefixes = np.tile([0, first_row], (len(parents), 1))
     visible = np.zeros((len(parents), capacity), np.bool_)
     positions = np.zeros(len(parents), np.int64)
-    for node, parent in enumerate(parents):
-        visible[node, :first_row] = True
+    for node, (parent, (begin, end)) in enumerate(zip(parents, prefixes.tolist(), strict=True)):
+        visible[node, begin:end] = True
         if parent >= 0:
             visible[node] |= visible[parent]
         visible[node, first_row + node] = True
-        positions[node] = first_row if parent < 0 else positions[parent] + 1
+        positions[node] = end - begin if parent < 0 else positions[parent] + 1
     return visible, positions
 
 

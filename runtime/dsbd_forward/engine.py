@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_forward.forward import Forward, ForwardResult
+from dsbd_forward.forward import Forward, ForwardResult, Source
 from dsbd_forward.spec import EngineSpec
 
 
@@ -37,3 +37,10 @@ class GrowingEngine(Engine, Protocol):
 
         More rows, or fewer, are as right as before.
         """
+
+
+class SourceReader(Engine, Protocol):
+    """An engine whose forwards may have rows of several sources: its spec ``joins_sources``."""
+
+    def release_source(self, source: Source) -> None:
+        """Let what is kept of a source go; a forward that has it again is as right as before."""

@@ -36,6 +36,11 @@ class CrossRows:
         self.values = values
         self.num_bytes = num_bytes
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the source, N."""
+        return int(next(iter(self.values.values())).shape()[2])
+
 
 class OrtEncoder:
     """One encoder, which reads every source once as long as its cross rows are kept."""
@@ -72,11 +77,23 @@ class OrtEncoder:
             rows = self._read(checked_source(self._entry, source))
             self.num_bytes += rows.num_bytes
         self._kept[source] = rows
-        while len(self._kept) > MOST_SOURCES or (
-            len(self._kept) > 1 and self.num_bytes > self._most_bytes
-        ):
-            self._drop_oldest()
+        self._drop_oldest()
         return rows
+
+    def take(self, source: Source) -> CrossRows:
+        """Return the cross rows of a source, which are the caller's to keep from now on.
+
+        Raises as ``cross_rows``.
+        """
+        rows = self.cross_rows(source)
+        del self._kept[source]
+        self.num_bytes -= rows.num_bytes
+        return rows
+
+    def limit(self, most_bytes: int) -> None:
+        """Keep at most so many bytes of cross rows from now on, those read last in any case."""
+        self._most_bytes = most_bytes
+        self._drop_oldest()
 
     def forget(self) -> None:
         """Drop the cross rows of all sources."""
@@ -89,8 +106,12 @@ class OrtEncoder:
         self.forget()
 
     def _drop_oldest(self) -> None:
-        _, rows = self._kept.popitem(last=False)
-        self.num_bytes -= rows.num_bytes
+        """Drop the rows of sources that were read longest ago until the others may be kept."""
+        while len(self._kept) > MOST_SOURCES or (
+            len(self._kept) > 1 and self.num_bytes > self._most_bytes
+        ):
+            _, rows = self._kept.popitem(last=False)
+            self.num_bytes -= rows.num_bytes
 
     def _read(self, source_ids: NDArray[np.int64]) -> CrossRows:
         names = list(self._entry.cross_shapes)

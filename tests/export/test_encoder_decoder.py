@@ -50,7 +50,8 @@ def test_a_family_passes_the_whole_gate(name, captures, tmp_path):
     checkpoint, entry = export_alone(name, tmp_path, captures)
     assert entry.parity.max_abs_error < 5e-5
     cases = [(case.prompt_length, case.name) for case in entry.parity.cases]
-    assert cases == [*((n, kind) for n in (1, 17, 128) for kind in KINDS), (256, "text")]
+    forests = [(n, kind) for n in (1, 17, 128) for kind in KINDS]
+    assert cases == [*forests, (1, "sources"), (256, "text")]
     assert entry.num_layers == 3  # the encoder has two
     assert [rows.layer for rows in entry.encoder.cross] == [0, 1, 2]
     shapes = {(rows.num_heads, rows.key_width, rows.value_width) for rows in entry.encoder.cross}

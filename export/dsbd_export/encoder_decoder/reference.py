@@ -17,6 +17,7 @@ from dsbd_export.encoder_decoder.attention import has_distance_bias
 from dsbd_export.errors import ExportError
 from dsbd_export.model_loading import cache_name
 from dsbd_export.parity_cases import (
+    TREE,
     ComputeIn,
     ForestCase,
     calibration_case,
@@ -58,14 +59,19 @@ def probed_sources(model: PreTrainedModel, checkpoint: Checkpoint, dtype: str) -
 
 
 def source_cases(checkpoint: Checkpoint) -> list[ForestCase]:
-    """Return the forests with sources of several lengths, and the text as its own source."""
+    """Return the forests with sources of several lengths, and the text as its own source.
+
+    Those of one kind of each also together: sources of several lengths in one call.
+    """
     rng = np.random.default_rng(1)
     cases = []
     for index, case in enumerate(forest_cases(checkpoint)):
         length = _SOURCE_LENGTHS[index % len(_SOURCE_LENGTHS)]
         cases.append(_with_source(case, _drawn_source(checkpoint, length, rng), checkpoint))
+    first, *others = (case for case in cases if case.name == TREE)
+    together = dataclasses.replace(first, name="sources", together=tuple(others))
     text = text_case(checkpoint)
-    return [*cases, _with_source(text, text.node_ids, checkpoint)]
+    return [*cases, together, _with_source(text, text.node_ids, checkpoint)]
 
 
 def source_calibration_case(checkpoint: Checkpoint) -> ForestCase:
