@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,11 +23,12 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from dsbd_export.checkpoint import Checkpoint
-from dsbd_export.encoder_decoder.parity_sources import SourceReader
+from dsbd_export.encoder_decoder.parity_sources import ParitySources
 from dsbd_export.errors import ExportError, reason_of
 from dsbd_export.mapped_pages import dropped_pages
 from dsbd_export.parity_cases import ForestCase
 from dsbd_export.parity_checkpoints import ParityCheckpoint
+from dsbd_export.seen_rows import NodesTogether, SeenRows, rows_above
 from dsbd_forward.logits import Gather
 from dsbd_runtime.bundle import FOLD_FILE, MODEL_FILE, PRUNE_FILE, WEIGHTS_FILE
 from dsbd_runtime.cache_entries import (
@@ -119,7 +119,7 @@ class ForestEngine:
         encoder = checkpoint.encoder
         self._sources = None
         if encoder is not None:
-            self._sources = SourceReader(_session(folder / ENCODER_FILE, dtype), encoder)
+            self._sources = ParitySources(_session(folder / ENCODER_FILE, dtype), encoder)
         self._reads_positions = encoder is not None and encoder.reads_positions
         self._masks = checkpoint.masks
         self._returns_features = checkpoint.feature_layers is not None
@@ -167,43 +167,24 @@ class ForestEngine:
 
         The prefixes lie one behind the other, each computed in a call of its own.
         """
-        requests = case.requests
         no_rows = np.zeros(0, np.int64)
         no_pairs = None if gather is None else Gather(no_rows, no_rows)
+        nodes = NodesTogether.of(case.requests)
         row_positions = np.zeros(self.capacity, np.int64)
-        prefixes, first_row = [], 0
-        for request in requests:
-            tokens = request.prefix_ids
-            prefix = first_row, first_row + len(tokens)
-            prefixes.append(prefix)
+        for request, prefix in zip(case.requests, nodes.prefixes, strict=True):
+            tokens, first = request.prefix_ids, int(prefix[0])
             row_positions[slice(*prefix)] = np.arange(len(tokens))
             if len(tokens):
                 parents = np.arange(-1, len(tokens) - 1)
-                own = np.tile([first_row, first_row], (len(tokens), 1))
-                seen = SeenRows.of(parents, first_row, row_positions, own)
+                no_prefix = np.tile([first, first], (len(tokens), 1))
+                seen = SeenRows.of(parents, first, row_positions, no_prefix)
                 inputs = self._source_inputs([request], [len(tokens)])
-                self._step(tokens, parents, first_row, no_rows, names, inputs, no_pairs, seen)
-            first_row = prefix[1]
-        sizes = [len(request.node_ids) for request in requests]
-        begins = np.cumsum([0, *sizes[:-1]])
-        parents = np.concatenate(
-            [
-                np.where(request.parents < 0, -1, request.parents + begin)
-                for request, begin in zip(requests, begins, strict=True)
-            ]
-        )
-        rows = [request.rows + begin for request, begin in zip(requests, begins, strict=True)]
-        seen = SeenRows.of(parents, first_row, row_positions, np.repeat(prefixes, sizes, axis=0))
-        return self._step(
-            np.concatenate([request.node_ids for request in requests]),
-            parents,
-            first_row,
-            np.concatenate(rows),
-            names,
-            self._source_inputs(requests, sizes),
-            gather,
-            seen,
-        )
+                self._step(tokens, parents, first, no_rows, names, inputs, no_pairs, seen)
+        inputs = self._source_inputs(case.requests, nodes.sizes)
+        ids, parents, first = nodes.node_ids, nodes.parents, int(nodes.prefixes[-1, 1])
+        prefixes = np.repeat(nodes.prefixes, nodes.sizes, axis=0)
+        seen = SeenRows.of(parents, first, row_positions, prefixes)
+        return self._step(ids, parents, first, nodes.rows, names, inputs, gather, seen)
 
     def move_rows(
         self, src_rows: NDArray[np.int64], first_row: int, recent_rows: NDArray[np.int64]
@@ -375,79 +356,6 @@ def _gather_inputs(
     is_pair = is_wanted[gather.rows]
     rows = is_wanted.cumsum()[gather.rows[is_pair]] - 1
     return {GATHER_ROWS: rows, GATHER_IDS: gather.token_ids[is_pair]}
-
-
-@dataclass(frozen=True)
-class SeenRows:
-    """What the nodes of a call see, and where they stand.
-
-    Attributes:
-        visible: (S, C) bool.
-        positions: (S,) int64.
-        row_positions: (C,) int64. Of all rows of the cache, the new ones included.
-    """
-
-    visible: NDArray[np.bool_]
-    positions: NDArray[np.int64]
-    row_positions: NDArray[np.int64]
-
-    @classmethod
-    def of(
-        cls,
-        parents: NDArray[np.int64],
-        first_row: int,
-        row_positions: NDArray[np.int64],
-        prefixes: NDArray[np.int64] | None = None,
-    ) -> SeenRows:
-        """Return what nodes see from ``first_row`` on, see ``see_rows``.
-
-        row_positions: (C,) int64. Of the rows before them; the new ones are set in place.
-        """
-        visible, positions = see_rows(parents, first_row, len(row_positions), prefixes)
-        row_positions[first_row : first_row + len(positions)] = positions
-        return cls(visible, positions, row_positions)
-
-
-def see_rows(
-    parents: NDArray[np.int64],
-    first_row: int,
-    capacity: int,
-    prefixes: NDArray[np.int64] | None = None,
-) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-    """Return the rows that nodes from ``first_row`` on see, (S, C) bool, and their positions, (S,).
-
-    A node sees the rows before ``first_row``, its ancestors and itself. With parents
-    [-1, -1, 0] and first_row 1, node 2 sees rows 0, 1, 3 and stands at position 2.
-
-    prefixes: (S, 2) int64. Nodes of several requests see only rows of their own before
-    ``first_row``: the first of these, and the one behind the last.
-    """
-    if prefixes is None:
-        prefixes = np.tile([0, first_row], (len(parents), 1))
-    visible = np.zeros((len(parents), capacity), np.bool_)
-    positions = np.zeros(len(parents), np.int64)
-    for node, (parent, (begin, end)) in enumerate(zip(parents, prefixes.tolist(), strict=True)):
-        visible[node, begin:end] = True
-        if parent >= 0:
-            visible[node] |= visible[parent]
-        visible[node, first_row + node] = True
-        positions[node] = end - begin if parent < 0 else positions[parent] + 1
-    return visible, positions
-
-
-def rows_above(parents: NDArray[np.int64], first_row: int, number: int) -> NDArray[np.int64]:
-    """Return the last rows of the path to each node from ``first_row`` on, (S, number) int64.
-
-    The oldest first, -1 before the path begins. With parents [-1, -1, 0], first_row 1 and number 2:
-    [[-1, 0], [-1, 0], [0, 1]].
-    """
-    rows = np.zeros((len(parents), number), np.int64)
-    for node, parent in enumerate(parents):
-        if parent < 0:
-            rows[node] = np.arange(first_row - number, first_row)
-        else:
-            rows[node] = [*rows[parent, 1:], first_row + parent]
-    return np.maximum(rows, -1)
 
 
 def _session(file: Path, dtype: str) -> Any:

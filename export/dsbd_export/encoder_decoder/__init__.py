@@ -7,4 +7,5 @@ marian_tokenizer.py   the tokenizers of OPUS-MT, from two sentencepiece files
 attention.py   how both attend in a graph: masks, biases by distance, positions of a forest
 graph.py       the two modules that are captured
 reference.py   cases of the parity gate, each with a source
+parity_sources.py   the sources of the gate's calls, several in one
 """

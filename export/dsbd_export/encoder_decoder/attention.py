@@ -75,14 +75,14 @@ class SourcePlaces:
         _, num_heads, num_rows, width = query.shape
         flat = query.transpose(1, 2).reshape(num_rows, num_heads * width)
         found = F.embedding(self.rows, flat)  # (B, P, H * D)
-        return found.unflatten(2, (num_heads, width)).transpose(1, 2)
+        return torch.unflatten(found, 2, (num_heads, width)).transpose(1, 2)
 
     def by_row(self, attended: Tensor) -> Tensor:
         """Return the rows of a call, (1, S, H, D), of those of each source, (B, H, P, D)."""
         _, num_heads, _, width = attended.shape
         flat = attended.transpose(1, 2).reshape(-1, num_heads * width)
         found = F.embedding(self.places, flat)  # (S, H * D)
-        return found.unflatten(1, (num_heads, width))[None]
+        return torch.unflatten(found, 1, (num_heads, width))[None]
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from dsbd_runtime.encoder_entry import (
 _SPARE_TOKENS = 3  # behind the longest of several sources: noise that no row may see
 
 
-class SourceReader:
+class ParitySources:
     """Reads sources by the encoder's graph, and puts those of a call beside each other."""
 
     def __init__(self, session: Any, encoder: EncoderEntry) -> None:
