@@ -15,9 +15,10 @@ import pytest
 import dsbd_ort
 from dsbd_forward.engine import SourceReader
 from dsbd_forward.forward import Forward, ForwardResult, RowSources, Source
-from dsbd_ort.decoding import DecodingRequest
+from dsbd_ort.decoding import DecodeResult, DecodingRequest
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder, decoded_together
 from dsbd_ort.engine import Service
+from dsbd_runtime.errors import InputError
 from tests.made_once import made_once
 from tests.robustness.preempting import ForcedPreemptions
 from tests.test_encoder_decoder_bundle import exported, generated, some_sources
@@ -48,7 +49,6 @@ class WatchedEngine:
         self._engine = engine
         self.spec = engine.spec
         self.num_sources: list[int] = []
-        self.most_kv_bytes = 0
 
     @property
     def num_rows(self) -> int:
@@ -60,6 +60,9 @@ class WatchedEngine:
 
     def keep(self, rows: np.ndarray) -> None:
         self._engine.keep(rows)
+
+    def read_source(self, source: Source) -> None:
+        self._engine.read_source(source)
 
     def release_source(self, source: Source) -> None:
         self._engine.release_source(source)
@@ -225,6 +228,26 @@ def test_few_sources_fit_the_memory_at_a_time(pipe, monkeypatch):
         assert slots.capacity[0] <= 4
         monkeypatch.undo()
         target.keep(np.arange(0))
+
+
+def test_a_source_that_is_refused_ends_no_other_request(pipe):
+    """The target reads no token 300, which nothing before the engine knows."""
+    sources = some_sources(3)
+    wanted = [tokens(pipe.generate(source, seed=0)) for source in sources]
+    ended: dict[int, Any] = {}
+    with pipe.engines() as models:
+        decoder = BatchedDecoder(*models)
+        asked = [sources[0], [300, 1], *sources[1:]]
+        index_by_member = {
+            decoder.join(pipe.prepare(source, {"seed": 0})): index
+            for index, source in enumerate(asked)
+        }
+        while decoder.num_members:
+            for progress in decoder.iterate():
+                if isinstance(progress.event, DecodeResult | BaseException):
+                    ended[index_by_member[progress.member]] = progress.event
+    assert isinstance(ended[1], InputError) and "the token 300" in str(ended[1])
+    assert [tokens(ended[index]) for index in (0, 2, 3)] == wanted
 
 
 def test_a_service_with_several_sources(pipe, pair):

@@ -279,6 +279,7 @@ class BatchedDecoder:
     ) -> None:
         """Make calls in one forward."""
         self._preempt_as_asked(members, progress)
+        self._read_sources(role, members, progress)
         self._make_room(role, members, progress)
         if not members:
             return
@@ -313,6 +314,21 @@ class BatchedDecoder:
         progress.append(Progress(youngest, Preempted()))
         if youngest in members:
             members.remove(youngest)
+
+    def _read_sources(
+        self, role: Role, members: list[BatchMember], progress: list[Progress]
+    ) -> None:
+        """Let the engine read the sources of a call; end, and remove, whose source it cannot."""
+        sources = dict.fromkeys(member.request.source for member in members)
+        if len(sources) < 2 or not self.caches[role].model.spec.joins_sources:
+            return  # an error is of the one source
+        for source in sources:
+            try:
+                self.caches[role].read_source(source)
+            except Exception as error:
+                for member in [each for each in members if each.request.source == source]:
+                    members.remove(member)
+                    self._end(member, error, progress)
 
     def _make_room(self, role: Role, members: list[BatchMember], progress: list[Progress]) -> None:
         """Preempt the youngest requests until the calls of ``members`` fit; remove them from there.

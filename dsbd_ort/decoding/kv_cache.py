@@ -105,6 +105,10 @@ class SharedKVCache:
             self._closed.append(view.prefix)
             del self._closed[:-_MOST_CLOSED]
 
+    def read_source(self, source: Source) -> None:
+        """Let an engine that joins sources read one before a forward has it among others."""
+        cast(SourceReader, self.model).read_source(source)
+
     def release_source(self, view: CacheView) -> None:
         """Tell the engine that a request is over, if it was the last one of its source."""
         if view in self._source_by_reader:

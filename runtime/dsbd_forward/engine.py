@@ -42,5 +42,11 @@ class GrowingEngine(Engine, Protocol):
 class SourceReader(Engine, Protocol):
     """An engine whose forwards may have rows of several sources: its spec ``joins_sources``."""
 
+    def read_source(self, source: Source) -> None:
+        """Read a source before a forward has it among others, which its errors would end as well.
+
+        A forward that has a source which was not read is as right.
+        """
+
     def release_source(self, source: Source) -> None:
         """Let what is kept of a source go; a forward that has it again is as right as before."""

@@ -173,6 +173,11 @@ class CausalLM:
         except CapacityError:  # the request may need less, and grows as it goes
             _log.debug("no memory for the %d rows that are expected", num_rows)
 
+    def read_source(self, source: Source) -> None:
+        """See SourceReader; raises as ``forward``."""
+        if self._session.sources is not None:
+            self._session.sources.read(source)
+
     def release_source(self, source: Source) -> None:
         """See SourceReader."""
         if self._session.sources is not None:

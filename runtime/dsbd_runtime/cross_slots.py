@@ -116,6 +116,11 @@ class CrossSlots:
         values = self._values_of(first, stop)
         return CallSources(values, self._lengths[first:stop], slots - first)
 
+    def read(self, source: Source) -> None:
+        """See SourceMemory."""
+        if source not in self._slots:
+            self._encoder.cross_rows(source)
+
     def release(self, source: Source) -> None:
         """Let the slot of a source be used for others: no request reads it any more."""
         if source in self._slots:

@@ -161,8 +161,10 @@ class OrtSession:
         """Give the caches room for ``num_rows`` rows; keep the first ``num_used``."""
         cache = self._open_cache()
         capacity = bucket_capacity(num_rows)
-        if num_used == 0 and self._sources is not None:
-            self._sources.forget()  # no row is left that depends on a source
+        if num_rows == 0 and self._sources is not None:
+            # No row is left that depends on a source. Not before a first call, whose sources may
+            # have been read.
+            self._sources.forget()
             self._cross = None
         if num_used == 0 or capacity > cache.capacity:
             self._resize(cache, capacity, num_used)

@@ -79,6 +79,14 @@ class SourceMemory(Protocol):
     def most_together(self, sources: Sequence[Source]) -> int:
         """Return how many of these sources one call may have."""
 
+    def read(self, source: Source) -> None:
+        """Read a source, unless it is kept.
+
+        Raises:
+            InputError: it is none of the encoder's.
+            CapacityError: it is too long, for the encoder or for the memory.
+        """
+
     def release(self, source: Source) -> None:
         """Let what is kept of a source go when it is in the way: no request reads it any more."""
 

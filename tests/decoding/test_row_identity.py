@@ -14,7 +14,7 @@ from dsbd_ort.decoding.batched_decoder import BatchedDecoder, decoded_together
 from dsbd_ort.decoding.cache_view import PrefixCache, RowIdentity
 from dsbd_ort.decoding.decode import iterations_of
 from dsbd_ort.decoding.engine_call import EngineCall, Meter, Wanted, forward_groups
-from dsbd_ort.decoding.request import result_of
+from dsbd_ort.decoding.request import DecodeResult, result_of
 from tests.decoding.tables import random_table
 
 VOCAB = 8
@@ -73,6 +73,10 @@ class Joining(Sourced):
                 values[row_of[row]] = found.logits.values[0]
         return ForwardResult(DenseLogits(values))
 
+    def read_source(self, source: Source) -> None:
+        if source == "unreadable":
+            raise ValueError("nobody can read it")
+
     def release_source(self, source: Source) -> None:
         self.released.append(source)
 
@@ -125,6 +129,25 @@ def test_requests_of_several_sources_share_forwards_of_an_engine_that_joins_them
     result_of(iterations_of(request_of("a", 0), alone_, None, None))
     assert together.num_forwards <= CONFIG.max_new_tokens + 1
     assert set(together.released) == {"a", "b", None}
+
+
+def test_a_source_that_cannot_be_read_ends_its_own_requests_alone() -> None:
+    model = Joining()
+    decoder = BatchedDecoder(model, None)
+    sources = ("a", "unreadable", "b", "unreadable")
+    members = [decoder.join(request_of(source, seed)) for seed, source in enumerate(sources)]
+    ended = {}
+    while decoder.num_members:
+        for progress in decoder.iterate():
+            if isinstance(progress.event, DecodeResult | BaseException):
+                ended[progress.member] = progress.event
+    for seed, (source, member) in enumerate(zip(sources, members, strict=True)):
+        if source == "unreadable":
+            assert str(ended[member]) == "nobody can read it"
+        else:
+            found = [sequence.token_ids for sequence in ended[member].sequences]
+            assert found == alone(source, seed)
+    assert set(model.released) == {"a", "b", "unreadable"}
 
 
 def test_a_source_is_released_with_its_last_request_preempted_ones_included() -> None:

@@ -164,13 +164,15 @@ def test_a_failing_move_leaves_the_rows_before_the_gap() -> None:
 class FewSources:
     """The memory of a session that has room for two sources a call."""
 
-    released: list[object]
-
     def __init__(self) -> None:
-        self.released = []
+        self.read_ones: list[Source] = []
+        self.released: list[Source] = []
 
     def most_together(self, sources: Sequence[Source]) -> int:
         return 2
+
+    def read(self, source: Source) -> None:
+        self.read_ones.append(source)
 
     def release(self, source: Source) -> None:
         self.released.append(source)
@@ -196,8 +198,9 @@ def test_a_forward_of_more_sources_than_fit_goes_in_several_calls() -> None:
     assert [each.index.tolist() for each in found] == [[0, 0, 1, 0], [0, 1, 1, 0], [0]]
     assert session.calls[2].forward.source == "a"
     assert [call.first_row for call in session.calls] == [0, 4, 8]
+    model.read_source("a")
     model.release_source("b")
-    assert session.sources.released == ["b"]
+    assert (session.sources.read_ones, session.sources.released) == (["a"], ["b"])
     model.forward(
         replace(
             forward, mask=np.eye(size, 2 * size, size, dtype=np.bool_), source="a", sources=None

@@ -140,6 +140,15 @@ def test_sources_of_a_call_lie_side_by_side_and_in_one_place_alone() -> None:
     read(slots, first, second)
 
 
+def test_a_source_may_be_read_before_its_first_call() -> None:
+    encoder, slots = new_slots()
+    for each in (source(1), source(2), source(1)):
+        slots.read(each)
+    read(slots, source(1), source(2))
+    slots.read(source(2))
+    assert encoder.num_read == 2 and not encoder.kept
+
+
 def test_a_slot_is_used_again_once_it_is_released_and_not_before() -> None:
     encoder, slots = new_slots()
     first, second, third, fourth = (source(number) for number in (1, 2, 3, 4))
