@@ -110,8 +110,10 @@ def settings(bundle: Bundle, rows: int, behind: int) -> Iterator[Setting]:
     yield Setting((longest, *[min(SHORT, longest)] * (NUM_SOURCES[-1] - 1)), rows, behind)
 
 
-def measured(bundle: Bundle, setting: Setting, threads: int, rounds: int) -> Timings:
-    """Return the times of a setting."""
+def measured(
+    bundle: Bundle, asked: list[Setting], threads: int, rounds: int
+) -> Iterator[tuple[Setting, Timings]]:
+    """Yield the times of every setting."""
     encoder = bundle.entry("target").encoder
     assert encoder is not None  # see ``settings``
     # An engine each, since rows that have once been in slots are read there.
@@ -119,11 +121,12 @@ def measured(bundle: Bundle, setting: Setting, threads: int, rounds: int) -> Tim
         load_causal_lm(bundle, "target", num_threads=threads) as one,
         load_causal_lm(bundle, "target", num_threads=threads) as other,
     ):
-        calls: dict[str, Callable[[], None]] = {
-            TOGETHER: SourceCalls(one, setting, encoder.vocab_size).together,
-            APART: SourceCalls(other, setting, encoder.vocab_size).apart,
-        }
-        return time_in_rounds(calls, num_rounds=rounds, calls_a_round=CALLS_A_ROUND)
+        for setting in track(asked, description=bundle.path.name, transient=True):
+            calls: dict[str, Callable[[], None]] = {
+                TOGETHER: SourceCalls(one, setting, encoder.vocab_size).together,
+                APART: SourceCalls(other, setting, encoder.vocab_size).apart,
+            }
+            yield setting, time_in_rounds(calls, num_rounds=rounds, calls_a_round=CALLS_A_ROUND)
 
 
 @click.command(help=__doc__)
@@ -140,8 +143,7 @@ def main(bundles: tuple[Path, ...], rows: int, behind: int, rounds: int, page: P
     lines: list[str] = []
     for bundle, of_bundle in asked:
         cells = []
-        for setting in track(of_bundle, description=bundle.path.name, transient=True):
-            found = measured(bundle, setting, page.threads, rounds)
+        for setting, found in measured(bundle, of_bundle, page.threads, rounds):
             both = (spread_cell(found.milliseconds(name)) for name in (APART, TOGETHER))
             cells.append((*setting.cells, *both, ratio_cell(found.ratio(APART, TOGETHER))))
         lines += [f"### `{bundle.path.name}`", "", *table(COLUMNS, cells), ""]

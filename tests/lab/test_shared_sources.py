@@ -12,6 +12,7 @@ from dsbd_runtime.loading import load_causal_lm
 from lab.shared_sources import Setting, SourceCalls
 from tests.lab.lab_run import lab_run
 from tests.made_once import made_once
+from tests.runtime.tiny_graph import write_tiny_bundle
 from tests.test_encoder_decoder_bundle import exported
 
 
@@ -46,7 +47,7 @@ def test_both_ways_compute_the_same_rows_and_drop_them(bundle):
     assert np.allclose(found["together"][0], np.concatenate(found["apart"]), atol=1e-5)
 
 
-def test_the_table(bundle, demo_bundle, tmp_path):
+def test_the_table(bundle, tmp_path):
     document = tmp_path / "page.md"
     document.write_text("<!-- shared-sources -->\n<!-- end of shared-sources -->\n")
     options = ["--rounds", 1, "--threads", 1, "--rows", 2, "--wait", 0, "--document", document]
@@ -55,6 +56,7 @@ def test_the_table(bundle, demo_bundle, tmp_path):
     rows = [line.split(" | ") for line in document.read_text().splitlines() if line[:2] == "| "]
     assert [row[0] for row in rows[1:]] == ["| 24"] * 4 + ["| 256"] * 4 + ["| 256 and 24"]
     assert [row[1] for row in rows[1:]] == ["1", "2", "4", "8"] * 2 + ["8"]
-    refused = lab_run("shared-sources", demo_bundle, *options)
+    write_tiny_bundle(tmp_path / "decoder")
+    refused = lab_run("shared-sources", tmp_path / "decoder", *options)
     assert refused.returncode == 2
     assert "is no encoder-decoder's" in refused.stderr
