@@ -214,6 +214,7 @@ class BatchedDecoder:
         member.loop.close()
         for role, view in member.views.items():
             self.caches[role].close_view(member.preempted.get(role, view))
+            self.caches[role].release_source(view)
 
     def iterate(self) -> list[Progress]:
         """Run one iteration of every request; return what it brought.
@@ -265,7 +266,8 @@ class BatchedDecoder:
     def _run(self, role: Role, members: list[BatchMember], progress: list[Progress]) -> None:
         """Make the calls of the members in as few forwards as can be; let each go on."""
         member_by_call = {member.call: member for member in members if member.call is not None}
-        for calls in forward_groups(list(member_by_call)):
+        joins_sources = self.caches[role].model.spec.joins_sources
+        for calls in forward_groups(list(member_by_call), joins_sources=joins_sources):
             together = [member_by_call[call] for call in calls]
             live = [
                 member for member in together if member in self._members
@@ -277,6 +279,7 @@ class BatchedDecoder:
     ) -> None:
         """Make calls in one forward."""
         self._preempt_as_asked(members, progress)
+        self._read_sources(role, members, progress)
         self._make_room(role, members, progress)
         if not members:
             return
@@ -311,6 +314,21 @@ class BatchedDecoder:
         progress.append(Progress(youngest, Preempted()))
         if youngest in members:
             members.remove(youngest)
+
+    def _read_sources(
+        self, role: Role, members: list[BatchMember], progress: list[Progress]
+    ) -> None:
+        """Let the engine read the sources of a call; end, and remove, whose source it cannot."""
+        sources = dict.fromkeys(member.request.source for member in members)
+        if len(sources) < 2 or not self.caches[role].model.spec.joins_sources:
+            return  # an error is of the one source
+        for source in sources:
+            try:
+                self.caches[role].read_source(source)
+            except Exception as error:
+                for member in [each for each in members if each.request.source == source]:
+                    members.remove(member)
+                    self._end(member, error, progress)
 
     def _make_room(self, role: Role, members: list[BatchMember], progress: list[Progress]) -> None:
         """Preempt the youngest requests until the calls of ``members`` fit; remove them from there.

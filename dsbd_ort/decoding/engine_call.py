@@ -73,21 +73,26 @@ class EngineCall:
     is_prefill: bool = False
 
 
-def forward_groups(calls: Sequence[EngineCall]) -> list[list[EngineCall]]:
+def forward_groups(
+    calls: Sequence[EngineCall], *, joins_sources: bool = False
+) -> list[list[EngineCall]]:
     """Return calls of one engine by the forward that they share, in their order.
 
-    Rows of one source share forwards: those that want some logits, those that want all, and with
-    the first of these those that want none. Logits are read again from a forward of one's own.
+    Those that want some logits share one, those that want all, and with the first of these those
+    that want none. Logits are read again from a forward of one's own.
+
+    joins_sources: of the engine; of any other, rows of one source alone share forwards.
     """
     groups: dict[Hashable, list[EngineCall]] = {}
-    shared = {(call.source, call.wanted) for call in calls}
+    sources = [None if joins_sources else call.source for call in calls]
+    shared = {(source, call.wanted) for source, call in zip(sources, calls, strict=True)}
     for wanted in _SHARED:
-        for call in calls:
+        for source, call in zip(sources, calls, strict=True):
             joins = call.wanted
             if joins == "no logits":
-                joins = next(each for each in _SHARED if (call.source, each) in shared)
+                joins = next(each for each in _SHARED if (source, each) in shared)
             if joins == wanted:
-                groups.setdefault((call.source, joins), []).append(call)
+                groups.setdefault((source, joins), []).append(call)
     own = [[call] for call in calls if call.wanted == "logits again"]
     return [*groups.values(), *own]
 

@@ -14,8 +14,8 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_forward.engine import Engine, GrowingEngine
-from dsbd_forward.forward import Forward, ForwardResult, joined_forward
+from dsbd_forward.engine import Engine, GrowingEngine, SourceReader
+from dsbd_forward.forward import Forward, ForwardResult, Source, joined_forward
 from dsbd_ort.decoding.cache_view import CacheView, PrefixCache, RowIdentity, Rows, UsedRows
 from dsbd_ort.decoding.engine_call import EngineCall
 
@@ -51,6 +51,7 @@ class SharedKVCache:
         self.max_rows = max_rows
         self._shares_prefixes = shares_prefixes
         self._views: list[UsedRows] = []
+        self._source_by_reader: dict[CacheView, Source] = {}  # preempted ones included
         self._closed: list[PrefixCache] = []  # oldest first
         self._next_check = 0  # so many rows may be there before the unused are counted
         # See ``recorded``.
@@ -73,6 +74,8 @@ class SharedKVCache:
         rows = prefix.rows[:num_tokens]  # of another cache of the engine's, as a rule
         self._recorded[0, rows], self._recorded[1, rows] = prefix.tokens, np.arange(num_tokens)
         self.add(view)
+        if self.model.spec.joins_sources:
+            self._source_by_reader[view] = prefix.source
         return view
 
     def add(self, rows: UsedRows) -> None:
@@ -105,6 +108,17 @@ class SharedKVCache:
         if view.prefix.tokens:
             self._closed.append(view.prefix)
             del self._closed[:-_MOST_CLOSED]
+
+    def read_source(self, source: Source) -> None:
+        """Let an engine that joins sources read one before a forward has it among others."""
+        cast(SourceReader, self.model).read_source(source)
+
+    def release_source(self, view: CacheView) -> None:
+        """Tell the engine that a request is over, if it was the last one of its source."""
+        if view in self._source_by_reader:
+            source = self._source_by_reader.pop(view)
+            if source not in self._source_by_reader.values():
+                cast(SourceReader, self.model).release_source(source)
 
     def recorded(self, rows: Rows) -> NDArray[np.int64]:
         """Return tokens and positions of these rows, (2, n) int64."""

@@ -134,7 +134,7 @@ def _checked_cases(
     folder: Path, checkpoint: Checkpoint, references: Sequence[Reference], report: Report
 ) -> list[ParityCase]:
     """Return the errors of all cases, and check that the engine moves rows."""
-    longest = max(len(ref.case.prefix_ids) + len(ref.case.node_ids) for ref in references)
+    longest = max(reference.case.num_cache_rows for reference in references)
     engine = ForestEngine(folder, checkpoint, capacity=longest + _SPARE_ROWS)
     cases = []
     counter = Counter(f"{checkpoint.role}: comparing with the checkpoint", "cases", report)

@@ -9,6 +9,7 @@ inputs, the large ones piece by piece. The same in float64 tells how much of fp3
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -36,7 +37,7 @@ TREE_DEPTH = 3
 _MAX_PREFILL_ROWS = 32  # compared rows of a prefill: the last ones
 
 TEXT_FILE = Path(__file__).parent / "parity_text.txt"
-TEXT = "text"
+TEXT, TREE = "text", "tree"
 _MAX_TOKENS = 320  # all of the text with the tokenizers of common models
 _MAX_TEXT_ROWS = 128  # compared rows, evenly spread: 128 rows of 128,256 logits are 66 MB
 
@@ -59,7 +60,7 @@ class ForestCase:
     """One comparison: S nodes on a cached prefix.
 
     Attributes:
-        name: "prefill", "decode" or "tree".
+        name: "prefill", "decode" or "tree"; "sources": ``together`` with others.
         prefix_ids: (n,) int64. Tokens whose rows are in the cache already.
         node_ids: (S,) int64. Tokens of the nodes.
         parents: (S,) int64. Node that each node follows, -1 for the prefix.
@@ -68,6 +69,8 @@ class ForestCase:
             before each of prefix and nodes; None for any other model.
         uses_own: nodes below nodes take the draft's own feature of their parent instead.
         source_ids: (N,) int64. Source of an encoder-decoder; None for any other model.
+        together: other requests, each with a prefix and a source of its own, whose nodes are
+            computed in the same call and compared behind these.
     """
 
     name: str
@@ -78,6 +81,17 @@ class ForestCase:
     features: NDArray[np.float32] | None = None
     uses_own: bool = False
     source_ids: NDArray[np.int64] | None = None
+    together: tuple[ForestCase, ...] = ()
+
+    @property
+    def requests(self) -> tuple[ForestCase, ...]:
+        """Return the requests whose nodes are in one call."""
+        return (self, *self.together)
+
+    @property
+    def num_cache_rows(self) -> int:
+        """Return the rows of the cache that prefixes and nodes take."""
+        return sum(len(each.prefix_ids) + len(each.node_ids) for each in self.requests)
 
     @property
     def prompt_length(self) -> int:
@@ -122,7 +136,7 @@ def forest_cases(checkpoint: Checkpoint) -> list[ForestCase]:
         cases += [
             _case("prefill", prompt[:0], prompt, range(-1, length - 1)),
             _case("decode", prompt, continuation[:1], (-1,)),
-            _case("tree", prompt, continuation, TREE_PARENTS),
+            _case(TREE, prompt, continuation, TREE_PARENTS),
         ]
     return cases
 
@@ -142,8 +156,14 @@ def reference_logits(
 ) -> NDArray[Any]:
     """Return (R, V) of ``dtype``: each node's logits after a plain causal pass over its path.
 
-    Computed in ``dtype``, float32 or float64, from the weights as they are.
+    Computed in ``dtype``, float32 or float64, from the weights as they are; each request alone.
     """
+    alone = dataclasses.replace(case, together=())
+    found = [_request_logits(model, each, dtype) for each in (alone, *case.together)]
+    return np.concatenate(found)
+
+
+def _request_logits(model: PreTrainedModel, case: ForestCase, dtype: torch.dtype) -> NDArray[Any]:
     row_of_node = {int(node): row for row, node in enumerate(case.rows)}
     num_tokens = model.get_output_embeddings().weight.shape[0]
     logits = np.full((len(case.rows), num_tokens), np.nan, _NUMPY_DTYPES[dtype])

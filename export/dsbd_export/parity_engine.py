@@ -11,7 +11,7 @@ activations and caches on a GPU.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,10 +23,12 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from dsbd_export.checkpoint import Checkpoint
+from dsbd_export.encoder_decoder.parity_sources import ParitySources
 from dsbd_export.errors import ExportError, reason_of
 from dsbd_export.mapped_pages import dropped_pages
 from dsbd_export.parity_cases import ForestCase
 from dsbd_export.parity_checkpoints import ParityCheckpoint
+from dsbd_export.seen_rows import NodesTogether, SeenRows, rows_above
 from dsbd_forward.logits import Gather
 from dsbd_runtime.bundle import FOLD_FILE, MODEL_FILE, PRUNE_FILE, WEIGHTS_FILE
 from dsbd_runtime.cache_entries import (
@@ -37,7 +39,7 @@ from dsbd_runtime.cache_entries import (
     recent,
     recurrent,
 )
-from dsbd_runtime.encoder_entry import ENCODER_FILE, HIDDEN_STATES, ROW_POSITIONS, SOURCE_IDS
+from dsbd_runtime.encoder_entry import ENCODER_FILE, ROW_POSITIONS
 from dsbd_runtime.graph import (
     ATTENTION_MASK,
     ATTENTION_MASK_SLIDING,
@@ -114,11 +116,16 @@ class ForestEngine:
         self._model = _session(folder / MODEL_FILE, dtype)
         self._prune = _session(folder / PRUNE_FILE, dtype)
         self._fold = _session(folder / FOLD_FILE, "fp32") if recurrent(caches) else None
-        self._encoder = checkpoint.encoder
-        if self._encoder is not None:
-            self._source = _session(folder / ENCODER_FILE, dtype)
-            if self._encoder.is_shared:
-                self._shared = _session(folder.with_name("target") / ENCODER_FILE, dtype)
+        encoder = checkpoint.encoder
+        self._sources = None
+        if encoder is not None:
+            shared = folder.with_name("target") / ENCODER_FILE if encoder.is_shared else None
+            self._sources = ParitySources(
+                _session(folder / ENCODER_FILE, dtype),
+                encoder,
+                None if shared is None else _session(shared, dtype),
+            )
+        self._reads_positions = encoder is not None and encoder.reads_positions
         self._masks = checkpoint.masks
         self._returns_features = checkpoint.feature_layers is not None
         self._window = checkpoint.sliding_window
@@ -137,25 +144,52 @@ class ForestEngine:
 
         gather: the pairs of a gather head, whose first output has a number for each.
         """
+        if case.together:
+            return self._outputs_together(case, names, gather)
         num_prefix, features = len(case.prefix_ids), case.features
-        source = self._source_inputs(case)
         no_rows = np.zeros(0, np.int64)
         no_pairs = None if gather is None else Gather(no_rows, no_rows)
         if self._recent is not None:
             self._recent.begin()
         for start in range(0, num_prefix, _PREFIX_CHUNK):
             chunk = case.prefix_ids[start : start + _PREFIX_CHUNK]
-            inputs = source
+            inputs = self._source_inputs([case], [len(chunk)])
             if features is not None:
                 inputs = self._feature_inputs(features[start : start + len(chunk)])
             parents = np.arange(-1, len(chunk) - 1)
             self._step(chunk, parents, start, no_rows, names, inputs, no_pairs)
         if self._recent is not None:
             self._fold_prefix(num_prefix)
-        inputs = source
+        inputs = self._source_inputs([case], [len(case.node_ids)])
         if features is not None:
             inputs = self._node_features(case, features[num_prefix:], no_pairs)
         return self._step(case.node_ids, case.parents, num_prefix, case.rows, names, inputs, gather)
+
+    def _outputs_together(
+        self, case: ForestCase, names: list[str], gather: Gather | None
+    ) -> list[NDArray[Any]]:
+        """Return the outputs of requests whose nodes are in one call, behind prefixes of each.
+
+        The prefixes lie one behind the other, each computed in a call of its own.
+        """
+        no_rows = np.zeros(0, np.int64)
+        no_pairs = None if gather is None else Gather(no_rows, no_rows)
+        nodes = NodesTogether.of(case.requests)
+        row_positions = np.zeros(self.capacity, np.int64)
+        for request, prefix in zip(case.requests, nodes.prefixes, strict=True):
+            tokens, first = request.prefix_ids, int(prefix[0])
+            row_positions[slice(*prefix)] = np.arange(len(tokens))
+            if len(tokens):
+                parents = np.arange(-1, len(tokens) - 1)
+                no_prefix = np.tile([first, first], (len(tokens), 1))
+                seen = SeenRows.of(parents, first, row_positions, no_prefix)
+                inputs = self._source_inputs([request], [len(tokens)])
+                self._step(tokens, parents, first, no_rows, names, inputs, no_pairs, seen)
+        inputs = self._source_inputs(case.requests, nodes.sizes)
+        ids, parents, first = nodes.node_ids, nodes.parents, int(nodes.prefixes[-1, 1])
+        prefixes = np.repeat(nodes.prefixes, nodes.sizes, axis=0)
+        seen = SeenRows.of(parents, first, row_positions, prefixes)
+        return self._step(ids, parents, first, nodes.rows, names, inputs, gather, seen)
 
     def move_rows(
         self, src_rows: NDArray[np.int64], first_row: int, recent_rows: NDArray[np.int64]
@@ -193,16 +227,18 @@ class ForestEngine:
         outputs: list[str],
         further: Mapping[str, NDArray[Any]],
         gather: Gather | None,
+        seen: SeenRows | None = None,
     ) -> list[NDArray[Any]]:
         """Return the named outputs of nodes, by as many calls as their number takes.
 
         further: inputs of a feature draft, which takes any number in one call, or of a source.
         gather: the pairs of a gather head, None for any other.
+        seen: by the nodes; None: all rows before them, which are a path.
         """
-        visible, positions = see_rows(parents, first_row, self.capacity)
+        if seen is None:
+            seen = SeenRows.of(parents, first_row, np.arange(self.capacity))
+        visible, positions, row_positions = seen.visible, seen.positions, seen.row_positions
         near = visible
-        row_positions = np.arange(self.capacity)
-        row_positions[first_row : first_row + len(positions)] = positions
         if self._window is not None:
             near = visible & (positions[:, None] - row_positions < self._window)
         mask_by_name = {ATTENTION_MASK: visible, ATTENTION_MASK_SLIDING: near}
@@ -223,7 +259,7 @@ class ForestEngine:
                 number = self._recent.num_ancestors
                 above = rows_above(parents, first_row, number)
                 inputs |= self._recent.inputs(visible[part], above[part], first_row + start)
-            if self._encoder is not None and self._encoder.reads_positions:
+            if self._reads_positions:
                 inputs[ROW_POSITIONS] = row_positions
             if self._returns_features:
                 inputs[FEATURE_ROWS] = np.arange(len(token_ids[part]))
@@ -235,18 +271,18 @@ class ForestEngine:
             gathered[order] = gathered.copy()
         return joined
 
-    def _source_inputs(self, case: ForestCase) -> dict[str, NDArray[Any]]:
-        """Return the cross rows of a case by name, none for a model without an encoder."""
-        if self._encoder is None or case.source_ids is None:
+    def _source_inputs(
+        self, requests: Sequence[ForestCase], num_rows: Sequence[int]
+    ) -> dict[str, NDArray[Any]]:
+        """Return the inputs of a call with so many rows of each request, none without an encoder.
+
+        A model with an encoder has a source in all of its cases.
+        """
+        sources = [case.source_ids for case in requests if case.source_ids is not None]
+        if self._sources is None or not sources:
             return {}
-        names = list(self._encoder.cross_shapes)
-        inputs = {SOURCE_IDS: case.source_ids[None]}
         with _as_export_errors():
-            if self._encoder.is_shared:
-                [hidden] = self._shared.run([HIDDEN_STATES], inputs)
-                inputs = {HIDDEN_STATES: hidden}
-            rows = self._source.run(names, inputs)
-        return dict(zip(names, rows, strict=True))
+            return self._sources.inputs(sources, np.repeat(np.arange(len(sources)), num_rows))
 
     def _feature_inputs(
         self,
@@ -325,40 +361,6 @@ def _gather_inputs(
     is_pair = is_wanted[gather.rows]
     rows = is_wanted.cumsum()[gather.rows[is_pair]] - 1
     return {GATHER_ROWS: rows, GATHER_IDS: gather.token_ids[is_pair]}
-
-
-def see_rows(
-    parents: NDArray[np.int64], first_row: int, capacity: int
-) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-    """Return the rows that nodes from ``first_row`` on see, (S, C) bool, and their positions, (S,).
-
-    A node sees the rows before ``first_row``, its ancestors and itself. With parents
-    [-1, -1, 0] and first_row 1, node 2 sees rows 0, 1, 3 and stands at position 2.
-    """
-    visible = np.zeros((len(parents), capacity), np.bool_)
-    positions = np.zeros(len(parents), np.int64)
-    for node, parent in enumerate(parents):
-        visible[node, :first_row] = True
-        if parent >= 0:
-            visible[node] |= visible[parent]
-        visible[node, first_row + node] = True
-        positions[node] = first_row if parent < 0 else positions[parent] + 1
-    return visible, positions
-
-
-def rows_above(parents: NDArray[np.int64], first_row: int, number: int) -> NDArray[np.int64]:
-    """Return the last rows of the path to each node from ``first_row`` on, (S, number) int64.
-
-    The oldest first, -1 before the path begins. With parents [-1, -1, 0], first_row 1 and number 2:
-    [[-1, 0], [-1, 0], [0, 1]].
-    """
-    rows = np.zeros((len(parents), number), np.int64)
-    for node, parent in enumerate(parents):
-        if parent < 0:
-            rows[node] = np.arange(first_row - number, first_row)
-        else:
-            rows[node] = [*rows[parent, 1:], first_row + parent]
-    return np.maximum(rows, -1)
 
 
 def _session(file: Path, dtype: str) -> Any:

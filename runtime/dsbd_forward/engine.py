@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_forward.forward import Forward, ForwardResult
+from dsbd_forward.forward import Forward, ForwardResult, Source
 from dsbd_forward.spec import EngineSpec
 
 
@@ -41,3 +41,16 @@ class GrowingEngine(Engine, Protocol):
 
         More rows, or fewer, are as right as before.
         """
+
+
+class SourceReader(Engine, Protocol):
+    """An engine whose forwards may have rows of several sources: its spec ``joins_sources``."""
+
+    def read_source(self, source: Source) -> None:
+        """Read a source before a forward has it among others, which its errors would end as well.
+
+        A forward that has a source which was not read is as right.
+        """
+
+    def release_source(self, source: Source) -> None:
+        """Let what is kept of a source go; a forward that has it again is as right as before."""

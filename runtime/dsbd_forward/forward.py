@@ -25,6 +25,41 @@ NO_ROW = -1
 
 
 @dataclass(frozen=True, slots=True)
+class RowSources:
+    """The sources of rows.
+
+    Attributes:
+        distinct: those that differ, in the order of their first rows.
+        index: (S,) int64. Which of them each row has.
+    """
+
+    distinct: tuple[Source, ...]
+    index: Ints
+
+    @classmethod
+    def joined(cls, sources: Sequence[RowSources]) -> RowSources:
+        """Return those of rows that lie one behind the other."""
+        number_by_source: dict[Source, int] = {}
+        index = []
+        for each in sources:
+            numbers = [
+                number_by_source.setdefault(source, len(number_by_source))
+                for source in each.distinct
+            ]
+            index.append(np.array(numbers)[each.index])
+        return cls(tuple(number_by_source), np.concatenate(index))
+
+    def part(self, start: int, stop: int) -> RowSources:
+        """Return those of the rows ``start`` to ``stop - 1``."""
+        used, first, index = np.unique(
+            self.index[start:stop], return_index=True, return_inverse=True
+        )
+        order = first.argsort()
+        distinct = tuple(self.distinct[number] for number in used[order].tolist())
+        return RowSources(distinct, order.argsort()[index])
+
+
+@dataclass(frozen=True, slots=True)
 class Forward:
     """The rows that a forward appends to an engine's cache, and what is wanted of them.
 
@@ -39,7 +74,8 @@ class Forward:
             engine that returns them; None: none.
         parent_features: where the feature of each row's parent lies, of a feature draft, which
             returns its own of all rows.
-        source: of all rows.
+        source: of all rows; None also where they have several.
+        sources: of the rows where they have several, of an engine that joins sources; None: one.
     """
 
     token_ids: Ints
@@ -50,6 +86,12 @@ class Forward:
     feature_rows: Ints | None = None
     parent_features: ParentFeatures | None = None
     source: Source = None
+    sources: RowSources | None = None
+
+    @property
+    def row_sources(self) -> RowSources:
+        """The sources of the rows, however many."""
+        return self.sources or RowSources((self.source,), np.zeros(self.num_new, np.int64))
 
     @property
     def num_new(self) -> int:
@@ -110,6 +152,7 @@ class Forward:
         if feature_rows is not None:
             begin, end = np.searchsorted(feature_rows, (start, stop)).tolist()
             feature_rows = feature_rows[begin:end] - start
+        sources = self.sources and self.sources.part(start, stop)
         return Forward(
             self.token_ids[start:stop],
             self.positions[start:stop],
@@ -118,7 +161,7 @@ class Forward:
             gather,
             feature_rows,
             self.parent_features and self.parent_features.part(start, stop),
-            self.source,
+            *(_one_or_several(sources) if sources else (self.source, None)),
         )
 
     def logit_rows_in(self, start: int, stop: int) -> NDArray[np.bool_]:
@@ -201,8 +244,13 @@ def joined_forward(forwards: Sequence[Forward]) -> Forward:
         _joined_gather(forwards),
         _joined_feature_rows(forwards, begins),
         joined_parents(parents) if parents else None,
-        forwards[0].source,
+        *_one_or_several(RowSources.joined([forward.row_sources for forward in forwards])),
     )
+
+
+def _one_or_several(sources: RowSources) -> tuple[Source, RowSources | None]:
+    """Return the fields ``source`` and ``sources`` of a forward."""
+    return (sources.distinct[0], None) if len(sources.distinct) == 1 else (None, sources)
 
 
 def _joined_rows(rows: Sequence[Ints], begins: Ints) -> Ints:

@@ -49,6 +49,7 @@ class EngineSpec:
         returns_features: whether it is a target that returns features of the rows asked for.
         reads_features: whether it is a feature draft: each of its rows needs its parent's feature.
         reads_source: whether every forward needs a source, which its rows depend on.
+        joins_sources: whether the rows of a forward may have several; see ``SourceReader``.
         memory: what it keeps.
     """
 
@@ -57,4 +58,5 @@ class EngineSpec:
     returns_features: bool = False
     reads_features: bool = False
     reads_source: bool = False
+    joins_sources: bool = False
     memory: MemorySpec = field(default_factory=MemorySpec)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_forward.features import Features
-from dsbd_forward.forward import Forward, ForwardResult
+from dsbd_forward.forward import Forward, ForwardResult, Source
 from dsbd_forward.logits import DenseLogits, Gather, GatheredLogits, Logits, TopLogits
 from dsbd_forward.spec import EngineSpec, HeadSpec, MemorySpec
 from dsbd_runtime.cache_entries import most_new_rows, num_ancestors
@@ -47,6 +47,7 @@ def engine_spec(entry: ModelEntry) -> EngineSpec:
         returns_features=entry.features is not None and not entry.is_feature_draft,
         reads_features=entry.is_feature_draft,
         reads_source=entry.encoder is not None,
+        joins_sources=entry.encoder is not None,
         memory=MemorySpec(kept=frozenset(cache.kind for cache in entry.caches)),
     )
 
@@ -111,7 +112,7 @@ class CausalLM:
         """Append the rows of a forward; return the logits of some of them, and features.
 
         More than ``MAX_FORWARD_ROWS`` rows, or than the engine takes, go in several calls: no mask
-        of S x capacity is built.
+        of S x capacity is built. So do rows of more sources than fit the memory at a time.
         The arrays of the result are the caller's own, but for ``Logits.full``.
 
         Raises InputError for a wrong shape, type or value, or where the engine has not what is
@@ -179,6 +180,16 @@ class CausalLM:
         except CapacityError:  # the request may need less, and grows as it goes
             _log.debug("no memory for the %d rows that are expected", num_rows)
 
+    def read_source(self, source: Source) -> None:
+        """See SourceReader; raises as ``forward``."""
+        if self._session.sources is not None:
+            self._session.sources.read(source)
+
+    def release_source(self, source: Source) -> None:
+        """See SourceReader."""
+        if self._session.sources is not None:
+            self._session.sources.release(source)
+
     def keep(self, rows: NDArray[np.int64]) -> None:
         """Keep the cache rows ``rows``, (K,) int64 strictly increasing; drop all others.
 
@@ -230,15 +241,30 @@ class CausalLM:
         self._reserve(self._num_rows + num_new, self._num_rows)
         if self._recent is not None:
             self._recent.truncate(self._num_rows)
-        if num_new <= self._most_new_rows:
+        starts = self._call_starts(forward)
+        if len(starts) == 1:
             outputs = self._run(self._num_rows, forward, features, 0)
         else:
-            outputs = self._run_in_chunks(forward, features)
+            outputs = self._run_in_chunks(forward, features, starts)
         self._num_rows += num_new
         if self.spec.head.keeps_full_logits:
-            last_start = (num_new - 1) // self._most_new_rows * self._most_new_rows
-            self._full = KeptLogits(self._session, forward.logit_rows, last_start)
+            self._full = KeptLogits(self._session, forward.logit_rows, starts[-1])
         return outputs
+
+    def _call_starts(self, forward: Forward) -> list[int]:
+        """Return the rows of a forward with which its calls begin."""
+        memory, sources = self._session.sources, forward.sources
+        if memory is None or sources is None:
+            return list(range(0, forward.num_new, self._most_new_rows))
+        most = memory.most_together(sources.distinct)
+        starts, together = [0], set[int]()
+        for row, source in enumerate(sources.index.tolist()):
+            is_full = row - starts[-1] == self._most_new_rows
+            if is_full or (source not in together and len(together) == most):
+                starts.append(row)
+                together.clear()
+            together.add(source)
+        return starts
 
     def _check_gather(self, forward: Forward) -> None:
         if forward.gather is None:
@@ -267,12 +293,13 @@ class CausalLM:
             self._row_positions = row_positions
         self._kv_bytes_peak = max(self._kv_bytes_peak, self._session.kv_bytes)
 
-    def _run_in_chunks(self, forward: Forward, features: Features | None) -> EngineOutputs:
+    def _run_in_chunks(
+        self, forward: Forward, features: Features | None, starts: list[int]
+    ) -> EngineOutputs:
         head = self._read_head if forward.gather is None else self._head
         outputs = empty_outputs(head, len(forward.logit_rows), forward.num_pairs)
         first_feature = 0
-        for start in range(0, forward.num_new, self._most_new_rows):
-            stop = min(start + self._most_new_rows, forward.num_new)
+        for start, stop in zip(starts, [*starts[1:], forward.num_new], strict=True):
             is_in_chunk = forward.logit_rows_in(start, stop)  # (R,)
             chunk = forward.part(start, stop)
             found = self._run(self._num_rows + start, chunk, features, first_feature)

@@ -80,6 +80,10 @@ class DeviceSession:
         """None: providers with caches on a device refuse engines with recent rows."""
 
     @property
+    def sources(self) -> None:
+        """None: providers with caches on a device refuse engines that read sources."""
+
+    @property
     def feature_kind(self) -> type:
         """See Session."""
         return DeviceFeatures

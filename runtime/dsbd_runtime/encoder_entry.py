@@ -3,12 +3,22 @@
 The encoder runs once a request. What it leaves are the cross rows: a key and a value of every token
 of the source for each decoder layer, which all beams and all drafted nodes read and none writes.
 
+A call of the decoder has B of them, padded to the longest, and says of each of its S rows which one
+it reads: rows of one source lie side by side in ``source_rows``, P places for each source.
+
 | tensor | shape, type | meaning |
 |---|---|---|
 | source_ids | [1,N] int64 | of encoder.onnx: the tokens of the source |
 | hidden_states | [1,N,W] | its last output, for a draft that shares the encoder: of the draft's |
 | | | encoder.onnx the input, in place of source_ids |
-| cross.{i}.key, cross.{i}.value | [1,H,N,D] | its outputs, and inputs of the decoder's graph |
+| cross.{i}.key, cross.{i}.value | [1,H,N,D] | its outputs |
+| the same | [B,H,N,D] | of the decoder's graph: those of B sources |
+| source_lengths | [B] int64 | of the decoder's graph: tokens of each source, behind which lie any |
+| | | finite numbers |
+| source_rows | [B,P] int64 | of the decoder's graph: the rows of the call that read each source, |
+| | | filled up with any others |
+| source_places | [S] int64 | of the decoder's graph: where each row stands in source_rows, read |
+| | | one source after the other |
 | row_positions | [C] int64 | of the decoder's graph, with a bias by distance: positions of all |
 | | | rows of the cache; of those that no node sees any number |
 """
@@ -30,6 +40,9 @@ ENCODER_FILE = "encoder.onnx"
 ENCODER_WEIGHTS_FILE = f"{ENCODER_FILE}.data"
 SOURCE_IDS = "source_ids"
 HIDDEN_STATES = "hidden_states"
+SOURCE_LENGTHS = "source_lengths"
+SOURCE_ROWS = "source_rows"
+SOURCE_PLACES = "source_places"
 ROW_POSITIONS = "row_positions"
 
 

@@ -90,7 +90,15 @@ from dsbd_runtime.cache_entries import (
     recent,
     recurrent,
 )
-from dsbd_runtime.encoder_entry import HIDDEN_STATES, ROW_POSITIONS, SOURCE_IDS, EncoderEntry
+from dsbd_runtime.encoder_entry import (
+    HIDDEN_STATES,
+    ROW_POSITIONS,
+    SOURCE_IDS,
+    SOURCE_LENGTHS,
+    SOURCE_PLACES,
+    SOURCE_ROWS,
+    EncoderEntry,
+)
 from dsbd_runtime.errors import BundleError
 
 INPUT_IDS = "input_ids"
@@ -305,8 +313,14 @@ class GraphContract:
     def _source_inputs(self) -> dict[str, TensorSpec]:
         if self.encoder is None:
             return {}
-        positions = {ROW_POSITIONS: TensorSpec(_INT64, (None,))}
-        return {**(positions if self.encoder.reads_positions else {}), **cross_specs(self.encoder)}
+        inputs = {
+            SOURCE_ROWS: TensorSpec(_INT64, (None, None)),
+            SOURCE_PLACES: TensorSpec(_INT64, (None,)),
+            SOURCE_LENGTHS: TensorSpec(_INT64, (None,)),
+        }
+        if self.encoder.reads_positions:
+            inputs[ROW_POSITIONS] = TensorSpec(_INT64, (None,))
+        return {**inputs, **cross_specs(self.encoder, None)}
 
     @property
     def _gather_inputs(self) -> tuple[str, ...]:
@@ -324,10 +338,13 @@ class GraphContract:
         }
 
 
-def cross_specs(encoder: EncoderEntry) -> dict[str, TensorSpec]:
-    """Return the cross rows by name: outputs of an encoder's graph, inputs of its decoder's."""
+def cross_specs(encoder: EncoderEntry, num_sources: int | None) -> dict[str, TensorSpec]:
+    """Return the cross rows by name: outputs of an encoder's graph, inputs of its decoder's.
+
+    num_sources: those of a call, None where it may have any number.
+    """
     return {
-        name: TensorSpec(_FLOAT_TYPES[dtype], (1, num_heads, None, width))
+        name: TensorSpec(_FLOAT_TYPES[dtype], (num_sources, num_heads, None, width))
         for name, (dtype, num_heads, width) in encoder.cross_shapes.items()
     }
 
@@ -349,7 +366,7 @@ class EncoderContract:
     def outputs(self) -> dict[str, TensorSpec]:
         """The outputs by name."""
         hidden = self._hidden if self.encoder.returns_hidden else {}
-        return {**cross_specs(self.encoder), **hidden}
+        return {**cross_specs(self.encoder, 1), **hidden}
 
     @property
     def _hidden(self) -> dict[str, TensorSpec]:

@@ -36,6 +36,11 @@ class CrossRows:
         self.num_bytes = num_bytes
         self.hidden = hidden
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the source, N."""
+        return int(next(iter(self.values.values())).shape()[2])
+
 
 class OrtEncoder:
     """One encoder, which reads every source once as long as its cross rows are kept.
@@ -73,6 +78,7 @@ class OrtEncoder:
             path, EncoderContract(entry), self._engine.get_inputs(), self._engine.get_outputs()
         )
         self._kept: OrderedDict[Source, CrossRows] = OrderedDict()
+        self._hidden_of_taken: OrderedDict[Source, Any] = OrderedDict()
         self.num_bytes = 0
 
     def cross_rows(self, source: Source) -> CrossRows:
@@ -87,10 +93,7 @@ class OrtEncoder:
             rows = self._read(source)
             self.num_bytes += rows.num_bytes
         self._kept[source] = rows
-        while len(self._kept) > MOST_SOURCES or (
-            len(self._kept) > 1 and self.num_bytes > self._most_bytes
-        ):
-            self._drop_oldest()
+        self._drop_oldest()
         return rows
 
     def keep_hidden(self) -> None:
@@ -103,6 +106,8 @@ class OrtEncoder:
 
         Raises as ``cross_rows``.
         """
+        if (taken := self._hidden_of_taken.get(source)) is not None:
+            return taken
         hidden = self.cross_rows(source).hidden
         self._reading = None  # the draft's
         return hidden
@@ -112,9 +117,31 @@ class OrtEncoder:
         reading, self._reading = self._reading, None
         return reading
 
+    def take(self, source: Source) -> CrossRows:
+        """Return the cross rows of a source, which are the caller's to keep from now on.
+
+        Its hidden states stay here, for a draft that has not read the source yet.
+
+        Raises as ``cross_rows``.
+        """
+        rows = self.cross_rows(source)
+        del self._kept[source]
+        self.num_bytes -= rows.num_bytes
+        if rows.hidden is not None:
+            self._hidden_of_taken[source] = rows.hidden
+            self.num_bytes += rows.hidden.tensor_size_in_bytes()
+            self._drop_oldest()
+        return rows
+
+    def limit(self, most_bytes: int) -> None:
+        """Keep at most so many bytes of cross rows from now on, those read last in any case."""
+        self._most_bytes = most_bytes
+        self._drop_oldest()
+
     def forget(self) -> None:
         """Drop the cross rows of all sources."""
         self._kept.clear()
+        self._hidden_of_taken.clear()
         self.num_bytes = 0
 
     def close(self) -> None:
@@ -123,8 +150,17 @@ class OrtEncoder:
         self.forget()
 
     def _drop_oldest(self) -> None:
-        _, rows = self._kept.popitem(last=False)
-        self.num_bytes -= rows.num_bytes
+        """Drop what is of sources that were read longest ago until the others may be kept."""
+        while len(self._hidden_of_taken) > MOST_SOURCES or (
+            len(self._hidden_of_taken) > 1 and self.num_bytes > self._most_bytes
+        ):
+            _, hidden = self._hidden_of_taken.popitem(last=False)
+            self.num_bytes -= hidden.tensor_size_in_bytes()
+        while len(self._kept) > MOST_SOURCES or (
+            len(self._kept) > 1 and self.num_bytes > self._most_bytes
+        ):
+            _, rows = self._kept.popitem(last=False)
+            self.num_bytes -= rows.num_bytes
 
     def _read(self, source: Source) -> CrossRows:
         source_ids, began = checked_source(self._entry, source), self._clock()

@@ -11,18 +11,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_forward.forward import SourceReading
+from dsbd_forward.forward import RowSources, SourceReading
 from dsbd_runtime import graph
 from dsbd_runtime.bundle import FOLD_FILE
 from dsbd_runtime.cache_entries import attending, past_name, present_name, recent
-from dsbd_runtime.encoder_entry import ENCODER_FILE, ROW_POSITIONS
+from dsbd_runtime.cross_slots import CrossSlots, places_of_rows
+from dsbd_runtime.encoder_entry import (
+    ENCODER_FILE,
+    ROW_POSITIONS,
+    SOURCE_LENGTHS,
+    SOURCE_PLACES,
+    SOURCE_ROWS,
+)
 from dsbd_runtime.errors import BundleError, CapacityError, EngineError
 from dsbd_runtime.features import HostFeatures, ReadFeatures, host_rows
 from dsbd_runtime.full_logits import HostLogits
 from dsbd_runtime.graph import check_graph, empty_outputs
 from dsbd_runtime.kv_cache import NUMPY_DTYPES, KVCache, bucket_capacity
 from dsbd_runtime.manifest import ModelEntry
-from dsbd_runtime.ort_encoder import CrossRows, OrtEncoder
+from dsbd_runtime.ort_encoder import OrtEncoder
 from dsbd_runtime.ort_module import LOG_ERRORS, check_offered, import_ort_for, session_options
 from dsbd_runtime.prepared_engine import PreparedEngine
 from dsbd_runtime.providers import Provider, check_runnable, find_provider
@@ -93,7 +100,8 @@ class OrtSession:
             model_path, entry.contract, self._engine.get_inputs(), self._engine.get_outputs()
         )
         self._encoder: OrtEncoder | None = None
-        self._cross: CrossRows | None = None  # that are bound
+        self._sources: CrossSlots | None = None
+        self._cross: dict[str, Any] | None = None  # that are bound
         if entry.encoder is not None:
             self._encoder = OrtEncoder(
                 self._ort,
@@ -102,6 +110,7 @@ class OrtSession:
                 lambda path: open_engine(path, new_options()),
                 shared=shared_encoder,
             )
+            self._sources = CrossSlots(self._ort, self._encoder, entry.encoder)
         self._next_options: Any = None  # of the next call
         self._cache: KVCache | None = _new_cache(model_path, entry)
         self._recent = None
@@ -122,7 +131,7 @@ class OrtSession:
     @property
     def kv_bytes(self) -> int:
         """Bytes that the caches take now, those of recent rows and of sources included."""
-        others = [part.num_bytes for part in (self._recent, self._encoder) if part is not None]
+        others = [part.num_bytes for part in (self._recent, self._sources) if part is not None]
         return sum(others) + (0 if self._cache is None else self._cache.num_bytes)
 
     @property
@@ -138,6 +147,11 @@ class OrtSession:
     def take_reading(self) -> SourceReading | None:
         """See Session."""
         return None if self._encoder is None else self._encoder.take_reading()
+
+    @property
+    def sources(self) -> CrossSlots | None:
+        """See Session."""
+        return self._sources
 
     @property
     def feature_kind(self) -> type:
@@ -160,10 +174,10 @@ class OrtSession:
         """Give the caches room for ``num_rows`` rows; keep the first ``num_used``."""
         cache = self._open_cache()
         capacity = bucket_capacity(num_rows)
-        if num_rows == 0 and self._encoder is not None:
-            # No row is left that depends on a source. Not before a first call: a draft that shares
-            # the encoder may have had its source read.
-            self._encoder.forget()
+        if num_rows == 0 and self._sources is not None:
+            # No row is left that depends on a source. Not before a first call, whose sources may
+            # have been read.
+            self._sources.forget()
             self._cross = None
         if num_used == 0 or capacity > cache.capacity:
             self._resize(cache, capacity, num_used)
@@ -202,8 +216,8 @@ class OrtSession:
         self._bind_full_logits(len(forward.logit_rows))
         if inputs.features is not None:
             self._bind_features(inputs)
-        if self._encoder is not None:
-            self._bind_cross_rows(self._encoder.cross_rows(forward.source))
+        if self._sources is not None:
+            self._bind_sources(self._sources, forward.row_sources)
         try:
             self._engine.run_with_iobinding(self._binding, self._next_options)
             self._next_options = None
@@ -228,6 +242,8 @@ class OrtSession:
         self._recent = None
         self._full = None
         self._cross = None
+        if self._sources is not None:
+            self._sources.forget()
         if self._encoder is not None:
             self._encoder.close()
 
@@ -283,12 +299,17 @@ class OrtSession:
             self._binding.bind_ortvalue_output(graph.LOGITS, self._ort_value(logits))
             self._num_full_bound = num_logit_rows
 
-    def _bind_cross_rows(self, rows: CrossRows) -> None:
-        """Bind what the decoder reads of a source, unless it is bound."""
-        if rows is not self._cross:
-            for name, value in rows.values.items():
+    def _bind_sources(self, sources: CrossSlots, of_rows: RowSources) -> None:
+        """Bind what the decoder reads of sources, unless it is bound, and which row reads which."""
+        found = sources.of_call(of_rows.distinct)
+        if found.values is not self._cross:
+            for name, value in found.values.items():
                 self._binding.bind_ortvalue_input(name, value)
-            self._cross = rows
+            self._cross = found.values
+        rows, places = places_of_rows(found.items[of_rows.index], len(found.lengths))
+        arrays = {SOURCE_ROWS: rows, SOURCE_PLACES: places, SOURCE_LENGTHS: found.lengths}
+        for name, array in arrays.items():
+            self._binding.bind_ortvalue_input(name, self._ort_value(array))
 
     def _bind_features(self, inputs: EngineInputs) -> None:
         """Bind the features that the call reads, and the rows that it writes."""

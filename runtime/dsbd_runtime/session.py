@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -10,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_forward.features import Features
-from dsbd_forward.forward import Forward, SourceReading
+from dsbd_forward.forward import Forward, Source, SourceReading
 from dsbd_forward.rows import Ints
 from dsbd_runtime.bundle import Bundle
 from dsbd_runtime.providers import Placement
@@ -78,6 +79,24 @@ EngineOutputs = dict[str, NDArray[Any]]
 """The outputs of one engine call that are copied, by name; ``graph.head_outputs`` lists them."""
 
 
+class SourceMemory(Protocol):
+    """What an encoder has left of the sources that calls read."""
+
+    def most_together(self, sources: Sequence[Source]) -> int:
+        """Return how many of these sources one call may have."""
+
+    def read(self, source: Source) -> None:
+        """Read a source, unless it is kept.
+
+        Raises:
+            InputError: it is none of the encoder's.
+            CapacityError: it is too long, for the encoder or for the memory.
+        """
+
+    def release(self, source: Source) -> None:
+        """Let what is kept of a source go when it is in the way: no request reads it any more."""
+
+
 class Session(Protocol):
     """One engine together with the key/value caches that it updates in place."""
 
@@ -92,6 +111,10 @@ class Session(Protocol):
     @property
     def recent(self) -> RecentMemory | None:
         """The recent rows of convolutions and recurrences; None without such layers."""
+
+    @property
+    def sources(self) -> SourceMemory | None:
+        """What is kept of sources; None of an engine that reads none."""
 
     @property
     def feature_kind(self) -> type:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from dsbd_forward.forward import Forward, ForwardResult, Source
+from dsbd_forward.logits import DenseLogits
 from dsbd_ort.decoding import DecodingConfig, DecodingRequest, TableModel
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder, decoded_together
 from dsbd_ort.decoding.cache_view import PrefixCache, RowIdentity
 from dsbd_ort.decoding.decode import iterations_of
 from dsbd_ort.decoding.engine_call import EngineCall, Meter, Wanted, forward_groups
-from dsbd_ort.decoding.request import result_of
+from dsbd_ort.decoding.request import DecodeResult, result_of
 from tests.decoding.tables import random_table
 
 VOCAB = 8
@@ -39,6 +42,43 @@ class Sourced(TableModel):
     def keep(self, rows: np.ndarray) -> None:
         super().keep(rows)
         self.sources = [self.sources[row] for row in rows.tolist()]
+
+
+class Joining(Sourced):
+    """The same, of which one forward may have rows of several sources.
+
+    Attributes:
+        num_forwards: so far.
+        released: sources, in the order in which nobody read them any more.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spec = replace(self.spec, joins_sources=True)
+        self.num_forwards = 0
+        self.released: list[Source] = []
+
+    def forward(self, forward: Forward) -> ForwardResult:
+        """Compute one row at a time, by the table of its own source."""
+        self.num_forwards += 1
+        sources = forward.row_sources
+        row_of = {row: place for place, row in enumerate(forward.logit_rows.tolist())}
+        values = np.zeros((len(row_of), VOCAB), np.float32)
+        for row, number in enumerate(sources.index.tolist()):
+            part = replace(forward.part(row, row + 1), source=sources.distinct[number])
+            assert part.sources is None
+            assert part.source == sources.distinct[number]
+            found = super().forward(part)
+            if row in row_of:
+                values[row_of[row]] = found.logits.values[0]
+        return ForwardResult(DenseLogits(values))
+
+    def read_source(self, source: Source) -> None:
+        if source == "unreadable":
+            raise ValueError("nobody can read it")
+
+    def release_source(self, source: Source) -> None:
+        self.released.append(source)
 
 
 def request_of(source: Source, seed: int) -> DecodingRequest:
@@ -78,6 +118,56 @@ def test_a_prefix_of_another_source_is_not_reused() -> None:
         assert prefixes[0].source == source
 
 
+def test_requests_of_several_sources_share_forwards_of_an_engine_that_joins_them() -> None:
+    """Every one as alone; as many forwards as the longest request needs, not as all do."""
+    asked = [(source, seed) for seed in range(3) for source in ("a", "b", None, "a")]
+    alone_, together = Sourced(), Joining()
+    requests = [request_of(*each) for each in asked]
+    results = decoded_together(BatchedDecoder(together, None), requests, len(requests))
+    for each, result in zip(asked, results, strict=True):
+        assert [sequence.token_ids for sequence in result.sequences] == alone(*each), each
+    result_of(iterations_of(request_of("a", 0), alone_, None, None))
+    assert together.num_forwards <= CONFIG.max_new_tokens + 1
+    assert set(together.released) == {"a", "b", None}
+
+
+def test_a_source_that_cannot_be_read_ends_its_own_requests_alone() -> None:
+    model = Joining()
+    decoder = BatchedDecoder(model, None)
+    sources = ("a", "unreadable", "b", "unreadable")
+    members = [decoder.join(request_of(source, seed)) for seed, source in enumerate(sources)]
+    ended = {}
+    while decoder.num_members:
+        for progress in decoder.iterate():
+            if isinstance(progress.event, DecodeResult | BaseException):
+                ended[progress.member] = progress.event
+    for seed, (source, member) in enumerate(zip(sources, members, strict=True)):
+        if source == "unreadable":
+            assert str(ended[member]) == "nobody can read it"
+        else:
+            found = [sequence.token_ids for sequence in ended[member].sequences]
+            assert found == alone(source, seed)
+    assert set(model.released) == {"a", "b", "unreadable"}
+
+
+def test_a_source_is_released_with_its_last_request_preempted_ones_included() -> None:
+    model = Joining()
+    decoder = BatchedDecoder(model, None)
+    first, second, other = (decoder.join(request_of(s, n)) for n, s in enumerate("aab"))
+    decoder.iterate()
+    decoder.preempt(second)
+    decoder.leave(first)
+    assert model.released == []
+    decoder.leave(other)
+    assert model.released == ["b"]
+    decoder.resume(second)
+    decoder.iterate()
+    assert model.released == ["b"]
+    decoder.leave(second)
+    decoder.leave(second)
+    assert model.released == ["b", "a"]
+
+
 @pytest.mark.parametrize(
     ("ours", "theirs", "num_common"),
     [
@@ -92,14 +182,16 @@ def test_common_rows(ours, theirs, num_common) -> None:
     assert RowIdentity(*ours).num_common(RowIdentity(*theirs)) == num_common
 
 
-GROUPS: list[tuple[str, list[str]]] = [
-    # calls by their first letters, those of source "x" in capitals; the forwards that they share
-    ("nan", ["nan"]),
-    ("nsan", ["nsn", "a"]),
-    ("sgag", ["s", "a", "g", "g"]),
-    ("nn", ["nn"]),
-    ("aNAn", ["an", "NA"]),
-    ("gng", ["n", "g", "g"]),
+GROUPS: list[tuple[str, list[str], list[str]]] = [
+    # calls by their first letters, those of source "x" in capitals; the forwards that they share,
+    # and those of an engine that joins sources
+    ("nan", ["nan"], ["nan"]),
+    ("nsan", ["nsn", "a"], ["nsn", "a"]),
+    ("sgag", ["s", "a", "g", "g"], ["s", "a", "g", "g"]),
+    ("nn", ["nn"], ["nn"]),
+    ("aNAn", ["an", "NA"], ["aNAn"]),
+    ("sNAG", ["s", "NA", "G"], ["sN", "A", "G"]),
+    ("gng", ["n", "g", "g"], ["n", "g", "g"]),
 ]
 WANTED: dict[str, Wanted] = {
     "n": "no logits",
@@ -109,8 +201,8 @@ WANTED: dict[str, Wanted] = {
 }
 
 
-@pytest.mark.parametrize(("calls", "expected"), GROUPS)
-def test_calls_share_a_forward_by_what_they_want_and_by_source(calls, expected) -> None:
+@pytest.mark.parametrize(("calls", "apart", "joined"), GROUPS)
+def test_calls_share_a_forward_by_what_they_want_and_by_source(calls, apart, joined) -> None:
     def call_of(letter: str) -> EngineCall:
         source = "x" if letter.isupper() else None
         wanted = WANTED[letter.lower()]
@@ -118,5 +210,7 @@ def test_calls_share_a_forward_by_what_they_want_and_by_source(calls, expected) 
 
     made = [call_of(letter) for letter in calls]
     letter_by_call = dict(zip(made, calls, strict=True))
-    groups = ["".join(letter_by_call[call] for call in group) for group in forward_groups(made)]
-    assert sorted(groups) == sorted(expected)
+    for joins, expected in ((False, apart), (True, joined)):
+        groups = forward_groups(made, joins_sources=joins)
+        found = ["".join(letter_by_call[call] for call in group) for group in groups]
+        assert sorted(found) == sorted(expected)

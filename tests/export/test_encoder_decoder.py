@@ -51,7 +51,8 @@ def test_a_family_passes_the_whole_gate(name, captures, tmp_path):
     checkpoint, entry = export_alone(name, tmp_path, captures)
     assert entry.parity.max_abs_error < 5e-5
     cases = [(case.prompt_length, case.name) for case in entry.parity.cases]
-    assert cases == [*((n, kind) for n in (1, 17, 128) for kind in KINDS), (256, "text")]
+    forests = [(n, kind) for n in (1, 17, 128) for kind in KINDS]
+    assert cases == [*forests, (1, "sources"), (256, "text")]
     assert entry.num_layers == 3  # the encoder has two
     assert [rows.layer for rows in entry.encoder.cross] == [0, 1, 2]
     shapes = {(rows.num_heads, rows.key_width, rows.value_width) for rows in entry.encoder.cross}
@@ -125,14 +126,33 @@ def stand_at_rows(graph: onnx.GraphProto) -> None:
         node.input[:] = ["two" if name == "row_positions" else name for name in node.input]
 
 
-@pytest.mark.parametrize("mutate", [see_no_source, stand_at_rows])
+def see_behind_sources(graph: onnx.GraphProto) -> None:
+    """Read what lies behind the tokens of the shorter sources of a call."""
+    for node in graph.node:
+        if "source_lengths" in node.input:
+            del node.input[3:]
+
+
+def take_places_of_others(graph: onnx.GraphProto) -> None:
+    """Take for each row what another row has found in the source that it reads."""
+    two = onnx.numpy_helper.from_array(np.array(2, np.int64), "two")
+    graph.initializer.append(two)
+    for node in graph.node:
+        node.input[:] = ["halves" if name == "source_places" else name for name in node.input]
+    graph.node.insert(0, onnx.helper.make_node("Div", ["source_places", "two"], ["halves"]))
+
+
+MUTATIONS = [see_no_source, stand_at_rows, see_behind_sources, take_places_of_others]
+
+
+@pytest.mark.parametrize("mutate", MUTATIONS)
 def test_a_wrong_source_or_wrong_positions_fail(mutate, captures, tmp_path):
     checkpoint, _ = export_alone("t5", tmp_path, captures)
     model = load_model(checkpoint)
     wanted = [
         Reference(case=case, logits=reference_logits(model, case))
         for case in source_cases(checkpoint)
-        if case.name == "tree"
+        if case.name in ("tree", "sources")
     ]
     limit = ParityLimit(MAX_ABS_ERROR, 1e-4)
     check_parity(tmp_path / "target", checkpoint, wanted, limit)

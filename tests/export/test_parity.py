@@ -26,7 +26,8 @@ from dsbd_export.parity_cases import (
     reference_logits,
     references,
 )
-from dsbd_export.parity_engine import ForestEngine, see_rows
+from dsbd_export.parity_engine import ForestEngine
+from dsbd_export.seen_rows import see_rows
 from dsbd_runtime.bundle import ParityReport
 from tests.export.exported_target import exported_target
 from tests.export.gate import check_parity
@@ -116,6 +117,15 @@ def test_what_nodes_see():
     visible, positions = see_rows(np.array([-1, -1, 0]), first_row=1, capacity=5)
     assert positions.tolist() == [1, 1, 2]
     assert visible.astype(int).tolist() == [[1, 1, 0, 0, 0], [1, 0, 1, 0, 0], [1, 1, 0, 1, 0]]
+
+
+def test_what_nodes_of_two_requests_see():
+    """The first has row 0, the second rows 1 and 2; two nodes of the first, one of the second."""
+    prefixes = np.array([[0, 1], [0, 1], [1, 3]])
+    visible, positions = see_rows(np.array([-1, 0, -1]), 3, 6, prefixes)
+    assert positions.tolist() == [1, 2, 2]
+    wanted = [[1, 0, 0, 1, 0, 0], [1, 0, 0, 1, 1, 0], [0, 1, 1, 0, 0, 1]]
+    assert visible.astype(int).tolist() == wanted
 
 
 def test_a_damaged_weight_fails(folder, checkpoint, wanted):

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from dsbd_export.errors import ExportError
 from dsbd_export.fold_graph import write_fold_graph
-from dsbd_export.parity_engine import rows_above, see_rows
 from dsbd_export.path_convolutions import PathConvolutions
 from dsbd_export.path_recurrences import (
     Checkpoints,
@@ -25,6 +24,7 @@ from dsbd_export.path_recurrences import (
     path_outputs,
 )
 from dsbd_export.replacements import ReplaceTorchFunctions
+from dsbd_export.seen_rows import rows_above, see_rows
 from dsbd_forward.forward import Forward
 from dsbd_runtime.cache_entries import RecurrentRows
 

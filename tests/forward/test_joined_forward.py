@@ -112,6 +112,31 @@ def test_the_parts_of_a_joined_forward_are_the_forwards() -> None:
     assert [listed(joined.part(0, 2)), listed(joined.part(2, 3))] == [listed(first), listed(second)]
 
 
+def test_rows_keep_their_sources_where_they_have_several() -> None:
+    """Of the three requests the first and the last have one source."""
+    given = [(FIRST, "a"), (SECOND, "b"), (SECOND, "a")]
+    joined = joined_forward([new_forward(**rows, source=source) for rows, source in given])
+    assert joined.source is None
+    assert joined.row_sources.distinct == ("a", "b")
+    assert joined.row_sources.index.tolist() == [0, 0, 1, 0]
+    assert joined.row_sources.index.dtype == np.int64
+    one, two = joined.part(0, 2), joined.part(2, 4)
+    assert (one.source, one.sources) == ("a", None)
+    assert (two.source, two.row_sources.distinct) == (None, ("b", "a"))
+    assert two.row_sources.index.tolist() == [0, 1]
+    again = joined_forward([two, one])
+    assert again.row_sources.distinct == ("b", "a")
+    assert again.row_sources.index.tolist() == [0, 1, 1, 1]
+    beside_none = joined_forward([new_forward(**FIRST), new_forward(**SECOND, source="a")])
+    assert beside_none.row_sources.distinct == (None, "a")
+
+
+def test_the_one_source_of_all_rows() -> None:
+    forward = new_forward(**FIRST, source="a")
+    assert forward.row_sources.distinct == ("a",)
+    assert forward.row_sources.index.tolist() == [0, 0]
+
+
 def calls() -> list[Forward]:
     """Three calls with 2, 0 and 1 logit rows, 3, 0 and 1 pairs, 1, 2 and 1 features."""
     no_logits = {"mask": np.tri(2), "token_ids": [1, 2], "positions": [0, 1], "logit_rows": []}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from dsbd_forward.forward import Forward, RowSources, Source
 from dsbd_runtime.causal_lm import CausalLM
 from dsbd_runtime.errors import CapacityError, DsbdError, InputError
 from dsbd_runtime.graph import ATTENTION_MASK, ATTENTION_MASK_SLIDING
@@ -157,6 +159,54 @@ def test_a_failing_move_leaves_the_rows_before_the_gap() -> None:
     with pytest.raises(RuntimeError, match="move"):
         model.keep(np.array([0, 1, 5]))
     assert model.num_rows == 2
+
+
+class FewSources:
+    """The memory of a session that has room for two sources a call."""
+
+    def __init__(self) -> None:
+        self.read_ones: list[Source] = []
+        self.released: list[Source] = []
+
+    def most_together(self, sources: Sequence[Source]) -> int:
+        return 2
+
+    def read(self, source: Source) -> None:
+        self.read_ones.append(source)
+
+    def release(self, source: Source) -> None:
+        self.released.append(source)
+
+
+def test_a_forward_of_more_sources_than_fit_goes_in_several_calls() -> None:
+    session, model = new_model()
+    session.sources = FewSources()  # type: ignore[assignment]
+    index = np.array([0, 0, 1, 0, 2, 1, 1, 2, 0])
+    size = len(index)
+    rows = np.arange(size)
+    forward = Forward(
+        rows,
+        np.zeros(size, np.int64),
+        np.eye(size, dtype=np.bool_),
+        np.array([8, 0, 4, 3]),
+        sources=RowSources(("a", "b", "c"), index),
+    )
+    result = model.forward(forward)
+    assert result.logits.values[:, 0].tolist() == [8, 0, 4, 3]
+    found = [call.forward.row_sources for call in session.calls]
+    assert [each.distinct for each in found] == [("a", "b"), ("c", "b"), ("a",)]
+    assert [each.index.tolist() for each in found] == [[0, 0, 1, 0], [0, 1, 1, 0], [0]]
+    assert session.calls[2].forward.source == "a"
+    assert [call.first_row for call in session.calls] == [0, 4, 8]
+    model.read_source("a")
+    model.release_source("b")
+    assert (session.sources.read_ones, session.sources.released) == (["a"], ["b"])
+    model.forward(
+        replace(
+            forward, mask=np.eye(size, 2 * size, size, dtype=np.bool_), source="a", sources=None
+        )
+    )
+    assert len(session.calls) == 4
 
 
 def test_a_context_manager_closes_the_session() -> None:

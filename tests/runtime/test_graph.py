@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from dsbd_runtime.graph import empty_outputs, head_outputs, parse_num_top_logits
+from dsbd_runtime.cache_entries import AttentionRows
+from dsbd_runtime.encoder_entry import EncoderEntry
+from dsbd_runtime.errors import BundleError
+from dsbd_runtime.graph import (
+    TensorSpec,
+    check_graph,
+    empty_outputs,
+    head_outputs,
+    parse_num_top_logits,
+)
 from tests.runtime.tiny_graph import TinyModel
 
 KINDS = [("full", 0), ("gather", 0), ("topk:1", 1), ("topk:64", 64), ("topk:128256", 128256)]
@@ -55,3 +67,36 @@ def test_the_full_logits_of_a_topk_engine_are_kept(
     assert (entry.kept_output and entry.kept_output.name) == kept
     assert [name for name in entry.contract.outputs if "present" not in name] == outputs
     assert [output.name for output in entry.head if output.name != kept] == outputs[:3]
+
+
+@dataclass
+class FoundTensor:
+    name: str
+    type: str
+    shape: tuple[int | str | None, ...]
+
+
+def found_tensors(specs: dict[str, TensorSpec]) -> list[FoundTensor]:
+    return [FoundTensor(name, spec.type, spec.shape) for name, spec in specs.items()]
+
+
+def test_a_decoder_that_reads_one_source_a_call_is_exported_again() -> None:
+    """As encoder-decoders were exported before calls had several sources."""
+    cross = AttentionRows(layer=0, num_heads=2, key_width=4, value_width=4, dtype="fp32")
+    encoder = EncoderEntry(vocab_size=9, context_length=9, start_token_id=0, cross=[cross])
+    contract = replace(TinyModel().entry(), encoder=encoder).contract
+    outputs = found_tensors(contract.outputs)
+    inputs = found_tensors(contract.inputs)
+    check_graph(Path("model.onnx"), contract, inputs, outputs)
+    names = ("source_rows", "source_places", "source_lengths")
+    for name in names:
+        without = [tensor for tensor in inputs if tensor.name != name]
+        words = f"model.onnx lacks the input {name}; export the bundle again"
+        with pytest.raises(BundleError, match=words):
+            check_graph(Path("model.onnx"), contract, without, outputs)
+    of_one = [
+        replace(tensor, shape=(1, *tensor.shape[1:])) if "cross" in tensor.name else tensor
+        for tensor in inputs
+    ]
+    with pytest.raises(BundleError, match=r"cross.0.key of shape \[1, 2, None, 4\]"):
+        check_graph(Path("model.onnx"), contract, of_one, outputs)

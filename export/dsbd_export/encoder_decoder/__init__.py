@@ -9,4 +9,5 @@ graph.py       the modules that are captured
 shared_encoder.py   drafts whose encoder is the target's
 shared_weights.py   an embedding that both graphs have, stored once
 reference.py   cases of the parity gate, each with a source
+parity_sources.py   the sources of the gate's calls, several in one
 """

@@ -1,8 +1,10 @@
 """Attention and positions of an encoder-decoder in a graph.
 
-Self-attention of the decoder sees the forest mask, attention over the source and in the encoder
-everything: a request has one source, which is not padded. Three things count the rows of a cache,
-and take the positions of a forest instead:
+Self-attention of the decoder sees the forest mask, attention in the encoder everything: a source is
+read alone. The rows of a call of the decoder may have several sources: those of each become an item
+of a batch (``SourcePlaces``), since a mask over all sources one behind the other would cost as many
+times more as there are sources. Three things count the rows of a cache, and take the positions of a
+forest instead:
 
 * tables of positions that take them as an argument (BART, Marian, ...): they are given those;
 * M2M100's, whose positions begin behind the id of the padding, which itself has no position;
@@ -15,6 +17,8 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -49,6 +53,49 @@ def take_over_source_attention(model: PreTrainedModel) -> None:
             )
 
 
+@dataclass(frozen=True)
+class SourcePlaces:
+    """Which source each row of a call reads; the inputs of the graph, see ``encoder_entry``.
+
+    With rows 0, 2 and 3 of source 0 and row 1 of source 1: rows [[0, 2, 3], [1, 0, 0]] (the last
+    two are padding) and places [0, 3, 1, 2].
+
+    Attributes:
+        rows: (B, P) int64. The rows that read each source, filled up with any others.
+        places: (S,) int64. Where each row stands among the B * P.
+        lengths: (B,) int64. Tokens of each source.
+    """
+
+    rows: Tensor
+    places: Tensor
+    lengths: Tensor
+
+    def by_source(self, query: Tensor) -> Tensor:
+        """Return the rows of each source, (B, H, P, D), of those of a call, (1, H, S, D)."""
+        _, num_heads, num_rows, width = query.shape
+        flat = query.transpose(1, 2).reshape(num_rows, num_heads * width)
+        found = F.embedding(self.rows, flat)  # (B, P, H * D)
+        return torch.unflatten(found, 2, (num_heads, width)).transpose(1, 2)
+
+    def by_row(self, attended: Tensor) -> Tensor:
+        """Return the rows of a call, (1, S, H, D), of those of each source, (B, H, P, D)."""
+        _, num_heads, _, width = attended.shape
+        flat = attended.transpose(1, 2).reshape(-1, num_heads * width)
+        found = F.embedding(self.places, flat)  # (S, H * D)
+        return torch.unflatten(found, 1, (num_heads, width))[None]
+
+
+@contextlib.contextmanager
+def rows_of_sources(places: SourcePlaces) -> Iterator[None]:
+    """Let the rows of a decoder's call read their own sources."""
+    read = partial(source_attention, places=places)
+    ALL_ATTENTION_FUNCTIONS.register(SOURCE_ATTENTION, read)
+    try:
+        yield
+    finally:
+        ALL_ATTENTION_FUNCTIONS.register(SOURCE_ATTENTION, source_attention)
+
+
 def source_attention(
     module: nn.Module,
     query: Tensor,
@@ -57,30 +104,42 @@ def source_attention(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     position_bias: Tensor | None = None,
+    places: SourcePlaces | None = None,
     **others: object,
 ) -> tuple[Tensor, None]:
     """Attend; the interface is that of transformers' attention functions.
 
-    query: (1, H, S, D). key, value: (1, H, rows, D). attention_mask: (1, 1, S, C) bool, None for
-    the rows of a source. position_bias: (1, H, S, rows). Returns (1, S, H, D).
+    query: (1, H, S, D). key, value: (1, H, rows, D), of sources (B, H, rows, D). attention_mask:
+    (1, 1, S, C) bool, None for the rows of sources. position_bias: (1, H, S, rows). places: which
+    source each row reads, None in an encoder. Returns (1, S, H, D).
     """
     refuse_unknown(module, others)
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     if attention_mask is None and getattr(module, "is_decoder", False):
         position_bias = None  # T5 hands zeros to the attention over a source
+    if places is not None and attention_mask is None:
+        by_source = places.by_source(query)
+        inputs = [by_source, key, value, None, None, None, places.lengths]
+        return places.by_row(_attended(inputs, by_source, value, scale)), None
     mask = attention_mask
     if position_bias is not None:
         hidden = torch.full((), HIDDEN, dtype=query.dtype)
         mask = position_bias if mask is None else torch.where(mask, position_bias, hidden)
-    attended = torch.onnx.ops.symbolic(
+    inputs = [query, key, value] if mask is None else [query, key, value, mask]
+    return _attended(inputs, query, value, scale).transpose(1, 2), None
+
+
+def _attended(inputs: list[Tensor | None], query: Tensor, value: Tensor, scale: float) -> Tensor:
+    """Return what rows of queries, (B, H, P, D), find by one Attention node, in the same shape."""
+    attended: Tensor = torch.onnx.ops.symbolic(
         "Attention",
-        [query, key, value] if mask is None else [query, key, value, mask],
+        inputs,
         {"is_causal": 0, "scale": scale},
         dtype=query.dtype,
         shape=(*query.shape[:-1], value.shape[-1]),
         version=OPSET,
     )
-    return attended.transpose(1, 2), None
+    return attended
 
 
 class DistanceBiases:

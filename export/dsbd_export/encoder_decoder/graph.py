@@ -22,7 +22,12 @@ from transformers.modeling_outputs import BaseModelOutput
 from dsbd_export.cache_probe import RecordingCache
 from dsbd_export.checkpoint import Checkpoint
 from dsbd_export.draft_vocabulary import spread
-from dsbd_export.encoder_decoder.attention import DistanceBiases, forest_positions
+from dsbd_export.encoder_decoder.attention import (
+    DistanceBiases,
+    SourcePlaces,
+    forest_positions,
+    rows_of_sources,
+)
 from dsbd_export.forest_graph import (
     ForestCache,
     GraphNames,
@@ -33,14 +38,22 @@ from dsbd_export.forest_graph import (
     output_names,
 )
 from dsbd_export.model_loading import cache_name
-from dsbd_runtime.encoder_entry import HIDDEN_STATES, ROW_POSITIONS, SOURCE_IDS, EncoderEntry
+from dsbd_runtime.encoder_entry import (
+    HIDDEN_STATES,
+    ROW_POSITIONS,
+    SOURCE_IDS,
+    SOURCE_LENGTHS,
+    SOURCE_PLACES,
+    SOURCE_ROWS,
+    EncoderEntry,
+)
 
 
 class FixedCrossRows(Cache):  # type: ignore[misc]  # transformers has no types
     """Cross rows that are there already: every layer reads them, none writes."""
 
     def __init__(self, rows: Sequence[LayerCache]) -> None:
-        """rows: key and value of each layer, (1, H, N, D)."""
+        """rows: key and value of each layer, (B, H, N, D)."""
         super().__init__(layers=[])
         self.layers = [SimpleNamespace(keys=keys, values=values) for keys, values in rows]
 
@@ -122,6 +135,9 @@ class DecoderGraph(nn.Module):
         logit_rows: Tensor,
         past: list[LayerCache],
         cross: list[LayerCache],
+        source_rows: Tensor,
+        source_places: Tensor,
+        source_lengths: Tensor,
         row_positions: Tensor | None = None,
     ) -> tuple[Tensor, list[LayerCache]]:
         """Return the logits (R, V) in float32, and the caches with the S new rows."""
@@ -130,6 +146,7 @@ class DecoderGraph(nn.Module):
         unread = torch.zeros(1, 1, self.model.config.hidden_size, dtype=self.model.dtype)
         with (
             forest_positions(decoder, input_ids[0], positions),
+            rows_of_sources(SourcePlaces(source_rows, source_places, source_lengths)),
             contextlib.nullcontext()
             if row_positions is None
             else self._biases.between(positions, row_positions),
@@ -168,7 +185,8 @@ def encoder_names(encoder: EncoderEntry) -> GraphNames:
 def decoder_names(checkpoint: Checkpoint) -> GraphNames:
     """Return the inputs and outputs of the decoder's graph."""
     assert checkpoint.encoder is not None  # the caller has asked
-    more = [ROW_POSITIONS] if checkpoint.encoder.reads_positions else []
+    more = [SOURCE_ROWS, SOURCE_PLACES, SOURCE_LENGTHS]
+    more += [ROW_POSITIONS] if checkpoint.encoder.reads_positions else []
     names = [*input_names(checkpoint), *checkpoint.encoder.cross_shapes, *more]
     return GraphNames(names, output_names(checkpoint))
 
@@ -201,12 +219,16 @@ def _example(checkpoint: Checkpoint) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """Return example arguments of ``DecoderGraph.forward`` and which axes are dynamic."""
     encoder = checkpoint.encoder
     assert encoder is not None  # the caller has asked
-    num_nodes, capacity, num_logits, num_tokens = 5, 13, 3, 11
-    nodes, rows, logits, tokens = (
-        torch.export.Dim(name, min=low) for name, low in (("S", 1), ("C", 1), ("R", 0), ("N", 1))
+    num_nodes, capacity, num_logits, num_tokens, num_sources, num_places = 5, 13, 3, 11, 2, 4
+    limits = (("S", 1), ("C", 1), ("R", 0), ("N", 1), ("B", 1), ("P", 1))
+    nodes, rows, logits, tokens, sources, places = (
+        torch.export.Dim(name, min=low) for name, low in limits
     )
     caches = empty_caches(checkpoint.caches, capacity)
-    cross = empty_caches(encoder.cross, num_tokens)
+    cross = [
+        tuple(part.expand(num_sources, -1, -1, -1).clone() for part in layer)
+        for layer in empty_caches(encoder.cross, num_tokens)
+    ]
     arguments = (
         torch.zeros(1, num_nodes, dtype=torch.int64),
         torch.arange(num_nodes)[None],
@@ -215,6 +237,9 @@ def _example(checkpoint: Checkpoint) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         torch.arange(num_logits),
         caches,
         cross,
+        torch.zeros(num_sources, num_places, dtype=torch.int64),
+        torch.arange(num_nodes),
+        torch.full((num_sources,), num_tokens),
     )
     dynamic_shapes = (
         {1: nodes},
@@ -223,7 +248,10 @@ def _example(checkpoint: Checkpoint) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         None,
         {0: logits},
         [tuple({2: rows} for _ in cache) for cache in caches],
-        [tuple({2: tokens} for _ in layer) for layer in cross],
+        [tuple({0: sources, 2: tokens} for _ in layer) for layer in cross],
+        {0: sources, 1: places},
+        {0: nodes},
+        {0: sources},
     )
     if not encoder.reads_positions:
         return arguments, dynamic_shapes

@@ -18,6 +18,7 @@ from dsbd_export.encoder_decoder.shared_encoder import with_hidden_states
 from dsbd_export.errors import ExportError
 from dsbd_export.model_loading import cache_name
 from dsbd_export.parity_cases import (
+    TREE,
     ComputeIn,
     ForestCase,
     forest_cases,
@@ -59,14 +60,19 @@ def probed_sources(model: PreTrainedModel, checkpoint: Checkpoint, dtype: str) -
 
 
 def source_cases(checkpoint: Checkpoint) -> list[ForestCase]:
-    """Return the forests with sources of several lengths, and the text as its own source."""
+    """Return the forests with sources of several lengths, and the text as its own source.
+
+    Those of one kind of each also together: sources of several lengths in one call.
+    """
     rng = np.random.default_rng(1)
     cases = []
     for index, case in enumerate(forest_cases(checkpoint)):
         length = _SOURCE_LENGTHS[index % len(_SOURCE_LENGTHS)]
         cases.append(_with_source(case, _drawn_source(checkpoint, length, rng), checkpoint))
+    first, *others = (case for case in cases if case.name == TREE)
+    together = dataclasses.replace(first, name="sources", together=tuple(others))
     text = text_case(checkpoint)
-    return [*cases, with_own_source(text, checkpoint)]
+    return [*cases, together, with_own_source(text, checkpoint)]
 
 
 def with_own_source(case: ForestCase, checkpoint: Checkpoint) -> ForestCase:

@@ -18,9 +18,8 @@ from torch import Tensor
 from dsbd_export.checkpoint import Checkpoint
 from dsbd_export.feature_draft.model import FeatureDraft
 from dsbd_export.feature_draft.weights import features_of
-from dsbd_export.parity_cases import TEXT, ForestCase, Reference, forest_cases
+from dsbd_export.parity_cases import TEXT, TREE, ForestCase, Reference, forest_cases
 
-TREE = "tree"
 _NUM_ROWS = 128  # of the case that judges a lower precision
 
 
