@@ -37,7 +37,7 @@ TREE_DEPTH = 3
 _MAX_PREFILL_ROWS = 32  # compared rows of a prefill: the last ones
 
 TEXT_FILE = Path(__file__).parent / "parity_text.txt"
-TEXT, TREE = "text", "tree"
+TEXT, PREFILL, DECODE, TREE = "text", "prefill", "decode", "tree"
 _MAX_TOKENS = 320  # all of the text with the tokenizers of common models
 _MAX_TEXT_ROWS = 128  # compared rows, evenly spread: 128 rows of 128,256 logits are 66 MB
 
@@ -134,8 +134,8 @@ def forest_cases(checkpoint: Checkpoint) -> list[ForestCase]:
         tokens = rng.integers(0, num_tokens, length + len(TREE_PARENTS), dtype=np.int64)
         prompt, continuation = tokens[:length], tokens[length:]
         cases += [
-            _case("prefill", prompt[:0], prompt, range(-1, length - 1)),
-            _case("decode", prompt, continuation[:1], (-1,)),
+            _case(PREFILL, prompt[:0], prompt, range(-1, length - 1)),
+            _case(DECODE, prompt, continuation[:1], (-1,)),
             _case(TREE, prompt, continuation, TREE_PARENTS),
         ]
     return cases

@@ -28,7 +28,7 @@ from dsbd_export.parity_cases import (
 )
 from dsbd_export.parity_engine import ForestEngine
 from dsbd_export.seen_rows import see_rows
-from dsbd_runtime.bundle import ParityReport
+from dsbd_runtime.bundle import ParityCase, ParityReport
 from tests.export.exported_target import exported_target
 from tests.export.gate import check_parity
 
@@ -268,3 +268,18 @@ def scale_one_weight(graph: onnx.GraphProto, factor: float) -> None:
     weight.CopyFrom(
         numpy_helper.from_array(numpy_helper.to_array(weight) * np.float32(factor), weight.name)
     )
+
+
+def test_a_mean_of_one_row_is_no_mean():
+    """In a lower precision; that its structure is right is shown by the cases of more rows."""
+    limit = ParityLimit("mean_kl", 0.3)
+    shared = {"max_abs_error": 9.0, "top1_agreement": 0.0}
+    one_row = [("prefill", 1), ("decode", 1), ("decode", 128)]
+    for name, length in one_row:
+        assert limit.admits(ParityCase(name=name, prompt_length=length, mean_kl=1.7, **shared))
+        nothing = ParityCase(name=name, prompt_length=length, mean_kl=float("nan"), **shared)
+        assert not limit.admits(nothing)
+    for name, length in (("prefill", 17), ("tree", 1), ("text", 320)):
+        assert not limit.admits(ParityCase(name=name, prompt_length=length, mean_kl=1.7, **shared))
+    exact = ParityLimit("max_abs_error", 1e-4)
+    assert not exact.admits(ParityCase(name="decode", prompt_length=1, mean_kl=0.0, **shared))
