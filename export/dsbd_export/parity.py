@@ -61,8 +61,8 @@ _NEARER = {
     "int4": (1e-1, "--quantize int8 or int8-dynamic"),
 }
 # Random tokens show larger divergences than text, up to 6 times on the demo pair. Their limit is
-# for mistakes of structure, as a wrong mask or position, which cases of several rows show. One row is
-# no mean: SmolLM2-135M in int4 has 1.7 behind a first token that none of its texts begins with.
+# for mistakes of structure, as a wrong mask or position, which cases of several rows show. One row
+# is no mean: SmolLM2-135M in int4 has 1.7 behind a token that none of its texts begins with.
 _FOREST_FACTOR = 10
 _HIGHEST_FOREST_LIMIT = 1.0
 
