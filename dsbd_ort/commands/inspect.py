@@ -45,7 +45,9 @@ The object that --json prints has these fields:
     features {width, layers, own_width} (null without a feature draft),
     adapter (null unless one was merged), unread_inputs ["images", ...],
     encoder {vocab_size, context_length, start_token_id, cross [{as in caches}],
-      reads_positions, languages {name: token}} (null but for an encoder-decoder),
+      reads_positions, languages {name: token},
+      speech {sampling_rate, num_mels, languages, tasks, ...} (null but for a speech model)}
+      (null but for an encoder-decoder),
     source_bytes_per_token,
     parity {measure, value, limit,
       accepted (null unless a person accepted a refused engine)}
@@ -250,6 +252,9 @@ def _source_cells(model: ModelSummary) -> dict[str, str]:
         return {}
     source = f"{model.encoder.context_length:,} tokens of {model.encoder.vocab_size:,}"
     languages = model.encoder.languages
+    if (speech := model.encoder.speech) is not None:
+        source = f"{speech.chunk_seconds} s of sound, {speech.num_mels} mels"
+        languages = speech.languages
     if languages is not None:
         source += f"\n{len(languages)} languages: {', '.join(list(languages)[:3])}, ..."
     return {"source": source, "bytes a source token": f"{model.source_bytes_per_token:,}"}

@@ -37,7 +37,7 @@ from dsbd_runtime.cache_entries import (
     recent,
     recurrent,
 )
-from dsbd_runtime.encoder_entry import ENCODER_FILE, ROW_POSITIONS, SOURCE_IDS
+from dsbd_runtime.encoder_entry import ENCODER_FILE, INPUT_FEATURES, ROW_POSITIONS, SOURCE_IDS
 from dsbd_runtime.graph import (
     ATTENTION_MASK,
     ATTENTION_MASK_SLIDING,
@@ -59,6 +59,7 @@ from dsbd_runtime.graph import (
     WRITE_INDICES,
 )
 from dsbd_runtime.ort_module import import_ort, keep_int8_products_exact
+from dsbd_runtime.speech_entry import SoundFeatures
 
 _PREFIX_CHUNK = 256  # rows a call; the mask of a long prefix stays small
 _MOST_NEW_ROWS = 2**31
@@ -115,6 +116,7 @@ class ForestEngine:
         self._prune = _session(folder / PRUNE_FILE, dtype)
         self._fold = _session(folder / FOLD_FILE, "fp32") if recurrent(caches) else None
         self._encoder = checkpoint.encoder
+        self._heard: tuple[SoundFeatures | None, dict[str, NDArray[Any]]] = None, {}
         if self._encoder is not None:
             self._source = _session(folder / ENCODER_FILE, dtype)
         self._masks = checkpoint.masks
@@ -235,12 +237,22 @@ class ForestEngine:
 
     def _source_inputs(self, case: ForestCase) -> dict[str, NDArray[Any]]:
         """Return the cross rows of a case by name, none for a model without an encoder."""
-        if self._encoder is None or case.source_ids is None:
+        if self._encoder is None:
             return {}
+        inputs = {}
+        if case.sound is not None:
+            if case.sound == self._heard[0]:  # a window of sound is long
+                return self._heard[1]
+            inputs = {INPUT_FEATURES: case.sound.values[None]}
+        elif case.source_ids is not None:
+            inputs = {SOURCE_IDS: case.source_ids[None]}
         names = list(self._encoder.cross_shapes)
         with _as_export_errors():
-            rows = self._source.run(names, {SOURCE_IDS: case.source_ids[None]})
-        return dict(zip(names, rows, strict=True))
+            rows = self._source.run(names, inputs)
+        found = dict(zip(names, rows, strict=True))
+        if case.sound is not None:
+            self._heard = case.sound, found
+        return found
 
     def _feature_inputs(
         self,

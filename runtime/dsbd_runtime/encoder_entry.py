@@ -1,11 +1,14 @@
 """Encoder of an encoder-decoder: its graph's names, its entry in the manifest, its source.
 
-The encoder runs once a request. What it leaves are the cross rows: a key and a value of every token
-of the source for each decoder layer, which all beams and all drafted nodes read and none writes.
+A source is a tuple of tokens, or the features of a window of sound. The encoder runs once a
+request. What it leaves are the cross rows: a key and a value of every token of the source, or of
+every two frames, for each decoder layer, which all beams and all drafted nodes read and none
+writes.
 
 | tensor | shape, type | meaning |
 |---|---|---|
 | source_ids | [1,N] int64 | of encoder.onnx: the tokens of the source |
+| input_features | [1,M,F] float32 | instead, of a speech model: features of a window of sound |
 | cross.{i}.key, cross.{i}.value | [1,H,N,D] | its outputs, and inputs of the decoder's graph |
 | row_positions | [C] int64 | of the decoder's graph, with a bias by distance: positions of all |
 | | | rows of the cache; of those that no node sees any number |
@@ -14,18 +17,21 @@ of the source for each decoder layer, which all beams and all drafted nodes read
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dsbd_forward.forward import Source
 from dsbd_forward.rows import Ints
 from dsbd_runtime.cache_entries import AttentionRows, parts_of
 from dsbd_runtime.errors import CapacityError, InputError
+from dsbd_runtime.speech_entry import Features, SoundFeatures, SpeechEntry
 
 ENCODER_FILE = "encoder.onnx"
 ENCODER_WEIGHTS_FILE = f"{ENCODER_FILE}.data"
 SOURCE_IDS = "source_ids"
+INPUT_FEATURES = "input_features"
 ROW_POSITIONS = "row_positions"
 
 
@@ -39,8 +45,8 @@ class EncoderEntry:
     """Manifest entry of the encoder beside a decoder's engine.
 
     Attributes:
-        vocab_size: number of the tokens of a source.
-        context_length: most tokens of a source.
+        vocab_size: number of the tokens of a source; of a speech model that of the decoder's.
+        context_length: most tokens of a source; of a speech model the frames of a window.
         start_token_id: the token that every target begins with.
         cross: the cross rows of the decoder layers that read the source.
         reads_positions: whether the decoder's graph has the input ``row_positions``.
@@ -48,6 +54,7 @@ class EncoderEntry:
             several; None for any other.
         unknown_token_id: what tokens of the sources' tokenizer beyond ``vocab_size`` are read as;
             None where it has none.
+        speech: of a model whose source is sound; None: it is a text.
     """
 
     vocab_size: int
@@ -57,6 +64,12 @@ class EncoderEntry:
     reads_positions: bool = False
     languages: dict[str, int] | None = None
     unknown_token_id: int | None = None
+    speech: SpeechEntry | None = None
+
+    @property
+    def sound(self) -> tuple[int, ...] | None:
+        """What the features that it reads are made of, None where it reads a text."""
+        return None if self.speech is None else self.speech.features
 
     @property
     def cross_shapes(self) -> dict[str, tuple[str, int, int]]:
@@ -67,7 +80,29 @@ class EncoderEntry:
         }
 
 
-def checked_source(entry: EncoderEntry, source: Source) -> Ints:
+def encoder_input(entry: EncoderEntry, source: Source) -> tuple[str, NDArray[Any]]:
+    """Return the name of the input of an encoder's graph, and a source as the graph takes it.
+
+    Raises:
+        InputError: it is no source of this encoder.
+        CapacityError: it is longer than the encoder reads.
+    """
+    if entry.speech is not None:
+        return INPUT_FEATURES, _checked_features(entry.speech, source)[None]
+    return SOURCE_IDS, _checked_ids(entry, source)[None]
+
+
+def _checked_features(speech: SpeechEntry, source: Source) -> Features:
+    expected = speech.num_mels, speech.num_frames
+    if not isinstance(source, SoundFeatures) or source.values.shape != expected:
+        raise InputError(
+            f"the source of a forward is {source!r}, but the engine is a speech model's: expected "
+            f"the SoundFeatures of a window, {speech.num_mels} mels and {speech.num_frames} frames"
+        )
+    return source.values
+
+
+def _checked_ids(entry: EncoderEntry, source: Source) -> Ints:
     """Return a source as (N,) int64.
 
     Raises:

@@ -90,7 +90,7 @@ from dsbd_runtime.cache_entries import (
     recent,
     recurrent,
 )
-from dsbd_runtime.encoder_entry import ROW_POSITIONS, SOURCE_IDS, EncoderEntry
+from dsbd_runtime.encoder_entry import INPUT_FEATURES, ROW_POSITIONS, SOURCE_IDS, EncoderEntry
 from dsbd_runtime.errors import BundleError
 
 INPUT_IDS = "input_ids"
@@ -324,10 +324,13 @@ class GraphContract:
         }
 
 
-def cross_specs(encoder: EncoderEntry) -> dict[str, TensorSpec]:
-    """Return the cross rows by name: outputs of an encoder's graph, inputs of its decoder's."""
+def cross_specs(encoder: EncoderEntry, number: int | None = None) -> dict[str, TensorSpec]:
+    """Return the cross rows by name: outputs of an encoder's graph, inputs of its decoder's.
+
+    number: of the rows; None: any.
+    """
     return {
-        name: TensorSpec(_FLOAT_TYPES[dtype], (1, num_heads, None, width))
+        name: TensorSpec(_FLOAT_TYPES[dtype], (1, num_heads, number, width))
         for name, (dtype, num_heads, width) in encoder.cross_shapes.items()
     }
 
@@ -341,12 +344,16 @@ class EncoderContract:
     @property
     def inputs(self) -> dict[str, TensorSpec]:
         """The inputs by name."""
+        if (speech := self.encoder.speech) is not None:
+            shape = (1, speech.num_mels, speech.num_frames)
+            return {INPUT_FEATURES: TensorSpec(_FLOAT32, shape)}
         return {SOURCE_IDS: TensorSpec(_INT64, (1, None))}
 
     @property
     def outputs(self) -> dict[str, TensorSpec]:
         """The outputs by name."""
-        return cross_specs(self.encoder)
+        speech = self.encoder.speech
+        return cross_specs(self.encoder, None if speech is None else speech.num_positions)
 
 
 class TensorInfo(Protocol):

@@ -8,11 +8,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_forward.forward import Source
-from dsbd_runtime.encoder_entry import SOURCE_IDS, EncoderEntry, checked_source
+from dsbd_runtime.encoder_entry import EncoderEntry, encoder_input
 from dsbd_runtime.errors import CapacityError, EngineError
 from dsbd_runtime.graph import EncoderContract, check_graph
 
@@ -61,7 +60,7 @@ class OrtEncoder:
         self.num_bytes = 0
 
     def cross_rows(self, source: Source) -> CrossRows:
-        """Return the cross rows of a source, a tuple of token ids.
+        """Return the cross rows of a source.
 
         Raises:
             InputError: it is none, or has tokens that the encoder does not know.
@@ -69,7 +68,7 @@ class OrtEncoder:
         """
         rows = self._kept.pop(source, None)
         if rows is None:
-            rows = self._read(checked_source(self._entry, source))
+            rows = self._read(*encoder_input(self._entry, source))
             self.num_bytes += rows.num_bytes
         self._kept[source] = rows
         while len(self._kept) > MOST_SOURCES or (
@@ -92,20 +91,22 @@ class OrtEncoder:
         _, rows = self._kept.popitem(last=False)
         self.num_bytes -= rows.num_bytes
 
-    def _read(self, source_ids: NDArray[np.int64]) -> CrossRows:
+    def _read(self, name: str, source: NDArray[Any]) -> CrossRows:
+        """Return the cross rows of a source as the graph takes it, (1, N) or (1, M, F)."""
         names = list(self._entry.cross_shapes)
-        feeds = {SOURCE_IDS: self._ort.OrtValue.ortvalue_from_numpy(source_ids[None])}
+        feeds = {name: self._ort.OrtValue.ortvalue_from_numpy(source)}
+        unit = "tokens" if self._entry.speech is None else "frames"
         try:
             values = self._engine.run_with_ort_values(names, feeds)
         except Exception as error:  # ONNX Runtime's exceptions share no base but this one
             reason = " ".join(str(error).split())
             if any(sign in reason for sign in _NO_MEMORY):
                 raise CapacityError(
-                    f"no memory for the {len(source_ids)} tokens of a source in {self._path}: "
+                    f"no memory for the {source.shape[-1]} {unit} of a source in {self._path}: "
                     f"{reason}; split the source"
                 ) from error
             raise EngineError(
-                f"ONNX Runtime failed in a call of {self._path} ({len(source_ids)} tokens of a "
+                f"ONNX Runtime failed in a call of {self._path} ({source.shape[-1]} {unit} of a "
                 f"source): {reason}; copy the bundle or export again"
             ) from error
         num_bytes = sum(value.tensor_size_in_bytes() for value in values)

@@ -32,7 +32,7 @@ from dsbd_export.forest_graph import (
     output_names,
 )
 from dsbd_export.model_loading import cache_name
-from dsbd_runtime.encoder_entry import ROW_POSITIONS, SOURCE_IDS, EncoderEntry
+from dsbd_runtime.encoder_entry import INPUT_FEATURES, ROW_POSITIONS, SOURCE_IDS, EncoderEntry
 
 
 class FixedCrossRows(Cache):  # type: ignore[misc]  # transformers has no types
@@ -52,7 +52,7 @@ class FixedCrossRows(Cache):  # type: ignore[misc]  # transformers has no types
 
 
 class EncoderGraph(nn.Module):
-    """The tokens of a source to the cross rows of every decoder layer."""
+    """The tokens of a source, or features of sound, to the cross rows of every decoder layer."""
 
     def __init__(self, model: PreTrainedModel, encoder: EncoderEntry) -> None:
         super().__init__()
@@ -60,11 +60,17 @@ class EncoderGraph(nn.Module):
         self._encoder = encoder
         self._biases = DistanceBiases(model.get_encoder())
 
-    def forward(self, source_ids: Tensor) -> list[LayerCache]:
-        """Return key and value of each layer, (1, H, N, D)."""
-        places = torch.arange(source_ids.shape[1])
-        with self._biases.between(places, places):
-            hidden = self.model.get_encoder()(input_ids=source_ids).last_hidden_state
+    def forward(self, source: Tensor) -> list[LayerCache]:
+        """Return key and value of each layer, (1, H, N, D).
+
+        source: (1, N) int64 tokens, or (1, M, F) features.
+        """
+        if self._encoder.speech is not None:
+            hidden = self.model.get_encoder()(source).last_hidden_state
+        else:
+            places = torch.arange(source.shape[1])
+            with self._biases.between(places, places):
+                hidden = self.model.get_encoder()(input_ids=source).last_hidden_state
         start = torch.full((1, 1), self._encoder.start_token_id)
         rows = RecordingCache()
         cache = EncoderDecoderCache(RecordingCache(), rows)
@@ -136,7 +142,8 @@ def only_rows(model: PreTrainedModel, rows: Tensor) -> Iterator[None]:
 
 def encoder_names(encoder: EncoderEntry) -> GraphNames:
     """Return the inputs and outputs of the encoder's graph."""
-    return GraphNames([SOURCE_IDS], list(encoder.cross_shapes))
+    name = SOURCE_IDS if encoder.speech is None else INPUT_FEATURES
+    return GraphNames([name], list(encoder.cross_shapes))
 
 
 def decoder_names(checkpoint: Checkpoint) -> GraphNames:
@@ -151,14 +158,12 @@ def capture_encoder_graph(model: PreTrainedModel, checkpoint: Checkpoint) -> ir.
     """Return the graph of the encoder of a model that was prepared."""
     encoder = checkpoint.encoder
     assert encoder is not None  # the caller has asked
+    module, names = EncoderGraph(model, encoder), encoder_names(encoder)
+    if (speech := encoder.speech) is not None:
+        features = torch.zeros(1, speech.num_mels, speech.num_frames)
+        return captured_graph(module, checkpoint, names, (features,), (None,))
     tokens = torch.export.Dim("N", min=1, max=encoder.context_length)
-    return captured_graph(
-        EncoderGraph(model, encoder),
-        checkpoint,
-        encoder_names(encoder),
-        (torch.arange(7)[None],),
-        ({1: tokens},),
-    )
+    return captured_graph(module, checkpoint, names, (torch.arange(7)[None],), ({1: tokens},))
 
 
 def capture_decoder_graph(model: PreTrainedModel, checkpoint: Checkpoint) -> ir.Model:
