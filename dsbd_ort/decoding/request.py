@@ -313,6 +313,8 @@ def _check_token_ids(config: DecodingConfig, vocab_size: int) -> None:
         "logit_bias": [token for token, _ in config.biases],
         "bad_words_ids": [token for word in config.bad_sequences for token in word],
         "suppress_tokens": config.suppressed_ids,
+        "begin_suppress_tokens": config.suppressed_first_ids,
+        "no_timestamps_token_id": [config.no_timestamps_token_id or 0],
         "forced_bos_token_id": [config.forced_bos_token_id or 0],
         "forced_eos_token_id": [config.forced_eos_token_id or 0],
     }

@@ -26,7 +26,9 @@ ENTRY = SpeechEntry(
     languages={"en": 52, "de": 53},
     tasks={"transcribe": 54, "translate": 55},
 )
-ENCODER = EncoderEntry(vocab_size=112, context_length=100, start_token_id=51, cross=[], speech=ENTRY)
+ENCODER = EncoderEntry(
+    vocab_size=112, context_length=100, start_token_id=51, cross=[], speech=ENTRY
+)
 
 
 def features(seed: int = 0, shape: tuple[int, ...] = (4, 100)) -> np.ndarray:
