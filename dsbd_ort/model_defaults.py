@@ -30,6 +30,7 @@ PROCESSING = (
     "min_new_tokens",
     "bad_words_ids",
     "suppress_tokens",
+    "begin_suppress_tokens",
 )
 OF_SEARCHES = ("num_beams", "length_penalty", "early_stopping")
 """Of the file of an encoder-decoder, whose users run the search that it says."""
@@ -46,7 +47,6 @@ _NOT_BUILT: dict[str, tuple[Any, ...]] = {  # name: the values that ask for noth
     "encoder_no_repeat_ngram_size": (None, 0),
     "epsilon_cutoff": (None, 0),
     "eta_cutoff": (None, 0),
-    "begin_suppress_tokens": (None, []),
     "sequence_bias": (None, {}, []),
     "stop_strings": (None, []),
 }

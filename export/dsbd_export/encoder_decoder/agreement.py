@@ -27,8 +27,8 @@ def check_readers(
         if read_by_target != read_by_draft:
             raise ExportError(
                 f"the target (family {target.family}) reads {_in_words(target.encoder)}, the draft "
-                f"(family {draft.family}) {_in_words(draft.encoder)}: expected the same, from which "
-                "both read one source; choose a draft of the same kind"
+                f"(family {draft.family}) {_in_words(draft.encoder)}: the same is expected of "
+                "both, which read one source; choose a draft of the same kind"
             )
     if isinstance(config, ExportConfig) and config.features:
         raise ExportError(
