@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import AsyncIterator
+from typing import Any
 
 from fastapi import Request, Response
 from fastapi.responses import PlainTextResponse
@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from dsbd_errors import DsbdError
 from dsbd_ort.decoding import DecodingError
-from dsbd_ort.engine import Cancelled, QueueFullError, ServiceLimits
+from dsbd_ort.engine import Cancelled, LiveTranscription, QueueFullError, Service, SpeechEvent
 from dsbd_ort.openai_server.errors import (
     ErrorResponse,
     bad_request,
@@ -32,34 +32,6 @@ from dsbd_ort.speech.formats import FORMATS, as_text
 from dsbd_ort.speech.transcript import Segment, Transcript
 from dsbd_runtime.errors import InputError
 
-SpeechEvent = Segment | Transcript | DsbdError | Cancelled
-"""A segment that is final, or how a transcription ended."""
-
-
-class LiveTranscription(Protocol):
-    """A transcription that a service works on."""
-
-    def cancel(self) -> None:
-        """End it without a transcript; may be called again, and after its end."""
-
-
-class SpeechService(Protocol):
-    """The part of a Service that transcribes.
-
-    Attributes:
-        limits: on requests at a time, and on those that wait.
-    """
-
-    limits: ServiceLimits
-
-    def submit_audio(
-        self,
-        samples: Samples,
-        options: Mapping[str, Any],
-        on_event: Callable[[SpeechEvent], None],
-    ) -> LiveTranscription:
-        """See Service.submit_audio."""
-
 
 class TranscribedText(BaseModel):
     """The response in the format json."""
@@ -76,7 +48,7 @@ class TranscriptionHandler:
     """
 
     def __init__(
-        self, service: SpeechService, settings: ServingSettings, metrics: Metrics, gate: Gate
+        self, service: Service, settings: ServingSettings, metrics: Metrics, gate: Gate
     ) -> None:
         self._service = service
         self._settings = settings
@@ -145,7 +117,7 @@ class TranscriptionHandler:
 class _Transcription:
     """One audio on its way through the service."""
 
-    def __init__(self, service: SpeechService, metrics: Metrics, timeout_s: float) -> None:
+    def __init__(self, service: Service, metrics: Metrics, timeout_s: float) -> None:
         """Call in the event loop that reads the events; ``timeout_s`` begins now."""
         self._service = service
         self._metrics = metrics

@@ -202,4 +202,3 @@ class FeatureWindows:
         last = min(first + length, self.num_frames)
         features = self._computed(first, last)
         return np.pad(features, ((0, 0), (0, length - (last - first))))
-
