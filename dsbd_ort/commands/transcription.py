@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotDoneError
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Unpack
 
 import click
 from rich.console import Console
@@ -24,8 +24,9 @@ from dsbd_ort.engine import Service, ServiceLimits
 from dsbd_ort.output_files import write_whole
 from dsbd_ort.pipeline import Pipeline
 from dsbd_ort.results import json_text
-from dsbd_ort.speech.audio import SAMPLING_RATE, Samples, read_audio
+from dsbd_ort.speech.audio import SAMPLING_RATE, read_audio
 from dsbd_ort.speech.formats import FORMATS, as_text, transcript_object
+from dsbd_ort.speech.speech_request import Audio, SpeechOptions
 from dsbd_ort.speech.transcript import Segment, Transcript
 from dsbd_runtime.errors import InputError
 
@@ -36,7 +37,11 @@ class Transcriber(Protocol):
     """What transcribes samples: a Pipeline, or a Service in any number of threads."""
 
     def transcribe(
-        self, audio: Samples, *, on_segment: Callable[[Segment], None] | None = None, **options: Any
+        self,
+        audio: Audio,
+        *,
+        on_segment: Callable[[Segment], None] | None = None,
+        **options: Unpack[SpeechOptions],
     ) -> Transcript:
         """See Pipeline.transcribe."""
 

@@ -11,7 +11,7 @@ audio. Long audio need not have its features in memory either: ``LogMel.windows`
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import numpy as np
@@ -184,7 +184,8 @@ class FeatureWindows:
         num_frames: of the audio, a chunk at least.
     """
 
-    def __init__(self, num_frames: int, computed: Features) -> None:
+    def __init__(self, num_frames: int, computed: Callable[[int, int], Samples]) -> None:
+        """``computed(first, last)`` returns frames, (num_mels, last - first) float32."""
         self.num_frames = num_frames
         self._computed = computed
 
@@ -201,9 +202,3 @@ class FeatureWindows:
         last = min(first + length, self.num_frames)
         features = self._computed(first, last)
         return np.pad(features, ((0, 0), (0, length - (last - first))))
-
-
-class Features(Protocol):
-    """Returns the features of some frames, (num_mels, last - first) float32."""
-
-    def __call__(self, first: int, last: int, /) -> Samples: ...  # noqa: D102

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_errors import DsbdError
+from dsbd_ort.engine import Cancelled, ServiceClosedError, ServiceLimits, ServiceStats
 from dsbd_ort.speech.transcript import Segment, Transcript
+from dsbd_runtime.errors import InputError
 from tests.speech.sounds import RATE
 from tests.speech.transcripts import transcript
 
@@ -28,6 +30,73 @@ def heard(samples: NDArray[np.float32], **changes: Any) -> Transcript:
     return transcript(segments, duration=len(samples) / RATE, **changes)
 
 
+class FakeSpeechService:
+    """The part of a Service that a server of audio uses, over a fake pipeline.
+
+    Attributes:
+        live: the transcriptions so far.
+    """
+
+    def __init__(
+        self, pipeline: FakeSpeechPipeline | None = None, limits: ServiceLimits | None = None
+    ) -> None:
+        self.pipeline = pipeline or FakeSpeechPipeline()
+        self.limits = limits or ServiceLimits()
+        self.live: list[FakeTranscription] = []
+        self.is_open = True
+
+    def submit_audio(
+        self,
+        samples: NDArray[np.float32],
+        options: Mapping[str, Any],
+        on_event: Callable[[Segment | Transcript | DsbdError | Cancelled], None],
+    ) -> FakeTranscription:
+        if not self.is_open:
+            raise ServiceClosedError("the service is closed")
+        live = FakeTranscription()
+        self.live.append(live)
+
+        def work() -> None:
+            def on_segment(segment: Segment) -> None:
+                if live.is_cancelled.is_set():
+                    raise ServiceClosedError("cancelled")
+                on_event(segment)
+
+            try:
+                on_event(self.pipeline.transcribe(samples, on_segment=on_segment, **options))
+            except ServiceClosedError:
+                on_event(Cancelled())
+            except DsbdError as error:
+                on_event(error)
+
+        threading.Thread(target=work, daemon=True).start()
+        return live
+
+    def stats(self) -> ServiceStats:
+        return ServiceStats(
+            num_running=0,
+            num_waiting=0,
+            rows_in_use=0,
+            rows_reserved=0,
+            max_rows=1,
+            kv_bytes=0,
+            num_preemptions=0,
+        )
+
+    def close(self, *, drain: bool = True) -> None:
+        self.is_open = False
+        for live in self.live:
+            live.cancel()
+
+
+class FakeTranscription:
+    def __init__(self) -> None:
+        self.is_cancelled = threading.Event()
+
+    def cancel(self) -> None:
+        self.is_cancelled.set()
+
+
 class FakeSpeechPipeline:
     """``transcribe`` of a Pipeline.
 
@@ -39,7 +108,7 @@ class FakeSpeechPipeline:
     def __init__(self, before_segment: Callable[[Segment], None] = lambda segment: None) -> None:
         self.calls: list[dict[str, Any]] = []
         self.before_segment = before_segment
-        self.bundle = SimpleNamespace(path=Path("speech"))
+        self.bundle = SimpleNamespace(path=Path("speech"), context_length=448)
         self.prompts = SimpleNamespace(encoder=SimpleNamespace(speech=SimpleNamespace()))
         self._lock = threading.Lock()
 
@@ -53,7 +122,7 @@ class FakeSpeechPipeline:
         with self._lock:
             self.calls.append(options)
             if options.get("language") == "xx":
-                raise DsbdError("language is 'xx'; expected one of en, de")
+                raise InputError("language is 'xx'; expected one of en, de")
             done = heard(audio, task=options.get("task", "transcribe"))
             for segment in done.segments:
                 self.before_segment(segment)
