@@ -180,7 +180,9 @@ class ModelDefaults:
         samples = any(options.get(name) is not None for name in WARPING)
         if options.get("strategy") is not None or (samples and options.get("temperature") != 0):
             return options
-        num_beams = options.get("num_beams") or self.options.get("num_beams", 1)
+        num_beams = options.get("num_beams")
+        if num_beams is None:
+            num_beams = self.options.get("num_beams", 1)
         if self.has_draft or any(options.get(name) is not None for name in DRAFTING):
             return {**options, "strategy": "speculative-beam-search", "num_beams": num_beams}
         if num_beams == 1:

@@ -12,6 +12,8 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from dsbd_runtime.speech_entry import FRAMES_A_POSITION, SpeechEntry
 
 
@@ -55,7 +57,9 @@ def parts_of_window(
     ends_alone = is_time[-2:] == [False, True]
     ends = [i + 1 for i in range(len(is_time) - 1) if is_time[i] and is_time[i + 1]]
     if not ends:
-        position = int(num_frames * speech.seconds_per_frame / seconds)
+        # in float32, as transformers: a frame less where it rounds down
+        in_seconds = np.float32(num_frames) * np.float32(speech.seconds_per_frame)
+        position = int(in_seconds / np.float32(seconds))
         times = [token for token in token_ids if token >= first]
         if times and times[-1] != first:
             position = times[-1] - first

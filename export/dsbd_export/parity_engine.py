@@ -239,7 +239,7 @@ class ForestEngine:
         """Return the cross rows of a case by name, none for a model without an encoder."""
         if self._encoder is None:
             return {}
-        inputs = {}
+        inputs: dict[str, NDArray[Any]] = {}
         if case.sound is not None:
             if case.sound == self._heard[0]:  # a window of sound is long
                 return self._heard[1]

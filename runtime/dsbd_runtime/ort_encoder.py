@@ -78,14 +78,20 @@ class OrtEncoder:
         return rows
 
     def forget(self) -> None:
-        """Drop the cross rows of all sources."""
-        self._kept.clear()
-        self.num_bytes = 0
+        """Drop the cross rows of all sources; of a speech model but for the last.
+
+        A window of sound takes its time, and is decoded several times: first for its language, at
+        last at higher temperatures. Requests for it need not share a row of the decoder.
+        """
+        num_last = 0 if self._entry.speech is None else 1
+        while len(self._kept) > num_last:
+            self._drop_oldest()
 
     def close(self) -> None:
         """Release the engine and all rows."""
         self._engine = None
-        self.forget()
+        self._kept.clear()
+        self.num_bytes = 0
 
     def _drop_oldest(self) -> None:
         _, rows = self._kept.popitem(last=False)

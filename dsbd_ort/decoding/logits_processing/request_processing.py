@@ -90,8 +90,8 @@ class RequestProcessing:
             and can no longer be read. Theirs are empty.
         """
         if (gathered := logits.gathered) is not None:
-            rows = self._of_gathered(gathered, logits.log_normalizers, nodes, allowed, is_draft)
-            return rows, _NONE
+            found = self._of_gathered(gathered, logits.log_normalizers, nodes, allowed, is_draft)
+            return found, _NONE
         if self.forbidden is not None and not is_draft:
             self.forbidden.note(logits, nodes, allowed)
         if (rows := logits.whole) is not None:
