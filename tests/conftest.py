@@ -71,20 +71,3 @@ def tiny_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     path = tmp_path_factory.mktemp("bundles") / "tiny"
     write_tiny_bundle(path)
     return open_bundle(path)
-
-
-@pytest.fixture(scope="session")
-def speech_bundle(tmp_path_factory: pytest.TempPathFactory, captures: SharedCaptures) -> Path:
-    """A tiny random Whisper, whose windows last a second."""
-
-    def exported(folder: Path) -> Path:
-        from dsbd_export.config import ExportConfig
-        from dsbd_export.pipeline import export_bundle
-        from scripts.speech_checkpoint import write_whisper
-
-        target = write_whisper(folder / "whisper")
-        config = ExportConfig(target=str(target), output=folder / "bundle")
-        export_bundle(config, report=lambda _: None, source_of=captures)
-        return folder / "bundle"
-
-    return made_once(tmp_path_factory, "speech", exported)

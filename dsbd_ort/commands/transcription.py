@@ -46,7 +46,7 @@ class Transcriber(Protocol):
         """See Pipeline.transcribe."""
 
 
-class _InterruptedError(Exception):
+class _Interrupted(Exception):
     """A signal came between two windows."""
 
 
@@ -78,7 +78,7 @@ def transcribe_files(pipeline: Pipeline, arguments: RunArguments) -> int:
             try:
                 for done in _transcribed(pipeline, files, arguments, interruption, shown):
                     shown.write(done)
-            except _InterruptedError:
+            except _Interrupted:
                 click.echo("interrupted", err=True)
         return interruption.exit_code or (2 if shown.num_errors else 0)
 
@@ -128,7 +128,7 @@ def _transcribed(
 
     def transcribed(transcriber: Transcriber, file: Path) -> _Done:
         if interruption.is_requested():
-            raise _InterruptedError
+            raise _Interrupted
         try:
             samples = read_audio(_source_of(file), SAMPLING_RATE)
             options = arguments.speech.options(arguments.options)
@@ -136,7 +136,7 @@ def _transcribed(
 
                 def on_segment(segment: Segment) -> None:
                     if interruption.is_requested():
-                        raise _InterruptedError
+                        raise _Interrupted
                     advance(segment)
 
                 return _Done(

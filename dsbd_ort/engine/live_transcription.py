@@ -26,7 +26,7 @@ Submit = Callable[[DecodingRequest, Callable[[ServiceEvent], None]], LiveRequest
 """Submits an engine request whose events go to the function given."""
 
 
-class _CancelledError(Exception):
+class _Cancellation(Exception):
     """The transcription is to end without a transcript."""
 
 
@@ -83,7 +83,7 @@ class LiveTranscription:
     def _ending(self) -> SpeechEnding:
         try:
             return answered(self._transcription.steps(self._on_event), self._decoded)
-        except _CancelledError:
+        except _Cancellation:
             return Cancelled()
         except DsbdError as error:
             return error
@@ -96,7 +96,7 @@ class LiveTranscription:
     def _decoded(self, request: DecodingRequest) -> DecodeResult:
         """Return the result of a request that the service runs."""
         if self._is_cancelled:
-            raise _CancelledError
+            raise _Cancellation
         events: SimpleQueue[ServiceEvent] = SimpleQueue()
         live = self._live = self._submit(request, events.put)
         if self._is_cancelled:
@@ -107,7 +107,7 @@ class LiveTranscription:
             return DecodeResult(
                 list(event.sequences), event.stats, prompt_logprobs=event.prompt_logprobs
             )
-        raise _CancelledError if isinstance(event, Cancelled) else event
+        raise _Cancellation if isinstance(event, Cancelled) else event
 
 
 def transcript_or_raise(ending: SpeechEnding) -> Transcript:

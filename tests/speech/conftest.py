@@ -40,6 +40,11 @@ def whisper(captures: SharedCaptures, tmp_path_factory: pytest.TempPathFactory) 
 
 
 @pytest.fixture(scope="session")
+def speech_bundle(whisper: Path) -> Path:
+    return whisper / "bundle"
+
+
+@pytest.fixture(scope="session")
 def speech_pipe(whisper: Path) -> Iterator[Pipeline]:
     with Pipeline.from_bundle(whisper / "bundle", num_threads=1) as pipe:
         yield pipe
