@@ -286,7 +286,7 @@ def test_a_model_of_english_alone(whisper):
 
 def test_drafted_is_plain(speech_pipe):
     samples = sound(1.6, seed=5)
-    texts = {}
+    texts, sure = {}, {}
     for name, options in {
         "plain": {"strategy": "beam-search"},
         "model": {"strategy": "speculative-beam-search", "draft_length": 3},
@@ -295,8 +295,11 @@ def test_drafted_is_plain(speech_pipe):
     }.items():
         found = speech_pipe.transcribe(samples, num_beams=3, **options, **FEW, **NO_FALLBACK)
         texts[name] = [(segment.token_ids, segment.start) for segment in found.segments]
+        sure[name] = [segment.avg_logprob for segment in found.segments]
         assert (found.stats.num_draft_tokens > 0) == (name != "plain")
     assert texts["model"] == texts["ngram"] == texts["default"] == texts["plain"]
+    for of_drafts in sure.values():
+        assert of_drafts == pytest.approx(sure["plain"], abs=1e-4)
 
 
 class CountedEngine:
