@@ -30,6 +30,7 @@ NO_SPEECH = 0.6
 NUM_BEAMS = 5
 _MOST_TEMPERATURES = 16
 _HIGHEST_TEMPERATURE = 10.0
+_MOST_SAMPLES = 64
 
 
 class SpeechOptions(RequestOptions, total=False):
@@ -47,6 +48,7 @@ class SpeechOptions(RequestOptions, total=False):
         condition_on_previous_text: whether each window is told the text of those before it.
         temperature: one, or several that are tried one after another: 0 is a search, higher ones
             sample.
+        best_of: texts that are sampled at a temperature, of which the most probable counts.
         compression_ratio_threshold: a window's text is tried again that compresses better, as
             repetitions do; None: never.
         logprob_threshold: or whose tokens have a lower log-probability in the mean; None: never.
@@ -60,13 +62,14 @@ class SpeechOptions(RequestOptions, total=False):
     initial_prompt: str | None
     condition_on_previous_text: bool
     temperature: float | Sequence[float]  # type: ignore[misc]  # several here
+    best_of: int
     compression_ratio_threshold: float | None
     logprob_threshold: float | None
     no_speech_threshold: float | None
 
 
 _OWN = (
-    *("return_timestamps", "num_beams", "condition_on_previous_text"),
+    *("return_timestamps", "num_beams", "condition_on_previous_text", "best_of"),
     *("compression_ratio_threshold", "logprob_threshold", "no_speech_threshold"),
 )
 SPEECH_OPTIONS = (*_OWN, "language", "task", "initial_prompt", "temperature")
@@ -94,6 +97,7 @@ class SpeechRequest:
     prompt_ids: tuple[int, ...] = ()
     condition_on_previous_text: bool = False
     temperature: tuple[float, ...] = TEMPERATURES
+    best_of: int = 1
     compression_ratio_threshold: float | None = COMPRESSION_RATIO
     logprob_threshold: float | None = LOGPROB
     no_speech_threshold: float | None = NO_SPEECH
@@ -135,6 +139,10 @@ class SpeechRequest:
         for name in ("compression_ratio_threshold", "logprob_threshold", "no_speech_threshold"):
             if (value := getattr(self, name)) is not None:
                 _check_number(name, value)
+        if type(self.best_of) is not int or not 1 <= self.best_of <= _MOST_SAMPLES:
+            raise InputError(
+                f"best_of is {self.best_of!r}; expected a whole number from 1 to {_MOST_SAMPLES}"
+            )
         for name in ("return_timestamps", "condition_on_previous_text"):
             if not isinstance(getattr(self, name), bool):
                 raise InputError(f"{name} is {getattr(self, name)!r}; expected True or False")

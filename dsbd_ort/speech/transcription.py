@@ -199,13 +199,16 @@ class Transcription:
         """Return a window's text at the first temperature at which it is not poor, or the last."""
         inputs = RequestInputs([*before, *self._first_tokens()], source)
         for temperature in self._request.temperature:
-            mass = AllowedMass()
-            request = self._pipeline.request_of(
-                inputs, self._options_at(temperature), allowed_mass=mass
-            )
-            result = yield request
-            self._stats.append(result.stats)
-            answer = self._rated(result.sequences[0], request, mass, temperature)
+            answers = []
+            for number in range(1 if temperature == 0.0 else self._request.best_of):
+                mass, options = AllowedMass(), self._options_at(temperature)
+                if options.get("seed") is not None:
+                    options["seed"] += number
+                request = self._pipeline.request_of(inputs, options, allowed_mass=mass)
+                result = yield request
+                self._stats.append(result.stats)
+                answers.append(self._rated(result.sequences[0], request, mass, temperature))
+            answer = max(answers, key=lambda each: each.avg_logprob)
             if not answer.is_poor(self._request) or answer.is_silence(
                 self._request, heard.no_speech_prob
             ):

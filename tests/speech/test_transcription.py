@@ -197,6 +197,12 @@ def test_repetitions_are_sampled(speech_pipe):
     assert first.temperature == 0.6
     again = speech_pipe.transcribe(samples, **options).segments[0]
     assert again.token_ids == first.token_ids  # of the same seed
+    others = [
+        speech_pipe.transcribe(samples, **{**options, "seed": seed}).segments[0].avg_logprob
+        for seed in (6, 7)
+    ]
+    [best, *_] = speech_pipe.transcribe(samples, best_of=3, **options).segments
+    assert best.avg_logprob == pytest.approx(max(first.avg_logprob, *others))
 
 
 def test_windows_of_silence_are_skipped(whisper, speech_pipe):
@@ -280,7 +286,7 @@ def test_a_model_of_english_alone(whisper):
 
 def test_drafted_is_plain(speech_pipe):
     samples = sound(1.6, seed=5)
-    texts = {}
+    texts, sure = {}, {}
     for name, options in {
         "plain": {"strategy": "beam-search"},
         "model": {"strategy": "speculative-beam-search", "draft_length": 3},
@@ -289,8 +295,11 @@ def test_drafted_is_plain(speech_pipe):
     }.items():
         found = speech_pipe.transcribe(samples, num_beams=3, **options, **FEW, **NO_FALLBACK)
         texts[name] = [(segment.token_ids, segment.start) for segment in found.segments]
+        sure[name] = [segment.avg_logprob for segment in found.segments]
         assert (found.stats.num_draft_tokens > 0) == (name != "plain")
     assert texts["model"] == texts["ngram"] == texts["default"] == texts["plain"]
+    for of_drafts in sure.values():
+        assert of_drafts == pytest.approx(sure["plain"], abs=1e-4)
 
 
 class CountedEngine:
@@ -341,6 +350,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"return_timestamps": "yes"}, "return_timestamps is 'yes'; expected True or False"),
     ({"initial_prompt": "<|startoftranscript|> now"}, "initial_prompt has the special token 281"),
     ({"initial_prompt": 5}, "initial_prompt is a int; expected a text"),
+    ({"best_of": 0}, "best_of is 0; expected a whole number from 1 to 64"),
     ({"num_return_sequences": 2}, "num_return_sequences is 2, but the windows"),
     ({"no_timestamps_token_id": 5}, "no_timestamps_token_id is given, but transcribe decides it"),
     ({"num_beams": 0}, "num_beams is 0; expected at least 1"),
