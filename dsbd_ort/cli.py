@@ -36,6 +36,7 @@ RUN_EXAMPLES = """\b
 Examples:
   dsbd-run bundle/ --prompt "def read_json(path):" --num-beams 4 --top-k 20
   dsbd-run bundle/ --input prompts.jsonl --output answers.jsonl --concurrency 8
+  dsbd-run speech/ --audio a.wav b.mp3 --output-format srt --output-dir subtitles/
 
 Which strategy: dsbd for the best text that is still sampled, speculative for the fastest samples,
 speculative-beam-search for the likeliest text; beam-sample, sample, beam-search and greedy give the
@@ -95,7 +96,8 @@ def distill(arguments: DistillArguments) -> None:
 def run(arguments: RunArguments) -> None:
     """Continue a prompt with a bundle.
 
-    The prompt may also be given on stdin; at a terminal prompts are read one after another.
+    The prompt may also be given on stdin; at a terminal prompts are read one after another. A
+    speech model transcribes the files of --audio.
     """
     arguments.check(given_flags(click.get_current_context()).values())
     sys.exit(run_command.run(arguments))

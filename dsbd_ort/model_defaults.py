@@ -31,6 +31,7 @@ PROCESSING = (
     "min_new_tokens",
     "bad_words_ids",
     "suppress_tokens",
+    "begin_suppress_tokens",
 )
 OF_SEARCHES = ("num_beams", "length_penalty", "early_stopping")
 """Of the file of an encoder-decoder, whose users run the search that it says."""
@@ -46,7 +47,6 @@ _NOT_BUILT: dict[str, tuple[Any, ...]] = {  # name: the values that ask for noth
     "encoder_repetition_penalty": (None, 1),
     "epsilon_cutoff": (None, 0),
     "eta_cutoff": (None, 0),
-    "begin_suppress_tokens": (None, []),
     "sequence_bias": (None, {}, []),
     "stop_strings": (None, []),
 }
@@ -177,7 +177,9 @@ class ModelDefaults:
         samples = any(options.get(name) is not None for name in WARPING)
         if options.get("strategy") is not None or (samples and options.get("temperature") != 0):
             return options
-        num_beams = options.get("num_beams") or self.options.get("num_beams", 1)
+        num_beams = options.get("num_beams")
+        if num_beams is None:
+            num_beams = self.options.get("num_beams", 1)
         if self.has_draft or any(options.get(name) is not None for name in DRAFTING):
             return {**options, "strategy": "speculative-beam-search", "num_beams": num_beams}
         if num_beams == 1:

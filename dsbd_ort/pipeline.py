@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import os
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -28,6 +28,7 @@ from dsbd_ort.decoding.batched_decoder import BatchedDecoder, decoded_together
 from dsbd_ort.decoding.cache_view import RowIdentity
 from dsbd_ort.decoding.decode import Iterations, iterations_of
 from dsbd_ort.decoding.drafting.cost_curve import Costs, LearnedCosts
+from dsbd_ort.decoding.logits_processing.allowed_mass import AllowedMass
 from dsbd_ort.decoding.request import check_prompt
 from dsbd_ort.decoding.set_up import check_decodable
 from dsbd_ort.model_defaults import ModelDefaults
@@ -60,7 +61,10 @@ from dsbd_ort.results import (
     TextStream,
     text_until_stop,
 )
-from dsbd_ort.sources import SRC_LANG, PromptReader, given_languages
+from dsbd_ort.sources import SRC_LANG, PromptReader, RequestInputs, given_languages
+from dsbd_ort.speech.speech_request import Audio, SpeechOptions, SpeechRequest, read_samples
+from dsbd_ort.speech.transcript import Segment, Transcript
+from dsbd_ort.speech.transcription import Transcription, answered
 from dsbd_runtime.bundle import TOKENIZER_FILE, Bundle, open_bundle
 from dsbd_runtime.causal_lm import CausalLM
 from dsbd_runtime.chat_messages import Message
@@ -206,6 +210,42 @@ class Pipeline:
         request = self.prepare(text, given)
         return self.with_text(result_of(self._iterations(request)), request)
 
+    def transcribe(
+        self,
+        audio: Audio,
+        *,
+        on_segment: Callable[[Segment], None] | None = None,
+        **options: Unpack[SpeechOptions],
+    ) -> Transcript:
+        """Return the text of an audio by a speech model.
+
+        Args:
+            audio: samples, (n,) floats at the model's rate (``prompts.encoder.speech``), or a path,
+                the bytes of a file, or a file opened for bytes.
+            on_segment: is called with every segment as soon as it is known.
+            options: see ``SpeechOptions``; further ones are fields of DecodingConfig.
+
+        Raises:
+            InputError: the bundle is of no speech model, or the audio or an option is invalid.
+            DecodingError, CapacityError, BusyError, EngineError: as ``generate``.
+        """
+        steps = self.transcription(audio, options).steps(on_segment)
+        return answered(steps, lambda request: result_of(self._iterations(request)))
+
+    def transcription(self, audio: Audio, options: Mapping[str, Any]) -> Transcription:
+        """Return the transcription of an audio, whose requests are still to be decoded."""
+        encoder = self.prompts.encoder
+        if encoder is None or encoder.speech is None:
+            raise InputError(
+                f"the model of {self.bundle.path} reads text, not sound, which transcribe needs; "
+                "use a bundle of a speech model such as Whisper"
+            )
+        samples, vocab_size = read_samples(audio, encoder.speech), encoder.vocab_size
+        request = SpeechRequest.read(
+            options, encoder.speech, self.tokenizer, vocab_size, self.bundle.context_length
+        )
+        return Transcription(self, encoder.speech, encoder.start_token_id, samples, request)
+
     @overload
     def generate(
         self,
@@ -335,9 +375,24 @@ class Pipeline:
 
         caller: whose texts the n-gram drafter looks through.
         """
-        config = self.config(options)
         src_lang = options.get(SRC_LANG) if isinstance(options, Mapping) else None
         inputs = self.prompts.read(prompt, src_lang)
+        return self.request_of(inputs, options, trace=trace, caller=caller)
+
+    def request_of(
+        self,
+        inputs: RequestInputs,
+        options: Options,
+        *,
+        trace: TraceRecorder | None = None,
+        caller: str = "",
+        allowed_mass: AllowedMass | None = None,
+    ) -> DecodingRequest:
+        """Return a validated request of what the engines read; see ``prepare``.
+
+        allowed_mass: is told what processors leave of the target's distributions.
+        """
+        config = self.config(options)
         stops, token_ids = config.stop_texts, inputs.prompt_ids
         room = self.bundle.context_length - len(token_ids)
         if not is_given("max_new_tokens", options) and 0 < room < config.max_new_tokens:
@@ -355,6 +410,7 @@ class Pipeline:
             trace=trace,
             source=inputs.source,
             copied_ids=inputs.copied_ids,
+            allowed_mass=allowed_mass,
         )
 
     @property

@@ -49,6 +49,9 @@ class RequestOptions(TypedDict, total=False):
     bad_words_ids: Sequence[int | Sequence[int]]
     logit_bias: Mapping[int, float] | Sequence[tuple[int, float]]
     suppress_tokens: Sequence[int]
+    begin_suppress_tokens: Sequence[int]
+    no_timestamps_token_id: int | None
+    max_initial_timestamp_index: int | None
     min_new_tokens: int
     forced_bos_token_id: int | None
     forced_eos_token_id: int | None

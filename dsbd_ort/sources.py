@@ -73,6 +73,11 @@ class PromptReader:
             InputError: the prompt or the language is none.
             CapacityError: the source is longer than the encoder reads.
         """
+        if self.encoder is not None and self.encoder.speech is not None:
+            raise InputError(
+                f"the model of {self._bundle.path} reads sound, a {type(prompt).__name__} is given "
+                "as its prompt; use transcribe, or --audio"
+            )
         token_ids = self.token_ids(prompt, src_lang)
         if self.encoder is None:
             return RequestInputs(token_ids)

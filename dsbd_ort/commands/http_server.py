@@ -65,6 +65,7 @@ def _log_to_stderr() -> None:
         level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s"
     )
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # a warning a malformed body
 
 
 def _url(listener: socket.socket) -> str:

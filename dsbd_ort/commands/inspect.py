@@ -46,7 +46,9 @@ The object that --json prints has these fields:
     adapter (null unless one was merged), unread_inputs ["images", ...],
     encoder {vocab_size, context_length, start_token_id, cross [{as in caches}],
       reads_positions, languages {name: token}, hidden_width, fingerprint,
-      is_shared (true: by the target's encoder)} (null but for an encoder-decoder),
+      is_shared (true: by the target's encoder),
+      speech {sampling_rate, num_mels, languages, tasks, ...} (null but for a speech model)}
+      (null but for an encoder-decoder),
     source_bytes_per_token,
     parity {measure, value, limit,
       accepted (null unless a person accepted a refused engine)}
@@ -254,6 +256,9 @@ def _source_cells(model: ModelSummary) -> dict[str, str]:
     if model.encoder.is_shared:
         source += "\nby the target's encoder"
     languages = model.encoder.languages
+    if (speech := model.encoder.speech) is not None:
+        source = f"{speech.chunk_seconds} s of sound, {speech.num_mels} mels"
+        languages = speech.languages
     if languages is not None:
         source += f"\n{len(languages)} languages: {', '.join(list(languages)[:3])}, ..."
     return {"source": source, "bytes a source token": f"{model.source_bytes_per_token:,}"}

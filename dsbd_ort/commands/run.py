@@ -1,4 +1,4 @@
-"""dsbd-run: one prompt, a terminal session, or a batch of prompts in a file."""
+"""dsbd-run: one prompt, a terminal session, a batch of prompts in a file, or audio files."""
 
 from __future__ import annotations
 
@@ -21,13 +21,16 @@ from dsbd_ort.batch.prompt_lines import BatchError, BatchSettings
 from dsbd_ort.batch.workers import Workers
 from dsbd_ort.commands.prompt_session import line_of_terminal, responder_of, talk
 from dsbd_ort.commands.run_arguments import STANDARD_STREAM, RunArguments
+from dsbd_ort.commands.transcription import run_audio
 from dsbd_ort.trace_page.trace_file import check_trace_path
 
 ANSWERS_FILE = "answers.jsonl"
 
 
 def run(arguments: RunArguments) -> int:
-    """Answer one prompt, those of a terminal, or those of a file; return the exit code."""
+    """Answer one prompt, those of a terminal or of a file, or transcribe; return the exit code."""
+    if arguments.audio:
+        return run_audio(arguments)
     trace = arguments.trace
     if trace is not None:
         check_trace_path(trace)

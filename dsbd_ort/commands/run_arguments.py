@@ -11,7 +11,20 @@ from typing import Any
 import click
 
 from dsbd_ort.commands.option_types import COUNT, PATH, JsonObjectType
-from dsbd_ort.commands.options import decoding_options, flag, no_flag, option, pipeline_settings
+from dsbd_ort.commands.options import (
+    argument,
+    decoding_options,
+    flag,
+    no_flag,
+    option,
+    pipeline_settings,
+)
+from dsbd_ort.commands.speech_options import (
+    SECTION,
+    SpeechArguments,
+    check_with_audio,
+    speech_options,
+)
 from dsbd_ort.pipeline import PipelineSettings
 
 STANDARD_STREAM = Path("-")
@@ -42,7 +55,6 @@ _NEED = [  # (option, the option that it needs)
     ("--input", "--output"),
     ("--output", "--input"),
     ("--workers", "--input"),
-    ("--concurrency", "--input"),
     ("--cluster", "--input"),
     ("--replicas", "--cluster"),
     ("--system", "--chat"),
@@ -96,7 +108,8 @@ class RunArguments:
     )
     concurrency: int | None = option(
         type=COUNT,
-        help="Lines of --input that share the engine calls of one process [1].",
+        help="Lines of --input, or files of --audio, that share the engine calls of one process "
+        "[1].",
         section=_BATCH,
     )
     cluster: str | None = option(
@@ -109,8 +122,17 @@ class RunArguments:
         help="Actors of the --cluster that answer and share --threads [1].",
         section=_BATCH,
     )
+    audio: tuple[Path, ...] = option(
+        type=PATH,
+        multiple=True,
+        metavar="FILE",
+        help="Audio file to transcribe; -: stdin. May be repeated, and more files may follow.",
+        section=SECTION,
+    )
+    speech: SpeechArguments = speech_options()
     options: dict[str, Any] = decoding_options(names_languages=True)
     pipeline: PipelineSettings = pipeline_settings()
+    more_audio: tuple[Path, ...] = argument(type=PATH, nargs=-1, metavar="")
 
     def check(self, given: Collection[str]) -> None:
         """Refuse contradictions among the options ``given`` on the command line.
@@ -118,12 +140,27 @@ class RunArguments:
         Raises:
             click.UsageError: naming both options and the fix.
         """
+        check_with_audio(given)
+        if self.more_audio and not self.audio:
+            raise click.UsageError(
+                f"unexpected argument {self.more_audio[0]}; files follow the first of --audio, a "
+                "prompt is given with --prompt"
+            )
         for one, other, fix in _EXCLUDE:
             if one in given and other in given:
                 raise click.UsageError(f"{one} and {other} contradict each other: {fix}")
         for needing, needed in _NEED:
             if needing in given and needed not in given:
                 raise click.UsageError(f"{needing} needs {needed}; add it, or leave {needing} out")
+        if "--concurrency" in given and not {"--input", "--audio"} & {*given}:
+            raise click.UsageError(
+                "--concurrency needs --input or --audio; add one, or leave --concurrency out"
+            )
+        if self.stream and not self.can_stream and self.audio:
+            raise click.UsageError(
+                "--stream prints the text of one audio as it is decoded, without times; leave it "
+                "out, or give one --audio, txt and no --timestamps"
+            )
         if self.stream and not self.can_stream:
             raise click.UsageError(
                 "--stream prints the best sequence alone, but --num-return-sequences is "
@@ -141,8 +178,22 @@ class RunArguments:
         return replace(self.pipeline, chat_defaults=self.chat and self.chat_defaults)
 
     @property
+    def audio_files(self) -> tuple[Path, ...]:
+        """The files that are transcribed."""
+        return self.audio + self.more_audio
+
+    @property
+    def streams_text(self) -> bool:
+        """Whether the text of an audio is printed as it is decoded: always at a terminal."""
+        is_read_along = sys.stdout is not None and sys.stdout.isatty()
+        return self.can_stream and (self.stream or is_read_along)
+
+    @property
     def can_stream(self) -> bool:
-        """Whether the output is the text of one sequence."""
+        """Whether the output is the text of one sequence, or of one audio."""
+        if self.audio:
+            is_text = self.speech.output_format == "txt" and not self.speech.timestamps
+            return is_text and self.speech.output_dir is None and len(self.audio_files) == 1
         return not self.as_json and self.options.get("num_return_sequences", 1) == 1
 
     def read_prompt(self) -> str | None:

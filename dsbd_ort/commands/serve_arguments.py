@@ -133,6 +133,26 @@ class ServeArguments:
             show_default=True,
             help="Seconds for a request body to arrive.",
         ),
+        max_audio_bytes=option(
+            type=BYTES,
+            default=25 * 2**20,
+            show_default=True,
+            help="Maximum bytes of a request body with audio.",
+        ),
+        audio_timeout_s=option(
+            "--audio-timeout",
+            type=SECONDS,
+            default=60.0,
+            show_default=True,
+            help="Seconds for a request body with audio to arrive.",
+        ),
+        max_audio_s=option(
+            "--max-audio-seconds",
+            type=SECONDS,
+            default=3600.0,
+            show_default=True,
+            help="Longest audio; its samples take 64 kB of memory a second.",
+        ),
         request_timeout_s=option(
             "--request-timeout",
             type=SECONDS,

@@ -73,6 +73,12 @@ class DecodingConfig:
         bad_words_ids: token sequences that never occur in the output.
         logit_bias: token ids and what is added to their logits.
         suppress_tokens: tokens that never occur in the output.
+        begin_suppress_tokens: tokens that are not its first; not the one behind a forced first.
+        no_timestamps_token_id: the token before the first of a speech model's times: the output
+            has times by Whisper's rules. They come in pairs, but for the one at the start and one
+            at the end, and never decrease; where the times together are more probable than the
+            most probable token of a text, one of them follows.
+        max_initial_timestamp_index: the last of the times that an output may begin with; None: any.
         min_new_tokens: none of so many new tokens ends a sequence; stop strings are looked for
             behind them.
         forced_bos_token_id, forced_eos_token_id: the only token behind a prompt of one token, and
@@ -128,6 +134,9 @@ class DecodingConfig:
     bad_words_ids: Sequence[int | Sequence[int]] = ()
     logit_bias: Mapping[int, float] | Sequence[tuple[int, float]] = ()
     suppress_tokens: Sequence[int] = ()
+    begin_suppress_tokens: Sequence[int] = ()
+    no_timestamps_token_id: int | None = None
+    max_initial_timestamp_index: int | None = None
     min_new_tokens: int = 0
     forced_bos_token_id: int | None = None
     forced_eos_token_id: int | None = None
@@ -160,6 +169,7 @@ class DecodingConfig:
             per_layer = (self.draft_beams,) * (self.draft_length or 0)
             object.__setattr__(self, "draft_beams", per_layer)
         _check_widths(self)
+        _check_times(self)
         if self.draft_policy is not None:
             _check_draft_beams(self)
         if self.draft_policy == "throughput":
@@ -318,8 +328,12 @@ class DecodingConfig:
     @property
     def suppressed_ids(self) -> tuple[int, ...]:
         """The resolved ``suppress_tokens``."""
-        tokens = self.suppress_tokens
-        return (tokens,) if isinstance(tokens, int) else tuple(tokens)
+        return _as_tuple(self.suppress_tokens)
+
+    @property
+    def suppressed_first_ids(self) -> tuple[int, ...]:
+        """The resolved ``begin_suppress_tokens``."""
+        return _as_tuple(self.begin_suppress_tokens)
 
     @property
     def eos_ids(self) -> frozenset[int]:
@@ -336,6 +350,10 @@ class DecodingConfig:
         return tuple(self.stop_strings or ())
 
 
+def _as_tuple(tokens: int | Sequence[int]) -> tuple[int, ...]:
+    return (tokens,) if isinstance(tokens, int) else tuple(tokens)
+
+
 _NEUTRAL_LOGITS_OPTIONS: dict[str, Any] = {
     "repetition_penalty": 1.0,
     "presence_penalty": 0.0,
@@ -345,6 +363,8 @@ _NEUTRAL_LOGITS_OPTIONS: dict[str, Any] = {
     "bad_words_ids": (),
     "logit_bias": (),
     "suppress_tokens": (),
+    "begin_suppress_tokens": (),
+    "no_timestamps_token_id": None,
     "min_new_tokens": 0,
     "forced_bos_token_id": None,
     "forced_eos_token_id": None,
@@ -373,6 +393,16 @@ def _check_widths(config: DecodingConfig) -> None:
         raise ConfigError(
             f"num_return_sequences is {config.num_return_sequences}, but memory 'single' ends "
             "with one beam; use 1 or memory 'forest'"
+        )
+
+
+def _check_times(config: DecodingConfig) -> None:
+    """Refuse a constraint beside the rules of times, which add up what it may not show."""
+    if config.no_timestamps_token_id is not None and config.constraint is not None:
+        raise ConfigError(
+            f"no_timestamps_token_id is {config.no_timestamps_token_id}, whose rules compare the "
+            "times with all other tokens, and constraint is given, which leaves some of them out; "
+            "leave out one"
         )
 
 

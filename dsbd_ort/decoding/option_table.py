@@ -94,6 +94,10 @@ class Deciding(Protocol):
     def temperature(self) -> float:
         """Of the request."""
 
+    @property
+    def no_timestamps_token_id(self) -> int | None:
+        """The token before a speech model's times, None where the output has none."""
+
 
 @dataclass(frozen=True)
 class Condition:
@@ -160,6 +164,11 @@ _FREE_OF_THE_DRAFT = Condition(  # an output that can be: it may take a coupling
     "one with a draft, which its output may not depend on, such as dsbd",
 )
 _THRESHOLD = Condition("width_policy", lambda o: o.width_policy == "threshold", "'threshold'")
+_TIMES = Condition(
+    "no_timestamps_token_id",
+    lambda o: o.no_timestamps_token_id is not None,
+    "the token before the times of a speech model",
+)
 _EVERY_BEAM = Condition("memory", lambda o: o.memory == "forest", "'forest'")
 _DRAFTED_LAYERS = Condition("draft_length", lambda o: o.draft_length != 0, "at least 1")
 _DYNAMIC_WIDTH = (_SAMPLED_BEAMS_OF_A_DRAFT, _THRESHOLD, _DRAFTED_LAYERS)
@@ -308,6 +317,13 @@ OPTION_TABLE = {  # resolved in this order: what decides stands above what it de
     "logit_bias": OptionRow(domain=Biases(4096, Number(-1e9, 1e9))),
     "suppress_tokens": OptionRow(
         domain=Wholes(Whole(0, _MOST), 65_536, is_ordered=False, noun="token id")
+    ),
+    "begin_suppress_tokens": OptionRow(
+        domain=Wholes(Whole(0, _MOST), 65_536, is_ordered=False, noun="token id")
+    ),
+    "no_timestamps_token_id": OptionRow(domain=Whole(0, _MOST), default=lambda _: None),
+    "max_initial_timestamp_index": OptionRow(
+        domain=Whole(0, _MOST), default=lambda _: None, needs=(_TIMES,), neutral=lambda _: (None,)
     ),
     "min_new_tokens": OptionRow(domain=Whole(0, _MOST)),
     "forced_bos_token_id": OptionRow(domain=Whole(0, _MOST), default=lambda _: None),

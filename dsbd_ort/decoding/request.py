@@ -22,6 +22,7 @@ from dsbd_ort.decoding.drafting.draft import MOST_FORCED_LAYERS
 from dsbd_ort.decoding.drafting.ngram import NGramPool
 from dsbd_ort.decoding.engine_call import Clock, EngineCall, Role
 from dsbd_ort.decoding.errors import DecodingError
+from dsbd_ort.decoding.logits_processing.allowed_mass import AllowedMass
 from dsbd_ort.decoding.logits_processing.constraint import Constraint
 from dsbd_ort.decoding.logits_processing.path_states import StopState, state_after
 from dsbd_ort.decoding.option_values import shown
@@ -63,6 +64,7 @@ class DecodingRequest:
         source: what its rows depend on besides the tokens.
         copied_ids: tokens that the output may repeat, as those of a source: the n-gram drafter
             reads them before the prompt.
+        allowed_mass: is told what processors leave of the target's distributions; None: nothing is.
         preempts: returns whether the rows of the request are dropped before this engine call, to be
             computed again (see ``preemption``), although nobody needs the room: for tests of that.
             Of requests that run together the youngest alone is asked.
@@ -82,6 +84,7 @@ class DecodingRequest:
     num_sharers: Callable[[], int] = _one
     source: Source = None
     copied_ids: Sequence[int] = ()
+    allowed_mass: AllowedMass | None = None
     preempts: Callable[[EngineCall], bool] = only_for_room
 
     @property
@@ -329,6 +332,8 @@ def _check_token_ids(config: DecodingConfig, vocab_size: int) -> None:
         "logit_bias": [token for token, _ in config.biases],
         "bad_words_ids": [token for word in config.bad_sequences for token in word],
         "suppress_tokens": config.suppressed_ids,
+        "begin_suppress_tokens": config.suppressed_first_ids,
+        "no_timestamps_token_id": [config.no_timestamps_token_id or 0],
         "forced_bos_token_id": [config.forced_bos_token_id or 0],
         "forced_eos_token_id": [config.forced_eos_token_id or 0],
     }

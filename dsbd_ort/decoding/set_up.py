@@ -152,9 +152,8 @@ def _paths(request: DecodingRequest, vocab_size: int) -> _Paths:
     forbidden = None
     if request.trace is not None and constraint is not None:
         forbidden = ForbiddenTokens()
-    processing = processing_of(
-        config, constraint, request.prompt_ids, vocab_size, forbidden, request.source_ids
-    )
+    notes = forbidden, request.source_ids, request.allowed_mass
+    processing = processing_of(config, constraint, request.prompt_ids, vocab_size, *notes)
     ngram = _ngram_drafter(request)
     return _Paths(_builder(request, processing, ngram), processing, forbidden, ngram)
 

@@ -9,17 +9,25 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Unpack
 
-from dsbd_ort.decoding import DecodingConfig, TraceRecorder, result_of
+from dsbd_ort.decoding import DecodingConfig, DecodingRequest, TraceRecorder, result_of
 from dsbd_ort.decoding.request import most_new_tokens, most_rows
 from dsbd_ort.decoding.set_up import check_decodable
 from dsbd_ort.engine.async_stream import AsyncStream, result_or_raise
 from dsbd_ort.engine.engine_loop import EngineLoop
+from dsbd_ort.engine.errors import ServiceClosedError
 from dsbd_ort.engine.limits import ServiceLimits, cache_rows
+from dsbd_ort.engine.live_transcription import (
+    LiveTranscription,
+    SpeechEvent,
+    transcript_or_raise,
+)
 from dsbd_ort.engine.scheduler import LiveRequest, Scheduler, ServiceEvent
 from dsbd_ort.model_pair import BusyError
 from dsbd_ort.pipeline import Pipeline
 from dsbd_ort.request_options import Options, Prompt, RequestOptions, given_options
 from dsbd_ort.results import GenerationResult, StreamPiece
+from dsbd_ort.speech.speech_request import Audio, SpeechOptions
+from dsbd_ort.speech.transcript import Segment, Transcript
 from dsbd_runtime.chat_messages import Message
 
 
@@ -68,6 +76,8 @@ class Service:
         self.limits = limits or ServiceLimits()
         self._scheduler = Scheduler(self.limits, cache_rows(self.limits, pipeline.bundle))
         self._loop = EngineLoop(pipeline, self._scheduler)
+        self._transcriptions: set[LiveTranscription] = set()
+        self._is_closing = False
         self._loop.start()
         # the thread holds the engines and not the service: else one that is dropped would keep both
         weakref.finalize(self, self._loop.abandon).atexit = False
@@ -99,6 +109,11 @@ class Service:
             EnginesEndedError: the thread that runs the engines has ended by a failure.
         """
         request = self.pipeline.prepare(prompt, options, trace=trace, caller=caller)
+        return self._submitted(request, on_event)
+
+    def _submitted(
+        self, request: DecodingRequest, on_event: Callable[[ServiceEvent], None]
+    ) -> LiveRequest:
         target, draft = self._loop.models
         check_decodable(request, target.spec, draft.spec if draft else None)
         live = LiveRequest(
@@ -112,6 +127,58 @@ class Service:
         )
         self._loop.enqueue(live)
         return live
+
+    def submit_audio(
+        self,
+        audio: Audio,
+        options: Mapping[str, Any],
+        on_event: Callable[[SpeechEvent], None],
+    ) -> LiveTranscription:
+        """Submit an audio to a speech model; return at once.
+
+        Args:
+            audio: see ``Pipeline.transcribe``; a file is read here.
+            options: keyword arguments of it.
+            on_event: called with every Segment and then one ending, in a thread of this audio. It
+                may take its time.
+
+        Raises:
+            InputError, DecodingError: the audio or an option is invalid, or the model reads none.
+            ServiceClosedError: the service is closed.
+        """
+        if self._is_closing:
+            raise ServiceClosedError("the service is closed or closing; use another one")
+        live = LiveTranscription(
+            self.pipeline.transcription(audio, options),
+            self._submitted,
+            on_event,
+            self._transcriptions.discard,
+        )
+        self._transcriptions.add(live)
+        live.start()
+        return live
+
+    def transcribe(
+        self,
+        audio: Audio,
+        *,
+        on_segment: Callable[[Segment], None] | None = None,
+        **options: Unpack[SpeechOptions],
+    ) -> Transcript:
+        """Transcribe an audio and wait for the end; see Pipeline.transcribe and ``submit_audio``.
+
+        An exception of ``on_segment``, which is called in the thread of the caller, cancels it.
+        """
+        self._check_may_wait()
+        events: SimpleQueue[SpeechEvent] = SimpleQueue()
+        live = self.submit_audio(audio, options, events.put)
+        try:
+            while isinstance(event := events.get(), Segment):
+                if on_segment is not None:
+                    on_segment(event)
+            return transcript_or_raise(event)
+        finally:
+            live.cancel()
 
     def generate(
         self,
@@ -214,7 +281,7 @@ class Service:
     @property
     def is_open(self) -> bool:
         """Whether requests are accepted: neither closed nor ended by a failure."""
-        return self._loop.is_open
+        return self._loop.is_open and not self._is_closing
 
     def stats(self) -> ServiceStats:
         """Return the current load; numbers may be a moment old."""
@@ -234,6 +301,12 @@ class Service:
 
         Calling it again does nothing, or with ``drain`` False cancels those that are left.
         """
+        self._is_closing = True
+        for live in list(self._transcriptions):
+            if drain:  # their next windows are requests that are still to come
+                live.join()
+            else:
+                live.cancel()
         self._loop.close(drain=drain)
 
     def __enter__(self) -> Service:

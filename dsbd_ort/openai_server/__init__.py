@@ -12,6 +12,7 @@ A request passes through, in this order:
     planner.py              request body -> engine requests; settings.py: their limits
     generation.py           engine requests of one HTTP request, run and cancelled together
     responses.py            engine results -> one response or a stream of chunks
+    speech_form.py          the form of a request with audio; transcription.py: its lifecycle
     token_texts.py          tokens and log-probabilities -> their texts
     errors.py  metrics.py   error responses; /metrics
 

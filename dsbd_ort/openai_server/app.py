@@ -21,8 +21,17 @@ from dsbd_ort.openai_server.generation import Gate, GenerationHandler
 from dsbd_ort.openai_server.metrics import Metrics
 from dsbd_ort.openai_server.middleware import AccessLog, BodyLimit, JsonByDefault
 from dsbd_ort.openai_server.planner import Planner
-from dsbd_ort.openai_server.routes import generation_routes, model_routes, operation_routes
+from dsbd_ort.openai_server.routes import (
+    AUDIO_PATHS,
+    generation_routes,
+    model_routes,
+    operation_routes,
+    routes_of_others,
+    speech_routes,
+)
 from dsbd_ort.openai_server.settings import ServingSettings
+from dsbd_ort.openai_server.transcription import TranscriptionHandler
+from dsbd_ort.pipeline import Pipeline
 from dsbd_ort.prompts import new_seed
 from dsbd_ort.version import __version__
 
@@ -56,8 +65,13 @@ def create_app(
         redirect_slashes=False,
     )
     context_length = service.pipeline.bundle.context_length
-    handler = GenerationHandler(service, settings, metrics, gate)
-    app.include_router(generation_routes(handler, Planner(service, settings, draw_seed)))
+    if reads_audio(service.pipeline):
+        speech = TranscriptionHandler(service, settings, metrics, gate)
+        app.include_router(speech_routes(speech))
+    else:
+        handler = GenerationHandler(service, settings, metrics, gate)
+        app.include_router(generation_routes(handler, Planner(service, settings, draw_seed)))
+    app.include_router(routes_of_others(reads_audio=reads_audio(service.pipeline)))
     app.include_router(model_routes(settings.model_name, context_length))
     app.include_router(operation_routes(service, gate, metrics))
     app.add_exception_handler(ErrorResponse, handle_error_response)
@@ -65,6 +79,12 @@ def create_app(
     app.add_exception_handler(RequestValidationError, handle_validation_error)
     _add_middlewares(app, settings, metrics, logs_access=logs_access)
     return app
+
+
+def reads_audio(pipeline: Pipeline) -> bool:
+    """Return whether the model of a pipeline is a speech model."""
+    encoder = pipeline.prompts.encoder
+    return encoder is not None and encoder.speech is not None
 
 
 def _add_middlewares(
@@ -78,7 +98,12 @@ def _add_middlewares(
 
     app.add_middleware(JsonByDefault)
     app.add_middleware(
-        BodyLimit, max_bytes=settings.max_body_bytes, timeout_s=settings.body_timeout_s
+        BodyLimit,
+        max_bytes=settings.max_body_bytes,
+        timeout_s=settings.body_timeout_s,
+        limits_by_path=dict.fromkeys(
+            AUDIO_PATHS, (settings.max_audio_bytes, settings.audio_timeout_s)
+        ),
     )
     if settings.keys is not None:
         app.add_middleware(ApiKeyCheck, keys=settings.keys, everywhere=settings.keys_everywhere)

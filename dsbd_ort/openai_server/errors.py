@@ -27,7 +27,14 @@ _ERROR_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_
 _FIELDS = frozenset(field.name for field in dataclasses.fields(DecodingConfig)) | {
     "prompt",
     "messages",
+    "language",
+    "initial_prompt",
+    "compression_ratio_threshold",
+    "logprob_threshold",
+    "no_speech_threshold",
 }
+AUDIO_PREFIX = "/v1/audio/"
+"""Of the paths whose body is a form."""
 _NO_OBJECT = ("dict_type", "model_type", "model_attributes_type")  # whose texts speak of Python
 _INDEX = re.compile(r"\[(\d+)\]")
 _RETRY = {"Retry-After": "1"}
@@ -170,9 +177,11 @@ def handle_validation_error(request: Request, error: Exception) -> Response:
     """Respond to invalid JSON, or to a body with an invalid field; names the first."""
     assert isinstance(error, RequestValidationError)  # registered for these alone
     kind = request.headers.get("content-type", "").partition(";")[0].strip()
-    if not kind.lower().endswith(("/json", "+json")):
+    is_form = request.url.path.startswith(AUDIO_PREFIX)
+    expected = "multipart/form-data" if is_form else "application/json"
+    if not kind.lower().endswith((expected,) if is_form else ("/json", "+json")):
         return bad_request(
-            f"Content-Type is {_shortened(kind, 80)!r}; expected application/json"
+            f"Content-Type is {_shortened(kind, 80)!r}; expected {expected}"
         ).response()
     faults = [_Fault.of(each, error.body) for each in error.errors()]
     if faults[0].kind == "json_invalid":

@@ -248,12 +248,7 @@ class Generation:
                 async with asyncio.timeout_at(self._deadline):
                     index, event = await self._events.get()
             except TimeoutError as error:
-                raise ErrorResponse(
-                    504,
-                    f"no answer within the {self._timeout_s:g} s that this server allows; request "
-                    "fewer tokens",
-                    code="timeout",
-                ) from error
+                raise timed_out(self._timeout_s, "request fewer tokens") from error
             if isinstance(event, StreamPiece):
                 self._meter.piece(index, event)
             elif isinstance(event, GenerationResult):
@@ -268,6 +263,12 @@ class Generation:
         """Queue an event; called in the engine's thread."""
         with contextlib.suppress(RuntimeError):  # the event loop is closed, and nothing waits
             self._loop.call_soon_threadsafe(self._events.put_nowait, (index, event))
+
+
+def timed_out(timeout_s: float, fix: str) -> ErrorResponse:
+    """Return the response to a request that takes too long."""
+    message = f"no answer within the {timeout_s:g} s that this server allows; {fix}"
+    return ErrorResponse(504, message, code="timeout")
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:

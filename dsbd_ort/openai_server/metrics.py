@@ -14,6 +14,7 @@ from dsbd_ort.decoding import DecodingStats
 from dsbd_ort.engine import Service
 from dsbd_ort.openai_server.protocol import FINISH_REASONS
 from dsbd_ort.results import GenerationResult, StreamPiece
+from dsbd_ort.speech.transcript import Transcript
 
 Clock = Callable[[], float]
 
@@ -41,6 +42,7 @@ class Metrics:
         self.num_accepted_tokens = counter(
             "vllm:spec_decode_num_accepted_tokens", "Drafted tokens that were committed."
         )
+        self.audio_seconds = counter("dsbd:audio_seconds", "Seconds of audio transcribed.")
         self.num_cancelled = counter("dsbd:requests_cancelled", "Requests cancelled.")
         self.first_token = histogram(
             "vllm:time_to_first_token_seconds", "From arrival to the first token.", _LONG
@@ -90,6 +92,15 @@ class Metrics:
         labels = {**self._labels, "drafter": stats.drafter}
         self._drafted.labels(**labels).inc(stats.num_draft_tokens)
         self._accepted.labels(**labels).inc(stats.num_accepted_tokens)
+
+    def count_transcript(self, transcript: Transcript, seconds: float) -> None:
+        """Count an audio that was transcribed, so many seconds after its request."""
+        self.audio_seconds.inc(transcript.duration)
+        self.end_to_end.observe(seconds)
+        self.prompt_tokens.inc(transcript.stats.num_prompt_tokens)
+        self.generation_tokens.inc(transcript.stats.num_output_tokens)
+        if transcript.stats.num_draft_tokens:
+            self.count_drafted(transcript.stats)
 
     def count_constrained(self, kind: str, result: GenerationResult) -> None:
         """Count a request that ended under a constraint of this kind."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from urllib.parse import quote
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -98,23 +98,32 @@ class JsonByDefault:
 class BodyLimit:
     """Receives the whole body, within its limits, before the application sees the request."""
 
-    def __init__(self, app: ASGIApp, *, max_bytes: int, timeout_s: float) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        max_bytes: int,
+        timeout_s: float,
+        limits_by_path: Mapping[str, tuple[int, float]] | None = None,
+    ) -> None:
+        """``limits_by_path``: bytes and seconds of paths that have their own."""
         self._app = app
-        self._max_bytes = max_bytes
-        self._timeout_s = timeout_s
+        self._limits = max_bytes, timeout_s
+        self._limits_by_path = limits_by_path or {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Forward a request with its body, or reject it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        max_bytes, timeout_s = self._limits_by_path.get(scope["path"], self._limits)
         try:
-            async with asyncio.timeout(self._timeout_s):
-                body = await self._read(receive)
+            async with asyncio.timeout(timeout_s):
+                body = await _received(receive, max_bytes)
         except TimeoutError:
             error = ErrorResponse(
                 408,
-                f"the body did not arrive within {self._timeout_s:g} s",
+                f"the body did not arrive within {timeout_s:g} s",
                 code="body_timeout",
                 headers=_CLOSE,
             )
@@ -124,31 +133,32 @@ class BodyLimit:
         else:
             await self._app(scope, _ReceiveAgain(body, receive), send)
 
-    async def _read(self, receive: Receive) -> bytes:
-        """Return the body.
 
-        One that is too large is received to its end, but not kept: a client that is still sending
-        when the connection closes would not see the response.
-        """
-        body = bytearray()
-        num_bytes, has_more = 0, True
-        while has_more:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise client_disconnected()
-            part = message.get("body", b"")
-            num_bytes += len(part)
-            if num_bytes <= self._max_bytes:
-                body += part
-            has_more = message.get("more_body", False)
-        if num_bytes > self._max_bytes:
-            raise ErrorResponse(
-                413,
-                f"the body has {num_bytes} bytes, this server allows {self._max_bytes}; send less",
-                code="body_too_large",
-                headers=_CLOSE,
-            )
-        return bytes(body)
+async def _received(receive: Receive, max_bytes: int) -> bytes:
+    """Return the body.
+
+    One that is too large is received to its end, but not kept: a client that is still sending
+    when the connection closes would not see the response.
+    """
+    body = bytearray()
+    num_bytes, has_more = 0, True
+    while has_more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise client_disconnected()
+        part = message.get("body", b"")
+        num_bytes += len(part)
+        if num_bytes <= max_bytes:
+            body += part
+        has_more = message.get("more_body", False)
+    if num_bytes > max_bytes:
+        raise ErrorResponse(
+            413,
+            f"the body has {num_bytes} bytes, this server allows {max_bytes}; send less",
+            code="body_too_large",
+            headers=_CLOSE,
+        )
+    return bytes(body)
 
 
 class _ReceiveAgain:

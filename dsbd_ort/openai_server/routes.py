@@ -1,11 +1,11 @@
-"""The endpoints: generation, the list of models, and those for operators."""
+"""The endpoints: generation, transcription, the list of models, and those for operators."""
 
 from __future__ import annotations
 
 import time
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Form, Request, Response
 from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel
@@ -14,7 +14,9 @@ from dsbd_ort.engine import Service
 from dsbd_ort.openai_server.chat import ChatBody, ChatBuilder, ChatCompletion
 from dsbd_ort.openai_server.completions import Completion, CompletionBody, CompletionBuilder
 from dsbd_ort.openai_server.errors import (
+    AUDIO_PREFIX,
     ErrorBody,
+    ErrorResponse,
     engine_ended,
     shutting_down,
     unknown_model,
@@ -22,7 +24,13 @@ from dsbd_ort.openai_server.errors import (
 from dsbd_ort.openai_server.generation import Gate, GenerationHandler
 from dsbd_ort.openai_server.metrics import Metrics
 from dsbd_ort.openai_server.planner import Planner
+from dsbd_ort.openai_server.speech_form import SpeechForm
+from dsbd_ort.openai_server.transcription import TranscribedText, TranscriptionHandler
 
+TEXT_PATHS = ("/v1/completions", "/v1/chat/completions")
+AUDIO_PATHS = (f"{AUDIO_PREFIX}transcriptions", f"{AUDIO_PREFIX}translations")
+
+_TEXT = {"schema": {"type": "string"}}
 _STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
 _4XX: dict[int | str, dict[str, Any]] = {"4XX": {"model": ErrorBody}}
 _4XX_AND_503: dict[int | str, dict[str, Any]] = {**_4XX, 503: {"model": ErrorBody}}
@@ -86,6 +94,44 @@ def generation_routes(handler: GenerationHandler, planner: Planner) -> APIRouter
             "chatcmpl",
         )
 
+    return router
+
+
+def speech_routes(handler: TranscriptionHandler) -> APIRouter:
+    """Return /v1/audio/transcriptions and /v1/audio/translations."""
+    router = APIRouter(prefix="/v1/audio")
+    content = {**_STREAM, "text/plain": _TEXT, "text/vtt": _TEXT}
+    responses = {200: {"model": TranscribedText, "content": content}, **_4XX_AND_5XX}
+
+    @router.post("/transcriptions", response_model=None, responses=responses)
+    async def transcriptions(
+        request: Request, form: Annotated[SpeechForm, Form(media_type="multipart/form-data")]
+    ) -> Response:
+        """Write what is said in an audio, in the language in which it is said."""
+        return await handler.respond(request, form, "transcribe")
+
+    @router.post("/translations", response_model=None, responses=responses)
+    async def translations(
+        request: Request, form: Annotated[SpeechForm, Form(media_type="multipart/form-data")]
+    ) -> Response:
+        """Write what is said in an audio, in English."""
+        return await handler.respond(request, form, "translate")
+
+    return router
+
+
+def routes_of_others(*, reads_audio: bool) -> APIRouter:
+    """Return the endpoints of models of another kind, which say what this server's model reads."""
+    router = APIRouter()
+    reads, path = ("audio", AUDIO_PATHS[0]) if reads_audio else ("text", TEXT_PATHS[0])
+
+    async def refused() -> Response:
+        raise ErrorResponse(
+            404, f"the model of this server reads {reads}; use {path}", code="other_kind_of_model"
+        )
+
+    for other in TEXT_PATHS if reads_audio else AUDIO_PATHS:
+        router.add_api_route(other, refused, methods=["POST"], include_in_schema=False)
     return router
 
 

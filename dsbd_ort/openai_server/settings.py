@@ -36,6 +36,8 @@ class ServingSettings:
         max_prompts: of one request.
         max_body_bytes: of one request.
         body_timeout_s: to receive a body.
+        max_audio_bytes, audio_timeout_s: the same of a request with audio.
+        max_audio_s: seconds of one audio: memory for its samples, 64 kB each.
         defaults: options of requests that leave them out, see DefaultOptions.
         tries: that requests may name, see dsbd_ort.TokenTrie.
         tool_template: one of ``TOOL_TEMPLATES``: whether tools are told and called as the model's
@@ -55,6 +57,9 @@ class ServingSettings:
     max_prompts: int = 16
     max_body_bytes: int = 2**20
     body_timeout_s: float = 10.0
+    max_audio_bytes: int = 25 * 2**20
+    audio_timeout_s: float = 60.0
+    max_audio_s: float = 3600.0
     request_timeout_s: float = 600.0
     defaults: Mapping[str, Any] = field(default_factory=dict)
     tries: Mapping[str, TokenTrie] = field(default_factory=dict)
@@ -67,7 +72,9 @@ class ServingSettings:
         for name in _COUNTS:
             check_count(name, getattr(self, name), 1)
         check_count("max_body_bytes", self.max_body_bytes, 1, MOST_BYTES)
-        check_seconds("body_timeout_s", self.body_timeout_s)
+        check_count("max_audio_bytes", self.max_audio_bytes, 1, MOST_BYTES)
+        for name in ("body_timeout_s", "audio_timeout_s", "max_audio_s"):
+            check_seconds(name, getattr(self, name))
         check_seconds("request_timeout_s", self.request_timeout_s)
         if self.tool_template not in TOOL_TEMPLATES:
             raise InputError(

@@ -23,7 +23,11 @@ from transformers.utils import logging as transformers_logging
 from dsbd_export.adapter import Adapter, read_adapter
 from dsbd_export.composite import unread_inputs
 from dsbd_export.config import MIN_CONTEXT, DraftConfig, ExportConfig, ModelOptions
-from dsbd_export.encoder_decoder.checkpoint import decoder_vocab_size, encoder_entry, positions
+from dsbd_export.encoder_decoder.checkpoint import (
+    decoder_vocab_size,
+    encoder_entry,
+    target_positions,
+)
 from dsbd_export.errors import ExportError, reason_of
 from dsbd_export.feature_draft.config import (
     FEATURE_FAMILY,
@@ -253,7 +257,7 @@ def _decoder_checkpoint(
     config = text_config(whole)
     encoder = None
     if config.is_encoder_decoder:
-        encoder = encoder_entry(role, config, generation, options)
+        encoder = encoder_entry(role, folder, config, generation, options)
     elif options.max_source is not None:
         raise ExportError(
             f"max_source={options.max_source} has no meaning for the {role} (family "
@@ -415,7 +419,7 @@ def _context_length(role: str, config: PreTrainedConfig, max_context: int | None
     """
     of_checkpoint: int | None = getattr(config, "max_position_embeddings", None)
     if config.is_encoder_decoder:
-        of_checkpoint = positions(config, max_context)
+        of_checkpoint = target_positions(config, max_context)
     elif max_context is None:
         max_context = constant_rope_length(config)
     if of_checkpoint is None and max_context is None:

@@ -44,7 +44,6 @@ class Family:
 
 _ALIBI = "its attention adds a bias by distance (ALiBi), but the graph has no positions of keys"
 _RECURRENT = "it keeps a recurrent state of another kind than the gated delta rule and Mamba2"
-_SOUND = "it is an encoder-decoder whose source is sound, encoder-decoders read text"
 _LOCAL_ENCODER = "its encoder attends within windows or by hashes, which its graph has no form for"
 _ROUTED = "its layers are routed by their own rules, which products of all experts have no form for"
 _ZERO_EXPERTS = (
@@ -160,7 +159,7 @@ FAMILIES: dict[str, Family] = {
     "t5": Family(reads_source=True, note="T5 and Flan-T5: bias by distance"),
     "umt5": Family(reads_source=True, note="bias by distance in each layer"),
     "voxtral": Family(note="Voxtral: text part"),
-    "whisper": Family(refusal=_SOUND),
+    "whisper": Family(reads_source=True, note="Whisper: its source is sound"),
     "youtu": Family(note="latent attention"),
     "zamba2": Family(note="Zamba2: Mamba2 layers, shared attention"),
 }

@@ -14,10 +14,12 @@ from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_MULTIMODAL_LM_MAPPING,
     MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
+    MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING,
     PreTrainedConfig,
 )
 
 from dsbd_export.encoder_decoder.checkpoint import num_decoder_layers
+from dsbd_export.encoder_decoder.speech import reads_sound
 from dsbd_export.families import DEFAULT_FAMILY, FAMILIES
 from dsbd_export.quantized_weights import refusal_of_quantization
 from dsbd_runtime.graph import ATTENTION_MASK, ATTENTION_MASK_SLIDING
@@ -50,6 +52,8 @@ def model_class_of(config: PreTrainedConfig) -> Any:
 
     None where transformers has none that continues text.
     """
+    if reads_sound(config):
+        return MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING[type(config)]
     if config.is_encoder_decoder:
         return MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING.get(type(config), None)
     causal = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
@@ -104,7 +108,10 @@ def _refusals(config: PreTrainedConfig) -> Iterator[str]:
     if refusal := FAMILIES.get(config.model_type, DEFAULT_FAMILY).refusal:
         yield refusal
     if config.is_encoder_decoder and model_class_of(config) is None:
-        yield "it is an encoder-decoder that reads no text, or no class of transformers writes text"
+        yield (
+            "it is an encoder-decoder that reads neither text nor, as Whisper does, sound, or no "
+            "class of transformers writes text"
+        )
         return
     if reason := refusal_of_quantization(config):
         yield reason

@@ -25,11 +25,13 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 from transformers import PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutput
 
 from dsbd_export.checkpoint import Checkpoint
 from dsbd_export.errors import ExportError
 from dsbd_export.pair import highest_token_id
 from dsbd_export.tokenizer_files import read_tokenizer
+from dsbd_runtime.speech_entry import SoundFeatures
 
 PROMPT_LENGTHS = (1, 17, 128)
 TREE_PARENTS = (-1, -1, 0, 0, 1, 2, 2)  # pairs of siblings, three levels deep
@@ -71,6 +73,7 @@ class ForestCase:
         source_ids: (N,) int64. Source of an encoder-decoder; None for any other model.
         together: other requests, each with a prefix and a source of its own, whose nodes are
             computed in the same call and compared behind these.
+        sound: source of a speech model; None for any other model.
     """
 
     name: str
@@ -82,6 +85,7 @@ class ForestCase:
     uses_own: bool = False
     source_ids: NDArray[np.int64] | None = None
     together: tuple[ForestCase, ...] = ()
+    sound: SoundFeatures | None = None
 
     @property
     def requests(self) -> tuple[ForestCase, ...]:
@@ -167,12 +171,14 @@ def _request_logits(model: PreTrainedModel, case: ForestCase, dtype: torch.dtype
     row_of_node = {int(node): row for row, node in enumerate(case.rows)}
     num_tokens = model.get_output_embeddings().weight.shape[0]
     logits = np.full((len(case.rows), num_tokens), np.nan, _NUMPY_DTYPES[dtype])
+    with torch.no_grad(), ComputeIn(dtype):
+        heard = _heard(model, case)
     for paths in _paths_by_length(case):
         ids = [np.concatenate([case.prefix_ids, case.node_ids[path]]) for path in paths]
         steps = [i for i, nodes in enumerate(paths.T) if row_of_node.keys() & nodes.tolist()]
         wanted = torch.tensor(steps) + len(case.prefix_ids)
         with torch.no_grad(), ComputeIn(dtype):
-            found_rows = _path_logits(model, case, torch.from_numpy(np.stack(ids)), wanted)
+            found_rows = _path_logits(model, case, torch.from_numpy(np.stack(ids)), wanted, heard)
         for found, nodes in zip(found_rows.numpy(), paths[:, steps].tolist(), strict=True):
             for values, node in zip(found, nodes, strict=True):
                 if node in row_of_node:
@@ -180,11 +186,25 @@ def _request_logits(model: PreTrainedModel, case: ForestCase, dtype: torch.dtype
     return logits
 
 
-def _path_logits(model: PreTrainedModel, case: ForestCase, ids: Tensor, wanted: Tensor) -> Tensor:
+def _heard(model: PreTrainedModel, case: ForestCase) -> Tensor | None:
+    """Return what a speech model's encoder makes of a case's sound, (1, N, width), once."""
+    if case.sound is None:
+        return None
+    features = torch.from_numpy(case.sound.values.copy())[None]
+    return cast(Tensor, model.get_encoder()(features).last_hidden_state)
+
+
+def _path_logits(
+    model: PreTrainedModel, case: ForestCase, ids: Tensor, wanted: Tensor, heard: Tensor | None
+) -> Tensor:
     """Return the logits of some places of paths, (paths, places, V).
 
-    ids: (paths, length). wanted: (places,).
+    ids: (paths, length). wanted: (places,). heard: see ``_heard``.
     """
+    if heard is not None:
+        outputs = BaseModelOutput(last_hidden_state=heard.expand(len(ids), -1, -1))
+        output = model(encoder_outputs=outputs, decoder_input_ids=ids, use_cache=False)
+        return cast(Tensor, output.logits[:, wanted])
     if case.source_ids is None:
         output = model(input_ids=ids, use_cache=False, logits_to_keep=wanted)
         return cast(Tensor, output.logits)

@@ -278,11 +278,12 @@ class ForestEngine:
 
         A model with an encoder has a source in all of its cases.
         """
-        sources = [case.source_ids for case in requests if case.source_ids is not None]
-        if self._sources is None or not sources:
+        if self._sources is None:
             return {}
+        sources = [each.source_ids if each.sound is None else each.sound for each in requests]
+        known = [source for source in sources if source is not None]
         with _as_export_errors():
-            return self._sources.inputs(sources, np.repeat(np.arange(len(sources)), num_rows))
+            return self._sources.inputs(known, np.repeat(np.arange(len(known)), num_rows))
 
     def _feature_inputs(
         self,

@@ -26,6 +26,7 @@ from dsbd_export.encoder_decoder.marian_tokenizer import (
     target_tokenizer,
     write_source_tokenizer,
 )
+from dsbd_export.encoder_decoder.speech import hide_times
 from dsbd_export.errors import ExportError, reason_of
 from dsbd_export.gguf_file import alone
 from dsbd_export.older_tokenizers import (
@@ -65,7 +66,10 @@ def write_tokenizer_files(checkpoint: Checkpoint, folder: Path, report: Report) 
         ExportError: the files would not do what transformers does.
     """
     tokenizer = load_tokenizer(checkpoint)
-    _backend(tokenizer).save(str(folder / TOKENIZER_FILE))
+    backend = _backend(tokenizer)
+    if checkpoint.encoder is not None and checkpoint.encoder.speech is not None:
+        hide_times(backend, checkpoint.encoder.speech)
+    backend.save(str(folder / TOKENIZER_FILE))
     text = json.dumps(_config(tokenizer), ensure_ascii=False, indent=2)
     (folder / TOKENIZER_CONFIG_FILE).write_text(f"{text}\n", encoding="utf-8")
     templates = _templates(checkpoint, tokenizer)

@@ -278,6 +278,14 @@ def _check_agreement(folder: Path, manifest: Manifest) -> None:
             f"the draft of {folder} is an encoder-decoder's and reads a source, which requests to "
             "its target do not have; export a pair that both read one"
         )
+    read_by_target, read_by_draft = (
+        entry.encoder and entry.encoder.sound for entry in (manifest.target, manifest.draft)
+    )
+    if manifest.draft.encoder is not None and read_by_target != read_by_draft:
+        raise BundleError(
+            f"target and draft of {folder} read different sources, of which one alone is sound, or "
+            "other features of it; export a pair that reads the same"
+        )
     for field in ("vocab_size", "bos_token_id", "eos_token_ids"):
         target, draft = getattr(manifest.target, field), getattr(manifest.draft, field)
         if target != draft:

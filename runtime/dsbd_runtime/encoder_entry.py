@@ -1,7 +1,9 @@
 """Encoder of an encoder-decoder: its graph's names, its entry in the manifest, its source.
 
-The encoder runs once a request. What it leaves are the cross rows: a key and a value of every token
-of the source for each decoder layer, which all beams and all drafted nodes read and none writes.
+A source is a tuple of tokens, or the features of a window of sound. The encoder runs once a
+request. What it leaves are the cross rows: a key and a value of every token of the source, or of
+every two frames, for each decoder layer, which all beams and all drafted nodes read and none
+writes.
 
 A call of the decoder has B of them, padded to the longest, and says of each of its S rows which one
 it reads: rows of one source lie side by side in ``source_rows``, P places for each source.
@@ -11,6 +13,7 @@ it reads: rows of one source lie side by side in ``source_rows``, P places for e
 | source_ids | [1,N] int64 | of encoder.onnx: the tokens of the source |
 | hidden_states | [1,N,W] | its last output, for a draft that shares the encoder: of the draft's |
 | | | encoder.onnx the input, in place of source_ids |
+| input_features | [1,M,F] float32 | instead, of a speech model: features of a window of sound |
 | cross.{i}.key, cross.{i}.value | [1,H,N,D] | its outputs |
 | the same | [B,H,N,D] | of the decoder's graph: those of B sources |
 | source_lengths | [B] int64 | of the decoder's graph: tokens of each source, behind which lie any |
@@ -26,14 +29,16 @@ it reads: rows of one source lie side by side in ``source_rows``, P places for e
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dsbd_forward.forward import Source
 from dsbd_forward.rows import Ints
 from dsbd_runtime.cache_entries import AttentionRows, parts_of
 from dsbd_runtime.errors import BundleError, CapacityError, InputError
+from dsbd_runtime.speech_entry import Features, SoundFeatures, SpeechEntry
 from dsbd_runtime.typed_json import in_short, mismatch
 
 ENCODER_FILE = "encoder.onnx"
@@ -43,6 +48,7 @@ HIDDEN_STATES = "hidden_states"
 SOURCE_LENGTHS = "source_lengths"
 SOURCE_ROWS = "source_rows"
 SOURCE_PLACES = "source_places"
+INPUT_FEATURES = "input_features"
 ROW_POSITIONS = "row_positions"
 
 
@@ -56,8 +62,8 @@ class EncoderEntry:
     """Manifest entry of the encoder beside a decoder's engine.
 
     Attributes:
-        vocab_size: number of the tokens of a source.
-        context_length: most tokens of a source.
+        vocab_size: number of the tokens of a source; of a speech model that of the decoder's.
+        context_length: most tokens of a source; of a speech model the frames of a window.
         start_token_id: the token that every target begins with.
         cross: the cross rows of the decoder layers that read the source.
         reads_positions: whether the decoder's graph has the input ``row_positions``.
@@ -71,6 +77,7 @@ class EncoderEntry:
             draft is known to share the encoder; None where it returns none.
         is_shared: of a draft: whether the encoder is the target's, whose hidden states its graph
             reads in place of a source.
+        speech: of a model whose source is sound; None: it is a text.
     """
 
     vocab_size: int
@@ -83,11 +90,17 @@ class EncoderEntry:
     hidden_width: int | None = None
     fingerprint: str | None = None
     is_shared: bool | None = None
+    speech: SpeechEntry | None = None
 
     @property
     def returns_hidden(self) -> bool:
         """Whether the graph returns hidden states, which drafts may share."""
         return self.hidden_width is not None and not self.is_shared
+
+    @property
+    def sound(self) -> tuple[int, ...] | None:
+        """What the features that it reads are made of, None where it reads a text."""
+        return None if self.speech is None else self.speech.features
 
     @property
     def cross_shapes(self) -> dict[str, tuple[str, int, int]]:
@@ -119,7 +132,29 @@ def check_shared_encoder(
             raise mismatch(expected, found, f"{place}: {field}")
 
 
-def checked_source(entry: EncoderEntry, source: Source) -> Ints:
+def encoder_input(entry: EncoderEntry, source: Source) -> tuple[str, NDArray[Any]]:
+    """Return the name of the input of an encoder's graph, and a source as the graph takes it.
+
+    Raises:
+        InputError: it is no source of this encoder.
+        CapacityError: it is longer than the encoder reads.
+    """
+    if entry.speech is not None:
+        return INPUT_FEATURES, _checked_features(entry.speech, source)[None]
+    return SOURCE_IDS, _checked_ids(entry, source)[None]
+
+
+def _checked_features(speech: SpeechEntry, source: Source) -> Features:
+    expected = speech.num_mels, speech.num_frames
+    if not isinstance(source, SoundFeatures) or source.values.shape != expected:
+        raise InputError(
+            f"the source of a forward is {source!r}, but the engine is a speech model's: expected "
+            f"the SoundFeatures of a window, {speech.num_mels} mels and {speech.num_frames} frames"
+        )
+    return source.values
+
+
+def _checked_ids(entry: EncoderEntry, source: Source) -> Ints:
     """Return a source as (N,) int64.
 
     Raises:

@@ -92,6 +92,7 @@ from dsbd_runtime.cache_entries import (
 )
 from dsbd_runtime.encoder_entry import (
     HIDDEN_STATES,
+    INPUT_FEATURES,
     ROW_POSITIONS,
     SOURCE_IDS,
     SOURCE_LENGTHS,
@@ -338,13 +339,15 @@ class GraphContract:
         }
 
 
-def cross_specs(encoder: EncoderEntry, num_sources: int | None) -> dict[str, TensorSpec]:
+def cross_specs(
+    encoder: EncoderEntry, num_sources: int | None, number: int | None = None
+) -> dict[str, TensorSpec]:
     """Return the cross rows by name: outputs of an encoder's graph, inputs of its decoder's.
 
-    num_sources: those of a call, None where it may have any number.
+    num_sources: those of a call; None: any number. number: of the rows of each; None: any.
     """
     return {
-        name: TensorSpec(_FLOAT_TYPES[dtype], (num_sources, num_heads, None, width))
+        name: TensorSpec(_FLOAT_TYPES[dtype], (num_sources, num_heads, number, width))
         for name, (dtype, num_heads, width) in encoder.cross_shapes.items()
     }
 
@@ -360,18 +363,27 @@ class EncoderContract:
         """The inputs by name."""
         if self.encoder.is_shared:
             return self._hidden
+        if (speech := self.encoder.speech) is not None:
+            shape = (1, speech.num_mels, speech.num_frames)
+            return {INPUT_FEATURES: TensorSpec(_FLOAT32, shape)}
         return {SOURCE_IDS: TensorSpec(_INT64, (1, None))}
 
     @property
     def outputs(self) -> dict[str, TensorSpec]:
         """The outputs by name."""
         hidden = self._hidden if self.encoder.returns_hidden else {}
-        return {**cross_specs(self.encoder, 1), **hidden}
+        return {**cross_specs(self.encoder, 1, self._num_positions), **hidden}
+
+    @property
+    def _num_positions(self) -> int | None:
+        speech = self.encoder.speech
+        return None if speech is None else speech.num_positions
 
     @property
     def _hidden(self) -> dict[str, TensorSpec]:
         kind = _FLOAT_TYPES[self.encoder.cross[0].dtype]
-        return {HIDDEN_STATES: TensorSpec(kind, (1, None, self.encoder.hidden_width))}
+        shape = (1, self._num_positions, self.encoder.hidden_width)
+        return {HIDDEN_STATES: TensorSpec(kind, shape)}
 
 
 class TensorInfo(Protocol):

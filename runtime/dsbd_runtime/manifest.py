@@ -29,6 +29,7 @@ from dsbd_runtime.graph import (
     parse_num_top_logits,
 )
 from dsbd_runtime.older_manifests import MOST_LAYERS, OLDER_VERSIONS, as_current
+from dsbd_runtime.speech_entry import SpeechEntry, check_speech
 from dsbd_runtime.typed_json import (
     check_counts,
     in_short,
@@ -239,6 +240,9 @@ def _refuse_unknown(data: dict[str, Any], where: str) -> None:
             if isinstance(content := entry.get(part), dict):
                 for name in unknown_fields(kind, content):
                     raise _unknown(data, name, content[name], f"{where}: {role}: {part}")
+                if isinstance(speech := content.get("speech"), dict):
+                    for name in unknown_fields(SpeechEntry, speech):
+                        raise _unknown(data, name, speech[name], f"{where}: {role}: {part}: speech")
         logits = entry.get("logits")
         if isinstance(logits, str) and logits.partition(":")[0] not in LOGITS_KINDS:
             later.append("logits")
@@ -339,6 +343,8 @@ def _check_encoder(encoder: EncoderEntry, entry: ModelEntry, where: str) -> None
         if not 0 <= token_id < entry.vocab_size:
             place = f"{where}: {name_in_short(name)}"
             raise mismatch(f"0 to {entry.vocab_size - 1}", token_id, place)
+    if encoder.speech is not None:
+        check_speech(encoder.speech, entry.vocab_size, f"{where}: speech")
     layers = [rows.layer for rows in encoder.cross]
     if (
         not layers

@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from dsbd_forward.forward import Source, SourceReading
-from dsbd_runtime.encoder_entry import HIDDEN_STATES, SOURCE_IDS, EncoderEntry, checked_source
+from dsbd_runtime.encoder_entry import HIDDEN_STATES, EncoderEntry, encoder_input
 from dsbd_runtime.errors import CapacityError, EngineError
 from dsbd_runtime.graph import EncoderContract, check_graph
 
@@ -82,7 +82,7 @@ class OrtEncoder:
         self.num_bytes = 0
 
     def cross_rows(self, source: Source) -> CrossRows:
-        """Return the cross rows of a source, a tuple of token ids.
+        """Return the cross rows of a source.
 
         Raises:
             InputError: it is none, or has tokens that the encoder does not know.
@@ -139,15 +139,24 @@ class OrtEncoder:
         self._drop_oldest()
 
     def forget(self) -> None:
-        """Drop the cross rows of all sources."""
+        """Drop the cross rows of all sources; of a speech model but for the last.
+
+        A window of sound takes its time, and is decoded several times: first for its language, at
+        last at higher temperatures. Requests for it need not share a row of the decoder.
+        """
+        last = next(reversed(self._kept), None) if self._entry.speech is not None else None
+        kept = {} if last is None else {last: self._kept[last]}
         self._kept.clear()
         self._hidden_of_taken.clear()
-        self.num_bytes = 0
+        self._kept.update(kept)
+        self.num_bytes = sum(rows.num_bytes for rows in kept.values())
 
     def close(self) -> None:
         """Release the engine and all rows."""
         self._engine = self._shared = None
-        self.forget()
+        self._kept.clear()
+        self._hidden_of_taken.clear()
+        self.num_bytes = 0
 
     def _drop_oldest(self) -> None:
         """Drop what is of sources that were read longest ago until the others may be kept."""
@@ -163,28 +172,29 @@ class OrtEncoder:
             self.num_bytes -= rows.num_bytes
 
     def _read(self, source: Source) -> CrossRows:
-        source_ids, began = checked_source(self._entry, source), self._clock()
+        (name, values), began = encoder_input(self._entry, source), self._clock()
         names = [*self._entry.cross_shapes, *([HIDDEN_STATES] if self._keeps_hidden else [])]
         if self._shared is not None:
             feeds = {HIDDEN_STATES: self._shared.hidden_states(source)}
         else:
-            feeds = {SOURCE_IDS: self._ort.OrtValue.ortvalue_from_numpy(source_ids[None])}
+            feeds = {name: self._ort.OrtValue.ortvalue_from_numpy(values)}
+        num_tokens, unit = values.shape[-1], "tokens" if self._entry.speech is None else "frames"
         own_began = self._clock()
         try:
-            values = self._engine.run_with_ort_values(names, feeds)
+            found = self._engine.run_with_ort_values(names, feeds)
         except Exception as error:  # ONNX Runtime's exceptions share no base but this one
             reason = " ".join(str(error).split())
             if any(sign in reason for sign in _NO_MEMORY):
                 raise CapacityError(
-                    f"no memory for the {len(source_ids)} tokens of a source in {self._path}: "
+                    f"no memory for the {num_tokens} {unit} of a source in {self._path}: "
                     f"{reason}; split the source"
                 ) from error
             raise EngineError(
-                f"ONNX Runtime failed in a call of {self._path} ({len(source_ids)} tokens of a "
+                f"ONNX Runtime failed in a call of {self._path} ({num_tokens} {unit} of a "
                 f"source): {reason}; copy the bundle or export again"
             ) from error
         now = self._clock()
-        self._reading = SourceReading(len(source_ids), now - began, now - own_began)
-        num_bytes = sum(value.tensor_size_in_bytes() for value in values)
-        rows = dict(zip(names, values, strict=True))
+        self._reading = SourceReading(num_tokens, now - began, now - own_began)
+        num_bytes = sum(value.tensor_size_in_bytes() for value in found)
+        rows = dict(zip(names, found, strict=True))
         return CrossRows(rows, num_bytes, rows.pop(HIDDEN_STATES, None))

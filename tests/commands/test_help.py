@@ -17,6 +17,7 @@ RUN_SECTIONS = [
     "Prompt",
     "Output",
     "Many prompts, one JSON object a line",
+    "Speech (models that read audio)",
     "Strategy and beams",
     "Sampling",
     "Length and end",

@@ -111,7 +111,7 @@ USER_ERRORS = [  # (arguments after the bundle, words of the message)
     (["--prompt", "x", "--chat"], "has no chat template"),
     (["--prompt", "x", "--system", "y"], "--system needs --chat"),
     (["--prompt", "x", "--workers", "2"], "--workers needs --input"),
-    (["--prompt", "x", "--concurrency", "2"], "--concurrency needs --input"),
+    (["--prompt", "x", "--concurrency", "2"], "--concurrency needs --input or --audio"),
     (["--input", "x"], "--input needs --output"),
     (["--output", "x"], "--output needs --input"),
     (["--input", "/no/such/file", "--output", "x"], "--input /no/such/file cannot be read"),

@@ -51,6 +51,9 @@ MEANINGFUL = {  # option: (strategies to which it means something, a value that 
     "bad_words_ids": (EVERY, ((1,), (2, 3))),
     "logit_bias": (EVERY, ((1, -4.0),)),
     "suppress_tokens": (EVERY, (1, 2)),
+    "begin_suppress_tokens": (EVERY, (1, 2)),
+    "no_timestamps_token_id": (EVERY, 3),
+    "max_initial_timestamp_index": (EVERY, 1),
     "min_new_tokens": (EVERY, 6),
     "forced_bos_token_id": (EVERY, 1),
     "forced_eos_token_id": (EVERY, 5),
@@ -86,6 +89,8 @@ def means_something(name: str, config: DecodingConfig) -> bool:
         return False
     if name in DYNAMIC_WIDTH:
         return config.width_policy == "threshold" and config.draft_length != 0
+    if name == "max_initial_timestamp_index":
+        return config.no_timestamps_token_id is not None
     if name == "early_stopping":
         return config.memory == "forest"
     return name != "draft_beams" or config.draft_length != 0
@@ -151,6 +156,8 @@ def has_effect(strategy: str, name: str, value: Any) -> bool:
     common: dict[str, Any] = {"strategy": strategy, "max_new_tokens": 12, "eos_token_id": 5}
     if name in ("min_beams", "accept_threshold"):
         common["width_policy"] = "threshold"
+    if name == "max_initial_timestamp_index":
+        common["no_timestamps_token_id"] = 1
     if name == "forced_eos_token_id":  # else all have ended before
         common["max_new_tokens"] = 2
     for seed in range(40):

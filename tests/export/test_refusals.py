@@ -10,8 +10,7 @@ from dsbd_export.families import FAMILIES
 from dsbd_export.model_config import refusal_of
 
 REFUSED = [  # (config class, its arguments, words of the reason)
-    ("WhisperConfig", {}, "whose source is sound"),
-    ("Speech2TextConfig", {}, "reads no text"),
+    ("Speech2TextConfig", {}, "reads neither text nor"),
     ("LEDConfig", {}, "within windows"),
     ("LongT5Config", {}, "within windows"),
     ("BigBirdPegasusConfig", {}, "within windows"),

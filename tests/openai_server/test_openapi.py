@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import schemathesis
@@ -18,8 +18,12 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from dsbd_ort.engine import Service
 from tests.openai_server.conftest import Serve
-from tests.openai_server.running_server import MODEL
+from tests.openai_server.running_server import MODEL, running_server
+from tests.speech.audio_files import wav_bytes
+from tests.speech.fakes import FakeSpeechService
+from tests.speech.sounds import speech_like
 
 CHECKS = [
     not_a_server_error,
@@ -47,6 +51,18 @@ def schema(serve: Serve, tool_bundle: Path) -> Iterator[schemathesis.BaseSchema]
         yield schemathesis.openapi.from_url(f"{server.url}/openapi.json")
 
 
+SPEECH_OPERATIONS = {
+    ("POST", "/v1/audio/transcriptions"): 25,
+    ("POST", "/v1/audio/translations"): 10,
+}
+
+
+@pytest.fixture(scope="module")
+def speech_schema() -> Iterator[schemathesis.BaseSchema]:
+    with running_server(cast(Service, FakeSpeechService())) as server:
+        yield schemathesis.openapi.from_url(f"{server.url}/openapi.json")
+
+
 def _objects_in(value: object) -> list[dict[str, Any]]:
     return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
 
@@ -62,12 +78,44 @@ def _make_likely(message: dict[str, Any]) -> None:
             function["arguments"] = likely[len(arguments) % len(likely)]
 
 
-def test_every_operation_is_tried(schema: schemathesis.BaseSchema) -> None:
+def test_every_operation_is_tried(
+    schema: schemathesis.BaseSchema, speech_schema: schemathesis.BaseSchema
+) -> None:
     documented = {
         (operation.ok().method.upper(), operation.ok().path)
-        for operation in schema.get_all_operations()
+        for each in (schema, speech_schema)
+        for operation in each.get_all_operations()
     }
-    assert documented == set(OPERATIONS)
+    assert documented == {*OPERATIONS, *SPEECH_OPERATIONS}
+
+
+@pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
+@pytest.mark.parametrize(("method", "path"), SPEECH_OPERATIONS)
+def test_speech_operation(
+    speech_schema: schemathesis.BaseSchema, method: str, path: str, mode: GenerationMode
+) -> None:
+    """Files are bytes, half of them a sound."""
+    operation = speech_schema[path][method]
+    sound = wav_bytes(speech_like(0.3))
+
+    @settings(
+        max_examples=SPEECH_OPERATIONS[method, path],
+        deadline=10_000,
+        derandomize=True,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=operation.as_strategy(generation_mode=mode))
+    def answers_as_documented(case: schemathesis.Case) -> None:
+        if isinstance(case.body, dict) and isinstance(case.body.get("model"), str):
+            case.body["model"] = MODEL
+            content = case.body.get("file")
+            if isinstance(content, bytes) and len(content) % 2:
+                case.body["file"] = sound
+        case.call_and_validate(checks=CHECKS, timeout=10)
+
+    answers_as_documented()
 
 
 @pytest.mark.parametrize(

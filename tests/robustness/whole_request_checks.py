@@ -218,6 +218,11 @@ def check_processing(ids: list[int], config: DecodingConfig, request: WholeReque
             and config.forced_eos_token_id is not None
         )
         assert token not in config.suppressed_ids
+        is_first_forced = config.forced_bos_token_id is not None and len(request.prompt) == 1
+        if begin == len(request.prompt) + is_first_forced:
+            assert token not in config.suppressed_first_ids
+        if config.no_timestamps_token_id is not None:
+            check_times(token, before[len(request.prompt) :], config)
         if is_forced:
             continue
         assert not any(path[: begin + 1][-len(word) :] == word for word in bad_words(config))
@@ -228,6 +233,25 @@ def check_processing(ids: list[int], config: DecodingConfig, request: WholeReque
             ngrams = [path[i : i + size] for i in range(len(request.prompt) + 1 - size)]
             assert begin + 1 < size or path[: begin + 1][-size:] not in ngrams, "one of the prompt"
         assert token not in config.eos_ids or begin - len(request.prompt) >= config.min_new_tokens
+
+
+def check_times(token: int, before: tuple[int, ...], config: DecodingConfig) -> None:
+    """Hold a token against the rules of times, the sum of their probabilities aside."""
+    assert config.no_timestamps_token_id is not None
+    first = config.no_timestamps_token_id + 1
+    assert token != first - 1
+    times = [each for each in before if each >= first]
+    if not before:
+        assert token >= first
+        index = config.max_initial_timestamp_index
+        assert index is None or token <= first + index
+    elif before[-1] >= first and (len(before) == 1 or before[-2] >= first):
+        assert token < first, "a third time"
+    elif before[-1] >= first:
+        assert token >= min(config.eos_ids, default=first - 1), "a text within a pair"
+        assert token < first or token >= times[-1], "a decreasing time"
+    else:
+        assert not first <= token <= max(times, default=-1), "a time again"
 
 
 def bad_words(config: DecodingConfig) -> tuple[tuple[int, ...], ...]:

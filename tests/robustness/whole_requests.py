@@ -207,6 +207,9 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "bad_words_ids": st.lists(SOME_TOKENS, max_size=3),
     "logit_bias": st.dictionaries(st.integers(0, 2), st.sampled_from([-9.0, -0.5, 1.5])),
     "suppress_tokens": st.lists(st.integers(0, 2), max_size=2),
+    "begin_suppress_tokens": st.lists(st.integers(0, 2), max_size=2),
+    "no_timestamps_token_id": st.one_of(st.none(), st.integers(0, 16)),
+    "max_initial_timestamp_index": st.one_of(st.none(), st.integers(0, 3)),
     "min_new_tokens": st.integers(0, 6),
     "forced_bos_token_id": st.integers(0, 2),
     "forced_eos_token_id": st.integers(0, 2),
@@ -274,8 +277,13 @@ def whole_requests(draw: st.DrawFn, strategy: str, largest_vocab: int = 300) -> 
             options.pop(name, None)
         elif name in options:
             options[name] %= vocab_size
-    for name in ("bad_words_ids", "suppress_tokens"):
+    for name in ("bad_words_ids", "suppress_tokens", "begin_suppress_tokens"):
         options[name] = within(options.get(name, []), vocab_size)
+    if options.get("no_timestamps_token_id") is None:
+        options.pop("max_initial_timestamp_index", None)
+    else:
+        options["no_timestamps_token_id"] %= vocab_size
+        options.pop("constraint", None)  # both together are refused
     options["logit_bias"] = {
         token % vocab_size: bias for token, bias in options.get("logit_bias", {}).items()
     }

@@ -7,7 +7,7 @@ are raw logits, or for rule "search" raw log-probabilities.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -295,6 +295,97 @@ class ForcedToken:
         return np.asarray(lengths == self._num_tokens)
 
 
+class BeginSuppress(_Ban):
+    """Forbids tokens where a path has so many new tokens: as its first, or behind a forced one."""
+
+    def __init__(self, tokens: Sequence[int], num_new: int) -> None:
+        self._tokens = np.array(tokens, dtype=np.int64)
+        self._num_new = num_new
+
+    def process(self, scores: Scores, candidates: Candidates) -> Scores:
+        """See LogitsProcessor.process."""
+        begun = (candidates.paths.num_new(candidates.nodes) == self._num_new).nonzero()[0]
+        rows = np.repeat(begun, len(self._tokens))
+        scores[candidates.places(rows, np.tile(self._tokens, len(begun)))] = -np.inf
+        return scores
+
+
+class Timestamps:
+    """Whisper's rules of times, which are the tokens behind that of a text without them.
+
+    They come in pairs, but for the first of a path and one before its end, and never decrease; a
+    path begins with one. Where all times together are more probable than the most probable other
+    token, one of them follows (Radford et al. 2022, section 3.8 and their code).
+    """
+
+    def __init__(self, no_timestamps: int, max_initial_index: int | None, lowest_end: int) -> None:
+        """Take the token before the first time, the last time that may be first, and an end.
+
+        lowest_end: the tokens below it are those of texts.
+        """
+        self._first = no_timestamps + 1
+        self._max_initial_index = max_initial_index
+        self._end = lowest_end
+
+    def process(self, scores: Scores, candidates: Candidates) -> Scores:
+        """See LogitsProcessor.process."""
+        paths, nodes = candidates.paths, candidates.nodes
+        for row, (node, num_new) in enumerate(
+            zip(nodes.tolist(), paths.num_new(nodes).tolist(), strict=True)
+        ):
+            tokens = None if candidates.tokens is None else candidates.tokens[row]
+            new = paths.path(node)[paths.num_prompt :] if num_new else np.arange(0)
+            for begin, end in self._forbidden(new):
+                scores[row, _between(tokens, begin, end)] = -np.inf
+            self._prefer_times(scores[row], tokens)
+        return scores
+
+    def _forbidden(self, new: Tokens) -> Iterator[tuple[int, int | None]]:
+        """Yield the first and the end of ranges of tokens that may not follow new ones."""
+        first = self._first
+        yield first - 1, first
+        if not len(new):
+            yield 0, first
+            if self._max_initial_index is not None:
+                yield first + self._max_initial_index + 1, None
+            return
+        is_behind_time = new[-1] >= first
+        is_behind_pair = is_behind_time and (len(new) == 1 or new[-2] >= first)
+        if is_behind_pair:
+            yield first, None
+        elif is_behind_time:
+            yield 0, self._end
+        times = new[new >= first]
+        if len(times):  # the second of a pair may be as the first
+            yield first, int(times[-1]) + (not is_behind_time or is_behind_pair)
+
+    def _prefer_times(self, scores: NDArray[np.float64], tokens: Tokens | None) -> None:
+        """Leave the times alone where they are more probable than every other token.
+
+        scores, tokens: (n,). Of one path; changed in place.
+        """
+        of_times, others = _between(tokens, self._first, None), _between(tokens, 0, self._first)
+        times = scores[of_times]
+        largest = times.max(initial=-np.inf)
+        if largest == -np.inf:
+            return
+        together = largest + np.log(np.exp(times - largest).sum())
+        if together > scores[others].max(initial=-np.inf):
+            scores[others] = -np.inf
+
+    def may_raise(self, candidates: Candidates) -> bool:
+        """Return True: every time counts, also one that a top-k head has left out."""
+        return True
+
+
+def _between(tokens: Tokens | None, begin: int, end: int | None) -> slice | NDArray[np.bool_]:
+    """Return the places of tokens ``begin`` to ``end - 1`` of one path; None: of all from there."""
+    if tokens is None:
+        return slice(begin, end)
+    is_behind = tokens >= begin
+    return is_behind if end is None else is_behind & (tokens < end)
+
+
 UserProcessor = Callable[[NDArray[np.int64], NDArray[np.float64]], NDArray[np.float64]]
 """(path, scores) -> scores: the prompt and the new tokens, (num_tokens,) int64; (vocab_size,).
 
@@ -349,6 +440,7 @@ def processors_of(
     bad_words = config.bad_sequences
     longer = [word for word in bad_words if len(word) > 1]
     last = num_prompt + config.max_new_tokens - 1
+    is_first_forced = config.forced_bos_token_id is not None and num_prompt == 1
     by_need: list[tuple[object, Callable[[], LogitsProcessor]]] = [
         (config.biases, lambda: Bias(config.biases, vocab_size)),
         (config.repetition_penalty != 1.0, lambda: RepetitionPenalty(config.repetition_penalty)),
@@ -373,6 +465,18 @@ def processors_of(
             lambda: ForcedToken(config.forced_eos_token_id, last),
         ),
         (config.suppressed_ids, lambda: Bias.ban(config.suppressed_ids, vocab_size)),
+        (
+            config.suppressed_first_ids,
+            lambda: BeginSuppress(config.suppressed_first_ids, is_first_forced),
+        ),
+        (config.no_timestamps_token_id is not None, lambda: _timestamps(config)),
     ]
     found = [make() for is_needed, make in by_need if is_needed]
     return found + [PathFunction(function) for function in config.logits_processors]
+
+
+def _timestamps(config: DecodingConfig) -> Timestamps:
+    no_timestamps = config.no_timestamps_token_id
+    assert no_timestamps is not None  # the caller has asked
+    lowest_end = min(config.eos_ids, default=no_timestamps)
+    return Timestamps(no_timestamps, config.max_initial_timestamp_index, lowest_end)

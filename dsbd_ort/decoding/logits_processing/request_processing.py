@@ -17,6 +17,7 @@ from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.distribution import ListedDistributions
 from dsbd_ort.decoding.errors import ConstraintError
 from dsbd_ort.decoding.logits_processing.allowed_after import AllowedAfter
+from dsbd_ort.decoding.logits_processing.allowed_mass import AllowedMass
 from dsbd_ort.decoding.logits_processing.constraint import Constraint
 from dsbd_ort.decoding.logits_processing.forbidden_tokens import ForbiddenTokens
 from dsbd_ort.decoding.logits_processing.path_states import (
@@ -48,6 +49,7 @@ class RequestProcessing:
         constraint: its states, None without one.
         paths: the tokens of every path.
         forbidden: notes what the constraint forbids to the target; None unless it is traced.
+        mass: notes what the processors leave of the target's distributions; None: nothing does.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class RequestProcessing:
         constraint: ConstraintStates | None,
         paths: PathTokens,
         forbidden: ForbiddenTokens | None = None,
+        mass: AllowedMass | None = None,
     ) -> None:
         self._warp = Warp.of(config)
         self._processes_log_probs = self._warp.is_raw and config.width > 1
@@ -64,6 +67,7 @@ class RequestProcessing:
         self.constraint = constraint
         self.paths = paths
         self.forbidden = forbidden
+        self.mass = mass
 
     @property
     def path_states(self) -> list[PathStates]:
@@ -86,11 +90,12 @@ class RequestProcessing:
             and can no longer be read. Theirs are empty.
         """
         if (gathered := logits.gathered) is not None:
-            return self._of_gathered(gathered, logits.log_normalizers, nodes, allowed), _NONE
+            found = self._of_gathered(gathered, logits.log_normalizers, nodes, allowed, is_draft)
+            return found, _NONE
         if self.forbidden is not None and not is_draft:
             self.forbidden.note(logits, nodes, allowed)
         if (rows := logits.whole) is not None:
-            return self._of_all(rows, logits.log_normalizers, nodes, allowed), _NONE
+            return self._of_all(rows, logits.log_normalizers, nodes, allowed, is_draft), _NONE
         found, is_complete = self._of_top(logits, nodes, allowed, is_draft)
         incomplete = np.logical_not(is_complete).nonzero()[0]
         full = logits.full
@@ -99,7 +104,8 @@ class RequestProcessing:
         readable = incomplete[incomplete >= full.first_row]
         if len(readable):
             rows, normalizers = logits.read(readable)
-            read = self._of_all(rows, normalizers, nodes[readable], allowed.part(readable))
+            part = nodes[readable], allowed.part(readable)
+            read = self._of_all(rows, normalizers, *part, is_draft)
             found = found.replaced(readable, read)
         return found, incomplete[incomplete < full.first_row]
 
@@ -190,6 +196,7 @@ class RequestProcessing:
         normalizers: Scores,
         nodes: Nodes,
         allowed: AllowedAfter,
+        is_draft: bool,
     ) -> ListedDistributions:
         """Return distributions of rows of all logits, and their log-normalizers, (num_rows, 1)."""
         vocab_size = logits.shape[1]
@@ -200,7 +207,7 @@ class RequestProcessing:
             scores = np.take_along_axis(logits, np.maximum(tokens, 0), axis=1).astype(np.float64)
             scores[tokens < 0] = -np.inf
         candidates = Candidates(self.paths, nodes, tokens, vocab_size)
-        processed, raw = self._processed(scores, normalizers, candidates)
+        processed, raw = self._processed(scores, normalizers, candidates, is_draft)
         if tokens is None and self.constraint is not None:
             processed[~allowed.mask(vocab_size)] = -np.inf
         return self._listed(candidates, processed, raw)
@@ -211,6 +218,7 @@ class RequestProcessing:
         normalizers: Scores,
         nodes: Nodes,
         allowed: AllowedAfter,
+        is_draft: bool,
     ) -> ListedDistributions:
         """Return distributions of the logits of all allowed tokens."""
         tokens = allowed.listed()
@@ -218,7 +226,7 @@ class RequestProcessing:
         scores = np.full(tokens.shape, -np.inf)
         scores[tokens >= 0] = gathered
         candidates = Candidates(self.paths, nodes, tokens, self.vocab_size)
-        processed, raw = self._processed(scores, normalizers, candidates)
+        processed, raw = self._processed(scores, normalizers, candidates, is_draft)
         return self._listed(candidates, processed, raw)
 
     def _of_top(
@@ -241,7 +249,7 @@ class RequestProcessing:
         may_raise = np.zeros(len(nodes), dtype=np.bool_)
         for processor in self.processors:
             may_raise |= processor.may_raise(candidates)
-        processed, raw = self._processed(scores, logits.log_normalizers, candidates)
+        processed, raw = self._processed(scores, logits.log_normalizers, candidates, is_draft)
         before = raw if self._warp.is_raw else scores
         least = before.min(axis=1, keepdims=True)
         surely_best = (processed > least) | ((processed == least) & (before == least))
@@ -256,7 +264,11 @@ class RequestProcessing:
         return self._listed(candidates, processed, raw), is_complete
 
     def _processed(
-        self, scores: Scores, normalizers: NDArray[np.floating], candidates: Candidates
+        self,
+        scores: Scores,
+        normalizers: NDArray[np.floating],
+        candidates: Candidates,
+        is_draft: bool,
     ) -> tuple[Scores, Scores]:
         """Return the processed scores, and the raw log-probabilities.
 
@@ -268,6 +280,9 @@ class RequestProcessing:
             processed = processor.process(processed, candidates)
         if self._warp.is_raw and not self._processes_log_probs:
             processed -= normalizers
+        if self.mass is not None and not is_draft:
+            log_probs = processed if self._warp.is_raw else processed - normalizers
+            self.mass.note(self.paths, candidates.nodes, log_probs)
         return processed, raw
 
     def _listed(
@@ -301,6 +316,7 @@ def processing_of(
     vocab_size: int,
     forbidden: ForbiddenTokens | None = None,
     source: Sequence[int] | None = None,
+    mass: AllowedMass | None = None,
 ) -> RequestProcessing | None:
     """Return the logits processing of a request that begins, None without any.
 
@@ -314,7 +330,7 @@ def processing_of(
     paths = PathTokens(prompt_ids, vocab_size)
     read = prompt_ids if source is None else source
     processors = processors_of(config, len(prompt_ids), vocab_size, read)
-    return RequestProcessing(config, processors, states, paths, forbidden)
+    return RequestProcessing(config, processors, states, paths, forbidden, mass)
 
 
 def _looked_up(tokens: Tokens, scores: Scores, listed: Tokens) -> Scores:

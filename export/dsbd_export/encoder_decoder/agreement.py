@@ -6,6 +6,7 @@ from dsbd_export.checkpoint import Checkpoint
 from dsbd_export.config import DraftedOptions, ExportConfig
 from dsbd_export.errors import ExportError
 from dsbd_runtime.bundle import ModelEntry
+from dsbd_runtime.encoder_entry import EncoderEntry
 
 
 def check_readers(
@@ -21,8 +22,27 @@ def check_readers(
         )
     if target.encoder is None:
         return
+    if draft is not None and draft.encoder is not None:
+        read_by_target, read_by_draft = target.encoder.sound, draft.encoder.sound
+        if read_by_target != read_by_draft:
+            raise ExportError(
+                f"the target (family {target.family}) reads {_in_words(target.encoder)}, the draft "
+                f"(family {draft.family}) {_in_words(draft.encoder)}: the same is expected of "
+                "both, which read one source; choose a draft of the same kind"
+            )
     if isinstance(config, ExportConfig) and config.features:
         raise ExportError(
             f"features=True has no form for the target (family {target.family}), an "
             "encoder-decoder; leave features out"
         )
+
+
+def _in_words(encoder: EncoderEntry) -> str:
+    """Return what an encoder reads."""
+    speech = encoder.speech
+    if speech is None:
+        return "text"
+    return (
+        f"sound ({speech.num_mels} mels, {speech.num_frames} frames at {speech.sampling_rate} Hz, "
+        f"n_fft {speech.n_fft}, hop_length {speech.hop_length})"
+    )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedConfig
 
 from dsbd_export.config import MIN_CONTEXT, ModelOptions
+from dsbd_export.encoder_decoder.speech import reads_sound, speech_entry
 from dsbd_export.errors import ExportError
 from dsbd_runtime.encoder_entry import EncoderEntry
 
@@ -14,7 +16,11 @@ _UNLIMITED = 512  # tokens of a model that limits none: what most of them were t
 
 
 def encoder_entry(
-    role: str, config: PreTrainedConfig, generation: dict[str, Any], options: ModelOptions
+    role: str,
+    folder: Path,
+    config: PreTrainedConfig,
+    generation: dict[str, Any],
+    options: ModelOptions,
 ) -> EncoderEntry:
     """Return the entry of an encoder, whose cross rows are known once the model is loaded.
 
@@ -29,6 +35,15 @@ def encoder_entry(
         raise ExportError(
             f"the config of the {role} has decoder_start_token_id {start!r}, expected the token id "
             "that every target begins with; add it to generation_config.json"
+        )
+    if reads_sound(config):
+        speech = speech_entry(role, folder, config, generation, options)
+        return EncoderEntry(
+            vocab_size=config.vocab_size,
+            context_length=speech.num_frames,
+            start_token_id=start,
+            cross=[],
+            speech=speech,
         )
     length = positions(config, options.max_source)
     if length < MIN_CONTEXT:
@@ -49,6 +64,14 @@ def positions(config: PreTrainedConfig, wanted: int | None) -> int:
     if limit is None:
         return wanted or getattr(config, "n_positions", None) or _UNLIMITED
     return limit if wanted is None else min(limit, wanted)
+
+
+def target_positions(config: PreTrainedConfig, wanted: int | None) -> int:
+    """Return how many tokens of a target a model reads; see ``positions``."""
+    own: int | None = getattr(config, "max_target_positions", None)
+    if own is None:
+        return positions(config, wanted)
+    return own if wanted is None else min(own, wanted)
 
 
 def num_decoder_layers(config: PreTrainedConfig) -> int:

@@ -40,6 +40,7 @@ from dsbd_export.forest_graph import (
 from dsbd_export.model_loading import cache_name
 from dsbd_runtime.encoder_entry import (
     HIDDEN_STATES,
+    INPUT_FEATURES,
     ROW_POSITIONS,
     SOURCE_IDS,
     SOURCE_LENGTHS,
@@ -66,7 +67,10 @@ class FixedCrossRows(Cache):  # type: ignore[misc]  # transformers has no types
 
 
 class EncoderGraph(nn.Module):
-    """The tokens of a source to the cross rows of every decoder layer, and its hidden states."""
+    """A source to the cross rows of every decoder layer, and its hidden states.
+
+    A source is tokens, or features of sound.
+    """
 
     def __init__(self, model: PreTrainedModel, encoder: EncoderEntry) -> None:
         super().__init__()
@@ -74,11 +78,17 @@ class EncoderGraph(nn.Module):
         self._encoder = encoder
         self._biases = DistanceBiases(model.get_encoder())
 
-    def forward(self, source_ids: Tensor) -> list[LayerCache] | tuple[list[LayerCache], Tensor]:
-        """Return key and value of each layer, (1, H, N, D), and the hidden states, (1, N, W)."""
-        places = torch.arange(source_ids.shape[1])
-        with self._biases.between(places, places):
-            hidden = self.model.get_encoder()(input_ids=source_ids).last_hidden_state
+    def forward(self, source: Tensor) -> list[LayerCache] | tuple[list[LayerCache], Tensor]:
+        """Return key and value of each layer, (1, H, N, D), and the hidden states, (1, N, W).
+
+        source: (1, N) int64 tokens, or (1, M, F) features.
+        """
+        if self._encoder.speech is not None:
+            hidden = self.model.get_encoder()(source).last_hidden_state
+        else:
+            places = torch.arange(source.shape[1])
+            with self._biases.between(places, places):
+                hidden = self.model.get_encoder()(input_ids=source).last_hidden_state
         rows = cross_rows(self.model, self._encoder, hidden)
         if not self._encoder.returns_hidden:
             return rows
@@ -177,7 +187,10 @@ def only_rows(model: PreTrainedModel, rows: Tensor) -> Iterator[None]:
 
 def encoder_names(encoder: EncoderEntry) -> GraphNames:
     """Return the inputs and outputs of the encoder's graph."""
-    source = HIDDEN_STATES if encoder.is_shared else SOURCE_IDS
+    if encoder.is_shared:
+        source = HIDDEN_STATES
+    else:
+        source = SOURCE_IDS if encoder.speech is None else INPUT_FEATURES
     hidden = [HIDDEN_STATES] if encoder.returns_hidden else []
     return GraphNames([source], [*encoder.cross_shapes, *hidden])
 
@@ -198,13 +211,20 @@ def capture_encoder_graph(model: PreTrainedModel, checkpoint: Checkpoint) -> ir.
     """
     encoder = checkpoint.encoder
     assert encoder is not None  # the caller has asked
-    tokens = torch.export.Dim("N", min=1, max=encoder.context_length)
     module: nn.Module = EncoderGraph(model, encoder)
+    names = encoder_names(encoder)
+    if (speech := encoder.speech) is not None:
+        shape = (speech.num_mels, speech.num_frames)
+        if encoder.is_shared:
+            module = SharedRowsGraph(model, encoder)
+            shape = (speech.num_positions, model.config.hidden_size)
+        return captured_graph(module, checkpoint, names, (torch.zeros(1, *shape),), (None,))
+    tokens = torch.export.Dim("N", min=1, max=encoder.context_length)
     example = torch.arange(7)[None]
     if encoder.is_shared:
         module = SharedRowsGraph(model, encoder)
         example = torch.zeros(1, 7, model.config.hidden_size)
-    return captured_graph(module, checkpoint, encoder_names(encoder), (example,), ({1: tokens},))
+    return captured_graph(module, checkpoint, names, (example,), ({1: tokens},))
 
 
 def capture_decoder_graph(model: PreTrainedModel, checkpoint: Checkpoint) -> ir.Model:

@@ -19,7 +19,7 @@ def with_languages(checkpoint: Checkpoint) -> Checkpoint:
 
     Marian's are a part of a source's text (">>deu<< The house"); of it the unknown token is told.
     """
-    if checkpoint.encoder is None:
+    if checkpoint.encoder is None or checkpoint.encoder.speech is not None:
         return checkpoint
     if is_marian(checkpoint.tokenizer_folder):
         size = checkpoint.encoder.vocab_size

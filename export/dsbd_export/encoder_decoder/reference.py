@@ -15,6 +15,7 @@ from dsbd_export.cache_probe import RecordingCache, attention_rows
 from dsbd_export.checkpoint import Checkpoint, quiet_libraries
 from dsbd_export.encoder_decoder.attention import has_distance_bias
 from dsbd_export.encoder_decoder.shared_encoder import with_hidden_states
+from dsbd_export.encoder_decoder.speech import heard_sounds
 from dsbd_export.errors import ExportError
 from dsbd_export.model_loading import cache_name
 from dsbd_export.parity_cases import (
@@ -39,9 +40,13 @@ def probed_sources(model: PreTrainedModel, checkpoint: Checkpoint, dtype: str) -
     encoder = checkpoint.encoder
     assert encoder is not None  # the caller has asked
     own, cross = RecordingCache(), RecordingCache()
+    source, num_rows = {"input_ids": torch.arange(_NUM_TOKENS)[None]}, _NUM_TOKENS
+    if (speech := encoder.speech) is not None:
+        source = {"input_features": torch.zeros(1, speech.num_mels, speech.num_frames)}
+        num_rows = speech.num_positions
     with torch.no_grad(), quiet_libraries(), ComputeIn(torch.float32):
         model(
-            input_ids=torch.arange(_NUM_TOKENS)[None],
+            **source,
             decoder_input_ids=torch.zeros(1, 2, dtype=torch.int64),
             use_cache=True,
             **{cache_name(model): EncoderDecoderCache(own, cross)},
@@ -51,7 +56,7 @@ def probed_sources(model: PreTrainedModel, checkpoint: Checkpoint, dtype: str) -
             f"the {checkpoint.role} (family {checkpoint.family}) hands no keys and values to a "
             "cache, of its own or of its source; choose another checkpoint"
         )
-    found = attention_rows(cross, checkpoint, dtype, _NUM_TOKENS)
+    found = attention_rows(cross, checkpoint, dtype, num_rows)
     by_layer = sorted(found, key=lambda rows: rows.layer)
     known = replace(encoder, cross=by_layer, reads_positions=has_distance_bias(model))
     known = with_hidden_states(model, checkpoint, known)
@@ -62,8 +67,17 @@ def probed_sources(model: PreTrainedModel, checkpoint: Checkpoint, dtype: str) -
 def source_cases(checkpoint: Checkpoint) -> list[ForestCase]:
     """Return the forests with sources of several lengths, and the text as its own source.
 
-    Those of one kind of each also together: sources of several lengths in one call.
+    Those of one kind of each also together: sources of several lengths in one call. Those of a
+    speech model have several sounds, which follow each other: what was heard last is kept.
     """
+    assert checkpoint.encoder is not None  # the caller has asked
+    if (speech := checkpoint.encoder.speech) is not None:
+        forests = [*forest_cases(checkpoint), text_case(checkpoint)]
+        sounds = heard_sounds(speech)
+        return [
+            dataclasses.replace(case, sound=sounds[index * len(sounds) // len(forests)])
+            for index, case in enumerate(forests)
+        ]
     rng = np.random.default_rng(1)
     cases = []
     for index, case in enumerate(forest_cases(checkpoint)):
@@ -76,7 +90,10 @@ def source_cases(checkpoint: Checkpoint) -> list[ForestCase]:
 
 
 def with_own_source(case: ForestCase, checkpoint: Checkpoint) -> ForestCase:
-    """Return a case whose source is its own text."""
+    """Return a case whose source is its own text, or of a speech model a sound."""
+    assert checkpoint.encoder is not None  # the caller has asked
+    if (speech := checkpoint.encoder.speech) is not None:
+        return dataclasses.replace(case, sound=heard_sounds(speech)[1])
     return _with_source(case, case.node_ids, checkpoint)
 
 

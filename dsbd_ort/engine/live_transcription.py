@@ -1,0 +1,124 @@
+"""A transcription on a service: its windows become engine requests, one after another."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+
+from dsbd_errors import DsbdError
+from dsbd_ort.decoding import DecodeResult, DecodingRequest
+from dsbd_ort.engine.errors import InternalError, ServiceClosedError
+from dsbd_ort.engine.scheduler import Cancelled, LiveRequest, ServiceEvent
+from dsbd_ort.results import GenerationResult, StreamPiece
+from dsbd_ort.speech.transcript import Segment, Transcript
+from dsbd_ort.speech.transcription import Transcription, answered
+
+_log = logging.getLogger(__name__)
+
+SpeechEnding = Transcript | DsbdError | Cancelled
+"""The last event of a transcription."""
+
+SpeechEvent = Segment | SpeechEnding
+
+Submit = Callable[[DecodingRequest, Callable[[ServiceEvent], None]], LiveRequest]
+"""Submits an engine request whose events go to the function given."""
+
+
+class _Cancellation(Exception):
+    """The transcription is to end without a transcript."""
+
+
+class LiveTranscription:
+    """One audio on its way to a transcript, in a thread of its own.
+
+    The thread computes features and waits for the engines; at most one engine request of it is in
+    the service at a time.
+    """
+
+    def __init__(
+        self,
+        transcription: Transcription,
+        submit: Submit,
+        on_event: Callable[[SpeechEvent], None],
+        on_end: Callable[[LiveTranscription], None],
+    ) -> None:
+        """``on_event`` is called in the thread; ``on_end`` behind the last event."""
+        self._transcription = transcription
+        self._submit = submit
+        self._on_event = on_event
+        self._on_end = on_end
+        self._is_cancelled = False
+        self._live: LiveRequest | None = None
+        self._thread = threading.Thread(target=self._run, name="dsbd-transcription", daemon=True)
+
+    def start(self) -> None:
+        """Begin with the first window."""
+        self._thread.start()
+
+    def cancel(self) -> None:
+        """End it without a transcript; may be called again, and after its end."""
+        self._is_cancelled = (
+            True  # before the request is looked for: ``_decoded`` sets it, then looks
+        )
+        if (live := self._live) is not None:
+            live.cancel()
+
+    def join(self) -> None:
+        """Wait for its end; in its own thread return at once."""
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            ending = self._ending()
+            try:
+                self._on_event(ending)
+            except BaseException:  # of the caller's code
+                _log.exception("on_event of a transcription raised at its end")
+        finally:
+            self._on_end(self)
+
+    def _ending(self) -> SpeechEnding:
+        try:
+            return answered(self._transcription.steps(self._on_event), self._decoded)
+        except _Cancellation:
+            return Cancelled()
+        except DsbdError as error:
+            return error
+        except BaseException as error:
+            _log.exception("internal error in a transcription")
+            return InternalError(
+                f"internal error, {type(error).__name__}: {error}; see the service's log"
+            )
+
+    def _decoded(self, request: DecodingRequest) -> DecodeResult:
+        """Return the result of a request that the service runs."""
+        if self._is_cancelled:
+            raise _Cancellation
+        events: SimpleQueue[ServiceEvent] = SimpleQueue()
+        live = self._live = self._submit(request, events.put)
+        if self._is_cancelled:
+            live.cancel()
+        while isinstance(event := events.get(), StreamPiece):
+            pass
+        if isinstance(event, GenerationResult):
+            return DecodeResult(
+                list(event.sequences), event.stats, prompt_logprobs=event.prompt_logprobs
+            )
+        raise _Cancellation if isinstance(event, Cancelled) else event
+
+
+def transcript_or_raise(ending: SpeechEnding) -> Transcript:
+    """Return the transcript with which a transcription ended.
+
+    Raises:
+        ServiceClosedError: it was cancelled, because the service was closed.
+        DsbdError: it failed.
+    """
+    if isinstance(ending, Transcript):
+        return ending
+    if isinstance(ending, Cancelled):
+        raise ServiceClosedError("the service was closed before the transcription ended")
+    raise ending

@@ -1,0 +1,115 @@
+"""Request of /v1/audio/transcriptions and /v1/audio/translations: OpenAI's multipart form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from fastapi import UploadFile
+from pydantic import BaseModel, ConfigDict, Field
+
+from dsbd_ort.openai_server.errors import bad_request
+from dsbd_ort.openai_server.settings import ServingSettings, check_limit
+from dsbd_ort.speech.formats import WITH_TIMES
+
+_OPTIONS = (
+    "language",
+    "num_beams",
+    "length_penalty",
+    "seed",
+    "condition_on_previous_text",
+    "compression_ratio_threshold",
+    "logprob_threshold",
+    "no_speech_threshold",
+)
+"""Fields that are keywords of ``Pipeline.transcribe``."""
+
+
+class SpeechForm(BaseModel):
+    """The fields of a request; those below ``stream`` are not OpenAI's."""
+
+    model_config = ConfigDict(extra="forbid")
+    file: UploadFile
+    model: str
+    language: str | None = Field(None, max_length=64)
+    prompt: str | None = None
+    response_format: Literal["json", "text", "srt", "verbose_json", "vtt"] = "json"
+    temperature: float | None = Field(None, ge=0, le=2, allow_inf_nan=False)
+    timestamp_granularities: list[Literal["segment", "word"]] | None = Field(
+        None, alias="timestamp_granularities[]", max_length=2
+    )
+    include: list[str] | None = Field(None, alias="include[]", max_length=8)
+    chunking_strategy: str | None = None
+    user: str | None = None
+    stream: bool | None = None
+    num_beams: int | None = Field(None, ge=1)
+    length_penalty: float | None = Field(None, allow_inf_nan=False)
+    seed: int | None = None
+    condition_on_previous_text: bool | None = None
+    compression_ratio_threshold: float | None = Field(None, allow_inf_nan=False)
+    logprob_threshold: float | None = Field(None, allow_inf_nan=False)
+    no_speech_threshold: float | None = Field(None, allow_inf_nan=False)
+
+    @property
+    def format(self) -> str:
+        """Name of the response's format in ``dsbd_ort.speech.formats``."""
+        return "txt" if self.response_format == "text" else self.response_format
+
+    def check(self, settings: ServingSettings) -> None:
+        """Refuse what this server does not do.
+
+        Raises:
+            ErrorResponse: a field is not supported, contradicts another or exceeds a limit.
+        """
+        granularities = self.timestamp_granularities or []
+        if "word" in granularities:
+            raise bad_request(
+                'timestamp_granularities[] has "word", but times of words are not decoded; use '
+                '"segment"',
+                "timestamp_granularities",
+                "unsupported",
+            )
+        if granularities and self.response_format != "verbose_json":
+            raise bad_request(
+                "timestamp_granularities[] needs response_format verbose_json, which is "
+                f"{self.response_format}; set it, or leave timestamp_granularities[] out",
+                "timestamp_granularities",
+            )
+        if self.include:
+            raise bad_request(
+                f"include[] has {self.include[0]!r}, which is not returned; leave it out: "
+                "verbose_json has the mean log-probability of every segment",
+                "include",
+                "unsupported",
+            )
+        if self.chunking_strategy not in (None, "auto"):
+            raise bad_request(
+                "this value of chunking_strategy is not supported: the model reads windows of its "
+                "own length; leave it out or use auto",
+                "chunking_strategy",
+                "unsupported",
+            )
+        if self.stream and self.response_format not in ("json", "text"):
+            raise bad_request(
+                f"stream is true, but response_format {self.response_format} is written as a "
+                "whole; use json or text, or leave stream out",
+                "stream",
+            )
+        check_limit("num_beams", self.num_beams or 1, settings.max_beams)
+
+    def options(self, task: str, defaults: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the keywords of ``Pipeline.transcribe``; ``defaults``: those of the server."""
+        given = {name: getattr(self, name) for name in _OPTIONS}
+        options = {name: value for name, value in given.items() if value is not None}
+        options = {**defaults, **options, "task": task}
+        if self.prompt:
+            options["initial_prompt"] = self.prompt
+        if self.temperature:  # 0 is OpenAI's default: higher ones only where a window fails
+            options["temperature"] = (self.temperature,)
+        elif self.temperature is None and "temperature" in defaults:
+            options["temperature"] = (defaults["temperature"],)
+        else:
+            options.pop("temperature", None)
+        if self.format in WITH_TIMES:
+            options["return_timestamps"] = True
+        return options

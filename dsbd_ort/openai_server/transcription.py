@@ -1,0 +1,219 @@
+"""Lifecycle of a transcription request: its audio read, its windows decoded, the response."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+from fastapi import Request, Response
+from fastapi.responses import PlainTextResponse
+from pydantic import BaseModel
+
+from dsbd_errors import DsbdError
+from dsbd_ort.decoding import DecodingError
+from dsbd_ort.engine import Cancelled, LiveTranscription, QueueFullError, Service, SpeechEvent
+from dsbd_ort.openai_server.errors import (
+    ErrorResponse,
+    bad_request,
+    failure,
+    rejection,
+    unknown_model,
+)
+from dsbd_ort.openai_server.generation import Gate, timed_out, while_connected
+from dsbd_ort.openai_server.metrics import Metrics
+from dsbd_ort.openai_server.responses import EventStream
+from dsbd_ort.openai_server.settings import ServingSettings
+from dsbd_ort.openai_server.speech_form import SpeechForm
+from dsbd_ort.results import json_text
+from dsbd_ort.speech.audio import SAMPLING_RATE, Samples, read_audio
+from dsbd_ort.speech.formats import FORMATS, as_text
+from dsbd_ort.speech.transcript import Segment, Transcript
+from dsbd_runtime.errors import InputError
+
+
+class TranscribedText(BaseModel):
+    """The response in the format json."""
+
+    text: str
+    usage: dict[str, Any]
+
+
+class TranscriptionHandler:
+    """Responds to requests with audio, within the limits of a server.
+
+    As many audios as the service has requests at a time are in memory; the others wait as the
+    bytes that were sent.
+    """
+
+    def __init__(
+        self, service: Service, settings: ServingSettings, metrics: Metrics, gate: Gate
+    ) -> None:
+        self._service = service
+        self._settings = settings
+        self._metrics = metrics
+        self._gate = gate
+        self._places = asyncio.Semaphore(service.limits.max_requests)
+        self._num_inside = 0
+
+    async def respond(self, request: Request, form: SpeechForm, task: str) -> Response:
+        """Return the transcript of an audio, or a stream of its text.
+
+        Raises:
+            ErrorResponse: the request is rejected or failed, or its client disconnected.
+        """
+        if form.model != self._settings.model_name:
+            raise unknown_model(form.model, self._settings.model_name)
+        form.check(self._settings)
+        with contextlib.ExitStack() as on_end:
+            self._gate.enter()
+            on_end.callback(self._gate.leave)
+            self._enter()
+            on_end.callback(self._leave)
+            work = _Transcription(self._service, self._metrics, self._settings.request_timeout_s)
+            on_end.callback(work.close)
+            options = form.options(task, self._settings.defaults)
+            begun = self._begun(work, form, options, on_end)
+            await while_connected(request.receive, begun)
+            if form.stream:
+                return EventStream(_streamed(work.events()), on_end.pop_all().close)
+            transcript = await while_connected(request.receive, work.transcript())
+            return _response(transcript, form.format)
+
+    async def _begun(
+        self,
+        work: _Transcription,
+        form: SpeechForm,
+        options: dict[str, Any],
+        on_end: contextlib.ExitStack,
+    ) -> None:
+        """Begin, once there is a place: the audio becomes samples, which the service gets."""
+        async with work.in_time():
+            await self._places.acquire()
+            on_end.callback(self._places.release)
+            try:  # in a thread: to decode and resample takes long enough to hold up other clients
+                samples = await asyncio.to_thread(
+                    read_audio,
+                    form.file.file,
+                    SAMPLING_RATE,
+                    max_seconds=self._settings.max_audio_s,
+                )
+            except InputError as error:
+                raise bad_request(str(error), "file", "invalid_audio") from error
+        await work.begin(samples, options)
+
+    def _enter(self) -> None:
+        limits = self._service.limits
+        if self._num_inside >= limits.max_requests + limits.max_queued:
+            message = f"{self._num_inside} audios are being transcribed or wait; try again later"
+            raise rejection(QueueFullError(message))
+        self._num_inside += 1
+
+    def _leave(self) -> None:
+        self._num_inside -= 1
+
+
+class _Transcription:
+    """One audio on its way through the service."""
+
+    def __init__(self, service: Service, metrics: Metrics, timeout_s: float) -> None:
+        """Call in the event loop that reads the events; ``timeout_s`` begins now."""
+        self._service = service
+        self._metrics = metrics
+        self._loop = asyncio.get_running_loop()
+        self._arrived = metrics.clock()
+        self._timeout_s = timeout_s
+        self._deadline = self._loop.time() + timeout_s
+        self._events: asyncio.Queue[SpeechEvent] = asyncio.Queue()
+        self._live: LiveTranscription | None = None
+        self._is_over = False
+
+    @contextlib.asynccontextmanager
+    async def in_time(self) -> AsyncIterator[None]:
+        """Raise an ErrorResponse where the block takes longer than the request may."""
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                yield
+        except TimeoutError as error:
+            raise timed_out(self._timeout_s, "send a shorter audio") from error
+
+    async def begin(self, samples: Samples, options: dict[str, Any]) -> None:
+        """Give the service the audio; in a thread, as its options are checked."""
+
+        def submit() -> None:
+            live = self._service.submit_audio(samples, options, self._receive)
+            self._live = live
+            if self._is_over:  # ``close`` was called meanwhile
+                live.cancel()
+
+        try:
+            await asyncio.to_thread(submit)
+        except DsbdError as error:
+            raise rejection(error) from error
+
+    def close(self) -> None:
+        """Cancel it unless it has ended."""
+        was_over, self._is_over = self._is_over, True  # before ``submit`` looks
+        if self._live is not None and not was_over:
+            self._metrics.num_cancelled.inc()
+            self._live.cancel()
+
+    async def events(self) -> AsyncIterator[Segment | Transcript]:
+        """Yield the segments and then the transcript.
+
+        Raises:
+            ErrorResponse: it failed or was cancelled, or took too long.
+        """
+        while not self._is_over:
+            async with self.in_time():
+                event = await self._events.get()
+            if not isinstance(event, Segment):
+                self._is_over = True
+            if isinstance(event, DecodingError | InputError):
+                raise rejection(event)
+            if isinstance(event, DsbdError | Cancelled):
+                raise failure(event)
+            if isinstance(event, Transcript):
+                self._metrics.count_transcript(event, self._metrics.clock() - self._arrived)
+            yield event
+
+    async def transcript(self) -> Transcript:
+        """Return the transcript; raises as ``events``."""
+        async for event in self.events():
+            if isinstance(event, Transcript):
+                return event
+        raise failure(Cancelled())
+
+    def _receive(self, event: SpeechEvent) -> None:
+        """Queue an event; called in a thread of the service."""
+        with contextlib.suppress(RuntimeError):  # the event loop is closed, and nothing waits
+            self._loop.call_soon_threadsafe(self._events.put_nowait, event)
+
+
+def _response(transcript: Transcript, format: str) -> Response:
+    content = FORMATS[format](transcript)
+    if format.endswith("json"):
+        return Response(content, media_type="application/json")
+    text = content if content.endswith("\n") else f"{content}\n"
+    media_type = "text/vtt" if format == "vtt" else "text/plain"
+    return PlainTextResponse(text, media_type=media_type)
+
+
+async def _streamed(events: AsyncIterator[Segment | Transcript]) -> AsyncIterator[str]:
+    """Yield server-sent events: the text of every segment, then the whole."""
+    is_first = True
+    try:
+        async for event in events:
+            if isinstance(event, Transcript):
+                yield _event("transcript.text.done", text=as_text(event))
+            elif delta := event.text.lstrip() if is_first else event.text:
+                is_first = False
+                yield _event("transcript.text.delta", delta=delta)
+    except ErrorResponse as error:
+        yield f"data: {error.json()}\n\n"
+    yield "data: [DONE]\n\n"
+
+
+def _event(kind: str, **fields: str) -> str:
+    return f"data: {json_text({'type': kind, **fields})}\n\n"

@@ -1,0 +1,108 @@
+"""Transcripts as text: plain, JSON, and subtitles as SubRip (SRT) or WebVTT."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from dsbd_ort.results import JSON_VERSION, json_text
+from dsbd_ort.speech.transcript import Segment, Transcript
+
+WITH_TIMES = ("srt", "vtt", "verbose_json")
+"""Formats that say when something is said: a request for one asks for timestamps."""
+
+
+def as_text(transcript: Transcript) -> str:
+    """Return the text without the space that it begins with."""
+    return transcript.text.strip()
+
+
+def as_json(transcript: Transcript) -> str:
+    """Return the text alone in OpenAI's JSON."""
+    return json_text({"text": as_text(transcript), "usage": usage(transcript)})
+
+
+def as_verbose_json(transcript: Transcript) -> str:
+    """Return OpenAI's JSON with segments, and what it cost in the field ``dsbd``."""
+    return json_text(verbose_fields(transcript))
+
+
+def as_srt(transcript: Transcript) -> str:
+    """Return subtitles as SubRip: numbered, hours:minutes:seconds,milliseconds."""
+    cues = [
+        f"{number}\n{_clock(segment.start, ',')} --> {_clock(segment.end, ',')}\n"
+        f"{text.replace('-->', '->')}\n"
+        for number, (segment, text) in enumerate(_cues(transcript), 1)
+    ]
+    return "\n".join(cues)
+
+
+def as_vtt(transcript: Transcript) -> str:
+    """Return subtitles as WebVTT; the text is escaped as its cues require."""
+    cues = [
+        f"{_clock(segment.start, '.')} --> {_clock(segment.end, '.')}\n{_escaped(text)}\n"
+        for segment, text in _cues(transcript)
+    ]
+    return "\n".join(["WEBVTT\n", *cues])
+
+
+FORMATS: dict[str, Callable[[Transcript], str]] = {
+    "txt": as_text,
+    "json": as_json,
+    "verbose_json": as_verbose_json,
+    "srt": as_srt,
+    "vtt": as_vtt,
+}
+"""What writes a transcript, by the name of the format; files end in it (JSON in ``.json``)."""
+
+
+def usage(transcript: Transcript) -> dict[str, Any]:
+    """Return OpenAI's ``usage`` of an audio."""
+    return {"type": "duration", "seconds": round(transcript.duration, 3)}
+
+
+def verbose_fields(transcript: Transcript) -> dict[str, Any]:
+    """Return the fields of OpenAI's verbose JSON."""
+    return {
+        "task": transcript.task,
+        "language": transcript.language,
+        "duration": round(transcript.duration, 3),
+        "text": as_text(transcript),
+        "segments": [_segment_fields(segment) for segment in transcript.segments],
+        "usage": usage(transcript),
+        "dsbd": {
+            "language_probability": transcript.language_probability,
+            "stats": dataclasses.asdict(transcript.stats),
+        },
+    }
+
+
+def transcript_object(transcript: Transcript, audio: str) -> dict[str, Any]:
+    """Return the fields of a transcript as commands print it; ``audio`` is its file."""
+    return {"version": JSON_VERSION, "audio": audio, **dataclasses.asdict(transcript)}
+
+
+def _segment_fields(segment: Segment) -> dict[str, Any]:
+    fields = dataclasses.asdict(segment)
+    fields["tokens"] = list(fields.pop("token_ids"))
+    return fields
+
+
+def _cues(transcript: Transcript) -> Iterator[tuple[Segment, str]]:
+    """Yield the segments that have a text, with it on one line: an empty one would end a cue."""
+    for segment in transcript.segments:
+        if text := " ".join(segment.text.split()):
+            yield segment, text
+
+
+def _clock(seconds: float, mark: str) -> str:
+    """Return a time as 01:02:03 and milliseconds behind the decimal mark."""
+    whole, milliseconds = divmod(round(max(seconds, 0.0) * 1000), 1000)
+    minutes, whole = divmod(whole, 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours:02d}:{minutes:02d}:{whole:02d}{mark}{milliseconds:03d}"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

@@ -1,0 +1,66 @@
+"""Languages of speech models: their codes, and the English names that they are asked for by."""
+
+from __future__ import annotations
+
+from dsbd_ort.decoding.option_values import did_you_mean
+from dsbd_runtime.errors import InputError
+from dsbd_runtime.speech_entry import SpeechEntry
+
+LANGUAGE_NAMES = {
+    **{"af": "afrikaans", "am": "amharic", "ar": "arabic", "as": "assamese", "az": "azerbaijani"},
+    **{"ba": "bashkir", "be": "belarusian", "bg": "bulgarian", "bn": "bengali", "bo": "tibetan"},
+    **{"br": "breton", "bs": "bosnian", "ca": "catalan", "cs": "czech", "cy": "welsh"},
+    **{"da": "danish", "de": "german", "el": "greek", "en": "english", "es": "spanish"},
+    **{"et": "estonian", "eu": "basque", "fa": "persian", "fi": "finnish", "fo": "faroese"},
+    **{"fr": "french", "gl": "galician", "gu": "gujarati", "ha": "hausa", "haw": "hawaiian"},
+    **{"he": "hebrew", "hi": "hindi", "hr": "croatian", "ht": "haitian creole", "hu": "hungarian"},
+    **{"hy": "armenian", "id": "indonesian", "is": "icelandic", "it": "italian", "ja": "japanese"},
+    **{"jw": "javanese", "ka": "georgian", "kk": "kazakh", "km": "khmer", "kn": "kannada"},
+    **{"ko": "korean", "la": "latin", "lb": "luxembourgish", "ln": "lingala", "lo": "lao"},
+    **{"lt": "lithuanian", "lv": "latvian", "mg": "malagasy", "mi": "maori", "mk": "macedonian"},
+    **{"ml": "malayalam", "mn": "mongolian", "mr": "marathi", "ms": "malay", "mt": "maltese"},
+    **{"my": "myanmar", "ne": "nepali", "nl": "dutch", "nn": "nynorsk", "no": "norwegian"},
+    **{"oc": "occitan", "pa": "punjabi", "pl": "polish", "ps": "pashto", "pt": "portuguese"},
+    **{"ro": "romanian", "ru": "russian", "sa": "sanskrit", "sd": "sindhi", "si": "sinhala"},
+    **{"sk": "slovak", "sl": "slovenian", "sn": "shona", "so": "somali", "sq": "albanian"},
+    **{"sr": "serbian", "su": "sundanese", "sv": "swedish", "sw": "swahili", "ta": "tamil"},
+    **{"te": "telugu", "tg": "tajik", "th": "thai", "tk": "turkmen", "tl": "tagalog"},
+    **{"tr": "turkish", "tt": "tatar", "uk": "ukrainian", "ur": "urdu", "uz": "uzbek"},
+    **{"vi": "vietnamese", "yi": "yiddish", "yo": "yoruba", "yue": "cantonese", "zh": "chinese"},
+}
+"""The English name of each code that a Whisper model knows."""
+OTHER_NAMES = {
+    **{"burmese": "my", "castilian": "es", "flemish": "nl", "haitian": "ht", "mandarin": "zh"},
+    **{"letzeburgesch": "lb", "moldavian": "ro", "moldovan": "ro", "panjabi": "pa"},
+    **{"pushto": "ps", "sinhalese": "si", "valencian": "ca"},
+}
+ENGLISH = "en"
+
+
+def code_of(language: str, speech: SpeechEntry) -> str:
+    """Return the code of a language by its code, its English name, or its token's name.
+
+    Raises:
+        InputError: the model does not know it.
+    """
+    if not isinstance(language, str):
+        raise InputError(
+            f"language is a {type(language).__name__}; expected a code such as 'en', or a name"
+        )
+    asked = language.strip().lower().removeprefix("<|").removesuffix("|>")
+    code_by_name = {name: code for code, name in LANGUAGE_NAMES.items()} | OTHER_NAMES
+    code = code_by_name.get(asked, asked)
+    known = {ENGLISH: 0} if speech.languages is None else speech.languages
+    if code in known:
+        return code
+    if speech.languages is None:
+        raise InputError(
+            f"language is {language!r}, but the model knows English alone; leave it out, or use a "
+            "bundle of a model of several languages"
+        )
+    names = [*known, *(name for name, code in code_by_name.items() if code in known)]
+    raise InputError(
+        f"language is {language!r}{did_you_mean(asked, names)}; expected the code or the English "
+        f"name of one of the {len(known)} languages of this model, such as "
+        f"{', '.join(list(known)[:6])}"
+    )

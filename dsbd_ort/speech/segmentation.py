@@ -1,0 +1,96 @@
+"""Segments of one window: where its times divide the text, and where the next window begins.
+
+As transformers' Whisper has it. Two times in a row end one segment and begin the next. A text that
+ends with one time alone says that nothing follows it in its window; one that ends with two, or with
+text behind the last two, was cut by the window's end: the next begins at the last time.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dsbd_runtime.speech_entry import FRAMES_A_POSITION, SpeechEntry
+
+
+@dataclass(frozen=True)
+class Part:
+    """The tokens of one segment, and its times in seconds from the start of the audio."""
+
+    start: float
+    end: float
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class WindowParts:
+    """The segments of one window.
+
+    Attributes:
+        parts: in the order of time, one at least.
+        num_frames: from the start of the window to that of the next.
+    """
+
+    parts: tuple[Part, ...]
+    num_frames: int
+
+
+def parts_of_window(
+    token_ids: Sequence[int], seek: int, num_frames: int, speech: SpeechEntry
+) -> WindowParts:
+    """Return the segments of a window.
+
+    Args:
+        token_ids: the new tokens, without that which ends them.
+        seek: first frame of the window.
+        num_frames: those of the window that are the audio's.
+        speech: of the model.
+    """
+    first = speech.first_timestamp
+    seconds = FRAMES_A_POSITION * speech.seconds_per_frame  # from one time to the next
+    offset = seek * seconds / FRAMES_A_POSITION
+    is_time = [token >= first for token in token_ids]
+    ends_alone = is_time[-2:] == [False, True]
+    ends = [i + 1 for i in range(len(is_time) - 1) if is_time[i] and is_time[i + 1]]
+    if not ends:
+        # in float32, as transformers: a frame less where it rounds down
+        in_seconds = np.float32(num_frames) * np.float32(speech.seconds_per_frame)
+        position = int(in_seconds / np.float32(seconds))
+        times = [token for token in token_ids if token >= first]
+        if times and times[-1] != first:
+            position = times[-1] - first
+        part = Part(offset, offset + position * seconds, tuple(token_ids))
+        return WindowParts((part,), num_frames)
+    if ends_alone:
+        ends.append(len(token_ids))
+    else:
+        ends[-1] += 1  # the last segment ends with both times: it was cut
+    parts, begin = [], 0
+    for end in ends:
+        tokens = tuple(token_ids[begin:end])
+        last = -2 if end == ends[-1] and not ends_alone else -1
+        start, stop = tokens[0] - first, tokens[last] - first
+        parts.append(Part(offset + start * seconds, offset + stop * seconds, tokens))
+        begin = end
+    if ends_alone:
+        return WindowParts(tuple(parts), num_frames)
+    last_time = token_ids[ends[-1] - 2] - first
+    # a text that was asked for without times may have two of the window's start, and no end
+    return WindowParts(tuple(parts), last_time * FRAMES_A_POSITION or num_frames)
+
+
+def without_second_end(token_ids: tuple[int, ...], first_timestamp: int) -> tuple[int, ...]:
+    """Return the tokens of a segment as what was said before: with one time at its end."""
+    is_cut = len(token_ids) > 2 and token_ids[-2] >= first_timestamp
+    return token_ids[:-1] if is_cut else token_ids
+
+
+def compression_ratio(token_ids: Sequence[int], vocab_size: int) -> float:
+    """Return the bytes of token ids over those of them compressed: high where they repeat."""
+    length = int(math.log2(vocab_size) / 8) + 1
+    content = b"".join(token.to_bytes(length, "little") for token in token_ids)
+    return len(content) / len(zlib.compress(content))

@@ -1,0 +1,249 @@
+"""What a caller wants of a transcription: its options, read and checked once."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsbd_ort.request_options import RequestOptions
+from dsbd_ort.speech.audio import read_audio
+from dsbd_ort.speech.languages import ENGLISH, code_of
+from dsbd_ort.speech.transcript import TASKS
+from dsbd_runtime.errors import InputError
+from dsbd_runtime.speech_entry import SpeechEntry
+from dsbd_runtime.tokenizer import Tokenizer
+
+Audio = NDArray[np.floating] | str | os.PathLike[str] | bytes | BinaryIO
+"""Samples of one channel, (n,) floats from -1 to 1 at the model's rate, or a file with some."""
+
+TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+COMPRESSION_RATIO = 1.35  # of token ids; of texts, as other programs count, 2.4 is about the same
+LOGPROB = -1.0
+NO_SPEECH = 0.6
+NUM_BEAMS = 5
+_MOST_TEMPERATURES = 16
+_HIGHEST_TEMPERATURE = 10.0
+_MOST_SAMPLES = 64
+
+
+class SpeechOptions(RequestOptions, total=False):
+    """The keyword arguments of ``Pipeline.transcribe``; further ones as for ``generate``.
+
+    Attributes:
+        language: code such as "en" or English name; None: what generation_config.json says, or else
+            what is detected in the first window.
+        task: "transcribe", or "translate": into English.
+        return_timestamps: whether texts have times, which divide them into segments. An audio of
+            more than one window has them in any case: they say where the next begins.
+        num_beams: of the search; 1 is greedy.
+        initial_prompt: text that is taken for what was said before, such as names. Its last tokens
+            count, one less than half of the model's context.
+        condition_on_previous_text: whether each window is told the text of those before it.
+        temperature: one, or several that are tried one after another: 0 is a search, higher ones
+            sample.
+        best_of: texts that are sampled at a temperature, of which the most probable counts.
+        compression_ratio_threshold: a window's text is tried again that compresses better, as
+            repetitions do; None: never.
+        logprob_threshold: or whose tokens have a lower log-probability in the mean; None: never.
+        no_speech_threshold: and is skipped where it has and nobody speaks with more than this
+            probability; None: never.
+    """
+
+    language: str | None
+    task: str
+    return_timestamps: bool
+    initial_prompt: str | None
+    condition_on_previous_text: bool
+    temperature: float | Sequence[float]  # type: ignore[misc]  # several here
+    best_of: int
+    compression_ratio_threshold: float | None
+    logprob_threshold: float | None
+    no_speech_threshold: float | None
+
+
+_OWN = (
+    *("return_timestamps", "num_beams", "condition_on_previous_text", "best_of"),
+    *("compression_ratio_threshold", "logprob_threshold", "no_speech_threshold"),
+)
+SPEECH_OPTIONS = (*_OWN, "language", "task", "initial_prompt", "temperature")
+_OF_TRANSCRIPTION = {"no_timestamps_token_id", "max_initial_timestamp_index", "prompt_logprobs"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeechRequest:
+    """The options of one transcription; see ``Pipeline.transcribe``.
+
+    Attributes:
+        language: a code that the model knows; None: it is detected, or the model has one alone.
+        prompt_ids: the tokens of the initial prompt.
+        most_previous: most tokens of what was said before.
+        vocab_size: of the model.
+        options: of every request, fields of DecodingConfig.
+    """
+
+    vocab_size: int
+    most_previous: int
+    language: str | None = None
+    task: str = "transcribe"
+    return_timestamps: bool = False
+    num_beams: int = NUM_BEAMS
+    prompt_ids: tuple[int, ...] = ()
+    condition_on_previous_text: bool = False
+    temperature: tuple[float, ...] = TEMPERATURES
+    best_of: int = 1
+    compression_ratio_threshold: float | None = COMPRESSION_RATIO
+    logprob_threshold: float | None = LOGPROB
+    no_speech_threshold: float | None = NO_SPEECH
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def read(
+        cls,
+        options: Mapping[str, Any],
+        speech: SpeechEntry,
+        tokenizer: Tokenizer,
+        vocab_size: int,
+        context_length: int,
+    ) -> SpeechRequest:
+        """Return the request of what a caller gives: see ``SpeechOptions``.
+
+        Raises:
+            InputError: a value is invalid, or the model does not know it.
+        """
+        own = {name: value for name, value in options.items() if name in _OWN}
+        given = {name: value for name, value in options.items() if name not in SPEECH_OPTIONS}
+        if wrong := sorted(_OF_TRANSCRIPTION & given.keys()):
+            raise InputError(
+                f"{wrong[0]} is given, but transcribe decides it itself, by its other options; "
+                "leave it out"
+            )
+        return cls(
+            vocab_size=vocab_size,
+            most_previous=context_length // 2 - 1,
+            language=read_language(options.get("language"), speech),
+            task=read_task(options.get("task", TASKS[0]), speech),
+            temperature=read_temperatures(options.get("temperature", TEMPERATURES)),
+            prompt_ids=read_prompt(options.get("initial_prompt"), tokenizer),
+            options=given,
+            **own,
+        )
+
+    def __post_init__(self) -> None:
+        for name in ("compression_ratio_threshold", "logprob_threshold", "no_speech_threshold"):
+            if (value := getattr(self, name)) is not None:
+                _check_number(name, value)
+        if type(self.best_of) is not int or not 1 <= self.best_of <= _MOST_SAMPLES:
+            raise InputError(
+                f"best_of is {self.best_of!r}; expected a whole number from 1 to {_MOST_SAMPLES}"
+            )
+        for name in ("return_timestamps", "condition_on_previous_text"):
+            if not isinstance(getattr(self, name), bool):
+                raise InputError(f"{name} is {getattr(self, name)!r}; expected True or False")
+        if self.options.get("num_return_sequences", 1) != 1:
+            raise InputError(
+                f"num_return_sequences is {self.options['num_return_sequences']!r}, but the "
+                "windows of an audio follow one text; leave it out"
+            )
+
+
+def read_temperatures(temperature: object) -> tuple[float, ...]:
+    """Return the temperatures that are tried one after another.
+
+    Raises:
+        InputError: they are none.
+    """
+    several = isinstance(temperature, Sequence) and not isinstance(temperature, str | bytes)
+    given: Sequence[Any] = temperature if several else [temperature]  # type: ignore[assignment]
+    if not 1 <= len(given) <= _MOST_TEMPERATURES:
+        raise InputError(
+            f"temperature has {len(given)} values; expected a number, or 1 to {_MOST_TEMPERATURES} "
+            "that are tried one after another"
+        )
+    for value in given:
+        _check_number("temperature", value)
+        if not 0.0 <= value <= _HIGHEST_TEMPERATURE:
+            raise InputError(
+                f"temperature has {value}; expected numbers from 0, a search, to "
+                f"{_HIGHEST_TEMPERATURE:g}"
+            )
+    return tuple(float(value) for value in given)
+
+
+def _check_number(name: str, value: object) -> None:
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool | np.bool_)
+    if not is_number or not math.isfinite(float(value)):  # type: ignore[arg-type]
+        raise InputError(f"{name} is {value!r}; expected a finite number")
+
+
+def read_task(task: object, speech: SpeechEntry) -> str:
+    """Return a task that the model has.
+
+    Raises:
+        InputError: there is none such, or a model of English is to translate.
+    """
+    if task not in TASKS:
+        raise InputError(f"task is {task!r}; expected one of {', '.join(TASKS)}")
+    if speech.tasks is None and task != TASKS[0]:
+        raise InputError(
+            f"task is {task!r}, but the model knows English alone; leave it out, or use a bundle "
+            "of a model of several languages"
+        )
+    if speech.tasks is not None and task not in speech.tasks:
+        raise InputError(f"task is {task!r}; expected one of {', '.join(speech.tasks)}")
+    return str(task)
+
+
+def read_language(language: str | None, speech: SpeechEntry) -> str | None:
+    """Return the code of the language of a request, None where it is to be detected."""
+    if language is not None:
+        return code_of(language, speech)
+    return ENGLISH if speech.languages is None else speech.language
+
+
+def read_prompt(text: str | None, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Return the tokens of an initial prompt, as transformers' ``get_prompt_ids``.
+
+    Raises:
+        InputError: it is no text, or has special tokens.
+    """
+    if text is None:
+        return ()
+    if not isinstance(text, str):
+        raise InputError(f"initial_prompt is a {type(text).__name__}; expected a text")
+    if not text.strip():
+        return ()
+    token_ids = tokenizer.encode(f" {text.strip()}", add_special_tokens=False)
+    special = [token for token in token_ids if not tokenizer.decode([token])]
+    if special:
+        raise InputError(
+            f"initial_prompt has the special token {special[0]}; expected a text alone, such as "
+            "names that are spoken of"
+        )
+    return tuple(token_ids)
+
+
+def read_samples(audio: Audio, speech: SpeechEntry) -> NDArray[np.float32]:
+    """Return the samples of an audio, (n,) float32 at the model's rate.
+
+    Raises:
+        InputError: it is none.
+    """
+    if not isinstance(audio, np.ndarray):
+        return read_audio(audio, speech.sampling_rate)
+    if audio.ndim != 1 or audio.dtype.kind != "f" or not len(audio):
+        raise InputError(
+            f"the samples are {audio.dtype} of shape {audio.shape}; expected floats from -1 to 1 "
+            f"in one dimension, mono audio at {speech.sampling_rate} Hz, at least one"
+        )
+    samples = audio.astype(np.float32)
+    if not np.isfinite(samples).all():
+        place = int(np.flatnonzero(~np.isfinite(samples))[0])
+        raise InputError(f"sample {place} is {samples[place]}; expected finite numbers")
+    return samples

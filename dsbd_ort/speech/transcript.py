@@ -1,0 +1,65 @@
+"""Transcripts: the text of an audio, its segments with their times, and what they cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from dsbd_ort.decoding import DecodingStats
+
+Task = Literal["transcribe", "translate"]
+TASKS: tuple[Task, ...] = ("transcribe", "translate")
+"""What a speech model does: text in the language that is spoken, or in English."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segment:
+    """A part of the text and when it is said; times are seconds from the start of the audio.
+
+    Attributes:
+        id: its place among the segments, from 0.
+        seek: the first feature frame of the window that it was decoded in.
+        start, end: when it begins and ends; without timestamps those of its window.
+        text: as decoded, as a rule with a space in front.
+        token_ids: its tokens, timestamps included.
+        temperature: that its window was decoded at: above 0 after a fallback.
+        avg_logprob: log-probability of a token of its window, the mean.
+        compression_ratio: bytes of the window's text over those of it compressed; repetitions
+            raise it.
+        no_speech_prob: probability that nobody speaks in its window.
+    """
+
+    id: int
+    seek: int
+    start: float
+    end: float
+    text: str
+    token_ids: tuple[int, ...]
+    temperature: float
+    avg_logprob: float
+    compression_ratio: float
+    no_speech_prob: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transcript:
+    """What was said in an audio.
+
+    Attributes:
+        text: of all segments.
+        language: code of the language that is spoken, such as "en"; None for a model of one
+            language that does not name it.
+        language_probability: of a language that was detected; None where the request named it.
+        task: "transcribe", or "translate": into English.
+        duration: seconds of the audio.
+        segments: in the order of time.
+        stats: of all windows together, see ``summed_stats``.
+    """
+
+    text: str
+    language: str | None
+    language_probability: float | None
+    task: str
+    duration: float
+    segments: tuple[Segment, ...]
+    stats: DecodingStats

@@ -1,0 +1,145 @@
+"""WAV files: PCM of 8 to 32 bits and floats, read by blocks with numpy alone."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsbd_runtime.errors import InputError
+
+_PCM, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
+_FORMATS = {_PCM: (8, 16, 24, 32), _FLOAT: (32, 64)}
+_UNKNOWN_SIZE = 0x7FFF_0000
+"""A data chunk of so many bytes or more was written by a program that did not know: it ends where
+the file does."""
+_MOST_FORMAT_BYTES = 4096
+_BLOCK_FRAMES = 65_536
+
+
+@dataclass(frozen=True, kw_only=True)
+class WavFormat:
+    """How the samples of a WAV file are stored.
+
+    Attributes:
+        is_float: whether they are floats; else integers.
+        bits: of a sample.
+        num_channels, sampling_rate: of the audio.
+        num_bytes: of all samples by the file's header; None where it does not know.
+    """
+
+    is_float: bool
+    bits: int
+    num_channels: int
+    sampling_rate: int
+    num_bytes: int | None
+
+    @property
+    def frame_bytes(self) -> int:
+        """Bytes of one sample of every channel."""
+        return self.num_channels * self.bits // 8
+
+    @property
+    def num_frames(self) -> int | None:
+        """Samples of a channel, None where the header does not know."""
+        if self.num_bytes is None or not self.num_channels:
+            return None
+        return self.num_bytes // self.frame_bytes
+
+
+def is_wav(file: BinaryIO) -> bool:
+    """Return whether a file begins as a WAV file; its position is the start before and after."""
+    head = file.read(12)
+    file.seek(0)
+    return head[:4] == b"RIFF" and head[8:] == b"WAVE"
+
+
+def read_format(file: BinaryIO, name: str) -> WavFormat | None:
+    """Return the format of a WAV file, whose position is then its first sample.
+
+    None: samples are stored in a way that is not read here, such as mu-law.
+
+    Raises:
+        InputError: it is cut, or says nothing of its samples; ``name`` is that of the audio in the
+            message.
+    """
+    file.seek(12)
+    fields: bytes | None = None
+    while len(head := file.read(8)) == 8:
+        kind, size, begin = head[:4], int.from_bytes(head[4:], "little"), file.tell()
+        if kind == b"data":
+            if fields is None:
+                raise InputError(f"{name} is a WAV file without a format before its samples")
+            wav = _format(fields, size, name)
+            _check_size(file, size, name)
+            return wav
+        if kind == b"fmt ":
+            fields = file.read(min(size, _MOST_FORMAT_BYTES))
+        file.seek(begin + size + size % 2)  # chunks begin at even bytes
+    raise InputError(f"{name} is a WAV file that ends before its samples begin: it is cut")
+
+
+def _format(fields: bytes, num_bytes: int, name: str) -> WavFormat | None:
+    if len(fields) < 16:
+        raise InputError(f"{name} is a WAV file whose format has {len(fields)} bytes, expected 16")
+    kind, num_channels, rate, _, frame_bytes, bits = struct.unpack_from("<HHIIHH", fields)
+    if kind == _EXTENSIBLE and len(fields) >= 26:
+        (kind,) = struct.unpack_from("<H", fields, 24)
+    if bits not in _FORMATS.get(kind, ()):
+        return None
+    found = WavFormat(
+        is_float=kind == _FLOAT,
+        bits=bits,
+        num_channels=num_channels,
+        sampling_rate=rate,
+        num_bytes=num_bytes if num_bytes < _UNKNOWN_SIZE else None,
+    )
+    if num_channels and frame_bytes != found.frame_bytes:
+        raise InputError(
+            f"{name} is a WAV file whose header contradicts itself: {num_channels} channels of "
+            f"{bits} bits take {found.frame_bytes} bytes, it says {frame_bytes}"
+        )
+    return found
+
+
+def _check_size(file: BinaryIO, num_bytes: int, name: str) -> None:
+    """Raise InputError where fewer bytes of samples follow than the header says."""
+    begin = file.tell()
+    num_there = file.seek(0, 2) - begin
+    file.seek(begin)
+    if num_there < num_bytes < _UNKNOWN_SIZE:
+        raise InputError(
+            f"{name} is cut: its header has {num_bytes} bytes of samples, the file {num_there}; "
+            "copy it again, or keep what is there: ffmpeg -i FILE whole.wav"
+        )
+
+
+def frames(file: BinaryIO, wav: WavFormat) -> Iterator[NDArray[np.float32]]:
+    """Yield blocks of samples from -1 to 1, (frames, num_channels) float32."""
+    num_left = wav.num_frames
+    while num_left != 0:
+        wanted = _BLOCK_FRAMES if num_left is None else min(_BLOCK_FRAMES, num_left)
+        data = file.read(wanted * wav.frame_bytes)
+        num_read = len(data) // wav.frame_bytes
+        if not num_read:
+            return
+        yield _floats(data[: num_read * wav.frame_bytes], wav).reshape(-1, wav.num_channels)
+        num_left = None if num_left is None else num_left - num_read
+
+
+def _floats(data: bytes, wav: WavFormat) -> NDArray[np.float32]:
+    if wav.is_float:
+        return np.frombuffer(data, f"<f{wav.bits // 8}").astype(np.float32)
+    if wav.bits == 8:  # unsigned
+        return (np.frombuffer(data, np.uint8).astype(np.float32) - 128) / np.float32(128)
+    if wav.bits == 24:
+        padded = np.zeros((len(data) // 3, 4), np.uint8)  # as the upper bytes of 32 bits
+        padded[:, 1:] = np.frombuffer(data, np.uint8).reshape(-1, 3)
+        integers = padded.view("<i4")[:, 0]
+        return integers.astype(np.float32) / np.float32(2**31)
+    stored = np.frombuffer(data, f"<i{wav.bits // 8}")
+    return stored.astype(np.float32) / np.float32(2 ** (wav.bits - 1))

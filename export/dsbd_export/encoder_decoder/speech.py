@@ -1,0 +1,193 @@
+"""What the files of a Whisper checkpoint say of its sound, and of its tokens that are no text.
+
+The features of sound stand in preprocessor_config.json, or in processor_config.json, as
+transformers' feature extractor reads them; the tokens in generation_config.json.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import AddedToken, Tokenizer
+from transformers import PreTrainedConfig, WhisperFeatureExtractor
+
+from dsbd_export.config import ModelOptions
+from dsbd_export.errors import ExportError, reason_of
+from dsbd_runtime.speech_entry import FRAMES_A_POSITION, SoundFeatures, SpeechEntry
+
+_FAMILY = "whisper"
+_SETTINGS = ("preprocessor_config.json", "processor_config.json")
+_COPY = "copy generation_config.json of the model that it was made from, as openai/whisper-base"
+
+
+def reads_sound(config: PreTrainedConfig) -> bool:
+    """Return whether the source of a model is sound, in a form that can be exported."""
+    return bool(config.model_type == _FAMILY)
+
+
+def feature_extractor(role: str, folder: Path, config: PreTrainedConfig) -> WhisperFeatureExtractor:
+    """Return what makes features of sound, as transformers loads it.
+
+    Raises:
+        ExportError: its file cannot be read, or makes other features than the encoder reads.
+    """
+    num_mels, num_frames = config.num_mel_bins, FRAMES_A_POSITION * config.max_source_positions
+    if any((folder / name).is_file() for name in _SETTINGS):
+        try:
+            found = WhisperFeatureExtractor.from_pretrained(str(folder), local_files_only=True)
+        except Exception as error:
+            raise ExportError(
+                f"the settings of the {role}'s features at {folder} cannot be read: "
+                f"{reason_of(error)}; copy {_SETTINGS[0]} again"
+            ) from error
+    else:  # all of Whisper's are the defaults, but for these
+        found = WhisperFeatureExtractor(feature_size=num_mels)
+    made = found.chunk_length * found.sampling_rate // found.hop_length
+    if (found.feature_size, made) != (num_mels, num_frames):
+        raise ExportError(
+            f"the features of the {role} at {folder} are {found.feature_size} mels and {made} "
+            f"frames of {found.chunk_length} s, its encoder reads {num_mels} and {num_frames}; "
+            f"copy {_SETTINGS[0]} of the model that it was made from"
+        )
+    if found.dither:
+        raise ExportError(
+            f"the features of the {role} at {folder} are made with noise (dither {found.dither}), "
+            f"which has no form here; set dither to 0.0 in {_SETTINGS[0]}"
+        )
+    return found
+
+
+def speech_entry(
+    role: str,
+    folder: Path,
+    config: PreTrainedConfig,
+    generation: dict[str, Any],
+    options: ModelOptions,
+) -> SpeechEntry:
+    """Return what the files of a checkpoint say.
+
+    generation: the content of its generation_config.json.
+
+    Raises:
+        ExportError: they do not say what transformers' transcription needs, or an option has no
+            form for a source of sound.
+    """
+    if options.max_source is not None:
+        raise ExportError(
+            f"max_source={options.max_source} has no meaning for the {role} (family "
+            f"{config.model_type}), whose source is a window of sound of one length; leave it out"
+        )
+    made = feature_extractor(role, folder, config)
+    if not isinstance(no_timestamps := generation.get("no_timestamps_token_id"), int):
+        raise ExportError(
+            f"generation_config.json of the {role} at {folder} has no_timestamps_token_id "
+            f"{no_timestamps!r}, expected a token id: it is of an older version; {_COPY}"
+        )
+    suppressed = list(generation.get("suppress_tokens") or [])
+    languages, tasks = _languages_and_tasks(role, folder, generation)
+    heads = generation.get("alignment_heads")
+    return SpeechEntry(
+        sampling_rate=made.sampling_rate,
+        num_mels=made.feature_size,
+        n_fft=made.n_fft,
+        hop_length=made.hop_length,
+        chunk_seconds=made.chunk_length,
+        num_frames=made.chunk_length * made.sampling_rate // made.hop_length,
+        no_timestamps_token_id=no_timestamps,
+        previous_token_id=_previous(role, folder, generation, suppressed),
+        no_speech_token_id=no_timestamps - 1,
+        suppress_tokens=suppressed,
+        begin_suppress_tokens=list(generation.get("begin_suppress_tokens") or []),
+        languages=languages,
+        tasks=tasks,
+        language=_default_language(role, folder, generation, languages),
+        max_initial_timestamp_index=generation.get("max_initial_timestamp_index"),
+        alignment_heads=None if heads is None else [list(head) for head in heads],
+    )
+
+
+def _languages_and_tasks(
+    role: str, folder: Path, generation: dict[str, Any]
+) -> tuple[dict[str, int] | None, dict[str, int] | None]:
+    """Return the tokens of languages by their codes, and of tasks; None of a model of English."""
+    if generation.get("is_multilingual") is False:
+        return None, None
+    languages, tasks = generation.get("lang_to_id"), generation.get("task_to_id")
+    if not isinstance(languages, dict) or not isinstance(tasks, dict):
+        raise ExportError(
+            f"generation_config.json of the {role} at {folder} says neither lang_to_id and "
+            f"task_to_id nor is_multilingual false: it is of an older version; {_COPY}"
+        )
+    return {name.strip("<|>"): token for name, token in languages.items()}, dict(tasks)
+
+
+def _default_language(
+    role: str, folder: Path, generation: dict[str, Any], languages: dict[str, int] | None
+) -> str | None:
+    """Return the code of the language that generation_config.json says for all requests."""
+    said = generation.get("language")
+    if said is None or languages is None:
+        return None
+    code = str(said).strip("<|>").lower()
+    if code not in languages:
+        known = ", ".join(list(languages)[:6])
+        raise ExportError(
+            f"generation_config.json of the {role} at {folder} has language {said!r}, expected the "
+            f"code of one of its {len(languages)} languages, such as {known}; change it"
+        )
+    return code
+
+
+def _previous(role: str, folder: Path, generation: dict[str, Any], suppressed: list[int]) -> int:
+    """Return what stands before an earlier text, found where transformers finds it."""
+    said = generation.get("prev_sot_token_id")
+    if isinstance(said, int):
+        return said
+    if len(suppressed) < 2:
+        raise ExportError(
+            f"generation_config.json of the {role} at {folder} has prev_sot_token_id {said!r}, "
+            f"expected a token id; {_COPY}"
+        )
+    return int(suppressed[-2])
+
+
+def hide_times(tokenizer: Tokenizer, speech: SpeechEntry) -> None:
+    """Make the times special tokens, in place: transformers drops them from texts as those."""
+    added = tokenizer.get_added_tokens_decoder()
+    times = [added[token] for token in sorted(added) if token >= speech.first_timestamp]
+    tokenizer.add_special_tokens([AddedToken(time.content, normalized=False) for time in times])
+
+
+def heard_sounds(speech: SpeechEntry) -> list[SoundFeatures]:
+    """Return windows that the parity gate compares: noise, a sweep with pauses, and silence."""
+    rng = np.random.default_rng(2)
+    noise = rng.standard_normal((speech.num_mels, speech.num_frames)).astype(np.float32)
+    extractor = WhisperFeatureExtractor(
+        feature_size=speech.num_mels,
+        sampling_rate=speech.sampling_rate,
+        hop_length=speech.hop_length,
+        chunk_length=speech.chunk_seconds,
+        n_fft=speech.n_fft,
+    )
+    num_samples = speech.chunk_seconds * speech.sampling_rate
+    sounds = [_sweep(num_samples, speech.sampling_rate), np.zeros(num_samples, np.float32)]
+    made = [
+        extractor(sound, sampling_rate=speech.sampling_rate, return_tensors="np").input_features[0]
+        for sound in sounds
+    ]
+    return [SoundFeatures(values) for values in (noise, *made)]
+
+
+def _sweep(num_samples: int, sampling_rate: int) -> NDArray[np.float32]:
+    """Return a tone that rises through the voice's range with its harmonics, four times a window.
+
+    Each time it lasts for three quarters.
+    """
+    seconds = np.arange(num_samples) / sampling_rate
+    part = seconds * 4 / (num_samples / sampling_rate) % 1
+    phase = np.cumsum(2 * np.pi * (100 + 300 * part) / sampling_rate)
+    tone = sum(np.sin(number * phase) / number for number in range(1, 8))
+    return np.asarray(0.2 * tone * (part < 0.75), np.float32)

@@ -1,0 +1,150 @@
+"""Speech models: what the manifest says of their sound and tokens, and sound as a source.
+
+Their encoder reads windows of sound, all of one length, as log-mel features. Their decoder begins
+behind tokens that say what is wanted of it: the language that is spoken, the task, whether times
+stand in the text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsbd_runtime.errors import BundleError, InputError
+from dsbd_runtime.typed_json import check_counts, mismatch, name_in_short
+
+Features = NDArray[np.float32]
+
+FRAMES_A_POSITION = 2
+"""Frames that the encoder joins, by the stride of its second convolution."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeechEntry:
+    """Manifest entry of the sound that an encoder reads, and of the tokens that stand for no text.
+
+    Attributes:
+        sampling_rate: samples of a second.
+        num_mels: features of a frame.
+        n_fft: samples of a frame.
+        hop_length: samples from one frame to the next.
+        chunk_seconds: seconds of a window, the sound that the encoder reads at a time.
+        num_frames: frames of a window.
+        no_timestamps_token_id: of a text without times. The tokens behind it are times, from the
+            start of the window on.
+        previous_token_id: what stands before the text of what was said before.
+        no_speech_token_id: whose probability behind the start token says that nobody speaks.
+        suppress_tokens: never part of a text.
+        begin_suppress_tokens: never the first token of one.
+        languages: the token of each language by its code; None for a model of English alone.
+        tasks: the token of each task, "transcribe" and "translate"; None for such a model.
+        language: code of the language of requests that name none; None: it is detected.
+        max_initial_timestamp_index: the last of the times that a text may begin with; None: any.
+        alignment_heads: layer and head of the attentions that follow the sound; None: not known.
+    """
+
+    sampling_rate: int
+    num_mels: int
+    n_fft: int
+    hop_length: int
+    chunk_seconds: int
+    num_frames: int
+    no_timestamps_token_id: int
+    previous_token_id: int
+    no_speech_token_id: int
+    suppress_tokens: list[int]
+    begin_suppress_tokens: list[int]
+    languages: dict[str, int] | None = None
+    tasks: dict[str, int] | None = None
+    language: str | None = None
+    max_initial_timestamp_index: int | None = None
+    alignment_heads: list[list[int]] | None = None
+
+    @property
+    def first_timestamp(self) -> int:
+        """The token of the time 0."""
+        return self.no_timestamps_token_id + 1
+
+    @property
+    def num_positions(self) -> int:
+        """What the encoder makes of a window: it joins two frames, the time between two times."""
+        return self.num_frames // FRAMES_A_POSITION
+
+    @property
+    def seconds_per_frame(self) -> float:
+        """Seconds from one frame to the next."""
+        return self.hop_length / self.sampling_rate
+
+    @property
+    def features(self) -> tuple[int, int, int, int, int]:
+        """What features are made of: equal for two models that read the same."""
+        frames = self.num_frames, self.num_mels
+        return (self.sampling_rate, self.n_fft, self.hop_length, *frames)
+
+
+class SoundFeatures:
+    """The log-mel features of one window, the source of a request; equal where their values are.
+
+    Attributes:
+        values: (num_mels, num_frames) float32, never written.
+    """
+
+    def __init__(self, values: Features) -> None:
+        """Copy the features of a window.
+
+        Raises:
+            InputError: they are no finite numbers in two dimensions.
+        """
+        copied = np.array(values, dtype=np.float32, order="C")
+        if copied.ndim != 2 or not np.isfinite(copied).all():
+            raise InputError(
+                f"the features of a window have shape {copied.shape}"
+                f"{' and values that are no finite numbers' * (copied.ndim == 2)}; expected "
+                "(num_mels, num_frames) finite numbers"
+            )
+        copied.flags.writeable = False
+        self.values: Features = copied
+        self._digest = hashlib.sha256(repr(copied.shape).encode() + copied.tobytes()).digest()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SoundFeatures) and self._digest == other._digest
+
+    def __hash__(self) -> int:
+        return hash(self._digest)
+
+    def __repr__(self) -> str:
+        return f"SoundFeatures({self.values.shape[0]} mels, {self.values.shape[1]} frames)"
+
+
+def check_speech(speech: SpeechEntry, vocab_size: int, where: str) -> None:
+    """Raise BundleError unless the values of an entry are consistent.
+
+    vocab_size: of the decoder.
+    """
+    names = ("sampling_rate", "num_mels", "n_fft", "hop_length", "chunk_seconds", "num_frames")
+    check_counts({name: getattr(speech, name) for name in names}, where)
+    num_frames = speech.chunk_seconds * speech.sampling_rate // speech.hop_length
+    if speech.num_frames != num_frames:
+        expected = f"{num_frames}, the frames of {speech.chunk_seconds} s"
+        raise mismatch(expected, speech.num_frames, f"{where}: num_frames")
+    tokens = {
+        name: getattr(speech, name)
+        for name in ("no_timestamps_token_id", "previous_token_id", "no_speech_token_id")
+    }
+    for name in ("suppress_tokens", "begin_suppress_tokens"):
+        tokens |= {f"{name}[{i}]": token for i, token in enumerate(getattr(speech, name))}
+    tokens |= {**(speech.languages or {}), **(speech.tasks or {})}
+    for name, token in tokens.items():
+        if not 0 <= token < vocab_size:
+            raise mismatch(f"0 to {vocab_size - 1}", token, f"{where}: {name_in_short(name)}")
+    if (speech.languages is None) != (speech.tasks is None):
+        raise BundleError(
+            f"{where} has languages or tasks alone; expected both, or neither of a model of "
+            "English; export the bundle again"
+        )
+    if speech.language is not None and speech.language not in (speech.languages or {}):
+        known = f"one of {', '.join(list(speech.languages or {})[:5])}, ..."
+        raise mismatch(known, speech.language, f"{where}: language")

@@ -1,0 +1,196 @@
+"""Whisper: the whole parity gate over sound, int8, drafts, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from tokenizers import Tokenizer
+
+from dsbd_export.checkpoint import open_checkpoint
+from dsbd_export.config import ExportConfig
+from dsbd_export.encoder_decoder.reference import source_cases
+from dsbd_export.encoder_decoder.speech import heard_sounds
+from dsbd_export.errors import ExportError
+from dsbd_export.model_loading import load_model
+from dsbd_export.parity import MAX_ABS_ERROR, ParityLimit
+from dsbd_export.parity_cases import Reference, reference_logits
+from dsbd_export.pipeline import export_bundle, export_model
+from scripts.family_checkpoints import write_family_checkpoint
+from scripts.speech_checkpoint import NUM_MELS, TOKENS, write_whisper
+from tests.export.gate import check_parity
+
+
+def export_alone(folder: Path, captures, *, multilingual: bool = True, **options: Any):
+    source = write_whisper(folder / "checkpoint", multilingual=multilingual)
+    config = ExportConfig(target="", output=folder, **options)
+    checkpoint = open_checkpoint("target", source, config)
+    entry = export_model(checkpoint, folder, config, lambda _line: None, captures)
+    return replace(checkpoint, caches=tuple(entry.caches), encoder=entry.encoder), entry
+
+
+def test_the_whole_gate_over_three_sounds(captures, tmp_path):
+    checkpoint, entry = export_alone(tmp_path, captures)
+    assert entry.parity.max_abs_error < 5e-5
+    assert (entry.context_length, entry.num_layers, entry.encoder.context_length) == (96, 3, 100)
+    assert [rows.layer for rows in entry.encoder.cross] == [0, 1, 2]
+    cases = source_cases(checkpoint)
+    assert len({case.sound for case in cases}) == 3
+    assert cases[-1].name == "text"
+    graph = onnx.load(tmp_path / "target" / "encoder.onnx", load_external_data=False).graph
+    [features] = graph.input
+    assert features.name == "input_features"
+    assert [dim.dim_value for dim in features.type.tensor_type.shape.dim] == [1, NUM_MELS, 100]
+
+
+def test_the_entry_says_what_generation_config_says(captures, tmp_path):
+    _, entry = export_alone(tmp_path, captures)
+    speech = entry.encoder.speech
+    assert (speech.sampling_rate, speech.n_fft, speech.hop_length) == (16_000, 400, 160)
+    assert (speech.num_mels, speech.chunk_seconds, speech.num_frames) == (NUM_MELS, 1, 100)
+    assert speech.languages == {code: TOKENS.of(code) for code in ("en", "de", "fr")}
+    assert speech.tasks == {name: TOKENS.of(name) for name in ("transcribe", "translate")}
+    assert speech.first_timestamp == TOKENS.end + len(TOKENS.names)
+    assert speech.previous_token_id == TOKENS.of("startofprev")
+    assert speech.no_speech_token_id == TOKENS.of("nospeech")
+    assert speech.begin_suppress_tokens == [5, TOKENS.end]
+    assert speech.max_initial_timestamp_index == 10
+    assert speech.alignment_heads == [[1, 0], [2, 3]]
+
+
+def test_english_alone_and_int8_of_both_graphs(captures, tmp_path):
+    options = {"quantize": "int8-dynamic", "attention": "fused"}
+    _, entry = export_alone(tmp_path, captures, multilingual=False, **options)
+    assert entry.encoder.speech.languages is entry.encoder.speech.tasks is None
+    for file in ("model.onnx", "encoder.onnx"):
+        graph = onnx.load(tmp_path / "target" / file, load_external_data=False).graph
+        assert any(node.op_type == "MatMulInteger" for node in graph.node)
+
+
+def hear_other_rows(graph: onnx.GraphProto) -> None:
+    """Read the keys of a layer in the place of another's."""
+    for node in graph.node:
+        names = {"cross.0.key": "cross.1.key", "cross.1.key": "cross.0.key"}
+        node.input[:] = [names.get(name, name) for name in node.input]
+
+
+def count_from_the_first_new_row(graph: onnx.GraphProto) -> None:
+    """Positions 0, 1, ... in every call: right for a prefill, wrong behind a prefix."""
+    for node in graph.node:
+        node.input[:] = ["own" if name == "position_ids" else name for name in node.input]
+    graph.node.insert(0, onnx.helper.make_node("Sub", ["position_ids", "write_indices"], ["own"]))
+
+
+@pytest.mark.parametrize("mutate", [hear_other_rows, count_from_the_first_new_row])
+def test_a_wrong_source_or_wrong_positions_fail(mutate, captures, tmp_path):
+    checkpoint, _ = export_alone(tmp_path, captures)
+    model = load_model(checkpoint)
+    wanted = [
+        Reference(case=case, logits=reference_logits(model, case))
+        for case in source_cases(checkpoint)
+        if case.name == "tree"
+    ]
+    limit = ParityLimit(MAX_ABS_ERROR, 1e-4)
+    check_parity(tmp_path / "target", checkpoint, wanted, limit)
+    file = tmp_path / "target" / "model.onnx"
+    graph = onnx.load(file, load_external_data=False)
+    mutate(graph.graph)
+    onnx.save(graph, file)
+    with pytest.raises(ExportError, match="differs from the checkpoint"):
+        check_parity(tmp_path / "target", checkpoint, wanted, limit)
+
+
+def test_times_are_no_part_of_a_text(captures, tmp_path):
+    target = write_whisper(tmp_path / "target")
+    config = ExportConfig(target=str(target), output=tmp_path / "bundle")
+    export_bundle(config, report=lambda _: None, source_of=captures)
+    tokenizer = Tokenizer.from_file(str(tmp_path / "bundle" / "tokenizer.json"))
+    time = TOKENS.end + len(TOKENS.names)
+    ids = [time, *tokenizer.encode("one", add_special_tokens=False).ids, time + 7]
+    assert tokenizer.decode(ids) == "one"
+    assert tokenizer.decode(ids, skip_special_tokens=False) == "<|0.00|>one<|0.14|>"
+
+
+def edited(folder: Path, file: str, **changes: Any) -> None:
+    """Change the content of a JSON file; None takes an entry away."""
+    content = {**json.loads((folder / file).read_text()), **changes}
+    given = {name: value for name, value in content.items() if value is not None}
+    (folder / file).write_text(json.dumps(given))
+
+
+WRONG = [  # (file, changes, words)
+    ("generation_config.json", {"no_timestamps_token_id": None}, "no_timestamps_token_id None"),
+    ("generation_config.json", {"lang_to_id": None}, "neither lang_to_id and task_to_id nor"),
+    ("generation_config.json", {"language": "xx"}, "language 'xx', expected the code of one of"),
+    ("preprocessor_config.json", {"feature_size": 8}, "8 mels and 100 frames of 1 s, its encoder"),
+    ("preprocessor_config.json", {"chunk_length": 2}, "16 mels and 200 frames of 2 s"),
+    ("preprocessor_config.json", {"dither": 0.5}, "made with noise \\(dither 0.5\\)"),
+    (
+        "generation_config.json",
+        {"prev_sot_token_id": None, "suppress_tokens": None},
+        "prev_sot_token_id None, expected a token id",
+    ),
+]
+
+
+@pytest.mark.parametrize(("file", "changes", "words"), WRONG)
+def test_files_that_do_not_say_enough_are_refused(file, changes, words, tmp_path):
+    folder = write_whisper(tmp_path / "target")
+    edited(folder, file, **changes)
+    with pytest.raises(ExportError, match=words):
+        open_checkpoint("target", folder, ExportConfig(target="", output=tmp_path))
+
+
+def test_settings_that_are_found_elsewhere(tmp_path):
+    folder = write_whisper(tmp_path / "target")
+    config = ExportConfig(target="", output=tmp_path)
+    edited(folder, "generation_config.json", prev_sot_token_id=None, language="<|de|>")
+    speech = open_checkpoint("target", folder, config).encoder.speech
+    assert speech.previous_token_id == TOKENS.of("startofprev")  # the last but one is suppressed
+    assert speech.language == "de"
+    features = json.loads((folder / "preprocessor_config.json").read_text())
+    (folder / "preprocessor_config.json").unlink()
+    with pytest.raises(ExportError, match="3000 frames of 30 s, its encoder reads 16 and 100"):
+        open_checkpoint("target", folder, config)
+    (folder / "processor_config.json").write_text(json.dumps({"feature_extractor": features}))
+    assert open_checkpoint("target", folder, config).encoder.speech.num_frames == 100
+
+
+OPTIONS = [
+    ({"max_source": 64}, "max_source=64 has no meaning for the target"),
+    ({"dtype": "fp16"}, "dtype='fp16' has no form for the target, an encoder-decoder"),
+    ({"quantize": "int8-dynamic"}, r"attention='exact' \(the default with int8-dynamic\)"),
+]
+
+
+@pytest.mark.parametrize(("options", "words"), OPTIONS)
+def test_options_without_a_form_are_refused(options, words, tmp_path):
+    target = write_whisper(tmp_path / "target")
+    with pytest.raises(ExportError, match=words):
+        export_bundle(
+            ExportConfig(target=str(target), output=tmp_path / "b", **options), report=print
+        )
+
+
+def test_a_draft_that_hears_otherwise_is_refused(tmp_path):
+    target = str(write_whisper(tmp_path / "target"))
+    other = write_whisper(tmp_path / "other", num_mel_bins=8)
+    edited(other, "preprocessor_config.json", feature_size=8)
+    reader = write_family_checkpoint("marian", tmp_path / "marian")
+    for draft, words in ((other, r"the draft \(family whisper\) sound \(8 mels"), (reader, "text")):
+        config = ExportConfig(target=target, draft=str(draft), output=tmp_path / "b")
+        with pytest.raises(ExportError, match=f"the target .* reads sound .*{words}"):
+            export_bundle(config, report=print)
+
+
+def test_windows_of_the_gate_have_the_shape_that_the_encoder_reads(tmp_path):
+    folder = write_whisper(tmp_path / "target")
+    checkpoint = open_checkpoint("target", folder, ExportConfig(target="", output=tmp_path))
+    sounds = heard_sounds(checkpoint.encoder.speech)
+    assert {sound.values.shape for sound in sounds} == {(NUM_MELS, 100)}
+    assert np.ptp(sounds[-1].values) == 0  # silence

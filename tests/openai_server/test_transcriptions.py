@@ -1,0 +1,400 @@
+"""/v1/audio over a model that hears loudness: OpenAI's client, formats, streams, bad audio."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from typing import Any, cast
+
+import httpx2
+import numpy as np
+import openai
+import pytest
+
+from dsbd_ort.engine import Service, ServiceLimits
+from dsbd_ort.speech.audio import read_audio
+from dsbd_ort.speech.formats import FORMATS
+from dsbd_ort.speech.transcript import Segment
+from tests.openai_server.running_server import MODEL, RunningServer, running_server
+from tests.speech.audio_files import FLOAT, wav_bytes
+from tests.speech.fakes import FakeSpeechPipeline, FakeSpeechService, heard
+from tests.speech.sounds import speech_like
+
+AUDIO = wav_bytes(speech_like(25.0))
+WANTED = heard(read_audio(AUDIO))
+TEXT = WANTED.text.strip()
+FILE = ("a.wav", AUDIO)
+
+Serve = Callable[..., AbstractContextManager[RunningServer]]
+
+
+@contextlib.contextmanager
+def served(
+    pipeline: FakeSpeechPipeline | None = None,
+    limits: ServiceLimits | None = None,
+    **settings: Any,
+) -> Iterator[RunningServer]:
+    service = cast(Service, FakeSpeechService(pipeline, limits))
+    with running_server(service, **settings) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    with served(max_body_bytes=1000, max_audio_bytes=2**20, max_audio_s=60) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(server: RunningServer) -> Iterator[openai.OpenAI]:
+    with server.client() as opened:
+        yield opened
+
+
+@pytest.fixture
+def calls(server: RunningServer) -> list[dict[str, Any]]:
+    """The options of the calls of a test."""
+    made = cast(FakeSpeechPipeline, server.service.pipeline).calls
+    made.clear()
+    return made
+
+
+def posted(server: RunningServer, path: str = "transcriptions", **fields: Any) -> httpx2.Response:
+    data = {"model": MODEL, **fields}
+    return server.http.post(f"/v1/audio/{path}", data=data, files={"file": FILE})
+
+
+def test_the_text(client: openai.OpenAI, calls: list[dict[str, Any]]) -> None:
+    answer = client.audio.transcriptions.create(file=FILE, model=MODEL)
+    assert answer.text == TEXT
+    assert answer.usage is not None
+    assert answer.usage.to_dict() == {"type": "duration", "seconds": 25.0}
+    assert calls == [{"task": "transcribe"}]
+
+
+@pytest.mark.filterwarnings("ignore:deprecated:DeprecationWarning")
+def test_a_translation(client: openai.OpenAI, calls: list[dict[str, Any]]) -> None:
+    answer = client.audio.translations.create(file=FILE, model=MODEL, prompt="Kafka")
+    assert answer.text == TEXT
+    assert calls == [{"task": "translate", "initial_prompt": "Kafka"}]
+
+
+def test_verbose_json(client: openai.OpenAI, calls: list[dict[str, Any]]) -> None:
+    answer = client.audio.transcriptions.create(
+        file=FILE,
+        model=MODEL,
+        response_format="verbose_json",
+        timestamp_granularities=["segment"],
+        language="de",
+        temperature=0,
+    )
+    assert (answer.text, answer.language, answer.duration) == (TEXT, "en", 25.0)
+    assert answer.segments is not None
+    assert [each.start for each in answer.segments] == [0.0, 10.0, 20.0]
+    assert answer.segments[2].to_dict() == {
+        **json.loads(FORMATS["verbose_json"](WANTED))["segments"][2]
+    }
+    assert answer.model_extra["dsbd"]["stats"]["num_output_tokens"] == 4  # type: ignore[index]
+    assert calls == [{"task": "transcribe", "language": "de", "return_timestamps": True}]
+
+
+@pytest.mark.parametrize(
+    ("format", "kind", "has_times"),
+    [("text", "text/plain", False), ("srt", "text/plain", True), ("vtt", "text/vtt", True)],
+)
+def test_formats_of_text(
+    client: openai.OpenAI,
+    server: RunningServer,
+    calls: list[dict[str, Any]],
+    format: Any,
+    kind: str,
+    has_times: bool,
+) -> None:
+    wanted = FORMATS["txt" if format == "text" else format](WANTED)
+    wanted = wanted if wanted.endswith("\n") else f"{wanted}\n"
+    answer = client.audio.transcriptions.create(file=FILE, model=MODEL, response_format=format)
+    assert cast(str, answer) == wanted
+    raw = posted(server, response_format=format)
+    assert raw.headers["content-type"] == f"{kind}; charset=utf-8" and raw.text == wanted
+    assert calls[0] == {"task": "transcribe", **({"return_timestamps": True} if has_times else {})}
+
+
+def test_a_stream(client: openai.OpenAI) -> None:
+    events = list(client.audio.transcriptions.create(file=FILE, model=MODEL, stream=True))
+    *deltas, done = events
+    assert [event.type for event in deltas] == ["transcript.text.delta"] * 3
+    assert "".join(event.delta for event in deltas) == TEXT  # type: ignore[union-attr]
+    assert (done.type, done.text) == ("transcript.text.done", TEXT)  # type: ignore[union-attr]
+
+
+def test_a_stream_begins_before_its_end() -> None:
+    may_go_on = threading.Event()
+
+    def wait(segment: Segment) -> None:
+        if segment.id:
+            assert may_go_on.wait(20)
+
+    with served(FakeSpeechPipeline(wait)) as server, server.client() as client:
+        events = iter(client.audio.transcriptions.create(file=FILE, model=MODEL, stream=True))
+        assert next(events).type == "transcript.text.delta"
+        may_go_on.set()
+        assert [event.type for event in events][-1] == "transcript.text.done"
+
+
+def test_options_beyond_openai_s(client: openai.OpenAI, calls: list[dict[str, Any]]) -> None:
+    client.audio.transcriptions.create(
+        file=FILE,
+        model=MODEL,
+        temperature=0.4,
+        extra_body={
+            "num_beams": 3,
+            "seed": 7,
+            "length_penalty": 0.5,
+            "condition_on_previous_text": False,
+            "logprob_threshold": -0.5,
+            "compression_ratio_threshold": 2.0,
+            "no_speech_threshold": 0.25,
+        },
+    )
+    assert calls == [
+        {
+            "task": "transcribe",
+            "temperature": (0.4,),
+            "num_beams": 3,
+            "seed": 7,
+            "length_penalty": 0.5,
+            "condition_on_previous_text": False,
+            "logprob_threshold": -0.5,
+            "compression_ratio_threshold": 2.0,
+            "no_speech_threshold": 0.25,
+        }
+    ]
+
+
+def test_defaults_of_the_server() -> None:
+    with served(defaults={"num_beams": 2, "temperature": 0.2}) as server:
+        for fields in ({}, {"num_beams": "3", "temperature": "0"}, {"temperature": "0.5"}):
+            assert posted(server, **fields).status_code == 200
+        assert cast(FakeSpeechPipeline, server.service.pipeline).calls == [
+            {"task": "transcribe", "num_beams": 2, "temperature": (0.2,)},
+            {"task": "transcribe", "num_beams": 3},
+            {"task": "transcribe", "num_beams": 2, "temperature": (0.5,)},
+        ]
+
+
+def test_eight_at_a_time_are_those_alone(client: openai.OpenAI) -> None:
+    audios = [wav_bytes(speech_like(3.0 + 4 * i, i) / (i + 1)) for i in range(8)]
+
+    def asked(audio: bytes) -> str:
+        return client.audio.transcriptions.create(file=("a.wav", audio), model=MODEL).text
+
+    with ThreadPoolExecutor(8) as threads:
+        together = list(threads.map(asked, audios))
+    assert together == [heard(read_audio(audio)).text.strip() for audio in audios]
+    assert len({*together}) == 8
+
+
+NOISE = np.random.default_rng(0).bytes(3000)
+BAD_AUDIO = {
+    "text": b"What is said here?" * 9,
+    "noise": NOISE,
+    "empty": b"",
+    "no samples": wav_bytes(np.zeros(0)),
+    "1 kHz": wav_bytes(np.zeros(999), 1000),
+    "12 channels": wav_bytes(np.zeros((99, 12))),
+    "NaN": wav_bytes(np.full(99, np.nan), kind=FLOAT, bits=32),
+    "cut": AUDIO[:-999],
+    "head": AUDIO[:40],
+    "too long": wav_bytes(np.zeros(61 * 4000), 4000, bits=8),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_AUDIO)
+@pytest.mark.parametrize("stream", [False, True])
+def test_bad_audio_is_a_400(client: openai.OpenAI, kind: str, stream: bool) -> None:
+    with pytest.raises(openai.BadRequestError) as raised:
+        client.audio.transcriptions.create(
+            file=("a.wav", BAD_AUDIO[kind]), model=MODEL, stream=stream
+        )
+    error = cast(dict[str, Any], raised.value.body)
+    assert (error["param"], error["code"]) == ("file", "invalid_audio")
+    assert error["message"].startswith("the audio ") and "\n" not in error["message"]
+    assert error["type"] == "invalid_request_error"
+
+
+BAD_FIELDS: list[tuple[dict[str, Any], str, str]] = [  # fields, param, words of the message
+    ({"model": "gpt-4o"}, "model", "unknown model 'gpt-4o'"),
+    ({"response_format": "docx"}, "response_format", "Input should be 'json', 'text', 'srt'"),
+    ({"temperature": "-1"}, "temperature", "greater than or equal to 0"),
+    ({"temperature": "nan"}, "temperature", "finite number"),
+    ({"num_beams": "0"}, "num_beams", "greater than or equal to 1"),
+    ({"num_beams": "17"}, "num_beams", "this server allows 16"),
+    ({"num_beams": "many"}, "num_beams", "valid integer"),
+    ({"stream": "perhaps"}, "stream", "valid boolean"),
+    ({"language": "xx"}, "language", "expected one of en, de"),
+    ({"language": "x" * 99}, "language", "at most 64 characters"),
+    ({"speed": "2"}, "speed", "Extra inputs are not permitted"),
+    ({"include[]": "logprobs"}, "include", "which is not returned"),
+    ({"chunking_strategy": "vad"}, "chunking_strategy", "leave it out or use auto"),
+    ({"stream": "true", "response_format": "srt"}, "stream", "is written as a whole"),
+    ({"timestamp_granularities[]": "segment"}, "timestamp_granularities", "needs response_format"),
+    (
+        {"timestamp_granularities[]": ["segment", "word"], "response_format": "verbose_json"},
+        "timestamp_granularities",
+        "times of words are not decoded",
+    ),
+]
+
+
+@pytest.mark.parametrize(("fields", "param", "words"), BAD_FIELDS)
+def test_bad_fields(server: RunningServer, fields: dict[str, Any], param: str, words: str) -> None:
+    answer = posted(server, **fields)
+    assert answer.status_code == (404 if param == "model" else 400), answer.text
+    error = answer.json()["error"]
+    assert error["param"] == param and words in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("content", "kind", "words"),
+    [
+        (b"{}", "application/json", "expected multipart/form-data"),
+        (b"model=tiny", "application/x-www-form-urlencoded", "expected multipart/form-data"),
+        (AUDIO, "audio/wav", "expected multipart/form-data"),
+        (b"x", "multipart/form-data", "oundary"),
+        (b"--y--\r\n", "multipart/form-data; boundary=y", "file: Field required"),
+        (b"x", "multipart/form-data; boundary=y", "Invalid multipart data"),
+        (b"--y\r\nnonsense", "multipart/form-data; boundary=y", ""),
+    ],
+)
+def test_bodies_that_are_no_form(
+    server: RunningServer, content: bytes, kind: str, words: str
+) -> None:
+    answer = server.http.post(
+        "/v1/audio/transcriptions", content=content, headers={"Content-Type": kind}
+    )
+    assert answer.status_code == 400
+    assert words in answer.json()["error"]["message"]
+
+
+def test_a_file_that_is_a_text_field(server: RunningServer) -> None:
+    data = {"model": MODEL, "file": "audio"}
+    answer = server.http.post("/v1/audio/transcriptions", data=data, files={"x": b""})
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "file"
+
+
+def test_a_body_that_is_too_large(server: RunningServer) -> None:
+    data, files = {"model": MODEL}, {"file": ("a.wav", bytes(2**20))}
+    answer = server.http.post("/v1/audio/transcriptions", data=data, files=files)
+    assert answer.status_code == 413
+    assert answer.json()["error"]["code"] == "body_too_large"
+    assert "this server allows 1048576" in answer.json()["error"]["message"]
+    small = server.http.post("/v1/models", content=bytes(2000))
+    assert small.status_code == 413  # elsewhere the usual limit
+
+
+def test_a_full_queue_is_a_429() -> None:
+    may_end = threading.Event()
+    pipeline = FakeSpeechPipeline(lambda segment: cast(None, may_end.wait(20)))
+    limits = ServiceLimits(max_requests=1, max_queued=1)
+    with served(pipeline, limits) as server, ThreadPoolExecutor(3) as threads:
+        running = [threads.submit(posted, server) for _ in range(2)]
+        deadline = time.monotonic() + 20
+        while posted_status(server) != 429:
+            assert time.monotonic() < deadline
+        may_end.set()
+        assert [each.result().status_code for each in running] == [200, 200]
+
+
+def posted_status(server: RunningServer) -> int:
+    with contextlib.suppress(httpx2.TimeoutException):
+        data = {"model": MODEL}
+        return server.http.post(
+            "/v1/audio/transcriptions", data=data, files={"file": FILE}, timeout=0.5
+        ).status_code
+    return 0
+
+
+def test_a_request_that_takes_too_long() -> None:
+    stopped = threading.Event()
+    pipeline = FakeSpeechPipeline(lambda segment: cast(None, stopped.wait(20)))
+    with served(pipeline, request_timeout_s=0.5) as server:
+        answer = posted(server)
+        assert answer.status_code == 504 and answer.json()["error"]["code"] == "timeout"
+        (live,) = cast(FakeSpeechService, server.service).live
+        assert live.is_cancelled.wait(5)
+        stopped.set()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves(stream: bool) -> None:
+    stopped = threading.Event()
+    pipeline = FakeSpeechPipeline(lambda segment: cast(None, segment.id and stopped.wait(20)))
+    with served(pipeline) as server:
+        with contextlib.suppress(httpx2.TimeoutException):
+            server.http.post(
+                "/v1/audio/transcriptions",
+                data={"model": MODEL, "stream": str(stream).lower()},
+                files={"file": FILE},
+                timeout=1,
+            )
+        (live,) = cast(FakeSpeechService, server.service).live
+        assert live.is_cancelled.wait(10)
+        stopped.set()
+        assert posted(server).status_code == 200
+
+
+def test_an_engine_that_fails_says_no_more_than_that() -> None:
+    from dsbd_runtime.errors import EngineError
+
+    def fail(segment: Segment) -> None:
+        raise EngineError("secret")
+
+    with served(FakeSpeechPipeline(fail)) as server, server.client() as client:
+        answer = posted(server)
+        assert answer.status_code == 500 and "secret" not in answer.text
+        with pytest.raises(openai.APIError, match="the engine failed"):
+            list(client.audio.transcriptions.create(file=FILE, model=MODEL, stream=True))
+
+
+def test_metrics(server: RunningServer) -> None:
+    def seconds() -> float:
+        page = server.http.get("/metrics").text
+        found = re.search(r'^dsbd:audio_seconds_total\{model_name="tiny"\} (\S+)$', page, re.M)
+        assert found is not None
+        return float(found[1])
+
+    before = seconds()
+    posted(server)
+    assert seconds() == before + 25.0
+    page = server.http.get("/metrics").text
+    assert 'path="/v1/audio/transcriptions",status="200"' in page
+
+
+def test_a_speech_model_continues_no_text(server: RunningServer) -> None:
+    for path in ("/v1/completions", "/v1/chat/completions"):
+        answer = server.http.post(path, json={"model": MODEL, "prompt": "a"})
+        assert answer.status_code == 404
+        assert "reads audio; use /v1/audio/transcriptions" in answer.json()["error"]["message"]
+    assert server.http.get("/v1/models").json()["data"][0]["id"] == MODEL
+
+
+def test_a_text_model_reads_no_audio(serve: Serve) -> None:
+    with serve() as running:
+        answer = posted(running)
+        assert answer.status_code == 404
+        assert "reads text; use /v1/completions" in answer.json()["error"]["message"]
+
+
+def test_other_formats_of_audio(client: openai.OpenAI) -> None:
+    soundfile = pytest.importorskip("soundfile")
+    file = io.BytesIO()
+    soundfile.write(file, read_audio(AUDIO), 16_000, format="FLAC")
+    answer = client.audio.transcriptions.create(file=("a.flac", file.getvalue()), model=MODEL)
+    assert answer.text == TEXT

@@ -1,0 +1,88 @@
+"""Entry of a speech model in the manifest, and windows of sound as sources."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dsbd_runtime.encoder_entry import INPUT_FEATURES, EncoderEntry, encoder_input
+from dsbd_runtime.errors import BundleError, InputError
+from dsbd_runtime.speech_entry import SoundFeatures, SpeechEntry, check_speech
+
+ENTRY = SpeechEntry(
+    sampling_rate=16_000,
+    num_mels=4,
+    n_fft=400,
+    hop_length=160,
+    chunk_seconds=1,
+    num_frames=100,
+    no_timestamps_token_id=60,
+    previous_token_id=58,
+    no_speech_token_id=59,
+    suppress_tokens=[1, 2],
+    begin_suppress_tokens=[3],
+    languages={"en": 52, "de": 53},
+    tasks={"transcribe": 54, "translate": 55},
+)
+ENCODER = EncoderEntry(
+    vocab_size=112, context_length=100, start_token_id=51, cross=[], speech=ENTRY
+)
+
+
+def features(seed: int = 0, shape: tuple[int, ...] = (4, 100)) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
+
+
+def test_windows_are_the_same_source_where_their_content_is():
+    one, same, other = SoundFeatures(features()), SoundFeatures(features()), features(1)
+    assert one == same
+    assert hash(one) == hash(same)
+    assert one != SoundFeatures(other)
+    assert one != SoundFeatures(features().reshape(100, 4))
+    other_dtype = SoundFeatures(features().astype(np.float64))
+    assert one == other_dtype
+    with pytest.raises(ValueError, match="read-only"):
+        one.values[0] = 0
+
+
+def test_a_window_is_a_copy():
+    values = features()
+    window = SoundFeatures(values)
+    values[:] = 0
+    assert np.array_equal(window.values, features())
+
+
+@pytest.mark.parametrize("wrong", [features(shape=(4,)), np.full((4, 100), np.nan, np.float32)])
+def test_what_is_no_window_is_refused(wrong):
+    with pytest.raises(InputError, match="expected \\(num_mels, num_frames\\) finite numbers"):
+        SoundFeatures(wrong)
+
+
+def test_an_encoder_reads_windows_of_its_own_shape_alone():
+    name, values = encoder_input(ENCODER, SoundFeatures(features()))
+    assert (name, values.shape) == (INPUT_FEATURES, (1, 4, 100))
+    for wrong in ((1, 2, 3), SoundFeatures(features(shape=(4, 50))), None):
+        with pytest.raises(InputError, match="expected the SoundFeatures of a window, 4 mels"):
+            encoder_input(ENCODER, wrong)
+    with pytest.raises(InputError, match="expected a tuple of token ids"):
+        encoder_input(replace(ENCODER, speech=None), SoundFeatures(features()))
+
+
+WRONG = [
+    ({"num_frames": 200}, "num_frames is 200, expected 100, the frames of 1 s"),
+    ({"hop_length": 0}, "hop_length is 0, expected a number above 0"),
+    ({"no_speech_token_id": 112}, "no_speech_token_id is 112, expected 0 to 111"),
+    ({"suppress_tokens": [5, -1]}, r"suppress_tokens\[1\] is -1"),
+    ({"languages": {"en": 500}}, "en is 500"),
+    ({"tasks": None}, "languages or tasks alone"),
+    ({"language": "xx"}, "language is 'xx', expected one of en, de"),
+]
+
+
+@pytest.mark.parametrize(("changes", "words"), WRONG)
+def test_a_contradictory_entry_is_refused(changes, words):
+    check_speech(ENTRY, 112, "dsbd.json")
+    with pytest.raises(BundleError, match=words):
+        check_speech(replace(ENTRY, **changes), 112, "dsbd.json")

@@ -1,0 +1,141 @@
+"""A speech model that says what it hears by its loudness, and what was asked of it."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsbd_errors import DsbdError
+from dsbd_ort.engine import Cancelled, ServiceClosedError, ServiceLimits, ServiceStats
+from dsbd_ort.speech.transcript import Segment, Transcript
+from dsbd_runtime.errors import InputError
+from tests.speech.sounds import RATE
+from tests.speech.transcripts import transcript
+
+
+def heard(samples: NDArray[np.float32], **changes: Any) -> Transcript:
+    """One segment of ten seconds each, of the mean loudness in it."""
+    parts = [samples[first : first + 10 * RATE] for first in range(0, len(samples), 10 * RATE)]
+    segments = [
+        (10.0 * i, 10.0 * i + len(part) / RATE, f" loud {np.abs(part).mean():.3f}")
+        for i, part in enumerate(parts)
+    ]
+    return transcript(segments, duration=len(samples) / RATE, **changes)
+
+
+class FakeSpeechService:
+    """The part of a Service that a server of audio uses, over a fake pipeline.
+
+    Attributes:
+        live: the transcriptions so far.
+    """
+
+    def __init__(
+        self, pipeline: FakeSpeechPipeline | None = None, limits: ServiceLimits | None = None
+    ) -> None:
+        self.pipeline = pipeline or FakeSpeechPipeline()
+        self.limits = limits or ServiceLimits()
+        self.live: list[FakeTranscription] = []
+        self.is_open = True
+
+    def submit_audio(
+        self,
+        samples: NDArray[np.float32],
+        options: Mapping[str, Any],
+        on_event: Callable[[Segment | Transcript | DsbdError | Cancelled], None],
+    ) -> FakeTranscription:
+        if not self.is_open:
+            raise ServiceClosedError("the service is closed")
+        live = FakeTranscription()
+        self.live.append(live)
+
+        def work() -> None:
+            def on_segment(segment: Segment) -> None:
+                if live.is_cancelled.is_set():
+                    raise ServiceClosedError("cancelled")
+                on_event(segment)
+
+            try:
+                on_event(self.pipeline.transcribe(samples, on_segment=on_segment, **options))
+            except ServiceClosedError:
+                on_event(Cancelled())
+            except DsbdError as error:
+                on_event(error)
+
+        threading.Thread(target=work, daemon=True).start()
+        return live
+
+    def stats(self) -> ServiceStats:
+        return ServiceStats(
+            num_running=0,
+            num_waiting=0,
+            rows_in_use=0,
+            rows_reserved=0,
+            max_rows=1,
+            kv_bytes=0,
+            num_preemptions=0,
+        )
+
+    def close(self, *, drain: bool = True) -> None:
+        self.is_open = False
+        for live in self.live:
+            live.cancel()
+
+
+class FakeTranscription:
+    def __init__(self) -> None:
+        self.is_cancelled = threading.Event()
+
+    def cancel(self) -> None:
+        self.is_cancelled.set()
+
+
+class FakeSpeechPipeline:
+    """``transcribe`` of a Pipeline.
+
+    Attributes:
+        calls: the options of every call.
+        before_segment: called before each segment.
+    """
+
+    def __init__(self, before_segment: Callable[[Segment], None] = lambda segment: None) -> None:
+        self.calls: list[dict[str, Any]] = []
+        self.before_segment = before_segment
+        self.bundle = SimpleNamespace(path=Path("speech"), context_length=448)
+        self.prompts = SimpleNamespace(encoder=SimpleNamespace(speech=SimpleNamespace()))
+        self._lock = threading.Lock()
+
+    def transcribe(
+        self,
+        audio: NDArray[np.float32],
+        *,
+        on_segment: Callable[[Segment], None] | None = None,
+        **options: Any,
+    ) -> Transcript:
+        with self._lock:
+            self.calls.append(options)
+            if options.get("language") == "xx":
+                raise InputError("language is 'xx'; expected one of en, de")
+            done = heard(audio, task=options.get("task", "transcribe"))
+            for segment in done.segments:
+                self.before_segment(segment)
+                if on_segment is not None:
+                    on_segment(segment)
+        return done
+
+    def close(self) -> None:
+        pass
+
+    def __enter__(self) -> FakeSpeechPipeline:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(Exception):
+            self.close()

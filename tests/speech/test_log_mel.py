@@ -1,0 +1,116 @@
+"""Log-mel features against those of transformers, and by windows against the whole."""
+
+from __future__ import annotations
+
+import tracemalloc
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from dsbd_ort.speech.log_mel import LogMel, mel_filters
+from dsbd_runtime.errors import InputError
+from tests.speech.sounds import RATE, chirp, noise, speech_like, tone
+
+
+@dataclass(frozen=True)
+class Settings:
+    num_mels: int = 80
+    sampling_rate: int = RATE
+    n_fft: int = 400
+    hop_length: int = 160
+    chunk_seconds: int = 30
+
+
+SOUNDS = {
+    "speech-like": speech_like(7.3),
+    "30 s": speech_like(30.0),
+    "noise": noise(3.1),
+    "faint": noise(12.0) * np.float32(1e-5),
+    "silence": np.zeros(1000, np.float32),
+    "one sample": np.ones(1, np.float32),
+    "long": speech_like(67.77),
+    "long, one sample more than hops": noise(31.0)[: 160 * 3050 + 1],
+}
+
+
+def of_transformers(samples: np.ndarray, num_mels: int, *, by_numpy: bool = False) -> np.ndarray:
+    from transformers import WhisperFeatureExtractor
+
+    extractor = WhisperFeatureExtractor(feature_size=num_mels)
+    padded = np.pad(samples, (0, max(0, extractor.n_samples - len(samples))))
+    if by_numpy:
+        return extractor._np_extract_fbank_features(padded[None], "cpu")[0]
+    return extractor(
+        padded, sampling_rate=RATE, return_tensors="np", padding="longest", truncation=False
+    ).input_features[0]
+
+
+@pytest.mark.parametrize("num_mels", [80, 128])
+@pytest.mark.parametrize("sound", SOUNDS)
+def test_features_are_those_of_transformers(sound: str, num_mels: int) -> None:
+    samples = SOUNDS[sound]
+    features = LogMel(Settings(num_mels))(samples)
+    wanted = of_transformers(samples, num_mels)
+    assert features.dtype == np.float32 and features.shape == wanted.shape
+    np.testing.assert_allclose(features, wanted, rtol=0, atol=5e-5)
+
+
+@pytest.mark.parametrize("samples", [tone(30.0), chirp(18.7)], ids=["tone", "chirp"])
+def test_pure_tones_are_those_of_its_exact_form(samples: np.ndarray) -> None:
+    """Far from a tone its spectrum is the rounding error of fp32, which torch is given."""
+    features = LogMel(Settings())(samples)
+    wanted = of_transformers(samples, 80, by_numpy=True)
+    np.testing.assert_allclose(features, wanted, rtol=0, atol=5e-6)
+
+
+@pytest.mark.parametrize("num_mels", [80, 128])
+def test_filters_are_those_of_transformers(num_mels: int) -> None:
+    from transformers import WhisperFeatureExtractor
+
+    wanted = WhisperFeatureExtractor(feature_size=num_mels).mel_filters
+    np.testing.assert_allclose(mel_filters(num_mels, 400, RATE), wanted, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("sound", SOUNDS)
+@pytest.mark.parametrize("length", [3000, 777, 1])
+def test_windows_together_are_the_whole(sound: str, length: int) -> None:
+    mel = LogMel(Settings())
+    whole, windows = mel(SOUNDS[sound]), mel.windows(SOUNDS[sound])
+    assert windows.num_frames == whole.shape[1]
+    firsts = range(0, windows.num_frames, length)
+    if length == 1:  # both ends, where samples are reflected
+        firsts = [0, 1, windows.num_frames - 2, windows.num_frames - 1]
+    for first in firsts:
+        window = windows.window(first, length)
+        part = whole[:, first : first + length]
+        assert window.shape == (80, length)
+        # another number of rows may take another order of sums in a product
+        np.testing.assert_allclose(window[:, : part.shape[1]], part, rtol=0, atol=1e-6)
+        assert not window[:, part.shape[1] :].any()
+
+
+def test_memory_is_that_of_a_block() -> None:
+    samples, mel = noise(300.0), LogMel(Settings())
+    tracemalloc.start()
+    windows = mel.windows(samples)
+    windows.window(9000, 3000)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 40 * 2**20  # features alone take 9.6 MB, a spectrum of all of it 96
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [np.zeros(0, np.float32), np.zeros((2, 9), np.float32), np.zeros(9), np.zeros(9, np.int16)],
+    ids=lambda samples: f"{samples.dtype}{samples.shape}",
+)
+def test_other_arrays_are_no_samples(samples: np.ndarray) -> None:
+    with pytest.raises(InputError, match=r"expected float32 of one dimension, at least one sample"):
+        LogMel(Settings())(samples)
+
+
+def test_a_window_begins_in_the_audio() -> None:
+    windows = LogMel(Settings()).windows(noise(1.0))
+    with pytest.raises(InputError, match="frame 3000: the audio has frames 0 to 2999"):
+        windows.window(3000, 3000)

@@ -1,0 +1,98 @@
+"""Segments of a window, and the ratio of repetitions, are those of transformers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from transformers import WhisperForConditionalGeneration
+
+from dsbd_ort.speech.segmentation import compression_ratio, parts_of_window, without_second_end
+from dsbd_runtime.speech_entry import SpeechEntry
+
+FIRST = 1000
+SPEECH = SpeechEntry(
+    sampling_rate=16_000,
+    num_mels=80,
+    n_fft=400,
+    hop_length=160,
+    chunk_seconds=30,
+    num_frames=3000,
+    no_timestamps_token_id=FIRST - 1,
+    previous_token_id=0,
+    no_speech_token_id=FIRST - 2,
+    suppress_tokens=[],
+    begin_suppress_tokens=[],
+)
+LITERAL = [  # (tokens as letters and times, segments as first and last time, frames to the next)
+    ([0, "a", 50], [(10.0, 11.0)], 1000),  # one time at the end: nothing follows
+    ([0, "a", 50, 50, "b", 90], [(10.0, 11.0), (11.0, 11.8)], 1000),
+    ([0, "a", 50, 50], [(10.0, 11.0)], 100),  # two: cut, go on at the last
+    ([0, "a", 50, 50, "b"], [(10.0, 11.0)], 100),  # what is behind is read again
+    ([0, "a"], [(10.0, 20.0)], 1000),
+    ([5, "a"], [(10.0, 10.1)], 1000),
+    (["a", "b"], [(10.0, 20.0)], 1000),
+    ([], [(10.0, 20.0)], 1000),
+    ([0, 0, "a"], [(10.0, 10.0)], 1000),  # without an end in sight: the next window
+]
+
+
+def ids(content: list[int | str]) -> list[int]:
+    return [ord(each) if isinstance(each, str) else FIRST + each for each in content]
+
+
+@pytest.mark.parametrize(("content", "times", "num_frames"), LITERAL)
+def test_times_divide_a_window(content, times, num_frames):
+    found = parts_of_window(ids(content), 1000, 1000, SPEECH)
+    assert [(round(part.start, 6), round(part.end, 6)) for part in found.parts] == times
+    assert found.num_frames == num_frames
+
+
+def test_segments_are_those_of_transformers():
+    rng = np.random.default_rng(0)
+    num_several = 0
+    for _ in range(300):
+        length, seek, num_frames = (int(rng.integers(1, high)) for high in (12, 5000, 3000))
+        is_time = rng.random(length) < 0.5
+        times = FIRST + np.sort(rng.integers(1, 1500, length))
+        tokens = np.where(is_time, times, rng.integers(0, 900, length))
+        wanted, offset = WhisperForConditionalGeneration._retrieve_segment(
+            seek_sequence=torch.from_numpy(tokens),
+            seek_outputs=[None],
+            time_offset=torch.tensor([seek], dtype=torch.float64) * 0.02 / 2,
+            timestamp_begin=FIRST,
+            seek_num_frames=torch.tensor([num_frames]),
+            time_precision=0.02,
+            time_precision_features=0.01,
+            input_stride=2,
+            prev_idx=0,
+            idx=0,
+            return_token_timestamps=False,
+            decoder_input_ids=torch.zeros(1, 4),
+        )
+        found = parts_of_window(tokens.tolist(), seek, num_frames, SPEECH)
+        assert found.num_frames == int(offset)
+        assert [part.token_ids for part in found.parts] == [
+            tuple(each["tokens"].tolist()) for each in wanted
+        ]
+        for part, theirs in zip(found.parts, wanted, strict=True):
+            assert (part.start, part.end) == (float(theirs["start"]), float(theirs["end"]))
+        num_several += len(wanted) > 1
+    assert num_several > 50
+
+
+def test_ratios_are_those_of_transformers():
+    rng = np.random.default_rng(0)
+    for vocab_size in (300, 51_865):
+        for period in (1, 3, 40):
+            tokens = np.tile(rng.integers(0, 300, period), 40)[:60]
+            wanted = WhisperForConditionalGeneration._retrieve_compression_ratio(
+                torch.from_numpy(tokens), vocab_size
+            )
+            assert compression_ratio(tokens.tolist(), vocab_size) == wanted
+
+
+def test_what_was_said_before_ends_with_one_time():
+    assert without_second_end((FIRST, 1, FIRST + 5, FIRST + 5), FIRST) == (FIRST, 1, FIRST + 5)
+    assert without_second_end((FIRST, 1, FIRST + 5), FIRST) == (FIRST, 1, FIRST + 5)
+    assert without_second_end((FIRST, FIRST), FIRST) == (FIRST, FIRST)

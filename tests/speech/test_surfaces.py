@@ -1,0 +1,154 @@
+"""A tiny Whisper from the command line and over HTTP: the transcripts of the pipeline."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, cast
+
+import openai
+import pytest
+
+from dsbd_ort import Pipeline
+from dsbd_ort.engine import Service
+from dsbd_ort.speech.formats import FORMATS
+from dsbd_ort.speech.transcript import Transcript
+from tests.commands.test_run import assert_one_line_error, dsbd_run
+from tests.openai_server.running_server import MODEL, RunningServer, running_server
+from tests.speech.audio_files import FLOAT, wav_bytes
+from tests.speech.sounds import chirp, noise, speech_like, tone
+
+FILES = {
+    "long": chirp(2.1),
+    "short": speech_like(0.7),
+    "tone": tone(1.3),
+    "noise": noise(1.0),
+}
+BYTES = {name: wav_bytes(samples, kind=FLOAT, bits=32) for name, samples in FILES.items()}
+QUICK: dict[str, Any] = {"num_beams": 2, "temperature": 0.0}
+QUICK_FLAGS = ["--num-beams", 2, "--temperature", 0, "--threads", 1]
+
+
+@pytest.fixture(scope="module")
+def wanted(speech_bundle: Path) -> dict[str, Transcript]:
+    """What the pipeline says of every file, with times."""
+    with Pipeline.from_bundle(speech_bundle, num_threads=1) as pipe:
+        return {
+            name: pipe.transcribe(data, return_timestamps=True, **QUICK)
+            for name, data in BYTES.items()
+        }
+
+
+@pytest.fixture(scope="module")
+def server(speech_bundle: Path) -> Iterator[RunningServer]:
+    with (
+        Pipeline.from_bundle(speech_bundle, num_threads=1) as opened,
+        Service(opened) as service,
+        running_server(service, defaults=QUICK) as running,
+    ):
+        yield running
+
+
+def patient(server: RunningServer) -> openai.OpenAI:
+    """A client for audio, which takes longer than a few tokens."""
+    return server.client().with_options(timeout=300)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("audio")
+    for name, data in BYTES.items():
+        (made / f"{name}.wav").write_bytes(data)
+    return made
+
+
+def test_eight_at_a_time_over_http(server: RunningServer, wanted: dict[str, Transcript]) -> None:
+    with patient(server) as client, ThreadPoolExecutor(8) as threads:
+
+        def asked(name: str) -> Any:
+            return client.audio.transcriptions.create(
+                file=(f"{name}.wav", BYTES[name]), model=MODEL, response_format="verbose_json"
+            )
+
+        names = [*FILES, *FILES]
+        for name, found in zip(names, threads.map(asked, names), strict=True):
+            transcript = wanted[name]
+            assert found.text == transcript.text.strip()
+            assert found.language == transcript.language
+            assert [each.tokens for each in found.segments] == [
+                list(each.token_ids) for each in transcript.segments
+            ]
+            assert [each.start for each in found.segments] == [
+                each.start for each in transcript.segments
+            ]
+
+
+def test_a_stream_is_the_text(server: RunningServer, wanted: dict[str, Transcript]) -> None:
+    with patient(server) as client:  # of several windows, which have times in any case
+        *deltas, done = client.audio.transcriptions.create(
+            file=("long.wav", BYTES["long"]), model=MODEL, stream=True
+        )
+    text = wanted["long"].text.strip()
+    assert cast(Any, done).text == text
+    assert "".join(cast(Any, each).delta for each in deltas).strip() == text
+
+
+def test_a_wrong_language_and_an_unknown_task(server: RunningServer) -> None:
+    with patient(server) as client, pytest.raises(openai.BadRequestError) as raised:
+        client.audio.transcriptions.create(
+            file=("a.wav", BYTES["short"]), model=MODEL, language="tlh"
+        )
+    error = cast(dict[str, Any], raised.value.body)
+    assert error["param"] == "language" and "tlh" in error["message"]
+
+
+def test_subtitles_of_several_files(
+    speech_bundle: Path, folder: Path, wanted: dict[str, Transcript], tmp_path: Path
+) -> None:
+    files = [folder / f"{name}.wav" for name in FILES]
+    out = ["--output-format", "srt", "--output-dir", tmp_path]
+    done = dsbd_run(speech_bundle, "--audio", *files, *QUICK_FLAGS, "--concurrency", 3, *out)
+    assert done.exit_code == 0, done.stderr
+    for name, transcript in wanted.items():
+        text = FORMATS["srt"](transcript)
+        assert (tmp_path / f"{name}.srt").read_text() == (text if text.endswith("\n") else "\n")
+
+
+def test_json_on_stdout(speech_bundle: Path, folder: Path, wanted: dict[str, Transcript]) -> None:
+    arguments = ["--output-format", "json", "--timestamps"]
+    done = dsbd_run(speech_bundle, "--audio", folder / "short.wav", *QUICK_FLAGS, *arguments)
+    fields = json.loads(done.stdout)
+    assert fields["text"] == wanted["short"].text
+    for found, each in zip(fields["segments"], wanted["short"].segments, strict=True):
+        expected = {**vars(each), "token_ids": list(each.token_ids)}
+        assert found.pop("avg_logprob") == pytest.approx(expected.pop("avg_logprob"), abs=1e-5)
+        assert found.pop("no_speech_prob") == pytest.approx(expected.pop("no_speech_prob"))
+        assert found == expected
+    assert fields["stats"]["num_output_tokens"] == wanted["short"].stats.num_output_tokens
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--prompt", "Hello"], "reads sound"),
+        (["--prompt", "Hello", "--chat"], "chat"),
+        (["--audio", "{short}", "--language", "tlh"], "tlh"),
+        (["--audio", "{short}", "--strategy", "magic"], "--strategy is 'magic'"),
+    ],
+)
+def test_what_a_speech_bundle_refuses(
+    speech_bundle: Path, folder: Path, arguments: list[str], words: str
+) -> None:
+    filled = [each.format(short=folder / "short.wav") for each in arguments]
+    assert_one_line_error(dsbd_run(speech_bundle, *filled), words)
+
+
+def test_prompts_in_a_file_are_refused_line_by_line(speech_bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text('{"prompt": "Hello"}\n')
+    done = dsbd_run(
+        *(speech_bundle, "--input", tmp_path / "in.jsonl", "--output", tmp_path / "out.jsonl")
+    )
+    assert done.exit_code == 0
+    assert "reads sound" in json.loads((tmp_path / "out.jsonl").read_text())["error"]

@@ -1,0 +1,406 @@
+"""Transcripts are what transformers' generate makes of the same audio, drafted or not."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from transformers import (
+    WhisperFeatureExtractor,
+    WhisperForConditionalGeneration,
+    WhisperTokenizer,
+)
+
+from dsbd_errors import DsbdError
+from dsbd_export.checkpoint import quiet_libraries
+from dsbd_ort import Pipeline
+from dsbd_ort.speech.languages import LANGUAGE_NAMES, OTHER_NAMES, code_of
+from dsbd_ort.speech.transcript import Segment, Transcript
+from dsbd_runtime.errors import InputError
+from scripts.speech_checkpoint import SAMPLING_RATE, TOKENS
+
+PLAIN = {"compression_ratio_threshold": None, "logprob_threshold": None}
+NO_FALLBACK: dict[str, Any] = {**PLAIN, "no_speech_threshold": None, "temperature": 0.0}
+FEW = {"max_new_tokens": 14}
+
+
+def sound(seconds: float, seed: int = 0) -> NDArray[np.float32]:
+    """A wavering tone with pauses and noise."""
+    rng = np.random.default_rng(seed)
+    time = np.arange(int(seconds * SAMPLING_RATE)) / SAMPLING_RATE
+    tone = 0.3 * np.sin(
+        2 * np.pi * (100 + 300 * rng.random()) * time * (1 + 0.3 * np.sin(3 * time))
+    )
+    noise = 0.05 * rng.standard_normal(len(time))
+    return ((tone + noise) * (np.sin(2 * time + seed) > -0.5)).astype(np.float32)
+
+
+@functools.cache
+def model_of(folder: Path) -> Any:
+    with quiet_libraries():
+        return WhisperForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def theirs(folder: Path, samples: NDArray[np.float32], **options: Any) -> list[dict[str, Any]]:
+    """The segments of transformers' generate."""
+    extractor = WhisperFeatureExtractor.from_pretrained(folder)
+    is_short = len(samples) <= SAMPLING_RATE
+    features = extractor(
+        samples,
+        sampling_rate=SAMPLING_RATE,
+        return_tensors="pt",
+        truncation=False,
+        padding="max_length" if is_short else "longest",
+    ).input_features
+    options = {"task": "transcribe", **options}
+    if "english" in folder.name:
+        del options["task"]
+    with quiet_libraries(), torch.no_grad():
+        output = model_of(folder).generate(features, return_segments=True, **options)
+    segments: list[dict[str, Any]] = output["segments"][0]
+    return segments
+
+
+def check_equal(found: Transcript, wanted: list[dict[str, Any]]) -> None:
+    """Hold segments against transformers'; ours end with the last window in the audio."""
+    known = wanted[: len(found.segments)]
+    assert all(float(each["start"]) >= found.duration for each in wanted[len(known) :])
+    assert [segment.token_ids for segment in found.segments] == [
+        tuple(each["tokens"].tolist()) for each in known
+    ]
+    times = [(float(each["start"]), float(each["end"])) for each in known]
+    assert [(segment.start, segment.end) for segment in found.segments] == times
+
+
+SHORT = [(beams, times) for beams in (1, 5) for times in (False, True)]
+LONG = [(1, False), (1, True), (5, True)]
+
+
+@pytest.mark.parametrize(("num_beams", "times"), SHORT)
+def test_a_window_with_and_without_times(num_beams, times, whisper, speech_pipe):
+    samples = sound(1.0, seed=num_beams)
+    options = {"num_beams": num_beams, "return_timestamps": times, **FEW}
+    found = speech_pipe.transcribe(samples, **options, **NO_FALLBACK)
+    check_equal(found, theirs(whisper / "target", samples, **options))
+    if times:
+        assert found.segments[0].token_ids[0] >= TOKENS.end + len(TOKENS.names)
+    with quiet_libraries():
+        tokenizer = WhisperTokenizer.from_pretrained(whisper / "target")
+        tokens = [token for segment in found.segments for token in segment.token_ids]
+        assert found.text == tokenizer.decode(tokens, skip_special_tokens=True).strip()
+
+
+@pytest.mark.parametrize(("num_beams", "conditions"), LONG)
+def test_a_long_audio(num_beams, conditions, whisper, speech_pipe):
+    samples = sound(2.7)
+    found = speech_pipe.transcribe(
+        samples,
+        num_beams=num_beams,
+        condition_on_previous_text=conditions,
+        **FEW,
+        **NO_FALLBACK,
+    )
+    wanted = theirs(
+        whisper / "target",
+        samples,
+        num_beams=num_beams,
+        condition_on_prev_tokens=conditions,
+        return_timestamps=True,
+        temperature=0.0,
+        **FEW,
+    )
+    check_equal(found, wanted)
+    assert len({segment.seek for segment in found.segments}) > 2
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("num_beams", [1, 5])
+def test_twenty_audios_to_the_end_of_the_context(seed, num_beams, whisper, speech_pipe):
+    samples = sound(0.8 + 0.6 * seed, seed)
+    for conditions in (False, True):
+        found = speech_pipe.transcribe(
+            samples,
+            num_beams=num_beams,
+            return_timestamps=True,
+            condition_on_previous_text=conditions,
+            **NO_FALLBACK,
+        )
+        wanted = theirs(
+            whisper / "target",
+            samples,
+            num_beams=num_beams,
+            return_timestamps=True,
+            condition_on_prev_tokens=conditions,
+            temperature=0.0,
+        )
+        check_equal(found, wanted)
+
+
+@pytest.mark.parametrize("num_beams", [1, 5])
+def test_how_sure_a_window_is(num_beams, whisper, speech_pipe):
+    samples, model = sound(1.0), model_of(whisper / "target")
+    wanted = theirs(
+        whisper / "target",
+        samples,
+        num_beams=num_beams,
+        return_timestamps=True,
+        logprob_threshold=-1e9,
+        temperature=0.0,
+        **FEW,
+    )
+    options = {**NO_FALLBACK, **FEW, "num_beams": num_beams, "return_timestamps": True}
+    found = speech_pipe.transcribe(samples, **options)
+    result = wanted[0]["result"]
+    tokens = result["sequences"][3:]  # behind start, language and task
+    tokens = (
+        tokens[: 1 + int((tokens == TOKENS.end).nonzero().flatten().tolist()[0])]
+        if (tokens == TOKENS.end).any()
+        else tokens
+    )
+    logprob = float(model._retrieve_avg_logprobs(result["scores"], tokens, 0.0))
+    ratio = model._retrieve_compression_ratio(tokens, TOKENS.number)
+    assert found.segments[0].avg_logprob == pytest.approx(logprob, abs=1e-4)
+    assert found.segments[0].compression_ratio == ratio
+
+
+def test_poor_windows_are_sampled(whisper, speech_pipe):
+    """At so low a temperature that what is sampled is certain, in transformers too."""
+    samples = sound(2.7, seed=1)
+    options = {"num_beams": 1, **FEW}
+    before = speech_pipe.transcribe(samples, **options, **NO_FALLBACK)
+    logprobs = sorted({segment.avg_logprob for segment in before.segments})
+    threshold = (logprobs[0] + logprobs[-1]) / 2  # one is below it, and one above
+    both = {"logprob_threshold": threshold, "temperature": (0.0, 1e-4)}
+    found = speech_pipe.transcribe(samples, **options, **{**NO_FALLBACK, **both}, strategy="greedy")
+    wanted = theirs(whisper / "target", samples, return_timestamps=True, **options, **both)
+    check_equal(found, wanted)
+    temperatures = {segment.temperature for segment in found.segments}
+    assert temperatures == {0.0, 1e-4}
+    for segment in found.segments:
+        assert (segment.avg_logprob < threshold) == (segment.temperature > 0.0)
+
+
+def test_repetitions_are_sampled(speech_pipe):
+    samples = sound(1.0)
+    options: dict[str, Any] = {**NO_FALLBACK, **FEW, "temperature": (0.0, 0.6), "seed": 5}
+    [first, *_] = speech_pipe.transcribe(samples, **options).segments
+    assert first.temperature == 0.0
+    options["compression_ratio_threshold"] = first.compression_ratio - 0.01
+    [first, *_] = speech_pipe.transcribe(samples, **options).segments
+    assert first.temperature == 0.6
+    again = speech_pipe.transcribe(samples, **options).segments[0]
+    assert again.token_ids == first.token_ids  # of the same seed
+    others = [
+        speech_pipe.transcribe(samples, **{**options, "seed": seed}).segments[0].avg_logprob
+        for seed in (6, 7)
+    ]
+    [best, *_] = speech_pipe.transcribe(samples, best_of=3, **options).segments
+    assert best.avg_logprob == pytest.approx(max(first.avg_logprob, *others))
+
+
+def test_windows_of_silence_are_skipped(whisper, speech_pipe):
+    samples = sound(2.7, seed=2)
+    options = {"num_beams": 1, **FEW}
+    before = speech_pipe.transcribe(samples, **options, **NO_FALLBACK)
+    probs = sorted({segment.no_speech_prob for segment in before.segments})
+    for threshold in (0.0, (probs[0] + probs[-1]) / 2):
+        skipping = {"logprob_threshold": 0.0, "no_speech_threshold": threshold}
+        found = speech_pipe.transcribe(samples, **options, **{**NO_FALLBACK, **skipping})
+        wanted = theirs(
+            whisper / "target",
+            samples,
+            return_timestamps=True,
+            temperature=0.0,
+            **options,
+            **skipping,
+        )
+        check_equal(found, wanted)
+        assert len(found.segments) < len(before.segments)
+    assert found.segments
+
+
+@pytest.mark.parametrize("conditions", [False, True])
+def test_an_initial_prompt(conditions, whisper, speech_pipe):
+    samples = sound(1.9, seed=3)
+    text = " The quick brown fox "
+    with quiet_libraries():
+        tokenizer = WhisperTokenizer.from_pretrained(whisper / "target")
+        prompt_ids = tokenizer.get_prompt_ids(text, return_tensors="pt")
+    found = speech_pipe.transcribe(
+        samples,
+        num_beams=1,
+        initial_prompt=text,
+        condition_on_previous_text=conditions,
+        **FEW,
+        **NO_FALLBACK,
+    )
+    wanted = theirs(
+        whisper / "target",
+        samples,
+        num_beams=1,
+        prompt_ids=prompt_ids,
+        condition_on_prev_tokens=conditions,
+        return_timestamps=True,
+        temperature=0.0,
+        **FEW,
+    )
+    check_equal(found, wanted)
+
+
+def test_languages_and_tasks(whisper, speech_pipe):
+    samples = sound(1.0)
+    options = {"num_beams": 1, **FEW}
+    detected = speech_pipe.transcribe(samples, **options, **NO_FALLBACK)
+    assert detected.language in ("en", "de", "fr")
+    assert 1 / 3 <= detected.language_probability <= 1
+    for language, task in (("german", "translate"), ("<|fr|>", "transcribe"), ("EN", "translate")):
+        found = speech_pipe.transcribe(
+            samples, language=language, task=task, **options, **NO_FALLBACK
+        )
+        code = {"german": "de", "<|fr|>": "fr", "EN": "en"}[language]
+        assert (found.language, found.language_probability, found.task) == (code, None, task)
+        check_equal(found, theirs(whisper / "target", samples, language=code, task=task, **options))
+
+
+def test_a_model_of_english_alone(whisper):
+    samples = sound(2.2, seed=4)
+    with Pipeline.from_bundle(whisper / "english-bundle", num_threads=1) as pipe:
+        found = pipe.transcribe(samples, num_beams=2, **FEW, **NO_FALLBACK)
+        options = {"num_beams": 2, "return_timestamps": True, "temperature": 0.0, **FEW}
+        check_equal(found, theirs(whisper / "english", samples, **options))
+        assert (found.language, found.language_probability) == ("en", None)
+        for wrong, words in (
+            ({"task": "translate"}, "task is 'translate', but the model knows English alone"),
+            ({"language": "de"}, "language is 'de', but the model knows English alone"),
+        ):
+            with pytest.raises(InputError, match=words):
+                pipe.transcribe(samples, **wrong)
+
+
+def test_drafted_is_plain(speech_pipe):
+    samples = sound(1.6, seed=5)
+    texts, sure = {}, {}
+    for name, options in {
+        "plain": {"strategy": "beam-search"},
+        "model": {"strategy": "speculative-beam-search", "draft_length": 3},
+        "ngram": {"drafter": "ngram", "draft_length": 3},
+        "default": {},
+    }.items():
+        found = speech_pipe.transcribe(samples, num_beams=3, **options, **FEW, **NO_FALLBACK)
+        texts[name] = [(segment.token_ids, segment.start) for segment in found.segments]
+        sure[name] = [segment.avg_logprob for segment in found.segments]
+        assert (found.stats.num_draft_tokens > 0) == (name != "plain")
+    assert texts["model"] == texts["ngram"] == texts["default"] == texts["plain"]
+    for of_drafts in sure.values():
+        assert of_drafts == pytest.approx(sure["plain"], abs=1e-4)
+
+
+class CountedEngine:
+    """An encoder's engine that counts its calls."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        self.calls = 0
+
+    def run_with_ort_values(self, *arguments: Any) -> Any:
+        self.calls += 1
+        return self._engine.run_with_ort_values(*arguments)
+
+
+def test_the_encoder_runs_once_a_window(whisper):
+    with Pipeline.from_bundle(whisper / "english-bundle", num_threads=1) as pipe:
+        encoder = pipe._target._session._encoder
+        encoder._engine = counted = CountedEngine(encoder._engine)
+        options: dict[str, Any] = {**NO_FALLBACK, **FEW, "logprob_threshold": 0.0}
+        options["temperature"] = (0.0, 0.1, 0.2)
+        found = pipe.transcribe(sound(1.9), num_beams=2, return_timestamps=True, **options)
+        seeks = {segment.seek for segment in found.segments}
+        assert {segment.temperature for segment in found.segments} == {0.2}
+        assert counted.calls == len(seeks) > 1
+
+
+def test_segments_are_told_as_they_are_known(speech_pipe):
+    told: list[Segment] = []
+    samples = sound(2.2)
+    found = speech_pipe.transcribe(
+        samples, num_beams=1, on_segment=told.append, **FEW, **NO_FALLBACK
+    )
+    assert tuple(told) == found.segments
+    assert [segment.id for segment in told] == list(range(len(told)))
+    assert found.duration == pytest.approx(2.2)
+    assert found.stats.num_output_tokens > 0
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"language": "xx"}, "language is 'xx'; expected the code or the English name of one of the 3"),
+    ({"language": "engish"}, "did you mean 'english'"),
+    ({"language": 5}, "language is a int"),
+    ({"task": "sing"}, "task is 'sing'; expected one of transcribe, translate"),
+    ({"temperature": ()}, "temperature has 0 values"),
+    ({"temperature": (0.0, -1.0)}, "temperature has -1.0; expected numbers from 0"),
+    ({"temperature": "hot"}, "temperature is 'hot'; expected a finite number"),
+    ({"logprob_threshold": float("nan")}, "logprob_threshold is nan"),
+    ({"return_timestamps": "yes"}, "return_timestamps is 'yes'; expected True or False"),
+    ({"initial_prompt": "<|startoftranscript|> now"}, "initial_prompt has the special token 281"),
+    ({"initial_prompt": 5}, "initial_prompt is a int; expected a text"),
+    ({"best_of": 0}, "best_of is 0; expected a whole number from 1 to 64"),
+    ({"num_return_sequences": 2}, "num_return_sequences is 2, but the windows"),
+    ({"no_timestamps_token_id": 5}, "no_timestamps_token_id is given, but transcribe decides it"),
+    ({"num_beams": 0}, "num_beams is 0; expected at least 1"),
+    ({"max_new_tokens": 1000}, "exceed the context of 96"),
+    ({"hot_words": ["Kafka"]}, "unknown option 'hot_words'"),
+]
+
+
+@pytest.mark.parametrize(("options", "words"), WRONG)
+def test_wrong_options_are_refused(options, words, speech_pipe):
+    with pytest.raises(DsbdError, match=words):
+        speech_pipe.transcribe(sound(1.0), **options)
+
+
+SAMPLES = [
+    (np.zeros(0, np.float32), r"float32 of shape \(0,\)"),
+    (np.zeros((2, 100), np.float32), "expected floats from -1 to 1 in one dimension"),
+    (np.zeros(100, np.int16), "the samples are int16"),
+    (np.array([0.0, np.nan]), "sample 1 is nan"),
+]
+
+
+@pytest.mark.parametrize(("samples", "words"), SAMPLES)
+def test_what_is_no_sound_is_refused(samples, words, speech_pipe):
+    with pytest.raises(InputError, match=words):
+        speech_pipe.transcribe(samples)
+
+
+def test_a_text_is_no_prompt_of_a_speech_model(speech_pipe):
+    for prompt in ("Hello", [1, 2]):
+        with pytest.raises(InputError, match=r"reads sound, a .* is given as its prompt; use"):
+            speech_pipe.generate(prompt)
+
+
+def test_a_model_of_texts_transcribes_nothing(demo_bundle):
+    with Pipeline.from_bundle(demo_bundle, num_threads=1) as pipe:
+        with pytest.raises(InputError, match="reads text, not sound"):
+            pipe.transcribe(sound(1.0))
+
+
+def test_the_names_of_languages_are_transformers():
+    from transformers.models.whisper import tokenization_whisper as tokens
+
+    assert tokens.LANGUAGES == LANGUAGE_NAMES
+    names = {name: code for code, name in LANGUAGE_NAMES.items()}
+    assert tokens.TO_LANGUAGE_CODE == {**names, **OTHER_NAMES}
+
+
+def test_the_default_of_a_checkpoint_is_a_language(whisper, speech_pipe):
+    speech = speech_pipe.prompts.encoder.speech
+    assert code_of("German", speech) == "de"
+    content = json.loads((whisper / "bundle" / "dsbd.json").read_text())
+    assert content["target"]["encoder"]["speech"]["language"] is None
