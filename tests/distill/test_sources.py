@@ -16,7 +16,7 @@ from dsbd_export.distill.config import DistillConfig
 from dsbd_export.distill.draft_run import distill
 from dsbd_export.distill.source_draft import cut_decoder, decoder_parameters
 from dsbd_export.distill.source_teacher import SourceTeacher
-from dsbd_export.distill.sources import SourceReader, SourceRows, sources_of, target_begin
+from dsbd_export.distill.sources import SourceRows, SourceTokens, sources_of, target_begin
 from dsbd_export.distill.teacher import NUM_TOP, Sampling, TorchDevice
 from dsbd_export.distill.texts import TextFile, is_held_out
 from dsbd_export.encoder_decoder.shared_encoder import fingerprint
@@ -82,7 +82,7 @@ def test_every_line_of_a_text_is_a_source(tmp_path):
 
 
 def test_sources_are_read_as_by_requests_and_long_ones_counted(marian):
-    reader = SourceReader(marian, open_target(str(marian), ModelOptions()), longest=6)
+    reader = SourceTokens(marian, open_target(str(marian), ModelOptions()), longest=6)
     assert len(reader.token_ids("def f")) <= 6
     assert reader.token_ids("def read(path): return path " * 9) == []
     assert reader.num_left_out == 1

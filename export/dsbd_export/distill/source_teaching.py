@@ -14,7 +14,7 @@ from dsbd_export.distill.config import DistillConfig
 from dsbd_export.distill.source_teacher import SourceTeacher
 from dsbd_export.distill.sources import (
     MOST_SOURCE,
-    SourceReader,
+    SourceTokens,
     target_begin,
     write_sources,
 )
@@ -88,7 +88,7 @@ def _streams(
         folder.mkdir(exist_ok=True)
         write_tokenizer_files(checkpoint, folder, report)
         longest = min(MOST_SOURCE, checkpoint.encoder.context_length)
-        reader = SourceReader(folder, checkpoint, longest)
+        reader = SourceTokens(folder, checkpoint, longest)
         write_sources(files, reader, begin, work.tokens)
         if reader.num_left_out:
             report(

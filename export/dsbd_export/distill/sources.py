@@ -85,7 +85,7 @@ def _source_of_line(line: str, where: str) -> str:
     return content
 
 
-class SourceReader:
+class SourceTokens:
     """Turns sources into the tokens that the encoder reads, as requests do.
 
     Attributes:
@@ -118,7 +118,7 @@ class SourceReader:
 
 
 def write_sources(
-    files: list[TextFile], reader: SourceReader, begin: list[int], folder: Path
+    files: list[TextFile], reader: SourceTokens, begin: list[int], folder: Path
 ) -> None:
     """Write the tokens of all sources to ``folder``, which appears when it is complete.
 
