@@ -54,6 +54,10 @@ class WatchedEngine:
     def num_rows(self) -> int:
         return self._engine.num_rows
 
+    @property
+    def num_free_rows(self) -> int:
+        return self._engine.num_free_rows
+
     def forward(self, forward: Forward) -> ForwardResult:
         self.num_sources.append(len(forward.row_sources.distinct))
         return self._engine.forward(forward)
