@@ -102,11 +102,14 @@ class ModelOptions:
             if length is not None and length < MIN_CONTEXT:
                 raise ExportError(f"{field}={length} is too short; use at least {MIN_CONTEXT}")
 
-    def for_vocabulary(self, vocab_size: int) -> Self:
-        """Return the options of an export with so many tokens, whose ``logits`` are chosen."""
+    def for_vocabulary(self, vocab_size: int, *, reads_all: bool = False) -> Self:
+        """Return the options of an export with so many tokens, whose ``logits`` are chosen.
+
+        reads_all: whether the usual requests read all of a row, as those of a speech model do.
+        """
         if self.logits != AUTO:
             return self
-        is_large = vocab_size >= LARGE_VOCABULARY and self.engine == ONNX
+        is_large = vocab_size >= LARGE_VOCABULARY and self.engine == ONNX and not reads_all
         return dataclasses.replace(self, logits=self._usual_top_logits() if is_large else FULL)
 
     def _usual_top_logits(self) -> str:

@@ -103,7 +103,8 @@ def export_bundle(
         report(untried)
     report("reading the checkpoints")
     target, draft = open_pair(config)
-    config = config.for_vocabulary(target.vocab_size)
+    reads_all = target.encoder is not None and target.encoder.speech is not None
+    config = config.for_vocabulary(target.vocab_size, reads_all=reads_all)
     target, draft = _agreed_models(target, draft, config, report)
     if warning := context_warning(target, draft, config.max_context):
         report(warning)

@@ -69,5 +69,8 @@ AUTO_LOGITS = [  # (options, vocabulary, logits)
 
 @pytest.mark.parametrize(("options", "vocab_size", "logits"), AUTO_LOGITS, ids=str)
 def test_logits_are_chosen_by_the_vocabulary(options, vocab_size, logits, tmp_path):
-    config = ExportConfig(target="t", output=tmp_path, **options).for_vocabulary(vocab_size)
-    assert config.logits == logits and config.of_draft.logits == logits
+    config = ExportConfig(target="t", output=tmp_path, **options)
+    chosen = config.for_vocabulary(vocab_size)
+    assert chosen.logits == logits and chosen.of_draft.logits == logits
+    if config.logits == "auto":  # rules over the times of a speech model sum over all of them
+        assert config.for_vocabulary(vocab_size, reads_all=True).logits == "full"
