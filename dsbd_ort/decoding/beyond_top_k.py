@@ -134,6 +134,9 @@ def mass_of_others(
     error = whole * _PRECISION * (1.0 + np.abs(normalizers))
     least, most = (np.maximum(whole - known + sign * error, 0.0) for sign in (-1.0, 1.0))
     power, last = 1.0 / temperature, centred[:, -1:]
+    if np.isneginf(last).any():  # the others are impossible too
+        is_empty = np.isneginf(last)
+        least, most, last = (np.where(is_empty, 0.0, each) for each in (least, most, last))
     num_others = max(vocab_size - scores.shape[1], 1)
     of_few, of_all = np.exp(last * (power - 1.0)), num_others ** (1.0 - power)
     if power >= 1.0:

@@ -14,7 +14,7 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_forward.engine import Engine, GrowingEngine, SourceReader
+from dsbd_forward.engine import Engine, GrowingEngine, SourceReader, SteppedEngine
 from dsbd_forward.forward import Forward, ForwardResult, Source, joined_forward
 from dsbd_ort.decoding.cache_view import CacheView, PrefixCache, RowIdentity, Rows, UsedRows
 from dsbd_ort.decoding.engine_call import EngineCall
@@ -168,7 +168,10 @@ class SharedKVCache:
         """Drop the unused rows if they are many, or if ``num_new`` rows do not fit beside them."""
         num_rows = self.model.num_rows
         is_full = self.max_rows is not None and num_rows + num_new > self.max_rows
-        grows = num_new > self.model.num_free_rows
+        grows = (
+            self.model.spec.memory.grows_in_steps
+            and num_new > cast(SteppedEngine, self.model).num_free_rows
+        )
         if num_rows <= self._next_check and not (is_full or grows):
             return
         is_used = self._used()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 
 import numpy as np
@@ -34,11 +33,6 @@ class TableModel:
     def num_rows(self) -> int:
         """Rows now in the cache."""
         return len(self._tokens)
-
-    @property
-    def num_free_rows(self) -> int:
-        """Rows that can be appended: as many as there are, as it copies nothing."""
-        return sys.maxsize
 
     def forward(self, forward: Forward) -> ForwardResult:
         """See StepModel.forward.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -30,7 +28,7 @@ class DenseBigram:
 
     def __init__(self, logits: NDArray[np.float32]) -> None:
         self.spec = EngineSpec(vocab_size=logits.shape[1])
-        self.num_rows, self.num_free_rows = 0, sys.maxsize
+        self.num_rows = 0
         self._logits = logits
 
     def forward(self, forward: Forward) -> ForwardResult:

@@ -22,10 +22,6 @@ class Engine(Protocol):
     def num_rows(self) -> int:
         """Rows now in the cache."""
 
-    @property
-    def num_free_rows(self) -> int:
-        """Rows that can be appended before the cache grows, which copies it."""
-
     def forward(self, forward: Forward) -> ForwardResult:
         """Append the rows of a forward; return the logits of some of them, and features."""
 
@@ -41,6 +37,14 @@ class GrowingEngine(Engine, Protocol):
 
         More rows, or fewer, are as right as before.
         """
+
+
+class SteppedEngine(Engine, Protocol):
+    """An engine whose cache grows in steps: its ``spec.memory`` says ``grows_in_steps``."""
+
+    @property
+    def num_free_rows(self) -> int:
+        """Rows that can be appended before the cache grows, which copies it."""
 
 
 class SourceReader(Engine, Protocol):

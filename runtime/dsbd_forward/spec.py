@@ -28,10 +28,12 @@ class MemorySpec:
         kept: of rows: "attention rows", "convolution rows", "recurrent rows". The latter two only
             of recent ones; a path can nevertheless go on from any of its rows.
         grows_at_a_cost: whether it is told how many rows to expect, see ``GrowingEngine``.
+        grows_in_steps: whether it tells how many rows are left of a step, see ``SteppedEngine``.
     """
 
     kept: frozenset[str] = frozenset(["attention rows"])
     grows_at_a_cost: bool = False
+    grows_in_steps: bool = False
 
     @property
     def folds_rows(self) -> bool:

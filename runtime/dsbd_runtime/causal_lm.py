@@ -48,7 +48,9 @@ def engine_spec(entry: ModelEntry) -> EngineSpec:
         reads_features=entry.is_feature_draft,
         reads_source=entry.encoder is not None,
         joins_sources=entry.encoder is not None,
-        memory=MemorySpec(kept=frozenset(cache.kind for cache in entry.caches)),
+        memory=MemorySpec(
+            kept=frozenset(cache.kind for cache in entry.caches), grows_in_steps=True
+        ),
     )
 
 
@@ -91,7 +93,7 @@ class CausalLM:
 
     @property
     def num_free_rows(self) -> int:
-        """Rows that can be appended before the cache grows."""
+        """See SteppedEngine."""
         return self._session.capacity - self._num_rows
 
     @property

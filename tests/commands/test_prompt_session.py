@@ -16,6 +16,7 @@ import pytest
 from dsbd_ort.answers import Answer
 from dsbd_ort.commands.prompt_session import responder_of, talk
 from dsbd_ort.commands.run_arguments import RunArguments
+from dsbd_ort.commands.speech_options import SpeechArguments
 from dsbd_ort.pipeline import Pipeline, PipelineSettings
 from dsbd_runtime.bundle import write_manifest
 from dsbd_runtime.chat_template import ChatTemplate
@@ -66,11 +67,20 @@ def test_sigterm_ends_it():
     assert ended.value.code == 143
 
 
+OF_AUDIO = ("task", "language", "initial_prompt", "condition_on_previous_text", "output_dir")
+THRESHOLDS = ("compression_ratio_threshold", "logprob_threshold", "no_speech_threshold")
+NO_AUDIO = SpeechArguments(
+    timestamps=False, output_format="txt", **dict.fromkeys((*OF_AUDIO, *THRESHOLDS))
+)
+
+
 def chat_request(bundle, **more):
     return RunArguments(
         pipeline=PipelineSettings(bundle=bundle.path, num_threads=1),
         options={"max_new_tokens": 5, "strategy": "greedy"},
         chat=True,
+        speech=NO_AUDIO,
+        more_audio=(),
         **more,
     )
 

@@ -30,10 +30,6 @@ class GatherTable:
     def num_rows(self) -> int:
         return self.table.num_rows
 
-    @property
-    def num_free_rows(self) -> int:
-        return self.table.num_free_rows
-
     def forward(self, forward: Forward) -> ForwardResult:
         logits = self.table.forward(forward).logits.values
         largest = logits.max(axis=1, initial=-np.inf).astype(np.float64)

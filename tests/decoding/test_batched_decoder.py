@@ -192,10 +192,6 @@ class Watched:
     def num_rows(self) -> int:
         return self.model.num_rows
 
-    @property
-    def num_free_rows(self) -> int:
-        return self.model.num_free_rows
-
     def forward(self, forward: Forward) -> ForwardResult:
         self.rows_of_calls.append(forward.num_new)
         if len(self.rows_of_calls) == self._failing_call:

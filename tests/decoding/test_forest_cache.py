@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
+from dsbd_forward.spec import MemorySpec
 from dsbd_ort.decoding import DecodingConfig, TableModel, decode, decode_iterations
 from dsbd_ort.decoding.cache_view import PrefixCache
 from dsbd_ort.decoding.kv_cache import MOST_UNUSED_ROWS
@@ -56,6 +59,11 @@ class Growing(TableModel):
     """
 
     capacity = 64
+
+    def __init__(self, *table):
+        super().__init__(*table)
+        memory = MemorySpec(grows_in_steps=True)
+        self.spec = dataclasses.replace(self.spec, memory=memory)
 
     @property
     def num_free_rows(self):

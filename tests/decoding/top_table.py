@@ -50,10 +50,6 @@ class TopTable:
     def num_rows(self) -> int:
         return self.table.num_rows
 
-    @property
-    def num_free_rows(self) -> int:
-        return self.table.num_free_rows
-
     def forward(self, forward: Forward) -> ForwardResult:
         logits = self.table.forward(forward).logits.values
         top = candidates_of(logits, self.spec.head.num_top_logits)

@@ -237,7 +237,7 @@ def test_mjsd_runs(pair: Path) -> None:
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"draft_vocab": 31}, r"draft_vocab=31 is too few with logits='full'; use at least 32"),
+    ({"draft_vocab": 31}, r"draft_vocab=31 is too few with logits='auto'; use at least 32"),
     (
         {"draft_vocab": 63, "logits": "topk:64"},
         "draft_vocab=63 is too few with logits='topk:64'; use at least 64",

@@ -36,8 +36,6 @@ class PathModel:
     def num_rows(self):
         return len(self.tokens)
 
-    num_free_rows = 10**6
-
     def forward(self, forward: Forward) -> ForwardResult:
         token_ids, positions = forward.token_ids, forward.positions
         self.tokens = np.concatenate([self.tokens, token_ids])
