@@ -22,7 +22,7 @@ from dsbd_ort.decoding.distribution import (
 )
 from dsbd_ort.decoding.warp import Warp
 
-_PRECISION = 1e-5  # of a head's log-normalizer, relatively: what the export demands of it
+_PRECISION = 1e-5  # of a head's log-normalizer, times the largest logit, as the export demands
 _NEAR = 1e-9  # a cut this near to a token's mass, relatively, is settled by the whole row
 
 
@@ -53,10 +53,11 @@ def distributions_beyond_top_k(
     readable, unread = unsettled[is_there], unsettled[~is_there]
     rows = logits.read(readable)[0] if len(readable) else np.empty((0, vocab_size), np.float32)
     if not (warp.top_k or _cuts(warp)):
-        all_rows = np.zeros((len(tokens), vocab_size), np.float32)
-        all_rows[readable] = rows
+        if len(unread):
+            read, rows = rows, np.zeros((len(tokens), vocab_size), np.float32)
+            rows[readable] = read
         largest = scores[:, 0].astype(np.float32)
-        return DenseDistributions(all_rows, largest, warp.warped, normalizers), unread
+        return DenseDistributions(rows, largest, warp.warped, normalizers), unread
     log_probs[unsettled] = -np.inf
     raw = scores - normalizers
     if not warp.top_k:  # in the order of whole rows
@@ -131,7 +132,7 @@ def mass_of_others(
     centred = scores - scores[:, :1]
     whole = np.exp(normalizers - scores[:, :1])
     known = np.exp(centred).sum(axis=1, keepdims=True)
-    error = whole * _PRECISION * (1.0 + np.abs(normalizers))
+    error = whole * _PRECISION * (1.0 + np.abs(scores[:, :1]))
     least, most = (np.maximum(whole - known + sign * error, 0.0) for sign in (-1.0, 1.0))
     power, last = 1.0 / temperature, centred[:, -1:]
     if np.isneginf(last).any():  # the others are impossible too

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from dsbd_export.checkpoint import Checkpoint
-from dsbd_export.distill.texts import check_readable, find_files, texts_of
+from dsbd_export.distill.texts import readable_files, texts_of
 from dsbd_export.errors import ExportError
 from dsbd_export.parity_cases import ForestCase, prefill_case, text_ids
 
@@ -28,25 +28,17 @@ def calibration_case(checkpoint: Checkpoint, data: Sequence[str]) -> ForestCase:
     Raises:
         ExportError: they are no readable texts.
     """
-    texts = list(itertools.islice(_texts(data), _MOST_TEXTS)) if data else [_our_text()]
+    ours = [] if data else [CALIBRATION_FILE.read_text(encoding="utf-8")]
+    texts = ours or list(itertools.islice(_texts(data), _MOST_TEXTS))
     if not texts:
         raise ExportError(f"calibration_texts={data[0]!r} has no text; give a file with some")
     case = prefill_case(checkpoint, text_ids(checkpoint, texts, _MOST_TOKENS))
     return dataclasses.replace(case, rows=np.arange(len(case.node_ids)))
 
 
-def _our_text() -> str:
-    return CALIBRATION_FILE.read_text(encoding="utf-8")
-
-
 def _texts(data: Sequence[str]) -> Iterator[str]:
     """Yield the beginning of each text; of a chat, all that is said in it."""
-    try:
-        files = find_files(tuple(data), ())
-        check_readable(files)
-        for file in files:
-            for _name, pieces in texts_of(file):
-                if text := "\n".join(itertools.islice(pieces, _MOST_TOKENS)):
-                    yield text
-    except ExportError as error:
-        raise ExportError(f"calibration_texts: {error}") from error
+    for file in readable_files("calibration_texts", data):
+        for _name, pieces in texts_of(file):
+            if text := "\n".join(itertools.islice(pieces, _MOST_TOKENS)):
+                yield text

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 
 from dsbd_export.checkpoint import Checkpoint
 from dsbd_export.config import DraftedOptions
-from dsbd_export.distill.texts import check_readable, find_files, texts_of
+from dsbd_export.distill.texts import readable_files, texts_of
 from dsbd_export.errors import ExportError
 from dsbd_export.parity_cases import Reference
 from dsbd_export.progress import Report
@@ -101,12 +101,7 @@ def _token_counts(draft: Checkpoint, texts: tuple[str, ...]) -> NDArray[np.int64
     if not texts:
         return counts
     tokenizer = Tokenizer.from_str(json.dumps(read_tokenizer(draft)))
-    try:
-        files = find_files(texts, ())
-        check_readable(files)
-    except ExportError as error:
-        raise ExportError(f"draft_texts: {error}") from error
-    for file in files:
+    for file in readable_files("draft_texts", texts):
         for _name, pieces in texts_of(file):
             for piece in pieces:
                 ids = np.array(tokenizer.encode(piece, add_special_tokens=False).ids, np.int64)

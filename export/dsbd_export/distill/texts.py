@@ -15,7 +15,7 @@ import itertools
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,6 +95,20 @@ def find_files(data: tuple[str, ...], exclude: tuple[str, ...]) -> list[TextFile
     if not found:
         raise ExportError(f"exclude={', '.join(exclude)} leaves no file of data; exclude less")
     return sorted((TextFile(path, name) for path, name in found.items()), key=lambda f: f.name)
+
+
+def readable_files(option: str, data: Sequence[str]) -> list[TextFile]:
+    """Return the files of another option than ``data``, all of them UTF-8.
+
+    Raises:
+        ExportError: as ``find_files`` and ``check_readable``, with the option's name.
+    """
+    try:
+        files = find_files(tuple(data), ())
+        check_readable(files)
+    except ExportError as error:
+        raise ExportError(f"{option}: {error}") from error
+    return files
 
 
 def _files_of(entry: str) -> Iterator[TextFile]:
