@@ -115,9 +115,9 @@ class ExportArguments:
     logits: str = option(
         default="auto",
         show_default=True,
-        help="auto: topk:64 with a vocabulary of 16,384 tokens or more, but of a speech model, else "
-        "full; topk:K: engines return the K largest of a row, and keep the others; gather: those of the tokens that a "
-        "trie allows.",
+        help="auto: topk:64 with a vocabulary of 16,384 tokens or more, but of a speech model, "
+        "else full; topk:K: engines return the K largest of a row, and keep the others; gather: "
+        "those of the tokens that a trie allows.",
         section=_ENGINES,
     )
     features: bool = flag(
