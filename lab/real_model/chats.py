@@ -3,7 +3,7 @@
 A chat model that is given the beginning of a user's turn goes on with a question, of the kind that
 it was trained on (Magpie, arXiv 2406.08464). So no texts of chats are needed, which no registry
 has; and forms filled with things, which were tried first, teach a draft the forms: it agreed with
-0.74 of the tokens there and with 0.1 of those of other answers.
+0.73 of the greedy tokens there and with 0.14 to 0.42 of those of free answers.
 """
 
 from __future__ import annotations
