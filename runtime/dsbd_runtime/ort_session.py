@@ -27,6 +27,7 @@ from dsbd_runtime.errors import BundleError, CapacityError, EngineError
 from dsbd_runtime.features import HostFeatures, ReadFeatures, host_rows
 from dsbd_runtime.full_logits import HostLogits
 from dsbd_runtime.graph import check_graph, empty_outputs
+from dsbd_runtime.huge_pages import huge_pages
 from dsbd_runtime.kv_cache import NUMPY_DTYPES, KVCache, bucket_capacity
 from dsbd_runtime.manifest import ModelEntry
 from dsbd_runtime.ort_encoder import OrtEncoder
@@ -415,12 +416,13 @@ def _releasing_options(ort: ModuleType) -> Any:
 
 def _open_engine(ort: ModuleType, provider: Provider, model_path: Path, options: Any) -> Any:
     try:
-        engine = ort.InferenceSession(
-            str(model_path),
-            options,
-            providers=[provider.ort_name],
-            enable_fallback=False,  # which would print to stdout and try the same again
-        )
+        with huge_pages():
+            engine = ort.InferenceSession(
+                str(model_path),
+                options,
+                providers=[provider.ort_name],
+                enable_fallback=False,  # which would print to stdout and try the same again
+            )
     except Exception as error:  # its exceptions share no base but this one
         reason = " ".join(str(error).split())
         raise BundleError(
