@@ -2,7 +2,8 @@
 
 First with engines replaced by tables: CPU time of the loop's thread per iteration, without the
 model calls. Then, for every BUNDLE, with real engines: wall time per iteration by part, which
-includes the cost of cold CPU caches after the target's call. With --beams, instead, the growth of
+includes the cost of cold CPU caches after the target's call. Both also by step of the loop, with
+the calls that each step makes. With --beams, instead, the growth of
 host time with the number of beams, for every BUNDLE.
 """
 
@@ -21,8 +22,9 @@ from dsbd_ort.benchmark.prompts import PROMPTS
 from dsbd_ort.decoding import DecodingConfig, DecodingStats, StepModel, decode_iterations, result_of
 from dsbd_ort.decoding.drafting.cost_curve import CostCurve, EngineCosts
 from dsbd_ort.pipeline import Pipeline
+from dsbd_runtime.ort_session import OrtSession
 from lab.frame.page import RESULTS, Page, table, writes
-from lab.host_time import by_beams
+from lab.host_time import budget, by_beams
 from lab.host_time.bigram_models import DenseBigram, TopKBigram, random_pair
 
 PAGE = RESULTS / "host_time.md"
@@ -31,6 +33,8 @@ VOCAB_SIZE, NUM_CANDIDATES, CLOSENESS = 4096, 64, 0.85
 PROMPT = range(1, 65)
 TABLE_COLUMNS = ("run", "top-k head", "all logits", "target rows", "layers committed")
 ENGINE_COLUMNS = ("run", "target", "draft", "host", "draft calls", "host's share")
+
+BUDGET = "wall microseconds an iteration, in brackets calls of Python and C functions"
 
 FIXED: dict[str, Any] = {"draft_length": 4, "top_k": 20}
 RUNS: dict[str, dict[str, Any]] = {
@@ -44,18 +48,24 @@ RUNS: dict[str, dict[str, Any]] = {
         **{"strategy": "speculative-beam-search", "num_beams": 4, "draft_length": 4}
     },
     "beam-sample W=4": {"strategy": "beam-sample", "num_beams": 4, "top_k": 20},
+    "beam-search W=4": {"strategy": "beam-search", "num_beams": 4},
+    "greedy": {"strategy": "greedy"},
 }
 # Like those of a 150 M target and the demo draft: the policy "throughput" needs costs.
 COSTS = EngineCosts(CostCurve((1, 16), (8e-3, 1.6e-2)), CostCurve((1, 16), (3e-4, 5e-4)))
 
 
 def decoded(
-    target: StepModel, draft: StepModel, config: DecodingConfig, seed: int
+    target: StepModel,
+    draft: StepModel,
+    config: DecodingConfig,
+    seed: int,
+    clock: budget.Clock = time.thread_time,
 ) -> DecodingStats:
-    """Return the statistics of one request, in CPU seconds of this thread."""
+    """Return the statistics of one request, as a rule in CPU seconds of this thread."""
     rng = np.random.default_rng(seed)
     return result_of(
-        decode_iterations(target, draft, PROMPT, config, rng, clock=time.thread_time, costs=COSTS)
+        decode_iterations(target, draft, PROMPT, config, rng, clock=clock, costs=COSTS)
     ).stats
 
 
@@ -76,26 +86,45 @@ def with_tables(repetitions: int, max_new_tokens: int) -> Iterator[tuple[str, ..
         yield name, *cells, f"{rows:.1f}", f"{layers:.2f}"
 
 
-def with_engines(
-    bundle: Path, repetitions: int, max_new_tokens: int, threads: int
-) -> Iterator[tuple[str, ...]]:
+def engine_runs(pipeline: Pipeline, max_new_tokens: int) -> dict[str, budget.Request]:
+    """Return a function of the seed for every run, on the engines of a pipeline."""
+
+    def run_of(options: dict[str, Any]) -> budget.Request:
+        def generated(seed: int) -> DecodingStats:
+            text = PROMPTS[seed % len(PROMPTS)]
+            return pipeline.generate(
+                text, **options, max_new_tokens=max_new_tokens, seed=seed
+            ).stats
+
+        return generated
+
+    return {name: run_of(options) for name, options in RUNS.items()}
+
+
+def with_engines(runs: dict[str, budget.Request], repetitions: int) -> Iterator[tuple[str, ...]]:
     """Yield the rows of a bundle's table: median wall microseconds an iteration, by part."""
-    with Pipeline.from_bundle(bundle, num_threads=threads) as pipeline:
-        for name, options in RUNS.items():
+    for name, generated in runs.items():
+        found = repeated(generated, repetitions)
+        parts = [
+            statistics.median(1e6 * getattr(s, part) / s.num_iterations for s in found)
+            for part in ("target_s", "draft_s", "host_s")
+        ]
+        calls = statistics.fmean(s.draft_calls / s.num_iterations for s in found)
+        share = 100 * parts[-1] / sum(parts)
+        yield name, *(f"{part:.0f}" for part in parts), f"{calls:.1f}", f"{share:.1f} %"
 
-            def generated(seed: int, options: dict[str, Any] = options) -> DecodingStats:
-                text = PROMPTS[seed % len(PROMPTS)]
-                options = {**options, "max_new_tokens": max_new_tokens, "seed": seed}
-                return pipeline.generate(text, **options).stats
 
-            found = repeated(generated, repetitions)
-            parts = [
-                statistics.median(1e6 * getattr(s, part) / s.num_iterations for s in found)
-                for part in ("target_s", "draft_s", "host_s")
-            ]
-            calls = statistics.fmean(s.draft_calls / s.num_iterations for s in found)
-            share = 100 * parts[-1] / sum(parts)
-            yield name, *(f"{part:.0f}" for part in parts), f"{calls:.1f}", f"{share:.1f} %"
+def budget_of_tables(repetitions: int, max_new_tokens: int) -> list[str]:
+    """Return the table by step, engines replaced by tables."""
+    logits = random_pair(VOCAB_SIZE, CLOSENESS)
+    target, draft = (TopKBigram(each, NUM_CANDIDATES) for each in logits)
+
+    def run_of(options: dict[str, Any]) -> budget.Request:
+        config = DecodingConfig(**options, max_new_tokens=max_new_tokens)
+        return lambda seed: decoded(target, draft, config, seed, clock=time.perf_counter)
+
+    runs = {name: run_of(options) for name, options in RUNS.items()}
+    return budget.table_of(runs, (DenseBigram, "forward"), repetitions)
 
 
 def repeated(request: Callable[[int], DecodingStats], repetitions: int) -> list[DecodingStats]:
@@ -115,10 +144,15 @@ def tables(
     )
     yield ""
     yield from table(TABLE_COLUMNS, with_tables(repetitions, max_new_tokens))
+    yield from ("", f"The same by step, with the top-k head: {BUDGET}.", "")
+    yield from budget_of_tables(repetitions, max_new_tokens)
     for bundle in bundles:
         yield from ("", f"`{bundle.name}`: wall microseconds an iteration, medians.", "")
-        rows = with_engines(bundle, repetitions, max_new_tokens, threads)
-        yield from table(ENGINE_COLUMNS, rows)
+        with Pipeline.from_bundle(bundle, num_threads=threads) as pipeline:
+            runs = engine_runs(pipeline, max_new_tokens)
+            yield from table(ENGINE_COLUMNS, with_engines(runs, repetitions))
+            yield from ("", f"The same by step: {BUDGET}.", "")
+            yield from budget.table_of(runs, (OrtSession, "run"), repetitions)
 
 
 def beam_tables(

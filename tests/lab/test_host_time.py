@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 
-from dsbd_ort.decoding import DecodingConfig, decode
+from dsbd_ort.decoding import DecodingConfig, decode, decode_iterations, result_of
+from dsbd_ort.decoding.forest_runner import ForestRunner
 from lab.host_time.bigram_models import DenseBigram, TopKBigram, random_pair
+from lab.host_time.budget import ENGINE, NAMES, Budget
 
 
 def test_the_top_k_head_gives_the_tokens_of_all_logits():
@@ -22,3 +26,28 @@ def test_the_top_k_head_gives_the_tokens_of_all_logits():
         sequences[0].token_logprobs, sequences[1].token_logprobs, rtol=0, atol=1e-6
     )
     assert 0.0 < results[0].stats.draft_acceptance_rate < 1.0
+
+
+def test_the_budget_has_the_whole_time_and_leaves_functions_as_they_were():
+    target, draft = (TopKBigram(each, 16) for each in random_pair(300, 0.85))
+    config = DecodingConfig(strategy="dsbd", num_beams=2, top_k=8, max_new_tokens=12)
+    before = ForestRunner.compute, DenseBigram.forward
+
+    def decoded(clock):
+        return decode_iterations(
+            target, draft, (1, 2, 3), config, np.random.default_rng(0), clock=clock
+        )
+
+    ticks = itertools.count()
+    budget = Budget(clock=lambda: float(next(ticks)))
+    began = next(ticks)
+    with budget.measured((DenseBigram, "forward")):
+        result = result_of(decoded(lambda: 0.0))
+    assert sum(budget.seconds.values()) == next(ticks) - began - 2
+    assert all(budget.seconds[step] > 0 for step in (*NAMES, ENGINE) if step != "policy")
+    counted = Budget()
+    with counted.counted((DenseBigram, "forward")):
+        again = result_of(decoded(lambda: 0.0))
+    assert again.sequences[0].token_ids == result.sequences[0].token_ids
+    assert all(counted.calls[step] > 0 for step in NAMES if step != "policy")
+    assert (ForestRunner.compute, DenseBigram.forward) == before

@@ -1,0 +1,191 @@
+"""The loop's time by step: what an iteration spends on what, in microseconds and in calls.
+
+The functions of each step are wrapped while a request runs. A step's time is its own: what a
+function of another step takes inside it counts there. Calls are those of Python functions and of
+functions written in C, counted in a run of their own, as counting takes longer than most of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import inspect
+import statistics
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from types import FrameType, ModuleType
+from typing import Any
+
+from dsbd_ort.decoding import DecodingStats
+from dsbd_ort.decoding.beams import Agreement
+from dsbd_ort.decoding.drafting.draft import FixedDraftPolicy
+from dsbd_ort.decoding.drafting.throughput import ThroughputDraftPolicy
+from dsbd_ort.decoding.forest_runner import ForestRunner
+from dsbd_ort.decoding.kv_cache import SharedKVCache
+from dsbd_ort.decoding.rule import LayerBuilder
+from dsbd_ort.decoding.sample_rule import SampleRule
+from dsbd_ort.decoding.search_rule import SearchRule
+from dsbd_ort.decoding.stats import StatsRecorder
+from dsbd_runtime.causal_lm import CausalLM
+from lab.frame.page import table
+
+ENGINE = "engine"
+_LOOP = importlib.import_module("dsbd_ort.decoding.decode")  # the package's `decode` is a function
+_POLICY = "begin", "wants_layer", "takes_all", "choose", "choose_forced", "observe"
+STEPS: dict[str, tuple[tuple[type | ModuleType, tuple[str, ...]], ...]] = {
+    "draft": ((_LOOP, ("_draft",)), (FixedDraftPolicy, _POLICY)),
+    "policy": ((ThroughputDraftPolicy, _POLICY),),
+    "forward": (
+        (_LOOP, ("_made",)),
+        (ForestRunner, ("compute",)),
+        (SharedKVCache, ("forward",)),
+        (CausalLM, ("forward",)),
+    ),
+    "warp": ((ForestRunner, ("_read",)),),
+    "select": (
+        (_LOOP, ("_verify_and_select",)),
+        (ForestRunner, ("joint", "are_computed", "read_left_out")),
+        (SampleRule, ("propose", "draft_scores", "is_finished")),
+        (SearchRule, ("propose", "draft_scores", "is_finished")),
+        (LayerBuilder, ("descended",)),
+    ),
+    "prune": ((_LOOP, ("_iteration", "_prune")),),
+    "observe": ((StatsRecorder, ("observe",)), (Agreement, ("update",))),
+}
+"""By step, the classes and modules whose functions do it. What is in none of them is the loop's
+own: "loop"."""
+OTHER = "loop"
+NAMES = (*STEPS, OTHER)
+
+Clock = Callable[[], float]
+Request = Callable[[int], DecodingStats]
+"""Decodes with a seed; returns the statistics."""
+
+
+def table_of(runs: dict[str, Request], engine: tuple[type, str], repetitions: int) -> list[str]:
+    """Return a table: of every run, microseconds and calls an iteration by step, medians.
+
+    engine: the class whose method is a call of an engine, and the method.
+    """
+    rows = []
+    for name, request in runs.items():
+        request(0)
+        found = [_spent(request, engine, seed) for seed in range(1, 1 + repetitions)]
+        counted = Budget()
+        with counted.counted(engine):
+            num_iterations = request(1).num_iterations
+        calls = {step: counted.calls[step] / num_iterations for step in NAMES}
+        cells = [
+            f"{statistics.median(each[step] for each in found):.0f} ({calls[step]:.0f})"
+            for step in NAMES
+        ]
+        rows.append((name, *cells, f"{sum(calls.values()):.0f}"))
+    return table(("run", *NAMES, "calls in all"), rows)
+
+
+def _spent(request: Request, engine: tuple[type, str], seed: int) -> dict[str, float]:
+    """Return microseconds an iteration by step, of one request."""
+    budget = Budget()
+    with budget.measured(engine):
+        num_iterations = request(seed).num_iterations
+    return {step: 1e6 * budget.seconds[step] / num_iterations for step in NAMES}
+
+
+class Budget:
+    """Seconds and calls by step, of everything that runs inside ``measured`` or ``counted``.
+
+    Attributes:
+        seconds, calls: by step; those of engine calls under ``ENGINE``.
+    """
+
+    def __init__(self, clock: Clock = time.perf_counter) -> None:
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        self.calls: Counter[str] = Counter()
+        self._clock = clock
+        self._steps = [OTHER]
+        self._since = 0.0
+
+    @contextlib.contextmanager
+    def measured(self, engine: tuple[type, str]) -> Iterator[None]:
+        """Add up the seconds of each step.
+
+        engine: the class whose method is a call of an engine, and the method.
+        """
+        with self._wrapped(engine):
+            self._since = self._clock()
+            try:
+                yield
+            finally:
+                self._enter(OTHER)
+                self._steps = [OTHER]
+
+    @contextlib.contextmanager
+    def counted(self, engine: tuple[type, str]) -> Iterator[None]:
+        """Add up the calls of each step, those of the engines left out."""
+        own = {self._enter.__code__, self._leave.__code__}
+
+        def profiled(frame: FrameType, event: str, argument: object) -> None:
+            if event in ("call", "c_call") and frame.f_code not in own:
+                if frame.f_globals["__name__"] != __name__:
+                    self.calls[self._steps[-1]] += 1
+
+        with self._wrapped(engine):
+            sys.setprofile(profiled)
+            try:
+                yield
+            finally:
+                sys.setprofile(None)
+
+    @contextlib.contextmanager
+    def _wrapped(self, engine: tuple[type, str]) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for step, owners in (*STEPS.items(), (ENGINE, ((engine[0], (engine[1],)),))):
+                for owner, names in owners:
+                    for name in names:
+                        function = getattr(owner, name)
+                        setattr(owner, name, self._in_step(step, function))
+                        stack.callback(setattr, owner, name, function)
+            yield
+
+    def _in_step(self, step: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function, or a function of a generator, whose time counts for a step."""
+        if not inspect.isgeneratorfunction(function):
+
+            @functools.wraps(function)
+            def wrapped(*arguments: Any, **options: Any) -> Any:
+                self._enter(step)
+                try:
+                    return function(*arguments, **options)
+                finally:
+                    self._leave()
+
+            return wrapped
+
+        @functools.wraps(function)
+        def wrapped_generator(*arguments: Any, **options: Any) -> Any:
+            generator, sent = function(*arguments, **options), None
+            while True:
+                self._enter(step)
+                try:
+                    item = generator.send(sent)
+                except StopIteration as end:
+                    return end.value
+                finally:
+                    self._leave()
+                sent = yield item
+
+        return wrapped_generator
+
+    def _enter(self, step: str) -> None:
+        now = self._clock()
+        self.seconds[self._steps[-1]] += now - self._since
+        self._steps.append(step)
+        self._since = now
+
+    def _leave(self) -> None:
+        now = self._clock()
+        self.seconds[self._steps.pop()] += now - self._since
+        self._since = now
