@@ -20,12 +20,15 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from dsbd_export.checkpoint import Checkpoint
-from dsbd_export.config import DraftedOptions
+from dsbd_export.config import LARGE_VOCABULARY, DraftedOptions
 from dsbd_export.distill.texts import readable_files, texts_of
 from dsbd_export.errors import ExportError
 from dsbd_export.parity_cases import Reference
 from dsbd_export.progress import Report
 from dsbd_export.tokenizer_files import read_tokenizer
+
+_SHORTER, _SHORT = 8_192, 32_768  # tokens of a shorter head, the latter of many languages
+_WORTH_IT = 0.8  # of the weights that a call reads
 
 
 def with_draft_vocabulary(draft: Checkpoint, options: DraftedOptions, report: Report) -> Checkpoint:
@@ -134,6 +137,38 @@ def cut_head(model: PreTrainedModel, tokens: NDArray[np.int64]) -> None:
     bias = getattr(model, "final_logits_bias", None)  # added behind the head, by Marian and BART
     if bias is not None:
         model.final_logits_bias = bias[:, torch.from_numpy(tokens)]
+
+
+def shorter_head_advice(model: PreTrainedModel, draft: Checkpoint) -> str | None:
+    """Return what a shorter head would save, where it is much; None of any but a draft's.
+
+    A call of a few rows takes as long as reading its weights: all but the embedding, of which it
+    reads a row a token, and an encoder, which reads a source once.
+    """
+    head, whole = model.get_output_embeddings(), draft.vocab_size
+    is_settled = draft.proposed_tokens is not None or draft.features is not None
+    if draft.role != "draft" or is_settled or whole < LARGE_VOCABULARY:
+        return None
+    if not isinstance(head, nn.Linear):
+        return None
+    weights = {id(weight): weight.numel() for weight in model.parameters()}
+    for unread in (model.get_input_embeddings(), _encoder_of(model)):
+        for weight in unread.parameters() if unread is not None else ():
+            if weight is not head.weight:
+                weights.pop(id(weight), None)
+    num_read, num_tokens = sum(weights.values()), _SHORTER if whole <= 8 * _SHORTER else _SHORT
+    num_left = num_read - head.weight.numel() * (whole - num_tokens) // whole
+    if num_left > _WORTH_IT * num_read:
+        return None
+    return (
+        f"draft: its head over {whole:,} tokens is {head.weight.numel() / num_read:.0%} of the "
+        f"weights that a call reads; with --draft-vocab {num_tokens} --draft-texts TEXTS a call "
+        f"would read {num_left / num_read:.0%} of them, and agree less where other tokens come"
+    )
+
+
+def _encoder_of(model: PreTrainedModel) -> nn.Module | None:
+    return model.get_encoder() if model.config.is_encoder_decoder else None
 
 
 def spread(logits: Tensor, tokens: Tensor | None, vocab_size: int) -> Tensor:

@@ -19,7 +19,7 @@ from dsbd_export.changed_bundle import writing
 from dsbd_export.checkpoint import Checkpoint, limited_threads, open_pair
 from dsbd_export.config import CUDA, EXACT, GROUPED, INT8_ROWS, ExportConfig, ModelOptions
 from dsbd_export.cuda_graph import use_cuda_operators
-from dsbd_export.draft_vocabulary import with_draft_vocabulary
+from dsbd_export.draft_vocabulary import shorter_head_advice, with_draft_vocabulary
 from dsbd_export.encoder_decoder.agreement import check_readers
 from dsbd_export.encoder_decoder.languages import with_languages
 from dsbd_export.encoder_decoder.shared_weights import share_weights
@@ -245,6 +245,8 @@ def _write_model(
     role, source = checkpoint.role, source_of(checkpoint)
     report(f"{role}: loading the checkpoint")
     model = source.load(config.dtype)
+    if advice := shorter_head_advice(model, checkpoint):
+        report(advice)
     checkpoint = source.probed(model, config.dtype)
     _check_recurrence(checkpoint, config)
     source = source_of(checkpoint)

@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 import torch
-from transformers import Gemma2Config, LlamaConfig, PhiConfig
+from transformers import Gemma2Config, LlamaConfig, LlamaForCausalLM, PhiConfig
 
 from dsbd_export.checkpoint import open_draft
 from dsbd_export.config import DraftConfig, ExportConfig
 from dsbd_export.draft_export import export_draft
-from dsbd_export.draft_vocabulary import most_frequent_tokens
+from dsbd_export.draft_vocabulary import most_frequent_tokens, shorter_head_advice
 from dsbd_export.errors import ExportError
 from dsbd_export.model_loading import load_model
 from dsbd_export.pipeline import export_bundle
@@ -273,3 +274,39 @@ def test_limits_are_those_of_the_target(tmp_path: Path) -> None:
     assert (config.of_draft.quantize, config.of_draft.atol) == ("int8-dynamic", None)
     same = ExportConfig(target="t", draft="d", output=tmp_path, atol=1e-3, draft_quantize="none")
     assert same.of_draft.atol == 1e-3
+
+
+ADVISED = [  # vocabulary, hidden size, role, whether the head is the embedding, advised tokens
+    (20_000, 32, "draft", True, 8192),
+    (20_000, 32, "draft", False, 8192),
+    (70_000, 16, "draft", False, 32768),
+    (20_000, 32, "target", True, None),
+    (4_000, 32, "draft", True, None),
+]
+
+
+@pytest.mark.parametrize(("size", "width", "role", "is_tied", "number"), ADVISED)
+def test_a_shorter_head_is_advised_where_it_saves_much(
+    size: int, width: int, role: str, is_tied: bool, number: int | None
+) -> None:
+    config = LlamaConfig(
+        vocab_size=size,
+        hidden_size=width,
+        intermediate_size=3 * width,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        tie_word_embeddings=is_tied,
+    )
+    model = LlamaForCausalLM(config)
+    stub: Any = SimpleNamespace(role=role, vocab_size=size, proposed_tokens=None, features=None)
+    advice = shorter_head_advice(model, stub)
+    if number is None:
+        assert advice is None
+    else:
+        head, rest = size * width, sum(w.numel() for w in model.model.layers.parameters())
+        left = (head * number / size + rest) / (head + rest)
+        assert advice is not None
+        assert f"is {head / (head + rest):.0%} of the weights that a call reads" in advice
+        assert f"--draft-vocab {number} " in advice and f"would read {left:.0%} of them" in advice
+    stub.proposed_tokens = np.arange(5)
+    assert shorter_head_advice(model, stub) is None
