@@ -158,7 +158,9 @@ class Equalizer:
         )
         matrix = self._store.constant(f"rotation_{block}", rotation(block))
         turned = tape.op("MatMul", [tape.op("Reshape", [rows, blocks]), matrix])
-        return tape.op("Reshape", [turned, whole])
+        rotated = tape.op("Reshape", [turned, whole])
+        rotated.shape = rows.shape
+        return rotated
 
     def _turn_back(self, lookup: ir.Node, weight: ir.Value, form: RowForm) -> None:
         """Make a lookup of tokens in a weight of this form return the rows of before."""

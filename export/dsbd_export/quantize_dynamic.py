@@ -1,8 +1,11 @@
 """W8A8: int8 weights by output channel, int8 activations by row, as ONNX's own operators.
 
     largest = max|row|                           each row for itself, so no row depends on another
-    uint8 = QuantizeLinear(row / largest, 1 / 127), zero point 128
-    row @ weight = MatMulInteger(uint8, int8) * largest * weight scale / 127
+    uint8 = QuantizeLinear(row, largest / 127), zero point 128
+    row @ weight = DequantizeLinear(MatMulInteger(uint8, int8), largest) * weight scale / 127
+
+Rows are (1, S, in), so both take their scales along axis 1. Where the rows are of another shape, or
+may be none, they are divided by their largest and the products multiplied by it instead.
 
 Products of integers are exact, so the result of a row is the same bit for bit whatever rows
 accompany it; ``exact_attention`` does the same for attention. Products that share their rows
@@ -25,15 +28,22 @@ from numpy.typing import NDArray
 
 from dsbd_export.weighted_layers import Linear, Store, replace_node, shape_of, weight_chunks
 
-_STEPS = np.float32(127)
+_STEPS, _ZERO_POINT = np.float32(127), np.uint8(128)
 
 
 @dataclass(frozen=True)
 class QuantizedRows:
-    """Rows as uint8 around 128, (..., in), and what 127 stands for, (..., 1) float32."""
+    """Rows as uint8 around 128.
+
+    Attributes:
+        integers: (1, S, in), or (..., in).
+        largest: what 127 stands for, (S,) float32, or (..., 1).
+        has_axis: whether it is (S,), along axis 1.
+    """
 
     integers: ir.Value
     largest: ir.Value
+    has_axis: bool
 
 
 class DynamicQuantizer:
@@ -43,6 +53,7 @@ class DynamicQuantizer:
         self._graph = graph
         self._store = Store(graph)
         self._rows: dict[ir.Value, QuantizedRows] = {}
+        self._points: dict[str, ir.Value] = {}  # see ``_zero_points``
 
     def quantize_linear(self, linear: Linear, *, is_shared: bool) -> None:
         """Replace a product; ``is_shared``: an embedding reads the same weight, (out, in)."""
@@ -50,8 +61,12 @@ class DynamicQuantizer:
         tape = ir.tape.Tape()
         integers, steps = self._weight(linear, tape, is_shared)
         products = tape.op("MatMulInteger", [rows.integers, integers, self._zero_point()])
-        result = tape.op("Cast", [products], {"to": ir.DataType.FLOAT})
-        result = tape.op("Mul", [tape.op("Mul", [result, rows.largest]), steps])
+        if rows.has_axis:
+            result = tape.op("DequantizeLinear", [products, rows.largest], {"axis": 1})
+        else:
+            result = tape.op("Cast", [products], {"to": ir.DataType.FLOAT})
+            result = tape.op("Mul", [result, rows.largest])
+        result = tape.op("Mul", [result, steps])
         if linear.bias is not None:
             result = tape.op("Add", [result, linear.bias])
         replace_node(self._graph, linear.node, tape, result)
@@ -72,21 +87,42 @@ class DynamicQuantizer:
         rows = linear.rows
         if rows not in self._rows:
             tape = ir.tape.Tape()
-            step = self._store.constant("step", np.array(1 / _STEPS, np.float32))
-            magnitudes = tape.op("Abs", [rows])
-            largest = tape.op("ReduceMax", [magnitudes, self._last_axis()], {"keepdims": 1})
-            if linear.may_lack_rows:
-                # Without rows onnxruntime 1.31 gives (0, in) instead of (0, 1).
-                zero, one = (
-                    self._store.constant(f"to_{n}", np.array([n], np.int64)) for n in (0, 1)
-                )
-                largest = tape.op("Slice", [largest, zero, one, self._last_axis()])
-            # A row of zeros: 0 / 0 becomes some integer, and its products are multiplied by 0.
-            shares = tape.op("Div", [rows, largest])
-            integers = tape.op("QuantizeLinear", [shares, step, self._zero_point()])
+            if is_by_row(rows) and not linear.may_lack_rows:
+                self._rows[rows] = self._by_row(rows, tape)
+            else:
+                self._rows[rows] = self._by_last_axis(linear, tape)
             self._graph.insert_before(linear.node, tape.nodes)
-            self._rows[rows] = QuantizedRows(integers, largest)
         return self._rows[rows]
+
+    def _by_row(self, rows: ir.Value, tape: ir.tape.Tape) -> QuantizedRows:
+        """Return quantized rows, (1, S, in), whose scales are along axis 1."""
+        others = self._store.constant("all_but_rows", np.array([0, 2], np.int64))
+        largest = tape.op("ReduceMax", [tape.op("Abs", [rows]), others], {"keepdims": 0})
+        # A row of zeros: 0 / 0 becomes some integer, and its products are multiplied by 0.
+        inputs = [rows, tape.op("Mul", [largest, self._step()]), self._zero_points(rows, tape)]
+        return QuantizedRows(tape.op("QuantizeLinear", inputs, {"axis": 1}), largest, has_axis=True)
+
+    def _by_last_axis(self, linear: Linear, tape: ir.tape.Tape) -> QuantizedRows:
+        """Return quantized rows of any shape, divided by their largest; they may be none."""
+        rows = linear.rows
+        magnitudes = tape.op("Abs", [rows])
+        largest = tape.op("ReduceMax", [magnitudes, self._last_axis()], {"keepdims": 1})
+        if linear.may_lack_rows:
+            # Without rows onnxruntime 1.31 gives (0, in) instead of (0, 1).
+            zero, one = (self._store.constant(f"to_{n}", np.array([n], np.int64)) for n in (0, 1))
+            largest = tape.op("Slice", [largest, zero, one, self._last_axis()])
+        inputs = [tape.op("Div", [rows, largest]), self._step(), self._zero_point()]
+        return QuantizedRows(tape.op("QuantizeLinear", inputs), largest, has_axis=False)
+
+    def _zero_points(self, rows: ir.Value, tape: ir.tape.Tape) -> ir.Value:
+        """Return the zero point of every row, (S,) uint8; the same for rows that are as many."""
+        assert rows.shape is not None  # they are by row
+        number = str(rows.shape[1])
+        if number not in self._points:
+            shape = tape.op("Shape", [rows], {"start": 1, "end": 2})
+            value = ir.tensor(np.array([_ZERO_POINT]))
+            self._points[number] = tape.op("ConstantOfShape", [shape], {"value": value})
+        return self._points[number]
 
     def _weight(
         self, linear: Linear, tape: ir.tape.Tape, is_shared: bool
@@ -127,10 +163,18 @@ class DynamicQuantizer:
         return self._store.derived(weight, name, scales, ir.DataType.FLOAT, shape)
 
     def _zero_point(self) -> ir.Value:
-        return self._store.constant("zero_point", np.array(128, np.uint8))
+        return self._store.constant("zero_point", np.array(_ZERO_POINT))
+
+    def _step(self) -> ir.Value:
+        return self._store.constant("step", np.array(1 / _STEPS, np.float32))
 
     def _last_axis(self) -> ir.Value:
         return self._store.constant("last_axis", np.array([-1], np.int64))
+
+
+def is_by_row(rows: ir.Value) -> bool:
+    """Return whether rows are known to be (1, S, in)."""
+    return rows.shape is not None and len(rows.shape) == 3 and rows.shape[0] == 1
 
 
 def channel_scales(weight: NDArray[Any], in_axis: int) -> NDArray[np.float32]:
