@@ -30,7 +30,7 @@ from dsbd_export.feature_draft.config import default_layers
 from dsbd_export.fold_graph import write_fold_graph
 from dsbd_export.gather_head import add_gather_head
 from dsbd_export.graph_checks import check_for_tensorrt
-from dsbd_export.merged_products import merge_products
+from dsbd_export.merged_products import merge_products, transpose_before_split
 from dsbd_export.model_source import SourceOf, source_of
 from dsbd_export.optimize import group_query_heads
 from dsbd_export.pair import (
@@ -328,6 +328,9 @@ def _graph_passes(
     def quantize(graph: ir.Model) -> str:
         return str(quantize_graph(graph, config.quantized_form, is_exact=is_exact, rows=rows))
 
+    def turn(graph: ir.Model) -> str:
+        return f"heads of {transpose_before_split(graph.graph)} layers are transposed at once"
+
     passes: list[GraphPass] = [
         (
             "merging products",
@@ -344,6 +347,7 @@ def _graph_passes(
         passes.append(("taking operators of CUDA", use_cuda_operators))
     if config.quantized_form != "none":
         passes.append(("quantizing products", quantize))
+    passes.append(("turning heads", turn))
     return passes
 
 

@@ -11,7 +11,7 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from dsbd_export.merged_products import merge_products
+from dsbd_export.merged_products import merge_products, transpose_before_split
 
 IN, ROWS = 32, 5
 SIZES = {"query": 24, "key": 8, "value": 8}
@@ -38,14 +38,18 @@ def products(kind: str, prefix: str, rows: str, *, bias: bool = False):
 
 
 def graph_of(nodes, weights, outputs, inputs=("x",)) -> onnx.ModelProto:
-    """Return a graph that ends in a head, so that no product of interest is the last one."""
+    """Return a graph that ends in a head, so that no product of interest is the last one.
+
+    weights: by name the shape, of random ones, or the array.
+    """
     rng = np.random.default_rng(0)
     weights = weights | {"head.weight": (IN, 16)}
     nodes = [*nodes, helper.make_node("MatMul", [inputs[0], "head.weight"], ["logits"])]
-    tensors = [
-        numpy_helper.from_array(rng.standard_normal(shape, dtype=np.float32), name)
-        for name, shape in weights.items()
-    ]
+    arrays = {
+        name: rng.standard_normal(value, dtype=np.float32) if isinstance(value, tuple) else value
+        for name, value in weights.items()
+    }
+    tensors = [numpy_helper.from_array(array, name) for name, array in arrays.items()]
     graph = helper.make_graph(
         nodes,
         "graph",
@@ -134,3 +138,64 @@ def test_an_exported_layer_has_four_products(exported):
         splits = [node for node in graph.node if node.op_type == "Split"]
         assert len(splits) == 2 * num_layers  # query, key and value; gate and up
         assert sum("merged." in tensor.name for tensor in graph.initializer) >= 2 * num_layers
+
+
+WIDTH = 4
+HEADS = {name: size // WIDTH for name, size in SIZES.items()}
+
+
+def with_heads(*, widths=(WIDTH, WIDTH, WIDTH), perm=(0, 2, 1, 3), reader=None):
+    """Return a graph of three products, each turned to heads by rows; ``reader`` reads one too."""
+    nodes, weights = products("MatMul", "", "x")
+    outputs, known = [], []
+    for (name, size), width in zip(SIZES.items(), widths, strict=True):
+        heads, shape, rows = f"{name}.heads", f"{name}.shape", f"{name}.turned"
+        weights[shape] = np.array([1, -1, size // width, width], np.int64)
+        nodes += [
+            helper.make_node("Reshape", [name, shape], [heads]),
+            helper.make_node("Transpose", [heads], [rows], perm=list(perm)),
+            helper.make_node("Abs", [rows], [f"{name}.read"]),  # as attention would
+        ]
+        outputs.append(f"{name}.read")
+        dims = [1, size // width, "S", width]
+        known.append(helper.make_tensor_value_info(rows, TensorProto.FLOAT, dims))
+    if reader:
+        nodes.append(helper.make_node("Neg", [reader], ["negative"]))
+        outputs.append("negative")
+    model = graph_of(nodes, weights, outputs)
+    model.graph.value_info.extend(known)
+    return model
+
+
+def turned(model: onnx.ModelProto) -> tuple[onnx.ModelProto, int]:
+    changed = ir.from_proto(model)
+    merge_products(changed)
+    number = transpose_before_split(changed.graph)
+    return ir.to_proto(changed), number
+
+
+def test_heads_are_transposed_together():
+    model = with_heads()
+    found, number = turned(model)
+    assert number == 1
+    assert counts(found) == {"MatMul": 2, "Reshape": 1, "Transpose": 1, "Split": 1, "Abs": 3}
+    for one, other in zip(results(found), results(model), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"widths": (4, 4, 8)},
+        {"perm": (0, 2, 3, 1)},
+        {"reader": "key"},
+        {"reader": "value.heads"},
+    ],
+    ids=["widths", "order", "read before", "read between"],
+)
+def test_other_heads_stay(other):
+    model = with_heads(**other)
+    found, number = turned(model)
+    assert number == 0 and counts(found)["Transpose"] == 3
+    for one, two in zip(results(found), results(model), strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-6, atol=1e-6)
