@@ -6,8 +6,10 @@ Each number is computed as before: a column of a product depends on the rows and
 weights, and so do scales by channel and by block. What goes are calls of the engine's kernels, and
 those that quantized products need around them.
 
-Query, key and value are then turned from rows by heads to heads by rows together, before they are
-split: one transposition of (1, S, H + 2 Hkv, D) instead of three.
+On a CPU query, key and value are then turned from rows by heads to heads by rows together, before
+they are split: one transposition of (1, S, H + 2 Hkv, D) instead of three. Not on CUDA, where a
+Split of unequal parts is a kernel of its own for columns alone: else it first copies their sizes
+from the host, four times (counted by tests/cuda_binary).
 """
 
 from __future__ import annotations

@@ -347,7 +347,10 @@ def _graph_passes(
         passes.append(("taking operators of CUDA", use_cuda_operators))
     if config.quantized_form != "none":
         passes.append(("quantizing products", quantize))
-    passes.append(("turning heads", turn))
+    if (
+        config.quantize == INT8_ROWS
+    ):  # never on CUDA, whose Split copies sizes there unless by columns
+        passes.append(("turning heads", turn))
     return passes
 
 

@@ -38,7 +38,7 @@ def test_a_layer_has_fewer_nodes(for_cuda, exported, role, num_layers):
     found, before = operators(for_cuda, role), operators(exported, role)
     assert (found[FUSED_NORM], found["RMSNormalization"]) == (2 * num_layers, 1)
     assert before["Add"] == 2 * num_layers and found["Add"] == 0
-    assert found["Transpose"] == before["Transpose"] == 2 * num_layers  # heads, there and back
+    assert found["Transpose"] == before["Transpose"] == 4 * num_layers  # heads, there and back
     assert found["Split"] == before["Split"] and found["Where"] == 1
     assert f"{role}: {2 * num_layers} norms take their sums, 1 masks are added" in for_cuda.report
 
