@@ -174,6 +174,10 @@ class HeadOutput:
     row_shape: tuple[int, ...]
     by_pair: bool = False
 
+    def shape(self, num_logit_rows: int, num_pairs: int) -> tuple[int, ...]:
+        """Return its shape for R logit rows and N pairs."""
+        return (num_pairs if self.by_pair else num_logit_rows, *self.row_shape)
+
 
 def parse_num_top_logits(kind: str) -> int:
     """Return K of "topk:K", 0 of "full" and "gather"; raise ValueError for any other text."""
@@ -219,9 +223,7 @@ def empty_outputs(
 ) -> dict[str, NDArray[Any]]:
     """Return uninitialised arrays for the outputs of R logit rows and N pairs, by name."""
     return {
-        output.name: np.empty(
-            (num_pairs if output.by_pair else num_logit_rows, *output.row_shape), output.dtype
-        )
+        output.name: np.empty(output.shape(num_logit_rows, num_pairs), output.dtype)
         for output in head
     }
 

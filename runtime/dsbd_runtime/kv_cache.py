@@ -51,6 +51,7 @@ class KVCache:
     ) -> None:
         """Take the smallest capacity: that of no rows in ``bucket``."""
         self.capacity = bucket(0)
+        self._row_bytes = row_bytes(caches)
         self.buffers: dict[tuple[int, str], NDArray[np.generic]] = {
             (cache.layer, part): np.zeros(
                 cache.shape(part, self.capacity), NUMPY_DTYPES[cache.dtype]
@@ -61,7 +62,7 @@ class KVCache:
     @property
     def num_bytes(self) -> int:
         """Bytes that all buffers take now."""
-        return sum(buffer.nbytes for buffer in self.buffers.values())
+        return self.capacity * self._row_bytes
 
     def resize(self, capacity: int, num_used: int) -> None:
         """Give every buffer ``capacity`` rows and keep the first ``num_used``; the rest is zero.

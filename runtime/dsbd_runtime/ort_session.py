@@ -26,7 +26,8 @@ from dsbd_runtime.encoder_entry import (
 from dsbd_runtime.errors import BundleError, CapacityError, EngineError
 from dsbd_runtime.features import HostFeatures, ReadFeatures, host_rows
 from dsbd_runtime.full_logits import HostLogits
-from dsbd_runtime.graph import check_graph, empty_outputs
+from dsbd_runtime.graph import check_graph
+from dsbd_runtime.host_values import HostValues
 from dsbd_runtime.huge_pages import huge_pages
 from dsbd_runtime.kv_cache import NUMPY_DTYPES, KVCache, bucket_capacity
 from dsbd_runtime.manifest import ModelEntry
@@ -46,8 +47,8 @@ class OrtSession:
 
     Each cache is one OrtValue bound to both ``past`` and ``present``, so that TensorScatter
     writes in place; the OrtValues share the memory of the numpy buffers, so that ``move_rows``
-    needs no engine call. The bindings of the caches last until their capacity changes. Nothing is
-    copied on the way in (C-contiguous inputs) nor on the way out.
+    needs no engine call. The bindings of the caches last until their capacity changes, those of
+    small inputs and outputs as long as calls have the same size.
     """
 
     def __init__(
@@ -122,6 +123,7 @@ class OrtSession:
             )
         self._recent_bound: dict[str, tuple[int, tuple[int, ...]]] = {}  # see ``_bind_recent``
         self._binding: Any = self._engine.io_binding()
+        self._values = HostValues(self._ort, self._binding)
         self._bind_caches(self._cache)
 
     @property
@@ -193,6 +195,7 @@ class OrtSession:
         # The binding holds the buffers: let go first, so that each can be freed once replaced.
         self._binding.clear_binding_inputs()
         self._binding.clear_binding_outputs()
+        self._values.forget_bound()
         self._num_full_bound = None
         self._recent_bound.clear()
         self._cross = None
@@ -207,13 +210,11 @@ class OrtSession:
         """Append S rows at ``first_row``; return the outputs of the head for the R logit rows."""
         self._open_cache()
         for name, array in _engine_inputs(inputs):
-            self._binding.bind_ortvalue_input(name, self._ort_value(array))
+            self._values.bind_input(name, array)
         if inputs.recent is not None:
             self._bind_recent(inputs.recent)
         forward = inputs.forward
-        outputs = empty_outputs(self._head, len(forward.logit_rows), forward.num_pairs)
-        for name, array in outputs.items():
-            self._binding.bind_ortvalue_output(name, self._ort_value(array))
+        self._values.bind_outputs(self._head, len(forward.logit_rows), forward.num_pairs)
         self._bind_full_logits(len(forward.logit_rows))
         if inputs.features is not None:
             self._bind_features(inputs)
@@ -224,7 +225,7 @@ class OrtSession:
             self._next_options = None
         except Exception as error:  # ONNX Runtime's exceptions share no base but this one
             raise self._call_error(inputs, error) from error
-        return outputs
+        return self._values.take_outputs(self._head)
 
     def read_full_logits(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """Return a copy of all logits of some of the last run's logit rows, (n, V)."""
@@ -380,16 +381,16 @@ def _engine_inputs(inputs: EngineInputs) -> Iterator[tuple[str, NDArray[Any]]]:
     """Yield name and array of each input besides the caches, in the engine's shapes."""
     forward = inputs.forward
     for name, of_rows in graph.ROW_INPUTS.items():
-        yield name, np.ascontiguousarray(of_rows(forward))[None]  # (1, S)
+        yield name, of_rows(forward)[None]  # (1, S)
     yield graph.WRITE_INDICES, np.array([inputs.first_row], np.int64)  # (1,)
-    yield graph.LOGIT_ROWS, np.ascontiguousarray(forward.logit_rows)  # (R,)
+    yield graph.LOGIT_ROWS, forward.logit_rows  # (R,)
     if forward.gather is not None:
-        yield graph.GATHER_ROWS, np.ascontiguousarray(forward.gather.rows)  # (N,)
-        yield graph.GATHER_IDS, np.ascontiguousarray(forward.gather.token_ids)  # (N,)
+        yield graph.GATHER_ROWS, forward.gather.rows  # (N,)
+        yield graph.GATHER_IDS, forward.gather.token_ids  # (N,)
     if inputs.row_positions is not None:
         yield ROW_POSITIONS, inputs.row_positions  # (C,)
     for name, mask in inputs.masks.items():
-        yield name, np.ascontiguousarray(mask)[None, None]  # (1, 1, S, C)
+        yield name, mask[None, None]  # (1, 1, S, C)
 
 
 def _new_cache(model_path: Path, entry: ModelEntry) -> KVCache:

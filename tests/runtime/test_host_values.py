@@ -1,0 +1,127 @@
+"""What stays bound between calls of an engine: values, sizes that come and go, large arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper
+
+import dsbd_runtime.host_values as host_values
+from dsbd_runtime.graph import HeadOutput
+from dsbd_runtime.host_values import HostValues
+
+HEAD = (HeadOutput("doubled", np.float32, (3,)), HeadOutput("total", np.float32, (), by_pair=True))
+
+
+class CountingBinding:
+    """The binding of an engine, and how often something was bound."""
+
+    def __init__(self, binding: Any) -> None:
+        self.binding = binding
+        self.num_bound = 0
+
+    def bind_ortvalue_input(self, name: str, value: Any) -> None:
+        self.num_bound += 1
+        self.binding.bind_ortvalue_input(name, value)
+
+    def bind_ortvalue_output(self, name: str, value: Any) -> None:
+        self.num_bound += 1
+        self.binding.bind_ortvalue_output(name, value)
+
+
+class Engine:
+    """rows (R, 3) float32 -> twice the rows; weights (N,) and index (1,) int64 -> their sum."""
+
+    def __init__(self) -> None:
+        tensor = helper.make_tensor_value_info
+        graph = helper.make_graph(
+            [
+                helper.make_node("Add", ["rows", "rows"], ["doubled"]),
+                helper.make_node("Cast", ["index"], ["number"], to=TensorProto.FLOAT),
+                helper.make_node("Add", ["weights", "number"], ["total"]),
+            ],
+            "graph",
+            [
+                tensor("rows", TensorProto.FLOAT, ["R", 3]),
+                tensor("weights", TensorProto.FLOAT, ["N"]),
+                tensor("index", TensorProto.INT64, [1]),
+            ],
+            [
+                tensor("doubled", TensorProto.FLOAT, ["R", 3]),
+                tensor("total", TensorProto.FLOAT, ["N"]),
+            ],
+        )
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)])
+        model.ir_version = 10
+        self.session = ort.InferenceSession(
+            model.SerializeToString(), providers=["CPUExecutionProvider"]
+        )
+        self.binding = CountingBinding(self.session.io_binding())
+        self.values = HostValues(ort, self.binding)
+
+    def check(self, num_rows: int, num_pairs: int, seed: int) -> dict[str, np.ndarray]:
+        """Make a call and compare what it returns."""
+        rng = np.random.default_rng(seed)
+        rows = rng.normal(size=(3, num_rows)).astype(np.float32).T  # not contiguous
+        weights, index = rng.normal(size=num_pairs).astype(np.float32), np.array([seed])
+        for name, array in (("rows", rows), ("weights", weights), ("index", index)):
+            self.values.bind_input(name, array)
+        self.values.bind_outputs(HEAD, num_rows, num_pairs)
+        self.session.run_with_iobinding(self.binding.binding)
+        found = self.values.take_outputs(HEAD)
+        np.testing.assert_array_equal(found["doubled"], rows + rows)
+        np.testing.assert_array_equal(found["total"], weights + np.float32(seed))
+        return found
+
+
+def test_sizes_that_come_and_go() -> None:
+    engine = Engine()
+    for seed, (num_rows, num_pairs) in enumerate([(1, 1), (4, 2), (1, 1), (0, 0), (1, 2), (4, 2)]):
+        engine.check(num_rows, num_pairs, seed)
+
+
+def test_a_call_of_the_same_size_binds_nothing() -> None:
+    engine = Engine()
+    engine.check(4, 2, 1)
+    num_bound = engine.binding.num_bound
+    engine.check(4, 2, 2)
+    assert engine.binding.num_bound == num_bound == 5
+    engine.check(5, 2, 3)
+    assert engine.binding.num_bound == num_bound + 2  # rows in, rows out
+
+
+def test_results_are_the_caller_s() -> None:
+    engine = Engine()
+    first = engine.check(2, 2, 1)
+    kept = {name: array.copy() for name, array in first.items()}
+    engine.check(2, 2, 2)
+    for name, array in first.items():
+        np.testing.assert_array_equal(array, kept[name])
+
+
+def test_large_arrays_are_bound_as_they_are() -> None:
+    engine = Engine()
+    num_rows = host_values._MOST_BYTES // 12 + 1
+    first = engine.check(num_rows, 1, 1)
+    second = engine.check(num_rows, 1, 2)
+    assert not np.shares_memory(first["doubled"], second["doubled"])
+    engine.check(1, 1, 3)
+
+
+def test_other_sizes_than_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_values, "_MOST_KEPT", 7)
+    engine = Engine()
+    for seed in range(20):
+        engine.check(1 + seed % 5, 1 + seed % 3, seed)
+
+
+def test_a_binding_that_was_cleared() -> None:
+    engine = Engine()
+    engine.check(2, 2, 1)
+    engine.binding.binding.clear_binding_inputs()
+    engine.binding.binding.clear_binding_outputs()
+    engine.values.forget_bound()
+    engine.check(2, 2, 2)
