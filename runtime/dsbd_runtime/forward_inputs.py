@@ -14,6 +14,7 @@ from dsbd_runtime.graph import ATTENTION_MASK, ATTENTION_MASK_SLIDING, GATHER_ID
 
 # A mask is looked at in blocks of this many rows, so that the check makes no second (S, S) array.
 _BLOCK_ROWS = 256
+_FEW = 64  # numbers, which a list tells sooner than numpy, whose code is cold behind an engine call
 _INT64, _BOOL = np.dtype(np.int64), np.dtype(np.bool_)
 _IS_LATER = ~np.tri(_BLOCK_ROWS, dtype=np.bool_)  # (_BLOCK_ROWS, _BLOCK_ROWS)
 
@@ -43,14 +44,10 @@ def check_forward(inputs: Forward, *, num_rows: int, vocab_size: int, context_le
     _check_shape("positions", inputs.positions, (num_new,))
     _check_shape("mask", inputs.mask, (num_new, num_rows + num_new))
     _check_range("token_ids", inputs.token_ids, vocab_size)
-    if (highest := inputs.positions.max()) >= context_length:
-        raise CapacityError(
-            f"position {highest} does not fit, the model was made for {context_length} "
-            f"positions (0 to {context_length - 1}); shorten the prompt or ask for fewer new tokens"
-        )
-    _check_range("positions", inputs.positions, context_length)
+    _check_positions(inputs.positions, context_length)
     _check_range("logit_rows", inputs.logit_rows, num_new)
-    _check_parents_first(inputs.mask, num_rows)
+    if num_new > 1:
+        _check_parents_first(inputs.mask, num_rows)
 
 
 def check_keep(rows: NDArray[np.int64], num_rows: int) -> None:
@@ -98,9 +95,28 @@ def _check_shape(name: str, array: NDArray[Any], expected: tuple[int, ...]) -> N
 
 
 def _check_range(name: str, array: NDArray[np.int64], stop: int) -> None:
-    if array.size and array.view(np.uint64).max() >= stop:  # a negative number is a huge one
+    if not _are_below(array, stop):
         index = int(np.argmax((array < 0) | (array >= stop)))
         raise InputError(f"{name}[{index}] is {array[index]}, expected 0 to {stop - 1}")
+
+
+def _check_positions(positions: NDArray[np.int64], context_length: int) -> None:
+    if _are_below(positions, context_length):
+        return
+    if (highest := positions.max()) >= context_length:
+        raise CapacityError(
+            f"position {highest} does not fit, the model was made for {context_length} "
+            f"positions (0 to {context_length - 1}); shorten the prompt or ask for fewer new tokens"
+        )
+    _check_range("positions", positions, context_length)
+
+
+def _are_below(array: NDArray[np.int64], stop: int) -> bool:
+    """Return whether all numbers are 0 to ``stop - 1``."""
+    if len(array) <= _FEW:
+        numbers = array.tolist()
+        return not numbers or (min(numbers) >= 0 and max(numbers) < stop)
+    return bool(array.view(np.uint64).max() < stop)  # a negative number is a huge one
 
 
 def _check_parents_first(mask: NDArray[np.bool_], num_rows: int) -> None:
