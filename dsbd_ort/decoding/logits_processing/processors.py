@@ -7,95 +7,23 @@ are raw logits, or for rule "search" raw log-probabilities.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.errors import ConstraintError
-from dsbd_ort.decoding.logits_processing.path_states import Nodes, PathTokens, Tokens
+from dsbd_ort.decoding.logits_processing.candidates import (
+    Ban,
+    Candidates,
+    LogitsProcessor,
+    Scores,
+)
+from dsbd_ort.decoding.logits_processing.path_states import Tokens
+from dsbd_ort.decoding.logits_processing.timestamps import Timestamps
 from dsbd_ort.decoding.option_values import shown
-
-Scores = NDArray[np.float64]
-"""(num_paths, n): of all tokens, or of the candidates that an engine with a top-k head returned."""
-
-
-class Candidates:
-    """The next-token candidates of many paths, whose scores processors change.
-
-    Attributes:
-        paths, nodes: the paths are those of these nodes, (num_paths,) int64.
-        tokens: (num_paths, n) int64, -1 behind the last candidate; None: all by id, n = vocab_size.
-        vocab_size: V.
-    """
-
-    def __init__(
-        self, paths: PathTokens, nodes: Nodes, tokens: Tokens | None, vocab_size: int
-    ) -> None:
-        self.paths = paths
-        self.nodes = nodes
-        self.tokens = tokens
-        self.vocab_size = vocab_size
-
-    def of(self, by_token: NDArray[Any]) -> NDArray[Any]:
-        """Return the entries of a (vocab_size,) array that belong to the candidates.
-
-        (num_paths, n), or (1, n) where all tokens are candidates.
-        """
-        return by_token[None] if self.tokens is None else by_token[self.tokens]
-
-    @cached_property
-    def new_counts(self) -> NDArray[np.int64]:
-        """How often each candidate is among its path's new tokens, (num_paths, n) int64."""
-        num_columns = self.vocab_size if self.tokens is None else self.tokens.shape[1]
-        counts = np.zeros((len(self.nodes), num_columns), dtype=np.int64)
-        counts += self.of(self.paths.shared_counts)
-        np.add.at(counts, self.places(*self.paths.own(self.nodes)), 1)
-        return counts
-
-    @property
-    def is_seen(self) -> NDArray[np.bool_]:
-        """Which candidates are in the prompt or in their path, (num_paths, n) bool."""
-        is_seen: NDArray[np.bool_] = (self.new_counts > 0) | self.of(self.paths.prompt_counts > 0)
-        return is_seen
-
-    def places(
-        self, rows: NDArray[np.int64], tokens: Tokens
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return row and column of the candidates among these (path, token) pairs."""
-        if self.tokens is None:
-            return rows, tokens
-        keys, order = self._sorted_keys
-        wanted = rows * self.vocab_size + tokens
-        place = keys.searchsorted(wanted)
-        is_found = keys.take(place, mode="clip") == wanted
-        found = order[place[is_found]]
-        return np.divmod(found, self.tokens.shape[1])
-
-    @cached_property
-    def _sorted_keys(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        assert self.tokens is not None
-        first = np.arange(len(self.tokens))[:, None] * self.vocab_size
-        keys = np.where(self.tokens >= 0, first + self.tokens, -1).ravel()
-        order = keys.argsort()
-        return keys[order], order
-
-
-class LogitsProcessor(Protocol):
-    """A deterministic function of the path that changes the scores of the next token."""
-
-    def process(self, scores: Scores, candidates: Candidates) -> Scores:
-        """Return the changed scores, (num_paths, n); may change ``scores`` in place."""
-
-    def may_raise(self, candidates: Candidates) -> NDArray[np.bool_] | bool:
-        """Return for which paths a score may rise: one bool, or (num_paths,).
-
-        Candidates that a top-k head did not return may then overtake those that it did.
-        """
 
 
 class Bias:
@@ -163,15 +91,7 @@ class CountPenalty:
         return self.presence < 0.0 or self.frequency < 0.0
 
 
-class _Ban:
-    """Base of the processors that forbid tokens: no score rises."""
-
-    def may_raise(self, candidates: Candidates) -> bool:
-        """See LogitsProcessor.may_raise."""
-        return False
-
-
-class NoRepeatNgram(_Ban):
+class NoRepeatNgram(Ban):
     """Forbids the token that would make an n-gram which prompt and path hold already.
 
     What followed each (n-1)-gram of the shared tokens is kept in a table as these grow; the own
@@ -217,7 +137,7 @@ class NoRepeatNgram(_Ban):
         return rows.tolist(), windows[rows, places, -1].tolist()
 
 
-class NoSourceNgram(_Ban):
+class NoSourceNgram(Ban):
     """Forbids the token that would make an n-gram of the source, or of the prompt without one."""
 
     def __init__(self, size: int, source: Sequence[int], vocab_size: int) -> None:
@@ -239,7 +159,7 @@ class NoSourceNgram(_Ban):
         return scores
 
 
-class BadWords(_Ban):
+class BadWords(Ban):
     """Forbids the last token of a sequence of several where the path ends with those before it."""
 
     def __init__(self, sequences: Sequence[Sequence[int]]) -> None:
@@ -255,7 +175,7 @@ class BadWords(_Ban):
         return scores
 
 
-class MinNewTokens(_Ban):
+class MinNewTokens(Ban):
     """Forbids the end-of-sequence tokens until a path has so many new tokens."""
 
     def __init__(self, number: int, eos: Tokens) -> None:
@@ -295,7 +215,7 @@ class ForcedToken:
         return np.asarray(lengths == self._num_tokens)
 
 
-class BeginSuppress(_Ban):
+class BeginSuppress(Ban):
     """Forbids tokens where a path has so many new tokens: as its first, or behind a forced one."""
 
     def __init__(self, tokens: Sequence[int], num_new: int) -> None:
@@ -308,82 +228,6 @@ class BeginSuppress(_Ban):
         rows = np.repeat(begun, len(self._tokens))
         scores[candidates.places(rows, np.tile(self._tokens, len(begun)))] = -np.inf
         return scores
-
-
-class Timestamps:
-    """Whisper's rules of times, which are the tokens behind that of a text without them.
-
-    They come in pairs, but for the first of a path and one before its end, and never decrease; a
-    path begins with one. Where all times together are more probable than the most probable other
-    token, one of them follows (Radford et al. 2022, section 3.8 and their code).
-    """
-
-    def __init__(self, no_timestamps: int, max_initial_index: int | None, lowest_end: int) -> None:
-        """Take the token before the first time, the last time that may be first, and an end.
-
-        lowest_end: the tokens below it are those of texts.
-        """
-        self._first = no_timestamps + 1
-        self._max_initial_index = max_initial_index
-        self._end = lowest_end
-
-    def process(self, scores: Scores, candidates: Candidates) -> Scores:
-        """See LogitsProcessor.process."""
-        paths, nodes = candidates.paths, candidates.nodes
-        for row, (node, num_new) in enumerate(
-            zip(nodes.tolist(), paths.num_new(nodes).tolist(), strict=True)
-        ):
-            tokens = None if candidates.tokens is None else candidates.tokens[row]
-            new = paths.path(node)[paths.num_prompt :] if num_new else np.arange(0)
-            for begin, end in self._forbidden(new):
-                scores[row, _between(tokens, begin, end)] = -np.inf
-            self._prefer_times(scores[row], tokens)
-        return scores
-
-    def _forbidden(self, new: Tokens) -> Iterator[tuple[int, int | None]]:
-        """Yield the first and the end of ranges of tokens that may not follow new ones."""
-        first = self._first
-        yield first - 1, first
-        if not len(new):
-            yield 0, first
-            if self._max_initial_index is not None:
-                yield first + self._max_initial_index + 1, None
-            return
-        is_behind_time = new[-1] >= first
-        is_behind_pair = is_behind_time and (len(new) == 1 or new[-2] >= first)
-        if is_behind_pair:
-            yield first, None
-        elif is_behind_time:
-            yield 0, self._end
-        times = new[new >= first]
-        if len(times):  # the second of a pair may be as the first
-            yield first, int(times[-1]) + (not is_behind_time or is_behind_pair)
-
-    def _prefer_times(self, scores: NDArray[np.float64], tokens: Tokens | None) -> None:
-        """Leave the times alone where they are more probable than every other token.
-
-        scores, tokens: (n,). Of one path; changed in place.
-        """
-        of_times, others = _between(tokens, self._first, None), _between(tokens, 0, self._first)
-        times = scores[of_times]
-        largest = times.max(initial=-np.inf)
-        if largest == -np.inf:
-            return
-        together = largest + np.log(np.exp(times - largest).sum())
-        if together > scores[others].max(initial=-np.inf):
-            scores[others] = -np.inf
-
-    def may_raise(self, candidates: Candidates) -> bool:
-        """Return True: every time counts, also one that a top-k head has left out."""
-        return True
-
-
-def _between(tokens: Tokens | None, begin: int, end: int | None) -> slice | NDArray[np.bool_]:
-    """Return the places of tokens ``begin`` to ``end - 1`` of one path; None: of all from there."""
-    if tokens is None:
-        return slice(begin, end)
-    is_behind = tokens >= begin
-    return is_behind if end is None else is_behind & (tokens < end)
 
 
 UserProcessor = Callable[[NDArray[np.int64], NDArray[np.float64]], NDArray[np.float64]]
@@ -469,14 +313,7 @@ def processors_of(
             config.suppressed_first_ids,
             lambda: BeginSuppress(config.suppressed_first_ids, is_first_forced),
         ),
-        (config.no_timestamps_token_id is not None, lambda: _timestamps(config)),
+        (config.no_timestamps_token_id is not None, lambda: Timestamps.of(config)),
     ]
     found = [make() for is_needed, make in by_need if is_needed]
     return found + [PathFunction(function) for function in config.logits_processors]
-
-
-def _timestamps(config: DecodingConfig) -> Timestamps:
-    no_timestamps = config.no_timestamps_token_id
-    assert no_timestamps is not None  # the caller has asked
-    lowest_end = min(config.eos_ids, default=no_timestamps)
-    return Timestamps(no_timestamps, config.max_initial_timestamp_index, lowest_end)

@@ -18,6 +18,7 @@ from dsbd_ort.decoding.distribution import ListedDistributions
 from dsbd_ort.decoding.errors import ConstraintError
 from dsbd_ort.decoding.logits_processing.allowed_after import AllowedAfter
 from dsbd_ort.decoding.logits_processing.allowed_mass import AllowedMass
+from dsbd_ort.decoding.logits_processing.candidates import Candidates, LogitsProcessor, Scores
 from dsbd_ort.decoding.logits_processing.constraint import Constraint
 from dsbd_ort.decoding.logits_processing.forbidden_tokens import ForbiddenTokens
 from dsbd_ort.decoding.logits_processing.path_states import (
@@ -27,12 +28,7 @@ from dsbd_ort.decoding.logits_processing.path_states import (
     PathTokens,
     Tokens,
 )
-from dsbd_ort.decoding.logits_processing.processors import (
-    Candidates,
-    LogitsProcessor,
-    Scores,
-    processors_of,
-)
+from dsbd_ort.decoding.logits_processing.processors import processors_of
 from dsbd_ort.decoding.option_values import shown
 from dsbd_ort.decoding.warp import Warp
 

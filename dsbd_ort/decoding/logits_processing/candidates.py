@@ -1,0 +1,96 @@
+"""Next-token candidates of many paths, and what a logits processor is."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsbd_ort.decoding.logits_processing.path_states import Nodes, PathTokens, Tokens
+
+Scores = NDArray[np.float64]
+"""(num_paths, n): of all tokens, or of the candidates that an engine with a top-k head returned."""
+
+
+class Candidates:
+    """The next-token candidates of many paths, whose scores processors change.
+
+    Attributes:
+        paths, nodes: the paths are those of these nodes, (num_paths,) int64.
+        tokens: (num_paths, n) int64, -1 behind the last candidate; None: all by id, n = vocab_size.
+        vocab_size: V.
+    """
+
+    def __init__(
+        self, paths: PathTokens, nodes: Nodes, tokens: Tokens | None, vocab_size: int
+    ) -> None:
+        self.paths = paths
+        self.nodes = nodes
+        self.tokens = tokens
+        self.vocab_size = vocab_size
+
+    def of(self, by_token: NDArray[Any]) -> NDArray[Any]:
+        """Return the entries of a (vocab_size,) array that belong to the candidates.
+
+        (num_paths, n), or (1, n) where all tokens are candidates.
+        """
+        return by_token[None] if self.tokens is None else by_token[self.tokens]
+
+    @cached_property
+    def new_counts(self) -> NDArray[np.int64]:
+        """How often each candidate is among its path's new tokens, (num_paths, n) int64."""
+        num_columns = self.vocab_size if self.tokens is None else self.tokens.shape[1]
+        counts = np.zeros((len(self.nodes), num_columns), dtype=np.int64)
+        counts += self.of(self.paths.shared_counts)
+        np.add.at(counts, self.places(*self.paths.own(self.nodes)), 1)
+        return counts
+
+    @property
+    def is_seen(self) -> NDArray[np.bool_]:
+        """Which candidates are in the prompt or in their path, (num_paths, n) bool."""
+        is_seen: NDArray[np.bool_] = (self.new_counts > 0) | self.of(self.paths.prompt_counts > 0)
+        return is_seen
+
+    def places(
+        self, rows: NDArray[np.int64], tokens: Tokens
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return row and column of the candidates among these (path, token) pairs."""
+        if self.tokens is None:
+            return rows, tokens
+        keys, order = self._sorted_keys
+        wanted = rows * self.vocab_size + tokens
+        place = keys.searchsorted(wanted)
+        is_found = keys.take(place, mode="clip") == wanted
+        found = order[place[is_found]]
+        return np.divmod(found, self.tokens.shape[1])
+
+    @cached_property
+    def _sorted_keys(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        assert self.tokens is not None
+        first = np.arange(len(self.tokens))[:, None] * self.vocab_size
+        keys = np.where(self.tokens >= 0, first + self.tokens, -1).ravel()
+        order = keys.argsort()
+        return keys[order], order
+
+
+class LogitsProcessor(Protocol):
+    """A deterministic function of the path that changes the scores of the next token."""
+
+    def process(self, scores: Scores, candidates: Candidates) -> Scores:
+        """Return the changed scores, (num_paths, n); may change ``scores`` in place."""
+
+    def may_raise(self, candidates: Candidates) -> NDArray[np.bool_] | bool:
+        """Return for which paths a score may rise: one bool, or (num_paths,).
+
+        Candidates that a top-k head did not return may then overtake those that it did.
+        """
+
+
+class Ban:
+    """Base of the processors that forbid tokens: no score rises."""
+
+    def may_raise(self, candidates: Candidates) -> bool:
+        """See LogitsProcessor.may_raise."""
+        return False

@@ -1,0 +1,96 @@
+"""Whisper's rules of times, as a logits processor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsbd_ort.decoding.config import DecodingConfig
+from dsbd_ort.decoding.logits_processing.candidates import Candidates, Scores
+from dsbd_ort.decoding.logits_processing.path_states import Tokens
+
+
+class Timestamps:
+    """Whisper's rules of times, which are the tokens behind that of a text without them.
+
+    They come in pairs, but for the first of a path and one before its end, and never decrease; a
+    path begins with one. Where all times together are more probable than the most probable other
+    token, one of them follows (Radford et al. 2022, section 3.8 and their code).
+    """
+
+    def __init__(self, no_timestamps: int, max_initial_index: int | None, lowest_end: int) -> None:
+        """Take the token before the first time, the last time that may be first, and an end.
+
+        lowest_end: the tokens below it are those of texts.
+        """
+        self._first = no_timestamps + 1
+        self._max_initial_index = max_initial_index
+        self._end = lowest_end
+
+    @classmethod
+    def of(cls, config: DecodingConfig) -> Timestamps:
+        """Return the rules of a request that has ``no_timestamps_token_id``."""
+        no_timestamps = config.no_timestamps_token_id
+        assert no_timestamps is not None  # the caller has asked
+        lowest_end = min(config.eos_ids, default=no_timestamps)
+        return cls(no_timestamps, config.max_initial_timestamp_index, lowest_end)
+
+    def process(self, scores: Scores, candidates: Candidates) -> Scores:
+        """See LogitsProcessor.process."""
+        paths, nodes = candidates.paths, candidates.nodes
+        for row, (node, num_new) in enumerate(
+            zip(nodes.tolist(), paths.num_new(nodes).tolist(), strict=True)
+        ):
+            tokens = None if candidates.tokens is None else candidates.tokens[row]
+            new = paths.path(node)[paths.num_prompt :] if num_new else np.arange(0)
+            for begin, end in self._forbidden(new):
+                scores[row, _between(tokens, begin, end)] = -np.inf
+            self._prefer_times(scores[row], tokens)
+        return scores
+
+    def _forbidden(self, new: Tokens) -> Iterator[tuple[int, int | None]]:
+        """Yield the first and the end of ranges of tokens that may not follow new ones."""
+        first = self._first
+        yield first - 1, first
+        if not len(new):
+            yield 0, first
+            if self._max_initial_index is not None:
+                yield first + self._max_initial_index + 1, None
+            return
+        is_behind_time = new[-1] >= first
+        is_behind_pair = is_behind_time and (len(new) == 1 or new[-2] >= first)
+        if is_behind_pair:
+            yield first, None
+        elif is_behind_time:
+            yield 0, self._end
+        times = new[new >= first]
+        if len(times):  # the second of a pair may be as the first
+            yield first, int(times[-1]) + (not is_behind_time or is_behind_pair)
+
+    def _prefer_times(self, scores: NDArray[np.float64], tokens: Tokens | None) -> None:
+        """Leave the times alone where they are more probable than every other token.
+
+        scores, tokens: (n,). Of one path; changed in place.
+        """
+        of_times, others = _between(tokens, self._first, None), _between(tokens, 0, self._first)
+        times = scores[of_times]
+        largest = times.max(initial=-np.inf)
+        if largest == -np.inf:
+            return
+        together = largest + np.log(np.exp(times - largest).sum())
+        if together > scores[others].max(initial=-np.inf):
+            scores[others] = -np.inf
+
+    def may_raise(self, candidates: Candidates) -> bool:
+        """Return True: every time counts, also one that a top-k head has left out."""
+        return True
+
+
+def _between(tokens: Tokens | None, begin: int, end: int | None) -> slice | NDArray[np.bool_]:
+    """Return the places of tokens ``begin`` to ``end - 1`` of one path; None: of all from there."""
+    if tokens is None:
+        return slice(begin, end)
+    is_behind = tokens >= begin
+    return is_behind if end is None else is_behind & (tokens < end)
