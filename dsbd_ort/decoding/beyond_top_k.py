@@ -2,7 +2,8 @@
 
 With top-p or min-p few tokens may be drawn, as a rule all among the K largest: with the row's
 log-normalizer they bound what the others weigh together, and so where the cut lies. A row that they
-do not settle is read whole, as every row is without such a cut.
+do not settle is read whole, as every row is without such a cut; then its 1,024 largest logits
+settle it as a rule, and only a row that they leave open is sorted whole.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from dsbd_ort.decoding.distribution import (
 from dsbd_ort.decoding.warp import Warp
 
 _PRECISION = 1e-5  # of a head's log-normalizer, times the largest logit, as the export demands
+_MANY = 1024  # largest logits of a row that is read whole, tried before it is sorted
 _NEAR = 1e-9  # a cut this near to a token's mass, relatively, is settled by the whole row
 
 
@@ -59,23 +61,43 @@ def distributions_beyond_top_k(
         largest = scores[:, 0].astype(np.float32)
         return DenseDistributions(rows, largest, warp.warped, normalizers), unread
     log_probs[unsettled] = -np.inf
-    raw = scores - normalizers
-    if not warp.top_k:  # in the order of whole rows
+    found = _listed(warp, tokens, log_probs, scores - normalizers)
+    if len(readable):
+        found = found.replaced(readable, _of_whole_rows(warp, rows, normalizers[readable]))
+    return found, unread
+
+
+def _of_whole_rows(
+    warp: Warp, rows: NDArray[np.float32], normalizers: Floats
+) -> ListedDistributions:
+    """Return the distributions of rows, (n, V), whose log-normalizers are (n, 1)."""
+    vocab_size = rows.shape[1]
+    if warp.top_k:
+        tokens, scores = largest_logits(rows, warp.top_k)
+        return _listed(warp, tokens, warp.warped(scores - scores[:, :1]), scores - normalizers)
+    tokens, scores = largest_logits(rows, min(_MANY, vocab_size))
+    log_probs, is_settled = settled(warp, scores, normalizers, vocab_size)
+    open_rows = np.logical_not(is_settled).nonzero()[0]
+    log_probs[open_rows] = -np.inf
+    found = _listed(warp, tokens, log_probs, scores - normalizers)
+    if len(open_rows):
+        scores = rows[open_rows].astype(np.float64)
+        tokens = np.broadcast_to(np.arange(vocab_size), scores.shape)
+        log_probs = warp.warped(scores - scores.max(axis=1, keepdims=True))
+        raw = scores - normalizers[open_rows]
+        found = found.replaced(open_rows, ListedDistributions.of(tokens, log_probs, raw))
+    return found
+
+
+def _listed(
+    warp: Warp, tokens: NDArray[np.int64], log_probs: Floats, raw: Floats
+) -> ListedDistributions:
+    """Return distributions of the tokens of largest logits, (n, K), in the order of whole rows."""
+    if not warp.top_k:  # which is that of the ids
         by_id = tokens.argsort(axis=1)
         tokens = np.take_along_axis(tokens, by_id, axis=1)
-        log_probs = np.take_along_axis(log_probs, by_id, axis=1)
-        raw = np.take_along_axis(raw, by_id, axis=1)
-    found = ListedDistributions.of(tokens, log_probs, raw)
-    if len(readable):
-        if warp.top_k:
-            tokens, scores = largest_logits(rows, warp.top_k)
-        else:
-            tokens = np.broadcast_to(np.arange(vocab_size), rows.shape)
-            scores = rows.astype(np.float64)
-        log_probs = warp.warped(scores - scores.max(axis=1, keepdims=True))
-        raw = scores - normalizers[readable]
-        found = found.replaced(readable, ListedDistributions.of(tokens, log_probs, raw))
-    return found, unread
+        log_probs, raw = (np.take_along_axis(each, by_id, axis=1) for each in (log_probs, raw))
+    return ListedDistributions.of(tokens, log_probs, raw)
 
 
 def settled(

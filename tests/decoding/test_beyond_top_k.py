@@ -9,6 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import dsbd_ort.decoding.beyond_top_k as beyond_top_k
+import dsbd_ort.decoding.warp as warp_module
+from dsbd_forward.logits import AllLogits, DenseLogits, TopLogits
 from dsbd_forward.rows import added_up, largest_logits
 from dsbd_ort.decoding import ConfigError, DecodingConfig, TableModel, decode
 from dsbd_ort.decoding.beyond_top_k import settled
@@ -51,8 +54,12 @@ def decoded(models, seed, options):
 
 @pytest.mark.parametrize("warp", WARPS, ids=str)
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=str)
-def test_the_tokens_are_those_of_all_logits(strategy, warp):
-    """Alone of a forward, and where a later part of it has overwritten the first rows."""
+def test_the_tokens_are_those_of_all_logits(strategy, warp, monkeypatch):
+    """Alone of a forward, and where a later part of it has overwritten the first rows.
+
+    Rows that are read whole are settled by 12 of their logits, or sorted whole.
+    """
+    monkeypatch.setattr(beyond_top_k, "_MANY", 12)
     for seed in range(4):
         dense = TableModel(VOCAB, TARGET), TableModel(VOCAB, DRAFT)
         wanted = decoded(dense, seed, strategy | warp).sequences
@@ -153,3 +160,32 @@ def test_rows_whose_nucleus_is_among_the_largest_are_settled(temperature):
     could_be = ~np.isfinite(warp.warped(of_all - of_all[:, :1])[:, 63:]).any(axis=1)
     is_settled = settled(warp, scores, added_up(logits), 2000)[1]
     assert could_be.mean() > 0.3 and is_settled.sum() > 0.9 * could_be.sum()
+
+
+def test_a_row_that_few_logits_leave_open_is_not_sorted_whole(monkeypatch):
+    """One of 5,000 tokens whose 64 best have half of the mass, and one whose 1,024 have."""
+    rng = np.random.default_rng(5)
+    wide, flat = 3.0 * rng.normal(size=5000), 0.01 * rng.normal(size=5000)
+    logits = np.stack([wide, flat]).astype(np.float32)
+    ids, top = largest_logits(logits, 64)
+    kept = AllLogits(logits)
+    rows = TopLogits(ids, top.astype(np.float32), added_up(logits)[:, 0].astype(np.float32), kept)
+    warp = Warp(temperature=1.0, top_k=0, top_p=0.9)
+    sorted_whole = []
+    cut = warp_module._cut_top_p
+
+    def counted(log_probs, top_p):
+        sorted_whole.append(log_probs.shape)
+        return cut(log_probs, top_p)
+
+    monkeypatch.setattr(warp_module, "_cut_top_p", counted)
+    found, unread = beyond_top_k.distributions_beyond_top_k(warp, rows, 5000)
+    assert sorted_whole == [(1, 5000)] and not len(unread)
+    wanted = warp.distributions(DenseLogits(logits))
+    for row in range(2):
+        one, other = found[row], wanted[row]
+        drawn = np.flatnonzero(other.log_probs > -np.inf)
+        assert len(drawn) > 64
+        np.testing.assert_array_equal(one.tokens, drawn)
+        np.testing.assert_allclose(one.log_probs, other.log_probs[drawn], rtol=0, atol=1e-5)
+        np.testing.assert_allclose(one.raw_log_probs, other.raw_log_probs[drawn], rtol=0, atol=1e-5)
