@@ -11,12 +11,22 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, ClassVar, Protocol
 
 from lab.peers.catalog import PeerError
-from lab.peers.runners.serve import Asked, Job
+from lab.peers.runners.serve import Asked
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+class RunnerJob(Protocol):
+    """A dataclass that says what a runner opens, in the words of its protocol."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def num_threads(self) -> int:
+        """Of the tool."""
 
 
 class RunnerProcess:
@@ -26,7 +36,7 @@ class RunnerProcess:
         self,
         python: Path,
         runner: str,
-        job: Job,
+        job: RunnerJob,
         log: Path,
         *,
         package: str = "lab.peers.runners",
@@ -84,17 +94,22 @@ class RunnerProcess:
 
     def convert(self) -> None:
         """Have the tool convert the checkpoints into the job's folder."""
-        self._ask("convert", dataclasses.asdict(self._job))
+        self.ask("convert", dataclasses.asdict(self._job))
 
     def open(self) -> dict[str, Any]:
         """Load the models; return version and settings."""
-        return self._ask("open", dataclasses.asdict(self._job))
+        return self.ask("open", dataclasses.asdict(self._job))
 
     def generate(self, asked: Asked) -> dict[str, Any]:
         """Return token_ids, num_iterations, seconds and peak_bytes of one request."""
-        return self._ask("generate", dataclasses.asdict(asked))
+        return self.ask("generate", dataclasses.asdict(asked))
 
-    def _ask(self, verb: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    def ask(self, verb: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Return the answer to a verb of the runner's protocol.
+
+        Raises:
+            PeerError: there is none, or it is an error.
+        """
         assert self._process.stdin is not None and self._process.stdout is not None  # pipes
         timer = threading.Timer(self._timeout_s, self._process.kill)
         timer.start()

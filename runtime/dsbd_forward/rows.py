@@ -14,6 +14,7 @@ Ints = NDArray[np.int64]
 
 _BLOCK = 1 << 16  # logits looked at together: they and a copy fit the processor's cache
 _SUMMED_TOGETHER = 128  # columns
+_NUM_PARTS = 512  # of a row: a multiple of what one instruction compares
 
 
 def added_up(logits: NDArray[np.float32]) -> Floats:
@@ -56,8 +57,7 @@ def largest_columns(scores: NDArray[np.floating], number: int) -> Ints:
     scores: (num_rows, n > number). Returns (num_rows, number) int64.
     """
     num_rows, num_columns = scores.shape
-    last = num_columns - number
-    threshold = np.partition(scores, last, axis=1)[:, last, None]
+    threshold = _least_of_largest(scores, number)
     is_chosen = scores >= threshold
     chosen = is_chosen.ravel().nonzero()[0]
     if len(chosen) > number * num_rows:  # some tie with the last
@@ -69,6 +69,32 @@ def largest_columns(scores: NDArray[np.floating], number: int) -> Ints:
     columns: Ints = chosen.reshape(num_rows, number)
     columns -= np.arange(0, scores.size, num_columns)[:, None]
     return columns
+
+
+def _least_of_largest(scores: NDArray[np.floating], number: int) -> NDArray[np.floating]:
+    """Return the ``number``-th largest entry of each row, (num_rows, 1).
+
+    Of wide rows it is sought among few entries: those that are not below the ``number``-th of the
+    maxima of interleaved parts, each of which is an entry. To partition a whole row takes several
+    times as long, and most where many entries are equal, as those of forbidden tokens.
+    """
+    num_columns = scores.shape[1]
+    if number > _NUM_PARTS // 2 or num_columns < 4 * _NUM_PARTS:
+        last = num_columns - number
+        return np.partition(scores, last, axis=1)[:, last, None]
+    whole = num_columns // _NUM_PARTS * _NUM_PARTS
+    maxima = scores[:, :whole].reshape(len(scores), -1, _NUM_PARTS).max(axis=1)
+    bounds = np.partition(maxima, _NUM_PARTS - number, axis=1)[:, _NUM_PARTS - number]
+    found = np.empty((len(scores), 1), scores.dtype)
+    for index, (row, bound) in enumerate(zip(scores, bounds, strict=True)):
+        kept = row[row > bound] if bound == -np.inf else row[row >= bound]
+        if len(kept) >= number:
+            found[index] = np.partition(kept, len(kept) - number)[len(kept) - number]
+        elif bound == -np.inf:  # fewer entries are above it than wanted
+            found[index] = bound
+        else:  # NaN, which nothing is above
+            found[index] = np.partition(row, num_columns - number)[num_columns - number]
+    return found
 
 
 def finite(largest: Any) -> Any:

@@ -5,7 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dsbd_forward.rows import added_up, largest_logits, log_normalised, row_sums
+from dsbd_forward.rows import (
+    added_up,
+    largest_columns,
+    largest_logits,
+    log_normalised,
+    row_sums,
+)
 from dsbd_ort.decoding.logits_processing.allowed_after import AllowedAfter
 from dsbd_ort.decoding.logits_processing.constraint import TokenLists
 
@@ -43,6 +49,36 @@ def test_the_largest_logits_are_in_the_order_of_a_top_k_head() -> None:
     tokens, found = largest_logits(logits, 3)
     assert tokens.tolist() == [[1, 2, 3], [0, 1, 2]]
     assert found.dtype == np.float64 and found.tolist() == [[3, 3, 2], [0, 0, 0]]
+
+
+def wide_rows(kind: str) -> np.ndarray:
+    """Rows of a large vocabulary, as processors leave them."""
+    rng = np.random.default_rng(3)
+    scores = rng.normal(size=(4, 9001))
+    if kind == "few differ":
+        scores = np.round(scores)
+    elif kind == "float32":
+        scores = scores.astype(np.float32)
+    elif kind == "the end allowed":
+        scores[:, :8990] = -np.inf
+    elif kind == "one allowed":
+        scores[[0, 2], :8999] = scores[[0, 2], 9000:] = -np.inf
+    elif kind == "all forbidden":
+        scores[1] = -np.inf
+    elif kind == "growing":
+        scores = np.sort(scores, axis=1)
+    return scores
+
+
+KINDS = ("any", "few differ", "float32", "the end allowed", "one allowed", "all forbidden")
+
+
+@pytest.mark.parametrize("number", [1, 7, 10, 256, 257, 9000])
+@pytest.mark.parametrize("kind", [*KINDS, "growing"])
+def test_the_largest_columns_of_wide_rows(kind: str, number: int) -> None:
+    scores = wide_rows(kind)
+    wanted = np.sort((-scores).argsort(axis=1, kind="stable")[:, :number], axis=1)
+    np.testing.assert_array_equal(largest_columns(scores, number), wanted)
 
 
 def test_listed_tokens_are_by_id_whatever_the_other_rows_are() -> None:

@@ -150,7 +150,7 @@ def _timed(generate: Generate, asked: Asked) -> dict[str, Any]:
         "sequences": _plain(answered.sequences),
         "scores": answered.scores and [float(score) for score in answered.scores],
         "seconds": seconds,
-        "peak_bytes": _peak_bytes(),
+        "peak_bytes": peak_bytes(),
     }
 
 
@@ -159,7 +159,7 @@ def _plain(sequences: list[list[int]] | None) -> list[list[int]] | None:
     return sequences and [[int(token) for token in sequence] for sequence in sequences]
 
 
-def _peak_bytes() -> int:
+def peak_bytes() -> int:
     """Return the peak resident memory of this process, including mapped file pages."""
     status = Path("/proc/self/status").read_text()
     (kilobytes,) = (line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:"))

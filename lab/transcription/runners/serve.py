@@ -1,0 +1,147 @@
+"""Protocol of the tools that transcribe: JSON lines on stdin, answers as JSON lines on stdout.
+
+Each is run by the Python of another environment, so this file imports the standard library and
+numpy alone.
+
+    {"open": JOB}          ->  {"version": "1.2.1", "settings": "compute_type int8"}
+    {"transcribe": {"path": "a.wav", "language": "en", "num_beams": 5, "timestamps": false}}
+                           ->  {"text": "...", "num_tokens": 12, "seconds": 0.8,
+                                "parts": {"features": 0.01, "encoder": 0.3}, "peak_bytes": 300000000}
+
+A request that fails is answered by {"error": "..."}, and the tool ends.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+import time
+import traceback
+import wave
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lab.peers.runners.serve import peak_bytes
+
+Samples = NDArray[np.float32]
+FEATURES, ENCODER = "features", "encoder"  # what else a transcription takes is the decoder's
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What a tool opens.
+
+    Attributes:
+        folder: as the tool reads it: a checkpoint, its conversion, or our bundle.
+        precision: "fp32" or "int8".
+        num_threads: of the tool; the environment variables of OpenMP say the same.
+    """
+
+    folder: str
+    precision: str
+    num_threads: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """One request; all tools search at temperature 0, without fallback and without previous text.
+
+    Attributes:
+        path: a WAV file of 16 bits, 16 kHz and one channel, read before the clock starts.
+        language: its code.
+        num_beams: 1 is greedy.
+        timestamps: whether texts have times.
+    """
+
+    path: str
+    language: str
+    num_beams: int
+    timestamps: bool
+
+
+Transcribe = Callable[[Samples, Asked], tuple[str, int]]
+"""Returns the text, and how many tokens it has, times included."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opened:
+    """A tool that is ready; ``settings`` say what determines the result, as text."""
+
+    version: str
+    settings: str
+    transcribe: Transcribe
+
+
+class Stopwatch:
+    """Seconds that methods take, by the part of a transcription that they are."""
+
+    def __init__(self) -> None:
+        self.seconds = {FEATURES: 0.0, ENCODER: 0.0}
+
+    def watch(self, owner: type, name: str, part: str) -> None:
+        """Count what a method of a class takes from now on."""
+        own = getattr(owner, name)
+
+        @functools.wraps(own)
+        def timed(*arguments: Any, **options: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return own(*arguments, **options)
+            finally:
+                self.seconds[part] += time.perf_counter() - began
+
+        setattr(owner, name, timed)
+
+
+def serve(open_job: Callable[[Job, Stopwatch], Opened]) -> None:
+    """Answer the requests on stdin until it ends."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever a library prints must not end up between the answers
+    stopwatch, opened = Stopwatch(), None
+    for line in sys.stdin:
+        ((verb, arguments),) = json.loads(line).items()
+        try:
+            if verb == "open":
+                opened = open_job(Job(**arguments), stopwatch)
+                answer = {"version": opened.version, "settings": opened.settings}
+            elif verb == "transcribe" and opened:
+                answer = _timed(opened.transcribe, Asked(**arguments), stopwatch)
+            else:
+                raise ValueError(f"this runner cannot {verb} now")
+        except Exception as error:
+            traceback.print_exc()
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+        if "error" in answer:
+            sys.exit(1)
+
+
+def _timed(transcribe: Transcribe, asked: Asked, stopwatch: Stopwatch) -> dict[str, Any]:
+    samples = read_samples(asked.path)
+    before, began = dict(stopwatch.seconds), time.perf_counter()
+    text, num_tokens = transcribe(samples, asked)
+    seconds = time.perf_counter() - began
+    parts = {part: value - before[part] for part, value in stopwatch.seconds.items()}
+    return {
+        "text": text,
+        "num_tokens": num_tokens,
+        "seconds": seconds,
+        "parts": parts,
+        "peak_bytes": peak_bytes(),
+    }
+
+
+def read_samples(path: str) -> Samples:
+    """Return the samples of a file, (n,) float32 from -1 to 1."""
+    with wave.open(path) as file:
+        if (file.getnchannels(), file.getsampwidth(), file.getframerate()) != (1, 2, 16_000):
+            raise ValueError(f"{path} is no WAV file of one channel, 16 bits and 16 kHz")
+        integers = np.frombuffer(file.readframes(file.getnframes()), "<i2")
+    return integers.astype(np.float32) / 32_768

@@ -1,0 +1,111 @@
+"""Speech whose text is known: what eSpeak NG reads of ``utterances.jsonl``, as WAV files."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+import wave
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from dsbd_ort.speech.audio import SAMPLING_RATE, Samples, read_audio
+from lab.frame.page import ROOT
+
+TEXTS = Path(__file__).with_name("utterances.jsonl")
+_LOUDEST = 32_767
+
+
+@dataclass(frozen=True, kw_only=True)
+class Utterance:
+    """A text and how it is read.
+
+    Attributes:
+        name: of the file; that of a long one begins with "long".
+        language: its code, as Whisper has it.
+        voice: of eSpeak NG; behind a plus sign its variant.
+        words_per_minute: of the voice.
+        text: without digits, which every model writes in its own way.
+    """
+
+    name: str
+    language: str
+    voice: str
+    words_per_minute: int
+    text: str
+
+    @property
+    def is_long(self) -> bool:
+        """Whether it has several windows."""
+        return self.name.startswith("long")
+
+
+@dataclass(frozen=True)
+class Spoken:
+    """An utterance, its file and how many seconds it lasts."""
+
+    utterance: Utterance
+    path: Path
+    seconds: float
+
+
+def utterances(path: Path = TEXTS) -> list[Utterance]:
+    """Return all texts."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return [Utterance(**json.loads(line)) for line in lines]
+
+
+def spoken(folder: Path, texts: Sequence[Utterance], python: Path) -> list[Spoken]:
+    """Return the files of texts in a folder, 16 kHz mono; those that are missing are made.
+
+    python: of an environment with ``espeakng-loader``.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    missing = [each for each in texts if not (folder / f"{each.name}.wav").exists()]
+    if missing:
+        _speak(folder, missing, python)
+    found = []
+    for each in texts:
+        path = folder / f"{each.name}.wav"
+        with wave.open(str(path)) as file:
+            found.append(Spoken(each, path, file.getnframes() / file.getframerate()))
+    return found
+
+
+def _speak(folder: Path, texts: Sequence[Utterance], python: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=folder) as temporary:
+        lines = [
+            json.dumps(
+                {
+                    "text": each.text,
+                    "voice": each.voice,
+                    "words_per_minute": each.words_per_minute,
+                    "path": f"{temporary}/{each.name}.wav",
+                }
+            )
+            for each in texts
+        ]
+        subprocess.run(
+            [str(python), "-m", "lab.transcription.runners.run_espeak"],
+            input="\n".join(lines),
+            text=True,
+            check=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+        for each in texts:
+            own_rate = Path(temporary) / f"{each.name}.wav"
+            resampled = own_rate.with_suffix(".16k.wav")
+            write_wav(resampled, read_audio(own_rate))
+            resampled.rename(folder / own_rate.name)
+
+
+def write_wav(path: Path, samples: Samples) -> None:
+    """Write samples from -1 to 1, (n,) float32 at 16 kHz, as integers of 16 bits."""
+    integers = np.clip(np.rint(samples * _LOUDEST), -_LOUDEST, _LOUDEST).astype("<i2")
+    with wave.open(str(path), "wb") as file:
+        file.setparams((1, 2, SAMPLING_RATE, 0, "NONE", ""))
+        file.writeframes(integers.tobytes())
