@@ -2,12 +2,13 @@
 
 With top-p or min-p few tokens may be drawn, as a rule all among the K largest: with the row's
 log-normalizer they bound what the others weigh together, and so where the cut lies. A row that they
-do not settle is read whole, as every row is without such a cut; then its 1,024 largest logits
-settle it as a rule, and only a row that they leave open is sorted whole.
+do not settle is read whole, as every row is without such a cut; then more of its largest logits
+settle it as a rule, and it is hardly ever sorted whole.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -24,7 +25,7 @@ from dsbd_ort.decoding.distribution import (
 from dsbd_ort.decoding.warp import Warp
 
 _PRECISION = 1e-5  # of a head's log-normalizer, times the largest logit, as the export demands
-_MANY = 1024  # largest logits of a row that is read whole, tried before it is sorted
+_NUMBERS = 256, 4096  # of largest logits, of a row that is read whole
 _NEAR = 1e-9  # a cut this near to a token's mass, relatively, is settled by the whole row
 
 
@@ -63,30 +64,37 @@ def distributions_beyond_top_k(
     log_probs[unsettled] = -np.inf
     found = _listed(warp, tokens, log_probs, scores - normalizers)
     if len(readable):
-        found = found.replaced(readable, _of_whole_rows(warp, rows, normalizers[readable]))
+        found = found.replaced(
+            readable, _of_whole_rows(warp, rows, normalizers[readable], _NUMBERS)
+        )
     return found, unread
 
 
 def _of_whole_rows(
-    warp: Warp, rows: NDArray[np.float32], normalizers: Floats
+    warp: Warp, rows: NDArray[np.float32], normalizers: Floats, numbers: Sequence[int]
 ) -> ListedDistributions:
-    """Return the distributions of rows, (n, V), whose log-normalizers are (n, 1)."""
+    """Return the distributions of rows, (n, V), whose log-normalizers are (n, 1).
+
+    numbers: of largest logits, by so many of which a row is tried before it is sorted whole.
+    """
     vocab_size = rows.shape[1]
     if warp.top_k:
         tokens, scores = largest_logits(rows, warp.top_k)
         return _listed(warp, tokens, warp.warped(scores - scores[:, :1]), scores - normalizers)
-    tokens, scores = largest_logits(rows, min(_MANY, vocab_size))
-    log_probs, is_settled = settled(warp, scores, normalizers, vocab_size)
-    open_rows = np.logical_not(is_settled).nonzero()[0]
-    log_probs[open_rows] = -np.inf
-    found = _listed(warp, tokens, log_probs, scores - normalizers)
-    if len(open_rows):
-        scores = rows[open_rows].astype(np.float64)
+    if not numbers or numbers[0] >= vocab_size:
+        scores = rows.astype(np.float64)
         tokens = np.broadcast_to(np.arange(vocab_size), scores.shape)
         log_probs = warp.warped(scores - scores.max(axis=1, keepdims=True))
-        raw = scores - normalizers[open_rows]
-        found = found.replaced(open_rows, ListedDistributions.of(tokens, log_probs, raw))
-    return found
+        return ListedDistributions.of(tokens, log_probs, scores - normalizers)
+    tokens, scores = largest_logits(rows, numbers[0])
+    log_probs, is_settled = settled(warp, scores, normalizers, vocab_size)
+    unsettled = np.logical_not(is_settled).nonzero()[0]
+    log_probs[unsettled] = -np.inf
+    found = _listed(warp, tokens, log_probs, scores - normalizers)
+    if not len(unsettled):
+        return found
+    others = _of_whole_rows(warp, rows[unsettled], normalizers[unsettled], numbers[1:])
+    return found.replaced(unsettled, others)
 
 
 def _listed(
