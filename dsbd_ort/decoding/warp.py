@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_forward.logits import Logits
-from dsbd_forward.rows import finite, log_normalised, row_sums
+from dsbd_forward.rows import finite, largest_columns, log_normalised, row_sums
 from dsbd_forward.spec import EngineSpec
 from dsbd_ort.decoding.config import DecodingConfig
 from dsbd_ort.decoding.distribution import (
@@ -19,6 +20,7 @@ from dsbd_ort.decoding.distribution import (
 )
 from dsbd_ort.decoding.errors import ConfigError
 
+_NEAR = 1e-9  # sums of the same probabilities that are this near may round to either side
 _FIRST_TOKENS = 128  # of a position that a search looks at before it knows the best
 
 
@@ -113,15 +115,32 @@ class Warp:
         return log_probs
 
 
-def _cut_top_p(log_probs: Floats, top_p: float) -> Floats:
-    """Set all but the smallest set of most probable tokens that reaches ``top_p`` to -inf."""
-    order = np.argsort(-log_probs, axis=1, kind="stable")
-    probs = np.exp(np.take_along_axis(log_probs, order, axis=1))
-    is_cut_sorted = np.cumsum(probs, axis=1) - probs >= top_p  # mass before this token
-    is_cut_sorted[:, 0] = False
-    is_cut = np.empty_like(is_cut_sorted)
-    np.put_along_axis(is_cut, order, is_cut_sorted, axis=1)
-    return np.where(is_cut, -np.inf, log_probs)
+def _cut_top_p(log_probs: Floats, top_p: float, numbers: Sequence[int] = (256, 4096)) -> Floats:
+    """Set all but the smallest set of most probable tokens that reaches ``top_p`` to -inf.
+
+    numbers: of tokens, by so many of which it is tried before all are sorted.
+    """
+    if not numbers or log_probs.shape[1] < 4 * numbers[0]:
+        return _cut_in_order(log_probs, top_p, np.argsort(-log_probs, axis=1, kind="stable"))
+    columns = largest_columns(log_probs, numbers[0])
+    few = np.take_along_axis(log_probs, columns, axis=1)
+    order = np.take_along_axis(columns, np.argsort(-few, axis=1, kind="stable"), axis=1)
+    found = _cut_in_order(log_probs, top_p, order)
+    are_too_few = np.exp(few).sum(axis=1) < top_p + _NEAR
+    if are_too_few.any():
+        found[are_too_few] = _cut_top_p(log_probs[are_too_few], top_p, numbers[1:])
+    return found
+
+
+def _cut_in_order(log_probs: Floats, top_p: float, order: NDArray[np.int64]) -> Floats:
+    """Keep the first tokens of ``order``, (num_rows, n), until they reach ``top_p``."""
+    ordered = np.take_along_axis(log_probs, order, axis=1)
+    probs = np.exp(ordered)
+    is_cut = np.cumsum(probs, axis=1) - probs >= top_p  # mass before this token
+    is_cut[:, 0] = False
+    found = np.full_like(log_probs, -np.inf)
+    np.put_along_axis(found, order, np.where(is_cut, -np.inf, ordered), axis=1)
+    return found
 
 
 def num_searched(config: DecodingConfig) -> int:
