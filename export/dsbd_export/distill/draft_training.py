@@ -32,7 +32,6 @@ from dsbd_export.progress import Report
 
 _NUM_PROMPTS = 64  # of the held-out ones, for the progress
 _SHARE, _SECONDS = 0.025, 20.0  # of the training, that both pass between two lines
-_SOURCES_A_ROUND = 256  # targets are short
 _FIRST_ROUNDS = 4  # of sources, that say which tokens a draft proposes
 _LEARNING_RATE, _LEARNED_AT = 5e-3, 160  # peak at this hidden size; wider drafts learn slower
 
@@ -70,9 +69,9 @@ def pool_of(
 ) -> Pool:
     """Return the pool of a distillation."""
     of_sources: dict[str, Any] = {}
-    if teaching.num_begin:
-        most = teaching.checkpoint.context_length - teaching.num_begin
-        of_sources = {"most_new": min(MOST_NEW, most), "num_answers": _SOURCES_A_ROUND}
+    if (reader := teaching.reader) is not None:
+        most = teaching.checkpoint.context_length - reader.most_begin
+        of_sources = {"most_new": min(MOST_NEW, most), "num_answers": reader.answers_a_round}
     return Pool(
         folder=work.path / "pool",
         texts=teaching.streams.train,
@@ -98,7 +97,7 @@ def tokens_to_propose(
         return None
     checkpoint, streams = teaching.checkpoint, teaching.streams
     counts = np.zeros(checkpoint.vocab_size)
-    reads_sources = teaching.num_begin > 0  # whose tokens are others than those of targets
+    reads_sources = teaching.reader is not None  # whose tokens are others than those of targets
     for tokens in () if reads_sources else (streams.train, streams.train_prompts.tokens):
         counts += np.bincount(tokens, minlength=len(counts))
     if streams.has_chats:

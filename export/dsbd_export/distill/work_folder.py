@@ -4,6 +4,7 @@
     tokenizer/        the target's
     tokens/           of all texts
     held_out/         the target's samples behind held-out prompts
+    windows.bin       features of sound, and in hidden_states/ what the encoder left of it
     pool/             labelled rows
     checkpoint.pt     the latest state of the training
     draft/            the result, until it is moved to its place
@@ -58,6 +59,16 @@ class WorkFolder:
     def held_out(self) -> Path:
         """Return the folder of held-out samples."""
         return self.path / "held_out"
+
+    @property
+    def features(self) -> Path:
+        """Return the file of the features of all windows of sound."""
+        return self.path / "windows.bin"
+
+    @property
+    def hidden_states(self) -> Path:
+        """Return the folder of what the encoder left of windows of sound."""
+        return self.path / "hidden_states"
 
     @property
     def checkpoint(self) -> Path:
