@@ -205,6 +205,32 @@ def test_repetitions_are_sampled(speech_pipe):
     assert best.avg_logprob == pytest.approx(max(first.avg_logprob, *others))
 
 
+@pytest.mark.parametrize("language", ["en", "de"])
+def test_the_best_texts_of_a_window(language, whisper, speech_pipe):
+    samples = sound(1.0, seed=4)
+    options = {"language": language, "num_beams": 4, "num_return_sequences": 3, **FEW}
+    found = speech_pipe.transcribe(samples, **options, **NO_FALLBACK)
+    extractor = WhisperFeatureExtractor.from_pretrained(whisper / "target")
+    features = extractor(samples, sampling_rate=SAMPLING_RATE, return_tensors="pt").input_features
+    with quiet_libraries(), torch.no_grad():
+        wanted = model_of(whisper / "target").generate(features, task="transcribe", **options)
+    texts = [[token for token in row if token != TOKENS.end] for row in wanted.tolist()]
+    begin = [TOKENS.of(name) for name in ("startoftranscript", language, "transcribe")]
+    begin.append(TOKENS.of("notimestamps"))
+    without = [row[len(begin) :] if row[: len(begin)] == begin else row for row in texts]
+    assert [list(each.token_ids) for each in found.alternatives] == without
+    assert found.alternatives[0].token_ids == found.segments[0].token_ids
+    assert {each.seek for each in found.alternatives} == {0}
+
+
+def test_the_best_of_several_samples(speech_pipe):
+    options = {**NO_FALLBACK, **FEW, "temperature": 0.8, "seed": 5, "best_of": 4}
+    found = speech_pipe.transcribe(sound(1.0), num_return_sequences=3, **options).alternatives
+    rated = [each.avg_logprob for each in found]
+    assert len(found) == 3 and rated == sorted(rated, reverse=True)
+    assert not speech_pipe.transcribe(sound(1.0), **options).alternatives
+
+
 def test_windows_of_silence_are_skipped(whisper, speech_pipe):
     samples = sound(2.7, seed=2)
     options = {"num_beams": 1, **FEW}
@@ -348,14 +374,28 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"temperature": "hot"}, "temperature is 'hot'; expected a finite number"),
     ({"logprob_threshold": float("nan")}, "logprob_threshold is nan"),
     ({"return_timestamps": "yes"}, "return_timestamps is 'yes'; expected True or False"),
+    (
+        {"return_timestamps": "word"},
+        "return_timestamps is 'word'; expected True or False; times of words",
+    ),
     ({"initial_prompt": "<|startoftranscript|> now"}, "initial_prompt has the special token 281"),
     ({"initial_prompt": 5}, "initial_prompt is a int; expected a text"),
     ({"best_of": 0}, "best_of is 0; expected a whole number from 1 to 64"),
-    ({"num_return_sequences": 2}, "num_return_sequences is 2, but the windows"),
+    ({"num_return_sequences": 0}, "num_return_sequences is 0; expected a whole number from 1"),
+    ({"num_return_sequences": 6}, "num_return_sequences is 6, but num_beams is 5"),
+    (
+        {"num_return_sequences": 2, "temperature": 0.5},
+        "num_return_sequences is 2, but best_of is 1",
+    ),
+    ({"hot_words": "Kafka"}, "hot_words is a str; expected a list of texts"),
+    ({"hot_words": [" "]}, "hot_words has ' '; expected words or phrases"),
+    ({"hot_words": ["fox " * 99]}, "hot_words has a text of .* tokens"),
+    ({"hot_words": ["<|en|>"]}, "hot_words has '<|en|>', with a special token"),
+    ({"hot_words": ["fox"], "hot_word_gain": -1.0}, "hot_word_gain is -1.0; expected 0 to 100"),
     ({"no_timestamps_token_id": 5}, "no_timestamps_token_id is given, but transcribe decides it"),
     ({"num_beams": 0}, "num_beams is 0; expected at least 1"),
     ({"max_new_tokens": 1000}, "exceed the context of 96"),
-    ({"hot_words": ["Kafka"]}, "unknown option 'hot_words'"),
+    ({"hotwords": ["Kafka"]}, "unknown option 'hotwords'"),
 ]
 
 
