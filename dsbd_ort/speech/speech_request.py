@@ -177,7 +177,7 @@ class SpeechRequest:
         given = {"num_beams": self.num_beams} if 0.0 in self.temperature else {}
         given |= {"best_of": self.best_of} if max(self.temperature) > 0.0 and not given else {}
         for name, value in given.items():
-            if isinstance(value, int) and self.num_return_sequences > value:
+            if isinstance(value, int) and 1 <= value < self.num_return_sequences:
                 raise InputError(
                     f"num_return_sequences is {self.num_return_sequences}, but {name} is {value}: "
                     f"a window has no more texts; raise {name}"
