@@ -106,7 +106,7 @@ def check_spoken(config: DistillConfig, checkpoint: Checkpoint) -> None:
 
 
 class SoundSources:
-    """Sources that are windows of sound; see SourceReader.
+    """Sources that are windows of sound; see SourceRowReader.
 
     Targets begin as requests have it: start, language and task where the model has them, and
     whether times are left out.
@@ -140,7 +140,7 @@ class SoundSources:
         self.most_begin = 2 if speech.languages is None else 4
 
     def begun(self, prompts: Sequence[NDArray[np.integer]], seed: int) -> list[NDArray[np.integer]]:
-        """See SourceReader: half of them are drawn to have times."""
+        """See SourceRowReader: half of them are drawn to have times."""
         have_times = np.random.default_rng(seed).random(len(prompts)) < _SHARE_WITH_TIMES
         return [
             np.array([*prompt, *self._begin(int(prompt[1]), bool(has_times))], np.int64)
@@ -148,23 +148,23 @@ class SoundSources:
         ]
 
     def parted(self, row: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """See SourceReader."""
+        """See SourceRowReader."""
         ids = np.asarray(row, np.int64)
         return ids[:_SOURCE], ids[_SOURCE:]
 
     def begins(self, first_labels: Tensor) -> Tensor:
-        """See SourceReader."""
+        """See SourceRowReader."""
         return torch.full_like(first_labels, _SOURCE)
 
     @torch.no_grad()
     def hidden_states(self, sources: Tensor, is_source: Tensor) -> tuple[Tensor, Tensor | None]:
-        """See SourceReader: all of a window counts."""
+        """See SourceRowReader: all of a window counts."""
         device = sources.device
         return self._hidden(sources[:, 0].tolist()).to(device), None
 
     @torch.no_grad()
     def ruled(self, logits: Tensor, targets: Tensor, num_begin: int) -> Tensor:
-        """See SourceReader: what is suppressed, and the rules of times, by transformers."""
+        """See SourceRowReader: what is suppressed, and the rules of times, by transformers."""
         speech, scores = self._speech, logits[:, -1].clone()
         scores[:, speech.suppress_tokens] = _NEVER
         if targets.shape[1] == num_begin:
@@ -175,11 +175,11 @@ class SoundSources:
         return scores.clamp_min(_NEVER)[:, None]
 
     def num_rows(self, length: int) -> int:
-        """See SourceReader."""
+        """See SourceRowReader."""
         return length + self._speech.num_positions
 
     def request_of(self, row: NDArray[np.integer]) -> tuple[Source, list[int]]:
-        """See SourceReader."""
+        """See SourceRowReader."""
         source, begin = self.parted(row)
         return SoundFeatures(self._features[source[0]].astype(np.float32)), begin.tolist()
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
-from dsbd_export.distill.sources import SourceReader, padded
+from dsbd_export.distill.sources import SourceRowReader, padded
 from dsbd_export.distill.teacher import Draws, Labelled, Sampling, Teacher, TorchDevice
 from dsbd_export.model_loading import cache_name
 
@@ -25,7 +25,7 @@ class SourceTeacher(Teacher):
         vocab_size: int,
         cache_bytes: int,
         device: TorchDevice,
-        reader: SourceReader,
+        reader: SourceRowReader,
     ) -> None:
         """Take a target, and what reads its sources."""
         super().__init__(target, vocab_size, cache_bytes, device)

@@ -15,7 +15,7 @@ from dsbd_export.distill.sounds import Hear, SoundSources, open_windows, write_w
 from dsbd_export.distill.source_teacher import SourceTeacher
 from dsbd_export.distill.sources import (
     MOST_SOURCE,
-    SourceReader,
+    SourceRowReader,
     SourceTokens,
     TextSources,
     target_begin,
@@ -68,7 +68,7 @@ def prepare_source_teaching(
     rows = [*probed.caches, *probed.encoder.cross]
     cache_bytes = BYTES_PER_NUMBER * sum(each.numbers_a_row for each in rows)
     size = checkpoint.vocab_size
-    reader: SourceReader
+    reader: SourceRowReader
     if speech is not None:
         features = open_windows(work.features, speech)
         reader = SoundSources(target, checkpoint, features, work.hidden_states, config)

@@ -1,6 +1,6 @@
 """Sources that a draft of an encoder-decoder learns from: lines of texts, and their tokens on disk.
 
-What rows of a pool say of their sources is the seam ``SourceReader``, of texts here and of windows
+What rows of a pool say of their sources is the seam ``SourceRowReader``: of texts here, of windows
 of sound in ``sounds``.
 
 A source is a line of a file, of a ``.jsonl`` file a string, or an object with a field ``source`` or
@@ -154,7 +154,7 @@ class SourceRows:
     counted: Tensor
 
     @classmethod
-    def of(cls, tokens: Tensor, counted: Tensor, reader: SourceReader) -> SourceRows:
+    def of(cls, tokens: Tensor, counted: Tensor, reader: SourceRowReader) -> SourceRows:
         """Part rows of a pool.
 
         A row [s, s, b, y, y] whose last three count has, with one token b that a target begins
@@ -183,7 +183,7 @@ class SourceRows:
         )
 
 
-class SourceReader(Protocol):
+class SourceRowReader(Protocol):
     """What rows of a pool say of their sources.
 
     Attributes:
@@ -231,7 +231,7 @@ class SourceReader(Protocol):
 
 
 class TextSources:
-    """Sources that are tokens; see SourceReader. Targets all begin with the same."""
+    """Sources that are tokens; see SourceRowReader. Targets all begin with the same."""
 
     spread = 64
     answers_a_round = 256  # targets are short
@@ -242,34 +242,34 @@ class TextSources:
         self.most_begin = num_begin
 
     def begun(self, prompts: Sequence[NDArray[np.integer]], seed: int) -> list[NDArray[np.integer]]:
-        """See SourceReader."""
+        """See SourceRowReader."""
         return [*prompts]
 
     def parted(self, row: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """See SourceReader."""
+        """See SourceRowReader."""
         ids = np.asarray(row, np.int64)
         return ids[: -self.most_begin], ids[-self.most_begin :]
 
     def begins(self, first_labels: Tensor) -> Tensor:
-        """See SourceReader."""
+        """See SourceRowReader."""
         return first_labels - (self.most_begin - 1)
 
     def hidden_states(self, sources: Tensor, is_source: Tensor) -> tuple[Tensor, Tensor | None]:
-        """See SourceReader."""
+        """See SourceRowReader."""
         with torch.no_grad():
             output = self._target.get_encoder()(input_ids=sources, attention_mask=is_source)
         return output.last_hidden_state, is_source
 
     def ruled(self, logits: Tensor, targets: Tensor, num_begin: int) -> Tensor:
-        """See SourceReader."""
+        """See SourceRowReader."""
         return logits
 
     def num_rows(self, length: int) -> int:
-        """See SourceReader."""
+        """See SourceRowReader."""
         return length
 
     def request_of(self, row: NDArray[np.integer]) -> tuple[Source, list[int]]:
-        """See SourceReader."""
+        """See SourceRowReader."""
         source, begin = self.parted(row)
         return tuple(source.tolist()), begin.tolist()
 

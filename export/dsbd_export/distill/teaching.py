@@ -16,7 +16,7 @@ from dsbd_export.checkpoint import Checkpoint
 from dsbd_export.distill.acceptance import MOST_HELD_OUT, HeldOutPrompts, prompt_length
 from dsbd_export.distill.chats import MOST_NEW, MOST_PROMPT, ChatTokens
 from dsbd_export.distill.config import DistillConfig
-from dsbd_export.distill.sources import SourceReader
+from dsbd_export.distill.sources import SourceRowReader
 from dsbd_export.distill.teacher import (
     CHAT_SAMPLING,
     TEXT_SAMPLING,
@@ -58,7 +58,7 @@ class Teaching:
     streams: TokenStreams
     held_out: HeldOutPrompts
     device: TorchDevice
-    reader: SourceReader | None = None
+    reader: SourceRowReader | None = None
 
 
 def prepare_teaching(
