@@ -276,6 +276,32 @@ def test_the_export_shares_the_encoder_and_drafted_is_plain(distilled, target, c
             ]
 
 
+def test_a_kill_loses_no_window_that_was_encoded(target, tmp_path):
+    data = write_sounds(tmp_path / "audio", 24)
+    config = config_of(target, tmp_path, data, draft_vocab=100, steps=2)
+    report = []
+
+    def killed(line):
+        report.append(line)
+        if "the draft proposes" in line and "sampling" not in line:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        distill(config, report=killed, measure_speed=None, hear=heard_windows)
+    work = tmp_path / "draft.work"
+    kept = {path.name: path.stat().st_mtime_ns for path in (work / "hidden_states").iterdir()}
+    assert len(kept) >= 16 and list((work / "pool").iterdir())
+    for file in data.iterdir():
+        file.unlink()  # all that is needed of them is there
+
+    def seen(line):
+        now = {path.name: path.stat().st_mtime_ns for path in (work / "hidden_states").iterdir()}
+        assert kept.items() <= now.items()
+
+    distill(config, report=seen, measure_speed=None, hear=None)
+    assert config.output.is_dir() and not work.exists()
+
+
 @pytest.mark.slow
 def test_speeds_are_measured(distilled, target, tmp_path):
     config, _, _ = distilled

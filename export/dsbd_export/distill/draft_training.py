@@ -73,7 +73,7 @@ def pool_of(
         most = teaching.checkpoint.context_length - reader.most_begin
         of_sources = {"most_new": min(MOST_NEW, most), "num_answers": reader.answers_a_round}
     return Pool(
-        folder=work.path / "pool",
+        folder=work.pool,
         texts=teaching.streams.train,
         prompts=teaching.streams.train_prompts,
         teacher=teaching.teacher,
@@ -104,7 +104,7 @@ def tokens_to_propose(
         report("sampling first answers of the target, for the tokens that the draft proposes")
         pool = pool_of(config, teaching, work, splits_batches=False)
         expected = np.zeros(len(counts))
-        for answers in pool.first_answers(_FIRST_ROUNDS if reads_sources else 1):
+        for answers in pool.first_answers(_num_rounds(teaching)):
             ids, log_probs = answers.ids[answers.counted], answers.log_probs[answers.counted]
             expected += np.bincount(ids.ravel(), np.exp(log_probs).ravel(), len(counts))
         counts += expected * max(1.0, counts.sum() / max(expected.sum(), 1.0))
@@ -115,6 +115,14 @@ def tokens_to_propose(
         f"the draft proposes {len(found):,} of {len(counts):,} tokens, {share:.2%} of what was seen"
     )
     return found
+
+
+def _num_rounds(teaching: Teaching) -> int:
+    """Return how many rounds say which tokens are proposed: more only where they have others."""
+    if teaching.reader is None:
+        return 1
+    num_prompts, a_round = len(teaching.streams.train_prompts), teaching.reader.answers_a_round
+    return min(_FIRST_ROUNDS, -(-num_prompts // a_round))
 
 
 def _observer(

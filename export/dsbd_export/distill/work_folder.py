@@ -61,6 +61,11 @@ class WorkFolder:
         return self.path / "held_out"
 
     @property
+    def pool(self) -> Path:
+        """Return the folder of labelled rows."""
+        return self.path / "pool"
+
+    @property
     def features(self) -> Path:
         """Return the file of the features of all windows of sound."""
         return self.path / "windows.bin"
@@ -107,9 +112,15 @@ class WorkFolder:
                     yield
                     is_over = True
                 finally:
-                    has_work = self.checkpoint.exists() or self.held_out.exists()
-                    if is_over or not has_work:
+                    if is_over or not self._has_work:
                         shutil.rmtree(self.path, ignore_errors=True)
+
+    @property
+    def _has_work(self) -> bool:
+        """Whether something was sampled, encoded or trained."""
+        made = (self.checkpoint, self.held_out, self.pool)
+        encoded = self.hidden_states.is_dir() and any(self.hidden_states.iterdir())
+        return encoded or any(path.exists() for path in made)
 
     def _check_settings(self, config: DistillConfig) -> None:
         """Raise ExportError for a folder of other options; note them in a new one."""
