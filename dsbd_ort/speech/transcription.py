@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_ort.decoding import DecodeResult, DecodingConfig, DecodingRequest
+from dsbd_ort.decoding import STRATEGIES, DecodeResult, DecodingConfig, DecodingRequest
 from dsbd_ort.decoding.logits_processing.allowed_mass import AllowedMass
 from dsbd_ort.decoding.request import DecodedSequence
 from dsbd_ort.decoding.stats import DecodingStats, summed_stats
@@ -261,13 +261,17 @@ class Transcription:
             options["logits_processors"] = (*given, self._hot_words)
         if temperature == 0.0:
             wanted = self._request.num_return_sequences
-            several = {"num_return_sequences": wanted} if wanted > 1 else {}
-            return {**options, "num_beams": self._request.num_beams, **several}
+            more: dict[str, Any] = {"num_return_sequences": wanted} if wanted > 1 else {}
+            strategy = options.get("strategy")
+            if isinstance(strategy, str) and strategy in STRATEGIES:
+                if STRATEGIES[strategy].rule == "sample":  # refused with a sentence at 0
+                    more["temperature"] = temperature
+            return {**options, "num_beams": self._request.num_beams, **more}
         drafts = self._pipeline.has_draft or any(options.get(name) for name in DRAFTING)
         left_out = _OF_BEAMS if drafts else (*_OF_BEAMS, *DRAFTING)
         kept = {name: value for name, value in options.items() if name not in left_out}
-        strategy = "speculative" if drafts else "sample"
-        return {**kept, "strategy": strategy, "temperature": temperature}
+        sampled = "speculative" if drafts else "sample"
+        return {**kept, "strategy": sampled, "temperature": temperature}
 
     def _rated(
         self,

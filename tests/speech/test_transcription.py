@@ -406,6 +406,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"hot_words": ["<|en|>"]}, "hot_words has '<|en|>', with a special token"),
     ({"hot_words": ["fox"], "hot_word_gain": -1.0}, "hot_word_gain is -1.0; expected 0 to 100"),
     ({"no_timestamps_token_id": 5}, "no_timestamps_token_id is given, but transcribe decides it"),
+    ({"strategy": "speculative", "num_beams": 1}, "temperature is 0, but strategy speculative"),
     ({"num_beams": 0}, "num_beams is 0; expected at least 1"),
     ({"max_new_tokens": 1000}, "exceed the context of 96"),
     ({"hotwords": ["Kafka"]}, "unknown option 'hotwords'"),
