@@ -198,14 +198,15 @@ def test_the_teachers_transcripts_and_distributions(has_times, target, model, tm
 def test_hidden_states_are_kept(target, model, tmp_path):
     reader = sources_of(target, model, tmp_path, [speech_like(0.9), noise(0.7)])
     sources = torch.tensor([[1, 1], [0, 0], [1, 1]])
-    first, mask = reader.hidden_states(sources, torch.ones_like(sources))
+    with torch.autocast("cpu", dtype=torch.bfloat16):  # as a training has it
+        first, mask = reader.hidden_states(sources, torch.ones_like(sources))
     assert mask is None and torch.equal(first[0], first[2])
     kept = sorted(path.name for path in (tmp_path / "kept").iterdir())
     assert kept == ["0000000.npy", "0000001.npy"]
     features = np.stack([reader.request_of(np.array([n, n]))[0].values for n in (1, 0)])
     with torch.no_grad():
         wanted = model.get_encoder()(torch.from_numpy(features)).last_hidden_state
-    assert torch.allclose(first[:2], wanted, atol=5e-3)
+    assert torch.allclose(first[:2], wanted, atol=2e-3)
     again, _ = reader.hidden_states(sources, torch.ones_like(sources))
     assert torch.equal(first, again)
     (tmp_path / "kept" / kept[0]).write_bytes(b"")
