@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from dsbd_forward.forward import Source
 from dsbd_ort.benchmark.prompts import BenchmarkError
 from dsbd_ort.decoding import DecodingConfig, StepModel, decode_iterations, result_of
 from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
@@ -57,19 +58,17 @@ class PricedCalls:
 
 def forecast(
     bundle: Bundle,
-    prompts: Sequence[Sequence[int]],
+    requests: Sequence[tuple[Source, Sequence[int]]],
     *,
     are_chats: bool = False,
-    num_begin: int = 0,
 ) -> list[ExpectedSpeed]:
     """Return what to expect of a bundle's draft at each of ``WIDTHS``, on the CPU.
 
     Args:
         bundle: with a draft.
-        prompts: token ids, of which some are continued.
+        requests: sources, None where there are none, and token ids, of which some are continued.
         are_chats: whether they are chats, or sources: answered at temperature 0.7 with top-p 0.9,
             and greedily.
-        num_begin: of sources, how many tokens at the end of each are the begin of its target.
 
     Raises:
         BenchmarkError: the context does not hold the calls that are measured.
@@ -79,13 +78,14 @@ def forecast(
             f"{bundle.path} has a context of {bundle.context_length} tokens, the costs of calls "
             f"are measured with up to {MEASURED_ROWS[-1]} rows; leave the speed out (--no-speed)"
         )
-    requests = [_with_source(prompt, num_begin) for prompt in prompts[:_NUM_PROMPTS]]
+    requests = requests[:_NUM_PROMPTS]
+    encoder = bundle.manifest.target.encoder
     room = bundle.context_length - max(len(prompt) for _, prompt in requests)
     with ExitStack() as stack:
         target, draft = load_pair(bundle)
         for model in (target, draft):
             stack.enter_context(model)
-        longest = max((source for source, _ in requests), key=lambda s: len(s or ()))
+        longest = max((source for source, _ in requests), key=_length)
         costs = measure_costs(target, draft, time.perf_counter, longest)
         found = forecasts(
             target,
@@ -95,18 +95,14 @@ def forecast(
             min(_NEW_TOKENS, room),
             are_chats=are_chats,
             sources=[source for source, _ in requests],
-            ends=bundle.manifest.target.eos_token_ids if num_begin else (),
+            ends=() if encoder is None else bundle.manifest.target.eos_token_ids,
         )
         return list(found)
 
 
-def _with_source(
-    prompt: Sequence[int], num_begin: int
-) -> tuple[tuple[int, ...] | None, Sequence[int]]:
-    """Return the source of a prompt and what its target begins with; without one, the prompt."""
-    if not num_begin:
-        return None, prompt
-    return tuple(prompt[:-num_begin]), prompt[-num_begin:]
+def _length(source: Source) -> int:
+    """Return the tokens of a source; 0 where there is none, or all are windows of one length."""
+    return len(source) if isinstance(source, tuple) else 0
 
 
 def forecasts(
@@ -117,7 +113,7 @@ def forecasts(
     new_tokens: int,
     *,
     are_chats: bool = False,
-    sources: Sequence[tuple[int, ...] | None] | None = None,
+    sources: Sequence[Source] | None = None,
     ends: Sequence[int] = (),
 ) -> Iterator[ExpectedSpeed]:
     """Yield the forecast of each width for engines with these costs.

@@ -19,6 +19,8 @@ from dsbd_ort.commands.export import (
 )
 from dsbd_ort.commands.option_types import COUNT, COUNT_OR_NONE, PATH, FiniteRange
 from dsbd_ort.commands.options import flag, no_flag, option
+from dsbd_ort.speech.speech_request import heard_windows
+from dsbd_ort.speech.transcript import TASKS
 from dsbd_runtime.bundle import open_bundle
 from dsbd_runtime.draft_record import DraftRecord, ExpectedSpeed
 
@@ -77,7 +79,7 @@ class DistillArguments:
         metavar="TEXTS",
         help="File, folder or pattern ('docs/**/*.md') of UTF-8 texts; of a .jsonl file each line "
         'is one, or a chat, {"messages": [...]}, that the target answers. Of an encoder-decoder '
-        "each line is a source. May be repeated.",
+        "each line is a source, of a speech model it is files of audio. May be repeated.",
         section=_TEXTS,
     )
     exclude: tuple[str, ...] = option(
@@ -88,6 +90,16 @@ class DistillArguments:
     )
     learn_answers: bool = flag(
         help="Learn the answers that are in chats as well, as texts.", section=_TEXTS
+    )
+    language: str | None = option(
+        metavar="CODE",
+        help="Of a speech model: the language of all audio, such as de [detected].",
+        section=_TEXTS,
+    )
+    task: str | None = option(
+        type=click.Choice(TASKS),
+        help="Of a speech model: what the draft learns to write [transcribe].",
+        section=_TEXTS,
     )
     coverage: int | None = option(
         type=COUNT,
@@ -137,6 +149,7 @@ def run(arguments: DistillArguments) -> None:
         record = distill(
             config,
             report=report,
+            hear=heard_windows,
             measure_speed=measure_speed if arguments.measures_speed else None,
         )
     print_record(arguments.output, record)
@@ -153,13 +166,7 @@ def measure_speed(trained: TrainedDraft) -> tuple[list[ExpectedSpeed], str]:
         target=str(trained.target), draft=str(trained.folder), output=trained.bundle
     )
     export_bundle(config, report=lambda _: None)
-    prompts = [prompt.tolist() for prompt in trained.prompts]
-    speeds = forecast(
-        open_bundle(trained.bundle),
-        prompts,
-        are_chats=trained.are_chats,
-        num_begin=trained.num_begin,
-    )
+    speeds = forecast(open_bundle(trained.bundle), trained.requests, are_chats=trained.are_chats)
     return speeds, "fp32, cpu"
 
 

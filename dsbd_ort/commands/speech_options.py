@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from dsbd_ort.commands.option_types import PATH, FiniteRange
+from dsbd_ort.commands.option_types import COUNT, PATH, FiniteRange
 from dsbd_ort.commands.options import group, option
 from dsbd_ort.speech.formats import WITH_TIMES
 from dsbd_ort.speech.transcript import TASKS
@@ -28,6 +28,9 @@ NEEDING_AUDIO = (
     "--compression-ratio-threshold",
     "--logprob-threshold",
     "--no-speech-threshold",
+    "--best-of",
+    "--hot-word",
+    "--hot-word-gain",
     "--output-format",
     "--output-dir",
 )
@@ -43,7 +46,6 @@ NEVER_WITH_AUDIO = {
     "--cluster": "files are transcribed on this machine",
     "--src-lang": "use --language: that of the audio",
     "--tgt-lang": "--task translate writes English, --task transcribe the language of the audio",
-    "--num-return-sequences": "a window of an audio has one text",
     "--stop": "a text ends with its window",
 }
 """Options that contradict --audio, and the fix."""
@@ -55,8 +57,10 @@ class SpeechArguments:
 
     Attributes:
         task, language, initial_prompt, compression_ratio_threshold, logprob_threshold,
-            no_speech_threshold: see ``Pipeline.transcribe``; None: its default.
+            no_speech_threshold, best_of, hot_word_gain: see ``Pipeline.transcribe``; None: its
+            default.
         condition_on_previous_text: None: its default.
+        hot_words: see there; empty: none.
         timestamps: whether the text's times are wanted, whatever the format.
         output_format: see ``dsbd_ort.speech.formats``.
         output_dir: folder for one file an audio; None: stdout.
@@ -70,11 +74,14 @@ class SpeechArguments:
     compression_ratio_threshold: float | None
     logprob_threshold: float | None
     no_speech_threshold: float | None
+    best_of: int | None
+    hot_words: tuple[str, ...]
+    hot_word_gain: float | None
     output_format: str
     output_dir: Path | None
 
-    def check(self, num_files: int) -> None:
-        """Refuse an output that cannot hold so many transcripts.
+    def check(self, num_files: int, num_texts: int) -> None:
+        """Refuse an output that cannot hold so many transcripts, or texts of a window.
 
         Raises:
             click.UsageError: naming the format and the fix.
@@ -83,6 +90,11 @@ class SpeechArguments:
             raise click.UsageError(
                 f"--output-format {self.output_format} of {num_files} files is no one file; give "
                 f"--output-dir, or use --output-format {' or '.join(_ON_STDOUT)}"
+            )
+        if num_texts > 1 and self.output_format != "json":
+            raise click.UsageError(
+                f"--num-return-sequences {num_texts} with --output-format {self.output_format}: "
+                "the texts of a window stand in json alone; use --output-format json"
             )
 
     def options(self, decoding: dict[str, Any]) -> dict[str, Any]:
@@ -95,6 +107,9 @@ class SpeechArguments:
             "compression_ratio_threshold": self.compression_ratio_threshold,
             "logprob_threshold": self.logprob_threshold,
             "no_speech_threshold": self.no_speech_threshold,
+            "best_of": self.best_of,
+            "hot_words": list(self.hot_words) or None,
+            "hot_word_gain": self.hot_word_gain,
             "return_timestamps": self.timestamps or self.output_format in WITH_TIMES or None,
         }
         if "temperature" in decoding:
@@ -117,7 +132,8 @@ def speech_options() -> Any:
             metavar="CODE", help="Language of the audio, such as de [detected in its first 30 s]."
         ),
         timestamps=option(
-            is_flag=True, help="Decode when each segment is said, as for srt and vtt always."
+            is_flag=True,
+            help="Decode when each segment is said, as always for srt and vtt; words have none.",
         ),
         initial_prompt=option(
             metavar="TEXT", help="Text before the audio: names and spellings that it has."
@@ -141,6 +157,21 @@ def speech_options() -> Any:
             type=threshold,
             metavar="FLOAT",
             help="A window whose probability of no speech is higher, and of its text low, is none.",
+        ),
+        best_of=option(
+            type=COUNT,
+            help="Texts sampled of a window that is decoded again; the most probable counts [1].",
+        ),
+        hot_words=option(
+            "--hot-word",
+            multiple=True,
+            metavar="TEXT",
+            help="A name or phrase that is favoured. May be repeated.",
+        ),
+        hot_word_gain=option(
+            type=FiniteRange(0, 100),
+            metavar="FLOAT",
+            help="What each token of one gains in log-probability [2].",
         ),
         output_format=option(
             type=click.Choice(_FORMATS),

@@ -98,7 +98,8 @@ def _output_files(files: Sequence[Path], arguments: RunArguments) -> dict[Path, 
     Raises:
         click.UsageError: two of them would be the same, or an audio is given twice.
     """
-    arguments.speech.check(len(files))
+    num_texts = arguments.options.get("num_return_sequences", 1)
+    arguments.speech.check(len(files), num_texts)
     if twice := [file for file, number in Counter(files).items() if number > 1]:
         raise click.UsageError(f"--audio {twice[0]} is given twice; leave one of them out")
     folder = arguments.speech.output_dir

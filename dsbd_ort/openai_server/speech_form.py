@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from dsbd_ort.openai_server.errors import bad_request
 from dsbd_ort.openai_server.settings import ServingSettings, check_limit
 from dsbd_ort.speech.formats import WITH_TIMES
+from dsbd_ort.speech.hot_words import MOST_WORDS
 
 _OPTIONS = (
     "language",
@@ -21,6 +22,10 @@ _OPTIONS = (
     "compression_ratio_threshold",
     "logprob_threshold",
     "no_speech_threshold",
+    "best_of",
+    "num_return_sequences",
+    "hot_words",
+    "hot_word_gain",
 )
 """Fields that are keywords of ``Pipeline.transcribe``."""
 
@@ -49,6 +54,11 @@ class SpeechForm(BaseModel):
     compression_ratio_threshold: float | None = Field(None, allow_inf_nan=False)
     logprob_threshold: float | None = Field(None, allow_inf_nan=False)
     no_speech_threshold: float | None = Field(None, allow_inf_nan=False)
+
+    best_of: int | None = Field(None, ge=1)
+    num_return_sequences: int | None = Field(None, ge=1)
+    hot_words: list[str] | None = Field(None, alias="hot_words[]", max_length=MOST_WORDS)
+    hot_word_gain: float | None = Field(None, ge=0, le=100, allow_inf_nan=False)
 
     @property
     def format(self) -> str:
@@ -95,7 +105,16 @@ class SpeechForm(BaseModel):
                 "whole; use json or text, or leave stream out",
                 "stream",
             )
+        if (self.num_return_sequences or 1) > 1 and self.response_format != "verbose_json":
+            raise bad_request(
+                f"num_return_sequences is {self.num_return_sequences}, but response_format is "
+                f"{self.response_format}: the texts of a window stand in the field dsbd of "
+                "verbose_json alone; use that, or leave num_return_sequences out",
+                "num_return_sequences",
+            )
         check_limit("num_beams", self.num_beams or 1, settings.max_beams)
+        check_limit("best_of", self.best_of or 1, settings.max_best_of)
+        check_limit("num_return_sequences", self.num_return_sequences or 1, settings.max_best_of)
 
     def options(self, task: str, defaults: Mapping[str, Any]) -> dict[str, Any]:
         """Return the keywords of ``Pipeline.transcribe``; ``defaults``: those of the server."""

@@ -74,6 +74,7 @@ def verbose_fields(transcript: Transcript) -> dict[str, Any]:
         "dsbd": {
             "language_probability": transcript.language_probability,
             "stats": dataclasses.asdict(transcript.stats),
+            **_alternatives(transcript),
         },
     }
 
@@ -87,6 +88,12 @@ def _segment_fields(segment: Segment) -> dict[str, Any]:
     fields = dataclasses.asdict(segment)
     fields["tokens"] = list(fields.pop("token_ids"))
     return fields
+
+
+def _alternatives(transcript: Transcript) -> dict[str, Any]:
+    """Return the field of several texts of each window, where they were asked for."""
+    found = [dataclasses.asdict(each) for each in transcript.alternatives]
+    return {"alternatives": found} if found else {}
 
 
 def _cues(transcript: Transcript) -> Iterator[tuple[Segment, str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 
 from dsbd_ort.request_options import RequestOptions
 from dsbd_ort.speech.audio import read_audio
+from dsbd_ort.speech.hot_words import Word, read_hot_words
 from dsbd_ort.speech.languages import ENGLISH, code_of
+from dsbd_ort.speech.log_mel import LogMel
 from dsbd_ort.speech.transcript import TASKS
 from dsbd_runtime.errors import InputError
 from dsbd_runtime.speech_entry import SpeechEntry
@@ -31,6 +33,8 @@ NUM_BEAMS = 5
 _MOST_TEMPERATURES = 16
 _HIGHEST_TEMPERATURE = 10.0
 _MOST_SAMPLES = 64
+HOT_WORD_GAIN = 2.0
+_HIGHEST_GAIN = 100.0
 
 
 class SpeechOptions(RequestOptions, total=False):
@@ -49,6 +53,11 @@ class SpeechOptions(RequestOptions, total=False):
         temperature: one, or several that are tried one after another: 0 is a search, higher ones
             sample.
         best_of: texts that are sampled at a temperature, of which the most probable counts.
+        num_return_sequences: texts of each window that are returned as ``Transcript.alternatives``,
+            the best first, which the next window follows: of the beams at temperature 0, above it
+            of the ``best_of``.
+        hot_words: names and phrases that are favoured, see ``hot_words``.
+        hot_word_gain: what each token of such a word gains in log-probability.
         compression_ratio_threshold: a window's text is tried again that compresses better, as
             repetitions do; None: never.
         logprob_threshold: or whose tokens have a lower log-probability in the mean; None: never.
@@ -63,6 +72,8 @@ class SpeechOptions(RequestOptions, total=False):
     condition_on_previous_text: bool
     temperature: float | Sequence[float]  # type: ignore[misc]  # several here
     best_of: int
+    hot_words: Sequence[str] | None
+    hot_word_gain: float
     compression_ratio_threshold: float | None
     logprob_threshold: float | None
     no_speech_threshold: float | None
@@ -70,9 +81,10 @@ class SpeechOptions(RequestOptions, total=False):
 
 _OWN = (
     *("return_timestamps", "num_beams", "condition_on_previous_text", "best_of"),
+    *("num_return_sequences", "hot_word_gain"),
     *("compression_ratio_threshold", "logprob_threshold", "no_speech_threshold"),
 )
-SPEECH_OPTIONS = (*_OWN, "language", "task", "initial_prompt", "temperature")
+SPEECH_OPTIONS = (*_OWN, "language", "task", "initial_prompt", "temperature", "hot_words")
 _OF_TRANSCRIPTION = {"no_timestamps_token_id", "max_initial_timestamp_index", "prompt_logprobs"}
 
 
@@ -98,6 +110,9 @@ class SpeechRequest:
     condition_on_previous_text: bool = False
     temperature: tuple[float, ...] = TEMPERATURES
     best_of: int = 1
+    num_return_sequences: int = 1
+    hot_words: tuple[Word, ...] = ()
+    hot_word_gain: float = HOT_WORD_GAIN
     compression_ratio_threshold: float | None = COMPRESSION_RATIO
     logprob_threshold: float | None = LOGPROB
     no_speech_threshold: float | None = NO_SPEECH
@@ -131,6 +146,7 @@ class SpeechRequest:
             task=read_task(options.get("task", TASKS[0]), speech),
             temperature=read_temperatures(options.get("temperature", TEMPERATURES)),
             prompt_ids=read_prompt(options.get("initial_prompt"), tokenizer),
+            hot_words=read_hot_words(options.get("hot_words"), tokenizer),
             options=given,
             **own,
         )
@@ -139,18 +155,33 @@ class SpeechRequest:
         for name in ("compression_ratio_threshold", "logprob_threshold", "no_speech_threshold"):
             if (value := getattr(self, name)) is not None:
                 _check_number(name, value)
-        if type(self.best_of) is not int or not 1 <= self.best_of <= _MOST_SAMPLES:
+        for name in ("best_of", "num_return_sequences"):
+            value = getattr(self, name)
+            if type(value) is not int or not 1 <= value <= _MOST_SAMPLES:
+                raise InputError(
+                    f"{name} is {value!r}; expected a whole number from 1 to {_MOST_SAMPLES}"
+                )
+        self._check_alternatives()
+        _check_number("hot_word_gain", self.hot_word_gain)
+        if not 0.0 <= self.hot_word_gain <= _HIGHEST_GAIN:
             raise InputError(
-                f"best_of is {self.best_of!r}; expected a whole number from 1 to {_MOST_SAMPLES}"
+                f"hot_word_gain is {self.hot_word_gain}; expected 0 to {_HIGHEST_GAIN:g}, as 2"
             )
         for name in ("return_timestamps", "condition_on_previous_text"):
-            if not isinstance(getattr(self, name), bool):
-                raise InputError(f"{name} is {getattr(self, name)!r}; expected True or False")
-        if self.options.get("num_return_sequences", 1) != 1:
-            raise InputError(
-                f"num_return_sequences is {self.options['num_return_sequences']!r}, but the "
-                "windows of an audio follow one text; leave it out"
-            )
+            if not isinstance(value := getattr(self, name), bool):
+                words = "; times of words are not decoded" * (value == "word")
+                raise InputError(f"{name} is {value!r}; expected True or False{words}")
+
+    def _check_alternatives(self) -> None:
+        """Raise InputError where a window has fewer texts than are to be returned."""
+        given = {"num_beams": self.num_beams} if 0.0 in self.temperature else {}
+        given |= {"best_of": self.best_of} if max(self.temperature) > 0.0 and not given else {}
+        for name, value in given.items():
+            if isinstance(value, int) and 1 <= value < self.num_return_sequences:
+                raise InputError(
+                    f"num_return_sequences is {self.num_return_sequences}, but {name} is {value}: "
+                    f"a window has no more texts; raise {name}"
+                )
 
 
 def read_temperatures(temperature: object) -> tuple[float, ...]:
@@ -247,3 +278,17 @@ def read_samples(audio: Audio, speech: SpeechEntry) -> NDArray[np.float32]:
         place = int(np.flatnonzero(~np.isfinite(samples))[0])
         raise InputError(f"sample {place} is {samples[place]}; expected finite numbers")
     return samples
+
+
+def heard_windows(audio: Audio, speech: SpeechEntry) -> Iterator[NDArray[np.float32]]:
+    """Yield the features of an audio, window behind window, (num_mels, num_frames) float32 each.
+
+    A window is padded behind the end of the audio; none is padding alone.
+
+    Raises:
+        InputError: it is no audio.
+    """
+    samples = read_samples(audio, speech)
+    windows = LogMel(speech).windows(samples)
+    for first in range(0, -(-len(samples) // speech.hop_length), speech.num_frames):
+        yield windows.window(first, speech.num_frames)

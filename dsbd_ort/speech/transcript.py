@@ -42,6 +42,24 @@ class Segment:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Alternative:
+    """One of the texts of a window, where several are asked for.
+
+    Attributes:
+        seek: the first feature frame of the window, as that of its segments.
+        text, token_ids, temperature, avg_logprob, compression_ratio: as those of a segment, of all
+            that is said in the window.
+    """
+
+    seek: int
+    text: str
+    token_ids: tuple[int, ...]
+    temperature: float
+    avg_logprob: float
+    compression_ratio: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Transcript:
     """What was said in an audio.
 
@@ -54,6 +72,8 @@ class Transcript:
         duration: seconds of the audio.
         segments: in the order of time.
         stats: of all windows together, see ``summed_stats``.
+        alternatives: the texts of every window, the best first, which became its segments; empty
+            unless several were asked for.
     """
 
     text: str
@@ -63,3 +83,4 @@ class Transcript:
     duration: float
     segments: tuple[Segment, ...]
     stats: DecodingStats
+    alternatives: tuple[Alternative, ...] = ()

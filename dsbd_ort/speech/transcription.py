@@ -15,12 +15,13 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dsbd_ort.decoding import DecodeResult, DecodingConfig, DecodingRequest
+from dsbd_ort.decoding import STRATEGIES, DecodeResult, DecodingConfig, DecodingRequest
 from dsbd_ort.decoding.logits_processing.allowed_mass import AllowedMass
 from dsbd_ort.decoding.request import DecodedSequence
 from dsbd_ort.decoding.stats import DecodingStats, summed_stats
 from dsbd_ort.model_defaults import DRAFTING
 from dsbd_ort.sources import RequestInputs
+from dsbd_ort.speech.hot_words import HotWords
 from dsbd_ort.speech.log_mel import LogMel, Samples
 from dsbd_ort.speech.segmentation import (
     WindowParts,
@@ -29,7 +30,7 @@ from dsbd_ort.speech.segmentation import (
     without_second_end,
 )
 from dsbd_ort.speech.speech_request import SpeechRequest
-from dsbd_ort.speech.transcript import Segment, Transcript
+from dsbd_ort.speech.transcript import Alternative, Segment, Transcript
 from dsbd_runtime.speech_entry import SoundFeatures, SpeechEntry
 from dsbd_runtime.tokenizer import Tokenizer
 
@@ -123,6 +124,10 @@ class Transcription:
         self._language = request.language
         self._language_probability: float | None = None
         self._segments: list[Segment] = []
+        self._alternatives: list[Alternative] = []
+        self._hot_words = None
+        if request.hot_words and request.hot_word_gain:
+            self._hot_words = HotWords(request.hot_words, request.hot_word_gain)
         self._said: list[tuple[int, ...]] = []  # the tokens of each segment so far
         self._prompt = request.prompt_ids
         self._stats: list[DecodingStats] = []
@@ -137,13 +142,16 @@ class Transcription:
             source = SoundFeatures(self._windows.window(seek, self._speech.num_frames))
             before = self._previous()
             heard = yield from self._hear(source, before)
-            answer = yield from self._answered(source, before, heard)
+            answers = yield from self._answered(source, before, heard)
+            answer = answers[0]
             self._conditions = (
                 self._request.condition_on_previous_text and answer.temperature < _LOW_TEMPERATURE
             )
             if answer.is_silence(self._request, heard.no_speech_prob):
                 seek += part
                 continue
+            if self._request.num_return_sequences > 1:
+                self._alternatives += [self._alternative(each, seek) for each in answers]
             found = parts_of_window(answer.token_ids, seek, part, self._speech)
             for segment in self._new_segments(found, seek, answer, heard):
                 if on_segment is not None:
@@ -195,8 +203,11 @@ class Transcription:
 
     def _answered(
         self, source: SoundFeatures, before: list[int], heard: _Heard
-    ) -> Generator[DecodingRequest, DecodeResult, _Answer]:
-        """Return a window's text at the first temperature at which it is not poor, or the last."""
+    ) -> Generator[DecodingRequest, DecodeResult, list[_Answer]]:
+        """Return a window's texts at the first temperature at which it is not poor, or the last.
+
+        The best is the first; there are as many as are to be returned, or were sampled.
+        """
         inputs = RequestInputs([*before, *self._first_tokens()], source)
         for temperature in self._request.temperature:
             answers = []
@@ -207,13 +218,17 @@ class Transcription:
                 request = self._pipeline.request_of(inputs, options, allowed_mass=mass)
                 result = yield request
                 self._stats.append(result.stats)
-                answers.append(self._rated(result.sequences[0], request, mass, temperature))
-            answer = max(answers, key=lambda each: each.avg_logprob)
-            if not answer.is_poor(self._request) or answer.is_silence(
+                answers += [
+                    self._rated(sequence, request, mass, temperature)
+                    for sequence in result.sequences
+                ]
+            if temperature > 0.0:  # the beams of a search are in their order
+                answers.sort(key=lambda each: -each.avg_logprob)
+            if not answers[0].is_poor(self._request) or answers[0].is_silence(
                 self._request, heard.no_speech_prob
             ):
                 break
-        return answer
+        return answers[: self._request.num_return_sequences]
 
     def _first_tokens(self) -> list[int]:
         """Return what says which text is wanted: start, language, task, without times or with."""
@@ -241,13 +256,22 @@ class Transcription:
         if self._has_times:
             options["no_timestamps_token_id"] = speech.no_timestamps_token_id
             options["max_initial_timestamp_index"] = speech.max_initial_timestamp_index
+        if self._hot_words is not None:
+            given = options.get("logits_processors") or ()
+            options["logits_processors"] = (*given, self._hot_words)
         if temperature == 0.0:
-            return {**options, "num_beams": self._request.num_beams}
+            wanted = self._request.num_return_sequences
+            more: dict[str, Any] = {"num_return_sequences": wanted} if wanted > 1 else {}
+            strategy = options.get("strategy")
+            if isinstance(strategy, str) and strategy in STRATEGIES:
+                if STRATEGIES[strategy].rule == "sample":  # refused with a sentence at 0
+                    more["temperature"] = temperature
+            return {**options, "num_beams": self._request.num_beams, **more}
         drafts = self._pipeline.has_draft or any(options.get(name) for name in DRAFTING)
         left_out = _OF_BEAMS if drafts else (*_OF_BEAMS, *DRAFTING)
         kept = {name: value for name, value in options.items() if name not in left_out}
-        strategy = "speculative" if drafts else "sample"
-        return {**kept, "strategy": strategy, "temperature": temperature}
+        sampled = "speculative" if drafts else "sample"
+        return {**kept, "strategy": sampled, "temperature": temperature}
 
     def _rated(
         self,
@@ -264,6 +288,8 @@ class Transcription:
         logprob = sequence.logprob
         if config.row.rule == "search":  # as processors have it
             logprob = sequence.score * len(token_ids) ** config.length_penalty
+        elif self._hot_words is not None:
+            logprob += self._hot_words.gained(request.prompt_ids, token_ids)
         logprob -= float(mass.before(token_ids).sum())
         ratio = compression_ratio(token_ids, self._request.vocab_size)
         has_ended = token_ids[-1] in config.eos_ids
@@ -273,6 +299,16 @@ class Transcription:
             temperature,
             logprob / len(token_ids),
             ratio,
+        )
+
+    def _alternative(self, answer: _Answer, seek: int) -> Alternative:
+        return Alternative(
+            seek=seek,
+            text=self._text(answer.token_ids),
+            token_ids=answer.token_ids,
+            temperature=answer.temperature,
+            avg_logprob=answer.avg_logprob,
+            compression_ratio=answer.compression_ratio,
         )
 
     def _new_segments(
@@ -309,6 +345,7 @@ class Transcription:
             duration=self._num_samples / self._speech.sampling_rate,
             segments=tuple(self._segments),
             stats=summed_stats(self._stats),
+            alternatives=tuple(self._alternatives),
         )
 
 

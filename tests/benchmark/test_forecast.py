@@ -62,12 +62,12 @@ def test_a_context_too_short_to_measure_is_refused(tmp_path):
     short = TinyModel(context_length=40)
     write_tiny_bundle(tmp_path / "short", target=short, draft=short)
     with pytest.raises(BenchmarkError, match=r"context of 40 tokens, .* 48 rows; leave the speed"):
-        forecast(open_bundle(tmp_path / "short"), PROMPTS)
+        forecast(open_bundle(tmp_path / "short"), [(None, ids) for ids in PROMPTS])
 
 
 def test_the_engines_of_a_bundle(tiny_bundle):
     prompts = np.random.default_rng(0).integers(0, 256, (3, 10)).tolist()
-    found = forecast(open_bundle(tiny_bundle.path), prompts)
+    found = forecast(open_bundle(tiny_bundle.path), [(None, ids) for ids in prompts])
     assert [speed.num_beams for speed in found] == [1, 2, 4]
     assert all(speed.speedup > 0 and 1 <= speed.tokens_per_iteration <= 9 for speed in found)
 

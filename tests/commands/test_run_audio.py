@@ -79,6 +79,8 @@ def test_options_are_those_of_transcribe(
         *("--initial-prompt", "Kafka", "--num-beams", 3, "--temperature", 0),
         *("--no-condition-on-previous-text", "--logprob-threshold", -1.5),
         *("--compression-ratio-threshold", 2, "--no-speech-threshold", 0.5),
+        *("--best-of", 3, "--hot-word", "Kafka", "--hot-word", "Max Brod", "--hot-word-gain", 3),
+        *("--num-return-sequences", 2, "--output-format", "json"),
     )
     assert pipeline.calls == [
         {},
@@ -93,6 +95,10 @@ def test_options_are_those_of_transcribe(
             "logprob_threshold": -1.5,
             "compression_ratio_threshold": 2.0,
             "no_speech_threshold": 0.5,
+            "best_of": 3,
+            "hot_words": ["Kafka", "Max Brod"],
+            "hot_word_gain": 3.0,
+            "num_return_sequences": 2,
         },
     ]
 
@@ -200,7 +206,9 @@ USER_ERRORS: list[tuple[list[Any], str]] = [
     (["--audio", "a.wav", "--input", "x", "--output", "y"], "repeat --audio for several files"),
     (["--audio", "a.wav", "--src-lang", "de"], "use --language: that of the audio"),
     (["--audio", "a.wav", "--trace", "t.html"], "a trace draws one"),
-    (["--audio", "a.wav", "--num-return-sequences", "2"], "a window of an audio has one text"),
+    (["--audio", "a.wav", "--num-return-sequences", "2"], "stand in json alone; use --output-for"),
+    (["--prompt", "x", "--hot-word", "Kafka"], "--hot-word needs --audio"),
+    (["--audio", "a.wav", "--best-of", "0"], "--best-of"),
     (["--audio", "a.wav", "a.wav"], "--audio a.wav is given twice"),
     (["--audio", "a.wav", "b.wav", "--output-format", "srt"], "srt of 2 files is no one file"),
     (["--audio", "a.wav", "b.wav", "--stream"], "--stream prints the text of one audio"),

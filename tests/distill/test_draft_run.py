@@ -200,7 +200,8 @@ def test_speeds_join_the_record(target, texts, tmp_path):
     config = config_of(target, texts, tmp_path / "draft", steps=2)
     record, _ = run(config, measure_speed=measure)
     assert record.speeds == speeds == read_record(config.output / RECORD_FILE).speeds
-    assert [*map(len, seen[0].prompts)] == [CONTEXT // 2] * 256 and seen[0].target == target
+    assert [(source, len(ids)) for source, ids in seen[0].requests] == [(None, CONTEXT // 2)] * 64
+    assert seen[0].target == target
     assert not seen[0].are_chats
 
 

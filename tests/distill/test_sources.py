@@ -16,7 +16,13 @@ from dsbd_export.distill.config import DistillConfig
 from dsbd_export.distill.draft_run import distill
 from dsbd_export.distill.source_draft import cut_decoder, decoder_parameters
 from dsbd_export.distill.source_teacher import SourceTeacher
-from dsbd_export.distill.sources import SourceRows, SourceTokens, sources_of, target_begin
+from dsbd_export.distill.sources import (
+    SourceRows,
+    SourceTokens,
+    TextSources,
+    sources_of,
+    target_begin,
+)
 from dsbd_export.distill.teacher import NUM_TOP, Sampling, TorchDevice
 from dsbd_export.distill.texts import TextFile, is_held_out
 from dsbd_export.encoder_decoder.shared_encoder import fingerprint
@@ -103,7 +109,8 @@ ROWS = [  # (tokens, counted behind the last of them, sources, targets, counted 
 
 @pytest.mark.parametrize(("tokens", "counted", "sources", "targets", "behind", "begin"), ROWS)
 def test_rows_are_parted(tokens, counted, sources, targets, behind, begin):
-    found = SourceRows.of(torch.tensor(tokens), torch.tensor(counted).bool(), begin)
+    reader = TextSources(None, begin)
+    found = SourceRows.of(torch.tensor(tokens), torch.tensor(counted).bool(), reader)
     assert found.sources.tolist() == sources
     assert found.is_source.tolist() == [[int(t > 0) for t in row] for row in sources]
     assert found.targets.tolist() == targets
@@ -116,12 +123,13 @@ def test_the_teachers_targets_and_distributions(name, tmp_path):
     model = load_model(
         open_target(str(write_family_checkpoint(name, tmp_path / name)), ModelOptions())
     )
-    teacher = SourceTeacher(model, 300, 64, EXACT, num_begin=2)
+    reader = TextSources(model, 2)
+    teacher = SourceTeacher(model, 300, 64, EXACT, reader)
     rng = np.random.default_rng(0)
     prompts = [np.array([*rng.integers(3, 290, n), 2, 9]) for n in (3, 9, 1, 20)]
     found = teacher.answer(prompts, 12, Sampling(temperature=1.0, top_k=5), ends=(1,), seed=3)
     rows = SourceRows.of(
-        torch.from_numpy(found.tokens.astype(np.int64)), torch.from_numpy(found.counted), 2
+        torch.from_numpy(found.tokens.astype(np.int64)), torch.from_numpy(found.counted), reader
     )
     assert rows.sources[1, :9].tolist() == prompts[1][:-2].tolist()
     for index, prompt in enumerate(prompts):

@@ -161,6 +161,9 @@ def test_options_beyond_openai_s(client: openai.OpenAI, calls: list[dict[str, An
             "logprob_threshold": -0.5,
             "compression_ratio_threshold": 2.0,
             "no_speech_threshold": 0.25,
+            "best_of": 2,
+            "hot_words": ["Kafka", "Max Brod"],
+            "hot_word_gain": 3.0,
         },
     )
     assert calls == [
@@ -174,6 +177,9 @@ def test_options_beyond_openai_s(client: openai.OpenAI, calls: list[dict[str, An
             "logprob_threshold": -0.5,
             "compression_ratio_threshold": 2.0,
             "no_speech_threshold": 0.25,
+            "best_of": 2,
+            "hot_words": ["Kafka", "Max Brod"],
+            "hot_word_gain": 3.0,
         }
     ]
 
@@ -240,6 +246,9 @@ BAD_FIELDS: list[tuple[dict[str, Any], str, str]] = [  # fields, param, words of
     ({"stream": "perhaps"}, "stream", "valid boolean"),
     ({"language": "xx"}, "language", "expected one of en, de"),
     ({"language": "x" * 99}, "language", "at most 64 characters"),
+    ({"best_of": "17"}, "best_of", "this server allows 16"),
+    ({"num_return_sequences": "2"}, "num_return_sequences", "stand in the field dsbd of"),
+    ({"hot_word_gain": "-1"}, "hot_word_gain", "greater than or equal to 0"),
     ({"speed": "2"}, "speed", "Extra inputs are not permitted"),
     ({"include[]": "logprobs"}, "include", "which is not returned"),
     ({"chunking_strategy": "vad"}, "chunking_strategy", "leave it out or use auto"),

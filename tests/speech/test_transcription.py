@@ -12,6 +12,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from transformers import (
+    GenerationMixin,
     WhisperFeatureExtractor,
     WhisperForConditionalGeneration,
     WhisperTokenizer,
@@ -23,7 +24,7 @@ from dsbd_ort import Pipeline
 from dsbd_ort.speech.languages import LANGUAGE_NAMES, OTHER_NAMES, code_of
 from dsbd_ort.speech.transcript import Segment, Transcript
 from dsbd_runtime.errors import InputError
-from scripts.speech_checkpoint import SAMPLING_RATE, TOKENS
+from scripts.speech_checkpoint import SAMPLING_RATE, TOKENS, generation_config
 
 PLAIN = {"compression_ratio_threshold": None, "logprob_threshold": None}
 NO_FALLBACK: dict[str, Any] = {**PLAIN, "no_speech_threshold": None, "temperature": 0.0}
@@ -205,6 +206,44 @@ def test_repetitions_are_sampled(speech_pipe):
     assert best.avg_logprob == pytest.approx(max(first.avg_logprob, *others))
 
 
+@pytest.mark.parametrize("language", ["en", "de"])
+def test_the_best_texts_of_a_window(language, whisper, speech_pipe):
+    samples = sound(1.0, seed=4)
+    times = range(TOKENS.of("notimestamps"), TOKENS.number)
+    suppressed = [*generation_config()["suppress_tokens"], *times]
+    options = {"language": language, "num_beams": 4, "num_return_sequences": 3, **FEW}
+    options["suppress_tokens"] = suppressed
+    found = speech_pipe.transcribe(samples, **options, **NO_FALLBACK)
+    extractor = WhisperFeatureExtractor.from_pretrained(whisper / "target")
+    features = extractor(samples, sampling_rate=SAMPLING_RATE, return_tensors="pt").input_features
+    begin = [TOKENS.of(name) for name in ("startoftranscript", language, "transcribe")]
+    begin.append(TOKENS.of("notimestamps"))
+    # Whisper's own ``generate`` returns the best text for each of several.
+    del options["language"]
+    with quiet_libraries(), torch.no_grad():
+        wanted = GenerationMixin.generate(
+            model_of(whisper / "target"),
+            features,
+            decoder_input_ids=torch.tensor([begin]),
+            begin_suppress_tokens=generation_config()["begin_suppress_tokens"],
+            **options,
+        )
+    texts = [row[len(begin) :] for row in wanted.tolist()]
+    without = [[token for token in row if token != TOKENS.end] for row in texts]
+    assert len({*map(tuple, without)}) == 3
+    assert [list(each.token_ids) for each in found.alternatives] == without
+    assert found.alternatives[0].token_ids == found.segments[0].token_ids
+    assert {each.seek for each in found.alternatives} == {0}
+
+
+def test_the_best_of_several_samples(speech_pipe):
+    options = {**NO_FALLBACK, **FEW, "temperature": 0.8, "seed": 5, "best_of": 4}
+    found = speech_pipe.transcribe(sound(1.0), num_return_sequences=3, **options).alternatives
+    rated = [each.avg_logprob for each in found]
+    assert len(found) == 3 and rated == sorted(rated, reverse=True)
+    assert not speech_pipe.transcribe(sound(1.0), **options).alternatives
+
+
 def test_windows_of_silence_are_skipped(whisper, speech_pipe):
     samples = sound(2.7, seed=2)
     options = {"num_beams": 1, **FEW}
@@ -348,14 +387,29 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"temperature": "hot"}, "temperature is 'hot'; expected a finite number"),
     ({"logprob_threshold": float("nan")}, "logprob_threshold is nan"),
     ({"return_timestamps": "yes"}, "return_timestamps is 'yes'; expected True or False"),
+    (
+        {"return_timestamps": "word"},
+        "return_timestamps is 'word'; expected True or False; times of words",
+    ),
     ({"initial_prompt": "<|startoftranscript|> now"}, "initial_prompt has the special token 281"),
     ({"initial_prompt": 5}, "initial_prompt is a int; expected a text"),
     ({"best_of": 0}, "best_of is 0; expected a whole number from 1 to 64"),
-    ({"num_return_sequences": 2}, "num_return_sequences is 2, but the windows"),
+    ({"num_return_sequences": 0}, "num_return_sequences is 0; expected a whole number from 1"),
+    ({"num_return_sequences": 6}, "num_return_sequences is 6, but num_beams is 5"),
+    (
+        {"num_return_sequences": 2, "temperature": 0.5},
+        "num_return_sequences is 2, but best_of is 1",
+    ),
+    ({"hot_words": "Kafka"}, "hot_words is a str; expected a list of texts"),
+    ({"hot_words": [" "]}, "hot_words has ' '; expected words or phrases"),
+    ({"hot_words": ["fox " * 99]}, "hot_words has a text of .* tokens"),
+    ({"hot_words": ["<|en|>"]}, "hot_words has '<|en|>', with a special token"),
+    ({"hot_words": ["fox"], "hot_word_gain": -1.0}, "hot_word_gain is -1.0; expected 0 to 100"),
     ({"no_timestamps_token_id": 5}, "no_timestamps_token_id is given, but transcribe decides it"),
+    ({"strategy": "speculative", "num_beams": 1}, "temperature is 0, but strategy speculative"),
     ({"num_beams": 0}, "num_beams is 0; expected at least 1"),
     ({"max_new_tokens": 1000}, "exceed the context of 96"),
-    ({"hot_words": ["Kafka"]}, "unknown option 'hot_words'"),
+    ({"hotwords": ["Kafka"]}, "unknown option 'hotwords'"),
 ]
 
 

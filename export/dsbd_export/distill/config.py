@@ -35,6 +35,8 @@ class DistillConfig:
             and of what the target answers; None: all of the target's.
         coverage: beams whose candidates the draft must propose, see ``loss.Coverage``; None: the
             loss is that of the next token.
+        language: of a target that reads sound, code of the language of all audio; None: detected.
+        task: "transcribe" or "translate", of such a target that knows both; None: the first.
         learn_answers: of chats that end with an answer, learn that as well, as a text.
         minutes: of training, samples of the target included.
         steps: optimizer steps instead: then the draft does not depend on the machine's speed.
@@ -53,6 +55,8 @@ class DistillConfig:
     target_layers: int | None = None
     draft_vocab: int | None = None
     coverage: int | None = None
+    language: str | None = None
+    task: str | None = None
     learn_answers: bool = False
     minutes: float = 60.0
     steps: int | None = None

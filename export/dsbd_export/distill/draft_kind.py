@@ -10,31 +10,29 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from dsbd_export.checkpoint import Checkpoint, quiet_libraries
-from dsbd_export.distill.acceptance import (
-    Acceptance,
-    Best,
-    BestByDepth,
-    HeldOutSamples,
-    acceptance_by_depth,
-    acceptance_of_model,
-)
+from dsbd_export.checkpoint import Checkpoint
+from dsbd_export.distill.acceptance import Acceptance, Best, HeldOutSamples, acceptance_of_model
 from dsbd_export.distill.config import FEATURE, DistillConfig
-from dsbd_export.distill.draft_head import DraftHead
 from dsbd_export.distill.draft_model import check_shape, new_draft, shape_for, truncated_target
 from dsbd_export.distill.feature_shape import (
     feature_shape,
     new_feature_draft,
     write_feature_draft,
 )
-from dsbd_export.distill.loss import Coverage, distance, distillation_loss, selected
+from dsbd_export.distill.loss import distillation_loss, selected
+from dsbd_export.distill.proposing_drafts import (
+    ProposingDrafts,
+    check_draft_vocab,
+    coverage_of,
+    measured,
+    save,
+)
 from dsbd_export.distill.rollout import TeacherFeatures, rollout_logits, rollout_loss
-from dsbd_export.distill.source_draft import SourceDrafts
+from dsbd_export.distill.source_draft import SoundDrafts, TextSourceDrafts
 from dsbd_export.distill.teaching import Teaching
 from dsbd_export.errors import ExportError
 from dsbd_export.feature_draft.config import default_layers
 from dsbd_export.model_config import normalized_config
-from dsbd_export.proposed_tokens import write_proposed_tokens
 
 
 class DraftKind(Protocol):
@@ -68,30 +66,14 @@ class DraftKind(Protocol):
         """Write config and weights, in fp32, into a new folder."""
 
 
-class LlamaDrafts:
+class LlamaDrafts(ProposingDrafts):
     """Small Llamas of their own shape, which may propose some tokens only."""
-
-    bounds_logits = True
-
-    def __init__(
-        self, config: DistillConfig, teaching: Teaching, proposed: NDArray[np.int64] | None
-    ) -> None:
-        """See DraftKind."""
-        self._config = config
-        self._teaching = teaching
-        self._proposed = proposed
-        self._coverage = coverage_of(config)
-        self._head = DraftHead(teaching.checkpoint.vocab_size, proposed, teaching.device)
 
     @staticmethod
     def check(config: DistillConfig, target: Checkpoint) -> None:
         """See DraftKind."""
         check_shape(config.num_params, None, target)
-        if config.draft_vocab is not None and config.draft_vocab >= target.vocab_size:
-            raise ExportError(
-                f"draft_vocab={config.draft_vocab} leaves out none of {target.vocab_size} tokens; "
-                "use fewer, or leave it out"
-            )
+        check_draft_vocab(config, target)
 
     def first_draft(self) -> PreTrainedModel:
         """See DraftKind."""
@@ -100,32 +82,7 @@ class LlamaDrafts:
         shape = shape_for(num_params, target.num_parameters(), checkpoint.vocab_size)
         return new_draft(target, checkpoint, shape, self._config.seed)
 
-    def loss(self, draft: Any, batch: tuple[Tensor, ...]) -> Tensor:
-        """See DraftKind."""
-        tokens, ids, log_p, counted, tv_weight = batch
-        with self._teaching.device.autocast():
-            hidden = self._hidden(draft, tokens, counted)
-        ids = selected(ids, counted)
-        log_p, mass = self._head.proposable(ids, selected(log_p, counted))
-        log_q = self._head.log_probs(hidden, draft.lm_head.weight, ids)
-        return (mass * distance(log_q, log_p, tv_weight, self._coverage)).mean()
-
-    def acceptance(self, draft: Any, samples: list[HeldOutSamples]) -> Acceptance:
-        """See DraftKind: the same at every depth of a draft."""
-
-        def best_of(tokens: Tensor, counted: Tensor) -> Any:
-            yield self._head.best(self._hidden(draft, tokens, counted), draft.lm_head.weight)
-
-        return measured(draft, best_of, samples, self._teaching)
-
-    def write(self, draft: Any, folder: Path) -> None:
-        """See DraftKind."""
-        _save(draft, folder)
-        if self._proposed is not None:
-            write_proposed_tokens(folder, self._proposed)
-
-    def _hidden(self, draft: Any, tokens: Tensor, counted: Tensor) -> Tensor:
-        """Return what the head reads behind the tokens that count, (n, H)."""
+    def _read(self, draft: Any, tokens: Tensor, counted: Tensor) -> Tensor:
         hidden = draft.model(input_ids=tokens, use_cache=False).last_hidden_state
         return selected(hidden[:, -counted.shape[1] :], counted)
 
@@ -172,7 +129,7 @@ class LayerDrafts:
 
     def write(self, draft: Any, folder: Path) -> None:
         """See DraftKind."""
-        _save(draft, folder)
+        save(draft, folder)
 
 
 class FeatureDrafts:
@@ -219,28 +176,10 @@ class FeatureDrafts:
         write_feature_draft(draft, self._teaching.checkpoint, folder)
 
 
-def coverage_of(config: DistillConfig) -> Coverage | None:
-    """Return the term of the loss for beams, if it has one."""
-    return None if config.coverage is None else Coverage(config.coverage)
-
-
-def measured(
-    draft: PreTrainedModel, best_of: BestByDepth, samples: list[HeldOutSamples], of: Teaching
-) -> Acceptance:
-    """Return the acceptance along samples, drawn as those of ``of`` are."""
-    return acceptance_by_depth(draft, best_of, samples, of.held_out.sampling, of.device)
-
-
 def draft_kind(config: DistillConfig, target: Checkpoint) -> type[DraftKind]:
     """Return the kind of draft that the options choose for a target."""
     if target.encoder is not None:
-        return SourceDrafts
+        return TextSourceDrafts if target.encoder.speech is None else SoundDrafts
     if config.kind == FEATURE:
         return FeatureDrafts
     return LlamaDrafts if config.target_layers is None else LayerDrafts
-
-
-def _save(draft: PreTrainedModel, folder: Path) -> None:
-    """Write a model of transformers into a new folder."""
-    with quiet_libraries():
-        draft.save_pretrained(folder)

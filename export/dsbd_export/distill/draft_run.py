@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from dsbd_export.checkpoint import Checkpoint, limited_threads, open_target
@@ -18,18 +17,22 @@ from dsbd_export.distill.acceptance import COVERED
 from dsbd_export.distill.config import DistillConfig
 from dsbd_export.distill.draft_kind import DraftKind, draft_kind
 from dsbd_export.distill.draft_training import shown_acceptance, tokens_to_propose, train_draft
+from dsbd_export.distill.sounds import Hear, check_spoken
 from dsbd_export.distill.source_draft import decoder_layers, decoder_parameters
 from dsbd_export.distill.source_teaching import prepare_source_teaching
 from dsbd_export.distill.teaching import Teaching, prepare_teaching
-from dsbd_export.distill.texts import TextFile, check_readable, find_files
+from dsbd_export.distill.texts import check_readable, find_files
 from dsbd_export.distill.training import TrainingState
 from dsbd_export.distill.work_folder import WorkFolder
 from dsbd_export.errors import ExportError
 from dsbd_export.pair import highest_token_id
 from dsbd_export.progress import Report
 from dsbd_export.tokenizer_files import read_tokenizer, write_tokenizer_files
+from dsbd_forward.forward import Source
 from dsbd_runtime.draft_record import CurvePoint, DraftRecord, ExpectedSpeed, write_record
 from dsbd_runtime.durable_files import put_in_place
+
+_NUM_MEASURED = 64  # requests at most, whose sounds are in memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,17 +43,15 @@ class TrainedDraft:
         target: its checkpoint folder, or GGUF file.
         folder: the draft's.
         bundle: where a bundle may be exported to; it is removed afterwards.
-        prompts: held-out ones, each int64.
+        requests: held-out ones, each a source (None where there are none) and token ids.
         are_chats: whether they are of chats, or sources.
-        num_begin: of sources, tokens of the target at the end of each; 0 for any other.
     """
 
     target: Path
     folder: Path
     bundle: Path
-    prompts: Sequence[NDArray[np.int64]]
+    requests: Sequence[tuple[Source, list[int]]]
     are_chats: bool
-    num_begin: int = 0
 
 
 MeasureSpeed = Callable[[TrainedDraft], tuple[list[ExpectedSpeed], str]]
@@ -62,6 +63,7 @@ def distill(
     *,
     report: Report,
     measure_speed: MeasureSpeed | None,
+    hear: Hear | None = None,
     save_every: float = 60.0,
 ) -> DraftRecord:
     """Train a draft, leave it in ``config.output`` and return what was measured of it.
@@ -73,6 +75,7 @@ def distill(
         config: the options.
         report: gets a line a stage.
         measure_speed: measures the engines of the trained draft; None for a record without speeds.
+        hear: reads audio, which is what a target that reads sound learns from.
         save_every: seconds of training that a kill may cost.
 
     Raises:
@@ -81,12 +84,18 @@ def distill(
     _check_absent(config.output)
     report("reading the target's config and tokenizer")
     checkpoint = open_target(config.target, config.model_options)
-    reads_sources = checkpoint.encoder is not None
+    encoder = checkpoint.encoder
+    reads_sound = encoder is not None and encoder.speech is not None
     _check_tokenizer(checkpoint)
     draft_kind(config, checkpoint).check(config, checkpoint)
-    prepare = prepare_source_teaching if reads_sources else prepare_teaching
+    check_spoken(config, checkpoint)
+    prepare = prepare_teaching
+    if encoder is not None:
+        prepare = functools.partial(prepare_source_teaching, hear=hear)
     work = WorkFolder.beside(config.output)
-    files = [] if work.tokens.exists() else _readable_files(config)
+    files = [] if work.tokens.exists() else find_files(config.data, config.exclude)
+    if not reads_sound:
+        check_readable(files)
     with limited_threads(config.num_threads), work.opened(config):
         teaching = prepare(config, checkpoint, files, work, report)
         record = _train(config, teaching, work, report, save_every)
@@ -95,9 +104,8 @@ def distill(
                 target=checkpoint.source,
                 folder=work.draft,
                 bundle=work.path / "bundle",
-                prompts=teaching.held_out.prompts,
+                requests=_held_out_requests(teaching),
                 are_chats=teaching.streams.has_chats,
-                num_begin=teaching.num_begin,
             )
             del teaching  # the export needs its memory
             report("exporting target and draft, to measure their engines")
@@ -114,10 +122,12 @@ def _check_absent(output: Path) -> None:
         raise ExportError(f"{output} exists; remove it or choose another output")
 
 
-def _readable_files(config: DistillConfig) -> list[TextFile]:
-    files = find_files(config.data, config.exclude)
-    check_readable(files)
-    return files
+def _held_out_requests(teaching: Teaching) -> list[tuple[Source, list[int]]]:
+    """Return held-out prompts as requests have them; see ``TrainedDraft``."""
+    prompts, reader = teaching.held_out.prompts[:_NUM_MEASURED], teaching.reader
+    if reader is None:
+        return [(None, prompt.tolist()) for prompt in prompts]
+    return [reader.request_of(row) for row in reader.begun(prompts, teaching.held_out.seed)]
 
 
 def _check_tokenizer(checkpoint: Checkpoint) -> None:
@@ -157,8 +167,8 @@ def _train(
         temperature=sampling.temperature,
         top_k=sampling.top_k,
         top_p=sampling.top_p,
-        are_chats=teaching.streams.has_chats and not teaching.num_begin,
-        are_sources=teaching.num_begin > 0,
+        are_chats=teaching.streams.has_chats and teaching.reader is None,
+        are_sources=teaching.reader is not None,
         greedy_acceptance=found.greedy,
         coverage=found.covered,
         coverage_beams=COVERED,

@@ -32,7 +32,6 @@ from dsbd_export.progress import Report
 
 _NUM_PROMPTS = 64  # of the held-out ones, for the progress
 _SHARE, _SECONDS = 0.025, 20.0  # of the training, that both pass between two lines
-_SOURCES_A_ROUND = 256  # targets are short
 _FIRST_ROUNDS = 4  # of sources, that say which tokens a draft proposes
 _LEARNING_RATE, _LEARNED_AT = 5e-3, 160  # peak at this hidden size; wider drafts learn slower
 
@@ -70,11 +69,11 @@ def pool_of(
 ) -> Pool:
     """Return the pool of a distillation."""
     of_sources: dict[str, Any] = {}
-    if teaching.num_begin:
-        most = teaching.checkpoint.context_length - teaching.num_begin
-        of_sources = {"most_new": min(MOST_NEW, most), "num_answers": _SOURCES_A_ROUND}
+    if (reader := teaching.reader) is not None:
+        most = teaching.checkpoint.context_length - reader.most_begin
+        of_sources = {"most_new": min(MOST_NEW, most), "num_answers": reader.answers_a_round}
     return Pool(
-        folder=work.path / "pool",
+        folder=work.pool,
         texts=teaching.streams.train,
         prompts=teaching.streams.train_prompts,
         teacher=teaching.teacher,
@@ -98,14 +97,14 @@ def tokens_to_propose(
         return None
     checkpoint, streams = teaching.checkpoint, teaching.streams
     counts = np.zeros(checkpoint.vocab_size)
-    reads_sources = teaching.num_begin > 0  # whose tokens are others than those of targets
+    reads_sources = teaching.reader is not None  # whose tokens are others than those of targets
     for tokens in () if reads_sources else (streams.train, streams.train_prompts.tokens):
         counts += np.bincount(tokens, minlength=len(counts))
     if streams.has_chats:
         report("sampling first answers of the target, for the tokens that the draft proposes")
         pool = pool_of(config, teaching, work, splits_batches=False)
         expected = np.zeros(len(counts))
-        for answers in pool.first_answers(_FIRST_ROUNDS if reads_sources else 1):
+        for answers in pool.first_answers(_num_rounds(teaching)):
             ids, log_probs = answers.ids[answers.counted], answers.log_probs[answers.counted]
             expected += np.bincount(ids.ravel(), np.exp(log_probs).ravel(), len(counts))
         counts += expected * max(1.0, counts.sum() / max(expected.sum(), 1.0))
@@ -116,6 +115,14 @@ def tokens_to_propose(
         f"the draft proposes {len(found):,} of {len(counts):,} tokens, {share:.2%} of what was seen"
     )
     return found
+
+
+def _num_rounds(teaching: Teaching) -> int:
+    """Return how many rounds say which tokens are proposed: more only where they have others."""
+    if teaching.reader is None:
+        return 1
+    num_prompts, a_round = len(teaching.streams.train_prompts), teaching.reader.answers_a_round
+    return min(_FIRST_ROUNDS, -(-num_prompts // a_round))
 
 
 def _observer(

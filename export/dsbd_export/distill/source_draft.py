@@ -1,60 +1,38 @@
 """Drafts of encoder-decoders: one or two layers of the target's decoder over its encoder.
 
 The encoder is the target's and stays as it is, so that the export shares it: a source is read once
-for both. So do embeddings and head where the encoder has them too. What is learned are the layers
-of the decoder, which begin as some of the target's.
+for both. So do embeddings and head where the encoder has them too, and those of speech models. What
+is learned are the layers of the decoder, which begin as some of the target's.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
 from dsbd_export.checkpoint import Checkpoint, quiet_libraries
-from dsbd_export.distill.acceptance import (
-    Acceptance,
-    Best,
-    HeldOutSamples,
-    acceptance_by_depth,
-)
+from dsbd_export.distill.acceptance import Best
 from dsbd_export.distill.config import FEATURE, DistillConfig
-from dsbd_export.distill.draft_head import DraftHead
 from dsbd_export.distill.draft_model import kept_layers
-from dsbd_export.distill.loss import Coverage, distance, selected
-from dsbd_export.distill.source_teacher import hidden_states
+from dsbd_export.distill.loss import selected
+from dsbd_export.distill.proposing_drafts import ProposingDrafts, check_draft_vocab
 from dsbd_export.distill.sources import SourceRows
-from dsbd_export.distill.teaching import Teaching
 from dsbd_export.encoder_decoder.checkpoint import num_decoder_layers
+from dsbd_export.encoder_decoder.speech import feature_extractor
 from dsbd_export.errors import ExportError, reason_of
-from dsbd_export.proposed_tokens import write_proposed_tokens
 
 _LAYER = re.compile(r"(?<=decoder\.)(layers|block)\.(\d+)\.")
 _COUNTS = ("num_decoder_layers", "decoder_layers")
 _DEFAULT_LAYERS = 1
 
 
-class SourceDrafts:
+class SourceDrafts(ProposingDrafts):
     """Decoders of few layers over the target's encoder; see DraftKind."""
-
-    bounds_logits = False
-
-    def __init__(
-        self, config: DistillConfig, teaching: Teaching, proposed: NDArray[np.int64] | None
-    ) -> None:
-        """See DraftKind."""
-        self._config = config
-        self._teaching = teaching
-        self._proposed = proposed
-        self._coverage = None if config.coverage is None else Coverage(config.coverage)
-        self._head = DraftHead(teaching.checkpoint.vocab_size, proposed, teaching.device)
 
     @staticmethod
     def check(config: DistillConfig, target: Checkpoint) -> None:
@@ -75,57 +53,61 @@ class SourceDrafts:
                 f"target_layers={wanted} is no draft: the target's decoder has {num_layers} "
                 "layers; use fewer, as 1"
             )
-        if config.draft_vocab is not None and config.draft_vocab >= target.vocab_size:
-            raise ExportError(
-                f"draft_vocab={config.draft_vocab} leaves out none of {target.vocab_size} tokens; "
-                "use fewer, or leave it out"
-            )
+        check_draft_vocab(config, target)
 
     def first_draft(self) -> PreTrainedModel:
         """See DraftKind."""
         teaching = self._teaching
         return cut_decoder(teaching.target, teaching.checkpoint, _num_layers(self._config))
 
-    def loss(self, draft: Any, batch: tuple[Tensor, ...]) -> Tensor:
-        """See DraftKind."""
-        tokens, ids, log_p, counted, tv_weight = batch
-        logits = self._logits(draft, tokens, counted)
-        ids = selected(ids, counted)
-        log_p, mass = self._head.proposable(ids, selected(log_p, counted))
-        log_q = self._head.log_probs_of_logits(logits, ids)
-        return (mass * distance(log_q, log_p, tv_weight, self._coverage)).mean()
+    def _rows(self, tokens: Tensor, counted: Tensor) -> tuple[SourceRows, Tensor, Tensor | None]:
+        """Return rows of a pool, parted, and what the encoder leaves of their sources."""
+        reader = self._teaching.reader
+        assert reader is not None  # as the target reads sources
+        rows = SourceRows.of(tokens, counted, reader)
+        return rows, *reader.hidden_states(rows.sources, rows.is_source)
 
-    def acceptance(self, draft: Any, samples: list[HeldOutSamples]) -> Acceptance:
-        """See DraftKind: the same at every depth of a draft."""
 
-        def best_of(tokens: Tensor, counted: Tensor) -> Iterable[Best]:
-            yield self._head.best_of_logits(self._logits(draft, tokens, counted))
+class TextSourceDrafts(SourceDrafts):
+    """Those of targets that read text, of which each family has a head of its own."""
 
-        teaching = self._teaching
-        return acceptance_by_depth(
-            draft, best_of, samples, teaching.held_out.sampling, teaching.device
+    bounds_logits = False
+
+    def _read(self, draft: Any, tokens: Tensor, counted: Tensor) -> Tensor:
+        """Return the logits, (n, V)."""
+        rows, hidden, is_source = self._rows(tokens, counted)
+        out = draft(
+            encoder_outputs=BaseModelOutput(last_hidden_state=hidden),
+            attention_mask=is_source,
+            decoder_input_ids=rows.targets,
+            use_cache=False,
         )
+        return selected(out.logits, rows.counted)
+
+    def _log_probs(self, draft: Any, read: Tensor, ids: Tensor) -> Tensor:
+        return self._head.log_probs_of_logits(read.float(), ids)
+
+    def _best(self, draft: Any, read: Tensor) -> Best:
+        return self._head.best_of_logits(read)
+
+
+class SoundDrafts(SourceDrafts):
+    """Those of targets that read sound: Whisper's decoders, whose head is the embedding."""
+
+    def _read(self, draft: Any, tokens: Tensor, counted: Tensor) -> Tensor:
+        rows, hidden, _ = self._rows(tokens, counted)
+        out = draft.get_decoder()(
+            input_ids=rows.targets, encoder_hidden_states=hidden, use_cache=False
+        )
+        return selected(out.last_hidden_state, rows.counted)
 
     def write(self, draft: Any, folder: Path) -> None:
-        """See DraftKind; the encoder too, so that the draft is a checkpoint of its own."""
+        """See DraftKind; with what features are made by."""
+        super().write(draft, folder)
+        checkpoint = self._teaching.checkpoint
+        made_by = feature_extractor("target", checkpoint.folder, checkpoint.config)
         with quiet_libraries():
-            draft.save_pretrained(folder)
-        if self._proposed is not None:
-            write_proposed_tokens(folder, self._proposed)
-
-    def _logits(self, draft: Any, tokens: Tensor, counted: Tensor) -> Tensor:
-        """Return the logits behind the tokens of targets that count, (n, V) float32."""
-        rows = SourceRows.of(tokens, counted, self._teaching.num_begin)
-        with self._teaching.device.autocast():
-            hidden = hidden_states(self._teaching.target, rows.sources, rows.is_source)
-            out = draft(
-                encoder_outputs=BaseModelOutput(last_hidden_state=hidden),
-                attention_mask=rows.is_source,
-                decoder_input_ids=rows.targets,
-                use_cache=False,
-            )
-        logits: Tensor = selected(out.logits, rows.counted).float()
-        return logits
+            made_by.save_pretrained(folder)
 
 
 def cut_decoder(target: PreTrainedModel, checkpoint: Checkpoint, num_kept: int) -> PreTrainedModel:
@@ -151,7 +133,10 @@ def cut_decoder(target: PreTrainedModel, checkpoint: Checkpoint, num_kept: int) 
             f"{reason_of(error)}; export the target with a smaller one of its tokenizer as draft"
         ) from error
     draft.generation_config = target.generation_config
-    for parameter in draft.get_encoder().parameters():
+    frozen: list[nn.Module] = [draft.get_encoder()]
+    if checkpoint.encoder is not None and checkpoint.encoder.speech is not None:
+        frozen.append(draft.get_output_embeddings())
+    for parameter in {p for module in frozen for p in module.parameters()}:
         parameter.requires_grad_(False)
     return draft.eval()  # no dropout: it learns from the same rows the same way
 

@@ -8,27 +8,41 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
-from dsbd_export.distill.sources import padded
-from dsbd_export.distill.teacher import Labelled, Sampling, Teacher, TorchDevice
+from dsbd_export.distill.sources import SourceRowReader, padded
+from dsbd_export.distill.teacher import Draws, Labelled, Sampling, Teacher, TorchDevice
 from dsbd_export.model_loading import cache_name
 
 
 class SourceTeacher(Teacher):
-    """A target that reads sources; see Teacher. Its prompts are those of ``sources``."""
+    """A target that reads sources; see Teacher. Its prompts are those of ``reader``."""
 
     def __init__(
-        self, target: Any, vocab_size: int, cache_bytes: int, device: TorchDevice, num_begin: int
+        self,
+        target: Any,
+        vocab_size: int,
+        cache_bytes: int,
+        device: TorchDevice,
+        reader: SourceRowReader,
     ) -> None:
-        """Take a target.
-
-        num_begin: tokens that a target begins with, at the end of every prompt.
-        """
+        """Take a target, and what reads its sources."""
         super().__init__(target, vocab_size, cache_bytes, device)
-        self._num_begin = num_begin
+        self._reader = reader
+        self.spread = reader.spread
+
+    def answer(
+        self,
+        prompts: Sequence[NDArray[np.integer]],
+        num_new: int,
+        sampling: Sampling,
+        ends: Sequence[int],
+        seed: int,
+    ) -> Labelled:
+        """See Teacher.answer."""
+        begun = self._reader.begun(prompts, seed)
+        return super().answer(begun, num_new, sampling, ends, seed)
 
     def continued(
         self,
@@ -39,40 +53,33 @@ class SourceTeacher(Teacher):
         ends: Sequence[int],
     ) -> tuple[NDArray[np.int64], Labelled]:
         """See Teacher.continued: all targets begin at the same place, whatever their sources."""
-        device = self.device.name
-        sources = [np.asarray(prompt[: -self._num_begin], np.int64) for prompt in prompts]
-        begins = np.stack([prompt[-self._num_begin :] for prompt in prompts]).astype(np.int64)
-        source_ids, is_source = padded(sources, device)
+        device, reader = self.device.name, self._reader
+        sources, begins = zip(*map(reader.parted, prompts), strict=True)
         with self.device.autocast():
-            hidden = hidden_states(self.target, source_ids, is_source)
+            hidden, is_source = reader.hidden_states(*padded(sources, device))
         past = EncoderDecoderCache(DynamicCache(), DynamicCache())
-        name, token_ids = cache_name(self.target), torch.from_numpy(begins).to(device)
-        is_over = torch.zeros(len(prompts), dtype=torch.bool, device=device)
-        end_ids = torch.tensor([*ends], dtype=torch.int64, device=device)
-        tops, counted, drawn = [], [], []
+        name = cache_name(self.target)
+        targets = torch.from_numpy(np.stack(begins)).to(device)
+        num_begin = num_read = targets.shape[1]
+        draws = Draws(self, len(prompts), sampling, generator, ends)
         for _ in range(num_new):
             with self.device.autocast():
                 out = self.target(
                     encoder_outputs=BaseModelOutput(last_hidden_state=hidden),
                     attention_mask=is_source,
-                    decoder_input_ids=token_ids,
+                    decoder_input_ids=targets[:, -num_read:],
                     use_cache=True,
                     **{name: past},
                 )
             past, logits = getattr(out, name), out.logits[:, -1:].float()
-            tops.append(self.top(logits))
-            counted.append(~is_over)
-            best = logits[:, -1].topk(min(sampling.top_k, self.vocab_size))
-            picked = torch.multinomial(sampling.probs(best.values), 1, generator=generator)
-            token_ids = best.indices.gather(-1, picked)
-            drawn.append(token_ids)
-            is_over = is_over | torch.isin(token_ids[:, 0], end_ids)
-            if is_over.all():
+            drawn = draws.draw(reader.ruled(logits, targets, num_begin))
+            targets, num_read = torch.cat([targets, drawn[:, None]], dim=1), 1
+            if draws.are_over:
                 break
-        ids, log_probs = (np.concatenate(arrays, axis=1) for arrays in zip(*tops, strict=True))
-        new = torch.cat(drawn, dim=1).cpu().numpy()
-        learned = torch.stack(counted, dim=1).cpu().numpy()
-        return _behind_sources(prompts, new, ids, log_probs, learned)
+        return _behind_sources(prompts, targets[:, num_begin:].cpu().numpy(), *draws.labels())
+
+    def _rows_at_once(self, length: int) -> int:
+        return super()._rows_at_once(self._reader.num_rows(length))
 
 
 def _behind_sources(
@@ -102,14 +109,3 @@ def _behind_sources(
         learned[index, labels] = counted[index]
     tokens = rows[:, :-1].astype(np.uint32)
     return rows, Labelled(tokens, all_ids, all_log_probs, learned)
-
-
-def hidden_states(model: Any, source_ids: Tensor, is_source: Tensor) -> Tensor:
-    """Return what the encoder of a model leaves of sources, (B, N, W), without gradients.
-
-    source_ids, is_source: (B, N) int64, see ``SourceRows``.
-    """
-    with torch.no_grad():
-        output = model.get_encoder()(input_ids=source_ids, attention_mask=is_source)
-    hidden: Tensor = output.last_hidden_state
-    return hidden

@@ -1,4 +1,4 @@
-"""What a draft of an encoder-decoder is trained with: target, tokens of sources, held-out ones."""
+"""What a draft of an encoder-decoder is trained with: target, sources as tokens, held-out ones."""
 
 from __future__ import annotations
 
@@ -11,16 +11,19 @@ from transformers import PreTrainedModel
 from dsbd_export.checkpoint import Checkpoint
 from dsbd_export.distill.acceptance import MOST_HELD_OUT, HeldOutPrompts
 from dsbd_export.distill.config import DistillConfig
+from dsbd_export.distill.sounds import Hear, SoundSources, open_windows, write_windows
 from dsbd_export.distill.source_teacher import SourceTeacher
 from dsbd_export.distill.sources import (
     MOST_SOURCE,
+    SourceRowReader,
     SourceTokens,
+    TextSources,
     target_begin,
     write_sources,
 )
 from dsbd_export.distill.teacher import CHAT_SAMPLING, TorchDevice, best_device
 from dsbd_export.distill.teaching import BYTES_PER_NUMBER, NUM_PROMPTS, Teaching
-from dsbd_export.distill.texts import SOURCES, TextFile, TokenStreams, open_streams
+from dsbd_export.distill.texts import SOURCES, WINDOWS, TextFile, TokenStreams, open_streams
 from dsbd_export.distill.work_folder import WorkFolder
 from dsbd_export.encoder_decoder.languages import with_languages
 from dsbd_export.encoder_decoder.reference import probed_sources
@@ -28,6 +31,7 @@ from dsbd_export.errors import ExportError
 from dsbd_export.model_loading import load_model
 from dsbd_export.progress import Report
 from dsbd_export.tokenizer_files import write_tokenizer_files
+from dsbd_runtime.speech_entry import SpeechEntry
 
 
 def prepare_source_teaching(
@@ -36,15 +40,23 @@ def prepare_source_teaching(
     files: list[TextFile],
     work: WorkFolder,
     report: Report,
+    hear: Hear | None = None,
 ) -> Teaching:
     """Read the sources, load the target and choose held-out sources.
+
+    hear: reads audio, for a target that reads sound.
 
     Raises:
         ExportError: the sources are too few, or the target's weights are not finite.
     """
     checkpoint = with_languages(checkpoint)
-    begin = target_begin(checkpoint)
-    streams = _streams(checkpoint, begin, files, work, report)
+    assert checkpoint.encoder is not None  # the caller has asked
+    speech = checkpoint.encoder.speech
+    begin = [] if speech is not None else target_begin(checkpoint)
+    if speech is not None:
+        streams = _window_streams(checkpoint, speech, files, work, report, hear)
+    else:
+        streams = _text_streams(checkpoint, begin, files, work, report)
     device = best_device()
     report(f"loading the target on {device.name}{', products in bf16' * device.uses_bf16}")
     # In fp32 everywhere: the draft has the encoder's weights as they are, or it could not share it.
@@ -56,24 +68,30 @@ def prepare_source_teaching(
     rows = [*probed.caches, *probed.encoder.cross]
     cache_bytes = BYTES_PER_NUMBER * sum(each.numbers_a_row for each in rows)
     size = checkpoint.vocab_size
+    reader: SourceRowReader
+    if speech is not None:
+        features = open_windows(work.features, speech)
+        reader = SoundSources(target, checkpoint, features, work.hidden_states, config)
+    else:
+        reader = TextSources(target, len(begin))
     exact = dataclasses.replace(device, uses_bf16=False)
     held_out = HeldOutPrompts(
         prompts=streams.held_out_prompts.chosen(
             NUM_PROMPTS, np.random.default_rng((config.seed, 2))
         ),
         sampling=CHAT_SAMPLING,
-        num_new=min(MOST_HELD_OUT, checkpoint.context_length - len(begin)),
+        num_new=min(MOST_HELD_OUT, checkpoint.context_length - reader.most_begin),
         ends=checkpoint.eos_token_ids,
         folder=work.held_out,
-        teacher=SourceTeacher(target, size, cache_bytes, exact, len(begin)),
+        teacher=SourceTeacher(target, size, cache_bytes, exact, reader),
         seed=config.seed,
         report=report,
     )
-    teacher = SourceTeacher(target, size, cache_bytes, device, len(begin))
-    return Teaching(checkpoint, target, teacher, streams, held_out, device, len(begin))
+    teacher = SourceTeacher(target, size, cache_bytes, device, reader)
+    return Teaching(checkpoint, target, teacher, streams, held_out, device, reader)
 
 
-def _streams(
+def _text_streams(
     checkpoint: Checkpoint,
     begin: list[int],
     files: list[TextFile],
@@ -95,11 +113,36 @@ def _streams(
                 f"warning: {reader.num_left_out:,} sources are longer than {longest} tokens and "
                 "are left out"
             )
-    streams = open_streams(work.tokens, SOURCES)
+    return _opened(work, SOURCES, "lines of text", report)
+
+
+def _window_streams(
+    checkpoint: Checkpoint,
+    speech: SpeechEntry,
+    files: list[TextFile],
+    work: WorkFolder,
+    report: Report,
+    hear: Hear | None,
+) -> TokenStreams:
+    """Return the numbers of all windows of sound, which an earlier run may have left."""
+    if not work.tokens.exists():
+        if hear is None:
+            raise ExportError(
+                f"the target at {checkpoint.folder} (family {checkpoint.family}) reads sound, and "
+                "hear is missing, which reads audio; use dsbd-distill, or pass it"
+            )
+        report(f"listening to {len(files):,} files")
+        write_windows(files, hear, speech, work.features, work.tokens)
+    return _opened(work, WINDOWS, "files of audio", report)
+
+
+def _opened(work: WorkFolder, kind: str, wanted: str, report: Report) -> TokenStreams:
+    """Return the sources that were written, and report how many there are."""
+    streams = open_streams(work.tokens, kind)
     if not len(streams.train_prompts):
-        raise ExportError("data has no source; give lines of text")
+        raise ExportError(f"data has none of the {kind} that are needed; give {wanted}")
     report(
-        f"{len(streams.train_prompts):,} sources to learn from, "
+        f"{len(streams.train_prompts):,} {kind} to learn from, "
         f"{len(streams.held_out_prompts):,} held out: {streams.split}"
     )
     return streams
@@ -108,7 +151,11 @@ def _streams(
 @torch.inference_mode()
 def _check_finite(target: PreTrainedModel, checkpoint: Checkpoint, device: TorchDevice) -> None:
     tokens = torch.arange(8, device=device.name).remainder(checkpoint.vocab_size)[None]
-    logits = target(input_ids=tokens, decoder_input_ids=tokens[:, :2], use_cache=False).logits
+    source = {"input_ids": tokens}
+    if checkpoint.encoder is not None and (speech := checkpoint.encoder.speech) is not None:
+        silence = torch.zeros(1, speech.num_mels, speech.num_frames, device=device.name)
+        source = {"input_features": silence}
+    logits = target(**source, decoder_input_ids=tokens[:, :2], use_cache=False).logits
     if not torch.isfinite(logits).all():
         raise ExportError(
             f"the target at {checkpoint.folder} has logits that are not finite; check its weights"

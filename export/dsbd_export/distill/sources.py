@@ -1,5 +1,8 @@
 """Sources that a draft of an encoder-decoder learns from: lines of texts, and their tokens on disk.
 
+What rows of a pool say of their sources is the seam ``SourceRowReader``: of texts here, of windows
+of sound in ``sounds``.
+
 A source is a line of a file, of a ``.jsonl`` file a string, or an object with a field ``source`` or
 ``text``. What it is to become is not read: the target says it itself, and the draft learns that.
 
@@ -11,17 +14,20 @@ target one behind the other, and the places behind tokens of the target count.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from dsbd_export.checkpoint import Checkpoint
 from dsbd_export.distill.texts import TextFile, opened_sinks
 from dsbd_export.errors import ExportError
+from dsbd_forward.forward import Source
 from dsbd_runtime.bundle import GENERATION_CONFIG_FILE, SOURCE_TOKENIZER_FILE, TOKENIZER_FILE
 from dsbd_runtime.tokenizer import Tokenizer
 
@@ -148,7 +154,7 @@ class SourceRows:
     counted: Tensor
 
     @classmethod
-    def of(cls, tokens: Tensor, counted: Tensor, num_begin: int) -> SourceRows:
+    def of(cls, tokens: Tensor, counted: Tensor, reader: SourceRowReader) -> SourceRows:
         """Part rows of a pool.
 
         A row [s, s, b, y, y] whose last three count has, with one token b that a target begins
@@ -157,12 +163,12 @@ class SourceRows:
         Args:
             tokens: (B, length) int64.
             counted: (B, num_labels) bool, behind the last tokens of each row.
-            num_begin: tokens that a target begins with.
+            reader: knows where the targets begin.
         """
         places = torch.arange(tokens.shape[1], device=tokens.device)
         behind = torch.zeros(tokens.shape, dtype=torch.bool, device=tokens.device)
         behind[:, tokens.shape[1] - counted.shape[1] :] = counted
-        first = behind.int().argmax(1) - (num_begin - 1)  # of the target
+        first = reader.begins(behind.int().argmax(1))
         last = tokens.shape[1] - 1 - behind.int().flip(1).argmax(1)
         is_source = places < first[:, None]
         sources = (tokens * is_source)[:, : int(first.max())]
@@ -177,7 +183,98 @@ class SourceRows:
         )
 
 
-def padded(rows: list[np.ndarray], device: str) -> tuple[Tensor, Tensor]:
+class SourceRowReader(Protocol):
+    """What rows of a pool say of their sources.
+
+    Attributes:
+        most_begin: tokens that a target begins with, at most.
+        spread: tokens by which rows that are continued together differ, less one at most.
+        answers_a_round: sources of a round of the pool.
+    """
+
+    most_begin: int
+    spread: int
+    answers_a_round: int
+
+    def begun(self, prompts: Sequence[NDArray[np.integer]], seed: int) -> list[NDArray[np.integer]]:
+        """Return prompts, each a source, with what its target begins with behind it.
+
+        seed: of what is drawn for that.
+        """
+
+    def parted(self, row: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the source of such a row and what its target begins with."""
+
+    def begins(self, first_labels: Tensor) -> Tensor:
+        """Return where the targets begin in rows, (B,) int64.
+
+        first_labels: (B,) int64. The first place of each that counts.
+        """
+
+    def hidden_states(self, sources: Tensor, is_source: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return what the encoder leaves of sources, (B, N, W), and which of it counts, (B, N).
+
+        Without gradients. sources, is_source: (B, M) int64, see ``SourceRows``.
+        """
+
+    def ruled(self, logits: Tensor, targets: Tensor, num_begin: int) -> Tensor:
+        """Return the logits behind targets as requests see them, (B, 1, V).
+
+        targets: (B, T) int64. With the ``num_begin`` tokens that they begin with.
+        """
+
+    def num_rows(self, length: int) -> int:
+        """Return how many rows of keys and values a row of the pool takes, its own and cross."""
+
+    def request_of(self, row: NDArray[np.integer]) -> tuple[Source, list[int]]:
+        """Return the source of a row of ``begun`` as engines read it, and the prompt."""
+
+
+class TextSources:
+    """Sources that are tokens; see SourceRowReader. Targets all begin with the same."""
+
+    spread = 64
+    answers_a_round = 256  # targets are short
+
+    def __init__(self, target: Any, num_begin: int) -> None:
+        """Take the model, and how many tokens of a target stand behind every source already."""
+        self._target = target
+        self.most_begin = num_begin
+
+    def begun(self, prompts: Sequence[NDArray[np.integer]], seed: int) -> list[NDArray[np.integer]]:
+        """See SourceRowReader."""
+        return [*prompts]
+
+    def parted(self, row: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """See SourceRowReader."""
+        ids = np.asarray(row, np.int64)
+        return ids[: -self.most_begin], ids[-self.most_begin :]
+
+    def begins(self, first_labels: Tensor) -> Tensor:
+        """See SourceRowReader."""
+        return first_labels - (self.most_begin - 1)
+
+    def hidden_states(self, sources: Tensor, is_source: Tensor) -> tuple[Tensor, Tensor | None]:
+        """See SourceRowReader."""
+        with torch.no_grad():
+            output = self._target.get_encoder()(input_ids=sources, attention_mask=is_source)
+        return output.last_hidden_state, is_source
+
+    def ruled(self, logits: Tensor, targets: Tensor, num_begin: int) -> Tensor:
+        """See SourceRowReader."""
+        return logits
+
+    def num_rows(self, length: int) -> int:
+        """See SourceRowReader."""
+        return length
+
+    def request_of(self, row: NDArray[np.integer]) -> tuple[Source, list[int]]:
+        """See SourceRowReader."""
+        source, begin = self.parted(row)
+        return tuple(source.tolist()), begin.tolist()
+
+
+def padded(rows: Sequence[NDArray[np.integer]], device: str) -> tuple[Tensor, Tensor]:
     """Return rows in one array, (B, N) int64, and which of its numbers are theirs, likewise."""
     longest = max(map(len, rows))
     ids = np.zeros((len(rows), longest), np.int64)

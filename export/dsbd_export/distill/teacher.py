@@ -21,7 +21,6 @@ NUM_TOP = 32
 _MOST_LOGITS = 2**26  # numbers of one call, 256 MiB in fp32
 _FEW_LOGITS = 2**23  # the same on a CPU, whose caches they should fit
 _MOST_CACHE_BYTES = 2**29  # of keys and values while sampling
-_SPREAD = 64  # tokens by which prompts that are answered together differ
 
 
 @dataclass(frozen=True)
@@ -150,7 +149,10 @@ class Teacher:
         target: in evaluation mode, on the device.
         vocab_size: of its logits.
         device: where it is.
+        spread: tokens by which prompts that are answered together differ, less one at most.
     """
+
+    spread = 64
 
     def __init__(
         self, target: nn.Module, vocab_size: int, cache_bytes: int, device: TorchDevice
@@ -225,9 +227,9 @@ class Teacher:
         order = sorted(range(len(prompts)), key=lambda row: len(prompts[row]))
         groups: list[list[int]] = []
         for row in order:
-            shortest = len(prompts[groups[-1][0]]) if groups else -_SPREAD
+            shortest = len(prompts[groups[-1][0]]) if groups else -self.spread
             most = self._rows_at_once(len(prompts[row]) + num_new)
-            if len(prompts[row]) >= shortest + _SPREAD or len(groups[-1]) >= most:
+            if len(prompts[row]) >= shortest + self.spread or len(groups[-1]) >= most:
                 groups.append([])
             groups[-1].append(row)
         parts = [
@@ -263,31 +265,23 @@ class Teacher:
         for row, prompt in zip(given, prompts, strict=True):
             row[: len(prompt)] = torch.from_numpy(prompt.astype(np.int64))
         shortest, longest = int(lengths.min()), int(lengths.max())
-        past, pieces, tops, counted = None, [given[:, :shortest]], [], []
-        is_over = torch.zeros(len(prompts), dtype=torch.bool, device=device)
-        end_ids = torch.tensor([*ends], dtype=torch.int64, device=device)
+        past, pieces = None, [given[:, :shortest]]
+        draws = Draws(self, len(prompts), sampling, generator, ends)
         for position in range(shortest, longest + num_new):
             with self.device.autocast():
                 out = self.target(
                     input_ids=pieces[-1], use_cache=True, logits_to_keep=1, **{name: past}
                 )
-            past, logits = getattr(out, name), out.logits.float()
-            tops.append(self.top(logits))
-            draws = (lengths <= position) & ~is_over
-            counted.append(draws)
-            best = logits[:, -1].topk(min(sampling.top_k, self.vocab_size))
-            picked = torch.multinomial(sampling.probs(best.values), 1, generator=generator)
-            drawn = best.indices.gather(-1, picked)[:, 0]
-            is_over |= draws & (torch.isin(drawn, end_ids) | (position + 1 >= lengths + num_new))
+            past = getattr(out, name)
+            drawn = draws.draw(out.logits.float(), lengths <= position)
+            draws.end(position + 1 >= lengths + num_new)
             if position < longest:
                 drawn = torch.where(lengths <= position, drawn, given[:, position])
             pieces.append(drawn[:, None])
-            if is_over.all():
+            if draws.are_over:
                 break
         tokens = torch.cat(pieces, dim=1).cpu().numpy()
-        ids, log_probs = (np.concatenate(arrays, axis=1) for arrays in zip(*tops, strict=True))
-        learned = torch.stack(counted, dim=1).cpu().numpy()
-        return tokens, Labelled(tokens[:, :-1].astype(np.uint32), ids, log_probs, learned)
+        return tokens, Labelled(tokens[:, :-1].astype(np.uint32), *draws.labels())
 
     def _logits(self, tokens: Tensor, num_labels: int) -> Tensor:
         with self.device.autocast():
@@ -302,3 +296,57 @@ class Teacher:
         top = logits.topk(min(NUM_TOP, self.vocab_size))
         log_probs = top.values - logits.logsumexp(-1, keepdim=True)
         return top.indices.cpu().numpy().astype(np.uint32), log_probs.cpu().numpy()
+
+
+class Draws:
+    """Tokens that are drawn for several rows, and the distributions that they are drawn from."""
+
+    def __init__(
+        self,
+        teacher: Teacher,
+        num_rows: int,
+        sampling: Sampling,
+        generator: torch.Generator,
+        ends: Sequence[int],
+    ) -> None:
+        """Take a teacher; see ``Teacher.continued``."""
+        device = teacher.device.name
+        self._teacher = teacher
+        self._sampling = sampling
+        self._generator = generator
+        self._ends = torch.tensor([*ends], dtype=torch.int64, device=device)
+        self._is_over = torch.zeros(num_rows, dtype=torch.bool, device=device)
+        self._tops: list[tuple[NDArray[np.uint32], NDArray[np.float32]]] = []
+        self._counted: list[Tensor] = []
+
+    def draw(self, logits: Tensor, has_begun: Tensor | None = None) -> Tensor:
+        """Return a token for each row, (B,) int64.
+
+        logits: (B, 1, V) float32. has_begun: (B,) bool. Rows that draw, and not yet read their
+        prompt; None: all.
+        """
+        teacher, sampling = self._teacher, self._sampling
+        self._tops.append(teacher.top(logits))
+        draws = ~self._is_over if has_begun is None else has_begun & ~self._is_over
+        self._counted.append(draws)
+        best = logits[:, -1].topk(min(sampling.top_k, teacher.vocab_size))
+        picked = torch.multinomial(sampling.probs(best.values), 1, generator=self._generator)
+        drawn = best.indices.gather(-1, picked)[:, 0]
+        self._is_over = self._is_over | (draws & torch.isin(drawn, self._ends))
+        return drawn
+
+    def end(self, rows: Tensor) -> None:
+        """End rows, (B,) bool."""
+        self._is_over = self._is_over | rows
+
+    @property
+    def are_over(self) -> bool:
+        """Return whether all rows have ended."""
+        return bool(self._is_over.all())
+
+    def labels(self) -> tuple[NDArray[np.uint32], NDArray[np.float32], NDArray[np.bool_]]:
+        """Return ids and log-probabilities, (B, T, NUM_TOP), and which count, (B, T)."""
+        ids, log_probs = (
+            np.concatenate(arrays, axis=1) for arrays in zip(*self._tops, strict=True)
+        )
+        return ids, log_probs, torch.stack(self._counted, dim=1).cpu().numpy()

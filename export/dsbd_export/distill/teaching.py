@@ -16,6 +16,7 @@ from dsbd_export.checkpoint import Checkpoint
 from dsbd_export.distill.acceptance import MOST_HELD_OUT, HeldOutPrompts, prompt_length
 from dsbd_export.distill.chats import MOST_NEW, MOST_PROMPT, ChatTokens
 from dsbd_export.distill.config import DistillConfig
+from dsbd_export.distill.sources import SourceRowReader
 from dsbd_export.distill.teacher import (
     CHAT_SAMPLING,
     TEXT_SAMPLING,
@@ -48,8 +49,7 @@ class Teaching:
     Attributes:
         held_out: prompts, with the target's samples behind them.
         teacher: the target in the precision of the training.
-        num_begin: of an encoder-decoder, tokens that every target begins with, see ``sources``; 0
-            for any other.
+        reader: of an encoder-decoder, what reads the sources of rows; None of any other.
     """
 
     checkpoint: Checkpoint
@@ -58,7 +58,7 @@ class Teaching:
     streams: TokenStreams
     held_out: HeldOutPrompts
     device: TorchDevice
-    num_begin: int = 0
+    reader: SourceRowReader | None = None
 
 
 def prepare_teaching(

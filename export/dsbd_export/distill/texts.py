@@ -34,7 +34,7 @@ MIN_TRAIN_TOKENS = 2_000
 MIN_HELD_OUT_TOKENS = 200
 _PIECE_CHARS = 2**18  # encoded at a time: the memory of the tokenizer, and of a file's text
 _HELD_OUT_BYTES = 13  # of 256 values of a hash's first byte: 5 %
-CHATS, SOURCES = "chats", "sources"
+CHATS, SOURCES, WINDOWS = "chats", "sources", "windows of sound"
 MIN_TRAIN_PROMPTS = 16
 MIN_HELD_OUT_PROMPTS = 4
 _TRAIN, _HELD_OUT = _SIDES = "train", "held_out"
@@ -262,7 +262,7 @@ class Sink:
 def open_streams(folder: Path, kind: str = CHATS) -> TokenStreams:
     """Return the tokens that ``write_streams`` wrote.
 
-    kind: what the prompts are of or are, ``CHATS`` or ``SOURCES``.
+    kind: what the prompts are of or are, ``CHATS``, ``SOURCES`` or ``WINDOWS``.
 
     Raises:
         ExportError: they are too few to learn from.

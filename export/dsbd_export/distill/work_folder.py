@@ -4,6 +4,7 @@
     tokenizer/        the target's
     tokens/           of all texts
     held_out/         the target's samples behind held-out prompts
+    windows.bin       features of sound, and in hidden_states/ what the encoder left of it
     pool/             labelled rows
     checkpoint.pt     the latest state of the training
     draft/            the result, until it is moved to its place
@@ -60,6 +61,21 @@ class WorkFolder:
         return self.path / "held_out"
 
     @property
+    def pool(self) -> Path:
+        """Return the folder of labelled rows."""
+        return self.path / "pool"
+
+    @property
+    def features(self) -> Path:
+        """Return the file of the features of all windows of sound."""
+        return self.path / "windows.bin"
+
+    @property
+    def hidden_states(self) -> Path:
+        """Return the folder of what the encoder left of windows of sound."""
+        return self.path / "hidden_states"
+
+    @property
     def checkpoint(self) -> Path:
         """Return the file of the latest state of the training."""
         return self.path / "checkpoint.pt"
@@ -96,9 +112,15 @@ class WorkFolder:
                     yield
                     is_over = True
                 finally:
-                    has_work = self.checkpoint.exists() or self.held_out.exists()
-                    if is_over or not has_work:
+                    if is_over or not self._has_work:
                         shutil.rmtree(self.path, ignore_errors=True)
+
+    @property
+    def _has_work(self) -> bool:
+        """Whether something was sampled, encoded or trained."""
+        made = (self.checkpoint, self.held_out, self.pool)
+        encoded = self.hidden_states.is_dir() and any(self.hidden_states.iterdir())
+        return encoded or any(path.exists() for path in made)
 
     def _check_settings(self, config: DistillConfig) -> None:
         """Raise ExportError for a folder of other options; note them in a new one."""

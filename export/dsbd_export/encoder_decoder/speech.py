@@ -88,7 +88,6 @@ def speech_entry(
         )
     suppressed = list(generation.get("suppress_tokens") or [])
     languages, tasks = _languages_and_tasks(role, folder, generation)
-    heads = generation.get("alignment_heads")
     return SpeechEntry(
         sampling_rate=made.sampling_rate,
         num_mels=made.feature_size,
@@ -105,8 +104,17 @@ def speech_entry(
         tasks=tasks,
         language=_default_language(role, folder, generation, languages),
         max_initial_timestamp_index=generation.get("max_initial_timestamp_index"),
-        alignment_heads=None if heads is None else [list(head) for head in heads],
+        alignment_heads=_alignment_heads(generation, config.decoder_layers),
     )
+
+
+def _alignment_heads(generation: dict[str, Any], num_layers: int) -> list[list[int]] | None:
+    """Return layer and head of each; None where none is of a layer that the decoder has.
+
+    A draft of some layers has the generation_config.json of all.
+    """
+    heads = generation.get("alignment_heads") or []
+    return [list(head) for head in heads if head[0] < num_layers] or None
 
 
 def _languages_and_tasks(

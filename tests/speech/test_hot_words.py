@@ -1,0 +1,100 @@
+"""Hot words: what a text gains by them, token by token."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from dsbd_ort import Pipeline
+from dsbd_ort.speech.hot_words import HotWords, read_hot_words
+from dsbd_runtime.errors import InputError
+from scripts.speech_checkpoint import speech_tokenizer
+
+VOCAB_SIZE = 8
+GAIN = 2.0
+TEXTS = [  # (words, text, what it has gained behind each token, in tokens)
+    ([(1, 2, 3)], (1, 2, 3, 5), (1, 2, 3, 3)),
+    ([(1, 2, 3)], (1, 2, 5, 1), (1, 2, 0, 1)),
+    ([(1, 2, 3)], (5, 1, 1, 2, 3), (0, 1, 1, 2, 3)),  # begun anew
+    ([(1, 2), (1, 2, 3)], (1, 2, 3), (1, 2, 3)),
+    ([(1, 2), (1, 2, 3, 4)], (1, 2, 3, 5), (1, 2, 3, 2)),  # the shorter one stays
+    ([(1, 2, 3), (2, 4)], (1, 2, 4), (1, 2, 2)),  # another begins within what is lost
+    ([(1, 2), (2, 3)], (1, 2, 3), (1, 2, 2)),  # no token counts twice
+    ([(4,)], (4, 4, 5), (1, 2, 2)),
+    ([(1, 1, 2)], (1, 1, 1, 2), (1, 2, 2, 3)),
+]
+
+
+def stepwise(words, text, prompt=()):
+    """What each token of a text gains, as the scores say."""
+    hot = HotWords(words, GAIN)
+    gains = []
+    for end, token in enumerate(text):
+        path = np.array([*prompt, *text[:end]], np.int64)
+        gains.append(hot(path, np.zeros(VOCAB_SIZE))[token] / GAIN)
+    return gains
+
+
+@pytest.mark.parametrize(("words", "text", "wanted"), TEXTS)
+def test_what_a_text_gains(words, text, wanted):
+    assert tuple(itertools.accumulate(stepwise(words, text))) == wanted
+    assert HotWords(words, GAIN).gained((), text) == GAIN * wanted[-1]
+
+
+def test_the_gain_of_any_text_is_that_of_its_tokens_and_never_negative():
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        words = [tuple(rng.integers(0, 4, rng.integers(1, 5)).tolist()) for _ in range(3)]
+        text = tuple(rng.integers(0, 4, 12).tolist())
+        split = int(rng.integers(0, 12))
+        gains = stepwise(words, text[split:], prompt=text[:split])
+        hot = HotWords(words, GAIN)
+        assert hot.gained(text[:split], text[split:]) == pytest.approx(GAIN * sum(gains))
+        assert 0 <= hot.gained((), text) <= GAIN * len(text)
+
+
+def test_what_is_forbidden_stays_so():
+    hot = HotWords([(1, 2)], GAIN)
+    found = hot(np.array([1]), np.full(VOCAB_SIZE, -np.inf))
+    assert np.isneginf(found).all()
+
+
+class Words:
+    """The tokenizer of the tiny model, as requests have it."""
+
+    def __init__(self):
+        self._tokenizer = speech_tokenizer()
+
+    def encode(self, text, add_special_tokens=True):
+        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def decode(self, token_ids):
+        return self._tokenizer.decode(token_ids)
+
+
+def test_words_are_read_as_they_stand_in_a_text():
+    words = Words()
+    [found] = read_hot_words(["  brown fox "], words)
+    assert words.decode([*found]) == " brown fox"
+    assert read_hot_words(None, words) == ()
+    with pytest.raises(InputError, match="hot_words has 2000 texts; expected 1024 at most"):
+        read_hot_words(["fox"] * 2000, words)
+
+
+def test_a_hot_word_is_said(speech_pipe: Pipeline):
+    """Of a random model, by a gain that nothing else can outweigh; drafted as well."""
+    samples = 0.1 * np.sin(np.arange(16_000, dtype=np.float32) / 7)
+    options = {"max_new_tokens": 12, "temperature": 0.0, "language": "en"}
+    plain = speech_pipe.transcribe(samples, strategy="beam-search", **options)
+    assert "brown fox" not in plain.text
+    options |= {"hot_words": ["brown fox"], "hot_word_gain": 30.0}
+    for num_beams, strategy in ((1, "greedy"), (5, "beam-search")):
+        found = [
+            speech_pipe.transcribe(samples, strategy=each, num_beams=num_beams, **options)
+            for each in (strategy, "speculative-beam-search")
+        ]
+        assert all("brown fox" in each.text for each in found)
+        wanted, drafted = ([each.token_ids for each in one.segments] for one in found)
+        assert drafted == wanted
