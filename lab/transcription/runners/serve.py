@@ -149,4 +149,4 @@ def read_samples(path: str) -> Samples:
         if (file.getnchannels(), file.getsampwidth(), file.getframerate()) != (1, 2, 16_000):
             raise ValueError(f"{path} is no WAV file of one channel, 16 bits and 16 kHz")
         integers = np.frombuffer(file.readframes(file.getnframes()), "<i2")
-    return integers.astype(np.float32) / 32_768
+    return integers.astype(np.float32) / np.float32(32_768)
