@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Sequence
 
 from dsbd_errors import DsbdError
+from dsbd_forward.forward import Source
 from dsbd_ort.decoding import IterationOutput
 from dsbd_ort.decoding.batched_decoder import BatchedDecoder, Outcome, Preempted, Progress
 from dsbd_ort.engine.errors import EnginesEndedError, InternalError, ServiceClosedError
@@ -162,7 +164,10 @@ class EngineLoop:
         num_taken = decoder.num_used_rows
         for request in self._scheduler.running:
             num_taken += max(request.rows_reserved - request.num_rows, 0)
-        return self._scheduler.admit(num_taken)
+        return self._scheduler.admit(num_taken, self._most_sources)
+
+    def _most_sources(self, sources: Sequence[Source]) -> int:
+        return min(model.most_sources(sources) for model in self.models if model is not None)
 
     def _join(self, decoder: BatchedDecoder, request: LiveRequest) -> None:
         """Let an admitted request begin, or resume."""

@@ -9,11 +9,12 @@ requests resume in the order of their arrival, and none starves.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from dsbd_errors import DsbdError
+from dsbd_forward.forward import Source
 from dsbd_ort.decoding import DecodingRequest
 from dsbd_ort.decoding.batched_decoder import BatchMember
 from dsbd_ort.engine.errors import QueueFullError
@@ -190,19 +191,26 @@ class Scheduler:
             )
         self.waiting.append(request)
 
-    def admit(self, num_taken: int) -> list[LiveRequest]:
+    def admit(
+        self, num_taken: int, most_sources: Callable[[Sequence[Source]], int] = len
+    ) -> list[LiveRequest]:
         """Move the first of the queue to the running requests, as many as fit; return them.
 
         One always fits where none runs.
 
         Args:
             num_taken: rows that the running requests use or are expected to use.
+            most_sources: how many of some sources are kept at a time. With one more, sources would
+                be read again in every iteration, each of which may take seconds.
         """
         admitted: list[LiveRequest] = []
         while self.may_admit:
             request = self.waiting[0]
             num_expected = self._expected_rows(request)
             if self.running and num_taken + num_expected > self.max_rows:
+                break
+            sources = self._sources_with(request)
+            if self.running and 1 < len(sources) > most_sources(sources):
                 break
             num_taken += num_expected
             request.rows_reserved = num_expected
@@ -222,6 +230,11 @@ class Scheduler:
         """Remove a request that ends, wherever it is; its rows are free again."""
         (self.running if request.state is RequestState.RUNNING else self.waiting).remove(request)
         request.state, request.member = RequestState.ENDED, None
+
+    def _sources_with(self, request: LiveRequest) -> list[Source]:
+        """Return what the running requests and one more read, each once."""
+        sources = [each.request.source for each in (*self.running, request)]
+        return [source for source in dict.fromkeys(sources) if source is not None]
 
     def _expected_rows(self, request: LiveRequest) -> int:
         """Return the rows of the prompt, or so far, and those of an answer.

@@ -62,8 +62,9 @@ def read_audio(
 ) -> Samples:
     """Return the samples of an audio file, mixed to one channel, (n,) float32 from -1 to 1.
 
-    WAV files of integers or floats are read as they are; FLAC, MP3, Ogg and others with the package
-    ``soundfile``, of the extra ``audio``.
+    They are read-only, so that a transcription need not copy them. WAV files of integers or floats
+    are read as they are; FLAC, MP3, Ogg and others with the package ``soundfile``, of the extra
+    ``audio``.
 
     Args:
         source: a path, the bytes of a file, or a file opened for bytes.
@@ -84,6 +85,7 @@ def read_audio(
         samples = _joined(blocks, seconds, sampling_rate, max_seconds, name)
     if not len(samples):
         raise InputError(f"{name} has no samples; record it again")
+    samples.flags.writeable = False
     return samples
 
 

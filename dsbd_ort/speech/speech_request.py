@@ -263,6 +263,8 @@ def read_prompt(text: str | None, tokenizer: Tokenizer) -> tuple[int, ...]:
 def read_samples(audio: Audio, speech: SpeechEntry) -> NDArray[np.float32]:
     """Return the samples of an audio, (n,) float32 at the model's rate.
 
+    Those of an array that may change are copied: they are read while the audio is transcribed.
+
     Raises:
         InputError: it is none.
     """
@@ -273,8 +275,8 @@ def read_samples(audio: Audio, speech: SpeechEntry) -> NDArray[np.float32]:
             f"the samples are {audio.dtype} of shape {audio.shape}; expected floats from -1 to 1 "
             f"in one dimension, mono audio at {speech.sampling_rate} Hz, at least one"
         )
-    samples = audio.astype(np.float32)
-    if not np.isfinite(samples).all():
+    samples = audio.astype(np.float32, copy=audio.flags.writeable)
+    if not (np.isfinite(samples.min()) and np.isfinite(samples.max())):  # NaN is both
         place = int(np.flatnonzero(~np.isfinite(samples))[0])
         raise InputError(f"sample {place} is {samples[place]}; expected finite numbers")
     return samples

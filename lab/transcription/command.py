@@ -18,8 +18,9 @@ import click
 
 from lab.frame.page import BUILD, RESULTS, Page, writes
 from lab.transcription.comparison import Work, lines_of, transcribed
+from lab.transcription.equality import Cases, equality_table, outcomes
 from lab.transcription.speech import Spoken, spoken, utterances
-from lab.transcription.tools import TOOLS, Models, ct2_folder, environment, open_tools
+from lab.transcription.tools import OURS, TOOLS, Models, ct2_folder, environment, open_tools
 
 SPEED, EQUALITY = "transcription", "equality"
 OPTIONS_BY_PRECISION = {"fp32": (), "int8": ("--quantize", "int8-dynamic", "--attention", "fused")}
@@ -43,7 +44,10 @@ FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 @click.option("--beams", type=int, multiple=True, default=(5, 1), show_default=True)
 @click.option("--rounds", default=2, show_default=True, help="Of the short files.")
 @click.option("--long-rounds", default=1, show_default=True, help="Of the long ones.")
-@click.option("--most", type=int, help="Short files, at most; of a model of English those alone.")
+@click.option("--cpu-time", is_flag=True, help="Time of the processor, of all threads: rough.")
+@click.option(
+    "--most", type=click.IntRange(min=2), help="Short files, at most; the first are English."
+)
 @click.option(
     "--tool",
     "names",
@@ -51,6 +55,7 @@ FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
     multiple=True,
     help="Beside ours; all by default.",
 )
+@click.option("--seconds", default=3600.0, help="After which equality begins no further case.")
 @writes(RESULTS / "transcription.md")
 def main(
     checkpoint: Path,
@@ -60,8 +65,10 @@ def main(
     beams: tuple[int, ...],
     rounds: int,
     long_rounds: int,
+    cpu_time: bool,
     most: int | None,
     names: tuple[str, ...],
+    seconds: float,
     page: Page,
 ) -> None:
     """Measure, and write the sections."""
@@ -69,13 +76,29 @@ def main(
     files = spoken(work / "utterances", utterances(), environment(work))
     short = [each for each in files if not each.utterance.is_long][:most]
     long = [each for each in files if each.utterance.is_long]
-    bundles = {precision: _bundle(checkpoint, work, precision) for precision in OPTIONS_BY_PRECISION}
+    bundles = {
+        precision: _bundle(checkpoint, work, precision) for precision in OPTIONS_BY_PRECISION
+    }
+    if EQUALITY in sections:
+        _count_equal(checkpoint, bundles["fp32"], short + long, work, seconds, page)
     if SPEED in sections:
         folder = None if ct2 is None else ct2_folder(ct2, checkpoint, work)
         models = Models(checkpoint=checkpoint, ct2=folder, bundles=bundles)
         page.begin(SPEED)
         works = _works(short, long, beams, rounds, long_rounds)
-        _compare(models, works, work, names, page)
+        _compare(models, works, work, names, cpu_time, page)
+
+
+def _count_equal(
+    checkpoint: Path, bundle: Path, files: list[Spoken], work: Path, seconds: float, page: Page
+) -> None:
+    cases = Cases(checkpoint, bundle, files, page.threads)
+    kept = work / f"equality-{checkpoint.name}.jsonl"
+    try:
+        found = outcomes(cases, kept, seconds, lambda text: click.echo(text, err=True))
+    finally:
+        cases.close()
+    page.write(EQUALITY, equality_table(found), checkpoint.name)
 
 
 def _bundle(checkpoint: Path, work: Path, precision: str) -> Path:
@@ -119,22 +142,27 @@ def _works(
 
 
 def _compare(
-    models: Models, works: list[Work], work: Path, names: tuple[str, ...], page: Page
+    models: Models,
+    works: list[Work],
+    work: Path,
+    names: tuple[str, ...],
+    cpu_time: bool,
+    page: Page,
 ) -> None:
-    chosen = [tool for tool in TOOLS if tool.counterpart is None or tool.name in (names or TOOL_NAMES)]
+    chosen = [tool for tool in TOOLS if not names or tool.name in (OURS, *names)]
     lines: list[str] = []
 
     def report(text: str) -> None:
         click.echo(text, err=True)
 
     with contextlib.ExitStack() as stack:
-        tools = open_tools(chosen, models, work, page.threads, stack.enter_context, report)
+        tools = open_tools(
+            chosen, models, work, page.threads, cpu_time, stack.enter_context, report
+        )
         for each in works:
             found = list(transcribed(each, tools, report))
             lines += [*lines_of(each, tools, found), ""]
             click.echo("\n".join(lines_of(each, tools, found)), err=True)
         settings = [f"* {tool.tool.key}: {tool.version}, {tool.settings}" for tool in tools]
-    page.write(SPEED, [*lines, *settings], models.checkpoint.name)
-
-
-TOOL_NAMES = tuple(tool.name for tool in TOOLS)
+    clock = "time of the processor" if cpu_time else "time"
+    page.write(SPEED, [*lines, *settings], models.checkpoint.name, clock)

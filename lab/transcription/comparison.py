@@ -29,7 +29,6 @@ COLUMNS = (
     "word errors",
     "peak MB",
 )
-AIMS = {"fp32": 1.2, "int8": 1.0}
 PAUSE_S = 0.25  # by then the threads of the tool before have stopped spinning
 
 
@@ -77,13 +76,14 @@ class Transcribed:
 def transcribed(
     work: Work, tools: Sequence[OpenTool], report: Callable[[str], None]
 ) -> Iterator[Transcribed]:
-    """Yield what every tool makes of every utterance, one after another; the first is a warm-up.
+    """Yield what every tool makes of every utterance, one after another.
 
-    A tool that fails is reported, and left out from then on.
+    Before, each transcribes the last one, which does not count: not the first, whose window ours
+    would still know. A tool that fails is reported, and left out from then on.
     """
     running = list(tools)
-    for number in range(-1, work.rounds):  # -1: the first utterance, which is not counted
-        for spoken in work.spoken[:1] if number < 0 else work.spoken:
+    for number in range(-1, work.rounds):  # -1: before the first
+        for spoken in work.spoken[-1:] if number < 0 else work.spoken:
             for tool in list(turn(running, number)):
                 asked = Asked(
                     path=str(spoken.path.resolve()),
@@ -99,16 +99,14 @@ def transcribed(
                     running.remove(tool)
                     continue
                 if number >= 0:
-                    yield Transcribed(
-                        key=tool.tool.key, spoken=spoken, round=number, answer=answer
-                    )
+                    yield Transcribed(key=tool.tool.key, spoken=spoken, round=number, answer=answer)
 
 
-def lines_of(
-    work: Work, tools: Sequence[OpenTool], found: Sequence[Transcribed]
-) -> Iterator[str]:
+def lines_of(work: Work, tools: Sequence[OpenTool], found: Sequence[Transcribed]) -> Iterator[str]:
     """Yield the table of a work, and how ours stands to what is aimed at."""
-    by_key = {tool.tool.key: [each for each in found if each.key == tool.tool.key] for tool in tools}
+    by_key = {
+        tool.tool.key: [each for each in found if each.key == tool.tool.key] for tool in tools
+    }
     seconds = sum(each.seconds for each in work.spoken)
     times = "with times" if work.timestamps else "without times"
     yield f"### {work.title}, {_searched(work.num_beams)}"

@@ -125,12 +125,13 @@ def open_tools(
     models: Models,
     work: Path,
     threads: int,
+    cpu_time: bool,
     enter: Callable[[RunnerProcess], RunnerProcess],
     report: Callable[[str], None],
 ) -> list[OpenTool]:
     """Start tools, all that can be; report the others.
 
-    enter: of an ExitStack, which ends the processes.
+    cpu_time: whether times are the processor's. enter: of an ExitStack, which ends the processes.
     """
     found = []
     for tool in tools:
@@ -138,7 +139,12 @@ def open_tools(
         if folder is None:
             report(f"{tool.key}: not run, no folder of its form is given")
             continue
-        job = Job(folder=str(folder.resolve()), precision=tool.precision, num_threads=threads)
+        job = Job(
+            folder=str(folder.resolve()),
+            precision=tool.precision,
+            num_threads=threads,
+            cpu_time=cpu_time,
+        )
         try:
             python = environment(work) if tool.name == FASTER_WHISPER else Path(sys.executable)
             process = RunnerProcess(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Sequence
 from types import TracebackType
 
 import numpy as np
@@ -186,6 +187,11 @@ class CausalLM:
         """See SourceReader; raises as ``forward``."""
         if self._session.sources is not None:
             self._session.sources.read(source)
+
+    def most_sources(self, sources: Sequence[Source]) -> int:
+        """Return how many of these sources are kept at a time; beyond, some are read again."""
+        memory = self._session.sources
+        return len(sources) if memory is None else memory.most_together(sources)
 
     def release_source(self, source: Source) -> None:
         """See SourceReader."""

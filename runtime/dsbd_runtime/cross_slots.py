@@ -90,7 +90,8 @@ class CrossSlots:
 
     def most_together(self, sources: Sequence[Source]) -> int:
         """Return how many of these sources one call may have: their rows have to fit the memory."""
-        limit = self._entry.context_length
+        speech, limit = self._entry.speech, self._entry.context_length
+        limit = limit if speech is None else speech.num_positions  # of a window's frames
         lengths = (len(source) if isinstance(source, tuple) else limit for source in sources)
         size = self._bytes_of_slot(_rounded(min(max(lengths), limit)))
         return max(1, min(MOST_SOURCES, self._most_bytes // size))
@@ -122,7 +123,10 @@ class CrossSlots:
             self._encoder.cross_rows(source)
 
     def release(self, source: Source) -> None:
-        """Let the slot of a source be used for others: no request reads it any more."""
+        """Let the slot of a source be used for others: no request reads it any more.
+
+        A window of sound may be decoded once more: its rows go back to the encoder.
+        """
         if source in self._slots:
             self._released.add(source)
             self._was_released = True
@@ -146,7 +150,9 @@ class CrossSlots:
             staying.remove(oldest)
             del lengths[oldest]
         for source in [source for source in self._slots if source not in lengths]:
-            del self._slots[source]
+            slot = self._slots.pop(source)
+            if self._entry.speech is not None and source in self._released:
+                self._encoder.put_back(source, self._copy_of(slot))
         self._released.clear()
         self._was_released = False
         if not self._fits(lengths):
@@ -194,6 +200,13 @@ class CrossSlots:
         self._lengths = new_lengths
         self._slots = OrderedDict((source, slot) for slot, source in enumerate(staying))
         self._range = 0, 0
+
+    def _copy_of(self, slot: int) -> CrossRows:
+        """Return the rows of a slot as an encoder leaves them."""
+        length, new_value = self._lengths[slot], self._ort.OrtValue.ortvalue_from_numpy
+        copies = {name: each[slot, None, :, :length].copy() for name, each in self._buffers.items()}
+        values = {name: new_value(copy) for name, copy in copies.items()}
+        return CrossRows(values, sum(copy.nbytes for copy in copies.values()))
 
     def _put(self, rows: CrossRows, slot: int) -> None:
         for name, value in rows.values.items():

@@ -18,6 +18,7 @@ MOST_SOURCES = 256
 MOST_BYTES = 2**30
 """Most sources whose cross rows are kept, and most bytes of all but the last: the one that was read
 longest ago goes, and is computed again where it is needed after all."""
+_MOST_PUT_BACK = 16  # twice the requests that a service runs, unless it is told another number
 
 _NO_MEMORY = ("Failed to allocate memory", "bad allocation", "bad_alloc")
 
@@ -132,6 +133,24 @@ class OrtEncoder:
             self.num_bytes += rows.hidden.tensor_size_in_bytes()
             self._drop_oldest()
         return rows
+
+    def put_back(self, source: Source, rows: CrossRows) -> None:
+        """Keep rows that were taken, and now are not needed, as long as few others come.
+
+        A window of sound is decoded several times, with requests of other windows between them.
+        """
+        hidden = self._hidden_of_taken.pop(source, None)
+        if self._keeps_hidden and hidden is None:
+            return  # a draft would not find them
+        if hidden is not None:
+            self.num_bytes -= hidden.tensor_size_in_bytes()
+            rows = CrossRows(rows.values, rows.num_bytes + hidden.tensor_size_in_bytes(), hidden)
+        self._kept[source] = rows
+        self.num_bytes += rows.num_bytes
+        while len(self._kept) > _MOST_PUT_BACK:
+            _, oldest = self._kept.popitem(last=False)
+            self.num_bytes -= oldest.num_bytes
+        self._drop_oldest()
 
     def limit(self, most_bytes: int) -> None:
         """Keep at most so many bytes of cross rows from now on, those read last in any case."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dsbd_forward.forward import Source
 from dsbd_ort.decoding import DecodingConfig, DecodingRequest
 from dsbd_ort.engine import QueueFullError, ServiceLimits
 from dsbd_ort.engine.scheduler import AnswerRows, LiveRequest, Scheduler
@@ -20,9 +22,14 @@ from dsbd_runtime.errors import CapacityError
 FIRST_MEAN = 256
 
 
-def request(most_rows: int, num_prompt_tokens: int = 1) -> LiveRequest:
+def request(
+    most_rows: int, num_prompt_tokens: int = 1, source: tuple[int, ...] | None = None
+) -> LiveRequest:
     decoding = DecodingRequest(
-        prompt_ids=[1] * num_prompt_tokens, config=DecodingConfig(), rng=np.random.default_rng(0)
+        prompt_ids=[1] * num_prompt_tokens,
+        config=DecodingConfig(),
+        rng=np.random.default_rng(0),
+        source=source,
     )
     return LiveRequest(
         request=decoding,
@@ -140,6 +147,29 @@ def test_places_are_bounded_too() -> None:
         queue.enqueue(request(1))
     assert admitted(queue) == [1, 1]
     assert not queue.may_admit
+
+
+def test_sources_that_are_not_kept_together_wait() -> None:
+    """Those of requests that run beside each other would be read again in every iteration."""
+    queue, asked = scheduler(), list[int]()
+
+    def two(sources: Sequence[Source]) -> int:
+        asked.append(len(sources))
+        return 2
+
+    requests = [request(1, source=(number,)) for number in (1, 2, 2, 3, 1)]
+    for one in requests:
+        queue.enqueue(one)
+    assert queue.admit(0, two) == requests[:3]
+    assert asked == [2, 2, 3]  # never of one alone
+    queue.release(requests[0])
+    assert queue.admit(0, two) == requests[3:4]
+    queue.release(requests[3])
+    assert queue.admit(0, two) == requests[4:]
+    for one in queue.unfinished:
+        queue.release(one)
+    queue.enqueue(request(1, source=(9,)))
+    assert len(queue.admit(0, lambda _: 0)) == 1  # one always fits
 
 
 def test_a_full_queue_refuses_and_a_free_place_needs_no_queue() -> None:

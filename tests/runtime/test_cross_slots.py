@@ -15,6 +15,7 @@ from dsbd_runtime.encoder_entry import EncoderEntry
 from dsbd_runtime.errors import CapacityError
 from dsbd_runtime.ort_encoder import CrossRows
 from dsbd_runtime.ort_module import import_ort
+from tests.runtime.test_speech_entry import ENTRY as SPEECH
 
 NUM_HEADS, KEY_WIDTH, VALUE_WIDTH, NUM_LAYERS = 2, 3, 5, 2
 BYTES_OF_TOKEN = NUM_LAYERS * NUM_HEADS * (KEY_WIDTH + VALUE_WIDTH) * 4
@@ -72,6 +73,9 @@ class FakeEncoder:
         self.cross_rows(source)
         return self.kept.pop(source)
 
+    def put_back(self, source: Source, rows: CrossRows) -> None:
+        self.kept[source] = rows
+
     def limit(self, most_bytes: int) -> None:
         self.most_bytes = most_bytes
         while len(self.kept) > 1 and self.num_bytes > most_bytes:
@@ -81,9 +85,11 @@ class FakeEncoder:
         self.kept.clear()
 
 
-def new_slots(most_bytes: int = 2**20) -> tuple[FakeEncoder, CrossSlots]:
+def new_slots(
+    most_bytes: int = 2**20, entry: EncoderEntry = ENTRY
+) -> tuple[FakeEncoder, CrossSlots]:
     encoder = FakeEncoder()
-    return encoder, CrossSlots(ORT, encoder, ENTRY, most_bytes)  # type: ignore[arg-type]
+    return encoder, CrossSlots(ORT, encoder, entry, most_bytes)  # type: ignore[arg-type]
 
 
 def source(number: int, length: int = 5) -> tuple[int, ...]:
@@ -190,6 +196,29 @@ def test_a_call_reads_no_slots_far_behind_its_own() -> None:
     for each in (*many[:2], *many[4:7]):
         slots.release(each)
     assert len(read(slots, many[2], many[7]).lengths) <= 3  # of the three that are left
+
+
+def test_a_window_of_sound_that_was_released_is_not_read_again() -> None:
+    """Its next request begins once those beside it have made their calls."""
+    for entry, num_read in ((ENTRY, 4), (replace(ENTRY, speech=SPEECH), 3)):
+        encoder, slots = new_slots(entry=entry)
+        one, two, three = (source(number, 6) for number in (1, 2, 3))
+        read(slots, one, two)
+        slots.release(one)
+        read(slots, two, three)
+        wanted = rows_of(one)
+        for call in (read(slots, one), read(slots, two, one)):
+            for name, value in call.values.items():
+                item = value.numpy()[int(call.items[-1])]
+                np.testing.assert_array_equal(item[:, :6], wanted[name][0])
+        assert encoder.num_read == num_read
+
+
+def test_a_window_of_sound_has_half_as_many_rows_as_frames() -> None:
+    size = 64 * BYTES_OF_TOKEN
+    speech = replace(ENTRY, context_length=100, speech=SPEECH)
+    assert new_slots(2 * size, speech)[1].most_together(["a window"]) == 2
+    assert new_slots(2 * size - 1, speech)[1].most_together(["a window"]) == 1
 
 
 def test_memory_is_bounded_by_sources_that_are_read_again() -> None:

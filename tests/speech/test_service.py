@@ -84,6 +84,30 @@ def test_eight_at_a_time_are_those_alone(service: Service, alone: list[Transcrip
     assert len({each.text for each in alone}) > 4
 
 
+def test_a_window_is_read_once_whatever_runs_beside_it(
+    service: Service, alone: list[Transcript]
+) -> None:
+    """It has several requests, for its language and its text, and others between them."""
+    encoder: Any = service.pipeline._target._session.encoder
+    own, sources = encoder._read, list[Any]()
+
+    def counted(source: Any) -> Any:
+        sources.append(source)
+        return own(source)
+
+    encoder._read = counted
+    asked = [(audio, options) for audio, options in REQUESTS if "prompt" not in str(options)]
+    try:
+        with ThreadPoolExecutor(8) as threads:
+            for each in [
+                threads.submit(service.transcribe, audio, **options) for audio, options in asked
+            ]:
+                each.result()
+    finally:
+        del encoder._read
+    assert len(sources) == len(set(sources)) >= len(asked) - 1
+
+
 def test_segments_come_before_the_end(service: Service, alone: list[Transcript]) -> None:
     segments: list[Segment] = []
     found = service.transcribe(LONG, on_segment=segments.append, **PLAIN)

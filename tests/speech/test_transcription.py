@@ -22,9 +22,11 @@ from dsbd_errors import DsbdError
 from dsbd_export.checkpoint import quiet_libraries
 from dsbd_ort import Pipeline
 from dsbd_ort.speech.languages import LANGUAGE_NAMES, OTHER_NAMES, code_of
+from dsbd_ort.speech.speech_request import read_samples
 from dsbd_ort.speech.transcript import Segment, Transcript
 from dsbd_runtime.errors import InputError
 from scripts.speech_checkpoint import SAMPLING_RATE, TOKENS, generation_config
+from tests.speech.audio_files import wav_bytes
 
 PLAIN = {"compression_ratio_threshold": None, "logprob_threshold": None}
 NO_FALLBACK: dict[str, Any] = {**PLAIN, "no_speech_threshold": None, "temperature": 0.0}
@@ -431,6 +433,18 @@ SAMPLES = [
 def test_what_is_no_sound_is_refused(samples, words, speech_pipe):
     with pytest.raises(InputError, match=words):
         speech_pipe.transcribe(samples)
+
+
+def test_samples_that_cannot_change_are_not_copied(speech_pipe):
+    speech = speech_pipe.prompts.encoder.speech
+    samples = sound(1.0)
+    copied = read_samples(samples, speech)
+    assert copied is not samples and not np.shares_memory(copied, samples)
+    samples.flags.writeable = False
+    assert np.shares_memory(read_samples(samples, speech), samples)
+    of_file = read_samples(wav_bytes(samples), speech)
+    assert np.shares_memory(read_samples(of_file, speech), of_file)
+    assert read_samples(samples.astype(np.float64), speech).dtype == np.float32
 
 
 def test_a_text_is_no_prompt_of_a_speech_model(speech_pipe):

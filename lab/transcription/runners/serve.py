@@ -3,10 +3,10 @@
 Each is run by the Python of another environment, so this file imports the standard library and
 numpy alone.
 
-    {"open": JOB}          ->  {"version": "1.2.1", "settings": "compute_type int8"}
+    {"open": JOB}  ->  {"version": "1.2.1", "settings": "compute_type int8"}
     {"transcribe": {"path": "a.wav", "language": "en", "num_beams": 5, "timestamps": false}}
-                           ->  {"text": "...", "num_tokens": 12, "seconds": 0.8,
-                                "parts": {"features": 0.01, "encoder": 0.3}, "peak_bytes": 300000000}
+                   ->  {"text": "...", "num_tokens": 12, "seconds": 0.8,
+                        "parts": {"features": 0.01, "encoder": 0.3}, "peak_bytes": 300000000}
 
 A request that fails is answered by {"error": "..."}, and the tool ends.
 """
@@ -41,11 +41,13 @@ class Job:
         folder: as the tool reads it: a checkpoint, its conversion, or our bundle.
         precision: "fp32" or "int8".
         num_threads: of the tool; the environment variables of OpenMP say the same.
+        cpu_time: whether seconds are those of the processor, of all threads, as on a busy machine.
     """
 
     folder: str
     precision: str
     num_threads: int
+    cpu_time: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +85,7 @@ class Stopwatch:
 
     def __init__(self) -> None:
         self.seconds = {FEATURES: 0.0, ENCODER: 0.0}
+        self.clock = time.perf_counter
 
     def watch(self, owner: type, name: str, part: str) -> None:
         """Count what a method of a class takes from now on."""
@@ -90,11 +93,11 @@ class Stopwatch:
 
         @functools.wraps(own)
         def timed(*arguments: Any, **options: Any) -> Any:
-            began = time.perf_counter()
+            began = self.clock()
             try:
                 return own(*arguments, **options)
             finally:
-                self.seconds[part] += time.perf_counter() - began
+                self.seconds[part] += self.clock() - began
 
         setattr(owner, name, timed)
 
@@ -108,7 +111,9 @@ def serve(open_job: Callable[[Job, Stopwatch], Opened]) -> None:
         ((verb, arguments),) = json.loads(line).items()
         try:
             if verb == "open":
-                opened = open_job(Job(**arguments), stopwatch)
+                job = Job(**arguments)
+                stopwatch.clock = time.process_time if job.cpu_time else time.perf_counter
+                opened = open_job(job, stopwatch)
                 answer = {"version": opened.version, "settings": opened.settings}
             elif verb == "transcribe" and opened:
                 answer = _timed(opened.transcribe, Asked(**arguments), stopwatch)
@@ -125,9 +130,9 @@ def serve(open_job: Callable[[Job, Stopwatch], Opened]) -> None:
 
 def _timed(transcribe: Transcribe, asked: Asked, stopwatch: Stopwatch) -> dict[str, Any]:
     samples = read_samples(asked.path)
-    before, began = dict(stopwatch.seconds), time.perf_counter()
+    before, began = dict(stopwatch.seconds), stopwatch.clock()
     text, num_tokens = transcribe(samples, asked)
-    seconds = time.perf_counter() - began
+    seconds = stopwatch.clock() - began
     parts = {part: value - before[part] for part, value in stopwatch.seconds.items()}
     return {
         "text": text,
@@ -144,4 +149,4 @@ def read_samples(path: str) -> Samples:
         if (file.getnchannels(), file.getsampwidth(), file.getframerate()) != (1, 2, 16_000):
             raise ValueError(f"{path} is no WAV file of one channel, 16 bits and 16 kHz")
         integers = np.frombuffer(file.readframes(file.getnframes()), "<i2")
-    return integers.astype(np.float32) / 32_768
+    return integers.astype(np.float32) / np.float32(32_768)

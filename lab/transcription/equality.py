@@ -1,0 +1,317 @@
+"""Whether our transcripts are those of transformers' generate, and of themselves, made otherwise.
+
+Every case compares segments: their tokens, their times and the mean log-probability of their
+window. Ours are compared with transformers' on the same samples, drafted ones with plain ones, and
+those of eight requests at a time over HTTP with those of one alone.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration
+
+from dsbd_ort import Pipeline
+from dsbd_ort.speech.audio import SAMPLING_RATE, Samples
+from lab.frame.page import table
+from lab.frame.server_process import MODEL, client_of
+from lab.transcription.runners.serve import read_samples
+from lab.transcription.sounds import sounds
+from lab.transcription.speech import Spoken
+
+TOLERANCE = 1e-3  # of a mean log-probability: sums in another order
+PLAIN: dict[str, Any] = {
+    "temperature": 0.0,
+    "compression_ratio_threshold": None,
+    "logprob_threshold": None,
+    "no_speech_threshold": None,
+}
+# What is sampled at so low a temperature is certain, whoever draws it.
+FALLBACK: dict[str, Any] = {
+    "temperature": (0.0, 1e-4),
+    "compression_ratio_threshold": 1.35,
+    "logprob_threshold": -1.0,
+    "no_speech_threshold": 0.6,
+}
+NEVER = -1e9  # a threshold with which transformers returns scores, and that no text is below
+WINDOW = 30 * SAMPLING_RATE
+AT_A_TIME, SEED = 8, 3
+
+
+@dataclass(frozen=True)
+class Part:
+    """A segment: its times in seconds, its tokens, and how sure its window is."""
+
+    start: float
+    end: float
+    token_ids: tuple[int, ...]
+    avg_logprob: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """One case.
+
+    Attributes:
+        kind: a row of the table.
+        name: of the case.
+        is_equal: whether tokens and times are the same.
+        logprob_error: largest difference of the log-probabilities of equal segments.
+        difference: the first one, as text; "" where there is none.
+    """
+
+    kind: str
+    name: str
+    is_equal: bool
+    logprob_error: float
+    difference: str = ""
+
+
+def compared(kind: str, name: str, found: Sequence[Part], wanted: Sequence[Part]) -> Outcome:
+    """Return how two transcripts compare, of which ``wanted`` is what should have come out."""
+    error = 0.0
+    for number, (one, other) in enumerate(zip(found, wanted, strict=False)):
+        times = np.allclose((one.start, one.end), (other.start, other.end), atol=1e-6)
+        if one.token_ids != other.token_ids or not times:
+            words = f"segment {number}: {one} instead of {other}"
+            return Outcome(
+                kind=kind, name=name, is_equal=False, logprob_error=error, difference=words
+            )
+        if one.avg_logprob is not None and other.avg_logprob is not None:
+            error = max(error, abs(one.avg_logprob - other.avg_logprob))
+    words = ""
+    if len(found) != len(wanted):
+        words = f"{len(found)} segments instead of {len(wanted)}"
+    elif error > TOLERANCE:
+        words = f"log-probabilities differ by {error:.2g}"
+    return Outcome(kind=kind, name=name, is_equal=not words, logprob_error=error, difference=words)
+
+
+class Reference:
+    """transformers' Whisper in fp32."""
+
+    def __init__(self, checkpoint: Path, num_threads: int) -> None:
+        torch.set_num_threads(num_threads)
+        self._model: Any = WhisperForConditionalGeneration.from_pretrained(
+            checkpoint, dtype=torch.float32
+        ).eval()
+        self._extractor = WhisperFeatureExtractor.from_pretrained(checkpoint)
+        self._is_multilingual = self._model.generation_config.is_multilingual
+
+    @torch.inference_mode()
+    def parts(self, samples: Samples, language: str | None, **options: Any) -> list[Part]:
+        """Return the segments that begin before the end of the audio."""
+        is_short = len(samples) <= WINDOW
+        features = self._extractor(
+            samples,
+            sampling_rate=SAMPLING_RATE,
+            return_tensors="pt",
+            truncation=False,
+            padding="max_length" if is_short else "longest",
+        ).input_features
+        if self._is_multilingual:
+            options |= {"language": language, "task": "transcribe"}
+        if options.get("logprob_threshold") is None:
+            options["logprob_threshold"] = NEVER
+        output = self._model.generate(features, return_segments=True, **options)
+        seconds = len(samples) / SAMPLING_RATE
+        return [
+            Part(
+                round(float(each["start"]), 6),
+                round(float(each["end"]), 6),
+                tuple(each["tokens"].tolist()),
+                self._logprob(each, options["temperature"]),
+            )
+            for each in output["segments"][0]
+            if float(each["start"]) < seconds
+        ]
+
+    def _logprob(
+        self, segment: dict[str, Any], temperature: float | tuple[float, ...]
+    ) -> float | None:
+        """Return the mean log-probability of a segment's window, None of one that was sampled."""
+        result = segment["result"]
+        if not isinstance(temperature, float) or not isinstance(result, dict):
+            return None
+        end, scores = self._model.generation_config.eos_token_id, result["scores"]
+        tokens = result["sequences"][-len(scores) :]
+        ends = (tokens == end).nonzero().flatten().tolist()
+        tokens = tokens[: ends[0] + 1] if ends else tokens
+        return float(self._model._retrieve_avg_logprobs(scores, tokens, 0.0))
+
+
+class Cases:
+    """All cases of one model."""
+
+    def __init__(
+        self, checkpoint: Path, bundle: Path, files: Sequence[Spoken], num_threads: int
+    ) -> None:
+        self._reference = Reference(checkpoint, num_threads)
+        self._pipe = Pipeline.from_bundle(bundle, num_threads=num_threads)
+        self._bundle, self._threads = bundle, num_threads
+        self._files = files
+
+    def close(self) -> None:
+        """Release the engines."""
+        self._pipe.close()
+
+    def all(self) -> Iterator[tuple[str, str, Callable[[], Outcome]]]:
+        """Yield kind and name of every case, and what runs it; the long files last."""
+        short = [each for each in self._files if not each.utterance.is_long]
+        long = [each for each in self._files if each.utterance.is_long]
+        for name, samples, num_beams in sounds([read_samples(str(each.path)) for each in short]):
+            yield self._with_fallback(name, samples, num_beams)
+        for each in short:
+            for num_beams in (5, 1):
+                for times in (True, False):
+                    yield self._of_transformers("an utterance", each, num_beams, times)
+                yield self._drafted(each, num_beams)
+        yield from self._at_a_time(short)
+        for each in long:
+            for num_beams in (1, 5):
+                yield self._of_transformers("a long file", each, num_beams, True)
+                yield self._drafted(each, num_beams)
+
+    def _of_transformers(
+        self, what: str, spoken: Spoken, num_beams: int, times: bool
+    ) -> tuple[str, str, Callable[[], Outcome]]:
+        kind = f"{what}, {_beams(num_beams)}, {'with' if times else 'without'} times"
+        name = spoken.utterance.name
+
+        def run() -> Outcome:
+            samples, language = read_samples(str(spoken.path)), spoken.utterance.language
+            options = {"num_beams": num_beams, "return_timestamps": times}
+            found = self._parts(samples, language, **options, **PLAIN)
+            wanted = self._reference.parts(samples, language, temperature=0.0, **options)
+            return compared(kind, name, found, wanted)
+
+        return kind, name, run
+
+    def _with_fallback(
+        self, name: str, samples: Samples, num_beams: int
+    ) -> tuple[str, str, Callable[[], Outcome]]:
+        kind = f"sounds with fallback, {_beams(num_beams)}"
+
+        def run() -> Outcome:
+            options = {"num_beams": num_beams, "return_timestamps": True, **FALLBACK}
+            found = self._parts(samples, "en", **options)
+            return compared(kind, name, found, self._reference.parts(samples, "en", **options))
+
+        return kind, name, run
+
+    def _drafted(self, spoken: Spoken, num_beams: int) -> tuple[str, str, Callable[[], Outcome]]:
+        kind = f"drafted is plain, {_beams(num_beams)}"
+        name = spoken.utterance.name
+
+        def run() -> Outcome:
+            samples, language = read_samples(str(spoken.path)), spoken.utterance.language
+            options = {"num_beams": num_beams, "return_timestamps": True, **PLAIN}
+            plain = "greedy" if num_beams == 1 else "beam-search"
+            wanted = self._parts(samples, language, strategy=plain, **options)
+            drafted = {"drafter": "ngram", "draft_length": 3}
+            found = self._parts(samples, language, **drafted, **options)
+            return compared(kind, name, found, wanted)
+
+        return kind, name, run
+
+    def _at_a_time(
+        self, short: Sequence[Spoken]
+    ) -> Iterator[tuple[str, str, Callable[[], Outcome]]]:
+        """Yield the cases of requests over HTTP; the first sends all of them."""
+        kind = f"{AT_A_TIME} at a time over HTTP is alone"
+        answers: dict[Path, list[Part]] = {}
+        for each in short:
+
+            def run(each: Spoken = each) -> Outcome:
+                if not answers:
+                    answers.update(self._served(short))
+                samples = read_samples(str(each.path))
+                options = {"return_timestamps": True, "seed": SEED}
+                wanted = self._parts(samples, each.utterance.language, **options)
+                return compared(kind, each.utterance.name, answers[each.path], wanted)
+
+            yield kind, each.utterance.name, run
+
+    def _served(self, short: Sequence[Spoken]) -> dict[Path, list[Part]]:
+        with client_of(self._bundle, self._threads) as http, ThreadPoolExecutor(AT_A_TIME) as pool:
+
+            def answer(each: Spoken) -> list[Part]:
+                form = {
+                    "model": MODEL,
+                    "language": each.utterance.language,
+                    "response_format": "verbose_json",
+                    "seed": str(SEED),
+                }
+                with each.path.open("rb") as file:
+                    answered = http.post(
+                        "/v1/audio/transcriptions", data=form, files={"file": file}
+                    )
+                answered.raise_for_status()
+                return [
+                    Part(part["start"], part["end"], tuple(part["tokens"]), part["avg_logprob"])
+                    for part in answered.json()["segments"]
+                ]
+
+            return dict(zip([each.path for each in short], pool.map(answer, short), strict=True))
+
+    def _parts(self, samples: Samples, language: str, **options: Any) -> list[Part]:
+        found = self._pipe.transcribe(samples, language=language, **options)
+        return [
+            Part(
+                round(each.start, 6),
+                round(each.end, 6),
+                each.token_ids,
+                each.avg_logprob if each.temperature == 0.0 else None,
+            )
+            for each in found.segments
+        ]
+
+
+def _beams(num_beams: int) -> str:
+    return "greedy" if num_beams == 1 else f"{num_beams} beams"
+
+
+def outcomes(
+    cases: Cases, kept: Path, seconds: float, report: Callable[[str], None]
+) -> list[Outcome]:
+    """Return the outcomes of all cases, those included that a file has from earlier calls.
+
+    kept: JSON lines, to which every new outcome is added at once. seconds: no case begins later.
+    """
+    known: dict[tuple[str, str], Outcome] = {}
+    if kept.exists():
+        lines = kept.read_text(encoding="utf-8").splitlines()
+        known = {(each.kind, each.name): each for each in (Outcome(**json.loads(x)) for x in lines)}
+    until = time.monotonic() + seconds
+    found = []
+    for kind, name, run in cases.all():
+        outcome = known.get((kind, name))
+        if outcome is None:
+            if time.monotonic() > until:
+                continue
+            outcome = run()
+            with kept.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(vars(outcome)) + "\n")
+        if not outcome.is_equal:
+            report(f"{kind}, {name}: {outcome.difference}")
+        found.append(outcome)
+    return found
+
+
+def equality_table(found: Sequence[Outcome]) -> list[str]:
+    """Return the lines of a table: equal cases of each kind."""
+    rows = []
+    for kind in dict.fromkeys(each.kind for each in found):
+        of_kind = [each for each in found if each.kind == kind]
+        num_equal = sum(each.is_equal for each in of_kind)
+        error = max(each.logprob_error for each in of_kind)
+        rows.append((kind, f"{num_equal}/{len(of_kind)}", f"{error:.1e}"))
+    return table(("what", "equal", "log-probability off by, at most"), rows)
