@@ -270,7 +270,7 @@ def _draft_policy(
     if request.costs is None or config.draft_policy == "fixed":
         return FixedDraftPolicy(config.layer_widths, rule.propose)
     most_layers, most_beams = config.draft_length or 0, config.most_draft_beams
-    of_target = meters[0]
+    of_target, of_draft = meters
     return ThroughputDraftPolicy(
         RequestCosts(
             request.costs,
@@ -287,7 +287,7 @@ def _draft_policy(
         most_layers=most_layers,
         most_beams=most_beams,
         has_draft_model=config.has_draft_model,
-        host_seconds=lambda: request.clock() - sum(meter.waited for meter in meters),
+        host_seconds=lambda: request.clock() - of_target.waited - of_draft.waited,
         target_seconds=lambda: of_target.seconds,
         may_rest=request.running_constraint is None,
     )

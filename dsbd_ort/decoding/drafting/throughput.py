@@ -53,7 +53,7 @@ _HELD_BACK = 0.6  # iterations of the credit that one draft leaves to others, ha
 _NONE = np.arange(0)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Layer:
     """A drafted layer as it is needed to learn from it.
 
@@ -121,6 +121,7 @@ class ThroughputDraftPolicy:
         self._reach = self._seconds = self._token_seconds = self._call = self._prompt = 0.0
         self._usual = self._called = self._layer = self._credit = self._stake = 0.0  # seconds
         self._expected = 1.0
+        self._worth = self._usual_call = 0.0  # of what may follow the last layer, by such calls
         self._unread_prompt = self._prompt_share = 0.0
         self._is_probe = self._has_probed = False
         self._is_usual = num_beams == 1  # the first iteration has one row, the next ones as many
@@ -205,7 +206,9 @@ class ThroughputDraftPolicy:
             self._stake = needed
         if not num_rows and self._has_draft_model:  # what the layer costs is not known yet
             return True
-        worth = float(self._worth_of_more(self._reach, self._num_rows, call))
+        worth = self._worth + self._usual_call - call
+        if not self._layers or self._layers[-1] is None:
+            worth = float(self._worth_of_more(self._reach, self._num_rows, call))
         if num_whole:  # what is selected is among them: an iteration is saved
             saved = float(costs.target[min(num_whole, self._num_beams)])
             saved += estimator.loop.iteration
@@ -233,7 +236,9 @@ class ThroughputDraftPolicy:
             return best
         narrowest = min(self._num_beams, len(best))
         widest = max(narrowest, min(self._most_beams, len(best)))
-        gaps = np.append(deficits, np.inf)[narrowest : widest + 1]
+        gaps = deficits[narrowest : widest + 1]
+        if len(gaps) <= widest - narrowest:  # none is left out of the widest
+            gaps = np.append(gaps, np.inf)
         if joint.log_unlisted > -np.inf:
             gaps = np.minimum(gaps, _gap_to_unlisted(joint))
         ids = joint.candidate_ids(best)
@@ -243,8 +248,8 @@ class ThroughputDraftPolicy:
         rows = slice(before + narrowest, before + widest + 1)
         more = costs.target[rows] - costs.target[before]
         usual = costs.draft(self._num_beams) + self._layer
-        gain = reach * self._token_seconds - more
-        gain += self._worth_of_more(reach, rows, usual)
+        worth = self._worth_of_more(reach, rows, usual)
+        gain = reach * self._token_seconds - more + worth
         # A wider layer costs no less: the widths that can be paid are the first ones.
         num_possible = int(more.searchsorted(self._stake - self._spent(), side="right"))
         num_possible = min(num_possible, max(costs.most_known - rows.start + 1, 0))
@@ -255,7 +260,7 @@ class ThroughputDraftPolicy:
         if not num_possible or gain[chosen] <= 0.0:
             self._reach = 0.0
             return _NONE
-        self._reach = new_reach
+        self._reach, self._worth, self._usual_call = new_reach, float(worth[chosen]), usual
         self._expected += new_reach
         self._num_rows = min(before + width, costs.most_rows)
         self._seconds += float(more[chosen])
