@@ -48,7 +48,7 @@ from dsbd_ort.decoding.joint_distribution import STAY, JointDistribution, best_c
 Floats = NDArray[np.float64]
 _RATE_MEMORY = 0.9
 _LAYERS_AHEAD = np.arange(LOOK_AHEAD + 1)
-_LONGEST_REST = 64  # iterations
+_LONGEST_REST = 16  # iterations: calls may turn out cheaper, by what others learn
 _HELD_BACK = 0.6  # iterations of the credit that one draft leaves to others, half of it at most
 _NONE = np.arange(0)
 
@@ -251,8 +251,8 @@ class ThroughputDraftPolicy:
         worth = self._worth_of_more(reach, rows, usual)
         gain = reach * self._token_seconds - more + worth
         # A wider layer costs no less: the widths that can be paid are the first ones.
-        num_possible = int(more.searchsorted(self._stake - self._spent(), side="right"))
-        num_possible = min(num_possible, max(costs.most_known - rows.start + 1, 0))
+        num_paid = int(more.searchsorted(self._stake - self._spent(), side="right"))
+        num_possible = min(num_paid, max(costs.most_known - rows.start + 1, 0))
         chosen = int(gain[:num_possible].argmax()) if num_possible else 0
         width, new_reach = narrowest + chosen, float(reach[chosen])
         self._estimator.note(new_reach / self._reach, width)
@@ -295,8 +295,7 @@ class ThroughputDraftPolicy:
         num_won = len(iteration.committed) - 1
         if self._is_resting:
             estimator.num_without += 1
-            if num_won:  # by nodes of an earlier draft
-                estimator.credit.add(num_won)
+            estimator.credit.add(num_won)  # by nodes of an earlier draft
             return
         rest = self._host_seconds() - self._began - self._drafting
         estimator.loop.learn(len(self._layers), self._drafting, rest)
@@ -367,8 +366,10 @@ class ThroughputDraftPolicy:
         if len(certain) >= num_beams:
             last = len(certain) - num_beams
             threshold = np.partition(certain, last)[last]
-        deficits = inherited + np.maximum(threshold - scores, 0.0)
-        deficits[scores == -np.inf] = np.inf
+        if threshold > -np.inf:
+            deficits = inherited + np.maximum(threshold - scores, 0.0)
+        else:
+            deficits = np.where(scores > -np.inf, inherited, np.inf)
         best = best_candidates(-deficits, num_wanted)
         return best, deficits[best]
 
@@ -383,7 +384,7 @@ class ThroughputDraftPolicy:
         reach, rows: (n,) or () probability and target rows before them.
         layer_seconds: a layer's cost, its target rows aside.
         """
-        ahead = slice(max(min(self._limit - len(self._layers), LOOK_AHEAD), 0) + 1)
+        ahead = slice(min(max(self._limit - len(self._layers), 0), LOOK_AHEAD) + 1)
         width = round(max(self._estimator.rows, self._num_beams))
         gains = np.multiply.outer(reach, self._token_seconds * self._powers[ahead])
         gains -= self._costs.rows_ahead(width)[rows, ahead]
@@ -430,7 +431,7 @@ class ThroughputDraftPolicy:
 
 
 def _gap_to_unlisted(joint: JointDistribution) -> float:
-    """Return what stands for the gap to tokens that a draft does not list: the ratio of masses."""
+    """Return what stands for the gap to tokens that a draft does not list."""
     return max(float(np.logaddexp.reduce(joint.log_masses)) - joint.log_unlisted, 0.0)
 
 
