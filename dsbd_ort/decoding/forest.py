@@ -163,6 +163,13 @@ class Forest:
         """Return whether a sequence ends with each of these nodes."""
         return self.has_ends and bool(self.is_absorbing[nodes].all())
 
+    @property
+    def trunk_length(self) -> int:
+        """How many of the first nodes are a chain from the root on, each the child of the last."""
+        parents = self.parents[: self._num_nodes]
+        breaks = (parents != np.arange(NO_NODE, NO_NODE + self._num_nodes)).nonzero()[0]
+        return int(breaks[0]) if len(breaks) else self._num_nodes
+
     def below(self, roots: Nodes) -> NDArray[np.bool_]:
         """Return which nodes are descendants of ``roots``, these not included: (num_nodes,)."""
         is_below = np.zeros(self._num_nodes + 1, dtype=np.bool_)  # the last: NO_NODE, never one

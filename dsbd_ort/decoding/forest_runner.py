@@ -223,15 +223,26 @@ class ForestRunner:
             return found
         is_pending = np.zeros(len(slots), dtype=np.bool_)
         is_pending[found] = True
+        trunk = self._forest.trunk_length
         while len(above):
             is_pending[above] = True
+            in_trunk = above[above < trunk]
+            if len(in_trunk):  # a draft that rests has all tokens since it rests to compute
+                for last in set(in_trunk.tolist()):
+                    computed = (slots[: last + 1] >= _FIRST).nonzero()[0]
+                    is_pending[computed[-1] + 1 if len(computed) else 0 : last] = True
+                above = above[above >= trunk]
             above = parents[above]
             above = above[slots[above] < _FIRST]
         return is_pending.nonzero()[0]
 
     def look_up(self, nodes: Nodes, takes_all: object) -> LayerNeeds:
-        """See Drafter.look_up: every row needs the model, of a feature draft outdated ones too."""
-        return LayerNeeds(len(nodes if self._features is None else self._pending(nodes)))
+        """See Drafter.look_up: every row needs the model, and what it has not computed above."""
+        return LayerNeeds(self.num_pending(nodes))
+
+    def num_pending(self, nodes: Nodes) -> int:
+        """Return the rows of the call that computes ``nodes``, the prompt aside."""
+        return len(self._pending(nodes))
 
     def compute(self, nodes: Nodes | None = None) -> EngineCalls[None]:
         """Compute ``nodes`` (all by default) and their pending ancestors in one call, if any.

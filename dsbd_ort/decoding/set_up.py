@@ -12,6 +12,7 @@ from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
 from dsbd_ort.decoding.drafting.draft import Drafter, DraftPolicy, FixedDraftPolicy, Observer
 from dsbd_ort.decoding.drafting.drafters import ChainedDrafter, Proposers
 from dsbd_ort.decoding.drafting.ngram import NGramDrafter
+from dsbd_ort.decoding.drafting.request_costs import RequestCosts
 from dsbd_ort.decoding.drafting.throughput import ThroughputDraftPolicy
 from dsbd_ort.decoding.engine_call import Meter
 from dsbd_ort.decoding.forest import Forest
@@ -268,16 +269,25 @@ def _draft_policy(
     config = request.config
     if request.costs is None or config.draft_policy == "fixed":
         return FixedDraftPolicy(config.layer_widths, rule.propose)
+    most_layers, most_beams = config.draft_length or 0, config.most_draft_beams
+    of_target, of_draft = meters
     return ThroughputDraftPolicy(
-        request.costs,
+        RequestCosts(
+            request.costs,
+            request.num_sharers,
+            num_beams=config.width,
+            most_rows=(most_layers + 2) * (most_beams + config.width),
+            most_beams=most_beams,
+            has_draft_model=config.has_draft_model,
+        ),
         request.estimator or AcceptanceEstimator.initial(),
         rule.draft_scores,
         forest,
         num_beams=config.width,
-        most_layers=config.draft_length or 0,
-        most_beams=config.most_draft_beams,
-        num_sharers=request.num_sharers,
+        most_layers=most_layers,
+        most_beams=most_beams,
         has_draft_model=config.has_draft_model,
-        host_seconds=lambda: request.clock() - sum(meter.waited for meter in meters),
+        host_seconds=lambda: request.clock() - of_target.waited - of_draft.waited,
+        target_seconds=lambda: of_target.seconds,
         may_rest=request.running_constraint is None,
     )

@@ -22,6 +22,7 @@ from dsbd_ort.decoding.drafting.cost_curve import (
     EngineCosts,
     never_falling,
 )
+from dsbd_ort.decoding.drafting.request_costs import RequestCosts
 from dsbd_ort.decoding.drafting.throughput import ThroughputDraftPolicy
 from tests.decoding.tables import LogitsOf, all_tokens, ends_with, mixed_table, random_table
 
@@ -175,9 +176,9 @@ def test_experience_is_carried_from_request_to_request():
     experience = AcceptanceEstimator.initial()
     options = {"num_beams": 2, "max_new_tokens": 60, "eos_token_id": None}
     for seed in range(4):
-        generate(HOSTILE, seed, DEAR_ROWS, experience, draft_policy="throughput", **options)
-    taught = generate(HOSTILE, 9, DEAR_ROWS, experience, draft_policy="throughput", **options)
-    fresh = generate(HOSTILE, 9, DEAR_ROWS, draft_policy="throughput", **options)
+        generate(HOSTILE, seed, FREE_ROWS, experience, draft_policy="throughput", **options)
+    taught = generate(HOSTILE, 9, FREE_ROWS, experience, draft_policy="throughput", **options)
+    fresh = generate(HOSTILE, 9, FREE_ROWS, draft_policy="throughput", **options)
     assert 0 < taught.stats.draft_calls < fresh.stats.draft_calls
 
 
@@ -187,24 +188,39 @@ def test_costs_are_measured_where_none_are_given():
     assert all_tokens(result) == all_tokens(generate(None, 0, strategy="beam-sample"))
 
 
-def test_the_worth_of_further_layers_is_one_in_both_forms() -> None:
+def test_the_worth_of_further_layers_is_that_of_as_many_as_pay_together() -> None:
     rng = np.random.default_rng(0)
+    curve = CostCurve((1, 6, 7, 64), (1e-2, 1e-2, 2e-2, 4e-2))  # rows in blocks
+    costs = RequestCosts(
+        EngineCosts(curve, CHEAP_DRAFT),
+        lambda: 1,
+        num_beams=2,
+        most_rows=60,
+        most_beams=8,
+        has_draft_model=True,
+    )
     for _ in range(50):
-        policy = object.__new__(ThroughputDraftPolicy)
+        policy, acceptance = object.__new__(ThroughputDraftPolicy), rng.random()
         policy.__dict__ |= {
             "_limit": int(rng.integers(0, 9)),
             "_layers": [None] * int(rng.integers(0, 4)),
             "_num_beams": 2,
-            "_estimator": AcceptanceEstimator.initial(),
-            "_target_seconds": np.sort(rng.random(40)),
-            "_token_seconds": 2.0 * rng.random(),
-            "_num_rows": int(rng.integers(0, 40)),
-            "_reach": rng.random(),
+            "_estimator": AcceptanceEstimator(rows=4.0 * rng.random()),
+            "_costs": costs,
+            "_token_seconds": 0.02 * rng.random(),
+            "_powers": np.append(0.0, acceptance ** np.arange(1, 7)).cumsum(),
         }
-        policy._estimator.rows = 4.0 * rng.random()
-        here = np.array([policy._reach]), np.array([policy._num_rows])
-        expected = policy._worth_of_more(*here, 0.1)[0]
-        assert policy._worth_from_here(0.1) == pytest.approx(expected, rel=1e-12, abs=1e-15)
+        reach, rows, call = rng.random(), int(rng.integers(0, 40)), 1e-3 * rng.random()
+        width = round(max(policy._estimator.rows, 2))
+        gain = worth = 0.0
+        for layer in range(1, min(policy._limit - len(policy._layers), 6) + 1):
+            before, after = rows + width * (layer - 1), rows + width * layer
+            gain += reach * acceptance**layer * policy._token_seconds - call
+            gain -= float(costs.target[after] - costs.target[before])
+            worth = max(worth, gain)
+        assert float(policy._worth_of_more(reach, rows, call)) == pytest.approx(worth, abs=1e-12)
+        of_two = policy._worth_of_more(np.array([reach, 0.0]), slice(rows, rows + 2), call)
+        assert of_two.tolist() == pytest.approx([worth, 0.0], abs=1e-12)
 
 
 def test_experience_counts_by_gap_and_depth():
@@ -213,15 +229,24 @@ def test_experience_counts_by_gap_and_depth():
     first_guess = experience.accepted(gaps, 0)
     assert (np.diff(first_guess) > 0).all()
     for _ in range(200):
-        experience.learn(gaps, np.array([False, True, True]), 0)
+        experience.learn(gaps, 1, 0)
     experience.refresh()
     learned = experience.accepted(gaps, 0)
     assert learned[0] < 0.1 and learned[1] > 0.95 and learned[2] > 0.95
     assert experience.accepted(gaps, 1) == pytest.approx(first_guess)
     for _ in range(200):
-        experience.learn(gaps, np.array([False, False, True]), 3)
+        experience.learn(gaps, 2, 3)
     experience.refresh()
     assert experience.accepted(gaps, 5)[1] < 0.15  # pooled with guesses about smaller gaps
+
+
+def test_a_draft_that_agrees_with_little_is_known_after_a_few_layers_of_any_gap() -> None:
+    experience, others = AcceptanceEstimator.initial(), np.array([0.7, 1.1, 1.8])
+    before = experience.accepted(others, 0)
+    for gap in (0.01, 0.15, 0.5, 2.2, 3.5, 5.0, 7.0, 9.0):
+        experience.learn(np.array([gap]), 1, 0)
+    experience.refresh()
+    assert (experience.accepted(others, 0) < 0.5 * before).all()
 
 
 def test_a_wider_gap_is_never_worse():
@@ -234,7 +259,7 @@ def test_what_was_never_seen_stays_a_guess_however_long_it_runs():
     seen_gap, other_gap = np.array([0.01]), np.array([5.0])
     first_guess = experience.accepted(other_gap, 0)
     for _ in range(100_000):
-        experience.learn(seen_gap, np.array([True]), 0)
+        experience.learn(seen_gap, 0, 0)
     experience.refresh()
     assert experience.accepted(other_gap, 0) == pytest.approx(first_guess, abs=0.05)
 

@@ -8,13 +8,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsbd_ort.decoding.drafting.cost_curve import LoopCost, never_falling
+from dsbd_ort.decoding.drafting.credit import DraftCredit
 
 Floats = NDArray[np.float64]
 _GAP_EDGES = np.array([0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.8, 1.0, 1.3, 1.6, 2.0, 2.5, 3.0, 4.0, 6.0])
 _GAP_CENTRES = np.concatenate([_GAP_EDGES - 0.5 * np.diff(_GAP_EDGES, prepend=0.0), [8.0]])
+_NUM_BINS = len(_GAP_CENTRES)
 _FIRST_GUESS = 1.0 - 0.5 * np.exp(-_GAP_CENTRES)  # half without a gap, more the wider the gap
-_GUESS_WEIGHT = 2.0  # observations that the first guess counts for, always
+_GUESS_WEIGHT = 2.0  # observations of each gap that the guess counts for, always
+_LEVEL_WEIGHT = 3.0  # accepted layers that the first guess counts for, of all gaps together
 _MEMORY = 0.985  # weight that a layer's observations keep after another
+_LARGEST_WEIGHT = 1e9
+_MANY, _LATER = 32, 4  # layers after which rates are taken anew only after so many more
 FIRST_PROBE, LAST_PROBE = 8, 64  # iterations without a draft after which one layer is tried
 
 
@@ -22,28 +27,38 @@ FIRST_PROBE, LAST_PROBE = 8, 64  # iterations without a draft after which one la
 class AcceptanceEstimator:
     """How often a gap was enough, and how fast tokens are committed; kept from request to request.
 
+    Of first layers of a draft and of those behind an accepted one, which are harder, apart. What is
+    guessed of a gap that was rarely seen is the first guess times the level of all gaps: how often
+    layers were accepted over how often that was guessed. So a draft that agrees with little is
+    known after a few layers, whatever their gaps were.
+
     Attributes:
-        enough, seen: (2, num_bins) float64. Weighted layers, by gap, that were accepted, and all:
-            of first layers of a draft, and of those behind an accepted one, which are harder.
+        enough, seen: (2, num_bins) float64. Layers, by gap, that were accepted, and all; the latest
+            count ``weights``, the others as much as ``_MEMORY`` leaves of that.
+        weights: of a layer of each kind that is learned next.
         rates: (2, num_bins) float64. What follows from them: a wider gap is never worse.
+        num_learned: layers so far; ``num_new``: since ``rates`` were taken, of each kind.
         tokens, calls: expected of drafts, and the time they took in target calls of one row, the
             latest counting most; their ratio is lambda, whatever the calls are found to cost.
         acceptance, rows: running means of what chosen layers promised and held.
-        credit: what drafts may still cost in vain, in iterations without one.
-        is_stale: whether more was learned since ``rates`` were taken.
+        num_noted: layers in these means.
+        credit: what drafts may still cost in vain.
         num_without, probe_after: iterations without a draft, and after how many to try one.
         loop: what the loop itself costs in requests of these settings.
     """
 
-    enough: Floats
-    seen: Floats
-    rates: Floats
+    enough: Floats = field(default_factory=lambda: np.zeros((2, _NUM_BINS)))
+    seen: Floats = field(default_factory=lambda: np.zeros((2, _NUM_BINS)))
+    rates: Floats = field(default_factory=lambda: np.tile(_FIRST_GUESS, (2, 1)))
+    weights: list[float] = field(default_factory=lambda: [1.0, 1.0])
+    num_learned: int = 0
+    num_new: list[int] = field(default_factory=lambda: [0, 0])
     tokens: float = 0.0
     calls: float = 0.0
     acceptance: float = 0.7
     rows: float = 0.0
-    credit: float = 0.0
-    is_stale: bool = False
+    num_noted: int = 0
+    credit: DraftCredit = field(default_factory=DraftCredit)
     num_without: int = 0
     probe_after: int = FIRST_PROBE
     loop: LoopCost = field(default_factory=LoopCost)
@@ -51,33 +66,54 @@ class AcceptanceEstimator:
     @classmethod
     def initial(cls) -> AcceptanceEstimator:
         """Return what is known before the first layer."""
-        rates = np.tile(_FIRST_GUESS, (2, 1))
-        seen = np.full(rates.shape, _GUESS_WEIGHT)
-        return cls(enough=seen * rates, seen=seen, rates=rates)
+        return cls()
 
     def accepted(self, gaps: Floats, depth: int) -> Floats:
         """Return the estimated probability that a layer with this gap is accepted.
 
         depth: drafted layers before it.
         """
-        rates: Floats = self.rates[min(depth, 1)][_GAP_EDGES.searchsorted(gaps)]
+        rates: Floats = self.rates[min(depth, 1)].take(_GAP_EDGES.searchsorted(gaps))
         return rates
 
-    def learn(self, gaps: Floats, was_enough: NDArray[np.bool_], depth: int) -> None:
-        """Count one layer: for every width it might have had, the gap and whether it was enough."""
-        kind, size = min(depth, 1), self.seen.shape[1]
+    def learn(self, gaps: Floats, num_short: int, depth: int) -> None:
+        """Count one layer: the gap of every width it might have had, narrowest first.
+
+        num_short: how many of these widths were not enough: the narrowest.
+        """
+        kind = min(depth, 1)
         bins = _GAP_EDGES.searchsorted(gaps)
-        enough, seen = self.enough[kind], self.seen[kind]
-        enough += (1.0 - _MEMORY) * (_GUESS_WEIGHT * _FIRST_GUESS - enough)
-        seen += (1.0 - _MEMORY) * (_GUESS_WEIGHT - seen)
-        enough += np.bincount(bins, was_enough, minlength=size)
-        seen += np.bincount(bins, minlength=size)
-        self.is_stale = True
+        weight = self.weights[kind] / _MEMORY
+        self.seen[kind] += weight * np.bincount(bins, minlength=_NUM_BINS)
+        if num_short < len(bins):
+            self.enough[kind] += weight * np.bincount(bins[num_short:], minlength=_NUM_BINS)
+        if weight > _LARGEST_WEIGHT:
+            self.seen[kind] /= weight
+            self.enough[kind] /= weight
+            weight = 1.0
+        self.weights[kind] = weight
+        self.num_learned += 1
+        self.num_new[kind] += 1
+
+    def note(self, acceptance: float, width: int) -> None:
+        """Count what a layer of this width promises to hold."""
+        self.num_noted += 1
+        step = max(0.1, 1.0 / (self.num_noted + 2))
+        self.acceptance += step * (acceptance - self.acceptance)
+        self.rows += step * (width - self.rows) if self.rows else float(width)
 
     def refresh(self) -> None:
-        """Bring ``rates`` up to date with what was learned."""
-        if self.is_stale:
-            for kind, (enough, seen) in enumerate(zip(self.enough, self.seen, strict=True)):
-                # Else the best of many noisy rates would be believed.
-                self.rates[kind] = never_falling(enough, seen)
-            self.is_stale = False
+        """Bring ``rates`` up to date with what was learned, where that was enough to matter."""
+        least = 1 if self.num_learned <= _MANY else _LATER
+        for kind, num_new in enumerate(self.num_new):
+            if num_new >= least:
+                self._take_rates(kind)
+                self.num_new[kind] = 0
+
+    def _take_rates(self, kind: int) -> None:
+        enough, seen = self.enough[kind] / self.weights[kind], self.seen[kind] / self.weights[kind]
+        level = float(enough.sum()) + _LEVEL_WEIGHT
+        level /= float(seen @ _FIRST_GUESS) + _LEVEL_WEIGHT
+        guess = np.minimum(level * _FIRST_GUESS, 1.0)
+        # Else the best of many noisy rates would be believed.
+        self.rates[kind] = never_falling(enough + _GUESS_WEIGHT * guess, seen + _GUESS_WEIGHT)

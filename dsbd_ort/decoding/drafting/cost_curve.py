@@ -282,7 +282,8 @@ class LoopCost:
         self.iteration = _GUESSED_LOOP
         self.layer = _GUESSED_LOOP * (_GUESSED_DRAFTING + _GUESSED_SLOPE)
         self._drafting = 0.0
-        self._sums = np.zeros(5)  # of weights, layers, their squares, seconds, layers * seconds
+        # Sums over iterations, the latest counting most.
+        self._weight = self._layers = self._squares = self._rest = self._products = 0.0
 
     def learn(self, num_layers: int, drafting: float, rest: float) -> None:
         """Count an iteration: the seconds of drafting so many layers, and all others."""
@@ -292,18 +293,21 @@ class LoopCost:
             share = most / (drafting + rest)
             drafting, rest = share * drafting, share * rest
         self._drafting = _LOOP_MEMORY * self._drafting + drafting
-        seen = [1.0, num_layers, num_layers**2, rest, num_layers * rest]
-        self._sums = _LOOP_MEMORY * self._sums + seen
-        weight, layers, _, total, _ = self._sums.tolist()
-        level = total / (weight + _GUESSED_SLOPE * layers)
+        self._weight = _LOOP_MEMORY * self._weight + 1.0
+        self._layers = layers = _LOOP_MEMORY * self._layers + num_layers
+        self._squares = _LOOP_MEMORY * self._squares + num_layers**2
+        self._rest = _LOOP_MEMORY * self._rest + rest
+        self._products = _LOOP_MEMORY * self._products + num_layers * rest
+        level = self._rest / (self._weight + _GUESSED_SLOPE * layers)
         self.layer = self._drafting / layers if layers else _GUESSED_DRAFTING * level
         # As if no layer and two had been seen twice each, at the level of what was seen.
-        totals = level * (4.0 + 4.0 * _GUESSED_SLOPE), level * (4.0 + 8.0 * _GUESSED_SLOPE)
-        guessed = np.array([4.0, 4.0, 8.0, *totals])
-        weight, layers, squares, total, products = (self._sums + guessed).tolist()
-        slope = (weight * products - layers * total) / (weight * squares - layers**2)
-        self.iteration = (total - max(slope, 0.0) * layers) / weight
-        self.layer += max(slope, 0.0)
+        weight, squares = self._weight + 4.0, self._squares + 8.0
+        total = self._rest + level * (4.0 + 4.0 * _GUESSED_SLOPE)
+        products = self._products + level * (4.0 + 8.0 * _GUESSED_SLOPE)
+        layers += 4.0
+        slope = max((weight * products - layers * total) / (weight * squares - layers**2), 0.0)
+        self.iteration = (total - slope * layers) / weight
+        self.layer += slope
 
 
 def measure_costs(

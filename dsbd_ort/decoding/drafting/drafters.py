@@ -117,7 +117,10 @@ class ChainedDrafter:
         if self._ngram is not None:
             self._ask_ngram(lists, nodes)
         self._layer = lists.proposed()
-        num_rows = 0 if self._model is None else int(np.count_nonzero(~self._layer.is_known))
+        unknown = nodes[~self._layer.is_known]
+        num_rows = 0
+        if self._model is not None and len(unknown):
+            num_rows = self._model.num_pending(unknown)
         return LayerNeeds(num_rows, is_forced, num_whole)
 
     def compute(self, nodes: Nodes) -> EngineCalls[None]:

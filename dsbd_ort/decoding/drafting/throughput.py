@@ -20,82 +20,75 @@ reach being the probability that all layers before it are accepted, and the draf
 nothing is gained. Of calls that requests share, each counts its share as if all did alike: the more
 there are, the more a row costs beside the call, and the less is drafted.
 
-Estimates may be wrong, so drafts are made on credit. It grows by a small share of the time and by
-what drafts win, falls by what they cost, and none may cost more than there is. What a layer would
-have brought is learned without it too, where that needs no engine call. A draft model was made for
-its target; n-grams are a bet: they begin with little credit, and their calls are no more than twice
-as large as those whose costs were seen. So an answer of 64 tokens none of which they guess takes at
-most 3 % longer than without a draft.
+Whatever is estimated, no draft may cost more than the credit (``credit.py``), and while there is
+too little for one nothing is thought about. What a layer would have brought is learned without it
+too, where that needs no engine call. The very first prompt is read by the draft on trust, as a
+draft model was made for its target.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dsbd_ort.decoding.beams import Beams
 from dsbd_ort.decoding.drafting.acceptance import (
     FIRST_PROBE,
     LAST_PROBE,
     AcceptanceEstimator,
 )
-from dsbd_ort.decoding.drafting.cost_curve import FREE, CostCurve, Costs, EngineCosts
 from dsbd_ort.decoding.drafting.draft import MOST_FORCED_LAYERS, Iteration, Scores
+from dsbd_ort.decoding.drafting.request_costs import LOOK_AHEAD, RequestCosts
 from dsbd_ort.decoding.forest import Forest, Nodes
 from dsbd_ort.decoding.joint_distribution import STAY, JointDistribution, best_candidates
-from dsbd_ort.decoding.kv_cache import PREFILL_CHUNK
 
 Floats = NDArray[np.float64]
 _RATE_MEMORY = 0.9
-_LOOK_AHEAD = 6
-_LAYERS_AHEAD = np.arange(_LOOK_AHEAD + 1)
-_REST = 7  # iterations
-_SHARE_AT_STAKE = 0.02  # of the time: what drafts may cost in vain, beside what they have won
-_FIRST_CREDIT, _MOST_CREDIT = 0.6, 3.0  # iterations without a draft
+_LAYERS_AHEAD = np.arange(LOOK_AHEAD + 1)
+_LONGEST_REST = 16  # iterations: calls may turn out cheaper, by what others learn
+_HELD_BACK = 0.6  # iterations of the credit that one draft leaves to others, half of it at most
+_NONE = np.arange(0)
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class _Layer:
     """A drafted layer as it is needed to learn from it.
 
     Attributes:
         nodes: the beams and draft beams it continues.
         best: (num_best,) int64. Their ``JointDistribution.candidate_ids``, least deficit first.
-        deficits: (num_best,) float64. Theirs.
-        gaps: (num_widths,) float64, by width from ``num_beams`` on.
-        included: (num_widths,) float64. Largest deficit among the candidates of each width.
+        gaps: (num_widths,) float64, by width from ``narrowest`` on.
     """
 
     nodes: Nodes
     best: NDArray[np.int64]
-    deficits: Floats
     gaps: Floats
-    included: Floats
+    narrowest: int
 
 
 class ThroughputDraftPolicy:
     """Drafts what is expected to pay.
 
     Args:
-        costs: of both engines.
+        costs: of the engine calls of the request.
         estimator: is read and taught.
         scores: the rule's ranking.
         forest: of the request.
         num_beams: beams that the rule selects in a layer.
         most_layers, most_beams: upper limits.
-        num_sharers: returns how many requests share the engine calls just now.
         has_draft_model: whether any draft costs an engine call.
         host_seconds: returns the time that the request has spent outside engine calls.
+        target_seconds: returns the time of its target calls.
         may_rest: whether an iteration without a draft says something of the next ones: what a
             constraint forces comes unannounced.
     """
 
     def __init__(
         self,
-        costs: Costs,
+        costs: RequestCosts,
         estimator: AcceptanceEstimator,
         scores: Scores,
         forest: Forest,
@@ -103,36 +96,37 @@ class ThroughputDraftPolicy:
         num_beams: int,
         most_layers: int,
         most_beams: int,
-        num_sharers: Callable[[], int],
         has_draft_model: bool,
         host_seconds: Callable[[], float],
+        target_seconds: Callable[[], float],
         may_rest: bool,
     ) -> None:
         self._costs = costs
-        self._most_rows = (most_layers + 2) * (most_beams + num_beams)
-        self._num_sharers = num_sharers
-        self._has_draft_model = has_draft_model
-        self._host_seconds = host_seconds
-        self._may_rest = may_rest
-        self._began = self._drafting = 0.0
         self._estimator = estimator
         self._scores = scores
         self._forest = forest
         self._num_beams = num_beams
-        self._take_share()
         self._most_layers = most_layers
         self._most_beams = most_beams
-        self._is_resting, self._num_to_rest = False, 0
+        self._has_draft_model = has_draft_model
+        self._host_seconds = host_seconds
+        self._target_seconds = target_seconds
+        self._may_rest = may_rest
+        self._has_begun = False
+        self._is_resting, self._num_to_rest, self._needed = False, 0, 0.0
+        self._began = self._drafting = 0.0
         self._layers: list[_Layer | None] = []  # None: a forced one
         self._num_forced = 0
         self._num_rows = self._num_needed = self._limit = 0
         self._reach = self._seconds = self._token_seconds = self._call = self._prompt = 0.0
-        self._usual = self._called = self._credit = 0.0  # seconds; of the draft's layers so far
+        self._usual = self._called = self._layer = self._credit = self._stake = 0.0  # seconds
         self._expected = 1.0
-        self._prompt_share = 0.0
+        self._worth = self._usual_call = 0.0  # of what may follow the last layer, by such calls
+        self._unread_prompt = self._prompt_share = 0.0
         self._is_probe = self._has_probed = False
         self._is_usual = num_beams == 1  # the first iteration has one row, the next ones as many
-        self._parent_deficits: Floats | None = None
+        self._parent_deficits: Floats | None = None  # None: they all lack nothing
+        self._powers = np.zeros(LOOK_AHEAD + 1)
 
     def begin(
         self, num_pending: int, most_layers: int, num_unread: int, num_unread_source: int = 0
@@ -144,60 +138,86 @@ class ThroughputDraftPolicy:
             self._limit = 0
             return
         self._began, self._drafting = self._host_seconds(), 0.0
-        self._layers, self._num_forced = [], 0
-        self._take_share()
-        estimator = self._estimator
+        costs, estimator = self._costs, self._estimator
+        costs.refresh()
         estimator.refresh()
-        # Rows beyond the table cost as much as its last: more are pending only after a restart.
-        self._num_rows = self._num_needed = min(num_pending, len(self._target_seconds) - 1)
+        self._usual, self._layer = costs.usual + estimator.loop.iteration, estimator.loop.layer
+        prompt = costs.reading(num_unread, num_unread_source)
+        self._begin_request(prompt)
+        self._layers, self._num_forced = [], 0
+        self._num_rows = self._num_needed = min(num_pending, costs.most_rows)
         self._limit = min(self._most_layers, most_layers)
         self._reach = self._expected = 1.0  # an iteration commits one token without a draft
         self._parent_deficits = None
-        self._seconds = float(self._target_seconds[self._num_rows]) + estimator.loop.iteration
-        if not estimator.calls:
-            estimator.calls = self._usual_seconds() / self._call_seconds
-            estimator.tokens = 1.0
-            estimator.credit = _MOST_CREDIT if self._has_draft_model else _FIRST_CREDIT
-        self._token_seconds = self._call_seconds * estimator.calls / estimator.tokens
-        self._usual = self._usual_seconds()
-        self._called, self._credit = 0.0, self._usual * estimator.credit
-        costs = self._costs.now()
-        prompt = _seconds_of_prompt(costs.draft, num_unread)
+        self._seconds = float(costs.target[self._num_rows]) + estimator.loop.iteration
+        self._token_seconds = costs.target_row * estimator.calls / estimator.tokens
+        self._powers[1:] = (estimator.acceptance ** _LAYERS_AHEAD[1:]).cumsum()
+        self._called, self._needed = 0.0, 0.0
+        self._credit = self._usual * estimator.credit.balance
+        # The less there is, the smaller the drafts: else one or two that fail would be all.
+        self._stake = max(0.5 * self._credit, self._credit - _HELD_BACK * self._usual)
+        self._unread_prompt = prompt
         # Every iteration that is left pays alike: one for two tokens, where drafting is worth it.
         num_left = most_layers + 1
         if num_unread_source and self._has_draft_model:
-            prompt += _seconds_of_source(costs.source, num_unread_source)
             # Few targets are longer than their source, whatever they may be.
             num_left = min(num_left, max(num_unread_source, 2))
         self._prompt_share = 2.0 * prompt / num_left
-        probe = (prompt + self._draft_seconds[self._num_beams]) / self._seconds
+        probe = (prompt + costs.draft(self._num_beams)) / self._seconds
         self._is_probe = estimator.num_without >= estimator.probe_after * max(2.0 * probe, 1.0)
+
+    def _begin_request(self, prompt: float) -> None:
+        """Begin the estimates, and give credit for the prompt, once a request.
+
+        prompt: seconds in which the draft model reads it.
+        """
+        if self._has_begun:
+            return
+        self._has_begun = True
+        estimator = self._estimator
+        if not estimator.calls:
+            estimator.calls = self._usual / self._costs.target_row
+            estimator.tokens = 1.0
+        read = self._target_seconds() / self._costs.num_sharers
+        estimator.credit.begin_request(read / self._usual, prompt / self._usual)
 
     def takes_all(self, num_candidates: int, num_rows: int) -> bool:
         """See DraftPolicy.takes_all: where the rows cost less than the model's call saves."""
         if num_candidates > self._most_beams:
             return False
         more = self._seconds_of_rows(num_candidates) - self._seconds_of_rows(self._num_beams)
-        return more < self._draft_seconds[min(num_rows, len(self._draft_seconds) - 1)]
+        return more < self._costs.draft(num_rows)
 
     def wants_layer(self, num_rows: int, num_whole: int = 0) -> bool:
         """See DraftPolicy.wants_layer."""
         if len(self._layers) >= self._limit or self._reach == 0.0:
             return False
-        prompt = self._prompt_share if num_rows else 0.0
-        call = self._draft_seconds[min(num_rows, len(self._draft_seconds) - 1)]
-        call += self._estimator.loop.layer
+        estimator, costs = self._estimator, self._costs
+        call = costs.draft(num_rows) + self._layer
+        prompt = self._unread_prompt if num_rows else 0.0
+        if not estimator.num_learned:  # on trust
+            prompt = min(prompt, self._stake)
         least = self._seconds_of_rows(self._num_beams) if num_rows and not self._is_probe else 0.0
-        if self._spent() + call + least > self._credit:
-            return False
-        worth = self._worth_from_here(call)
+        needed = self._spent() + call + prompt + least
+        if needed > self._stake:
+            if self._layers or needed > self._credit:
+                self._needed = 0.0 if self._layers else needed
+                return False
+            self._stake = needed
+        if not num_rows and self._has_draft_model:  # what the layer costs is not known yet
+            return True
+        worth = self._worth + self._usual_call - call
+        if not self._layers or self._layers[-1] is None:
+            worth = float(self._worth_of_more(self._reach, self._num_rows, call))
         if num_whole:  # what is selected is among them: an iteration is saved
-            saved = float(self._target_seconds[min(num_whole, self._num_beams)])
-            saved += self._estimator.loop.iteration
+            saved = float(costs.target[min(num_whole, self._num_beams)])
+            saved += estimator.loop.iteration
             worth += max(self._reach * saved - self._seconds_of_rows(num_whole) - call, 0.0)
-        self._call, self._prompt = call, prompt
-        if is_wanted := worth > prompt or self._is_probe:
-            self._prompt_share -= prompt  # only before the first of its layers
+        share = self._prompt_share if num_rows else 0.0
+        self._call, self._prompt = call + prompt, share
+        if is_wanted := worth > share or self._is_probe:
+            if num_rows:  # only before the first of its layers
+                self._prompt_share = self._unread_prompt = 0.0
         return is_wanted
 
     def choose(self, joint: JointDistribution, depth: int) -> NDArray[np.int64]:
@@ -210,60 +230,59 @@ class ThroughputDraftPolicy:
         """Return the candidates that a layer takes; see ``choose``."""
         self._seconds += self._call + self._prompt
         self._called += self._call
-        deficits = self._deficits_of(joint, depth)
-        best = best_candidates(-deficits, self._most_beams + 1)
+        best, deficits = self._least_deficits(joint, self._scores(joint, depth))
         if not len(best):  # every candidate ends its sequence: there is nothing to verify
             self._reach = 0.0
             return best
-        least = min(self._num_beams, len(best))
-        widths = np.arange(least, max(least, min(self._most_beams, len(best))) + 1)
-        ordered = np.empty(len(best) + 1)
-        ordered[:-1], ordered[-1] = deficits[best], np.inf
-        gaps, included = ordered[widths], ordered[widths - 1]
+        narrowest = min(self._num_beams, len(best))
+        widest = max(narrowest, min(self._most_beams, len(best)))
+        gaps = deficits[narrowest : widest + 1]
+        if len(gaps) <= widest - narrowest:  # none is left out of the widest
+            gaps = np.append(gaps, np.inf)
         if joint.log_unlisted > -np.inf:
             gaps = np.minimum(gaps, _gap_to_unlisted(joint))
         ids = joint.candidate_ids(best)
-        self._layers.append(_Layer(joint.nodes, ids, ordered[:-1], gaps, included))
+        self._layers.append(_Layer(joint.nodes, ids, gaps, narrowest))
         reach = self._reach * self._estimator.accepted(gaps, len(self._layers) - 1)
-        seconds, last = self._target_seconds, len(self._target_seconds) - 1
-        more = seconds[np.minimum(self._num_rows + widths, last)] - seconds[self._num_rows]
-        usual = self._draft_seconds[self._num_beams] + self._estimator.loop.layer
-        gain = reach * self._token_seconds - more
-        gain += self._worth_of_more(reach, self._num_rows + widths, usual)
-        is_possible = self._spent() + more <= self._credit
-        is_possible &= self._num_rows + widths <= self._most_known
-        gain[~is_possible] = -np.inf
-        chosen = int(gain.argmax())
-        self._note(reach[chosen] / self._reach, int(widths[chosen]))
+        costs, before = self._costs, self._num_rows
+        rows = slice(before + narrowest, before + widest + 1)
+        more = costs.target[rows] - costs.target[before]
+        usual = costs.draft(self._num_beams) + self._layer
+        worth = self._worth_of_more(reach, rows, usual)
+        gain = reach * self._token_seconds - more + worth
+        # A wider layer costs no less: the widths that can be paid are the first ones.
+        num_paid = int(more.searchsorted(self._stake - self._spent(), side="right"))
+        num_possible = min(num_paid, max(costs.most_known - rows.start + 1, 0))
+        chosen = int(gain[:num_possible].argmax()) if num_possible else 0
+        width, new_reach = narrowest + chosen, float(reach[chosen])
+        self._estimator.note(new_reach / self._reach, width)
         self._is_probe = False
-        if gain[chosen] <= 0.0:
+        if not num_possible or gain[chosen] <= 0.0:
             self._reach = 0.0
-            return best[:0]
-        self._reach = float(reach[chosen])
-        self._expected += self._reach
-        self._num_rows = min(self._num_rows + int(widths[chosen]), last)
+            return _NONE
+        self._reach, self._worth, self._usual_call = new_reach, float(worth[chosen]), usual
+        self._expected += new_reach
+        self._num_rows = min(before + width, costs.most_rows)
         self._seconds += float(more[chosen])
-        taken = best[: widths[chosen]]
-        self._parent_deficits = deficits[taken]
-        return taken
+        self._parent_deficits = deficits[:width] if deficits[width - 1] > 0.0 else None
+        return best[:width]
 
     def choose_forced(self, joint: JointDistribution) -> NDArray[np.int64]:
         """See DraftPolicy.choose_forced.
 
         Reached with probability ``reach``, a call of its own is saved; else its rows are wasted.
         """
-        seconds, last = self._target_seconds, len(self._target_seconds) - 1
         num_new = int(np.count_nonzero(joint.tokens != STAY))
-        more = self._seconds_of_rows(num_new)
-        is_worth_it = self._reach * float(seconds[min(num_new, last)]) > more
+        more, most_rows = self._seconds_of_rows(num_new), self._costs.most_rows
+        is_worth_it = self._reach * float(self._costs.target[min(num_new, most_rows)]) > more
         is_limit = len(self._layers) >= self._limit or self._num_forced == MOST_FORCED_LAYERS
         if is_limit or not is_worth_it:
-            return np.arange(0)
+            return _NONE
         self._num_forced += 1
         self._expected += self._reach
         self._layers.append(None)
-        self._num_needed = min(self._num_needed + num_new, last)
-        self._num_rows = min(self._num_rows + num_new, last)
+        self._num_needed = min(self._num_needed + num_new, most_rows)
+        self._num_rows = min(self._num_rows + num_new, most_rows)
         self._seconds += more
         if self._parent_deficits is not None:
             self._parent_deficits = self._parent_deficits[joint.parents]
@@ -272,138 +291,110 @@ class ThroughputDraftPolicy:
     def observe(self, iteration: Iteration) -> None:
         """See DraftPolicy.observe."""
         estimator = self._estimator
-        self._settle(len(iteration.committed))
+        estimator.credit.pass_iteration()
+        num_won = len(iteration.committed) - 1
         if self._is_resting:
             estimator.num_without += 1
+            estimator.credit.add(num_won)  # by nodes of an earlier draft
             return
-        for depth, (layer, beams) in enumerate(
-            zip(self._layers, iteration.committed, strict=False)
-        ):
+        rest = self._host_seconds() - self._began - self._drafting
+        estimator.loop.learn(len(self._layers), self._drafting, rest)
+        self._settle(num_won)
+        self._learn(iteration.committed)
+        if self._is_usual:
+            estimator.tokens = _RATE_MEMORY * estimator.tokens + self._expected
+            calls = self._seconds / self._costs.target_row
+            estimator.calls = _RATE_MEMORY * estimator.calls + calls
+        self._is_usual = True
+        self._count_probes()
+
+    def _settle(self, num_won: int) -> None:
+        """Add to the credit what the draft has won: the iterations saved, less its cost.
+
+        Rows and layers may have been found dearer than they were thought.
+        """
+        won, loop = float(num_won), self._estimator.loop
+        if self._layers:
+            won -= self._called / self._usual
+            self._called = (len(self._layers) - self._num_forced) * (loop.layer - self._layer)
+            self._costs.refresh()
+            won -= self._spent() / (self._costs.usual + loop.iteration)
+        if won:
+            self._estimator.credit.add(won)
+
+    def _learn(self, committed: Sequence[Beams]) -> None:
+        """Count of every layer that was reached which widths would have been enough."""
+        for depth, (layer, beams) in enumerate(zip(self._layers, committed, strict=False)):
             if layer is None:
                 continue
             if not len(beams.nodes):  # all that was selected has ended: no width was tested
                 break
             taken = _candidate_ids(self._forest, layer.nodes, beams.nodes)
-            taken.sort()
-            place = taken.searchsorted(layer.best)
-            found = layer.deficits[taken.take(place, mode="clip") == layer.best]
-            needed = found.max() if len(found) == len(taken) else np.inf
-            estimator.learn(layer.gaps, needed <= layer.included, depth)
-        if self._is_usual:
-            estimator.tokens = _RATE_MEMORY * estimator.tokens + self._expected
-            calls = self._seconds / self._call_seconds
-            estimator.calls = _RATE_MEMORY * estimator.calls + calls
-        self._is_usual = True
-        rest = self._host_seconds() - self._began - self._drafting
-        estimator.loop.learn(len(self._layers), self._drafting, rest)
-        self._count_probes()
-
-    def _usual_seconds(self) -> float:
-        """Return the seconds of an iteration without a draft."""
-        return float(self._target_seconds[self._num_beams]) + self._estimator.loop.iteration
+            if len(taken) == 1:
+                found = (layer.best == taken).nonzero()[0]
+            else:
+                taken.sort()
+                place = taken.searchsorted(layer.best)
+                found = (taken.take(place, mode="clip") == layer.best).nonzero()[0]
+            is_whole = len(found) == len(taken)
+            needed = int(found[-1]) + 1 - layer.narrowest if is_whole else len(layer.gaps)
+            self._estimator.learn(layer.gaps, max(needed, 0), depth)
 
     def _spent(self) -> float:
         """Return the seconds that the draft costs so far, its forced layers aside."""
-        seconds = self._target_seconds
+        seconds = self._costs.target
         return self._called + float(seconds[self._num_rows] - seconds[self._num_needed])
 
-    def _settle(self, num_committed: int) -> None:
-        """Add to the credit what the draft has won: the iterations saved, less its cost."""
-        won = num_committed - 1 + _SHARE_AT_STAKE
-        if self._layers and not self._is_resting:
-            won -= self._called / self._usual
-            self._called = 0.0
-            self._take_share()  # its rows may have been found dearer than they were thought
-            won -= self._spent() / self._usual_seconds()
-        self._estimator.credit = min(self._estimator.credit + won, _MOST_CREDIT)
+    def _least_deficits(
+        self, joint: JointDistribution, scores: Floats
+    ) -> tuple[NDArray[np.int64], Floats]:
+        """Return the candidates that lack least, least first, and what they lack.
 
-    def _take_share(self) -> None:
-        """Count with what calls cost this request just now."""
-        costs = self._costs.now()
-        if not self._has_draft_model:
-            costs = EngineCosts(costs.target, FREE)
-        self._call_seconds = costs.target.seconds[0]
-        num_sharers = self._num_sharers()
-        self._most_known = self._most_rows
-        if costs.target.seen is not None and not self._has_draft_model:
-            fewest, most = costs.target.seen
-            is_base_known = fewest <= num_sharers * self._num_beams
-            self._most_known = 2 * most // num_sharers if is_base_known else 0
-        self._target_seconds, self._draft_seconds = _seconds_of_share(
-            costs, self._most_rows, num_sharers
-        )
-
-    def _deficits_of(self, joint: JointDistribution, depth: int) -> Floats:
-        """Return the deficit of every candidate, (num_candidates,) float64; inf: impossible."""
-        scores = self._scores(joint, depth)
+        (num_best,) each, one more than a layer takes at most. Impossible ones are never among them.
+        """
+        num_beams, num_wanted = self._num_beams, self._most_beams + 1
         parents = self._parent_deficits
-        inherited: Floats | float = 0.0
-        if parents is None:  # the beams themselves are certain
-            certain = scores
-        else:
-            inherited = parents[joint.parents]
-            certain = scores[inherited == 0.0]
+        if parents is None:
+            best = best_candidates(scores, num_wanted)
+            found = scores[best]
+            # Fewer can be selected than beams: a draft that is always right selects them all.
+            threshold = found[num_beams - 1] if len(best) >= num_beams else -np.inf
+            return best, np.maximum(threshold - found, 0.0)
+        inherited = parents[joint.parents]
+        certain = scores[inherited == 0.0]
         threshold = -np.inf
-        if len(certain) >= self._num_beams:
-            last = len(certain) - self._num_beams
+        if len(certain) >= num_beams:
+            last = len(certain) - num_beams
             threshold = np.partition(certain, last)[last]
         if threshold > -np.inf:
-            return inherited + np.maximum(threshold - scores, 0.0)
-        # Fewer can be selected than beams: a draft that is always right selects them all.
-        return np.where(scores > -np.inf, inherited, np.inf)
+            deficits = inherited + np.maximum(threshold - scores, 0.0)
+        else:
+            deficits = np.where(scores > -np.inf, inherited, np.inf)
+        best = best_candidates(-deficits, num_wanted)
+        return best, deficits[best]
 
     def _worth_of_more(
-        self, reach: Floats, num_rows: NDArray[np.int64], layer_seconds: float
+        self, reach: Floats | float, rows: slice | int, layer_seconds: float
     ) -> Floats:
-        """Return what layers behind one reached so are worth, less their cost, (n,) float64.
+        """Return what layers behind one reached so are worth, less their cost, (n,) or () float64.
 
         They are of the usual width and acceptance, as many as pay together: where the engine
         computes rows in blocks, one layer can be dear and the next one free.
 
-        reach, num_rows: (n,) probability and target rows before them.
+        reach, rows: (n,) or () probability and target rows before them.
         layer_seconds: a layer's cost, its target rows aside.
         """
-        num_layers, width, acceptance = self._usual_layers()
-        if not num_layers:
-            return np.zeros_like(reach)
-        layers = _LAYERS_AHEAD[: num_layers + 1]
-        seconds = self._target_seconds.take(np.add.outer(num_rows, width * layers), mode="clip")
-        gains = np.multiply.outer(reach * self._token_seconds, acceptance ** layers[1:])
-        gains -= seconds[:, 1:] - seconds[:, :-1]
-        gains -= layer_seconds
-        worth: Floats = np.maximum(gains.cumsum(axis=1).max(axis=1), 0.0)
-        return worth
-
-    def _worth_from_here(self, layer_seconds: float) -> float:
-        """Return ``_worth_of_more`` behind what is drafted: asked twice a layer, so no arrays."""
-        num_layers, width, acceptance = self._usual_layers()
-        seconds, last = self._target_seconds.item, len(self._target_seconds) - 1
-        gain = worth = 0.0
-        accepted, rows = self._reach * self._token_seconds, self._num_rows
-        before = seconds(rows)
-        for _ in range(num_layers):
-            accepted *= acceptance
-            rows = min(rows + width, last)
-            after = seconds(rows)
-            gain += accepted - (after - before) - layer_seconds
-            before, worth = after, max(worth, gain)
-        return worth
-
-    def _usual_layers(self) -> tuple[int, int, float]:
-        """Return how many further layers are thought of, their width and acceptance."""
-        num_layers = max(min(self._limit - len(self._layers), _LOOK_AHEAD), 0)
+        ahead = slice(min(max(self._limit - len(self._layers), 0), LOOK_AHEAD) + 1)
         width = round(max(self._estimator.rows, self._num_beams))
-        return num_layers, width, self._estimator.acceptance
+        gains = np.multiply.outer(reach, self._token_seconds * self._powers[ahead])
+        gains -= self._costs.rows_ahead(width)[rows, ahead]
+        gains -= layer_seconds * _LAYERS_AHEAD[ahead]
+        worth: Floats = gains.max(axis=-1)  # of no layer: 0
+        return worth
 
     def _seconds_of_rows(self, num_new: int) -> float:
         """Return the seconds that further rows add to the target's call."""
-        seconds, last = self._target_seconds, len(self._target_seconds) - 1
-        return float(seconds[min(self._num_rows + num_new, last)] - seconds[self._num_rows])
-
-    def _note(self, acceptance: float, width: int) -> None:
-        estimator = self._estimator
-        estimator.acceptance += 0.1 * (acceptance - estimator.acceptance)
-        estimator.rows = 0.9 * estimator.rows + 0.1 * width if estimator.rows else float(width)
+        return self._costs.rows(self._num_rows, num_new)
 
     def _count_probes(self) -> None:
         """Try one layer after 8 iterations without a draft, then after 16, 32 and 64.
@@ -411,14 +402,13 @@ class ThroughputDraftPolicy:
         The target computes no row for it. Where it costs more than half an iteration, as where the
         draft model has a prompt to read, it is tried the more rarely: so it never takes more than
         one part in 16 of the time, after several without a gain one in 128.
-        Where the last tries did not help either, the next seven iterations are not even thought
-        about; earlier that would keep from learning what a draft is worth.
+        Where tries did not help, the next one, three or seven iterations are not even thought
+        about, nor are any that the credit has too little for.
         """
         estimator = self._estimator
         if len(self._layers) == self._num_forced:
             estimator.num_without += 1
-            if self._may_rest and estimator.probe_after == LAST_PROBE:
-                self._num_to_rest = _REST
+            self._rest()
             return
         if estimator.num_without >= estimator.probe_after:
             estimator.probe_after = min(2 * estimator.probe_after, LAST_PROBE)
@@ -427,35 +417,22 @@ class ThroughputDraftPolicy:
             estimator.probe_after = FIRST_PROBE
         estimator.num_without = 0
 
+    def _rest(self) -> None:
+        """Think about no draft for as long as none will be made."""
+        if not self._may_rest:
+            return
+        estimator = self._estimator
+        if self._needed:
+            rest = estimator.credit.iterations_until(self._needed / self._usual)
+            self._num_to_rest = min(rest, _LONGEST_REST)
+        elif self._has_draft_model or estimator.probe_after == LAST_PROBE:
+            # N-grams are not known to be wrong where there were none.
+            self._num_to_rest = estimator.probe_after // FIRST_PROBE - 1
+
 
 def _gap_to_unlisted(joint: JointDistribution) -> float:
-    """Return what stands for the gap to tokens that a draft does not list: the ratio of masses."""
+    """Return what stands for the gap to tokens that a draft does not list."""
     return max(float(np.logaddexp.reduce(joint.log_masses)) - joint.log_unlisted, 0.0)
-
-
-@lru_cache(maxsize=256)  # the same few come in every iteration of every request
-def _seconds_of_share(
-    costs: EngineCosts, most_rows: int, num_sharers: int
-) -> tuple[Floats, tuple[float, ...]]:
-    """Return the seconds of a target call, (most_rows + 1,), and of a drafted layer, by rows."""
-    target = costs.target.up_to(most_rows, num_sharers)
-    target.flags.writeable = False
-    draft = costs.draft.up_to(most_rows, num_sharers)
-    return target, tuple(draft.tolist())
-
-
-@lru_cache(maxsize=256)
-def _seconds_of_prompt(draft: CostCurve, num_rows: int) -> float:
-    """Return the seconds in which the draft model reads so many rows of a prompt."""
-    seconds = draft.up_to(PREFILL_CHUNK)
-    num_whole, rest = divmod(num_rows, PREFILL_CHUNK)
-    return num_whole * float(seconds[-1]) + float(seconds[rest])
-
-
-@lru_cache(maxsize=256)
-def _seconds_of_source(source: CostCurve, num_tokens: int) -> float:
-    """Return the seconds in which the draft model reads a source."""
-    return float(source.up_to(num_tokens)[-1])
 
 
 def _candidate_ids(forest: Forest, parents: Nodes, nodes: Nodes) -> NDArray[np.int64]:

@@ -1,0 +1,113 @@
+"""What a draft model that does not agree costs under "throughput": all of it, on a clock.
+
+The draft's prompt, the tokens it catches up with and the loop's own time included; costs are those
+of a small chat model with a draft a tenth its size, whose loop takes a tenth of a call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dsbd_ort.decoding import DecodingConfig, TableModel, decode_iterations, result_of
+from dsbd_ort.decoding.drafting.acceptance import AcceptanceEstimator
+from dsbd_ort.decoding.drafting.cost_curve import CostCurve, LearnedCosts
+from dsbd_ort.decoding.drafting.throughput import ThroughputDraftPolicy
+from tests.decoding.tables import LogitsOf
+from tests.decoding.test_throughput import DRAFTS, TARGET, VOCAB
+
+TARGET_CURVE = CostCurve((1, 2, 64), (9.3e-3, 10.4e-3, 54e-3))
+DRAFT_CURVE = CostCurve((1, 64), (1.5e-3, 8e-3))
+ITERATION, LAYER, THOUGHT, RESTING = 1e-3, 1e-3, 1e-4, 5e-5  # seconds of the loop
+NUM_TOKENS, PROMPT = 64, 48
+
+
+class TimedTable(TableModel):
+    """A table model whose calls take the seconds of a curve on a clock."""
+
+    def __init__(self, table: LogitsOf, curve: CostCurve, clock: list[float]) -> None:
+        super().__init__(VOCAB, table)
+        self._seconds, self._clock = curve.up_to(512), clock
+
+    def forward(self, forward: Any) -> Any:
+        self._clock[0] += float(self._seconds[forward.num_new])
+        return super().forward(forward)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
+    """A clock on which the loop takes time as well: more where a draft is thought about or made."""
+    now, policy = [0.0], ThroughputDraftPolicy
+    begin, choose, observe = policy.begin, policy.choose, policy.observe
+
+    def timed_begin(self: Any, *args: Any) -> None:
+        begin(self, *args)
+        now[0] += RESTING if self._is_resting else RESTING + THOUGHT
+
+    def timed_choose(self: Any, *args: Any) -> Any:
+        now[0] += 0.5 * LAYER
+        chosen = choose(self, *args)
+        now[0] += 0.5 * LAYER
+        return chosen
+
+    def timed_observe(self: Any, iteration: Any) -> None:
+        now[0] += ITERATION
+        observe(self, iteration)
+
+    monkeypatch.setattr(policy, "begin", timed_begin)
+    monkeypatch.setattr(policy, "choose", timed_choose)
+    monkeypatch.setattr(policy, "observe", timed_observe)
+    yield now
+
+
+def ratios(draft: str, num_beams: int, num_answers: int, clock: list[float]) -> list[float]:
+    """Return how many times as long as without a draft each answer of a process takes."""
+    experience = AcceptanceEstimator.initial()
+    costs = LearnedCosts(target_bytes=140_000_000, draft_bytes=20_000_000)
+    rows = TARGET_CURVE.up_to(64)
+    plain = float(rows[PROMPT - 1] + rows[1] + (NUM_TOKENS - 1) * rows[num_beams])
+    plain += NUM_TOKENS * ITERATION
+    beams = {"strategy": "dsbd", "num_beams": num_beams} if num_beams > 1 else {}
+    found = []
+    for seed in range(num_answers):
+        began = clock[0]
+        config = DecodingConfig(
+            **{"strategy": "speculative"} | beams,  # type: ignore[arg-type]
+            draft_policy="throughput",
+            max_new_tokens=NUM_TOKENS,
+            eos_token_id=None,
+        )
+        result_of(
+            decode_iterations(
+                TimedTable(TARGET, TARGET_CURVE, clock),
+                TimedTable(DRAFTS[draft], DRAFT_CURVE, clock),
+                [(seed + place * place) % VOCAB for place in range(PROMPT)],
+                config,
+                np.random.default_rng(seed),
+                clock=lambda: clock[0],
+                costs=costs,
+                estimator=experience,
+            )
+        )
+        found.append((clock[0] - began) / plain)
+    return found
+
+
+@pytest.mark.parametrize("num_beams", [1, 2, 4])
+def test_a_draft_that_agrees_with_little_costs_at_most_3_percent(
+    num_beams: int, clock: list[float]
+) -> None:
+    found = ratios("hostile", num_beams, 8, clock)
+    assert found[0] < 1.031  # the first answer of a process, of which nothing is known
+    assert sum(found) < 1.031 * len(found)
+
+
+@pytest.mark.parametrize("num_beams", [1, 2])
+def test_a_draft_that_agrees_is_used_from_the_first_answer_on(
+    num_beams: int, clock: list[float]
+) -> None:
+    found = ratios("itself", num_beams, 4, clock)
+    assert found[0] < 0.8 and max(found[1:]) < 0.75
