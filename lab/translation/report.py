@@ -172,7 +172,7 @@ def _same_tokens(timings: Timings, key: Key) -> str:
 
 def _bars(timings: Timings, precision: str) -> list[tuple[str, ...]]:
     """Return the aims of a precision, and what was measured; none without CTranslate2."""
-    found = []
+    found: list[tuple[str, ...]] = []
     for run in (GREEDY, SEARCH):
         for ours in (run, DRAFTED[run]):
             cell = _ratio_cell(

@@ -13,7 +13,7 @@ transformers'.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -129,11 +129,11 @@ class Layer(nn.Module):
             F.silu(middle) if self._activation == "swish" else F.relu(middle)
         )
 
-    def _added(self, x: Tensor, norm: nn.Module, part: nn.Module | object) -> Tensor:
-        assert callable(part)
+    def _added(self, x: Tensor, norm: nn.Module, part: Callable[[Tensor], Tensor]) -> Tensor:
         if self._pre_norm:
-            return x + part(norm(x))  # type: ignore[no-any-return]
-        return norm(x + part(x))  # type: ignore[no-any-return]
+            return x + part(norm(x))
+        found: Tensor = norm(x + part(x))
+        return found
 
 
 class Stack(nn.Module):
@@ -214,8 +214,9 @@ class SmallTranslator(nn.Module):
             if self._shape.starts_from_zero:
                 start = torch.zeros_like(start)
             rows = torch.cat([start.expand(len(tokens), 1, -1), rows], 1)
-        positions: Tensor = self.positions
-        return rows + positions[: rows.shape[1]]
+        assert isinstance(self.positions, Tensor)  # a buffer
+        found: Tensor = rows + self.positions[: rows.shape[1]]
+        return found
 
 
 @dataclass(frozen=True)
@@ -268,7 +269,7 @@ def train(
             logits = model.decode(targets, hidden)
             loss = F.cross_entropy(logits.flatten(0, 1), wanted.flatten(0, 1))
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(parts.parameters(), 1.0)
         optimizer.step()
         schedule.step()

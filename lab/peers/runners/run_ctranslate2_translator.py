@@ -33,6 +33,7 @@ def open_job(job: Job) -> Opened:
         intra_threads=job.num_threads,
     )
     tokenizer = Tokenizer.from_file(str(Path(job.target) / "tokenizer.json"))
+    token_ids = tokenizer.get_vocab()
 
     def generate(asked: Asked) -> Answered:
         (result,) = translator.translate_batch(
@@ -43,7 +44,7 @@ def open_job(job: Job) -> Opened:
             return_end_token=True,
             **job.options,
         )
-        return Answered([tokenizer.token_to_id(token) for token in result.hypotheses[0]])
+        return Answered([token_ids[token] for token in result.hypotheses[0]])
 
     settings = f"compute_type {translator.compute_type}"
     if job.precision == "int8":
