@@ -119,7 +119,10 @@ def demo_requests(draw: st.DrawFn, most_top_k: int = 0, texts: Texts = DEMO_TEXT
         if "tgt_lang" in options and not rarely:  # both say how a target begins
             options.pop("forced_bos_token_id", None)
     prompts = st.sampled_from(texts.prompts)
-    beside = draw(st.none() | prompts) if texts.languages else None
+    beside = None
+    if texts.languages:  # a text, which every language fits
+        in_text = [prompt for prompt in texts.prompts if isinstance(prompt, str)]
+        beside = draw(st.none() | st.sampled_from(in_text))
     return DemoRequest(draw(prompts), options, draw(st.booleans()), beside)
 
 
