@@ -51,6 +51,7 @@ class Shape:
     unknown_token: int
     padding_token: int
     start_token: int
+    begin_token: int | None  # that of texts, which no request has here
     position_table: Callable[[int], Tensor]
     new_config: Callable[..., PreTrainedConfig]
 
@@ -100,6 +101,7 @@ SHAPES = {
             unknown_token=1,
             padding_token=58_100,
             start_token=58_100,
+            begin_token=None,
             position_table=_marian_positions,
             new_config=MarianConfig,
         ),
@@ -118,6 +120,7 @@ SHAPES = {
             unknown_token=3,
             padding_token=1,
             start_token=2,
+            begin_token=0,
             position_table=_m2m_100_positions,
             new_config=M2M100Config,
         ),

@@ -147,6 +147,9 @@ def _write_tokenizer(shape: Shape, folder: Path) -> None:
         shape.unknown_token: "<unk>",
         shape.padding_token: "<pad>",
     }
+    more: dict[str, str] = {}
+    if shape.begin_token is not None:  # CTranslate2 wants one where the family has it
+        special[shape.begin_token] = more["bos_token"] = "<s>"
     names = {token: text_of(token) for token in range(shape.vocab_size)}
     names |= dict(enumerate(sorted(ByteLevel.alphabet()), NUM_TOKENS)) | special
     vocabulary = {name: token for token, name in names.items()}
@@ -157,7 +160,11 @@ def _write_tokenizer(shape: Shape, folder: Path) -> None:
     end = [("</s>", shape.end_token)]
     tokenizer.post_processor = TemplateProcessing(single="$A </s>", special_tokens=end)
     PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token="</s>", unk_token="<unk>", pad_token="<pad>"
+        tokenizer_object=tokenizer,
+        eos_token="</s>",
+        unk_token="<unk>",
+        pad_token="<pad>",
+        **more,
     ).save_pretrained(folder)
 
 
